@@ -47,9 +47,6 @@ def test_the_seed_decides_and_chunks_do_not_matter(monkeypatch):
 def test_one_prompt_gives_an_estimate_and_no_interval():
     interval = bootstrap(pd.DataFrame({"tokens": [10.0], "rounds": [4.0]}), tokens_per_round)["tokens_per_round"]
     assert interval.estimate == 2.5 and isnan(interval.low) and isnan(interval.high) and interval.prompts == 1
-
-
-def test_ratio_of_sums_and_not_the_mean_of_ratios():
     table = pd.DataFrame({"tokens": [100.0, 100.0], "rounds": [50.0, 20.0]})  # 2 and 5 tokens per round
     assert bootstrap(table, tokens_per_round)["tokens_per_round"].estimate == pytest.approx(2.857143, abs=5e-7)
 
@@ -70,17 +67,13 @@ def test_undefined_replicates_are_left_out_until_they_are_too_many():
     assert interval.estimate == 4 and isnan(interval.low)
 
 
-@pytest.mark.parametrize("bad", [pd.DataFrame({"a": []}), pd.DataFrame({"a": [1.0, np.nan]})])
-def test_bad_tables_are_refused(bad):
-    with pytest.raises(ValueError, match="at least one prompt"):
-        bootstrap(bad, lambda sums: {"a": sums["a"]})
-
-
-def test_bad_options_are_refused():
-    table = pd.DataFrame({"a": [1.0, 2.0]})
+def test_bad_tables_and_options_are_refused():
+    for bad in (pd.DataFrame({"a": []}), pd.DataFrame({"a": [1.0, np.nan]})):
+        with pytest.raises(ValueError, match="at least one prompt"):
+            bootstrap(bad, lambda sums: {"a": sums["a"]})
     for options in ({"replicates": 0}, {"level": 1.0}):
         with pytest.raises(ValueError, match="replicates"):
-            bootstrap(table, lambda sums: {"a": sums["a"]}, **options)
+            bootstrap(pd.DataFrame({"a": [1.0, 2.0]}), lambda sums: {"a": sums["a"]}, **options)
 
 
 def test_coverage_with_differences_between_prompts():

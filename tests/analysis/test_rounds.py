@@ -38,9 +38,6 @@ def test_copies_of_a_generation_are_dropped_and_different_repeats_kept(make_roun
     copy = make_rounds({"a": [2, 0, 1], "b": [1, 0]}, 2, repeat=1)
     kept = distinct_generations(pd.concat([copy, first], ignore_index=True))
     assert list(kept.groupby(["prompt", "repeat"]).groups) == [("a", 0), ("b", 0), ("b", 1)]
-
-
-def test_equal_rounds_of_different_prompts_or_gammas_are_not_copies(make_rounds):
     rounds = pd.concat([make_rounds({"a": [1], "b": [1]}, 2), make_rounds({"a": [1]}, 3)], ignore_index=True)
     assert len(distinct_generations(rounds)) == 3
 

@@ -9,18 +9,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures.plain_rounds import decoded
 from peers.fake_llama_cpp import FakeLlama, install
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
-from specdec.drafters import drafters
+from specdec.drafters.none import NoDrafter
 from specdec.peers import Work, opened
 from specdec.peers.llama_cpp import LlamaCpp, settings
 from specdec.prompts import Prompt
-from specdec.records import Request
 from specdec.structures import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers import verifiers
 
 pytest.importorskip("gguf", reason="GGUF files are written with gguf: pip install -e '.[llama-cpp]'")
 PROMPT = Prompt("p/0", "p", "", (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5))
@@ -50,13 +47,9 @@ def work(target, models, name="none", structure="chain"):
 
 
 def ours(target):
-    return generate(
-        target=target,
-        drafter=drafters.build({"name": "none"}, target=target),
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=structures.build({"name": "chain", "gamma": 1}).resized(0),
-        request=Request(PROMPT.tokens, LIMIT),
-        clock=CpuClock(),
+    """The text that we decode greedily."""
+    return decoded(
+        target, NoDrafter(), structures.build({"name": "chain", "gamma": 1}).resized(0), PROMPT.tokens, LIMIT
     ).tokens
 
 
@@ -110,9 +103,6 @@ def test_every_text_begins_afresh(engine, target, models):
         for each in (first, second):
             assert [call for call in each.calls if call == "reset"] == ["reset"] * 2
             assert each.calls[0] == "reset"
-
-
-def test_drafts_have_gamma_tokens_and_lookups_our_match_length(engine, target, models):
     with opened(["llama_cpp"], work(target, models, "small_model")) as others:
         others.peers[1](PROMPT)
         drafted = [call[1] for call in FakeLlama.opened[-1].calls if call[0] == "drafted"]
@@ -138,6 +128,13 @@ def test_threads_cache_and_room_are_those_of_the_run(engine, target, models):
         assert (each.options["type_k"], each.options["seed"]) == (0, 7)
     target.model = SimpleNamespace(dtype=torch.bfloat16)
     assert [each.options["type_v"] for each in settings(work(target, models))] == [30, 30, 1, 1]
+
+
+def test_nothing_is_held_open_without_a_run(engine, target, models):
+    held = ExitStack()
+    LlamaCpp("llama_cpp").peers(work(target, models), held)
+    held.close()
+    assert FakeLlama.opened == []
 
 
 def test_weights_that_write_another_text_are_left_out(engine, target, models, monkeypatch):
@@ -197,10 +194,3 @@ def test_no_file_is_left_behind(engine, target, models, monkeypatch, tmp_path):
         assert list(tmp_path.rglob("target.gguf"))
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())
-
-
-def test_nothing_is_held_open_without_a_run(engine, target, models):
-    held = ExitStack()
-    LlamaCpp("llama_cpp").peers(work(target, models), held)
-    held.close()
-    assert FakeLlama.opened == []

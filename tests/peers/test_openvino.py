@@ -7,20 +7,17 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
+from fixtures.plain_rounds import decoded
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
-from specdec.drafters import drafters
+from specdec.drafters.none import NoDrafter
 from specdec.models.load import POCKET, load_tokenizer, model_path
 from specdec.peers import Absent, Work
 from specdec.peers import openvino as engine
 from specdec.peers.base.contract import LeftOut
 from specdec.peers.openvino import OpenVino
 from specdec.prompts import Prompt
-from specdec.records import Request
 from specdec.structures import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers import verifiers
 
 PROMPT = Prompt("p/0", "p", "", (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5))
 LIMIT, GAMMA = 12, 3
@@ -44,14 +41,8 @@ def work(target, name="none", model=None, longest=SLOTS, translation=None):
 
 
 def ours(target):
-    return generate(
-        target=target,
-        drafter=drafters.build({"name": "none"}, target=target),
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=CHAIN.resized(0),
-        request=Request(PROMPT.tokens, LIMIT),
-        clock=CpuClock(),
-    ).tokens
+    """The text that we decode greedily."""
+    return decoded(target, NoDrafter(), CHAIN.resized(0), PROMPT.tokens, LIMIT).tokens
 
 
 class StandIn:
@@ -217,6 +208,12 @@ def test_sampling_gets_our_temperature_and_cuts(float_model, sampling, stand_in,
     assert "min_p" not in config and "top_k" not in config
 
 
+def test_a_full_disk_is_told(float_model, sampling, stand_in, held, monkeypatch):
+    monkeypatch.setattr(engine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
+    with pytest.raises(LeftOut, match=r"has 0 MB free.*TMPDIR"):
+        made(work(Causal(float_model("llama"), sampling(temperature=0.0))), held)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -238,12 +235,6 @@ def test_another_law_is_not_sampled_from(float_model, sampling, stand_in, held, 
     with pytest.raises(LeftOut, match="sample from another law"):
         made(work(Causal(float_model("llama"), sampling(temperature=0.5, **cuts))), held)
     assert made(work(Causal(float_model("llama"), sampling(temperature=0.0, **cuts))), held)
-
-
-def test_a_full_disk_is_told(float_model, sampling, stand_in, held, monkeypatch):
-    monkeypatch.setattr(engine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=100))
-    with pytest.raises(LeftOut, match=r"has 0 MB free.*TMPDIR"):
-        made(work(Causal(float_model("llama"), sampling(temperature=0.0))), held)
 
 
 def test_a_small_model_that_it_cannot_use_leaves_plain_generation(target, stand_in, held, float_model):

@@ -5,21 +5,18 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures.plain_rounds import decoded
 
 from specdec.analysis.runs.peers_section import peer_notes
-from specdec.clock import CpuClock
-from specdec.decode import generate
-from specdec.drafters import drafters
+from specdec.drafters.none import NoDrafter
 from specdec.peers import Setting, Work
 from specdec.peers.transformers import Transformers, TransformersPeer, settings
 from specdec.prompts import Prompt
-from specdec.records import Request
 from specdec.structures import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers import verifiers
 
 PROMPT = Prompt("p/0", "p", "", (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5))
-LIMIT, GAMMA = 40, 3
+LIMIT, GAMMA = 24, 3
 
 
 @pytest.fixture
@@ -27,18 +24,12 @@ def target(tiny_model, sampling):
     return Causal(tiny_model("llama"), sampling(temperature=0.0))
 
 
-def ours(target):
-    return generate(
-        target=target,
-        drafter=drafters.build({"name": "none"}, target=target),
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=structures.build({"name": "chain", "gamma": 1}).resized(0),
-        request=Request(PROMPT.tokens, LIMIT),
-        clock=CpuClock(),
-    ).tokens
-
-
 CHAIN = {"name": "chain", "gamma": GAMMA}
+
+
+def ours(target):
+    """The text that we decode greedily."""
+    return decoded(target, NoDrafter(), structures.build(CHAIN).resized(0), PROMPT.tokens, LIMIT).tokens
 
 
 def work(target, name="none", model=None, order_max=3, structure=CHAIN):

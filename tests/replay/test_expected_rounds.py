@@ -4,6 +4,8 @@ from collections import Counter, defaultdict
 
 import pytest
 import torch
+from fixtures.plain_rounds import decoded
+from fixtures.two_tiers import two_tiers
 
 from specdec.clock import CpuClock
 from specdec.decode import generate
@@ -26,11 +28,13 @@ from specdec.theory.dependence import greedy_rounds, replay_rounds
 from specdec.verifiers import verifiers
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
+LIMIT = 40
 REPLAYABLE = [
-    (name, shape)
+    (name, shape, gamma)
     for name in drafters.names()
     if drafters.get(name).capabilities.replay is not None
     for shape in sorted(drafters.get(name).capabilities.fills)
+    for gamma in (1, 2, 5)
 ]
 
 
@@ -47,7 +51,7 @@ def text(target):
 
 
 def request(reference):
-    return Request(PROMPT, 80, draft_generator=generator_for(0, "p", "draft"), reference=reference)
+    return Request(PROMPT, LIMIT, draft_generator=generator_for(0, "p", "draft"), reference=reference)
 
 
 def decode(target, drafter, structure, reference=None):
@@ -61,8 +65,7 @@ def decode(target, drafter, structure, reference=None):
     )
 
 
-@pytest.mark.parametrize("gamma", [1, 2, 5])
-@pytest.mark.parametrize(("name", "shape"), REPLAYABLE)
+@pytest.mark.parametrize(("name", "shape", "gamma"), two_tiers(REPLAYABLE))
 def test_replay_gives_the_rounds_of_live_greedy_decoding(
     target, text, drafter_values, make_structure, name, shape, gamma
 ):
@@ -155,17 +158,10 @@ def live_rounds(enumeration, target, drafter, prompt, limit):
     """All outcomes of live decoding with chains of two: the chance of each text, and given the text the mean number of
     rounds that offer n tokens.
     """
-    generator = enumeration.generator
+    chain = structures.build({"name": "chain", "gamma": 2})
 
     def live():
-        made = generate(
-            target=target,
-            drafter=drafter,
-            verifier=verifiers.build({"name": "speculative_sampling"}),
-            structure=structures.build({"name": "chain", "gamma": 2}),
-            request=Request(prompt, limit, draft_generator=generator, accept_generator=generator),
-            clock=CpuClock(),
-        )
+        made = decoded(target, drafter, chain, prompt, limit, enumeration.generator)
         return made.tokens, tuple(len(row.draft_tokens) for row in made.rounds)
 
     chance, offered = defaultdict(float), defaultdict(Counter)

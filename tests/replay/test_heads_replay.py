@@ -6,10 +6,10 @@ from collections import Counter, defaultdict
 import pandas as pd
 import pytest
 import torch
+from fixtures.plain_rounds import decoded
 
 from specdec import advise, run
 from specdec.clock import CpuClock
-from specdec.decode import generate
 from specdec.drafters import drafters
 from specdec.drafters.adaptive import Adaptive
 from specdec.drafters.blockwise import BlockwiseHeads
@@ -24,10 +24,9 @@ from specdec.structures import structures
 from specdec.targets import targets
 from specdec.targets.causal import Causal
 from specdec.theory.dependence import replay_rounds_by_start
-from specdec.verifiers import verifiers
 
 PROMPT = (7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19)
-TOKENS = 90
+TOKENS = 60
 KINDS = {
     "medusa": (Medusa, {"output": "own"}),
     "medusa_prefix": (Medusa, {"output": "own", "prefix": True}),
@@ -36,19 +35,6 @@ KINDS = {
     "gru": (Grounded, {"output": "own", "grounded": True, "mixer": "gru", "state": "embeddings", "prefix": True}),
     "blockwise": (BlockwiseHeads, {"output": "own"}),
 }
-
-
-def decode(target, drafter, structure, request, verifier="greedy", generator=None):
-    return generate(
-        target=target,
-        drafter=drafter,
-        verifier=verifiers.build({"name": verifier}),
-        structure=structure,
-        request=Request(
-            request.prompt, request.max_new_tokens, draft_generator=request.draft_generator, accept_generator=generator
-        ),
-        clock=CpuClock(),
-    )
 
 
 def chain(gamma):
@@ -62,7 +48,7 @@ def target(tiny_model, sampling):
 
 @pytest.fixture(scope="module")
 def text(target):
-    return decode(target, NoDrafter(), chain(1), Request(PROMPT, TOKENS)).tokens
+    return decoded(target, NoDrafter(), chain(1), PROMPT, TOKENS).tokens
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +79,7 @@ def test_greedy_rounds_are_those_of_live_decoding(target, text, fitted, make_str
     for shape in sorted(drafter.capabilities.fills):
         for gamma in (1, 2, 5) if shape == "chain" else (4,):
             structure = make_structure(shape, gamma)
-            live = decode(target, drafter, structure, request)
+            live = decoded(target, drafter, structure, PROMPT, TOKENS)
             assert live.tokens == text
             accepted.update(item.accepted for item in live.rounds)
             walk = rounds_along(drafter, target, structure, text, request, CpuClock(), states)
@@ -104,7 +90,7 @@ def test_greedy_rounds_are_those_of_live_decoding(target, text, fitted, make_str
                 starts = starts_along(drafter, target, structure, text, request, states)
                 assert replay_rounds_by_start(starts.m) == len(live.rounds)
                 assert set(starts.m.flat) <= {0.0, 1.0}
-    assert accepted[0] > 20 and sum(accepted[number] for number in (1, 2, 3)) > 20, "rejections and acceptances"
+    assert accepted[0] > 10 and sum(accepted[number] for number in (1, 2, 3)) > 10, "rejections and acceptances"
 
 
 def test_states_that_stay_behind_show(target, text, fitted, monkeypatch):
@@ -118,7 +104,7 @@ def test_states_that_stay_behind_show(target, text, fitted, monkeypatch):
 def test_wrapped_heads_are_walked(target, text, fitted):
     drafter, request = Adaptive(fitted("medusa"), "heuristic", length=2), Request(PROMPT, TOKENS)
     assert drafter.capabilities.replay == "copying" and drafter.capabilities.reads_states
-    live = decode(target, drafter, chain(4), request)
+    live = decoded(target, drafter, chain(4), PROMPT, TOKENS)
     assert expected_rounds(drafter, target, chain(4), text, request) == len(live.rounds)
 
 
@@ -154,8 +140,7 @@ def test_expected_rounds_of_each_sampled_text_are_exact(
     limit, structure = (4 if drafts == "greedy" else 3), chain(2)
 
     def live():
-        request = Request(prompt, limit, draft_generator=enumeration.generator)
-        made = decode(target, drafter, structure, request, "speculative_sampling", enumeration.generator)
+        made = decoded(target, drafter, structure, prompt, limit, enumeration.generator)
         return made.tokens, len(made.rounds)
 
     chance, rounds = defaultdict(float), defaultdict(float)
@@ -168,6 +153,7 @@ def test_expected_rounds_of_each_sampled_text_are_exact(
         assert replayed == pytest.approx(rounds[tokens] / weight, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unwritten_pictures")
 def test_a_session_and_its_advice_have_the_rounds_of_heads(in_process, tmp_path, group_values, sampling, random_heads):
     """In float64 the replay is the run, so drift is 1; and advice foretells the run."""

@@ -1,19 +1,16 @@
 """Accepted lengths by position: walking them gives the rounds of live greedy decoding, at every gamma."""
 
 import pytest
+from fixtures.plain_rounds import decoded
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
 from specdec.drafters import drafters
+from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
-from specdec.records import Request
 from specdec.replay.lengths_ahead import lengths_ahead
-from specdec.sampling import generator_for
 from specdec.serving.arrivals import ServedText
 from specdec.structures import structures
 from specdec.targets.causal import Causal
 from specdec.text.streams import Stream
-from specdec.verifiers import verifiers
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
 GAMMAS = (1, 2, 5)
@@ -28,21 +25,9 @@ def chain(gamma):
     return structures.build({"name": "chain", "gamma": gamma})
 
 
-def decode(target, drafter, gamma, reference=None):
-    request = Request(PROMPT, 60, draft_generator=generator_for(0, "p", "draft"), reference=reference)
-    return generate(
-        target=target,
-        drafter=drafter,
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=chain(gamma),
-        request=request,
-        clock=CpuClock(),
-    )
-
-
 @pytest.fixture(scope="module")
 def text(target):
-    return decode(target, drafters.build({"name": "none"}, target=target), 1).tokens
+    return decoded(target, NoDrafter(), chain(1), PROMPT, 60).tokens
 
 
 @pytest.mark.parametrize("name", ["ngram", "small_model", "medusa"])
@@ -53,7 +38,7 @@ def test_a_walk_of_the_lengths_takes_the_rounds_of_live_decoding(target, text, d
     assert list(found) == gammas and max(found[gammas[-1]]) > 1
     served = ServedText(1, found[gammas[-1]], found)
     for gamma in gammas:
-        live = decode(target, drafter, gamma)
+        live = decoded(target, drafter, chain(gamma), PROMPT, 60)
         assert live.tokens == text
         position = 0
         for each in live.rounds:

@@ -56,7 +56,7 @@ def test_columns_are_the_rounds_that_are_drafted(name, keys, group_values, monke
     """Over random texts, for every structure; the blocks of a text are so small that it has several."""
     monkeypatch.setattr(specdec.drafters.ngram, "_BLOCK", 16)
     dice, rounds, several = random.Random(0), 0, 0
-    for _ in range(40):
+    for _ in range(20):
         drafter = drafters.build(group_values("drafter", name, **keys), target=ANYWHERE)
         for _ in range(dice.randint(0, 3)):
             prompt, text, limit = stream(dice)
@@ -70,7 +70,7 @@ def test_columns_are_the_rounds_that_are_drafted(name, keys, group_values, monke
             assert in_lists(found) == in_lists(track.columns(len(text))), (structure.label, prompt, text, limit)
             rounds += len(found)
             several += sum(track.rank)
-    assert rounds > 1000 and (several > 20 or keys["matches_max"] == 1)
+    assert rounds > 500 and (several > 10 or keys["matches_max"] == 1)
 
 
 @pytest.mark.parametrize("name", ["ngram", "suffix"])

@@ -1,6 +1,7 @@
 """Rank accuracies against the replay of the whole tree that they stand for."""
 
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -17,16 +18,8 @@ from specdec.theory.trees import best_tree
 
 
 @pytest.fixture
-def ngram(make_target, group_values):
-    return drafters.build(group_values("drafter", "ngram", q="longest"), target=make_target())
-
-
-@pytest.fixture
-def make_target():
-    class Nowhere:
-        device = "cpu"
-
-    return Nowhere
+def ngram(group_values):
+    return drafters.build(group_values("drafter", "ngram", q="longest"), target=SimpleNamespace(device="cpu"))
 
 
 def streams(count=6, length=60):
@@ -71,12 +64,22 @@ def test_they_are_those_of_the_full_trees_rounds(ngram, ranks, depth):
     assert counts.tested[0] == len(accepted) - last
     if depth > 1 and ranks > 1:
         assert later[0] > later[1] > 0, "the test has nothing to count"
+    # A round begins behind the path of the one before it, and the full tree accepts all of it.
+    for stream in streams():
+        paths = rank_paths(ngram, stream, 1000, ranks, depth)
+        assert len(paths) == len(stream.generated)
+        replayed = replay_stream(ngram, full_tree(ranks, depth), stream, 1000)
+        assert [len(paths[position]) for position in replayed.position] == list(replayed.accepted)
 
 
 def test_the_limit_of_tokens_holds(ngram):
     texts = streams(count=1)
     short = [Stream("0", "", texts[0].prompt, texts[0].generated[:20])]
     assert rank_counts(ngram, texts, 20, 2, 3) == rank_counts(ngram, short, 1000, 2, 3)
+    texts = streams()
+    apart = [rank_counts(ngram, [text], 1000, 2, 3) for text in texts]
+    assert total(apart) == rank_counts(ngram, texts, 1000, 2, 3)
+    assert total(apart[:1]) == apart[0]
 
 
 def test_accuracies_are_chances_even_where_nothing_was_seen():
@@ -97,23 +100,6 @@ def test_levels_are_counted_apart(ngram):
     assert three.tested[2] <= sum(three.hits[1]) and three.tested[1] <= sum(three.hits[0])
     assert three.accuracy(5)[2:] == three.accuracy(3)[2:] * 3
     assert [row["level"] for row in three.rows()] == [1, 1, 2, 2, 3, 3]
-
-
-def test_counts_of_texts_add_up(ngram):
-    texts = streams()
-    apart = [rank_counts(ngram, [text], 1000, 2, 3) for text in texts]
-    assert total(apart) == rank_counts(ngram, texts, 1000, 2, 3)
-    assert total(apart[:1]) == apart[0]
-
-
-@pytest.mark.parametrize(("ranks", "depth"), [(1, 5), (2, 3), (3, 2)])
-def test_rank_paths_hold_the_rounds_of_the_full_tree(ngram, ranks, depth):
-    """A round begins behind the path of the one before it, and the full tree accepts all of it."""
-    for stream in streams():
-        paths = rank_paths(ngram, stream, 1000, ranks, depth)
-        assert len(paths) == len(stream.generated)
-        replayed = replay_stream(ngram, full_tree(ranks, depth), stream, 1000)
-        assert [len(paths[position]) for position in replayed.position] == list(replayed.accepted)
 
 
 class Oblivious(Drafter):

@@ -17,11 +17,12 @@ QUICK = ("measurement.bootstrap=50", "measurement.gammas=[2]", "tracking.enabled
 
 @pytest.fixture
 def command(in_process, tmp_path, unwritten_pictures):
-    """`command(name, ...)` runs specdec.run into the folder `name`; it gives exit code, standard error and folder."""
+    """`command(name, ...)` runs specdec.run into the folder `name`; it gives the folder."""
 
     def call(name, *arguments):
         ended = in_process(run, *arguments, f"hydra.run.dir={tmp_path / name}")
-        return ended.code, ended.error, tmp_path / name
+        assert ended.code == 0, ended.error
+        return tmp_path / name
 
     return call
 
@@ -44,8 +45,7 @@ def trace(tmp_path):
 @pytest.mark.parametrize("drafter", ["ngram", "recorded"])
 def test_a_trace_is_accounted_for(command, trace, drafter):
     path, streams = trace
-    code, error, folder = command("out", "target=replay", f"target.path={path}", f"+drafter={drafter}", *QUICK)
-    assert code == 0, error
+    folder = command("out", "target=replay", f"target.path={path}", f"+drafter={drafter}", *QUICK)
     rounds = pd.read_parquet(folder / "rounds.parquet")
     written = rounds.groupby(["method", "gamma", "prompt"])["committed"].sum()
     assert sorted(set(written)) == sorted(len(stream.generated) for stream in streams), "the record's own lengths"
@@ -71,14 +71,13 @@ def test_a_trace_is_accounted_for(command, trace, drafter):
     assert "simulated" in (folder / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_is_replayed_from_its_own_folder(command):
     """Texts, and the times of the machine that wrote them."""
     table = ("+debug=tiny", "measurement.max_new_tokens=40", *QUICK)
-    code, error, live = command("live", "+drafter=ngram", *table)
-    assert code == 0, error
+    live = command("live", "+drafter=ngram", *table)
     replayed = ("target=replay", f"target.path={live / 'generations.jsonl'}", f"target.cost={live}")
-    code, error, folder = command("again", "+drafter=ngram", *replayed, "measurement.max_new_tokens=40", *QUICK)
-    assert code == 0, error
+    folder = command("again", "+drafter=ngram", *replayed, "measurement.max_new_tokens=40", *QUICK)
     kept = ["offered_nodes", "offered", "accepted", "committed", "rejected", "truncation", "source", "rank", "context"]
     one, two = (pd.read_parquet(each / "rounds.parquet") for each in (live, folder))
     for table in (one, two):
@@ -93,8 +92,7 @@ def test_text_with_a_tokenizer_is_replayed(command, tmp_path):
     (tmp_path / "code.py").write_text("def f(x):\n    return x + 1\n\ndef g(x):\n    return x + 2\n" * 4)
     text = ("target.format=text", "target.tokenizer=pocket", "target.prompt_tokens=8", "target.unit=file")
     path = f"target.path={tmp_path / 'code.py'}"
-    code, error, folder = command("out", "target=replay", path, *text, "+drafter=ngram", *QUICK)
-    assert code == 0, error
+    folder = command("out", "target=replay", path, *text, "+drafter=ngram", *QUICK)
     assert "return" in (folder / "trace.html").read_text()
 
 
@@ -112,13 +110,12 @@ def test_text_with_a_tokenizer_is_replayed(command, tmp_path):
         (("target.path={path}", "+drafter.feld=x"), "feld"),
     ],
 )
-def test_bad_input_is_one_sentence(command, trace, arguments, sentence):
+def test_bad_input_is_one_sentence(in_process, trace, arguments, sentence):
     path, _ = trace
     filled = [argument.format(path=path) for argument in arguments]
-    code, error, _ = command("out", "target=replay", "+drafter=ngram", *filled, *QUICK)
-    assert code == 2
-    assert len(error.strip().splitlines()) == 1
-    assert re.search(sentence, error), error
+    ended = in_process(run, "target=replay", "+drafter=ngram", *filled, *QUICK)
+    assert ended.code == 2 and len(ended.error.strip().splitlines()) == 1
+    assert re.search(sentence, ended.error), ended.error
 
 
 def test_a_replay_of_the_suffix_drafter_knows_the_earlier_outputs_of_its_run(command):
@@ -126,8 +123,7 @@ def test_a_replay_of_the_suffix_drafter_knows_the_earlier_outputs_of_its_run(com
     circle = "target.law=[[0.1,0.8,0.1],[0.1,0.1,0.8],[0.8,0.1,0.1]]"  # of all tokens, so each is in every output
     prompts = "prompts.tokens=[[0],[1],[2,0,2]]"
     keys = ("measurement.max_new_tokens=40", "measurement.repeats=2", *QUICK, "measurement.gammas=[2,5]")
-    code, error, folder = command("out", "+drafter=suffix", "+debug=tiny", circle, prompts, *keys)
-    assert code == 0, error
+    folder = command("out", "+drafter=suffix", "+debug=tiny", circle, prompts, *keys)
     replay, rounds = (pd.read_parquet(folder / f"{name}.parquet") for name in ("replay", "rounds"))
     taken = rounds[rounds["method"] == "suffix"].groupby(["gamma", "prompt", "repeat"]).size()
     own = replay[replay["kind"] == "own"].set_index(["gamma", "prompt", "repeat"])["rounds"]
@@ -137,16 +133,15 @@ def test_a_replay_of_the_suffix_drafter_knows_the_earlier_outputs_of_its_run(com
     assert (first["offered"] > 0).any()
 
 
-@pytest.mark.parametrize("shape", [(), ("structure=tree", "structure.nodes=6")])
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(), ("structure=tree", "structure.nodes=6")], ids=["chain", "tree"])
 def test_a_walked_run_leaves_what_a_decoded_one_does(command, trace, monkeypatch, shape):
     """The same files; the same tables, but for readings of the clock, which warmed up first."""
     path, _ = trace
     arguments = ("target=replay", f"target.path={path}", "+drafter=ngram", *shape, *QUICK)
-    code, error, walked = command("walked", *arguments)
-    assert code == 0, error
+    walked = command("walked", *arguments)
     monkeypatch.setattr("specdec.experiment.parts.walks", lambda target, drafter: False)
-    code, error, decoded = command("decoded", *arguments)
-    assert code == 0, error
+    decoded = command("decoded", *arguments)
     files = [sorted(str(each.relative_to(folder)) for each in folder.rglob("*")) for folder in (walked, decoded)]
     assert files[0] == files[1]
     for name in ("rounds", "replay", "alpha"):
@@ -159,14 +154,14 @@ def test_a_walked_run_leaves_what_a_decoded_one_does(command, trace, monkeypatch
 def test_a_number_of_tokens_replays_the_beginnings_and_says_so(command, trace):
     path, streams = trace
     keys = ("target=replay", f"target.path={path}", "+drafter=recorded", "measurement.max_new_tokens=40", *QUICK)
-    code, error, folder = command("out", *keys)
-    assert code == 0, error
+    folder = command("out", *keys)
     sizes = [len(stream.generated) for stream in streams]
     used = sum(min(40, size) for size in sizes)
     (note,) = [note for note in json.loads((folder / "summary.json").read_text())["notes"] if "Replayed" in note]
     assert note.startswith(f"Replayed: {used} of the {sum(sizes)} recorded tokens of 4 texts, at most 40 of each")
 
 
-def test_only_recorded_texts_know_where_they_end(command):
-    code, error, _ = command("out", "+drafter=ngram", "+debug=tiny", "measurement.max_new_tokens=null", *QUICK)
-    assert code == 2 and "measurement.max_new_tokens=null: target 'table' would write without an end" in error
+def test_only_recorded_texts_know_where_they_end(in_process):
+    ended = in_process(run, "+drafter=ngram", "+debug=tiny", "measurement.max_new_tokens=null", *QUICK)
+    assert ended.code == 2
+    assert "measurement.max_new_tokens=null: target 'table' would write without an end" in ended.error

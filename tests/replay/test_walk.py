@@ -12,10 +12,12 @@ from specdec.drafters.base import DrafterCapabilities
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.experiment.results import GenerationKey, round_table
-from specdec.records import Request
+from specdec.records import Request, Source, chain_tree
 from specdec.replay.walk import Cell, replay_grid, replay_stream
+from specdec.structures import structures
 from specdec.targets import targets
 from specdec.text.streams import Stream, write_streams
+from specdec.tree_building.lookup_filling import Proposal
 from specdec.verifiers import verifiers
 
 SIZE = 12
@@ -101,12 +103,7 @@ def test_text_after_the_end_token_is_offered_and_not_counted():
             pass
 
         def propose(self, structure):
-            from specdec.records import Source, chain_tree
-            from specdec.tree_building.lookup_filling import Proposal
-
             return Proposal((1, 2, 3, 9)[: structure.gamma], chain_tree(min(4, structure.gamma)), (Source("a", 0),) * 4)
-
-    from specdec.structures import structures
 
     chain = structures.build({"name": "chain", "gamma": 4})
     ended = replay_stream(Ahead(), chain, Stream("a", "c", (0,), (1, 2, 3), {}, ended=True), 100)
@@ -131,8 +128,6 @@ def test_a_grid_is_the_sum_of_its_streams(target, group_values):
     )
     assert len(grid.table) == len(chosen) * len(STREAMS)
     assert heard[-1] == (len(chosen) * 203, len(chosen) * 203)
-    from specdec.structures import structures
-
     for row in grid.table.itertuples():
         (each,) = (each for each in STREAMS if each.id == row.stream)
         cell = chosen[row.cell]
@@ -161,13 +156,11 @@ def test_processes_change_nothing(target, group_values):
 
 def test_what_a_grid_refuses(target, group_values):
     chain, tree = group_values("structure", "chain"), {"name": "tree"}
-    with pytest.raises(UsageError, match="drafter=oracle: recorded text is replayed by drafters that look tokens up"):
-        replay_grid(
-            [Cell(group_values("drafter", "oracle"), chain)], STREAMS, target=target, max_new_tokens=9, workers=1
-        )
-    with pytest.raises(UsageError, match="drafter=recycling: it learns from the target's calls"):
-        replay_grid(
-            [Cell(group_values("drafter", "recycling"), chain)], STREAMS, target=target, max_new_tokens=9, workers=1
-        )
-    with pytest.raises(UsageError, match="structure"):
-        replay_grid([Cell(group_values("drafter", "ngram"), tree)], STREAMS, target=target, max_new_tokens=9, workers=1)
+    for drafter, structure, words in (
+        ("oracle", chain, "drafter=oracle: recorded text is replayed by drafters that look tokens up"),
+        ("recycling", chain, "drafter=recycling: it learns from the target's calls"),
+        ("ngram", tree, "structure"),
+    ):
+        cell = Cell(group_values("drafter", drafter), structure)
+        with pytest.raises(UsageError, match=words):
+            replay_grid([cell], STREAMS, target=target, max_new_tokens=9, workers=1)

@@ -65,16 +65,10 @@ def test_acceptance_is_learned_at_each_depth_and_the_end_of_a_text_tells_nothing
     assert policy.acceptance == pytest.approx([3 / 4, 1 / 2])
     policy.saw(0, [1, 1], [5, 5])
     assert policy.acceptance == pytest.approx([3 / 4, 1 / 2])
-
-
-def test_old_rounds_are_forgotten():
     policy = AdaptiveGamma([1], STEPS, prior=0.9, prior_rounds=20, memory_rounds=50)
     for _ in range(100):
         policy.saw(1, [1, 1, 1, 1, 2], [9] * 5)
     assert policy.acceptance == pytest.approx([0.2], abs=0.01)
-
-
-def test_a_server_that_stopped_to_speculate_tries_again_now_and_then():
     policy = AdaptiveGamma([2, 4], STEPS, prior=0.01, probe_every=5)
     assert [policy.gamma(64, 0) for _ in range(11)] == [0, 0, 0, 0, 2, 0, 0, 0, 0, 2, 0]
 

@@ -71,7 +71,7 @@ def waits(texts, rate, seeds, count=6000, warm=1000):
     return np.array(means)
 
 
-@pytest.mark.parametrize("rho", [0.5, 0.8])
+@pytest.mark.parametrize("rho", [0.5, pytest.param(0.8, marks=pytest.mark.slow)])
 def test_one_slot_and_equal_texts_wait_as_in_m_d_1(rho):
     """Within 4 standard errors of 8 replications: a false alarm in about 200 (t, 7 degrees), the seeds are fixed."""
     means = waits([text(1)], rho, range(8))
@@ -79,6 +79,7 @@ def test_one_slot_and_equal_texts_wait_as_in_m_d_1(rho):
     assert means.mean() == pytest.approx(rho / (2 * (1 - rho)), rel=0.1)
 
 
+@pytest.mark.slow
 def test_one_slot_and_exponential_service_wait_as_in_m_m_1():
     """Prefills of a thousandth for each of round(1000 Exp(1)) tokens, and steps that take nothing: rho / (1 - rho)."""
     rho = 0.6
@@ -91,6 +92,7 @@ def test_one_slot_and_exponential_service_wait_as_in_m_m_1():
     assert np.mean(means) == pytest.approx(mean_wait(rho, 1.0, 2.0), rel=0.1)
 
 
+@pytest.mark.slow
 def test_many_slots_whose_step_grows_with_them_share_the_processor():
     """Steps that take a second for each sequence are processor sharing in small slices: s / (1 - rho), for short and
     for long requests alike, up to the slice.
@@ -147,9 +149,6 @@ def test_equal_seeds_give_equal_requests_at_every_rate():
     assert np.allclose([each.at for each in slow], [4 * each.at for each in fast])
     gaps = np.diff([each.at for each in islice(poisson(2.0, texts, 0), 20_000)])
     assert (gaps.mean(), gaps.std()) == (pytest.approx(0.5, rel=0.03), pytest.approx(0.5, rel=0.03))
-
-
-def test_recorded_arrivals_keep_their_rhythm_at_another_rate():
     found = list(islice(recorded_times([10.0, 11.0, 14.0], 5.0, [text(1)], 0), 4))
     assert [each.at for each in found] == pytest.approx([0.1, 0.4, 0.5, 0.8])
 

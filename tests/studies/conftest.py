@@ -6,19 +6,30 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fixtures.commands import Ended
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from specdec import run as run_command
 from specdec.analysis.findings import Findings, open_study
 from specdec.config import RunConfig, config_dir, validated
+from specdec.errors import UsageError
 from specdec.studies.base.run_study import run_study
 
 Tables = dict[str, pd.DataFrame]
 
 
+@pytest.fixture(scope="session")
+def reopened() -> set[str]:
+    """Experiments whose folder was opened again: once is enough."""
+    return set()
+
+
 @pytest.fixture
-def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Findings, Tables]]:
+def study(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unwritten_pictures: None, reopened: set[str]
+) -> Callable[..., tuple[Findings, Tables]]:
     """`study("ngrammys_grid", "study.k=[1]", ...)` runs a study in this process; it gives its findings and its tables.
 
     It also checks that the folder alone gives the same findings.
@@ -36,11 +47,36 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tupl
         shutil.rmtree(folder, ignore_errors=True)  # a folder is used by one run
         folder.mkdir()
         found = run_study(validated(RunConfig, values), folder)
-        again = open_study(folder)
-        assert again.metrics == found.metrics and again.curves == found.curves
+        if experiment not in reopened:
+            reopened.add(experiment)
+            again = open_study(folder)
+            assert again.metrics == found.metrics and again.curves == found.curves
         return found, {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
 
     return run
+
+
+@pytest.fixture
+def refused(study: Callable[..., tuple[Findings, Tables]], tmp_path: Path) -> Callable[..., None]:
+    """`refused("ngrammys_grid", "study.k=[]", words="study.k")`: one sentence with these words, and no text."""
+
+    def check(experiment: str, *overrides: str, words: str) -> None:
+        with pytest.raises(UsageError, match=words) as caught:
+            study(experiment, *overrides)
+        assert "\n" not in str(caught.value) and not (tmp_path / "out" / "streams.jsonl").exists()
+
+    return check
+
+
+@pytest.fixture
+def command(in_process: Callable[..., Ended]) -> Callable[..., tuple[int, str]]:
+    """`command("serving", ...)` runs specdec.run; it gives the exit code and everything that was printed."""
+
+    def call(experiment: str, *arguments: str) -> tuple[int, str]:
+        ended = in_process(run_command, f"+experiment={experiment}", *arguments)
+        return ended.code, ended.output + ended.error
+
+    return call
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from specdec import run
 from specdec.analysis.findings import latest_study, open_study
 from specdec.analysis.pages import notebook
 from specdec.config import config_dir
@@ -18,18 +17,7 @@ from specdec.studies import studies
 from specdec.text.streams import Stream, write_streams
 
 SMALL = ("~study.drafters.mixed", "study.budgets=[2,6]", "study.depths=[2,4]", "study.calls=1")
-SERIAL = ("measurement.workers=1", "study.probe_tokens=8")
-
-
-@pytest.fixture
-def command(in_process):
-    """`command(...)` runs the experiment; it gives the exit code and everything that was printed."""
-
-    def call(*arguments: str) -> tuple[int, str]:
-        ended = in_process(run, "+experiment=equal_budget", *SERIAL, *arguments)
-        return ended.code, ended.output + ended.error
-
-    return call
+TINY = ("equal_budget", "measurement.workers=1", "study.probe_tokens=8", "+debug=tiny", *SMALL)
 
 
 @pytest.fixture
@@ -51,10 +39,10 @@ def tables_of(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_recorded_streams_in_simulated_time(command, tmp_path, recording):
-    code, printed = command(
-        "+debug=tiny", "target=replay", f"target.path={recording}", "prompts=recorded", "target.vocab_size=16", *SMALL
-    )
+    target = ("target=replay", f"target.path={recording}", "prompts=recorded", "target.vocab_size=16")
+    code, printed = command(*TINY, *target)
     assert code == 0, printed
     folder, tables = tables_of(tmp_path)
     replay, choices = tables["replay"], tables["choices"]
@@ -91,7 +79,7 @@ def test_recorded_streams_in_simulated_time(command, tmp_path, recording):
 
 @pytest.mark.slow
 def test_the_table_target_has_measured_times(command, tmp_path):
-    code, printed = command("+debug=tiny", *SMALL)
+    code, printed = command(*TINY, "tracking.enabled=false")
     assert code == 0, printed
     folder, tables = tables_of(tmp_path)
     host, times = tables["host_times"], tables["block_times"]
@@ -112,7 +100,7 @@ def test_the_table_target_has_measured_times(command, tmp_path):
     ],
 )
 def test_mistakes_are_one_sentence_before_decoding(command, tmp_path, arguments, words):
-    code, printed = command("+debug=tiny", "tracking.enabled=false", *SMALL, *arguments)
+    code, printed = command(*TINY, "tracking.enabled=false", *arguments)
     assert code == 2 and words in " ".join(printed.split()) and "Traceback" not in printed
     assert not list(tmp_path.glob("outputs/*/*/streams.jsonl"))
 

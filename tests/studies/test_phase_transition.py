@@ -6,23 +6,11 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from specdec import run
 from specdec.analysis.findings import open_study
 from specdec.errors import UsageError
 from specdec.studies import studies
 
-SMALL = ("study.k=[1,3]", "study.w=[0,1,2]", "study.contexts=[8,24]", "study.calls=2")
-
-
-@pytest.fixture
-def command(in_process):
-    """`command(...)` runs the experiment; it gives the exit code and everything that was printed."""
-
-    def call(*arguments: str) -> tuple[int, str]:
-        ended = in_process(run, "+experiment=phase_transition", *arguments)
-        return ended.code, ended.output + ended.error
-
-    return call
+SMALL = ("phase_transition", "study.k=[1,3]", "study.w=[0,1,2]", "study.contexts=[8,24]", "study.calls=2")
 
 
 def output(folder: Path) -> Path:
@@ -32,7 +20,7 @@ def output(folder: Path) -> Path:
 
 @pytest.mark.slow
 def test_the_command_on_the_pocket_target(command, made_database, tmp_path):
-    code, printed = command("+debug=pocket", "target.dtype=bfloat16", *SMALL)
+    code, printed = command(*SMALL, "+debug=pocket", "target.dtype=bfloat16", "target.compile=false")
     assert code == 0, printed
     assert "How much longer a call takes: With 24 tokens in the cache a call costs at most" in printed.replace(
         "\n", " "
@@ -74,8 +62,10 @@ def test_the_command_on_the_pocket_target(command, made_database, tmp_path):
     assert logged.data.metrics["transition/tokens_within_10pct"] == metrics["transition/tokens_within_10pct"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("unwritten_pictures")
 def test_a_target_without_products_has_times_alone(command, tmp_path):
-    code, printed = command("+debug=tiny", *SMALL, "study.evaluations=[packed]")
+    code, printed = command(*SMALL, "+debug=tiny", "tracking.enabled=false", "study.evaluations=[packed]")
     assert code == 0, printed
     assert set(pd.read_parquet(output(tmp_path) / "block_times.parquet")["evaluation"]) == {"packed"}
     assert pd.read_parquet(output(tmp_path) / "intensity.parquet").empty
@@ -87,7 +77,7 @@ BAD = ("study.evaluations=[]", "study.k=[0,1]", "study.w=[-1]", "study.k=[]", "s
 
 @pytest.mark.parametrize("override", BAD)
 def test_bad_values_are_one_sentence_before_anything_is_built(command, tmp_path, override):
-    code, printed = command("+debug=tiny", override)
+    code, printed = command("phase_transition", "+debug=tiny", override)
     key = override.lstrip("+").partition("=")[0]
     assert code == 2 and key in printed and "Traceback" not in printed
     assert not (tmp_path / "mlflow.db").exists()

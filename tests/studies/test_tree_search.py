@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from specdec.errors import UsageError
 from specdec.structures import structures
 from specdec.structures.tree import load_tree
 from specdec.text.streams import Stream, read_streams, write_streams
@@ -101,21 +100,15 @@ def test_a_drafter_without_confidence_has_no_dynamic_trees(study):
         (("drafter=ngram", "sampling=temperature"), "replays greedy texts"),
     ],
 )
-def test_mistakes_are_said_before_decoding(study, tmp_path, overrides, words):
-    with pytest.raises(UsageError, match=words) as caught:
-        study("tree_search", *SMALL, *overrides)
-    assert "\n" not in str(caught.value) and not (tmp_path / "out" / "streams.jsonl").exists()
+def test_mistakes_are_said_before_decoding(refused, overrides, words):
+    refused("tree_search", *SMALL, *overrides, words=words)
 
 
-def test_batches_of_rows_are_refused(study, tiny_target):
+def test_batches_of_rows_and_simulated_time_are_refused(refused, tiny_target, tmp_path):
     model = [override for override in tiny_target if not override.startswith("drafter.bigram")]
-    with pytest.raises(UsageError, match="use target.evaluation=packed"):
-        study("tree_search", *model, "drafter=ngram", "target.evaluation=rows", *SMALL)
-
-
-def test_simulated_time_is_refused(study, tmp_path):
+    rows = (*model, "target.evaluation=rows")
+    refused("tree_search", "drafter=ngram", *rows, *SMALL, words="use target.evaluation=packed")
     path = tmp_path / "texts.jsonl"
     write_streams(path, [Stream(name, "", (1, 2, 3), (1, 2, 3) * 4) for name in "ab"])
     target = ("target=replay", f"target.path={path}", "prompts=recorded", "target.vocab_size=16")
-    with pytest.raises(UsageError, match="target=causal"):
-        study("tree_search", "drafter=ngram", *target, *SMALL)
+    refused("tree_search", "drafter=ngram", *target, *SMALL, words="target=causal")

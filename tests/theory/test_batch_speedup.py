@@ -15,10 +15,6 @@ from specdec.theory.batch_speedup import (
 from specdec.theory.roofline import call_seconds
 
 
-def test_a_batch_of_one_is_leviathan_with_its_v():
-    assert batch_speedup(2.952, 4, 0.1, 1.2) == pytest.approx(2.952 / 1.6)
-
-
 @given(st.integers(1, 8), st.floats(0.05, 0.95), st.floats(0, 0.3), st.floats(0.5, 200))
 @settings(max_examples=200, deadline=None)
 def test_the_break_even_batch_is_where_the_speedup_is_one(gamma, share, c, spare):
@@ -51,9 +47,7 @@ def test_the_roofline_batch_is_where_its_calls_cross(tokens, gamma, c):
 def test_what_no_batch_pays_and_what_all_do():
     assert break_even_batch(1.5, 2, 0.25, 10) == roofline_break_even_batch(1.5, 2, 0.25, 10) == 0
     assert np.isinf(break_even_batch(3, 2, 0, 10)) and np.isinf(roofline_break_even_batch(3, 2, 0, 10))
-
-
-def test_verification_is_shared_at_one_and_paid_in_full_at_many():
+    assert batch_speedup(2.952, 4, 0.1, 1.2) == pytest.approx(2.952 / 1.6)
     assert verification_ratio(1, 3, 1e9, 1) == pytest.approx(1)
     assert verification_ratio(10**9, 3, 1, 1) == pytest.approx(4)
     rising = verification_ratio([1, 2, 4, 8, 16, 32], 3, 10, 1)

@@ -1,4 +1,4 @@
-"""Speedup and operations: check values of theory.md 2.2, the guarantees of Leviathan et al., Amdahl."""
+"""Speedup and operations: the guarantees of Leviathan et al., Amdahl."""
 
 import numpy as np
 import pytest
@@ -6,26 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.theory.capped_geometric import tokens_per_round
-from specdec.theory.speedup import operations, optimal_gamma, oracle_gain, oracle_speedup, speedup
-
-
-@pytest.mark.parametrize(
-    ("alpha", "gamma", "expected"),
-    [(0.6, 2, 1.530612), (0.7, 3, 1.579155), (0.8, 5, 1.626334), (0.9, 10, 1.603056)],
-)
-def test_check_values_of_operations(alpha, gamma, expected):
-    assert operations(alpha, gamma, 0) == pytest.approx(expected, abs=5e-7)
-    assert operations(alpha, gamma, 0.1) > operations(alpha, gamma, 0)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "c", "gamma", "expected"),
-    [(0.8, 0.05, 8, 3.092080), (0.6, 0.1, 3, 1.673846), (0.9, 0.02, 19, 6.365387), (0.5, 0.2, 1, 1.25)],
-)
-def test_check_values_of_the_optimal_gamma(alpha, c, gamma, expected):
-    best = optimal_gamma(alpha, c)
-    assert best.gamma == gamma
-    assert best.speedup == pytest.approx(expected, abs=5e-7)
+from specdec.theory.speedup import optimal_gamma, oracle_gain, oracle_speedup, speedup
 
 
 @pytest.mark.parametrize(("slope", "gamma", "expected"), [(0.02, 7, 2.792711), (0.05, 6, 2.469640)])
@@ -43,20 +24,6 @@ def test_drafting_helps_exactly_if_alpha_exceeds_c(alpha, c):
         assert best.gamma >= 1 and best.speedup >= (1 + alpha) / (1 + c) - 1e-12 > 1
     elif alpha < c - 1e-9:
         assert (best.gamma, best.speedup) == (0, 1)
-
-
-@pytest.mark.parametrize(
-    ("alpha", "c", "oracle", "gain"),
-    [
-        (0.8, 0.05, 25 / 6, 1.347529),
-        (0.6, 0.1, 50 / 23, 1.298753),
-        (0.5, 0.2, 5 / 3, 4 / 3),
-        (0.3, 0.5, 20 / 17, 20 / 17),
-    ],
-)
-def test_check_values_of_the_oracle(alpha, c, oracle, gain):
-    assert oracle_speedup(alpha, c) == pytest.approx(oracle)
-    assert oracle_gain(alpha, c) == pytest.approx(gain, abs=5e-7)
 
 
 def test_an_oracle_drafts_what_will_be_accepted_and_no_more():

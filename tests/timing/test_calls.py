@@ -36,18 +36,16 @@ def test_sizes_repeats_and_an_untouched_cache(tiny_model, sampling, group_values
         after = target.verify(EMPTY)
         target.start(TextStart(prompt, 8))
         assert (after == target.verify(EMPTY)).all()
-
-
-def test_whole_drafts_by_depth(tiny_model, sampling, group_values):
-    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
-    drafter = drafters.build(group_values("drafter", "ngram"), target=target)
-    chain = structures.build({"name": "chain", "gamma": 4})
     trees = [chain_tree(1)]
     found = calibrate(target, drafter, chain, [5, 6, 7, 5, 6], trees, timer(3), gammas=(4, 2))
     assert {gamma: len(times) for gamma, times in found.drafts.items()} == {2: 3, 4: 3} and len(found.draft) == 3
     assert calibrate(target, drafter, chain, [5, 6, 7, 5, 6], trees, timer(3)).drafts == {}
     # A text without repetition gives an n-gram drafter nothing to propose, and so nothing to time.
     assert calibrate(target, drafter, chain, [1, 2, 3], trees, timer(3), gammas=(2,)).drafts == {2: []}
+    verify, lengths = target.verify, set()
+    target.verify = lambda draft: lengths.add(target.decoder.length) or verify(draft)
+    calibrate(target, drafter, chain, [5, 6, 7, 5, 6], [chain_tree(2), chain_tree(4)], timer(3))
+    assert lengths == {4}  # the root is evaluated with the draft
 
 
 def test_a_timed_call_ends_with_standardised_probabilities(tiny_model, sampling, group_values, monkeypatch):
@@ -69,16 +67,6 @@ def test_a_timed_call_ends_with_standardised_probabilities(tiny_model, sampling,
     assert found.calls == {1: [1.0] * 3, 3: [1.0] * 3, 5: [1.0] * 3} and set(seen) == {cut}
     cells = time_calls(target, [5, 6, 7], (1, 3), (8,), Timer(clock, 2, generator_for(0, "p", "cost"))).cells
     assert cells == {(1, 8): [1.0] * 2, (3, 8): [1.0] * 2}
-
-
-def test_every_call_is_timed_at_the_prompts_context(tiny_model, sampling, group_values):
-    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
-    verify, lengths = target.verify, set()
-    target.verify = lambda draft: lengths.add(target.decoder.length) or verify(draft)
-    drafter = drafters.build(group_values("drafter", "ngram"), target=target)
-    chain = structures.build({"name": "chain", "gamma": 4})
-    calibrate(target, drafter, chain, [5, 6, 7, 5, 6], [chain_tree(2), chain_tree(4)], timer(3))
-    assert lengths == {4}  # the root is evaluated with the draft
 
 
 @pytest.mark.parametrize(
@@ -117,19 +105,11 @@ def test_every_cell_of_the_grid_is_measured_at_its_context(tiny_model, sampling)
     assert found.complete and min(min(times) for times in found.cells.values()) > 0
     stored = json.loads(json.dumps(found.as_dict()))
     assert stored["cells"][0]["rows"] == 1 and stored["cells"][0]["context"] == 8 and len(stored["cells"]) == 8
-
-
-def test_a_spent_budget_leaves_one_pass_over_powers_of_two(tiny_model, sampling):
-    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     found = grid(target, calls=5, seconds=1e-9)
     assert {cell: len(times) for cell, times in found.cells.items()} == {
         (n, context): 1 for n in (1, 2, 4) for context in (8, 40)
     }
     assert not found.complete
-
-
-def test_contexts_are_cut_to_what_the_target_holds(tiny_model, sampling):
-    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     assert target.context_length == 256
     found = grid(target, sizes=[1, 64, 200], contexts=[8, 500, 1000], calls=1)
     assert set(found.cells) == {(n, context) for n in (1, 64) for context in (8, 191)}

@@ -1,4 +1,4 @@
-"""Estimators against the data sets D1 to D6 of theory.md 5, and against simulation."""
+"""Estimators against the data sets D5 and D6 of theory.md 5, and against simulation."""
 
 from math import isnan, sqrt
 
@@ -8,35 +8,8 @@ import pytest
 from specdec.analysis.acceptance import estimates as fit
 from specdec.theory.capped_geometric import tokens_per_round
 
-D1 = (40, 25, 15, 8, 12)
 D5 = (50, 15, 10, 8, 17)
 D6 = (20, 22, 20, 18, 20)
-CENSORED = (1,) * 4 + (2,) * 3 + (3,) * 3
-
-
-def test_check_values_of_d1(from_counts):
-    rounds = from_counts(D1)
-    estimate = fit.estimate_alpha(rounds)
-    assert (estimate.accepted, estimate.rejected) == (127, 88)
-    assert estimate.alpha == pytest.approx(0.590698, abs=5e-7)
-    assert estimate.se == pytest.approx(0.033534, abs=5e-7)
-    assert (estimate.wilson.low, estimate.wilson.high) == pytest.approx((0.523940, 0.654271), abs=5e-7)
-    table = fit.hazards(rounds)
-    np.testing.assert_allclose(table["acceptance"], [0.6, 0.583333, 0.571429, 0.6], atol=5e-7)
-    assert fit.kaplan_meier_tokens(table) == pytest.approx(2.27, abs=1e-9)
-    assert tokens_per_round(estimate.alpha, 4) == pytest.approx(2.267478, abs=5e-7)
-    assert fit.omega_error(estimate, 4) == pytest.approx(0.135900, abs=5e-7)
-    assert 2.27 / tokens_per_round(estimate.alpha, 4) == pytest.approx(1.001112, abs=5e-7)
-
-
-def test_check_values_of_d2_with_censoring(from_counts):
-    rounds = from_counts(D1, CENSORED)
-    estimate = fit.estimate_alpha(rounds)
-    assert (estimate.accepted, estimate.tested) == (146, 234)
-    assert estimate.alpha == pytest.approx(0.623932, abs=5e-7)
-    assert fit.kaplan_meier_tokens(fit.hazards(rounds)) == pytest.approx(2.414514, abs=5e-7)
-    wrong = rounds.assign(rejected=rounds["rejected"] | (rounds["truncation"] != ""))
-    assert fit.estimate_alpha(wrong).alpha == pytest.approx(0.598361, abs=5e-7)
 
 
 @pytest.mark.parametrize(
@@ -54,15 +27,6 @@ def test_check_values_of_d5_and_d6(from_counts, counts, alpha, hazards, ratio):
     measured = rounds["committed"].mean()
     assert fit.kaplan_meier_tokens(table) == pytest.approx(measured)  # the product identity, without censoring
     assert measured / tokens_per_round(estimate.alpha, 4) == pytest.approx(ratio, abs=5e-7)
-
-
-def test_check_values_of_d4_with_clusters(d4):
-    estimate, (se, design_effect) = fit.estimate_alpha(d4), fit.robust_error(d4)
-    assert estimate.alpha == pytest.approx(0.725, abs=1e-12)
-    assert estimate.se == pytest.approx(0.049922, abs=5e-7)
-    assert se == pytest.approx(0.109640, abs=5e-7)
-    assert design_effect == pytest.approx(4.823406, abs=5e-7)
-    assert d4["committed"].mean() == 2.8125
 
 
 def test_hazards_count_who_was_at_risk(make_rounds):

@@ -21,9 +21,6 @@ def test_a_right_and_a_wrong_choice():
     assert "position chooses it too (promises 1.600)" in words
     assert "capped geometric chooses gamma 4 (promises 2.000, gives 1.000, -33.3%)" in words
     assert words.endswith("No advice was asked for before this run.")
-
-
-def test_advice_counts_and_a_loss_is_called_one():
     table = choices(**{NAMES["predicted"]: [0.9, 0.8, 0.7]}).assign(measured=[0.9, 0.8, 0.7])
     words = choice_in_words(table)
     assert "slower than no drafter at all; advice, before the run chooses it too" in words

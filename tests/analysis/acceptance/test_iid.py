@@ -15,7 +15,6 @@ from specdec.theory.dependence import replay_rounds
 
 D1 = (40, 25, 15, 8, 12)
 D5 = (50, 15, 10, 8, 17)
-D6 = (20, 22, 20, 18, 20)
 
 
 def test_check_values_of_d1(from_counts):
@@ -26,23 +25,6 @@ def test_check_values_of_d1(from_counts):
     assert (mixing.statistic, mixing.p_value) == (0, 1)
 
 
-def test_check_values_of_d5(from_counts):
-    rounds = from_counts(D5)
-    depth, mixing = iid.depth(rounds), iid.mixing(rounds)
-    assert depth.statistic == pytest.approx(8.895892, abs=2e-6)
-    assert depth.p_value == pytest.approx(0.030708, abs=5e-7)
-    assert iid.trend(rounds).statistic == pytest.approx(2.416736, abs=5e-7)
-    assert mixing.statistic == pytest.approx(7.133015, abs=2e-6)
-    assert mixing.p_value == pytest.approx(0.003784, abs=5e-7)
-
-
-def test_check_values_of_d6(from_counts):
-    rounds = from_counts(D6)
-    assert iid.depth(rounds).statistic == pytest.approx(10.829157, abs=2e-6)
-    assert iid.trend(rounds).statistic == pytest.approx(-3.295312, abs=5e-7)
-    assert iid.mixing(rounds).statistic == 0
-
-
 @pytest.mark.parametrize(("counts", "chi_squared"), [(D1, 0.110324), (D5, 8.510374)])
 def test_depth_is_the_g_test_of_the_counts_without_censoring(from_counts, counts, chi_squared):
     """Counts of A against the fitted law: G equals the statistic, and Pearson's sum is known."""
@@ -51,17 +33,6 @@ def test_depth_is_the_g_test_of_the_counts_without_censoring(from_counts, counts
     g = 2 * (observed * np.log(observed / expected)).sum()
     assert iid.depth(from_counts(counts)).statistic == pytest.approx(g)
     assert ((observed - expected) ** 2 / expected).sum() == pytest.approx(chi_squared, abs=5e-7)
-
-
-def test_check_values_of_d4(d4):
-    beta = iid.prompts_beta(d4)
-    assert beta.statistic == pytest.approx(6.448755, abs=2e-6)
-    assert beta.p_value == pytest.approx(0.005552, abs=5e-7)
-    assert iid.previous_round(d4).statistic == pytest.approx(0.288118, abs=2e-6)
-    memory = iid.memory(d4, permutations=4_000)
-    assert memory.statistic == pytest.approx(-24.90625, abs=1e-9)
-    assert effects._lag_sums(d4)["lag_mean"].sum() == pytest.approx(-6.96875, abs=1e-9)
-    assert memory.n == 28
 
 
 def test_prompts_statistic_by_hand(d4):
@@ -193,6 +164,12 @@ def test_variants_that_do_not_apply_say_why(make_rounds):
     one = make_rounds({"a": [0, 1, 0]}, 2)
     assert "one prompt" in iid.prompts_beta(one).reason
     assert "follows a full round" in iid.previous_round(one).reason
+    one = make_rounds({"a": [1, 0], "b": [1, 1]}, 2)
+    assert "one gamma" in iid.same_alpha(one).reason
+    apart = pd.concat([one, make_rounds({"a": [1, 0], "c": [1, 1]}, 3)])
+    assert "fewer than two prompts" in iid.same_alpha(apart).reason
+    silent = pd.concat([one, make_rounds({"a": [0], "b": [0]}, 3, offered={"a": [0], "b": [0]})])
+    assert "no position was tested" in iid.same_alpha(silent).reason
 
 
 def test_same_alpha_sees_depth_and_pairs_the_prompts(make_rounds):
@@ -207,15 +184,6 @@ def test_same_alpha_sees_depth_and_pairs_the_prompts(make_rounds):
     outputs = {"a": [1, 0], "b": [0, 0], "c": [1, 1]}
     paired = pd.concat([make_rounds(outputs, 2), make_rounds(outputs, 3)])
     assert iid.same_alpha(paired, replicates=99).p_value == 1
-
-
-def test_same_alpha_that_does_not_apply_says_why(make_rounds):
-    one = make_rounds({"a": [1, 0], "b": [1, 1]}, 2)
-    assert "one gamma" in iid.same_alpha(one).reason
-    apart = pd.concat([one, make_rounds({"a": [1, 0], "c": [1, 1]}, 3)])
-    assert "fewer than two prompts" in iid.same_alpha(apart).reason
-    silent = pd.concat([one, make_rounds({"a": [0], "b": [0]}, 3, offered={"a": [0], "b": [0]})])
-    assert "no position was tested" in iid.same_alpha(silent).reason
 
 
 def test_implementation_agrees_with_its_replay_and_sees_drift():

@@ -1,5 +1,6 @@
 """The sections on models: what they hold, that their words follow the numbers, and what is said without data."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,7 @@ from fixtures import simulated_rounds as simulation
 
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.findings import Section
-from specdec.analysis.read.runs import Run
-from specdec.errors import UsageError
+from specdec.analysis.read.runs import Run, _in_folder
 from specdec.theory.dependence import replay_rounds
 
 
@@ -23,13 +23,8 @@ def run_of(folder: Path, rounds: pd.DataFrame, **tables: pd.DataFrame) -> Run:
     for name, table in tables.items():
         table.to_parquet(folder / f"{name}.parquet")
 
-    def fetch(name: str) -> Path:
-        if not (folder / name).is_file():
-            raise UsageError(f"The folder has no artifact {name}.")
-        return folder / name
-
     params = {"structure.gamma": "4", "drafter.name": "simulated"}
-    return Run("run", "here", "FINISHED", params, {}, {}, fetch)
+    return Run("run", "here", "FINISHED", params, {}, {}, partial(_in_folder, folder))
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +56,6 @@ def test_there_are_tests_models_and_prediction(sections):
     ]
     names = [name for section in sections.values() for name, _ in section.figures]
     assert names == ["acceptance_by_depth", "prediction_error"]
-
-
-def test_tests_are_read_in_words(sections):
     section = sections["Is acceptance independent and the same everywhere?"]
     ((caption, table),) = section.tables
     assert "gamma 4" in caption and "40 prompts" in caption and "95% prompt-bootstrap" in caption
@@ -73,9 +65,6 @@ def test_tests_are_read_in_words(sections):
     assert readings["Do neighbouring rounds resemble each other?"] == "no sign that they do"
     assert readings["Does the run take the rounds that its replay expects?"].startswith("it does")
     assert "prompts" in section.text[0] and section.text[1].startswith("Prompts differ.")
-
-
-def test_models_are_ranked_and_predictions_tabulated(sections):
     (caption, ranking), *_ = sections["Which model describes the rounds?"].tables
     assert ranking["behind"].iloc[0] == 0 and ranking["model"].iloc[0] == "prompts differ (prompt beta)"
     section = sections["What would each model have predicted?"]

@@ -1,4 +1,4 @@
-"""Likelihood models against theory.md 5.4, against special cases, and against simulated parameters."""
+"""Likelihood models against special cases and against simulated parameters."""
 
 from math import comb, log
 
@@ -11,36 +11,6 @@ from specdec.analysis.acceptance import models
 
 D1 = (40, 25, 15, 8, 12)
 D5 = (50, 15, 10, 8, 17)
-D6 = (20, 22, 20, 18, 20)
-
-
-def test_check_values_of_d1(from_counts):
-    rounds = from_counts(D1)
-    assert models.capped_geometric(rounds).log_likelihood == pytest.approx(-145.469776, abs=5e-7)
-    assert models.position(rounds).log_likelihood == pytest.approx(-145.414780, abs=5e-7)
-    mixture = models.beta_geometric(rounds)
-    assert mixture.parameters["rho"] == 0
-    assert mixture.log_likelihood == models.capped_geometric(rounds).log_likelihood
-
-
-def test_check_values_of_d5(from_counts):
-    rounds = from_counts(D5)
-    assert models.capped_geometric(rounds).log_likelihood == pytest.approx(-140.917051, abs=5e-7)
-    assert models.position(rounds).log_likelihood == pytest.approx(-136.469105, abs=5e-7)
-    mixture = models.beta_geometric(rounds)
-    assert mixture.parameters == pytest.approx({"m": 0.512748, "rho": 0.255143}, abs=2e-6)
-    assert mixture.log_likelihood == pytest.approx(-137.350543, abs=5e-7)
-
-
-def test_check_values_of_d6(from_counts):
-    assert models.beta_geometric(from_counts(D6)).parameters["rho"] == 0
-
-
-def test_check_values_of_d4(d4):
-    between = models.prompt_beta(d4)
-    assert between.parameters == pytest.approx({"m": 0.671349, "rho": 0.149504}, abs=2e-6)
-    memory = models.markov(models.followers(d4))
-    assert memory.parameters == pytest.approx({"alpha_0": 0.688889, "alpha_1": 0.75}, abs=5e-7)
 
 
 def test_beta_geometric_is_the_beta_law_integrated(make_rounds):

@@ -106,9 +106,6 @@ def test_factor_table_multiplies_up_to_the_speedup(worked_example):
     assert table["product"].iloc[-1] == pytest.approx(2.529197, abs=1e-6)
     effects = dict(zip(table["factor"], table["effect"], strict=True))
     assert effects["offered"] == "none" and effects["draft"] == "costs" and effects["baseline"] == "gains"
-
-
-def test_time_table_adds_up(worked_example):
     table = time_table(worked_example).set_index("part")
     assert table.loc[["verify", "draft", "rest"], "ms"].sum() == pytest.approx(27.4) == table.loc["round", "ms"]
     assert table.loc["verify", "over t(1)"].estimate == pytest.approx(1.125)

@@ -1,10 +1,12 @@
 """Chain, rows and tree side by side, from runs with made-up rounds: who yields more, and what eats it."""
 
+from functools import partial
+
 import pandas as pd
 import pytest
 
 from specdec.analysis.account.shape_account import compare_shapes, shape_section
-from specdec.analysis.read.runs import Run
+from specdec.analysis.read.runs import Run, _in_folder
 from specdec.errors import UsageError
 
 SHAPES = {
@@ -44,15 +46,9 @@ def make_run(tmp_path, make_rounds):
         alpha = arm.groupby("prompt", as_index=False).agg(numerator=("accepted", "sum"), denominator=("offered", "sum"))
         alpha.assign(repeat=0).to_parquet(folder / "alpha.parquet")
 
-        def fetch(name):
-            if name == "account.json":
-                (folder / name).write_text('{"primary_gamma": 4}')
-            if not (folder / name).exists():
-                raise UsageError(f"no artifact {name}")
-            return folder / name
-
+        (folder / "account.json").write_text('{"primary_gamma": 4}')
         params = SHAPES[shape] | {"measurement.bootstrap": "200", "seed": "0", "drafter.name": "mixed"}
-        return Run(shape, f"the {shape}", "FINISHED", params, {}, {}, fetch)
+        return Run(shape, f"the {shape}", "FINISHED", params, {}, {}, partial(_in_folder, folder))
 
     return build
 

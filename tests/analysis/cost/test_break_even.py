@@ -35,16 +35,15 @@ def test_the_last_crossing_over_log2(speedups, batch):
     assert stops_paying(BATCHES, speedups) == pytest.approx(batch, nan_ok=True)
 
 
-def test_replicates_are_read_line_by_line():
-    lines = np.array([[1.5, 1.2, 0.8, 0.7], [0.9, 0.8, 0.7, 0.6], [1.5, 1.4, 1.3, 1.2]])
-    assert stops_paying(BATCHES, lines) == pytest.approx([2**1.5, 0, inf])
-
-
 def test_bounds_may_be_no_batch_and_every_batch():
     values = np.array([3.0, *[0.0] * 10, *[3.0] * 80, *[inf] * 10])
     found = few_units_interval(values, 8)
     assert (found.estimate, found.low, found.high, found.prompts) == (3.0, 0.0, inf, 8)
     assert interval_in_words(found, 32) == "3.0 (no batch to more than 32)"
+    assert [batch_in_words(value, 16) for value in (0.0, 2.04, inf, nan)] == ["no batch", "2.0", "more than 16", "–"]
+    assert interval_in_words(Interval(0.0, 0.0, 1.26), 16) == "no batch (no batch to 1.3)"
+    lines = np.array([[1.5, 1.2, 0.8, 0.7], [0.9, 0.8, 0.7, 0.6], [1.5, 1.4, 1.3, 1.2]])
+    assert stops_paying(BATCHES, lines) == pytest.approx([2**1.5, 0, inf])
 
 
 @pytest.mark.parametrize(("values", "units"), [([3.0], 8), ([3.0, 2.0, 4.0], 1), ([3.0, nan, 4.0], 8)])
@@ -52,11 +51,6 @@ def test_without_units_or_values_there_are_no_bounds(values, units):
     found = few_units_interval(np.array(values), units)
     assert found.estimate == 3 and isnan(found.low) and isnan(found.high)
     assert interval_in_words(found, 32) == "3.0"
-
-
-def test_words_for_a_batch():
-    assert [batch_in_words(value, 16) for value in (0.0, 2.04, inf, nan)] == ["no batch", "2.0", "more than 16", "–"]
-    assert interval_in_words(Interval(0.0, 0.0, 1.26), 16) == "no batch (no batch to 1.3)"
 
 
 def test_expanded_percentiles_cover_what_they_say_with_eight_units():

@@ -126,7 +126,7 @@ def report():
     return cost_report({"cells": cells(model(), noise=0.01), "complete": True}, PRODUCTS, MACHINE)
 
 
-def test_metrics_of_a_run(report):
+def test_metrics_words_and_figure_of_a_run(report):
     assert set(report.metrics) == {"cost/fit_error", "cost/ridge_n", "cost/bandwidth_share"}
     assert report.context == 512 and report.metrics["cost/fit_error"] < 0.03
     weights = 2 * (2 * 8 * 320 * 320 + 320 * 4096)
@@ -135,14 +135,8 @@ def test_metrics_of_a_run(report):
     # The machine is ten times as fast as this model's arithmetic only in the ratio that the threshold states.
     assert report.machine_ridge == pytest.approx(read * 10 / (weights + 2 * 2 * 40 * 64 * 513), rel=1e-9)
     json.dumps(report.as_dict(), allow_nan=False)
-
-
-def test_the_fit_and_the_machine_are_said_in_words(report):
     assert report.fit_in_words().startswith("Fit of 27 cells (rows by context), the median of 3 calls each. At 512 ")
     assert "leave the memory-bound region at n = " in report.roofline_in_words()
-
-
-def test_the_figure_shows_every_cell_and_says_how_many(report):
     figure = cost_figure(report, title="a model, a machine")
     axes = figure.axes[0]
     markers = [line for line in axes.lines if line.get_marker() not in ("None", None, "")]

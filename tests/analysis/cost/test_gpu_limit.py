@@ -72,16 +72,10 @@ def test_every_section_answers_with_its_numbers():
     assert "take 14.00 GB. The peak was 17.00 GB" in first["What does it take in memory?"]
     assert all("Measured on A GPU, torch 2.11.0, commit 0123456789ab" in text for text in said.values())
     assert answer(sections).count("\n- ") == 6
-
-
-def test_calls_are_given_in_times_of_reading_the_weights():
     table = calls_table(FOUND["sections"]["calls"])
     assert table["x weights"].tolist() == pytest.approx([5.0, 1.25, 1.5])
     assert table["ms"].tolist() == pytest.approx([22, 5.5, 6.6])
     assert table["low"].iloc[0] == pytest.approx(19.8)
-
-
-def test_toys_are_never_taken_for_a_measurement():
     toys = GpuMeasurement({**FOUND, "measured": False}, "gpu.json")
     for section in toys.sections():
         assert section.text[-1].startswith("No figure here comes from a GPU")

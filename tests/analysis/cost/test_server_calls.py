@@ -24,6 +24,13 @@ def test_the_coefficients_that_made_the_times_are_found():
     fit = fit_server_calls(times())
     assert fit.coefficients == pytest.approx(TRUE, rel=1e-6)
     assert fit.worst_error < 1e-6
+    table = times((1, 2))
+    table.loc[0, "seconds"] = float("nan")
+    fit = fit_server_calls(table)
+    assert fit.coefficients["row_s"] == pytest.approx(TRUE["row_s"], rel=1e-6)
+    assert fit.median_error != fit.median_error
+    with pytest.raises(ValueError, match="at least three"):
+        fit_server_calls(times((1,)).head(2))
 
 
 def test_a_largest_batch_that_goes_another_way_shows_in_its_error():
@@ -31,16 +38,3 @@ def test_a_largest_batch_that_goes_another_way_shows_in_its_error():
     table.loc[table["k"] == 8, "seconds"] *= 2
     fit = fit_server_calls(table)
     assert fit.median_error == pytest.approx(0.5) and fit.worst_error == pytest.approx(0.5)
-
-
-def test_calls_that_were_not_made_are_left_out_and_two_batches_have_no_error():
-    table = times((1, 2))
-    table.loc[0, "seconds"] = float("nan")
-    fit = fit_server_calls(table)
-    assert fit.coefficients["row_s"] == pytest.approx(TRUE["row_s"], rel=1e-6)
-    assert fit.median_error != fit.median_error
-
-
-def test_too_few_calls_are_refused():
-    with pytest.raises(ValueError, match="at least three"):
-        fit_server_calls(times((1,)).head(2))

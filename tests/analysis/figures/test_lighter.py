@@ -100,9 +100,6 @@ def test_letters_are_text_on_a_page_and_outlines_in_a_file(figure: Figure) -> No
     assert 2 * len(inline) < len(outlined)
     for svg in (inline, outlined):
         assert svg.count("<title>") == 3 and "<title>a point</title>" in svg and "comment" not in svg
-
-
-def test_the_font_of_a_page_has_every_letter_of_its_figures(figure: Figure) -> None:
     inline = style.svg(figure, letters=True)
     faces = re.findall(r"font-weight: (\w+); src: url\(data:font/woff;base64,([^)]+)\)", font_face([inline, inline]))
     fonts = {weight: set(TTFont(BytesIO(b64decode(data))).getBestCmap()) for weight, data in faces}

@@ -81,23 +81,14 @@ def test_curve_draws_models_as_lines_and_the_measurement_with_intervals():
     assert axes.get_xlabel() == "γ, depth of a draft in tokens"
     assert axes.get_ylabel() == "tokens per round"
     assert axes.get_xticks().tolist() == [1, 2, 4]
-
-
-def test_curve_has_the_line_at_one_inside():
     (axes,) = run_figures.curve(MEASURED, {}, title="t", ylabel="speedup over the baseline").axes
     assert axes.get_ylim()[0] < 1 < axes.get_ylim()[1]
     assert set(by_label(axes.figure)["no drafter"].get_ydata()) == {1}
-
-
-def test_curve_of_one_prompt_says_that_there_is_no_interval():
     alone = MEASURED.assign(ci_low=np.nan, ci_high=np.nan)
     figure = run_figures.curve(alone, LINES, title="t", basis=run_figures.Basis(prompts=1))
     assert caption(figure) == "1 prompt; no intervals."
     ((_, _, (bars,)),) = [container.lines for container in figure.axes[0].containers]
     assert all(np.ptp(segment[:, 1]) == 0 for segment in bars.get_segments())
-
-
-def test_curve_marks_the_primary_gamma_and_takes_models_of_any_name():
     figure = run_figures.curve(MEASURED, {"prompt_beta": {1: 1.4}}, title="t", primary_gamma=2)
     large = [line for line in figure.axes[0].lines if line.get_markersize() > 10]
     assert [points(line) for line in large] == [{2: 2.0}]
@@ -227,14 +218,8 @@ def test_figures_are_written_as_png_and_svg_without_network_or_pyplot(timed, tmp
         assert re.search(r"\d|no intervals|no measurement", caption(figure))
         assert figure.axes[0].get_xlabel()
     assert dict(matplotlib.rcParams) == before
-
-
-def test_equal_figures_give_equal_files(tmp_path):
     first = [path.read_bytes() for path in style.save(run_figures.expected_tokens(), tmp_path, "a")]
     assert first == [path.read_bytes() for path in style.save(run_figures.expected_tokens(), tmp_path, "b")]
-
-
-def test_a_figure_shows_itself_in_a_notebook():
     data, options = run_figures.expected_tokens()._repr_png_()
     assert data.startswith(b"\x89PNG")
     assert options == {"width": 640}

@@ -35,9 +35,6 @@ def test_best_gamma_is_the_best_of_all_that_are_tried():
         for a, g in list(zip(alpha, gamma, strict=True))[::20]:
             best = int(np.argmax([round(slow_speedup(a, n, c), 12) for n in range(60)]))
             assert g == best or (np.isnan(g) and best > 20)
-
-
-def test_best_gamma_marks_the_run_and_what_would_be_better():
     (axes,) = theory_figures.best_gamma(HERE).axes
     assert marked(axes, "its best: γ = 8") == (0.8, 8) and marked(axes, "its own: γ = 5") == (0.8, 5)
     alpha, gamma = lines(axes)["c = 0.05, its own"].get_data()
@@ -51,9 +48,6 @@ def test_speedup_and_operations_of_a_free_drafter():
         omega = sum(alpha**k for k in range(gamma + 1))
         np.testing.assert_allclose(fast, omega)
         np.testing.assert_allclose(lines(below)[f"γ = {gamma}"].get_ydata(), (gamma + 1) / omega)
-
-
-def test_speedup_and_operations_of_a_run_at_its_own_costs():
     above, below = theory_figures.speedup_and_operations(HERE).axes
     alpha, fast = lines(above)["γ = 5"].get_data()
     np.testing.assert_allclose(fast, slow_speedup(alpha, 5, 0.05))

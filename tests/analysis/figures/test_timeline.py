@@ -39,11 +39,10 @@ def test_the_text_is_the_one_of_median_speedup_and_all_rows_show_the_same_tokens
     # Rounds of gamma 4 begin at 0, 5, 6, 9, 11, 16 and 21: two from 12 on commit 5 and 3.
     assert shown.rows["γ = 4"]["place"].tolist() == [16, 21]
     assert shown.rows["γ = 4"]["committed"].tolist() == [5, 3]
-
-
-def test_the_rounds_may_stand_in_any_order(rounds):
     mixed = rounds.sample(frac=1.0, random_state=0)
     assert stretch(Arms.of(mixed), 2, count=4).rows["γ = 2"]["round"].tolist() == [5, 6, 7, 8]
+    with pytest.raises(ValueError, match=r"no rounds at the primary gamma 3, only at \[2, 4\]"):
+        stretch(Arms.of(rounds), 3)
 
 
 def test_blocks_are_to_scale(rounds):
@@ -66,14 +65,6 @@ def test_blocks_are_to_scale(rounds):
     words = [text.get_text() for text in axes.texts]
     assert words.count("8 tokens, 61 per second") == 1 and words.count("8 tokens, 48 per second") == 1
     assert [word for word in words if word.isdigit()] == ["1"] * 8 + ["5", "3"] + ["2", "1", "3", "2"]
-
-
-def test_a_draft_is_divided_by_the_tokens_offered(rounds):
     (axes,) = timeline(stretch(Arms.of(rounds), 2, count=1, most=1), title="t").axes
     (line,) = axes.lines
     assert line.get_xdata().tolist() == pytest.approx([4.0, 4.0])
-
-
-def test_no_rounds_at_the_primary_gamma_is_said(rounds):
-    with pytest.raises(ValueError, match=r"no rounds at the primary gamma 3, only at \[2, 4\]"):
-        stretch(Arms.of(rounds), 3)

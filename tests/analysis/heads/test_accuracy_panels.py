@@ -56,9 +56,6 @@ def test_every_variant_has_a_panel_and_heads_apart_from_the_plain_ones_are_named
     assert table["variant"].tolist() == ["plain", "independent heads", "four blocks", "a GRU"]
     assert table["head 2"].tolist() == ["0.200 / 0.400", "0.100 / 0.200", "0.200 / 0.400", "0.200 / 0.400"]
     assert table["own text, last head"][1].startswith("-0.100 (")
-
-
-def test_variants_may_have_fewer_heads(tmp_path):
     path = written(tmp_path / "x.json", entry("grounded", 0.4, 0.3, 0.2), entry("gru", 0.4, 0.3))
     ((_, table),) = panels_section(path).tables
     assert table["head 3"].tolist() == ["0.200 / 0.400", ""]

@@ -98,16 +98,7 @@ def test_the_trees_that_come_along_are_those_that_were_judged():
     assert judged["medusa", JOINT] == judged["grounded", JOINT] == both
     chances = list(best_tree(heads_tree.searched_accuracy(found), 8, 4).parents)
     assert judged["medusa", CHANCES] == judged["grounded", CHANCES] == chances
-
-
-def shipped(name: str) -> list[int]:
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        values = compose("config", overrides=[f"structure={name}"]).structure
-    return list(structures.build(OmegaConf.to_container(values)).tree.parents)
-
-
-def test_medusa_gains_by_its_own_tree_and_grounded_heads_do_not_by_one_for_both():
-    """The YAMLs `conf/structure/heads.yaml` and `heads_medusa.yaml`."""
+    # The YAMLs `conf/structure/heads.yaml` and `heads_medusa.yaml`.
     by_kind = {
         heads: {each["shape"]: each for each in heads_tree.trees_of(heads_tree.load_trees(), heads)}
         for heads in ("medusa", "grounded")
@@ -116,3 +107,9 @@ def test_medusa_gains_by_its_own_tree_and_grounded_heads_do_not_by_one_for_both(
     assert f"{own['medusa']:.3f}" == "0.091 (0.059 to 0.123)"
     assert f"{own['grounded']:.3f}" == "-0.014 (-0.036 to 0.004)"
     assert heads_tree.gain(by_kind["grounded"][JOINT], by_kind["grounded"][DRAWN]).low < 0
+
+
+def shipped(name: str) -> list[int]:
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        values = compose("config", overrides=[f"structure={name}"]).structure
+    return list(structures.build(OmegaConf.to_container(values)).tree.parents)

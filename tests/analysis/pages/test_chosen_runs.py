@@ -32,28 +32,16 @@ def shown(monkeypatch):
     return show
 
 
-def test_without_the_overlay_the_newest_finished_run_of_each_drafter_is_shown(shown):
+def test_chosen_runs_come_first_then_the_overlays_then_the_newest_of_each_drafter(shown, monkeypatch):
     assert shown([None] * 4) == ["b", "a"] == shown(None)
-
-
-def test_the_overlays_runs_come_before_a_persons_own(shown):
     assert shown([None, "notebooks", "notebooks", "notebooks"]) == ["c", "b"]
-
-
-def test_run_ids_and_folders_are_shown_in_the_order_given(shown):
     assert shown([None] * 4, ["outputs/x", "d" * 32]) == ["folder outputs/x", "d"]
-
-
-def test_one_run_of_a_persons_choice(shown, monkeypatch):
+    shown([None] * 4)
+    assert alpha_table.alpha_runs("", "specdec", ["outputs/x", "d" * 32]) == ["folder outputs/x", "d"]
     shown(None)
     monkeypatch.setattr(notebook, "latest_run", lambda uri, experiment: "newest")
     assert notebook.own_run("", "specdec") == "newest"
     assert notebook.own_run("", "specdec", ["outputs/x", "outputs/y"]) == "folder outputs/x"
-
-
-def test_the_alpha_table_shows_what_was_chosen(shown):
-    shown([None] * 4)
-    assert alpha_table.alpha_runs("", "specdec", ["outputs/x", "d" * 32]) == ["folder outputs/x", "d"]
 
 
 def test_a_chosen_study_comes_before_the_newest(monkeypatch, tmp_path):

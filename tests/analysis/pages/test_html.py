@@ -74,7 +74,7 @@ def page(written):
     return parsed
 
 
-def test_nothing_is_loaded_from_anywhere(written, page):
+def test_nothing_is_loaded_links_find_their_target_and_names_may_hold_anything(written, page):
     _, html, _ = written
     assert not re.search(r"""(src|href|srcset|action|data)\s*=\s*["']?\s*(https?:)?//""", html, re.IGNORECASE)
     assert not re.search(r"url\(\s*['\"]?(?!#|data:font/)", html)
@@ -82,10 +82,6 @@ def test_nothing_is_loaded_from_anywhere(written, page):
     tags = {tag for tag, _ in page.tags}
     assert not tags & {"script", "link", "img", "iframe", "object", "image"}
     assert any(attributes.get("content", "").startswith("default-src 'none'") for _, attributes in page.tags)
-
-
-def test_every_link_and_reference_finds_its_one_target(written, page):
-    _, html, _ = written
     ids = [attributes["id"] for _, attributes in page.tags if "id" in attributes]
     assert len(ids) == len(set(ids))
     links = [value[1:] for _, attributes in page.tags for key, value in attributes.items() if key.endswith("href")]
@@ -93,23 +89,16 @@ def test_every_link_and_reference_finds_its_one_target(written, page):
     assert set(re.findall(r"url\(#([^)]+)\)", html)) <= set(ids)
     contents = [attributes["href"] for tag, attributes in page.tags if tag == "a"]
     assert contents == ["#c1", "#c1s1", "#c2", "#c2s1"]
-
-
-def test_names_may_hold_anything(written, page):
     text = "".join(page.text)
     assert text.count('<script>alert("x")</script>') == 4  # contents, chapter, caption and cell, as text
     assert ("strong", {}) in page.tags and "x <y>" in text and "python -m specdec.run '+a=<b>'" in text
+    assert "prefers-color-scheme: dark" in html and "@media print" in html
 
 
 def test_marks_are_read_and_products_are_none():
     html = _marked("see *Which gamma?* or **2 * 3 * 4**, not 2*3*4, and `*x*`")
     expected = "see <em>Which gamma?</em> or <strong>2 * 3 * 4</strong>, not 2*3*4, and <code>*x*</code>"
     assert html == expected
-
-
-def test_it_adapts_to_dark_pages_and_print(written):
-    _, html, _ = written
-    assert "prefers-color-scheme: dark" in html and "@media print" in html
 
 
 def test_markdown_has_the_same_and_its_figures_beside_it(written):

@@ -27,6 +27,7 @@ write_run(Path(sys.argv[1]))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "arguments", [("+drafter=oracle",), ("+drafter=ngram", "sampling=temperature", "verifier=lenient", LAW)]
 )

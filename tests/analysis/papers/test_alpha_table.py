@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from math import isnan, nan
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from specdec.analysis.papers import alpha_table as table_of
 from specdec.analysis.papers.published import COLUMNS, leviathan_table_3, load_published
-from specdec.analysis.read.runs import Run
+from specdec.analysis.read.runs import Run, _in_folder
 from specdec.errors import UsageError
 
 RunMaker = Callable[..., Run]
@@ -20,14 +21,7 @@ RunMaker = Callable[..., Run]
 def make_run(tmp_path: Path) -> RunMaker:
     def make(drafter: str, temperature: float, alpha: float | None, **given) -> Run:
         """low, high (of alpha), order, prompts, hardware, tokens."""
-        about = {
-            "low": alpha,
-            "high": alpha,
-            "prompts": "code",
-            "hardware": "EPYC",
-            "tokens": 5000,
-            **given,
-        }
+        about = {"low": alpha, "high": alpha, "prompts": "code", "hardware": "EPYC", "tokens": 5000, **given}
         folder = tmp_path / str(len(list(tmp_path.iterdir())))
         folder.mkdir()
         (folder / "environment.json").write_text(
@@ -45,12 +39,7 @@ def make_run(tmp_path: Path) -> RunMaker:
         values = {"alpha.text": alpha, "alpha.text.ci_low": about["low"], "alpha.text.ci_high": about["high"]}
         metrics = {name: value for name, value in values.items() if value is not None}
 
-        def read(name: str) -> Path:
-            if not (folder / name).is_file():
-                raise UsageError(f"{folder} has no {name}.")
-            return folder / name
-
-        return Run("run", str(folder), "FINISHED", params, metrics, {}, read)
+        return Run("run", str(folder), "FINISHED", params, metrics, {}, partial(_in_folder, folder))
 
     return make
 
@@ -69,7 +58,7 @@ def runs(make_run: RunMaker) -> list[Run]:
     ]
 
 
-def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs: list[Run]) -> None:
+def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs: list[Run], make_run) -> None:
     table = table_of.alpha_table(runs)
     assert tuple(table.columns) == table_of.COLUMNS
     assert list(table["drafter"]) == ["unigram"] * 2 + ["bigram"] * 2 + ["small_model small"] * 2
@@ -77,9 +66,12 @@ def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs: list[Run]
     assert list(table["alpha"]) == [0.03, 0.05, 0.20, 0.18, 0.75, 0.62]
     assert set(table["setting"]) == {"pocket (float32) on code, EPYC"}
     assert set(table["tokens"]) == {10_000} and set(table["prompts"]) == {2}
-
-
-def test_an_order_without_a_name_stands_in_its_place(runs: list[Run], make_run: RunMaker) -> None:
+    (figure,) = table_of.measured_figures(table_of.alpha_table(runs))
+    assert figure.get_suptitle() == "pocket (float32) on code, EPYC"
+    (axes,) = figure.axes
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["unigram", "bigram", "small_model small"]
+    with pytest.raises(ValueError, match="no alpha"):
+        table_of.alpha_figure(table_of.alpha_table([]), "nothing")
     table = table_of.alpha_table([*runs, make_run("corpus_ngram", 0, 0.3, order=3)])
     names = ["unigram", "bigram", "corpus_ngram of order 3", "small_model small"]
     assert list(dict.fromkeys(table["drafter"])) == names
@@ -105,15 +97,6 @@ def test_the_newest_run_counts_and_settings_stay_apart(make_run: RunMaker) -> No
     assert sorted(table["alpha"]) == [0.2, 0.3, 0.5] and table["setting"].nunique() == 3
     assert len(table_of.measured_figures(table)) == 3
     assert table_of.alpha_in_words(table).count("**") == 6
-
-
-def test_figures_are_titled_with_model_and_hardware(runs: list[Run]) -> None:
-    (figure,) = table_of.measured_figures(table_of.alpha_table(runs))
-    assert figure.get_suptitle() == "pocket (float32) on code, EPYC"
-    (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["unigram", "bigram", "small_model small"]
-    with pytest.raises(ValueError, match="no alpha"):
-        table_of.alpha_figure(table_of.alpha_table([]), "nothing")
 
 
 def test_words_on_order_temperature_and_length(runs: list[Run], make_run: RunMaker) -> None:

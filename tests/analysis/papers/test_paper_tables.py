@@ -197,9 +197,6 @@ def test_the_published_file(printed):
     }  # fmt: skip
     at_5 = paper_tables.starts(figures).query("drafter == 'EAGLE-3' and gamma == 5")
     assert at_5["omega_error"].between(0.12, 0.15).all() and len(at_5) == 4
-
-
-def test_every_section_and_the_answer(printed):
     sections = paper_sections.paper_sections(printed)
     assert len(sections) == len(paper_sections.CHECKS) + 1
     assert all(section.text and section.tables for section in sections)

@@ -53,9 +53,6 @@ def test_every_source_model_and_hardware_has_a_table_of_its_own(tmp_path):
     assert list(rows["agrees"]).count("yes") == 1 and list(rows["agrees"]).count("no") == 1
     assert tables["B leaderboard: 7B, A100"].at[0, "implied"] == pytest.approx(3.2 / 1.6)
     assert rows.loc["grounded Medusa heads", "gain"] == 0.4
-
-
-def test_the_section_says_what_agrees_and_what_is_missing(tmp_path):
     section = heads_section(table_of(ROWS, tmp_path))
     text = " ".join(section.text)
     assert "In 1 of 2 rows" in text and "2.5 / 1.3 against 2.5" in text and "2.00 to 2.00 tokens" in text
@@ -64,9 +61,6 @@ def test_the_section_says_what_agrees_and_what_is_missing(tmp_path):
     assert not [table for _, table in section.tables if table.isna().all().any()]
     without = heads_section(table_of(ROWS[:6], tmp_path))
     assert without.text[-1] == "The file has no row of Hydra or blockwise."
-
-
-def test_without_figures_a_sentence_says_why(tmp_path):
     nothing = table_of(ROWS[6:7], tmp_path)
     assert heads_tables(nothing) == {} and "no row of Medusa" in heads_section(nothing).text[0]
 

@@ -54,6 +54,10 @@ def test_every_arm_has_the_values_of_the_file_in_order(tmp_path):
             assert read["gamma"].dtype == "int16" and read["tokens_left"].dtype == "int32"
             assert read["accept_s"].to_numpy().strides == (0,), "a clock that stands still takes no memory"
         pd.testing.assert_frame_equal(texts(arms), texts(Arms.of(written)), check_dtype=False)
+    written[(written["gamma"] != 2) | (written["prompt"] != "a")].to_parquet(tmp_path / "rounds.parquet", index=False)
+    shared = read_arms(tmp_path / "rounds.parquet").shared()
+    assert {arm: part["prompt"].tolist() for arm, part in shared.items()} == dict.fromkeys(shared, ["b"] * 3)
+    assert shared.texts["prompt"].tolist() == ["b"] * 3 and shared.texts["rounds"].tolist() == [3] * 3
 
 
 def texts(arms):
@@ -67,11 +71,3 @@ def test_arms_of_a_long_table_are_read_again_when_they_are_asked_for_again(tmp_p
     monkeypatch.setattr(round_counts, "_KEPT", 10)
     first = arms["ngram", 4]
     assert arms["ngram", 2] is not None and arms["ngram", 4] is not first
-
-
-def test_work_that_all_arms_have_done(tmp_path):
-    written = table()
-    written[(written["gamma"] != 2) | (written["prompt"] != "a")].to_parquet(tmp_path / "rounds.parquet", index=False)
-    shared = read_arms(tmp_path / "rounds.parquet").shared()
-    assert {arm: part["prompt"].tolist() for arm, part in shared.items()} == dict.fromkeys(shared, ["b"] * 3)
-    assert shared.texts["prompt"].tolist() == ["b"] * 3 and shared.texts["rounds"].tolist() == [3] * 3

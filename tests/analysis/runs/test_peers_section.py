@@ -71,9 +71,6 @@ def test_the_section_has_every_peer_with_both_settings_and_who_was_left_out():
     assert (first["its setting"], first["our setting"]) == ("flash attention", "traced, float32, 2 threads")
     assert (first["set against"], second["set against"]) == ("the baseline", "ngram at gamma 4")
     assert (absent["peer"], absent["left out or failed"]) == ("openvino", "it is not installed.")
-
-
-def test_a_page_with_nothing_but_what_was_left_out():
     section = peers_section(SimpleNamespace(metrics={}, peers=lambda: {**DESCRIBED, "peers": []}))
     assert section.tables[0][1]["left out or failed"].tolist() == ["it is not installed."]
 

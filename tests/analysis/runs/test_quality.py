@@ -50,9 +50,6 @@ def test_every_figure_is_a_ratio_of_sums():
     # All prompts decide otherwise equally often.
     assert found["quality/decided_otherwise.ci_low"] == found["quality/decided_otherwise.ci_high"] == 0.25
     assert not [name for name in found if "gsm8k" in name]
-
-
-def test_answers_are_counted_where_there_are_references():
     correct = {"typical": [True, False, False, None, True, False], "baseline": [True, True, True, None, True, False]}
     found = metrics(correct=correct)
     assert found["quality/gsm8k_exact_match"] == pytest.approx(2 / 5)

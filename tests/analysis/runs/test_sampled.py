@@ -25,12 +25,6 @@ def test_times_of_a_token_are_compared_not_times_of_a_text():
     assert found["sampled/tokens_per_round"] == pytest.approx(50 / 20)
     assert found["sampled/alpha.mle"] == pytest.approx(31 / 47)
     assert found["sampled/speedup.ci_low"] <= 1.5 + 1e-9 and found["sampled/speedup.ci_high"] >= 2 - 1e-9
-
-
-def test_a_prompt_that_one_method_did_not_write_counts_for_none():
     found = sampled_metrics(texts().iloc[:3], 100, 0)
     assert found["sampled/speedup"] == pytest.approx(2) and "sampled/speedup.ci_low" not in found
-
-
-def test_no_texts_no_figures():
     assert sampled_metrics(pd.DataFrame(), 100, 0) == {}

@@ -63,6 +63,8 @@ def test_a_run_recommends_its_best_depth(finished):
     assert "ngram with drafts of 4 tokens, the best of 3 depths, is 1.600 (1.500 to 1.700)" in found.verdict
     assert '"num_speculative_tokens": 4' in found.configurations[0].command
     assert "on EPYC" in found.remarks[0]
+    assert run_recommendation(finished()).verdict == "No recommendation: there is no speedup that one could rest on."
+    assert run_recommendation(finished({"gamma": 2, "primary": True})).verdict.startswith("No recommendation: ")
 
 
 def test_a_tree_has_the_nodes_that_its_rounds_offered(finished):
@@ -88,27 +90,19 @@ def test_the_fastest_drafter_of_a_session_is_served_with_its_own_settings(finish
     assert '"method": "ngram"' in run_recommendation(slower).configurations[0].command
 
 
-def test_a_run_without_a_speedup_has_no_recommendation(finished):
-    assert run_recommendation(finished()).verdict == "No recommendation: there is no speedup that one could rest on."
-    assert run_recommendation(finished({"gamma": 2, "primary": True})).verdict.startswith("No recommendation: ")
-
-
 def test_the_fastest_of_several_runs_is_served(finished):
     runs = [finished(arm(2, 1.3)), finished(arm(4, 1.6)), finished(arm(6, 1.1))]
     section = fastest_section(runs)
     assert section.title == "To serve the fastest" and "drafts of 4 tokens is 1.600" in section.text[0]
     assert section.text[1].startswith("The fastest drafter of 3 runs, each at its best depth")
     assert any('"num_speculative_tokens": 4' in text for text in section.text)
+    runs = [finished(arm(2, 1.3)), finished(arm(4, 1.6))]
+    comparison, *chapters = run_chapters(runs)
+    assert comparison.sections[-1].title == "To serve the fastest"
+    assert [chapter.sections[-1] for chapter in chapters] == [serving_section(run) for run in runs]
 
 
 @pytest.mark.parametrize("other", [{"target__model": "org/other"}, {"environment": {"prompts": {"sha256": "q"}}}])
 def test_runs_of_different_settings_have_no_common_winner(finished, other):
     with pytest.raises(UsageError, match="2 settings of model, hardware and prompts do not compare"):
         fastest_section([finished(arm(2, 1.3)), finished(arm(2, 1.6), **other)])
-
-
-def test_a_report_ends_with_it(finished):
-    runs = [finished(arm(2, 1.3)), finished(arm(4, 1.6))]
-    comparison, *chapters = run_chapters(runs)
-    assert comparison.sections[-1].title == "To serve the fastest"
-    assert [chapter.sections[-1] for chapter in chapters] == [serving_section(run) for run in runs]

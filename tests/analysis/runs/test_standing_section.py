@@ -34,16 +34,10 @@ def test_the_run_is_marked_by_what_it_logged(made):
     assert [name for name, _ in section.figures] == ["best_gamma", "speedup_and_operations", "oracle_bound"]
     assert "2.218 for γ 2 and of 3.092 for γ 8" in section.text[0] and "4.167" in section.text[1]
     assert section.text[2].startswith("Measured: 2.500 (2.200 to 2.800).")
-
-
-def test_a_run_without_alpha_cannot_be_marked(made):
-    with pytest.raises(UsageError, match="nothing was proposed"):
-        standing_section(replace(made, metrics={}))
-
-
-def test_the_timeline_counts_what_it_shows(made):
     section = timeline_section(made)
     assert [name for name, _ in section.figures] == ["timeline"]
     # All four rounds of a text: 9 tokens in 4 times 27.4 ms, a ninth of it drafting, against 9 calls of 20 ms.
     assert "In 4 rounds the primary gamma commits 9 tokens in 110 ms, of which drafting takes 11%" in section.text[0]
     assert "9 calls and 180 ms for 9" in section.text[0]
+    with pytest.raises(UsageError, match="nothing was proposed"):
+        standing_section(replace(made, metrics={}))

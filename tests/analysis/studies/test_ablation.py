@@ -43,15 +43,15 @@ def test_shares_are_of_the_rounds_of_a_strategy():
     assert shares("rank", "x") == pytest.approx({0: 7 / 8, 1: 1 / 8})
     assert shares("allotment", "x") == {0: 0, 1: 0.5, 2: 0.5}
     assert shares("allotment", "y") == pytest.approx({0: 14 / 20, 1: 6 / 20})
-
-
-def test_contributions():
     found = contributions(histograms(), REPLAY, ["x", "y"], 300, 0).set_index("strategy")
     assert found.loc["x", "rows"] == pytest.approx(30 / 20) and found.loc["y", "rows"] == pytest.approx(6 / 20)
     assert found["of_rows"].sum() == found["of_wins"].sum() == found["tokens"].sum() == pytest.approx(1)
     assert found.loc["x", "wins"] == pytest.approx(8 / 20) and found.loc["x", "per_row"] == pytest.approx(8 / 30)
     assert found.loc["x", "tokens"] == pytest.approx(16 / 18) and found.loc["y", "length"] == pytest.approx(2)
     assert (found["wins_low"] <= found["wins"]).all() and (found["wins"] <= found["wins_high"]).all()
+    one = histograms().query("prompt == 'one'"), REPLAY.query("prompt == 'one'")
+    found = distribution(*one, "accepted", "x", ABOUT)
+    assert found["share"].sum() == 1 and np.isnan(found["share_low"]).all()
 
 
 def test_what_is_said():
@@ -66,9 +66,3 @@ def test_what_is_said():
     ]  # fmt: skip
     lengths = said.sections[1].tables[0][1].set_index("accepted tokens")
     assert lengths.loc[2, "x"] == "–" and lengths.loc[3, "x"].startswith("50.0%")
-
-
-def test_one_prompt_has_shares_without_intervals():
-    one = histograms().query("prompt == 'one'"), REPLAY.query("prompt == 'one'")
-    found = distribution(*one, "accepted", "x", ABOUT)
-    assert found["share"].sum() == 1 and np.isnan(found["share_low"]).all()

@@ -42,11 +42,27 @@ def tables(prompts: int = 6, wrong: str = "") -> dict[str, pd.DataFrame]:
     return {"arms": pd.DataFrame(arms), "live": pd.DataFrame(live), "skipped": skipped}
 
 
-def test_speedups_are_those_of_the_times():
+def test_speedups_are_those_of_the_times_and_words_follow_from_them():
     found = findings("all_drafters", tables(), ABOUT)
     for name, (per_round, draft, *_) in ARMS.items():
         assert found.metrics[f"all_drafters/{name}.tokens_per_round"] == pytest.approx(per_round)
         assert found.metrics[f"all_drafters/{name}.speedup"] == pytest.approx(per_round / (1 + draft), rel=0.02)
+    leads, pays, outcomes = found.sections[0].text[:3]
+    assert leads.startswith("Fastest: heads, speedup 2.5") and "told apart from all others; the next, ngram" in leads
+    assert pays == "4 of 5 drafters pay beyond chance; slower than no drafter: typical."
+    assert "18 of 24 outputs" in outcomes and "6 part from it at near-ties" in outcomes
+    assert outcomes.endswith("none is unexplained. By its rule not lossless: typical.")
+    wrong = findings("all_drafters", tables(wrong="ngram"), ABOUT).sections[0].text[2]
+    assert "not explained: ngram" in wrong
+    section = found.sections[1]
+    assert section.text[0].startswith("What more training buys: ngram at 2.")
+    assert "then heads at 2." in section.text[0] and "10 min" in section.text[0]
+    assert "worse" not in section.text[0] and section.text[0].endswith("Without a record of their training: foreign.")
+    section = found.sections[-1]
+    ((_, shown),) = section.tables
+    line = shown[(shown["method"] == "EAGLE") & (shown["GPU"] == "A100")].iloc[0]
+    assert (line["drafter here"], line["tokens per round"], line["speedup"]) == ("eagle", "3.58", "2.10")
+    assert shown["drafter here"].notna().all()
 
 
 def test_repeats_that_are_alike_change_no_figure():
@@ -70,26 +86,9 @@ def test_a_prompt_is_compared_with_its_own_baseline():
             assert metrics[f"all_drafters/{name}.speedup{end}"] == pytest.approx(per_round / (1 + draft)), (name, end)
 
 
-def test_it_says_who_leads_who_loses_and_what_is_not_lossless():
-    leads, pays, outcomes = findings("all_drafters", tables(), ABOUT).sections[0].text[:3]
-    assert leads.startswith("Fastest: heads, speedup 2.5") and "told apart from all others; the next, ngram" in leads
-    assert pays == "4 of 5 drafters pay beyond chance; slower than no drafter: typical."
-    assert "18 of 24 outputs" in outcomes and "6 part from it at near-ties" in outcomes
-    assert outcomes.endswith("none is unexplained. By its rule not lossless: typical.")
-    wrong = findings("all_drafters", tables(wrong="ngram"), ABOUT).sections[0].text[2]
-    assert "not explained: ngram" in wrong
-
-
 def test_one_prompt_says_nothing_about_chance():
     leads, *_ = findings("all_drafters", tables(prompts=1), ABOUT).sections[0].text
     assert leads.endswith("1 prompt is too few for a verdict, which needs 5.")
-
-
-def test_the_frontier_is_named_with_what_it_costs():
-    section = findings("all_drafters", tables(), ABOUT).sections[1]
-    assert section.text[0].startswith("What more training buys: ngram at 2.")
-    assert "then heads at 2." in section.text[0] and "10 min" in section.text[0]
-    assert "worse" not in section.text[0] and section.text[0].endswith("Without a record of their training: foreign.")
 
 
 @pytest.mark.parametrize(
@@ -109,11 +108,3 @@ def test_names_do_not_cover_each_other():
     heights = spread([1.0, 1.01, 1.02, 3.0], 0.1)
     assert all(above - below >= 0.1 - 1e-12 for below, above in zip(heights, heights[1:], strict=False))
     assert sum(heights) == pytest.approx(6.03) and spread([1.0, 2.0], 0.1) == [1.0, 2.0]
-
-
-def test_published_figures_stand_apart():
-    section = findings("all_drafters", tables(), ABOUT).sections[-1]
-    ((_, shown),) = section.tables
-    line = shown[(shown["method"] == "EAGLE") & (shown["GPU"] == "A100")].iloc[0]
-    assert (line["drafter here"], line["tokens per round"], line["speedup"]) == ("eagle", "3.58", "2.10")
-    assert shown["drafter here"].notna().all()

@@ -116,6 +116,12 @@ def test_the_best_gamma_at_each_batch_is_the_fastest(exact):
     assert [exact.gammas[place] for place in exact.places("steady")] == [
         str(GAMMAS[int(at)]) for at in both.argmax(axis=0)
     ]
+    for drafter, gamma in product(GAIN, GAMMAS):
+        costs = exact.costs(drafter, gamma)
+        whole = costs["draft"] + costs["verify"] + costs["rest"]
+        assert costs["tokens"] / whole == pytest.approx(exact.speedups(drafter, gamma))
+        assert costs["rest"][0] == pytest.approx(np.zeros(len(BATCHES)), abs=1e-12)
+        assert costs["width"][0] == pytest.approx([widest(drafter, gamma, batch) for batch in BATCHES])
 
 
 def test_the_best_gamma_is_not_chosen_by_the_repeat_that_it_is_judged_on():
@@ -134,15 +140,6 @@ def test_the_best_gamma_is_not_chosen_by_the_repeat_that_it_is_judged_on():
     judged = same[same["gamma"] == same["gamma"]].groupby("gamma")["seconds"].sum().min()
     assert found.chosen.values["seconds"][0, 0] > own
     assert found.chosen.values["seconds"][0, 0] >= judged - 1e-9
-
-
-def test_the_parts_of_a_round_add_up_to_the_speedup(exact):
-    for drafter, gamma in product(GAIN, GAMMAS):
-        costs = exact.costs(drafter, gamma)
-        whole = costs["draft"] + costs["verify"] + costs["rest"]
-        assert costs["tokens"] / whole == pytest.approx(exact.speedups(drafter, gamma))
-        assert costs["rest"][0] == pytest.approx(np.zeros(len(BATCHES)), abs=1e-12)
-        assert costs["width"][0] == pytest.approx([widest(drafter, gamma, batch) for batch in BATCHES])
 
 
 def test_intervals_draw_whole_repeats():
@@ -181,6 +178,11 @@ def test_findings_say_what_was_found():
     assert set(found.curves["curve/batching/speedup.moody.best"]) == set(BATCHES)
     plain = found.curves["curve/batching/tokens_per_s.steady.plain"]
     assert plain[4] == pytest.approx(4 / seconds(4))
+    found = findings("batching", tables(repeats=1, model=False), ABOUT)
+    assert "There is no cost model of single calls" in found.sections[0].text[0]
+    assert any("A single repeat: no intervals" in text for text in found.sections[0].text)
+    assert not any(name.endswith("ci_low") for name in found.metrics)
+    assert found.curves["curve/batching/speedup.steady.best.model"] == {}
 
 
 def test_the_gamma_of_each_batch_is_told_as_vllm_takes_it():
@@ -233,11 +235,3 @@ def test_a_committed_study_says_what_the_study_said(tmp_path):
     again, first = committed_study(path).findings(), findings("batching", made, ABOUT)
     assert again.metrics == pytest.approx(first.metrics, rel=1e-4)
     assert "`a` on b, d, c, load average 1.5 before and 2 after" in committed_in_words(path)
-
-
-def test_one_repeat_and_no_cost_model():
-    found = findings("batching", tables(repeats=1, model=False), ABOUT)
-    assert "There is no cost model of single calls" in found.sections[0].text[0]
-    assert any("A single repeat: no intervals" in text for text in found.sections[0].text)
-    assert not any(name.endswith("ci_low") for name in found.metrics)
-    assert found.curves["curve/batching/speedup.steady.best.model"] == {}

@@ -80,9 +80,6 @@ def test_whole_runs_have_the_mean_and_the_deviation_of_the_runs():
     assert (found.lead.estimate, found.lead.low, found.lead.high) == pytest.approx((0.5, 0.5, 0.5))
     alone = whole_runs(whole((10, 10), (1.0,)).drop_duplicates(["k", "w", "stream"]), 200, 0)
     assert alone.lead is None and len(alone.shapes) == 1 and np.isnan(alone.shapes["deviation"].iloc[0])
-
-
-def test_whole_runs_are_said_and_logged():
     tables = dict(zip(("block_times", "host_times"), times(), strict=True))
     tables |= {"replay": replay(), "live": live(), "whole": whole(), "skipped": NO_SKIPS}
     said = findings("grid", tables, ABOUT)

@@ -118,9 +118,6 @@ def test_the_sections_say_what_the_numbers_say():
     assert metrics["lenience/alpha.bigram.sampled.0.5"] == pytest.approx(0.25, abs=0.02)
     assert metrics["lenience/sampled.alpha.0.1"] == metrics["lenience/alpha.small_model.sampled.0.1"]
     assert metrics["lenience/sampled.over_strict.1"] == 0
-
-
-def test_one_prompt_has_no_intervals():
     found = findings("lenience", tables(prompts=1), ABOUT)
     assert not [name for name in found.metrics if ".ci_" in name]
     assert "on one prompt" in found.sections[0].text[1]

@@ -43,8 +43,5 @@ def test_figures_by_category():
     assert "6 questions of mt_bench (12 turns) answered by medusa under typical" in section.text[0]
     assert "--model-list m-medusa m-plain" in section.text[1]
     assert len(section.text) == 3 and [name for name, _ in section.figures] == ["by_category"]
-
-
-def test_what_limits_the_answers_is_said():
     words = " ".join(findings("mt_bench", tables(missing=2, chat=False), ABOUT).sections[0].text)
     assert "no chat template" in words and "4 turns did not fit" in words

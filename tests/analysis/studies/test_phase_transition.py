@@ -90,27 +90,34 @@ def test_the_known_ridge_is_found_and_said():
     assert metrics["transition/over_step.10x10.50"] == pytest.approx(101 / RIDGE)
     assert "flat up to about 40 tokens" in text or "flat up to about 39 tokens" in text
     assert found.curves["curve/slowdown/50"][101] == pytest.approx(101 / RIDGE)
-
-
-def test_the_roofline_is_that_of_the_theory():
-    found = found_in(block_times())
     expected = ridge_rows(call_bytes(PRODUCTS, 500), call_flops(PRODUCTS, 1, 500), BANDWIDTH, THROUGHPUT)
     assert found.metrics["transition/ridge.roofline"] == pytest.approx(float(expected))
-    text = text_of(found)
     assert f"n* = {float(expected):.3g} tokens" in text and "does 20 operations" in text
     # n d / (d + 2 n) operations per byte with d = 64: 20 of them at n = 53.3, read off between the sizes 51 and 71.
     assert 52 < int(re.search(r"q_proj, o_proj from (\d+) tokens", text)[1]) < 55
     (table,) = (table for section in found.sections for caption, table in section.tables if "Operations" in caption)
     assert list(table["product"]) == ["q_proj, o_proj", "attention scores"]
+    figures = dict(figure for section in found.sections for figure in section.figures)
+    assert set(figures) == {"slowdown", "slowdown_by_tokens", "slowdown_steps"}
+    maps = [axes for axes in figures["slowdown"].axes if axes.images]
+    assert [axes.get_title() for axes in maps] == ["50 tokens in the cache", "500 tokens in the cache"]
+    shown = maps[0].images[0].get_array()
+    assert shown.shape == (len(KS), len(WS))
+    assert not np.ma.is_masked(shown)  # width 0 at every k is the plain step
+    assert shown[KS.index(10), WS.index(10)] == pytest.approx(101 / RIDGE)
+    upper, lower = figures["slowdown_by_tokens"].axes
+    lines = {line.get_label(): line for line in upper.lines}
+    assert {"50 cached", "500 cached"} <= set(lines)
+    labels = {line.get_label() for line in lower.lines}
+    assert {"q_proj, … (64 x 64)", "attention scores (16 x cache)", "this machine's 20"} <= labels
+    caption = " ".join(figures["slowdown"].get_supxlabel().split())
+    assert "Mean of 3 calls" in caption and "w counts draft tokens" in caption
 
 
 def test_a_cost_from_the_first_token_on_has_no_flat_part():
     found = found_in(block_times(lambda k, w, tokens, context: 1e-3 * (4 + tokens)))
     assert found.metrics["transition/ridge"] == 1
     assert "there is no flat part" in text_of(found)
-
-
-def test_a_time_that_never_grows_has_no_ridge():
     found = found_in(block_times(lambda k, w, tokens, context: 1e-3))
     assert "transition/ridge" not in found.metrics
     assert "does not grow" in text_of(found)
@@ -222,22 +229,3 @@ def test_a_line_crosses_between_two_sizes():
     assert crossing(tokens, np.array([1.0, 10.0, 20.0]), 15) == pytest.approx(15)
     assert crossing(tokens, np.array([1.0, 10.0, 20.0]), 0.5) == 1
     assert crossing(tokens, np.array([1.0, 10.0, 20.0]), 30) is None
-
-
-def test_figures_show_every_context_and_product():
-    found = found_in(block_times())
-    figures = dict(figure for section in found.sections for figure in section.figures)
-    assert set(figures) == {"slowdown", "slowdown_by_tokens", "slowdown_steps"}
-    maps = [axes for axes in figures["slowdown"].axes if axes.images]
-    assert [axes.get_title() for axes in maps] == ["50 tokens in the cache", "500 tokens in the cache"]
-    shown = maps[0].images[0].get_array()
-    assert shown.shape == (len(KS), len(WS))
-    assert not np.ma.is_masked(shown)  # width 0 at every k is the plain step
-    assert shown[KS.index(10), WS.index(10)] == pytest.approx(101 / RIDGE)
-    upper, lower = figures["slowdown_by_tokens"].axes
-    lines = {line.get_label(): line for line in upper.lines}
-    assert {"50 cached", "500 cached"} <= set(lines)
-    labels = {line.get_label() for line in lower.lines}
-    assert {"q_proj, … (64 x 64)", "attention scores (16 x cache)", "this machine's 20"} <= labels
-    caption = " ".join(figures["slowdown"].get_supxlabel().split())
-    assert "Mean of 3 calls" in caption and "w counts draft tokens" in caption

@@ -131,9 +131,6 @@ def test_what_is_said():
     for section in said.sections:
         assert section.title.startswith("Simulated")
         assert all(caption.startswith("Simulated") for caption, _ in section.tables)
-
-
-def test_a_server_on_which_no_draft_pays():
     changed = tables()
     slow = changed["served"]["policy"] == "gamma 2"
     changed["served"].loc[slow, "finished"] += 100

@@ -132,7 +132,8 @@ def test_accuracy_is_of_all_prompts_together():
 
 
 def test_the_answer_comes_first():
-    choice, accuracy = findings("tree_search", tables(), ABOUT).sections
+    found = findings("tree_search", tables(), ABOUT)
+    choice, accuracy = found.sections
     assert choice.text[0].startswith(
         "The tree with most predicted tokens per second has 4 nodes and depth 2: 2.25 (2.25"
     )
@@ -150,10 +151,6 @@ def test_the_answer_comes_first():
     assert "one of 2 choices is in 80.0% at depth 1 and 60.0% at depth 2" in accuracy.text[0]
     figures = [name for section in (choice, accuracy) for name, _ in section.figures]
     assert figures == ["tree_budget", "rank_accuracy"]
-
-
-def test_metrics_and_curves():
-    found = findings("tree_search", tables(), ABOUT)
     assert found.metrics["tree_search/chosen.nodes"] == 4
     assert found.metrics["tree_search/tree.tokens_per_round.16"] == pytest.approx(2.5)
     assert found.metrics["tree_search/tree.tokens_per_round.16.predicted"] == pytest.approx(2.8)

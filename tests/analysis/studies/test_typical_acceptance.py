@@ -104,9 +104,6 @@ def test_the_sections_say_what_the_numbers_say():
         == metrics["typical_acceptance/typical.tokens_per_call.1"]
     )
     assert metrics["typical_acceptance/typical.over_rejection.1.ci_low"] > 1
-
-
-def test_one_prompt_has_no_intervals():
     found = findings("typical_acceptance", tables(prompts=1), ABOUT)
     assert not [name for name in found.metrics if ".ci_" in name]
     assert "cannot be told" in " ".join(found.sections[0].text)

@@ -16,16 +16,6 @@ from specdec.errors import UsageError
 from specdec.theory.capped_geometric import tokens_per_round
 
 
-@pytest.fixture
-def write(tmp_path):
-    def lines(*values, name="trace.jsonl"):
-        path = tmp_path / name
-        path.write_text("".join((v if isinstance(v, str) else json.dumps(v)) + "\n" for v in values), encoding="utf-8")
-        return path
-
-    return lines
-
-
 def notes_of(source):
     return " ".join(source.notes)
 

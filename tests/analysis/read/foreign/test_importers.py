@@ -1,7 +1,5 @@
 """Foreign files into the rounds table: small ones made by hand, whose answers are known."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -30,16 +28,6 @@ def vllm(path, gamma=None, **choices):
 
 def spec_bench(path, gamma=None, **choices):
     return read("spec_bench", path, gamma, **choices)
-
-
-@pytest.fixture
-def write(tmp_path):
-    def lines(*values, name="trace.jsonl"):
-        path = tmp_path / name
-        path.write_text("".join((v if isinstance(v, str) else json.dumps(v)) + "\n" for v in values), encoding="utf-8")
-        return path
-
-    return lines
 
 
 def accepted_by_text(source):
