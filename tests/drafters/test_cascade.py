@@ -4,34 +4,20 @@ from math import log, sqrt
 
 import pytest
 import torch
+from fixtures.drafting import chain, composed, decoded, law_error, ngram
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
 from specdec.drafters.adaptive import Adaptive
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.cascade import Bandit, Cascade, Part
 from specdec.drafters.medusa import Medusa
-from specdec.drafters.ngram import Ngram, NgramConfig
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.records import EMPTY, Draft, Request, Source, TextStart, chain_tree
 from specdec.replay.expected_rounds import expected_rounds
-from specdec.sampling import probabilities, sample
-from specdec.structures.base import structures
+from specdec.sampling import sample
 from specdec.targets.causal import Causal
-from specdec.verifiers.base.contract import verifiers
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
-
-
-def chain(gamma):
-    return structures.build({"name": "chain", "gamma": gamma})
-
-
-def ngram(target):
-    return Ngram(
-        NgramConfig(name="ngram", q="auto", order_max=4, order_min=1, matches_max=8, occurrence="common"), target
-    )
 
 
 class Fixed(Drafter):
@@ -175,46 +161,21 @@ def test_the_end_of_a_text_and_of_the_depths():
     assert len(cascade.draft(chain(9))) == 4
 
 
-def bias(enumeration, target, law, drafter, gamma, length):
-    """Largest error in the law of `length` tokens after token 1, and the strategies that drafted."""
-    used = set()
-
-    def run():
-        generation = generate(
-            target=target,
-            drafter=drafter,
-            verifier=verifiers.build({"name": "speculative_sampling"}),
-            structure=chain(gamma),
-            request=Request([0, 1, 1, 0, 1], length, enumeration.generator, enumeration.generator),
-            clock=CpuClock(),
-        )
-        used.update(tuple(source.strategy for source in row.source) for row in generation.rounds)
-        return generation.tokens
-
-    found = enumeration.law(run)
-    p = probabilities(law.log(), target.sampling)
-    worst = 0.0
-    for tokens in torch.cartesian_prod(*[torch.arange(len(law))] * length).tolist():
-        expected = 1.0
-        for last, token in zip([1, *tokens], tokens, strict=False):
-            expected *= float(p[last, token])
-        worst = max(worst, abs(found.get(tuple(tokens), 0.0) - expected))
-    return worst, used
+REPEATING = [0, 1, 1, 0, 1]
 
 
 @pytest.mark.parametrize("gammas", [None, [1, 2]])
 @pytest.mark.parametrize("exploration", [0.0, 1.0])
 def test_choosing_by_past_rounds_is_lossless(enumeration, table, random_law, gammas, exploration):
     """Up to five rounds; without exploration the choice hangs on what was accepted before."""
-    law = random_law(2, 5)
-    target = table(law, temperature=1.0)
-    parts = {"points": Part(ngram(target), 0.0), "good": Part(Table(law), 0.1)}
+    target = table(random_law(2, 5), temperature=1.0)
+    parts = {"points": Part(ngram(target), 0.0), "good": Part(Table(random_law(2, 5)), 0.1)}
     if gammas is None:
         parts["bad"] = Part(Table(random_law(2, 6)), 0.0)
     cascade = Cascade(parts, gammas, exploration=exploration, discount=0.5)
-    worst, used = bias(enumeration, target, law, cascade, gamma=2, length=5)
-    assert worst < 1e-12 and {"table", "ngram"} == {strategy for each in used for strategy in each}
-    assert {len(each) for each in used} >= {0, 1, 2}
+    worst, seen = law_error(enumeration, target, cascade, chain(2), REPEATING, 5)
+    assert worst < 1e-12 and {"table", "ngram"} == {source.strategy for row in seen for source in row.source}
+    assert {len(row.source) for row in seen} >= {0, 1, 2}
 
 
 def test_a_choice_that_sees_the_draws_would_be_seen(enumeration, table, random_law):
@@ -227,11 +188,12 @@ def test_a_choice_that_sees_the_draws_would_be_seen(enumeration, table, random_l
                 return EMPTY
             return max(drafts, key=lambda draft: float(draft.q[0, draft.tokens[0]]))
 
-    law = random_law(2, 5)
-    target = table(law, temperature=1.0)
+    target = table(random_law(2, 5), temperature=1.0)
     parts = {"a": Part(Table(random_law(2, 6), most=1), 0.0), "b": Part(Table(random_law(2, 7), most=1), 0.0)}
-    assert bias(enumeration, target, law, Peeking(parts, None), gamma=2, length=2)[0] > 1e-3
-    assert bias(enumeration, target, law, Cascade(parts, None), gamma=2, length=2)[0] < 1e-12
+    errors = [
+        law_error(enumeration, target, kind(parts, None), chain(2), REPEATING, 2)[0] for kind in (Peeking, Cascade)
+    ]
+    assert errors[0] > 1e-3 and errors[1] < 1e-12
 
 
 def test_a_stale_round_counts_for_no_adaptive_length(tiny_model, tiny_llama, sampling):
@@ -255,14 +217,7 @@ def test_greedy_replay_counts_the_rounds(tiny_model, tiny_llama, sampling):
         "context": Part(ngram(target), 0.0),
     }
     cascade = Cascade(parts, [2, 5])
-    generation = generate(
-        target=target,
-        drafter=cascade,
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=chain(6),
-        request=Request(PROMPT, 60),
-        clock=CpuClock(),
-    )
+    generation = decoded(target, cascade, chain(6), PROMPT, 60, rule="greedy")
     assert len({row.source[0].strategy for row in generation.rounds if row.source}) == 2
     assert expected_rounds(cascade, target, chain(6), generation.tokens, Request(PROMPT, 60)) == len(generation.rounds)
 
@@ -291,14 +246,7 @@ def test_heads_get_their_states(tiny_model, sampling, random_heads):
             alone.commit(tokens, states)
 
     cascade.__class__ = Both
-    generate(
-        target=target,
-        drafter=cascade,
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=chain(3),
-        request=Request(PROMPT, 40),
-        clock=CpuClock(),
-    )
+    decoded(target, cascade, chain(3), PROMPT, 40, rule="greedy")
     assert len(seen) > 5 and all(seen)
 
 
@@ -363,12 +311,5 @@ def test_parts_that_do_not_fit(table, random_law, group_values, drafter_values):
     ],
 )
 def test_parts_are_chosen_on_the_command_line(overrides, of):
-    from hydra import compose, initialize_config_dir
-    from omegaconf import OmegaConf
-
-    from specdec.config import RunConfig, config_dir, validated
-
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        values = OmegaConf.to_container(compose("config", ["+drafter=cascade", *overrides]), resolve=True)
-    config = drafters.config(validated(RunConfig, values).drafter)
+    config = drafters.config(composed("+drafter=cascade", *overrides).drafter)
     assert {label: part["name"] for label, part in config.of.items()} == of

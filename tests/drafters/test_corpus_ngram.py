@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fixtures.drafting import assert_drafted_from, chain
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -26,7 +27,6 @@ from specdec.ngrams.corpus import BOUNDARY, StandardLibraryCorpus, open_corpus, 
 from specdec.ngrams.kneser_ney import NgramTable
 from specdec.records import TextStart
 from specdec.sampling import generator_for, probabilities
-from specdec.structures.base import structures
 from specdec.text.python_sources import held_out_modules
 
 SIZE, DISCOUNT = 5, 0.75
@@ -119,7 +119,7 @@ def build(tmp_path, sampling, group_values):
     return make
 
 
-CHAIN = structures.build({"name": "chain", "gamma": 4})
+CHAIN = chain(4)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -173,21 +173,12 @@ def test_every_node_of_a_branching_draft_follows_the_law_of_its_path(
     drafter.commit([3])
     draft = drafter.draft(make_structure(structure, 3))
     assert draft.tree.depth == 3 and (draft.q is None) == (siblings == "greedy")
-    for node in (-1, *range(len(draft))):
-        path = draft.tokens[list(draft.tree.path(node))].tolist()
-        law = torch.tensor(kneser_ney(documents(), 3, [0, 1, 3, *path]), dtype=torch.float64)
-        children = list(draft.tree.children[node + 1])
-        if siblings == "greedy":
-            assert (
-                draft.tokens[children].tolist()
-                == law.sort(descending=True, stable=True).indices[: len(children)].tolist()
-            )
-            continue
-        law = probabilities(law.log(), sampling(**how))
-        for child in children:
-            torch.testing.assert_close(draft.q[child], law / law.sum())
-            if siblings == "without_replacement":
-                law[draft.tokens[child]] = 0
+    assert_drafted_from(
+        draft,
+        lambda node, above: torch.tensor(kneser_ney(documents(), 3, [0, 1, 3, *above]), dtype=torch.float64).log(),
+        sampling(**how),
+        independent=siblings == "independent",
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------

@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 import torch
+from fixtures.drafting import assert_drafted_from, decoded, tree
+from fixtures.two_tiers import two_tiers
 
-from specdec.clock import CpuClock
 from specdec.config import RunConfig, validated
-from specdec.decode import generate
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.base.heads import HeadsDrafter
 from specdec.drafters.blockwise import BlockwiseHeads
@@ -18,11 +18,10 @@ from specdec.drafters.medusa import Medusa
 from specdec.errors import NumericsError, UsageError
 from specdec.experiment.parts import build
 from specdec.heads.checkpoint import save_heads
-from specdec.records import Draft, Request, Source, TextStart, Tree
-from specdec.sampling import generator_for, probabilities
+from specdec.records import Draft, Source, TextStart
+from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers.base.contract import verifiers
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19]
 KINDS = {
@@ -47,13 +46,6 @@ def target_at(tiny_model, sampling):
         return target
 
     return make
-
-
-@pytest.fixture
-def tree_of(group_values):
-    return lambda parents: structures.build(
-        group_values("structure", "tree", parents=parents, nodes=len(parents), depth=Tree(tuple(parents)).depth)
-    )
 
 
 def begun(drafter: Drafter, target: Causal, prompt=PROMPT) -> Drafter:
@@ -82,18 +74,15 @@ def paths(draft: Draft):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", ["chain", "rows", "tree", "bushy"])
 def test_a_node_of_rank_j_is_the_next_best_choice_of_its_depths_head(
-    target_at, random_heads, make_structure, tree_of, kind, shape
+    target_at, random_heads, make_structure, kind, shape
 ):
     cls, make = KINDS[kind]
     target = target_at()
     drafter = begun(cls(random_heads(target, **make), target), target)
-    structure = tree_of(BUSHY) if shape == "bushy" else make_structure(shape, 5)
+    structure = tree(*BUSHY) if shape == "bushy" else make_structure(shape, 5)
     draft = drafter.draft(structure)
     assert draft.tree == structure.tree and draft.q is None
-    for node, above in paths(draft):
-        siblings = draft.tree.children[draft.tree.parents[node] + 1]
-        best = taught(drafter, target, above).topk(len(siblings)).indices
-        assert draft.tokens[node] == best[siblings.index(node)]
+    assert_drafted_from(draft, lambda node, above: taught(drafter, target, above))
     if cls is Medusa:  # the Cartesian product
         table = {(depth, rank): set() for depth in range(6) for rank in range(3)}
         for node, depth in enumerate(draft.tree.depths):
@@ -108,9 +97,10 @@ def test_a_node_of_rank_j_is_the_next_best_choice_of_its_depths_head(
         assert ranks == [0, 0, 1, 1, 0, 0, 1, 0, 2, 0, 0, 0]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("siblings", ["independent", "without_replacement"])
-@pytest.mark.parametrize("shape", ["chain", "rows", "tree"])
+@pytest.mark.parametrize(
+    ("kind", "siblings", "shape"),
+    two_tiers(list(product(KINDS, ["independent", "without_replacement"], ["chain", "rows", "tree"]))),
+)
 def test_q_is_the_heads_law_as_the_target_standardises(target_at, random_heads, make_structure, kind, siblings, shape):
     cls, make = KINDS[kind]
     target = target_at(0.7, top_k=9)
@@ -119,12 +109,12 @@ def test_q_is_the_heads_law_as_the_target_standardises(target_at, random_heads, 
     text = list(PROMPT)
     for next_token in (5, 40, 22):
         draft = drafter.draft(make_structure(shape, 3))
-        for node, above in paths(draft):
-            law = probabilities(taught(drafter, target, above, text), target.sampling)
-            if siblings == "without_replacement":
-                children = draft.tree.children[draft.tree.parents[node] + 1]
-                law[draft.tokens[list(children[: children.index(node)])]] = 0.0
-            torch.testing.assert_close(draft.q[node], law / law.sum(), rtol=1e-9, atol=1e-12)
+        assert_drafted_from(
+            draft,
+            lambda node, above, text=text: taught(drafter, target, above, text),
+            target.sampling,
+            independent=siblings == "independent",
+        )
         target.verify(draft)
         target.commit([0], next_token)
         committed = [int(draft.tokens[0]), next_token]
@@ -206,16 +196,14 @@ def test_nothing_is_offered_before_the_first_state(target_at, random_heads, make
     cls, make = KINDS[kind]
     target = target_at()
     drafter = cls(random_heads(target, **make), target)
-    generation = generate(
-        target=target,
-        drafter=drafter,
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=make_structure("tree", 2),
-        request=Request([5], 9),
-        clock=CpuClock(),
-    )
+    generation = decoded(target, drafter, make_structure("tree", 2), [5], 9, rule="greedy")
     offered = [len(row.tree) for row in generation.rounds]
     assert offered[:2] == [0, 4]
+
+
+ARCHITECTURES = ("gemma3", "gpt2", "llama", "mistral_window", "opt")
+PLACES = ("last", "first_below", "embeddings")
+WAYS = ("packed", "rows")
 
 
 class Partly(Drafter):
@@ -243,29 +231,15 @@ class Partly(Drafter):
         return Draft(torch.tensor(tokens, dtype=torch.long), tree, source=(Source("partly", 0),) * len(tree))
 
 
-@pytest.mark.parametrize("evaluation", ["packed", "rows"])
-@pytest.mark.parametrize("place", ["last", "first_below", "embeddings"])
-@pytest.mark.parametrize("architecture", ["gemma3", "gpt2", "llama", "mistral_window", "opt"])
-def test_what_a_drafter_reads_is_what_a_plain_pass_computes(
-    target_at, tiny_model, tree_of, architecture, place, evaluation
-):
+@pytest.mark.parametrize(("architecture", "place", "evaluation"), two_tiers(list(product(ARCHITECTURES, PLACES, WAYS))))
+def test_what_a_drafter_reads_is_what_a_plain_pass_computes(target_at, tiny_model, architecture, place, evaluation):
     """Round by round, the states of the text from its first token on: prefill, then root and accepted nodes."""
     target, model = target_at(0.0, evaluation, architecture), tiny_model(architecture)
     offset = {"last": 0, "first_below": 1, "embeddings": target.hidden.layers}[place]
-
-    def decoded(drafter):
-        return generate(
-            target=target,
-            drafter=drafter,
-            verifier=verifiers.build({"name": "greedy"}),
-            structure=tree_of(BUSHY),
-            request=Request(PROMPT, 24),
-            clock=CpuClock(),
-        )
-
-    own = decoded(drafters.build({"name": "none"}, target=target)).tokens
+    alone = drafters.build({"name": "none"}, target=target)
+    own = decoded(target, alone, tree(*BUSHY), PROMPT, 24, rule="greedy").tokens
     drafter = Partly(own, target, offset)
-    generation = decoded(drafter)
+    generation = decoded(target, drafter, tree(*BUSHY), PROMPT, 24, rule="greedy")
     assert generation.tokens == own and len({row.accepted for row in generation.rounds}) > 2
     text = torch.tensor([[*PROMPT, *own]])
     plain = model(input_ids=text, use_cache=False, output_hidden_states=True).hidden_states[-1 - offset][0]

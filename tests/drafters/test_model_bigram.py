@@ -9,6 +9,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from fixtures.drafting import chain, decoded, tree
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -16,11 +17,9 @@ from specdec.drafters.base import drafters
 from specdec.errors import ModelLoadError, UsageError
 from specdec.ngrams import bigram_table
 from specdec.ngrams.bigram_table import top_tokens, weights_hash
-from specdec.records import EMPTY, Request, Source, TextStart
-from specdec.structures.base import structures
+from specdec.records import EMPTY, Source, TextStart
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
-from specdec.verifiers import verifiers
 
 MODELS = ["llama", "gpt2", "opt", "mistral_window", "gemma3"]
 
@@ -64,7 +63,7 @@ def test_the_table_is_what_the_model_says_after_every_token_alone(target_of, bui
         assert drafter.ranked(token, 2) == drafter.ranked(token, 7)[:2]
 
 
-@pytest.mark.parametrize("batch_size", [1, 60, 1000])
+@pytest.mark.parametrize("batch_size", [7, 60, 1000])
 def test_batches_change_nothing(target_of, build, batch_size):
     target = target_of("llama")
     one, other = (build(target, extend="greedy", batch_size=size) for size in (16, batch_size))
@@ -172,31 +171,22 @@ def test_fewer_rows_where_fewer_are_tabulated(target_of, build, make_structure):
     assert [proposal.tokens[0], proposal.tokens[4]] == drafter.ranked(8, 9)
 
 
-@pytest.fixture
-def tree_of(group_values):
-    def make(parents):
-        values = group_values("structure", "tree", parents=parents, accuracy=None)
-        return structures.build(values)
-
-    return make
-
-
-def test_a_node_of_a_tree_has_its_rank_after_its_parent(target_of, build, tree_of):
+def test_a_node_of_a_tree_has_its_rank_after_its_parent(target_of, build):
     drafter, parents = build(target_of("llama")), [-1, -1, 0, 0, 1, 2, 0, -1]
     drafter.start(TextStart([8], 100))
-    tokens, tree, source = drafter.propose(tree_of(parents))
-    assert tree.parents == tuple(parents)
+    tokens, shape, source = drafter.propose(tree(*parents))
+    assert shape.parents == tuple(parents)
     ranks = [0, 1, 0, 1, 0, 0, 2, 2]
     for node, (parent, rank) in enumerate(zip(parents, ranks, strict=True)):
         assert tokens[node] == drafter.ranked(8 if parent < 0 else tokens[parent], rank + 1)[rank]
         assert source[node] == Source("model_bigram", rank)
 
 
-def test_a_tree_without_enough_ranks_loses_what_hangs_on_them(target_of, build, tree_of):
+def test_a_tree_without_enough_ranks_loses_what_hangs_on_them(target_of, build):
     drafter = build(target_of("llama"), k=2)
     drafter.start(TextStart([8], 100))
-    tokens, tree, source = drafter.propose(tree_of([-1, -1, -1, 2, 3, 1]))
-    assert tree.parents == (-1, -1, 1)
+    tokens, shape, source = drafter.propose(tree(-1, -1, -1, 2, 3, 1))
+    assert shape.parents == (-1, -1, 1)
     assert tokens == (*drafter.ranked(8, 2), drafter.ranked(drafter.ranked(8, 2)[1], 1)[0])
     assert [entry.rank for entry in source] == [0, 1, 0]
 
@@ -398,18 +388,8 @@ def test_logits_that_are_not_finite(tiny_model, sampling, build):
         build(target)
 
 
-def test_its_tokens_are_accepted_where_the_text_follows_the_bigram(table, random_law, build, make_structure):
+def test_its_tokens_are_accepted_where_the_text_follows_the_bigram(table, random_law, build):
     """On a Markov law greedy text is the chained bigram: every draft is accepted whole."""
-    from specdec.clock import CpuClock
-    from specdec.decode import generate
-
     target = table(random_law(6, 3))
-    generation = generate(
-        target=target,
-        drafter=build(target),
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=structures.build({"name": "chain", "gamma": 4}),
-        request=Request([2], 20),
-        clock=CpuClock(),
-    )
+    generation = decoded(target, build(target), chain(4), [2], 20, rule="greedy")
     assert [row.accepted for row in generation.rounds] == [4, 4, 4, 4]

@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fixtures.drafting import chain
 from fixtures.slow_drafters import SlowDrafter, along_paths, along_ranks, pocket, rounds_of, same_rounds
 
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.ngrams.datastore import write_datastore
 from specdec.records import TextStart
-from specdec.structures.base import structures
 
 SIZE = 5
-CHAIN = structures.build({"name": "chain", "gamma": 4})
+CHAIN = chain(4)
 
 
 def documents(seed=0, count=12, length=30):
@@ -179,6 +179,7 @@ def test_bad_input_is_named_in_one_sentence(build, corpus, tmp_path):
         assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_fewer_calls_on_the_pocket_target(build, tmp_path):
     """On half a megabyte of the standard library."""
     target, prompts = pocket()

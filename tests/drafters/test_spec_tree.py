@@ -4,15 +4,14 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from fixtures.drafting import dynamic, law_error, rows
 from torch import Tensor
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.drafters.spec_tree import SpecTree
 from specdec.errors import NumericsError, UsageError
-from specdec.records import Draft, Request, TextStart, Tree
+from specdec.records import Draft, TextStart, Tree
 from specdec.sampling import generator_for, probabilities
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
@@ -24,10 +23,6 @@ PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 
 def expansion(*widths):
     return structures.build({"name": "expansion", "widths": list(widths), "nodes": 64})
-
-
-def rows(k, w):
-    return structures.build({"name": "rows", "k": k, "w": w, "budget": 64})
 
 
 def models_of(tiny_llama, target, count, context=64, **how):
@@ -46,26 +41,41 @@ def expected_model(tree: Tree, node: int, count: int) -> int:
 
 
 @pytest.mark.parametrize("shape", [expansion(3, 2, 1), rows(3, 3)], ids=["tree", "rows"])
-@pytest.mark.parametrize(("children", "temperature"), [("sampled", 0.0), ("ranked", 1.0)])
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_ranked_nodes_are_the_first_free_choices(tiny_llama, tiny_model, sampling, shape, children, temperature, count):
-    """Against plain forward passes of each model over the path to each node, after several rounds."""
-    target = Causal(tiny_model("llama"), sampling(temperature=temperature))
+@pytest.mark.parametrize(
+    ("children", "how", "count"),
+    [
+        *(("sampled", {"temperature": 0.0}, count) for count in (1, 2, 3)),
+        ("ranked", {"temperature": 1.0}, 2),
+        ("sampled", {"temperature": 1.3, "top_k": 40}, 2),
+    ],
+)
+def test_nodes_are_choices_or_draws_of_their_own_models(tiny_llama, tiny_model, sampling, shape, children, how, count):
+    """Against plain forward passes of each model over the path to each node, after several rounds; without the tokens
+    of earlier siblings, whoever chose them.
+    """
+    target = Causal(tiny_model("llama"), sampling(**how))
     models = models_of(tiny_llama, target, count)
     drafter, text = SpecTree(models, target, children), list(PROMPT)
-    drafter.start(TextStart(PROMPT, 64))
+    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     for committed in ([5], [3, 19, 44], [8, 8]):
         draft = drafter.draft(shape)
-        tree, tokens = draft.tree, draft.tokens.tolist()
-        assert draft.q is None and sorted(tree.depths) == sorted(shape.tree.depths)
-        for node, parent in enumerate(tree.parents):
-            whose = expected_model(tree, node, count)
-            path = [tokens[step] for step in tree.path(parent)]
-            logits = models[f"m{whose}"].model(torch.tensor([[*text, *path]])).logits[0, -1].clone()
-            siblings = tree.children[parent + 1]
-            logits[[tokens[other] for other in siblings[: siblings.index(node)]]] = -torch.inf
-            assert tokens[node] == int(logits.argmax()), node
-            assert draft.source[node].strategy == f"m{whose}"
+        assert draft.draws is None and sorted(draft.tree.depths) == sorted(shape.tree.depths)
+        assert (draft.q is None) == (target.sampling.greedy or children == "ranked")
+        tokens = draft.tokens.tolist()
+        for node, parent in enumerate(draft.tree.parents):
+            assert draft.source[node].strategy == f"m{expected_model(draft.tree, node, count)}"
+            siblings = draft.tree.children[parent + 1]
+            before = [tokens[other] for other in siblings[: siblings.index(node)]]
+            path = [tokens[step] for step in draft.tree.path(parent)]
+            model = models[draft.source[node].strategy].model
+            logits = model(torch.tensor([[*text, *path]])).logits[0, -1].clone()
+            if draft.q is None:
+                logits[before] = -torch.inf
+                assert tokens[node] == int(logits.argmax()), node
+            else:
+                q = probabilities(logits, target.sampling)
+                q[before] = 0.0
+                torch.testing.assert_close(draft.q[node], q / q.sum(), atol=1e-10, rtol=0)
         drafter.commit(committed)
         text += committed
 
@@ -78,28 +88,6 @@ def test_one_model_drafts_as_the_small_model_does(tiny_llama, tiny_model, sampli
         drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
         drafts.append(drafter.draft(shape))
     assert torch.equal(drafts[0].tokens, drafts[1].tokens) and torch.equal(drafts[0].q, drafts[1].q)
-
-
-@pytest.mark.parametrize("shape", [expansion(3, 2), rows(3, 2)], ids=["tree", "rows"])
-def test_q_is_the_law_of_the_nodes_own_model(tiny_llama, tiny_model, sampling, shape):
-    """Standardised as the target's, without the tokens of earlier siblings, whoever drew them."""
-    target = Causal(tiny_model("llama"), sampling(temperature=1.3, top_k=40))
-    models = models_of(tiny_llama, target, 2)
-    drafter, text = SpecTree(models, target, "sampled"), list(PROMPT)
-    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
-    for committed in ([5], [3, 19, 44], [8, 8]):
-        draft = drafter.draft(shape)
-        tree, tokens = draft.tree, draft.tokens.tolist()
-        assert draft.draws is None
-        for node, parent in enumerate(tree.parents):
-            path = [tokens[step] for step in tree.path(parent)]
-            model = models[f"m{expected_model(tree, node, 2)}"].model
-            q = probabilities(model(torch.tensor([[*text, *path]])).logits[0, -1], target.sampling)
-            siblings = tree.children[parent + 1]
-            q[[tokens[other] for other in siblings[: siblings.index(node)]]] = 0.0
-            torch.testing.assert_close(draft.q[node], q / q.sum(), atol=1e-10, rtol=0)
-        drafter.commit(committed)
-        text += committed
 
 
 class Tables(Drafter):
@@ -125,28 +113,6 @@ class Tables(Drafter):
         return Draft(draft.tokens, draft.tree, self.told(draft), draft.source)
 
 
-def bias(enumeration, target, law, drafter, shape, length, root):
-    found = enumeration.law(
-        lambda: (
-            generate(
-                target=target,
-                drafter=drafter,
-                verifier=verifiers.build({"name": "speculative_sampling"}),
-                structure=shape,
-                request=Request([root], length, enumeration.generator, enumeration.generator),
-                clock=CpuClock(),
-            ).tokens
-        )
-    )
-    worst = 0.0
-    for tokens in torch.cartesian_prod(*[torch.arange(len(law))] * length).tolist():
-        expected = 1.0
-        for last, token in zip([root, *tokens], tokens, strict=False):
-            expected *= float(law[last, token])
-        worst = max(worst, abs(found.get(tuple(tokens), 0.0) - expected))
-    return worst
-
-
 @pytest.mark.parametrize(
     ("size", "models", "shape", "length"),
     [
@@ -162,24 +128,22 @@ def bias(enumeration, target, law, drafter, shape, length, root):
 def test_siblings_of_several_laws_leave_the_targets_law(
     enumeration, table, random_law, how, size, models, shape, length
 ):
-    law = random_law(size, 5)
-    target = table(law, temperature=1.0)
+    target = table(random_law(size, 5), temperature=1.0)
     laws = torch.stack([random_law(size, 6 + place) for place in range(models)])
-    worst = bias(enumeration, target, law, Tables(laws, how), shape, length, size - 1)
-    assert worst < 1e-12
+    assert law_error(enumeration, target, Tables(laws, how), shape, [size - 1], length)[0] < 1e-12
 
 
 def test_laws_with_other_supports_leave_the_targets_law(enumeration, table, random_law):
     """One model never draws what the other always draws; once a law is used up, the rest is drawn evenly."""
-    law = random_law(3, 5)
+    target = table(random_law(3, 5), temperature=1.0)
     laws = torch.tensor([[[1.0, 0.0, 0.0]] * 3, [[0.5, 0.5, 0.0]] * 3]).double()
     for order in ([0, 1], [1, 0]):
-        assert bias(enumeration, table(law, temperature=1.0), law, Tables(laws[order]), expansion(3), 2, 2) < 1e-12
+        assert law_error(enumeration, target, Tables(laws[order]), expansion(3), [2], 2)[0] < 1e-12
 
 
 def test_siblings_that_report_the_other_models_q_are_caught(enumeration, table, random_law):
-    law, laws = random_law(4, 5), torch.stack([random_law(4, 6), random_law(4, 7)])
-    target = table(law, temperature=1.0)
+    laws = torch.stack([random_law(4, 6), random_law(4, 7)])
+    target = table(random_law(4, 5), temperature=1.0)
 
     def of_the_first(draft):
         q = laws[0, [3] * len(draft)].clone()
@@ -191,13 +155,12 @@ def test_siblings_that_report_the_other_models_q_are_caught(enumeration, table, 
         return laws[[0, 1], [3] * 2]
 
     for told in (of_the_first, with_replacement):
-        assert bias(enumeration, target, law, Tables(laws, told=told), expansion(2), 2, 3) > 1e-4
+        assert law_error(enumeration, target, Tables(laws, told=told), expansion(2), [3], 2)[0] > 1e-4
 
 
 def test_several_models_draw_no_independent_siblings(random_law):
     laws = torch.stack([random_law(3, 0), random_law(3, 1)])
-    beam = structures.build({"name": "dynamic", "nodes": 4, "depth": 2, "branching": 2, "beam": 2})
-    for shape, how in ((rows(2, 1), "independent"), (beam, "ranked")):
+    for shape, how in ((rows(2, 1), "independent"), (dynamic(4, 2, 2, 2), "ranked")):
         with pytest.raises(ValueError, match="several models"):
             grow(shape, lambda tokens, tree, nodes: laws[:, [0] * len(nodes)], how, ["a", "b"])
 

@@ -1,4 +1,4 @@
-"""Published EAGLE checkpoints draft what the equations draft, over 200 rounds with rejections; others are refused.
+"""Published EAGLE checkpoints draft what the equations draft, over rounds with rejections; others are refused.
 
 A file of each format is made on the spot, tiny and random; the equations read the same tensors apart from any reader.
 """
@@ -163,11 +163,6 @@ FORMATS = {
         {},
     ),
 }
-ALIKE = ("eagle1_biases", "eagle3_layers", "speculators_eagle", "speculators_dflash")  # variants of others
-ROUNDS = [
-    *((name, 30 if name in ALIKE else 200) for name in FORMATS),
-    *(pytest.param(name, 200, marks=pytest.mark.slow) for name in ALIKE if name.startswith("speculators")),
-]
 
 
 @pytest.fixture
@@ -186,8 +181,8 @@ def drafter_of(tmp_path, target, group_values):
     return write
 
 
-@pytest.mark.parametrize(("name", "rounds"), ROUNDS)
-def test_drafts_are_those_of_the_equations(drafter_of, target, make_structure, name, rounds):
+@pytest.mark.parametrize("name", FORMATS)
+def test_drafts_are_those_of_the_equations(drafter_of, target, make_structure, name):
     config, network, renamed = FORMATS[name]
     weights, facts = made(**network)
     drafter = drafter_of(config, weights, renamed)
@@ -195,7 +190,7 @@ def test_drafts_are_those_of_the_equations(drafter_of, target, make_structure, n
         weights, facts, target.hidden.embedding, target.hidden.output_layer
     )
     compared, tokens = 0, set()
-    for text, drafts in random_rounds(drafter, target, make_structure("chain", 2), rounds // 10, 10):
+    for text, drafts in random_rounds(drafter, target, make_structure("chain", 2), 5, 8):
         rows = slow.text_rows(text, features_of(target.model, text, facts.boundaries))
         for length, draft in drafts:
             path = []
@@ -205,7 +200,7 @@ def test_drafts_are_those_of_the_equations(drafter_of, target, make_structure, n
                 assert token == path[-1], f"round {compared} at {length} tokens"
             tokens |= set(path)
             compared += len(path) == 2
-    assert compared == rounds and len(tokens) > 4
+    assert compared == 40 and len(tokens) > 4
 
 
 def first_law(drafter, target, make_structure, tokens=(5, 1, 4, 1, 5)):

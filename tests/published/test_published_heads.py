@@ -7,24 +7,22 @@ import logging
 
 import pytest
 import torch
+from fixtures.drafting import decoded
 from fixtures.tiny_checkpoints import PUBLISHED, Published, medusa, slow_medusa, write_checkpoint
 from safetensors.torch import load_file, save_file
 
-from specdec.clock import CpuClock
 from specdec.convert import convert
-from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
-from specdec.records import Request, TextStart
+from specdec.records import TextStart
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets.base import targets
 from specdec.targets.causal import Causal
-from specdec.verifiers.base.contract import verifiers
 
 WIDTH, VOCABULARY = 16, 40
 PROMPTS = [[7, 3, 19, 34, 3, 19, 22, 7, 3], [5], [1, 38, 2, 27], [11, 12, 13, 14, 15, 16, 17], [30, 30, 2]]
-NEW_TOKENS = 86
+NEW_TOKENS = 40
 # The root has twelve children, so that some tokens are accepted, and most rounds end in a rejection.
 PARENTS = [*[-1] * 12, 0, 0, 1, 2, 12, 12, 14]
 
@@ -58,14 +56,7 @@ def rounds_follow(target, drafter, structure, slow) -> None:
     """Every node of every round is the next best choice of `slow(states, t, path)`."""
     rounds = accepted = rejected = 0
     for prompt in PROMPTS:
-        generation = generate(
-            target=target,
-            drafter=drafter,
-            verifier=verifiers.build({"name": "greedy"}),
-            structure=structure,
-            request=Request(prompt, NEW_TOKENS),
-            clock=CpuClock(),
-        )
+        generation = decoded(target, drafter, structure, prompt, NEW_TOKENS, rule="greedy")
         text = [*prompt, *generation.tokens]
         with torch.inference_mode():
             output = target.model(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True)
@@ -85,7 +76,7 @@ def rounds_follow(target, drafter, structure, slow) -> None:
             rounds += 1
             accepted += row.accepted > 0
             rejected += row.rejected
-    assert rounds >= 200 and accepted >= 10 and rejected >= 80
+    assert rounds >= 90 and accepted >= 4 and rejected >= 35
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)

@@ -5,20 +5,11 @@ from itertools import product
 
 import pytest
 import torch
+from fixtures.drafting import dynamic, rows, tree
 
-from specdec.structures.base import structures
 from specdec.tree_building.siblings import grow, independent, ranked, without_replacement
 
 LAW = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.1, 0.5, 0.4]], dtype=torch.float64)
-
-
-def rows(k, w):
-    return structures.build({"name": "rows", "k": k, "w": w, "budget": 1000})
-
-
-def tree(*parents):
-    sizes = {"nodes": len(parents), "depth": len(parents)}
-    return structures.build({"name": "tree", "parents": list(parents), "file": None, "accuracy": None, **sizes})
 
 
 def after(root):
@@ -130,10 +121,6 @@ def test_a_single_path_is_a_chain():
     draft = grow(rows(1, 3), after(2), "independent", "test", torch.Generator().manual_seed(0))
     assert draft.tree.is_chain and draft.draws is None and len(draft) == 3
     assert len(grow(rows(2, 1).resized(0), after(2), "independent", "test")) == 0
-
-
-def dynamic(nodes, depth, branching, beam):
-    return structures.build({"name": "dynamic"} | dict(nodes=nodes, depth=depth, branching=branching, beam=beam))
 
 
 def searched(law, root, shape):
