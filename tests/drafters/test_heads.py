@@ -72,19 +72,23 @@ def paths(draft: Draft):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", ["chain", "rows", "tree", "bushy"])
+@pytest.mark.parametrize("shape", ["chain", "rows", "tree", "bushy", "expansion"])
 def test_a_node_of_rank_j_is_the_next_best_choice_of_its_depths_head(
     target_at, random_heads, make_structure, kind, shape
 ):
     cls, make = KINDS[kind]
     target = target_at()
     drafter = begun(cls(random_heads(target, **make), target), target)
-    structure = tree(*BUSHY) if shape == "bushy" else make_structure(shape, 5)
+    own = {
+        "bushy": tree(*BUSHY),
+        "expansion": structures.build({"name": "expansion", "widths": [4, 3, 2], "nodes": 40}),
+    }
+    structure = own.get(shape) or make_structure(shape, 5)
     draft = drafter.draft(structure)
     assert draft.tree == structure.tree and draft.q is None
     assert_drafted_from(draft, lambda node, above: taught(drafter, target, above))
     if cls is Medusa:  # the Cartesian product
-        table = {(depth, rank): set() for depth in range(6) for rank in range(3)}
+        table = {(depth, rank): set() for depth in range(6) for rank in range(4)}
         for node, depth in enumerate(draft.tree.depths):
             rank = draft.tree.children[draft.tree.parents[node] + 1].index(node)
             table[depth, rank].add(int(draft.tokens[node]))
@@ -151,17 +155,6 @@ def test_a_dynamic_tree_holds_the_most_confident_paths(target_at, random_heads, 
                 chances[*path, token] = chances[path] + chance
     expected = sorted(chances, key=lambda path: -chances[path])[1:10]
     assert {(*above, int(draft.tokens[node])) for node, above in paths(draft)} == set(expected)
-
-
-def test_widths_are_the_cartesian_product_of_the_heads_choices(target_at, random_heads):
-    """Medusa (2401.10774, figure 2): each choice of head k below each choice of the heads before."""
-    target = target_at()
-    heads = random_heads(target, output="own")
-    drafter = begun(Medusa(heads, target), target)
-    draft = drafter.draft(structures.build({"name": "expansion", "widths": [4, 3, 2], "nodes": 40}))
-    best = [taught(drafter, target, [0] * k).topk(width).indices.tolist() for k, width in enumerate((4, 3, 2))]
-    leaves = [draft.tokens[list(draft.tree.path(node))].tolist() for node in draft.tree.leaves]
-    assert leaves == [list(choice) for choice in product(*best)]
 
 
 def test_nodes_with_more_children_than_tokens_are_left_out(table, random_law, random_heads, make_structure):
@@ -361,14 +354,11 @@ def test_a_structure_deeper_than_the_heads_is_refused_before_decoding(run_of, gr
         run_of(name, six, [1])
 
 
-def test_points_of_the_curve_beyond_the_heads_are_left_out(run_of, group_values):
+def test_points_of_the_curve_beyond_the_heads_or_a_given_tree_are_left_out(run_of, group_values):
+    """Two points of a tree would be the same draft under two names, and no round could be told from another."""
     parts = run_of("medusa", group_values("structure", "chain", gamma=4), [1, 5, 6, 8])
     assert [arm.gamma for arm in parts.arms] == [1, 4, 5] and parts.left_out == (6, 8)
     assert parts.primary.gamma == 4
-
-
-def test_points_of_the_curve_beyond_a_given_tree_are_left_out(run_of, group_values):
-    """Two of them would be the same draft under two names, and no round of a run could be told from another."""
     parts = run_of("medusa", group_values("structure", "tree", parents=[-1, -1, 0]), [1, 3, 4])
     assert [(arm.gamma, arm.structure.gamma) for arm in parts.arms] == [(1, 1), (2, 2)] and parts.left_out == (3, 4)
 

@@ -1,7 +1,7 @@
 """Rows shared out between context and bigram, against lists made by hand from each of the two on its own."""
 
 import pytest
-from fixtures.drafting import chain, composed, decoded, rows
+from fixtures.drafting import chain, composed, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,7 +9,6 @@ from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.records import Source, TextStart
 from specdec.structures.base import structures
-from specdec.targets.causal import Causal
 from specdec.tree_building.lookup_filling import Proposal
 
 SIZE = 6
@@ -82,31 +81,6 @@ def test_a_chain_is_the_context_s_or_else_the_bigram_s(make, parts, text, gamma,
     assert started(make(context_rows), text).propose(chain(gamma)) == expected
 
 
-def test_shares_vary_from_step_to_step(make):
-    drafter = started(make(), [0, 1, 0, 2, 0, 3, 0])
-    shares = []
-    for token in (1, 4, 5, 0):
-        proposal = drafter.propose(rows(4, 1))
-        assert len(proposal.tokens) == 4, "all rows are used"
-        shares.append([source.strategy for source in proposal.source].count("ngram"))
-        drafter.commit([token])
-    assert shares == [3, 1, 0, 0]
-
-
-def test_fixed_shares_stay_empty(make):
-    drafter = started(make(context_rows=3, fill=False), [0, 1, 0])
-    assert [source.strategy for source in drafter.propose(rows(5, 1)).source] == ["ngram", *["model_bigram"] * 2]
-
-
-def test_a_row_that_is_there_is_replaced_by_the_next(make, parts):
-    _, bigram = parts
-    first, second = bigram.ranked(0, 2)
-    drafter = started(make(), [0, first, 0])
-    proposal = drafter.propose(rows(2, 1))
-    assert proposal.tokens == (first, second)
-    assert proposal.source == (Source("ngram", 0), Source("model_bigram", 1))
-
-
 @given(TEXTS, st.sampled_from([None, 0, 1, 2]), st.booleans(), st.sampled_from([0, 1]))
 @settings(max_examples=80)
 def test_siblings_of_a_tree_are_shared_out(make, parts, group_values, text, context_rows, fill, goes_on):
@@ -144,27 +118,6 @@ def test_the_context_s_match_length_is_a_parameter(make):
     one, two = (started(make(q=q), text).propose(rows(3, 1)) for q in (1, 2))
     assert [source.strategy for source in one.source].count("ngram") == 2
     assert [source.strategy for source in two.source].count("ngram") == 1
-
-
-@pytest.mark.parametrize("shape", ["rows", "tree"])
-def test_both_evaluations_give_the_same_rounds(tiny_model, sampling, group_values, make_structure, shape):
-    """Every round offers and keeps the same, and both strategies have a part in it."""
-    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
-    changes = {
-        "context": group_values("drafter", "ngram"),
-        "bigram": group_values("drafter", "model_bigram", cache_dir=None),
-    }
-    drafter = drafters.build(group_values("drafter", "mixed", **changes), target=target)
-    rounds = []
-    for target.evaluation in ("packed", "rows"):
-        prompt = [7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19]
-        generation = decoded(target, drafter, make_structure(shape, 3), prompt, 40, rule="greedy")
-        rounds.append(
-            [(row.draft_tokens, row.tree, row.source, row.acceptance, row.committed) for row in generation.rounds]
-        )
-    assert rounds[0] == rounds[1]
-    accepted = {source[node].strategy for _, _, source, acceptance, _ in rounds[0] for node in acceptance.path}
-    assert accepted == {"ngram", "model_bigram"}
 
 
 @pytest.mark.parametrize(

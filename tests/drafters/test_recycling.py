@@ -69,14 +69,6 @@ def rounds_of(drafter, target, prompt, shape="tree"):
     return [(row.draft_tokens, row.committed) for row in generation.rounds]
 
 
-def test_a_text_begins_anew():
-    target = Pairs(0.0)
-    drafter = build()(target)
-    first = rounds_of(drafter, target, PROMPTS[0])
-    rounds_of(drafter, target, PROMPTS[1])
-    assert rounds_of(drafter, target, PROMPTS[0]) == first
-
-
 def test_with_persist_a_prompt_begins_with_what_finished_ones_taught():
     target = Pairs(0.0)
     drafter, fresh = build(persist=True)(target), build()(target)
@@ -114,10 +106,6 @@ def test_a_structure_with_too_many_siblings_is_refused():
 def test_keeping_no_token_is_refused():
     with pytest.raises(UsageError, match=r"drafter\.k=0"):
         drafters.config({"name": "recycling", "k": 0, "persist": False})
-
-
-def test_the_law_is_the_targets(emitted_law):
-    assert emitted_law({"name": "recycling", "k": 2, "persist": False}, tree(-1, -1, 0, 0)) < 1e-12
 
 
 @pytest.mark.slow

@@ -40,12 +40,12 @@ class Characters:
         return f"\x00{said}<a>"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def characters():
     return Characters
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def values():
     """`values(yaml_name)` reads the YAML of a prompt set; `real` fills in the real file's path, or skips the test."""
 
@@ -62,7 +62,7 @@ def values():
     return read
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def load(values):
     """`load(yaml_name, real=..., tokenizer=..., context=..., new=..., **overrides)` loads a prompt set."""
     from specdec.prompts import load_prompts

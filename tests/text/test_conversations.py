@@ -5,6 +5,7 @@ import json
 
 import numpy as np
 import pytest
+from fixtures.refusals import refused
 
 from specdec.errors import UsageError
 from specdec.text import conversations as module
@@ -44,11 +45,11 @@ def source(tmp_path, group_values):
 
 @pytest.fixture
 def opened(source, head_data, text_target):
-    """`opened(content)`: all sequences of conversations, those of every second held out."""
+    """`opened(content, sequence_length=256, **source)`: sequences of conversations, every second one held out."""
 
-    def make(content, **changes):
-        how = {"packed": False, "batch": 1, "sequence_length": 256} | changes
-        return open_sequences(head_data(source=source(content), **how), text_target, seed=3)
+    def make(content, sequence_length=256, **changes):
+        how = {"packed": False, "batch": 1, "sequence_length": sequence_length}
+        return open_sequences(head_data(source=source(content, **changes), **how), text_target, seed=3)
 
     return make
 
@@ -104,27 +105,15 @@ def test_a_template_that_changes_what_was_said_is_counted(opened, text_target, m
 
 
 def test_what_of_a_record_is_used(opened, text_target, monkeypatch):
-    monkeypatch.setattr(
-        text_target.tokenizer, "chat_template", "{% for m in messages %}[{{ m.content }}]{% endfor %}", raising=False
-    )
+    monkeypatch.setattr(text_target.tokenizer, "chat_template", PLAIN, raising=False)
     held = record("h", "h")
     odd = {"conversations": [
         {"from": "system", "value": "s"}, {"from": "chatgpt", "value": "rest of an answer"},
         {"from": "user", "value": " q "}, {"from": "bing", "value": "a"}, {"from": "human", "value": "never answered"},
     ]}  # fmt: skip
     twice = {"conversations": [*record("q", "a")["conversations"], {"from": "gpt", "value": "again"}]}
-    content = [
-        odd,
-        held,
-        record("q", "a", "", "b"),
-        held,
-        twice,
-        held,
-        record("no answer"),
-        held,
-        {"conversations": []},
-        held,
-    ]
+    used = [odd, record("q", "a", "", "b"), twice, record("no answer"), {"conversations": []}]
+    content = [conversation for one in used for conversation in (one, held)]
     sequences = opened(content)
     assert [text for text, _ in rendered(sequences, text_target.tokenizer, "train")] == [
         "[s][q][a]",
@@ -139,9 +128,7 @@ def test_what_of_a_record_is_used(opened, text_target, monkeypatch):
 
 
 def test_a_conversation_without_a_scored_token_in_its_row_is_left_out(opened, text_target, monkeypatch):
-    monkeypatch.setattr(
-        text_target.tokenizer, "chat_template", "{% for m in messages %}[{{ m.content }}]{% endfor %}", raising=False
-    )
+    monkeypatch.setattr(text_target.tokenizer, "chat_template", PLAIN, raising=False)
     long = record("while " * 40, "not")
     sequences = opened([record("q", "a"), record("h", "h"), long, record("h", "h")], sequence_length=12)
     assert len(sequences._parts["train"].documents) == 2 and sequences.counts["train"] == 1
@@ -156,25 +143,19 @@ def test_a_list_lines_and_gzip_read_the_same(opened, text_target, form):
     assert [scored for _, scored in found] == [" while<|endoftext|>", " y<|endoftext|>"]
 
 
-def test_at_most_so_many_conversations(source, head_data, text_target):
-    values = source([record("if?", "while"), record("a", "b"), record("x", "y")], max_conversations=2)
-    sequences = open_sequences(
-        head_data(source=values, packed=False, batch=1, sequence_length=256), text_target, seed=3
-    )
+def test_at_most_so_many_conversations(opened):
+    sequences = opened([record("if?", "while"), record("a", "b"), record("x", "y")], max_conversations=2)
     assert len(sequences._parts["train"].documents) == 1
 
 
-def test_records_of_the_hub(source, head_data, text_target, monkeypatch):
+def test_records_of_the_hub(opened, text_target, monkeypatch):
     def hub(*arguments) -> records.Records:
         assert arguments == ("a/b", None, "train", None, "data.source")
         rows = ((f"a/b:{i}", i, record("if?", f"while {i}")) for i in range(1, 5))
         return records.Records(rows, {"hub_id": "a/b"})
 
     monkeypatch.setattr(module, "read_hub", hub)
-    values = source([], path=None, hub_id="a/b")
-    sequences = open_sequences(
-        head_data(source=values, packed=False, batch=1, sequence_length=256), text_target, seed=3
-    )
+    sequences = opened([], path=None, hub_id="a/b")
     assert [s for _, s in rendered(sequences, text_target.tokenizer, "train")] == [
         f" while {i}<|endoftext|>" for i in (1, 3)
     ]
@@ -196,15 +177,14 @@ def test_records_of_the_hub(source, head_data, text_target, monkeypatch):
     ],
 )  # fmt: skip
 def test_bad_records_are_refused_by_file_and_number(opened, content, says):
-    with pytest.raises(UsageError, match=says) as refused:
+    with refused(says):
         opened(content)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("path", "hub_id"), [(None, None), ("x", "a/b")])
-def test_one_source_is_needed(source, head_data, text_target, path, hub_id):
+def test_one_source_is_needed(opened, path, hub_id):
     with pytest.raises(UsageError, match="need one source: set either data.source.path"):
-        open_sequences(head_data(source=source([], path=path, hub_id=hub_id)), text_target, seed=3)
+        opened([], path=path, hub_id=hub_id)
 
 
 def test_scored_tokens_do_not_reach_into_the_question(opened, text_target):

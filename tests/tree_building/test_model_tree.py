@@ -28,7 +28,7 @@ def plain(drafter):
     return lambda node, above: drafter.model(torch.tensor([[*PROMPT, *above]])).logits[0, -1]
 
 
-@pytest.mark.parametrize("structure", ["rows", "tree"])
+@pytest.mark.parametrize("structure", ["chain", "rows", "tree"])
 @pytest.mark.parametrize("siblings", WAYS)
 @pytest.mark.parametrize("family", ["llama", "mistral_window", "gpt2"])
 def test_q_is_what_each_node_was_drawn_from(tiny_model, sampling, make_structure, family, siblings, structure):
@@ -117,7 +117,7 @@ def test_an_equal_drafter_is_always_accepted(target, tiny_model, make_structure,
 
 
 @pytest.mark.parametrize("verifier", ["speculative_sampling", "k_seq"])
-@pytest.mark.parametrize(("k", "w"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize(("k", "w"), [(3, 1), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_independent_siblings_are_lossless(enumeration, table, random_law, tiny_llama, verifier, k, w):
     """Every outcome of drafting, accepting and the loop, limit included; vocabulary 2, a model in float64."""
     beside = table(random_law(2, 5), temperature=1.0)

@@ -68,6 +68,7 @@ def weights(training: EagleTraining) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in training.student.network.state_dict().items()}
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_to_the_same_weights(values, store, tmp_path):
     def opened_in(folder: str, **changes: Any) -> EagleTraining:
         return opened(changed(values, **changes, output_dir=str(tmp_path / folder)), store)
@@ -88,7 +89,7 @@ def test_later_steps_are_trained_from_their_share_on(values, store):
     assert training.scales(batch, 7) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("form", ["eagle3", "eagle1"])
+@pytest.mark.parametrize("form", ["eagle3", pytest.param("eagle1", marks=pytest.mark.slow)])
 def test_an_overfitted_drafter_is_right_and_its_drafts_are_accepted(values, store, make_structure, group_values, form):
     changes: dict[str, Any] = dict(data__steps=60, loss__later=1.0, loss__teacher=0.0, micro_batch=2)
     changes |= dict(eagle__own_output=True, monitor__heldout_every_steps=40, monitor__checkpoint_seconds=100.0)

@@ -52,9 +52,10 @@ def test_every_recipe_on_states_composes_and_imports_no_torch(tmp_path):
         "from specdec.config import validated\n"
         "from specdec.training.eagle.eagle_recipe import EagleTrainConfig\n"
         "from specdec.training.heads.head_recipe import HeadTrainConfig\n"
+        "from specdec.training.models.recipe import TrainConfig\n"
         "found = set()\n"
         "with initialize_config_dir(config_dir(), version_base='1.3'):\n"
-        "    for kind, form in {'heads': HeadTrainConfig, 'eagle': EagleTrainConfig}.items():\n"
+        "    for kind, form in {'heads': HeadTrainConfig, 'eagle': EagleTrainConfig, 'recipe': TrainConfig}.items():\n"
         "        folder = pathlib.Path(config_dir()) / kind\n"
         "        for path in sorted(folder.rglob('*.yaml')):\n"
         "            name = path.relative_to(folder).with_suffix('').as_posix()\n"
@@ -63,7 +64,7 @@ def test_every_recipe_on_states_composes_and_imports_no_torch(tmp_path):
         "            assert getattr(config, kind).name == name, name\n"
         "            found.add(name)\n"
         "assert {'medusa', 'grounded', 'blockwise', 'grounded_vicuna7b', 'medusa_vicuna7b'} <= found\n"
-        "assert {'pocket', 'eagle1'} <= found\n"
+        "assert {'pocket', 'eagle1', 'pocket_target', 'pocket_drafter'} <= found\n"
         "assert 'torch' not in sys.modules and 'mlflow' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)

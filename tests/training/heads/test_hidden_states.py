@@ -148,24 +148,16 @@ def test_a_longer_training_keeps_the_files_of_a_shorter(head_data, text_target):
     torch.testing.assert_close(longer.states(batch)[0], text_target.hidden.sequence(batch.tokens, 0)[0].clone())
 
 
-def test_beyond_the_limit_states_are_streamed(opened):
-    count = 12 + 5
-    within = opened(cache="disk", limit_gib=count * ROWS / 2**30)
-    within.prepare()
-    assert within.cached
-    over = opened(cache="disk", limit_gib=(count * ROWS - 1) / 2**30, dtype="auto", shard_mib=2)
-    over.prepare()
-    assert not over.cached and over.bytes == count * ROWS and not over.folder.exists()
-    assert over.states(over.sequences.train(0))[0].shape == (4, 16, 16)
-
-
-def test_the_limit_is_on_both_layers_that_a_teacher_needs(opened):
-    needed = 2 * (12 + 5) * ROWS
+@pytest.mark.parametrize(("offset", "teacher", "layers"), [(0, False, 1), (1, True, 2)])
+def test_beyond_the_limit_states_are_streamed(opened, offset, teacher, layers):
+    """The limit is on both layers that a teacher needs, and is checked before anything is written."""
+    needed = layers * (12 + 5) * ROWS
     for size, cached in ((needed, True), (needed - 1, False)):
-        source = opened(1, cache="disk", limit_gib=size / 2**30, teacher=True)
+        source = opened(offset, cache="disk", limit_gib=size / 2**30, teacher=teacher)
         source.prepare()
-        assert source.cached == cached
-        assert bool(list(source.folder.glob("*.bin"))) == cached, "checked before anything is written"
+        assert source.cached == cached and source.bytes == needed
+        assert bool(list(source.folder.glob("*.bin"))) == cached
+        assert source.states(source.sequences.train(0))[0].shape == (4, 16, 16)
         for file in source.folder.glob("*"):
             file.unlink()
 
@@ -182,11 +174,6 @@ def test_too_little_space_is_said_before_anything_is_computed(opened, monkeypatc
     with pytest.raises(UsageError, match=f"data.states.folder=.*needs {needed:,} bytes.* 100 are free") as refused:
         full.prepare()
     assert refused.value.exit_code == 2 and "data.states.cache=none" in str(refused.value)
-
-
-def test_unprepared_states_are_computed(opened):
-    source = opened(cache="disk")
-    assert source.states(source.sequences.train(0))[0].shape == (4, 16, 16) and not source.folder.exists()
 
 
 def test_states_that_a_dtype_cannot_hold_are_refused(opened, text_target, monkeypatch):
@@ -220,10 +207,6 @@ def test_a_layer_beyond_the_models_is_refused(opened):
         opened(3)
 
 
-def test_without_a_teacher_no_logits(opened):
-    assert opened().states(opened().sequences.train(0))[1] is None
-
-
 def test_the_manifest_decides(opened):
     """A file without its name in the manifest was not finished, and a name without its file is made again."""
     source = small_shards(opened(cache="disk"))
@@ -233,3 +216,9 @@ def test_the_manifest_decides(opened):
     source.prepare()
     next(source.folder.glob("heldout*.bin")).unlink()
     assert [part for part, _, _ in source._missing()] == ["heldout"]
+
+
+def test_unprepared_states_are_computed_and_without_a_teacher_no_logits(opened):
+    source = opened(cache="disk")
+    states, teacher = source.states(source.sequences.train(0))
+    assert states.shape == (4, 16, 16) and teacher is None and not source.folder.exists()

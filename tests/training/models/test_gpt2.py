@@ -1,7 +1,6 @@
 """The GPT-like recipes: shapes as published, a tiny one trained, resumed, exported, loaded; Llama recipes unchanged."""
 
 import json
-import signal
 from copy import deepcopy
 from dataclasses import asdict
 from pathlib import Path
@@ -13,7 +12,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file
 
 from specdec.config import config_dir, validated
-from specdec.errors import Interrupted, UsageError
+from specdec.errors import UsageError
 from specdec.models.load import load_model, load_tokenizer
 from specdec.training.models import model_training
 from specdec.training.models.model_training import ModelTraining
@@ -113,29 +112,12 @@ def test_every_matrix_of_a_layer_goes_to_muon_with_the_rate_its_orientation_need
 
 
 @pytest.mark.slow
-def test_trained_killed_resumed_exported_and_loaded(gpt_values, tmp_path, monkeypatch):
+def test_trained_exported_and_loaded(gpt_values, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    whole = model_training.run({**gpt_values, "output_dir": str(tmp_path / "whole")})
-    original = ModelTraining.take_step
-
-    def interrupted(self: ModelTraining, step: int) -> dict[str, float]:
-        if step == 3:
-            signal.raise_signal(signal.SIGTERM)
-        return original(self, step)
-
-    monkeypatch.setattr(ModelTraining, "take_step", interrupted)
-    with pytest.raises(Interrupted):
-        model_training.run(gpt_values)
-    monkeypatch.setattr(ModelTraining, "take_step", original)
     outcome = model_training.run(gpt_values)
-
     summary = json.loads((outcome.folder / "summary.json").read_text())
     assert set(summary["heldout"]) == {"text", "all"} and summary["heldout"]["all"]["tokens"] > 0
-    assert summary["heldout"] == whole.summary["heldout"]
     model = load_model(str(outcome.folder / "model"), dtype=None, device=torch.device("cpu"), attention="auto")
-    again = load_model(str(whole.folder / "model"), dtype=None, device=torch.device("cpu"), attention="auto")
-    for one, two in zip(model.parameters(), again.parameters(), strict=True):
-        assert torch.equal(one, two)
     written = load_file(outcome.folder / "model" / "model.safetensors")
     assert type(model).__name__ == "GPT2LMHeadModel" and {each.dtype for each in written.values()} == {torch.bfloat16}
     assert model.lm_head.weight is not model.transformer.wte.weight

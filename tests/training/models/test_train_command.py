@@ -83,22 +83,3 @@ def test_the_command_refuses_in_one_sentence(tmp_path, arguments, sentence):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert sentence in done.stderr and "Traceback" not in done.stderr
-
-
-@pytest.mark.slow
-def test_both_recipes_compose_and_help_imports_no_torch(tmp_path):
-    script = (
-        "import sys, specdec.train\n"
-        "from hydra import compose, initialize_config_dir\n"
-        "from omegaconf import OmegaConf\n"
-        "from specdec.config import config_dir\n"
-        "from specdec.config import validated\n"
-        "from specdec.training.models.recipe import TrainConfig\n"
-        "with initialize_config_dir(config_dir(), version_base='1.3'):\n"
-        "    for name in ('pocket_target', 'pocket_drafter'):\n"
-        "        cfg = compose('train', [f'+recipe={name}'])\n"
-        "        config = validated(TrainConfig, OmegaConf.to_container(cfg, resolve=True))\n"
-        "        assert config.recipe.name == name\n"
-        "assert 'torch' not in sys.modules and 'mlflow' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
