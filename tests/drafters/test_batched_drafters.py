@@ -1,12 +1,10 @@
 """Drafters that draft for several texts in one call: what each text gets is what a drafter of its own would propose."""
 
 from collections.abc import Mapping
-from itertools import product
 
 import pytest
 import torch
 from fixtures.drafting import chain
-from fixtures.two_tiers import two_tiers
 
 from specdec.batching.batch_target import batch_target
 from specdec.batching.decode_batch import decode_batch
@@ -104,9 +102,9 @@ def decoded(target, drafter, structure, slots=3):
     )
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "temperature"), two_tiers(list(product([*HEADS, "small_model"], SHAPES, [0.0, 1.0])))
-)
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("name", [*HEADS, "small_model"])
 def test_drafts_are_those_of_a_drafter_for_each_text(made, make_structure, name, shape, temperature):
     target, drafter = made(name, temperature)
     compared = Compared(drafter.batched(3), EachDrafter(lambda: twin(drafter, target), 3))
