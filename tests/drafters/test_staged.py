@@ -88,7 +88,7 @@ COMMITTED = {
 
 
 @pytest.mark.parametrize("committed", COMMITTED)
-@pytest.mark.parametrize("way", ["table", "ngram", "model", "restarted"])
+@pytest.mark.parametrize("way", ["table", "ngram", "model", pytest.param("restarted", marks=pytest.mark.slow)])
 def test_a_chain_has_the_law_of_the_model_alone(enumeration, table, random_law, tiny_llama, way, committed):
     """By enumeration of everything that is drawn inside: the tokens of two rounds, and the q that travels with them."""
     prompt, target = [0, 1, 0, 1, 1, 0], table(random_law(2, 0), temperature=1.0)
@@ -158,14 +158,20 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("shape", ["chain", "tree"])
+IN_SECOND = [("tree", "model"), ("tree", "restarted"), ("tree", "early exit"), ("chain", "three stages")]
+CASES = [
+    pytest.param(shape, way, marks=pytest.mark.slow if (shape, way) in IN_SECOND else ())
+    for shape in ("chain", "tree")
+    for way in WAYS
+    if shape == "chain" or "stages" not in way  # stages draft chains
+]
+
+
+@pytest.mark.parametrize(("shape", "way"), CASES)
 def test_a_greedy_chain_is_the_models_own(tiny_model, sampling, random_heads, make_structure, way, shape):
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     outer = shaken(target.model, 0.05, seed=3)
     inner = make_structure(shape, 3)
-    if shape == "tree" and "stages" in way:
-        pytest.skip("stages draft chains")
     drafter = staged(outer, target, WAYS[way](outer, random_heads), inner)
     for text, draft, alone in walk(drafter, SmallModel(outer, target), 16):
         assert draft.tokens.tolist() == alone.tokens.tolist(), len(text)

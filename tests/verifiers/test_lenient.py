@@ -25,7 +25,7 @@ from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, veri
 P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.5, 0.1, 0.2], dtype=torch.float64)
 RULES = [("plain", "sampled"), ("lenient", "sampled"), ("plain", "greedy")]
-LENIENCES = (1.0, 0.8, 0.5, 0.3, 0.1)
+LENIENCES = (1.0, 0.8, 0.3)
 
 
 def lenient(lenience, residual="plain", form="sampled"):
