@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import pytest
 import torch
+from fixtures.drafting import chain
 
 from specdec.batching.batch_target import batch_target
 from specdec.batching.decode_batch import decode_batch
@@ -16,7 +17,6 @@ from specdec.drafters.small_model import SmallModel
 from specdec.heads.one_pass import ParallelHeads
 from specdec.records import Request, TextStart
 from specdec.sampling import generator_for
-from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
 
@@ -102,7 +102,7 @@ def decoded(target, drafter, structure, slots=3):
     )
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("temperature", [pytest.param(0.0, marks=pytest.mark.slow), 1.0])
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", [*HEADS, "small_model"])
 def test_drafts_are_those_of_a_drafter_for_each_text(made, make_structure, name, shape, temperature):
@@ -124,7 +124,7 @@ def test_independent_siblings_too(made, make_structure, name):
 def test_a_threshold_ends_the_draft_of_one_text_and_not_of_the_others(made):
     target, drafter = made("small_model", 1.0)
     compared = Compared(drafter.batched(3), EachDrafter(lambda: twin(drafter, target), 3))
-    decoded(target, compared, structures.build({"name": "chain", "gamma": 4}).until(1e-3))
+    decoded(target, compared, chain(4).until(1e-3))
     assert len(set(compared.lengths)) > 2
 
 
@@ -132,7 +132,7 @@ def test_texts_longer_than_the_models_context_get_no_draft(made, tiny_llama, sam
     target, _ = made("small_model", 0.0)
     drafter = SmallModel(tiny_llama(61, context=8), target)
     compared = Compared(drafter.batched(3), EachDrafter(lambda: twin(drafter, target), 3))
-    done = decoded(target, compared, structures.build({"name": "chain", "gamma": 3}))
+    done = decoded(target, compared, chain(3))
     assert sum(compared.lengths) > 0
     assert any(not each.draft_tokens for text in done.generations for each in text.rounds[:-1])
 
@@ -149,8 +149,7 @@ def test_a_step_takes_as_many_calls_as_a_single_text_does(made, monkeypatch):
     for slot in range(3):
         batch.start(slot, TextStart(PROMPTS[0], 32))
     calls.clear()
-    chain = structures.build({"name": "chain", "gamma": 4})
-    batch.draft(dict.fromkeys(range(3), chain))
+    batch.draft(dict.fromkeys(range(3), chain(4)))
     handle.remove()
     assert calls == [(3, 1)] * 4
 
@@ -164,18 +163,17 @@ def test_a_step_takes_as_many_calls_as_a_single_text_does(made, monkeypatch):
     states = torch.zeros(9, target.hidden.output_layer.shape[1], dtype=torch.float64)
     for slot in range(3):
         batch.start(slot, TextStart(PROMPTS[0], 32), states)
-    batch.draft(dict.fromkeys(range(3), chain))
+    batch.draft(dict.fromkeys(range(3), chain(4)))
     assert [shape[0] for shape in passes] == [3]
 
 
 def test_the_drafters_own_text_is_left_alone(made):
     target, drafter = made("small_model", 0.0)
     drafter.start(TextStart(PROMPTS[0], 32))
-    chain = structures.build({"name": "chain", "gamma": 3})
-    before = drafter.draft(chain).tokens.tolist()
+    before = drafter.draft(chain(3)).tokens.tolist()
     batch = drafter.batched(2)
     batch.reserve(32)
     batch.start(0, TextStart([1, 2, 3], 32))
-    batch.draft({0: chain})
+    batch.draft({0: chain(3)})
     drafter.commit([before[0]])
-    assert drafter.draft(chain).tokens.tolist()[:1] == before[1:2]
+    assert drafter.draft(chain(3)).tokens.tolist()[:1] == before[1:2]

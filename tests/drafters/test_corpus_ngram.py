@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from fixtures.drafting import assert_drafted_from, assert_laws_are_those_of_drafts, chain
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -25,8 +26,7 @@ from specdec.ngrams import kneser_ney as ngram_table
 from specdec.ngrams.corpus import BOUNDARY, StandardLibraryCorpus, open_corpus, tokenize
 from specdec.ngrams.kneser_ney import NgramTable
 from specdec.records import TextStart
-from specdec.sampling import generator_for, probabilities
-from specdec.structures.base import structures
+from specdec.sampling import generator_for
 from specdec.text.python_sources import held_out_modules
 
 SIZE, DISCOUNT = 5, 0.75
@@ -80,15 +80,6 @@ def test_the_law_is_interpolated_kneser_ney(order):
         assert law.sum() == pytest.approx(1.0) and (law > 0).all()
 
 
-def test_a_bigram_by_hand():
-    # a b a b a c: k(a, .) = b 2, c 1 of 3; different predecessors: a 1 (b), b 1 (a), c 1 (a) of 3.
-    table = NgramTable.fit(np.array([0, 1, 0, 1, 0, 2], dtype=np.int32), 4, 2, 0.5)
-    lower = [0.5 / 3 + 0.5 / 4] * 3 + [0.5 / 4]
-    expected = [lower[0] / 3, 1.5 / 3 + lower[1] / 3, 0.5 / 3 + lower[2] / 3, lower[3] / 3]
-    assert table.law([0]) == pytest.approx(expected)
-    assert table.law([3]) == pytest.approx(lower)  # never seen: the shorter context's law
-
-
 @pytest.mark.parametrize("order", [2, 3, 4])
 def test_counting_in_chunks_changes_nothing(monkeypatch, order):
     whole = NgramTable.fit(stream(documents()), SIZE, order, DISCOUNT)
@@ -97,10 +88,6 @@ def test_counting_in_chunks_changes_nothing(monkeypatch, order):
     assert np.array_equal(whole.unigrams, parts.unigrams)
     for one, other in zip(whole.levels, parts.levels, strict=True):
         assert all(np.array_equal(vars(one)[name], vars(other)[name]) for name in vars(one))
-
-
-# ------------------------------------------------------------------------------------------------------------
-# The drafter.
 
 
 @pytest.fixture
@@ -119,7 +106,7 @@ def build(tmp_path, sampling, group_values):
     return make
 
 
-CHAIN = structures.build({"name": "chain", "gamma": 4})
+CHAIN = chain(4)
 
 
 @pytest.mark.parametrize("order", [1, 2, 3])
@@ -134,64 +121,36 @@ def test_greedy_drafts_follow_the_largest_chance(build, order):
         text.append(token)
 
 
-@pytest.mark.parametrize("how", [{"temperature": 0.7}, {"temperature": 1.0, "top_k": 2}, {"top_p": 0.6}])
-def test_sampled_drafts_carry_the_standardised_law(build, sampling, how):
-    drafter, text = build(how=how, order=3), [0, 1]
-    drafter.start(TextStart(text, 100, generator=generator_for(0, "p", "draft")))
-    draft = drafter.draft(CHAIN)
-    assert draft.q is not None
-    for row, token in zip(draft.q, draft.tokens.tolist(), strict=True):
-        law = torch.tensor(kneser_ney(documents(), 3, text), dtype=torch.float64)
-        torch.testing.assert_close(row, probabilities(law.log(), sampling(**how)))
-        text.append(token)
-
-
 @pytest.mark.parametrize("order", [1, 2, 3])
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_the_laws_along_a_text_are_those_of_its_drafts(build, order, temperature, monkeypatch):
     monkeypatch.setattr("specdec.drafters.corpus_ngram._CHUNK", 3)
     drafter = build(how={"temperature": temperature}, order=order)
-    prompt, text = [3], [1, 2, 0, 1, 2, 2, 3, 0, 1]
-    laws = drafter.laws(prompt, text)
-    assert laws.shape == (len(text), SIZE)
-    drafter.start(TextStart(prompt, 100, generator=generator_for(0, "p", "draft")))
-    for law, token in zip(laws, text, strict=True):
-        draft = drafter.draft(CHAIN.resized(1))
-        expected = torch.nn.functional.one_hot(draft.tokens[0], SIZE).float() if draft.q is None else draft.q[0].float()
-        torch.testing.assert_close(law, expected)
-        drafter.commit([token])
+    assert_laws_are_those_of_drafts(drafter, [3], [1, 2, 0, 1, 2, 2, 3, 0, 1])
 
 
-@pytest.mark.parametrize("structure", ["rows", "tree"])
-@pytest.mark.parametrize("siblings", ["independent", "without_replacement", "greedy"])
-def test_every_node_of_a_branching_draft_follows_the_law_of_its_path(
-    build, sampling, make_structure, siblings, structure
-):
-    how = {"temperature": 0.0 if siblings == "greedy" else 0.7}
-    drafter = build(how=how, order=3, **({} if siblings == "greedy" else {"siblings": siblings}))
+@pytest.mark.parametrize("structure", ["chain", "rows", "tree"])
+@pytest.mark.parametrize(
+    ("siblings", "how"),
+    [
+        ("without_replacement", {"temperature": 0.0}),
+        ("independent", {"temperature": 0.7}),
+        ("without_replacement", {"temperature": 1.0, "top_k": 3}),
+        ("independent", {"top_p": 0.6}),
+    ],
+)
+def test_every_node_follows_the_law_of_its_path(build, sampling, make_structure, siblings, how, structure):
+    drafter = build(how=how, order=3, siblings=siblings)
     drafter.start(TextStart([0, 1], 100, generator=generator_for(0, "p", "draft")))
     drafter.commit([3])
     draft = drafter.draft(make_structure(structure, 3))
-    assert draft.tree.depth == 3 and (draft.q is None) == (siblings == "greedy")
-    for node in (-1, *range(len(draft))):
-        path = draft.tokens[list(draft.tree.path(node))].tolist()
-        law = torch.tensor(kneser_ney(documents(), 3, [0, 1, 3, *path]), dtype=torch.float64)
-        children = list(draft.tree.children[node + 1])
-        if siblings == "greedy":
-            assert (
-                draft.tokens[children].tolist()
-                == law.sort(descending=True, stable=True).indices[: len(children)].tolist()
-            )
-            continue
-        law = probabilities(law.log(), sampling(**how))
-        for child in children:
-            torch.testing.assert_close(draft.q[child], law / law.sum())
-            if siblings == "without_replacement":
-                law[draft.tokens[child]] = 0
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Reading.
+    assert draft.tree.depth == 3 and (draft.q is None) == (how.get("temperature") == 0)
+    assert_drafted_from(
+        draft,
+        lambda node, above: torch.tensor(kneser_ney(documents(), 3, [0, 1, 3, *above]), dtype=torch.float64).log(),
+        sampling(**how),
+        independent=siblings == "independent",
+    )
 
 
 @pytest.fixture(scope="session")
@@ -254,10 +213,6 @@ def test_the_default_corpus_has_nothing_of_the_held_out_prompts():
     assert not any(name.startswith(("zipfile", "test/", "pydoc_data", "site-packages")) for name in names)
 
 
-# ------------------------------------------------------------------------------------------------------------
-# Keeping.
-
-
 def test_a_fitted_model_is_kept_and_taken_again(build, tmp_path, monkeypatch):
     first = build()
     (kept,) = (tmp_path / "fitted").iterdir()
@@ -317,10 +272,6 @@ def test_nothing_is_left_of_a_file_that_could_not_be_written(build, tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(UsageError, match=r"drafter\.cache_dir=.*taken"):
         build(cache_dir=str(tmp_path / "taken"))
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Bad input.
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,17 @@
 
 import pytest
 import torch
+from fixtures.drafting import assert_drafted_from, chain, decoded, rows, tokens_of_calls, watched
+from fixtures.refusals import refused
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
 from specdec.drafters import drafters
 from specdec.drafters.early_exit import EarlyExit
 from specdec.errors import UsageError
 from specdec.models.partial import block_parts, blocks_of, partial_model
-from specdec.records import Request, TextStart
-from specdec.sampling import generator_for, probabilities
+from specdec.records import TextStart
 from specdec.self_speculation.exit_layer import ExitLayer
-from specdec.structures import structures
 from specdec.targets import targets
 from specdec.targets.causal import Causal
-from specdec.verifiers import verifiers
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 
@@ -24,84 +21,41 @@ def exiting(target, layer=1, **how):
     return EarlyExit(target, ExitLayer(layer, "config", {}), **how)
 
 
-def decoded(target, drafter, structure, limit, seed=0):
-    return generate(
-        target=target,
-        drafter=drafter,
-        verifier=verifiers.build({"name": "speculative_sampling"}),
-        structure=structure,
-        request=Request(
-            PROMPT,
-            limit,
-            draft_generator=generator_for(seed, "p", "draft"),
-            accept_generator=generator_for(seed, "p", "accept"),
-        ),
-        clock=CpuClock(),
-    )
-
-
 def slow_logits(model, tokens, layer):
     """The first `layer` layers of a Llama, then its norm and output layer, recomputed from the first token."""
     states = model(torch.tensor([tokens]), use_cache=False, output_hidden_states=True).hidden_states[layer]
     return model.lm_head(model.model.norm(states))[0]
 
 
-class Watch:
-    """Keeps every draft of a drafter with the text before it, and what the target's cache held when it was made."""
-
-    def __init__(self, drafter, target, monkeypatch):
-        self.seen, self.text = [], list(PROMPT)
-        draft, commit = drafter.draft, drafter.commit
-
-        def kept(structure):
-            cache = target.decoder.cache
-            before = [(layer.keys[..., : cache.length, :].clone(), cache.length) for layer in cache.layers]
-            found = draft(structure)
-            for layer, (keys, length) in zip(cache.layers, before, strict=True):
-                assert layer.length == length and torch.equal(layer.keys[..., :length, :], keys)
-            self.seen.append((list(self.text), found))
-            return found
-
-        def noted(tokens, states=None):
-            self.text += tokens
-            commit(tokens, states)
-
-        monkeypatch.setattr(drafter, "draft", kept)
-        monkeypatch.setattr(drafter, "commit", noted)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_drafts_are_those_of_a_plain_forward(tiny_model, sampling, make_structure, monkeypatch, temperature):
-    """Over 200 rounds in which some drafts are accepted, some in part and some not at all, in every structure."""
+    """Over rounds in which some drafts are accepted, some in part and some not at all, in every structure; the target's
+    cache holds the same before and after a draft.
+    """
     target = Causal(tiny_model("llama"), sampling(temperature=temperature))
     drafter = exiting(target)
-    watch = Watch(drafter, target, monkeypatch)
-    rounds = []
-    for shape in ("chain", "tree", "rows"):
-        watch.text = list(PROMPT)
-        limit = 100 if temperature == 0 else 160
-        rounds += decoded(target, drafter, make_structure(shape, 3), limit, seed=len(rounds)).rounds
-    assert len(rounds) >= 200 and len({len(row.acceptance.path) for row in rounds}) >= 3
-    assert sum(row.rejected for row in rounds) >= 20
-    chains = [each for each in watch.seen if each[1].tree.is_chain]
-    branching = [each for each in watch.seen if not each[1].tree.is_chain]
-    for text, draft in [*chains, *branching[::5]]:
-        tokens = draft.tokens.tolist()
-        whole = slow_logits(target.model, [*text, *tokens], 1) if draft.tree.is_chain else None
-        for node, token in enumerate(tokens):
-            above = [tokens[each] for each in draft.tree.path(node)][:-1]
-            if whole is not None:
-                logits = whole[len(text) + node - 1]
-            else:
-                logits = slow_logits(target.model, [*text, *above], 1)[-1]
-            siblings = draft.tree.children[draft.tree.parents[node] + 1]
-            rank = siblings.index(node)
-            if draft.q is None:
-                assert token == int(logits.sort(descending=True, stable=True).indices[rank])
-                continue
-            law = probabilities(logits, target.sampling)
-            law[draft.tokens[list(siblings[:rank])]] = 0.0  # drawn without replacement
-            torch.testing.assert_close(draft.q[node], law / law.sum(), atol=1e-12, rtol=0)
+    make_draft = drafter.draft
+
+    def checked(structure):
+        cache = target.decoder.cache
+        before = [(layer.keys[..., : cache.length, :].clone(), cache.length) for layer in cache.layers]
+        draft = make_draft(structure)
+        for layer, (keys, length) in zip(cache.layers, before, strict=True):
+            assert layer.length == length and torch.equal(layer.keys[..., :length, :], keys)
+        return draft
+
+    monkeypatch.setattr(drafter, "draft", checked)
+    seen = []
+    for shape, limit in (("chain", 70), ("tree", 40), ("rows", 30)):
+        rounds, drafts = watched(target, drafter, make_structure(shape, 3), PROMPT, limit)
+        seen += rounds
+        for text, draft in drafts:
+            assert_drafted_from(
+                draft,
+                lambda node, above, text=text: slow_logits(target.model, [*text, *above], 1)[-1],
+                target.sampling,
+            )
+    assert len({len(row.acceptance.path) for row in seen}) >= 3 and sum(row.rejected for row in seen) >= 20
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
@@ -109,30 +63,27 @@ def test_nothing_of_the_prefix_is_computed_or_held_twice(tiny_model, sampling, m
     """Each call of the first layers is on the root or on drafted tokens."""
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     drafter = exiting(target)
-    calls = []
-    drafter._decoder.model.register_forward_pre_hook(
-        lambda module, args, kwargs: calls.append(kwargs["input_ids"].shape[-1]), with_kwargs=True
-    )
-    generation = decoded(target, drafter, make_structure(shape, 3), 40)
+    with tokens_of_calls(drafter._decoder.model) as calls:
+        generation = decoded(target, drafter, make_structure(shape, 3), PROMPT, 40)
     if shape == "chain":
-        assert set(calls) == {1} and len(calls) == sum(len(row.draft_tokens) for row in generation.rounds)
+        assert set(map(len, calls)) == {1} and len(calls) == sum(len(row.draft_tokens) for row in generation.rounds)
     else:
-        assert max(calls) <= 1 + max(len(row.draft_tokens) for row in generation.rounds)
+        assert max(map(len, calls)) <= 1 + max(len(row.draft_tokens) for row in generation.rounds)
     own, shared = drafter._decoder.cache, target.decoder.cache
     assert [layer.keys.data_ptr() for layer in own.layers] == [layer.keys.data_ptr() for layer in shared.layers[:1]]
 
 
-def test_without_a_target_in_step_it_has_a_cache_of_its_own(tiny_model, sampling, make_structure):
+def test_without_a_target_in_step_it_has_a_cache_of_its_own(tiny_model, sampling):
     """As in a replay: the target may hold another text, which has to stay as it is."""
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
-    drafter, chain = exiting(target), make_structure("chain", 4)
-    alone = decoded(target, drafter, chain, 30)
+    drafter = exiting(target)
+    alone = decoded(target, drafter, chain(4), PROMPT, 30)
     target.start(TextStart([5, 5, 9, 11, 2], 60))
     held = [layer.keys.clone() for layer in target.decoder.cache.layers]
     drafter.start(TextStart(PROMPT, 60))
     text = list(PROMPT)
     for row in alone.rounds:
-        assert tuple(drafter.draft(chain.clamped(len(row.draft_tokens))).tokens.tolist()) == row.draft_tokens
+        assert tuple(drafter.draft(chain(4).clamped(len(row.draft_tokens))).tokens.tolist()) == row.draft_tokens
         drafter.commit(row.committed)
         text += row.committed
     assert all(torch.equal(layer.keys, keys) for layer, keys in zip(target.decoder.cache.layers, held, strict=True))
@@ -142,27 +93,26 @@ def test_without_a_target_in_step_it_has_a_cache_of_its_own(tiny_model, sampling
 def test_traced_passes_write_into_the_targets_cache(tiny_model, sampling, make_structure):
     structure, limit = make_structure("chain", 3), 20
     eager = Causal(tiny_model("llama"), sampling(temperature=0.0))
-    expected = decoded(eager, exiting(eager), structure, limit)
+    expected = decoded(eager, exiting(eager), structure, PROMPT, limit)
     target = Causal(tiny_model("llama"), sampling(temperature=0.0), compilation="trace")
     drafter = exiting(target)
     target.prepare({1, 4}, 80)
     drafter.prepare(80, structure)
     for _ in range(2):
-        found = decoded(target, drafter, structure, limit)
+        found = decoded(target, drafter, structure, PROMPT, limit)
         assert found.tokens == expected.tokens
         assert [row.draft_tokens for row in found.rounds] == [row.draft_tokens for row in expected.rounds]
         assert drafter._decoder.cache.over is target.decoder.cache and drafter._decoder._steps
-    longer = decoded(target, drafter, structure, 200)  # needs a larger cache than the one compiled for
+    longer = decoded(target, drafter, structure, PROMPT, 200)  # needs a larger cache than the one compiled for
     assert longer.tokens[:limit] == expected.tokens
 
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_paths_that_are_evaluated_apart_leave_too_few_slots(tiny_model, sampling, make_structure, wide):
     """Above all for a draft of many short rows, of which the target needs the slots of one."""
-    rows = {"name": "rows", "k": 12, "w": 2, "budget": 64}
-    shape, greedy = structures.build(rows) if wide else make_structure("tree", 4), sampling(temperature=0.0)
+    shape, greedy = rows(12, 2) if wide else make_structure("tree", 4), sampling(temperature=0.0)
     both = (Causal(tiny_model("llama"), greedy, evaluation=how) for how in ("packed", "rows"))
-    one, other = (decoded(target, exiting(target), shape, 40) for target in both)
+    one, other = (decoded(target, exiting(target), shape, PROMPT, 40) for target in both)
     assert one.tokens == other.tokens
     assert [row.draft_tokens for row in one.rounds] == [row.draft_tokens for row in other.rounds]
 
@@ -237,9 +187,8 @@ def test_bad_input_is_answered_with_a_sentence(tiny_llama, tiny_encoder_decoder,
         (llama, {"exit_layer": "auto", "corpus": "nowhere.txt"}, "nowhere.txt does not exist"),
         (llama, {"exit_layer": 0}, "exit_layer"),
     ):
-        with pytest.raises(UsageError, match=message) as raised:
+        with refused(message):
             drafters.build(values(**changes), target=target)
-        assert "\n" not in str(raised.value)
 
 
 def test_a_corpus_of_token_ids_is_read(tiny_llama, sampling, values, tmp_path):
@@ -256,6 +205,5 @@ def test_the_chain_ends_below_the_threshold(tiny_model, sampling):
     drafter = exiting(target)
     target.start(TextStart(PROMPT, 40))
     drafter.start(TextStart(PROMPT, 40, in_step=True))
-    chain = structures.build({"name": "chain", "gamma": 6})
-    assert len(drafter.draft(chain)) == 6 and len(drafter.draft(chain.until(1.0))) == 1
+    assert len(drafter.draft(chain(6))) == 6 and len(drafter.draft(chain(6).until(1.0))) == 1
     assert len(blocks_of(target.model, "m")) == 2

@@ -6,10 +6,10 @@ from itertools import product
 
 import pytest
 import torch
+from fixtures.drafting import assert_drafted_from, decoded, tree
+from fixtures.two_tiers import two_tiers
 
-from specdec.clock import CpuClock
 from specdec.config import RunConfig, validated
-from specdec.decode import generate
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.base.heads import HeadsDrafter
 from specdec.drafters.blockwise import BlockwiseHeads
@@ -18,11 +18,10 @@ from specdec.drafters.medusa import Medusa
 from specdec.errors import NumericsError, UsageError
 from specdec.experiment.parts import build
 from specdec.heads.checkpoint import save_heads
-from specdec.records import Draft, Request, Source, TextStart, Tree
-from specdec.sampling import generator_for, probabilities
+from specdec.records import Draft, Source, TextStart
+from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers.base.contract import verifiers
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19]
 KINDS = {
@@ -49,13 +48,6 @@ def target_at(tiny_model, sampling):
     return make
 
 
-@pytest.fixture
-def tree_of(group_values):
-    return lambda parents: structures.build(
-        group_values("structure", "tree", parents=parents, nodes=len(parents), depth=Tree(tuple(parents)).depth)
-    )
-
-
 def begun(drafter: Drafter, target: Causal, prompt=PROMPT) -> Drafter:
     """Before round 1."""
     target.start(TextStart(prompt, 100, branches=20))
@@ -80,22 +72,23 @@ def paths(draft: Draft):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shape", ["chain", "rows", "tree", "bushy"])
+@pytest.mark.parametrize("shape", ["chain", "rows", "tree", "bushy", "expansion"])
 def test_a_node_of_rank_j_is_the_next_best_choice_of_its_depths_head(
-    target_at, random_heads, make_structure, tree_of, kind, shape
+    target_at, random_heads, make_structure, kind, shape
 ):
     cls, make = KINDS[kind]
     target = target_at()
     drafter = begun(cls(random_heads(target, **make), target), target)
-    structure = tree_of(BUSHY) if shape == "bushy" else make_structure(shape, 5)
+    own = {
+        "bushy": tree(*BUSHY),
+        "expansion": structures.build({"name": "expansion", "widths": [4, 3, 2], "nodes": 40}),
+    }
+    structure = own.get(shape) or make_structure(shape, 5)
     draft = drafter.draft(structure)
     assert draft.tree == structure.tree and draft.q is None
-    for node, above in paths(draft):
-        siblings = draft.tree.children[draft.tree.parents[node] + 1]
-        best = taught(drafter, target, above).topk(len(siblings)).indices
-        assert draft.tokens[node] == best[siblings.index(node)]
+    assert_drafted_from(draft, lambda node, above: taught(drafter, target, above))
     if cls is Medusa:  # the Cartesian product
-        table = {(depth, rank): set() for depth in range(6) for rank in range(3)}
+        table = {(depth, rank): set() for depth in range(6) for rank in range(4)}
         for node, depth in enumerate(draft.tree.depths):
             rank = draft.tree.children[draft.tree.parents[node] + 1].index(node)
             table[depth, rank].add(int(draft.tokens[node]))
@@ -119,12 +112,12 @@ def test_q_is_the_heads_law_as_the_target_standardises(target_at, random_heads, 
     text = list(PROMPT)
     for next_token in (5, 40, 22):
         draft = drafter.draft(make_structure(shape, 3))
-        for node, above in paths(draft):
-            law = probabilities(taught(drafter, target, above, text), target.sampling)
-            if siblings == "without_replacement":
-                children = draft.tree.children[draft.tree.parents[node] + 1]
-                law[draft.tokens[list(children[: children.index(node)])]] = 0.0
-            torch.testing.assert_close(draft.q[node], law / law.sum(), rtol=1e-9, atol=1e-12)
+        assert_drafted_from(
+            draft,
+            lambda node, above, text=text: taught(drafter, target, above, text),
+            target.sampling,
+            independent=siblings == "independent",
+        )
         target.verify(draft)
         target.commit([0], next_token)
         committed = [int(draft.tokens[0]), next_token]
@@ -163,17 +156,6 @@ def test_a_dynamic_tree_holds_the_most_confident_paths(target_at, random_heads, 
     assert {(*above, int(draft.tokens[node])) for node, above in paths(draft)} == set(expected)
 
 
-def test_widths_are_the_cartesian_product_of_the_heads_choices(target_at, random_heads):
-    """Medusa (2401.10774, figure 2): each choice of head k below each choice of the heads before."""
-    target = target_at()
-    heads = random_heads(target, output="own")
-    drafter = begun(Medusa(heads, target), target)
-    draft = drafter.draft(structures.build({"name": "expansion", "widths": [4, 3, 2], "nodes": 40}))
-    best = [taught(drafter, target, [0] * k).topk(width).indices.tolist() for k, width in enumerate((4, 3, 2))]
-    leaves = [draft.tokens[list(draft.tree.path(node))].tolist() for node in draft.tree.leaves]
-    assert leaves == [list(choice) for choice in product(*best)]
-
-
 def test_nodes_with_more_children_than_tokens_are_left_out(table, random_law, random_heads, make_structure):
     target = table(random_law(2, 0))
     target.start(TextStart([0, 1], 0))
@@ -206,16 +188,14 @@ def test_nothing_is_offered_before_the_first_state(target_at, random_heads, make
     cls, make = KINDS[kind]
     target = target_at()
     drafter = cls(random_heads(target, **make), target)
-    generation = generate(
-        target=target,
-        drafter=drafter,
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=make_structure("tree", 2),
-        request=Request([5], 9),
-        clock=CpuClock(),
-    )
+    generation = decoded(target, drafter, make_structure("tree", 2), [5], 9, rule="greedy")
     offered = [len(row.tree) for row in generation.rounds]
     assert offered[:2] == [0, 4]
+
+
+ARCHITECTURES = ("gemma3", "gpt2", "llama", "mistral_window", "opt")
+PLACES = ("last", "first_below", "embeddings")
+WAYS = ("packed", "rows")
 
 
 class Partly(Drafter):
@@ -243,29 +223,15 @@ class Partly(Drafter):
         return Draft(torch.tensor(tokens, dtype=torch.long), tree, source=(Source("partly", 0),) * len(tree))
 
 
-@pytest.mark.parametrize("evaluation", ["packed", "rows"])
-@pytest.mark.parametrize("place", ["last", "first_below", "embeddings"])
-@pytest.mark.parametrize("architecture", ["gemma3", "gpt2", "llama", "mistral_window", "opt"])
-def test_what_a_drafter_reads_is_what_a_plain_pass_computes(
-    target_at, tiny_model, tree_of, architecture, place, evaluation
-):
+@pytest.mark.parametrize(("architecture", "place", "evaluation"), two_tiers(list(product(ARCHITECTURES, PLACES, WAYS))))
+def test_what_a_drafter_reads_is_what_a_plain_pass_computes(target_at, tiny_model, architecture, place, evaluation):
     """Round by round, the states of the text from its first token on: prefill, then root and accepted nodes."""
     target, model = target_at(0.0, evaluation, architecture), tiny_model(architecture)
     offset = {"last": 0, "first_below": 1, "embeddings": target.hidden.layers}[place]
-
-    def decoded(drafter):
-        return generate(
-            target=target,
-            drafter=drafter,
-            verifier=verifiers.build({"name": "greedy"}),
-            structure=tree_of(BUSHY),
-            request=Request(PROMPT, 24),
-            clock=CpuClock(),
-        )
-
-    own = decoded(drafters.build({"name": "none"}, target=target)).tokens
+    alone = drafters.build({"name": "none"}, target=target)
+    own = decoded(target, alone, tree(*BUSHY), PROMPT, 24, rule="greedy").tokens
     drafter = Partly(own, target, offset)
-    generation = decoded(drafter)
+    generation = decoded(target, drafter, tree(*BUSHY), PROMPT, 24, rule="greedy")
     assert generation.tokens == own and len({row.accepted for row in generation.rounds}) > 2
     text = torch.tensor([[*PROMPT, *own]])
     plain = model(input_ids=text, use_cache=False, output_hidden_states=True).hidden_states[-1 - offset][0]
@@ -387,14 +353,11 @@ def test_a_structure_deeper_than_the_heads_is_refused_before_decoding(run_of, gr
         run_of(name, six, [1])
 
 
-def test_points_of_the_curve_beyond_the_heads_are_left_out(run_of, group_values):
+def test_points_of_the_curve_beyond_the_heads_or_a_given_tree_are_left_out(run_of, group_values):
+    """Two points of a tree would be the same draft under two names, and no round could be told from another."""
     parts = run_of("medusa", group_values("structure", "chain", gamma=4), [1, 5, 6, 8])
     assert [arm.gamma for arm in parts.arms] == [1, 4, 5] and parts.left_out == (6, 8)
     assert parts.primary.gamma == 4
-
-
-def test_points_of_the_curve_beyond_a_given_tree_are_left_out(run_of, group_values):
-    """Two of them would be the same draft under two names, and no round of a run could be told from another."""
     parts = run_of("medusa", group_values("structure", "tree", parents=[-1, -1, 0]), [1, 3, 4])
     assert [(arm.gamma, arm.structure.gamma) for arm in parts.arms] == [(1, 1), (2, 2)] and parts.left_out == (3, 4)
 

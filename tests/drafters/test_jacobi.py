@@ -2,16 +2,12 @@
 
 import pytest
 import torch
+from fixtures.drafting import chain
 from fixtures.plain_rounds import PROMPTS, SIZE, Pairs, decoded, ranking
 
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.records import Draft, TextStart, Tree
-from specdec.structures.base import structures
-
-
-def chain(gamma):
-    return structures.build({"name": "chain", "gamma": gamma})
 
 
 def build(guess):
@@ -52,28 +48,10 @@ def logits_of(*choices):
     return torch.nn.functional.one_hot(torch.tensor(choices), SIZE).double()
 
 
-def started(guess="repeat", prompt=(3, 5)):
-    drafter = build(guess)(Pairs(0.0))
-    drafter.start(TextStart(list(prompt), 100))
+def started():
+    drafter = build("repeat")(Pairs(0.0))
+    drafter.start(TextStart([3, 5], 100))
     return drafter
-
-
-def test_guesses_behind_a_rejection_stay():
-    drafter = started()
-    first = drafter.draft(chain(3))
-    assert first.tokens.tolist() == [5, 5, 5]
-    drafter.observe(first, logits_of(5, 7, 8, 9))  # the second guess is wrong
-    drafter.commit([5, 7])
-    assert drafter.draft(chain(4)).tokens.tolist() == [8, 9, 9, 9]
-
-
-def test_nothing_is_left_of_a_full_acceptance():
-    drafter = started("prompt")
-    draft = drafter.draft(chain(2))
-    assert draft.tokens.tolist() == [3, 5]
-    drafter.observe(draft, logits_of(3, 5, 6))
-    drafter.commit([3, 5, 6])
-    assert drafter.draft(chain(2)).tokens.tolist() == [5, 3], "positions 5 and 6 of a prompt of 2 tokens"
 
 
 def test_guesses_beyond_a_shorter_draft_are_kept():
@@ -106,6 +84,7 @@ def test_an_unknown_rule_is_refused():
         drafters.config({"name": "jacobi", "guess": "zero"})
 
 
+@pytest.mark.slow
 def test_it_saves_calls_on_the_pocket_target(pocket_rounds):
     calls, tokens = pocket_rounds({"name": "jacobi", "guess": "repeat"}, chain(8))
     assert calls < tokens

@@ -1,6 +1,8 @@
 """Lookahead decoding against the window and the pool on plain lists."""
 
 import pytest
+from fixtures.drafting import dynamic as any_dynamic
+from fixtures.drafting import rows
 from fixtures.plain_rounds import PROMPTS, Pairs, compare, decoded, ranking
 
 from specdec.drafters.base import drafters
@@ -10,8 +12,7 @@ from specdec.structures.base import structures
 
 
 def dynamic(nodes, depth):
-    values = {"name": "dynamic", "nodes": nodes, "depth": depth, "branching": 30, "beam": 30}
-    return structures.build(values)
+    return any_dynamic(nodes, depth, 30, 30)
 
 
 def build(window, ngram, candidates, pool_from_prompt):
@@ -81,10 +82,6 @@ def test_rounds_equal_the_plain_window(rounds_match, sizes):
     rounds_match(build(*sizes), dynamic(200, window + ngram - 3), lambda prompt: Window(prompt, *sizes))
 
 
-def rows(k, w):
-    return structures.build({"name": "rows", "k": k, "w": w, "budget": 1000})
-
-
 def test_rows_hold_the_same_drafts():
     """Any structure whose topology follows the tokens will do, if it is large enough."""
     sizes = (3, 3, 2, False)
@@ -93,7 +90,9 @@ def test_rows_hold_the_same_drafts():
     assert len(compare(generation, rows(5, 3), Window(PROMPTS[0], *sizes), greedy=False)) > 20
 
 
-@pytest.mark.parametrize("sizes", [*SIZES, (2, 7, 1, True), (7, 5, 7, True)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [*SIZES, (2, 7, 1, True), pytest.param((7, 5, 7, True), marks=pytest.mark.slow)], ids=str
+)
 def test_a_full_draft_is_as_large_as_it_says(sizes):
     target = Pairs(0.3)
     drafter, (window, ngram, candidates, _) = build(*sizes)(target), sizes
@@ -101,8 +100,8 @@ def test_a_full_draft_is_as_large_as_it_says(sizes):
     shape = dynamic(drafter.nodes, drafter.depth)
     free = dynamic(1000, 100)
     for prompt in PROMPTS:
-        wanted = [row.draft_tokens for row in decoded(target, build(*sizes)(target), free, prompt, 200).rounds]
-        given = [row.draft_tokens for row in decoded(target, build(*sizes)(target), shape, prompt, 200).rounds]
+        wanted = [row.draft_tokens for row in decoded(target, build(*sizes)(target), free, prompt, 100).rounds]
+        given = [row.draft_tokens for row in decoded(target, build(*sizes)(target), shape, prompt, 100).rounds]
         assert given[:30] == wanted[:30]
 
 
@@ -161,11 +160,7 @@ def test_the_structure_of_the_yaml_holds_the_window_of_the_yaml(group_values):
     assert (shape.nodes, shape.gamma) == (drafter.nodes, drafter.depth)
 
 
-def test_the_law_is_the_targets(emitted_law):
-    values = {"name": "lookahead", "window": 2, "ngram": 3, "candidates": 2, "pool_from_prompt": True}
-    assert emitted_law(values, dynamic(7, 2)) < 1e-12
-
-
+@pytest.mark.slow
 def test_it_saves_calls_on_the_pocket_target(pocket_rounds, group_values):
     calls, tokens = pocket_rounds(group_values("drafter", "lookahead"), dynamic(55, 9))
     assert calls < 0.9 * tokens

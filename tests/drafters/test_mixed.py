@@ -1,22 +1,15 @@
 """Rows shared out between context and bigram, against lists made by hand from each of the two on its own."""
 
 import pytest
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
+from fixtures.drafting import chain, composed, rows
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
-from specdec.clock import CpuClock
-from specdec.config import RunConfig, config_dir, validated
-from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
-from specdec.records import Request, Source, TextStart
+from specdec.records import Source, TextStart
 from specdec.structures.base import structures
-from specdec.targets.causal import Causal
 from specdec.tree_building.lookup_filling import Proposal
-from specdec.verifiers.base.contract import verifiers
 
 SIZE = 6
 
@@ -47,14 +40,6 @@ def parts(group_values, target):
     )
 
 
-def chain(gamma):
-    return structures.build({"name": "chain", "gamma": gamma})
-
-
-def rows(k, w):
-    return structures.build({"name": "rows", "k": k, "w": w, "budget": 1024})
-
-
 def rows_of(proposal: Proposal) -> dict[tuple[int, ...], Source]:
     """Each path to a leaf, with the source of its last node."""
     leaves = proposal.tree.leaves
@@ -70,7 +55,7 @@ TEXTS = st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=40)
 
 
 @given(TEXTS, st.integers(1, 12), st.integers(1, 4), st.sampled_from([None, 0, 1, 2, 5]), st.booleans())
-@settings(max_examples=300)
+@settings(max_examples=80)
 def test_rows_are_shared_out(make, parts, text, k, w, context_rows, fill):
     fill = fill or context_rows is None
     context, bigram = (started(part, text) for part in parts)
@@ -89,40 +74,15 @@ def test_rows_are_shared_out(make, parts, text, k, w, context_rows, fill):
 
 
 @given(TEXTS, st.integers(1, 4), st.sampled_from([None, 0, 1]))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_a_chain_is_the_context_s_or_else_the_bigram_s(make, parts, text, gamma, context_rows):
     context, bigram = (started(part, text).propose(chain(gamma)) for part in parts)
     expected = context if context.tokens and context_rows != 0 else bigram
     assert started(make(context_rows), text).propose(chain(gamma)) == expected
 
 
-def test_shares_vary_from_step_to_step(make):
-    drafter = started(make(), [0, 1, 0, 2, 0, 3, 0])
-    shares = []
-    for token in (1, 4, 5, 0):
-        proposal = drafter.propose(rows(4, 1))
-        assert len(proposal.tokens) == 4, "all rows are used"
-        shares.append([source.strategy for source in proposal.source].count("ngram"))
-        drafter.commit([token])
-    assert shares == [3, 1, 0, 0]
-
-
-def test_fixed_shares_stay_empty(make):
-    drafter = started(make(context_rows=3, fill=False), [0, 1, 0])
-    assert [source.strategy for source in drafter.propose(rows(5, 1)).source] == ["ngram", *["model_bigram"] * 2]
-
-
-def test_a_row_that_is_there_is_replaced_by_the_next(make, parts):
-    _, bigram = parts
-    first, second = bigram.ranked(0, 2)
-    drafter = started(make(), [0, first, 0])
-    proposal = drafter.propose(rows(2, 1))
-    assert proposal.tokens == (first, second)
-    assert proposal.source == (Source("ngram", 0), Source("model_bigram", 1))
-
-
 @given(TEXTS, st.sampled_from([None, 0, 1, 2]), st.booleans(), st.sampled_from([0, 1]))
-@settings(max_examples=300)
+@settings(max_examples=80)
 def test_siblings_of_a_tree_are_shared_out(make, parts, group_values, text, context_rows, fill, goes_on):
     """Two children a level, below the first or the second one of the level above: at every node what followed the same
     path after the last token, then the bigram.
@@ -158,33 +118,6 @@ def test_the_context_s_match_length_is_a_parameter(make):
     one, two = (started(make(q=q), text).propose(rows(3, 1)) for q in (1, 2))
     assert [source.strategy for source in one.source].count("ngram") == 2
     assert [source.strategy for source in two.source].count("ngram") == 1
-
-
-@pytest.mark.parametrize("shape", ["rows", "tree"])
-def test_both_evaluations_give_the_same_rounds(tiny_model, sampling, group_values, make_structure, shape):
-    """Every round offers and keeps the same, and both strategies have a part in it."""
-    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
-    changes = {
-        "context": group_values("drafter", "ngram"),
-        "bigram": group_values("drafter", "model_bigram", cache_dir=None),
-    }
-    drafter = drafters.build(group_values("drafter", "mixed", **changes), target=target)
-    rounds = []
-    for target.evaluation in ("packed", "rows"):
-        generation = generate(
-            target=target,
-            drafter=drafter,
-            verifier=verifiers.build({"name": "greedy"}),
-            structure=make_structure(shape, 3),
-            request=Request([7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19], 40),
-            clock=CpuClock(),
-        )
-        rounds.append(
-            [(row.draft_tokens, row.tree, row.source, row.acceptance, row.committed) for row in generation.rounds]
-        )
-    assert rounds[0] == rounds[1]
-    accepted = {source[node].strategy for _, _, source, acceptance, _ in rounds[0] for node in acceptance.path}
-    assert accepted == {"ngram", "model_bigram"}
 
 
 @pytest.mark.parametrize(
@@ -226,10 +159,7 @@ def test_what_is_wrong_is_named_where_it_stands(drafter_values, target, changes,
     ],
 )
 def test_it_composes_from_the_command_line(arguments, structure, drafter):
-    GlobalHydra.instance().clear()
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        values = OmegaConf.to_container(compose("config", ["+drafter=mixed", *arguments]), resolve=True)
-    config = validated(RunConfig, values)
+    config = composed("+drafter=mixed", *arguments)
     drafters.config(config.drafter)
     structures.config(config.structure)
     assert config.structure.items() >= structure.items()

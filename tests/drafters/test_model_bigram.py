@@ -9,6 +9,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from fixtures.drafting import assert_laws_are_those_of_drafts, tree
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
@@ -16,11 +17,9 @@ from specdec.drafters.base import drafters
 from specdec.errors import ModelLoadError, UsageError
 from specdec.ngrams import bigram_table
 from specdec.ngrams.bigram_table import top_tokens, weights_hash
-from specdec.records import EMPTY, Request, Source, TextStart
-from specdec.structures.base import structures
+from specdec.records import EMPTY, Source, TextStart
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
-from specdec.verifiers import verifiers
 
 MODELS = ["llama", "gpt2", "opt", "mistral_window", "gemma3"]
 
@@ -64,7 +63,7 @@ def test_the_table_is_what_the_model_says_after_every_token_alone(target_of, bui
         assert drafter.ranked(token, 2) == drafter.ranked(token, 7)[:2]
 
 
-@pytest.mark.parametrize("batch_size", [1, 60, 1000])
+@pytest.mark.parametrize("batch_size", [7, 60, 1000])
 def test_batches_change_nothing(target_of, build, batch_size):
     target = target_of("llama")
     one, other = (build(target, extend="greedy", batch_size=size) for size in (16, batch_size))
@@ -88,7 +87,7 @@ def test_a_begin_token_goes_in_front(tiny_model, sampling, build):
 def test_greedy_continuations_are_what_decoding_writes(target_of, build, name):
     target = target_of(name)
     drafter = build(target, extend="greedy")
-    for token in range(0, target.vocab_size, 11):
+    for token in range(0, target.vocab_size, 25):
         for first, *rest in drafter.rows(token, 4, 5):
             assert tuple(rest) == written(target, [token, first], 4)
 
@@ -105,16 +104,6 @@ def test_beyond_what_is_decoded_rows_are_chained(target_of, build):
                 assert following == greedy.ranked(last, 1)[0]
     assert greedy.rows(3, 4, 1) == [(first,) for first in greedy.ranked(3, 4)]
     assert greedy.rows(3, 4, 3) == [row[:3] for row in greedy.rows(3, 4, 5)]
-
-
-def test_chained_rows_follow_the_table(target_of, build):
-    target = target_of("gpt2")
-    drafter = build(target)
-    rows = drafter.rows(9, 3, 4)
-    assert [row[0] for row in rows] == asked(target, [9])[:3]
-    for row in rows:
-        for last, following in zip(row, row[1:], strict=False):
-            assert following == asked(target, [last])[0]
 
 
 def test_a_law_without_a_model_is_asked(table, random_law, build):
@@ -136,10 +125,6 @@ def test_equals_stand_in_the_order_of_their_numbers():
     assert top_tokens(logits.bfloat16(), 4).tolist() == [[1, 4, 0, 2], [0, 1, 2, 3], [4, 1, 3, 0]]
     many = torch.randint(0, 5, (40, 90), generator=torch.Generator().manual_seed(0)).bfloat16()
     assert torch.equal(top_tokens(many, 30), many.sort(dim=-1, descending=True, stable=True).indices[:, :30])
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Proposals.
 
 
 def test_a_chain_follows_the_last_token(target_of, build, make_structure):
@@ -172,31 +157,22 @@ def test_fewer_rows_where_fewer_are_tabulated(target_of, build, make_structure):
     assert [proposal.tokens[0], proposal.tokens[4]] == drafter.ranked(8, 9)
 
 
-@pytest.fixture
-def tree_of(group_values):
-    def make(parents):
-        values = group_values("structure", "tree", parents=parents, accuracy=None)
-        return structures.build(values)
-
-    return make
-
-
-def test_a_node_of_a_tree_has_its_rank_after_its_parent(target_of, build, tree_of):
+def test_a_node_of_a_tree_has_its_rank_after_its_parent(target_of, build):
     drafter, parents = build(target_of("llama")), [-1, -1, 0, 0, 1, 2, 0, -1]
     drafter.start(TextStart([8], 100))
-    tokens, tree, source = drafter.propose(tree_of(parents))
-    assert tree.parents == tuple(parents)
+    tokens, shape, source = drafter.propose(tree(*parents))
+    assert shape.parents == tuple(parents)
     ranks = [0, 1, 0, 1, 0, 0, 2, 2]
     for node, (parent, rank) in enumerate(zip(parents, ranks, strict=True)):
         assert tokens[node] == drafter.ranked(8 if parent < 0 else tokens[parent], rank + 1)[rank]
         assert source[node] == Source("model_bigram", rank)
 
 
-def test_a_tree_without_enough_ranks_loses_what_hangs_on_them(target_of, build, tree_of):
+def test_a_tree_without_enough_ranks_loses_what_hangs_on_them(target_of, build):
     drafter = build(target_of("llama"), k=2)
     drafter.start(TextStart([8], 100))
-    tokens, tree, source = drafter.propose(tree_of([-1, -1, -1, 2, 3, 1]))
-    assert tree.parents == (-1, -1, 1)
+    tokens, shape, source = drafter.propose(tree(-1, -1, -1, 2, 3, 1))
+    assert shape.parents == (-1, -1, 1)
     assert tokens == (*drafter.ranked(8, 2), drafter.ranked(drafter.ranked(8, 2)[1], 1)[0])
     assert [entry.rank for entry in source] == [0, 1, 0]
 
@@ -210,15 +186,8 @@ def test_replay_is_from_the_start_of_a_round_where_pairs_are_decoded_from(target
     assert build(target, extend="greedy").laws([1], [2, 3]) is None
 
 
-def test_the_laws_along_a_text_are_those_of_its_drafts(target_of, build, make_structure):
-    target = target_of("llama")
-    drafter, text = build(target), [4, 4, 19, 60]
-    laws = drafter.laws([0, 3], text)
-    assert laws.shape == (4, target.vocab_size) and torch.equal(laws.sum(-1), torch.ones(4))
-    drafter.start(TextStart([0, 3], 100))
-    for law, token in zip(laws, text, strict=True):
-        assert int(law.argmax()) == drafter.propose(make_structure("chain", 1)).tokens[0]
-        drafter.commit([token])
+def test_the_laws_along_a_text_are_those_of_its_drafts(target_of, build):
+    assert_laws_are_those_of_drafts(build(target_of("llama")), [0, 3], [4, 4, 19, 60])
 
 
 def test_it_can_be_sent_to_another_process(target_of, build, make_structure):
@@ -235,10 +204,6 @@ def test_it_costs_no_arithmetic_and_says_which_model_it_is_of(target_of, build):
     drafter = build(target)
     assert drafter.flops_per_token == 0 and drafter.capabilities.vocab_size == target.vocab_size
     assert drafter.describe() == target.describe() | {"bigram_tokens": 7, "extend": "chain"}
-
-
-# ------------------------------------------------------------------------------------------------------------
-# Files.
 
 
 @pytest.fixture
@@ -323,16 +288,6 @@ def test_a_table_that_does_not_fit_is_made_again_and_said_so(target_of, build, c
     assert not caplog.text and len(calls) == 2
 
 
-def test_a_folder_that_cannot_be_written(target_of, build, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match=r"drafter\.cache_dir=.*null to keep none"):
-        build(target_of("llama"), cache_dir=str(tmp_path / "file"))
-
-
-# ------------------------------------------------------------------------------------------------------------
-# A model of its own, and bad input.
-
-
 @pytest.fixture
 def saved(tiny_model, tmp_path):
     tiny_model("llama").save_pretrained(tmp_path / "llama")
@@ -347,29 +302,28 @@ def test_another_model_for_a_target_without_one(target_of, build, saved, table, 
     assert build(table(random_law(61, 0)), model=saved, dtype="float32").describe()["dtype"] == "float32"
 
 
-def test_a_model_with_another_vocabulary(build, saved, table, random_law):
-    with pytest.raises(UsageError, match=r"drafter\.model=.*61 tokens and the target's 5"):
-        build(table(random_law(5, 0)), model=saved)
-
-
-def test_encoder_decoders_are_refused(tiny_encoder_decoder, sampling, build, tmp_path, table, random_law):
-    model = tiny_encoder_decoder("t5")
-    with pytest.raises(UsageError, match="the target is an encoder-decoder"):
-        build(EncoderDecoder(model, sampling(temperature=0.0)))
-    model.save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="it is an encoder-decoder"):
-        build(table(random_law(61, 0)), model=str(tmp_path))
-
-
-def test_keys_that_do_not_go_together(target_of, build, table, random_law):
-    with pytest.raises(UsageError, match=r"drafter\.extend_k=8: it should be at most drafter\.k=7"):
-        build(target_of("llama"), extend="greedy", extend_k=8)
-    with pytest.raises(UsageError, match=r"drafter\.dtype=float32: it is of drafter\.model"):
-        build(target_of("llama"), dtype="float32")
-    with pytest.raises(UsageError, match=r"drafter\.begin=true: the target has no begin token"):
-        build(target_of("llama"), begin=True)
-    with pytest.raises(UsageError, match=r"drafter\.begin=true: a target without a model"):
-        build(table(random_law(5, 0)), begin=True)
+def test_what_does_not_go_together(
+    target_of, build, saved, table, random_law, tiny_encoder_decoder, sampling, tmp_path, monkeypatch
+):
+    llama, small = target_of("llama"), table(random_law(5, 0))
+    t5 = tiny_encoder_decoder("t5")
+    t5.save_pretrained(tmp_path / "t5")
+    (tmp_path / "file").write_text("")
+    for target, keys, sentence in (
+        (llama, {"extend": "greedy", "extend_k": 8}, r"drafter\.extend_k=8: it should be at most drafter\.k=7"),
+        (llama, {"dtype": "float32"}, r"drafter\.dtype=float32: it is of drafter\.model"),
+        (llama, {"begin": True}, r"drafter\.begin=true: the target has no begin token"),
+        (llama, {"cache_dir": str(tmp_path / "file")}, r"drafter\.cache_dir=.*null to keep none"),
+        (small, {"begin": True}, r"drafter\.begin=true: a target without a model"),
+        (small, {"model": saved}, r"drafter\.model=.*61 tokens and the target's 5"),
+        (EncoderDecoder(t5, sampling(temperature=0.0)), {}, "the target is an encoder-decoder"),
+        (table(random_law(61, 0)), {"model": str(tmp_path / "t5")}, "it is an encoder-decoder"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            build(target, **keys)
+    monkeypatch.setattr("specdec.drafters.model_bigram._LARGEST_LAW", 4)
+    with pytest.raises(UsageError, match=r"asking it about 5 tokens.*give a drafter\.model"):
+        build(small)
 
 
 def test_a_recorded_stream_has_no_law(build):
@@ -385,31 +339,8 @@ def test_a_recorded_stream_has_no_law(build):
         build(Recorded())
 
 
-def test_a_large_target_without_a_model_is_not_asked(build, table, random_law, monkeypatch):
-    monkeypatch.setattr("specdec.drafters.model_bigram._LARGEST_LAW", 4)
-    with pytest.raises(UsageError, match=r"asking it about 5 tokens.*give a drafter\.model"):
-        build(table(random_law(5, 0)))
-
-
 def test_logits_that_are_not_finite(tiny_model, sampling, build):
     target = Causal(deepcopy(tiny_model("llama")), sampling(temperature=0.0))
     target.model.lm_head.weight[0, 0] = torch.nan
     with pytest.raises(ModelLoadError, match="its logits are not finite"):
         build(target)
-
-
-def test_its_tokens_are_accepted_where_the_text_follows_the_bigram(table, random_law, build, make_structure):
-    """On a Markov law greedy text is the chained bigram: every draft is accepted whole."""
-    from specdec.clock import CpuClock
-    from specdec.decode import generate
-
-    target = table(random_law(6, 3))
-    generation = generate(
-        target=target,
-        drafter=build(target),
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=structures.build({"name": "chain", "gamma": 4}),
-        request=Request([2], 20),
-        clock=CpuClock(),
-    )
-    assert [row.accepted for row in generation.rounds] == [4, 4, 4, 4]

@@ -8,6 +8,7 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
+from fixtures.drafting import tree
 from torch import nn
 
 from specdec.drafters import model_unigram
@@ -15,7 +16,6 @@ from specdec.drafters.base import drafters
 from specdec.drafters.model_unigram import unigram_scores
 from specdec.errors import UsageError
 from specdec.records import Source, TextStart
-from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
 
@@ -101,19 +101,18 @@ def test_proposals_are_the_same_in_any_context(target_of, build, make_structure)
         drafter.start(TextStart(prompt, 100))
         drafter.commit(more)
         assert drafter.propose(make_structure("chain", 3)).tokens == (a, a, a)
-        tokens, tree, source = drafter.propose(make_structure("rows", 3))
-        assert tokens == (a, a, a, b, a, a, c, a, a) and tree == make_structure("rows", 3).tree
+        tokens, topology, source = drafter.propose(make_structure("rows", 3))
+        assert tokens == (a, a, a, b, a, a, c, a, a) and topology == make_structure("rows", 3).tree
         assert source == tuple(Source("model_unigram", node // 3) for node in range(9))
 
 
-def test_children_of_a_tree_are_the_first_ranks(target_of, build, group_values):
-    parents = [-1, -1, 0, 0, 1, 2, 0]
-    values = group_values("structure", "tree", parents=parents, accuracy=None, nodes=len(parents), depth=3)
+def test_children_of_a_tree_are_the_first_ranks(target_of, build):
+    shape = tree(-1, -1, 0, 0, 1, 2, 0)
     drafter = build(target_of("llama"))
     a, b, c = drafter.ranked(0, 3)
     drafter.start(TextStart([8], 100))
-    tokens, tree, source = drafter.propose(structures.build(values))
-    assert tokens == (a, b, a, b, a, a, c) and tree.parents == tuple(parents)
+    tokens, topology, source = drafter.propose(shape)
+    assert tokens == (a, b, a, b, a, a, c) and topology == shape.tree
     assert [entry.rank for entry in source] == [0, 1, 0, 1, 0, 0, 2]
 
 

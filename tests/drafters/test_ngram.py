@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from fixtures.drafting import chain, rows, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +13,6 @@ from specdec.drafters.ngram import Ngram, NgramConfig
 from specdec.errors import UsageError
 from specdec.ngrams.suffix_index import SuffixIndex
 from specdec.records import Source, TextStart, Tree
-from specdec.structures.base import Structure, structures
 from specdec.tree_building.lookup_filling import Proposal
 
 
@@ -47,11 +47,11 @@ def brute_rows(text: list[int], k: int, w: int, orders: list[int], matches_max: 
     return rows[:k]
 
 
-def brute_tree(text: list[int], tree: Tree, orders: list[int], matches_max: int) -> dict[int, int]:
+def brute_tree(text: list[int], shape: Tree, orders: list[int], matches_max: int) -> dict[int, int]:
     """Token of each node that has one: search the text again for every path."""
     tokens: dict[int, int] = {}
-    for node, parent in enumerate(tree.parents):
-        above = tree.path(parent) if parent >= 0 else ()
+    for node, parent in enumerate(shape.parents):
+        above = shape.path(parent) if parent >= 0 else ()
         if any(one not in tokens for one in above):
             continue
         path = [tokens[one] for one in above]
@@ -60,31 +60,11 @@ def brute_tree(text: list[int], tree: Tree, orders: list[int], matches_max: int)
             ends = latest_ends(text, order, matches_max)
             agreeing = [end + len(path) for end in ends if text[end : end + len(path)] == path]
             ranked += by_count_then_recency({end: text[end] for end in agreeing if end < len(text)})
-        rank = tree.children[parent + 1].index(node)
+        rank = shape.children[parent + 1].index(node)
         distinct = list(dict.fromkeys(ranked))
         if rank < len(distinct):
             tokens[node] = distinct[rank]
     return tokens
-
-
-class Topology(Structure):
-    """Any tree."""
-
-    name = "tree"
-
-    def __init__(self, parents: list[int]) -> None:
-        self._tree = Tree(tuple(parents))
-
-    @property
-    def gamma(self) -> int:
-        return self._tree.depth
-
-    @property
-    def tree(self) -> Tree:
-        return self._tree
-
-    def resized(self, gamma: int) -> Structure:
-        raise NotImplementedError
 
 
 class _Anywhere:
@@ -97,14 +77,6 @@ def make(q="longest", order_max: int = 4, order_min: int = 1, matches_max: int =
     orders = {"q": q, "order_max": order_max, "order_min": order_min}
     config = NgramConfig(name="ngram", **orders, matches_max=matches_max, occurrence=occurrence)
     return Ngram(config, _Anywhere())  # type: ignore[arg-type]
-
-
-def chain(gamma: int) -> Structure:
-    return structures.build({"name": "chain", "gamma": gamma})
-
-
-def rows(k: int, w: int) -> Structure:
-    return structures.build({"name": "rows", "k": k, "w": w, "budget": 1024})
 
 
 def proposed(drafter: Ngram, gamma: int) -> list[int]:
@@ -124,7 +96,7 @@ TREES = st.integers(1, 12).flatmap(lambda nodes: st.tuples(*(st.integers(-1, nod
 
 
 @given(TEXTS, PARAMETERS)
-@settings(max_examples=400)
+@settings(max_examples=150)
 def test_a_chain_is_the_brute_force_one(text, parameters):
     gamma, order_min, more, matches_max = parameters
     for q, orders in (("longest", range(order_min + more, order_min - 1, -1)), (order_min, [order_min])):
@@ -135,7 +107,7 @@ def test_a_chain_is_the_brute_force_one(text, parameters):
 
 
 @given(LONG_TEXTS, PARAMETERS, st.integers(1, 12))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_rows_are_the_brute_force_ones(text, parameters, k):
     w, order_min, more, matches_max = parameters
     for q, orders in (("longest", range(order_min + more, order_min - 1, -1)), (order_min, [order_min])):
@@ -152,10 +124,10 @@ def test_rows_are_the_brute_force_ones(text, parameters, k):
 
 
 @given(LONG_TEXTS, PARAMETERS, TREES)
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_trees_are_the_brute_force_ones(text, parameters, parents):
     _, order_min, more, matches_max = parameters
-    shape = Topology(list(parents))
+    shape = tree(*parents)
     for q, orders in (("longest", range(order_min + more, order_min - 1, -1)), (order_min, [order_min])):
         drafter = make(q, order_min + more, order_min, matches_max)
         drafter.start(TextStart(text, 1000))
@@ -175,7 +147,7 @@ def test_trees_are_the_brute_force_ones(text, parameters, parents):
     st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.booleans()), max_size=12),
     PARAMETERS,
 )
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_growing_an_index_is_building_it_anew(prompt, commits, parameters):
     gamma, order_min, more, matches_max = parameters
     grown = make("longest", order_min + more, order_min, matches_max)
@@ -199,8 +171,8 @@ def test_rows_and_trees_match_one_token_unless_told_otherwise():
         assert proposed(drafter, 1) == [9]
     assert auto.propose(rows(2, 1)).tokens == (5, 9)
     assert longest.propose(rows(2, 1)).tokens == (9, 5)
-    assert auto.propose(Topology([-1, -1])).tokens == (5, 9)
-    assert longest.propose(Topology([-1, -1])).tokens == (9, 5)
+    assert auto.propose(tree(-1, -1)).tokens == (5, 9)
+    assert longest.propose(tree(-1, -1)).tokens == (9, 5)
     two = make(2)
     two.start(TextStart(text, 1000))
     assert proposed(two, 1) == [9] and two.propose(rows(2, 1)).tokens == (9,)
@@ -213,88 +185,19 @@ def test_rows_match_one_token_also_where_a_chain_may_not():
     assert rows_of(drafter.propose(rows(3, 2))) == [(2, 3)]
 
 
-def test_the_first_row_is_the_chain():
-    drafter = make("longest")
-    drafter.start(TextStart([1, 2, 3, 1, 2, 4, 2, 3, 5, 1, 2], 1000))
-    for w in range(1, 6):
-        assert drafter.propose(rows(1, w)) == drafter.propose(chain(w))
-
-
-def test_rows_that_begin_alike_share_their_nodes():
-    drafter = make(1)
-    drafter.start(TextStart([7, 1, 2, 7, 1, 3, 7, 1, 2, 7], 1000))
-    #                 count 2: 1 2; count 1: 1 3
-    proposal = drafter.propose(rows(2, 2))
-    assert proposal.tokens == (1, 2, 3) and proposal.tree.parents == (-1, 0, 0)
-    assert proposal.source == (Source("ngram", 0), Source("ngram", 0), Source("ngram", 1))
-
-
-def test_a_continuation_cut_off_by_the_end_of_the_text_adds_nothing_to_its_longer_form():
-    drafter = make("longest")
-    drafter.start(TextStart([5] * 6, 1000))
-    assert proposed(drafter, 2) == [5, 5], "not the latest match, which only one token follows"
-    assert drafter.rows(3, 2) == [(5, 5)]
-
-
-def test_siblings_are_by_count_then_recency_among_what_agrees_with_the_path():
-    drafter = make(1)
-    drafter.start(TextStart([7, 1, 3, 7, 1, 3, 7, 1, 4, 7, 2, 7], 1000))
-    #              after 7: 1 three times, 2 once; after 7 1: 3 twice, 4 once, though later
-    proposal = drafter.propose(Topology([-1, -1, 0, 0, 1, 1]))
-    assert proposal.tokens == (1, 2, 3, 4, 7) and proposal.tree.parents == (-1, -1, 0, 0, 1)
-    assert [source.rank for source in proposal.source] == [0, 1, 0, 1, 0]
-
-
 def test_a_filled_tree_is_the_topology_itself():
     """Its mask and its positions are then computed once for all rounds."""
-    drafter, shape = make(1), Topology([-1, -1, 0])
+    drafter, shape = make(1), tree(-1, -1, 0)
     drafter.start(TextStart([7, 1, 2, 7, 3, 7], 1000))
     assert drafter.propose(shape).tree is shape.tree
-    assert drafter.propose(Topology([-1, -1, -1, 0])).tree == Tree((-1, -1, 0)), "there is no third token"
+    assert drafter.propose(tree(-1, -1, -1, 0)).tree == Tree((-1, -1, 0)), "there is no third token"
 
 
-def test_the_longest_suffix_wins_over_frequency():
-    drafter = make()
-    #               1 2 -> 9 once, 2 -> 5 three times
-    drafter.start(TextStart([1, 2, 9, 2, 5, 2, 5, 2, 5, 1, 2], 1000))
-    assert proposed(drafter, 1) == [9]
-
-
-def test_count_decides_then_recency():
-    drafter = make(order_max=1)
-    drafter.start(TextStart([7, 1, 7, 2, 7, 1, 7, 3, 7], 1000))
-    assert proposed(drafter, 1) == [1], "1 followed twice"
-    drafter.start(TextStart([7, 1, 7, 2, 7, 3, 7], 1000))
-    assert proposed(drafter, 1) == [3], "all followed once: the latest"
-
-
-def test_only_the_latest_matches_are_counted():
-    text = [7, 1, 7, 1, 7, 1, 7, 2, 7, 3, 7]
-    unlimited, windowed = make(order_max=1), make(order_max=1, matches_max=2)
-    unlimited.start(TextStart(text, 1000))
-    windowed.start(TextStart(text, 1000))
-    assert proposed(unlimited, 1) == [1]
-    assert proposed(windowed, 1) == [3]
-
-
-def test_a_continuation_stops_at_the_end_of_the_text():
-    drafter = make()
-    drafter.start(TextStart([1, 2, 3, 1, 2], 1000))
-    assert proposed(drafter, 8) == [3, 1, 2]
-
-
-def test_nothing_is_proposed_without_a_match():
-    drafter = make()
-    for prompt in ([1], [1, 2, 3]):
-        drafter.start(TextStart(prompt, 1000))
-        assert proposed(drafter, 4) == []
-    assert proposed(make(order_min=2), 4) == [], "nor before any text"
-
-
-def test_a_suffix_does_not_match_itself():
+def test_nothing_is_proposed_without_a_match_or_before_any_text():
     drafter = make(order_max=2, order_min=2)
+    assert proposed(drafter, 4) == []
     drafter.start(TextStart([5, 1, 2], 1000))
-    assert proposed(drafter, 2) == []
+    assert proposed(drafter, 2) == [], "a suffix does not match itself"
     drafter.commit([1, 2])
     assert proposed(drafter, 2) == [1, 2]
 
@@ -332,7 +235,7 @@ def server_lookup(text: list[int], order_min: int, order_max: int, k: int) -> li
 
 
 @given(TEXTS, st.integers(1, 6), st.integers(1, 3), st.integers(0, 4))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_the_leftmost_rule_is_that_of_servers(text, gamma, order_min, more):
     drafter = make("longest", order_min + more, order_min, occurrence="leftmost")
     drafter.start(TextStart(text[:1], 100))
@@ -347,15 +250,6 @@ def test_an_example_of_the_servers_documentation():
     drafter.start(TextStart([1, 2, 3, 4, 2, 3], 100))
     assert proposed(drafter, 4) == [4, 2, 3]
     assert drafter.capabilities.fills == {"chain"}, "servers look up one continuation"
-
-
-def test_the_two_rules_differ():
-    """After 7 came 1, then 2 and 2 again: the common rule says 2, the servers' 1."""
-    text = [7, 1, 7, 2, 7, 2, 7]
-    for occurrence, expected in (("common", 2), ("leftmost", 1)):
-        drafter = make("longest", 1, 1, occurrence=occurrence)
-        drafter.start(TextStart(text, 100))
-        assert proposed(drafter, 1) == [expected]
 
 
 @given(LONG_TEXTS, st.integers(1, 15))

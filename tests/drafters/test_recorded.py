@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fixtures.drafting import chain
 
 from specdec.analysis.read.foreign.imported import ImportChoices, PositionText, walked
 from specdec.analysis.read.foreign.importers import IMPORTERS
@@ -14,7 +15,6 @@ from specdec.drafters import drafters
 from specdec.errors import UsageError
 from specdec.records import TextStart
 from specdec.replay.walk import replay_stream
-from specdec.structures import structures
 from specdec.targets import targets
 from specdec.text.streams import Stream, write_streams
 from specdec.timing.simulated import priced
@@ -49,7 +49,7 @@ def test_rounds_are_those_of_the_trace(replay, group_values, gamma, ended):
     for seed in range(3):
         stream = made(seed, ended=ended)
         drafter = build(group_values, replay(stream))
-        rounds = replay_stream(drafter, structures.build({"name": "chain", "gamma": gamma}), stream, 1000)
+        rounds = replay_stream(drafter, chain(gamma), stream, 1000)
         lengths = np.array(stream.accepted_lengths["acc_eagle"])
         walk = walked(PositionText("a", "", 0, lengths, None, ended), gamma)
         accepted = walk.accepted.tolist()
@@ -78,7 +78,7 @@ def test_its_cost_is_its_own_or_the_models(replay, group_values):
         drafter = priced(build(group_values, target, **changes), target)
         drafter.start(TextStart(stream.prompt, 300))
         before = target.clock().mark()
-        assert len(drafter.draft(structures.build({"name": "chain", "gamma": 4}))) == 4
+        assert len(drafter.draft(chain(4))) == 4
         return target.clock().seconds(before, target.clock().mark())
 
     eagle = 0.00213526175 + 5 * 8.41429603e-7 + 2.37768493e-9  # behind one cached token; the source counts the root
@@ -165,7 +165,7 @@ def test_import_and_replay_of_one_file_take_the_same_rounds(tmp_path, group_valu
     (source,) = IMPORTERS["accepted_lengths"](path, ImportChoices(gamma=4, field="acc_eagle"))
     target = targets.build(group_values("target", "replay", path=str(path)), sampling=sampling(temperature=0.0))
     drafter = build(group_values, target)
-    structure = structures.build({"name": "chain", "gamma": 4})
+    structure = chain(4)
     replayed = [replay_stream(drafter, structure, stream, 1000) for stream in target.streams]
     imported = [part for _, part in source.rounds.groupby("prompt", sort=False)]
     assert len(imported) == 4 and {stream.id for stream in target.streams} == set(source.rounds["prompt"])
@@ -181,7 +181,7 @@ def test_import_and_replay_of_one_file_take_the_same_rounds(tmp_path, group_valu
 def test_a_prompt_without_a_record_gets_no_proposals(replay, group_values):
     drafter = build(group_values, replay(made(0)))
     drafter.start(TextStart((4, 4), 100))
-    assert len(drafter.draft(structures.build({"name": "chain", "gamma": 3}))) == 0
+    assert len(drafter.draft(chain(3))) == 0
 
 
 @pytest.mark.parametrize(
@@ -212,10 +212,10 @@ def test_texts_that_are_not_the_drafters_own_are_drafted(replay, group_values):
     stream = made(0)
     drafter = build(group_values, replay(stream))
     text = stream.generated
-    chain = structures.build({"name": "chain", "gamma": 30})
-    (rounds,) = drafter.possible_rounds(stream.prompt, text[:50], 1000, [chain])
+    shape = chain(30)
+    (rounds,) = drafter.possible_rounds(stream.prompt, text[:50], 1000, [shape])
     lengths = [length - 1 for length in stream.accepted_lengths["acc_eagle"][:50]]
     assert rounds.accepted.tolist() == [min(length, 50 - place, 30) for place, length in enumerate(lengths)]
     assert set(rounds.offered.tolist()) == {30} and rounds.strategy == "acc_eagle"
-    assert drafter.possible_rounds((7, 7), text, 1000, [chain]) == [None]
-    assert drafter.possible_rounds(stream.prompt, (*text[:9], text[9] + 1), 1000, [chain]) == [None]
+    assert drafter.possible_rounds((7, 7), text, 1000, [shape]) == [None]
+    assert drafter.possible_rounds(stream.prompt, (*text[:9], text[9] + 1), 1000, [shape]) == [None]

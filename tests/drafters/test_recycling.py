@@ -1,23 +1,17 @@
 """Token Recycling against a matrix on plain lists."""
 
 import pytest
+from fixtures.drafting import chain, rows, tree
 from fixtures.plain_rounds import PROMPTS, SIZE, Pairs, decoded, logits_after, ranking
 
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.records import EMPTY, TextStart
-from specdec.structures.base import structures
-
-
-def tree(parents):
-    sizes = {"nodes": len(parents), "depth": len(parents)}
-    return structures.build({"name": "tree", "file": None, "parents": parents, "accuracy": None, **sizes})
-
 
 STRUCTURES = {
-    "chain": structures.build({"name": "chain", "gamma": 3}),
-    "rows": structures.build({"name": "rows", "k": 3, "w": 3, "budget": 100}),
-    "tree": tree([-1, -1, -1, 0, 0, 1, 3, 3, 5, 6]),
+    "chain": chain(3),
+    "rows": rows(3, 3),
+    "tree": tree(-1, -1, -1, 0, 0, 1, 3, 3, 5, 6),
 }
 # The rank of each choice on the path of every node, written out from the shapes above.
 RANKS = {
@@ -75,14 +69,6 @@ def rounds_of(drafter, target, prompt, shape="tree"):
     return [(row.draft_tokens, row.committed) for row in generation.rounds]
 
 
-def test_a_text_begins_anew():
-    target = Pairs(0.0)
-    drafter = build()(target)
-    first = rounds_of(drafter, target, PROMPTS[0])
-    rounds_of(drafter, target, PROMPTS[1])
-    assert rounds_of(drafter, target, PROMPTS[0]) == first
-
-
 def test_with_persist_a_prompt_begins_with_what_finished_ones_taught():
     target = Pairs(0.0)
     drafter, fresh = build(persist=True)(target), build()(target)
@@ -113,9 +99,8 @@ def paths(draft):
 
 
 def test_a_structure_with_too_many_siblings_is_refused():
-    wide = structures.build({"name": "rows", "k": 5, "w": 2, "budget": 100})
     with pytest.raises(UsageError, match=r"drafter\.k=4.*asks for 5 tokens.*raise drafter\.k"):
-        build()(Pairs(0.0)).prepare(100, wide)
+        build()(Pairs(0.0)).prepare(100, rows(5, 2))
 
 
 def test_keeping_no_token_is_refused():
@@ -123,11 +108,7 @@ def test_keeping_no_token_is_refused():
         drafters.config({"name": "recycling", "k": 0, "persist": False})
 
 
-def test_the_law_is_the_targets(emitted_law):
-    shape = tree([-1, -1, 0, 0])
-    assert emitted_law({"name": "recycling", "k": 2, "persist": False}, shape) < 1e-12
-
-
+@pytest.mark.slow
 def test_it_saves_calls_on_the_pocket_target(pocket_rounds, group_values):
     calls, tokens = pocket_rounds(group_values("drafter", "recycling"), STRUCTURES["tree"])
     assert calls < 0.9 * tokens

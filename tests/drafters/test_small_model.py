@@ -4,64 +4,23 @@ from copy import deepcopy
 
 import pytest
 import torch
+from fixtures.drafting import assert_laws_are_those_of_drafts, chain, decoded, law_error, shaken, tokens_of_calls
+from fixtures.refusals import refused
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
-from specdec.errors import ModelLoadError, NumericsError, UsageError
+from specdec.errors import ModelLoadError, NumericsError, SpecdecError, UsageError
 from specdec.records import Request, TextStart
 from specdec.replay.expected_rounds import agreement
-from specdec.sampling import generator_for, one_hot, probabilities
-from specdec.structures.base import structures
+from specdec.sampling import generator_for, one_hot
 from specdec.targets.causal import Causal
-from specdec.verifiers.base.contract import verifiers
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
-
-
-def chain(gamma):
-    return structures.build({"name": "chain", "gamma": gamma}) if gamma else chain(1).resized(0)
-
-
-def shaken(model, amount=0.07):
-    """A copy that agrees with the model now and then."""
-    torch.manual_seed(1)
-    other = deepcopy(model)
-    for weight in other.parameters():
-        if weight.dim() > 1:
-            weight.add_(torch.randn_like(weight), alpha=amount * float(weight.std()))
-    return other
-
-
-def counted(model):
-    """[tokens of each forward call of the model], and a stop for the counting."""
-    calls: list[int] = []
-    handle = model.register_forward_pre_hook(
-        lambda module, args, kwargs: calls.append(kwargs["input_ids"].shape[-1]), with_kwargs=True
-    )
-    return calls, handle.remove
 
 
 @pytest.fixture
 def target(tiny_model, sampling):
     return lambda **how: Causal(tiny_model("llama"), sampling(**how))
-
-
-def generated(target, drafter, gamma, limit, prompt=PROMPT):
-    return generate(
-        target=target,
-        drafter=drafter,
-        verifier=verifiers.build({"name": "speculative_sampling"}),
-        structure=chain(gamma),
-        request=Request(
-            prompt,
-            limit,
-            draft_generator=generator_for(0, "p", "draft", "cpu"),
-            accept_generator=generator_for(0, "p", "accept", "cpu"),
-        ),
-        clock=CpuClock(),
-    )
 
 
 def test_a_drafter_equal_to_its_target_is_always_accepted(target, tiny_model):
@@ -72,7 +31,7 @@ def test_a_drafter_equal_to_its_target_is_always_accepted(target, tiny_model):
         {"typical_p": 0.4},
     ):
         beside = target(**how)
-        generation = generated(beside, SmallModel(tiny_model("llama"), beside), 3, 16)
+        generation = decoded(beside, SmallModel(tiny_model("llama"), beside), chain(3), PROMPT, 16)
         assert [row.accepted for row in generation.rounds] == [3, 3, 3, 3]
         # One law standardised alike: nothing is ever rejected, and nothing was proposed twice.
         assert all(value == pytest.approx(1.0, abs=1e-12) for row in generation.rounds for value in row.beta)
@@ -110,41 +69,24 @@ def test_the_cache_after_a_round_is_that_of_a_fresh_start(target, tiny_model, te
 def test_only_what_the_cache_lacks_is_evaluated(target, tiny_model):
     beside = target(temperature=0.0)
     drafter = SmallModel(shaken(tiny_model("llama")), beside)
-    calls, stop = counted(drafter.model)
-    drafter.start(TextStart(PROMPT, 64))
-    assert calls == [len(PROMPT) - 1]
-    full = drafter.draft(chain(3)).tokens.tolist()
-    drafter.commit([*full, 5])  # all accepted: the last draft token was never evaluated
-    again = drafter.draft(chain(3)).tokens.tolist()
-    drafter.commit([(again[0] + 1) % 61])  # none accepted
-    drafter.draft(chain(2))
-    drafter.draft(chain(1))  # asked twice: one committed token is evaluated again
-    drafter.draft(chain(0))
-    stop()
-    assert calls[1:] == [1, 1, 1, 2, 1, 1, 1, 1, 1]
+    with tokens_of_calls(drafter.model) as calls:
+        drafter.start(TextStart(PROMPT, 64))
+        full = drafter.draft(chain(3)).tokens.tolist()
+        drafter.commit([*full, 5])  # all accepted: the last draft token was never evaluated
+        again = drafter.draft(chain(3)).tokens.tolist()
+        drafter.commit([(again[0] + 1) % 61])  # none accepted
+        drafter.draft(chain(2))
+        drafter.draft(chain(1))  # asked twice: one committed token is evaluated again
+        drafter.draft(chain(0))
+    assert list(map(len, calls)) == [len(PROMPT) - 1, 1, 1, 1, 2, 1, 1, 1, 1, 1]
 
 
-def test_laws_are_the_q_of_single_steps(target, tiny_model):
-    """One teacher-forced pass against the loop, with every cut."""
-    text = [4, 9, 13, 2, 2, 60, 1]
-    for how in ({"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.3, "top_p": 0.6}):
-        drafter = SmallModel(shaken(tiny_model("llama")), target(**how))
-        laws = drafter.laws(PROMPT, text)
-        assert laws.shape == (len(text), 61)
-        drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
-        for token, law in zip(text, laws, strict=True):
-            torch.testing.assert_close(drafter.draft(chain(2)).q[0], law, atol=1e-12, rtol=0)
-            drafter.commit([token])
-
-
-def test_q_is_the_models_own_law_standardised(target, tiny_model):
-    """Against transformers' plain forward pass."""
-    beside = target(temperature=0.7, top_k=6)
-    drafter = SmallModel(shaken(tiny_model("llama")), beside)
-    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
-    draft = drafter.draft(chain(4))
-    plain = drafter.model(torch.tensor([[*PROMPT, *draft.tokens.tolist()]])).logits[0, len(PROMPT) - 1 : -1]
-    torch.testing.assert_close(draft.q, probabilities(plain, beside.sampling), atol=1e-12, rtol=0)
+@pytest.mark.parametrize(
+    "how", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.3, "top_p": 0.6}]
+)
+def test_laws_are_the_q_of_single_steps(target, tiny_model, how):
+    drafter = SmallModel(shaken(tiny_model("llama")), target(**how))
+    assert_laws_are_those_of_drafts(drafter, PROMPT, [4, 9, 13, 2, 2, 60, 1])
 
 
 def test_greedy_drafts_of_a_sampling_target_are_point_masses(target, tiny_model):
@@ -157,50 +99,13 @@ def test_greedy_drafts_of_a_sampling_target_are_point_masses(target, tiny_model)
     assert torch.equal(laws, one_hot(draft.tokens, 61))
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_replay_takes_one_pass(target, tiny_model, temperature):
-    """The agreement of one teacher-forced pass is that of drafting token by token."""
-    text = [4, 9, 13, 2, 2, 60, 1]
-    beside = target(temperature=temperature)
-    drafter = SmallModel(shaken(tiny_model("llama")), beside)
-
-    class Stepwise(SmallModel):
-        def laws(self, prompt, text):
-            return None
-
-    slow = Stepwise(drafter.model, beside)
-    one, other = (
-        agreement(each, beside, chain(4), text, Request(PROMPT, 80, draft_generator=generator_for(0, "p", "draft")))
-        for each in (drafter, slow)
-    )
-    assert one.proposed == other.proposed
-    assert one.beta == pytest.approx(other.beta, abs=1e-12) and one.m == pytest.approx(other.m, abs=1e-12)
-
-
 @pytest.mark.parametrize("drafts", ["sampled", "greedy"])
 @pytest.mark.parametrize("cut", [{}, {"top_k": 2}])
 def test_sampling_is_lossless(enumeration, table, random_law, tiny_llama, drafts, cut):
     """Every outcome of drafting, accepting and the loop, limit included; vocabulary 3, a model in float64."""
-    law = random_law(3, 5)
-    beside = table(law, temperature=1.0, **cut)
+    beside = table(random_law(3, 5), temperature=1.0, **cut)
     drafter = SmallModel(tiny_llama(3), beside, drafts=drafts)
-    rule = verifiers.build({"name": "speculative_sampling"})
-
-    def run():
-        return generate(
-            target=beside,
-            drafter=drafter,
-            verifier=rule,
-            structure=chain(2),
-            request=Request([0, 1], 3, draft_generator=enumeration.generator, accept_generator=enumeration.generator),
-            clock=CpuClock(),
-        ).tokens
-
-    found = enumeration.law(run)
-    p = probabilities(law.log(), beside.sampling)
-    for tokens in torch.cartesian_prod(*[torch.arange(3)] * 3).tolist():
-        expected = p[1, tokens[0]] * p[tokens[0], tokens[1]] * p[tokens[1], tokens[2]]
-        assert found.get(tuple(tokens), 0.0) == pytest.approx(float(expected), abs=1e-12)
+    assert law_error(enumeration, beside, drafter, chain(2), [0, 1], 3)[0] < 1e-12
 
 
 def test_drafts_end_with_the_models_context(target, tiny_llama):
@@ -218,14 +123,6 @@ def test_drafts_end_with_the_models_context(target, tiny_llama):
     assert drafter.laws(PROMPT, [1, 2, 3]) is not None and drafter.laws(PROMPT, [1, 2, 3, 4]) is None
     along = agreement(drafter, beside, chain(4), (1, 2, 3, 4, 5), Request(PROMPT, 5))
     assert along.proposed == (True, True, True, False, False)
-
-
-def test_a_short_context_leaves_the_output_alone(target, tiny_llama):
-    beside = target(temperature=0.0)
-    plain = generated(beside, drafters.build({"name": "none"}, target=beside), 4, 24)
-    short = generated(beside, SmallModel(tiny_llama(61, context=16), beside), 4, 24)
-    assert short.tokens == plain.tokens
-    assert len(short.rounds[0].draft_tokens) == 4 and len(short.rounds[-1].draft_tokens) == 0
 
 
 class FakeTokenizer:
@@ -260,15 +157,12 @@ def test_padding_of_the_output_matrix_may_differ(tiny_model, tiny_llama, samplin
 
 
 def test_another_tokenizer_is_refused(tiny_model, tiny_llama, sampling):
+    """Without tokenizers the sizes are what a run compares."""
+    assert SmallModel(tiny_llama(40), Causal(tiny_model("llama"), sampling())).capabilities.vocab_size == 40
     beside = Causal(tiny_model("llama"), sampling(), FakeTokenizer("a", "b", "c"))
     for other in (FakeTokenizer("a", "c", "b"), FakeTokenizer("a", "b", "c", "d")):
-        with pytest.raises(UsageError, match=r"drafter\.model=.* drafter\.translate=true\.$") as raised:
+        with refused(r"drafter\.model=.* drafter\.translate=true\.$"):
             SmallModel(tiny_llama(61), beside, other)
-        assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
-
-
-def test_without_tokenizers_the_sizes_are_what_a_run_compares(target, tiny_llama):
-    assert SmallModel(tiny_llama(40), target()).capabilities.vocab_size == 40
 
 
 def test_an_encoder_decoder_drafter_needs_such_a_target(target, tmp_path, group_values):
@@ -295,9 +189,8 @@ def test_an_encoder_decoder_drafter_needs_such_a_target(target, tmp_path, group_
     ],
 )
 def test_bad_configurations_are_one_sentence(target, group_values, changes, key):
-    with pytest.raises((UsageError, ModelLoadError), match=key) as raised:
+    with refused(key, SpecdecError):
         drafters.build(group_values("drafter", "small_model", **changes), target=target())
-    assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
 
 
 def test_logits_that_are_not_finite_end_the_run(target, tiny_model):
@@ -307,7 +200,7 @@ def test_logits_that_are_not_finite_end_the_run(target, tiny_model):
     drafter = SmallModel(broken, beside)
     broken.lm_head.weight[3] = torch.nan
     with pytest.raises(NumericsError, match="drafter"):
-        generated(beside, drafter, 2, 8)
+        decoded(beside, drafter, chain(2), PROMPT, 8)
     with pytest.raises(NumericsError, match="drafter"):
         drafter.laws(PROMPT, [1, 2])
 
@@ -319,14 +212,12 @@ def test_a_threshold_ends_a_draft_after_the_token_that_crosses_it(target, tiny_m
     whole = drafter.draft(chain(6))
     plain = drafter.model(torch.tensor([[*PROMPT, *whole.tokens.tolist()]])).logits[0, len(PROMPT) - 1 : -1]
     chances = plain.softmax(-1).gather(-1, whole.tokens[:, None]).squeeze(-1).cumprod(0).tolist()
-    calls, stop = counted(drafter.model)
     for threshold in (chances[0] + 1e-4, *(chance - 1e-4 for chance in chances[:4]), 1e-9):
         expected = next((i + 1 for i, chance in enumerate(chances) if chance < threshold), 6)
-        del calls[:]
-        draft = drafter.draft(chain(6).until(threshold))
+        with tokens_of_calls(drafter.model) as calls:
+            draft = drafter.draft(chain(6).until(threshold))
         assert draft.tokens.tolist() == whole.tokens.tolist()[:expected]
         assert len(calls) == expected, "a step that is not taken costs nothing"
-    stop()
 
 
 def test_the_shipped_pair(group_values, sampling):
@@ -339,8 +230,8 @@ def test_the_shipped_pair(group_values, sampling):
     assert drafter.capabilities.vocab_size == beside.vocab_size and 0 < drafter.flops_per_token < beside.flops_per_token
     assert drafter.model is not beside.model
     prompt = beside.tokenizer.encode("def read(path):\n    with open(")
-    plain = generated(beside, drafters.build({"name": "none"}, target=beside), 4, 12, prompt)
-    drafted = generated(beside, drafter, 4, 12, prompt)
+    plain = decoded(beside, drafters.build({"name": "none"}, target=beside), chain(4), prompt, 12)
+    drafted = decoded(beside, drafter, chain(4), prompt, 12)
     assert drafted.tokens == plain.tokens and len(drafted.rounds) < 12
 
 

@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures.drafting import chain
 from fixtures.slow_drafters import SlowDrafter, along_paths, along_ranks, pocket, rounds_of, same_rounds
 
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.records import TextStart
-from specdec.structures.base import structures
 
 SIZE = 4
 PROMPTS = [[0, 1, 2, 0, 1, 1, 0], [3], [2, 2, 1, 0, 3, 3], [0, 1, 2, 0, 1, 1, 0], [1, 0]]
@@ -112,36 +112,8 @@ def test_rounds_are_those_of_a_slow_search(build, table, random_law, make_struct
     same_rounds(fast, slow)
 
 
-def offered(drafter, gamma=8):
-    return drafter.draft(structures.build({"name": "chain", "gamma": gamma})).tokens.tolist()
-
-
-def test_the_draft_is_as_long_as_the_match(build):
-    drafter = build()
-    drafter.start(TextStart([1, 2, 3, 4, 5, 6, 7, 9, 2, 3], 100))
-    assert offered(drafter) == [4, 5]
-    drafter.commit([4])
-    assert offered(drafter) == [5, 6, 7]
-    drafter.commit([8])  # a token that never occurred: nothing of the match is left
-    assert offered(drafter) == []
-    drafter.commit([1])
-    assert offered(drafter) == [2]
-
-
-def test_a_copy_that_reaches_the_end_repeats_itself(build):
-    drafter = build(factor=10.0)
-    drafter.start(TextStart([7, 1, 2, 1, 2], 100))
-    assert offered(drafter) == [1, 2] * 4
-
-
-def test_an_own_match_goes_before_an_earlier_one_of_its_length(build):
-    drafter = build()
-    drafter.remember([9], [5, 1, 2, 3])
-    drafter.start(TextStart([2, 4, 2], 100))
-    assert offered(drafter) == [4]
-    drafter.start(TextStart([2, 4, 1, 2], 100))
-    assert offered(drafter) == [3]  # two tokens match there, which end the output after one
-    assert len(drafter.draft(structures.build({"name": "rows", "k": 2, "w": 3, "budget": 99}))) == 2
+def offered(drafter):
+    return drafter.draft(chain(8)).tokens.tolist()
 
 
 def test_no_prompt_is_told_its_own_output(build):
@@ -167,20 +139,6 @@ def test_no_prompt_is_told_its_own_output(build):
     assert offered(drafter) == []
 
 
-def test_no_more_is_kept_than_the_key_says(build):
-    drafter = build(earlier_outputs=5, factor=10.0)
-    drafter.remember([1], [3, 4, 5, 6])
-    drafter.remember([2], [7, 8])
-    drafter.start(TextStart([4], 100))
-    assert offered(drafter) == [5, 6]
-    drafter.start(TextStart([7], 100))
-    assert offered(drafter) == []
-    alone = build(earlier_outputs=0)
-    alone.remember([1], [3, 4, 5, 6])
-    alone.start(TextStart([4], 100))
-    assert offered(alone) == []
-
-
 @pytest.mark.parametrize(
     ("key", "value"), [("match_min", 0), ("factor", -1.0), ("matches_max", 0), ("earlier_outputs", -1)]
 )
@@ -189,7 +147,8 @@ def test_values_out_of_bounds(build, key, value):
         build(**{key: value})
 
 
+@pytest.mark.slow
 def test_fewer_calls_on_the_pocket_target(build):
     target, prompts = pocket()
-    rounds = rounds_of(target, build(target), structures.build({"name": "chain", "gamma": 4}), prompts, 24)
+    rounds = rounds_of(target, build(target), chain(4), prompts, 24)
     assert len(rounds) < 0.8 * sum(len(item.committed) for item in rounds)

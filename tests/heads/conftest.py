@@ -22,10 +22,10 @@ MAKES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-def target(tiny_llama, sampling) -> Causal:
+def target(tiny_llama, sampling):
     return Causal(tiny_llama(23), sampling(temperature=0.0))
 
 
 @pytest.fixture(params=MAKES)
-def make(request: pytest.FixtureRequest) -> dict[str, Any]:
+def make(request):
     return MAKES[request.param]

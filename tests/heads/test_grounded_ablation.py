@@ -34,6 +34,7 @@ def test_the_sweep_has_every_grounded_recipe_where_it_leaves_its_heads():
     assert set(swept()) == {f"models/heads/ablation/{name}/heads.safetensors" for name in recipes - {"medusa"}}
 
 
+@pytest.mark.slow
 def test_heads_that_are_not_trained_yet_are_answered_with_what_trains_them(command):
     (path,) = [path for path in swept() if "gru" in path]
     model = ("hydra.mode=RUN", "hydra.sweeper.params=null", "+drafter=grounded", f"drafter.model={path}")

@@ -123,10 +123,6 @@ def test_damage_is_seen(folder):
         open_datastore(folder, read_manifest(folder))
 
 
-# ------------------------------------------------------------------------------------------------------------
-# REST's own files.
-
-
 def rest_index(*chunks):
     """The bytes that DraftRetriever writes: for each chunk, tokens in two bytes and the order of suffixes in four."""
     content = b""

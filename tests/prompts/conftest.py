@@ -1,7 +1,7 @@
 """A tokenizer of characters, the YAML values, and the real prompt files where the checkout has them."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +40,13 @@ class Characters:
         return f"\x00{said}<a>"
 
 
-@pytest.fixture
-def characters() -> type[Characters]:
+@pytest.fixture(scope="session")
+def characters():
     return Characters
 
 
-@pytest.fixture
-def values() -> Callable[..., dict[str, Any]]:
+@pytest.fixture(scope="session")
+def values():
     """`values(yaml_name)` reads the YAML of a prompt set; `real` fills in the real file's path, or skips the test."""
 
     def read(yaml_name: str, real: bool = False, **overrides: Any) -> dict[str, Any]:
@@ -62,8 +62,8 @@ def values() -> Callable[..., dict[str, Any]]:
     return read
 
 
-@pytest.fixture
-def load(values: Callable[..., dict[str, Any]]) -> Callable[..., Any]:
+@pytest.fixture(scope="session")
+def load(values):
     """`load(yaml_name, real=..., tokenizer=..., context=..., new=..., **overrides)` loads a prompt set."""
     from specdec.prompts import load_prompts
 

@@ -88,6 +88,7 @@ def test_paragraphs_before_fits_the_room():
     assert stdlib.paragraphs_before(lines, 6, 0) == []
 
 
+@pytest.mark.slow
 def test_reading_prompts_imports_nothing_heavy():
     script = (
         "import sys; from specdec.prompts import prompts; prompts.names(); "

@@ -10,7 +10,7 @@ from specdec.prompts.stdlib import module_source
 from specdec.text.python_sources import STDLIB, Document, held_out_modules, is_held_out
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def everything(values):
     source = stdlib_mix.StdlibMix(stdlib_mix.StdlibMixConfig(**{**values("stdlib_mix"), "limit": None}))
     return source.read().entries

@@ -7,24 +7,22 @@ import logging
 
 import pytest
 import torch
+from fixtures.drafting import decoded
+from fixtures.refusals import refused
 from fixtures.tiny_checkpoints import PUBLISHED, Published, medusa, slow_medusa, write_checkpoint
 from safetensors.torch import load_file, save_file
 
-from specdec.clock import CpuClock
-from specdec.convert import convert
-from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
-from specdec.records import Request, TextStart
+from specdec.records import TextStart
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets.base import targets
 from specdec.targets.causal import Causal
-from specdec.verifiers.base.contract import verifiers
 
 WIDTH, VOCABULARY = 16, 40
 PROMPTS = [[7, 3, 19, 34, 3, 19, 22, 7, 3], [5], [1, 38, 2, 27], [11, 12, 13, 14, 15, 16, 17], [30, 30, 2]]
-NEW_TOKENS = 86
+NEW_TOKENS = 30
 # The root has twelve children, so that some tokens are accepted, and most rounds end in a rejection.
 PARENTS = [*[-1] * 12, 0, 0, 1, 2, 12, 12, 14]
 
@@ -58,14 +56,7 @@ def rounds_follow(target, drafter, structure, slow) -> None:
     """Every node of every round is the next best choice of `slow(states, t, path)`."""
     rounds = accepted = rejected = 0
     for prompt in PROMPTS:
-        generation = generate(
-            target=target,
-            drafter=drafter,
-            verifier=verifiers.build({"name": "greedy"}),
-            structure=structure,
-            request=Request(prompt, NEW_TOKENS),
-            clock=CpuClock(),
-        )
+        generation = decoded(target, drafter, structure, prompt, NEW_TOKENS, rule="greedy")
         text = [*prompt, *generation.tokens]
         with torch.inference_mode():
             output = target.model(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True)
@@ -85,7 +76,7 @@ def rounds_follow(target, drafter, structure, slow) -> None:
             rounds += 1
             accepted += row.accepted > 0
             rejected += row.rejected
-    assert rounds >= 200 and accepted >= 10 and rejected >= 80
+    assert rounds >= 60 and accepted >= 3 and rejected >= 25
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
@@ -167,9 +158,8 @@ def test_tensors_beside_the_formats_own_are_refused(drafter_of, tmp_path, kind):
 
     def refusal(changed) -> str:
         save_file(changed, tmp_path / published.file)
-        with pytest.raises(UsageError, match="drafter.model=") as raised:
+        with refused("drafter.model=") as raised:
             drafter_of(tmp_path, published.drafter)
-        assert "\n" not in str(raised.value)
         return str(raised.value)
 
     assert dropped in refusal({name: value.clone() for name, value in weights.items() if name != dropped})
@@ -179,13 +169,11 @@ def test_tensors_beside_the_formats_own_are_refused(drafter_of, tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
-@pytest.mark.parametrize(("width", "vocabulary", "what"), [(24, VOCABULARY, "width"), (WIDTH, 41, "vocabulary")])
-def test_another_target_is_refused(drafter_of, tmp_path, kind, width, vocabulary, what):
-    published = PUBLISHED[kind]
-    write_checkpoint(tmp_path, published, width, vocabulary)
-    told = f"target of {what} {width if what == 'width' else vocabulary}, and this one has"
-    with pytest.raises(UsageError, match=told):
-        drafter_of(tmp_path, published.drafter)
+def test_another_target_is_refused(drafter_of, tmp_path, kind):
+    for width, vocabulary, told in ((24, VOCABULARY, "width 24"), (WIDTH, 41, "vocabulary 41")):
+        write_checkpoint(tmp_path, PUBLISHED[kind], width, vocabulary)
+        with pytest.raises(UsageError, match=f"target of {told}, and this one has"):
+            drafter_of(tmp_path, PUBLISHED[kind].drafter)
 
 
 def test_the_name_of_another_target_is_warned_of_and_recorded(model, drafter_of, tmp_path, caplog, sampling):
@@ -215,19 +203,6 @@ def test_the_right_drafter_is_named(drafter_of, tmp_path, kind, asked):
     else:
         with pytest.raises(UsageError, match=rf"use \+drafter={right}\."):
             drafter_of(tmp_path, asked)
-
-
-def test_a_pickle_loads_once_it_is_converted(drafter_of, tmp_path):
-    weights = write_checkpoint(tmp_path, PUBLISHED["medusa_1"], WIDTH, VOCABULARY)
-    (tmp_path / "medusa_lm_head.safetensors").unlink()
-    torch.save(weights, tmp_path / "medusa_lm_head.pt")
-    command = f"python -m specdec.convert {tmp_path / 'medusa_lm_head.pt'}"
-    for model in (tmp_path, tmp_path / "medusa_lm_head.pt"):
-        with pytest.raises(UsageError, match=command):
-            drafter_of(model, "medusa")
-    convert(tmp_path / "medusa_lm_head.pt")
-    heads = drafter_of(tmp_path, "medusa").heads
-    assert torch.equal(heads.outputs[4], weights["4.1.weight"].double())
 
 
 @pytest.mark.parametrize(

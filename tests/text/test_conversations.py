@@ -2,10 +2,10 @@
 
 import gzip
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from fixtures.refusals import refused
 
 from specdec.errors import UsageError
 from specdec.text import conversations as module
@@ -31,7 +31,7 @@ def record(*turns: str) -> dict:
 
 
 @pytest.fixture
-def source(tmp_path: Path, group_values):
+def source(tmp_path, group_values):
     """`source(list of records or bytes)`: keys of a source of conversations in a file."""
 
     def make(content, **changes) -> dict:
@@ -45,11 +45,11 @@ def source(tmp_path: Path, group_values):
 
 @pytest.fixture
 def opened(source, head_data, text_target):
-    """`opened(content)`: all sequences of conversations, those of every second held out."""
+    """`opened(content, sequence_length=256, **source)`: sequences of conversations, every second one held out."""
 
-    def make(content, **changes):
-        how = {"packed": False, "batch": 1, "sequence_length": 256} | changes
-        return open_sequences(head_data(source=source(content), **how), text_target, seed=3)
+    def make(content, sequence_length=256, **changes):
+        how = {"packed": False, "batch": 1, "sequence_length": sequence_length}
+        return open_sequences(head_data(source=source(content, **changes), **how), text_target, seed=3)
 
     return make
 
@@ -61,7 +61,7 @@ def rendered(sequences, tokenizer, part: str) -> list[tuple[str, str]]:
     return [(tokenizer.decode(d.tokens), tokenizer.decode(d.tokens[d.scored])) for d in documents]
 
 
-def test_vicunas_template_where_the_tokenizer_has_none(opened, text_target) -> None:
+def test_vicunas_template_where_the_tokenizer_has_none(opened, text_target):
     sequences = opened([record("if?", "while", "for?", "not"), record("a", "b")])
     ((text, scored),) = rendered(sequences, text_target.tokenizer, "train")
     asked = "A chat between a curious user and an artificial intelligence assistant. "
@@ -73,7 +73,7 @@ def test_vicunas_template_where_the_tokenizer_has_none(opened, text_target) -> N
 
 
 @pytest.mark.parametrize("template", [BRACKETS, THINKING])
-def test_the_tokenizers_own_template(tiny_corpus, template) -> None:
+def test_the_tokenizers_own_template(tiny_corpus, template):
     tokenizer = tiny_corpus.tokenizer
     messages = [
         {"role": "system", "content": "be brief"},
@@ -90,7 +90,7 @@ def test_the_tokenizers_own_template(tiny_corpus, template) -> None:
     assert tokenizer.decode(document.tokens[document.scored]) == f"é while{end}{thought}北京 for{end}"
 
 
-def test_a_template_that_changes_what_was_said_is_counted(opened, text_target, monkeypatch) -> None:
+def test_a_template_that_changes_what_was_said_is_counted(opened, text_target, monkeypatch):
     monkeypatch.setattr(
         text_target.tokenizer,
         "chat_template",
@@ -104,28 +104,16 @@ def test_a_template_that_changes_what_was_said_is_counted(opened, text_target, m
         opened([record("if?", "while"), record("a", "b")])
 
 
-def test_what_of_a_record_is_used(opened, text_target, monkeypatch) -> None:
-    monkeypatch.setattr(
-        text_target.tokenizer, "chat_template", "{% for m in messages %}[{{ m.content }}]{% endfor %}", raising=False
-    )
+def test_what_of_a_record_is_used(opened, text_target, monkeypatch):
+    monkeypatch.setattr(text_target.tokenizer, "chat_template", PLAIN, raising=False)
     held = record("h", "h")
     odd = {"conversations": [
         {"from": "system", "value": "s"}, {"from": "chatgpt", "value": "rest of an answer"},
         {"from": "user", "value": " q "}, {"from": "bing", "value": "a"}, {"from": "human", "value": "never answered"},
     ]}  # fmt: skip
     twice = {"conversations": [*record("q", "a")["conversations"], {"from": "gpt", "value": "again"}]}
-    content = [
-        odd,
-        held,
-        record("q", "a", "", "b"),
-        held,
-        twice,
-        held,
-        record("no answer"),
-        held,
-        {"conversations": []},
-        held,
-    ]
+    used = [odd, record("q", "a", "", "b"), twice, record("no answer"), {"conversations": []}]
+    content = [conversation for one in used for conversation in (one, held)]
     sequences = opened(content)
     assert [text for text, _ in rendered(sequences, text_target.tokenizer, "train")] == [
         "[s][q][a]",
@@ -139,17 +127,15 @@ def test_what_of_a_record_is_used(opened, text_target, monkeypatch) -> None:
     }
 
 
-def test_a_conversation_without_a_scored_token_in_its_row_is_left_out(opened, text_target, monkeypatch) -> None:
-    monkeypatch.setattr(
-        text_target.tokenizer, "chat_template", "{% for m in messages %}[{{ m.content }}]{% endfor %}", raising=False
-    )
+def test_a_conversation_without_a_scored_token_in_its_row_is_left_out(opened, text_target, monkeypatch):
+    monkeypatch.setattr(text_target.tokenizer, "chat_template", PLAIN, raising=False)
     long = record("while " * 40, "not")
     sequences = opened([record("q", "a"), record("h", "h"), long, record("h", "h")], sequence_length=12)
     assert len(sequences._parts["train"].documents) == 2 and sequences.counts["train"] == 1
 
 
 @pytest.mark.parametrize("form", ["list", "lines", "gzip"])
-def test_a_list_lines_and_gzip_read_the_same(opened, text_target, form) -> None:
+def test_a_list_lines_and_gzip_read_the_same(opened, text_target, form):
     content = [record("if?", "while"), record("a", "b"), record("x", "y")]
     plain = json.dumps(content).encode()
     data = {"list": plain, "gzip": gzip.compress(plain, mtime=0), "lines": "\n".join(map(json.dumps, content)).encode()}
@@ -157,25 +143,19 @@ def test_a_list_lines_and_gzip_read_the_same(opened, text_target, form) -> None:
     assert [scored for _, scored in found] == [" while<|endoftext|>", " y<|endoftext|>"]
 
 
-def test_at_most_so_many_conversations(source, head_data, text_target) -> None:
-    values = source([record("if?", "while"), record("a", "b"), record("x", "y")], max_conversations=2)
-    sequences = open_sequences(
-        head_data(source=values, packed=False, batch=1, sequence_length=256), text_target, seed=3
-    )
+def test_at_most_so_many_conversations(opened):
+    sequences = opened([record("if?", "while"), record("a", "b"), record("x", "y")], max_conversations=2)
     assert len(sequences._parts["train"].documents) == 1
 
 
-def test_records_of_the_hub(source, head_data, text_target, monkeypatch) -> None:
+def test_records_of_the_hub(opened, text_target, monkeypatch):
     def hub(*arguments) -> records.Records:
         assert arguments == ("a/b", None, "train", None, "data.source")
         rows = ((f"a/b:{i}", i, record("if?", f"while {i}")) for i in range(1, 5))
         return records.Records(rows, {"hub_id": "a/b"})
 
     monkeypatch.setattr(module, "read_hub", hub)
-    values = source([], path=None, hub_id="a/b")
-    sequences = open_sequences(
-        head_data(source=values, packed=False, batch=1, sequence_length=256), text_target, seed=3
-    )
+    sequences = opened([], path=None, hub_id="a/b")
     assert [s for _, s in rendered(sequences, text_target.tokenizer, "train")] == [
         f" while {i}<|endoftext|>" for i in (1, 3)
     ]
@@ -196,19 +176,18 @@ def test_records_of_the_hub(source, head_data, text_target, monkeypatch) -> None
         ([record("a", "b")], "held-out text of data.source makes no sequence"),
     ],
 )  # fmt: skip
-def test_bad_records_are_refused_by_file_and_number(opened, content, says) -> None:
-    with pytest.raises(UsageError, match=says) as refused:
+def test_bad_records_are_refused_by_file_and_number(opened, content, says):
+    with refused(says):
         opened(content)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(("path", "hub_id"), [(None, None), ("x", "a/b")])
-def test_one_source_is_needed(source, head_data, text_target, path, hub_id) -> None:
+def test_one_source_is_needed(opened, path, hub_id):
     with pytest.raises(UsageError, match="need one source: set either data.source.path"):
-        open_sequences(head_data(source=source([], path=path, hub_id=hub_id)), text_target, seed=3)
+        opened([], path=path, hub_id=hub_id)
 
 
-def test_scored_tokens_do_not_reach_into_the_question(opened, text_target) -> None:
+def test_scored_tokens_do_not_reach_into_the_question(opened, text_target):
     """Counted another way: by the lengths of the parts, as the tokenizer cuts them alone."""
     sequences = opened([record("if while", "not or and"), record("a", "b")])
     document = sequences._parts["train"].documents[0]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from fixtures.refusals import refused
 
 from specdec.errors import UsageError
 from specdec.text import documents
@@ -33,19 +34,19 @@ def config(path: Path | None, **changes) -> TextCorpusConfig:
 
 
 @pytest.fixture
-def file(tmp_path: Path) -> Path:
+def file(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("\n".join(TEXT) + "\n", encoding="utf-8")
     return path
 
 
-def test_every_tenth_line_is_held_out(file: Path) -> None:
+def test_every_tenth_line_is_held_out(file):
     text = open_text(config(file))
     assert list(text.heldout()) == TEXT[9::10]
     assert sorted([*text.training(), *text.heldout()]) == sorted(TEXT)
 
 
-def test_paragraphs_gzip_line_ends_and_byte_order_mark(tmp_path: Path) -> None:
+def test_paragraphs_gzip_line_ends_and_byte_order_mark(tmp_path):
     path = tmp_path / "text.gz"
     path.write_bytes(gzip.compress(b"\xef\xbb\xbfone\r\nmore\r\n\r\n \r\ntwo\n\n\nthree", mtime=0))
     text = open_text(config(path, documents="paragraphs", heldout_every=2))
@@ -53,13 +54,13 @@ def test_paragraphs_gzip_line_ends_and_byte_order_mark(tmp_path: Path) -> None:
     assert list(open_text(config(path, heldout_every=2)).documents()) == ["one", "more", "two", "three"]
 
 
-def test_max_bytes_takes_whole_documents_from_the_beginning(file: Path) -> None:
+def test_max_bytes_takes_whole_documents_from_the_beginning(file):
     size = len("".join(TEXT[:30]).encode())
     assert list(open_text(config(file, max_bytes=size)).documents()) == TEXT[:30]
     assert list(open_text(config(file, max_bytes=size + 5)).documents()) == TEXT[:30]
 
 
-def test_tokens_come_back_as_the_text_and_are_cached(file: Path, tmp_path: Path, monkeypatch) -> None:
+def test_tokens_come_back_as_the_text_and_are_cached(file, tmp_path, monkeypatch):
     corpus = load_corpus(config(file), 32, tmp_path / "corpus")
     starts = [0, *corpus.ends[:-1]]
     texts = [corpus.tokenizer.decode(corpus.tokens[a:b]) for a, b in zip(starts, corpus.ends, strict=True)]
@@ -80,7 +81,7 @@ def test_tokens_come_back_as_the_text_and_are_cached(file: Path, tmp_path: Path,
     assert again.folder != corpus.folder and again.manifest["sha256"] != corpus.manifest["sha256"]
 
 
-def test_passes_over_the_text_as_the_budget_asks(file: Path, tmp_path: Path) -> None:
+def test_passes_over_the_text_as_the_budget_asks(file, tmp_path):
     corpus = load_corpus(config(file), 32, tmp_path / "corpus")
     whole = len(corpus.tokens) + len(corpus.ends)
     data = TextDataConfig(
@@ -112,27 +113,26 @@ def test_passes_over_the_text_as_the_budget_asks(file: Path, tmp_path: Path) -> 
         (b"one\ntwo\n", {"hub_id": "a/b"}, "one source"),
     ],
 )
-def test_a_bad_text_is_refused_in_one_sentence(tmp_path: Path, content, changes, says) -> None:
+def test_a_bad_text_is_refused_in_one_sentence(tmp_path, content, changes, says):
     path = tmp_path / "text.txt"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(UsageError, match=says) as refused:
+    with refused(says):
         load_corpus(config(path, **changes), 32, tmp_path / "corpus")
-    assert "\n" not in str(refused.value)
     assert not list((tmp_path / "corpus").rglob("corpus.json"))
 
 
-def test_no_source_is_refused() -> None:
+def test_no_source_is_refused():
     with pytest.raises(UsageError, match="set either recipe.corpus.path"):
         open_text(config(None))
 
 
-def test_a_folder_is_no_text(tmp_path: Path) -> None:
+def test_a_folder_is_no_text(tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
         open_text(config(tmp_path))
 
 
-def test_records_of_the_hub(monkeypatch) -> None:
+def test_records_of_the_hub(monkeypatch):
     rows = [{"text": line, "id": i} for i, line in enumerate(TEXT)]
 
     def hub(*arguments) -> records.Records:

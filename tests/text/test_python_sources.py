@@ -27,7 +27,7 @@ def plant(root: Path, files: dict[str, str]) -> Path:
     return root
 
 
-def test_copies_of_a_held_out_module_never_reach_training(tmp_path: Path, corpus_config: PythonCorpusConfig) -> None:
+def test_copies_of_a_held_out_module_never_reach_training(tmp_path, corpus_config):
     stdlib = plant(
         tmp_path / "lib",
         {
@@ -68,7 +68,7 @@ def test_copies_of_a_held_out_module_never_reach_training(tmp_path: Path, corpus
     assert str(tmp_path) not in str(corpus.manifest)
 
 
-def test_unsuitable_files_are_dropped_and_counted(tmp_path: Path, corpus_config: PythonCorpusConfig) -> None:
+def test_unsuitable_files_are_dropped_and_counted(tmp_path, corpus_config):
     stdlib = plant(
         tmp_path / "lib",
         {
@@ -86,7 +86,7 @@ def test_unsuitable_files_are_dropped_and_counted(tmp_path: Path, corpus_config:
     }  # fmt: skip
 
 
-def test_the_running_interpreter_keeps_its_held_out_modules_out(corpus_config: PythonCorpusConfig) -> None:
+def test_the_running_interpreter_keeps_its_held_out_modules_out(corpus_config):
     corpus = build_corpus(corpus_config)
     modules = {module_name(d.name) for d in corpus.heldout if d.source == "stdlib"}
     assert len(modules) >= 25
@@ -102,23 +102,23 @@ def test_the_running_interpreter_keeps_its_held_out_modules_out(corpus_config: P
             assert len(lines & other) <= max(5, 0.25 * len(other)), (document.name, name)
 
 
-def test_shingles_ignore_indentation_and_blank_lines() -> None:
+def test_shingles_ignore_indentation_and_blank_lines():
     assert shingles("a b\n\n  c\nd", 3) == shingles("    a  b\nc\n\td\n", 3)
     assert shingles("a\nb", 3) == set()
 
 
-def test_module_names() -> None:
+def test_module_names():
     assert module_name("http/cookies.py") == "http.cookies"
     assert module_name("zipfile/__init__.py") == "zipfile"
     assert is_held_out(Document("stdlib", "zipfile/_path/glob.py", ""), ["zipfile"])
     assert not is_held_out(Document("stdlib", "zipfiles.py", ""), ["zipfile"])
 
 
-def test_undecodable_files_are_left_out(tmp_path: Path) -> None:
+def test_undecodable_files_are_left_out(tmp_path):
     (tmp_path / "a.py").write_bytes(b"x = '\xff\xfe'\n")
     assert list(read_python_files(tmp_path, "pkg", [])) == []
 
 
 @pytest.mark.parametrize("module", held_out_modules())
-def test_held_out_modules_exist_in_this_python(module: str) -> None:
+def test_held_out_modules_exist_in_this_python(module):
     assert module.split(".")[0] in sys.stdlib_module_names

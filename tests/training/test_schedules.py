@@ -11,7 +11,7 @@ def rate(schedule: str, warmup_steps: int = 10, decay_share: float = 0.25) -> Ra
     return RateConfig(schedule=schedule, warmup_steps=warmup_steps, decay_share=decay_share)
 
 
-def test_a_ramp_is_zero_then_a_line_then_flat() -> None:
+def test_a_ramp_is_zero_then_a_line_then_flat():
     ramp = Ramp(first=0.2, last=1.0, start=0.25, end=0.75)
     assert [ramp.at(step, 8) for step in range(8)] == pytest.approx([0, 0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.0])
     assert ramp.first_step(8) == 2
@@ -24,7 +24,7 @@ class Loss:
     heads: Weight
 
 
-def test_a_number_is_a_weight_that_never_changes() -> None:
+def test_a_number_is_a_weight_that_never_changes():
     constant = validated(Loss, {"heads": 0.2}).heads
     assert {constant.at(step, 5) for step in range(5)} == {0.2}
     ramp = validated(Loss, {"heads": {"first": 0.0, "last": 1.0, "start": 0.5, "end": 1.0}}).heads
@@ -40,13 +40,13 @@ def test_a_number_is_a_weight_that_never_changes() -> None:
         ({"first": 0.0, "last": 1.0}, "Missing key loss.heads.start"),
     ],
 )
-def test_a_bad_weight_is_named(value: object, sentence: str) -> None:
+def test_a_bad_weight_is_named(value, sentence):
     with pytest.raises(UsageError, match=sentence) as refused:
         validated(Loss, {"heads": value}, where="loss")
     assert "loss.heads" in str(refused.value)
 
 
-def test_learning_rates_warm_up_and_fall() -> None:
+def test_learning_rates_warm_up_and_fall():
     cosine = [rate_factor(step, 110, rate("cosine")) for step in range(110)]
     assert cosine[:10] == pytest.approx([(step + 1) / 11 for step in range(10)])
     assert cosine[10] == 1.0 and cosine[60] == pytest.approx(0.5)

@@ -4,35 +4,18 @@ from copy import deepcopy
 
 import pytest
 import torch
+from fixtures.drafting import assert_drafted_from, chain, decoded, dynamic, law_error, rows, shaken
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import NumericsError, UsageError
-from specdec.records import Request, TextStart, chain_tree
-from specdec.sampling import generator_for, probabilities
-from specdec.structures.base import structures
+from specdec.records import TextStart, chain_tree
+from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
 from specdec.tree_building.model_tree import draft_tree
-from specdec.verifiers.base.contract import verifiers
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 WAYS = ["independent", "without_replacement"]
-
-
-def shaken(model):
-    """A copy that agrees with the model now and then."""
-    torch.manual_seed(1)
-    other = deepcopy(model)
-    for weight in other.parameters():
-        if weight.dim() > 1:
-            weight.add_(torch.randn_like(weight), alpha=0.07 * float(weight.std()))
-    return other
-
-
-def rows(k, w):
-    return structures.build({"name": "rows", "k": k, "w": w, "budget": 1000})
 
 
 @pytest.fixture
@@ -40,13 +23,12 @@ def target(tiny_model, sampling):
     return lambda **how: Causal(tiny_model("llama"), sampling(**how))
 
 
-def along(drafter, draft, node):
-    """The model's logits after a node, by a plain forward pass over the text and the node's path."""
-    path = [int(draft.tokens[ancestor]) for ancestor in draft.tree.path(node)]
-    return drafter.model(torch.tensor([[*PROMPT, *path]])).logits[0, -1]
+def plain(drafter):
+    """The model's logits behind a path after the prompt, by a plain forward pass."""
+    return lambda node, above: drafter.model(torch.tensor([[*PROMPT, *above]])).logits[0, -1]
 
 
-@pytest.mark.parametrize("structure", ["rows", "tree"])
+@pytest.mark.parametrize("structure", ["chain", "rows", "tree"])
 @pytest.mark.parametrize("siblings", WAYS)
 @pytest.mark.parametrize("family", ["llama", "mistral_window", "gpt2"])
 def test_q_is_what_each_node_was_drawn_from(tiny_model, sampling, make_structure, family, siblings, structure):
@@ -57,12 +39,7 @@ def test_q_is_what_each_node_was_drawn_from(tiny_model, sampling, make_structure
     for _ in range(2):  # asked twice, the cache is that of the text
         draft = drafter.draft(make_structure(structure, 3))
         assert draft.tree.depth == 3
-        for node in (-1, *range(len(draft))):
-            law = probabilities(along(drafter, draft, node), how)
-            for child in draft.tree.children[node + 1]:
-                torch.testing.assert_close(draft.q[child], law / law.sum(), atol=1e-12, rtol=0)
-                if siblings == "without_replacement":
-                    law[draft.tokens[child]] = 0
+        assert_drafted_from(draft, plain(drafter), how, independent=siblings == "independent")
 
 
 @pytest.mark.parametrize("structure", ["rows", "tree"])
@@ -72,18 +49,15 @@ def test_greedy_drafts_are_the_most_likely_tokens(target, tiny_model, make_struc
     drafter.start(TextStart(PROMPT, 64))
     draft = drafter.draft(make_structure(structure, 3))
     assert draft.q is None and draft.tree == make_structure(structure, 3).tree or structure == "rows"
-    for node in (-1, *range(len(draft))):
-        children = list(draft.tree.children[node + 1])
-        best = along(drafter, draft, node).topk(len(children)).indices
-        assert torch.equal(draft.tokens[children], best)
+    assert_drafted_from(draft, plain(drafter))
 
 
 @pytest.mark.parametrize("drafts", ["greedy", "sampled"])
-def test_a_dynamic_tree_follows_the_models_confidence(target, tiny_model, group_values, drafts):
+def test_a_dynamic_tree_follows_the_models_confidence(target, tiny_model, drafts):
     """Whatever `drafts` says: nodes that were chosen for their tokens are point masses."""
     drafter = SmallModel(shaken(tiny_model("llama")), target(temperature=1.0), drafts=drafts)
     drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
-    shape = structures.build(group_values("structure", "dynamic", nodes=9, depth=2, branching=61, beam=61))
+    shape = dynamic(9, 2, 61, 61)
     drafter.draft(shape)
     draft = drafter.draft(shape)  # asked twice, the cache is that of the text
     # Nothing is out of the search's sight, so that its nodes are the likeliest of all paths.
@@ -107,15 +81,15 @@ def test_the_cache_after_a_round_is_that_of_a_fresh_start(target, tiny_model, ma
     path = first.tree.path(first.tree.leaves[-1])[:accepted]
     committed = [*(int(first.tokens[node]) for node in path), 5]
     drafter.commit(committed)
-    second = drafter.draft(structures.build({"name": "chain", "gamma": 3}))
+    second = drafter.draft(chain(3))
     laws = drafter.laws([*PROMPT, *committed], [*second.tokens.tolist(), 0])
     torch.testing.assert_close(second.q, laws[:3], atol=1e-12, rtol=0)
     # And a chain before a tree: what it left in the cache is used.
     drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
-    chain = drafter.draft(structures.build({"name": "chain", "gamma": 3}))
-    drafter.commit([*chain.tokens.tolist(), 5])
+    whole = drafter.draft(chain(3)).tokens.tolist()
+    drafter.commit([*whole, 5])
     third = drafter.draft(make_structure("tree", 2))
-    text = [*PROMPT, *chain.tokens.tolist(), 5]
+    text = [*PROMPT, *whole, 5]
     torch.testing.assert_close(third.q[0], drafter.laws(text, [0])[0], atol=1e-12, rtol=0)
 
 
@@ -136,49 +110,19 @@ def test_a_draft_leaves_no_node_in_the_cache(target, tiny_model, make_structure)
 def test_an_equal_drafter_is_always_accepted(target, tiny_model, make_structure, siblings, structure):
     """The first draw of every node passes where p is q, whatever is beside it."""
     beside = target(temperature=0.8, top_k=9)
-    generation = generate(
-        target=beside,
-        drafter=SmallModel(tiny_model("llama"), beside, siblings=siblings),
-        verifier=verifiers.build({"name": "speculative_sampling"}),
-        structure=make_structure(structure, 3),
-        request=Request(
-            PROMPT,
-            16,
-            draft_generator=generator_for(0, "p", "draft", "cpu"),
-            accept_generator=generator_for(0, "p", "accept", "cpu"),
-        ),
-        clock=CpuClock(),
-    )
+    drafter = SmallModel(tiny_model("llama"), beside, siblings=siblings)
+    generation = decoded(beside, drafter, make_structure(structure, 3), PROMPT, 16)
     assert [row.accepted for row in generation.rounds] == [3, 3, 3, 3]
     assert all(source.strategy == "small_model" for row in generation.rounds for source in row.source)
 
 
 @pytest.mark.parametrize("verifier", ["speculative_sampling", "k_seq"])
-@pytest.mark.parametrize(("k", "w"), [(3, 1), (2, 2)])
+@pytest.mark.parametrize(("k", "w"), [(3, 1), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_independent_siblings_are_lossless(enumeration, table, random_law, tiny_llama, verifier, k, w):
     """Every outcome of drafting, accepting and the loop, limit included; vocabulary 2, a model in float64."""
-    law = random_law(2, 5)
-    beside = table(law, temperature=1.0)
+    beside = table(random_law(2, 5), temperature=1.0)
     drafter = SmallModel(tiny_llama(2), beside, siblings="independent")
-
-    def run():
-        return generate(
-            target=beside,
-            drafter=drafter,
-            verifier=verifiers.build({"name": verifier}),
-            structure=rows(k, w),
-            request=Request(
-                [0, 1], w + 1, draft_generator=enumeration.generator, accept_generator=enumeration.generator
-            ),
-            clock=CpuClock(),
-        ).tokens
-
-    found = enumeration.law(run)
-    for tokens in torch.cartesian_prod(*[torch.arange(2)] * (w + 1)).tolist():
-        expected = 1.0
-        for last, token in zip([1, *tokens], tokens, strict=False):
-            expected *= float(law[last, token])
-        assert found.get(tuple(tokens), 0.0) == pytest.approx(expected, abs=1e-12)
+    assert law_error(enumeration, beside, drafter, rows(k, w), [0, 1], w + 1, rule=verifier)[0] < 1e-12
 
 
 def test_drafts_end_with_the_models_context(target, tiny_llama, make_structure):

@@ -5,20 +5,11 @@ from itertools import product
 
 import pytest
 import torch
+from fixtures.drafting import dynamic, rows, tree
 
-from specdec.structures.base import structures
 from specdec.tree_building.siblings import grow, independent, ranked, without_replacement
 
 LAW = torch.tensor([[0.6, 0.3, 0.1], [0.2, 0.2, 0.6], [0.1, 0.5, 0.4]], dtype=torch.float64)
-
-
-def rows(k, w):
-    return structures.build({"name": "rows", "k": k, "w": w, "budget": 1000})
-
-
-def tree(*parents):
-    sizes = {"nodes": len(parents), "depth": len(parents)}
-    return structures.build({"name": "tree", "parents": list(parents), "file": None, "accuracy": None, **sizes})
 
 
 def after(root):
@@ -47,8 +38,9 @@ def test_when_nothing_of_the_law_is_left_untried_tokens_are_drawn_alike():
     torch.testing.assert_close(laws[3], (1.0 - torch.nn.functional.one_hot(tokens[:3], 5).sum(0)) / 2)
 
 
-def test_a_law_that_is_not_finite_stays_so():
+def test_a_law_that_is_not_finite_stays_so_and_a_search_offers_nothing():
     q = torch.full((1, 4), torch.nan)
+    assert len(grow(dynamic(4, 2, 2, 2), lambda tokens, tree, nodes: q.expand(len(nodes), -1), "ranked", "s")) == 0
     assert without_replacement(q, [2], torch.Generator().manual_seed(0)).q.isnan().all()
 
 
@@ -121,19 +113,13 @@ def test_a_source_of_rows_names_the_row():
     assert draft.tree.parents == (-1, -1, -1, 0, 1, 2)
 
 
-def test_no_node_has_more_children_than_there_are_tokens():
-    draft = grow(rows(5, 2), after(2), "without_replacement", "test", torch.Generator().manual_seed(0))
-    assert draft.tree.parents == (-1, -1, -1, 0, 1, 2)
-
-
-def test_a_single_path_is_a_chain():
+def test_the_sizes_of_a_draft():
+    """A single path is a chain, and no node has more children than there are tokens."""
+    wide = grow(rows(5, 2), after(2), "without_replacement", "test", torch.Generator().manual_seed(0))
+    assert wide.tree.parents == (-1, -1, -1, 0, 1, 2)
     draft = grow(rows(1, 3), after(2), "independent", "test", torch.Generator().manual_seed(0))
     assert draft.tree.is_chain and draft.draws is None and len(draft) == 3
     assert len(grow(rows(2, 1).resized(0), after(2), "independent", "test")) == 0
-
-
-def dynamic(nodes, depth, branching, beam):
-    return structures.build({"name": "dynamic"} | dict(nodes=nodes, depth=depth, branching=branching, beam=beam))
 
 
 def searched(law, root, shape):
@@ -178,11 +164,6 @@ def test_of_equal_confidence_the_node_drafted_first_stays():
     assert one.tokens.tolist() == [1, 1] and one.tree.parents == (-1, 0), "what has no chance is left out"
     even = grow(shape, lambda tokens, tree, nodes: torch.zeros(len(nodes), 2), "ranked", "s")
     assert even.tree.parents == (-1, -1, 0)
-
-
-def test_a_law_that_is_not_finite_offers_nothing():
-    nan = grow(dynamic(4, 2, 2, 2), lambda tokens, tree, nodes: torch.full((len(nodes), 3), torch.nan), "ranked", "s")
-    assert len(nan) == 0
 
 
 @pytest.mark.parametrize("how", ["independent", "without_replacement"])

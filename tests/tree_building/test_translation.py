@@ -2,20 +2,18 @@
 
 import pytest
 import torch
+from fixtures.drafting import chain, decoded, law_error
+from fixtures.refusals import refused
 from tokenizers import Tokenizer, decoders, models, processors
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.records import Request, TextStart
 from specdec.replay.expected_rounds import expected_rounds
 from specdec.sampling import generator_for, probabilities
-from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.tree_building.translation import Translation
-from specdec.verifiers.base.contract import verifiers
 
 
 def tokenizer(pieces, merges=(), special=(), begin=None):
@@ -31,10 +29,6 @@ def tokenizer(pieces, merges=(), special=(), begin=None):
         )
     extra = {"bos_token": begin} if begin else {}
     return PreTrainedTokenizerFast(tokenizer_object=inner, extra_special_tokens=list(special), **extra)
-
-
-def chain(gamma):
-    return structures.build({"name": "chain", "gamma": gamma})
 
 
 HERE = ["<t>", "a", "b", "c", "ab", "</s>", "d"]
@@ -135,18 +129,8 @@ def test_a_fully_accepted_draft_is_read_anew(pair):
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_greedy_output_is_the_targets_own(pair, gamma):
     target, drafter = pair(temperature=0.0)
-
-    def decoded(each):
-        return generate(
-            target=target,
-            drafter=each,
-            verifier=verifiers.build({"name": "greedy"}),
-            structure=chain(gamma),
-            request=Request([A, B, D], 30),
-            clock=CpuClock(),
-        )
-
-    own, drafted = decoded(drafters.build({"name": "none"}, target=target)), decoded(drafter)
+    alone = drafters.build({"name": "none"}, target=target)
+    own, drafted = (decoded(target, each, chain(gamma), [A, B, D], 30, rule="greedy") for each in (alone, drafter))
     assert drafted.tokens == own.tokens and len(set(own.tokens)) > 2
     assert sum(row.accepted for row in drafted.rounds) > 0
     # Under greedy a draft is a function of the text, so drafting again along it counts the rounds.
@@ -158,27 +142,11 @@ def test_greedy_output_is_the_targets_own(pair, gamma):
 @pytest.mark.parametrize("how", [{}, {"top_k": 2}])
 def test_sampling_is_lossless(enumeration, table, random_law, tiny_llama, how):
     """By enumeration: a target of three tokens, one of which (ab) the drafter can read but not propose."""
-    law = random_law(3, 5)
-    target = table(law, temperature=1.0, **how)
+    target = table(random_law(3, 5), temperature=1.0, **how)
     target.tokenizer = tokenizer(["a", "b", "ab"], [("a", "b")])
     drafter = SmallModel(tiny_llama(3), target, tokenizer(["c", "b", "a"]), translate=True)
     assert drafter.translation.shared == 2
-
-    def run():
-        return generate(
-            target=target,
-            drafter=drafter,
-            verifier=verifiers.build({"name": "speculative_sampling"}),
-            structure=chain(2),
-            request=Request([0, 2], 3, draft_generator=enumeration.generator, accept_generator=enumeration.generator),
-            clock=CpuClock(),
-        ).tokens
-
-    found = enumeration.law(run)
-    p = probabilities(law.log(), target.sampling)
-    for tokens in torch.cartesian_prod(*[torch.arange(3)] * 3).tolist():
-        expected = p[2, tokens[0]] * p[tokens[0], tokens[1]] * p[tokens[1], tokens[2]]
-        assert found.get(tuple(tokens), 0.0) == pytest.approx(float(expected), abs=1e-12)
+    assert law_error(enumeration, target, drafter, chain(2), [0, 2], 3)[0] < 1e-12
 
 
 def test_nothing_is_offered_beyond_the_drafters_context(here, there, sampling, tiny_llama):
@@ -211,9 +179,8 @@ def test_what_cannot_be_translated_is_refused(here, sampling, tiny_llama):
         (with_tokenizer, None, "drafter.model=.* has no tokenizer"),
         (without, here, "the target has no tokenizer"),
     ):
-        with pytest.raises(UsageError, match=said) as raised:
+        with refused(said):
             SmallModel(tiny_llama(9), target, other, translate=True)
-        assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
 
 
 def test_a_saved_pair_is_loaded_with_its_tokenizers(tmp_path, here, there, sampling, tiny_llama, group_values):

@@ -86,17 +86,6 @@ def test_a_prefix_may_pass_after_a_shorter_one_failed(enumeration):
     assert accepted_law(enumeration, TOKEN, p, q, [0, 0])[2] == pytest.approx(0.5)
 
 
-@pytest.mark.parametrize("deterministic", [True, False])
-def test_with_one_hot_p_it_is_exact_match(deterministic):
-    greedy, generator = verifiers.build({"name": "greedy"}), torch.Generator().manual_seed(0)
-    for _ in range(200):
-        p = torch.nn.functional.one_hot(torch.randint(3, (5,), generator=generator), 3).float()
-        tokens = torch.randint(3, (4,), generator=generator)
-        q = None if deterministic else torch.full((4, 3), 1 / 3)
-        draft = Draft(tokens, chain_tree(4), q)
-        assert BLOCK.accept(draft, p, generator) == greedy.accept(draft, p, None)
-
-
 def test_a_rejection_is_observed_where_the_chain_is_not_accepted_whole():
     generator = torch.Generator().manual_seed(0)
     p = torch.rand(5, 4, generator=generator).softmax(-1)

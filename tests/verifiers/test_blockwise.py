@@ -1,7 +1,5 @@
 """Blockwise acceptance against its definition token by token, and its exact laws by enumeration."""
 
-from collections import defaultdict
-
 import pytest
 import torch
 
@@ -49,36 +47,22 @@ def test_a_block_ends_at_the_first_token_that_fails(group_values, random_law, ac
 @pytest.mark.parametrize("minimum", [1, 3])
 @pytest.mark.parametrize(("acceptance", "changes"), KINDS)
 def test_every_position_has_the_law_that_the_rule_states(
-    chain_law, group_values, random_law, acceptance, changes, minimum
+    chain_law, defined_law, random_law, group_values, acceptance, changes, minimum
 ):
-    """The joint law of a round, rebuilt from `law` at each depth and the chance that a round gets there."""
-    p, q, gamma, size = random_law(3, 7), random_law(3, 8), 3, 3
+    """The joint law of a round, and `law` at each depth."""
+    p, q = random_law(3, 7), random_law(3, 8)
     rule = blockwise(group_values, acceptance, minimum_block=minimum, **changes)
-    for root in range(size):
-        expected: dict[tuple[int, ...], float] = defaultdict(float)
 
-        def walk(committed, last, chance, expected=expected):
-            depth = len(committed) + 1
-            if depth > gamma:
-                expected[(*committed, int(rule.reference(p[last]).argmax()))] += chance
-                return
-            law = rule.law(p[last], q[last], depth)
-            assert float(law.sum()) == pytest.approx(1.0, abs=1e-12)
-            first = int(p[last].argmax())
-            for token in range(size):
-                passed = float(q[last, token]) * (
-                    depth < minimum or passes(p[last].tolist(), token, acceptance, **changes)
-                )
-                if token != first:
-                    assert float(law[token]) == pytest.approx(passed, abs=1e-12)
-                if passed:
-                    walk((*committed, token), token, chance * passed)
-            passed_at_all = float(law.sum() - law[first]) + float(q[last, first])
-            if passed_at_all < 1 - 1e-12:
-                expected[(*committed, first)] += chance * (1 - passed_at_all)
+    def kept(last, token, depth):
+        return depth < minimum or passes(p[last].tolist(), token, acceptance, **changes)
 
-        walk((), root, 1.0)
-        assert chain_law(rule, p, q, root, gamma) == pytest.approx(dict(expected), abs=1e-12)
+    for root in range(3):
+        expected = defined_law(p, q, root, 3, kept)
+        assert chain_law(rule, p, q, root, 3) == pytest.approx(expected, abs=1e-12)
+        for depth in (1, 2, 3):
+            law = torch.tensor([float(q[root, token]) * kept(root, token, depth) for token in range(3)]).double()
+            law[p[root].argmax()] += 1 - law.sum()
+            torch.testing.assert_close(rule.law(p[root], q[root], depth), law)
 
 
 @pytest.mark.parametrize(("acceptance", "changes"), KINDS)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from fixtures.refusals import refused
 
-from specdec.errors import UsageError
 from specdec.records import Draft, Tree
 from specdec.theory import multi_draft
 from specdec.verifiers.base.contract import verifiers
@@ -50,6 +50,5 @@ def test_corners_leave_a_law_behind():
 def test_draws_without_replacement_are_refused():
     rule = verifiers.build({"name": "k_seq"})
     q = torch.stack([Q, Q.index_fill(0, torch.tensor([1]), 0.0) / 0.5])
-    with pytest.raises(UsageError, match=r"drafter\.siblings=independent") as refused:
+    with refused(r"drafter\.siblings=independent"):
         rule.accept(Draft(torch.tensor([1, 0]), Tree((-1, -1)), q), P.expand(3, -1), torch.Generator())
-    assert "\n" not in str(refused.value)

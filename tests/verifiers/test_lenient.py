@@ -7,17 +7,17 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from fixtures.drafting import chain
 from hydra.core.global_hydra import GlobalHydra
 
 from specdec import run
+from specdec.certification.table_drafts import TableDrafter
 from specdec.clock import CpuClock
 from specdec.config import validated
 from specdec.decode import generate
 from specdec.drafters import drafters
-from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.records import Draft, Request, chain_tree
-from specdec.sampling import SamplingConfig, generator_for, one_hot, sample
-from specdec.structures.base import structures
+from specdec.sampling import SamplingConfig, generator_for, one_hot
 from specdec.targets import targets
 from specdec.theory.acceptance import beta
 from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
@@ -25,7 +25,7 @@ from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, veri
 P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.5, 0.1, 0.2], dtype=torch.float64)
 RULES = [("plain", "sampled"), ("lenient", "sampled"), ("plain", "greedy")]
-LENIENCES = (1.0, 0.8, 0.5, 0.3, 0.1)
+LENIENCES = (1.0, 0.8, 0.3)
 
 
 def lenient(lenience, residual="plain", form="sampled"):
@@ -68,17 +68,6 @@ def test_acceptance_of_the_worked_example(first_token, residual, lenience, alpha
     _, accepted = first_token(rule, P, Q)
     assert accepted == pytest.approx(alpha, abs=1e-6)
     assert float(rule.passed(P, Q).sum()) == pytest.approx(alpha, abs=1e-6)
-
-
-@pytest.mark.parametrize("residual", ["plain", "lenient"])
-def test_no_token_gets_more_than_its_share_over_the_lenience(random_law, residual):
-    for lenience in LENIENCES:
-        rule = lenient(lenience, residual)
-        for seed in range(20):
-            p, q = random_law(6, seed), random_law(6, seed + 100)
-            law = rule.law(p, q)
-            assert (law.sum(-1) - 1).abs().max() < 1e-12
-            assert (law <= p / lenience + 1e-12).all()
 
 
 def test_total_variation_of_the_worked_example():
@@ -130,38 +119,21 @@ def test_with_one_hot_p_every_lenience_is_exact_match(form):
         assert lenient(0.1, form=form).accept(draft, p, generator) == greedy.accept(draft, p, None)
 
 
-class Sampled(Drafter):
-    """Draws every token from one law."""
-
-    capabilities = DrafterCapabilities(fills=frozenset({"chain"}))
-
-    def __init__(self, q):
-        self.q = q
-
-    def start(self, text, states=None):
-        self.generator = text.generator
-
-    def draft(self, structure):
-        rows = self.q.expand(structure.gamma, -1)
-        return Draft(sample(rows, self.generator), chain_tree(structure.gamma), rows)
-
-
-def decoded(target, verifier):
+def decoded_by(target, verifier):
+    generators = [generator_for(0, "p", purpose) for purpose in ("draft", "accept")]
     return generate(
         target=target,
-        drafter=Sampled(Q),
+        drafter=TableDrafter(Q.expand(4, -1)),
         verifier=verifier,
-        structure=structures.build({"name": "chain", "gamma": 3}),
-        request=Request(
-            [0], 60, draft_generator=generator_for(0, "p", "draft"), accept_generator=generator_for(0, "p", "accept")
-        ),
+        structure=chain(3),
+        request=Request([0], 60, *generators),
         clock=CpuClock(),
     )
 
 
 def test_a_round_records_the_departure_at_every_tested_position(table, random_law):
     law, rule = random_law(4, 0), lenient(0.3)
-    rounds = decoded(table(law, temperature=1.0), rule).rounds
+    rounds = decoded_by(table(law, temperature=1.0), rule).rounds
     root, departures = 0, rule.total_variation(law, Q.expand(4, -1))
     chances = beta(law.numpy(), Q.numpy(), 0.3)
     for item in rounds:
@@ -170,7 +142,7 @@ def test_a_round_records_the_departure_at_every_tested_position(table, random_la
         assert item.beta == pytest.approx([chances[token] for token in before])
         root = item.committed[-1]
     assert any(item.rejected for item in rounds) and any(len(item.tv) == 3 for item in rounds)
-    strict = decoded(table(law, temperature=1.0), verifiers.build({"name": "speculative_sampling"}))
+    strict = decoded_by(table(law, temperature=1.0), verifiers.build({"name": "speculative_sampling"}))
     assert all(item.tv == () for item in strict.rounds)
 
 

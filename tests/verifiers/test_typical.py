@@ -1,7 +1,6 @@
 """Typical acceptance against its definition in numpy, its exact law, and a search over every path of a tree."""
 
 import math
-from collections import defaultdict
 
 import numpy as np
 import pytest
@@ -68,25 +67,12 @@ def test_the_first_token_has_the_law_that_the_rule_states(first_token, random_la
 
 
 @pytest.mark.parametrize(("epsilon", "delta"), SETTINGS)
-def test_a_whole_round_has_the_laws_that_its_definition_gives(chain_law, random_law, epsilon, delta):
-    p, q, gamma = random_law(3, 7), random_law(3, 8), 3
+def test_a_whole_round_has_the_laws_that_its_definition_gives(chain_law, defined_law, random_law, epsilon, delta):
+    p, q = random_law(3, 7), random_law(3, 8)
     rule, passes = typical(epsilon, delta), passing(p.numpy(), epsilon, delta)
     for root in range(3):
-        expected: dict[tuple[int, ...], float] = defaultdict(float)
-
-        def walk(committed, last, chance, expected=expected):
-            if len(committed) == gamma:
-                expected[(*committed, int(p[last].argmax()))] += chance
-                return
-            for token in range(3):
-                reached = chance * float(q[last, token])
-                if passes[last, token]:
-                    walk((*committed, token), token, reached)
-                else:
-                    expected[(*committed, int(p[last].argmax()))] += reached
-
-        walk((), root, 1.0)
-        assert chain_law(rule, p, q, root, gamma) == pytest.approx(dict(expected), abs=1e-12)
+        expected = defined_law(p, q, root, 3, lambda last, token, depth: passes[last, token])
+        assert chain_law(rule, p, q, root, 3) == pytest.approx(expected, abs=1e-12)
 
 
 def test_the_longest_accepted_path_of_a_tree_wins(random_draft, random_law, path_to):
@@ -111,15 +97,12 @@ def test_the_longest_accepted_path_of_a_tree_wins(random_draft, random_law, path
     assert len(lengths) > 2
 
 
-def test_of_equally_long_paths_the_first_wins():
+def test_of_equally_long_paths_the_first_wins_and_without_a_draft_the_argmax_follows():
     p = torch.full((5, 4), 0.25, dtype=torch.float64)  # threshold 0.075
     draft = Draft(torch.tensor([3, 1, 2, 0]), Tree((-1, -1, 1, 0)))
     assert typical().accept(draft, p, None).path == (1, 2)
-
-
-def test_without_a_draft_the_target_says_its_argmax():
-    p = torch.tensor([[0.2, 0.5, 0.3]])
-    decision = typical().accept(Draft(torch.empty(0, dtype=torch.long), chain_tree(0)), p, None)
+    empty = Draft(torch.empty(0, dtype=torch.long), chain_tree(0))
+    decision = typical().accept(empty, torch.tensor([[0.2, 0.5, 0.3]]), None)
     assert (decision.path, decision.next_token, decision.rejected) == ((), 1, False)
 
 

@@ -54,7 +54,7 @@ def slow_steps(slow, network, target, text):
 
 @pytest.mark.parametrize("teacher", [1.0, 0.3])
 @pytest.mark.parametrize("form", [EAGLE1, dict(draft_vocabulary=11), dict(norm_output=True, layers=2, fc_norm=True)])
-def test_the_loss_is_that_of_rounds_drafted_one_by_one(target, random_eagle, form, teacher) -> None:
+def test_the_loss_is_that_of_rounds_drafted_one_by_one(target, random_eagle, form, teacher):
     network = random_eagle(target, **form)
     regression = 0.7 if network.config.form == "eagle1" else 0.0
     ids = network.drafted_ids.tolist()
@@ -80,7 +80,7 @@ def test_the_loss_is_that_of_rounds_drafted_one_by_one(target, random_eagle, for
 
 
 @pytest.mark.parametrize("form", [EAGLE1, dict(draft_vocabulary=11, fc_norm=True)])
-def test_the_gradient_is_the_slope_of_the_loss(target, random_eagle, form) -> None:
+def test_the_gradient_is_the_slope_of_the_loss(target, random_eagle, form):
     network = random_eagle(target, **form).requires_grad_(True)
     config = loss_config(regression=0.7 if network.config.form == "eagle1" else 0.0, teacher=0.6)
     sum(fast(network, target, config)).backward()
@@ -99,7 +99,7 @@ def test_the_gradient_is_the_slope_of_the_loss(target, random_eagle, form) -> No
     assert slope == pytest.approx((beyond - before) / (2 * step), rel=1e-5)
 
 
-def test_rows_beyond_the_text_touch_nothing(target, random_eagle) -> None:
+def test_rows_beyond_the_text_touch_nothing(target, random_eagle):
     network = random_eagle(target)
     features = target.hidden.sequence(TEXTS, *network.config.offsets(target.hidden.layers))[0]
     changed = TEXTS.clone()
@@ -111,14 +111,14 @@ def test_rows_beyond_the_text_touch_nothing(target, random_eagle) -> None:
         assert not torch.equal(one.carried[:, -step - 1], other.carried[:, -step - 1])
 
 
-def test_lines_of_a_reduced_vocabulary(target, random_eagle) -> None:
+def test_lines_of_a_reduced_vocabulary(target, random_eagle):
     network = random_eagle(target, draft_vocabulary=11)
     lines = draft_lines(network)
     assert lines[network.drafted_ids].tolist() == list(range(11)) and (lines < 0).sum() == 12
     assert draft_lines(random_eagle(target)).tolist() == list(range(23))
 
 
-def test_noise_is_on_what_is_read_and_not_on_what_is_to_be_met(target, random_eagle) -> None:
+def test_noise_is_on_what_is_read_and_not_on_what_is_to_be_met(target, random_eagle):
     network = random_eagle(target, **EAGLE1)
     exact = fast(network, target, loss_config(regression=1.0))
     torch.manual_seed(1)
@@ -131,6 +131,6 @@ def test_noise_is_on_what_is_read_and_not_on_what_is_to_be_met(target, random_ea
     ("changes", "sentence"),
     [(dict(steps=0), "steps"), (dict(decay=0.0), "decay"), (dict(cross_entropy=0.0), "cross_entropy")],
 )
-def test_values_without_a_meaning_are_refused(changes, sentence) -> None:
+def test_values_without_a_meaning_are_refused(changes, sentence):
     with pytest.raises(Exception, match=sentence):
         loss_config(**changes)

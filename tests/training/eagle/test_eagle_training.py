@@ -2,7 +2,6 @@
 
 import csv
 import json
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,14 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from fixtures.adapted_models import with_changes
-from omegaconf import OmegaConf
+from fixtures.adapted_models import trained, with_changes
+from fixtures.drafting import decoded
+from fixtures.trainings import assert_a_stop_changes_nothing
 
-from specdec.clock import CpuClock
 from specdec.config import validated
-from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.eagle.eagle_checkpoint import load_eagle, read_eagle
 from specdec.errors import UsageError
-from specdec.records import Request
 from specdec.text.document_store import DocumentStore, Encoded, write_documents
 from specdec.training import state_training
 from specdec.training.eagle import eagle_training
@@ -29,32 +25,13 @@ from specdec.training.eagle.eagle_training import EagleTraining, frequent_tokens
 from specdec.training.heads.hidden_states import StateSource
 from specdec.training.heads.sequences import Sequences, SpecialTokens
 from specdec.training.state_training import load_target
-from specdec.verifiers.base.contract import verifiers
 
 LENGTH = 24
 PROMPT = [5, 1, 4, 1]
 
 
-class Killed(Exception):
-    """Stands for SIGKILL: nothing is saved after it."""
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> None:
-    """It keeps the first Accelerator's settings for the whole process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
 @pytest.fixture(scope="module")
-def target_folder(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama as `from_pretrained` reads it, in float32."""
-    folder = tmp_path_factory.mktemp("target")
-    deepcopy(tiny_model("llama")).float().save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def store(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> DocumentStore:
+def store(tiny_model, tmp_path_factory):
     """The greedy text of the tiny Llama after one prompt, again and again: held-out text is the same."""
     tokens = list(PROMPT)
     while len(tokens) < LENGTH:
@@ -65,28 +42,13 @@ def store(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Document
 
 
 @pytest.fixture
-def values(group_values: Any, target_folder: Path, tmp_path: Path) -> dict[str, Any]:
-    """The values that YAML would give: the shipped recipe, with 8 steps of 2 sequences of a tiny network."""
-    data = group_values("head_data", "python_sources") | {"source": group_values("corpus", "text", path="none")}
-    data |= {"sequence_length": LENGTH, "batch": 2, "sequences": None, "passes": None, "steps": 8, "heldout": 2}
-    data["states"] |= {"cache": "none"}
-    values = group_values("eagle", "pocket") | {
-        "target": group_values("target", "causal", model=str(target_folder)),
-        "data": data,
-        "micro_batch": 1,
-        "bfloat16": False,
-        "save_dtype": "float32",
-        "output_dir": str(tmp_path / "eagle"),
-        "corpus_dir": str(tmp_path / "corpus"),
-        "tracking": group_values("tracking", "mlflow") | {"experiment": "tiny", "enabled": False},
-        "seed": 3,
-        "device": "cpu",
-        "threads": None,
-    }
+def values(state_values):
+    """Return the values of the shipped recipe, with 8 steps of 2 sequences of a tiny network."""
+    values = state_values("eagle", "pocket", 1, sequence_length=LENGTH, batch=2, heldout=2)
     values["eagle"] |= dict(hidden=32, target_hidden=32, intermediate=48, heads=4, kv_heads=2, head_dim=8)
     values["eagle"] |= dict(boundaries=[0, 1, 1])
-    values["monitor"] = dict(heldout_batches=1, heldout_every_steps=4, log_every_steps=2, checkpoint_seconds=1e-9)
-    return OmegaConf.to_container(OmegaConf.create(values))
+    values["tracking"] |= {"enabled": False}
+    return values
 
 
 def changed(values: dict[str, Any], **changes: Any) -> EagleTrainConfig:
@@ -102,39 +64,22 @@ def opened(config: EagleTrainConfig, store: DocumentStore) -> EagleTraining:
     return EagleTraining(config, Accelerator(cpu=True), target, sequences, source)
 
 
-def train(training: EagleTraining, display: Any = lambda row: None) -> EagleTraining:
-    training.restore()
-    training.train(lambda values, step: None, display)
-    return training
-
-
 def weights(training: EagleTraining) -> dict[str, torch.Tensor]:
     return {name: weight.clone() for name, weight in training.student.network.state_dict().items()}
 
 
-def test_a_killed_training_goes_on_to_the_same_weights(values: dict, store: DocumentStore) -> None:
-    config = changed(values, loss__noise=0.1, eagle__draft_vocabulary=20)
-    whole = train(opened(config, store))
+@pytest.mark.slow
+def test_a_killed_training_goes_on_to_the_same_weights(values, store, tmp_path):
+    def opened_in(folder: str, **changes: Any) -> EagleTraining:
+        return opened(changed(values, **changes, output_dir=str(tmp_path / folder)), store)
 
-    def kill(row: dict[str, float]) -> None:
-        if row["step"] == 6:
-            raise Killed
-
-    again = changed(values, loss__noise=0.1, eagle__draft_vocabulary=20, output_dir=values["output_dir"] + "2")
-    with pytest.raises(Killed):
-        train(opened(again, store), kill)
-    resumed = opened(again, store)
-    assert resumed.restore() and resumed.progress.step == 5
-    train(resumed)
-    for name, weight in weights(whole).items():
-        assert torch.equal(weight, weights(resumed)[name]), name
-    rows = [training.progress.history for training in (whole, resumed)]
-    assert [row["train_loss"] for row in rows[0]] == [row["train_loss"] for row in rows[1]]
+    noisy = {"loss__noise": 0.1, "eagle__draft_vocabulary": 20}
+    assert_a_stop_changes_nothing(lambda folder: opened_in(folder, **noisy), weights)
     with pytest.raises(UsageError, match="was written by another recipe, seed, target or data"):
-        opened(changed(values, output_dir=values["output_dir"] + "2"), store).restore()
+        opened_in("stopped").restore()
 
 
-def test_later_steps_are_trained_from_their_share_on(values: dict, store: DocumentStore) -> None:
+def test_later_steps_are_trained_from_their_share_on(values, store):
     late = {"first": 1.0, "last": 1.0, "start": 0.5, "end": 0.5}
     training = opened(changed(values, loss__later=late), store)
     counts = [len(training.scales(training.sequences.train(step), step)) for step in range(8)]
@@ -144,15 +89,13 @@ def test_later_steps_are_trained_from_their_share_on(values: dict, store: Docume
     assert training.scales(batch, 7) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("form", ["eagle3", "eagle1"])
-def test_an_overfitted_drafter_is_right_and_its_drafts_are_accepted(
-    values: dict, store: DocumentStore, make_structure: Any, group_values: Any, form: str
-) -> None:
+@pytest.mark.parametrize("form", ["eagle3", pytest.param("eagle1", marks=pytest.mark.slow)])
+def test_an_overfitted_drafter_is_right_and_its_drafts_are_accepted(values, store, make_structure, group_values, form):
     changes: dict[str, Any] = dict(data__steps=60, loss__later=1.0, loss__teacher=0.0, micro_batch=2)
     changes |= dict(eagle__own_output=True, monitor__heldout_every_steps=40, monitor__checkpoint_seconds=100.0)
     if form == "eagle1":
         changes |= dict(eagle__form="eagle1", eagle__boundaries=[], eagle__fc_norm=False, loss__regression=1.0)
-    training = train(opened(changed(values, **changes), store))
+    training = trained(opened(changed(values, **changes), store))
     outcome = training.finish()
     rows = list(csv.DictReader((outcome.folder / "history.csv").open()))
     assert len(rows) == 60 and rows[39]["heldout_step_1_top1"] and not rows[40]["heldout_step_1_top1"]
@@ -167,18 +110,11 @@ def test_an_overfitted_drafter_is_right_and_its_drafts_are_accepted(
     assert stored.target == target.hidden.identity and load_eagle(path, target).config.form == form
 
     drafter = drafters.build(group_values("drafter", "eagle", model=str(path)), target=target)
-    generation = generate(
-        target=target,
-        drafter=drafter,
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=make_structure("chain", 3),
-        request=Request(PROMPT, LENGTH - len(PROMPT)),
-        clock=CpuClock(),
-    )
+    generation = decoded(target, drafter, make_structure("chain", 3), PROMPT, LENGTH - len(PROMPT), rule="greedy")
     assert [row.accepted for row in generation.rounds[:-1]] == [3] * (len(generation.rounds) - 1)
 
 
-def test_the_most_frequent_tokens_of_the_text_can_be_drafted(values: dict, store: DocumentStore) -> None:
+def test_the_most_frequent_tokens_of_the_text_can_be_drafted(values, store):
     training = opened(changed(values, eagle__draft_vocabulary=4), store)
     batch = training.sequences.batch("train", np.arange(training.sequences.counts["train"]))
     counts = np.bincount(batch.tokens[batch.scored].numpy(), minlength=61)
@@ -198,13 +134,13 @@ def test_the_most_frequent_tokens_of_the_text_can_be_drafted(values: dict, store
         (dict(eagle__hidden=16, eagle__target_hidden=16), "eagle.target_hidden=16: the target's states are 32 wide"),
     ],
 )
-def test_values_that_do_not_fit_are_refused(values: dict, store: DocumentStore, changes, sentence) -> None:
+def test_values_that_do_not_fit_are_refused(values, store, changes, sentence):
     with pytest.raises(UsageError, match=sentence):
         opened(changed(values, **changes), store)
 
 
-def test_a_training_goes_on_from_a_file_of_its_kind_alone(values: dict, store: DocumentStore) -> None:
-    first = train(opened(changed(values, data__steps=2), store)).finish()
+def test_a_training_goes_on_from_a_file_of_its_kind_alone(values, store):
+    first = trained(opened(changed(values, data__steps=2), store)).finish()
     file = str(first.folder / "eagle.safetensors")
     begun = opened(changed(values, init=file), store)
     stored = read_eagle(file).weights
@@ -213,9 +149,7 @@ def test_a_training_goes_on_from_a_file_of_its_kind_alone(values: dict, store: D
         opened(changed(values, init=file, eagle__layers=2), store)
 
 
-def test_the_command_opens_what_a_recipe_names(
-    values: dict, store: DocumentStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_opens_what_a_recipe_names(values, store, monkeypatch):
     def sequences(config: Any, target: Any, seed: int) -> Sequences:
         return Sequences(store, config, seed, SpecialTokens((), (), 0), "greedy")
 

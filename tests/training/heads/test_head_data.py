@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from fixtures.refusals import refused
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
@@ -25,7 +26,7 @@ def texts(sequences, tokenizer, part: str) -> list[str]:
     return tokenizer.decode(sequences.batch(part, rows).tokens.flatten()).split("<|endoftext|>")
 
 
-def test_packed_sequences_are_the_text_in_the_targets_tokens(head_data, text_target, text_file) -> None:
+def test_packed_sequences_are_the_text_in_the_targets_tokens(head_data, text_target, text_file):
     lines = text_file.read_text().splitlines()
     sequences = open_sequences(head_data(passes=1), text_target, seed=3)
     for part, expected in (("train", [x for i, x in enumerate(lines, 1) if i % 10]), ("heldout", lines[9::10])):
@@ -39,7 +40,7 @@ def test_packed_sequences_are_the_text_in_the_targets_tokens(head_data, text_tar
     assert batch.scored.all()  # the mark between two texts too: it is what ends the one
 
 
-def test_every_pass_reads_every_sequence_once_in_its_own_order(head_data, text_target) -> None:
+def test_every_pass_reads_every_sequence_once_in_its_own_order(head_data, text_target):
     sequences = open_sequences(head_data(passes=None, steps=90), text_target, seed=3)
     count = len(sequences._parts["train"])
     rows = np.concatenate([sequences.train(step).numbers for step in range(sequences.steps)])
@@ -53,7 +54,7 @@ def test_every_pass_reads_every_sequence_once_in_its_own_order(head_data, text_t
     assert other.fingerprint != sequences.fingerprint == again.fingerprint
 
 
-def test_passes_and_sequences_make_the_steps(head_data, text_target) -> None:
+def test_passes_and_sequences_make_the_steps(head_data, text_target):
     sequences = open_sequences(head_data(passes=2.5, sequences=10), text_target, seed=3)
     assert sequences.steps == 25 // 4 and sequences.counts["train"] == 10
     rows = np.concatenate([sequences.train(step).numbers for step in range(sequences.steps)])
@@ -62,7 +63,7 @@ def test_passes_and_sequences_make_the_steps(head_data, text_target) -> None:
     assert (short.steps, short.counts["train"]) == (1, 4)  # states of the other six are never asked for
 
 
-def test_held_out_sequences_come_in_batches_and_stay_the_same(head_data, text_target) -> None:
+def test_held_out_sequences_come_in_batches_and_stay_the_same(head_data, text_target):
     sequences = open_sequences(head_data(), text_target, seed=3)
     batches = list(sequences.heldout())
     assert [len(batch) for batch in batches] == [4, 1] and all(batch.part == "heldout" for batch in batches)
@@ -73,7 +74,7 @@ def test_held_out_sequences_come_in_batches_and_stay_the_same(head_data, text_ta
     assert np.array_equal(np.concatenate([part.numbers for part in parts]), batches[0].numbers)
 
 
-def test_a_document_a_row_is_cut_or_padded(head_data, text_target, text_file) -> None:
+def test_a_document_a_row_is_cut_or_padded(head_data, text_target, text_file):
     text_file.write_text("\n".join(["if", "while True and not False " * 9] * 20))
     sequences = open_sequences(head_data(packed=False), text_target, seed=3)
     batch = sequences.batch("train", np.arange(len(sequences._parts["train"])))
@@ -85,7 +86,7 @@ def test_a_document_a_row_is_cut_or_padded(head_data, text_target, text_file) ->
         assert scored.sum() == 16 or (~scored[int(scored.sum()) :]).all()
 
 
-def test_marks_of_a_tokenizer_with_two_of_them(tmp_path: Path) -> None:
+def test_marks_of_a_tokenizer_with_two_of_them(tmp_path):
     class Tokenizer:
         bos_token_id, eos_token_id, pad_token_id = 1, 2, None
 
@@ -101,7 +102,7 @@ def test_marks_of_a_tokenizer_with_two_of_them(tmp_path: Path) -> None:
     assert stream == whole[: len(stream)] and len(whole) - len(stream) < 5
 
 
-def test_documents_come_back_from_disk(tmp_path: Path) -> None:
+def test_documents_come_back_from_disk(tmp_path):
     assert read_documents(tmp_path) is None
     written = [
         ("train", Encoded(np.array([1, 70000, 3]), np.array([True, False, True]))),
@@ -116,7 +117,7 @@ def test_documents_come_back_from_disk(tmp_path: Path) -> None:
     assert store.manifest["train"] == {"documents": 3, "tokens": 4} and store.manifest["source"] == "test"
 
 
-def test_an_interruption_leaves_no_manifest(tmp_path: Path) -> None:
+def test_an_interruption_leaves_no_manifest(tmp_path):
     def interrupted():
         yield "train", Encoded(np.array([1]), np.array([True]))
         raise KeyboardInterrupt
@@ -126,7 +127,7 @@ def test_an_interruption_leaves_no_manifest(tmp_path: Path) -> None:
     assert read_documents(tmp_path) is None
 
 
-def test_a_second_training_finds_the_text_encoded(head_data, text_target, monkeypatch, text_file) -> None:
+def test_a_second_training_finds_the_text_encoded(head_data, text_target, monkeypatch, text_file):
     first = open_sequences(head_data(), text_target, seed=3)
     monkeypatch.setattr(module, "write_documents", None)
     second = open_sequences(head_data(sequence_length=8), text_target, seed=3)
@@ -137,7 +138,7 @@ def test_a_second_training_finds_the_text_encoded(head_data, text_target, monkey
     assert open_sequences(head_data(), text_target, seed=3).fingerprint != first.fingerprint
 
 
-def test_python_sources_keep_the_holdout_apart(head_data, text_target, tmp_path, monkeypatch, group_values) -> None:
+def test_python_sources_keep_the_holdout_apart(head_data, text_target, tmp_path, monkeypatch, group_values):
     """The modules that prompts=stdlib_code takes its prompts from are held out, their copies left out."""
     held = "\n".join(f"def wrapped_{i}(text, width):\n    return text[{i}:width]\n" for i in range(30))
     other = "\n".join(f"class Other{i}:\n    name = 'other {i}'\n" for i in range(30))
@@ -162,7 +163,7 @@ def test_python_sources_keep_the_holdout_apart(head_data, text_target, tmp_path,
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (Path(config_dir()) / "head_data").glob("*.yaml")))
-def test_every_yaml_composes_and_validates(name) -> None:
+def test_every_yaml_composes_and_validates(name):
     with initialize_config_dir(config_dir(), version_base="1.3"):
         composed = compose("train", overrides=[f"+head_data@data={name}"])
     values = OmegaConf.to_container(composed.data, resolve=True)
@@ -184,10 +185,9 @@ def test_every_yaml_composes_and_validates(name) -> None:
         ({"sequence_length": 3}, "sequence_length=3: it should be greater than or equal to 4"),
     ],
 )
-def test_bad_values_are_refused_in_one_sentence(head_data, text_target, changes, says) -> None:
-    with pytest.raises(UsageError, match=says) as refused:
+def test_bad_values_are_refused_in_one_sentence(head_data, text_target, changes, says):
+    with refused(says):
         open_sequences(head_data(**changes), text_target, seed=3)
-    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
@@ -200,13 +200,13 @@ def test_bad_values_are_refused_in_one_sentence(head_data, text_target, changes,
         (b"one\n" * 11, "held-out text of data.source makes no sequence|makes . sequences"),
     ],
 )
-def test_bad_text_is_refused_with_this_recipes_keys(head_data, text_target, text_file, content, says) -> None:
+def test_bad_text_is_refused_with_this_recipes_keys(head_data, text_target, text_file, content, says):
     text_file.unlink() if content is None else text_file.write_bytes(content)
     with pytest.raises(UsageError, match=says) as refused:
         open_sequences(head_data(), text_target, seed=3)
     assert "recipe.corpus" not in str(refused.value) and "prompts." not in str(refused.value)
 
 
-def test_a_target_without_a_tokenizer_is_refused(head_data, table) -> None:
+def test_a_target_without_a_tokenizer_is_refused(head_data, table):
     with pytest.raises(UsageError, match="Table has no fast tokenizer.*target=causal"):
         open_sequences(head_data(), table([[0.5, 0.5], [0.5, 0.5]]), seed=3)

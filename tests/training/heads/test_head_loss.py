@@ -17,13 +17,13 @@ D, V, K = 6, 11, 3
 
 
 @pytest.fixture(autouse=True)
-def two_positions_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def two_positions_at_a_time(monkeypatch):
     """Several chunks, the last one shorter."""
     monkeypatch.setattr(head_loss, "_CHUNK_BYTES", {"cpu": 2 * 4 * V})
 
 
 @pytest.fixture
-def generator() -> torch.Generator:
+def generator():
     return torch.Generator().manual_seed(0)
 
 
@@ -49,7 +49,7 @@ def batch(generator: torch.Generator, rows: int = 3, length: int = 9) -> tuple[T
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
-def test_the_chunked_loss_and_its_gradients_are_those_of_torch(generator: torch.Generator, share: float) -> None:
+def test_the_chunked_loss_and_its_gradients_are_those_of_torch(generator, share):
     features = torch.randn(7, D, generator=generator, dtype=torch.float64, requires_grad=True)
     output = torch.randn(V, D, generator=generator, dtype=torch.float64, requires_grad=True)
     targets = torch.randint(V, (7,), generator=generator)
@@ -68,14 +68,14 @@ def test_the_chunked_loss_and_its_gradients_are_those_of_torch(generator: torch.
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
 
 
-def test_a_frozen_output_layer_gets_no_gradient(generator: torch.Generator) -> None:
+def test_a_frozen_output_layer_gets_no_gradient(generator):
     features = torch.randn(4, D, generator=generator, requires_grad=True)
     output = torch.randn(V, D, generator=generator)
     cross_entropy(features, output, torch.tensor([0, 1, 2, 3])).backward()
     assert features.grad is not None and output.grad is None
 
 
-def test_a_fresh_medusa_head_says_what_the_target_says(generator: torch.Generator) -> None:
+def test_a_fresh_medusa_head_says_what_the_target_says(generator):
     """So its loss is that of the target's law after h_t, on a token further on."""
     heads = make_heads(generator, trained=False)
     states, tokens, scored = batch(generator)
@@ -91,7 +91,7 @@ def test_a_fresh_medusa_head_says_what_the_target_says(generator: torch.Generato
 
 
 @pytest.mark.parametrize("changes", [{}, {"grounded": True}, {"grounded": True, "mixer": "gru"}, {"output": "shared"}])
-def test_the_teacher_is_the_target_where_the_token_was_drawn(generator: torch.Generator, changes: dict) -> None:
+def test_the_teacher_is_the_target_where_the_token_was_drawn(generator, changes):
     heads = make_heads(generator, **changes)
     states, tokens, scored = batch(generator)
     teacher = torch.randn(3, 9, V, generator=generator, dtype=torch.float64)
@@ -104,7 +104,7 @@ def test_the_teacher_is_the_target_where_the_token_was_drawn(generator: torch.Ge
     assert loss.item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_no_scored_token_no_loss(generator: torch.Generator) -> None:
+def test_no_scored_token_no_loss(generator):
     heads = make_heads(generator)
     states, tokens, scored = batch(generator)
     loss = heads_loss(heads, states, tokens, torch.zeros_like(scored), [1.0] * K)
@@ -113,7 +113,7 @@ def test_no_scored_token_no_loss(generator: torch.Generator) -> None:
     assert all(weight.grad is not None and not weight.grad.any() for weight in heads.parameters())
 
 
-def test_ranks_count_the_likelier_tokens_and_break_ties_by_id(generator: torch.Generator) -> None:
+def test_ranks_count_the_likelier_tokens_and_break_ties_by_id(generator):
     features = torch.randn(9, D, generator=generator)
     output = torch.randn(V, D, generator=generator)
     targets = torch.randint(V, (9,), generator=generator)
@@ -125,7 +125,7 @@ def test_ranks_count_the_likelier_tokens_and_break_ties_by_id(generator: torch.G
 
 
 @pytest.mark.parametrize("changes", [{}, {"grounded": True}, {"prefix": True}])
-def test_accuracies_against_counting_one_position_at_a_time(generator: torch.Generator, changes: dict) -> None:
+def test_accuracies_against_counting_one_position_at_a_time(generator, changes):
     heads = make_heads(generator, **changes)
     accuracy = HeadAccuracy(K)
     hits = torch.zeros(K, 5)
@@ -160,7 +160,7 @@ def test_accuracies_against_counting_one_position_at_a_time(generator: torch.Gen
             assert metrics[name + "_given_earlier"] == pytest.approx(expected, nan_ok=True)
 
 
-def test_the_targets_own_score(generator: torch.Generator) -> None:
+def test_the_targets_own_score(generator):
     _, tokens, scored = batch(generator)
     logits = torch.randn(3, 9, V, generator=generator, dtype=torch.float64)
     score = TargetScore()
@@ -175,7 +175,7 @@ def test_the_targets_own_score(generator: torch.Generator) -> None:
     assert metrics["heldout/target.top3"] == pytest.approx(sum(tops) / len(tops))
 
 
-def test_positions_leave_out_what_lies_behind_the_text(generator: torch.Generator) -> None:
+def test_positions_leave_out_what_lies_behind_the_text(generator):
     _, tokens, scored = batch(generator, rows=1, length=4)
     assert len(positions(tokens, torch.ones_like(scored), 3).targets) == 0
     where = positions(tokens, torch.ones_like(scored), 2)

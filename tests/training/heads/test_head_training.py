@@ -2,22 +2,18 @@
 
 import csv
 import json
-import os
-import signal
 from copy import deepcopy
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from fixtures.adapted_models import with_changes
-from omegaconf import OmegaConf
+from fixtures.adapted_models import trained, with_changes
+from fixtures.trainings import assert_a_stop_changes_nothing
 
 from specdec.config import validated
-from specdec.errors import Interrupted, NumericsError, UsageError
+from specdec.errors import NumericsError, UsageError
 from specdec.heads.checkpoint import load_heads, read_heads, save_heads
 from specdec.heads.network import Heads
 from specdec.text.document_store import DocumentStore, Encoded, write_documents
@@ -34,26 +30,8 @@ VOCABULARY = 61
 LENGTH = 16
 
 
-class Killed(Exception):
-    """Stands for SIGKILL: nothing is saved after it."""
-
-
-@pytest.fixture(autouse=True)
-def fresh_accelerate() -> None:
-    """It keeps the first Accelerator's settings for the whole process."""
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
 @pytest.fixture(scope="module")
-def target_folder(tiny_model: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny Llama as `from_pretrained` reads it, in float32."""
-    folder = tmp_path_factory.mktemp("target")
-    deepcopy(tiny_model("llama")).float().save_pretrained(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> DocumentStore:
+def store(tmp_path_factory):
     """Texts that count upwards in steps of 1 to 3, so that there is something to learn."""
     rng = np.random.default_rng(0)
 
@@ -66,30 +44,14 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> DocumentStore:
 
 
 @pytest.fixture
-def values(group_values: Any, target_folder: Path, tmp_path: Path) -> dict[str, Any]:
-    """What YAML would give: the shipped recipe of Medusa heads, with 8 steps of 4 sequences."""
-    data = group_values("head_data", "python_sources") | {"source": group_values("corpus", "text", path="none")}
-    data |= {"sequence_length": LENGTH, "batch": 4, "sequences": None, "passes": None, "steps": 8, "heldout": 6}
-    data["states"] |= {"cache": "none"}
-    values = group_values("heads", "medusa") | {
-        "target": group_values("target", "causal", model=str(target_folder)),
-        "data": data,
-        "micro_batch": 2,
-        "bfloat16": False,
-        "save_dtype": "float32",
-        "output_dir": str(tmp_path / "heads"),
-        "corpus_dir": str(tmp_path / "corpus"),
-        "tracking": group_values("tracking", "mlflow") | {"experiment": "tiny"},
-        "seed": 3,
-        "device": "cpu",
-        "threads": None,
-    }
-    values["monitor"] = dict(heldout_batches=1, heldout_every_steps=4, log_every_steps=2, checkpoint_seconds=1e-9)
+def values(state_values):
+    """Return the values of the shipped recipe of Medusa heads, with 8 steps of 4 sequences."""
+    values = state_values("heads", "medusa", 2, sequence_length=LENGTH, batch=4, heldout=6)
     values["optimizer"] |= {"learning_rate": 0.001}
     values["optimizer"]["rate"]["warmup_steps"] = 2
     values["loss"]["teacher"] = 0.0
     values["heads"]["output"] = "tied"
-    return OmegaConf.to_container(OmegaConf.create(values))
+    return values
 
 
 def changed(values: dict[str, Any], **changes: Any) -> HeadTrainConfig:
@@ -103,26 +65,6 @@ def opened(config: HeadTrainConfig, store: DocumentStore, target: Any = None) ->
     source = StateSource(target, (config.heads.offset,), sequences, config.data.states, config.loss.teacher > 0)
     precision = "bf16" if config.bfloat16 else "no"
     return HeadTraining(config, Accelerator(cpu=True, mixed_precision=precision), target, sequences, source)
-
-
-def no_log(values: dict[str, float], step: int) -> None:
-    assert values
-
-
-def train(training: HeadTraining, display: Any = lambda row: None) -> HeadTraining:
-    training.restore()
-    training.train(no_log, display)
-    return training
-
-
-def stop_at(step: int, how: str) -> Any:
-    def display(row: dict[str, float]) -> None:
-        if row["step"] == step:
-            if how == "kill":
-                raise Killed
-            os.kill(os.getpid(), signal.SIGTERM if how == "term" else signal.SIGINT)
-
-    return display
 
 
 def weights(training: HeadTraining) -> dict[str, torch.Tensor]:
@@ -143,51 +85,36 @@ ADAPTED = {
 
 
 @pytest.mark.parametrize(
-    ("changes", "how", "code", "at"),
+    ("changes", "how", "at"),
     [
-        pytest.param(FROZEN, "kill", None, 5, id="frozen"),
-        pytest.param(GROUNDED, "kill", None, 5, id="grounded"),
-        pytest.param(JOINT, "kill", None, 5, id="joint"),
-        pytest.param(ADAPTED, "kill", None, 5, id="adapted"),
-        pytest.param(ADAPTED, "term", 143, 3, id="adapted-term"),
-        pytest.param(ADAPTED, "int", 130, 6, id="adapted-int"),
+        pytest.param(FROZEN, "kill", 5, id="frozen"),
+        pytest.param(GROUNDED, "kill", 5, id="grounded"),
+        pytest.param(JOINT, "kill", 5, id="joint", marks=pytest.mark.slow),
+        pytest.param(ADAPTED, "kill", 5, id="adapted"),
+        pytest.param(ADAPTED, "term", 3, id="adapted-term", marks=pytest.mark.slow),
+        pytest.param(ADAPTED, "int", 6, id="adapted-int", marks=pytest.mark.slow),
     ],
 )
-def test_a_stopped_and_resumed_training_gives_the_same_weights(
-    values: dict, store: DocumentStore, tmp_path: Path, changes: dict, how: str, code: int | None, at: int
-) -> None:
-    whole = train(opened(changed(values, **changes, output_dir=str(tmp_path / "whole")), store))
-    config = changed(values, **changes)
-    with pytest.raises(Interrupted if code else Killed) as stopped:
-        train(opened(config, store), stop_at(at, how))
-    if code:
-        assert stopped.value.exit_code == code
-    resumed = opened(config, store)
-    torch.manual_seed(999)  # what happens to be in the generator must not matter
-    assert resumed.restore()
-    assert resumed.progress.step == (at - 1 if how == "kill" else at)
-    resumed.train(no_log, lambda row: None)
-    for (name, a), b in zip(weights(whole).items(), weights(resumed).values(), strict=True):
-        assert torch.equal(a, b), name
-    losses = [[row["train_loss"] for row in training.progress.history] for training in (whole, resumed)]
-    assert losses[0] == losses[1] and len(losses[0]) == 8
+def test_a_stopped_and_resumed_training_gives_the_same_weights(values, store, tmp_path, changes, how, at):
+    def opened_in(folder: str) -> HeadTraining:
+        return opened(changed(values, **changes, output_dir=str(tmp_path / folder)), store)
+
+    assert_a_stop_changes_nothing(opened_in, weights, how, at)
 
 
 @pytest.mark.parametrize(
     "changes", [FROZEN, GROUNDED | {"bfloat16": False}, JOINT], ids=["frozen", "grounded", "joint"]
 )
-def test_how_a_step_is_cut_changes_nothing(values: dict, store: DocumentStore, tmp_path: Path, changes: dict) -> None:
-    trained = [
-        weights(
-            train(opened(changed(values, **changes, micro_batch=rows, output_dir=str(tmp_path / str(rows))), store))
-        )
-        for rows in (1, 4)
-    ]
-    for (name, a), b in zip(trained[0].items(), trained[1].values(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-4, msg=name)
+def test_how_a_step_is_cut_changes_nothing(values, store, tmp_path, changes):
+    cut = []
+    for size in (1, 4):
+        config = changed(values, **changes, micro_batch=size, output_dir=str(tmp_path / str(size)))
+        cut.append(weights(trained(opened(config, store))))
+    for name, weight in cut[0].items():
+        torch.testing.assert_close(weight, cut[1][name], rtol=1e-3, atol=1e-4, msg=name)
 
 
-def test_the_first_loss_is_the_targets_own_law_further_on(values: dict, store: DocumentStore) -> None:
+def test_the_first_loss_is_the_targets_own_law_further_on(values, store):
     """A fresh Medusa head says what the target says: cross entropy of the shifted tokens, by hand."""
     training = opened(changed(values), store)
     batch = training.sequences.train(0)
@@ -200,8 +127,9 @@ def test_the_first_loss_is_the_targets_own_law_further_on(values: dict, store: D
     assert training.take_step(0)["train_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def test_training_lowers_the_loss_and_what_is_written_drafts(values: dict, store: DocumentStore) -> None:
-    training = train(
+@pytest.mark.slow
+def test_training_lowers_the_loss_and_what_is_written_drafts(values, store):
+    training = trained(
         opened(changed(values, data__steps=60, optimizer__learning_rate=0.01, heads__output="shared"), store)
     )
     outcome = training.finish()
@@ -224,36 +152,37 @@ def test_training_lowers_the_loss_and_what_is_written_drafts(values: dict, store
     assert set(outcome.metrics) == {name.replace("heldout/", "heldout/final.", 1) for name in again}
 
 
-def test_the_targets_reference_is_its_own_on_the_same_text(values: dict, store: DocumentStore) -> None:
-    training = train(opened(changed(values), store))
+def test_the_targets_reference_is_its_own_on_the_same_text(values, store):
+    training = trained(opened(changed(values), store))
     score = score_target(training.target, [next(training.sequences.heldout())])
     last = training.progress.history[-1]
     assert last["heldout_target_top1"] == score["heldout/target.top1"]
     assert training.progress.history[3]["heldout_target_top1"] == last["heldout_target_top1"]
 
 
-def test_a_trained_backbone_is_saved_with_heads_that_carry_its_hash(values: dict, store: DocumentStore) -> None:
+@pytest.mark.slow
+def test_a_trained_backbone_is_saved_with_heads_that_carry_its_hash(values, store):
     original = load_target(values["target"], torch.device("cpu"))
-    training = train(opened(changed(values, backbone="joint", loss__backbone=1.0, data__steps=30), store))
+    training = trained(opened(changed(values, backbone="joint", loss__backbone=1.0, data__steps=30), store))
     outcome = training.finish()
-    trained = load_target(values["target"] | {"model": str(outcome.folder / "backbone")}, torch.device("cpu"))
-    assert trained.hidden.identity != original.hidden.identity
-    heads = load_heads(outcome.folder / "heads.safetensors", trained)
-    with pytest.raises(UsageError, match=f"{trained.hidden.identity[:16]}.*{original.hidden.identity[:16]}"):
+    after = load_target(values["target"] | {"model": str(outcome.folder / "backbone")}, torch.device("cpu"))
+    assert after.hidden.identity != original.hidden.identity
+    heads = load_heads(outcome.folder / "heads.safetensors", after)
+    with pytest.raises(UsageError, match=f"{after.hidden.identity[:16]}.*{original.hidden.identity[:16]}"):
         load_heads(outcome.folder / "heads.safetensors", original)
     held = list(training.sequences.heldout())
-    before, after = (score_target(each, held) for each in (original, trained))
+    scores = [score_target(each, held) for each in (original, after)]
     name = "heldout/target.nats_per_token"
-    assert outcome.summary["heldout"]["heldout/before.target.nats_per_token"] == pytest.approx(before[name])
-    assert outcome.summary["heldout"][name] == pytest.approx(after[name])
-    assert after[name] < before[name]
+    assert outcome.summary["heldout"]["heldout/before.target.nats_per_token"] == pytest.approx(scores[0][name])
+    assert outcome.summary["heldout"][name] == pytest.approx(scores[1][name])
+    assert scores[1][name] < scores[0][name]
     assert outcome.summary["target_before"]["sha256"] == original.hidden.identity
-    assert score_heads(heads, trained, held)["heldout/head_1.top1"] == pytest.approx(
+    assert score_heads(heads, after, held)["heldout/head_1.top1"] == pytest.approx(
         outcome.summary["heldout"]["heldout/head_1.top1"]
     )
 
 
-def test_the_backbone_stands_still_until_its_loss_weighs(values: dict, store: DocumentStore) -> None:
+def test_the_backbone_stands_still_until_its_loss_weighs(values, store):
     ramp = {"first": 1.0, "last": 1.0, "start": 0.5, "end": 0.5}
     training = opened(changed(values, backbone="joint", loss__backbone=ramp), store)
     first = weights(training)
@@ -265,13 +194,13 @@ def test_the_backbone_stands_still_until_its_loss_weighs(values: dict, store: Do
         assert not all(torch.equal(now[name], first[name]) for name in now if name.startswith("heads."))
         assert (row["train_backbone_loss"] > 0) == (row["step"] > 4)
 
-    train(training, display)
+    trained(training, display)
     assert seen == [True] * 4 + [False] * 4
     rates = {group["part"]: group["lr"] / group["base_lr"] for group in training.optimizers[0].param_groups}
     assert rates["heads"] == rates["backbone"]  # both are warm by the end
 
 
-def test_heads_and_backbone_have_their_own_rates_and_warm_ups(values: dict, store: DocumentStore) -> None:
+def test_heads_and_backbone_have_their_own_rates_and_warm_ups(values, store):
     ramp = {"first": 1.0, "last": 1.0, "start": 0.5, "end": 0.5}
     training = opened(
         changed(values, backbone="joint", loss__backbone=ramp, optimizer__heads_multiplier=4.0,
@@ -286,12 +215,13 @@ def test_heads_and_backbone_have_their_own_rates_and_warm_ups(values: dict, stor
     assert [backbone for _, backbone in rates[4:]] == pytest.approx([lr * f for f in (1 / 3, 2 / 3, 1, 1)])
 
 
-def test_adapters_keep_the_original_and_merge_into_the_saved_backbone(values: dict, store: DocumentStore) -> None:
+@pytest.mark.slow
+def test_adapters_keep_the_original_and_merge_into_the_saved_backbone(values, store):
     config = changed(
         values, **ADAPTED | {"lora": LORA | {"dropout": 0.0}}, data__steps=20, optimizer__learning_rate=0.01
     )
     original = load_target(values["target"], torch.device("cpu"))
-    training = train(opened(config, store))
+    training = trained(opened(config, store))
     tokens = next(training.sequences.heldout()).tokens
     law = original.hidden.sequence(tokens, 0)[1]
     backbone = training.student.backbone
@@ -309,7 +239,7 @@ def test_adapters_keep_the_original_and_merge_into_the_saved_backbone(values: di
     assert "model.safetensors" in files and not any("adapter" in name for name in files)
 
 
-def test_self_distillation_holds_the_backbone_at_the_original(values: dict, store: DocumentStore) -> None:
+def test_self_distillation_holds_the_backbone_at_the_original(values, store):
     """The gradient of its loss is zero where nothing has been trained yet, whatever the text says."""
     config = changed(values, **ADAPTED | {"lora": LORA | {"dropout": 0.0}, "loss__self_distillation": 1.0})
     training = opened(config, store)
@@ -324,8 +254,8 @@ def test_self_distillation_holds_the_backbone_at_the_original(values: dict, stor
     assert grads and max(float(grad.abs().max()) for grad in grads) < 1e-3
 
 
-def test_heads_go_on_from_a_file(values: dict, store: DocumentStore, tmp_path: Path) -> None:
-    first = train(opened(changed(values, heads__output="shared"), store))
+def test_heads_go_on_from_a_file(values, store, tmp_path):
+    first = trained(opened(changed(values, heads__output="shared"), store))
     path = first.finish().folder / "heads.safetensors"
     joint = {"backbone": "joint", "loss__backbone": 1.0, "output_dir": str(tmp_path / "second")}
     config = changed(values, heads__output="shared", init=str(path), **joint)
@@ -336,7 +266,7 @@ def test_heads_go_on_from_a_file(values: dict, store: DocumentStore, tmp_path: P
         assert torch.equal(weight, stored[name]), name
 
 
-def test_heads_of_another_target_or_kind_are_no_beginning(values: dict, store: DocumentStore, tmp_path: Path) -> None:
+def test_heads_of_another_target_or_kind_are_no_beginning(values, store, tmp_path):
     config = changed(values)
     target = load_target(config.target, torch.device("cpu"))
     heads = Heads(config.heads, target.hidden.embedding, target.hidden.output_layer)
@@ -366,18 +296,13 @@ def test_heads_of_another_target_or_kind_are_no_beginning(values: dict, store: D
         ({"optimizer__beta1": 1.5}, "optimizer.beta1=1.5"),
     ],
 )
-def test_bad_values_are_named(values: dict, changes: dict, sentence: str) -> None:
+def test_bad_values_are_named(values, changes, sentence):
     with pytest.raises(UsageError, match=sentence):
         changed(values, **changes)
 
 
-def test_an_offset_beyond_the_depth_is_refused(values: dict, store: DocumentStore) -> None:
-    with pytest.raises(UsageError, match="heads.offset=3: the target has 2 layers"):
-        opened(changed(values, heads__offset=3), store)
-
-
-def test_a_checkpoint_of_another_recipe_is_refused(values: dict, store: DocumentStore) -> None:
-    train(opened(changed(values), store))
+def test_a_checkpoint_of_another_recipe_is_refused(values, store):
+    trained(opened(changed(values), store))
     others: tuple[dict[str, Any], ...] = (
         {"heads__count": 2},
         {"seed": 4},
@@ -394,9 +319,7 @@ def test_a_checkpoint_of_another_recipe_is_refused(values: dict, store: Document
     assert opened(changed(values, monitor__log_every_steps=3), store).restore()
 
 
-def test_adapters_without_peft_and_on_unknown_layers(
-    values: dict, store: DocumentStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_adapters_without_peft_and_on_unknown_layers(values, store, monkeypatch):
     with pytest.raises(UsageError, match=r"lora.targets=\['nowhere'\]"):
         opened(changed(values, **ADAPTED | {"lora": LORA | {"targets": ["nowhere"]}}), store)
     monkeypatch.setitem(__import__("sys").modules, "peft", None)
@@ -404,26 +327,23 @@ def test_adapters_without_peft_and_on_unknown_layers(
         opened(changed(values, **ADAPTED), store)
 
 
-def test_a_loss_that_is_not_finite_ends_the_training(
-    values: dict, store: DocumentStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_loss_that_is_not_finite_ends_the_training(values, store, monkeypatch):
     training = opened(changed(values), store)
     with torch.no_grad():
         next(iter(training.student.heads.parameters())).fill_(float("nan"))
     with pytest.raises(NumericsError, match="at step 0"):
-        training.train(no_log, lambda row: None)
+        training.train(lambda values, step: None, lambda row: None)
 
 
-def test_a_target_that_is_no_model_cannot_be_trained(values: dict, table: Any, store: DocumentStore) -> None:
+def test_a_target_that_is_no_model_cannot_be_trained(values, table, store):
     law = torch.full((VOCABULARY, VOCABULARY), 1 / VOCABULARY, dtype=torch.float64)
     config = changed(values, backbone="joint", loss__backbone=1.0)
     with pytest.raises(UsageError, match="use target=causal"):
         opened(config, store, table(law))
 
 
-def test_a_whole_run_is_tracked(
-    values: dict, store: DocumentStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.slow
+def test_a_whole_run_is_tracked(values, store, tmp_path, monkeypatch):
     from mlflow.tracking import MlflowClient
 
     def sequences(config: Any, target: Any, seed: int) -> Sequences:
@@ -453,7 +373,7 @@ def test_a_whole_run_is_tracked(
         (["recipe", "heads"], r"Two recipes: choose one, \+recipe=NAME"),
     ],
 )
-def test_one_recipe_is_chosen(arguments: list[str], sentence: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_recipe_is_chosen(arguments, sentence, monkeypatch):
     from specdec.commands import cli
     from specdec.train import task
 
@@ -466,14 +386,8 @@ def test_one_recipe_is_chosen(arguments: list[str], sentence: str, monkeypatch: 
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "emulated"])
 def test_heads_train_in_the_arithmetic_of_the_processor(
-    values: dict,
-    store: DocumentStore,
-    tiny_model: Any,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: Any,
-    native: bool,
-) -> None:
+    values, store, tiny_model, tmp_path, monkeypatch, caplog, native
+):
     """A bfloat16 checkpoint and recipe: both are computed in float32 where the processor would emulate bfloat16."""
     deepcopy(tiny_model("llama")).bfloat16().save_pretrained(tmp_path / "target")
     config = changed(values, target__model=str(tmp_path / "target"), bfloat16=True, data__steps=1)
@@ -488,7 +402,7 @@ def test_heads_train_in_the_arithmetic_of_the_processor(
     assert (training.accelerator.mixed_precision == "bf16") == native
     said = [record.message for record in caplog.records if "no bfloat16 arithmetic" in record.message]
     assert len(said) == (0 if native else 2)  # of the passes, and of the target's states
-    summary = train(training).finish().summary
+    summary = trained(training).finish().summary
     name = str(expected).removeprefix("torch.")
     assert (summary["arithmetic"], summary["target_dtype"]) == (name, name)
     own = changed(values, target__model=str(tmp_path / "target"), target__dtype="bfloat16")

@@ -9,14 +9,11 @@ import sys
 import time
 from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import transformers
 from safetensors.torch import load_file
-
-from specdec.training.models.tokenized_corpus import TokenizedCorpus
 
 ARGUMENTS = (
     "+heads=medusa", "head_data@data=text", "data.source.path=text.txt", "data.source.heldout_every=8",
@@ -26,11 +23,11 @@ ARGUMENTS = (
     # Adam with its own weight decay notices how large a gradient is; without, it would not.
     "optimizer.name=adam", "optimizer.weight_decay=0.1", "optimizer.grad_clip=1000",
 )  # fmt: skip
-STEPS = 60
+STEPS = 24
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_corpus: TokenizedCorpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny_corpus, tmp_path_factory):
     """A tiny Llama with its tokenizer, and a text."""
     folder = tmp_path_factory.mktemp("command")
     torch.manual_seed(0)
@@ -45,7 +42,8 @@ def folder(tiny_corpus: TokenizedCorpus, tmp_path_factory: pytest.TempPathFactor
     return folder
 
 
-def test_every_recipe_on_states_composes_and_imports_no_torch(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_every_recipe_on_states_composes_and_imports_no_torch(tmp_path):
     script = (
         "import pathlib, sys, specdec.train\n"
         "from hydra import compose, initialize_config_dir\n"
@@ -54,9 +52,10 @@ def test_every_recipe_on_states_composes_and_imports_no_torch(tmp_path: Path) ->
         "from specdec.config import validated\n"
         "from specdec.training.eagle.eagle_recipe import EagleTrainConfig\n"
         "from specdec.training.heads.head_recipe import HeadTrainConfig\n"
+        "from specdec.training.models.recipe import TrainConfig\n"
         "found = set()\n"
         "with initialize_config_dir(config_dir(), version_base='1.3'):\n"
-        "    for kind, form in {'heads': HeadTrainConfig, 'eagle': EagleTrainConfig}.items():\n"
+        "    for kind, form in {'heads': HeadTrainConfig, 'eagle': EagleTrainConfig, 'recipe': TrainConfig}.items():\n"
         "        folder = pathlib.Path(config_dir()) / kind\n"
         "        for path in sorted(folder.rglob('*.yaml')):\n"
         "            name = path.relative_to(folder).with_suffix('').as_posix()\n"
@@ -65,7 +64,7 @@ def test_every_recipe_on_states_composes_and_imports_no_torch(tmp_path: Path) ->
         "            assert getattr(config, kind).name == name, name\n"
         "            found.add(name)\n"
         "assert {'medusa', 'grounded', 'blockwise', 'grounded_vicuna7b', 'medusa_vicuna7b'} <= found\n"
-        "assert {'pocket', 'eagle1'} <= found\n"
+        "assert {'pocket', 'eagle1', 'pocket_target', 'pocket_drafter'} <= found\n"
         "assert 'torch' not in sys.modules and 'mlflow' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
@@ -90,14 +89,14 @@ def finished(process: subprocess.Popen) -> str:
 
 
 @pytest.fixture(scope="module")
-def whole(folder: Path) -> dict[str, Any]:
+def whole(folder):
     """The heads of a training that nothing disturbed."""
     finished(start(folder, *command("whole")))
     return load_file(folder / "whole" / "heads.safetensors")
 
 
 @pytest.mark.slow
-def test_a_killed_command_given_again_ends_at_the_same_weights(folder: Path, whole: dict[str, Any]) -> None:
+def test_a_killed_command_given_again_ends_at_the_same_weights(folder, whole):
     process = start(folder, *command("killed"))
     while not (folder / "killed" / "checkpoint.pt").exists():
         assert process.poll() is None, process.communicate()[0]
@@ -113,7 +112,7 @@ def test_a_killed_command_given_again_ends_at_the_same_weights(folder: Path, who
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_does(folder: Path, whole: dict[str, Any]) -> None:
+def test_two_processes_train_what_one_does(folder, whole):
     launch = "torch.distributed.run --standalone --nproc-per-node 2 -m".split()  # what accelerate launch runs on GPUs
     output = finished(start(folder, *launch, *command("two")))
     assert output.count("saved to") == 1, output  # one of them writes
@@ -129,7 +128,7 @@ def test_two_processes_train_what_one_does(folder: Path, whole: dict[str, Any]) 
 
 
 @pytest.mark.slow
-def test_what_processes_cannot_share_is_refused(folder: Path) -> None:
+def test_what_processes_cannot_share_is_refused(folder):
     process = start(folder, *command("odd", "micro_batch=3"))
     output, _ = process.communicate(timeout=120)
     assert process.returncode == 2 and "data.batch=4 is no multiple of micro_batch=3" in output

@@ -34,7 +34,7 @@ def small_shards(source: StateSource, size: int = 5) -> StateSource:
 
 @pytest.mark.parametrize("offset", [0, 1, 2])
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16"])
-def test_cached_and_streamed_are_the_same_and_the_models_own(opened, text_target, offset, dtype) -> None:
+def test_cached_and_streamed_are_the_same_and_the_models_own(opened, text_target, offset, dtype):
     cached = small_shards(opened(offset, cache="disk", dtype=dtype, teacher=True))
     streamed = opened(offset, cache="none", dtype=dtype, teacher=True)
     cached.prepare()
@@ -52,7 +52,7 @@ def test_cached_and_streamed_are_the_same_and_the_models_own(opened, text_target
         torch.testing.assert_close(ta.double(), expected.logits, **close)
 
 
-def test_a_cache_of_an_inner_layer_asks_the_target_for_no_teacher(opened, text_target, monkeypatch) -> None:
+def test_a_cache_of_an_inner_layer_asks_the_target_for_no_teacher(opened, text_target, monkeypatch):
     source = small_shards(opened(1, cache="disk", teacher=True))
     source.prepare()
     batch = source.sequences.train(1)
@@ -64,7 +64,7 @@ def test_a_cache_of_an_inner_layer_asks_the_target_for_no_teacher(opened, text_t
 
 
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-def test_several_layers_stand_side_by_side_as_asked(opened, text_target, dtype) -> None:
+def test_several_layers_stand_side_by_side_as_asked(opened, text_target, dtype):
     cached, streamed = (
         small_shards(opened(2, 1, cache=cache, dtype=dtype, teacher=True)) for cache in ("disk", "none")
     )
@@ -79,7 +79,7 @@ def test_several_layers_stand_side_by_side_as_asked(opened, text_target, dtype) 
     torch.testing.assert_close(both.states(batch)[0], text_target.hidden.sequence(batch.tokens, 0, 2)[0].clone())
 
 
-def test_states_can_take_part_in_training(opened) -> None:
+def test_states_can_take_part_in_training(opened):
     for source in (opened(cache="none", teacher=True), opened(cache="disk", teacher=True)):
         source.prepare()
         states, teacher = source.states(source.sequences.train(0))
@@ -88,7 +88,7 @@ def test_states_can_take_part_in_training(opened) -> None:
         assert layer.weight.grad.abs().sum() > 0
 
 
-def test_the_cache_is_filled_once_and_what_is_there_is_kept(opened, text_target, monkeypatch) -> None:
+def test_the_cache_is_filled_once_and_what_is_there_is_kept(opened, text_target, monkeypatch):
     calls = []
     real = text_target.hidden.sequence
 
@@ -121,7 +121,7 @@ def test_the_cache_is_filled_once_and_what_is_there_is_kept(opened, text_target,
 
 def test_other_weights_layers_dtypes_and_texts_have_their_own_cache(
     opened, head_data, text_target, tiny_llama, sampling
-) -> None:
+):
     from specdec.targets.causal import Causal
 
     other = Causal(tiny_llama(len(text_target.tokenizer), seed=1), sampling(), text_target.tokenizer)
@@ -131,7 +131,7 @@ def test_other_weights_layers_dtypes_and_texts_have_their_own_cache(
     assert len({source.folder for source in sources}) == len(sources)
 
 
-def test_a_longer_training_keeps_the_files_of_a_shorter(head_data, text_target) -> None:
+def test_a_longer_training_keeps_the_files_of_a_shorter(head_data, text_target):
     def prepared(sequences: int) -> StateSource:
         config = head_data(sequences=sequences, passes=1, states={"cache": "disk"})
         source = small_shards(
@@ -148,29 +148,21 @@ def test_a_longer_training_keeps_the_files_of_a_shorter(head_data, text_target) 
     torch.testing.assert_close(longer.states(batch)[0], text_target.hidden.sequence(batch.tokens, 0)[0].clone())
 
 
-def test_beyond_the_limit_states_are_streamed(opened) -> None:
-    count = 12 + 5
-    within = opened(cache="disk", limit_gib=count * ROWS / 2**30)
-    within.prepare()
-    assert within.cached
-    over = opened(cache="disk", limit_gib=(count * ROWS - 1) / 2**30, dtype="auto", shard_mib=2)
-    over.prepare()
-    assert not over.cached and over.bytes == count * ROWS and not over.folder.exists()
-    assert over.states(over.sequences.train(0))[0].shape == (4, 16, 16)
-
-
-def test_the_limit_is_on_both_layers_that_a_teacher_needs(opened) -> None:
-    needed = 2 * (12 + 5) * ROWS
+@pytest.mark.parametrize(("offset", "teacher", "layers"), [(0, False, 1), (1, True, 2)])
+def test_beyond_the_limit_states_are_streamed(opened, offset, teacher, layers):
+    """The limit is on both layers that a teacher needs, and is checked before anything is written."""
+    needed = layers * (12 + 5) * ROWS
     for size, cached in ((needed, True), (needed - 1, False)):
-        source = opened(1, cache="disk", limit_gib=size / 2**30, teacher=True)
+        source = opened(offset, cache="disk", limit_gib=size / 2**30, teacher=teacher)
         source.prepare()
-        assert source.cached == cached
-        assert bool(list(source.folder.glob("*.bin"))) == cached, "checked before anything is written"
+        assert source.cached == cached and source.bytes == needed
+        assert bool(list(source.folder.glob("*.bin"))) == cached
+        assert source.states(source.sequences.train(0))[0].shape == (4, 16, 16)
         for file in source.folder.glob("*"):
             file.unlink()
 
 
-def test_too_little_space_is_said_before_anything_is_computed(opened, monkeypatch) -> None:
+def test_too_little_space_is_said_before_anything_is_computed(opened, monkeypatch):
     usage = namedtuple("usage", "total used free")
     needed = 17 * ROWS
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, needed))
@@ -184,12 +176,7 @@ def test_too_little_space_is_said_before_anything_is_computed(opened, monkeypatc
     assert refused.value.exit_code == 2 and "data.states.cache=none" in str(refused.value)
 
 
-def test_unprepared_states_are_computed(opened) -> None:
-    source = opened(cache="disk")
-    assert source.states(source.sequences.train(0))[0].shape == (4, 16, 16) and not source.folder.exists()
-
-
-def test_states_that_a_dtype_cannot_hold_are_refused(opened, text_target, monkeypatch) -> None:
+def test_states_that_a_dtype_cannot_hold_are_refused(opened, text_target, monkeypatch):
     real = text_target.hidden.sequence
     monkeypatch.setattr(text_target.hidden, "sequence", lambda t, o: (real(t, o)[0] * 1e6, real(t, o)[1]))
     source = opened(dtype="float16")
@@ -197,7 +184,7 @@ def test_states_that_a_dtype_cannot_hold_are_refused(opened, text_target, monkey
         source.states(source.sequences.train(0))
 
 
-def test_logits_that_are_more_than_a_product_come_from_the_model(opened, text_target, monkeypatch) -> None:
+def test_logits_that_are_more_than_a_product_come_from_the_model(opened, text_target, monkeypatch):
     real = text_target.hidden.sequence
 
     def capped(tokens, offset):
@@ -215,16 +202,12 @@ def test_logits_that_are_more_than_a_product_come_from_the_model(opened, text_ta
         torch.testing.assert_close(source.states(batch)[1], capped(batch.tokens, 0)[1].clone())
 
 
-def test_a_layer_beyond_the_models_is_refused(opened) -> None:
+def test_a_layer_beyond_the_models_is_refused(opened):
     with pytest.raises(UsageError, match="heads.offset=3: the target has 2 layers"):
         opened(3)
 
 
-def test_without_a_teacher_no_logits(opened) -> None:
-    assert opened().states(opened().sequences.train(0))[1] is None
-
-
-def test_the_manifest_decides(opened) -> None:
+def test_the_manifest_decides(opened):
     """A file without its name in the manifest was not finished, and a name without its file is made again."""
     source = small_shards(opened(cache="disk"))
     source.prepare()
@@ -233,3 +216,9 @@ def test_the_manifest_decides(opened) -> None:
     source.prepare()
     next(source.folder.glob("heldout*.bin")).unlink()
     assert [part for part, _, _ in source._missing()] == ["heldout"]
+
+
+def test_unprepared_states_are_computed_and_without_a_teacher_no_logits(opened):
+    source = opened(cache="disk")
+    states, teacher = source.states(source.sequences.train(0))
+    assert states.shape == (4, 16, 16) and teacher is None and not source.folder.exists()

@@ -2,17 +2,14 @@
 
 import csv
 import json
-import sysconfig
-from pathlib import Path
 
 import pytest
 import torch
+from fixtures.trainings import beginnings
 
 from specdec.eagle.eagle_checkpoint import load_eagle, read_eagle, shipped_eagle
 from specdec.heads.checkpoint import load_heads, read_heads, shipped_heads
 from specdec.targets import targets
-from specdec.targets.causal import Causal
-from specdec.text.python_sources import STDLIB, held_out_modules, is_held_out, read_python_files
 from specdec.training.eagle.eagle_training import count_steps
 from specdec.training.heads.head_accuracy import HeadAccuracy
 from specdec.training.heads.publish_heads import heads_card, shipped_name
@@ -23,7 +20,7 @@ FOLDER = shipped_heads("medusa").parent
 
 
 @pytest.fixture(scope="module")
-def target(group_values, sampling) -> Causal:
+def target(group_values, sampling):
     config = group_values("target", "causal", dtype="float32", compile=False)
     return targets.build(config, sampling=sampling(temperature=0.0))
 
@@ -32,14 +29,14 @@ def summary(name: str) -> dict:
     return json.loads((FOLDER / f"summary_{name}.json").read_text(encoding="utf-8"))
 
 
-def test_together_at_most_16_megabytes() -> None:
+def test_together_at_most_16_megabytes():
     assert {file.stem for file in FOLDER.glob("*.safetensors")} == set(SHIPPED)
     assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 16e6
     assert shipped_eagle().stat().st_size <= 4e6
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_card_history_and_file_agree_with_the_summary(name: str) -> None:
+def test_card_history_and_file_agree_with_the_summary(name):
     told = summary(name)
     stored = read_eagle(shipped_eagle()) if name == "eagle" else read_heads(shipped_heads(name))
     assert told["recipe"]["eagle" if name == "eagle" else "heads"]["name"] == stored.config.name
@@ -51,17 +48,14 @@ def test_card_history_and_file_agree_with_the_summary(name: str) -> None:
     assert [int(row["step"]) for row in rows] == list(range(1, told["steps"] + 1))
 
 
-def test_card_is_made_of_the_summaries() -> None:
+def test_card_is_made_of_the_summaries():
     card = (FOLDER / "MODEL_CARD.md").read_text(encoding="utf-8")
     assert card == heads_card({name: summary(name) for name in SHIPPED})
 
 
-def test_accuracies_are_those_of_the_card(target: Causal) -> None:
-    files = read_python_files(Path(sysconfig.get_path("stdlib")), STDLIB, ["site-packages", "test"])
-    held = [document.text for document in files if is_held_out(document, held_out_modules())]
-    rows = [target.tokenizer(text)["input_ids"][:256] for text in held]
-    tokens = torch.tensor([row for row in rows if len(row) == 256])
-    assert len(tokens) >= 8
+@pytest.mark.slow
+def test_accuracies_are_those_of_the_card(target):
+    tokens = beginnings(target.tokenizer, 40)
     states = target.hidden.sequence(tokens, 0)[0].clone()
     scored = torch.ones_like(tokens, dtype=torch.bool)
     first = {}

@@ -29,7 +29,7 @@ def documents(sequences, part: str) -> list[Encoded]:
     return [store[i] for i in range(len(store))]
 
 
-def test_greedy_text_is_the_models_own(head_data, text_target, text_file, tmp_path) -> None:
+def test_greedy_text_is_the_models_own(head_data, text_target, text_file, tmp_path):
     config = head_data(generated=GREEDY, packed=False, batch=2)
     sequences = open_sequences(config, text_target, seed=3)
     lines = text_file.read_text().splitlines()
@@ -49,9 +49,7 @@ def test_greedy_text_is_the_models_own(head_data, text_target, text_file, tmp_pa
                for file in streams(tmp_path / "kept").values() for stream in file)  # fmt: skip
 
 
-def test_the_same_seed_writes_the_same_and_an_interrupted_run_goes_on(
-    head_data, text_target, tmp_path, monkeypatch
-) -> None:
+def test_the_same_seed_writes_the_same_and_an_interrupted_run_goes_on(head_data, text_target, tmp_path, monkeypatch):
     def run(folder: str, seed: int) -> dict[str, list]:
         open_sequences(head_data(generated=SAMPLED, folder=str(tmp_path / folder)), text_target, seed)
         return streams(tmp_path / folder)
@@ -79,7 +77,7 @@ def test_the_same_seed_writes_the_same_and_an_interrupted_run_goes_on(
     assert not calls
 
 
-def test_samples_follow_the_models_law(tiny_llama, sampling, tiny_corpus, tmp_path, head_data) -> None:
+def test_samples_follow_the_models_law(tiny_llama, sampling, tiny_corpus, tmp_path, head_data):
     """Second tokens after one prompt against the exact law; at 5 sigma a false alarm has chance < 1e-5."""
     from specdec.targets.causal import Causal
 
@@ -100,7 +98,7 @@ def test_samples_follow_the_models_law(tiny_llama, sampling, tiny_corpus, tmp_pa
         assert abs(counts[token] / 4000 - p) < 5 * (p * (1 - p) / 4000) ** 0.5 + 1e-3
 
 
-def test_a_prompt_of_another_length_changes_nothing_in_its_neighbours(text_target, tmp_path, head_data) -> None:
+def test_a_prompt_of_another_length_changes_nothing_in_its_neighbours(text_target, tmp_path, head_data):
     """Conversations' beginnings differ in length, so a batch is padded."""
     scored = [np.array([0] * n + [1] * 4, bool) for n in (3, 6, 9)]
     rng = np.random.default_rng(0)
@@ -117,7 +115,7 @@ def test_a_prompt_of_another_length_changes_nothing_in_its_neighbours(text_targe
         assert logits[n - 1 : -1].argmax(-1).tolist() == document.tokens[n:].tolist()
 
 
-def test_conversations_go_on_where_an_answer_begins(head_data, text_target, tmp_path) -> None:
+def test_conversations_go_on_where_an_answer_begins(head_data, text_target, tmp_path):
     scored = np.array([0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 1], bool)
     document = Encoded(np.arange(10, 21), scored)
     store = write_documents(tmp_path / "store", [("train", document)] * 40 + [("heldout", document)], {})
@@ -135,12 +133,12 @@ def test_conversations_go_on_where_an_answer_begins(head_data, text_target, tmp_
         ({"new_tokens": 4, "prefix_tokens": 12, "texts": 0}, "generated.texts=0"),
     ],
 )  # fmt: skip
-def test_bad_values_are_refused(head_data, text_target, changes, says) -> None:
+def test_bad_values_are_refused(head_data, text_target, changes, says):
     with pytest.raises(UsageError, match=says):
         open_sequences(head_data(generated=GREEDY | changes), text_target, seed=3)
 
 
-def test_a_full_disk_is_noticed_before_the_target_writes(head_data, text_target, monkeypatch) -> None:
+def test_a_full_disk_is_noticed_before_the_target_writes(head_data, text_target, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 100))
     monkeypatch.setattr(text_target.model, "generate", None)
@@ -149,12 +147,12 @@ def test_a_full_disk_is_noticed_before_the_target_writes(head_data, text_target,
         open_sequences(head_data(generated=GREEDY, states={"cache": "disk"}), text_target, seed=3)
 
 
-def test_too_short_documents_are_refused(head_data, text_target, text_file) -> None:
+def test_too_short_documents_are_refused(head_data, text_target, text_file):
     text_file.write_text("if\n" * 40)
     with pytest.raises(UsageError, match="No training document of data.source is longer than data.generated.prefix"):
         open_sequences(head_data(generated=GREEDY), text_target, seed=3)
 
 
-def test_a_table_writes_no_text(head_data, table) -> None:
+def test_a_table_writes_no_text(head_data, table):
     with pytest.raises(UsageError, match="needs a target that is a model"):
         SelfDistillation(head_data(generated=GREEDY).generated, table([[0.5, 0.5], [0.5, 0.5]]), 1, 64)

@@ -5,11 +5,9 @@ import pytest
 
 from specdec.errors import UsageError
 from specdec.training.models.batches import Batches, document_order
-from specdec.training.models.recipe import TrainConfig
-from specdec.training.models.tokenized_corpus import TokenizedCorpus
 
 
-def test_batches_cover_the_stream_once(tiny_corpus: TokenizedCorpus, train_config: TrainConfig) -> None:
+def test_batches_cover_the_stream_once(tiny_corpus, train_config):
     data = train_config.recipe.data
     batches = Batches(tiny_corpus, data, seed=3)
     inputs = np.concatenate([batches(step)[:, :-1].ravel() for step in range(batches.steps)])
@@ -18,7 +16,7 @@ def test_batches_cover_the_stream_once(tiny_corpus: TokenizedCorpus, train_confi
     assert sorted(inputs) == sorted(batches.stream[: data.tokens])
 
 
-def test_the_order_depends_on_seed_and_step_alone(tiny_corpus: TokenizedCorpus, train_config: TrainConfig) -> None:
+def test_the_order_depends_on_seed_and_step_alone(tiny_corpus, train_config):
     data = train_config.recipe.data
     one, two, three = (Batches(tiny_corpus, data, seed) for seed in (3, 3, 4))
     two(0)  # asking for other steps first changes nothing
@@ -26,14 +24,14 @@ def test_the_order_depends_on_seed_and_step_alone(tiny_corpus: TokenizedCorpus, 
     assert not np.array_equal(one(5), three(5))
 
 
-def test_passes_over_the_standard_library(tiny_corpus: TokenizedCorpus, train_config: TrainConfig) -> None:
+def test_passes_over_the_standard_library(tiny_corpus, train_config):
     order = document_order(tiny_corpus, train_config.recipe.data, seed=3)
     counts = np.bincount(order, minlength=30)
     assert set(counts[:2]) <= {1, 2} and counts[:2].sum() >= 2  # 1.5 passes
     assert counts[2:].max() == 1
 
 
-def test_a_budget_beyond_the_text_is_refused(tiny_corpus: TokenizedCorpus, train_config: TrainConfig) -> None:
+def test_a_budget_beyond_the_text_is_refused(tiny_corpus, train_config):
     data = replace(train_config.recipe.data, tokens=10**7)
     with pytest.raises(UsageError, match="exceeds the corpus"):
         document_order(tiny_corpus, data, seed=3)

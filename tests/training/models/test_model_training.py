@@ -1,89 +1,48 @@
 import csv
 import math
-import os
-import signal
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from fixtures.adapted_models import trained
+from fixtures.trainings import assert_a_stop_changes_nothing
 
-from specdec.errors import Interrupted, UsageError
+from specdec.errors import UsageError
 from specdec.models.load import load_model
 from specdec.training.models.model_training import ModelTraining
 from specdec.training.models.optimizer import schedule
-from specdec.training.models.recipe import TrainConfig
 from specdec.training.models.scoring import heldout_loss, token_losses
-from specdec.training.models.tokenized_corpus import TokenizedCorpus
 from specdec.training.models.tokenizer import bytes_per_token
 
 
-def no_log(values: dict[str, float], step: int) -> None:
-    assert values
+def all_state(training: ModelTraining) -> dict[str, torch.Tensor]:
+    """Return the weights, and what the optimizers keep of them."""
+    state = dict(training.model.state_dict())
+    for number, optimizer in enumerate(training.optimizers):
+        for key, values in optimizer.state_dict()["state"].items():
+            state |= {f"{number} {key} {name}": value for name, value in values.items()}
+    return state
 
 
-class Killed(Exception):
-    """Stands for SIGKILL: nothing is saved after it."""
+@pytest.mark.parametrize(("how", "at"), [("kill", 5), ("term", 3), ("int", 6)])
+def test_a_stopped_and_resumed_training_gives_the_same_weights(train_config, tiny_corpus, tmp_path, how, at):
+    def opened(folder: str) -> ModelTraining:
+        return ModelTraining(replace(train_config, output_dir=str(tmp_path / folder)), tiny_corpus)
+
+    assert_a_stop_changes_nothing(opened, all_state, how, at)
 
 
-def train(config: TrainConfig, corpus: TokenizedCorpus, display=lambda row: None) -> ModelTraining:
-    trainer = ModelTraining(config, corpus)
-    trainer.restore()
-    trainer.train(no_log, display)
-    return trainer
-
-
-def assert_same(one: ModelTraining, two: ModelTraining) -> None:
-    for (name, a), b in zip(one.model.state_dict().items(), two.model.state_dict().values(), strict=True):
-        assert torch.equal(a, b), name
-    for a, b in zip(one.optimizers, two.optimizers, strict=True):
-        for key, state in a.state_dict()["state"].items():
-            for name, value in state.items():
-                assert torch.equal(value, b.state_dict()["state"][key][name]), (key, name)
-
-
-def stop_at(step: int, how: str):
-    def display(row: dict[str, float]) -> None:
-        if row["step"] == step:
-            if how == "kill":
-                raise Killed
-            os.kill(os.getpid(), signal.SIGTERM if how == "term" else signal.SIGINT)
-
-    return display
-
-
-@pytest.mark.parametrize(
-    ("how", "error", "code", "at"),
-    [("kill", Killed, None, 5), ("term", Interrupted, 143, 3), ("int", Interrupted, 130, 6)],
-)
-def test_a_stopped_and_resumed_training_gives_the_same_weights(
-    train_config: TrainConfig, tiny_corpus: TokenizedCorpus, tmp_path: Path, how, error, code, at
-) -> None:
-    whole = train(replace(train_config, output_dir=str(tmp_path / "whole")), tiny_corpus)
-    with pytest.raises(error) as stopped:
-        train(train_config, tiny_corpus, stop_at(at, how))
-    if code:
-        assert stopped.value.exit_code == code
-    resumed = ModelTraining(train_config, tiny_corpus)
-    torch.manual_seed(999)  # what happens to be in the generator must not matter
-    assert resumed.restore()
-    assert resumed.progress.step == (at - 1 if how == "kill" else at)
-    resumed.train(no_log, lambda row: None)
-    assert_same(whole, resumed)
-    losses = [[r["train_loss"] for r in t.progress.history] for t in (whole, resumed)]
-    assert losses[0] == losses[1]
-
-
-def test_a_checkpoint_of_another_recipe_is_refused(train_config: TrainConfig, tiny_corpus: TokenizedCorpus) -> None:
-    train(train_config, tiny_corpus)
+def test_a_checkpoint_of_another_recipe_is_refused(train_config, tiny_corpus):
+    trained(ModelTraining(train_config, tiny_corpus))
     with pytest.raises(UsageError, match="another recipe, seed or corpus"):
         ModelTraining(replace(train_config, seed=4), tiny_corpus).restore()
 
 
-def test_training_lowers_the_loss_exports_and_scores(train_config: TrainConfig, tiny_corpus: TokenizedCorpus) -> None:
+@pytest.mark.slow
+def test_training_lowers_the_loss_exports_and_scores(train_config, tiny_corpus):
     data = replace(train_config.recipe.data, tokens=64 * 40, stdlib_passes=8.0)
     config = replace(train_config, recipe=replace(train_config.recipe, data=data))
-    trainer = train(config, tiny_corpus)
+    trainer = trained(ModelTraining(config, tiny_corpus))
     outcome = trainer.finish()
     rows = list(csv.DictReader((outcome.folder / "history.csv").open()))
     assert tuple(rows[0]) == trainer.columns and len(rows) == 40
@@ -103,7 +62,7 @@ def test_training_lowers_the_loss_exports_and_scores(train_config: TrainConfig, 
     assert outcome.summary["tokens"] == 2560 and outcome.summary["parameters"] > 4800
 
 
-def test_held_out_loss_counts_every_token_once(train_config: TrainConfig, tiny_corpus: TokenizedCorpus) -> None:
+def test_held_out_loss_counts_every_token_once(train_config, tiny_corpus):
     trainer = ModelTraining(train_config, tiny_corpus)
     stream, end = tiny_corpus.heldout["code"], tiny_corpus.tokenizer.eos_token_id
     sizes = bytes_per_token(tiny_corpus.tokenizer)
@@ -120,7 +79,7 @@ def test_held_out_loss_counts_every_token_once(train_config: TrainConfig, tiny_c
     assert score.nats == pytest.approx(expected, rel=1e-5)
 
 
-def test_the_schedule_warms_up_stays_and_falls_to_zero(train_config: TrainConfig) -> None:
+def test_the_schedule_warms_up_stays_and_falls_to_zero(train_config):
     factors = [schedule(s, 100, train_config.recipe.optimizer) for s in range(100)]
     assert factors[0] == pytest.approx(0.1) and factors[9:50] == [1.0] * 41
     assert factors[75] == pytest.approx(0.5) and 0 < factors[99] <= 0.02 + 1e-9

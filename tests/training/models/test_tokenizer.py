@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from specdec.training.models.tokenized_corpus import TokenizedCorpus
 from specdec.training.models.tokenizer import END_OF_TEXT, bytes_per_token, train_tokenizer
 
 TEXTS = [
@@ -17,12 +16,12 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_any_text_round_trips(tiny_corpus: TokenizedCorpus, text: str) -> None:
+def test_any_text_round_trips(tiny_corpus, text):
     tokenizer = tiny_corpus.tokenizer
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
 
 
-def test_random_unicode_round_trips(tiny_corpus: TokenizedCorpus) -> None:
+def test_random_unicode_round_trips(tiny_corpus):
     rng = np.random.default_rng(5)
     codes = rng.integers(0, 0x110000, 3000)
     text = "".join(chr(c) for c in codes if not 0xD800 <= c <= 0xDFFF)
@@ -32,13 +31,13 @@ def test_random_unicode_round_trips(tiny_corpus: TokenizedCorpus) -> None:
     assert sum(sizes[i] for i in ids) == len(text.encode())
 
 
-def test_size_and_special_token(tiny_corpus: TokenizedCorpus) -> None:
+def test_size_and_special_token(tiny_corpus):
     tokenizer = tiny_corpus.tokenizer
     assert len(tokenizer) == 300
     assert tokenizer.encode(END_OF_TEXT) == [tokenizer.eos_token_id] == [tokenizer.bos_token_id]
     assert tokenizer.all_special_tokens == [END_OF_TEXT]
 
 
-def test_too_little_text_is_said() -> None:
+def test_too_little_text_is_said():
     with pytest.raises(ValueError, match="not 4096"):
         train_tokenizer(["a b c"], 4096, 32)

@@ -9,11 +9,10 @@ import pytest
 
 from specdec.errors import Interrupted, UsageError
 from specdec.training.models import model_training
-from specdec.training.models.tokenized_corpus import TokenizedCorpus
 
 
 @pytest.fixture
-def in_tmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny_corpus: TokenizedCorpus) -> Path:
+def in_tmp(tmp_path, monkeypatch, tiny_corpus):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(model_training, "load_corpus", lambda *arguments: tiny_corpus)
     return tmp_path
@@ -27,9 +26,8 @@ def runs(folder: Path) -> list:
     return client.search_runs([experiment.experiment_id], order_by=["attributes.start_time"])
 
 
-def test_a_sitting_ends_killed_and_the_next_one_finishes(
-    in_tmp: Path, monkeypatch: pytest.MonkeyPatch, train_values: dict
-) -> None:
+@pytest.mark.slow
+def test_a_sitting_ends_killed_and_the_next_one_finishes(in_tmp, monkeypatch, train_values):
     values = train_values
     original = model_training.ModelTraining.take_step
 
@@ -55,7 +53,7 @@ def test_a_sitting_ends_killed_and_the_next_one_finishes(
     assert not list(in_tmp.rglob("*.part"))
 
 
-def test_bad_values_name_the_key(in_tmp: Path, train_values: dict) -> None:
+def test_bad_values_name_the_key(in_tmp, train_values):
     values = train_values
     values["recipe"]["data"]["tokens"] = 0
     with pytest.raises(UsageError, match=r"recipe\.data\.tokens=0: it should be greater than or equal to 1"):
@@ -71,6 +69,7 @@ def test_bad_values_name_the_key(in_tmp: Path, train_values: dict) -> None:
     assert not (in_tmp / "mlflow.db").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -79,26 +78,8 @@ def test_bad_values_name_the_key(in_tmp: Path, train_values: dict) -> None:
         (["+recipe=pocket_target", "recipe.data.token=3"], "recipe.data.token"),
     ],
 )
-def test_the_command_refuses_in_one_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+def test_the_command_refuses_in_one_sentence(tmp_path, arguments, sentence):
     command = [sys.executable, "-m", "specdec.train", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 2, done.stderr
     assert sentence in done.stderr and "Traceback" not in done.stderr
-
-
-def test_both_recipes_compose_and_help_imports_no_torch(tmp_path: Path) -> None:
-    script = (
-        "import sys, specdec.train\n"
-        "from hydra import compose, initialize_config_dir\n"
-        "from omegaconf import OmegaConf\n"
-        "from specdec.config import config_dir\n"
-        "from specdec.config import validated\n"
-        "from specdec.training.models.recipe import TrainConfig\n"
-        "with initialize_config_dir(config_dir(), version_base='1.3'):\n"
-        "    for name in ('pocket_target', 'pocket_drafter'):\n"
-        "        cfg = compose('train', [f'+recipe={name}'])\n"
-        "        config = validated(TrainConfig, OmegaConf.to_container(cfg, resolve=True))\n"
-        "        assert config.recipe.name == name\n"
-        "assert 'torch' not in sys.modules and 'mlflow' not in sys.modules\n"
-    )
-    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)

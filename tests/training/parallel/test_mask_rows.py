@@ -29,7 +29,7 @@ def made(config: SubtasksConfig, batch: int = 3, length: int = LENGTH, seed: int
 
 @pytest.mark.parametrize("architecture", ["llama", "opt", "mistral_window", "gemma3"])
 @torch.no_grad()
-def test_each_row_is_the_end_of_a_plain_sequence(tiny_model: Any, architecture: str) -> None:
+def test_each_row_is_the_end_of_a_plain_sequence(tiny_model, architecture):
     """The text up to a position and the masks behind it, in a pass of its own, give the same law and the same loss."""
     model = tiny_model(architecture)
     tokens, scored, rows = made(subtasks(), batch=2)
@@ -55,7 +55,7 @@ def test_each_row_is_the_end_of_a_plain_sequence(tiny_model: Any, architecture: 
     ("keep", "least", "shares"),
     [(0.7, 0.2, [0.7, 0.49, 0.343, 0.2401, 0.2, 0.2, 0.2]), (1.0, 0.2, [1.0] * 7), (0.5, 0.9, [0.5] * 7)],
 )
-def test_subtasks_are_dropped_to_their_shares(keep: float, least: float, shares: list[float]) -> None:
+def test_subtasks_are_dropped_to_their_shares(keep, least, shares):
     config = subtasks(8, keep, least)
     assert config.counts(1000) == pytest.approx([1000 * share for share in shares], abs=0.5)
     _, _, rows = made(config, length=208)
@@ -63,7 +63,7 @@ def test_subtasks_are_dropped_to_their_shares(keep: float, least: float, shares:
     assert subtasks(8, 0.0, 0.0).counts(50) == [1] * 7, "none is left out altogether"
 
 
-def test_the_earlier_masks_of_a_mask_are_never_dropped_and_chance_decides_which_are() -> None:
+def test_the_earlier_masks_of_a_mask_are_never_dropped_and_chance_decides_which_are():
     _, _, rows = made(subtasks(keep=0.5), length=40)
     for b in range(3):
         behind = [set(rows.starts[b, rows.levels == level].tolist()) for level in range(4)]
@@ -75,14 +75,14 @@ def test_the_earlier_masks_of_a_mask_are_never_dropped_and_chance_decides_which_
     assert torch.equal(rows.starts, again.starts) and not torch.equal(rows.starts, other.starts)
 
 
-def test_masks_stand_behind_positions_whose_next_token_is_scored() -> None:
+def test_masks_stand_behind_positions_whose_next_token_is_scored():
     tokens = torch.arange(30).unsqueeze(0)
     scored = torch.arange(30).unsqueeze(0) % 3 == 1
     rows = mask_rows(tokens, scored, subtasks(3, 0.3, 0.0), MASK, torch.Generator().manual_seed(0))
     assert (rows.starts[0, rows.levels > 0] % 3 == 0).all()
 
 
-def test_accuracy_counts_each_level_and_the_rows_whose_branch_was_right_so_far() -> None:
+def test_accuracy_counts_each_level_and_the_rows_whose_branch_was_right_so_far():
     _, _, rows = made(subtasks(), batch=4, length=60)
     right = torch.rand(rows.tokens.shape, generator=torch.Generator().manual_seed(5)) < 0.6
     nats = torch.rand(rows.tokens.shape, generator=torch.Generator().manual_seed(6))

@@ -2,18 +2,16 @@
 
 import csv
 import json
-import sysconfig
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from fixtures.trainings import beginnings
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from specdec.drafters.base import drafters
 from specdec.models.load import load_model, model_path
 from specdec.targets import targets
-from specdec.text.python_sources import STDLIB, held_out_modules, is_held_out, read_python_files
 from specdec.training.parallel.draft_accuracy import DraftAccuracy
 from specdec.training.parallel.mask_rows import mask_rows
 from specdec.training.parallel.parallel_recipe import SubtasksConfig
@@ -24,7 +22,7 @@ FOLDER = Path(model_path("pocket", "parallel"))
 SUMMARY = json.loads((FOLDER.parent / "summary_parallel.json").read_text(encoding="utf-8"))
 
 
-def test_card_and_history_agree_with_the_summary() -> None:
+def test_card_and_history_agree_with_the_summary():
     assert (FOLDER / "MODEL_CARD.md").read_text(encoding="utf-8") == parallel_card(SUMMARY)
     rows = list(csv.DictReader((FOLDER.parent / "history_parallel.csv").read_text(encoding="utf-8").splitlines()))
     assert [int(row["step"]) for row in rows] == list(range(1, SUMMARY["steps"] + 1))
@@ -32,7 +30,7 @@ def test_card_and_history_agree_with_the_summary() -> None:
     assert config["pard_token"] == SUMMARY["mask_token"] == SUMMARY["recipe"]["parallel"]["mask_token"]
 
 
-def test_it_is_the_pocket_drafter_with_other_weights() -> None:
+def test_it_is_the_pocket_drafter_with_other_weights():
     first, second = (AutoModelForCausalLM.from_pretrained(FOLDER.parent / name, dtype="auto") for name in
                      ("drafter", "parallel"))  # fmt: skip
     assert second.dtype == torch.bfloat16 and second.config.vocab_size == first.config.vocab_size
@@ -43,7 +41,7 @@ def test_it_is_the_pocket_drafter_with_other_weights() -> None:
     assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 3e6
 
 
-def test_it_is_what_the_drafter_takes_by_default(group_values: Any, sampling: Any) -> None:
+def test_it_is_what_the_drafter_takes_by_default(group_values, sampling):
     target = targets.build(group_values("target", "causal", compile=False), sampling=sampling())
     drafter = drafters.build(group_values("drafter", "parallel"), target=target)
     told = drafter.describe()
@@ -52,13 +50,11 @@ def test_it_is_what_the_drafter_takes_by_default(group_values: Any, sampling: An
     assert target.tokenizer.decode([told["mask_token"]]) == "\ufffd", "a byte that is no text"
 
 
+@pytest.mark.slow
 @torch.no_grad()
-def test_accuracies_are_those_of_the_card() -> None:
-    files = read_python_files(Path(sysconfig.get_path("stdlib")), STDLIB, ["site-packages", "test"])
-    held = [document.text for document in files if is_held_out(document, held_out_modules())]
-    target = model_path("pocket")
+def test_accuracies_are_those_of_the_card():
     model = load_model(str(FOLDER), dtype=torch.float32, device=torch.device("cpu"), attention="auto", kind="causal")
-    from_text = _beginnings(held, target)
+    from_text = beginnings(AutoTokenizer.from_pretrained(model_path("pocket")), 16)
     config = SubtasksConfig(**SUMMARY["recipe"]["parallel"])
     generator = torch.Generator().manual_seed(0)
     accuracy = DraftAccuracy(config.ahead)
@@ -75,13 +71,3 @@ def test_accuracies_are_those_of_the_card() -> None:
         assert found[name] == pytest.approx(SUMMARY["heldout"][name], abs=0.07), name
     tops = [found[f"heldout/token_{k}.top1"] for k in (1, 2, 4, 8)]
     assert tops == sorted(tops, reverse=True)
-
-
-def _beginnings(texts: list[str], tokenizer: str) -> torch.Tensor:
-    from transformers import AutoTokenizer
-
-    encode = AutoTokenizer.from_pretrained(tokenizer)
-    rows = [encode(text)["input_ids"][:256] for text in texts]
-    tokens = torch.tensor([row for row in rows if len(row) == 256])
-    assert len(tokens) >= 8
-    return tokens[:16]

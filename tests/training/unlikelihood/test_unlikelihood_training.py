@@ -2,13 +2,13 @@
 
 import csv
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from fixtures.adapted_models import assert_a_kill_changes_nothing, trained, with_changes
+from fixtures.refusals import refused
 
 from specdec import train
 from specdec.config import validated
@@ -19,7 +19,7 @@ from specdec.training.unlikelihood.unlikelihood_training import UnlikelihoodTrai
 
 
 @pytest.fixture
-def values(adaptation_values: Callable) -> dict[str, Any]:
+def values(adaptation_values):
     values = adaptation_values("unlikelihood")
     values["unlikelihood"] |= {"prefix_tokens": 8, "repetition_period": 8, "repetition_tokens": 4}
     return values
@@ -31,7 +31,7 @@ def changed(values: dict[str, Any], **changes: Any) -> UnlikelihoodTrainConfig:
 
 
 @pytest.fixture
-def looping(values: dict) -> UnlikelihoodTraining:
+def looping(values):
     """A training whose model, untrained, goes on with one and the same token."""
     training = open_training(changed(values))
     with torch.no_grad():
@@ -41,7 +41,8 @@ def looping(values: dict) -> UnlikelihoodTraining:
     return training
 
 
-def test_a_killed_training_goes_on_to_the_same_weights(values: dict) -> None:
+@pytest.mark.slow
+def test_a_killed_training_goes_on_to_the_same_weights(values):
     def opened(folder: str | None, **changes: Any) -> UnlikelihoodTraining:
         return open_training(changed(values, **({} if folder is None else {"output_dir": folder}), **changes))
 
@@ -53,7 +54,7 @@ def test_a_killed_training_goes_on_to_the_same_weights(values: dict) -> None:
     assert opened(other, compile=True, unlikelihood__name="x").restore()
 
 
-def test_the_loss_is_that_of_the_definition() -> None:
+def test_the_loss_is_that_of_the_definition():
     chances = torch.tensor([0.1, 0.5, 0.999])
     torch.testing.assert_close(unlikely(-chances.log()), -torch.log(1 - chances), atol=1e-4, rtol=1e-4)
     certain = torch.zeros(1, requires_grad=True)
@@ -61,7 +62,7 @@ def test_the_loss_is_that_of_the_definition() -> None:
     assert torch.isfinite(unlikely(certain)).all() and torch.isfinite(certain.grad).all()
 
 
-def test_what_is_written_is_greedy_and_its_loops_are_marked(looping: UnlikelihoodTraining) -> None:
+def test_what_is_written_is_greedy_and_its_loops_are_marked(looping):
     tokens = looping.sequences.train(0).tokens
     written, marks, loops = looping.written(looping.model, tokens)
     assert torch.equal(written[:, :8], tokens[:, :8])
@@ -73,7 +74,7 @@ def test_what_is_written_is_greedy_and_its_loops_are_marked(looping: Unlikelihoo
     assert not marks.any() and loops == [False] * 4
 
 
-def test_a_step_adds_both_losses_and_their_gradients(looping: UnlikelihoodTraining) -> None:
+def test_a_step_adds_both_losses_and_their_gradients(looping):
     """An untrained model gives every token the chance 1/300."""
     looping.optimizers = []  # the weights stay as they are
     taken = looping.take_step(0)
@@ -86,7 +87,7 @@ def test_a_step_adds_both_losses_and_their_gradients(looping: UnlikelihoodTraini
 
 
 @pytest.mark.parametrize("weight", [1.0, 4.0])
-def test_the_gradient_is_that_of_all_rows_at_once(values: dict, weight: float) -> None:
+def test_the_gradient_is_that_of_all_rows_at_once(values, weight):
     """Micro-batches, padding to whole ones, and rows without loops change nothing."""
     taken = {}
     for size in (1, 4):
@@ -105,7 +106,8 @@ def test_the_gradient_is_that_of_all_rows_at_once(values: dict, weight: float) -
     assert taken[4][0] == pytest.approx(float(expected), rel=1e-4)
 
 
-def test_a_model_that_loops_is_cured(values: dict) -> None:
+@pytest.mark.slow
+def test_a_model_that_loops_is_cured(values):
     """The text is a loop, which a model learns to go on with: the unlikelihood breaks it."""
     Path(values["data"]["source"]["path"]).write_text("\n".join(["if else not " * 60] * 20), encoding="utf-8")
     values["monitor"] |= {"heldout_every_steps": 50, "checkpoint_seconds": 100.0}
@@ -120,7 +122,7 @@ def test_a_model_that_loops_is_cured(values: dict) -> None:
     assert shares[1e-6] > 0.5 > 2 * shares[20.0], shares
 
 
-def test_the_end_scores_the_exported_model_and_the_original(values: dict, model_folder: Path) -> None:
+def test_the_end_scores_the_exported_model_and_the_original(values, model_folder):
     outcome = trained(open_training(changed(values))).finish()
     rows = list(csv.DictReader((outcome.folder / "history.csv").open()))
     assert rows[3]["heldout_looping"] and not rows[4]["heldout_looping"]
@@ -137,7 +139,7 @@ def test_the_end_scores_the_exported_model_and_the_original(values: dict, model_
     }
 
 
-def test_looping_counts_what_a_run_flags(looping: UnlikelihoodTraining) -> None:
+def test_looping_counts_what_a_run_flags(looping):
     scores = looping.scored_by(looping.model, looping.sequences.heldout())
     assert scores["heldout/looping"] == 1.0 and repeated_share([0] * 24, 8) > 0.5
 
@@ -154,13 +156,12 @@ def test_looping_counts_what_a_run_flags(looping: UnlikelihoodTraining) -> None:
         (dict(model="nowhere/at/all"), "nowhere/at/all does not exist"),
     ],
 )
-def test_values_that_do_not_fit_are_refused(values: dict, changes: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(UsageError, match=sentence) as raised:
+def test_values_that_do_not_fit_are_refused(values, changes, sentence):
+    with refused(sentence):
         open_training(changed(values, **changes))
-    assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
 
 
-def test_a_loss_that_is_not_finite_is_refused(values: dict) -> None:
+def test_a_loss_that_is_not_finite_is_refused(values):
     broken = open_training(changed(values))
     with torch.no_grad():
         broken.model.lm_head.weight.fill_(torch.nan)
@@ -168,7 +169,7 @@ def test_a_loss_that_is_not_finite_is_refused(values: dict) -> None:
         broken.take_step(0)
 
 
-def test_the_command_trains_what_the_recipe_names(values: dict) -> None:
+def test_the_command_trains_what_the_recipe_names(values):
     train.task(values)
     folder = Path(values["output_dir"])
     summary = json.loads((folder / "summary.json").read_text())
