@@ -39,8 +39,8 @@ def given(folder):
     ("drafter", "shape"),
     [
         ("ngram", ("structure=chain",)),
-        ("oracle", ("structure=chain",)),
-        ("ngram", ("structure=tree", "structure.nodes=6", "structure.depth=4")),
+        pytest.param("oracle", ("structure=chain",), marks=pytest.mark.slow),
+        pytest.param("ngram", ("structure=tree", "structure.nodes=6", "structure.depth=4"), marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter, shape):
@@ -77,26 +77,24 @@ def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter, shape):
     assert logged_prediction == predicted[4]["speedup"]["estimate"]
 
 
-@pytest.mark.parametrize(
-    "change", ["measurement.max_new_tokens=39", "drafter.order_max=3", "prompts.limit=3", "sampling.temperature=0.5"]
-)
-def test_another_run_does_not_find_it(command, change):
+def test_only_a_run_of_the_same_measurement_finds_it(command):
     code, _, error = command(advise, "+drafter=ngram", *TINY)
     assert code == 0, error
-    code, folder, error = command(run, "+drafter=ngram", *TINY, "tracking.enabled=false", change)
-    assert code == 0, error
-    assert "speedup.predicted" not in json.loads((folder / "summary.json").read_text())["metrics"]
+    for changes, predicted in (
+        (("measurement.max_new_tokens=39",), False),
+        (("drafter.order_max=3",), False),
+        (("prompts.limit=3",), False),
+        (("sampling.temperature=0.5",), False),
+        (("structure.gamma=2", "measurement.repeats=2", "seed=5"), True),
+    ):
+        quick = ("tracking.enabled=false", "measurement.bootstrap=20", "measurement.gammas=[]")
+        code, folder, error = command(run, "+drafter=ngram", *TINY, *quick, *changes)
+        assert code == 0, error
+        metrics = json.loads((folder / "summary.json").read_text())["metrics"]
+        assert ("speedup.predicted" in metrics) is predicted, changes
 
 
-def test_keys_that_change_nothing_share_advice(command):
-    code, _, error = command(advise, "+drafter=ngram", *TINY)
-    assert code == 0, error
-    other = ("tracking.enabled=false", "structure.gamma=2", "measurement.repeats=2", "seed=5")
-    code, folder, error = command(run, "+drafter=ngram", *TINY, *other)
-    assert code == 0, error
-    assert "speedup.predicted" in json.loads((folder / "summary.json").read_text())["metrics"]
-
-
+@pytest.mark.slow
 def test_recorded_text_of_a_run_gives_the_same_rounds_and_key(command, tmp_path):
     code, decoded, error = command(run, "+drafter=ngram", *TINY, "tracking.enabled=false")
     assert code == 0, error
@@ -195,6 +193,7 @@ def test_trees_without_a_replay_are_refused(command, monkeypatch):
     assert code == 2 and "cannot be replayed along a text" in error and error.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_chains_without_a_replay_are_decoded_at_one_gamma_and_predicted_at_the_others(command, monkeypatch):
     """A model fitted to the rounds at gamma 4 foretells what replay reads off other texts of the same law."""
     from specdec.drafters.ngram import Ngram

@@ -102,14 +102,14 @@ def test_a_branching_draft_that_is_judged_at_random_has_no_known_law(group_value
     ],
 )
 def test_deciding_otherwise_is_what_shared_uniforms_give(group_values, name, changes):
-    """Both rules on one draft and one stream of uniforms, again and again: 6000 rounds, so that a true figure strays
+    """Both rules on one draft and one stream of uniforms, again and again: 1500 rounds, so that a true figure strays
     beyond four standard errors in 1 of 16,000 runs."""
     rule, strict = (
         verifiers.build(group_values("verifier", name, **changes)),
         verifiers.build({"name": "speculative_sampling"}),
     )
     generator, differ, said = torch.Generator().manual_seed(0), [], []
-    for seed in range(6000):
+    for seed in range(1500):
         tokens = sample(Q, generator)
         draft = Draft(tokens, chain_tree(2), Q)
         p = P[[0, 1, 2]]

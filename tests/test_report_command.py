@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 
@@ -14,8 +15,6 @@ from specdec.analysis.runs.run_sections import reproduce_section
 from specdec.analysis.study_sets.find_studies import find_studies
 from specdec.errors import UsageError
 
-CELLS = ("+debug=tiny", "measurement.max_new_tokens=16", "tracking.enabled=false")
-
 
 def specdec_run(*arguments):
     with pytest.MonkeyPatch.context() as patch:
@@ -26,14 +25,12 @@ def specdec_run(*arguments):
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory):
+def sweep(tmp_path_factory, finished_run):
     """Two cells below one folder: an n-gram and the oracle."""
     folder = tmp_path_factory.mktemp("sweep")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        for cell, drafter in enumerate(("ngram", "oracle")):
-            specdec_run(f"+drafter={drafter}", *CELLS, f"hydra.run.dir=cells/{cell}")
-    return folder / "cells"
+    for cell, name in enumerate(("chain", "oracle")):
+        shutil.copytree(finished_run(name), folder / str(cell))
+    return folder
 
 
 @pytest.fixture

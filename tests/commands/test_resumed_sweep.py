@@ -96,6 +96,7 @@ def test_a_resumed_sweep_equals_an_uninterrupted_one_cell_for_cell(in_process, d
     assert in_process(run, *arguments).code == 143 and last(tmp_path) != killed
 
 
+@pytest.mark.slow
 def test_a_sweep_of_other_cells_keeps_those_that_it_shares(in_process, decoded, tmp_path):
     """Hydra numbers the cells anew: gamma 1 was cell 0, and is cell 1 here."""
     assert in_process(run, *SWEEP, "structure.gamma=1,2", "hydra.sweep.dir=first").code == 0
@@ -110,6 +111,7 @@ def test_a_sweep_of_other_cells_keeps_those_that_it_shares(in_process, decoded, 
     assert before == {path: path.read_bytes() for path in before}, "nothing of the first sweep was touched"
 
 
+@pytest.mark.slow
 def test_failed_cells_run_again_and_died_ones_are_told_apart(in_process, decoded, tmp_path, monkeypatch):
     arguments = (*SWEEP, "structure.gamma=1,2")
     decode = Session.finish
@@ -182,6 +184,7 @@ def test_cells_of_a_training_sweep_have_folders_of_their_own(in_process, trainin
     assert [line["heldout/nats_per_token"] for line in table(last(tmp_path))] == ["2.500", "2.500"]
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_does_not_drop_the_rest(in_process, training, tmp_path):
     training(2, UsageError("No such heads."))
     training(3, ValueError("a bug"))
@@ -191,6 +194,7 @@ def test_a_training_that_fails_does_not_drop_the_rest(in_process, training, tmp_
     assert (tmp_path / "models/heads/medusa/heads.count=4").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [130, 143])
 def test_a_signal_ends_a_training_sweep_with_its_own_code(in_process, training, tmp_path, code):
     training(2, Interrupted("Stopped at step 3.", code))
@@ -205,6 +209,7 @@ def test_a_single_training_stays_in_its_usual_folder(in_process, training, tmp_p
     shutil.rmtree(tmp_path / "models")
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_one_run_in_mlflow(in_process, decoded, made_database, tmp_path):
     """Interrupted by a signal, which logs what there is, and gone on with: the last values are those of the whole."""
     arguments = ("+drafter=ngram", "+debug=tiny", "measurement.bootstrap=50")

@@ -126,6 +126,7 @@ def test_the_sweep_is_one_chart(
     assert "overlay: " in out
 
 
+@pytest.mark.slow
 def test_a_cell_fails_alone(
     sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], folder: Path
 ) -> None:
@@ -154,6 +155,7 @@ def test_a_sweep_that_never_began_leaves_no_run(
     assert sum(line.startswith("specdec: ") for line in error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_ends_at_once_as_killed(
     sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], folder: Path
 ) -> None:

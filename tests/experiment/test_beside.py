@@ -165,12 +165,9 @@ def _check_page(seen, said):
     assert [patch.get_height() for patch in below.patches][:3] == [1, 1, 1]
 
 
-def test_a_live_session_counts_every_drafter_for_itself(command, tmp_path):
+def test_a_live_session_counts_every_drafter_for_itself(finished_run):
     """On the table target everything is lossless; all methods share the prompts, and one baseline."""
-    prompts = ("prompts=tokens", "prompts.tokens=[[1,2,1,2],[0,1,0],[2,2,1]]", "prompts.limit=null")
-    several = ("+drafter=ngram", "measurement.drafters=[jacobi,suffix]", "measurement.repeats=2")
-    code, error, folder = command("live", "+debug=tiny", *prompts, *several)
-    assert code == 0, error
+    folder = finished_run("several")
     table = pd.read_parquet(folder / "rounds.parquet")
     work = table.groupby("method").apply(lambda part: set(zip(part["prompt"], part["repeat"], strict=True)))
     assert set(work.index) == {"baseline", "ngram", "jacobi", "suffix"}

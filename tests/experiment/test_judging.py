@@ -55,14 +55,8 @@ def test_a_lossy_rule_is_called_lossy_on_the_terminal(in_process, rule, lossy):
     assert ("Lossy: the verifier's rule does not keep the target's law" in said) is lossy
 
 
-@pytest.mark.slow
-def test_a_run_with_a_lossy_rule_says_what_it_lost(command, tmp_path):
-    (tmp_path / "corpus.jsonl").write_text('{"tokens": [0, 1, 2, 0, 1, 1, 2, 2, 0, 1, 0, 2]}\n')
-    corpus = ("+drafter=corpus_ngram", "drafter.corpus=corpus.jsonl", "drafter.field=tokens", "seed=1")
-    code, error = command("+debug=tiny", *corpus, "verifier=typical", "sampling=temperature")
-    assert code == 0, error
-    (folder,) = tmp_path.glob("outputs/*/*")
-    run = open_folder(folder)
+def test_a_run_with_a_lossy_rule_says_what_it_lost(finished_run):
+    run = open_folder(finished_run("lossy"))
     quality, rounds, law = run.quality(), run.rounds(), run.params["target.law"]
     assert set(quality["method"]) == {"baseline", "corpus_ngram"} and set(quality["gamma"]) == {0, 1, 2, 4}
     law = torch.tensor(json.loads(law), dtype=torch.float64)

@@ -89,6 +89,7 @@ def test_both_backbones_are_decoded_on_the_same_prompts_and_named_apart(command,
     assert not [title for title, section in sections.items() if "Not available" in " ".join(section.text)]
 
 
+@pytest.mark.slow
 def test_the_original_takes_the_dtype_of_the_target(command, tmp_path, folders):
     """The checkpoint's own is float64; the same model is a fine original, whose text is the target's."""
     code, error = command(*on(folders, "trained"), "target.dtype=float32", "measurement.gammas=[4]")
@@ -101,6 +102,7 @@ def test_the_original_takes_the_dtype_of_the_target(command, tmp_path, folders):
     assert texts["original"].to_dict() == texts["baseline"].to_dict()
 
 
+@pytest.mark.slow
 def test_forced_text_is_forced_on_the_drafter_alone(command, tmp_path, folders):
     forced = ("drafter.forced=true", "target.dtype=float64", "measurement.gammas=[4]")
     code, error = command(*on(folders, "original"), *forced, drafter="oracle")

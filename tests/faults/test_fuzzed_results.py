@@ -25,6 +25,9 @@ from specdec.analysis.read.runs import Run
 from specdec.analysis.study_sets.find_studies import find_studies
 from specdec.cost_model import from_run
 
+pytestmark = pytest.mark.slow  # many examples of bad input
+
+
 SETTINGS = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 OBJECTS = ("run.json", "session.json", "summary.json", "account.json", "environment.json", "calibration.json")
 TABLES = ("rounds.parquet", "replay.parquet", "alpha.parquet", "generations.jsonl")
