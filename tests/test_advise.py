@@ -153,18 +153,12 @@ def test_damaged_advice_is_named(command, tmp_path):
 
 HEURISTIC = ("drafter@drafter.of=ngram", "drafter.rule=heuristic")
 BAD = [
-    ((), "No drafter: add +drafter=NAME, one of"),
-    (("+drafter=ngrm",), "Did you mean ngram"),
-    (("+drafter=ngram", "structure.gamma=0"), "structure.gamma=0"),
     (("+drafter=ngram", "advice.txt=x"), "advice.txt"),
-    (("+drafter=ngram", "advice.text=''"), "advice.text"),
-    (("+drafter=ngram", "advice.text=nowhere.jsonl"), "nowhere.jsonl"),
     (("+drafter=ngram", "advice.text=bad.jsonl"), "bad.jsonl:1: token id 3"),
     (
         ("+drafter=adaptive", *HEURISTIC, "sampling=temperature", SAMPLED, "advice.text=recorded.jsonl"),
         "sampling=greedy",
     ),
-    (("+drafter=oracle", "sampling=temperature"), "sampling=greedy"),
     (("+drafter=ngram", "structure=rows", "sampling=temperature", SAMPLED), "only chains can be advised on"),
     (
         ("+drafter=ngram", "verifier=blockwise", "verifier.minimum_block=2"),

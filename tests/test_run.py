@@ -210,38 +210,25 @@ BAD = [
     (("+drafter=ngrm",), "Did you mean ngram?"),
     (("+drafter=ngram", "verifier=greedyy"), "Did you mean greedy?"),
     (("+drafter=ngram", "prompts=stdlib_cod"), "Did you mean stdlib_code"),
-    (("+drafter=ngram", "structure.gamma=0"), "structure.gamma=0"),
-    (("+drafter=ngram", "structure.gamma=abc"), "structure.gamma='abc'"),
-    (("+drafter=ngram", "sampling.temperature=-1"), "sampling.temperature=-1"),
-    (("+drafter=ngram", "sampling.temperature=nan"), "sampling.temperature=nan"),
     (("+drafter=ngram", "structure.k=4"), "gamma"),
-    (("+drafter=ngram", "+structure.k=4"), "structure 'chain' has the keys gamma"),
     (("+drafter=ngram", "gama=4"), "gama"),
     (("+drafter=ngram", "+gama=4"), "gama"),
-    (("+drafter=ngram", "measurement.gammas=[0]"), "measurement.gammas"),
-    (("+drafter=ngram", "drafter.order_min=9"), "drafter.order_min=9"),
     (("+drafter=ngram", "verifier=greedy", "sampling=temperature"), "verifier=speculative_sampling"),
     (("+drafter=oracle", "sampling=temperature"), "sampling=greedy"),
-    (("+drafter=ngram", "measurement.peers=[transformers]"), "target=causal"),
-    (("+drafter=ngram", "prompts=jsonl", "prompts.path=nowhere.jsonl"), "nowhere.jsonl"),
-    (("+drafter=ngram", "target=causal", "target.model=./nowhere"), "./nowhere"),
     (("+drafter=ngram", "target=causal", "target.model=random"), "target.shape"),
     (("+drafter=ngram", "target=random_110m", "target.shape.hidden_size=77"), "target.shape"),
     (("+drafter=ngram", "target=random_110m", "+target.shape.hiden=77"), "target.shape.hiden"),
-    (("+drafter=ngram", "tracking.uri=sqlite:///garbage.db"), "garbage.db"),
 ]
 
 
 @pytest.mark.parametrize("arguments, says", BAD, ids=[" ".join(arguments) or "nothing" for arguments, _ in BAD])
 def test_bad_input_is_one_sentence_and_code_2(command, tmp_path, arguments, says):
-    (tmp_path / "garbage.db").write_bytes(b"this is no database" * 100)
     code, error = command(*arguments, "+debug=tiny")
     assert code == 2, error
     lines = [line for line in error.splitlines() if line.strip()]
     assert len(lines) == 1 and lines[0].startswith("specdec: ") and says in lines[0], error
     assert "Traceback" not in error
     assert runs_in(tmp_path / "mlflow.db") == 0
-    assert (tmp_path / "garbage.db").read_bytes() == b"this is no database" * 100
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(command, tmp_path, monkeypatch):

@@ -109,12 +109,8 @@ def test_a_foreign_declaration_is_proven_or_refuted(command, no_models, monkeypa
 
 
 BAD = [
-    ((), "No drafter: add +drafter=NAME, one of"),
-    (("+drafter=ngram", "target=replay", "target.path=x.jsonl"), "knows recorded tokens only"),
     (("+drafter=ngram", "verifier=greedy", *TINY), "add sampling=greedy"),
-    (("+drafter=ngram", "certificate.rounds=0", *TINY[:4]), "certificate.rounds=0"),
     (("+drafter=ngram", "certificate.draws=5"), "certificate.draws"),
-    (("+drafter=ngram", "measurement.drafters=[suffix]", *TINY), "certifies one drafter"),
 ]
 
 

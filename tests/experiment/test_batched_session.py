@@ -134,26 +134,6 @@ def test_logits_that_are_not_finite_end_the_run_with_what_there_is(tmp_path, mon
     assert set(rounds["prompt"]) == {prompts[0].id} and rounds.groupby(["method", "gamma"]).ngroups == 3
 
 
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (("target=replay", "target.path=x", "prompts=recorded"), "target=replay decodes one sequence at a time"),
-        (("target=encoder_decoder",), "target=encoder_decoder decodes one sequence at a time"),
-        (("target=causal", "target.evaluation=rows"), "use target.evaluation=packed"),
-        (
-            ("measurement.workers=2",),
-            "measurement.workers=2 decode prompts one at a time each; use measurement.workers=null",
-        ),
-        (("target=causal", "measurement.peers=[transformers]"), "peers decode one prompt at a time"),
-        (("+drafter=oracle", "drafter.forced=true"), "use drafter.forced=false, or measurement.batch_size=1"),
-    ],
-)
-def test_what_takes_one_sequence_at_a_time_is_refused_before_anything_is_loaded(overrides, sentence):
-    with pytest.raises(UsageError, match=sentence) as caught:
-        build(config_of("measurement.batch_size=2", *overrides))
-    assert str(caught.value).startswith("Bad value measurement.batch_size=2: ")
-
-
 def test_later_turns_studies_and_advice_are_refused():
     config = config_of("measurement.batch_size=2")
     plain = build(config_of()).prompts

@@ -79,30 +79,6 @@ def test_a_run_with_a_lossy_rule_says_what_it_lost(finished_run):
     assert "the baseline's text is greedy" in notes
 
 
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        (("+drafter=ngram", "verifier=typical"), "verifier=typical"),
-        (("+drafter=ngram", "verifier=typical", "sampling=temperature"), "verifier=typical"),
-        (("+drafter=ngram", "verifier=lenient"), "verifier=lenient"),
-        (("+drafter=ngram", "verifier=blockwise", "verifier.minimum_block=2"), "verifier=blockwise"),
-        (("+drafter=oracle", "drafter.forced=true", "drafter.alpha=0.5"), "drafter.forced=true"),
-    ],
-)
-def test_what_may_lose_something_is_refused_where_losslessness_is_demanded(command, tmp_path, arguments, key):
-    """Before any weight is read: the model does not exist."""
-    model = ("target.model=/nowhere", "measurement.lossless=true")
-    code, error = command(*arguments, *model)
-    assert code == 2 and key in error and "measurement.lossless" in error and error.count("\n") == 1
-
-
 def test_what_is_lossless_is_not_refused(command, tmp_path):
     code, error = command("+debug=tiny", "+drafter=ngram", "verifier=blockwise", "measurement.lossless=true")
     assert code == 0, error
-
-
-def test_recorded_tokens_cannot_be_replaced_by_others(command, tmp_path):
-    code, error = command(
-        "+drafter=ngram", "target=replay", "target.path=nothing", "verifier=blockwise", "verifier.minimum_block=2"
-    )
-    assert code == 2 and "verifier=blockwise" in error and "replay" in error

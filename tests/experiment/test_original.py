@@ -134,11 +134,6 @@ def test_another_tokenizer_is_refused(command, tmp_path, folders, tiny_llama):
     assert code == 2 and "it has another tokenizer; give the model that the target was trained from" in error
 
 
-def test_only_a_causal_target_has_an_original(command):
-    code, error = command("target=table", "prompts=tokens", "measurement.original=pocket", "prompts.limit=null")
-    assert code == 2 and "measurement.original=pocket" in error and "target=causal" in error
-
-
 def test_a_missing_original_is_one_sentence(command, folders):
     arguments = [argument for argument in on(folders, "trained") if not argument.startswith("measurement.original")]
     code, error = command(*arguments, "measurement.original=./nowhere")
