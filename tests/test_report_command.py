@@ -3,8 +3,6 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
@@ -162,12 +160,3 @@ def test_a_folder_that_cannot_be_written_is_said(command, sweep, tmp_path):
     (tmp_path / "taken").write_text("")
     code, error = command(sweep / "0", "--out", "taken")
     assert code == 2 and "--out taken cannot be written" in error
-
-
-def test_help_needs_nothing_heavy(tmp_path):
-    script = (
-        "import sys, specdec.report\n"
-        "assert not {'torch', 'mlflow', 'pandas', 'matplotlib', 'hydra'} & set(sys.modules)\n"
-        "specdec.report.parser().format_help()"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path, timeout=120)

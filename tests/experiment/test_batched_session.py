@@ -8,11 +8,10 @@ from functools import cache
 
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.resumed_runs import composed
 
 from specdec.clock import SimulatedClock
-from specdec.config import RunConfig, config_dir, validated
+from specdec.config import RunConfig
 from specdec.errors import NumericsError, UsageError
 from specdec.experiment import experiment
 from specdec.experiment.batch_checks import check_turns, refuse_batches
@@ -31,9 +30,7 @@ TIMES = ["draft_s", "verify_s", "accept_s", "commit_s", "round_s", "batch", "cel
 def config_of(*overrides: str) -> RunConfig:
     drafter = () if any(each.startswith("+drafter=") for each in overrides) else ("+drafter=ngram",)
     tiny = (*drafter, "+debug=tiny", "tracking.enabled=false", "structure.gamma=4")
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        values = OmegaConf.to_container(compose("config", [*tiny, *overrides]), resolve=True)
-    return validated(RunConfig, values)
+    return composed(*tiny, *overrides)
 
 
 def run(folder, *overrides: str) -> tuple[pd.DataFrame, list[dict]]:

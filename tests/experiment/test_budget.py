@@ -6,14 +6,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fixtures.resumed_runs import config_of, decode, found
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.resumed_runs import composed, config_of, decode, found
 
 from specdec import run
 from specdec.analysis.read.facts import RunStatus
 from specdec.analysis.read.runs import open_folder
-from specdec.config import RunConfig, config_dir, validated
+from specdec.config import RunConfig
 from specdec.errors import UsageError
 from specdec.experiment import experiment, results
 from specdec.experiment.budget import FIRST_LOOK_S, LEAST, TimeBudget, budget_of
@@ -108,12 +106,6 @@ def test_stages_add_up():
         watch.now += seconds
         budget.lap(stage)
     assert budget.stages == "Seconds by stage: opening 2.0, decoding 31.0, report 4.5."
-
-
-def composed(*overrides: str) -> RunConfig:
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        values = OmegaConf.to_container(compose("config", list(overrides)), resolve=True)
-    return validated(RunConfig, values)
 
 
 @pytest.mark.parametrize(

@@ -77,8 +77,3 @@ def test_a_run_with_a_lossy_rule_says_what_it_lost(finished_run):
     notes = " ".join(run.summary()["notes"])
     assert "Quality under the target" in notes and "decided otherwise" in notes
     assert "the baseline's text is greedy" in notes
-
-
-def test_what_is_lossless_is_not_refused(command, tmp_path):
-    code, error = command("+debug=tiny", "+drafter=ngram", "verifier=blockwise", "measurement.lossless=true")
-    assert code == 0, error
