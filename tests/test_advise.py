@@ -110,6 +110,7 @@ def test_recorded_text_of_a_run_gives_the_same_rounds_and_key(command, tmp_path)
     assert pd.read_parquet(from_file / "rounds.parquet")["prompt"].nunique() == 1  # decoded for the time alone
 
 
+@pytest.mark.slow
 def test_text_of_other_prompts_is_advice_of_its_own(command, tmp_path):
     lines = [{"prompt_token_ids": [0, 1], "generated_token_ids": [0, 1, 2, 0, 1, 2, 0, 1]}]
     (tmp_path / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)))
@@ -140,6 +141,7 @@ def test_drafts_that_take_time_do_not_pay(command):
     assert one < four  # 4 times, but for what other processes take
 
 
+@pytest.mark.slow
 def test_damaged_advice_is_named(command, tmp_path):
     code, folder, error = command(advise, "+drafter=ngram", *TINY)
     assert code == 0, error

@@ -156,6 +156,7 @@ def test_bad_input_is_one_sentence_and_code_2(command, tmp_path, arguments, says
     assert not (tmp_path / "report").exists()
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written_is_said(command, sweep, tmp_path):
     (tmp_path / "taken").write_text("")
     code, error = command(sweep / "0", "--out", "taken")

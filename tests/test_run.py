@@ -166,14 +166,14 @@ def test_tables_agree_with_each_other(finished_run, name):
 
 @pytest.mark.usefixtures("unwritten_pictures")
 def test_oracle_replay_is_exact_and_no_test_of_the_model_rejects(command, tmp_path):
-    """alpha 0.8 at gamma 5; 6 prompts of 700 tokens. The seed is fixed: five p-values below 0.2% never all pass by
+    """alpha 0.8 at gamma 5; 6 prompts of 400 tokens. The seed is fixed: five p-values below 0.2% never all pass by
     a broken coin, and a sound one fails a fixed seed with chance 1%."""
-    arguments = ("+drafter=oracle", "+debug=tiny", "structure.gamma=5", "measurement.max_new_tokens=700")
+    arguments = ("+drafter=oracle", "+debug=tiny", "structure.gamma=5", "measurement.max_new_tokens=400")
     code, error = command(*arguments, "measurement.gammas=[2]", "tracking.enabled=false")
     assert code == 0, error
     finished = open_folder(output(tmp_path))
     account = finished.account()["gammas"]["5"]
-    expected = finite_tokens_per_round(0.8, 5, [700] * 6)  # 3.68928, less what the end of a text costs
+    expected = finite_tokens_per_round(0.8, 5, [400] * 6)  # 3.68928, less what the end of a text costs
     assert finished.metrics["tokens_per_round.ci_low"] <= expected <= finished.metrics["tokens_per_round.ci_high"]
     assert account["factors"]["drift"] == pytest.approx(1.0, abs=1e-12)
     dependence = account["intervals"]["dependence"]

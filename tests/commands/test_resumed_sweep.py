@@ -4,10 +4,8 @@ table target; trainings have a stand-in.
 
 import csv
 import json
-import logging
 import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,18 +27,12 @@ PROMPTS = 6
 
 
 @pytest.fixture(autouse=True)
-def light(monkeypatch):
+def light(monkeypatch, logging_as_before):
     """Every prompt at once on disk, no pictures, and handlers and signals as they were."""
     monkeypatch.setattr(results, "_KEPT_S", -1.0)
     monkeypatch.setattr(style, "save", lambda *args, **keys: None)
     monkeypatch.setattr(run_page, "_markdown", lambda *args: "")
-    root, handler = logging.getLogger(), signal.getsignal(signal.SIGTERM)
-    handlers, level = list(root.handlers), root.level
     yield
-    signal.signal(signal.SIGTERM, handler)
-    for extra in set(root.handlers) - set(handlers):
-        extra.close()
-    root.handlers[:], root.level = handlers, level
     assert "SPECDEC_RESUMED_SWEEP" not in os.environ
 
 
@@ -131,6 +123,7 @@ def test_failed_cells_run_again_and_died_ones_are_told_apart(in_process, decoded
     assert decoded == [] and [line["exit code"] for line in table(last(tmp_path))] == ["0", "0"]
 
 
+@pytest.mark.slow
 def test_other_code_is_refused_with_what_differs(in_process, decoded, tmp_path, monkeypatch):
     decoded.stop = 1
     arguments = (*SWEEP, "structure.gamma=1,2")
@@ -144,6 +137,7 @@ def test_other_code_is_refused_with_what_differs(in_process, decoded, tmp_path, 
     assert ended.code == 143 and "was begun by other code" in ended.error and last(tmp_path) != killed
 
 
+@pytest.mark.slow
 def test_a_sweeps_folder_is_used_once(in_process, decoded, tmp_path):
     decoded.stop = 0
     arguments = (*SWEEP, "structure.gamma=1,2", "hydra.sweep.dir=here")

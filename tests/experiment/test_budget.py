@@ -198,6 +198,7 @@ def test_which_prompts_are_left_out_follows_from_the_seed_and_not_from_their_cos
     assert list(dict.fromkeys(line["prompt"] for line in lines)) == own != whole and sorted(own) == sorted(whole)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_is_not_gone_on_with(tmp_path, watch):
     cut_order(tmp_path / "first", watch, 70)
     config = of_seconds(70)
@@ -211,6 +212,7 @@ def test_a_run_that_was_cut_is_not_gone_on_with(tmp_path, watch):
         assert not beginning.kept and beginning.results.folder == tmp_path / "second"
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_goes_on_in_its_order_with_a_budget_of_its_own(tmp_path, watch, monkeypatch):
     monkeypatch.setattr(results, "_KEPT_S", -1.0)  # every prompt is written when it is done
     whole = cut_order(tmp_path / "whole", watch, 1000)

@@ -70,6 +70,7 @@ def test_a_signal_ends_a_run_with_a_report_of_what_there_is(
     assert len({point.step for point in points}) == len(points)
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_prompt_leaves_no_report(
     in_process: Any, made_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -78,6 +79,7 @@ def test_a_signal_before_the_first_prompt_leaves_no_report(
     assert logged(tmp_path).info.status == "KILLED" and not (tmp_path / "one" / "report.md").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_that_a_library_swallows_is_raised_between_prompts(
     in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

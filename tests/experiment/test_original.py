@@ -112,6 +112,7 @@ def test_forced_text_is_forced_on_the_drafter_alone(command, tmp_path, folders):
         assert row["generated_token_ids"] == greedy_text(model, row["prompt_token_ids"], row["tokens"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "original, says",
     [("small", f"has {VOCABULARY - 1} tokens, the target {VOCABULARY}"), ("short", "holds 32 tokens of context")],
@@ -122,6 +123,7 @@ def test_another_kind_of_model_is_refused(command, tmp_path, folders, original, 
     assert error.count("\n") == 1 and not list(tmp_path.glob("outputs/*/*/rounds*"))
 
 
+@pytest.mark.slow
 def test_another_tokenizer_is_refused(command, tmp_path, folders, tiny_llama):
     texts = (["def f(x):\n    return x\n"] * 3, ["while True:\n    pass  # nothing else\n"] * 3)
     models = {}

@@ -158,6 +158,7 @@ def test_a_folder_can_be_named(unfinished, tmp_path):
             decode(replace(named, resume=str(folder)), tmp_path / "elsewhere")
 
 
+@pytest.mark.slow
 def test_the_newest_unfinished_run_goes_on_and_a_finished_one_does_not(unfinished, tmp_path):
     config, everywhere = config_of(*NGRAM), EarlierRuns(tmp_path)
     shutil.copytree(unfinished, tmp_path / "run-newer")

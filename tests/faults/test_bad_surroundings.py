@@ -122,6 +122,7 @@ def surroundings(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", BAD.values(), ids=list(BAD))
 def test_one_sentence_and_the_right_code(bad: Bad, surroundings: Path, in_process: Callable[..., object]) -> None:
     words = bad.call.split()

@@ -124,6 +124,7 @@ def loss(model, windows):
     return float(torch.stack(per_batch).mean())
 
 
+@pytest.mark.slow
 def test_loss_of_stories260k(published_model, windows):
     """On all 400 windows, where the figure was measured."""
     assert loss(published_model("stories260K"), windows) == pytest.approx(LOSS["stories260K"], abs=0.0006)

@@ -68,6 +68,7 @@ def test_modules_that_are_all_on_one_device_distort_nothing(command):
     assert "distorted" not in (folder / "report.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -170,6 +170,7 @@ def refused(in_process, monkeypatch, workplace, tmp_path):
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "arguments", "says"),
     [
