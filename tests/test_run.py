@@ -216,8 +216,6 @@ BAD = [
     (("+drafter=ngram", "verifier=greedy", "sampling=temperature"), "verifier=speculative_sampling"),
     (("+drafter=oracle", "sampling=temperature"), "sampling=greedy"),
     (("+drafter=ngram", "target=causal", "target.model=random"), "target.shape"),
-    (("+drafter=ngram", "target=random_110m", "target.shape.hidden_size=77"), "target.shape"),
-    (("+drafter=ngram", "target=random_110m", "+target.shape.hiden=77"), "target.shape.hiden"),
 ]
 
 
