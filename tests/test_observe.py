@@ -149,14 +149,9 @@ class Says(Drafter):
 
 def test_the_loop_records_a_departure_for_every_committed_token(table, random_law, group_values, make_structure):
     law, rule = random_law(4, 0), verifiers.build(group_values("verifier", "typical"))
-    output = generate(
-        target=table(law, temperature=1.0),
-        drafter=Says(2),
-        verifier=rule,
-        structure=make_structure("chain", 3),
-        request=Request([0], 30),
-        clock=CpuClock(),
-    )
+    asked = {"target": table(law, temperature=1.0), "drafter": Says(2), "structure": make_structure("chain", 3)}
+    request = Request([0], 30, accept_generator=torch.Generator().manual_seed(0))
+    output = generate(verifier=rule, request=request, clock=CpuClock(), **asked)
     text, place = [0, *output.tokens], 0
     for each in output.rounds:
         assert each.departure is not None and len(each.departure.tv) == len(each.committed)
@@ -164,12 +159,5 @@ def test_the_loop_records_a_departure_for_every_committed_token(table, random_la
             assert tv == pytest.approx(1 - float(law[text[place], text[place + 1]]))
             place += 1
     strict = verifiers.build({"name": "speculative_sampling"})
-    output = generate(
-        target=table(law, temperature=1.0),
-        drafter=Says(2),
-        verifier=strict,
-        structure=make_structure("chain", 3),
-        request=Request([0], 10, accept_generator=torch.Generator().manual_seed(0)),
-        clock=CpuClock(),
-    )
+    output = generate(verifier=strict, request=request, clock=CpuClock(), **asked)
     assert all(each.departure is None for each in output.rounds)
