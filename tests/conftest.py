@@ -31,6 +31,7 @@ pytest_plugins = [  # a file stands below those that it imports
     "fixtures.adapted_models",
     "fixtures.rounds_tables",
     "fixtures.commands",
+    "fixtures.finished_runs",
     "fixtures.plain_rounds",
 ]
 

@@ -96,6 +96,7 @@ def test_until_then_it_is_told_that_nothing_is_proposed(installed):
     assert list(failures(drafter_cases("say_nothing"))) == ["something is proposed"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", PARTS)
 def test_other_parts_pass_after_one_function_is_filled_in(installed, kind):
     cases, empty, filled, told = PARTS[kind]
@@ -135,6 +136,7 @@ def test_own_parts_pass(cases):
     assert not failures(cases())
 
 
+@pytest.mark.slow
 def test_a_wrong_rule_fails(installed):
     """As it is written, it is speculative sampling; that this passes is for the suite of rules to say."""
     installed(

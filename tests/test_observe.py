@@ -102,14 +102,14 @@ def test_a_branching_draft_that_is_judged_at_random_has_no_known_law(group_value
     ],
 )
 def test_deciding_otherwise_is_what_shared_uniforms_give(group_values, name, changes):
-    """Both rules on one draft and one stream of uniforms, again and again: 6000 rounds, so that a true figure strays
+    """Both rules on one draft and one stream of uniforms, again and again: 1500 rounds, so that a true figure strays
     beyond four standard errors in 1 of 16,000 runs."""
     rule, strict = (
         verifiers.build(group_values("verifier", name, **changes)),
         verifiers.build({"name": "speculative_sampling"}),
     )
     generator, differ, said = torch.Generator().manual_seed(0), [], []
-    for seed in range(6000):
+    for seed in range(1500):
         tokens = sample(Q, generator)
         draft = Draft(tokens, chain_tree(2), Q)
         p = P[[0, 1, 2]]
@@ -149,14 +149,9 @@ class Says(Drafter):
 
 def test_the_loop_records_a_departure_for_every_committed_token(table, random_law, group_values, make_structure):
     law, rule = random_law(4, 0), verifiers.build(group_values("verifier", "typical"))
-    output = generate(
-        target=table(law, temperature=1.0),
-        drafter=Says(2),
-        verifier=rule,
-        structure=make_structure("chain", 3),
-        request=Request([0], 30),
-        clock=CpuClock(),
-    )
+    asked = {"target": table(law, temperature=1.0), "drafter": Says(2), "structure": make_structure("chain", 3)}
+    request = Request([0], 30, accept_generator=torch.Generator().manual_seed(0))
+    output = generate(verifier=rule, request=request, clock=CpuClock(), **asked)
     text, place = [0, *output.tokens], 0
     for each in output.rounds:
         assert each.departure is not None and len(each.departure.tv) == len(each.committed)
@@ -164,12 +159,5 @@ def test_the_loop_records_a_departure_for_every_committed_token(table, random_la
             assert tv == pytest.approx(1 - float(law[text[place], text[place + 1]]))
             place += 1
     strict = verifiers.build({"name": "speculative_sampling"})
-    output = generate(
-        target=table(law, temperature=1.0),
-        drafter=Says(2),
-        verifier=strict,
-        structure=make_structure("chain", 3),
-        request=Request([0], 10, accept_generator=torch.Generator().manual_seed(0)),
-        clock=CpuClock(),
-    )
+    output = generate(verifier=strict, request=request, clock=CpuClock(), **asked)
     assert all(each.departure is None for each in output.rounds)

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, TypicalLogitsWarper
 
@@ -259,24 +259,18 @@ def test_sample_follows_the_law():
     assert float(((counts - 20000 * p) ** 2 / (20000 * p)).sum()) < 29
 
 
-@given(LAWS, LAWS)
-def test_residual_is_the_positive_part(p, q):
-    positive = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
-    ours = residual(torch.tensor(p, dtype=torch.float64), torch.tensor(q, dtype=torch.float64)).tolist()
-    assert sum(ours) == pytest.approx(1.0, abs=1e-9)
-    if sum(positive) > 1e-9:
-        assert ours == pytest.approx([value / sum(positive) for value in positive], abs=1e-9)
-
-
-def test_residual_check_value():
-    """The laws of theory.md 1.1."""
-    p, q = torch.tensor([0.5, 0.3, 0.15, 0.05]).double(), torch.tensor([0.2, 0.5, 0.1, 0.2]).double()
-    assert residual(p, q).tolist() == pytest.approx([6 / 7, 0, 1 / 7, 0], abs=1e-6)
-
-
-def test_residual_of_equal_laws_is_p():
-    p = torch.tensor([[0.2, 0.8], [1.0, 0.0]])
-    assert torch.equal(residual(p, p), p)
+@given(st.lists(st.tuples(LAWS, LAWS), min_size=1, max_size=3))
+@example([([0.5, 0.3, 0.15, 0.05], [0.2, 0.5, 0.1, 0.2])])  # the laws of theory.md 1.1
+@example([([0.5, 0.5, 0.0, 0.0], [0.5, 0.5, 0.0, 0.0]), ([0.9, 0.1, 0.0, 0.0], [0.1, 0.9, 0.0, 0.0])])
+def test_residual_is_the_positive_part_row_by_row_and_p_of_equal_laws(laws):
+    ours = residual(*(torch.tensor(rows, dtype=torch.float64) for rows in zip(*laws, strict=True))).tolist()
+    for row, (p, q) in zip(ours, laws, strict=True):
+        positive = [max(a - b, 0.0) for a, b in zip(p, q, strict=True)]
+        assert sum(row) == pytest.approx(1.0, abs=1e-9)
+        if sum(positive) > 1e-9:
+            assert row == pytest.approx([value / sum(positive) for value in positive], abs=1e-9)
+        if p == q:
+            assert row == p
 
 
 def test_residual_of_a_tiny_excess_is_normalised():
@@ -284,12 +278,6 @@ def test_residual_of_a_tiny_excess_is_normalised():
     assert residual(p, q).sum() == 1
     small = torch.tensor([1e-38, 1 - 1e-38])
     assert residual(small, torch.tensor([0.0, 1.0])).tolist() == [1.0, 0.0]
-
-
-def test_residual_works_row_by_row():
-    p = torch.tensor([[0.5, 0.5], [0.9, 0.1]])
-    q = torch.tensor([[0.5, 0.5], [0.1, 0.9]])
-    assert residual(p, q).tolist() == [[0.5, 0.5], [1.0, 0.0]]
 
 
 def first_numbers(*key):

@@ -16,6 +16,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_silent", {})
 
 
+@pytest.mark.slow
 def test_a_run_without_its_server_ends_well_and_is_uploaded_later(in_process, made_database, tmp_path):
     ended = in_process(run, *RUN, AWAY)
     assert ended.code == 0, ended.error

@@ -11,13 +11,11 @@ import os
 import time
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.measured_commands import ProcessorClock, rounded
+from fixtures.resumed_runs import composed
 
 from specdec.analysis.findings import described_study
 from specdec.analysis.studies import batching as told
-from specdec.clock import CpuClock
-from specdec.config import RunConfig, config_dir, validated
 from specdec.experiment.environment import cpu, versions
 from specdec.studies.base import run_study as runner
 
@@ -26,21 +24,12 @@ pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(7200)]
 OVERRIDES = ("+experiment=batching", "study.repeats=6", "study.seconds=3600", "measurement.threads=1", "seed=1")
 
 
-class ProcessorClock(CpuClock):
-    """Reads the processor time of this process."""
-
-    def mark(self) -> object:
-        return time.process_time()
-
-
 def test_the_pocket_target(tmp_path, monkeypatch):
     monkeypatch.setattr(runner, "clock_for", lambda device: ProcessorClock())
     monkeypatch.chdir(tmp_path)
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        values = OmegaConf.to_container(compose("config", [*OVERRIDES, "tracking.enabled=false"]), resolve=True)
     folder, before = tmp_path / "out", os.getloadavg()
     folder.mkdir()
-    runner.run_study(validated(RunConfig, values), folder)
+    runner.run_study(composed(*OVERRIDES, "tracking.enabled=false"), folder)
     about = json.loads((folder / "study.json").read_text(encoding="utf-8"))
     study = described_study(about, folder.glob("*.parquet"), str(folder))
     facts = {
@@ -58,7 +47,3 @@ def test_the_pocket_target(tmp_path, monkeypatch):
     # Lossless, or parted at a near-tie.
     outcomes = study.tables["batching"][["same", "near_tie", "differs"]].sum()
     assert outcomes["differs"] <= 0.02 * outcomes.sum()
-
-
-def rounded(loads):
-    return [round(load, 2) for load in loads]

@@ -10,14 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.resumed_runs import composed
 
 from specdec.analysis.arms import Arms
 from specdec.analysis.intervals import FEWEST, bootstrap, percentile_bounds, resampled_sums
 from specdec.analysis.runs.run_metrics import null_metrics
 from specdec.clock import clock_for
-from specdec.config import RunConfig, config_dir, validated
 from specdec.experiment.parts import build, prepare
 from specdec.experiment.results import ResultsFolder
 from specdec.experiment.session import Session
@@ -78,8 +76,7 @@ def test_the_null_control_of_real_runs(tmp_path, log_figure):
     """Twenty short runs of the pocket target on five prompts each: the control's interval contains 1 in 19."""
     overrides = ["+drafter=ngram", "measurement.null=true", "measurement.gammas=[]", "measurement.max_new_tokens=24"]
     overrides += ["target.compile=false", f"prompts.limit={FEWEST}", "structure.gamma=2"]
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        config = validated(RunConfig, OmegaConf.to_container(compose("config", overrides), resolve=True))
+    config = composed(*overrides)
     parts = build(config)
     longest = max(parts.prompts.prompts, key=lambda prompt: len(prompt.tokens))
     prepare(parts, longest, config.measurement)

@@ -10,12 +10,10 @@ from collections import Counter
 
 import pytest
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.resumed_runs import composed
 
 from specdec.analysis.heads.heads_tree import CARTESIAN, CHANCES, DRAWN, JOINT
 from specdec.clock import CpuClock
-from specdec.config import RunConfig, config_dir, validated
 from specdec.experiment.parts import build
 from specdec.records import Request
 from specdec.replay.answers import TextStates
@@ -39,9 +37,7 @@ PRODUCTS = ((4, 3, 2), (2, 2, 2, 2), (4, 4, 4, 4))
 def parts(name):
     settings = [f"+drafter={name}", f"prompts.limit={PROMPTS}", f"measurement.max_new_tokens={TOKENS}"]
     settings += ["target.device=cpu", "target.dtype=float32", "measurement.gammas=[]"]
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        composed = compose("config", overrides=settings)
-    return build(validated(RunConfig, OmegaConf.to_container(composed, resolve=True)))
+    return build(composed(*settings))
 
 
 @pytest.fixture(scope="module")

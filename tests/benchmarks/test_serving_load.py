@@ -12,12 +12,10 @@ import time
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.measured_commands import ProcessorClock
+from fixtures.resumed_runs import composed
 
 from specdec.analysis.studies import batching, serving
-from specdec.clock import CpuClock
-from specdec.config import RunConfig, config_dir, validated
 from specdec.experiment.environment import cpu, versions
 from specdec.studies.base import run_study as runner
 
@@ -39,13 +37,6 @@ RUNS = {
 }
 
 
-class ProcessorClock(CpuClock):
-    """Reads the processor time of this process."""
-
-    def mark(self) -> object:
-        return time.process_time()
-
-
 def batching_folder(folder: Path) -> None:
     """Write the committed results of study `batching` as its output folder."""
     kept = json.loads(batching.RESULT.read_text(encoding="utf-8"))
@@ -64,11 +55,9 @@ def test_a_server(setting, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     if "study.batching=batching" in overrides:
         batching_folder(tmp_path / "batching")
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        values = OmegaConf.to_container(compose("config", [*overrides, "tracking.enabled=false"]), resolve=True)
     folder, before = tmp_path / "out", os.getloadavg()
     folder.mkdir()
-    found = runner.run_study(validated(RunConfig, values), folder)
+    found = runner.run_study(composed(*overrides, "tracking.enabled=false"), folder)
     environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
     facts = {
         "command": f"python -m specdec.run {' '.join(overrides)}",

@@ -5,9 +5,8 @@ import logging
 import os
 import pickle
 import signal
-import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +24,10 @@ Task = Callable[[Mapping[str, Any]], Any]
 
 @pytest.fixture
 def command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., tuple[int, str]]]:
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], logging_as_before: None
+) -> Callable[..., tuple[int, str]]:
     """`command(arguments, task)` runs in an empty folder and returns the exit code and what stderr got."""
     monkeypatch.chdir(tmp_path)
-    root, handler = logging.getLogger(), signal.getsignal(signal.SIGTERM)
-    handlers, level = list(root.handlers), root.level
 
     def command(arguments: str, task: Task = lambda values: None, config: str = "config") -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", ["specdec", *arguments.split()])
@@ -40,12 +37,7 @@ def command(
             return int(end.code or 0), capsys.readouterr().err
         return 0, capsys.readouterr().err
 
-    yield command
-    signal.signal(signal.SIGTERM, handler)
-    for extra in set(root.handlers) - set(handlers):
-        extra.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    return command
 
 
 @pytest.mark.parametrize(
@@ -214,16 +206,3 @@ def test_details_are_printed_for_who_asks_and_never_twice(command, monkeypatch) 
         monkeypatch.setattr(progress, "tell", told.append)
         code, error = command(f"+drafter=ngram {flag}", lambda values: detail("a detail"))
         assert (code, told, error) == (0, said, "")
-
-
-def test_help_shows_examples_and_groups_without_heavy_imports(tmp_path: Path) -> None:
-    code = (
-        "import sys; sys.argv = ['specdec', '--help']; from specdec import run\n"
-        "try: run.main()\n"
-        "finally: assert not {'torch', 'mlflow', 'transformers', 'pandas', 'matplotlib'} & set(sys.modules)"
-    )
-    shown = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert shown.stdout.count("python -m specdec.run ") == 3
-    for group in ("target: ", "drafter: ", "verifier: ", "structure: ", "prompts: ", "sampling: "):
-        assert f"\n{group}" in shown.stdout
-    assert list(tmp_path.iterdir()) == []

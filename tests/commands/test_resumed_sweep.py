@@ -4,10 +4,8 @@ table target; trainings have a stand-in.
 
 import csv
 import json
-import logging
 import os
 import shutil
-import signal
 from collections.abc import Callable
 from pathlib import Path
 
@@ -29,18 +27,12 @@ PROMPTS = 6
 
 
 @pytest.fixture(autouse=True)
-def light(monkeypatch):
+def light(monkeypatch, logging_as_before):
     """Every prompt at once on disk, no pictures, and handlers and signals as they were."""
     monkeypatch.setattr(results, "_KEPT_S", -1.0)
     monkeypatch.setattr(style, "save", lambda *args, **keys: None)
     monkeypatch.setattr(run_page, "_markdown", lambda *args: "")
-    root, handler = logging.getLogger(), signal.getsignal(signal.SIGTERM)
-    handlers, level = list(root.handlers), root.level
     yield
-    signal.signal(signal.SIGTERM, handler)
-    for extra in set(root.handlers) - set(handlers):
-        extra.close()
-    root.handlers[:], root.level = handlers, level
     assert "SPECDEC_RESUMED_SWEEP" not in os.environ
 
 
@@ -96,6 +88,7 @@ def test_a_resumed_sweep_equals_an_uninterrupted_one_cell_for_cell(in_process, d
     assert in_process(run, *arguments).code == 143 and last(tmp_path) != killed
 
 
+@pytest.mark.slow
 def test_a_sweep_of_other_cells_keeps_those_that_it_shares(in_process, decoded, tmp_path):
     """Hydra numbers the cells anew: gamma 1 was cell 0, and is cell 1 here."""
     assert in_process(run, *SWEEP, "structure.gamma=1,2", "hydra.sweep.dir=first").code == 0
@@ -110,6 +103,7 @@ def test_a_sweep_of_other_cells_keeps_those_that_it_shares(in_process, decoded, 
     assert before == {path: path.read_bytes() for path in before}, "nothing of the first sweep was touched"
 
 
+@pytest.mark.slow
 def test_failed_cells_run_again_and_died_ones_are_told_apart(in_process, decoded, tmp_path, monkeypatch):
     arguments = (*SWEEP, "structure.gamma=1,2")
     decode = Session.finish
@@ -129,6 +123,7 @@ def test_failed_cells_run_again_and_died_ones_are_told_apart(in_process, decoded
     assert decoded == [] and [line["exit code"] for line in table(last(tmp_path))] == ["0", "0"]
 
 
+@pytest.mark.slow
 def test_other_code_is_refused_with_what_differs(in_process, decoded, tmp_path, monkeypatch):
     decoded.stop = 1
     arguments = (*SWEEP, "structure.gamma=1,2")
@@ -142,6 +137,7 @@ def test_other_code_is_refused_with_what_differs(in_process, decoded, tmp_path, 
     assert ended.code == 143 and "was begun by other code" in ended.error and last(tmp_path) != killed
 
 
+@pytest.mark.slow
 def test_a_sweeps_folder_is_used_once(in_process, decoded, tmp_path):
     decoded.stop = 0
     arguments = (*SWEEP, "structure.gamma=1,2", "hydra.sweep.dir=here")
@@ -182,6 +178,7 @@ def test_cells_of_a_training_sweep_have_folders_of_their_own(in_process, trainin
     assert [line["heldout/nats_per_token"] for line in table(last(tmp_path))] == ["2.500", "2.500"]
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_does_not_drop_the_rest(in_process, training, tmp_path):
     training(2, UsageError("No such heads."))
     training(3, ValueError("a bug"))
@@ -191,6 +188,7 @@ def test_a_training_that_fails_does_not_drop_the_rest(in_process, training, tmp_
     assert (tmp_path / "models/heads/medusa/heads.count=4").is_dir()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [130, 143])
 def test_a_signal_ends_a_training_sweep_with_its_own_code(in_process, training, tmp_path, code):
     training(2, Interrupted("Stopped at step 3.", code))
@@ -205,6 +203,7 @@ def test_a_single_training_stays_in_its_usual_folder(in_process, training, tmp_p
     shutil.rmtree(tmp_path / "models")
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_one_run_in_mlflow(in_process, decoded, made_database, tmp_path):
     """Interrupted by a signal, which logs what there is, and gone on with: the last values are those of the whole."""
     arguments = ("+drafter=ngram", "+debug=tiny", "measurement.bootstrap=50")

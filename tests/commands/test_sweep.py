@@ -1,11 +1,9 @@
 """Sweeps: one parent run, cells that fail alone, the table, and the exit codes. The task is a stand-in."""
 
 import json
-import logging
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +63,10 @@ def task(values: Mapping[str, Any]) -> dict[str, float]:
 
 @pytest.fixture
 def sweep(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Callable[..., tuple[int, str, str]]]:
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], logging_as_before: None
+) -> Callable[..., tuple[int, str, str]]:
     """`sweep("1,2", ...)` sweeps structure.gamma and returns the exit code, stdout and stderr."""
     monkeypatch.chdir(folder)
-    root, handler = logging.getLogger(), signal.getsignal(signal.SIGTERM)
-    handlers, level = list(root.handlers), root.level
 
     def sweep(gammas: str, *arguments: str) -> tuple[int, str, str]:
         argv = ["specdec", "-m", "+drafter=ngram", f"structure.gamma={gammas}", *arguments]
@@ -83,12 +79,7 @@ def sweep(
         assert "SPECDEC_PARENT_RUN" not in os.environ and "SPECDEC_SWEEP_CELL" not in os.environ
         return code, *capsys.readouterr()
 
-    yield sweep
-    signal.signal(signal.SIGTERM, handler)
-    for extra in set(root.handlers) - set(handlers):
-        extra.close()
-    root.handlers[:] = handlers
-    root.setLevel(level)
+    return sweep
 
 
 def last_folder(folder: Path) -> Path:
@@ -126,6 +117,7 @@ def test_the_sweep_is_one_chart(
     assert "overlay: " in out and "#/experiments/" in out
 
 
+@pytest.mark.slow
 def test_a_cell_fails_alone(
     sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], folder: Path
 ) -> None:
@@ -154,6 +146,7 @@ def test_a_sweep_that_never_began_leaves_no_run(
     assert sum(line.startswith("specdec: ") for line in error.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_an_interrupted_sweep_ends_at_once_as_killed(
     sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], folder: Path
 ) -> None:

@@ -9,13 +9,10 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from fixtures.commands import lay_out
-from hydra.core.global_hydra import GlobalHydra
+from fixtures.commands import run_in
 from omegaconf import OmegaConf
 
-from specdec import run
 from specdec.analysis.account.run_account import account_of, account_sums
-from specdec.analysis.figures import style
 from specdec.analysis.read.runs import Run, open_folder
 from specdec.config import config_dir, flattened
 from specdec.drafters import drafters
@@ -35,17 +32,7 @@ def run_of(tmp_path_factory) -> Callable[..., Run]:
     def make(name: str, *arguments: str) -> Run:
         folder = tmp_path_factory.mktemp("run")
         common = [f"+drafter={name}", "+debug=tiny", "tracking.enabled=false", f"hydra.run.dir={folder}"]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder)
-            patch.setattr(style, "save", lay_out)
-            patch.setattr("sys.argv", ["specdec.run", *common, *arguments])
-            GlobalHydra.instance().clear()
-            try:
-                run.main()
-            except SystemExit as end:
-                assert not end.code, f"{name} ended with {end.code}"
-            finally:
-                GlobalHydra.instance().clear()
+        run_in(folder, *common, *arguments)
         return open_folder(folder)
 
     return make

@@ -8,11 +8,10 @@ from functools import cache
 
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.resumed_runs import composed
 
 from specdec.clock import SimulatedClock
-from specdec.config import RunConfig, config_dir, validated
+from specdec.config import RunConfig
 from specdec.errors import NumericsError, UsageError
 from specdec.experiment import experiment
 from specdec.experiment.batch_checks import check_turns, refuse_batches
@@ -31,9 +30,7 @@ TIMES = ["draft_s", "verify_s", "accept_s", "commit_s", "round_s", "batch", "cel
 def config_of(*overrides: str) -> RunConfig:
     drafter = () if any(each.startswith("+drafter=") for each in overrides) else ("+drafter=ngram",)
     tiny = (*drafter, "+debug=tiny", "tracking.enabled=false", "structure.gamma=4")
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        values = OmegaConf.to_container(compose("config", [*tiny, *overrides]), resolve=True)
-    return validated(RunConfig, values)
+    return composed(*tiny, *overrides)
 
 
 def run(folder, *overrides: str) -> tuple[pd.DataFrame, list[dict]]:
@@ -132,26 +129,6 @@ def test_logits_that_are_not_finite_end_the_run_with_what_there_is(tmp_path, mon
     results.compact()
     rounds = pd.read_parquet(tmp_path / "rounds.parquet")
     assert set(rounds["prompt"]) == {prompts[0].id} and rounds.groupby(["method", "gamma"]).ngroups == 3
-
-
-@pytest.mark.parametrize(
-    ("overrides", "sentence"),
-    [
-        (("target=replay", "target.path=x", "prompts=recorded"), "target=replay decodes one sequence at a time"),
-        (("target=encoder_decoder",), "target=encoder_decoder decodes one sequence at a time"),
-        (("target=causal", "target.evaluation=rows"), "use target.evaluation=packed"),
-        (
-            ("measurement.workers=2",),
-            "measurement.workers=2 decode prompts one at a time each; use measurement.workers=null",
-        ),
-        (("target=causal", "measurement.peers=[transformers]"), "peers decode one prompt at a time"),
-        (("+drafter=oracle", "drafter.forced=true"), "use drafter.forced=false, or measurement.batch_size=1"),
-    ],
-)
-def test_what_takes_one_sequence_at_a_time_is_refused_before_anything_is_loaded(overrides, sentence):
-    with pytest.raises(UsageError, match=sentence) as caught:
-        build(config_of("measurement.batch_size=2", *overrides))
-    assert str(caught.value).startswith("Bad value measurement.batch_size=2: ")
 
 
 def test_later_turns_studies_and_advice_are_refused():

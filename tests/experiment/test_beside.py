@@ -11,7 +11,7 @@ import yaml
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from specdec import advise, run
+from specdec import run
 from specdec.analysis.figures import style
 from specdec.analysis.pages.report_chapters import OF_A_RUN
 from specdec.analysis.read.runs import open_folder
@@ -165,12 +165,9 @@ def _check_page(seen, said):
     assert [patch.get_height() for patch in below.patches][:3] == [1, 1, 1]
 
 
-def test_a_live_session_counts_every_drafter_for_itself(command, tmp_path):
+def test_a_live_session_counts_every_drafter_for_itself(finished_run):
     """On the table target everything is lossless; all methods share the prompts, and one baseline."""
-    prompts = ("prompts=tokens", "prompts.tokens=[[1,2,1,2],[0,1,0],[2,2,1]]", "prompts.limit=null")
-    several = ("+drafter=ngram", "measurement.drafters=[jacobi,suffix]", "measurement.repeats=2")
-    code, error, folder = command("live", "+debug=tiny", *prompts, *several)
-    assert code == 0, error
+    folder = finished_run("several")
     table = pd.read_parquet(folder / "rounds.parquet")
     work = table.groupby("method").apply(lambda part: set(zip(part["prompt"], part["repeat"], strict=True)))
     assert set(work.index) == {"baseline", "ngram", "jacobi", "suffix"}
@@ -185,37 +182,3 @@ def test_a_live_session_counts_every_drafter_for_itself(command, tmp_path):
     assert texts.metrics["lossless/identical"] == texts.metrics["drafter/jacobi/lossless/identical"] == 1
     environment = json.loads((folder / "environment.json").read_text())
     assert set(environment["drafters"]) == {"jacobi", "suffix"}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("measurement.drafters=[sufix]",), "sufix"),
-        (("measurement.drafters=[suffix]", "+measurement.drafter_settings.bigram.drafter.q=1"), "settings.bigram"),
-        (("measurement.drafters=[ngram]", "+measurement.drafter_settings.ngram.drafter.q=1"), "use drafter.*"),
-        (("measurement.drafters=[suffix]", "+measurement.drafter_settings.suffix.drafter.qq=1"), "settings.suffix"),
-        (("measurement.drafters=[suffix]", "+measurement.drafter_settings.suffix.rule=1"), "settings.suffix.rule"),
-        (
-            (
-                "measurement.drafters=[suffix]",
-                "measurement.lossless=true",
-                "+measurement.drafter_settings.suffix.verifier.name=typical",
-            ),
-            "verifier=typical",
-        ),
-        (("measurement.drafters=[oracle]", "+measurement.drafter_settings.oracle.drafter.forced=true"), "forced=true"),
-        (("measurement.drafters=[suffix]", "drafter=none"), "drafter=none"),
-        (("measurement.drafters=[suffix]", "+study=topk"), "measurement.drafters=[suffix]: study 'topk'"),
-    ],
-)
-def test_bad_values_are_one_sentence_before_anything_is_decoded(in_process, tmp_path, arguments, says):
-    drafter = () if "drafter=none" in arguments else ("+drafter=ngram",)
-    given = ["+drafter=none" if each == "drafter=none" else each for each in arguments]
-    ended = in_process(run, *drafter, "+debug=tiny", "tracking.enabled=false", *given)
-    assert ended.code == 2 and says in ended.error and ended.error.count("\n") == 1, ended.error
-    assert not list(tmp_path.glob("outputs/*/*/rounds*"))
-
-
-def test_advice_is_on_one_drafter(in_process):
-    ended = in_process(advise, "+drafter=ngram", "+debug=tiny", "measurement.drafters=[suffix]")
-    assert ended.code == 2 and "predicts one drafter; use measurement.drafters=[]" in ended.error

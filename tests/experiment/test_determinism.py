@@ -17,8 +17,15 @@ MODEL = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("sampling", ["greedy", "temperature"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("dtype", "sampling"),
+    [
+        ("float32", "temperature"),
+        ("bfloat16", "greedy"),
+        pytest.param("float32", "greedy", marks=pytest.mark.slow),
+        pytest.param("bfloat16", "temperature", marks=pytest.mark.slow),
+    ],
+)
 def test_a_rerun_gives_the_same_tokens(tmp_path, dtype, sampling):
     computed = native_arithmetic(getattr(torch, dtype), torch.device("cpu"))
     config = config_of("+drafter=ngram", *MODEL, f"target.dtype={dtype}", f"sampling={sampling}")

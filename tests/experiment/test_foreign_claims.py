@@ -3,9 +3,8 @@
 from dataclasses import asdict, replace
 
 import pytest
-from omegaconf import OmegaConf
+from fixtures.resumed_runs import composed
 
-from specdec.config import RunConfig, config_dir, validated
 from specdec.drafters import drafters
 from specdec.drafters.ngram import Ngram
 from specdec.experiment.beside import settled
@@ -14,12 +13,9 @@ from specdec.experiment.foreign_claims import claim_notes, record_passed
 
 @pytest.fixture
 def config(monkeypatch, tmp_path):
-    from hydra import compose, initialize_config_dir
 
     monkeypatch.chdir(tmp_path)
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        composed = compose("config", ["+drafter=ngram"])
-    return validated(RunConfig, OmegaConf.to_container(composed, resolve=True))
+    return composed("+drafter=ngram")
 
 
 @pytest.fixture

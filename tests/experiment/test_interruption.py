@@ -37,6 +37,7 @@ def logged(folder: Path) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_a_run_with_a_report_of_what_there_is(
     in_process: Any, made_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
@@ -69,6 +70,7 @@ def test_a_signal_ends_a_run_with_a_report_of_what_there_is(
     assert len({point.step for point in points}) == len(points)
 
 
+@pytest.mark.slow
 def test_a_signal_before_the_first_prompt_leaves_no_report(
     in_process: Any, made_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,6 +79,7 @@ def test_a_signal_before_the_first_prompt_leaves_no_report(
     assert logged(tmp_path).info.status == "KILLED" and not (tmp_path / "one" / "report.md").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_that_a_library_swallows_is_raised_between_prompts(
     in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +107,7 @@ def child(work: Callable[[], Any]) -> int:
     return number
 
 
+@pytest.mark.slow
 def test_a_second_signal_ends_the_process_at_once(
     in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +126,7 @@ def test_a_second_signal_ends_the_process_at_once(
     assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 143
 
 
+@pytest.mark.slow
 def test_what_a_killed_process_left_is_reported(
     in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

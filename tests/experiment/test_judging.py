@@ -55,14 +55,8 @@ def test_a_lossy_rule_is_called_lossy_on_the_terminal(in_process, rule, lossy):
     assert ("Lossy: the verifier's rule does not keep the target's law" in said) is lossy
 
 
-@pytest.mark.slow
-def test_a_run_with_a_lossy_rule_says_what_it_lost(command, tmp_path):
-    (tmp_path / "corpus.jsonl").write_text('{"tokens": [0, 1, 2, 0, 1, 1, 2, 2, 0, 1, 0, 2]}\n')
-    corpus = ("+drafter=corpus_ngram", "drafter.corpus=corpus.jsonl", "drafter.field=tokens", "seed=1")
-    code, error = command("+debug=tiny", *corpus, "verifier=typical", "sampling=temperature")
-    assert code == 0, error
-    (folder,) = tmp_path.glob("outputs/*/*")
-    run = open_folder(folder)
+def test_a_run_with_a_lossy_rule_says_what_it_lost(finished_run):
+    run = open_folder(finished_run("lossy"))
     quality, rounds, law = run.quality(), run.rounds(), run.params["target.law"]
     assert set(quality["method"]) == {"baseline", "corpus_ngram"} and set(quality["gamma"]) == {0, 1, 2, 4}
     law = torch.tensor(json.loads(law), dtype=torch.float64)
@@ -83,32 +77,3 @@ def test_a_run_with_a_lossy_rule_says_what_it_lost(command, tmp_path):
     notes = " ".join(run.summary()["notes"])
     assert "Quality under the target" in notes and "decided otherwise" in notes
     assert "the baseline's text is greedy" in notes
-
-
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        (("+drafter=ngram", "verifier=typical"), "verifier=typical"),
-        (("+drafter=ngram", "verifier=typical", "sampling=temperature"), "verifier=typical"),
-        (("+drafter=ngram", "verifier=lenient"), "verifier=lenient"),
-        (("+drafter=ngram", "verifier=blockwise", "verifier.minimum_block=2"), "verifier=blockwise"),
-        (("+drafter=oracle", "drafter.forced=true", "drafter.alpha=0.5"), "drafter.forced=true"),
-    ],
-)
-def test_what_may_lose_something_is_refused_where_losslessness_is_demanded(command, tmp_path, arguments, key):
-    """Before any weight is read: the model does not exist."""
-    model = ("target.model=/nowhere", "measurement.lossless=true")
-    code, error = command(*arguments, *model)
-    assert code == 2 and key in error and "measurement.lossless" in error and error.count("\n") == 1
-
-
-def test_what_is_lossless_is_not_refused(command, tmp_path):
-    code, error = command("+debug=tiny", "+drafter=ngram", "verifier=blockwise", "measurement.lossless=true")
-    assert code == 0, error
-
-
-def test_recorded_tokens_cannot_be_replaced_by_others(command, tmp_path):
-    code, error = command(
-        "+drafter=ngram", "target=replay", "target.path=nothing", "verifier=blockwise", "verifier.minimum_block=2"
-    )
-    assert code == 2 and "verifier=blockwise" in error and "replay" in error

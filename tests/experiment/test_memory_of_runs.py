@@ -3,6 +3,7 @@
 import gc
 
 import psutil
+import pytest
 
 from specdec.clock import CpuClock
 from specdec.decode import generate
@@ -15,6 +16,7 @@ from specdec.verifiers import verifiers
 TOKENS = 200
 
 
+@pytest.mark.slow
 def test_decoding_does_not_grow_the_process(tiny_model, sampling):
     """Keeping the p of every round alone would add over a megabyte: 4 texts of some 100 rounds of 5 x 61 numbers."""
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))

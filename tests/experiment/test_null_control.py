@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specdec import advise, certify, run
+from specdec import run
 from specdec.analysis.figures import style
 
 CONTROL = "measurement.null"
@@ -66,16 +66,3 @@ def test_time_that_is_simulated_has_no_control(command, tmp_path):
     (tmp_path / "streams.jsonl").write_text(json.dumps(record) + "\n")
     ended, _ = command("target=replay", f"target.path={tmp_path / 'streams.jsonl'}", f"{CONTROL}=true")
     assert ended.code == 2 and "measurement.null=true" in ended.error and "no noise" in " ".join(ended.error.split())
-
-
-@pytest.mark.parametrize(
-    ("asked", "arguments", "who"),
-    [
-        (advise, ("+drafter=ngram",), "specdec.advise"),
-        (certify, ("+drafter=ngram",), "specdec.certify"),
-        (run, ("+experiment=equal_budget",), "study 'equal_budget'"),
-    ],
-)
-def test_what_has_no_control_refuses_one(in_process, asked, arguments, who):
-    ended = in_process(asked, *arguments, "+debug=tiny", f"{CONTROL}=true")
-    assert ended.code == 2 and f"{who} has no null control" in " ".join(ended.error.split())

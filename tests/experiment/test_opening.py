@@ -4,20 +4,15 @@ import json
 
 import pytest
 import torch
-from fixtures.resumed_runs import config_of
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.resumed_runs import composed, config_of
 
-from specdec.config import RunConfig, config_dir, validated
 from specdec.errors import UsageError
 from specdec.experiment.opening import opening_line
 from specdec.models import arithmetic
 
 
 def line(*overrides: str, budget: float | None = None) -> str:
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        values = OmegaConf.to_container(compose("config", ["+drafter=ngram", *overrides]), resolve=True)
-    return opening_line(validated(RunConfig, values), budget)
+    return opening_line(composed("+drafter=ngram", *overrides), budget)
 
 
 @pytest.fixture

@@ -89,6 +89,7 @@ def test_both_backbones_are_decoded_on_the_same_prompts_and_named_apart(command,
     assert not [title for title, section in sections.items() if "Not available" in " ".join(section.text)]
 
 
+@pytest.mark.slow
 def test_the_original_takes_the_dtype_of_the_target(command, tmp_path, folders):
     """The checkpoint's own is float64; the same model is a fine original, whose text is the target's."""
     code, error = command(*on(folders, "trained"), "target.dtype=float32", "measurement.gammas=[4]")
@@ -101,6 +102,7 @@ def test_the_original_takes_the_dtype_of_the_target(command, tmp_path, folders):
     assert texts["original"].to_dict() == texts["baseline"].to_dict()
 
 
+@pytest.mark.slow
 def test_forced_text_is_forced_on_the_drafter_alone(command, tmp_path, folders):
     forced = ("drafter.forced=true", "target.dtype=float64", "measurement.gammas=[4]")
     code, error = command(*on(folders, "original"), *forced, drafter="oracle")
@@ -110,6 +112,7 @@ def test_forced_text_is_forced_on_the_drafter_alone(command, tmp_path, folders):
         assert row["generated_token_ids"] == greedy_text(model, row["prompt_token_ids"], row["tokens"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "original, says",
     [("small", f"has {VOCABULARY - 1} tokens, the target {VOCABULARY}"), ("short", "holds 32 tokens of context")],
@@ -120,6 +123,7 @@ def test_another_kind_of_model_is_refused(command, tmp_path, folders, original, 
     assert error.count("\n") == 1 and not list(tmp_path.glob("outputs/*/*/rounds*"))
 
 
+@pytest.mark.slow
 def test_another_tokenizer_is_refused(command, tmp_path, folders, tiny_llama):
     texts = (["def f(x):\n    return x\n"] * 3, ["while True:\n    pass  # nothing else\n"] * 3)
     models = {}
@@ -130,11 +134,6 @@ def test_another_tokenizer_is_refused(command, tmp_path, folders, tiny_llama):
         tokenizer.save_pretrained(models[name])
     code, error = command(*on(models, "original"))
     assert code == 2 and "it has another tokenizer; give the model that the target was trained from" in error
-
-
-def test_only_a_causal_target_has_an_original(command):
-    code, error = command("target=table", "prompts=tokens", "measurement.original=pocket", "prompts.limit=null")
-    assert code == 2 and "measurement.original=pocket" in error and "target=causal" in error
 
 
 def test_a_missing_original_is_one_sentence(command, folders):

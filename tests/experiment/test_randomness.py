@@ -1,11 +1,9 @@
 """The seeds of a whole session: what is drawn for one purpose is drawn for no other."""
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.resumed_runs import composed
 
 from specdec.clock import CpuClock
-from specdec.config import RunConfig, config_dir, validated
 from specdec.experiment.arm import Arm
 from specdec.experiment.parts import build
 from specdec.experiment.results import ResultsFolder
@@ -17,9 +15,7 @@ REPEATS = 2
 @pytest.fixture
 def decoded(tmp_path, monkeypatch):
     """(gamma, repeat, request) of every text that a sampled session on the table target decodes."""
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        values = compose("config", ["+debug=tiny", "+drafter=ngram", "sampling=temperature"])
-    config = validated(RunConfig, OmegaConf.to_container(values, resolve=True))
+    config = composed("+debug=tiny", "+drafter=ngram", "sampling=temperature")
     parts, found, repeat = build(config), [], 0
     session = Session(config, parts, "cell", ResultsFolder(tmp_path), CpuClock())
     decode = Arm.decode

@@ -57,18 +57,22 @@ def recorded(tmp_path):
     return path
 
 
+def slow(*overrides):
+    return pytest.param(overrides, marks=pytest.mark.slow)
+
+
 @pytest.mark.parametrize(
     "overrides",
     [
         (*NGRAM, "measurement.repeats=2"),
-        (*NGRAM, *SAMPLED),
-        ("+drafter=ngram", "verifier=typical", "verifier.epsilon=0.5", *SAMPLED),  # judged: quality.parquet
         ("+drafter=suffix", "measurement.repeats=2"),  # remembers earlier outputs
-        ("+drafter=recycling", "structure=chain", "measurement.repeats=2", "drafter.persist=true"),
-        ("+drafter=ngram", "measurement.drafters=[suffix]", "measurement.traced=4"),
-        ("+drafter=suffix", "measurement.batch_size=2", "measurement.repeats=2"),
+        ("+drafter=ngram", "verifier=typical", "verifier.epsilon=0.5", *SAMPLED),  # judged: quality.parquet
+        slow(*NGRAM, *SAMPLED),
+        slow("+drafter=recycling", "structure=chain", "measurement.repeats=2", "drafter.persist=true"),
+        slow("+drafter=ngram", "measurement.drafters=[suffix]", "measurement.traced=4"),
+        slow("+drafter=suffix", "measurement.batch_size=2", "measurement.repeats=2"),
     ],
-    ids=["greedy", "sampled", "judged", "suffix", "recycling", "two drafters", "batches"],
+    ids=["greedy", "suffix", "judged", "sampled", "recycling", "two drafters", "batches"],
 )
 def test_a_killed_run_ends_with_the_tables_of_a_whole_one(tmp_path, overrides):
     config = config_of(*overrides)
@@ -154,6 +158,7 @@ def test_a_folder_can_be_named(unfinished, tmp_path):
             decode(replace(named, resume=str(folder)), tmp_path / "elsewhere")
 
 
+@pytest.mark.slow
 def test_the_newest_unfinished_run_goes_on_and_a_finished_one_does_not(unfinished, tmp_path):
     config, everywhere = config_of(*NGRAM), EarlierRuns(tmp_path)
     shutil.copytree(unfinished, tmp_path / "run-newer")

@@ -126,12 +126,6 @@ def test_runs_without_the_line(overrides):
     assert build(config_of(*overrides)).sampled is None
 
 
-@pytest.mark.parametrize("value", ["0", "-1", "hot"])
-def test_a_bad_temperature_is_refused(command, value):
-    code, error = command("+drafter=ngram", "+debug=tiny", f"measurement.sampled_temperature={value}")
-    assert code == 2 and "measurement.sampled_temperature" in error
-
-
 @pytest.mark.usefixtures("unwritten_pictures")
 def test_a_run_shows_its_line_and_says_what_it_does(in_process, tmp_path):
     """The whole of it, in one run: the first line, its stages in order, the table, the note, the metrics."""

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.resumed_runs import composed
 
 from specdec.clock import SimulatedClock
-from specdec.config import RunConfig, config_dir, validated
+from specdec.config import RunConfig
 from specdec.experiment import experiment
 from specdec.experiment.advice import key_of, keyed_by
 from specdec.experiment.arm import Arm
@@ -39,9 +38,7 @@ SAMPLED = ("sampling=temperature", "target.law=[[0.1,0.8,0.1],[0.1,0.1,0.8],[0.8
 
 @cache
 def config_of(*overrides: str) -> RunConfig:
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        values = OmegaConf.to_container(compose("config", ["+drafter=ngram", *TINY, *overrides]), resolve=True)
-    return validated(RunConfig, values)
+    return composed("+drafter=ngram", *TINY, *overrides)
 
 
 class Made:

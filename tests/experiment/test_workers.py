@@ -134,6 +134,7 @@ def test_the_signal_that_killed_a_worker_is_told_also_where_its_pool_learned_it_
     assert str(died) == "Worker 1 of 2 died (signal 9) now, having finished none"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "code"), [(NumericsError, 4), (UsageError, 2)])
 def test_the_fault_of_a_worker_is_that_of_the_run(command, in_threads, monkeypatch, fault, code):
     """It ends with the worker's sentence; the prompts at hand are finished, no other one is begun."""
@@ -184,6 +185,7 @@ def test_a_numerics_fault_travels_without_its_rounds(tmp_path):
     assert str(pickle.loads(pickle.dumps(raised.value))) == "The logits are not finite." and closed == [True]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

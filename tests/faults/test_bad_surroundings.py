@@ -30,6 +30,7 @@ class Bad(NamedTuple):
     module: object = run
 
 
+TEXT = "no model, no tree, no folder, no database\n"
 SMALL = "+drafter=ngram"
 CAUSAL = f"{SMALL} target=causal target.model="
 NGRAM = "+drafter=bigram drafter.corpus="
@@ -101,7 +102,7 @@ BAD = {
 def surroundings(tmp_path: Path) -> Path:
     """Make the files and folders that are bad in some way."""
     (tmp_path / "empty").mkdir()
-    (tmp_path / "text.txt").write_text("no model, no tree, no folder\n")
+    (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "nothing.jsonl").write_text("")
     (tmp_path / "broken.jsonl").write_text('{"text": "a b c"}\n{"text": \n')
     (tmp_path / "tokens.jsonl").write_text('{"tokens": [0, 1, 2, 0, 1]}\n')
@@ -121,6 +122,7 @@ def surroundings(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", BAD.values(), ids=list(BAD))
 def test_one_sentence_and_the_right_code(bad: Bad, surroundings: Path, in_process: Callable[..., object]) -> None:
     words = bad.call.split()
@@ -131,4 +133,5 @@ def test_one_sentence_and_the_right_code(bad: Bad, surroundings: Path, in_proces
     assert ended.code == bad.code, ended.error
     said = [line for line in ended.error.splitlines() if line.startswith("specdec: ")]
     assert len(said) == 1 and bad.words in said[0] and "Traceback" not in ended.error, ended.error
+    assert (surroundings / "text.txt").read_text() == TEXT
     assert "for details" not in ended.error.lower() and "report above" not in ended.error

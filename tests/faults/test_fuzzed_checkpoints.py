@@ -22,6 +22,9 @@ from specdec.published.checkpoint_files import open_checkpoint
 from specdec.published.recognise import matching
 from specdec.targets.causal import Causal
 
+pytestmark = pytest.mark.slow  # many examples of bad input
+
+
 SETTINGS = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 FORMATS = ("medusa_1", "medusa_vllm_some_tokens", "hydra_prefix", "accelerator", "accelerator_tied")
 

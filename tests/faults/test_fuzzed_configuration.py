@@ -18,6 +18,9 @@ from specdec.experiment.beside import settled
 from specdec.experiment.parts import build
 from specdec.tracking.store import locate
 
+pytestmark = pytest.mark.slow  # many examples of bad input
+
+
 SETTINGS = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 CHOICES = (
     ("+drafter=ngram",),

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,12 +9,10 @@ from typing import Any
 
 import pytest
 import yaml
-from hydra.core.global_hydra import GlobalHydra
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from faults.answers import answered, spoiled, torn
-from specdec import run
 from specdec.analysis.findings import finished_study
 from specdec.analysis.pages import report_chapters
 from specdec.analysis.pages.html import Chapter
@@ -24,6 +21,9 @@ from specdec.analysis.read.find_runs import find_runs
 from specdec.analysis.read.runs import Run
 from specdec.analysis.study_sets.find_studies import find_studies
 from specdec.cost_model import from_run
+
+pytestmark = pytest.mark.slow  # many examples of bad input
+
 
 SETTINGS = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
 OBJECTS = ("run.json", "session.json", "summary.json", "account.json", "environment.json", "calibration.json")
@@ -38,19 +38,8 @@ READERS: tuple[Callable[[Run], Any], ...] = (
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The output folder of a run on the table target."""
-    folder = tmp_path_factory.mktemp("finished")
-    arguments = ("+drafter=oracle", "+debug=tiny", "tracking.enabled=false", "measurement.max_new_tokens=16")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr("sys.argv", ["specdec.run", *arguments, f"hydra.run.dir={folder / 'run'}"])
-        GlobalHydra.instance().clear()
-        handler = signal.getsignal(signal.SIGTERM)
-        run.main()
-        signal.signal(signal.SIGTERM, handler)
-        GlobalHydra.instance().clear()
-    return folder / "run"
+def finished(finished_run: Callable[[str], Path]) -> Path:
+    return finished_run("oracle")
 
 
 @pytest.fixture

@@ -19,6 +19,9 @@ from specdec.prompts import load_prompts
 from specdec.structures.tree import load_tree
 from specdec.text.streams import streams_of
 
+pytestmark = pytest.mark.slow  # many examples of bad input
+
+
 SETTINGS = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 STREAMS = [

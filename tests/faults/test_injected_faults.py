@@ -157,6 +157,7 @@ def test_a_run_that_will_not_fit_is_refused(tracked, tmp_path, monkeypatch):
     assert statuses(tmp_path) == []
 
 
+@pytest.mark.slow
 def test_a_cell_without_memory_fails_alone_and_unusable_prompts_are_counted(tracked, tmp_path, monkeypatch):
     """A sweep of two cells on a prompt set of which half can be used."""
     verify = Table.verify

@@ -169,6 +169,7 @@ def test_no_call_on_many_texts_copies_their_prefixes(name):
         assert growth(at) <= made + mask_bytes(name, torch.float64, 3, len(slots)), slots
 
 
+@pytest.mark.slow
 def test_a_traced_step_copies_nothing_either():
     """transformers repeats the heads for one token too, when a call is recorded."""
     decoder = Decoder(decoder_of("grouped").model, "grouped", 512)

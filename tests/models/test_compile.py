@@ -281,6 +281,7 @@ def test_the_compiler_is_looked_for(monkeypatch):
     assert compilation._missing_program(torch.device("cuda")) is None
 
 
+@pytest.mark.slow
 def test_a_model_that_decides_by_its_numbers_stays_eager_and_says_so(tiny_model, monkeypatch, caplog):
     """As models do that change their rotary frequencies beyond a length: one graph cannot hold both ways."""
     model = deepcopy(tiny_model("llama"))

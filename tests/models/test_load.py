@@ -3,6 +3,8 @@ they are.
 """
 
 import json
+import math
+import shutil
 
 import pytest
 import torch
@@ -69,10 +71,6 @@ def test_a_good_folder_loads_as_it_was_saved(folder, tiny_model):
     assert load(folder, dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
-def test_a_missing_folder(tmp_path):
-    assert "does not exist" in refusal(tmp_path / "nowhere")
-
-
 @pytest.mark.parametrize("name", ["./nowhere", "a/b/c"])
 def test_a_name_that_can_only_be_a_folder_is_not_asked_for_on_the_hub(name):
     with pytest.raises(ModelLoadError, match=f"Model folder {name} does not exist"):
@@ -86,57 +84,76 @@ def test_a_hub_id_that_cannot_be_had():
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_instead_of_a_folder(folder):
-    assert "no config.json" in refusal(weights(folder))
+def cut(keep):
+    """Keep so many bytes of the weights, or such a part of them."""
+
+    def spoil(folder):
+        data = weights(folder).read_bytes()
+        weights(folder).write_bytes(data[: int(len(data) * keep) if isinstance(keep, float) else keep])
+
+    return spoil
 
 
-def test_a_folder_without_config(folder):
-    (folder / "config.json").unlink()
-    assert "no config.json" in refusal(folder)
-
-
-def test_a_config_that_is_not_json(folder):
-    (folder / "config.json").write_text("{ not json")
-    refusal(folder)
-
-
-def test_an_unknown_model_type(folder):
-    configured(folder, model_type="no_such_model")
-    refusal(folder)
-
-
-def test_a_folder_without_safetensors(folder):
-    weights(folder).unlink()
-    assert "no safetensors file" in refusal(folder)
-
-
-def test_pickled_weights_are_not_loaded(folder):
+def pickle(folder):
     torch.save(load_file(weights(folder)), folder / "pytorch_model.bin")
     weights(folder).unlink()
-    assert "no safetensors file; pickled weights are not loaded" in refusal(folder)
 
 
-@pytest.mark.parametrize("keep", [0, 5, 0.5, -10])
-def test_truncated_safetensors(folder, keep):
-    data = weights(folder).read_bytes()
-    weights(folder).write_bytes(data[: int(len(data) * keep) if isinstance(keep, float) else keep])
-    assert "cannot be loaded" in refusal(folder)
+def without(part):
+    """Remove the weights whose names hold `part`."""
+
+    def drop(tensors):
+        for name in [name for name in tensors if part in name]:
+            del tensors[name]
+
+    return lambda folder: rewritten(folder, drop)
 
 
-def test_garbage_instead_of_safetensors(folder):
-    weights(folder).write_bytes(b"\xff" * 5000)
-    refusal(folder)
+def with_value(name, value):
+    return lambda folder: rewritten(folder, lambda tensors: tensors.update({name: value(tensors[name])}))
 
 
-def test_missing_layers(folder):
-    rewritten(folder, lambda tensors: [tensors.pop(key) for key in list(tensors) if ".layers.1." in key])
+def spoiled(number):
+    """Put a number that is not finite into a copy of some weights."""
+
+    def spoil(tensor):
+        tensor = tensor.clone()
+        tensor[3, 4] = number
+        return tensor
+
+    return with_value("model.layers.1.mlp.up_proj.weight", spoil)
+
+
+NO_NUMBER = "damaged: model.layers.1.mlp.up_proj.weight holds NaN or infinite weights"
+BAD = {
+    "no folder": (shutil.rmtree, "does not exist"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "no config.json"),
+    "a config that is no JSON": (lambda folder: (folder / "config.json").write_text("{ not json"), ""),
+    "an unknown type": (lambda folder: configured(folder, model_type="no_such_model"), ""),
+    "another size": (lambda folder: configured(folder, num_hidden_layers=3), "missing keys"),
+    "no weights": (lambda folder: weights(folder).unlink(), "no safetensors file"),
+    "pickled weights": (pickle, "no safetensors file; pickled weights are not loaded"),
+    **{f"cut to {keep}": (cut(keep), "cannot be loaded") for keep in (0, 5, 0.5, -10)},
+    "garbage": (lambda folder: weights(folder).write_bytes(b"\xff" * 5000), ""),
+    "a layer is missing": (without(".layers.1."), "incomplete: 9 missing keys"),
+    "a weight is missing": (without("model.norm.weight"), "1 missing keys (model.norm.weight)"),
+    "another shape": (
+        with_value("model.norm.weight", lambda _: torch.ones(40, dtype=torch.float64)),
+        "model.norm.weight is [40] in the weights and [",
+    ),
+    **{str(number): (spoiled(number), NO_NUMBER) for number in (math.nan, math.inf, -math.inf)},
+}
+
+
+@pytest.mark.parametrize(("spoil", "says"), BAD.values(), ids=list(BAD))
+def test_a_bad_folder_is_one_sentence(folder, spoil, says):
+    spoil(folder)
     sentence = refusal(folder)
-    assert "incomplete: 9 missing keys" in sentence and "model.layers.1." in sentence
+    assert says in sentence and "report" not in sentence
 
 
-def test_one_missing_weight(folder):
-    rewritten(folder, lambda tensors: tensors.pop("model.norm.weight"))
-    assert "1 missing keys (model.norm.weight)" in refusal(folder)
+def test_a_file_instead_of_a_folder(folder):
+    assert "no config.json" in refusal(weights(folder))
 
 
 def test_a_missing_shard(tiny_model, tmp_path):
@@ -147,30 +164,6 @@ def test_a_missing_shard(tiny_model, tmp_path):
     load(path)
     shards[-1].unlink()
     refusal(path)
-
-
-def test_mismatched_shapes(folder):
-    def widen(tensors):
-        tensors["model.norm.weight"] = torch.ones(40, dtype=torch.float64)
-
-    rewritten(folder, widen)
-    sentence = refusal(folder)
-    assert "model.norm.weight is [40] in the weights and [" in sentence and "report" not in sentence
-
-
-def test_a_config_of_another_size(folder):
-    configured(folder, num_hidden_layers=3)
-    assert "missing keys" in refusal(folder)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_not_finite(folder, bad):
-    def spoil(tensors):
-        tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = bad
-
-    rewritten(folder, spoil)
-    sentence = refusal(folder)
-    assert "damaged: model.layers.1.mlp.up_proj.weight holds NaN or infinite weights" in sentence
 
 
 def test_remote_code_is_not_run(folder, tmp_path):

@@ -4,34 +4,25 @@ from copy import deepcopy
 
 import pytest
 import torch
+from fixtures.plain_rounds import decoded
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
-from specdec.drafters.base import drafters
+from specdec.drafters.none import NoDrafter
 from specdec.errors import NumericsError
-from specdec.records import EMPTY, Draft, Request, TextStart, chain_tree
+from specdec.records import EMPTY, Draft, TextStart, chain_tree
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers.base.contract import verifiers
 
 PROMPT = [7, 3, 19, 44, 3]
 
 
-def decoded(target, drafter="none", limit=20, **values):
-    return generate(
-        target=target,
-        drafter=drafters.build({"name": drafter, **values}, target=target),
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=structures.build({"name": "chain", "gamma": 2}),
-        request=Request(PROMPT, limit),
-        clock=CpuClock(),
-    )
+def plainly(target):
+    return decoded(target, NoDrafter(), structures.build({"name": "chain", "gamma": 2}), PROMPT, 20)
 
 
 @pytest.fixture
 def spoilt(tiny_model, sampling):
     """A target that a later token breaks: its embedding holds NaN. Also the clean text and the place."""
-    clean = decoded(Causal(tiny_model("llama"), sampling(temperature=0.0))).tokens
+    clean = plainly(Causal(tiny_model("llama"), sampling(temperature=0.0))).tokens
     place = next(i for i, token in enumerate(clean) if i >= 4 and token not in (*PROMPT, *clean[:i], 1, 2, 3, 4))
     model = deepcopy(tiny_model("llama"))
     model.get_input_embeddings().weight[clean[place]] = float("nan")
@@ -41,7 +32,7 @@ def spoilt(tiny_model, sampling):
 def test_the_run_ends_at_the_position_and_keeps_the_rounds_before(spoilt):
     target, clean, place = spoilt
     with pytest.raises(NumericsError) as raised:
-        decoded(target)
+        plainly(target)
     assert raised.value.exit_code == 4
     assert f"not finite after position {len(PROMPT) + place}:" in str(raised.value)
     partial = raised.value.partial

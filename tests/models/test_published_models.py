@@ -124,11 +124,13 @@ def loss(model, windows):
     return float(torch.stack(per_batch).mean())
 
 
+@pytest.mark.slow
 def test_loss_of_stories260k(published_model, windows):
     """On all 400 windows, where the figure was measured."""
     assert loss(published_model("stories260K"), windows) == pytest.approx(LOSS["stories260K"], abs=0.0006)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama2xs", "bit_model_1M", "bit_model_3M"])
 def test_loss_of_the_others(published_model, windows, name):
     """By the difference to stories260K on the same 20 windows, which varies ten times less than the loss

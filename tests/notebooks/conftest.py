@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 import yaml
-from fixtures.commands import lay_out
-from hydra.core.global_hydra import GlobalHydra
+from fixtures.commands import run_in
 
-from specdec import run
-from specdec.analysis.figures import style
 from specdec.config import config_dir
 from specdec.drafters import drafters
 from specdec.heads.checkpoint import save_heads
@@ -30,21 +27,6 @@ class RunStore:
 
 HEADS = ("medusa", "grounded")
 PROMPTS = "prompts.tokens=[[0],[1],[2],[0,1],[0,2],[1,0],[1,2],[2,0],[2,1],[0,1,2],[1,2,0],[2,0,1]]"
-
-
-def _run(folder: Path, arguments: list[str]) -> None:
-    """Run the command in this process, in `folder`."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.setattr(style, "save", lay_out)
-        patch.setattr("sys.argv", ["specdec.run", *arguments])
-        GlobalHydra.instance().clear()
-        try:
-            run.main()
-        except SystemExit as end:
-            assert not end.code, f"{arguments} ended with {end.code}"
-        finally:
-            GlobalHydra.instance().clear()
 
 
 @pytest.fixture(scope="session")
@@ -131,5 +113,5 @@ def run_store(
         *("study.leniences=[0.5]", "measurement.max_new_tokens=8"),
     ]
     for arguments in (alphas, studies, live, *heads, bars, of_heads, lenient, everything, overlay):
-        _run(folder, arguments)
+        run_in(folder, *arguments)
     return RunStore(f"sqlite:///{folder / 'mlflow.db'}", "specdec")

@@ -1,5 +1,6 @@
 """Every notebook: its pair is equal, it holds no outputs, and it runs on a store and ends with an answer."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,52 +94,63 @@ def answer(notebook: Any) -> str:
     return output.data["text/markdown"]
 
 
-@pytest.mark.slow
-@each
-def test_it_runs_and_answers_in_words(path, run_store, tmp_path, monkeypatch):
+@pytest.fixture
+def answered(run_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """`answered(path, published_csv=...)` runs a notebook on the store and gives the words of its answer."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    notebook = executed(path, tmp_path, **told(path, run_store))
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert not [output for output in outputs if output.output_type == "stream"]
-    assert any("image/png" in output.get("data", {}) for output in outputs)
-    assert len(answer(notebook).split()) >= 20
-    assert list(tmp_path.iterdir()) == []  # reading leaves nothing behind
+    folder = tmp_path / "here"
+    folder.mkdir()
+
+    def run(path: Path, **parameters: str) -> str:
+        notebook = executed(path, folder, **told(path, run_store), **parameters)
+        outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+        assert not [output for output in outputs if output.output_type == "stream"]
+        assert any("image/png" in output.get("data", {}) for output in outputs)
+        assert len(answer(notebook).split()) >= 20
+        assert list(folder.iterdir()) == []  # reading leaves nothing behind
+        return answer(notebook)
+
+    return run
+
+
+@pytest.fixture
+def printed(tmp_path: Path) -> Callable[[list[str]], str]:
+    """`printed(lines)` writes a file of printed values and gives its path."""
+
+    def write(lines: list[str]) -> str:
+        (tmp_path / "printed.csv").write_text(",".join(COLUMNS) + "\n" + "".join(lines), encoding="utf-8")
+        return str(tmp_path / "printed.csv")
+
+    return write
+
+
+THEORY, ALPHAS = (FOLDER / name for name in ("01_theory_and_measurement.py", "02_alpha_table.py"))
 
 
 @pytest.mark.slow
-def test_theory_and_measurement_with_printed_values_and_an_iid_drafter(run_store, tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    printed = tmp_path / "printed.csv"  # one row that agrees and one that cannot
+@pytest.mark.parametrize(
+    "path", [path for path in NOTEBOOKS if path not in (THEORY, ALPHAS)], ids=lambda path: path.stem
+)
+def test_it_runs_and_answers_in_words(answered, path):
+    answered(path)
+
+
+@pytest.mark.slow
+def test_theory_and_measurement_with_printed_values_and_an_iid_drafter(answered, printed):
+    """One printed row agrees and one cannot."""
     row = "x arXiv:2211.17192,Table 1,,,formula,,5,{},{},x,alpha=0.8; c=0\n"
     lines = [row.format("speedup_ideal", 3.69), row.format("operations_factor", 1.99)]
-    printed.write_text(",".join(COLUMNS) + "\n" + "".join(lines), encoding="utf-8")
-    notebook = executed(
-        FOLDER / "01_theory_and_measurement.py",
-        tmp_path,
-        tracking_uri=run_store.tracking_uri,
-        experiment=run_store.experiment,
-        published_csv=str(printed),
-    )
-    words = answer(notebook)
+    words = answered(THEORY, published_csv=printed(lines))
     assert "At each of 6 gammas the replay model lies within the interval" in words
     assert "0 of 1 rows of Table 1 agree with the formulas; not alpha 0.8 gamma 5" in words
 
 
 @pytest.mark.slow
-def test_the_alpha_table_beside_printed_rows(run_store, tmp_path, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    printed = tmp_path / "printed.csv"  # every alpha lies between 0 and 1
+def test_the_alpha_table_beside_printed_rows(answered, printed):
+    """Every alpha lies between 0 and 1."""
     row = "x arXiv:2211.17192,Table 3,A,{},task,{},,alpha,{},prob,\n"
     lines = [row.format("unigram", 0, 0.0), row.format("bigram", 0, 1.0), row.format("bigram", 1, 0.5)]
-    printed.write_text(",".join(COLUMNS) + "\n" + "".join(lines), encoding="utf-8")
-    notebook = executed(
-        FOLDER / "02_alpha_table.py",
-        tmp_path,
-        tracking_uri=run_store.tracking_uri,
-        experiment=run_store.experiment,
-        published_csv=str(printed),
-    )
-    words = answer(notebook)
+    words = answered(ALPHAS, published_csv=printed(lines))
     assert "**table on tokens, " in words
     assert "Temperature 0: unigram " in words and "Temperature 1: unigram " in words
     assert "4 of 4 rows rest on fewer than the protocol's 10,000 tokens" in words

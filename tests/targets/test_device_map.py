@@ -42,6 +42,7 @@ def command(in_process, monkeypatch, model, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_offloaded_layers_write_the_same_tokens_and_are_flagged(command, model):
     folders = {}
     for name, more in (("plain", ()), ("apart", (f"target.device_map={model / 'map.yaml'}",))):
@@ -67,6 +68,7 @@ def test_modules_that_are_all_on_one_device_distort_nothing(command):
     assert "distorted" not in (folder / "report.md").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixtures.plain_rounds import decoded
 
-from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters import drafters
 from specdec.errors import UsageError
@@ -35,17 +35,6 @@ STREAM = Stream("one", "c", (3, 1, 2), (4, 0, 3, 1, 2, 4, 0, 3, 1))
 def rounds_of(generation):
     """Everything of a round but the clock."""
     return [{f.name: getattr(row, f.name) for f in fields(row) if f.name != "marks"} for row in generation.rounds]
-
-
-def decoded(target, drafter, structure, prompt, limit):
-    return generate(
-        target=target,
-        drafter=drafter,
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=structure,
-        request=Request(prompt, limit),
-        clock=CpuClock(),
-    )
 
 
 @pytest.fixture

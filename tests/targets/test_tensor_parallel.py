@@ -170,10 +170,10 @@ def refused(in_process, monkeypatch, workplace, tmp_path):
     return call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "arguments", "says"),
     [
-        (1, ["target.tensor_parallel=2"], "one process runs; start as many processes as it says, with torchrun"),
         (2, [], "target.tensor_parallel=1: torchrun started 2 processes"),
         (3, ["target.tensor_parallel=2"], "target.tensor_parallel=2: torchrun started 3 processes"),
         (2, ["target.tensor_parallel=2"], "model {pocket} has 5 attention heads, which 2 processes cannot share"),

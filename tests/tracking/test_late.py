@@ -109,11 +109,16 @@ def test_a_run_without_its_store_is_uploaded_as_if_it_had_been_there(here: Path)
 @pytest.mark.parametrize(
     ("call", "done"),
     [
-        ("create_run", True),
-        ("create_run", False),
         ("log_batch", True),
-        ("log_artifact", False),
-        ("set_terminated", True),
+        *(
+            pytest.param(call, done, marks=pytest.mark.slow)
+            for call, done in (
+                ("create_run", True),
+                ("create_run", False),
+                ("log_artifact", False),
+                ("set_terminated", True),
+            )
+        ),
     ],
 )
 def test_an_upload_that_broke_off_is_completed_and_doubles_nothing(
@@ -185,6 +190,7 @@ def test_a_sweep_is_uploaded_with_its_parent_and_each_cell_below_it(
     assert sync(sweep, uri="sqlite:///mlflow.db") == ["complete"] * 3
 
 
+@pytest.mark.slow
 def test_a_killed_run_is_uploaded_as_killed_and_a_running_one_left_alone(here: Path) -> None:
     child = os.fork()
     if not child:
@@ -205,6 +211,7 @@ def test_a_killed_run_is_uploaded_as_killed_and_a_running_one_left_alone(here: P
     alive.end("FINISHED")
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_the_same_run(here: Path) -> None:
     with pytest.raises(Interrupted):
         run(here / "one", error=Interrupted("Stopped by SIGTERM.", 143))

@@ -18,10 +18,9 @@ from typing import Any
 from urllib.parse import parse_qs
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.resumed_runs import composed
 
-from specdec.config import TrackingConfig, config_dir
+from specdec.config import TrackingConfig
 from specdec.errors import EnvironmentFault, Interrupted, NumericsError, UsageError
 from specdec.tracking import store
 from specdec.tracking import writer as tracking
@@ -461,16 +460,15 @@ def test_six_first_runs_at_once(tmp_path: Path) -> None:
 
 
 def test_the_environments_store_and_experiment_are_taken_and_keys_win(monkeypatch: pytest.MonkeyPatch) -> None:
-    def composed(*overrides: str) -> Any:
-        with initialize_config_dir(config_dir(), version_base="1.3"):
-            return OmegaConf.to_container(compose("config", ["+drafter=ngram", *overrides]).tracking, resolve=True)
+    def kept(*overrides: str) -> tuple[str | None, str]:
+        chosen = composed("+drafter=ngram", *overrides).tracking
+        return chosen.uri, chosen.experiment
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
-    assert (composed()["uri"], composed()["experiment"]) == (None, "specdec")
+    assert kept() == (None, "specdec")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
-    assert (composed()["uri"], composed()["experiment"]) == ("http://tracking:5000", "mine")
-    chosen = composed("tracking.uri=sqlite:///own.db", "tracking.experiment=own")
-    assert (chosen["uri"], chosen["experiment"]) == ("sqlite:///own.db", "own")
+    assert kept() == ("http://tracking:5000", "mine")
+    assert kept("tracking.uri=sqlite:///own.db", "tracking.experiment=own") == ("sqlite:///own.db", "own")
     assert locate("", Path("/tmp")) == locate(None, Path("/tmp"))
