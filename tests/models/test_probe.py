@@ -17,7 +17,8 @@ from specdec.errors import ModelLoadError, UsageError
 from specdec.models import probe as probing
 from specdec.models.decoder import Decoder
 from specdec.models.load import load_model
-from specdec.models.probe import logit_error, open_decoder, position_border, probe
+from specdec.models.comparison import logit_error
+from specdec.models.probe import open_decoder, position_border, probe
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.targets.base import targets
 from specdec.targets.causal import Causal
@@ -43,7 +44,7 @@ def long_rope(length: int, factor: float = 4.0) -> dict[str, Any]:
     return GROUPED | original | dict(rope_parameters=kind | original)
 
 
-NOT_CAUSAL, NOT_PLAIN, FAILS = "a later token changes its logits", "differ from those of a plain", "does not work with"
+NOT_CAUSAL, NOT_PLAIN, FAILS = "a later token changes its logits", "differ from those of a plain", "does not take the mask"
 OF_GPT_NEO = dict(
     vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
     window_size=6, max_position_embeddings=128, intermediate_size=48, bos_token_id=None, eos_token_id=None,
