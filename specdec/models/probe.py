@@ -28,8 +28,8 @@ from specdec.code_version import code_hash
 from specdec.errors import ModelLoadError, is_out_of_memory
 from specdec.models.comparison import BEHIND, BITS_16, AnyDecoder, Comparison, tokens_of
 from specdec.models.decoder import Decoder
-from specdec.models.lengths import Key, lengths_of, shortened
 from specdec.models.load import content_hash
+from specdec.models.model_lengths import Key, lengths_of, shortened
 from specdec.models.probed import Probed
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.text.writing import write_atomically
@@ -271,7 +271,7 @@ class _Probe:
         """Compare a copy of the model with short lengths: around each of them, and behind all."""
         decoder = self._decoder
         assert isinstance(decoder, Decoder)
-        made = shortened(decoder.model, self._lengths)
+        made = None if ranks.count() > 1 else shortened(decoder.model, self._lengths)  # ranks hold shares of weights
         if made is None:
             return
         model, short = made
@@ -377,14 +377,17 @@ class _Pace:
 
     @torch.inference_mode()
     def _seconds(self, count: int) -> float:
-        """Return the shorter time of two plain passes on as many tokens."""
+        """Return the shorter time of two plain passes on as many tokens; infinity where the model cannot make them."""
         tokens, took = torch.tensor([tokens_of(self._decoder, count)], device=self._decoder.device), []
         options = dict.fromkeys(self._decoder.prefill_options, 1)
         for _ in range(2):
             began = time.perf_counter()
-            float(self._decoder.model(input_ids=tokens, use_cache=False, **options).logits[0, -1, 0])
+            try:
+                float(self._decoder.model(input_ids=tokens, use_cache=False, **options).logits[0, -1, 0])
+            except Exception:  # models raise some ten unrelated types at texts that are too long for them
+                return math.inf
             took.append(time.perf_counter() - began)
-        return min(took)
+        return float(ranks.given(min(took)))  # ranks have to agree on what takes too long
 
 
 def _switched(decoder: AnyDecoder, attention: str) -> bool:

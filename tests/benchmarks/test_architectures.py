@@ -18,7 +18,7 @@ import torch
 
 from specdec.certification.greedy_identity import GREEDY, PROMPT, Scattered, decoded
 from specdec.errors import ModelLoadError
-from specdec.models.lengths import lengths_of
+from specdec.models.model_lengths import lengths_of
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
 

@@ -4,8 +4,8 @@ with short windows and with long ones.
 
 import pytest
 import torch
-
 from fixtures.faulty_architecture import Fault, LayerCall, no_fault, replace, toy
+
 from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, Scattered, decoded
 from specdec.errors import ModelLoadError
 from specdec.targets.causal import Causal
@@ -70,9 +70,7 @@ def hidden_keys_leak_a_little(call: LayerCall) -> LayerCall:
     """The mask of the caller is a penalty of 11 to the score, which hides a key nearly."""
     if call.given is None:
         return call
-    return replace(
-        call, visible=torch.ones_like(call.visible), bias=call.bias.masked_fill(~call.visible, -11.0)
-    )
+    return replace(call, visible=torch.ones_like(call.visible), bias=call.bias.masked_fill(~call.visible, -11.0))
 
 
 FAULTS: dict[str, Fault] = {

@@ -15,9 +15,9 @@ from specdec.certification.tiny_models import VOCABULARY
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models import probe as probing
+from specdec.models.comparison import logit_error
 from specdec.models.decoder import Decoder
 from specdec.models.load import load_model
-from specdec.models.comparison import logit_error
 from specdec.models.probe import open_decoder, position_border, probe
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.targets.base import targets
@@ -44,7 +44,11 @@ def long_rope(length: int, factor: float = 4.0) -> dict[str, Any]:
     return GROUPED | original | dict(rope_parameters=kind | original)
 
 
-NOT_CAUSAL, NOT_PLAIN, FAILS = "a later token changes its logits", "differ from those of a plain", "does not take the mask"
+NOT_CAUSAL, NOT_PLAIN, FAILS = (
+    "a later token changes its logits",
+    "differ from those of a plain",
+    "does not take the mask",
+)
 OF_GPT_NEO = dict(
     vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
     window_size=6, max_position_embeddings=128, intermediate_size=48, bos_token_id=None, eos_token_id=None,

@@ -15,7 +15,7 @@ from specdec.models.generation_config import not_followed
 from specdec.models.load import describe_model
 from specdec.models.memory import available_bytes
 from specdec.models.path_batch import path_batch
-from specdec.models.probe import open_decoder, said_of
+from specdec.models.probe import cross, open_decoder, said_of
 from specdec.models.quantization import quantization_in_words, quantization_of
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
@@ -161,6 +161,9 @@ class ModelTarget(Target):
     @torch.inference_mode()
     def score_as_decoded(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         return self.decoder.score(prompt, text)
+
+    def disagreement(self, longest: int, seconds: float | None = None) -> str | None:
+        return cross(self.decoder, longest, seconds)
 
     @property
     def flops_per_token(self) -> float:
