@@ -54,7 +54,9 @@ class NumericsError(SpecdecError):
 
 
 class NotLossless(SpecdecError):
-    """A certificate refutes what a combination declares: some check failed."""
+    """Outputs are refuted: they are not the target's own although they should be, or a certificate's check failed. What
+    was measured is on disk, whole.
+    """
 
     exit_code = 6
 
