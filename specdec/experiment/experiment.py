@@ -263,7 +263,7 @@ def _measure_beside(
         doubt = target.disagreement(longest_text)
     if doubt is not None:
         results.write_json(SESSION, {**(read_json(results.folder / SESSION) or {}), "doubt": doubt})
-    budget.lap("trust")
+    budget.lap("comparing")
     if known["grid"] is not None:
         # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.
         dtype = getattr(torch, identity.environment["model"]["dtype"])

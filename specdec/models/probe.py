@@ -160,7 +160,7 @@ def _disagreement(decoder: Decoder, trial: Comparison) -> str | None:
     probed, chunk = decoder.probed, decoder.prefill_chunk
     try:
         if not trial.plain():
-            return "it cannot compute a plain forward pass"
+            return None  # texts of this length are beyond the model, by whatever call
         for check, trusted, words in (
             (trial.causal, True, "a later token changes its logits at earlier places"),
             (trial.chain, True, "chains differ from plain forward passes"),
@@ -295,16 +295,20 @@ class _Probe:
             prompts = _around(length, self._context_kept)
             if length > _FAR:
                 pace = pace or _Pace(decoder)
-                allowed -= pace.seconds([Comparison(decoder, prompt) for prompt in prompts], allowed)
-                if allowed < 0:
+                if pace.seconds([Comparison(decoder, prompt) for prompt in prompts], allowed) > allowed:
                     return tuple(lengths[place:])
             for prompt in prompts:
+                if allowed < 0:  # the last one took longer than foretold
+                    return tuple(lengths[place:])
+                began = time.perf_counter()
                 try:
                     self._compare(decoder, prompt, f" around a length of its configuration ({self._named(length)})")
                 except (RuntimeError, MemoryError) as error:
                     if not is_out_of_memory(error):
                         raise
                     return tuple(lengths[place:])
+                if length > _FAR:
+                    allowed -= ranks.given(time.perf_counter() - began)
         return ()
 
     def _named(self, length: int) -> str:
