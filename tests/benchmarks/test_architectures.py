@@ -2,7 +2,7 @@
 configuration with tiny widths.
 
 Windows, chunks and contexts are the default ones. Run by hand: `python -m pytest -n 0 -m benchmark
-tests/benchmarks/test_architectures.py`, about five minutes. A line of `analysis/results/architectures.json` says how
+tests/benchmarks/test_architectures.py`, about four minutes. A line of `analysis/results/architectures.json` says how
 drafts that branch are evaluated ("packed" or "rows"), around which lengths the model itself was compared, or why it is
 refused, or why no tiny model could be made. What is served has decoded a text with chains and with trees, in float32,
 behind its windows where these are short, token for token as plain forward passes do.

@@ -40,6 +40,7 @@ def test_unexplained_divergences_are_the_headline_and_the_exit_code(parting, in_
     assert "Outputs refuted" in logged["tags.mlflow.note.content"]
 
 
+@pytest.mark.slow
 def test_calls_that_disagree_at_the_end_refute_the_outputs_too(in_process, made_database, tmp_path, monkeypatch):
     """Lengths of the configuration that take long are crossed after the last prompt."""
     asked = []
@@ -65,6 +66,7 @@ def test_calls_that_disagree_at_the_beginning_end_the_run_before_anything_is_tim
     assert not list(tmp_path.glob("outputs/*/*/calibration.json"))
 
 
+@pytest.mark.slow
 def test_a_sweep_counts_such_a_cell_as_failed(parting, in_process, made_database, tmp_path):
     ended = in_process(run, "-m", *TINY, "structure.gamma=2")
     assert ended.code == 3
