@@ -35,16 +35,17 @@ BITS_16 = (torch.bfloat16, torch.float16)
 # tokens at once, and quantised products scale all rows alike. Everywhere else they change no bit.
 _SHARED = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 0.015, torch.bfloat16: 0.04}
 
-# Nodes 0 to 5 follow the root, 6 and 7 follow node 5, and 8 follows 7: in the row most nodes stand far from where a
-# chain of their depth would end.
-TREE = Tree((-1, -1, -1, -1, -1, -1, 5, 5, 7))
+# Nodes 0 to 13 follow the root, 14 and 15 follow node 13, and 16 follows 15: in the row most nodes stand far from where
+# a chain of their depth would end.
+TREE = Tree((*(-1,) * 14, 13, 13, 15))
 _FAR = 3  # the first row of the tree's logits, the root's being 0, that stands far from there
-_PATH = (5, 7)  # the nodes that are committed; their slots have to move
-_LAST = 8  # the node behind them
+_PATH = (13, 15)  # the nodes that are committed; their slots have to move
+_LAST = 16  # the node behind them
 BEHIND = 6  # tokens of a text behind the prompt: a root, two of a path, three more
-_FEW = (3, 8)  # leaves of the tree that are compared where the prompt is long
+_LEAVES = (0, 1, 7, 14, 16)  # of the tree that are compared
+_FEW = (7, 16)  # those that are compared where the prompt is long
 _LONG = 64  # tokens; behind a longer prompt few leaves are compared
-_ONE_BY_ONE = 1024  # tokens; plain passes over longer prompts are made one after another, which takes less memory
+ONE_BY_ONE = 1024  # tokens; plain passes over longer prompts are made one after another, which takes less memory
 _SEEN = 40  # tokens before a changed one whose logits have to stay
 
 
@@ -64,12 +65,12 @@ class Comparison:
         self._decoder = decoder
         self._device, self._dtype = decoder.device, decoder.model.dtype
         # Every length has tokens of its own, so that nothing that a model kept of the text before is right by chance.
-        tokens = iter(tokens_of(decoder, length + 18 + BEHIND, offset=length))
+        tokens = iter(tokens_of(decoder, length + 1 + 2 + 3 + len(TREE) + 3 + BEHIND, offset=length))
         self._prompt = list(islice(tokens, length))
         (self._root,), self._chain, self._wrong = (list(islice(tokens, count)) for count in (1, 2, 3))
         self._nodes, self._behind = list(islice(tokens, len(TREE))), list(islice(tokens, 3))
         self._others = list(islice(tokens, BEHIND))  # stand where nothing may change
-        self._leaves = TREE.leaves if length <= _LONG else _FEW
+        self._leaves = _LEAVES if length <= _LONG else _FEW
         compared = {node for leaf in self._leaves for node in TREE.path(leaf)}
         self._compared = [0, *(1 + node for node in sorted(compared))]  # rows of the tree's logits
         self._committed = 0
@@ -330,7 +331,7 @@ def plain_logits(decoder: AnyDecoder, prompt: Sequence[int], texts: Sequence[Seq
     if isinstance(decoder, Seq2SeqDecoder):
         return torch.stack([decoder.score(prompt, text) for text in texts])
     wanted = len(texts[0]) + 1
-    if len(prompt) > _ONE_BY_ONE:
+    if len(prompt) > ONE_BY_ONE:
         return torch.stack([_last_logits(decoder, [*prompt, *text], wanted) for text in texts])
     tokens = torch.tensor([[*prompt, *text] for text in texts], device=decoder.device)
     # As many logits as are needed, where the model can limit them: those of a large vocabulary take memory.

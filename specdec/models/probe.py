@@ -26,7 +26,7 @@ import transformers
 from specdec import ranks
 from specdec.code_version import code_hash
 from specdec.errors import ModelLoadError, is_out_of_memory
-from specdec.models.comparison import BEHIND, BITS_16, AnyDecoder, Comparison, tokens_of
+from specdec.models.comparison import BEHIND, BITS_16, ONE_BY_ONE, AnyDecoder, Comparison, tokens_of
 from specdec.models.decoder import Decoder
 from specdec.models.load import content_hash
 from specdec.models.model_lengths import Key, lengths_of, shortened
@@ -37,9 +37,10 @@ from specdec.text.writing import write_atomically
 logger = logging.getLogger(__name__)
 
 _PROMPT = 9  # tokens of the first comparison
-_NEAR = 64  # tokens; a length at which positions change, that lies within, is tried
+_NEAR = 64  # tokens; lengths up to here are crossed at more places, and texts across changes of positions are tried
 _SHORTEST = 8  # tokens of context without which nothing is probed
-_BEFORE, _AFTER = 2, 3  # tokens; a length is crossed by drafts behind prompts that end so far before and after it
+_PLACES = (-2, 0, 3)  # tokens; a length is crossed by drafts behind prompts that are so much longer than it
+_FEW_PLACES = (-2, 3)  # those for lengths that are crossed by the model itself and not near
 _FAR = 150  # tokens of a prompt behind which every small model is compared
 _CHEAP = 1e9  # operations; a model is small if a comparison that far takes fewer
 _TIMED = 256  # tokens of the pass by which the time of others is foretold
@@ -165,7 +166,7 @@ def _disagreement(decoder: Decoder, trial: Comparison) -> str | None:
             (trial.causal, True, "a later token changes its logits at earlier places"),
             (trial.chain, True, "chains differ from plain forward passes"),
             (trial.packed, probed.packed, "drafts that branch differ from plain forward passes"),
-            (trial.rows, probed.rows, "drafts by rows differ from plain forward passes"),
+            (trial.rows, probed.rows and not probed.packed, "drafts by rows differ from plain forward passes"),
             (trial.pieces, probed.pieces, "a prefill in several calls differs from plain forward passes"),
         ):
             if trusted and not check():
@@ -240,7 +241,8 @@ class _Probe:
             self._served = replace(
                 served,
                 packed=served.packed and trial.packed(),
-                rows=served.rows and trial.rows(),
+                # A batch has a copy of the prompt for every path: behind long ones it is asked for where it is needed.
+                rows=served.rows and (served.packed and prompt > ONE_BY_ONE or trial.rows()),
                 pieces=served.pieces and trial.pieces(),
                 static=served.static and trial.static(),
             )
@@ -278,8 +280,9 @@ class _Probe:
         if decoder.model.dtype in BITS_16 and sum(weight.numel() for weight in model.parameters()) < _COPIED:
             model = model.float()
         copied = Decoder(model, decoder.name, decoder.prefill_chunk)
-        prompts = {prompt: length for length, few in short.items() for prompt in _around(few, copied.context_length)}
-        prompts[_clipped(2 * max(short.values()) + BEHIND - 1, copied.context_length)] = max(short)
+        context, longest = copied.context_length, max(short.values())
+        prompts = {prompt: length for length, few in short.items() for prompt in _around(few, context)}
+        prompts |= {_clipped(prompt, context): max(short) for prompt in (2 * longest, 3 * longest + BEHIND - 1)}
         for prompt, length in sorted(prompts.items()):
             self._compare(copied, prompt, f" around a length of its configuration ({self._named(length)})")
 
@@ -354,7 +357,8 @@ def _clipped(prompt: int, context: int) -> int:
 
 def _around(length: int, context: int) -> list[int]:
     """Return the lengths of prompts whose drafts cross a length, and stand behind it."""
-    return sorted({_clipped(length + tokens, context) for tokens in (-_BEFORE, _AFTER)})
+    places = _PLACES if length <= _NEAR else _FEW_PLACES
+    return sorted({_clipped(length + tokens, context) for tokens in places})
 
 
 class _Pace:
