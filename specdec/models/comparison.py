@@ -6,7 +6,7 @@ Two kinds of checks: logits have to be those of a plain pass, within what roundi
 
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from math import gcd, inf
+from math import gcd
 from typing import Any
 
 import torch
@@ -53,7 +53,7 @@ class Comparison:
     """The checks at one length of the prompt.
 
     Attributes:
-        errors: by check, how far logits were from those they should be (see `logit_error`).
+        errors: by check, how far logits were from those they should be (see `logit_error`); of those without a fault.
         faults: by check, what the model said where it could not be asked.
     """
 
@@ -158,7 +158,6 @@ class Comparison:
             if is_out_of_memory(error):
                 raise
             self.faults[check] = " ".join(f"{error}".split())[:200] or type(error).__name__
-            self.errors[check] = inf
             return False
         middle = self._dtype in BITS_16 and tolerances is None
         largest = max((float(group.median() if middle else group.max()) for group in found), default=0.0)

@@ -182,6 +182,7 @@ class _Probe:
     def __init__(self, decoder: AnyDecoder) -> None:
         self._decoder = decoder
         self._errors: dict[str, float] = {}
+        self._faulty: set[str] = set()
         self._served = Probed()
         config = decoder.model.config.get_text_config()
         self._border = position_border(config)
@@ -249,11 +250,14 @@ class _Probe:
         finally:
             for fault in trial.faults.items():
                 logger.debug("%s, check %s: %s", who, *fault)
+            self._faulty |= trial.faults.keys()
             for check, error in trial.errors.items():
                 self._errors[check] = max(error, self._errors.get(check, 0.0))
+            for check in self._faulty:  # an error at another length would say too little
+                self._errors.pop(check, None)
 
     def _refusal(self, trial: Comparison, who: str, near: str) -> str:
-        if "chain" in trial.faults:
+        if trial.faults:
             return (
                 f"{who} cannot be used: it does not take the mask and the positions that a draft behind a cache{near} "
                 f"needs; {_OTHER}."

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import isinf
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class Probed:
         return tuple(found)
 
     def _differ(self, *checks: str) -> str:
-        error = max((self.errors[check] for check in checks if check in self.errors), default=float("inf"))
-        if isinf(error):
+        if checks[0] not in self.errors:
             return "it cannot be evaluated"
+        error = max(self.errors[check] for check in checks if check in self.errors)
         return f"its logits differ from those of plain forward passes, by {error:.2g} of their spread"

@@ -176,6 +176,7 @@ class ModelTarget(Target):
     def describe(self) -> dict[str, Any]:
         described = describe_model(self.model, self.name)
         probed = asdict(self.decoder.probed)
+        probed.pop("pending")  # says what there was no time for, which changes no result
         return {**described, "compilation": self.compilation, "evaluation": self.evaluation, "probe": probed}
 
     @cached_property
