@@ -54,11 +54,13 @@ class Findings:
         sections: for people; each begins with its answer.
         metrics: for MLflow, flat names.
         curves: for MLflow, name -> step -> value.
+        refuted: why outputs are not the target's own although the method is lossless, in a sentence; "" where they are.
     """
 
     sections: tuple[Section, ...]
     metrics: dict[str, float] = field(default_factory=dict)
     curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    refuted: str = ""
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,9 @@ class NumericsError(SpecdecError):
 
 
 class NotLossless(SpecdecError):
-    """A certificate refutes what a combination declares: some check failed."""
+    """Outputs are refuted: they are not the target's own although they should be, or a certificate's check failed. What
+    was measured is on disk, whole.
+    """
 
     exit_code = 6
 
@@ -101,7 +103,8 @@ EXIT_CODES = {
     2: "something to put right in the command, said in one sentence before anything is decoded",
     3: "some cells of a sweep, or of a training's sweep, failed; the others are done",
     4: "the environment failed: disk, memory, NaN in the target's logits, or tracking that was required",
-    6: "`certify` found that a combination is not lossless",
+    6: "outputs refuted: `certify` found a loss, or outputs of any command are not the target's own and no near-tie "
+    "explains it; the folder is complete, and a sweep counts the cell as failed",
     7: "`certify` has nothing to certify: a part declares itself lossy",
     130: "ended by SIGINT (Ctrl-C); finished rounds are kept",
     143: "ended by SIGTERM; finished rounds are kept",

@@ -11,7 +11,7 @@ from specdec.commands import cli
 from specdec.commands.early import check_early
 from specdec.commands.follower import as_follower, patient
 from specdec.config import RunConfig, validated
-from specdec.errors import UsageError
+from specdec.errors import NotLossless, UsageError
 
 
 def task(values: Mapping[str, Any]) -> Mapping[str, float]:
@@ -28,7 +28,7 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
     if config.study is not None:
         from specdec.studies.base.run_study import run_study
 
-        return run_study(config, cli.output_dir(), cli.earlier_runs()).metrics
+        return _stood(run_study(config, cli.output_dir(), cli.earlier_runs()))
 
     if ranks.follows():
         from specdec.experiment.experiment import follow_experiment
@@ -39,7 +39,19 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
 
     from specdec.experiment.experiment import run_experiment
 
-    return run_experiment(config, cli.output_dir(), cli.earlier_runs()).metrics
+    return _stood(run_experiment(config, cli.output_dir(), cli.earlier_runs()))
+
+
+def _stood(found: Any) -> Mapping[str, float]:
+    """Return the metrics of findings, or of a kept run.
+
+    Raises:
+        NotLossless: outputs are not the target's own; the folder is complete.
+    """
+    if found.refuted:
+        raise NotLossless(found.refuted)
+    metrics: Mapping[str, float] = found.metrics
+    return metrics
 
 
 def _check(config: RunConfig) -> None:

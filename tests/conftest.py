@@ -48,6 +48,6 @@ def models_pass_their_probe(request: pytest.FixtureRequest, caplog: pytest.LogCa
     hidden.
     """
     yield
-    if request.path.name not in ("test_probe.py", "test_architectures.py"):
+    if request.path.name not in ("test_probe.py", "test_planted_faults.py", "test_architectures.py"):
         records = [record for phase in ("setup", "call") for record in caplog.get_records(phase)]
         assert not [record.getMessage() for record in records if record.name == "specdec.models.probe"]

@@ -99,6 +99,7 @@ class SessionFacts:
         left_out: ids of the prompts that the time budget left out, once for each repeat.
         drafter: the method that these counts are about; empty in runs of earlier versions.
         beside: compared, identical and unexplained of the other drafters of the session, by their method.
+        doubt: why the target's outputs cannot be trusted, in a sentence: calls disagree with plain passes; else "".
     """
 
     compared: int
@@ -109,6 +110,17 @@ class SessionFacts:
     drafter: str = ""
     left_out: tuple[str, ...] = ()
     beside: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    doubt: str = ""
+
+    @property
+    def refuted(self) -> str:
+        """Why outputs are not the target's own, in a sentence; "" where nothing speaks against them."""
+        if self.unexplained:
+            return (
+                f"Outputs refuted: {self.unexplained} of {self.compared} differ from the baseline's without a near-tie "
+                "that rounding could explain, so what was measured is no lossless decoding."
+            )
+        return f"Outputs refuted: {self.doubt}" if self.doubt else ""
 
     def of_drafter(self, name: str) -> "SessionFacts":
         """Return the facts with the counts of another drafter of the session."""

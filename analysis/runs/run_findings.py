@@ -81,6 +81,8 @@ class RunFindings(Findings):
         """The content of `summary.json`."""
         others = {"beside": {name: each.arms for name, each in self.beside.items()}} if self.beside else {}
         known = {"metrics": self.metrics, "curves": self.curves, "arms": self.arms, "notes": self.notes, **others}
+        if self.refuted:
+            known["refuted"] = self.refuted
         return {**known, "serving": self.serving} if self.serving else known
 
     def overlays(self) -> dict[str, Curves]:
@@ -127,16 +129,24 @@ def _with_others(run: Run, found: RunFindings, measured: MeasuredRun) -> RunFind
     metrics = {**found.metrics, **prefixed["metrics"]}
     seen = replace(run, metrics=metrics)
     notes = [
-        f"Drafter {name}: {note}" for name, each in others.items() for note in each.notes if note not in found.notes
+        f"Drafter {name}: {note}"
+        for name, each in others.items()
+        for note in each.notes
+        if note not in (*found.notes, each.refuted)
     ]
     compared = drafters_section(seen, replicates, seed).text[:2]
+    verdicts = [found.refuted] if found.refuted else []
+    verdicts += [
+        f"Drafter {name}: {each.refuted}" for name, each in others.items() if each.refuted not in ("", found.refuted)
+    ]
     return replace(
         found,
         metrics=metrics | paired_metrics(run, replicates, seed),
         curves={**found.curves, **prefixed["curves"]},
-        notes=[*compared, *found.notes, *notes],
+        notes=[*verdicts, *compared, *(note for note in found.notes if note not in verdicts), *notes],
         beside=others,
         closing=closing_of_several(runs, two_fastest(run, replicates, seed)),
+        refuted=" ".join(verdicts),
     )
 
 
@@ -181,7 +191,9 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, Summary, HeldOu
     }
     if facts.primary_gamma in facts.predicted:
         metrics["speedup.predicted"] = facts.predicted[facts.primary_gamma]
+    refuted = "" if facts.simulated or facts.forced else session.refuted
     notes = [
+        *([refuted] if refuted else []),
         *([standing.note] if standing and standing.note else []),
         formula_verdict(account_gap(arm.account)),
         verdict(arm.account, facts.simulated, control.get("null/floor", 0.0)),
@@ -215,6 +227,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, Summary, HeldOu
         simulated=facts.simulated,
         lossy=not facts.lossless,
         closing=closing_sentences(measured),
+        refuted=refuted,
     )
     return found, measured, summary, prediction
 

@@ -24,7 +24,7 @@ def run_notes(
         notes.append("Lossless or not: recorded text can only be reproduced, so that nothing is learned from it.")
     elif facts.forced:
         notes.append("Forced: the recorded text was committed whatever the target said; nothing here is lossless.")
-    elif session.compared:
+    elif session.compared and not session.refuted:
         notes.append(
             f"Lossless: {session.identical} of {session.compared} outputs are identical to the baseline's; "
             f"{session.compared - session.identical} differ, {session.unexplained} of them without a near-tie that "

@@ -97,7 +97,11 @@ def summary_section(run: Run) -> Section:
     arms = {f"{arm['gamma']}{'*' if arm['primary'] else ''}": arm for arm in summary["arms"]}
     by_gamma = {name: _labelled(words, run.simulated) for name, words in BY_GAMMA.items()}
     caption = f"Every gamma (* is the primary one), with {LEVEL} prompt-bootstrap intervals"
-    return Section("Summary", (_speedup_in_words(run),), ((caption, _table("gamma", arms, by_gamma)),))
+    refuted = summary.get("refuted", "")
+    speedup = _speedup_in_words(run)
+    # A speedup beside outputs that are wrong is the second sentence, and says so.
+    text = (f"**{refuted}**", f"{speedup} It is no lossless speedup.") if refuted else (speedup,)
+    return Section("Summary", text, ((caption, _table("gamma", arms, by_gamma)),))
 
 
 def figures_section(run: Run) -> Section:

@@ -55,7 +55,7 @@ def findings(tables: Tables, about: About) -> Findings:
     first, *others = sections
     text = (*first.text, *about.caveats(tables["skipped"]))
     first = Section(first.title, text, first.tables, first.figures)
-    return Findings((first, *others, _published()), finite(metrics))
+    return Findings((first, *others, _published()), finite(metrics), refuted=_refuted(arms, outcomes))
 
 
 def _arm_sums(live: pd.DataFrame) -> dict[str, ArmSums]:
@@ -159,6 +159,19 @@ def _outcomes(arms: pd.DataFrame, outcomes: pd.DataFrame) -> str:
     said += f"; not explained: {', '.join(wrong)}" if wrong else "; none is unexplained"
     lossy = [arms["drafter"][name] for name in arms.index if not arms["lossless"][name]]
     return said + (f". By its rule not lossless: {', '.join(lossy)}." if lossy else ".")
+
+
+def _refuted(arms: pd.DataFrame, outcomes: pd.DataFrame) -> str:
+    """Name the lossless methods whose outputs differ from the target's own for no near-tie; "" where none does."""
+    differs = outcomes.reindex(columns=["differs"], fill_value=0)["differs"]
+    wrong = [name for name in arms.index if arms["lossless"][name] and differs[name]]
+    if not wrong:
+        return ""
+    named = ", ".join(arms["drafter"][name] for name in wrong)
+    return (
+        f"Outputs refuted: {counted(int(differs[wrong].sum()), 'output')} of lossless methods ({named}) differ from "
+        "the target's own text without a near-tie that rounding could explain."
+    )
 
 
 def _needs(names: Sequence[str], arms: pd.DataFrame, outcomes: pd.DataFrame) -> dict[str, list[str]]:

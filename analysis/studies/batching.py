@@ -46,7 +46,7 @@ def findings(tables: Tables, about: About) -> Findings:
         _throughput(found, about),
         _calls(found, tables, about),
     )
-    return Findings(sections, _metrics(found), _curves(found))
+    return Findings(sections, _metrics(found), _curves(found), _refuted(tables["batching"]))
 
 
 # Numbers --------------------------------------------------------------------------------------------
@@ -351,6 +351,17 @@ def _outcomes(lines: pd.DataFrame) -> str:
         f"Of {counted(same + near + differs, 'text')} with drafts, {same:,} are those of plain decoding at the batch"
     )
     return f"{words}; {near:,} part from it at a near-tie, {differs:,} otherwise."
+
+
+def _refuted(lines: pd.DataFrame) -> str:
+    """Say how many texts drafts changed for no near-tie; "" where there is none."""
+    differs = int(lines["differs"].sum())
+    if not differs:
+        return ""
+    return (
+        f"Outputs refuted: {counted(differs, 'text')} with drafts part from plain decoding without a near-tie that "
+        "rounding could explain."
+    )
 
 
 def _schedules(found: BatchNumbers, about: About) -> list[str]:

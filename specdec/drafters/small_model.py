@@ -457,7 +457,9 @@ class SmallModel(Drafter):
         return twin
 
     def describe(self) -> dict[str, Any]:
-        return {**describe_model(self.model, self.name), "probe": asdict(self._decoder.probed)}
+        probed = asdict(self._decoder.probed)
+        probed.pop("pending")  # as for targets
+        return {**describe_model(self.model, self.name), "probe": probed}
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -10,6 +10,10 @@ import torch
 
 from specdec.targets.base import Target
 
+# Two evaluations in one arithmetic that sum in another order differ by this many units in the last place of the largest
+# logit: 1e-6 of the logits' spread was seen in float32.
+_UNITS = 16
+
 
 @dataclass(frozen=True)
 class Divergence:
@@ -18,7 +22,8 @@ class Divergence:
     Attributes:
         position: index in the output.
         margin: float32 logit of the higher of the two tokens minus that of the lower.
-        rounding: largest difference between the target's own logits and float32 ones at this position.
+        rounding: largest difference between the target's own logits and float32 ones at this position, or what sums in
+            another order make.
         explained: both tokens lie within what rounding can swap: the float32 leader is one of them, or as near.
     """
 
@@ -59,11 +64,13 @@ def explain(
     if position >= min(len(baseline), len(output)):
         # One text ended where the other went on with equal tokens: no near-tie explains that.
         return Divergence(*label, position, -1, -1, float("nan"), float("nan"), explained=False)
-    wide = target.score(prompt, baseline[:position])[-1].double()
+    scored = target.score(prompt, baseline[:position])[-1]
+    wide = scored.double()
     narrow = target.score_as_decoded(prompt, baseline[:position])[-1].double()
     tokens = (baseline[position], output[position])
     pair = wide[list(tokens)]
-    rounding = float((wide - narrow).abs().max())
+    usual = _UNITS * torch.finfo(scored.dtype).eps * float(wide[wide.abs() < torch.inf].abs().max())
+    rounding = max(float((wide - narrow).abs().nan_to_num(0.0).max()), usual)
     return Divergence(
         *label,
         position,

@@ -20,7 +20,7 @@ from specdec.analysis.read.facts import RunStatus
 from specdec.analysis.runs.run_findings import RunFindings
 from specdec.clock import Clock, clock_for
 from specdec.config import RunConfig
-from specdec.errors import Interrupted, SpecdecError
+from specdec.errors import Interrupted, ModelLoadError, SpecdecError
 from specdec.experiment.advice import find_advice
 from specdec.experiment.batched_session import BatchedSession
 from specdec.experiment.beside import settled
@@ -53,6 +53,8 @@ from specdec.tracking.writer import TrackedRun
 logger = logging.getLogger(__name__)
 
 CALIBRATION = "calibration.json"
+SESSION = "session.json"
+_SECONDS_BEFORE = 10.0  # that comparisons with plain passes may take before anything is timed; others come at the end
 _TRACED_ROUNDS = 25  # of each generation in the terminal; trace.html has them all
 
 
@@ -150,7 +152,8 @@ def _run(
         tracked.curves(found.curves)
         whole = {"specdec.partial": ""} if len(beginning.sittings) > 1 else {}  # an earlier sitting may have said so
         cut = {"specdec.left_out": f"{left_out} of {prompts} prompts"} if left_out else {}
-        tracked.tags({"alpha_source": found.alpha_source, **whole, **cut})
+        refuted = {"specdec.outputs": "refuted"} if found.refuted else {}
+        tracked.tags({"alpha_source": found.alpha_source, **whole, **cut, **refuted})
         for key, lines in found.overlays().items():
             tracked.curve_children(key, lines)
         tracked.artifacts()
@@ -237,6 +240,10 @@ def _measure_beside(
     grid_sizes = _grid_sizes(config, target)
     with stage("Compile", "the calls that are timed"):
         prepare(parts, longest, measurement, grid_sizes)
+    longest_text = _longest_text(config, parts)
+    doubt = target.disagreement(longest_text, _SECONDS_BEFORE)
+    if doubt is not None:
+        raise ModelLoadError(f"{doubt} Use shorter texts, or another model.")
     budget.lap("preparing")
     if measurement.warmup_tokens:
         with stage("Warm up", told=False):
@@ -261,6 +268,11 @@ def _measure_beside(
         session.finish(budget.left_out)
     results.compact()
     budget.lap("decoding")
+    with stage("Compare with plain passes", "around the lengths of the model's configuration"):
+        doubt = target.disagreement(longest_text)
+    if doubt is not None:
+        results.write_json(SESSION, {**(read_json(results.folder / SESSION) or {}), "doubt": doubt})
+    budget.lap("comparing")
     if known["grid"] is not None:
         # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.
         dtype = getattr(torch, identity.environment["model"]["dtype"])
@@ -303,15 +315,22 @@ def _write_peers(others: OpenedPeers, results: ResultsFolder, generations: Seque
         results.write_json("peers.json", described)
 
 
+def _longest_text(config: RunConfig, parts: Parts) -> int:
+    """Return the most tokens that a text of the run may have, prompt and output together."""
+    prompts, target = parts.prompts.prompts, parts.target
+    if any(prompt.follow_ups for prompt in prompts):
+        return target.context_length  # how long the later turns will be is not known yet
+    longest = max(len(prompt.tokens) for prompt in prompts) + config.measurement.limit
+    return min(longest, target.context_length)
+
+
 def _work(config: RunConfig, parts: Parts) -> Work | None:
     """Return what other engines are set against, where the configuration asks for some."""
-    target, prompts, limit = parts.target, parts.prompts.prompts, config.measurement.limit
+    target, limit = parts.target, config.measurement.limit
     if not config.measurement.peers:
         return None
     assert isinstance(target, Causal)  # checked before anything was loaded
-    longest = max(len(prompt.tokens) for prompt in prompts) + limit
-    if any(prompt.follow_ups for prompt in prompts):
-        longest = target.context_length  # how long the later turns will be is not known yet
+    longest = _longest_text(config, parts)
     return Work(target, parts.primary.drafter, config.drafter, parts.primary.structure, limit, longest, config.seed)
 
 

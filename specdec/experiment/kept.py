@@ -3,6 +3,7 @@
 Light, because sweeps read it before anything heavy is imported.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,3 +39,12 @@ class KeptRun:
     """A finished run that stands for the one that was asked for."""
 
     metrics: KeptMetrics
+
+    @property
+    def refuted(self) -> str:
+        """Why its outputs are not the target's own, as its own findings say it; "" where they are."""
+        for name in ("summary.json", "study.json"):
+            path = self.metrics.folder / name
+            if path.is_file():
+                return str(json.loads(path.read_text(encoding="utf-8")).get("refuted", ""))
+        return ""

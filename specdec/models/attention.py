@@ -36,7 +36,7 @@ def two_queries(
     # A single query sees whatever the mask leaves of all keys, so causality adds nothing.
     twice = torch.cat([query, query], dim=2)
     found = scaled_dot_product_attention(twice, key, value, attention_mask, **_kernel_options(options))
-    return found[:, :, :1].transpose(1, 2), None  # [B, 1, H, head]
+    return found[:, :, :1].transpose(1, 2).contiguous(), None  # [B, 1, H, head]
 
 
 def grouped_queries(
@@ -66,7 +66,7 @@ def grouped_queries(
     lines = query.reshape(batch, key.shape[1], groups * queries, size)
     found = scaled_dot_product_attention(lines, key, value, mask, **how)  # [B, K, groups * N, head]
     found = found.unflatten(2, (groups, queries)).permute(0, 3, 1, 2, 4)  # [B, N, K, groups, head]
-    return found.flatten(2, 3), None
+    return found.flatten(2, 3).contiguous(), None  # some models take a view of it, as of what `sdpa` returns
 
 
 def _biased(options: Mapping[str, Any]) -> bool:

@@ -1,63 +1,56 @@
 """A check, made when a model is opened, that it computes over our cache what it computes without one.
 
-Some models take positions from the cache's length, or biases from the place in the row, and are wrong without a fault.
-Chains, trees, rows, a prefill in pieces and what follows a rejection are compared with plain forward passes. What was
-found is kept in a small file, so that the next run need not ask.
+Some models take positions from the cache's length, or biases from the place in the row, or have a window of their own,
+and are wrong without a fault. The calls of decoding are compared with plain forward passes at the beginning of a text
+and around every length that the configuration names (windows, chunks, original lengths): the model itself where that is
+cheap, and a copy with short lengths in any case. What was found is kept in a small file, so that the next run need not
+ask.
 """
 
 import hashlib
 import json
 import logging
+import math
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict
-from itertools import islice
-from math import gcd
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 import transformers
-from torch import Tensor
 
 from specdec import ranks
 from specdec.code_version import code_hash
 from specdec.errors import ModelLoadError, is_out_of_memory
-from specdec.models.compile import static_pass
+from specdec.models.comparison import BEHIND, BITS_16, ONE_BY_ONE, AnyDecoder, Comparison, tokens_of
 from specdec.models.decoder import Decoder
 from specdec.models.load import content_hash
-from specdec.models.path_batch import path_batch
+from specdec.models.model_lengths import Key, lengths_of, shortened
 from specdec.models.probed import Probed
 from specdec.models.seq2seq import Seq2SeqDecoder
-from specdec.records import Tree, chain_tree
 from specdec.text.writing import write_atomically
 
 logger = logging.getLogger(__name__)
 
-AnyDecoder = Decoder | Seq2SeqDecoder
-
-# The most by which logits may differ from those of a plain pass, as a share of their spread over the vocabulary. On
-# random models of 120 architectures and on the pocket models, the largest difference by rounding was 1e-6 in float32
-# and 0.014 in bfloat16 (0.03 with 48 layers), the smallest by a fault 0.09; TF32 rounds to 3e-3. In 16 bits the median
-# of the tokens counts, because there a tie between experts may fall another way for some of them.
-_TOLERANCES = {torch.float64: 1e-5, torch.float32: 5e-3, torch.float16: 0.03, torch.bfloat16: 0.08}
-_BITS_16 = (torch.bfloat16, torch.float16)
-
-# Nodes 0 to 5 follow the root, 6 and 7 follow node 5, and 8 follows 7: in the row most nodes stand far from where a
-# chain of their depth would end.
-_TREE = Tree((-1, -1, -1, -1, -1, -1, 5, 5, 7))
-_FAR = 3  # the first row of the tree's logits, the root's being 0, that stands far from there
-_PATH = (5, 7)  # the nodes that are committed; their slots have to move
-_PROMPT = 9  # tokens, unless a window asks for more
-_BEHIND = 6  # tokens of a text behind the prompt: a root, two of a path, three more
-_NEAR = 64  # tokens; a window, or a length at which positions change, that lies within is crossed
+_PROMPT = 9  # tokens of the first comparison
+_NEAR = 64  # tokens; lengths up to here are crossed at more places, and texts across changes of positions are tried
 _SHORTEST = 8  # tokens of context without which nothing is probed
+_PLACES = (-2, 0, 3)  # tokens; a length is crossed by drafts behind prompts that are so much longer than it
+_FEW_PLACES = (-2, 3)  # those for lengths that are crossed by the model itself and not near
+_FAR = 150  # tokens of a prompt behind which every small model is compared
+_CHEAP = 1e9  # operations; a model is small if a comparison that far takes fewer
+_TIMED = 256  # tokens of the pass by which the time of others is foretold
+_SECONDS = 10.0  # that comparisons around the configuration's lengths may take when a model is opened
+_COPIED = 3e8  # weights; a shortened copy of fewer computes in float32
 
 CACHE = "SPECDEC_CACHE"  # environment variable: the folder of what is kept between runs
 _OTHER = "use another model"
-_FORMAT = "specdec probe 1"
+_FORMAT = "specdec probe 2"
+_EAGER = "eager"
 _KNOWN: WeakKeyDictionary[Any, tuple[tuple[str, ...], Probed]] = WeakKeyDictionary()
 
 
@@ -65,17 +58,19 @@ def open_decoder(decoder: AnyDecoder) -> Probed:
     """Find out which calls a model can be trusted with, and set its decoder accordingly; then fill its cache with a
     token, so that the size of a slot is known.
 
+    Where the model's attention fails and the eager one does not, the model is switched to that.
+
     Raises:
         ModelLoadError: it fails, its logits are not finite, a later token changes earlier logits, or a chain over the
             cache differs from a plain pass.
     """
-    how = (str(decoder.model.dtype), decoder.device.type, str(decoder.model.config._attn_implementation))
+    how = _how(decoder)
     known = _KNOWN.get(decoder.model)
     if known is not None and known[0] == how:
         probed = known[1]
     else:
         probed = _kept_or_probed(decoder, how)
-        _KNOWN[decoder.model] = how, probed
+        _remember(decoder, probed)
     decoder.probed = probed
     if probed.context is not None:
         decoder.context_length = min(decoder.context_length, probed.context)
@@ -84,7 +79,7 @@ def open_decoder(decoder: AnyDecoder) -> Probed:
     for sentence in said_of(decoder):
         logger.warning(sentence)
     with torch.inference_mode():
-        decoder.start(_tokens(decoder, 2), 8)
+        decoder.start(tokens_of(decoder, 2), 8)
     return probed
 
 
@@ -96,214 +91,251 @@ def said_of(decoder: AnyDecoder) -> tuple[str, ...]:
     return probed.sentences(_who(decoder))
 
 
-def logit_error(found: Tensor, plain: Tensor) -> Tensor:
-    """Return how far logits [N, V] are from the plain ones, for each of N tokens, as a share of the latter's spread.
-
-    Both are centred over V, because a constant changes no law. A distance between laws would be less sharp: any two
-    laws that are nearly uniform, as those of random weights, are close to each other.
-    """
-    found, plain = (logits.detach().to("cpu", torch.float64) for logits in (found, plain))
-    # Models give tokens that they never choose -inf, or the lowest number there is.
-    usable = (plain.abs() < 1e30).all(0)
-    found, plain = (logits[:, usable] - logits[:, usable].mean(-1, keepdim=True) for logits in (found, plain))
-    spread = plain.norm(dim=-1)
-    return torch.where(found.isfinite().all(-1), (found - plain).norm(dim=-1) / spread.clamp_min(1e-30), torch.inf)
-
-
-@torch.inference_mode()
 def probe(decoder: AnyDecoder) -> Probed:
-    """Compare the calls of decoding with plain forward passes: about a dozen calls on a few tokens each.
+    """Compare the calls of decoding with plain forward passes: some twenty calls on a few tokens each, and as many
+    around every length of the configuration.
 
     Raises:
         ModelLoadError: see `open_decoder`.
     """
     if decoder.context_length < _SHORTEST:
         return Probed()
-    chunk = decoder.prefill_chunk if isinstance(decoder, Decoder) else 0
+    stock = decoder.model.config._attn_implementation
     try:
-        return _Comparison(decoder).run()
+        probed = _Probe(decoder).run()
+    except ModelLoadError as refusal:
+        probed, refused = None, refusal
+    if probed is not None and (probed.packed or isinstance(decoder, Seq2SeqDecoder)):
+        return probed
+    if stock != _EAGER and _switched(decoder, _EAGER):
+        with suppress(ModelLoadError):
+            eager = _Probe(decoder).run()
+            if probed is None or eager.packed:
+                return replace(eager, attention=_EAGER)
+        _switched(decoder, stock)
+    if probed is None:
+        raise refused
+    return probed
+
+
+def lengths_within(decoder: AnyDecoder, longest: int) -> tuple[int, ...]:
+    """Return the lengths of the model's configuration that texts of `longest` tokens cross, and that the model itself
+    was never compared behind.
+    """
+    return tuple(length for length in decoder.probed.pending if length < longest)
+
+
+def cross(decoder: AnyDecoder, longest: int, seconds: float | None = None) -> str | None:
+    """Compare the model with plain passes around the lengths of its configuration that texts of `longest` tokens cross,
+    and take note of those that were. Return what disagrees, in a sentence; None where nothing does.
+
+    Args:
+        seconds: lengths that take longer than this, all together, are left; None for no limit.
+    """
+    assert isinstance(decoder, Decoder)
+    allowed = math.inf if seconds is None else seconds
+    pace = _Pace(decoder) if lengths_within(decoder, longest) else None
+    for length in lengths_within(decoder, longest):
+        trials = [Comparison(decoder, prompt) for prompt in _around(length, decoder.context_length)]
+        assert pace is not None
+        allowed -= pace.seconds(trials, allowed)
+        if allowed < 0:
+            break
+        for trial in trials:
+            wrong = _disagreement(decoder, trial)
+            if wrong is not None:
+                return (
+                    f"{_who(decoder)} cannot be trusted with texts of more than {length:,} tokens, a length of its "
+                    f"configuration: from there on {wrong}."
+                )
+        pending = tuple(other for other in decoder.probed.pending if other != length)
+        decoder.probed = replace(decoder.probed, pending=pending)
+        _remember(decoder, decoder.probed)
+        _keep(decoder, _how(decoder), decoder.probed)
+    return None
+
+
+@torch.inference_mode()
+def _disagreement(decoder: Decoder, trial: Comparison) -> str | None:
+    """Return what disagrees behind one prompt among the calls that the decoder is trusted with."""
+    probed, chunk = decoder.probed, decoder.prefill_chunk
+    try:
+        if not trial.plain():
+            return None  # texts of this length are beyond the model, by whatever call
+        for check, trusted, words in (
+            (trial.causal, True, "a later token changes its logits at earlier places"),
+            (trial.chain, True, "chains differ from plain forward passes"),
+            (trial.packed, probed.packed, "drafts that branch differ from plain forward passes"),
+            (trial.rows, probed.rows and not probed.packed, "drafts by rows differ from plain forward passes"),
+            (trial.pieces, probed.pieces, "a prefill in several calls differs from plain forward passes"),
+        ):
+            if trusted and not check():
+                return words
     finally:
-        if isinstance(decoder, Decoder):
-            decoder.prefill_chunk = chunk
+        decoder.prefill_chunk = chunk
+    return None
 
 
-class _Comparison:
-    """The calls of one probe, over one text: a prompt, then a root and its continuations."""
+class _Probe:
+    """The comparisons of one model, and what they found all together."""
 
     def __init__(self, decoder: AnyDecoder) -> None:
         self._decoder = decoder
-        self._device, self._dtype = decoder.device, decoder.model.dtype
-        windows = decoder.windows.values() if isinstance(decoder, Decoder) else ()
-        length = max([_PROMPT, *(window + 4 for window in windows if window and window <= _NEAR)])
-        length = max(2, min(length, decoder.context_length - _BEHIND))
-        tokens = iter(_tokens(decoder, length + 18))
-        self._prompt = list(islice(tokens, length))
-        (self._root,), self._chain, self._wrong = (list(islice(tokens, count)) for count in (1, 2, 3))
-        self._nodes, self._behind = list(islice(tokens, len(_TREE))), list(islice(tokens, 3))
-        self.errors: dict[str, float] = {}
-        self._faults: dict[str, str] = {}
+        self._errors: dict[str, float] = {}
+        self._faulty: set[str] = set()
+        self._served = Probed()
+        config = decoder.model.config.get_text_config()
+        self._border = position_border(config)
+        # Behind a length at which positions change nothing agrees; that one has a check of its own.
+        self._context_kept = min(decoder.context_length, self._border or decoder.context_length)
+        self._lengths: dict[Key, int] = lengths_of(config, self._context_kept) if isinstance(decoder, Decoder) else {}
 
+    @torch.inference_mode()
     def run(self) -> Probed:
         """Make all comparisons.
 
         Raises:
             ModelLoadError: see `open_decoder`.
         """
-        who = _who(self._decoder)
-        if not self._agrees("plain", self._plain_pass):
-            raise ModelLoadError(f"{who} cannot compute a plain forward pass ({self._faults['plain']}): {_OTHER}.")
-        if not all(torch.isfinite(logits).any() and not logits.isnan().any() for logits in self._plain):
-            raise ModelLoadError(f"{who} cannot be used: its logits are not finite; try another dtype, as float32.")
-        if not self._agrees("causal", self._causality, 0.5):
-            raise ModelLoadError(
-                f"{who} cannot be decoded: a later token changes its logits at earlier places, by "
-                f"{self.errors['causal']:.2g} of their spread, so it is no causal language model; use one that is "
-                "(a model of BERT's kind needs is_decoder=true in its config.json, and weights trained so)."
-            )
-        if not self._agrees("chain", self._chain_after_a_rejection):
-            raise ModelLoadError(self._refusal(who))
-        packed = isinstance(self._decoder, Decoder) and self._agrees("packed", self._tree)
-        found = Probed(
-            packed=packed,
-            rows=self._agrees("rows", self._rows),
-            pieces=self._agrees("pieces", self._prefill_in_pieces),
-            static=isinstance(self._decoder, Decoder) and self._agrees("static", self._static_call),
-            context=self._context(),
-            errors=self.errors,
-        )
-        return found
+        decoder = self._decoder
+        chunk = decoder.prefill_chunk if isinstance(decoder, Decoder) else 0
+        try:
+            context = self._context_kept
+            self._compare(decoder, _clipped(_PROMPT, context))
+            if not isinstance(decoder, Decoder):
+                return replace(self._served, packed=False, static=False, errors=self._errors)
+            self._compare_copy()
+            if decoder.flops_per_token * 12 * _FAR < _CHEAP and context >= _FAR + BEHIND:
+                self._compare(decoder, _FAR, f" behind {_FAR} tokens")
+            pending = self._cross_lengths()
+            border = self._context()
+        finally:
+            if isinstance(decoder, Decoder):
+                decoder.prefill_chunk = chunk
+        return replace(self._served, context=border, pending=pending, errors=self._errors)
 
-    def _refusal(self, who: str) -> str:
-        fault = self._faults.get("chain")
-        if fault is not None:
-            return f"{who} does not work with a rolled-back key-value cache ({fault}): {_OTHER}."
-        remedy = f"try float32 weights, or {_OTHER}" if self._dtype in _BITS_16 else _OTHER
-        return (
-            f"{who} cannot be used: after rolling back its cache, its logits differ from those of a plain forward "
-            f"pass, by {self.errors['chain']:.2g} of their spread; {remedy}."
-        )
-
-    def _agrees(self, check: str, errors: Callable[[], Sequence[Tensor]], strictness: float = 1.0) -> bool:
-        """Make a comparison, keep its error, and return whether that is within the tolerance; a fault of the model is
-        kept as its reason.
+    def _compare(self, decoder: AnyDecoder, prompt: int, near: str = "") -> None:
+        """Make all checks behind a prompt of so many tokens, and take note of what may be asked of the model.
 
         Args:
-            errors: returns those of the tokens, in groups of which each has to be within the tolerance.
+            near: what lies there, in words; "" for nothing.
+        Raises:
+            ModelLoadError: see `open_decoder`.
         """
+        who, trial, served = _who(self._decoder), Comparison(decoder, prompt), self._served
         try:
-            found = errors()
-        except Exception as error:  # models raise some ten unrelated types at calls that they do not expect
-            if is_out_of_memory(error):
-                raise
-            self._faults[check] = " ".join(f"{error}".split())[:200] or type(error).__name__
-            return False
-        largest = max(float(group.median() if self._dtype in _BITS_16 else group.max()) for group in found)
-        self.errors[check] = largest
-        return largest <= strictness * _TOLERANCES.get(self._dtype, 0.08)
+            if not trial.plain():
+                logger.debug("%s: %s", who, trial.faults["plain"])
+                if near:
+                    return  # texts of this length are beyond the model, by whatever call
+                raise ModelLoadError(f"{who} cannot compute a plain forward pass over token ids alone: {_OTHER}.")
+            if not trial.finite:
+                raise ModelLoadError(f"{who} cannot be used: its logits are not finite; try another dtype, as float32.")
+            if not trial.causal():
+                raise ModelLoadError(
+                    f"{who} cannot be decoded: a later token changes its logits at earlier places{near}, by "
+                    f"{trial.errors['causal']:.2g} of their spread, so it is no causal language model; use one that is "
+                    "(a model of BERT's kind needs is_decoder=true in its config.json, and weights trained so)."
+                )
+            if not trial.chain():
+                raise ModelLoadError(self._refusal(trial, who, near))
+            self._served = replace(
+                served,
+                packed=served.packed and trial.packed(),
+                # A batch has a copy of the prompt for every path: behind long ones it is asked for where it is needed.
+                rows=served.rows and (served.packed and prompt > ONE_BY_ONE or trial.rows()),
+                pieces=served.pieces and trial.pieces(),
+                static=served.static and trial.static(),
+            )
+        finally:
+            for fault in trial.faults.items():
+                logger.debug("%s, check %s: %s", who, *fault)
+            self._faulty |= trial.faults.keys()
+            for check, error in trial.errors.items():
+                self._errors[check] = max(error, self._errors.get(check, 0.0))
+            for check in self._faulty:  # an error at another length would say too little
+                self._errors.pop(check, None)
 
-    def _plain_pass(self) -> Sequence[Tensor]:
-        """Evaluate all continuations of the prompt in one call without a cache, and keep their logits [B, 7, V]: the
-        law after the prompt, and those after each of the six tokens behind it.
-        """
-        paths = [self._chain, *([self._nodes[node] for node in _TREE.path(leaf)] for leaf in _TREE.leaves)]
-        after = [self._root, *(self._nodes[node] for node in _PATH), *self._behind]
-        texts = [*(([self._root, *path] + self._behind * 2)[:_BEHIND] for path in paths), after]
-        self._plain = _plain_logits(self._decoder, self._prompt, texts)
-        places = {node: (0, 0) for node in range(len(_TREE))}
-        for row, leaf in enumerate(_TREE.leaves, start=1):
-            places |= {node: (row, depth) for depth, node in enumerate(_TREE.path(leaf), start=2)}
-        self._plain_tree = torch.stack([self._plain[0, 1], *(self._plain[place] for place in places.values())])
-        return [torch.zeros(1)]
+    def _refusal(self, trial: Comparison, who: str, near: str) -> str:
+        if trial.faults:
+            return (
+                f"{who} cannot be used: it does not take the mask and the positions that a draft behind a cache{near} "
+                f"needs; {_OTHER}."
+            )
+        if "rejected" in trial.errors:
+            return (
+                f"{who} cannot be used: rejected tokens change its logits{near}, by {trial.errors['rejected']:.2g} of "
+                f"their spread; {_OTHER}."
+            )
+        remedy = f"try float32 weights, or {_OTHER}" if self._decoder.model.dtype in BITS_16 else _OTHER
+        return (
+            f"{who} cannot be used: after rolling back its cache{near}, its logits differ from those of a plain "
+            f"forward pass, by {trial.errors['chain']:.2g} of their spread; {remedy}."
+        )
 
-    def _causality(self) -> Sequence[Tensor]:
-        """Compare the laws up to the root between continuations that differ behind it."""
-        first, others = self._plain[:1, :2], self._plain[1:, :2]
-        return [logit_error(others.flatten(0, 1), first.expand_as(others).flatten(0, 1))]
-
-    def _chain_after_a_rejection(self) -> Sequence[Tensor]:
-        last = self._begin()
-        before = self._evaluate([last, *self._wrong], chain_tree(3))[:1]
-        self._decoder.cache.commit(self._committed, [])
-        found = self._evaluate([self._root, *self._chain], chain_tree(2))
-        return [logit_error(torch.cat([before, found]), self._plain[0, :4])]
-
-    def _tree(self) -> Sequence[Tensor]:
-        """Verify a tree, commit a path of it, and evaluate a chain behind."""
-        first = self._committed + 1
-        self._decoder.length = self._committed
-        found = self._evaluate([self._root, *self._nodes], _TREE)
-        self._decoder.cache.commit(first, [first + node for node in _PATH])
-        behind = self._evaluate(self._behind, chain_tree(2))
-        return self._tree_errors(found, behind)
-
-    def _rows(self) -> Sequence[Tensor]:
-        """Do what `_tree` does with the paths of the tree as a batch."""
-        decoder, begin = self._decoder, self._committed
-        decoder.length = begin
-        tokens = torch.tensor([self._root, *self._nodes], device=self._device)
-        found = decoder.forward_paths(tokens, _TREE)
-        slots = range(begin, begin + 1 + len(_PATH))
-        decoder.cache.commit(begin, slots, path_batch(_TREE).sequence_of(_PATH))
-        behind = self._evaluate(self._behind, chain_tree(2))
-        return self._tree_errors(found, behind)
-
-    def _tree_errors(self, found: Tensor, behind: Tensor) -> Sequence[Tensor]:
-        """Return the errors of a tree's nodes, those far from their place in a chain apart from the others, and of the
-        chain behind the committed path.
-        """
-        nodes = logit_error(found, self._plain_tree)
-        return [nodes[:_FAR], nodes[_FAR:], logit_error(behind, self._plain[-1, 4:7])]
-
-    def _prefill_in_pieces(self) -> Sequence[Tensor]:
-        if isinstance(self._decoder, Seq2SeqDecoder):  # its prompt goes to the encoder
-            return [torch.zeros(1)]
-        last = self._begin(chunk=max(1, (len(self._prompt) - 1) // 2))
-        found = self._evaluate([last, self._root, *self._chain], chain_tree(3))
-        return [logit_error(found, self._plain[0, :4])]
-
-    def _static_call(self) -> Sequence[Tensor]:
-        """Make two calls of fixed shape, as a captured loop does: the cache learns of its length only afterwards."""
+    def _compare_copy(self) -> None:
+        """Compare a copy of the model with short lengths: around each of them, and behind all."""
         decoder = self._decoder
         assert isinstance(decoder, Decoder)
-        text, begin = torch.tensor([self._begin(), self._root, *self._chain], device=self._device), decoder.length
-        call = static_pass(decoder.model, decoder.cache, decoder.windows)
-        places = torch.arange(len(text), device=self._device) + begin
-        found = [call(text[part], places[part]).logits for part in (slice(0, 2), slice(2, 4))]
-        return [logit_error(torch.cat(found), self._plain[0, :4])]
+        made = None if ranks.count() > 1 else shortened(decoder.model, self._lengths)  # ranks hold shares of weights
+        if made is None:
+            return
+        model, short = made
+        if decoder.model.dtype in BITS_16 and sum(weight.numel() for weight in model.parameters()) < _COPIED:
+            model = model.float()
+        copied = Decoder(model, decoder.name, decoder.prefill_chunk)
+        context, longest = copied.context_length, max(short.values())
+        prompts = {prompt: length for length, few in short.items() for prompt in _around(few, context)}
+        prompts |= {_clipped(prompt, context): max(short) for prompt in (2 * longest, 3 * longest + BEHIND - 1)}
+        for prompt, length in sorted(prompts.items()):
+            self._compare(copied, prompt, f" around a length of its configuration ({self._named(length)})")
+
+    def _cross_lengths(self) -> tuple[int, ...]:
+        """Compare the model around the lengths of its configuration, short ones first; return those that would take too
+        long.
+        """
+        decoder = self._decoder
+        assert isinstance(decoder, Decoder)
+        lengths = sorted(set(self._lengths.values()))
+        pace, allowed = None, _SECONDS
+        for place, length in enumerate(lengths):
+            prompts = _around(length, self._context_kept)
+            if length > _FAR:
+                pace = pace or _Pace(decoder)
+                if pace.seconds([Comparison(decoder, prompt) for prompt in prompts], allowed) > allowed:
+                    return tuple(lengths[place:])
+            for prompt in prompts:
+                if allowed < 0:  # the last one took longer than foretold
+                    return tuple(lengths[place:])
+                began = time.perf_counter()
+                try:
+                    self._compare(decoder, prompt, f" around a length of its configuration ({self._named(length)})")
+                except (RuntimeError, MemoryError) as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    return tuple(lengths[place:])
+                if length > _FAR:
+                    allowed -= ranks.given(time.perf_counter() - began)
+        return ()
+
+    def _named(self, length: int) -> str:
+        keys = [key for key, value in self._lengths.items() if value == length]
+        return f"{'.'.join(map(str, keys[0]))}={length}"
 
     def _context(self) -> int | None:
         """Return the length at which the model's positions change, unless a text that crosses it comes out right. A
         text that long is only tried where it is short.
         """
-        border = position_border(self._decoder.model.config.get_text_config())
+        border = self._border
         if border is None or border >= self._decoder.context_length:
             return None
-        if border <= _NEAR and self._agrees("crossing", lambda: self._crossing(border)):
-            return None
+        if border <= _NEAR:
+            trial = Comparison(self._decoder, _clipped(_PROMPT, self._decoder.context_length))
+            right = trial.crossing(border)
+            self._errors |= trial.errors
+            if right:
+                return None
         return border
-
-    def _crossing(self, border: int) -> Sequence[Tensor]:
-        """Decode a text across the length `border` in two calls, behind a prefill that ends before it."""
-        decoder = self._decoder
-        text = _tokens(decoder, border + 4)
-        prompt, rest = text[: max(2, border - 3)], text[max(2, border - 3) :]
-        plain = _plain_logits(decoder, prompt, [rest])[0]
-        root = decoder.start(prompt, len(text) + 1)
-        found = [self._evaluate([root, *rest[:3]], chain_tree(3)), self._evaluate(rest[3:], chain_tree(len(rest) - 4))]
-        return [logit_error(torch.cat(found), plain)]
-
-    def _begin(self, chunk: int = 1 << 30) -> int:
-        """Begin the text, with pieces of `chunk` tokens; return the prompt's last token, or the start token."""
-        decoder = self._decoder
-        if isinstance(decoder, Decoder):
-            decoder.prefill_chunk = chunk
-        last = decoder.start(self._prompt, len(self._prompt) + len(_TREE) + _BEHIND)
-        self._committed = decoder.length + 1
-        return last
-
-    def _evaluate(self, tokens: Sequence[int], tree: Tree) -> Tensor:
-        logits: Tensor = self._decoder.forward(torch.tensor(tokens, device=self._device), tree)
-        return logits
 
 
 def position_border(config: Any) -> int | None:
@@ -322,32 +354,73 @@ def position_border(config: Any) -> int | None:
     return min(borders, default=None)
 
 
-def _plain_logits(decoder: AnyDecoder, prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
-    """Return the logits [B, L+1, V] of B texts of L tokens after one prompt, by forward passes without a cache."""
-    if isinstance(decoder, Seq2SeqDecoder):
-        return torch.stack([decoder.score(prompt, text) for text in texts])
-    wanted = len(texts[0]) + 1
-    tokens = torch.tensor([[*prompt, *text] for text in texts], device=decoder.device)
-    # As many logits as are needed, where the model can limit them: those of a large vocabulary take memory.
-    options = dict.fromkeys(decoder.prefill_options, wanted)
-    logits: Tensor = decoder.model(input_ids=tokens, use_cache=False, **options).logits[:, -wanted:]
-    return logits
+def _clipped(prompt: int, context: int) -> int:
+    """Return the length of a prompt behind which a draft fits into the context."""
+    return max(2, min(prompt, context - BEHIND))
 
 
-def _tokens(decoder: AnyDecoder, count: int) -> list[int]:
-    """Return `count` tokens that mean nothing special to the model, different ones as far as there are."""
-    config = decoder.model.config.get_text_config()
-    names = ("pad", "bos", "mask", "sep", "cls", "unk", "decoder_start")
-    named = {getattr(config, f"{name}_token_id", None) for name in names}
-    special = named | decoder.end_tokens
-    usable = [token for token in range(min(decoder.vocab_size, 4096)) if token not in special]
-    usable = usable or list(range(decoder.vocab_size))
-    step = next(step for step in range(len(usable) * 5 // 8, 2 * len(usable) + 2) if gcd(step, len(usable)) == 1)
-    return [usable[(1 + step * place) % len(usable)] for place in range(count)]
+def _around(length: int, context: int) -> list[int]:
+    """Return the lengths of prompts whose drafts cross a length, and stand behind it."""
+    places = _PLACES if length <= _NEAR else _FEW_PLACES
+    return sorted({_clipped(length + tokens, context) for tokens in places})
+
+
+class _Pace:
+    """The time that comparisons of a model take: what plain passes on two numbers of tokens take, as a line and a
+    square of the number. The longer one is only timed where the line alone does not exceed what is allowed.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder = decoder
+        self._short = min(_TIMED, decoder.context_length)
+        self._linear = self._seconds(self._short) / self._short
+        self._square: float | None = None
+
+    def seconds(self, trials: Sequence[Comparison], allowed: float) -> float:
+        """Return the seconds that these comparisons take, or more than `allowed` where they take longer than that."""
+        linear = sum(self._linear * trial.tokens for trial in trials)
+        if linear > allowed:
+            return linear
+        if self._square is None:
+            longer = min(4 * self._short, self._decoder.context_length)
+            beyond = self._seconds(longer) - self._linear * longer
+            self._square = max(0.0, beyond) / (longer * longer)
+        return linear + sum(self._square * trial.tokens * trial.longest for trial in trials)
+
+    @torch.inference_mode()
+    def _seconds(self, count: int) -> float:
+        """Return the shorter time of two plain passes on as many tokens; infinity where the model cannot make them."""
+        tokens, took = torch.tensor([tokens_of(self._decoder, count)], device=self._decoder.device), []
+        options = dict.fromkeys(self._decoder.prefill_options, 1)
+        for _ in range(2):
+            began = time.perf_counter()
+            try:
+                float(self._decoder.model(input_ids=tokens, use_cache=False, **options).logits[0, -1, 0])
+            except Exception:  # models raise some ten unrelated types at texts that are too long for them
+                return math.inf
+            took.append(time.perf_counter() - began)
+        return float(ranks.given(min(took)))  # ranks have to agree on what takes too long
+
+
+def _switched(decoder: AnyDecoder, attention: str) -> bool:
+    """Give the model another implementation of attention; return whether it has it."""
+    try:
+        decoder.model.set_attn_implementation(attention)
+    except (ValueError, ImportError):
+        return False
+    return bool(decoder.model.config._attn_implementation == attention)
 
 
 def _who(decoder: AnyDecoder) -> str:
     return f"Model {decoder.name} ({decoder.model.config.model_type}, {type(decoder.model).__name__})"
+
+
+def _how(decoder: AnyDecoder) -> tuple[str, ...]:
+    return str(decoder.model.dtype), decoder.device.type, str(decoder.model.config._attn_implementation)
+
+
+def _remember(decoder: AnyDecoder, probed: Probed) -> None:
+    _KNOWN[decoder.model] = _how(decoder), probed  # how it computes from now on
 
 
 def _kept_or_probed(decoder: AnyDecoder, how: tuple[str, ...]) -> Probed:
@@ -359,15 +432,21 @@ def _kept_or_probed(decoder: AnyDecoder, how: tuple[str, ...]) -> Probed:
     path = None if ranks.count() > 1 else _path(decoder, how)
     if path is not None:
         try:
-            kept = json.loads(path.read_text(encoding="utf-8"))
-            return Probed(**kept)
+            kept = Probed.from_json(json.loads(path.read_text(encoding="utf-8")))
+            if kept.attention is None or _switched(decoder, kept.attention):
+                return kept
         except (OSError, ValueError, TypeError):
             pass  # no such file, or a damaged one
     found: Probed = ranks.given(probe(decoder))
+    _keep(decoder, how, found)
+    return found
+
+
+def _keep(decoder: AnyDecoder, how: tuple[str, ...], probed: Probed) -> None:
+    path = None if ranks.count() > 1 else _path(decoder, how)
     if path is not None:
         with suppress(OSError):
-            write_atomically(path, json.dumps(asdict(found), indent=1, sort_keys=True))
-    return found
+            write_atomically(path, json.dumps(asdict(probed), indent=1, sort_keys=True))
 
 
 def _path(decoder: AnyDecoder, how: tuple[str, ...]) -> Path | None:

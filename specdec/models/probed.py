@@ -14,7 +14,10 @@ class Probed:
         pieces: a prefill in several calls.
         static: calls that attend to the whole capacity of the cache, masked, as CUDA graphs make them.
         context: the longest text, in tokens, within which the model computes all positions in one way; None: any.
-        errors: by check, how far logits were from those of a plain pass (see `probe.logit_error`).
+        pending: lengths of the configuration, in tokens, that a copy with short ones was compared around at most: the
+            model itself would take too long for that when it is opened.
+        attention: the implementation of attention that the model was switched to, because its own fails; None: none.
+        errors: by check, how far logits were from those of a plain pass (see `comparison.logit_error`).
     """
 
     packed: bool = True
@@ -22,15 +25,36 @@ class Probed:
     pieces: bool = True
     static: bool = True
     context: int | None = None
+    pending: tuple[int, ...] = ()
+    attention: str | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, object]) -> "Probed":
+        """Read back what `asdict` gave before it went through JSON.
+
+        Raises:
+            TypeError: other values.
+        """
+        if not isinstance(values, Mapping):
+            raise TypeError("not a probe")
+        pending = values.get("pending", ())
+        if not isinstance(pending, list | tuple):
+            raise TypeError("not a probe")
+        return cls(**{**values, "pending": tuple(pending)})  # type: ignore[arg-type]
 
     def sentences(self, who: str) -> tuple[str, ...]:
         """Return what a reader of a run has to know about the model `who`; most models need nothing."""
         found = []
+        if self.attention is not None:
+            found.append(
+                f"{who} computes with target.attention={self.attention}: with the implementation that was chosen its "
+                "calls behind a cache fail."
+            )
         if not self.packed:
             found.append(
                 f"{who} takes drafts that branch by rows only, as with target.evaluation=rows: under a tree mask "
-                f"{self._differ('packed')}."
+                f"{self._differ('packed', 'branches')}."
             )
         if not self.pieces:
             found.append(f"{who} is prefilled in one call: in several calls {self._differ('pieces')}.")
@@ -41,8 +65,8 @@ class Probed:
             )
         return tuple(found)
 
-    def _differ(self, check: str) -> str:
-        error = self.errors.get(check)
-        if error is None:
+    def _differ(self, *checks: str) -> str:
+        if checks[0] not in self.errors:
             return "it cannot be evaluated"
+        error = max(self.errors[check] for check in checks if check in self.errors)
         return f"its logits differ from those of plain forward passes, by {error:.2g} of their spread"

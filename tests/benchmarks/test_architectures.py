@@ -1,14 +1,16 @@
-"""Which architectures of transformers can be decoded: every one with a causal head, as a tiny random model.
+"""Which architectures of transformers can be decoded: every one with a causal head, as a random model of its default
+configuration with tiny widths.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_architectures.py`, about two minutes. A line of
-`analysis/results/architectures.json` says how drafts that branch are evaluated ("packed" or "rows"), or why the model
-is refused, or why no tiny model could be made. What is served has decoded a text with chains and with trees, in
-float32, token for token as plain forward passes do.
+Windows, chunks and contexts are the default ones. Run by hand: `python -m pytest -n 0 -m benchmark
+tests/benchmarks/test_architectures.py`, about four minutes. A line of `analysis/results/architectures.json` says how
+drafts that branch are evaluated ("packed" or "rows"), around which lengths the model itself was compared, or why it is
+refused, or why no tiny model could be made. What is served has decoded a text with chains and with trees, in float32,
+behind its windows where these are short, token for token as plain forward passes do.
 """
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import pytest
@@ -16,12 +18,14 @@ import torch
 
 from specdec.certification.greedy_identity import GREEDY, PROMPT, Scattered, decoded
 from specdec.errors import ModelLoadError
+from specdec.models.model_lengths import lengths_of
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
 
 pytestmark = pytest.mark.benchmark
 
 WIDTH, HEADS, LAYERS, HEAD = 32, 4, 2, 8
+SHORT = 600  # tokens; texts are decoded behind lengths of at most this
 
 
 def sizes(value: int, names: str) -> dict[str, int]:
@@ -48,12 +52,9 @@ SMALL = (
     | sizes(61, "vocab_size decoder_vocab_size vocab_size_per_layer_input audio_vocab_size "
             "encoder_hash_byte_group_vocab pronunciation_vocab_size shape_vocab_size")
     | sizes(16, "hidden_size_per_layer_input pronunciation_embed_dim shape_embed_dim")
-    | sizes(128, "max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length max_target_positions "
-            "max_source_positions seq_length")
     | sizes(4, "num_experts n_routed_experts num_local_experts moe_num_experts num_moe_experts ffn_num_experts")
     | sizes(2, "num_experts_per_tok moe_topk moe_k moe_top_k num_selected_experts top_k_experts experts_per_token")
     | sizes(1, "n_group topk_group n_shared_experts first_k_dense_replace")
-    | sizes(6, "sliding_window attention_chunk_size window_size")
 )  # fmt: skip
 # What the rule above does not reach.
 BESIDES: dict[str, dict[str, Any]] = {
@@ -133,6 +134,12 @@ def plain_greedy(model: Any, prompt: tuple[int, ...], count: int) -> tuple[int, 
     return tuple(text[len(prompt) :])
 
 
+def long_prompt(lengths: Collection[int]) -> tuple[int, ...]:
+    """A prompt that reaches beyond those lengths that a text can be decoded behind at every call within seconds."""
+    short = [length for length in lengths if length <= SHORT]
+    return PROMPT if not short else tuple((7 * place * place + 3 * place) % 61 for place in range(max(short) + 10))
+
+
 def in_words(error: Exception) -> str:
     return " ".join(str(error).split())[:160] or type(error).__name__
 
@@ -158,15 +165,23 @@ def test_an_architecture_is_served_as_plain_passes_say_or_refused(model_type, ma
         log_figure(architecture=model_type, outcome="refused", why=str(error))
         return
     took = round(time.perf_counter() - made, 3)
-    own = plain_greedy(model, PROMPT, 28)
+    probed = target.decoder.probed
+    lengths = set(lengths_of(model.config.get_text_config(), target.context_length).values()) - set(probed.pending)
+    prompt = long_prompt([length for length in lengths if length + 40 < target.context_length])
+    own = plain_greedy(model, prompt, 28)
     for shape in ("chain", "tree"):
-        found = decoded(target, Scattered(own), verifiers.build({"name": "greedy"}), make_structure(shape, 4))
+        rule, structure = verifiers.build({"name": "greedy"}), make_structure(shape, 4)
+        found = decoded(target, Scattered(own), rule, structure, prompt=prompt)
         assert found.tokens == own, shape
-    errors = {check: float(f"{error:.1e}") for check, error in target.decoder.probed.errors.items()}
+    errors = {check: float(f"{error:.1e}") for check, error in probed.errors.items()}
     log_figure(
         architecture=model_type,
         outcome=target.evaluation,
-        static=target.decoder.probed.static,
+        attention=model.config._attn_implementation,
+        lengths=sorted(lengths),
+        pending=probed.pending,
+        prompt=len(prompt),
+        static=probed.static,
         tokens=len(set(own)),
         errors=errors,
         probe_s=took,

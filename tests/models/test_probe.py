@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from fixtures.faulty_architecture import LayerCall, replace, toy
 
 from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, PROMPT, Scattered, decoded
 from specdec.certification.tiny_models import VOCABULARY
@@ -16,9 +17,11 @@ from specdec.drafters.small_model import SmallModel
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models import probe as probing
 from specdec.models.cache import CACHE
+from specdec.models.comparison import logit_error
 from specdec.models.decoder import Decoder
 from specdec.models.load import load_model
-from specdec.models.probe import logit_error, open_decoder, position_border, probe
+from specdec.models.model_lengths import lengths_of, shortened
+from specdec.models.probe import open_decoder, position_border, probe
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.targets.base import targets
 from specdec.targets.causal import Causal
@@ -44,7 +47,11 @@ def long_rope(length: int, factor: float = 4.0) -> dict[str, Any]:
     return GROUPED | original | dict(rope_parameters=kind | original)
 
 
-NOT_CAUSAL, NOT_PLAIN, FAILS = "a later token changes its logits", "differ from those of a plain", "does not work with"
+NOT_CAUSAL, NOT_PLAIN, FAILS = (
+    "a later token changes its logits",
+    "differ from those of a plain",
+    "does not take the mask",
+)
 OF_GPT_NEO = dict(
     vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
     window_size=6, max_position_embeddings=128, intermediate_size=48, bos_token_id=None, eos_token_id=None,
@@ -175,6 +182,112 @@ def test_positions_that_do_not_change_need_no_border():
     assert position_border(dynamic.config) == 256
     assert probe(Decoder(dynamic, "dynamic", 512)).context is None  # the context ends there anyway
     assert position_border(model_of("llama").config) is None
+
+
+LONG = tuple((7 * place * place + 3 * place) % VOCABULARY for place in range(300))
+
+
+def narrow(kind: str, scale: float = 5.0, **values: Any) -> Any:
+    """A model with tiny widths and the default values of its type otherwise, in float32."""
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, kind)(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, **values)
+    model = transformers.AutoModelForCausalLM.from_config(config).float().eval().requires_grad_(False)
+    for weight in model.parameters():
+        weight.mul_(scale if weight.dim() > 1 else 1.0)
+    return model
+
+
+@pytest.mark.parametrize("window", [256, 70, 20])
+def test_a_window_of_the_models_own_is_crossed(window, make_structure):
+    """GPT-Neo hides what is too far away in slots of the cache, by 256 in its default configuration."""
+    kinds = dict(num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=window)
+    target = Causal(narrow("GPTNeoConfig", **kinds, bos_token_id=None, eos_token_id=None), GREEDY)
+    probed = target.decoder.probed
+    assert target.evaluation == "rows" and probed.errors["packed"] > 0.01 and not probed.pending
+    own = plain_greedy(target.model, LONG)
+    for shape in ("chain", "tree"):
+        rule, structure = verifiers.build(GREEDY_RULE), make_structure(shape, 4)
+        assert decoded(target, Scattered(own), rule, structure, prompt=LONG).tokens == own, shape
+
+
+@pytest.mark.parametrize("window", [100, 12])
+def test_a_mask_that_follows_the_number_of_keys_is_refused(window):
+    """Doge masks all but so many keys once there are more, in pairs of what is cached and what is not."""
+    heads = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    with pytest.raises(ModelLoadError, match=rf"\(keep_window_size={window}\)"):
+        Causal(narrow("DogeConfig", **heads, **ENDLESS, keep_window_size=window), GREEDY)
+    assert Causal(narrow("DogeConfig", **heads, **ENDLESS), GREEDY).evaluation == "packed"  # its context is as long
+
+
+def test_a_later_token_may_change_nothing_at_all():
+    """With weights as small as those that it begins with, what BERT takes from later tokens is a thousandth."""
+    with pytest.raises(ModelLoadError, match=NOT_CAUSAL):
+        Causal(narrow("BertConfig", 0.5, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0), GREEDY)
+
+
+def test_every_integer_that_may_be_a_length_counts():
+    from transformers import LlamaConfig
+
+    nested = dict(local=dict(span=40, heads=8), windows=[None, 24, 24], image_size=500, vision_config=dict(window=50))
+    config = LlamaConfig(**GROUPED, **nested, attention_chunk=300, keep=12)
+    found = lengths_of(config, 256)
+    assert sorted(set(found.values())) == [12, 24, 40]
+    assert found[("local", "span")] == 40 and found[("windows", 1)] == found[("windows", 2)] == 24
+    assert 300 in lengths_of(config, 1000).values()
+    assert not lengths_of(model_of("llama").config, 256)
+
+
+def test_a_shortened_copy_shares_the_weights_of_the_first_layers():
+    values = GROUPED | dict(num_hidden_layers=9, head_dim=8, sliding_window=200)
+    model = made("Gemma3TextConfig", values | dict(layer_types=["sliding_attention"] * 3 + ["full_attention"] * 6))
+    copied, short = shortened(model, lengths_of(model.config, 256))
+    assert short == {200: 8} and copied.config.sliding_window == 8 and model.config.sliding_window == 200
+    assert copied.config.num_hidden_layers == 4 and len(copied.model.layers) == 4
+    mine, theirs = (each.model.layers[3].mlp.up_proj.weight for each in (copied, model))
+    assert mine.data_ptr() == theirs.data_ptr() and mine.dtype == torch.float64
+
+
+def only_when_long(call: LayerCall) -> LayerCall:
+    """A fault that no shortened copy has."""
+    if call.kind != "local" or call.window < 100 or not call.cached:
+        return call
+    return replace(call, visible=call.given)
+
+
+def test_lengths_that_take_long_are_crossed_later(monkeypatch):
+    monkeypatch.setattr(probing, "_SECONDS", 0.0)
+    target = Causal(toy(window=200, chunk=256), GREEDY)
+    assert target.decoder.probed.pending == (200, 256)
+    assert target.disagreement(150) is None and target.decoder.probed.pending == (200, 256)
+    assert target.disagreement(300, seconds=0.0) is None and target.decoder.probed.pending == (200, 256)
+    assert target.disagreement(240) is None and target.decoder.probed.pending == (256,)
+    assert target.disagreement(300) is None and target.decoder.probed.pending == ()
+    wrong = Causal(toy(only_when_long, window=200, chunk=256), GREEDY)
+    said = wrong.disagreement(300)
+    assert said is not None and "more than 200 tokens" in said and "differ from plain" in said and said.endswith(".")
+    assert wrong.disagreement(300) == said
+
+
+def test_eager_attention_is_tried_before_a_model_is_refused(altered, monkeypatch):
+    """The refusal of another implementation may come from a view that a tensor does not allow."""
+
+    def change(inputs, cache):
+        if model.config._attn_implementation != "eager":
+            raise RuntimeError("view size is not compatible with input tensor's size and stride")
+        return inputs
+
+    model = altered(change)
+    target = Causal(model, GREEDY)
+    assert target.decoder.probed.attention == "eager" == target.describe()["attention"]
+    assert target.evaluation == "packed" and "computes with target.attention=eager" in target.remarks[0]
+    assert Causal(model, GREEDY).remarks == target.remarks  # what is known of a model is known of its new attention
+    monkeypatch.setattr(model, "set_attn_implementation", lambda name: None)
+    model.config._attn_implementation = "sdpa"
+    with pytest.raises(ModelLoadError, match="does not take the mask and the positions") as raised:
+        Causal(model, GREEDY)
+    assert "stride" not in str(raised.value)
 
 
 @pytest.fixture

@@ -92,13 +92,16 @@ def _run(config: RunConfig, parts: Parts, identity: RunIdentity, results: Result
             table.to_parquet(folder / f"{table_name}.parquet", index=False)
         about = About(title, parts.prompts.name, tags["time"] == "simulated", config.measurement.bootstrap, config.seed)
         found = findings(name, tables, about)
-        results.write_json("study.json", {"study": name, **vars(about), "metrics": found.metrics})
+        refuted = {"refuted": found.refuted} if found.refuted else {}
+        results.write_json("study.json", {"study": name, **vars(about), "metrics": found.metrics, **refuted})
         for section in found.sections:
             for figure_name, figure in section.figures:
                 style.save(figure, folder / "figures", figure_name)
         write_report(folder, run_name, [Chapter(title, found.sections)])
         tracked.metrics(found.metrics)
         tracked.curves(found.curves)
+        if found.refuted:
+            tracked.tags({"specdec.outputs": "refuted"})
         tracked.artifacts()
     say = partial(get_console().print, markup=False, highlight=False)
     for section in found.sections if verbose() else found.sections[:_ANSWERS]:

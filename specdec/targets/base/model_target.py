@@ -15,7 +15,7 @@ from specdec.models.generation_config import not_followed
 from specdec.models.load import describe_model
 from specdec.models.memory import available_bytes
 from specdec.models.path_batch import path_batch
-from specdec.models.probe import open_decoder, said_of
+from specdec.models.probe import cross, open_decoder, said_of
 from specdec.models.quantization import quantization_in_words, quantization_of
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
@@ -162,6 +162,9 @@ class ModelTarget(Target):
     def score_as_decoded(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         return self.decoder.score(prompt, text)
 
+    def disagreement(self, longest: int, seconds: float | None = None) -> str | None:
+        return cross(self.decoder, longest, seconds)
+
     @property
     def flops_per_token(self) -> float:
         return self.decoder.flops_per_token
@@ -173,6 +176,7 @@ class ModelTarget(Target):
     def describe(self) -> dict[str, Any]:
         described = describe_model(self.model, self.name)
         probed = asdict(self.decoder.probed)
+        probed.pop("pending")  # says what there was no time for, which changes no result
         return {**described, "compilation": self.compilation, "evaluation": self.evaluation, "probe": probed}
 
     @cached_property

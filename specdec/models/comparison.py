@@ -1,0 +1,358 @@
+"""The calls of decoding behind one prompt, compared with plain forward passes over the same text.
+
+Two kinds of checks: logits have to be those of a plain pass, within what rounding makes; and what a token may not see
+(later tokens, other branches, rejected tokens) has to change nothing at all in calls of one shape.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
+from math import gcd
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from specdec.errors import is_out_of_memory
+from specdec.models.compile import static_pass
+from specdec.models.decoder import Decoder
+from specdec.models.path_batch import path_batch
+from specdec.models.quantization import quantization_of
+from specdec.models.seq2seq import Seq2SeqDecoder
+from specdec.records import Tree, chain_tree
+
+AnyDecoder = Decoder | Seq2SeqDecoder
+
+# The most by which logits may differ from those of a plain pass, as a share of their spread over the vocabulary. On
+# random models of 120 architectures and on the pocket models, the largest difference by rounding was 3e-6 in float32
+# and 0.014 in bfloat16 (0.03 with 48 layers), the smallest by a fault 0.09; TF32 rounds to 3e-3. In 16 bits the median
+# of the tokens counts, because there a tie between experts may fall another way for some of them.
+_TOLERANCES = {torch.float64: 1e-5, torch.float32: 2e-4, torch.float16: 0.03, torch.bfloat16: 0.08}
+_A_LAYER = 1e-5  # of the tolerance in float32, for each of a model's layers: rounding grows with them
+_FEWEST = 4  # layers that are allowed for
+_TF32 = 5e-3
+BITS_16 = (torch.bfloat16, torch.float16)
+# The most by which hidden tokens may change logits where tokens share more than attention: an expert computes all its
+# tokens at once, and quantised products scale all rows alike. Everywhere else they change no bit.
+_SHARED = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 0.015, torch.bfloat16: 0.04}
+
+# Nodes 0 to 13 follow the root, 14 and 15 follow node 13, and 16 follows 15: in the row most nodes stand far from where
+# a chain of their depth would end.
+TREE = Tree((*(-1,) * 14, 13, 13, 15))
+_FAR = 3  # the first row of the tree's logits, the root's being 0, that stands far from there
+_PATH = (13, 15)  # the nodes that are committed; their slots have to move
+_LAST = 16  # the node behind them
+BEHIND = 6  # tokens of a text behind the prompt: a root, two of a path, three more
+_LEAVES = (0, 1, 7, 14, 16)  # of the tree that are compared
+_FEW = (7, 16)  # those that are compared where the prompt is long
+_LONG = 64  # tokens; behind a longer prompt few leaves are compared
+ONE_BY_ONE = 1024  # tokens; plain passes over longer prompts are made one after another, which takes less memory
+_SEEN = 40  # tokens before a changed one whose logits have to stay
+
+
+class Comparison:
+    """The checks at one length of the prompt.
+
+    Attributes:
+        errors: by check, how far logits were from those they should be (see `logit_error`); of those without a fault.
+        faults: by check, what the model said where it could not be asked.
+    """
+
+    def __init__(self, decoder: AnyDecoder, length: int) -> None:
+        """
+        Args:
+            length: tokens of the prompt.
+        """
+        self._decoder = decoder
+        self._device, self._dtype = decoder.device, decoder.model.dtype
+        # Every length has tokens of its own, so that nothing that a model kept of the text before is right by chance.
+        tokens = iter(tokens_of(decoder, length + 1 + 2 + 3 + len(TREE) + 3 + BEHIND, offset=length))
+        self._prompt = list(islice(tokens, length))
+        (self._root,), self._chain, self._wrong = (list(islice(tokens, count)) for count in (1, 2, 3))
+        self._nodes, self._behind = list(islice(tokens, len(TREE))), list(islice(tokens, 3))
+        self._others = list(islice(tokens, BEHIND))  # stand where nothing may change
+        self._leaves = _LEAVES if length <= _LONG else _FEW
+        compared = {node for leaf in self._leaves for node in TREE.path(leaf)}
+        self._compared = [0, *(1 + node for node in sorted(compared))]  # rows of the tree's logits
+        self._committed = 0
+        self.errors: dict[str, float] = {}
+        self.faults: dict[str, str] = {}
+
+    @property
+    def tokens(self) -> int:
+        """The number of tokens that the checks of this length evaluate, about."""
+        return (len(self._leaves) + 8) * self.longest
+
+    @property
+    def longest(self) -> int:
+        """The number of tokens of a whole text."""
+        return len(self._prompt) + BEHIND
+
+    def plain(self) -> bool:
+        """Evaluate all continuations of the prompt without a cache; return False where the model cannot."""
+        return self._agrees("plain", self._plain_pass)
+
+    @property
+    def finite(self) -> bool:
+        """True if the plain logits are numbers. Models give tokens that they never choose -inf."""
+        return all(torch.isfinite(logits).any() and not logits.isnan().any() for logits in self._plain)
+
+    def causal(self) -> bool:
+        """Return whether later tokens change no logits at earlier places."""
+        return self._agrees("causal", self._causality, _SHARED, self._exact)
+
+    def chain(self) -> bool:
+        """Return whether a chain behind a rejection agrees, whatever was rejected."""
+        return self._agrees("chain", self._chain_after_a_rejection) and self._agrees(
+            "rejected", self._rejected_tokens, _SHARED, self._exact
+        )
+
+    def packed(self) -> bool:
+        """Return whether a tree in one sequence agrees, and a text behind a path of it; `chain` comes before."""
+        decoder = self._decoder
+        if not isinstance(decoder, Decoder):
+            return False
+        return self._agrees("packed", lambda: self._tree(self._in_one_sequence)) and self._agrees(
+            "branches", lambda: self._other_branches(self._in_one_sequence), _SHARED, self._exact
+        )
+
+    def rows(self) -> bool:
+        """Return whether the same tree agrees with its paths as a batch; `chain` comes before."""
+        return self._agrees("rows", lambda: self._tree(self._as_batch)) and self._agrees(
+            "sequences", lambda: self._other_branches(self._as_batch), _SHARED, self._exact
+        )
+
+    def pieces(self) -> bool:
+        """Return whether a prefill in several calls agrees."""
+        return self._agrees("pieces", self._prefill_in_pieces)
+
+    def static(self) -> bool:
+        """Return whether calls of fixed shape agree."""
+        return isinstance(self._decoder, Decoder) and self._agrees("static", self._static_call)
+
+    def crossing(self, border: int) -> bool:
+        """Return whether a text agrees that crosses the length `border` in two calls."""
+        return self._agrees("crossing", lambda: self._text_across(border))
+
+    @property
+    def _exact(self) -> bool:
+        return not tokens_meet(self._decoder.model)
+
+    def _agrees(
+        self,
+        check: str,
+        errors: Callable[[], Sequence[Tensor]],
+        tolerances: Mapping[torch.dtype, float] | None = None,
+        exactly: bool = False,
+    ) -> bool:
+        """Make a comparison, keep its error, and return whether that is within the tolerance; a fault of the model is
+        kept as its reason.
+
+        Args:
+            errors: returns those of the tokens, in groups of which each has to be within the tolerance.
+            tolerances: others than those of a comparison with plain passes.
+            exactly: no difference is allowed.
+        """
+        try:
+            found = errors()
+        except Exception as error:  # models raise some ten unrelated types at calls that they do not expect
+            if is_out_of_memory(error):
+                raise
+            self.faults[check] = " ".join(f"{error}".split())[:200] or type(error).__name__
+            return False
+        middle = self._dtype in BITS_16 and tolerances is None
+        largest = max((float(group.median() if middle else group.max()) for group in found), default=0.0)
+        self.errors[check] = largest
+        return largest <= (0.0 if exactly else (tolerances or self._tolerances).get(self._dtype, 0.08))
+
+    @property
+    def _tolerances(self) -> Mapping[torch.dtype, float]:
+        tf32 = self._device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+        layers = self._decoder.layers if isinstance(self._decoder, Decoder) else _FEWEST
+        allowed = min(_TOLERANCES[torch.float32], _A_LAYER * max(_FEWEST, layers))
+        return {**_TOLERANCES, torch.float32: _TF32 if tf32 else allowed}
+
+    def _plain_pass(self) -> Sequence[Tensor]:
+        """Keep the logits [B, 7, V] of all continuations: the law after the prompt, and those after each of the six
+        tokens behind it.
+        """
+        paths = [self._chain, *([self._nodes[node] for node in TREE.path(leaf)] for leaf in self._leaves)]
+        after = [self._root, *(self._nodes[node] for node in _PATH), *self._behind]
+        texts = [*(([self._root, *path] + self._behind * 2)[:BEHIND] for path in paths), after]
+        self._plain = plain_logits(self._decoder, self._prompt, texts)
+        places: dict[int, tuple[int, int]] = {}
+        for row, leaf in enumerate(self._leaves, start=1):
+            places |= {node: (row, depth) for depth, node in enumerate(TREE.path(leaf), start=2)}
+        nodes = [self._plain[places[node - 1]] for node in self._compared[1:]]
+        self._plain_tree = torch.stack([self._plain[0, 1], *nodes])
+        return [torch.zeros(1)]
+
+    def _causality(self) -> Sequence[Tensor]:
+        """Compare the laws before a place between texts that differ from that place on, in calls of one shape. The
+        changed tokens are the last one, all behind the root, and the last third of the prompt.
+        """
+        decoder = self._decoder
+        text = [self._root, *(self._nodes[node] for node in _PATH), *self._behind]
+        if isinstance(decoder, Seq2SeqDecoder):
+            other = [text[0], *self._others[1:]]
+            return [_change(decoder.score(self._prompt, other)[:2], decoder.score(self._prompt, text)[:2])]
+        whole = [*self._prompt, *text]
+        first = _last_logits(decoder, whole, _SEEN + BEHIND)
+        errors = []
+        few = len(self._prompt) > _LONG
+        for changed in {BEHIND - 1} if few else {1, BEHIND - 1, min(BEHIND + len(self._prompt) // 3, _SEEN)}:
+            others = (self._others * (changed // BEHIND + 1))[:changed]
+            logits = _last_logits(decoder, [*whole[:-changed], *others], _SEEN + BEHIND)
+            errors.append(_change(logits[:-changed], first[:-changed]))
+        return errors
+
+    def _chain_after_a_rejection(self) -> Sequence[Tensor]:
+        self._first = self._begin()
+        return [logit_error(self._behind_rejected(self._wrong), self._plain[0, :4])]
+
+    def _behind_rejected(self, wrong: Sequence[int]) -> Tensor:
+        """Verify a chain behind the prompt, reject it, and evaluate a step and a chain in its place."""
+        self._decoder.length = self._committed - 1
+        before = self._evaluate([self._first, *wrong], chain_tree(3))[:1]
+        self._decoder.cache.commit(self._committed, [])
+        root = self._evaluate([self._root], chain_tree(0))  # a step of plain decoding
+        return torch.cat([before, root, self._evaluate(self._chain, chain_tree(1))])
+
+    def _rejected_tokens(self) -> Sequence[Tensor]:
+        """Compare what follows two rejected chains."""
+        return [_change(self._behind_rejected(self._others[:3]), self._behind_rejected(self._wrong))]
+
+    def _in_one_sequence(self, nodes: Sequence[int]) -> Tensor:
+        """Verify a tree behind the committed text, its nodes in one sequence."""
+        self._decoder.length = self._committed
+        return self._evaluate([self._root, *nodes], TREE)
+
+    def _as_batch(self, nodes: Sequence[int]) -> Tensor:
+        """Verify a tree behind the committed text, its paths as a batch."""
+        self._decoder.length = self._committed
+        return self._decoder.forward_paths(torch.tensor([self._root, *nodes], device=self._device), TREE)
+
+    def _tree(self, verify: Callable[[Sequence[int]], Tensor]) -> Sequence[Tensor]:
+        """Verify a tree, commit a path of it, and evaluate a step and a chain behind; return the errors of its nodes,
+        those far from their place in a chain apart from the others, and of what is behind.
+        """
+        begin, decoder = self._committed, self._decoder
+        found = verify(self._nodes)[self._compared]
+        if verify == self._as_batch:
+            decoder.cache.commit(begin, range(begin, begin + 1 + len(_PATH)), path_batch(TREE).sequence_of(_PATH))
+        else:
+            decoder.cache.commit(begin + 1, [begin + 1 + node for node in _PATH])
+        step = self._evaluate(self._behind[:1], chain_tree(0))
+        behind = torch.cat([step, self._evaluate(self._behind[1:], chain_tree(1))])
+        nodes = logit_error(found, self._plain_tree)
+        far = sum(row < _FAR for row in self._compared)
+        return [nodes[:far], nodes[far:], logit_error(behind, self._plain[-1, 4:7])]
+
+    def _other_branches(self, verify: Callable[[Sequence[int]], Tensor]) -> Sequence[Tensor]:
+        """Compare the committed path and what follows it between trees that differ in all other nodes."""
+        path = TREE.path(_LAST)
+        others = [self._nodes[node] if node in path else self._others[node % BEHIND] for node in range(len(TREE))]
+        kept = [0, *(1 + node for node in path)]
+        # The text behind the path of the last call stands in these slots now; what is evaluated is a new draft.
+        return [_change(verify(others)[kept], verify(self._nodes)[kept])]
+
+    def _prefill_in_pieces(self) -> Sequence[Tensor]:
+        if isinstance(self._decoder, Seq2SeqDecoder):  # its prompt goes to the encoder
+            return [torch.zeros(1)]
+        last = self._begin(chunk=max(1, (len(self._prompt) - 1) // 2))
+        found = self._evaluate([last, self._root, *self._chain], chain_tree(3))
+        return [logit_error(found, self._plain[0, :4])]
+
+    def _static_call(self) -> Sequence[Tensor]:
+        """Make two calls of fixed shape, as a captured loop does: the cache learns of its length only afterwards."""
+        decoder = self._decoder
+        assert isinstance(decoder, Decoder)
+        text, begin = torch.tensor([self._begin(), self._root, *self._chain], device=self._device), decoder.length
+        call = static_pass(decoder.model, decoder.cache, decoder.windows)
+        places = torch.arange(len(text), device=self._device) + begin
+        found = [call(text[part], places[part]).logits for part in (slice(0, 2), slice(2, 4))]
+        return [logit_error(torch.cat(found), self._plain[0, :4])]
+
+    def _text_across(self, border: int) -> Sequence[Tensor]:
+        """Decode a text across the length `border` in two calls, behind a prefill that ends before it."""
+        decoder = self._decoder
+        text = tokens_of(decoder, border + 4)
+        prompt, rest = text[: max(2, border - 3)], text[max(2, border - 3) :]
+        plain = plain_logits(decoder, prompt, [rest])[0]
+        root = decoder.start(prompt, len(text) + 1)
+        found = [self._evaluate([root, *rest[:3]], chain_tree(3)), self._evaluate(rest[3:], chain_tree(len(rest) - 4))]
+        return [logit_error(torch.cat(found), plain)]
+
+    def _begin(self, chunk: int = 1 << 30) -> int:
+        """Begin the text, with pieces of `chunk` tokens; return the prompt's last token, or the start token."""
+        decoder = self._decoder
+        if isinstance(decoder, Decoder):
+            decoder.prefill_chunk = chunk
+        last = decoder.start(self._prompt, len(self._prompt) + len(TREE) + BEHIND)
+        self._committed = decoder.length + 1
+        return last
+
+    def _evaluate(self, tokens: Sequence[int], tree: Tree) -> Tensor:
+        logits: Tensor = self._decoder.forward(torch.tensor(tokens, device=self._device), tree)
+        return logits
+
+
+def logit_error(found: Tensor, plain: Tensor) -> Tensor:
+    """Return how far logits [N, V] are from the plain ones, for each of N tokens, as a share of the latter's spread.
+
+    Both are centred over V, because a constant changes no law. A distance between laws would be less sharp: any two
+    laws that are nearly uniform, as those of random weights, are close to each other.
+    """
+    found, plain = (logits.detach().to("cpu", torch.float64) for logits in (found, plain))
+    # Models give tokens that they never choose -inf, or the lowest number there is.
+    usable = (plain.abs() < 1e30).all(0)
+    found, plain = (logits[:, usable] - logits[:, usable].mean(-1, keepdim=True) for logits in (found, plain))
+    spread = plain.norm(dim=-1)
+    return torch.where(found.isfinite().all(-1), (found - plain).norm(dim=-1) / spread.clamp_min(1e-30), torch.inf)
+
+
+def _change(found: Tensor, before: Tensor) -> Tensor:
+    """Return the error of logits that should be the same bits: 0 for each token where they are."""
+    same = torch.tensor([torch.equal(one, other) for one, other in zip(found, before, strict=True)])
+    return torch.where(same, 0.0, logit_error(found, before).clamp_min(1e-30))
+
+
+def tokens_meet(model: Any) -> bool:
+    """Return whether the tokens of a call share more than attention: experts that compute all their tokens at once, or
+    quantised products.
+    """
+    values = vars(model.config.get_text_config())
+    experts = any("expert" in key and isinstance(value, int) and value > 1 for key, value in values.items())
+    return experts or quantization_of(model) is not None
+
+
+def plain_logits(decoder: AnyDecoder, prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
+    """Return the logits [B, L+1, V] of B texts of L tokens after one prompt, by forward passes without a cache."""
+    if isinstance(decoder, Seq2SeqDecoder):
+        return torch.stack([decoder.score(prompt, text) for text in texts])
+    wanted = len(texts[0]) + 1
+    if len(prompt) > ONE_BY_ONE:
+        return torch.stack([_last_logits(decoder, [*prompt, *text], wanted) for text in texts])
+    tokens = torch.tensor([[*prompt, *text] for text in texts], device=decoder.device)
+    # As many logits as are needed, where the model can limit them: those of a large vocabulary take memory.
+    options = dict.fromkeys(decoder.prefill_options, wanted)
+    logits: Tensor = decoder.model(input_ids=tokens, use_cache=False, **options).logits[:, -wanted:]
+    return logits
+
+
+def _last_logits(decoder: Decoder, text: Sequence[int], wanted: int) -> Tensor:
+    """Return the logits [N, V] at the last places of a text, by a forward pass without a cache."""
+    tokens, options = torch.tensor([text], device=decoder.device), dict.fromkeys(decoder.prefill_options, wanted)
+    logits: Tensor = decoder.model(input_ids=tokens, use_cache=False, **options).logits[0, -wanted:]
+    return logits
+
+
+def tokens_of(decoder: AnyDecoder, count: int, offset: int = 0) -> list[int]:
+    """Return `count` tokens that mean nothing special to the model, different ones as far as there are."""
+    config = decoder.model.config.get_text_config()
+    names = ("pad", "bos", "mask", "sep", "cls", "unk", "decoder_start")
+    named = {getattr(config, f"{name}_token_id", None) for name in names}
+    special = named | decoder.end_tokens
+    usable = [token for token in range(min(decoder.vocab_size, 4096)) if token not in special]
+    usable = usable or list(range(decoder.vocab_size))
+    step = next(step for step in range(len(usable) * 5 // 8, 2 * len(usable) + 2) if gcd(step, len(usable)) == 1)
+    return [usable[(1 + step * (place + offset)) % len(usable)] for place in range(count)]

@@ -1,0 +1,150 @@
+"""Lengths in a model's configuration at which its attention or its positions may change, and a copy with short ones.
+
+Names differ from one architecture to the next (window, chunk, block, span, ...), so every integer counts that no name
+marks as another kind of number. Knows nothing of decoding.
+"""
+
+import copy
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from transformers import PreTrainedConfig
+from transformers.initialization import no_init_weights
+
+from specdec.models.quantization import quantization_of
+
+Key = tuple[str | int, ...]
+"""The way to a value of a configuration: names of keys, numbers of list entries."""
+
+# Words by which a key speaks of something else than a length in tokens.
+_OTHER = frozenset(
+    "vocab hidden embed embd embedding emb intermediate inner ffn ff mlp feed head heads layer layers expert experts "
+    "token tokens id ids dim dims rank tok topk group groups labels label beam beams bits type types depth width model "
+    "kv version seed kernel conv state tp factor hash byte aux loss std dropout axis channels".split()
+)
+# Words that mark a length whatever stands beside them.
+_LENGTH = frozenset("window chunk span original lookback".split())
+_COUNTED = frozenset("head heads layer layers expert experts".split())  # `max_window_layers` counts layers
+_OTHER_PARTS = re.compile(r"vision|audio|image|speech|text_encoder|vq_config")  # of a model of several modalities
+_SHORTEST = 8  # tokens; the shortest length of a shortened copy, each further one is twice the one before
+_LAYERS = 6  # of a shortened copy, where no list of the configuration tells kinds of layers apart
+
+
+def lengths_of(config: Any, longest: int) -> dict[Key, int]:
+    """Return the integers of a text configuration that may be lengths in tokens, by their key; nested ones and those of
+    single layers too.
+
+    Args:
+        longest: the model's context; a length that is not shorter is never crossed.
+    """
+    return {
+        key: value
+        for key, value in _integers(vars(config), ())
+        if 2 <= value < longest and _may_be_length([part for part in key if isinstance(part, str)])
+    }
+
+
+def _integers(values: Any, key: Key) -> Iterator[tuple[Key, int]]:
+    if isinstance(values, bool):
+        return
+    if isinstance(values, int):
+        yield key, values
+    elif isinstance(values, PreTrainedConfig):
+        yield from _integers(vars(values), key)
+    elif isinstance(values, Mapping):
+        for name, value in values.items():
+            if not str(name).startswith("_") and not _OTHER_PARTS.search(str(name)):
+                yield from _integers(value, (*key, name))
+    elif isinstance(values, list | tuple):
+        for place, value in enumerate(values):
+            yield from _integers(value, (*key, place))
+
+
+def _may_be_length(names: Sequence[str]) -> bool:
+    words = set(re.split(r"[_\W]+|(?<=[a-z])(?=[A-Z])", names[-1].lower() if names else ""))
+    if words & _COUNTED:
+        return False
+    return bool(words & _LENGTH) or not words & _OTHER
+
+
+def shortened(model: Any, lengths: Mapping[Key, int]) -> tuple[Any, dict[int, int]] | None:
+    """Return a model of the same class and weights whose lengths are short ones, and the short length of each; None
+    where there is no such copy.
+
+    It has the first layers only, as many as show every kind, and shares their weights. Lengths keep their order, and
+    each is twice the one before, so that what is divisible stays so. A length that other weights belong to stays.
+    """
+    if quantization_of(model) is not None or len({weight.device for weight in model.parameters()}) > 1:
+        return None  # its weights are not plain tensors in one place
+    long = {key: value for key, value in lengths.items() if value > _SHORTEST}
+    for keys in _subsets(long):
+        short = {value: _SHORTEST << place for place, value in enumerate(sorted({long[key] for key in keys}))}
+        short = {value: length for value, length in short.items() if length < value}
+        for trimmed in (True, False):
+            try:
+                config = copy.deepcopy(model.config)
+                text = config.get_text_config()
+                for key in keys:
+                    if long[key] in short:
+                        _set(text, key, short[long[key]])
+                if trimmed:
+                    _trim(text)
+                return (_with_weights(model, config), short) if short else None
+            except Exception:  # configurations and modules raise some ten unrelated types at values they do not take
+                continue
+    return None
+
+
+def _subsets(keys: Mapping[Key, int]) -> Iterator[list[Key]]:
+    """Yield all keys, then those whose names speak of a length, then each alone."""
+    everything = list(keys)
+    yield everything
+    named = [key for key in everything if set(re.split(r"[_\W]+", str(key[-1]))) & (_LENGTH | {"block", "local"})]
+    if named and named != everything:
+        yield named
+    if len(everything) > 1:
+        yield from ([key] for key in named or everything)
+
+
+def _set(config: Any, key: Key, value: int) -> None:
+    """Change a value of a configuration, in its nested parts too."""
+    for part, following in pairwise(key):
+        config = getattr(config, str(part)) if isinstance(config, PreTrainedConfig) else config[part]
+        if isinstance(config, tuple):
+            raise TypeError(f"{part} cannot be changed at {following}")
+    if isinstance(config, PreTrainedConfig):
+        setattr(config, str(key[-1]), value)
+    else:
+        config[key[-1]] = value
+
+
+def _trim(config: Any) -> None:
+    """Keep the first layers only, as many as show every kind that a list of the configuration names."""
+    layers = config.num_hidden_layers
+    lists = {
+        key: value
+        for key, value in vars(config).items()
+        if isinstance(value, list) and len(value) == layers and all(isinstance(kind, str | int) for kind in value)
+    }
+    shown = [max(value.index(kind) for kind in set(value)) + 1 for value in lists.values()]
+    kept = min(layers, max([2, *shown]) if lists else _LAYERS)
+    for key, value in lists.items():
+        setattr(config, key, value[:kept])
+    config.num_hidden_layers = kept
+
+
+def _with_weights(model: Any, config: Any) -> Any:
+    """Return a model of the same class with another configuration over the same weights.
+
+    Raises:
+        RuntimeError: weights are missing, or of another shape.
+    """
+    with no_init_weights():  # memory that is not written takes no place
+        twin = type(model)._from_config(config, dtype=model.dtype)
+    found = twin.load_state_dict(model.state_dict(), strict=False, assign=True)
+    if found.missing_keys:
+        raise RuntimeError(f"{found.missing_keys[0]} is not among the weights")
+    twin.tie_weights()
+    return twin.to(model.device).eval().requires_grad_(False)

@@ -1,0 +1,133 @@
+"""Faults of masks and positions, planted in an architecture of our own: every one is found when the model is opened,
+with short windows and with long ones.
+"""
+
+import pytest
+import torch
+from fixtures.faulty_architecture import Fault, LayerCall, no_fault, replace, toy
+
+from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, Scattered, decoded
+from specdec.errors import ModelLoadError
+from specdec.targets.causal import Causal
+from specdec.verifiers.base.contract import verifiers
+
+SIZES = {"short": dict(window=6, chunk=8), "long": dict(window=200, chunk=256)}
+PROMPTS = {"short": 21, "long": 270}  # tokens, behind window and chunk
+
+
+def distances(call: LayerCall) -> torch.Tensor:
+    """How far back each key is from each token, by positions: [B, N, S]."""
+    return call.query_positions[:, :, None] - call.key_positions[:, None, :]
+
+
+def slots(call: LayerCall) -> torch.Tensor:
+    """How far back each key is from each token, by slots of the cache: [N, S]."""
+    count, keys = call.query_positions.shape[1], call.key_positions.shape[1]
+    return torch.arange(call.cached, call.cached + count)[:, None] - torch.arange(keys)
+
+
+def window_off_by_one_behind_a_cache(call: LayerCall) -> LayerCall:
+    if call.kind != "local" or not call.cached:
+        return call
+    return replace(call, visible=call.visible & (distances(call) < call.window - 1))
+
+
+def window_ignored_in_trees(call: LayerCall) -> LayerCall:
+    """A mask of the caller's that is no chain is taken as it is."""
+    branches = call.query_positions.shape[1] > 1 and bool((call.query_positions.diff(dim=1) != 1).any())
+    return replace(call, visible=call.given) if branches and call.kind != "global" else call
+
+
+def mask_of_another_layer_type(call: LayerCall) -> LayerCall:
+    """Behind a cache the local layers get the mask of the global ones."""
+    return replace(call, visible=call.given) if call.kind == "local" and call.cached else call
+
+
+def local_positions_from_the_length_of_the_cache(call: LayerCall) -> LayerCall:
+    if call.kind != "local":
+        return call
+    count = call.query_positions.shape[1]
+    return replace(call, rotated=torch.arange(call.cached, call.cached + count).expand_as(call.query_positions))
+
+
+def window_counted_in_slots(call: LayerCall) -> LayerCall:
+    """As GPT-Neo has it: a buffer by slots, on top of the mask that is given."""
+    if call.kind != "local":
+        return call
+    return replace(call, visible=call.visible & (slots(call) < call.window))
+
+
+def chunks_begin_where_the_call_begins(call: LayerCall) -> LayerCall:
+    if call.kind != "chunked" or not call.cached or call.given is None:
+        return call
+    begin = call.query_positions.amin(1)[:, None]
+    queries, keys = ((places - begin).div(call.chunk, rounding_mode="floor") for places in
+                     (call.query_positions, call.key_positions))  # fmt: skip
+    return replace(call, visible=call.given & (queries[:, :, None] == keys[:, None, :]))
+
+
+def hidden_keys_leak_a_little(call: LayerCall) -> LayerCall:
+    """The mask of the caller is a penalty of 11 to the score, which hides a key nearly."""
+    if call.given is None:
+        return call
+    return replace(call, visible=torch.ones_like(call.visible), bias=call.bias.masked_fill(~call.visible, -11.0))
+
+
+FAULTS: dict[str, Fault] = {
+    fault.__name__: fault
+    for fault in (
+        window_off_by_one_behind_a_cache,
+        window_ignored_in_trees,
+        mask_of_another_layer_type,
+        local_positions_from_the_length_of_the_cache,
+        window_counted_in_slots,
+        chunks_begin_where_the_call_begins,
+        hidden_keys_leak_a_little,
+    )
+}
+
+# Made by somebody who had not seen how models are examined, and committed after it.
+FAULTS |= {}
+
+
+def prompt_of(size: str) -> tuple[int, ...]:
+    return tuple((7 * place * place + 3 * place) % 61 for place in range(PROMPTS[size]))
+
+
+@torch.inference_mode()
+def plain_greedy(model, prompt):
+    text = list(prompt)
+    for _ in range(NEW_TOKENS):
+        text.append(int(model(input_ids=torch.tensor([text])).logits[0, -1].argmax()))
+    return tuple(text[len(prompt) :])
+
+
+def check_decoding(target, size, make_structure):
+    """Assert that what is served decodes what plain passes say, behind the windows."""
+    own = plain_greedy(target.model, prompt_of(size))
+    for shape in ("chain", "tree"):
+        rule = verifiers.build({"name": "greedy"})
+        written = decoded(target, Scattered(own), rule, make_structure(shape, 4), prompt=prompt_of(size))
+        assert written.tokens == own, shape
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_without_a_fault_every_call_is_trusted(size, make_structure):
+    target = Causal(toy(no_fault, **SIZES[size]), GREEDY)
+    probed = target.decoder.probed
+    assert probed.packed and probed.rows and probed.pieces and probed.static and not probed.pending
+    check_decoding(target, size, make_structure)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found(fault, size, make_structure):
+    model = toy(FAULTS[fault], **SIZES[size])
+    try:
+        target = Causal(model, GREEDY)
+    except ModelLoadError as refusal:
+        assert "(toy, " in str(refusal) and "\n" not in str(refusal)
+        return
+    probed = target.decoder.probed
+    assert not (probed.packed and probed.rows and probed.pieces), "trusted with everything"
+    check_decoding(target, size, make_structure)
