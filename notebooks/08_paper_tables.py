@@ -51,8 +51,8 @@ notebook.show(*paper_sections.paper_sections(printed))
 # %% [markdown]
 # ## What the papers claim, and what is found here
 #
-# From committed results, made on the pocket target: `guide/papers.md` has the same table, and every figure and table of the
-# papers with what redraws it.
+# From committed results, made on the pocket target: `guide/papers.md` has the same table, and every figure and table of
+# the papers with what redraws it.
 
 # %%
 claimed = claims.claims_section()
