@@ -144,7 +144,8 @@ def _noise(run: MeasuredRun) -> str:
         return _sentence(f"{said}, from too few prompts to say how large the machine's noise is")
     if control.contains(1.0) is False:
         return _sentence(
-            f"the machine was disturbed, or this is the one run in twenty: {said}, so anything below {floor:.1%} is noise"
+            f"the machine was disturbed, or this is the one run in twenty: {said}, so anything below {floor:.1%} is "
+            "noise"
         )
     speedup = run.account.speedup
     more = "more" if max(speedup, 1 / speedup) > 1 + floor else "no more"
