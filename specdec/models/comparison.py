@@ -41,6 +41,7 @@ TREE = Tree((*(-1,) * 14, 13, 13, 15))
 _FAR = 3  # the first row of the tree's logits, the root's being 0, that stands far from there
 _PATH = (13, 15)  # the nodes that are committed; their slots have to move
 _LAST = 16  # the node behind them
+PROMPT = 9  # tokens of the prompt of a model's first comparison
 BEHIND = 6  # tokens of a text behind the prompt: a root, two of a path, three more
 _LEAVES = (0, 1, 7, 14, 16)  # of the tree that are compared
 _FEW = (7, 16)  # those that are compared where the prompt is long
@@ -65,13 +66,15 @@ class Comparison:
         self._decoder = decoder
         self._device, self._dtype = decoder.device, decoder.model.dtype
         # Every length has tokens of its own, so that nothing that a model kept of the text before is right by chance.
-        tokens = iter(tokens_of(decoder, length + 1 + 2 + 3 + len(TREE) + 3 + BEHIND, offset=length))
+        tokens = iter(tokens_of(decoder, length + 1 + 2 + 3 + len(TREE) + 3, offset=length - PROMPT))
         self._prompt = list(islice(tokens, length))
         (self._root,), self._chain, self._wrong = (list(islice(tokens, count)) for count in (1, 2, 3))
-        self._nodes, self._behind = list(islice(tokens, len(TREE))), list(islice(tokens, 3))
-        self._others = list(islice(tokens, BEHIND))  # stand where nothing may change
         self._leaves = _LEAVES if length <= _LONG else _FEW
         compared = {node for leaf in self._leaves for node in TREE.path(leaf)}
+        # Few different tokens: one that breaks the model is better met by decoding, which says where.
+        self._nodes = [next(tokens) if node in compared else self._wrong[node % 3] for node in range(len(TREE))]
+        self._behind = list(islice(tokens, 3))
+        self._others = (self._prompt * BEHIND)[:BEHIND]  # stand where nothing may change
         self._compared = [0, *(1 + node for node in sorted(compared))]  # rows of the tree's logits
         self._committed = 0
         self.errors: dict[str, float] = {}

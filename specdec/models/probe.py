@@ -26,7 +26,7 @@ import transformers
 from specdec import ranks
 from specdec.code_version import code_hash
 from specdec.errors import ModelLoadError, is_out_of_memory
-from specdec.models.comparison import BEHIND, BITS_16, ONE_BY_ONE, AnyDecoder, Comparison, tokens_of
+from specdec.models.comparison import BEHIND, BITS_16, ONE_BY_ONE, PROMPT, AnyDecoder, Comparison, tokens_of
 from specdec.models.decoder import Decoder
 from specdec.models.load import content_hash
 from specdec.models.model_lengths import Key, lengths_of, shortened
@@ -36,7 +36,6 @@ from specdec.text.writing import write_atomically
 
 logger = logging.getLogger(__name__)
 
-_PROMPT = 9  # tokens of the first comparison
 _NEAR = 64  # tokens; lengths up to here are crossed at more places, and texts across changes of positions are tried
 _SHORTEST = 8  # tokens of context without which nothing is probed
 _PLACES = (-2, 0, 3)  # tokens; a length is crossed by drafts behind prompts that are so much longer than it
@@ -201,7 +200,7 @@ class _Probe:
         chunk = decoder.prefill_chunk if isinstance(decoder, Decoder) else 0
         try:
             context = self._context_kept
-            self._compare(decoder, _clipped(_PROMPT, context))
+            self._compare(decoder, _clipped(PROMPT, context))
             if not isinstance(decoder, Decoder):
                 return replace(self._served, packed=False, static=False, errors=self._errors)
             self._compare_copy()
@@ -230,6 +229,8 @@ class _Probe:
                     return  # texts of this length are beyond the model, by whatever call
                 raise ModelLoadError(f"{who} cannot compute a plain forward pass over token ids alone: {_OTHER}.")
             if not trial.finite:
+                if near:
+                    return  # some token there breaks the model; decoding says so where it meets it
                 raise ModelLoadError(f"{who} cannot be used: its logits are not finite; try another dtype, as float32.")
             if not trial.causal():
                 raise ModelLoadError(
@@ -330,7 +331,7 @@ class _Probe:
         if border is None or border >= self._decoder.context_length:
             return None
         if border <= _NEAR:
-            trial = Comparison(self._decoder, _clipped(_PROMPT, self._decoder.context_length))
+            trial = Comparison(self._decoder, _clipped(PROMPT, self._decoder.context_length))
             right = trial.crossing(border)
             self._errors |= trial.errors
             if right:
