@@ -178,7 +178,7 @@ def _architectures(path: Path) -> tuple[str, Table]:
         "rows": "drafts that branch by rows",
         "cannot be rolled back": "refused: state that cannot be rolled back, or attention in chunks",
         "a later token changes": "refused: later tokens change earlier logits",
-        "does not work with": "refused: they do not take our masks or our cache",
+        "does not take the mask": "refused: they do not take our masks or positions",
         "cannot be used": "refused: other logits over a cache",
         "not built": "no tiny model was made, so not known",
     }
