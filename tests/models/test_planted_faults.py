@@ -86,8 +86,60 @@ FAULTS: dict[str, Fault] = {
     )
 }
 
-# Made by somebody who had not seen how models are examined, and committed after it.
-FAULTS |= {}
+
+# The five that follow were made by somebody who had not seen how models are examined, and committed after it.
+def window_ends_with_the_last_token_of_a_short_call(call: LayerCall) -> LayerCall:
+    """New keys push old ones out of a buffer of one window before the earlier tokens of the call have seen them."""
+    count, keys = call.visible.shape[1:]
+    if call.kind != "local" or not call.cached or count >= call.window:
+        return call
+    return replace(call, visible=call.visible & (torch.arange(keys) >= call.cached + count - call.window))
+
+
+def evicted_keys_do_not_come_back(call: LayerCall) -> LayerCall:
+    """A local layer drops the keys behind its window after each call, even where drafts of it are rejected later."""
+    if call.kind != "local":
+        return call
+    lowest = call.memory.get("lowest", 0) if call.cached else 0
+    call.memory["lowest"] = max(lowest, call.cached + call.visible.shape[1] - call.window + 1)
+    return replace(call, visible=call.visible & (call.key_positions >= lowest)[:, None, :])
+
+
+def mask_made_anew_where_a_call_crosses_chunks(call: LayerCall) -> LayerCall:
+    """A chunked layer builds its own mask from positions when a call belongs to two chunks: siblings see each other."""
+    chunks = call.query_positions // call.chunk
+    if call.kind != "chunked" or not call.cached or bool(chunks.amin() == chunks.amax()):
+        return call
+    same = chunks[:, :, None] == (call.key_positions // call.chunk)[:, None, :]
+    return replace(call, visible=(distances(call) >= 0) & same)
+
+
+def mask_of_an_earlier_call_of_the_same_sizes(call: LayerCall) -> LayerCall:
+    """Local layers keep the masks that they have made, by sizes: a tree gets the mask of another tree."""
+    if call.kind != "local" or call.given is None:
+        return call
+    sizes = (call.cached, *call.visible.shape)
+    return replace(call, visible=call.memory.setdefault(sizes, call.visible))
+
+
+def positions_counted_through_the_batch(call: LayerCall) -> LayerCall:
+    """Behind a cache a row's new tokens are rotated as if they followed those of the row above."""
+    rows, count = call.query_positions.shape
+    if call.kind != "global" or not call.cached:
+        return call
+    return replace(call, rotated=call.query_positions + count * torch.arange(rows)[:, None])
+
+
+FAULTS |= {
+    fault.__name__: fault
+    for fault in (
+        window_ends_with_the_last_token_of_a_short_call,
+        evicted_keys_do_not_come_back,
+        mask_made_anew_where_a_call_crosses_chunks,
+        mask_of_an_earlier_call_of_the_same_sizes,
+        positions_counted_through_the_batch,
+    )
+}
 
 
 def prompt_of(size: str) -> tuple[int, ...]:
