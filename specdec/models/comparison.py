@@ -38,6 +38,8 @@ _SHARED = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 0.015, torch
 # Nodes 0 to 13 follow the root, 14 and 15 follow node 13, and 16 follows 15: in the row most nodes stand far from where
 # a chain of their depth would end.
 TREE = Tree((*(-1,) * 14, 13, 13, 15))
+# As many nodes, leaves and levels, in another place: a mask that a model keeps for calls of one size is wrong then.
+_OTHER_TREE = Tree((*(-1,) * 14, 0, 0, 15))
 _FAR = 3  # the first row of the tree's logits, the root's being 0, that stands far from there
 _PATH = (13, 15)  # the nodes that are committed; their slots have to move
 _LAST = 16  # the node behind them
@@ -224,21 +226,26 @@ class Comparison:
         """Compare what follows two rejected chains."""
         return [_change(self._behind_rejected(self._others[:3]), self._behind_rejected(self._wrong))]
 
-    def _in_one_sequence(self, nodes: Sequence[int]) -> Tensor:
+    def _in_one_sequence(self, nodes: Sequence[int], tree: Tree = TREE) -> Tensor:
         """Verify a tree behind the committed text, its nodes in one sequence."""
         self._decoder.length = self._committed
-        return self._evaluate([self._root, *nodes], TREE)
+        return self._evaluate([self._root, *nodes], tree)
 
-    def _as_batch(self, nodes: Sequence[int]) -> Tensor:
+    def _as_batch(self, nodes: Sequence[int], tree: Tree = TREE) -> Tensor:
         """Verify a tree behind the committed text, its paths as a batch."""
         self._decoder.length = self._committed
-        return self._decoder.forward_paths(torch.tensor([self._root, *nodes], device=self._device), TREE)
+        return self._decoder.forward_paths(torch.tensor([self._root, *nodes], device=self._device), tree)
 
-    def _tree(self, verify: Callable[[Sequence[int]], Tensor]) -> Sequence[Tensor]:
-        """Verify a tree, commit a path of it, and evaluate a step and a chain behind; return the errors of its nodes,
-        those far from their place in a chain apart from the others, and of what is behind.
+    def _tree(self, verify: Callable[..., Tensor]) -> Sequence[Tensor]:
+        """Verify a tree behind another one of its size, commit a path of it, and evaluate a step and a chain behind;
+        return the errors of its nodes, those far from their place in a chain apart from the others, and of what is
+        behind.
+
+        Args:
+            verify: `_in_one_sequence` or `_as_batch`.
         """
         begin, decoder = self._committed, self._decoder
+        verify(self._nodes, _OTHER_TREE)
         found = verify(self._nodes)[self._compared]
         if verify == self._as_batch:
             decoder.cache.commit(begin, range(begin, begin + 1 + len(_PATH)), path_batch(TREE).sequence_of(_PATH))
@@ -250,7 +257,7 @@ class Comparison:
         far = sum(row < _FAR for row in self._compared)
         return [nodes[:far], nodes[far:], logit_error(behind, self._plain[-1, 4:7])]
 
-    def _other_branches(self, verify: Callable[[Sequence[int]], Tensor]) -> Sequence[Tensor]:
+    def _other_branches(self, verify: Callable[..., Tensor]) -> Sequence[Tensor]:
         """Compare the committed path and what follows it between trees that differ in all other nodes."""
         path = TREE.path(_LAST)
         others = [self._nodes[node] if node in path else self._others[node % BEHIND] for node in range(len(TREE))]
