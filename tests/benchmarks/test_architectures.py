@@ -150,7 +150,7 @@ def architectures() -> Iterator[str]:
     yield from MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 
-@pytest.mark.parametrize("model_type", architectures())
+@pytest.mark.parametrize("model_type", list(architectures()))
 def test_an_architecture_is_served_as_plain_passes_say_or_refused(model_type, make_structure, log_figure):
     begin = time.perf_counter()
     try:

@@ -25,8 +25,9 @@ def spoilt(tiny_model, sampling):
     clean = plainly(Causal(tiny_model("llama"), sampling(temperature=0.0))).tokens
     place = next(i for i, token in enumerate(clean) if i >= 4 and token not in (*PROMPT, *clean[:i], 1, 2, 3, 4))
     model = deepcopy(tiny_model("llama"))
+    target = Causal(model, sampling(temperature=0.0))  # opened before: so small a vocabulary is all tried then
     model.get_input_embeddings().weight[clean[place]] = float("nan")
-    return Causal(model, sampling(temperature=0.0)), clean, place
+    return target, clean, place
 
 
 def test_the_run_ends_at_the_position_and_keeps_the_rounds_before(spoilt):

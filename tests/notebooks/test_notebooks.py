@@ -124,12 +124,12 @@ def printed(tmp_path: Path) -> Callable[[list[str]], str]:
     return write
 
 
-THEORY, ALPHAS = (FOLDER / name for name in ("01_theory_and_measurement.py", "02_alpha_table.py"))
+FORMULA, ALPHAS = (FOLDER / name for name in ("01_theory_and_measurement.py", "02_alpha_table.py"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "path", [path for path in NOTEBOOKS if path not in (THEORY, ALPHAS)], ids=lambda path: path.stem
+    "path", [path for path in NOTEBOOKS if path not in (FORMULA, ALPHAS)], ids=lambda path: path.stem
 )
 def test_it_runs_and_answers_in_words(answered, path):
     answered(path)
@@ -140,7 +140,7 @@ def test_theory_and_measurement_with_printed_values_and_an_iid_drafter(answered,
     """One printed row agrees and one cannot."""
     row = "x arXiv:2211.17192,Table 1,,,formula,,5,{},{},x,alpha=0.8; c=0\n"
     lines = [row.format("speedup_ideal", 3.69), row.format("operations_factor", 1.99)]
-    words = answered(THEORY, published_csv=printed(lines))
+    words = answered(FORMULA, published_csv=printed(lines))
     assert "At each of 6 gammas the replay model lies within the interval" in words
     assert "0 of 1 rows of Table 1 agree with the formulas; not alpha 0.8 gamma 5" in words
 
