@@ -75,6 +75,7 @@ def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter, shape):
     assert logged_prediction == predicted[4]["speedup"]["estimate"]
 
 
+@pytest.mark.slow
 def test_only_a_run_of_the_same_measurement_finds_it(command):
     """`tests/experiment/test_session.py` has all that makes a measurement another one."""
     code, _, error = command(advise, "+drafter=ngram", *TINY)

@@ -33,6 +33,7 @@ def run(script, tmp_path_factory):
     return code, json.loads(out.read_text())
 
 
+@pytest.mark.slow
 def test_every_section_runs(script, run):
     code, found = run
     assert {name: section.get("error", "done") for name, section in found["sections"].items()} == {

@@ -92,6 +92,7 @@ def test_a_study_is_named_as_a_run_is(command, tmp_path):
     assert "tokens (1)" in markdown and "tokens (2)" in markdown  # the same study twice
 
 
+@pytest.mark.slow
 def test_a_killed_run_gets_sentences_for_what_it_lacks(command, sweep, tmp_path):
     copy = tmp_path / "killed"
     copy.mkdir()

@@ -144,6 +144,7 @@ def test_the_account_closes_and_curves_share_one_alpha(finished_run):
         assert run_.summary()["curves"]["curve/capped_geometric"][str(gamma)] == pytest.approx(expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["chain", "tree", "several", "replay", "batch"])
 def test_tables_agree_with_each_other(finished_run, name):
     run_ = open_folder(finished_run(name))
@@ -182,6 +183,7 @@ def test_oracle_replay_is_exact_and_no_test_of_the_model_rejects(command, tmp_pa
     assert len(p_values) == 5 and min(p_values) > 0.01 / 5
 
 
+@pytest.mark.slow
 def test_forced_runs_log_no_lossless_metric(finished_run):
     summary = open_folder(finished_run("forced")).summary()
     assert not [name for name in summary["metrics"] if name.startswith("lossless/")]
@@ -397,6 +399,7 @@ def test_a_peer_that_fails_does_not_end_the_run(command, tmp_path, monkeypatch):
     assert any("Peer generate failed" in note and "no luck" in note for note in summary["notes"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unwritten_pictures")
 def test_the_forced_oracle_runs_on_random_weights_and_says_its_limit(command, tmp_path):
     eager = ("target.compile=false", "tracking.enabled=false")
@@ -494,6 +497,7 @@ def test_peers_need_a_decoder_only_target(command, t5_folders):
     assert code == 2 and "target=causal" in error
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unwritten_pictures")
 def test_a_draft_longer_than_the_room_left_is_clamped_and_counted(command, tmp_path):
     """gamma 500 with 24 tokens to write: nothing is offered beyond the last token."""

@@ -101,6 +101,7 @@ def test_coverage_with_differences_between_prompts():
     assert naive_covered <= 0.70 * 400
 
 
+@pytest.mark.slow
 def test_ten_thousand_replicates_of_500_prompts_take_seconds(simulate):
     rounds = simulate(np.full(500, 0.8), 50, 5, np.random.default_rng(0))
     start = process_time()  # this process alone, whatever else the machine does

@@ -58,6 +58,7 @@ def test_greedy_decoding_is_compared_with_plain_decoding(command, no_models):
     assert certificate["power"] == [] and "by luck" not in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -87,6 +88,7 @@ class Foreign(SpeculativeSampling):
         return super().accept(draft, (1 - self.mistake) * p + self.mistake * flat, generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mistake", [0.0, 0.4])
 def test_a_foreign_declaration_is_proven_or_refuted(command, no_models, monkeypatch, mistake):
     """Shown a blurred p, the rule commits other tokens: exact and statistical level both see it."""

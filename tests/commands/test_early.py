@@ -175,6 +175,7 @@ def test_the_list_of_bad_inputs_is_long():
     assert len(REFUSED) + len(CONFIGURED) >= 60
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", REFUSED)
 def test_a_command_refuses_before_heavy_imports(answered, line):
     answer = answered.commands[list(REFUSED).index(line)]

@@ -40,6 +40,7 @@ def test_every_key_of_the_default_configuration_stands_there():
         assert set(keys) - {"defaults"} <= lines
 
 
+@pytest.mark.slow
 def test_help_and_version_load_nothing_heavy(tmp_path):
     script = (
         "import sys; sys.argv = ['specdec.run', '+drafter=ngram', sys.argv[1]]; from specdec import run; run.main(); "

@@ -64,6 +64,7 @@ def table(folder: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((folder / "sweep.csv").open(encoding="utf-8")))
 
 
+@pytest.mark.slow
 def test_a_resumed_sweep_equals_an_uninterrupted_one_cell_for_cell(in_process, decoded, tmp_path):
     """Interrupted in its second cell of three; the same command goes on there."""
     arguments = (*SWEEP, "structure.gamma=1,2,3")
@@ -169,6 +170,7 @@ def training(monkeypatch) -> Callable[[str, BaseException], None]:
 TRAIN = ("-m", "+heads=medusa", "tracking.enabled=false")
 
 
+@pytest.mark.slow
 def test_cells_of_a_training_sweep_have_folders_of_their_own(in_process, training, tmp_path):
     assert in_process(train, *TRAIN, "heads.count=1,2").code == 0
     folders = tmp_path / "models" / "heads" / "medusa"

@@ -86,6 +86,7 @@ def last_folder(folder: Path) -> Path:
     return max(folder.glob("multirun/*/*"))
 
 
+@pytest.mark.slow
 def test_cells_are_nested_in_one_parent(
     sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], folder: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_cells_are_nested_in_one_parent(
     assert "structure.gamma=2" in out and "mlflow ui --backend-store-uri sqlite:///mlflow.db\n" in out
 
 
+@pytest.mark.slow
 def test_the_sweep_is_one_chart(
     sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], curves: Callable[[str], Any]
 ) -> None:
@@ -133,6 +135,7 @@ def test_a_cell_fails_alone(
     ).read_text()  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gammas, more", [("0", ()), ("1,2", ("structure.k=3",)), ("1", ("+prompts=jsonl,jsnl",))])
 def test_a_sweep_that_never_began_leaves_no_run(
     sweep: Callable[..., tuple[int, str, str]],

@@ -317,6 +317,7 @@ def test_values_out_of_bounds(build, key, value):
         build(**{key: value})
 
 
+@pytest.mark.slow
 def test_a_bigram_is_called_that_everywhere(in_process, made_database, tmp_path):
     """The name that was typed stands in the run's name, its tags and parameters, the rounds and the reports."""
     (tmp_path / "tokens.jsonl").write_text(json.dumps({"tokens": [0, 1, 2, 0, 1, 1, 2]}) + "\n")

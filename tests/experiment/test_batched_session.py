@@ -85,6 +85,7 @@ def slow(monkeypatch):
     return clock
 
 
+@pytest.mark.slow
 def test_a_whole_run_calibrates_at_its_batch_and_its_account_multiplies_out(tmp_path, slow):
     """A table evaluates slot after slot: a call on three takes three seconds, and a sequence's share is one."""
     found = experiment.run_experiment(

@@ -156,6 +156,7 @@ def of_seconds(seconds: float, *overrides: str) -> RunConfig:
     return config_of("+drafter=ngram", PROMPTS, f"measurement.budget_seconds={seconds}", *overrides)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_cut_is_finished_and_says_what_it_decoded(tmp_path, watch, monkeypatch, capsys):
     monkeypatch.setattr(experiment, "TimeBudget", partial(TimeBudget, now=watch))
     monkeypatch.setenv("SPECDEC_VERBOSE", "1")
@@ -186,6 +187,7 @@ def cut_order(folder: Path, watch: Watch, seconds: float, *overrides: str) -> li
     return list(dict.fromkeys(line["prompt"] for line in found(folder)["generations"]))
 
 
+@pytest.mark.slow
 def test_which_prompts_are_left_out_follows_from_the_seed_and_not_from_their_cost(tmp_path, watch):
     first = cut_order(tmp_path / "first", watch, 70)
     assert len(first) == 7 and first == cut_order(tmp_path / "again", watch, 70)

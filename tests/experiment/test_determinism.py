@@ -38,6 +38,7 @@ def test_a_rerun_gives_the_same_tokens(tmp_path, dtype, sampling):
     assert len(texts) == 3, "the prompts' texts are not all one"
 
 
+@pytest.mark.slow
 def test_another_seed_samples_other_tokens(tmp_path):
     for seed in (0, 1):
         decode(config_of("+drafter=ngram", *MODEL, "sampling=temperature", f"seed={seed}"), tmp_path / str(seed))

@@ -44,6 +44,7 @@ def test_large_and_broken_numbers():
     assert answers("In all 1,234.50", "x #### 1234.5") and answers("-7", "#### -7") and answers(".5", "#### 0.5")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unwritten_pictures")
 @pytest.mark.parametrize(("rule", "lossy"), [("typical", True), ("speculative_sampling", False)])
 def test_a_lossy_rule_is_called_lossy_on_the_terminal(in_process, rule, lossy):
@@ -55,6 +56,7 @@ def test_a_lossy_rule_is_called_lossy_on_the_terminal(in_process, rule, lossy):
     assert ("Lossy: the verifier's rule does not keep the target's law" in said) is lossy
 
 
+@pytest.mark.slow
 def test_a_run_with_a_lossy_rule_says_what_it_lost(finished_run):
     run = open_folder(finished_run("lossy"))
     quality, rounds, law = run.quality(), run.rounds(), run.params["target.law"]

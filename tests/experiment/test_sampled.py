@@ -126,6 +126,7 @@ def test_runs_without_the_line(overrides):
     assert build(config_of(*overrides)).sampled is None
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unwritten_pictures")
 def test_a_run_shows_its_line_and_says_what_it_does(in_process, tmp_path):
     """The whole of it, in one run: the first line, its stages in order, the table, the note, the metrics."""

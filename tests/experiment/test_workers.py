@@ -90,6 +90,7 @@ def test_workers_write_what_one_process_writes(command, in_threads):
     assert not list(shared.glob("part-*")) and not (shared / "rounds").exists()
 
 
+@pytest.mark.slow
 def test_the_prompts_of_all_repeats_keep_their_order(command, in_threads):
     arguments = (*TINY, "measurement.repeats=2", "measurement.drafters=[oracle]")
     code, error, alone = command("alone", *arguments)

@@ -62,6 +62,7 @@ def model(tiny_llama, tmp_path):
     return path
 
 
+@pytest.mark.slow
 def test_huge_weights_end_the_run_as_failed_with_the_position(tracked, model, tmp_path):
     """A flipped bit of an exponent leaves a weight that is finite, and logits that are not."""
     weights = load_file(model / "model.safetensors")

@@ -142,6 +142,7 @@ def test_names_with_folders_of_their_own_are_allowed():
     assert validated(FolderPart, {"name": "ablation/grounded"}).name == "ablation/grounded"
 
 
+@pytest.mark.slow
 def test_a_figure_stays_in_its_folder(tmp_path):
     from specdec.analysis.figures import style
 
@@ -183,6 +184,7 @@ def test_no_code_in_a_pickle_runs(tmp_path, tiny_model):
 HOSTILE = "<script>alert(1)</script>[red]\x1b[31m\u202e|`"
 
 
+@pytest.mark.slow
 def test_hostile_names_are_only_text(in_process, tmp_path):
     """Prompts, categories, the drafter of a recording and the run's name are somebody else's text."""
     lines = [

@@ -73,6 +73,7 @@ def statuses(ended: subprocess.CompletedProcess) -> dict[str, str]:
     return {words[3].removeprefix("theory/"): words[0] for words in lines}
 
 
+@pytest.mark.slow
 def test_a_toy_project(toy, tmp_path):
     ended = toy(
         killed=(ADDS, ADDS.replace("+=", "-="), f"Killed by: {NOTHING}\n{TOTAL}"),
@@ -111,6 +112,7 @@ def test_a_test_that_fails_without_the_bug_proves_nothing(toy):
     assert statuses(ended)["tests/test_sums.py"] == "broken"
 
 
+@pytest.mark.slow
 def test_a_bug_whose_tests_cannot_run_here_is_said_and_not_counted_as_killed(toy):
     flipped = (ADDS, ADDS.replace("+=", "-="))
     ended = toy(
@@ -138,6 +140,7 @@ def test_a_patch_of_other_lines_no_longer_applies(toy, tmp_path):
     assert statuses(ended) == {"killed": "broken"} and "no longer applies" in ended.stdout
 
 
+@pytest.mark.slow
 def test_tests_that_do_not_end_are_ended(toy):
     ended = toy(
         "--limit=2", "--no-unpatched", sleeps=(ADDS, "        __import__('time').sleep(600)", f"Killed by: {TOTAL}")

@@ -60,6 +60,7 @@ EXPECTED = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "expected"), EXPECTED)
 def test_every_peer_writes_our_greedy_text(engine, target, models, name, expected):
     text = ours(target)

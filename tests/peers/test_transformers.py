@@ -55,6 +55,7 @@ def small(tiny_model):
     return tiny_model("mistral_window")  # another model over the same vocabulary
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -157,6 +158,7 @@ def test_the_fastest_setting_is_kept_and_both_times_are_told(target, monkeypatch
     assert peer.describe()["setting"] == "fast" and "slow 2.000 s, fast 1.000 s" in note(peer)
 
 
+@pytest.mark.slow
 def test_a_setting_that_fails_is_told_and_the_other_is_used(target, tiny_model):
     """transformers refuses a kind of cache that it does not know: its reason is kept."""
     for name in ("small_model", "ngram"):

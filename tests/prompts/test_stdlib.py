@@ -25,6 +25,7 @@ def parsed(module: str) -> tuple[str, list[stdlib.Function]]:
     return source, [node for node in ast.walk(ast.parse(source)) if isinstance(node, stdlib.Function)]
 
 
+@pytest.mark.slow
 def test_default_is_twenty_prompts_of_twenty_modules(load):
     loaded = load("stdlib_code")
     assert len(loaded.prompts) == 20 and len({prompt.category for prompt in loaded.prompts}) == 20
@@ -32,6 +33,7 @@ def test_default_is_twenty_prompts_of_twenty_modules(load):
     assert load("stdlib_code") == loaded
 
 
+@pytest.mark.slow
 def test_code_prompts_stop_inside_a_function_body(load):
     loaded = load("stdlib_code", limit=None)
     assert len(loaded.prompts) > 200 and len({prompt.id for prompt in loaded.prompts}) == len(loaded.prompts)

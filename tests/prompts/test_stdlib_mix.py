@@ -16,6 +16,7 @@ def everything(values):
     return source.read().entries
 
 
+@pytest.mark.slow
 def test_the_default_has_six_prompts_of_each_kind_from_different_modules(load):
     loaded = load("stdlib_mix")
     assert load("stdlib_mix") == loaded
@@ -24,6 +25,7 @@ def test_the_default_has_six_prompts_of_each_kind_from_different_modules(load):
         assert len(modules) == len(set(modules)) == 6
 
 
+@pytest.mark.slow
 def test_every_function_is_held_out_and_of_one_kind(everything):
     functions = [entry.id.split("/", 2)[2] for entry in everything]
     assert len(functions) == len(set(functions)) > 100

@@ -42,6 +42,7 @@ def trace(tmp_path):
     return tmp_path / "trace.jsonl.gz", streams
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["ngram", "recorded"])
 def test_a_trace_is_accounted_for(command, trace, drafter):
     path, streams = trace
@@ -88,6 +89,7 @@ def test_a_run_is_replayed_from_its_own_folder(command):
     pd.testing.assert_frame_equal(one, two)
 
 
+@pytest.mark.slow
 def test_text_with_a_tokenizer_is_replayed(command, tmp_path):
     (tmp_path / "code.py").write_text("def f(x):\n    return x + 1\n\ndef g(x):\n    return x + 2\n" * 4)
     text = ("target.format=text", "target.tokenizer=pocket", "target.prompt_tokens=8", "target.unit=file")
@@ -118,6 +120,7 @@ def test_bad_input_is_one_sentence(in_process, trace, arguments, sentence):
     assert re.search(sentence, ended.error), ended.error
 
 
+@pytest.mark.slow
 def test_a_replay_of_the_suffix_drafter_knows_the_earlier_outputs_of_its_run(command):
     """Rounds along a run's own texts are those that it took, at every gamma and in every repeat."""
     circle = "target.law=[[0.1,0.8,0.1],[0.1,0.1,0.8],[0.8,0.1,0.1]]"  # of all tokens, so each is in every output
@@ -151,6 +154,7 @@ def test_a_walked_run_leaves_what_a_decoded_one_does(command, trace, monkeypatch
     assert one == two
 
 
+@pytest.mark.slow
 def test_a_number_of_tokens_replays_the_beginnings_and_says_so(command, trace):
     path, streams = trace
     keys = ("target=replay", f"target.path={path}", "+drafter=recorded", "measurement.max_new_tokens=40", *QUICK)
@@ -161,6 +165,7 @@ def test_a_number_of_tokens_replays_the_beginnings_and_says_so(command, trace):
     assert note.startswith(f"Replayed: {used} of the {sum(sizes)} recorded tokens of 4 texts, at most 40 of each")
 
 
+@pytest.mark.slow
 def test_only_recorded_texts_know_where_they_end(in_process):
     ended = in_process(run, "+drafter=ngram", "+debug=tiny", "measurement.max_new_tokens=null", *QUICK)
     assert ended.code == 2

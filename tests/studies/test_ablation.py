@@ -7,6 +7,7 @@ import pytest
 SMALL = ("structure.k=4", "structure.w=3")
 
 
+@pytest.mark.slow
 def test_histograms_add_up(study, tiny_target):
     found, tables = study("ngrammys_ablation", *tiny_target, *SMALL)
     replay, histograms = tables["replay"], tables["histograms"]

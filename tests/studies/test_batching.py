@@ -20,6 +20,7 @@ ON_A_TABLE = ("study.drafters=[ngram]", "~target.dtype", PROMPTS)
 KEYS = ["repeat", "drafter", "gamma", "batch"]
 
 
+@pytest.mark.slow
 def test_every_arm_decodes_at_every_batch(study):
     found, tables = study("batching", *SMALL, *ON_A_TABLE)
     lines = tables["batching"]

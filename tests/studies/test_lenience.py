@@ -47,6 +47,7 @@ def test_every_rule_has_its_texts_and_alphas_keep_their_bounds(on_table):
     assert found.metrics["lenience/sampled.tokens_per_round.0.1"] == loose["tokens"].sum() / loose["rounds"].sum()
 
 
+@pytest.mark.slow
 def test_alpha_is_the_mean_of_the_rules_chance_along_the_plain_text(on_table, monkeypatch):
     """A point-mass drafter: sum min(p / l, q) is min(1, p / l) of its token, and greedily 0 or 1."""
     seen = []

@@ -47,6 +47,7 @@ def test_a_server_of_a_tiny_model_from_its_own_texts(study, tiny_target):
     assert found.metrics["serving/simulated.none.latency_p99.0.3"] > 0
 
 
+@pytest.mark.slow
 def test_a_law_and_a_published_cost_need_no_model(study):
     found, tables = study("serving", *LAW, *SMALL)
     (line,) = tables["recording"].to_dict("records")
@@ -170,6 +171,7 @@ def measured_batches(folder, tokens_per_round=1.6):
     return folder
 
 
+@pytest.mark.slow
 def test_measured_batches_give_the_steps_and_are_compared_with(study, tmp_path):
     folder = measured_batches(tmp_path / "batching")
     found, tables = study("serving", *LAW, *SMALL, f"study.batching={folder}", "study.method=ngram", "study.cost=null")

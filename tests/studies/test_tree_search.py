@@ -33,6 +33,7 @@ def shaken(tiny_target, tmp_path):
     return (*overrides, "drafter=small_model", f"drafter.model={own}")
 
 
+@pytest.mark.slow
 def test_trees_are_built_chosen_kept_and_decoded(study, shaken, tmp_path):
     found, tables = study("tree_search", *shaken, *SMALL)
     accuracy, arms, live = tables["accuracy"], tables["arms"].set_index("arm"), tables["live"]
@@ -75,6 +76,7 @@ def test_trees_are_built_chosen_kept_and_decoded(study, shaken, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_drafter_without_confidence_has_no_dynamic_trees(study):
     _, tables = study("tree_search", "drafter=ngram", *SMALL)
     assert set(tables["arms"]["shape"]) - {"chosen"} == {"plain", "chain", "tree"}

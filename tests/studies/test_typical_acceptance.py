@@ -29,6 +29,7 @@ def on_table(study):
     return run
 
 
+@pytest.mark.slow
 def test_every_rule_has_its_texts(on_table):
     found, tables = on_table("study.repeats=2")
     outputs = tables["outputs"]

@@ -62,6 +62,7 @@ def test_offloaded_layers_write_the_same_tokens_and_are_flagged(command, model):
     assert "distorted" not in (folders["plain"] / "report.md").read_text()
 
 
+@pytest.mark.slow
 def test_modules_that_are_all_on_one_device_distort_nothing(command):
     code, error, folder = command("one", "target.device_map={model: cpu, lm_head: cpu}")
     assert code == 0, error

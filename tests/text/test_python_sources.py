@@ -86,6 +86,7 @@ def test_unsuitable_files_are_dropped_and_counted(tmp_path, corpus_config):
     }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_running_interpreter_keeps_its_held_out_modules_out(corpus_config):
     corpus = build_corpus(corpus_config)
     modules = {module_name(d.name) for d in corpus.heldout if d.source == "stdlib"}

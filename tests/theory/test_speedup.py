@@ -35,6 +35,7 @@ def test_an_oracle_drafts_what_will_be_accepted_and_no_more():
     assert oracle_speedup(alpha, c) == pytest.approx(rate, abs=5 * spread)
 
 
+@pytest.mark.slow
 @given(st.floats(0.0, 1.0), st.floats(0.001, 1))
 @settings(max_examples=200, deadline=None)
 def test_no_oracle_gains_more_than_the_paper_says(alpha, c):

@@ -84,6 +84,7 @@ def dump(here: Path) -> list[str]:
         return list(connection.iterdump())
 
 
+@pytest.mark.slow
 def test_a_run_without_its_store_is_uploaded_as_if_it_had_been_there(here: Path) -> None:
     run(here / "live")
     expected = content(here, times=False)

@@ -94,6 +94,7 @@ def test_an_address_that_is_no_store_is_refused(uri: str) -> None:
         locate(uri, Path("/work"))
 
 
+@pytest.mark.slow
 def test_everything_lies_in_the_folder(
     folder: Path, record: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -142,6 +143,7 @@ def test_prompts_are_a_dataset_input_once_and_the_experiment_opens_in_the_traini
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
 
+@pytest.mark.slow
 def test_many_values_go_in_batches(client: Any, record: Callable[..., Any]) -> None:
     curve = {step: float(step) for step in range(2500)}
     run = record(lambda run: run.curves({"curve/measured": curve}))

@@ -92,6 +92,7 @@ def test_sizes_when_the_model_is_true(simulate):
     assert 1 <= min(rejected.values()) and max(rejected.values()) <= 25, rejected
 
 
+@pytest.mark.slow
 def test_prompt_differences_deceive_the_depth_test_and_not_the_memory_test(simulate):
     """theory.md 6.2: Beta(6, 2) per prompt, no depth effect: depth rejects in 89%, prompts nearly always, memory
     in 4%.

@@ -48,6 +48,7 @@ def sections(tmp_path_factory) -> dict[str, Section]:
     return {section.title: section for section in model_sections(run, replicates=200, refits=20)}
 
 
+@pytest.mark.slow
 def test_there_are_tests_models_and_prediction(sections):
     assert list(sections) == [
         "Is acceptance independent and the same everywhere?",

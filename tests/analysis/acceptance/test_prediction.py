@@ -29,6 +29,7 @@ def best(prediction):
     return next(model for model in prediction.models["model"] if model != "stretches")
 
 
+@pytest.mark.slow
 def test_the_capped_geometric_over_predicts_a_feature_drafter_and_the_position_model_does_not():
     """300 prompts that differ, texts of 200 tokens, acceptance that falls with depth: 60 rounds each at gamma 15."""
     rounds = pd.concat([simulation.falling(300, 200, gamma, 0, (12, 3), 0.93, tokens=200) for gamma in GAMMAS])
@@ -73,6 +74,7 @@ def test_a_markov_text_takes_the_rounds_of_all_its_possible_agreements(a01, a11)
         assert expected == pytest.approx(summed, abs=1e-12)
 
 
+@pytest.mark.slow
 def test_replay_stays_within_one_percent():
     """200 texts of 120 tokens with known m_t, prompts that differ: 50 rounds each at gamma 5."""
     generator = np.random.default_rng(0)
@@ -91,6 +93,7 @@ def test_replay_stays_within_one_percent():
         P.predict(Arms.of(rounds), replay=replay[replay["prompt"] != names[0]], replicates=10, refits=0)
 
 
+@pytest.mark.slow
 def test_a_model_that_is_true_does_not_miss():
     """I.i.d. acceptance, 100 prompts: every model contains it; 1% is several times the sampling error of the ratio."""
     rounds = pd.concat([simulation.iid(100, 120, gamma, 1, 0.75, tokens=120) for gamma in (1, 4, 8)])

@@ -145,6 +145,7 @@ def errors(prediction, model):
     return prediction.table[prediction.table["model"] == model].set_index("gamma")
 
 
+@pytest.mark.slow
 def test_every_gamma_is_predicted_where_the_formula_and_markov_miss(predicted):
     stretches = errors(predicted, "stretches")
     assert stretches["error"].abs().max() < 0.015

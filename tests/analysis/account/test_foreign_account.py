@@ -71,6 +71,7 @@ def test_the_factors_multiply_out(gamma):
     assert prod(parts) == pytest.approx(found.values["dependence"].estimate, rel=1e-12)
 
 
+@pytest.mark.slow
 def test_each_part_answers_to_its_own_cause():
     generator = np.random.default_rng(1)
     independent = bits(generator, 40, 400)

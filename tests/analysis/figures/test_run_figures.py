@@ -203,6 +203,7 @@ def every_figure(rounds):
     }
 
 
+@pytest.mark.slow
 def test_figures_are_written_as_png_and_svg_without_network_or_pyplot(timed, tmp_path):
     before = dict(matplotlib.rcParams)
     for name, figure in every_figure(timed).items():

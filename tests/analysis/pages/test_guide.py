@@ -69,6 +69,7 @@ def test_the_exit_codes_are_those_of_the_errors():
     assert codes | {0, FAILED_CELLS} == set(errors.EXIT_CODES)
 
 
+@pytest.mark.slow
 def test_the_files_of_a_run_are_those_that_runs_write(in_process, made_database, tmp_path):
     tiny = ("+debug=tiny", "+drafter=ngram", "measurement.record=true", "measurement.sampled_temperature=0.7")
     assert in_process(run, *tiny, f"hydra.run.dir={tmp_path / 'run'}").code == 0

@@ -37,6 +37,7 @@ def test_every_section_says_where_when_and_how(page):
         assert facts.startswith("*2026-") and ", by " in facts, section.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_a_figure_that_changes_renews_the_page(page, results):
     def slower(content):
         content["figures"][0]["query_us"] = content["figures"][1]["query_us"] = 1234.5
@@ -51,6 +52,7 @@ def test_a_figure_that_changes_renews_the_page(page, results):
     assert "9.87 (9.00 to 9.99)" in changed and "9.87 (" not in page
 
 
+@pytest.mark.slow
 def test_what_an_older_pocket_target_wrote_is_called_so(page, results):
     """Texts of a target that loops more flatter drafters that copy; a measurement of the day or later is today's."""
     old = [section.splitlines()[0] for section in page.split("\n### ") if "**Older model:**" in section]

@@ -173,6 +173,7 @@ def test_text_is_no_figure_and_a_column_shares_its_last_digit(tmp_path):
     assert list(figures["speedup_measured.half"]) == pytest.approx([0.005, 0.005])
 
 
+@pytest.mark.slow
 def test_the_published_file(printed):
     """Known from the papers: which rows pass their ceiling, and which figures do not multiply out."""
     figures = paper_tables.printed_figures(printed)

@@ -95,6 +95,7 @@ def store(tmp_path_factory):
     return Store(uri, folder / "mlflow.db", main, bare)
 
 
+@pytest.mark.slow
 def test_main_runs_come_newest_first_with_params_and_metrics(store):
     table = mlflow_runs.load_runs(store.uri, "specdec")
     assert table.index.tolist() == [store.bare, store.main]  # the curve's run is none

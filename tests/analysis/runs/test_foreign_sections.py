@@ -46,6 +46,7 @@ def named(found, title):
     return section
 
 
+@pytest.mark.slow
 def test_the_page_has_every_gamma_the_account_and_a_prediction(found):
     one = found[0]
     assert one.gamma == 3

@@ -93,6 +93,7 @@ def test_every_figure_is_a_ratio_of_sums_with_an_interval(tables):
             assert metrics[f"{prefix}{name}.ci_low"] < value < metrics[f"{prefix}{name}.ci_high"], prefix + name
 
 
+@pytest.mark.slow
 def test_the_original_model_adds_its_own_figures_and_changes_no_other(tables, stored_run):
     both, without = tables(), tables(original=False)
     metrics, plain = metrics_of(both), metrics_of(without)

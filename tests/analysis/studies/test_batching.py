@@ -157,6 +157,7 @@ def test_errors_of_the_cost_model_on_calls():
     assert at.loc[(4, 5), "ratio"] == pytest.approx(30 / 14) == at.loc[(4, 5), "model_ratio"]
 
 
+@pytest.mark.slow
 def test_findings_say_what_was_found():
     found = findings("batching", tables(repeats=4, noise=0.02), ABOUT)
     first = found.sections[0].text[0]
@@ -185,6 +186,7 @@ def test_findings_say_what_was_found():
     assert found.curves["curve/batching/speedup.steady.best.model"] == {}
 
 
+@pytest.mark.slow
 def test_the_gamma_of_each_batch_is_told_as_vllm_takes_it():
     """Of the drafter whose name vLLM knows, and of gammas that are shown to pay at a batch: none beyond the largest."""
     made = tables(repeats=6, noise=0.02)
@@ -205,6 +207,7 @@ def test_the_gamma_of_each_batch_is_told_as_vllm_takes_it():
     assert not any("To serve it" in text for text in findings("batching", made, ABOUT).sections[0].text)
 
 
+@pytest.mark.slow
 def test_heads_that_draft_less_deep_have_fewer_gammas():
     made = tables()
     shallow = made["batching"][~((made["batching"]["drafter"] == "moody") & (made["batching"]["gamma"] == 4))]
@@ -214,6 +217,7 @@ def test_heads_that_draft_less_deep_have_fewer_gammas():
     findings("batching", made | {"batching": shallow}, ABOUT)
 
 
+@pytest.mark.slow
 def test_prompts_that_stand_in_several_repeats_are_told():
     text = " ".join(findings("batching", tables(repeats=6), ABOUT).sections[0].text)
     assert "There are 100 prompts, and a repeat takes 20 at the largest batch" in text  # 6 x 20
@@ -222,6 +226,7 @@ def test_prompts_that_stand_in_several_repeats_are_told():
     assert "stand in several repeats" not in " ".join(findings("batching", tables(), ABOUT).sections[0].text)
 
 
+@pytest.mark.slow
 def test_a_committed_study_says_what_the_study_said(tmp_path):
     made, path = tables(repeats=3, noise=0.02), tmp_path / "batching.json"
     machine = {

@@ -144,6 +144,7 @@ def test_one_disturbed_call_moves_neither_sentence_nor_curve():
     assert cells["slowdown"][500, 2, 1] > 1000 and cells["spread"][500, 2, 1] > 1  # a cell is the mean of its calls
 
 
+@pytest.mark.slow
 def test_context_and_evaluation():
     packed = text_of(found_in(block_times()))
     assert "From 50 to 500 cached tokens t(1, 1) goes from 1.1 to 2 ms" in packed and "the same behind" in packed

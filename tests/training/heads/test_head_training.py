@@ -102,6 +102,7 @@ def test_a_stopped_and_resumed_training_gives_the_same_weights(values, store, tm
     assert_a_stop_changes_nothing(opened_in, weights, how, at)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes", [FROZEN, GROUNDED | {"bfloat16": False}, JOINT], ids=["frozen", "grounded", "joint"]
 )

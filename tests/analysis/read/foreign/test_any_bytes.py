@@ -5,6 +5,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,7 @@ def test_the_page_has_examples():
     assert len(EXAMPLES) == 7
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(file=damaged(), gamma=st.sampled_from([None, 1, 4, 4, 5]), skip=st.booleans())
 def test_an_importer_gives_data_sets_or_one_sentence(tmp_path_factory, file, gamma, skip):
