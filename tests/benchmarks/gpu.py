@@ -88,14 +88,12 @@ FULL = Scale(
     dtype=torch.bfloat16, prompt=512, tokens=128, sizes=(*range(1, 17), 32, 64),
     fused={TARGET: (1, 6), DRAFTER: (1,)}, gamma=5, gammas=(3, 5, 7), alphas=(0.6, 0.8, 0.9), repeats=20,
 )  # fmt: skip
+TOY = dict(
+    hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, vocab_size=97,
+    max_position_embeddings=512,
+)  # fmt: skip
 TINY = Scale(
-    shapes={
-        name: dict(
-            hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
-            intermediate_size=64, vocab_size=97, max_position_embeddings=512,
-        )
-        for name, layers in ((TARGET, 2), (DRAFTER, 1))
-    },
+    shapes={TARGET: TOY | dict(num_hidden_layers=2), DRAFTER: TOY | dict(num_hidden_layers=1)},
     dtype=torch.float32, prompt=12, tokens=12, sizes=(1, 2, 4), fused={TARGET: (), DRAFTER: ()},
     gamma=2, gammas=(2, 3), alphas=(0.5, 0.9), repeats=2,
 )  # fmt: skip
@@ -150,10 +148,10 @@ class Bench:
         """Return a pass on `size` tokens; made at its first use."""
         if (name, size, how) not in self.steps:
             decoder = self.decoders[name]
-            made = StaticStep(decoder.model, decoder.cache, size, decoder.windows)
             if how == BOTH:
-                made = self.step(name, size, COMPILED)
-                made = copy.copy(made)
+                made = copy.copy(self.step(name, size, COMPILED))
+            else:
+                made = StaticStep(decoder.model, decoder.cache, size, decoder.windows)
             if how == COMPILED:
                 began = time.perf_counter()
                 made.optimise()
@@ -255,7 +253,8 @@ class Rounds:
         """Return the drafted tokens [gamma * width]."""
         place = len(self.context) - 2
         if self.how != EAGER:
-            loop = self.bench.best_loop(self.gamma) if self.width == 1 else self._wide_loop()
+            narrow = self.width == 1
+            loop = self.bench.best_loop(self.gamma) if narrow else self.bench.loop(self.gamma, self.width, CAPTURED)
             return loop(self.context[-2:], place, None).tokens
         self.drafter.length, found = place, []
         # Written by `fill_`, as in the loop: a copy from the host would wait for the device.
@@ -266,17 +265,19 @@ class Rounds:
             tokens = found[-1][:1]
         return torch.cat(found)
 
-    def _wide_loop(self) -> StaticLoop:
-        return self.bench.loop(self.gamma, self.width, CAPTURED)
-
     def verify(self, drafted: Tensor) -> Tensor:
         """Return the target's most likely token after the root and after every node [N + 1]."""
+        return self._chosen(torch.cat([self._root(), drafted]), self.tree)
+
+    def _root(self) -> Tensor:
+        return torch.full((1,), self.context[-1], device=self.bench.device)
+
+    def _chosen(self, tokens: Tensor, tree: Tree) -> Tensor:
         prefix = len(self.context) - 1
-        tokens = torch.cat([torch.full((1,), self.context[-1], device=self.bench.device), drafted])
         if self.how == EAGER:
             self.target.length = prefix
-            return self.target.plain(tokens, self.tree).logits.argmax(-1)
-        return self.bench.best(TARGET, len(tokens))(tokens, prefix, self.tree).logits.argmax(-1)
+            return self.target.plain(tokens, tree).logits.argmax(-1)
+        return self.bench.best(TARGET, len(tokens))(tokens, prefix, tree).logits.argmax(-1)
 
     def accept(self, drafted: Tensor, choices: Tensor, forced: int | None) -> tuple[list[int], list[int]]:
         """Return the accepted nodes and the committed tokens. This is where the host waits, once.
@@ -322,13 +323,7 @@ class Rounds:
 
     def plain_token(self) -> None:
         """Decode one token without a draft."""
-        prefix, root = len(self.context) - 1, torch.full((1,), self.context[-1], device=self.bench.device)
-        if self.how == EAGER:
-            self.target.length = prefix
-            logits = self.target.plain(root, chain_tree(0)).logits
-        else:
-            logits = self.bench.best(TARGET, 1)(root, prefix, chain_tree(0)).logits
-        self.context.append(int(logits[-1].argmax()))
+        self.context.append(int(self._chosen(self._root(), chain_tree(0))))
 
 
 def correctness(bench: Bench, found: dict[str, Any]) -> None:
@@ -725,6 +720,11 @@ def sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
 
 
+def said_by(*command: str) -> str:
+    """Return what a command writes to standard output."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+
+
 def device_facts(device: torch.device) -> dict[str, Any]:
     """Return name, memory, driver, clocks and power as the driver's own tool gives them."""
     if device.type != "cuda":
@@ -735,27 +735,25 @@ def device_facts(device: torch.device) -> dict[str, Any]:
         "capability": f"{properties.major}.{properties.minor}", "multiprocessors": properties.multi_processor_count,
     }  # fmt: skip
     asked = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
-    command = ["nvidia-smi", f"--id=GPU-{properties.uuid}", f"--query-gpu={asked}", "--format=csv,noheader,nounits"]
     try:
-        line = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        line = said_by(
+            "nvidia-smi", f"--id=GPU-{properties.uuid}", f"--query-gpu={asked}", "--format=csv,noheader,nounits"
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return {**facts, "driver": sentence(error)}
     return {**facts, **dict(zip(asked.split(","), (value.strip() for value in line.split(",")), strict=False))}
 
 
+COMMIT_COMMANDS = (("rev-parse", "HEAD"), ("status", "--porcelain"))
+
+
 def commit_of(root: Path) -> str | None:
     """Return the commit of a checkout, with "+" where files are changed; None where git does not say."""
     try:
-        commands = (["rev-parse", "HEAD"], ["status", "--porcelain"])
-        said = [
-            subprocess.run(
-                ["git", "-C", str(root), *each], capture_output=True, text=True, timeout=20, check=True
-            ).stdout
-            for each in commands
-        ]
+        commit, changed = (said_by("git", "-C", str(root), *each) for each in COMMIT_COMMANDS)
     except (OSError, subprocess.SubprocessError):
         return None
-    return said[0].strip() + ("+" if said[1].strip() else "")
+    return commit + ("+" if changed else "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

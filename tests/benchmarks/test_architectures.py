@@ -8,11 +8,12 @@ float32, token for token as plain forward passes do.
 
 import copy
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from specdec.certification.greedy_identity import GREEDY, PROMPT, Scattered, decoded
 from specdec.errors import ModelLoadError
@@ -83,8 +84,6 @@ BESIDES: dict[str, dict[str, Any]] = {
 
 def shrunk(config: Any) -> dict[str, Any]:
     """The values of a configuration with every size made small, and one layer of each kind or two of the only one."""
-    from transformers import PreTrainedConfig
-
     values, small = config.to_dict(), dict[str, Any]()
     kinds = values.get("layer_types") or []
     once = list(dict.fromkeys(kinds))
@@ -110,11 +109,8 @@ def shrunk(config: Any) -> dict[str, Any]:
 
 def tiny(model_type: str) -> Any:
     """A random model of an architecture in float32, whose logits are far enough apart."""
-    from transformers import CONFIG_MAPPING, AutoModelForCausalLM
-
     kind = CONFIG_MAPPING[model_type]
-    values = shrunk(kind()) | BESIDES.get(model_type, {})
-    config = kind(**values)
+    config = kind(**shrunk(kind()) | BESIDES.get(model_type, {}))
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config).float().eval().requires_grad_(False)
     if model_type == "xmod":
@@ -137,13 +133,7 @@ def in_words(error: Exception) -> str:
     return " ".join(str(error).split())[:160] or type(error).__name__
 
 
-def architectures() -> Iterator[str]:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    yield from MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-
-@pytest.mark.parametrize("model_type", architectures())
+@pytest.mark.parametrize("model_type", list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 def test_an_architecture_is_served_as_plain_passes_say_or_refused(model_type, make_structure, log_figure):
     begin = time.perf_counter()
     try:
@@ -165,10 +155,6 @@ def test_an_architecture_is_served_as_plain_passes_say_or_refused(model_type, ma
     errors = {check: float(f"{error:.1e}") for check, error in target.decoder.probed.errors.items()}
     log_figure(
         architecture=model_type,
-        outcome=target.evaluation,
-        static=target.decoder.probed.static,
-        tokens=len(set(own)),
-        errors=errors,
-        probe_s=took,
-        made_s=round(made - begin, 3),
+        **{"outcome": target.evaluation, "static": target.decoder.probed.static, "tokens": len(set(own))},
+        **{"errors": errors, "probe_s": took, "made_s": round(made - begin, 3)},
     )

@@ -7,58 +7,28 @@ load.
 """
 
 import json
-import os
-import time
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.measuring import timed_study
 
 from specdec.analysis.findings import described_study
 from specdec.analysis.studies import batching as told
-from specdec.clock import CpuClock
-from specdec.config import RunConfig, config_dir, validated
-from specdec.experiment.environment import cpu, versions
-from specdec.studies.base import run_study as runner
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(7200)]
 
 OVERRIDES = ("+experiment=batching", "study.repeats=6", "study.seconds=3600", "measurement.threads=1", "seed=1")
 
 
-class ProcessorClock(CpuClock):
-    """Reads the processor time of this process."""
-
-    def mark(self) -> object:
-        return time.process_time()
-
-
 def test_the_pocket_target(tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "clock_for", lambda device: ProcessorClock())
     monkeypatch.chdir(tmp_path)
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        values = OmegaConf.to_container(compose("config", [*OVERRIDES, "tracking.enabled=false"]), resolve=True)
-    folder, before = tmp_path / "out", os.getloadavg()
-    folder.mkdir()
-    runner.run_study(validated(RunConfig, values), folder)
-    about = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    folder = tmp_path / "out"
+    _, facts = timed_study(folder, OVERRIDES, monkeypatch)
+    parts = ("study", "environment", "batching")
+    about, environment, costs = (json.loads((folder / f"{part}.json").read_text(encoding="utf-8")) for part in parts)
     study = described_study(about, folder.glob("*.parquet"), str(folder))
-    facts = {
-        "date": time.strftime("%Y-%m-%d"),
-        "command": f"python -m specdec.run {' '.join(OVERRIDES)}",
-        "clock": "processor time of one thread",
-        "load_average": {"start": rounded(before), "end": rounded(os.getloadavg())},
-        "cpu": cpu(),
-        "versions": versions(),
-        "environment": json.loads((folder / "environment.json").read_text(encoding="utf-8"))["code"],
-        "study": {name: value for name, value in about.items() if name != "metrics"},
-        "cost": json.loads((folder / "batching.json").read_text(encoding="utf-8"))["cost"],
-    }
+    facts |= {"clock": "processor time of one thread", "environment": environment["code"], "cost": costs["cost"]}
+    facts["study"] = {name: value for name, value in about.items() if name != "metrics"}
     told.write_committed(study.tables, facts)
     # Lossless, or parted at a near-tie.
     outcomes = study.tables["batching"][["same", "near_tie", "differs"]].sum()
     assert outcomes["differs"] <= 0.02 * outcomes.sum()
-
-
-def rounded(loads):
-    return [round(load, 2) for load in loads]

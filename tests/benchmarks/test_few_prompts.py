@@ -10,14 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.measuring import composed
 
 from specdec.analysis.arms import Arms
 from specdec.analysis.intervals import FEWEST, bootstrap, percentile_bounds, resampled_sums
 from specdec.analysis.runs.run_metrics import null_metrics
 from specdec.clock import clock_for
-from specdec.config import RunConfig, config_dir, validated
 from specdec.experiment.parts import build, prepare
 from specdec.experiment.results import ResultsFolder
 from specdec.experiment.session import Session
@@ -64,10 +62,7 @@ def test_coverage(kind, prompts, log_figure):
         plain[run] = low <= truth <= high
     log_figure(
         what=f"coverage of the 95% interval of the speedup, {kind.__name__}",
-        prompts=prompts,
-        simulations=RUNS,
-        interval=float(held.mean()),
-        percentiles=float(plain.mean()),
+        **{"prompts": prompts, "simulations": RUNS, "interval": float(held.mean()), "percentiles": float(plain.mean())},
         of_the_first_100=int(held[:100].sum()),
     )
     assert 0.92 <= held.mean() <= 0.97
@@ -78,8 +73,7 @@ def test_the_null_control_of_real_runs(tmp_path, log_figure):
     """Twenty short runs of the pocket target on five prompts each: the control's interval contains 1 in 19."""
     overrides = ["+drafter=ngram", "measurement.null=true", "measurement.gammas=[]", "measurement.max_new_tokens=24"]
     overrides += ["target.compile=false", f"prompts.limit={FEWEST}", "structure.gamma=2"]
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        config = validated(RunConfig, OmegaConf.to_container(compose("config", overrides), resolve=True))
+    config = composed(*overrides)
     parts = build(config)
     longest = max(parts.prompts.prompts, key=lambda prompt: len(prompt.tokens))
     prepare(parts, longest, config.measurement)
@@ -96,9 +90,7 @@ def test_the_null_control_of_real_runs(tmp_path, log_figure):
     held = [each["null/speedup.ci_low"] <= 1 <= each["null/speedup.ci_high"] for each in found]
     log_figure(
         what="null control of real runs",
-        prompts=FEWEST,
-        runs=len(found),
-        contain_1=sum(held),
+        **{"prompts": FEWEST, "runs": len(found), "contain_1": sum(held)},
         speedups=[round(each["null/speedup"], 4) for each in found],
         floors=[round(each["null/floor"], 4) for each in found],
     )

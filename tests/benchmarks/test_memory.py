@@ -8,34 +8,26 @@ because what one run leaves in the allocator would hide what the next one takes.
 """
 
 import json
-import subprocess
-import sys
 
 import pytest
+from fixtures.measuring import alone
 
 pytestmark = pytest.mark.benchmark
 PROMPT, OUTPUT, GAMMA = 512, 64, 5
 
 SCRIPT = """
 import gc, json, sys, threading, time
-from pathlib import Path
-import psutil, yaml
-from specdec.config import config_dir
+import psutil
+from fixtures.measuring import target_of
 from specdec.decode import generate
 from specdec.drafters import drafters
 from specdec.clock import CpuClock
-from specdec.sampling import SamplingConfig, generator_for
+from specdec.sampling import generator_for
 from specdec.structures import structures
-from specdec.targets.base import targets
 from specdec.verifiers import verifiers
 
 dtype, prompt_length, output, gamma = sys.argv[1], *map(int, sys.argv[2:])
-conf = Path(config_dir()) / "target"
-values = yaml.safe_load((conf / "causal.yaml").read_text()) | yaml.safe_load((conf / "random_110m.yaml").read_text())
-values = {key: value for key, value in values.items() if key != "defaults"}
-values |= {"dtype": dtype, "device": "cpu", "compile": False}
-sampling = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
-target = targets.build(values, sampling=sampling)
+target = target_of("causal", "random_110m", dtype=dtype, compile=False)
 values = {"name": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32, "occurrence": "common"}
 drafter = drafters.build(values, target=target)
 prompt = [index * 7919 % target.vocab_size for index in range(prompt_length)]
@@ -67,18 +59,11 @@ print(json.dumps({"weights": target.describe()["weight_bytes"], "cache": target.
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_growth_while_decoding(dtype, log_figure):
-    command = [sys.executable, "-c", SCRIPT, dtype, *map(str, (PROMPT, OUTPUT, GAMMA))]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout.splitlines()[-1])
+    found = json.loads(" ".join(alone(SCRIPT, dtype, PROMPT, OUTPUT, GAMMA)))
     bound = found["cache"] + 0.15 * found["weights"]
     log_figure(
         what="growth of resident memory while decoding",
-        model="random_110m",
-        dtype=dtype,
-        prompt_tokens=PROMPT,
-        new_tokens=OUTPUT,
-        gamma=GAMMA,
+        **{"model": "random_110m", "dtype": dtype, "prompt_tokens": PROMPT, "new_tokens": OUTPUT, "gamma": GAMMA},
         **{f"{name}_mb": round(value / 2**20, 1) for name, value in {**found, "bound": bound}.items()},
         growth_beyond_cache_over_weights=round((found["growth"] - found["cache"]) / found["weights"], 4),
     )

@@ -11,14 +11,12 @@ import numpy as np
 import pytest
 import torch
 from fixtures import recorded_lengths
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.measuring import composed
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from specdec.analysis.acceptance.prediction import predict
 from specdec.analysis.arms import Arms
 from specdec.clock import CpuClock
-from specdec.config import RunConfig, config_dir, validated
 from specdec.experiment.parts import build
 from specdec.records import Request
 from specdec.replay.answers import TextStates
@@ -92,9 +90,7 @@ def answers():
 def parts(name, limit):
     settings = ["structure=chain", "structure.gamma=1", "measurement.gammas=[1]", f"prompts.limit={limit}"]
     settings += ["measurement.max_new_tokens=192", "target.device=cpu", f"+drafter={name}"]
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        composed = compose("config", overrides=settings)
-    return build(validated(RunConfig, OmegaConf.to_container(composed, resolve=True)))
+    return build(composed(*settings))
 
 
 @pytest.mark.parametrize("text", ["answers", "code"])

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import torch
+from fixtures.measuring import VOCABULARY, Anywhere, phrases, zipf
 from tokenizers import ByteLevelBPETokenizer
 
 from specdec.drafters import drafters
@@ -35,26 +35,8 @@ from specdec.timing.simulated import priced
 from specdec.verifiers import verifiers
 
 pytestmark = pytest.mark.benchmark
-VOCABULARY, PROMPT, LENGTH, STREAMS = 4_096, 300, 512, 40
+PROMPT, LENGTH, STREAMS = 300, 512, 40
 KEY = GenerationKey("", "some", 4, 0, "", "")
-
-
-class _Anywhere:
-    device = torch.device("cpu")
-
-
-def zipf(length: int, dice: random.Random) -> list[int]:
-    """Words at random with the frequencies of text: hardly a match that goes on."""
-    return dice.choices(range(VOCABULARY), [1 / rank for rank in range(1, VOCABULARY + 1)], k=length)
-
-
-def phrases(length: int, dice: random.Random) -> list[int]:
-    """The same 20 phrases again and again in random order, one token in twenty replaced: code, or a chat."""
-    book = [dice.choices(range(VOCABULARY), k=dice.randint(3, 30)) for _ in range(20)]
-    text: list[int] = []
-    while len(text) < length:
-        text += [token if dice.random() > 0.05 else dice.randrange(VOCABULARY) for token in dice.choice(book)]
-    return text[:length]
 
 
 def loop(length: int, dice: random.Random) -> list[int]:
@@ -65,7 +47,8 @@ def loop(length: int, dice: random.Random) -> list[int]:
 def streams(text) -> list[Stream]:
     made = []
     for number in range(STREAMS):
-        tokens = text(PROMPT + LENGTH, random.Random(number))
+        sizes = {"count": 20} if text is phrases else {}
+        tokens = text(PROMPT + LENGTH, random.Random(number), **sizes)
         made.append(Stream(str(number), text.__name__, tuple(tokens[:PROMPT]), tuple(tokens[PROMPT:])))
     return made
 
@@ -76,7 +59,7 @@ CHAIN, ROWS = {"name": "chain", "gamma": 4}, {"name": "rows", "k": 10, "w": 10, 
 @pytest.mark.parametrize("text", [zipf, phrases, loop])
 @pytest.mark.parametrize("shape", [CHAIN, ROWS], ids=lambda shape: shape["name"])
 def test_tokens_per_second(text, shape, group_values, log_figure):
-    drafter = drafters.build(group_values("drafter", "ngram"), target=_Anywhere())
+    drafter = drafters.build(group_values("drafter", "ngram"), target=Anywhere())
     structure, recorded = structures.build(shape), streams(text)
     best = 0.0
     for _ in range(3):
@@ -87,9 +70,7 @@ def test_tokens_per_second(text, shape, group_values, log_figure):
         best = max(best, tokens / cpu)
     log_figure(
         what="replayed tokens a second and core",
-        drafter="ngram",
-        structure=shape,
-        text=text.__name__,
+        **{"drafter": "ngram", "structure": shape, "text": text.__name__},
         tokens_per_round=round(tokens / sum(map(len, rounds)), 3),
         tokens_per_cpu_second=round(best),
         tokens_per_second_last=round(tokens / seconds),
@@ -145,10 +126,7 @@ def test_all_gammas_in_one_walk(name, shape, shared_data, tmp_path, group_values
     tokens = sum(len(stream.generated) for stream in target.streams) * len(sizes)
     log_figure(
         what="tokens times gammas a second and core",
-        drafter=name,
-        structure=shape,
-        gammas=len(sizes),
-        text="novels",
+        **{"drafter": name, "structure": shape, "gammas": len(sizes), "text": "novels"},
         together_per_cpu_second=round(tokens / used["together"]),
         apart_per_cpu_second=round(tokens / used["apart"]),
     )
@@ -162,12 +140,8 @@ def test_the_loop_and_the_walk_side_by_side(
     """The same chains of gamma 4 by `generate`, with one-hot rows over GPT-2's vocabulary, and by a walk."""
     target = recorded_target(tmp_path, group_values, sampling, gutenberg(shared_data, 812, 3))
     drafter = drafters.build(group_values("drafter", name), target=target)
-    common = {
-        "target": target,
-        "structure": make_structure("chain", 4),
-        "verifier": verifiers.build({"name": "greedy"}),
-    }
-    arm = Arm(method=name, drafter=priced(drafter, target), **common)
+    parts = {"structure": make_structure("chain", 4), "verifier": verifiers.build({"name": "greedy"})}
+    arm = Arm(method=name, drafter=priced(drafter, target), target=target, **parts)
     requests = [Request(each.prompt, len(each.generated)) for each in target.streams]
     rates = {}
     for kind, decode in (

@@ -7,19 +7,12 @@ core. What is measured are processor times of one thread, so that other work on 
 """
 
 import json
-import os
-import time
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.measuring import timed_study
 
 from specdec.analysis.studies import batching, serving
-from specdec.clock import CpuClock
-from specdec.config import RunConfig, config_dir, validated
-from specdec.experiment.environment import cpu, versions
-from specdec.studies.base import run_study as runner
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 
@@ -39,13 +32,6 @@ RUNS = {
 }
 
 
-class ProcessorClock(CpuClock):
-    """Reads the processor time of this process."""
-
-    def mark(self) -> object:
-        return time.process_time()
-
-
 def batching_folder(folder: Path) -> None:
     """Write the committed results of study `batching` as its output folder."""
     kept = json.loads(batching.RESULT.read_text(encoding="utf-8"))
@@ -60,23 +46,16 @@ def test_a_server(setting, tmp_path, monkeypatch):
     overrides = ("+experiment=serving", *RUNS[setting])
     if "study.batching=batching" in overrides and not batching.RESULT.is_file():
         pytest.skip("study batching has no committed result")
-    monkeypatch.setattr(runner, "clock_for", lambda device: ProcessorClock())
     monkeypatch.chdir(tmp_path)
     if "study.batching=batching" in overrides:
         batching_folder(tmp_path / "batching")
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        values = OmegaConf.to_container(compose("config", [*overrides, "tracking.enabled=false"]), resolve=True)
-    folder, before = tmp_path / "out", os.getloadavg()
-    folder.mkdir()
-    found = runner.run_study(validated(RunConfig, values), folder)
+    folder = tmp_path / "out"
+    found, facts = timed_study(folder, overrides, monkeypatch)
     environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    facts = {
-        "command": f"python -m specdec.run {' '.join(overrides)}",
-        "date": time.strftime("%Y-%m-%d"),
+    facts |= {
         "clock": "measured times are processor times of one thread; all others are simulated",
-        "load_average": [round(load, 2) for load in (*before[:1], *os.getloadavg()[:1])],
-        "cpu": cpu()["model"],
-        "versions": versions(),
+        "load_average": [values[0] for values in facts["load_average"].values()],
+        "cpu": facts["cpu"]["model"],
         "code": environment["code"],
     }
     serving.write_committed(setting, found, facts, list(RUNS))
