@@ -61,15 +61,21 @@ def told(generation):
     return generation.tokens, generation.finish, rounds
 
 
+def assert_as_alone(target, drafter, structure, slots, prompts=PROMPTS, references=None):
+    """Require of every text in a batch what it has alone; return both."""
+    alone, together = (
+        decoded(target, drafter, structure, requests(prompts, references=references), count) for count in (0, slots)
+    )
+    assert [told(each) for each in together] == [told(each) for each in alone]
+    return alone, together
+
+
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_every_drafter_decodes_in_a_batch_as_it_does_alone(small_target, drafter_values, make_structure, name, shape):
     can = drafters.get(name).capabilities
     target = small_target(name, 5, temperature=0.0 if can.needs_reference else 1.0)
     drafter = drafters.build(drafter_values(name, 5, target), target=target)
-    structure, references = make_structure(shape, 3), [[1, 2, 0, 4, 3] * 3] * len(PROMPTS)
-    alone = decoded(target, drafter, structure, requests(references=references), 0)
-    together = decoded(target, drafter, structure, requests(references=references), 3)
-    assert [told(each) for each in together] == [told(each) for each in alone]
+    assert_as_alone(target, drafter, make_structure(shape, 3), 3, references=[[1, 2, 0, 4, 3] * 3] * len(PROMPTS))
 
 
 # Longer than the windows of 6, and repetitive, so that n-grams match.
@@ -97,11 +103,8 @@ def test_texts_of_a_model_are_those_of_batch_one(
     target = Causal(tiny_model(architecture), sampling(temperature=temperature), prefill_chunk=5)
     drafter = drafters.build(small_model, target=target)
     for shape, sizes in (("chain", (2, 5)), ("tree", (3,))) if temperature == 0 else (("chain", (3,)), ("tree", (5,))):
-        structure = make_structure(shape, 3)
-        alone = decoded(target, drafter, structure, requests(TEXTS, LIMITS), 0)
         for slots in sizes:
-            together = decoded(target, drafter, structure, requests(TEXTS, LIMITS), slots)
-            assert [told(each) for each in together] == [told(each) for each in alone], (shape, slots)
+            assert_as_alone(target, drafter, make_structure(shape, 3), slots, TEXTS)
 
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
@@ -114,10 +117,7 @@ def test_drafters_that_read_a_models_states_or_layers(
         pytest.skip("another structure")
     target = Causal(tiny_model("llama"), sampling(temperature=0.7), prefill_chunk=5)
     drafter = drafters.build(drafter_values(name, target.vocab_size, target), target=target)
-    structure = make_structure(shape, 3)
-    alone = decoded(target, drafter, structure, requests(TEXTS, LIMITS), 0)
-    together = decoded(target, drafter, structure, requests(TEXTS, LIMITS), 3)
-    assert [told(each) for each in together] == [told(each) for each in alone]
+    _, together = assert_as_alone(target, drafter, make_structure(shape, 3), 3, TEXTS)
     assert any(row.batch == 3 for each in together for row in each.rounds)
 
 
@@ -215,12 +215,8 @@ def test_shares_of_a_step_add_up(plain_steps):
 def test_end_tokens_end_one_text_only(table, random_law, group_values, make_structure, slots):
     target = table(random_law(5, 2), temperature=1.0, end_token=4)
     drafter = drafters.build(group_values("drafter", "ngram"), target=target)
-    structure = make_structure("chain", 3)
-    alone = decoded(target, drafter, structure, requests(), 0)
+    alone, _ = assert_as_alone(target, drafter, make_structure("chain", 3), slots)
     assert {each.finish for each in alone} == {"end_token", "limit"}
-    assert [told(each) for each in decoded(target, drafter, structure, requests(), slots)] == [
-        told(each) for each in alone
-    ]
 
 
 def test_logits_that_are_not_finite_end_the_run_and_keep_what_was_decoded(

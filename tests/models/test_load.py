@@ -69,10 +69,6 @@ def test_a_good_folder_loads_as_it_was_saved(folder, tiny_model):
     assert load(folder, dtype=torch.bfloat16).dtype == torch.bfloat16
 
 
-def test_a_missing_folder(tmp_path):
-    assert "does not exist" in refusal(tmp_path / "nowhere")
-
-
 @pytest.mark.parametrize("name", ["./nowhere", "a/b/c"])
 def test_a_name_that_can_only_be_a_folder_is_not_asked_for_on_the_hub(name):
     with pytest.raises(ModelLoadError, match=f"Model folder {name} does not exist"):
@@ -86,57 +82,61 @@ def test_a_hub_id_that_cannot_be_had():
     assert "\n" not in str(raised.value)
 
 
-def test_a_file_instead_of_a_folder(folder):
+def pickled(folder):
+    torch.save(load_file(weights(folder)), folder / "pytorch_model.bin")
+    weights(folder).unlink()
+
+
+def spoilt(value):
+    return lambda tensors: tensors["model.layers.1.mlp.up_proj.weight"][3].fill_(value)
+
+
+def without(part):
+    return lambda tensors: [tensors.pop(name) for name in list(tensors) if part in name]
+
+
+NORM, DAMAGED = "model.norm.weight", "damaged: model.layers.1.mlp.up_proj.weight holds NaN or infinite weights"
+FAULTS = {  # what is done to a folder, and what the sentence says
+    "no config": (lambda folder: (folder / "config.json").unlink(), ["no config.json"]),
+    "a config that is not JSON": (lambda folder: (folder / "config.json").write_text("{ not json"), []),
+    "an unknown model type": (lambda folder: configured(folder, model_type="no_such_model"), []),
+    "another size": (lambda folder: configured(folder, num_hidden_layers=3), ["missing keys"]),
+    "no safetensors": (lambda folder: weights(folder).unlink(), ["no safetensors file"]),
+    "pickled weights": (pickled, ["no safetensors file; pickled weights are not loaded"]),
+    "garbage": (lambda folder: weights(folder).write_bytes(b"\xff" * 5000), []),
+    "missing layers": (
+        lambda folder: rewritten(folder, without(".layers.1.")),
+        ["incomplete: 9 missing keys", "model.layers.1."],
+    ),
+    "one missing weight": (lambda folder: rewritten(folder, without(NORM)), [f"1 missing keys ({NORM})"]),
+    "another shape": (
+        lambda folder: rewritten(folder, lambda tensors: tensors.update({NORM: torch.ones(40).double()})),
+        [f"{NORM} is [40] in the weights and ["],
+    ),
+    "NaN": (lambda folder: rewritten(folder, spoilt(torch.nan)), [DAMAGED]),
+    "infinity": (lambda folder: rewritten(folder, spoilt(torch.inf)), [DAMAGED]),
+    "-infinity": (lambda folder: rewritten(folder, spoilt(-torch.inf)), [DAMAGED]),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_folder_is_one_sentence(folder, fault):
+    damage, parts = FAULTS[fault]
+    damage(folder)
+    sentence = refusal(folder)
+    assert all(part in sentence for part in parts) and "report" not in sentence
+
+
+def test_what_is_no_folder_is_one_sentence_too(folder, tmp_path):
+    assert "does not exist" in refusal(tmp_path / "nowhere")
     assert "no config.json" in refusal(weights(folder))
 
 
-def test_a_folder_without_config(folder):
-    (folder / "config.json").unlink()
-    assert "no config.json" in refusal(folder)
-
-
-def test_a_config_that_is_not_json(folder):
-    (folder / "config.json").write_text("{ not json")
-    refusal(folder)
-
-
-def test_an_unknown_model_type(folder):
-    configured(folder, model_type="no_such_model")
-    refusal(folder)
-
-
-def test_a_folder_without_safetensors(folder):
-    weights(folder).unlink()
-    assert "no safetensors file" in refusal(folder)
-
-
-def test_pickled_weights_are_not_loaded(folder):
-    torch.save(load_file(weights(folder)), folder / "pytorch_model.bin")
-    weights(folder).unlink()
-    assert "no safetensors file; pickled weights are not loaded" in refusal(folder)
-
-
-@pytest.mark.parametrize("keep", [0, 5, 0.5, -10])
-def test_truncated_safetensors(folder, keep):
+@pytest.mark.parametrize("share", [0, 5e-5, 0.5, 0.9999])
+def test_truncated_safetensors(folder, share):
     data = weights(folder).read_bytes()
-    weights(folder).write_bytes(data[: int(len(data) * keep) if isinstance(keep, float) else keep])
+    weights(folder).write_bytes(data[: int(len(data) * share)])
     assert "cannot be loaded" in refusal(folder)
-
-
-def test_garbage_instead_of_safetensors(folder):
-    weights(folder).write_bytes(b"\xff" * 5000)
-    refusal(folder)
-
-
-def test_missing_layers(folder):
-    rewritten(folder, lambda tensors: [tensors.pop(key) for key in list(tensors) if ".layers.1." in key])
-    sentence = refusal(folder)
-    assert "incomplete: 9 missing keys" in sentence and "model.layers.1." in sentence
-
-
-def test_one_missing_weight(folder):
-    rewritten(folder, lambda tensors: tensors.pop("model.norm.weight"))
-    assert "1 missing keys (model.norm.weight)" in refusal(folder)
 
 
 def test_a_missing_shard(tiny_model, tmp_path):
@@ -149,50 +149,18 @@ def test_a_missing_shard(tiny_model, tmp_path):
     refusal(path)
 
 
-def test_mismatched_shapes(folder):
-    def widen(tensors):
-        tensors["model.norm.weight"] = torch.ones(40, dtype=torch.float64)
-
-    rewritten(folder, widen)
-    sentence = refusal(folder)
-    assert "model.norm.weight is [40] in the weights and [" in sentence and "report" not in sentence
-
-
-def test_a_config_of_another_size(folder):
-    configured(folder, num_hidden_layers=3)
-    assert "missing keys" in refusal(folder)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_weights_that_are_not_finite(folder, bad):
-    def spoil(tensors):
-        tensors["model.layers.1.mlp.up_proj.weight"][3, 4] = bad
-
-    rewritten(folder, spoil)
-    sentence = refusal(folder)
-    assert "damaged: model.layers.1.mlp.up_proj.weight holds NaN or infinite weights" in sentence
-
-
-def test_remote_code_is_not_run(folder, tmp_path):
-    marker = tmp_path / "was_run"
-    (folder / "modeling_evil.py").write_text(
-        f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\nclass EvilConfig: pass\n"
-    )
-    configured(
-        folder,
-        model_type="evil",
-        architectures=["Evil"],
-        auto_map={"AutoConfig": "modeling_evil.EvilConfig", "AutoModelForCausalLM": "modeling_evil.Evil"},
-    )
-    refusal(folder)
-    assert not marker.exists()
-
-
-def test_remote_code_beside_a_known_type_is_ignored(folder, tmp_path):
-    marker = tmp_path / "was_run"
-    (folder / "modeling_evil.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\n")
-    configured(folder, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
-    assert type(load(folder)).__name__ == "LlamaForCausalLM"
+@pytest.mark.parametrize("known", [False, True], ids=["a type of its own", "beside a known type"])
+def test_remote_code_is_not_run(folder, tmp_path, known):
+    marker, classes = tmp_path / "was_run", "class Evil: pass\nclass EvilConfig: pass\n"
+    (folder / "modeling_evil.py").write_text(f"open({str(marker)!r}, 'w').close()\n{classes}")
+    code = {"AutoModelForCausalLM": "modeling_evil.Evil"}
+    if known:
+        configured(folder, auto_map=code)
+        assert type(load(folder)).__name__ == "LlamaForCausalLM"
+    else:
+        code |= {"AutoConfig": "modeling_evil.EvilConfig"}
+        configured(folder, model_type="evil", architectures=["Evil"], auto_map=code)
+        refusal(folder)
     assert not marker.exists()
 
 

@@ -4,34 +4,19 @@ from copy import deepcopy
 
 import pytest
 import torch
+from fixtures.decoding import decode
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
-from specdec.drafters.base import drafters
 from specdec.errors import NumericsError
-from specdec.records import EMPTY, Draft, Request, TextStart, chain_tree
-from specdec.structures.base import structures
+from specdec.records import EMPTY, Draft, TextStart, chain_tree
 from specdec.targets.causal import Causal
-from specdec.verifiers.base.contract import verifiers
 
 PROMPT = [7, 3, 19, 44, 3]
-
-
-def decoded(target, drafter="none", limit=20, **values):
-    return generate(
-        target=target,
-        drafter=drafters.build({"name": drafter, **values}, target=target),
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=structures.build({"name": "chain", "gamma": 2}),
-        request=Request(PROMPT, limit),
-        clock=CpuClock(),
-    )
 
 
 @pytest.fixture
 def spoilt(tiny_model, sampling):
     """A target that a later token breaks: its embedding holds NaN. Also the clean text and the place."""
-    clean = decoded(Causal(tiny_model("llama"), sampling(temperature=0.0))).tokens
+    clean = decode(Causal(tiny_model("llama"), sampling(temperature=0.0)), "none", 0, PROMPT, 20).tokens
     place = next(i for i, token in enumerate(clean) if i >= 4 and token not in (*PROMPT, *clean[:i], 1, 2, 3, 4))
     model = deepcopy(tiny_model("llama"))
     model.get_input_embeddings().weight[clean[place]] = float("nan")
@@ -41,7 +26,7 @@ def spoilt(tiny_model, sampling):
 def test_the_run_ends_at_the_position_and_keeps_the_rounds_before(spoilt):
     target, clean, place = spoilt
     with pytest.raises(NumericsError) as raised:
-        decoded(target)
+        decode(target, "none", 0, PROMPT, 20)
     assert raised.value.exit_code == 4
     assert f"not finite after position {len(PROMPT) + place}:" in str(raised.value)
     partial = raised.value.partial
@@ -67,41 +52,34 @@ def test_a_bad_row_anywhere_in_the_draft_is_seen(spoilt):
             target.verify(Draft(torch.tensor(draft), chain_tree(2)))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_one_bad_logit_is_enough(tiny_model, sampling, monkeypatch, bad):
-    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
-    forward = target._forward
+@pytest.fixture
+def with_logits(tiny_model, sampling, monkeypatch):
+    """`with_logits(change)`: a target at a text's start, whose logits are changed."""
 
-    def spoil(tokens, tree):
-        logits = forward(tokens, tree).clone()
-        logits[-1, 3] = bad
-        return logits
+    def make(change):
+        target = Causal(tiny_model("llama"), sampling(temperature=1.0))
+        target.start(TextStart(PROMPT, 20))
+        forward = target._forward
+        monkeypatch.setattr(target, "_forward", lambda tokens, tree: change(forward(tokens, tree).clone()))
+        return target
 
-    target.start(TextStart(PROMPT, 20))
-    monkeypatch.setattr(target, "_forward", spoil)
+    return make
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda logits: logits.index_fill(-1, torch.tensor([3]), torch.nan),
+        lambda logits: logits.index_fill(-1, torch.tensor([3]), torch.inf),
+        lambda logits: torch.full_like(logits, -torch.inf),
+    ],
+    ids=["a NaN", "an infinite one", "every token forbidden"],
+)
+def test_logits_that_are_no_law_are_an_error(with_logits, change):
     with pytest.raises(NumericsError):
-        target.verify(EMPTY)
+        with_logits(change).verify(EMPTY)
 
 
-def test_minus_infinity_only_forbids_a_token(tiny_model, sampling, monkeypatch):
-    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
-    forward = target._forward
-
-    def forbid(tokens, tree):
-        logits = forward(tokens, tree).clone()
-        logits[:, 3] = -torch.inf
-        return logits
-
-    target.start(TextStart(PROMPT, 20))
-    monkeypatch.setattr(target, "_forward", forbid)
-    p = target.verify(EMPTY)
+def test_minus_infinity_only_forbids_a_token(with_logits):
+    p = with_logits(lambda logits: logits.index_fill(-1, torch.tensor([3]), -torch.inf)).verify(EMPTY)
     assert p[0, 3] == 0 and p.isfinite().all()
-
-
-def test_rows_that_are_all_forbidden_are_not_a_law(tiny_model, sampling, monkeypatch):
-    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
-    forward = target._forward
-    target.start(TextStart(PROMPT, 20))
-    monkeypatch.setattr(target, "_forward", lambda tokens, tree: torch.full_like(forward(tokens, tree), -torch.inf))
-    with pytest.raises(NumericsError):
-        target.verify(EMPTY)

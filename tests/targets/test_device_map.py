@@ -44,27 +44,22 @@ def command(in_process, monkeypatch, model, tmp_path):
 
 def test_offloaded_layers_write_the_same_tokens_and_are_flagged(command, model):
     folders = {}
-    for name, more in (("plain", ()), ("apart", (f"target.device_map={model / 'map.yaml'}",))):
-        code, error, folders[name] = command(name, *more)
+    maps = {"plain": "null", "apart": model / "map.yaml", "one": "{model: cpu, lm_head: cpu}"}
+    for name, placed in maps.items():
+        code, error, folders[name] = command(name, f"target.device_map={placed}")
         assert code == 0, error
-    rounds = {name: pd.read_parquet(folder / "rounds.parquet") for name, folder in folders.items()}
     counted = ["method", "gamma", "prompt", "round", "offered", "accepted", "committed"]
-    pd.testing.assert_frame_equal(rounds["apart"][counted], rounds["plain"][counted])
-    texts = {
-        name: [json.loads(line)["generated_token_ids"] for line in (folder / "generations.jsonl").open()]
-        for name, folder in folders.items()
-    }
-    assert texts["apart"] == texts["plain"]
+    rounds, texts = [], []
+    for folder in (folders["apart"], folders["plain"]):
+        rounds.append(pd.read_parquet(folder / "rounds.parquet")[counted])
+        texts.append([json.loads(line)["generated_token_ids"] for line in (folder / "generations.jsonl").open()])
+    pd.testing.assert_frame_equal(*rounds)
+    assert texts[0] == texts[1]
     described = json.loads((folders["apart"] / "environment.json").read_text())["model"]
     assert described["device_map"] == {"cpu": 5, "disk": 1} and described["compilation"] is None
-    assert "Speedups of this run are distorted" in (folders["apart"] / "report.md").read_text()
-    assert "distorted" not in (folders["plain"] / "report.md").read_text()
-
-
-def test_modules_that_are_all_on_one_device_distort_nothing(command):
-    code, error, folder = command("one", "target.device_map={model: cpu, lm_head: cpu}")
-    assert code == 0, error
-    assert "distorted" not in (folder / "report.md").read_text()
+    reports = {name: (folder / "report.md").read_text() for name, folder in folders.items()}
+    assert "Speedups of this run are distorted" in reports["apart"]
+    assert "distorted" not in reports["plain"] + reports["one"], "all on one device"
 
 
 @pytest.mark.parametrize(
@@ -76,7 +71,7 @@ def test_modules_that_are_all_on_one_device_distort_nothing(command):
         (["target.device_map={{model: tape}}"], "there is no device 'tape'"),
         (
             ["target.device_map={{model: cpu, lm_haed: cpu}}"],
-            "the model has no module 'lm_haed'. Did you mean lm_head?",
+            "has no module 'lm_haed'. Did you mean lm_head?",
         ),
         (["target.device_map=auto", "target.device=cpu"], "which does not go with target.device=cpu"),
     ],

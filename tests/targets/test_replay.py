@@ -6,19 +6,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixtures.decoding import decode
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
 from specdec.drafters import drafters
 from specdec.errors import UsageError
-from specdec.records import Draft, Request, TextStart, Tree, chain_tree
+from specdec.records import Draft, TextStart, Tree, chain_tree
 from specdec.replay.walk import replay_stream
-from specdec.structures import structures
 from specdec.targets import targets
 from specdec.targets.causal import Causal
 from specdec.text.streams import Stream, write_streams
 from specdec.timing.simulated import priced
-from specdec.verifiers import verifiers
 
 # Lookup drafters of every structure that they fill; others are added by the registry.
 DRAFTERS = [name for name in ("ngram", "mixed", "model_bigram", "model_unigram") if name in drafters.names()]
@@ -37,17 +34,6 @@ def rounds_of(generation):
     return [{f.name: getattr(row, f.name) for f in fields(row) if f.name != "marks"} for row in generation.rounds]
 
 
-def decoded(target, drafter, structure, prompt, limit):
-    return generate(
-        target=target,
-        drafter=drafter,
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=structure,
-        request=Request(prompt, limit),
-        clock=CpuClock(),
-    )
-
-
 @pytest.fixture
 def replay(tmp_path, group_values, sampling):
     """`replay(streams, cost=..., ...)`: the target of a file of them."""
@@ -63,17 +49,16 @@ def replay(tmp_path, group_values, sampling):
 
 def texts(live, prompts, limit):
     """What the model writes after each prompt, as streams."""
-    none, single = drafters.build({"name": "none"}, target=live), structures.build({"name": "chain", "gamma": 1})
-    written = [decoded(live, none, single.resized(0), prompt, limit) for prompt in prompts]
+    written = [decode(live, "none", 0, prompt, limit) for prompt in prompts]
     return [Stream(str(i), "c", t.prompt, t.tokens, {}, t.finish == "end_token") for i, t in enumerate(written)]
 
 
 def same_rounds(live, replayed, drafter, structure, streams, limit):
     """Decode every prompt live and from the record with one drafter; and once more without tensors."""
     for stream in streams:
-        one = decoded(live, drafter, structure, stream.prompt, limit)
+        one = decode(live, drafter, structure, stream.prompt, limit)
         assert one.tokens == stream.generated[:limit]
-        two = decoded(replayed, drafter, structure, stream.prompt, replayed.limit(stream.prompt, limit))
+        two = decode(replayed, drafter, structure, stream.prompt, replayed.limit(stream.prompt, limit))
         assert rounds_of(two) == rounds_of(one) and two.finish == one.finish
         fast = replay_stream(drafter, structure, stream, limit)
         assert fast.accepted == [row.accepted for row in one.rounds]
@@ -97,14 +82,6 @@ def tiny(tiny_model, sampling):
     dice = torch.Generator().manual_seed(0)
     prompts = [tuple(torch.randint(live.vocab_size, (6,), generator=dice).tolist()) * 3 for _ in range(2)]
     return live, texts(live, prompts, 32)
-
-
-@pytest.mark.parametrize(("name", "structure"), CASES)
-def test_a_live_run_is_replayed_round_by_round(tiny, drafter_values, make_structure, replay, name, structure):
-    live, streams = tiny
-    replayed = replay(streams, vocab_size=live.vocab_size)
-    drafter = drafters.build(drafter_values(name, live.vocab_size), target=live)
-    same_rounds(live, replayed, drafter, make_structure(structure, 4), streams, 32)
 
 
 @pytest.mark.parametrize("structure", ["chain", "rows", "tree"])
@@ -131,13 +108,16 @@ def pocket(group_values, sampling):
     return live, texts(live, prompts, 96)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "structure"), [case for case in CASES if case[0] in ("ngram", "mixed")])
-def test_a_pocket_run_is_replayed_round_by_round(pocket, drafter_values, make_structure, replay, name, structure):
-    live, streams = pocket
+POCKET = [pytest.param("pocket", *case, marks=pytest.mark.slow) for case in CASES if case[0] in ("ngram", "mixed")]
+
+
+@pytest.mark.parametrize(("model", "name", "structure"), [*(("tiny", *case) for case in CASES), *POCKET])
+def test_a_live_run_is_replayed_round_by_round(request, drafter_values, make_structure, replay, model, name, structure):
+    live, streams = request.getfixturevalue(model)
+    limit, gamma = (32, 4) if model == "tiny" else (96, 6)
     replayed = replay(streams, vocab_size=live.vocab_size)
     drafter = drafters.build(drafter_values(name, live.vocab_size), target=live)
-    same_rounds(live, replayed, drafter, make_structure(structure, 6), streams, 96)
+    same_rounds(live, replayed, drafter, make_structure(structure, gamma), streams, limit)
 
 
 def test_every_node_gets_the_recorded_token_of_its_depth(replay):
@@ -154,9 +134,8 @@ def test_every_node_gets_the_recorded_token_of_its_depth(replay):
 def test_nothing_is_decoded_beyond_the_record(replay):
     target = replay([STREAM])
     assert target.limit(STREAM.prompt, 100) == 9 and target.limit(STREAM.prompt, 4) == 4
-    none = drafters.build({"name": "none"}, target=target)
     with pytest.raises(ValueError, match="beyond the 9 recorded tokens"):
-        decoded(target, none, structures.build({"name": "chain", "gamma": 1}).resized(0), STREAM.prompt, 10)
+        decode(target, "none", 0, STREAM.prompt, 10)
 
 
 def test_time_is_the_cost_models(replay, tmp_path, drafter_values, make_structure):
@@ -173,14 +152,7 @@ def test_time_is_the_cost_models(replay, tmp_path, drafter_values, make_structur
         target = replay([stream], cost=str(cost), evaluation=evaluation)
         clock = target.clock()
         drafter = priced(drafters.build(drafter_values("ngram", 5), target=target), target)
-        generation = generate(
-            target=target,
-            drafter=drafter,
-            verifier=verifiers.build({"name": "greedy"}),
-            structure=make_structure("rows", 3),
-            request=Request(stream.prompt, 9),
-            clock=clock,
-        )
+        generation = decode(target, drafter, make_structure("rows", 3), stream.prompt, 9, clock=clock)
         assert clock.seconds(*generation.prefill) == 1.0 + 0.25 * 5  # five rows, nothing in the cache
         several = 0
         for row in generation.rounds:
@@ -207,9 +179,8 @@ def test_it_says_that_its_time_is_simulated(replay):
 def test_what_it_refuses(replay):
     with pytest.raises(UsageError, match="sampling.temperature=0.7: target=replay .* greedy only; use sampling=greedy"):
         replay([STREAM], temperature=0.7)
-    with pytest.raises(
-        UsageError, match=r"streams.jsonl:1: token id 4 in generated_token_ids is beyond the target's vocabulary"
-    ):
+    beyond = r"streams.jsonl:1: token id 4 in generated_token_ids is beyond the target's vocabulary"
+    with pytest.raises(UsageError, match=beyond):
         replay([STREAM], vocab_size=4)
     with pytest.raises(UsageError, match="no such cost model"):
         replay([STREAM], cost="h200")
