@@ -1,4 +1,8 @@
-"""Files for what benchmarks measure: `analysis/results/NAME.json`, with the machine that it was measured on."""
+"""Files for what benchmarks measure: `analysis/results/NAME.json`, with the machine that it was measured on.
+
+A benchmark is run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/FILE`. What it asserts is generous, or
+about processor time, because a shared machine may be busy; the figures are what counts.
+"""
 
 import json
 import os

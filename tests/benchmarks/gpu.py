@@ -22,7 +22,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -318,12 +318,9 @@ class Rounds:
             self.round(forced)
 
     def plain_tokens(self, count: int) -> None:
+        """Decode so many tokens without a draft."""
         for _ in range(count):
-            self.plain_token()
-
-    def plain_token(self) -> None:
-        """Decode one token without a draft."""
-        self.context.append(int(self._chosen(self._root(), chain_tree(0))))
+            self.context.append(int(self._chosen(self._root(), chain_tree(0))))
 
 
 def correctness(bench: Bench, found: dict[str, Any]) -> None:
@@ -530,13 +527,9 @@ def oracle(bench: Bench, found: dict[str, Any]) -> None:
                 while accepted < gamma and coins.random() < alpha:
                     accepted += 1
                 plan.append(accepted)
-            tokens = sum(plan) + len(plan)
             seconds = bench.wall(partial(decoding.rounds, plan))
-            taken[gamma, alpha].append((plain, seconds, tokens, len(plan)))
-    for (gamma, alpha), times in taken.items():
-        if times:
-            v, c = costs[gamma]
-            found["rows"].append(oracle_row(gamma, alpha, v, c, times))
+            taken[gamma, alpha].append((plain, seconds, sum(plan) + len(plan), len(plan)))
+    found["rows"] = [oracle_row(*cell, *costs[cell[0]], times) for cell, times in taken.items() if times]
 
 
 def _verified(bench: Bench, gamma: int) -> Callable[[], object]:
@@ -598,7 +591,7 @@ def peers(bench: Bench, found: dict[str, Any]) -> None:
 
         def decode() -> None:
             while len(decoding.context) < began + budget:
-                decoding.round() if drafts else decoding.plain_token()
+                decoding.round() if drafts else decoding.plain_tokens(1)
 
         seconds = bench.wall(decode)
         return seconds / (len(decoding.context) - began)
@@ -665,31 +658,24 @@ SECTIONS: dict[str, tuple[float, Callable[[Bench, dict[str, Any]], None]]] = {
 """Each section's budget in seconds; what one leaves over, the next ones may use."""
 
 
-@dataclass
-class Report:
-    """The file that is written, after every section again."""
-
-    path: Path
-    content: dict[str, Any] = field(default_factory=dict)
-
-    def save(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
-
-
 @torch.inference_mode()
-def measured(device: torch.device, scale: Scale, report: Report, commit: str | None = None) -> bool:
-    """Run all sections and return whether every one ended well."""
+def measured(device: torch.device, scale: Scale, path: Path, commit: str | None = None) -> bool:
+    """Run all sections, writing the file after each of them again, and return whether every one ended well."""
     began = time.perf_counter()
     end = began + TOTAL_SECONDS
     sections: dict[str, Any] = {}
-    report.content = {
+    report = {
         "captured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit or commit_of(ROOT),
         "measured": device.type == "cuda" and scale is FULL, "device": device_facts(device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__,
                      "transformers": transformers.__version__, "cuda": torch.version.cuda},
         "dtype": str(scale.dtype).removeprefix("torch."), "shapes": scale.shapes, "sections": sections,
     }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def save() -> None:
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
     bench = None
     allowed = began
     for name, (budget, section) in SECTIONS.items():
@@ -707,12 +693,12 @@ def measured(device: torch.device, scale: Scale, report: Report, commit: str | N
             found |= {"status": "failed", "error": sentence(error), "complete": False}
         found["seconds"] = time.perf_counter() - start
         sections[name] = found
-        report.save()
+        save()
         print(f"{name}: {found['status']} in {found['seconds']:.1f} s {found.get('error', '')}", flush=True)
     if bench is not None:
-        report.content["compile_seconds"] = bench.compile_seconds
-    report.content |= {"seconds": time.perf_counter() - began, "device_afterwards": device_facts(device)}
-    report.save()
+        report["compile_seconds"] = bench.compile_seconds
+    report |= {"seconds": time.perf_counter() - began, "device_afterwards": device_facts(device)}
+    save()
     return all(found["complete"] for found in sections.values())
 
 
@@ -766,7 +752,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         print("No CUDA device is available: run this on a GPU, or try it with --device cpu --tiny.", file=sys.stderr)
         return 2
-    done = measured(torch.device(given.device), TINY if given.tiny else FULL, Report(given.out), given.commit)
+    done = measured(torch.device(given.device), TINY if given.tiny else FULL, given.out, given.commit)
     return 0 if done else 3
 
 

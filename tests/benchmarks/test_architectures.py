@@ -1,9 +1,8 @@
 """Which architectures of transformers can be decoded: every one with a causal head, as a tiny random model.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_architectures.py`, about two minutes. A line of
-`analysis/results/architectures.json` says how drafts that branch are evaluated ("packed" or "rows"), or why the model
-is refused, or why no tiny model could be made. What is served has decoded a text with chains and with trees, in
-float32, token for token as plain forward passes do.
+A line of `architectures.json` says how drafts that branch are evaluated ("packed" or "rows"), or why the model is
+refused, or why no tiny model could be made. What is served has decoded a text with chains and with trees, in float32,
+token for token as plain forward passes do. It takes about two minutes.
 """
 
 import copy

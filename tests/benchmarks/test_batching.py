@@ -1,9 +1,5 @@
-"""Measures up to which batch speculation pays on the pocket target: `analysis/results/batching.json`, the tables of
-study `batching` that notebook 09 shows where there is no run of one's own.
-
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_batching.py`; about fifteen minutes of one quiet
-core. Times are processor times of one thread, so that other work on the machine lengthens no call; the file says its
-load.
+"""Measures up to which batch speculation pays on the pocket target, for notebook 09 where there is no run of one's own:
+the tables of study `batching`, by processor times of one thread; about fifteen minutes of one quiet core.
 """
 
 import json

@@ -2,9 +2,8 @@
 and true, on one thread and on all, interleaved with reads of memory, over the time that reading the weights takes at
 the median rate of those reads.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_compile_speed.py`. Packages are kept in
-`models/compiled`; the first run makes them, two for a model and number of threads, half a minute each on two quiet
-cores. Figures with the machine are logged in `analysis/results/compile_speed.json`.
+Packages are kept in `models/compiled`; the first run makes them, two for a model and number of threads, half a minute
+each on two quiet cores.
 """
 
 import os

@@ -1,9 +1,4 @@
-"""What a corpus n-gram costs: fitting 100 MB of text in under 2 minutes and 4 GB, a draft, replaying 10,000 positions.
-
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_corpus_ngram_speed.py`. Figures with the machine,
-and its load, are logged in `analysis/results/corpus_ngram_speed.json`. The bound asserted is on processor time, which a
-busy machine does not stretch as it does the clock's, and which the clock's stays below on an idle one.
-"""
+"""What a corpus n-gram costs: fitting 100 MB of text in under 2 minutes and 4 GB, a draft, replaying 10,000 positions."""
 
 import statistics
 import textwrap

@@ -1,8 +1,6 @@
-"""Intervals of few prompts: their coverage by simulation, and the null control of real runs, for
-`analysis/results/few_prompts.json`.
+"""Intervals of few prompts: their coverage by simulation, and the null control of real runs; two minutes on a core.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_few_prompts.py`; two minutes on a core. Seeds are
-fixed; a share p of n simulations has the standard error sqrt(p (1 - p) / n).
+Seeds are fixed; a share p of n simulations has the standard error sqrt(p (1 - p) / n).
 """
 
 from dataclasses import replace

@@ -1,9 +1,8 @@
-"""Measures grounded heads, independent heads and plain decoding in one session, for two sets of prompts:
-`analysis/results/grounded_bars.json`, which `analysis/heads/grounded_gain.py` and the table of claims read.
+"""Measures grounded heads, independent heads and plain decoding in one session, for two sets of prompts, which
+`analysis/heads/grounded_gain.py` and the table of claims read; five minutes of one quiet core.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_grounded_bars.py`; five minutes of one quiet
-core. The questions of MT-Bench are no part of the repository: without the shared data their part is skipped. The file
-keeps what was found on the other set.
+The questions of MT-Bench are no part of the repository: without the shared data their part is skipped. The file keeps
+what was found on the other set.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,7 @@
-"""What matters in grounded heads: each recipe of `conf/heads/ablation` trained and decoded, for
-`analysis/results/heads_ablation.json`, which the notebook `04_heads` reads.
+"""What matters in grounded heads: each recipe of `conf/heads/ablation` trained and decoded, for notebook `04_heads`.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_ablation.py`; with `-k gru` a part of it.
-A variant is trained in two minutes or so on two cores and decoded in one. Trainings go on where they stopped, below
-`models/` of the working folder; the file keeps what other parts have found.
+With `-k gru` a part of it is run. A variant is trained in two minutes or so on two cores and decoded in one. Trainings
+go on where they stopped, below `models/` of the working folder; the file keeps what other parts have found.
 """
 
 import json

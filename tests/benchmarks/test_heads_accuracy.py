@@ -1,7 +1,5 @@
 """Accuracy of the heads that come with specdec on every held-out text, with counts by text: for intervals, and for
 claims about two kinds of heads at the same positions. `analysis/heads/heads_accuracy.py` reads what it writes.
-
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_accuracy.py`; two minutes of one core.
 """
 
 import hashlib

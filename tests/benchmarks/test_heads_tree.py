@@ -1,9 +1,8 @@
-"""The tree of `structure=heads`, found by search, and what it gains over one drawn by hand, for notebook 04:
-`analysis/results/heads_tree.json`.
+"""The tree of `structure=heads`, found by search, and what it gains over one drawn by hand, for notebook 04.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_tree.py`; some minutes. The shipped heads'
-first, second, ... choices are counted along one half of the prompts, each rank apart and whole rank paths, trees are
-built from both counts, and judged in the rounds of the other half, on which greedy decoding takes exactly those.
+The shipped heads' first, second, ... choices are counted along one half of the prompts, each rank apart and whole rank
+paths, trees are built from both counts, and judged in the rounds of the other half, on which greedy decoding takes
+exactly those; some minutes.
 """
 
 from collections import Counter

@@ -1,9 +1,9 @@
 """The page of an imported trace of a million tokens, every gamma to 15 and predictions included: four minutes of one
 core and a gigabyte.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_import_speed.py`. The texts are public-domain
-books in the folder that SPECDEC_TEXTS names (`*.txt.gz`), read with GPT-2's `encoder.json` and `vocab.bpe` in
-SPECDEC_GPT2; without them there is nothing to measure. Lengths are those of our own drafters at every position.
+The texts are public-domain books in the folder that SPECDEC_TEXTS names (`*.txt.gz`), read with GPT-2's `encoder.json`
+and `vocab.bpe` in SPECDEC_GPT2; without them there is nothing to measure. Lengths are those of our own drafters at
+every position.
 """
 
 import gzip

@@ -1,6 +1,5 @@
-"""Coverage of the intervals and size of the tests, by simulation, for `analysis/results/interval_coverage.json`.
+"""Coverage of the intervals and size of the tests, by simulation; some minutes on one core.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_interval_coverage.py`; some minutes on one core.
 A share p of n simulations has the standard error sqrt(p (1 - p) / n), given beside it; seeds are fixed.
 """
 

@@ -1,9 +1,7 @@
 """Resident memory while a 110M model decodes eagerly on a CPU: growth under the cache's size and 15% of the weights.
 
 Growth is counted from before the prefill, so that the cache and what the prefill leaves behind are in it; the peak
-inside the prefill, whose activations are as long as the prompt, is logged beside it.
-
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_memory.py`. Each case is a process of its own,
+inside the prefill, whose activations are as long as the prompt, is logged beside it. Each case is a process of its own,
 because what one run leaves in the allocator would hide what the next one takes.
 """
 

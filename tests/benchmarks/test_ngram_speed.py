@@ -1,8 +1,5 @@
 """The price of an n-gram proposal at long contexts: at most 50 us in the median at 100,000 tokens, of ten rows of ten
 150 us, memory linear; and how fast recorded text can be walked through.
-
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks`. The bounds asserted are generous, because a shared
-machine may be slow; the figures logged in `analysis/results/ngram_speed.json` are what counts.
 """
 
 import gc

@@ -1,9 +1,8 @@
-"""Measures what papers claim, for `analysis/results/paper_claims.json`, which `analysis.papers.claims` reads.
+"""Measures what papers claim, for `analysis.papers.claims`; a quarter of an hour of one quiet core.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_paper_claims.py`, with `-k blockwise` a part of
-it; a quarter of an hour of one quiet core. Each is one command on the pocket target, in float32 so that all drafters
-write the same text; within a run drafter and baseline take turns, prompt by prompt. The file keeps what other parts
-have found, and has with each run its command, date, commit and core, and the machine's load before and after it.
+With `-k blockwise` a part of it is run. Each is one command on the pocket target, in float32 so that all drafters write
+the same text; within a run drafter and baseline take turns, prompt by prompt. The file keeps what other parts have
+found, and has with each run its command, date, commit and core, and the machine's load before and after it.
 """
 
 import json

@@ -1,6 +1,5 @@
-"""Errors of predictions on texts not fitted on, for `analysis/results/prediction_error.json`, shown by notebook 07.
+"""Errors of predictions on texts not fitted on, for notebook 07; some ten minutes.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_prediction_error.py`; some ten minutes.
 Every source gives the accepted length at every position of its texts; half of the texts are fitted on at the largest
 gamma, the other half is predicted at gamma 1 to 15, and the reverse.
 """

@@ -1,9 +1,5 @@
 """The price of retrieval: a datastore of 100 MB of tokens built in under 5 minutes, and queried in under 200 us in the
 median; and of suffix matches at long contexts.
-
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_retrieval_speed.py`. Figures with the machine,
-and its load, are logged in `analysis/results/retrieval_speed.json`. The bound on building is on processor time, which a
-busy machine does not stretch as it does the clock's.
 """
 
 import random

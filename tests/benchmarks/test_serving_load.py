@@ -1,9 +1,6 @@
-"""Simulates servers under load for `analysis/results/serving.json`, which notebook 09 shows where there is no run of
-one's own: the pocket target by the default command, the same with the steps that study `batching` measured, and a
-published cost model.
-
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_serving_load.py`; about three minutes of one
-core. What is measured are processor times of one thread, so that other work on the machine lengthens no call.
+"""Simulates servers under load for notebook 09 where there is no run of one's own: the pocket target by the default
+command, the same with the steps that study `batching` measured, and a published cost model; three minutes of one core,
+by processor times of one thread.
 """
 
 import json

@@ -52,10 +52,7 @@ def check(decoder, ragged, texts, trees, kept=False):
 
 
 def test_logits_are_those_of_plain_passes(decoder):
-    check(decoder, *started(decoder), TREES)
-
-
-def test_accepted_paths_stay_and_everything_else_is_forgotten(decoder):
+    """Accepted paths stay and everything else is forgotten."""
     ragged, texts = started(decoder)
     drafts = check(decoder, ragged, texts, TREES, kept=True)
     for slot, path in {0: (0, 1, 3), 1: (), 2: (0, 1)}.items():

@@ -9,10 +9,10 @@ import torch
 from fixtures.decoding import decode
 from fixtures.plain_laws import EXACT, PROMPT, VOCABULARY, assert_like_plain, check_slots, random_chain, tolerance_of
 
-from specdec.drafters.base import Drafter, DrafterCapabilities
+from specdec.certification.greedy_identity import Scattered
 from specdec.errors import UsageError
 from specdec.models.path_batch import path_batch
-from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
+from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets.base import contract as base
@@ -134,65 +134,26 @@ def test_a_chain_takes_one_row(target_of, monkeypatch):
         target.discard()
 
 
-class Rows(Drafter):
-    """Rows out of the text that the target is about to write, each gone wrong somewhere: the best after 0, 1, 2, ...
-    tokens in turn, and it is now one row, now another.
-    """
-
-    capabilities = DrafterCapabilities(fills=frozenset({"rows", "tree"}))
-
-    def __init__(self, text: list[int]) -> None:
-        self._text = text
-
-    def start(self, text, states=None) -> None:
-        self._done = self._round = 0
-
-    def draft(self, structure) -> Draft:
-        parents, tokens, w = [], [], structure.gamma
-        for row in range(structure.k if w else 0):
-            coming = self._text[self._done : self._done + w]
-            if len(coming) < w:
-                return EMPTY
-            best = self._round % (w + 1)
-            wrong = (best - row - self._round) % (best + 1)
-            parents += [-1, *range(len(tokens), len(tokens) + w - 1)]
-            tokens += [*coming[:wrong], *((token + row + 1) % VOCABULARY for token in coming[wrong:])]
-        # Rows that begin alike are merged by the tree below, as drafters do.
-        return _merged(parents, tokens) if tokens else EMPTY
-
-    def commit(self, tokens, states=None) -> None:
-        self._done, self._round = self._done + len(tokens), self._round + 1
-
-
-def _merged(parents: list[int], tokens: list[int]) -> Draft:
-    kept: dict[tuple[int, int], int] = {}
-    where: list[int] = []
-    for parent, token in zip(parents, tokens, strict=True):
-        key = (where[parent] if parent >= 0 else -1, token)
-        where.append(kept.setdefault(key, len(kept)))
-    tree = Tree(tuple(parent for parent, _ in kept))
-    return Draft(torch.tensor([token for _, token in kept]), tree, source=(Source("rows", 0),) * len(kept))
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "t5"])
-def test_whole_texts_have_the_same_rounds(name, temperature, tiny_model, tiny_encoder_decoder, sampling):
-    how = sampling(temperature=temperature)
+def test_whole_texts_have_the_same_rounds(
+    name, temperature, tiny_model, tiny_encoder_decoder, sampling, make_structure
+):
+    how, limit = sampling(temperature=temperature), 40
     verifier = "speculative_sampling" if temperature else "greedy"
 
     def decoded(target, drafter, structure):
         draws = generator_for(0, "prompt", "accept")
-        return decode(target, drafter, structure, PROMPT, 24, verifier, accept_generator=draws)
+        return decode(target, drafter, structure, PROMPT, limit, verifier, accept_generator=draws)
 
     if name == "t5":
         rows, packed = EncoderDecoder(tiny_encoder_decoder(name), how), None
     else:
         rows, packed = (Causal(tiny_model(name), how) for _ in range(2))
         rows.evaluation = "rows"
-    chain = structures.build({"name": "chain", "gamma": 3})
-    own = decoded(rows, Rows([]), chain.resized(0)).tokens
-    shape = structures.build({"name": "rows", "k": 4, "w": 3, "budget": 64})
-    generation = decoded(rows, Rows(list(own)), shape)
+    own = decoded(rows, "none", 0).tokens
+    text, shape = [*own, 0, 0, 0], make_structure("rows", 3)
+    generation = decoded(rows, Scattered(text), shape)
     assert any(not row.tree.is_chain and row.accepted for row in generation.rounds)
     if temperature == 0:
         assert generation.tokens == own
@@ -200,7 +161,7 @@ def test_whole_texts_have_the_same_rounds(name, temperature, tiny_model, tiny_en
         taken = [path_batch(row.tree).sequence_of(row.acceptance.path) for row in generation.rounds]
         assert len(set(taken)) > 1
     if packed is not None:
-        other = decoded(packed, Rows(list(own)), shape)
+        other = decoded(packed, Scattered(text), shape)
         told = attrgetter("tree", "draft_tokens", "acceptance", "committed")
         assert list(map(told, other.rounds)) == list(map(told, generation.rounds))
 
@@ -223,11 +184,11 @@ def test_the_evaluation_comes_from_the_configuration(
     tiny_model, tiny_encoder_decoder, tmp_path, group_values, sampling
 ):
     tiny_model("llama").save_pretrained(tmp_path / "causal")
-    tiny_encoder_decoder("t5").save_pretrained(tmp_path / "t5")
     for evaluation in ("packed", "rows"):
         values = group_values("target", "causal", model=str(tmp_path / "causal"), device="cpu", evaluation=evaluation)
         target = targets.build(values, sampling=sampling())
         assert target.evaluation == target.describe()["evaluation"] == evaluation
+    tiny_encoder_decoder("t5").save_pretrained(tmp_path / "t5")
     values = group_values("target", "encoder_decoder", model=str(tmp_path / "t5"), device="cpu")
     assert targets.build(values, sampling=sampling()).evaluation == "rows"
     with pytest.raises(UsageError, match=r"target\.evaluation='packed'.*'rows'"):
