@@ -21,11 +21,12 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also where specdec is not installed
 
@@ -449,23 +450,16 @@ def waits(bench: Bench) -> Iterator[list[str]]:
                 torch.cuda.set_sync_debug_mode("default")
                 seen += [str(each.message) for each in caught if "called a synchronizing" in str(each.message)]
         return
-    names = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
-    kept = {name: getattr(Tensor, name) for name in names}
-
-    def reading(name: str) -> Callable[..., Any]:
-        def read(tensor: Tensor, *given: Any, **options: Any) -> Any:
-            seen.append(name)
-            return kept[name](tensor, *given, **options)
-
-        return read
-
-    try:
-        for name in names:
-            setattr(Tensor, name, reading(name))
+    with ExitStack() as replaced:
+        for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
+            read = partial(_noted, seen, name, getattr(Tensor, name))
+            replaced.enter_context(patch.object(Tensor, name, lambda *given, read=read, **how: read(*given, **how)))
         yield seen
-    finally:
-        for name, function in kept.items():
-            setattr(Tensor, name, function)
+
+
+def _noted(seen: list[str], name: str, read: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    seen.append(name)
+    return read(*given, **options)
 
 
 def overhead(bench: Bench, found: dict[str, Any]) -> None:

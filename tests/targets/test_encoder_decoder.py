@@ -1,7 +1,6 @@
 """Chains over our own cache against plain forward passes of tiny random encoder-decoders, in float64."""
 
 from copy import deepcopy
-from functools import cache
 
 import pytest
 import torch
@@ -13,17 +12,6 @@ from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
 from specdec.sampling import probabilities
 from specdec.targets.base import targets
 from specdec.targets.encoder_decoder import EncoderDecoder
-
-
-@pytest.fixture(scope="module")
-def target_of(tiny_encoder_decoder, sampling):
-    """Temperature 1, so that every logit shows in p."""
-
-    @cache
-    def make(kind: str) -> EncoderDecoder:
-        return EncoderDecoder(tiny_encoder_decoder(kind), sampling(temperature=1.0))
-
-    return make
 
 
 def decode(target, prompt, kept):
@@ -43,8 +31,12 @@ def decode(target, prompt, kept):
 
 
 def test_rejections_leave_no_trace(encoder_decoder, target_of):
-    """None, some and all of a chain accepted, several times over; the slots hold what a fresh text would write."""
+    """None, some and all of a chain accepted, several times over, behind texts with prompts of other lengths; the slots
+    hold what a fresh text would write.
+    """
     target = target_of(encoder_decoder)
+    for prompt in (PROMPT[:1], [*PROMPT, *PROMPT]):
+        decode(target, prompt, (2, 0))
     text = decode(target, PROMPT, (0, 4, 2, 1, 0, 3, 4))
     assert_like_plain(target, PROMPT, text, EMPTY)
     used = target.decoder.cache
@@ -52,12 +44,6 @@ def test_rejections_leave_no_trace(encoder_decoder, target_of):
     target.start(TextStart(PROMPT, len(PROMPT) + 40))
     target.verify(Draft(torch.tensor(text), chain_tree(len(text))))
     check_slots(used, target.decoder.cache, EXACT)
-
-
-def test_a_target_is_reused_for_prompts_of_other_lengths(encoder_decoder, target_of):
-    target = target_of(encoder_decoder)
-    for prompt in (PROMPT, PROMPT[:1], [*PROMPT, *PROMPT]):
-        decode(target, prompt, (2, 0))
 
 
 def test_p_is_standardised_like_any_targets(encoder_decoder, tiny_encoder_decoder, sampling):
@@ -88,27 +74,23 @@ def test_16_bit_divergences_are_scored_in_float32(tiny_encoder_decoder, sampling
     assert target.verify(random_chain(3, 0)).isfinite().all()  # the mask's smallest number has to fit in 16 bits
 
 
-def calls_of(modules):
-    """A list that grows by one at every call of any of the modules, and the handles of the hooks."""
-    calls: list[int] = []
-    return calls, [module.register_forward_hook(lambda *_: calls.append(1)) for module in modules]
-
-
 def test_the_prompt_is_worked_on_in_start_alone(encoder_decoder, target_of):
     """Encoder and cross-attention keys belong to the prefill's time, not to the first round's."""
     target = target_of(encoder_decoder)
-    encoder, handles = calls_of([target.model.get_encoder()])
-    cross, more = calls_of([block.layer[1].EncDecAttention.k for block in target.model.decoder.block])
-    try:
-        target.start(TextStart(PROMPT, 40))
-        assert (len(encoder), len(cross), target.decoder.length) == (1, 2, 0)
-        target.verify(random_chain(3, 0))
-        target.commit([0], 1)
-        target.verify(random_chain(3, 1))
-        assert (len(encoder), len(cross)) == (1, 2)
-    finally:
-        for handle in (*handles, *more):
-            handle.remove()
+    encoder, cross = (
+        target.model.get_encoder(),
+        [each.layer[1].EncDecAttention.k for each in target.model.decoder.block],
+    )
+    calls = []
+    handles = [module.register_forward_hook(lambda module, *_: calls.append(module)) for module in (encoder, *cross)]
+    target.start(TextStart(PROMPT, 40))
+    assert calls == [encoder, *cross] and target.decoder.length == 0
+    target.verify(random_chain(3, 0))
+    target.commit([0], 1)
+    target.verify(random_chain(3, 1))
+    assert calls == [encoder, *cross]
+    for handle in handles:
+        handle.remove()
 
 
 def test_what_branches_does_not_go_into_one_row(target_of):

@@ -1,41 +1,19 @@
 """Drafts evaluated as batches of rows: the same p as packed and as plain forward passes, the same cache, in float64."""
 
 from copy import deepcopy
-from functools import cache
-from operator import attrgetter
 
 import pytest
 import torch
-from fixtures.decoding import decode
 from fixtures.plain_laws import EXACT, PROMPT, VOCABULARY, assert_like_plain, check_slots, random_chain, tolerance_of
 
-from specdec.certification.greedy_identity import Scattered
 from specdec.errors import UsageError
-from specdec.models.path_batch import path_batch
 from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
-from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets.base import contract as base
 from specdec.targets.base import model_target, targets
 from specdec.targets.causal import Causal
-from specdec.targets.encoder_decoder import EncoderDecoder
 
 CAPACITY, BRANCHES = 64, 8
-
-
-@pytest.fixture(scope="module")
-def target_of(tiny_model, tiny_encoder_decoder, sampling):
-    """`target_of("llama", "rows")`: temperature 1, so that every logit shows in p. Each is an object of its own."""
-
-    @cache
-    def make(name: str, evaluation: str) -> Causal:
-        if name.startswith("t5"):
-            return EncoderDecoder(tiny_encoder_decoder(name), sampling(temperature=1.0))
-        target = Causal(tiny_model(name), sampling(temperature=1.0))
-        target.evaluation = evaluation
-        return target
-
-    return make
 
 
 def uneven(seed):
@@ -132,38 +110,6 @@ def test_a_chain_takes_one_row(target_of, monkeypatch):
     for draft in (EMPTY, random_chain(2, 0)):
         assert_like_plain(target, PROMPT, [], draft)
         target.discard()
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "t5"])
-def test_whole_texts_have_the_same_rounds(
-    name, temperature, tiny_model, tiny_encoder_decoder, sampling, make_structure
-):
-    how, limit = sampling(temperature=temperature), 40
-    verifier = "speculative_sampling" if temperature else "greedy"
-
-    def decoded(target, drafter, structure):
-        draws = generator_for(0, "prompt", "accept")
-        return decode(target, drafter, structure, PROMPT, limit, verifier, accept_generator=draws)
-
-    if name == "t5":
-        rows, packed = EncoderDecoder(tiny_encoder_decoder(name), how), None
-    else:
-        rows, packed = (Causal(tiny_model(name), how) for _ in range(2))
-        rows.evaluation = "rows"
-    own = decoded(rows, "none", 0).tokens
-    text, shape = [*own, 0, 0, 0], make_structure("rows", 3)
-    generation = decoded(rows, Scattered(text), shape)
-    assert any(not row.tree.is_chain and row.accepted for row in generation.rounds)
-    if temperature == 0:
-        assert generation.tokens == own
-        assert {row.accepted for row in generation.rounds} == {0, 1, 2, 3}
-        taken = [path_batch(row.tree).sequence_of(row.acceptance.path) for row in generation.rounds]
-        assert len(set(taken)) > 1
-    if packed is not None:
-        other = decoded(packed, Scattered(text), shape)
-        told = attrgetter("tree", "draft_tokens", "acceptance", "committed")
-        assert list(map(told, other.rounds)) == list(map(told, generation.rounds))
 
 
 def test_16_bit_rows_are_finite_and_near(tiny_model, sampling):
