@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures.measuring import alone, load
+from fixtures.measuring import alone, draft_seconds, load
 
 from specdec.drafters.base import drafters
 from specdec.models.load import load_tokenizer, model_path
@@ -77,12 +77,7 @@ def test_time_of_a_draft_and_of_a_replay(
     tokens = target.tokenizer(Path(textwrap.__file__).read_text())["input_ids"] * 4
     structure = structures.build({"name": "chain", "gamma": 4})
     drafter.start(TextStart(tokens[:100], 0, generator=generator_for(0, "p", "draft")))
-    times = []
-    for token in tokens[100:2100]:
-        began = time.perf_counter()
-        drafter.commit([token])
-        drafter.draft(structure)
-        times.append((time.perf_counter() - began) / 4)
+    times = draft_seconds(drafter, structure, tokens[:2100], 100, 1)
     began = time.perf_counter()
     laws = drafter.laws(tokens[:100], tokens[100:10_100])
     seconds = time.perf_counter() - began
@@ -90,6 +85,6 @@ def test_time_of_a_draft_and_of_a_replay(
     log_figure(
         what="a drafted token, and a replay of 10,000 positions, at a vocabulary of 4,096",
         **{"order": order, "temperature": temperature},
-        **{"token_us": round(statistics.median(times) * 1e6, 1), "replay_s": round(seconds, 2)},
+        **{"token_us": round(statistics.median(times) * 1e6 / 4, 1), "replay_s": round(seconds, 2)},
     )
     assert seconds < 30

@@ -9,7 +9,7 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
-from fixtures.measuring import Anywhere, in_microseconds, loop, phrases, seconds_of, zipf
+from fixtures.measuring import Anywhere, draft_seconds, in_microseconds, loop, phrases, seconds_of, zipf
 
 from specdec.drafters.ngram import Ngram, NgramConfig
 from specdec.ngrams.suffix_index import SuffixIndex
@@ -37,28 +37,15 @@ def rows(k: int, w: int) -> Structure:
     return structures.build({"name": "rows", "k": k, "w": w, "budget": 1024})
 
 
-def times_of(text: Callable[..., list[int]], structure: Structure, per_round: int) -> list[float]:
-    """Time of one round's work: take note of the committed tokens, index them, look up, build the draft."""
-    tokens = text(CONTEXT + ROUNDS * per_round, random.Random(0))
-    drafter = ngram()
-    drafter.start(TextStart(tokens[:CONTEXT], 2 * CONTEXT))
-    times = []
-    for start in range(CONTEXT, len(tokens), per_round):
-        committed = tokens[start : start + per_round]
-        began = time.perf_counter()
-        drafter.commit(committed)
-        drafter.draft(structure)
-        times.append(time.perf_counter() - began)
-    return times
-
-
 SHAPES = [(chain(4), 1), (chain(4), 3), (chain(10), 6), (rows(10, 10), 3)]
 
 
 @pytest.mark.parametrize("text", [zipf, phrases, loop, one_token])
 @pytest.mark.parametrize(("structure", "per_round"), SHAPES, ids=lambda value: getattr(value, "label", str(value)))
 def test_time_of_a_proposal(text, structure, per_round, log_figure):
-    times = in_microseconds(times_of(text, structure, per_round))
+    drafter, tokens = ngram(), text(CONTEXT + ROUNDS * per_round, random.Random(0))
+    drafter.start(TextStart(tokens[:CONTEXT], 2 * CONTEXT))
+    times = in_microseconds(draft_seconds(drafter, structure, tokens, CONTEXT, per_round))
     case = {"text": text.__name__, "structure": structure.label, "tokens_per_round": per_round}
     log_figure(what="proposal at 100,000 tokens", **case, **times)
     assert times["median_us"] < (200 if structure.name == "chain" else 600)

@@ -15,8 +15,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from fixtures.measuring import VOCABULARY, Anywhere, phrases, zipf
-from tokenizers import ByteLevelBPETokenizer
+from fixtures.measuring import VOCABULARY, Anywhere, gpt2_tokens, phrases, zipf
 
 from specdec.drafters import drafters
 from specdec.experiment.arm import Arm
@@ -91,10 +90,8 @@ def recorded_target(tmp_path, group_values, sampling, texts):
 
 def gutenberg(folder: Path, length: int, streams: int) -> list[Stream]:
     """Public-domain novels in GPT-2's tokens, cut into streams."""
-    names = (str(folder / "tokenizers" / "gpt2" / name) for name in ("encoder.json", "vocab.bpe"))
-    tokenizer = ByteLevelBPETokenizer(*names)
     text = gzip.decompress((folder / "text" / "gutenberg" / "bronte.txt.gz").read_bytes()).decode("utf-8", "replace")
-    tokens = [token for at in range(0, len(text), 200_000) for token in tokenizer.encode(text[at : at + 200_000]).ids]
+    tokens = gpt2_tokens(folder, text)
     cuts = [tokens[at : at + length] for at in range(0, len(tokens) - length, length)][:streams]
     return [Stream(str(n), "novel", tuple(cut[:PROMPT]), tuple(cut[PROMPT:])) for n, cut in enumerate(cuts)]
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fixtures.measuring import Anywhere, alone, in_microseconds, load, loop, seconds_of, zipf
+from fixtures.measuring import Anywhere, alone, draft_seconds, in_microseconds, load, loop, seconds_of, zipf
 from fixtures.small_parts import read_group_values
 
 from specdec.config import validated
@@ -111,14 +111,7 @@ def test_time_of_a_suffix_draft(text, shape, earlier, log_figure):
     if earlier:
         drafter.remember([0], tokens[: earlier - 1])
     prompt_us = seconds_of(lambda: drafter.start(TextStart(tokens[:length], 0))) * 1e6 / length
-    times = []
-    for start in range(length, len(tokens), 3):
-        committed = tokens[start : start + 3]
-        began = time.perf_counter()
-        drafter.commit(committed)
-        drafter.draft(structure)
-        times.append(time.perf_counter() - began)
-    figures = in_microseconds(times)
+    figures = in_microseconds(draft_seconds(drafter, structure, tokens, length, 3))
     log_figure(
         what="suffix draft at 100,000 tokens",
         **{"text": text.__name__, "structure": structure.label, "earlier_outputs": earlier},

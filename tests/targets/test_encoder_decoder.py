@@ -77,18 +77,15 @@ def test_16_bit_divergences_are_scored_in_float32(tiny_encoder_decoder, sampling
 def test_the_prompt_is_worked_on_in_start_alone(encoder_decoder, target_of):
     """Encoder and cross-attention keys belong to the prefill's time, not to the first round's."""
     target = target_of(encoder_decoder)
-    encoder, cross = (
-        target.model.get_encoder(),
-        [each.layer[1].EncDecAttention.k for each in target.model.decoder.block],
-    )
-    calls = []
-    handles = [module.register_forward_hook(lambda module, *_: calls.append(module)) for module in (encoder, *cross)]
+    keys = [block.layer[1].EncDecAttention.k for block in target.model.decoder.block]
+    work, calls = [target.model.get_encoder(), *keys], []
+    handles = [module.register_forward_hook(lambda module, *_: calls.append(module)) for module in work]
     target.start(TextStart(PROMPT, 40))
-    assert calls == [encoder, *cross] and target.decoder.length == 0
+    assert calls == work and target.decoder.length == 0
     target.verify(random_chain(3, 0))
     target.commit([0], 1)
     target.verify(random_chain(3, 1))
-    assert calls == [encoder, *cross]
+    assert calls == work
     for handle in handles:
         handle.remove()
 
