@@ -138,20 +138,6 @@ def test_the_law_of_a_round_is_that_of_the_text_alone(tiny_model, sampling, rand
         torch.testing.assert_close(batch.logits[slot], target.logits, rtol=1e-10, atol=1e-10)
 
 
-def test_a_table_gives_every_slot_its_own_law(table, random_law, random_draft):
-    target = table(random_law(5, 1), temperature=1.0)
-    batch = batch_target(target, 3)
-    drafts = {slot: random_draft(2 * slot, 5, seed=slot) for slot in range(3)}
-    for slot in drafts:
-        batch.start(slot, TextStart([0, slot], 20))
-    found = batch.verify(drafts)
-    for slot, draft in drafts.items():
-        target.start(TextStart([0, slot], 20))
-        assert torch.equal(found[slot], target.verify(draft))
-        batch.commit(slot, (), 4 - slot)
-    assert [int(found.argmax()) for found in batch.states.values()] == [0, 1, 2]
-
-
 def test_outputs_do_not_depend_on_the_order_of_requests(small_target, group_values, make_structure):
     target = small_target("ngram", 5, temperature=1.0)
     drafter = drafters.build(group_values("drafter", "ngram"), target=target)

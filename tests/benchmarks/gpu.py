@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -232,6 +232,10 @@ def summary(times: Sequence[float]) -> dict[str, float]:
     return {"median_s": statistics.median(times), "low_s": low, "high_s": high, "times": len(times)}
 
 
+def weight_bytes(weights: Iterable[Tensor]) -> int:
+    return sum(each.numel() * each.element_size() for each in weights)
+
+
 class Rounds:
     """Greedy decoding in rounds of one draft and one call of the target, by passes of one kind.
 
@@ -377,9 +381,8 @@ def calls(bench: Bench, found: dict[str, Any]) -> None:
     found |= {"bandwidth_bytes_per_s": bandwidth, "context": bench.scale.prompt, "models": {}, "rows": []}
     for name, decoder in bench.decoders.items():
         # A call looks up a few lines of the embeddings, and reads everything else.
-        weights = sum(each.numel() * each.element_size() for each in decoder.model.parameters())
-        looked_up = decoder.model.get_input_embeddings().weight
-        read = weights - looked_up.numel() * looked_up.element_size()
+        weights = weight_bytes(decoder.model.parameters())
+        read = weights - weight_bytes([decoder.model.get_input_embeddings().weight])
         found["models"][name] = {
             "parameters": sum(each.numel() for each in decoder.model.parameters()),
             "weight_bytes": weights, "read_bytes": read, "limit_s": read / bandwidth,
@@ -538,9 +541,8 @@ def oracle_row(
 ) -> dict[str, Any]:
     """Return one cell: the formula, the limit with the tokens per round that the coins gave, and what was reached.
 
-    Args:
-        v, c: costs of the wide call and of a draft step, in calls on one token.
-        times: seconds a token without drafts; seconds, tokens and rounds with them.
+    v and c are the costs of the wide call and of a draft step, in calls on one token; `times` are seconds a token
+    without drafts, and seconds, tokens and rounds with them.
     """
     omega = (1 - alpha ** (gamma + 1)) / (1 - alpha)
     per_round = sum(tokens for _, _, tokens, _ in times) / sum(count for *_, count in times)
@@ -625,10 +627,8 @@ def peers(bench: Bench, found: dict[str, Any]) -> None:
 def memory(bench: Bench, found: dict[str, Any]) -> None:
     """Record the bytes of weights and caches, and on a GPU the peak and what graphs keep."""
     for name, decoder in bench.decoders.items():
-        found[name] = {
-            "weight_bytes": sum(each.numel() * each.element_size() for each in decoder.model.parameters()),
-            "cache_bytes": decoder.cache.nbytes(), "slots": decoder.cache.capacity,
-        }  # fmt: skip
+        weights = weight_bytes(decoder.model.parameters())
+        found[name] = {"weight_bytes": weights, "cache_bytes": decoder.cache.nbytes(), "slots": decoder.cache.capacity}
     if not bench.on_gpu:
         return
     found["peak_bytes"] = torch.cuda.max_memory_allocated()

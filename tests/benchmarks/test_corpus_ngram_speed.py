@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures.measuring import alone, draft_seconds, load
+from fixtures.measuring import CORPUS, alone, draft_seconds, load
 
 from specdec.drafters.base import drafters
 from specdec.models.load import load_tokenizer, model_path
@@ -19,23 +19,14 @@ from specdec.structures.base import structures
 pytestmark = pytest.mark.benchmark
 MEGABYTES = 100
 
-# In a process of its own, so that the peak of its memory is the fit's.
 FIT = """
-import resource, sys, time
-from specdec.models.load import load_tokenizer, model_path
-from specdec.ngrams.corpus import open_corpus, tokenize
 from specdec.ngrams.kneser_ney import NgramTable
-path, order = sys.argv[1], int(sys.argv[2])
-tokenizer = load_tokenizer(model_path("pocket"))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-start, spent = time.perf_counter(), time.process_time()
-stream = tokenize(open_corpus(path, None), tokenizer, len(tokenizer))
+stream = tokenize(corpus, tokenizer, len(tokenizer))
 read = time.perf_counter()
-table = NgramTable.fit(stream, len(tokenizer), order, 0.75)
+table = NgramTable.fit(stream, len(tokenizer), int(sys.argv[2]), 0.75)
 counted = time.perf_counter()
 rows = len(table.levels[-1].tokens) if table.levels else len(tokenizer)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(read - start, counted - read, time.process_time() - spent, len(stream), rows, before / 1024, peak / 1024)
+print(read - start, counted - read, time.process_time() - spent, len(stream), rows, before, peak())
 """
 
 
@@ -46,7 +37,7 @@ def text(copied_library):
 
 @pytest.mark.parametrize("order", [2, 3])
 def test_fitting_100_megabytes(text, order, log_figure):
-    read, counted, spent, tokens, rows, before, peak = map(float, alone(FIT, text, order))
+    read, counted, spent, tokens, rows, before, peak = map(float, alone(CORPUS + FIT, text, order))
     log_figure(
         what=f"fitting {MEGABYTES} MB of text",
         order=order,

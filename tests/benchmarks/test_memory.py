@@ -16,18 +16,13 @@ PROMPT, OUTPUT, GAMMA = 512, 64, 5
 SCRIPT = """
 import gc, json, sys, threading, time
 import psutil
+from fixtures.decoding import decode, seeded
 from fixtures.measuring import target_of
-from specdec.decode import generate
-from specdec.drafters import drafters
-from specdec.clock import CpuClock
-from specdec.sampling import generator_for
-from specdec.structures import structures
-from specdec.verifiers import verifiers
+from fixtures.small_parts import read_group_values
 
 dtype, prompt_length, output, gamma = sys.argv[1], *map(int, sys.argv[2:])
 target = target_of("causal", "random_110m", dtype=dtype, compile=False)
-values = {"name": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32, "occurrence": "common"}
-drafter = drafters.build(values, target=target)
+values = read_group_values("drafter", "ngram")
 prompt = [index * 7919 % target.vocab_size for index in range(prompt_length)]
 process, seen, done = psutil.Process(), [], threading.Event()
 
@@ -40,11 +35,7 @@ gc.collect()
 before = process.memory_info().rss
 watcher = threading.Thread(target=watch)
 watcher.start()
-generation = generate(
-    target=target, drafter=drafter, verifier=verifiers.build({"name": "greedy"}),
-    structure=structures.build({"name": "chain", "gamma": gamma}), prompt=prompt, max_new_tokens=output,
-    clock=CpuClock(), draft_generator=generator_for(0, "p", "draft"),
-)
+generation = decode(target, values, gamma, prompt, output, **seeded())
 done.set()
 watcher.join()
 seen.append((time.perf_counter(), process.memory_info().rss))

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fixtures.measuring import Anywhere, alone, draft_seconds, in_microseconds, load, loop, seconds_of, zipf
+from fixtures.measuring import CORPUS, Anywhere, alone, draft_seconds, in_microseconds, load, loop, seconds_of, zipf
 from fixtures.small_parts import read_group_values
 
 from specdec.config import validated
@@ -23,23 +23,14 @@ from specdec.structures.base import structures
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 MEGABYTES = 100  # of tokens, in two bytes each
 
-# In a process of its own, so that the peak of its memory is the building's.
 BUILD = """
-import resource, sys, time
 from pathlib import Path
-from specdec.models.load import load_tokenizer, model_path
-from specdec.ngrams.corpus import open_corpus, tokenize, tokenizer_digest
 from specdec.ngrams.datastore import write_datastore
-corpus, folder, most = open_corpus(sys.argv[1], None), Path(sys.argv[2]), int(sys.argv[3])
-tokenizer = load_tokenizer(model_path("pocket"))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-start, spent = time.perf_counter(), time.process_time()
-stream = tokenize(corpus, tokenizer, len(tokenizer))[:most]
-read = time.perf_counter()
-write_datastore(folder, stream, tokenizer_digest(tokenizer), len(tokenizer), (corpus.name, corpus.digest()))
+stream = tokenize(corpus, tokenizer, len(tokenizer))[:int(sys.argv[3])]
+read, about = time.perf_counter(), (corpus.name, corpus.digest())
+write_datastore(Path(sys.argv[2]), stream, tokenizer_digest(tokenizer), len(tokenizer), about)
 written = time.perf_counter()
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(read - start, written - read, time.process_time() - spent, len(stream), before / 1024, peak / 1024)
+print(read - start, written - read, time.process_time() - spent, len(stream), before, peak())
 """
 
 
@@ -47,7 +38,7 @@ print(read - start, written - read, time.process_time() - spent, len(stream), be
 def folder(copied_library, tmp_path_factory, log_figure):
     folder = tmp_path_factory.mktemp("stores") / "store"
     # 150 MB of text, of which 50 million tokens are taken.
-    figures = alone(BUILD, copied_library(3 * MEGABYTES // 2), folder, MEGABYTES * 10**6 // 2)
+    figures = alone(CORPUS + BUILD, copied_library(3 * MEGABYTES // 2), folder, MEGABYTES * 10**6 // 2)
     read, written, spent, tokens, before, peak = map(float, figures)
     log_figure(
         what="building a datastore",

@@ -169,46 +169,26 @@ def test_passes_of_other_layers_are_not_used(two_decoders):
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_one_record_serves_every_number_of_rows(eager_and_traced, architecture):
-    """Beyond the number that it was made for, and beyond the size of a mask's buffer; bit for bit the eager pass."""
+def test_one_record_serves_every_number_of_rows(eager_and_traced, architecture, monkeypatch):
+    """Chains and trees in turn, beyond the number that it was made for, and beyond the size of a mask's buffer, behind
+    several prefixes; bit for bit the eager pass.
+    """
     eager, traced = eager_and_traced(architecture, {5})
     assert traced.compiled == (0, 1)
-    for decoder in (eager, traced):
-        decoder.start(TEXT, 120)
-    graphs = recordings()
-    for rows in (5, 2, 3, 17, 1, 70, 4):
-        one, other = (decoder.forward(torch.arange(rows) % 61, chain_tree(rows - 1)) for decoder in (eager, traced))
-        assert torch.equal(one, other)
-        eager.length = traced.length = len(TEXT)
-    assert recordings() == graphs, "nothing is recorded twice"
-
-
-@pytest.mark.slow
-@torch.inference_mode()
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_trees_take_the_traced_pass_too(eager_and_traced, monkeypatch, name):
-    """Between chains of the same size, behind several prefixes, one tree and another; a batch has its own."""
-    eager, compiled = eager_and_traced(name, {1, 5}, copies=3)
-    used, call = [], TracedStep.__call__
+    used, call, graphs = [], TracedStep.__call__, recordings()
     monkeypatch.setattr(TracedStep, "__call__", lambda *given: used.append(len(given[1])) or call(*given))
     wide = Tree((-1, -1, 0, 1))
-    trees = [wide, chain_tree(4), Tree((-1, 0, 0, 2)), wide, chain_tree(0), Tree((-1, -1))]
-    for text, copies in ((TEXT, 1), (TEXT[:7], 3)):
-        logits = []
-        for decoder in (eager, compiled):
-            decoder.start(text, 64, copies)
-            for tree in trees:
-                tokens = torch.arange(len(tree) + 1) + 3
-                logits.append(decoder.forward(tokens, tree).clone())
-                decoder.length -= len(tree)
-            if copies > 1:
-                decoder.cache.broadcast()  # as a commit does
-                logits.append(decoder.forward_paths(torch.arange(3), trees[-1]))
-        for ours, plain in zip(logits[len(logits) // 2 :], logits[: len(logits) // 2], strict=True):
-            assert (ours - plain).abs().max() < EXACT
-        assert compiled.cache is compiled._compiled.cache
-    each = [5, 5, 5, 5, 1, 3]  # one record serves every number
-    assert used == [*each, *each, 2]
+    chains = [chain_tree(rows - 1) for rows in (2, 3, 17, 1, 70, 4)]
+    trees = [chain_tree(4), wide, chain_tree(4), Tree((-1, 0, 0, 2)), *chains, wide, Tree((-1, -1))]
+    for text in (TEXT, TEXT[:7]):
+        for decoder in (eager, traced):
+            decoder.start(text, 120)
+        for tree in trees:
+            tokens = torch.arange(len(tree) + 1) % 61
+            assert torch.equal(eager.forward(tokens, tree), traced.forward(tokens, tree))
+            eager.length = traced.length = len(text)
+    assert used == 2 * [len(tree) + 1 for tree in trees]
+    assert recordings() == graphs, "nothing is recorded twice"
 
 
 @pytest.mark.slow

@@ -164,12 +164,9 @@ def test_remote_code_is_not_run(folder, tmp_path, known):
     assert not marker.exists()
 
 
-def test_a_kind_that_is_asked_for_is_the_only_one_loaded(tmp_path):
-    import transformers
-
-    sizes = dict(vocab_size=30, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
+def test_a_kind_that_is_asked_for_is_the_only_one_loaded(tiny_encoder_decoder, tmp_path):
     path = tmp_path / "t5"
-    transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(path)
+    tiny_encoder_decoder("t5").save_pretrained(path)
     with pytest.raises(ModelLoadError, match="is an encoder-decoder model"):
         load(path, kind="causal")
     assert type(load(path)).__name__ == type(load(path, kind="encoder_decoder")).__name__

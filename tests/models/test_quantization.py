@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from specdec.errors import ModelLoadError, UsageError
-from specdec.models.load import describe_model, load_model, model_path
+from specdec.models.load import describe_model, load_model
 from specdec.models.quantization import quantization_in_words, quantized_loading
 from specdec.targets import targets
 from specdec.targets.causal import Causal
 
 FOUR_BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 CPU = torch.device("cpu")
+LLAMA = {"model_type": "llama", "seed": 0}
 
 
 @pytest.fixture
@@ -67,12 +68,9 @@ def test_a_bad_quantisation_is_one_sentence(values, says):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"revision": "v2"}, "Bad value target.revision=v2: it names a version on the hub, and .* is a folder"),
+        ({"revision": "v2"}, "target.revision=v2: it names a version on the hub, and .* is a folder"),
         ({"quantization": FOUR_BITS, "tensor_parallel": 2}, "does not go with target.tensor_parallel=2"),
-        (
-            {"quantization": FOUR_BITS, "model": "random", "shape": {"model_type": "llama", "seed": 0}},
-            "does not go with target.model=random",
-        ),
+        ({"quantization": FOUR_BITS, "model": "random", "shape": LLAMA}, "does not go with target.model=random"),
     ],
 )
 def test_keys_that_do_not_go_together(group_values, sampling, changes, says):
@@ -99,8 +97,3 @@ def test_the_revision_reaches_transformers(monkeypatch):
 def test_weights_in_four_bits_are_placed_where_they_are_used():
     values = {"load_in_4bit": True, "quant_method": "none_such"}
     assert quantized_loading(values, CPU)["device_map"] == {"": CPU}
-
-
-def test_a_folder_has_one_version():
-    with pytest.raises(UsageError, match="use revision=null"):
-        load_model(model_path("pocket"), dtype=None, device=CPU, attention="auto", revision="v2")

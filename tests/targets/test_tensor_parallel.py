@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 from fixtures import ranks_at_work
 from fixtures.tiny_checkpoints import PUBLISHED, write_checkpoint
 from mlflow import MlflowClient
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from specdec import ranks, run, train
 from specdec.analysis.figures import style
@@ -35,21 +34,14 @@ SAMPLED = ["+drafter=small_model", "drafter.model=small", "drafter.dtype=float64
 SAMPLED += ["structure=tree", "structure.nodes=6", "structure.depth=3", "sampling=temperature", *UNTRACKED]
 
 
-def llama(folder: Path, seed: int, **changes: int) -> None:
-    torch.manual_seed(seed)
-    shape = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "vocab_size": VOCABULARY} | changes
-    ends = dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"))
-    LlamaForCausalLM(LlamaConfig(**shape, **ends)).save_pretrained(folder)
-
-
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory) -> Path:
+def workplace(save_llama, tmp_path_factory) -> Path:
     """A folder with a target, a small model and heads, and two models that cannot be shared out."""
     folder = tmp_path_factory.mktemp("ranks")
-    llama(folder / "target", 0)
-    llama(folder / "small", 1, num_hidden_layers=1)
-    llama(folder / "odd", 0, intermediate_size=33, num_hidden_layers=1)
+    shape = {"hidden_size": WIDTH, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY}
+    save_llama(folder / "target", intermediate_size=48, num_hidden_layers=3, **shape)
+    save_llama(folder / "small", seed=1, intermediate_size=48, num_hidden_layers=1, **shape)
+    save_llama(folder / "odd", intermediate_size=33, num_hidden_layers=1, **shape)
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16)).save_pretrained(folder / "unplanned")
     write_checkpoint(folder / "heads", PUBLISHED["medusa_1"], WIDTH, VOCABULARY)
     return folder
