@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.errors import ModelLoadError, UsageError
-from specdec.models.load import describe_model, load_model
+from specdec.models.load import describe_model, load_model, model_path
 from specdec.models.quantization import quantization_in_words, quantized_loading
 from specdec.targets import targets
 from specdec.targets.causal import Causal
@@ -92,6 +92,8 @@ def test_the_revision_reaches_transformers(monkeypatch):
     with pytest.raises(ModelLoadError):
         load_model("org/name", dtype=None, device=CPU, attention="auto", revision="v2")
     assert asked == ["v2"]
+    with pytest.raises(UsageError, match="use revision=null"):
+        load_model(model_path("pocket"), dtype=None, device=CPU, attention="auto", revision="v2")
 
 
 def test_weights_in_four_bits_are_placed_where_they_are_used():
