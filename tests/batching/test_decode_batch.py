@@ -83,20 +83,14 @@ TEXTS = [[7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19], [5, 5], [40, 12, 33,
 TEXTS += [[9, 8, 9, 8, 9, 21, 22, 9, 8, 9, 21, 22, 3, 3, 3, 9, 8, 30]]
 
 
-@pytest.fixture(scope="module")
-def small_model(drafter_values):
-    """A model that agrees with the tiny llama on about half of a text."""
-    return drafter_values("small_model", 61)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("architecture", ["gemma3", "gpt2", "llama", "mistral_window"])
 def test_texts_of_a_model_are_those_of_batch_one(
-    tiny_model, sampling, make_structure, small_model, architecture, temperature
+    tiny_model, sampling, make_structure, drafter_values, architecture, temperature
 ):
     """Chains and trees, at every size of the batch; drafts of random quality, so that sequences drift apart."""
     target = Causal(tiny_model(architecture), sampling(temperature=temperature), prefill_chunk=5)
-    drafter = drafters.build(small_model, target=target)
+    drafter = drafters.build(drafter_values("small_model", 61), target=target)
     for shape, slots in (("chain", 2), ("chain", 5), ("tree", 3)) if temperature == 0 else (("chain", 3), ("tree", 5)):
         assert_as_alone(target, drafter, make_structure(shape, 3), slots, TEXTS)
 

@@ -71,14 +71,8 @@ def test_static_shapes_give_the_logits_of_growing_ones(eager_and_static, name):
     assert static.cache.capacity == 512 and static.length == eager.length
 
 
-TREES = [
-    Tree((-1, -1, 0, 2)),  # as many nodes as the graph has room for
-    chain_tree(4),
-    Tree((-1, -1)),  # filled up
-    Tree((-1, 0, 0, 1)),
-    chain_tree(1),
-    Tree((-1, -1, 0, 2)),
-]
+WIDE = Tree((-1, -1, 0, 2))  # as many nodes as the graph has room for; smaller ones are filled up
+TREES = [WIDE, chain_tree(4), Tree((-1, -1)), Tree((-1, 0, 0, 1)), chain_tree(1), WIDE]
 
 
 @torch.inference_mode()

@@ -1,6 +1,4 @@
-"""Bad model folders: each is one sentence with the path, a ModelLoadError, exit code 2; and good ones load as
-they are.
-"""
+"""Bad model folders: each is one sentence with the path, a ModelLoadError, exit code 2; good ones load as they are."""
 
 import json
 

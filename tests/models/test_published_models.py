@@ -1,5 +1,4 @@
-"""The small published models of ../shared/data: loaded, decoded through our loop, and the facts stated beside
-them.
+"""The small published models of ../shared/data: loaded, decoded through our loop, and the facts stated beside them.
 
 Nothing of them is in this repository; without the folder these tests are skipped with its name.
 """
@@ -107,9 +106,7 @@ def test_loss_of_stories260k(published_model, windows):
 
 @pytest.mark.parametrize("name", ["llama2xs", "bit_model_1M", "bit_model_3M"])
 def test_loss_of_the_others(published_model, windows, name):
-    """By the difference to stories260K on the same 20 windows, which varies ten times less than the loss
-    itself.
-    """
+    """By the difference to stories260K on the same 20 windows, which varies ten times less than the loss itself."""
     some = windows[::20]
     difference = loss(published_model(name), some) - loss(published_model("stories260K"), some)
     assert difference == pytest.approx(LOSS[name] - LOSS["stories260K"], abs=0.03)

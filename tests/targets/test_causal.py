@@ -116,9 +116,14 @@ EXPERTS = dict(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16, s
 LINEAR = dict(linear_num_value_heads=2, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
 MIXED = dict(ATTENTION, **EXPERTS, **LINEAR, head_dim=8, layer_types=["linear_attention", "full_attention"])
 CANNOT_ROLL_BACK = {
-    "MambaConfig": (dict(SMALL, state_size=4), "linear_attention"),
-    "Qwen3NextConfig": (MIXED, "linear_attention"),
-    "Lfm2Config": (dict(ATTENTION, layer_types=["conv", "full_attention"]), "conv"),
+    "MambaConfig": (dict(SMALL, state_size=4), "linear_attention layers.* rolled back"),
+    "Qwen3NextConfig": (MIXED, "linear_attention layers.* rolled back"),
+    "Lfm2Config": (dict(ATTENTION, layer_types=["conv", "full_attention"]), "conv layers.* rolled back"),
+    # It names no layer types and keeps its state outside the cache: the trial when loading refuses it.
+    "RwkvConfig": (
+        dict(SMALL, attention_hidden_size=32, intermediate_size=64, context_length=64),
+        "rolled-back|rolling back",
+    ),
 }
 
 
@@ -126,12 +131,12 @@ CANNOT_ROLL_BACK = {
 def test_a_model_that_cannot_roll_back_is_refused_by_its_layer_type(kind, sampling):
     import transformers
 
-    values, layer_type = CANNOT_ROLL_BACK[kind]
+    values, says = CANNOT_ROLL_BACK[kind]
     model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**values))
-    with pytest.raises(ModelLoadError, match=f"{layer_type} layers.* rolled back") as refused:
+    with pytest.raises(ModelLoadError, match=says) as refused:
         Causal(model, sampling())
     assert refused.value.exit_code == 2
-    assert type(model).__name__ in str(refused.value) and "\n" not in str(refused.value)
+    assert model.config.model_type.partition("_")[0] in str(refused.value).lower() and "\n" not in str(refused.value)
 
 
 def test_a_model_without_finite_logits_is_refused_when_loaded(tiny_model, sampling):
@@ -140,12 +145,3 @@ def test_a_model_without_finite_logits_is_refused_when_loaded(tiny_model, sampli
     model.get_output_embeddings().weight[7] = float("nan")
     with pytest.raises(ModelLoadError, match="its logits are not finite"):
         Causal(model, sampling())
-
-
-def test_a_hidden_recurrence_gives_itself_away(sampling):
-    """RWKV names no layer types and keeps its state outside the cache: the trial when loading refuses it."""
-    import transformers
-
-    config = transformers.RwkvConfig(**SMALL, attention_hidden_size=32, intermediate_size=64, context_length=64)
-    with pytest.raises(ModelLoadError, match="rolled-back|rolling back"):
-        Causal(transformers.AutoModelForCausalLM.from_config(config), sampling())
