@@ -61,63 +61,52 @@ def told(generation):
     return generation.tokens, generation.finish, rounds
 
 
+def assert_as_alone(target, drafter, structure, slots, prompts=PROMPTS, references=None):
+    """Require of every text in a batch what it has alone; return both."""
+    alone, together = (
+        decoded(target, drafter, structure, requests(prompts, references=references), count) for count in (0, slots)
+    )
+    assert [told(each) for each in together] == [told(each) for each in alone]
+    return alone, together
+
+
 @pytest.mark.parametrize(("name", "shape"), CASES)
 def test_every_drafter_decodes_in_a_batch_as_it_does_alone(small_target, drafter_values, make_structure, name, shape):
     can = drafters.get(name).capabilities
     target = small_target(name, 5, temperature=0.0 if can.needs_reference else 1.0)
     drafter = drafters.build(drafter_values(name, 5, target), target=target)
-    structure, references = make_structure(shape, 3), [[1, 2, 0, 4, 3] * 3] * len(PROMPTS)
-    alone = decoded(target, drafter, structure, requests(references=references), 0)
-    together = decoded(target, drafter, structure, requests(references=references), 3)
-    assert [told(each) for each in together] == [told(each) for each in alone]
+    assert_as_alone(target, drafter, make_structure(shape, 3), 3, references=[[1, 2, 0, 4, 3] * 3] * len(PROMPTS))
 
 
 # Longer than the windows of 6, and repetitive, so that n-grams match.
-TEXTS = [
-    [7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19],
-    [5, 5],
-    [40, 12, 33, 12, 40, 12, 33, 2, 40],
-    [60],
-    [9, 8, 9, 8, 9, 21, 22, 9, 8, 9, 21, 22, 3, 3, 3, 9, 8, 30],
-]
-
-
-@pytest.fixture(scope="module")
-def small_model(drafter_values):
-    """A model that agrees with the tiny llama on about half of a text."""
-    return drafter_values("small_model", 61)
+TEXTS = [[7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19], [5, 5], [40, 12, 33, 12, 40, 12, 33, 2, 40], [60]]
+TEXTS += [[9, 8, 9, 8, 9, 21, 22, 9, 8, 9, 21, 22, 3, 3, 3, 9, 8, 30]]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("architecture", ["gemma3", "gpt2", "llama", "mistral_window"])
 def test_texts_of_a_model_are_those_of_batch_one(
-    tiny_model, sampling, make_structure, small_model, architecture, temperature
+    tiny_model, sampling, make_structure, drafter_values, architecture, temperature
 ):
     """Chains and trees, at every size of the batch; drafts of random quality, so that sequences drift apart."""
     target = Causal(tiny_model(architecture), sampling(temperature=temperature), prefill_chunk=5)
-    drafter = drafters.build(small_model, target=target)
-    for shape, sizes in (("chain", (2, 5)), ("tree", (3,))) if temperature == 0 else (("chain", (3,)), ("tree", (5,))):
-        structure = make_structure(shape, 3)
-        alone = decoded(target, drafter, structure, requests(TEXTS, LIMITS), 0)
-        for slots in sizes:
-            together = decoded(target, drafter, structure, requests(TEXTS, LIMITS), slots)
-            assert [told(each) for each in together] == [told(each) for each in alone], (shape, slots)
+    drafter = drafters.build(drafter_values("small_model", 61), target=target)
+    for shape, slots in (("chain", 2), ("chain", 5), ("tree", 3)) if temperature == 0 else (("chain", 3), ("tree", 5)):
+        assert_as_alone(target, drafter, make_structure(shape, 3), slots, TEXTS)
 
 
-@pytest.mark.parametrize("shape", ["chain", "tree"])
-@pytest.mark.parametrize("name", ["eagle", "early_exit", "grounded", "layer_skip", "medusa", "ngram"])
+SHAPES = ("chain", "tree")
+READERS = ["eagle", "early_exit", "grounded", "layer_skip", "medusa", "ngram"]
+
+
+@pytest.mark.parametrize(("name", "shape"), [case for case in CASES if case[0] in READERS and case[1] in SHAPES])
 def test_drafters_that_read_a_models_states_or_layers(
     tiny_model, sampling, drafter_values, make_structure, name, shape
 ):
     """The states of a text are its own; a drafter over the target's first layers keeps a cache for each text."""
-    if shape not in drafters.get(name).capabilities.fills:
-        pytest.skip("another structure")
     target = Causal(tiny_model("llama"), sampling(temperature=0.7), prefill_chunk=5)
     drafter = drafters.build(drafter_values(name, target.vocab_size, target), target=target)
-    structure = make_structure(shape, 3)
-    alone = decoded(target, drafter, structure, requests(TEXTS, LIMITS), 0)
-    together = decoded(target, drafter, structure, requests(TEXTS, LIMITS), 3)
-    assert [told(each) for each in together] == [told(each) for each in alone]
+    _, together = assert_as_alone(target, drafter, make_structure(shape, 3), 3, TEXTS)
     assert any(row.batch == 3 for each in together for row in each.rounds)
 
 
@@ -141,20 +130,6 @@ def test_the_law_of_a_round_is_that_of_the_text_alone(tiny_model, sampling, rand
         target.commit(paths[slot], 9 + slot)
         torch.testing.assert_close(second[slot], target.verify(drafts[slot]), rtol=0, atol=1e-12)
         torch.testing.assert_close(batch.logits[slot], target.logits, rtol=1e-10, atol=1e-10)
-
-
-def test_a_table_gives_every_slot_its_own_law(table, random_law, random_draft):
-    target = table(random_law(5, 1), temperature=1.0)
-    batch = batch_target(target, 3)
-    drafts = {slot: random_draft(2 * slot, 5, seed=slot) for slot in range(3)}
-    for slot in drafts:
-        batch.start(slot, TextStart([0, slot], 20))
-    found = batch.verify(drafts)
-    for slot, draft in drafts.items():
-        target.start(TextStart([0, slot], 20))
-        assert torch.equal(found[slot], target.verify(draft))
-        batch.commit(slot, (), 4 - slot)
-    assert [int(found.argmax()) for found in batch.states.values()] == [0, 1, 2]
 
 
 def test_outputs_do_not_depend_on_the_order_of_requests(small_target, group_values, make_structure):
@@ -215,12 +190,8 @@ def test_shares_of_a_step_add_up(plain_steps):
 def test_end_tokens_end_one_text_only(table, random_law, group_values, make_structure, slots):
     target = table(random_law(5, 2), temperature=1.0, end_token=4)
     drafter = drafters.build(group_values("drafter", "ngram"), target=target)
-    structure = make_structure("chain", 3)
-    alone = decoded(target, drafter, structure, requests(), 0)
+    alone, _ = assert_as_alone(target, drafter, make_structure("chain", 3), slots)
     assert {each.finish for each in alone} == {"end_token", "limit"}
-    assert [told(each) for each in decoded(target, drafter, structure, requests(), slots)] == [
-        told(each) for each in alone
-    ]
 
 
 def test_logits_that_are_not_finite_end_the_run_and_keep_what_was_decoded(

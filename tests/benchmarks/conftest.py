@@ -1,14 +1,18 @@
-"""Files for what benchmarks measure: `analysis/results/NAME.json`, with the machine that it was measured on."""
+"""Files for what benchmarks measure: `analysis/results/NAME.json`, with the machine that it was measured on.
+
+A benchmark is run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/FILE`. What it asserts is generous, or
+about processor time, because a shared machine may be busy; the figures are what counts.
+"""
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from fixtures.measuring import machine
 
-from specdec.experiment.environment import cpu, versions
+from specdec.ngrams.corpus import StandardLibraryCorpus
 
 RESULTS = Path(__file__).resolve().parents[2] / "analysis" / "results"
 
@@ -27,6 +31,25 @@ def log_figure(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
     if rows:
         RESULTS.mkdir(exist_ok=True)
         name = request.module.__name__.rpartition(".")[2].removeprefix("test_")
-        machine = {"date": time.strftime("%Y-%m-%d"), "cpu": cpu(), "versions": versions()}
-        text = json.dumps({**machine, "figures": rows}, indent=1) + "\n"
+        text = json.dumps({**machine(), "figures": rows}, indent=1) + "\n"
         (RESULTS / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+@pytest.fixture(scope="session")
+def copied_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], Path]:
+    """`copied_library(100)` is a file of so many MB: the standard library again and again, every copy with other names,
+    so that not everything is repeated.
+    """
+
+    def make(megabytes: int) -> Path:
+        path = tmp_path_factory.mktemp("corpus") / "text.txt"
+        source = "\n".join(str(block.content) for block in StandardLibraryCorpus().parts())
+        copy = written = 0
+        with path.open("w", encoding="utf-8") as stream:
+            while written < megabytes * 10**6:
+                piece = source.replace("self", f"self{copy}").replace("e", "aeiou"[copy % 5])
+                written += stream.write(piece[: megabytes * 10**6 - written])
+                copy += 1
+        return path
+
+    return make

@@ -20,12 +20,13 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also where specdec is not installed
 
@@ -88,14 +89,12 @@ FULL = Scale(
     dtype=torch.bfloat16, prompt=512, tokens=128, sizes=(*range(1, 17), 32, 64),
     fused={TARGET: (1, 6), DRAFTER: (1,)}, gamma=5, gammas=(3, 5, 7), alphas=(0.6, 0.8, 0.9), repeats=20,
 )  # fmt: skip
+TOY = dict(
+    hidden_size=32, num_attention_heads=4, num_key_value_heads=2, intermediate_size=64, vocab_size=97,
+    max_position_embeddings=512,
+)  # fmt: skip
 TINY = Scale(
-    shapes={
-        name: dict(
-            hidden_size=32, num_hidden_layers=layers, num_attention_heads=4, num_key_value_heads=2,
-            intermediate_size=64, vocab_size=97, max_position_embeddings=512,
-        )
-        for name, layers in ((TARGET, 2), (DRAFTER, 1))
-    },
+    shapes={TARGET: TOY | dict(num_hidden_layers=2), DRAFTER: TOY | dict(num_hidden_layers=1)},
     dtype=torch.float32, prompt=12, tokens=12, sizes=(1, 2, 4), fused={TARGET: (), DRAFTER: ()},
     gamma=2, gammas=(2, 3), alphas=(0.5, 0.9), repeats=2,
 )  # fmt: skip
@@ -150,10 +149,10 @@ class Bench:
         """Return a pass on `size` tokens; made at its first use."""
         if (name, size, how) not in self.steps:
             decoder = self.decoders[name]
-            made = StaticStep(decoder.model, decoder.cache, size, decoder.windows)
             if how == BOTH:
-                made = self.step(name, size, COMPILED)
-                made = copy.copy(made)
+                made = copy.copy(self.step(name, size, COMPILED))
+            else:
+                made = StaticStep(decoder.model, decoder.cache, size, decoder.windows)
             if how == COMPILED:
                 began = time.perf_counter()
                 made.optimise()
@@ -233,6 +232,10 @@ def summary(times: Sequence[float]) -> dict[str, float]:
     return {"median_s": statistics.median(times), "low_s": low, "high_s": high, "times": len(times)}
 
 
+def weight_bytes(weights: Iterable[Tensor]) -> int:
+    return sum(each.numel() * each.element_size() for each in weights)
+
+
 class Rounds:
     """Greedy decoding in rounds of one draft and one call of the target, by passes of one kind.
 
@@ -255,7 +258,8 @@ class Rounds:
         """Return the drafted tokens [gamma * width]."""
         place = len(self.context) - 2
         if self.how != EAGER:
-            loop = self.bench.best_loop(self.gamma) if self.width == 1 else self._wide_loop()
+            narrow = self.width == 1
+            loop = self.bench.best_loop(self.gamma) if narrow else self.bench.loop(self.gamma, self.width, CAPTURED)
             return loop(self.context[-2:], place, None).tokens
         self.drafter.length, found = place, []
         # Written by `fill_`, as in the loop: a copy from the host would wait for the device.
@@ -266,17 +270,19 @@ class Rounds:
             tokens = found[-1][:1]
         return torch.cat(found)
 
-    def _wide_loop(self) -> StaticLoop:
-        return self.bench.loop(self.gamma, self.width, CAPTURED)
-
     def verify(self, drafted: Tensor) -> Tensor:
         """Return the target's most likely token after the root and after every node [N + 1]."""
+        return self._chosen(torch.cat([self._root(), drafted]), self.tree)
+
+    def _root(self) -> Tensor:
+        return torch.full((1,), self.context[-1], device=self.bench.device)
+
+    def _chosen(self, tokens: Tensor, tree: Tree) -> Tensor:
         prefix = len(self.context) - 1
-        tokens = torch.cat([torch.full((1,), self.context[-1], device=self.bench.device), drafted])
         if self.how == EAGER:
             self.target.length = prefix
-            return self.target.plain(tokens, self.tree).logits.argmax(-1)
-        return self.bench.best(TARGET, len(tokens))(tokens, prefix, self.tree).logits.argmax(-1)
+            return self.target.plain(tokens, tree).logits.argmax(-1)
+        return self.bench.best(TARGET, len(tokens))(tokens, prefix, tree).logits.argmax(-1)
 
     def accept(self, drafted: Tensor, choices: Tensor, forced: int | None) -> tuple[list[int], list[int]]:
         """Return the accepted nodes and the committed tokens. This is where the host waits, once.
@@ -317,18 +323,9 @@ class Rounds:
             self.round(forced)
 
     def plain_tokens(self, count: int) -> None:
+        """Decode so many tokens without a draft."""
         for _ in range(count):
-            self.plain_token()
-
-    def plain_token(self) -> None:
-        """Decode one token without a draft."""
-        prefix, root = len(self.context) - 1, torch.full((1,), self.context[-1], device=self.bench.device)
-        if self.how == EAGER:
-            self.target.length = prefix
-            logits = self.target.plain(root, chain_tree(0)).logits
-        else:
-            logits = self.bench.best(TARGET, 1)(root, prefix, chain_tree(0)).logits
-        self.context.append(int(logits[-1].argmax()))
+            self.context.append(int(self._chosen(self._root(), chain_tree(0))))
 
 
 def correctness(bench: Bench, found: dict[str, Any]) -> None:
@@ -384,9 +381,8 @@ def calls(bench: Bench, found: dict[str, Any]) -> None:
     found |= {"bandwidth_bytes_per_s": bandwidth, "context": bench.scale.prompt, "models": {}, "rows": []}
     for name, decoder in bench.decoders.items():
         # A call looks up a few lines of the embeddings, and reads everything else.
-        weights = sum(each.numel() * each.element_size() for each in decoder.model.parameters())
-        looked_up = decoder.model.get_input_embeddings().weight
-        read = weights - looked_up.numel() * looked_up.element_size()
+        weights = weight_bytes(decoder.model.parameters())
+        read = weights - weight_bytes([decoder.model.get_input_embeddings().weight])
         found["models"][name] = {
             "parameters": sum(each.numel() for each in decoder.model.parameters()),
             "weight_bytes": weights, "read_bytes": read, "limit_s": read / bandwidth,
@@ -457,23 +453,16 @@ def waits(bench: Bench) -> Iterator[list[str]]:
                 torch.cuda.set_sync_debug_mode("default")
                 seen += [str(each.message) for each in caught if "called a synchronizing" in str(each.message)]
         return
-    names = ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__")
-    kept = {name: getattr(Tensor, name) for name in names}
-
-    def reading(name: str) -> Callable[..., Any]:
-        def read(tensor: Tensor, *given: Any, **options: Any) -> Any:
-            seen.append(name)
-            return kept[name](tensor, *given, **options)
-
-        return read
-
-    try:
-        for name in names:
-            setattr(Tensor, name, reading(name))
+    with ExitStack() as replaced:
+        for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
+            read = partial(_noted, seen, name, getattr(Tensor, name))
+            replaced.enter_context(patch.object(Tensor, name, lambda *given, read=read, **how: read(*given, **how)))
         yield seen
-    finally:
-        for name, function in kept.items():
-            setattr(Tensor, name, function)
+
+
+def _noted(seen: list[str], name: str, read: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    seen.append(name)
+    return read(*given, **options)
 
 
 def overhead(bench: Bench, found: dict[str, Any]) -> None:
@@ -535,13 +524,9 @@ def oracle(bench: Bench, found: dict[str, Any]) -> None:
                 while accepted < gamma and coins.random() < alpha:
                     accepted += 1
                 plan.append(accepted)
-            tokens = sum(plan) + len(plan)
             seconds = bench.wall(partial(decoding.rounds, plan))
-            taken[gamma, alpha].append((plain, seconds, tokens, len(plan)))
-    for (gamma, alpha), times in taken.items():
-        if times:
-            v, c = costs[gamma]
-            found["rows"].append(oracle_row(gamma, alpha, v, c, times))
+            taken[gamma, alpha].append((plain, seconds, sum(plan) + len(plan), len(plan)))
+    found["rows"] = [oracle_row(*cell, *costs[cell[0]], times) for cell, times in taken.items() if times]
 
 
 def _verified(bench: Bench, gamma: int) -> Callable[[], object]:
@@ -556,9 +541,8 @@ def oracle_row(
 ) -> dict[str, Any]:
     """Return one cell: the formula, the limit with the tokens per round that the coins gave, and what was reached.
 
-    Args:
-        v, c: costs of the wide call and of a draft step, in calls on one token.
-        times: seconds a token without drafts; seconds, tokens and rounds with them.
+    v and c are the costs of the wide call and of a draft step, in calls on one token; `times` are seconds a token
+    without drafts, and seconds, tokens and rounds with them.
     """
     omega = (1 - alpha ** (gamma + 1)) / (1 - alpha)
     per_round = sum(tokens for _, _, tokens, _ in times) / sum(count for *_, count in times)
@@ -603,7 +587,7 @@ def peers(bench: Bench, found: dict[str, Any]) -> None:
 
         def decode() -> None:
             while len(decoding.context) < began + budget:
-                decoding.round() if drafts else decoding.plain_token()
+                decoding.round() if drafts else decoding.plain_tokens(1)
 
         seconds = bench.wall(decode)
         return seconds / (len(decoding.context) - began)
@@ -643,10 +627,8 @@ def peers(bench: Bench, found: dict[str, Any]) -> None:
 def memory(bench: Bench, found: dict[str, Any]) -> None:
     """Record the bytes of weights and caches, and on a GPU the peak and what graphs keep."""
     for name, decoder in bench.decoders.items():
-        found[name] = {
-            "weight_bytes": sum(each.numel() * each.element_size() for each in decoder.model.parameters()),
-            "cache_bytes": decoder.cache.nbytes(), "slots": decoder.cache.capacity,
-        }  # fmt: skip
+        weights = weight_bytes(decoder.model.parameters())
+        found[name] = {"weight_bytes": weights, "cache_bytes": decoder.cache.nbytes(), "slots": decoder.cache.capacity}
     if not bench.on_gpu:
         return
     found["peak_bytes"] = torch.cuda.max_memory_allocated()
@@ -670,31 +652,24 @@ SECTIONS: dict[str, tuple[float, Callable[[Bench, dict[str, Any]], None]]] = {
 """Each section's budget in seconds; what one leaves over, the next ones may use."""
 
 
-@dataclass
-class Report:
-    """The file that is written, after every section again."""
-
-    path: Path
-    content: dict[str, Any] = field(default_factory=dict)
-
-    def save(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.path.write_text(json.dumps(self.content, indent=1) + "\n", encoding="utf-8")
-
-
 @torch.inference_mode()
-def measured(device: torch.device, scale: Scale, report: Report, commit: str | None = None) -> bool:
-    """Run all sections and return whether every one ended well."""
+def measured(device: torch.device, scale: Scale, path: Path, commit: str | None = None) -> bool:
+    """Run all sections, writing the file after each of them again, and return whether every one ended well."""
     began = time.perf_counter()
     end = began + TOTAL_SECONDS
     sections: dict[str, Any] = {}
-    report.content = {
+    report = {
         "captured": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), "commit": commit or commit_of(ROOT),
         "measured": device.type == "cuda" and scale is FULL, "device": device_facts(device),
         "versions": {"python": platform.python_version(), "torch": torch.__version__,
                      "transformers": transformers.__version__, "cuda": torch.version.cuda},
         "dtype": str(scale.dtype).removeprefix("torch."), "shapes": scale.shapes, "sections": sections,
     }  # fmt: skip
+    path.parent.mkdir(parents=True, exist_ok=True)
+
+    def save() -> None:
+        path.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+
     bench = None
     allowed = began
     for name, (budget, section) in SECTIONS.items():
@@ -712,17 +687,22 @@ def measured(device: torch.device, scale: Scale, report: Report, commit: str | N
             found |= {"status": "failed", "error": sentence(error), "complete": False}
         found["seconds"] = time.perf_counter() - start
         sections[name] = found
-        report.save()
+        save()
         print(f"{name}: {found['status']} in {found['seconds']:.1f} s {found.get('error', '')}", flush=True)
     if bench is not None:
-        report.content["compile_seconds"] = bench.compile_seconds
-    report.content |= {"seconds": time.perf_counter() - began, "device_afterwards": device_facts(device)}
-    report.save()
+        report["compile_seconds"] = bench.compile_seconds
+    report |= {"seconds": time.perf_counter() - began, "device_afterwards": device_facts(device)}
+    save()
     return all(found["complete"] for found in sections.values())
 
 
 def sentence(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"
+
+
+def said_by(*command: str) -> str:
+    """Return what a command writes to standard output."""
+    return subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
@@ -735,27 +715,25 @@ def device_facts(device: torch.device) -> dict[str, Any]:
         "capability": f"{properties.major}.{properties.minor}", "multiprocessors": properties.multi_processor_count,
     }  # fmt: skip
     asked = "driver_version,clocks.sm,clocks.max.sm,clocks.mem,power.draw,power.limit,temperature.gpu"
-    command = ["nvidia-smi", f"--id=GPU-{properties.uuid}", f"--query-gpu={asked}", "--format=csv,noheader,nounits"]
     try:
-        line = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout.strip()
+        line = said_by(
+            "nvidia-smi", f"--id=GPU-{properties.uuid}", f"--query-gpu={asked}", "--format=csv,noheader,nounits"
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return {**facts, "driver": sentence(error)}
     return {**facts, **dict(zip(asked.split(","), (value.strip() for value in line.split(",")), strict=False))}
 
 
+COMMIT_COMMANDS = (("rev-parse", "HEAD"), ("status", "--porcelain"))
+
+
 def commit_of(root: Path) -> str | None:
     """Return the commit of a checkout, with "+" where files are changed; None where git does not say."""
     try:
-        commands = (["rev-parse", "HEAD"], ["status", "--porcelain"])
-        said = [
-            subprocess.run(
-                ["git", "-C", str(root), *each], capture_output=True, text=True, timeout=20, check=True
-            ).stdout
-            for each in commands
-        ]
+        commit, changed = (said_by("git", "-C", str(root), *each) for each in COMMIT_COMMANDS)
     except (OSError, subprocess.SubprocessError):
         return None
-    return said[0].strip() + ("+" if said[1].strip() else "")
+    return commit + ("+" if changed else "")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -768,7 +746,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         print("No CUDA device is available: run this on a GPU, or try it with --device cpu --tiny.", file=sys.stderr)
         return 2
-    done = measured(torch.device(given.device), TINY if given.tiny else FULL, Report(given.out), given.commit)
+    done = measured(torch.device(given.device), TINY if given.tiny else FULL, given.out, given.commit)
     return 0 if done else 3
 
 

@@ -1,42 +1,19 @@
 """What a model bigram costs: its table from the pocket target in under 60 s, from 110M parameters over 32,000 tokens in
-under 15 minutes; reading it again; a proposal at (10, 10) in under 50 us.
-
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_bigram_speed.py`. Figures with the machine, and
-its load, are logged in `analysis/results/bigram_speed.json`. The bounds asserted on tables are on the processor time of
-one thread, which a busy machine does not stretch as it does the clock's; a second core only shortens it.
+under 15 minutes, both on one thread; reading it again; a proposal at (10, 10) in under 50 us.
 """
 
-import os
 import statistics
 import time
-from typing import Any
 
 import pytest
 import torch
-import yaml
+from fixtures.measuring import load, seconds_of, target_of
 
-from specdec.config import config_dir
 from specdec.drafters.base import drafters
 from specdec.records import TextStart
-from specdec.sampling import SamplingConfig
 from specdec.structures.base import structures
-from specdec.targets.base import targets
 
 pytestmark = pytest.mark.benchmark
-
-
-def values(group: str, *names: str) -> dict[str, Any]:
-    merged: dict[str, Any] = {}
-    for name in names:
-        with open(f"{config_dir()}/{group}/{name}.yaml") as stream:
-            merged |= yaml.safe_load(stream)
-    merged.pop("defaults", None)
-    return merged
-
-
-def target_of(*names: str) -> Any:
-    sampling = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
-    return targets.build(values("target", *names) | {"device": "cpu"}, sampling=sampling)
 
 
 @pytest.fixture
@@ -49,38 +26,31 @@ def one_thread():
 
 @pytest.mark.parametrize(
     ("names", "extend", "bound"),
-    [
-        (("causal",), "chain", 60),
-        (("causal", "random_110m"), "chain", 15 * 60),
-        (("causal",), "greedy", None),
-    ],
+    [(("causal",), "chain", 60), (("causal", "random_110m"), "chain", 15 * 60), (("causal",), "greedy", None)],
     ids=["pocket", "random_110m", "pocket_greedy"],
 )
 @pytest.mark.timeout(3600)
-def test_time_of_a_table(names, extend, bound, tmp_path, one_thread, log_figure):
+def test_time_of_a_table(names, extend, bound, group_values, tmp_path, one_thread, log_figure):
     target = target_of(*names)
-    drafter = values("drafter", "model_bigram") | {"extend": extend, "cache_dir": str(tmp_path)}
+    drafter = group_values("drafter", "model_bigram", extend=extend, cache_dir=str(tmp_path))
     times = []
     for _ in ("made", "read"):
-        began, spent = time.perf_counter(), time.process_time()
-        drafters.build(drafter, target=target)
-        times.append((time.perf_counter() - began, time.process_time() - spent))
+        spent = time.process_time()
+        clocked = seconds_of(lambda: drafters.build(drafter, target=target))
+        times.append((clocked, time.process_time() - spent))
     (made, processor), (read, _) = times
     described = target.describe()
+    sizes = ("k", "batch_size", *(("extend_k", "extend_w") if extend == "greedy" else ()))
     log_figure(
         what="a table of p(. | x), and reading it again",
         model=names[-1] if len(names) > 1 else "pocket",
-        parameters=described["parameters"],
-        dtype=described["dtype"],
+        **{key: described[key] for key in ("parameters", "dtype")},
         vocabulary=target.vocab_size,
         extend=extend,
-        **{key: drafter[key] for key in ("k", "batch_size", *(("extend_k", "extend_w") if extend == "greedy" else ()))},
-        threads=1,
-        made_s=round(made, 2),
-        processor_s=round(processor, 2),
-        read_s=round(read, 3),
+        **{key: drafter[key] for key in sizes},
+        **{"threads": 1, "made_s": round(made, 2), "processor_s": round(processor, 2), "read_s": round(read, 3)},
         file_mb=round(sum(file.stat().st_size for file in tmp_path.iterdir()) / 1e6, 2),
-        load_average=round(os.getloadavg()[0], 1),
+        **load(),
     )
     assert bound is None or processor < bound
     assert read < made
@@ -94,16 +64,14 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=["chain", "rows_10_10", "rows_25_14"])
-def test_time_of_a_proposal(shape, tmp_path, log_figure):
+def test_time_of_a_proposal(shape, group_values, tmp_path, log_figure):
     """After every token of the pocket target's vocabulary."""
     target = target_of("causal")
-    drafter = drafters.build(values("drafter", "model_bigram") | {"cache_dir": str(tmp_path)}, target=target)
+    drafter = drafters.build(group_values("drafter", "model_bigram", cache_dir=str(tmp_path)), target=target)
     structure, times = structures.build(shape), []
     for token in range(target.vocab_size):
         drafter.start(TextStart([token], 0))
-        began = time.perf_counter()
-        drafter.propose(structure)
-        times.append((time.perf_counter() - began) * 1e6)
-    median = statistics.median(times)
-    log_figure(what="a proposal", **{key: shape[key] for key in shape if key != "budget"}, us=round(median, 1))
+        times.append(seconds_of(lambda: drafter.propose(structure)))
+    median = round(statistics.median(times) * 1e6, 1)
+    log_figure(what="a proposal", **{key: shape[key] for key in shape if key != "budget"}, us=median)
     assert median < 100  # 50 at (10, 10) on an idle machine

@@ -2,41 +2,26 @@
 and true, on one thread and on all, interleaved with reads of memory, over the time that reading the weights takes at
 the median rate of those reads.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_compile_speed.py`. Packages are kept in
-`models/compiled`; the first run makes them, two for a model and number of threads, half a minute each on two quiet
-cores. Figures with the machine are logged in `analysis/results/compile_speed.json`.
+Packages are kept in `models/compiled`; the first run makes them, two for a model and number of threads, half a minute
+each on two quiet cores.
 """
 
 import os
 import statistics
 import time
-from typing import Any
 
 import pytest
 import torch
-import yaml
+from fixtures.measuring import load, seconds_of, target_of
 
-from specdec.config import config_dir
 from specdec.models.decoder import Decoder
 from specdec.records import chain_tree
-from specdec.sampling import SamplingConfig
-from specdec.targets.base import targets
 from specdec.timing.machine import buffer_bytes
 
 pytestmark = pytest.mark.benchmark
 
 CONTEXT = 512
 SECONDS = 8.0  # for all calls of a model, after the first ones
-
-
-def target_of(name: str, dtype: str) -> Any:
-    values: dict[str, Any] = {}
-    for file in dict.fromkeys(("causal", name)):
-        with open(f"{config_dir()}/target/{file}.yaml") as stream:
-            values |= yaml.safe_load(stream)
-    values.pop("defaults", None)
-    sampling = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
-    return targets.build(values | {"device": "cpu", "dtype": dtype, "compile": True}, sampling=sampling)
 
 
 @pytest.fixture(params=sorted({1, len(os.sched_getaffinity(0))}), ids=lambda count: f"{count}_threads")
@@ -59,7 +44,7 @@ def threads(request):
 @pytest.mark.timeout(1800)
 @torch.inference_mode()
 def test_time_of_a_call_over_the_time_to_read_the_weights(name, dtype, bars, threads, log_figure):
-    target = target_of(name, dtype)
+    target = target_of(*dict.fromkeys(("causal", name)), dtype=dtype, compile=True)
     began = time.perf_counter()
     decoders = {mode: Decoder(target.model, name, 1024) for mode in ("false", "trace", "true")}
     decoders["true"].compile({1, 5}, CONTEXT + 8, "inductor", packages=target.packages)
@@ -69,7 +54,6 @@ def test_time_of_a_call_over_the_time_to_read_the_weights(name, dtype, bars, thr
     for decoder in decoders.values():
         decoder.start([index % 61 for index in range(CONTEXT + 1)], CONTEXT + 8)
     source = torch.ones(buffer_bytes() // 4)
-
     drafts = {count: (torch.arange(count) + 5, chain_tree(count - 1)) for count in (1, 5)}
 
     def call(decoder: Decoder, count: int) -> None:
@@ -83,10 +67,7 @@ def test_time_of_a_call_over_the_time_to_read_the_weights(name, dtype, bars, thr
     while time.perf_counter() < until or len(times["read", 0]) < 3:
         for key, kernel in kernels.items():
             kernel()  # brings the weights into the caches, where they stay between the calls of a decoding
-            for _ in range(12):
-                began = time.perf_counter()
-                kernel()
-                times[key].append(time.perf_counter() - began)
+            times[key] += [seconds_of(kernel) for _ in range(12)]
     # The median of the reads, as of the calls: both felt the same neighbours on the machine.
     bandwidth = buffer_bytes() / statistics.median(times["read", 0])
     described = target.describe()
@@ -96,22 +77,15 @@ def test_time_of_a_call_over_the_time_to_read_the_weights(name, dtype, bars, thr
     log_figure(model=name, dtype=dtype, what="bandwidth", threads=threads, **gigabytes)
     found = {}
     for (mode, count), seconds in times.items():
-        quarters = statistics.quantiles(seconds, n=4)
-        found[mode, count] = quarters[1] / read
+        low, median, high = (round(quarter * 1e3, 3) for quarter in statistics.quantiles(seconds, n=4))
+        found[mode, count] = statistics.median(seconds) / read
         log_figure(
-            model=name,
-            parameters=described["parameters"],
-            dtype=dtype,
-            what=f"t({count})",
-            compile=mode,
-            context=CONTEXT,
-            threads=threads,
-            ms=round(quarters[1] * 1e3, 3),
-            quartiles_ms=[round(quarters[0] * 1e3, 3), round(quarters[2] * 1e3, 3)],
-            read_ms=round(read * 1e3, 3),
+            **{"model": name, "parameters": described["parameters"], "dtype": dtype, "what": f"t({count})"},
+            **{"compile": mode, "context": CONTEXT, "threads": threads},
+            **{"ms": median, "quartiles_ms": [low, high], "read_ms": round(read * 1e3, 3)},
             over_read=round(found[mode, count], 2),
             **({"made_or_loaded_s": round(made, 1)} if mode == "true" else {}),
-            load_average=round(os.getloadavg()[0], 1),
+            **load(),
         )
     for count, bar in bars.items():
         assert found["true", count] <= bar

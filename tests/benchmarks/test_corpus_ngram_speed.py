@@ -1,84 +1,50 @@
-"""What a corpus n-gram costs: fitting 100 MB of text in under 2 minutes and 4 GB, a draft, replaying 10,000 positions.
+"""What a corpus n-gram costs: fitting 100 MB of text in under 2 minutes and 4 GB, a draft, replays of 10,000 tokens."""
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_corpus_ngram_speed.py`. Figures with the machine,
-and its load, are logged in `analysis/results/corpus_ngram_speed.json`. The bound asserted is on processor time, which a
-busy machine does not stretch as it does the clock's, and which the clock's stays below on an idle one.
-"""
-
-import os
 import statistics
-import subprocess
-import sys
+import textwrap
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures.measuring import CORPUS, alone, draft_seconds, load
 
 from specdec.drafters.base import drafters
 from specdec.models.load import load_tokenizer, model_path
-from specdec.ngrams.corpus import StandardLibraryCorpus
 from specdec.records import TextStart
-from specdec.sampling import SamplingConfig, generator_for
+from specdec.sampling import generator_for
 from specdec.structures.base import structures
 
 pytestmark = pytest.mark.benchmark
 MEGABYTES = 100
 
-# In a process of its own, so that the peak of its memory is the fit's.
 FIT = """
-import resource, sys, time
-from specdec.drafters.ngram_corpus import open_corpus, tokenize
-from specdec.drafters.ngram_table import NgramTable
-from specdec.targets.loading import load_tokenizer, model_path
-path, order = sys.argv[1], int(sys.argv[2])
-tokenizer = load_tokenizer(model_path("pocket"))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-start, spent = time.perf_counter(), time.process_time()
-stream = tokenize(open_corpus(path, None), tokenizer, len(tokenizer))
+from specdec.ngrams.kneser_ney import NgramTable
+stream = tokenize(corpus, tokenizer, len(tokenizer))
 read = time.perf_counter()
-table = NgramTable.fit(stream, len(tokenizer), order, 0.75)
+table = NgramTable.fit(stream, len(tokenizer), int(sys.argv[2]), 0.75)
 counted = time.perf_counter()
 rows = len(table.levels[-1].tokens) if table.levels else len(tokenizer)
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(read - start, counted - read, time.process_time() - spent, len(stream), rows, before / 1024, peak / 1024)
+print(read - start, counted - read, time.process_time() - spent, len(stream), rows, before, peak())
 """
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """100 MB: the standard library again and again, every copy with other names, so that n-grams are not just counted
-    ten times.
-    """
-    path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    source = "\n".join(str(block.content) for block in StandardLibraryCorpus().parts())
-    copy = written = 0
-    with path.open("w", encoding="utf-8") as stream:
-        while written < MEGABYTES * 10**6:
-            piece = source.replace("self", f"self{copy}").replace("e", "aeiou"[copy % 5])
-            written += stream.write(piece[: MEGABYTES * 10**6 - written])
-            copy += 1
-    return path
+def text(copied_library):
+    return copied_library(MEGABYTES)
 
 
 @pytest.mark.parametrize("order", [2, 3])
 def test_fitting_100_megabytes(text, order, log_figure):
-    done = subprocess.run(
-        [sys.executable, "-c", FIT, str(text), str(order)], check=True, capture_output=True, text=True
-    )
-    read, counted, spent, tokens, rows, before, peak = map(float, done.stdout.split())
+    read, counted, spent, tokens, rows, before, peak = map(float, alone(CORPUS + FIT, text, order))
     log_figure(
         what=f"fitting {MEGABYTES} MB of text",
         order=order,
         megabytes=round(text.stat().st_size / 1e6, 1),
-        tokens=int(tokens),
-        ngrams=int(rows),
-        tokenize_s=round(read, 1),
-        count_s=round(counted, 1),
-        processor_s=round(spent, 1),
-        load_average=round(os.getloadavg()[0], 1),
-        peak_mb=round(peak),
-        of_which_before_mb=round(before),
+        **{"tokens": int(tokens), "ngrams": int(rows)},
+        **{"tokenize_s": round(read, 1), "count_s": round(counted, 1), "processor_s": round(spent, 1)},
+        **{**load(), "peak_mb": round(peak), "of_which_before_mb": round(before)},
     )
     assert spent < 120
     assert peak < 4096
@@ -90,40 +56,26 @@ def target():
     return SimpleNamespace(tokenizer=tokenizer, vocab_size=len(tokenizer), device=torch.device("cpu"))
 
 
-def built(target, folder, order, temperature):
-    target.sampling = SamplingConfig(
-        name="test", temperature=temperature, top_k=None, top_p=None, min_p=None, typical_p=None
-    )
-    values = {"corpus": None, "field": None, "discount": 0.75, "cache_dir": str(folder)}
-    return drafters.build({"name": "corpus_ngram", "order": order, **values}, target=target)
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("order", [1, 2, 3])
-def test_time_of_a_draft_and_of_a_replay(target, tmp_path_factory, order, temperature, log_figure):
+def test_time_of_a_draft_and_of_a_replay(
+    target, group_values, sampling, tmp_path_factory, order, temperature, log_figure
+):
     """On the standard library; positions of held-out code."""
-    import textwrap
-    from pathlib import Path
-
-    drafter = built(target, tmp_path_factory.getbasetemp(), order, temperature)
+    target.sampling = sampling(temperature=temperature)
+    values = group_values("drafter", "corpus_ngram", order=order, cache_dir=str(tmp_path_factory.getbasetemp()))
+    drafter = drafters.build(values, target=target)
     tokens = target.tokenizer(Path(textwrap.__file__).read_text())["input_ids"] * 4
     structure = structures.build({"name": "chain", "gamma": 4})
     drafter.start(TextStart(tokens[:100], 0, generator=generator_for(0, "p", "draft")))
-    times = []
-    for token in tokens[100:2100]:
-        began = time.perf_counter()
-        drafter.commit([token])
-        drafter.draft(structure)
-        times.append((time.perf_counter() - began) * 1e6 / 4)
+    times = draft_seconds(drafter, structure, tokens[:2100], 100, 1)
     began = time.perf_counter()
     laws = drafter.laws(tokens[:100], tokens[100:10_100])
     seconds = time.perf_counter() - began
     assert laws.shape == (10_000, target.vocab_size)
     log_figure(
         what="a drafted token, and a replay of 10,000 positions, at a vocabulary of 4,096",
-        order=order,
-        temperature=temperature,
-        token_us=round(statistics.median(times), 1),
-        replay_s=round(seconds, 2),
+        **{"order": order, "temperature": temperature},
+        **{"token_us": round(statistics.median(times) * 1e6 / 4, 1), "replay_s": round(seconds, 2)},
     )
     assert seconds < 30

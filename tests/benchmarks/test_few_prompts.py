@@ -1,8 +1,6 @@
-"""Intervals of few prompts: their coverage by simulation, and the null control of real runs, for
-`analysis/results/few_prompts.json`.
+"""Intervals of few prompts: their coverage by simulation, and the null control of real runs; two minutes on a core.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_few_prompts.py`; two minutes on a core. Seeds are
-fixed; a share p of n simulations has the standard error sqrt(p (1 - p) / n).
+Seeds are fixed; a share p of n simulations has the standard error sqrt(p (1 - p) / n).
 """
 
 from dataclasses import replace
@@ -10,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures.resumed_runs import composed
+from fixtures.measuring import composed
 
 from specdec.analysis.arms import Arms
 from specdec.analysis.intervals import FEWEST, bootstrap, percentile_bounds, resampled_sums
@@ -62,10 +60,7 @@ def test_coverage(kind, prompts, log_figure):
         plain[run] = low <= truth <= high
     log_figure(
         what=f"coverage of the 95% interval of the speedup, {kind.__name__}",
-        prompts=prompts,
-        simulations=RUNS,
-        interval=float(held.mean()),
-        percentiles=float(plain.mean()),
+        **{"prompts": prompts, "simulations": RUNS, "interval": float(held.mean()), "percentiles": float(plain.mean())},
         of_the_first_100=int(held[:100].sum()),
     )
     assert 0.92 <= held.mean() <= 0.97
@@ -93,9 +88,7 @@ def test_the_null_control_of_real_runs(tmp_path, log_figure):
     held = [each["null/speedup.ci_low"] <= 1 <= each["null/speedup.ci_high"] for each in found]
     log_figure(
         what="null control of real runs",
-        prompts=FEWEST,
-        runs=len(found),
-        contain_1=sum(held),
+        **{"prompts": FEWEST, "runs": len(found), "contain_1": sum(held)},
         speedups=[round(each["null/speedup"], 4) for each in found],
         floors=[round(each["null/floor"], 4) for each in found],
     )

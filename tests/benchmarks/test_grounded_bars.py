@@ -1,18 +1,17 @@
-"""Measures grounded heads, independent heads and plain decoding in one session, for two sets of prompts:
-`analysis/results/grounded_bars.json`, which `analysis/heads/grounded_gain.py` and the table of claims read.
+"""Measures grounded heads, independent heads and plain decoding in one session, for two sets of prompts, which
+`analysis/heads/grounded_gain.py` and the table of claims read; five minutes of one quiet core.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_grounded_bars.py`; five minutes of one quiet
-core. The questions of MT-Bench are no part of the repository: without the shared data their part is skipped. The file
-keeps what was found on the other set.
+The questions of MT-Bench are no part of the repository: without the shared data their part is skipped. The file keeps
+what was found on the other set.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fixtures.measured_commands import finished, provenance
+from fixtures.measuring import kept_figures, write_lines
 
 from specdec.analysis.heads import grounded_gain
 from specdec.analysis.intervals import Interval
@@ -60,20 +59,15 @@ def figures(run: Run) -> list[dict[str, Any]]:
 
 def record(prompts: str, run: Run) -> None:
     """Write the lines of one set of prompts into the file, in the place of its earlier ones."""
-    path = grounded_gain.RESULT
-    kept = json.loads(path.read_text(encoding="utf-8"))["figures"] if path.is_file() else []
     about = provenance(run)
     own = {"command": about["command"], "date": about["date"], "load_average": about["load_average"]}
     count = len(prompt_sums(run.arms().plain()))
-    rows = [row for row in kept if row["prompts"] != prompts]
+    rows = [row for row in kept_figures(grounded_gain.RESULT) if row["prompts"] != prompts]
     rows += [{"prompts": prompts, "count": count, **each, **own} for each in figures(run)]
     rows.sort(key=lambda row: SETS.index(row["prompts"]))
     environment = run.environment()
-    head = {"date": about["date"], "commit": about["commit"], "cpu": environment["cpu"]}
-    head["versions"] = environment["versions"]
-    top = [f' "{key}": {json.dumps(value)}' for key, value in head.items()]
-    lines = ' "figures": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]"
-    path.write_text("{\n" + ",\n".join([*top, lines]) + "\n}\n", encoding="utf-8")
+    head = {key: about[key] for key in ("date", "commit")} | {key: environment[key] for key in ("cpu", "versions")}
+    write_lines(grounded_gain.RESULT, head, figures=rows)
 
 
 def decoded(prompts: str, *overrides: str) -> Run:

@@ -1,9 +1,7 @@
-"""What matters in grounded heads: each recipe of `conf/heads/ablation` trained and decoded, for
-`analysis/results/heads_ablation.json`, which the notebook `04_heads` reads.
+"""What matters in grounded heads: each recipe of `conf/heads/ablation` trained and decoded, for notebook `04_heads`.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_ablation.py`; with `-k gru` a part of it.
-A variant is trained in two minutes or so on two cores and decoded in one. Trainings go on where they stopped, below
-`models/` of the working folder; the file keeps what other parts have found.
+With `-k gru` a part of it is run. A variant is trained in two minutes or so on two cores and decoded in one. Trainings
+go on where they stopped, below `models/` of the working folder; the file keeps what other parts have found.
 """
 
 import json
@@ -19,12 +17,12 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from fixtures.measuring import kept_figures, machine, write_lines
 
 from specdec.analysis.heads import heads_ablation
 from specdec.analysis.read.runs import Run, open_folder
 from specdec.analysis.rounds import drafted, prompt_sums
 from specdec.config import BASELINE, config_dir
-from specdec.experiment.environment import cpu, versions
 from specdec.heads.checkpoint import load_heads, read_heads, state_offset
 from specdec.training.heads.head_accuracy import HeadAccuracy
 from specdec.training.heads.head_training import load_target
@@ -34,6 +32,7 @@ pytestmark = pytest.mark.benchmark
 VARIANTS = sorted(path.stem for path in Path(config_dir(), "heads", "ablation").glob("*.yaml"))
 RESULT = Path(__file__).resolve().parents[2] / "analysis" / "results" / "heads_ablation.json"
 HEADS = 5
+COSTS = ("cost/t1_ms", "cost/c", "cost/g", "cost/v", "speedup", "speedup.ci_low", "speedup.ci_high")
 
 
 def command(module: str, *arguments: str) -> None:
@@ -86,11 +85,8 @@ def along_text(path: Path, run: Run, group_values: Callable[..., dict[str, Any]]
 def by_prompt(rounds: pd.DataFrame) -> dict[str, list[Any]]:
     """Counts of each prompt, in order: enough to make every figure, its interval and every paired difference anew."""
     sums = prompt_sums(rounds)
-    return {
-        "prompts": list(sums.index),
-        "tokens": [int(value) for value in sums["tokens"]],
-        "rounds": [int(value) for value in sums["rounds"]],
-    }
+    counts = {name: [int(value) for value in sums[name]] for name in ("tokens", "rounds")}
+    return {"prompts": list(sums.index), **counts}
 
 
 def rounded(value: float) -> float | None:
@@ -123,55 +119,43 @@ def row(variant: str, path: Path, run: Run, group_values: Callable[..., dict[str
             "cpu": environment["cpu"]["model"],
             "threads": environment["cpu"]["torch_threads"],
         },
-        "cost": {
-            name: round(run.metrics[name], 4)
-            for name in ("cost/t1_ms", "cost/c", "cost/g", "cost/v", "speedup", "speedup.ci_low", "speedup.ci_high")
-        },
+        "cost": {name: round(run.metrics[name], 4) for name in COSTS},
         "by_prompt": by_prompt(drafted(rounds)) | along_text(path, run, group_values),
     }
 
 
 def record(found: dict[str, Any]) -> None:
     """Add the row, or put it in the place of an earlier one on the same text, and draw all comparisons anew."""
-    kept = json.loads(RESULT.read_text(encoding="utf-8"))["figures"] if RESULT.is_file() else []
     key = ("structure", "variant", "depth")
 
     def place(one: dict[str, Any]) -> list[str]:
         return [str(part) for part in (*(one[name] for name in key), *heads_ablation.text_of(one))]
 
-    rows = sorted([*(one for one in kept if place(one) != place(found)), found], key=place)
+    rows = sorted([*(one for one in kept_figures(RESULT) if place(one) != place(found)), found], key=place)
     table = heads_ablation.compared(rows)
-    about = {"date": time.strftime("%Y-%m-%d"), "cpu": cpu(), "versions": versions()}
-    # A row a line, so that a part that was measured again changes its own.
-    parts = {"figures": rows, "compared": json.loads(table.round(4).to_json(orient="records"))}
-    lists = [f' "{name}": [\n  ' + ",\n  ".join(map(json.dumps, part)) + "\n ]" for name, part in parts.items()]
-    text = ",\n".join([*(f' "{name}": {json.dumps(value)}' for name, value in about.items()), *lists])
-    RESULT.write_text("{\n" + text + "\n}\n", encoding="utf-8")
+    write_lines(RESULT, machine(), figures=rows, compared=json.loads(table.round(4).to_json(orient="records")))
+
+
+def measured(variant: str, group_values: Callable[..., dict[str, Any]], *structure: str) -> dict[str, Any]:
+    path = trained(variant)
+    found = row(variant, path, decoded(path, *structure), group_values)
+    record(found)
+    return found
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_tokens_per_round_of_a_variant(variant, group_values):
-    path = trained(variant)
-    found = row(variant, path, decoded(path, "structure=heads_ablation/tree"), group_values)
-    record(found)
-    assert found["depth"] == HEADS
+    assert measured(variant, group_values, "structure=heads_ablation/tree")["depth"] == HEADS
 
 
 @pytest.mark.parametrize("depth", range(1, HEADS))
 def test_fewer_heads(depth, group_values):
     """Of the five, those that a shallower tree has a level for."""
-    path = trained("grounded")
-    run = decoded(path, "structure=heads_ablation/tree", f"structure.depth={depth}")
-    found = row("grounded", path, run, group_values)
-    record(found)
-    assert found["depth"] == depth
+    changes = ("structure=heads_ablation/tree", f"structure.depth={depth}")
+    assert measured("grounded", group_values, *changes)["depth"] == depth
 
 
 @pytest.mark.parametrize("variant", ["grounded", "medusa"])
 def test_tokens_per_round_in_a_chain(variant, group_values):
     """Without siblings: what first choices alone are worth."""
-    path = trained(variant)
-    run = decoded(path, "structure=chain", f"structure.gamma={HEADS}")
-    found = row(variant, path, run, group_values)
-    record(found)
-    assert found["nodes"] == HEADS
+    assert measured(variant, group_values, "structure=chain", f"structure.gamma={HEADS}")["nodes"] == HEADS

@@ -1,7 +1,5 @@
 """Accuracy of the heads that come with specdec on every held-out text, with counts by text: for intervals, and for
 claims about two kinds of heads at the same positions. `analysis/heads/heads_accuracy.py` reads what it writes.
-
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_accuracy.py`; two minutes of one core.
 """
 
 import hashlib
@@ -44,9 +42,8 @@ def test_accuracy_of_the_shipped_heads_by_text(group_values, log_figure):
     by_text = {name: {"asked": [], "top1": [], "top5": []} for name in heads}
     texts = {module: source for module in held_out_modules() if (source := module_source(module))}
     for source in texts.values():
-        tokens, scored = pieces(
-            [*special.before, *map(int, encode_texts(target.tokenizer, [source])[0])], special.padding
-        )
+        encoded = map(int, encode_texts(target.tokenizer, [source])[0])
+        tokens, scored = pieces([*special.before, *encoded], special.padding)
         counts = {name: HeadAccuracy(len(each)) for name, each in heads.items()}
         for part in range(0, len(tokens), BATCH):
             some, where = tokens[part : part + BATCH], scored[part : part + BATCH]
@@ -62,13 +59,9 @@ def test_accuracy_of_the_shipped_heads_by_text(group_values, log_figure):
         log_figure(
             heads=name,
             file_sha256=hashlib.sha256(shipped_heads(name).read_bytes()).hexdigest(),
-            target=stored.target,
-            trained_tokens=stored.training["tokens"],
+            **{"target": stored.target, "trained_tokens": stored.training["tokens"]},
             text="held-out modules of the standard library",
-            piece_tokens=LENGTH,
-            pieces=PIECES,
-            dtype="float32",
-            texts=list(texts),
+            **{"piece_tokens": LENGTH, "pieces": PIECES, "dtype": "float32", "texts": list(texts)},
             **found,
         )
         assert sum(asked[0] for asked in found["asked"]) > 50_000

@@ -1,16 +1,15 @@
-"""The tree of `structure=heads`, found by search, and what it gains over one drawn by hand, for notebook 04:
-`analysis/results/heads_tree.json`.
+"""The tree of `structure=heads`, found by search, and what it gains over one drawn by hand, for notebook 04.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_tree.py`; some minutes. The shipped heads'
-first, second, ... choices are counted along one half of the prompts, each rank apart and whole rank paths, trees are
-built from both counts, and judged in the rounds of the other half, on which greedy decoding takes exactly those.
+The shipped heads' first, second, ... choices are counted along one half of the prompts, each rank apart and whole rank
+paths, trees are built from both counts, and judged in the rounds of the other half, on which greedy decoding takes
+exactly those; some minutes.
 """
 
 from collections import Counter
 
 import pytest
 import torch
-from fixtures.resumed_runs import composed
+from fixtures.measuring import composed
 
 from specdec.analysis.heads.heads_tree import CARTESIAN, CHANCES, DRAWN, JOINT
 from specdec.clock import CpuClock
@@ -59,21 +58,13 @@ def halves(built):
 
 
 @pytest.fixture(scope="module")
-def counts(built, halves):
+def searched(built, halves):
+    """By kind of heads: the counts of ranks, and the rank path at every position of the texts to search on."""
     found = {}
     for name, each in built.items():
         fed = Fed(each.primary.drafter, each.target)
-        found[name] = rank_counts(fed, halves[0], TOKENS, RANKS, DEPTH, DEPTH)
-    return found
-
-
-@pytest.fixture(scope="module")
-def paths(built, halves):
-    """The rank path at every position of the texts to search on."""
-    found = {}
-    for name, each in built.items():
-        fed = Fed(each.primary.drafter, each.target)
-        found[name] = [path for stream in halves[0] for path in rank_paths(fed, stream, TOKENS, RANKS, DEPTH)]
+        paths = [path for stream in halves[0] for path in rank_paths(fed, stream, TOKENS, RANKS, DEPTH)]
+        found[name] = rank_counts(fed, halves[0], TOKENS, RANKS, DEPTH, DEPTH), paths
     return found
 
 
@@ -94,10 +85,11 @@ def shapes(accuracy, paths, own):
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_trees_by_hand_by_search_and_by_product(name, built, halves, counts, paths, log_figure):
+def test_trees_by_hand_by_search_and_by_product(name, built, halves, searched, log_figure):
+    counts, paths = ({kind: pair[part] for kind, pair in searched.items()} for part in (0, 1))
     accuracy = total(list(counts.values())).accuracy(DEPTH)
     target, drafter = built[name].target, built[name].primary.drafter
-    states, found = TextStates(target), {}
+    states = TextStates(target)
     named = dict(shapes(accuracy, [path for each in paths.values() for path in each], paths[name]))
     trees = {shape: structures.build(values) for shape, values in named.items()}
     rounds = {shape: [] for shape in trees}
@@ -112,11 +104,8 @@ def test_trees_by_hand_by_search_and_by_product(name, built, halves, counts, pat
         by_prompt = {"prompts": [s.id for s in halves[1]], "tokens": tokens, "rounds": rounds[shape]}
         log_figure(heads=name, shape=shape, **found, by_prompt=by_prompt)
     log_figure(
-        heads=name,
-        shape="accuracy",
-        searched_on=[stream.id for stream in halves[0]],
-        tested=counts[name].tested,
-        hits=counts[name].hits,
+        **{"heads": name, "shape": "accuracy", "searched_on": [stream.id for stream in halves[0]]},
+        **{"tested": counts[name].tested, "hits": counts[name].hits},
         accuracy=[[round(chance, 3) for chance in level] for level in accuracy],
         paths=dict(sorted(Counter(" ".join(map(str, path)) for path in paths[name]).items())),
     )

@@ -1,22 +1,20 @@
 """The page of an imported trace of a million tokens, every gamma to 15 and predictions included: four minutes of one
 core and a gigabyte.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_import_speed.py`. The texts are public-domain
-books in the folder that SPECDEC_TEXTS names (`*.txt.gz`), read with GPT-2's `encoder.json` and `vocab.bpe` in
-SPECDEC_GPT2; without them there is nothing to measure. Lengths are those of our own drafters at every position.
+The texts are public-domain books in the folder that SPECDEC_TEXTS names (`*.txt.gz`), read with GPT-2's `encoder.json`
+and `vocab.bpe` in SPECDEC_GPT2; without them there is nothing to measure. Lengths are those of our own drafters at
+every position.
 """
 
 import gzip
 import json
 import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
-import torch
+from fixtures.measuring import Anywhere, alone
 from tokenizers import ByteLevelBPETokenizer
 
 from specdec.drafters import drafters
@@ -35,10 +33,6 @@ main()
 used = resource.getrusage(resource.RUSAGE_SELF)
 print(used.ru_utime + used.ru_stime, used.ru_maxrss * 1024)
 """
-
-
-class _Anywhere:
-    device = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +69,7 @@ def accepted_lengths(drafter: Lookup, text: list[int], prompt: int) -> list[int]
 
 @pytest.mark.parametrize("name", ["ngram", "suffix"])
 def test_a_million_tokens_in_four_minutes_and_a_gigabyte(name, books, group_values, tmp_path, log_figure):
-    drafter = drafters.build(group_values("drafter", name), target=_Anywhere())
+    drafter = drafters.build(group_values("drafter", name), target=Anywhere())
     trace = tmp_path / "trace.jsonl"
     with trace.open("w") as file:
         for number, text in enumerate(books):
@@ -87,17 +81,11 @@ def test_a_million_tokens_in_four_minutes_and_a_gigabyte(name, books, group_valu
             }
             file.write(json.dumps(line) + "\n")
     began = time.perf_counter()
-    alone = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", MEASURED, "--import", "accepted_lengths", str(trace), "--out", str(tmp_path)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=alone)
-    seconds, peak = map(float, ended.stdout.splitlines()[-1].split())
+    seconds, peak = map(float, alone(MEASURED, "--import", "accepted_lengths", trace, "--out", tmp_path))
     log_figure(
-        what="page of an imported trace",
-        drafter=name,
-        texts=len(books),
+        **{"what": "page of an imported trace", "drafter": name, "texts": len(books)},
         tokens=sum(map(len, books)) - PROMPT * len(books),
-        cpu_seconds=round(seconds, 1),
-        wall_seconds=round(time.perf_counter() - began, 1),
+        **{"cpu_seconds": round(seconds, 1), "wall_seconds": round(time.perf_counter() - began, 1)},
         peak_mib=round(peak / 2**20),
     )
     assert seconds < SECONDS and peak < MEMORY

@@ -1,43 +1,28 @@
 """Resident memory while a 110M model decodes eagerly on a CPU: growth under the cache's size and 15% of the weights.
 
 Growth is counted from before the prefill, so that the cache and what the prefill leaves behind are in it; the peak
-inside the prefill, whose activations are as long as the prompt, is logged beside it.
-
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_memory.py`. Each case is a process of its own,
+inside the prefill, whose activations are as long as the prompt, is logged beside it. Each case is a process of its own,
 because what one run leaves in the allocator would hide what the next one takes.
 """
 
 import json
-import subprocess
-import sys
 
 import pytest
+from fixtures.measuring import alone
 
 pytestmark = pytest.mark.benchmark
 PROMPT, OUTPUT, GAMMA = 512, 64, 5
 
 SCRIPT = """
 import gc, json, sys, threading, time
-from pathlib import Path
-import psutil, yaml
-from specdec.config import config_dir
-from specdec.decode import generate
-from specdec.drafters import drafters
-from specdec.clock import CpuClock
-from specdec.sampling import SamplingConfig, generator_for
-from specdec.structures import structures
-from specdec.targets.base import targets
-from specdec.verifiers import verifiers
+import psutil
+from fixtures.decoding import decode, seeded
+from fixtures.measuring import target_of
+from fixtures.small_parts import read_group_values
 
 dtype, prompt_length, output, gamma = sys.argv[1], *map(int, sys.argv[2:])
-conf = Path(config_dir()) / "target"
-values = yaml.safe_load((conf / "causal.yaml").read_text()) | yaml.safe_load((conf / "random_110m.yaml").read_text())
-values = {key: value for key, value in values.items() if key != "defaults"}
-values |= {"dtype": dtype, "device": "cpu", "compile": False}
-sampling = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
-target = targets.build(values, sampling=sampling)
-values = {"name": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32, "occurrence": "common"}
-drafter = drafters.build(values, target=target)
+target = target_of("causal", "random_110m", dtype=dtype, compile=False)
+values = read_group_values("drafter", "ngram")
 prompt = [index * 7919 % target.vocab_size for index in range(prompt_length)]
 process, seen, done = psutil.Process(), [], threading.Event()
 
@@ -50,11 +35,7 @@ gc.collect()
 before = process.memory_info().rss
 watcher = threading.Thread(target=watch)
 watcher.start()
-generation = generate(
-    target=target, drafter=drafter, verifier=verifiers.build({"name": "greedy"}),
-    structure=structures.build({"name": "chain", "gamma": gamma}), prompt=prompt, max_new_tokens=output,
-    clock=CpuClock(), draft_generator=generator_for(0, "p", "draft"),
-)
+generation = decode(target, values, gamma, prompt, output, **seeded())
 done.set()
 watcher.join()
 seen.append((time.perf_counter(), process.memory_info().rss))
@@ -67,18 +48,11 @@ print(json.dumps({"weights": target.describe()["weight_bytes"], "cache": target.
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_growth_while_decoding(dtype, log_figure):
-    command = [sys.executable, "-c", SCRIPT, dtype, *map(str, (PROMPT, OUTPUT, GAMMA))]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert ended.returncode == 0, ended.stderr
-    found = json.loads(ended.stdout.splitlines()[-1])
+    found = json.loads(" ".join(alone(SCRIPT, dtype, PROMPT, OUTPUT, GAMMA)))
     bound = found["cache"] + 0.15 * found["weights"]
     log_figure(
         what="growth of resident memory while decoding",
-        model="random_110m",
-        dtype=dtype,
-        prompt_tokens=PROMPT,
-        new_tokens=OUTPUT,
-        gamma=GAMMA,
+        **{"model": "random_110m", "dtype": dtype, "prompt_tokens": PROMPT, "new_tokens": OUTPUT, "gamma": GAMMA},
         **{f"{name}_mb": round(value / 2**20, 1) for name, value in {**found, "bound": bound}.items()},
         growth_beyond_cache_over_weights=round((found["growth"] - found["cache"]) / found["weights"], 4),
     )

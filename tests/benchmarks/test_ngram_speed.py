@@ -1,19 +1,15 @@
 """The price of an n-gram proposal at long contexts: at most 50 us in the median at 100,000 tokens, of ten rows of ten
 150 us, memory linear; and how fast recorded text can be walked through.
-
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks`. The bounds asserted are generous, because a shared
-machine may be slow; the figures logged in `analysis/results/ngram_speed.json` are what counts.
 """
 
 import gc
 import random
-import statistics
 import time
 import tracemalloc
 from collections.abc import Callable
 
 import pytest
-import torch
+from fixtures.measuring import Anywhere, draft_seconds, in_microseconds, loop, phrases, seconds_of, zipf
 
 from specdec.drafters.ngram import Ngram, NgramConfig
 from specdec.ngrams.suffix_index import SuffixIndex
@@ -21,43 +17,16 @@ from specdec.records import TextStart
 from specdec.structures.base import Structure, structures
 
 pytestmark = pytest.mark.benchmark
-CONTEXT, ROUNDS, VOCABULARY = 100_000, 3_000, 4_096
+CONTEXT, ROUNDS = 100_000, 3_000
 
 
-class _Anywhere:
-    device = torch.device("cpu")
-
-
-def zipf(length: int) -> list[int]:
-    """Words at random with the frequencies of text: few long matches, some very frequent single tokens."""
-    weights = [1 / rank for rank in range(1, VOCABULARY + 1)]
-    return random.Random(0).choices(range(VOCABULARY), weights, k=length)
-
-
-def phrases(length: int) -> list[int]:
-    """The same 200 phrases again and again in random order, one token in twenty replaced: code, or a chat
-    template.
-    """
-    dice = random.Random(1)
-    book = [dice.choices(range(VOCABULARY), k=dice.randint(3, 30)) for _ in range(200)]
-    text: list[int] = []
-    while len(text) < length:
-        text += [token if dice.random() > 0.05 else dice.randrange(VOCABULARY) for token in dice.choice(book)]
-    return text[:length]
-
-
-def loop(length: int) -> list[int]:
-    """A text that has fallen into a loop of seven tokens: every suffix has occurred thousands of times."""
-    return [token % 7 for token in range(length)]
-
-
-def one_token(length: int) -> list[int]:
+def one_token(length: int, dice: random.Random) -> list[int]:
     return [5] * length
 
 
 def ngram() -> Ngram:
     config = NgramConfig(name="ngram", q="auto", order_max=4, order_min=1, matches_max=32, occurrence="common")
-    return Ngram(config, _Anywhere())  # type: ignore[arg-type]
+    return Ngram(config, Anywhere())  # type: ignore[arg-type]
 
 
 def chain(gamma: int) -> Structure:
@@ -68,38 +37,18 @@ def rows(k: int, w: int) -> Structure:
     return structures.build({"name": "rows", "k": k, "w": w, "budget": 1024})
 
 
-def microseconds(text: Callable[[int], list[int]], structure: Structure, per_round: int) -> list[float]:
-    """Time of one round's work: take note of the committed tokens, index them, look up, build the draft."""
-    tokens = text(CONTEXT + ROUNDS * per_round)
-    drafter = ngram()
-    drafter.start(TextStart(tokens[:CONTEXT], 2 * CONTEXT))
-    times = []
-    for start in range(CONTEXT, len(tokens), per_round):
-        committed = tokens[start : start + per_round]
-        began = time.perf_counter()
-        drafter.commit(committed)
-        drafter.draft(structure)
-        times.append((time.perf_counter() - began) * 1e6)
-    return times
-
-
 SHAPES = [(chain(4), 1), (chain(4), 3), (chain(10), 6), (rows(10, 10), 3)]
 
 
 @pytest.mark.parametrize("text", [zipf, phrases, loop, one_token])
 @pytest.mark.parametrize(("structure", "per_round"), SHAPES, ids=lambda value: getattr(value, "label", str(value)))
 def test_time_of_a_proposal(text, structure, per_round, log_figure):
-    times = sorted(microseconds(text, structure, per_round))
-    median, late = statistics.median(times), times[int(0.99 * len(times))]
-    log_figure(
-        what="proposal at 100,000 tokens",
-        text=text.__name__,
-        structure=structure.label,
-        tokens_per_round=per_round,
-        median_us=round(median, 1),
-        p99_us=round(late, 1),
-    )
-    assert median < (200 if structure.name == "chain" else 600)
+    drafter, tokens = ngram(), text(CONTEXT + ROUNDS * per_round, random.Random(0))
+    drafter.start(TextStart(tokens[:CONTEXT], 2 * CONTEXT))
+    times = in_microseconds(draft_seconds(drafter, structure, tokens, CONTEXT, per_round))
+    case = {"text": text.__name__, "structure": structure.label, "tokens_per_round": per_round}
+    log_figure(what="proposal at 100,000 tokens", **case, **times)
+    assert times["median_us"] < (200 if structure.name == "chain" else 600)
 
 
 @pytest.mark.parametrize("text", [zipf, phrases])
@@ -107,7 +56,7 @@ def test_time_of_a_proposal(text, structure, per_round, log_figure):
 @pytest.mark.parametrize("length", [1_000, CONTEXT])
 def test_recorded_text_is_walked_through(text, structure, length, log_figure):
     """Index and propose alone, in texts of this length: what a replay does besides counting."""
-    drafter, tokens, rounds = ngram(), text(CONTEXT), 0
+    drafter, tokens, rounds = ngram(), text(CONTEXT, random.Random(0)), 0
     began = time.process_time()
     for start in range(0, CONTEXT, length):
         own = tokens[start : start + length]
@@ -127,17 +76,14 @@ def test_recorded_text_is_walked_through(text, structure, length, log_figure):
     speed = (CONTEXT - 100 * (CONTEXT // length)) / (time.process_time() - began)
     log_figure(
         what="tokens per second of recorded text",
-        text=text.__name__,
-        structure=structure.label,
-        text_length=length,
-        rounds=rounds,
-        tokens_per_s=round(speed),
+        **{"text": text.__name__, "structure": structure.label, "text_length": length},
+        **{"rounds": rounds, "tokens_per_s": round(speed)},
     )
     assert speed > (20_000 if structure.name == "chain" else 4_000)
 
 
-def bytes_per_token(text: Callable[[int], list[int]], length: int) -> float:
-    tokens = text(length)
+def bytes_per_token(text: Callable[..., list[int]], length: int) -> float:
+    tokens = text(length, random.Random(0))
     gc.collect()
     tracemalloc.start()
     index = SuffixIndex([4, 3, 2, 1])
@@ -158,11 +104,8 @@ def test_memory_is_linear(text, log_figure):
 
 @pytest.mark.parametrize("text", [zipf, phrases, loop])
 def test_time_to_index_a_prompt(text, log_figure):
-    tokens = text(CONTEXT)
+    tokens = text(CONTEXT, random.Random(0))
     index = SuffixIndex([4, 3, 2, 1])
-    began = time.perf_counter()
-    index.extend(tokens)
-    index.matches(4, 1)
-    us = (time.perf_counter() - began) * 1e6 / CONTEXT
+    us = seconds_of(lambda: (index.extend(tokens), index.matches(4, 1))) * 1e6 / CONTEXT
     log_figure(what="indexing a prompt", text=text.__name__, us_per_token=round(us, 2))
     assert us < 50

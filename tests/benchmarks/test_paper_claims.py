@@ -1,9 +1,8 @@
-"""Measures what papers claim, for `analysis/results/paper_claims.json`, which `analysis.papers.claims` reads.
+"""Measures what papers claim, for `analysis.papers.claims`; a quarter of an hour of one quiet core.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_paper_claims.py`, with `-k blockwise` a part of
-it; a quarter of an hour of one quiet core. Each is one command on the pocket target, in float32 so that all drafters
-write the same text; within a run drafter and baseline take turns, prompt by prompt. The file keeps what other parts
-have found, and has with each run its command, date, commit and core, and the machine's load before and after it.
+With `-k blockwise` a part of it is run. Each is one command on the pocket target, in float32 so that all drafters write
+the same text; within a run drafter and baseline take turns, prompt by prompt. The file keeps what other parts have
+found, and has with each run its command, date, commit and core, and the machine's load before and after it.
 """
 
 import json
@@ -13,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 from fixtures.measured_commands import finished, provenance
+from fixtures.measuring import kept_figures, write_lines
 
 from specdec.analysis.papers import claim_results
 from specdec.analysis.read.runs import Run
@@ -80,39 +80,27 @@ def measured(run: Run) -> dict[str, Any]:
 
 
 def _lists(sums: pd.DataFrame) -> dict[str, list[float]]:
-    return {
-        "tokens": [int(value) for value in sums["tokens"]],
-        "rounds": [int(value) for value in sums["rounds"]],
-        "seconds": [round(float(value), 6) for value in sums["round_s"]],
-        "verify": [round(float(value), 6) for value in sums["verify_s"]],
-    }
+    counts = {name: [int(value) for value in sums[name]] for name in ("tokens", "rounds")}
+    times = {"seconds": "round_s", "verify": "verify_s"}
+    return counts | {name: [round(float(value), 6) for value in sums[column]] for name, column in times.items()}
 
 
 def record(name: str, run: Run, found: dict[str, Any]) -> None:
     """Write the entry into the file, in the place of an earlier one of this name."""
-    path = claim_results.RESULT
-    kept = json.loads(path.read_text(encoding="utf-8"))["figures"] if path.is_file() else []
     entry = {"run": name, **provenance(run), "model": run.params["target.model"], **found}
     order = [*RUNS, *STUDIES]
-    rows = sorted([one for one in kept if one["run"] != name] + [entry], key=lambda one: order.index(one["run"]))
+    others = [one for one in kept_figures(claim_results.RESULT) if one["run"] != name]
+    rows = sorted([*others, entry], key=lambda one: order.index(one["run"]))
     environment = run.environment()
     about = {"date": entry["date"], "cpu": environment["cpu"], "versions": environment["versions"]}
-    # A run a line, so that one that was measured again changes its own.
-    head = [f' "{key}": {json.dumps(value)}' for key, value in about.items()]
-    lines = ' "figures": [\n  ' + ",\n  ".join(map(json.dumps, rows)) + "\n ]"
-    path.write_text("{\n" + ",\n".join([*head, lines]) + "\n}\n", encoding="utf-8")
+    write_lines(claim_results.RESULT, about, figures=rows)
 
 
 def run_of(name: str, prompts: int, tokens: int, *overrides: str) -> Run:
     """Return the run of this name below `outputs/` of the working folder, made if it has not finished there."""
     chosen = any(each.startswith("prompts=") for each in overrides)
-    every = [
-        *overrides,
-        *([] if chosen else ["prompts=stdlib_code"]),
-        f"prompts.limit={prompts}",
-        f"measurement.max_new_tokens={tokens}",
-        *SHARED,
-    ]
+    sizes = (f"prompts.limit={prompts}", f"measurement.max_new_tokens={tokens}")
+    every = [*overrides, *([] if chosen else ["prompts=stdlib_code"]), *sizes, *SHARED]
     return finished(Path("outputs/paper_claims", name), every)
 
 

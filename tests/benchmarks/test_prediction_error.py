@@ -1,6 +1,5 @@
-"""Errors of predictions on texts not fitted on, for `analysis/results/prediction_error.json`, shown by notebook 07.
+"""Errors of predictions on texts not fitted on, for notebook 07; some ten minutes.
 
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_prediction_error.py`; some ten minutes.
 Every source gives the accepted length at every position of its texts; half of the texts are fitted on at the largest
 gamma, the other half is predicted at gamma 1 to 15, and the reverse.
 """
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures import recorded_lengths
-from fixtures.resumed_runs import composed
-from tokenizers import Tokenizer, models, pre_tokenizers
+from fixtures.measuring import composed, gpt2_tokens
 
 from specdec.analysis.acceptance.prediction import predict
 from specdec.analysis.arms import Arms
@@ -123,12 +121,9 @@ def test_pocket_drafters(name, text, answers, log_figure):
 @pytest.mark.parametrize("name", BOOKS)
 def test_lookups_in_books(name, shared_data, log_figure):
     """The longest match of up to 4 tokens, the latest, in texts of 120 to 1,500 tokens cut from a book."""
-    folder = shared_data / "tokenizers/gpt2"
-    tokenizer = Tokenizer(models.BPE.from_file(str(folder / "encoder.json"), str(folder / "vocab.bpe")))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     path = shared_data / "text" / BOOKS[name]
     words = (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8").read(400_000)
-    tokens = [token for line in words.splitlines(keepends=True) for token in tokenizer.encode(line).ids]
+    tokens = gpt2_tokens(shared_data, words)
     generator, texts, at = np.random.default_rng(0), [], 0
     while at < len(tokens) - 200:
         size = int(generator.choice([120, 300, 700, 1500]))

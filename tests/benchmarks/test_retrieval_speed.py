@@ -1,29 +1,21 @@
 """The price of retrieval: a datastore of 100 MB of tokens built in under 5 minutes, and queried in under 200 us in the
 median; and of suffix matches at long contexts.
-
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_retrieval_speed.py`. Figures with the machine,
-and its load, are logged in `analysis/results/retrieval_speed.json`. The bound on building is on processor time, which a
-busy machine does not stretch as it does the clock's.
 """
 
-import os
 import random
-import statistics
-import subprocess
-import sys
+import textwrap
 import time
 from functools import partial
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
-import torch
+from fixtures.measuring import CORPUS, Anywhere, alone, draft_seconds, in_microseconds, load, loop, seconds_of, zipf
 from fixtures.small_parts import read_group_values
 
 from specdec.config import validated
 from specdec.drafters.retrieval import Retrieval, RetrievalConfig
 from specdec.drafters.suffix import Suffix, SuffixConfig
 from specdec.models.load import load_tokenizer, model_path
-from specdec.ngrams.corpus import StandardLibraryCorpus
 from specdec.ngrams.datastore import open_datastore, read_manifest
 from specdec.records import TextStart
 from specdec.structures.base import structures
@@ -31,71 +23,33 @@ from specdec.structures.base import structures
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 MEGABYTES = 100  # of tokens, in two bytes each
 
-# In a process of its own, so that the peak of its memory is the building's.
 BUILD = """
-import resource, sys, time
 from pathlib import Path
-from specdec.models.load import load_tokenizer, model_path
-from specdec.ngrams.corpus import open_corpus, tokenize, tokenizer_digest
 from specdec.ngrams.datastore import write_datastore
-corpus, folder, most = open_corpus(sys.argv[1], None), Path(sys.argv[2]), int(sys.argv[3])
-tokenizer = load_tokenizer(model_path("pocket"))
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-start, spent = time.perf_counter(), time.process_time()
-stream = tokenize(corpus, tokenizer, len(tokenizer))[:most]
-read = time.perf_counter()
-write_datastore(folder, stream, tokenizer_digest(tokenizer), len(tokenizer), (corpus.name, corpus.digest()))
+stream = tokenize(corpus, tokenizer, len(tokenizer))[:int(sys.argv[3])]
+read, about = time.perf_counter(), (corpus.name, corpus.digest())
+write_datastore(Path(sys.argv[2]), stream, tokenizer_digest(tokenizer), len(tokenizer), about)
 written = time.perf_counter()
-peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-print(read - start, written - read, time.process_time() - spent, len(stream), before / 1024, peak / 1024)
+print(read - start, written - read, time.process_time() - spent, len(stream), before, peak())
 """
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """150 MB, of which 50 million tokens are taken: the standard library again and again, every copy with other names,
-    so that not everything is repeated.
-    """
-    path = tmp_path_factory.mktemp("corpus") / "text.txt"
-    source = "\n".join(str(block.content) for block in StandardLibraryCorpus().parts())
-    copy = written = 0
-    with path.open("w", encoding="utf-8") as stream:
-        while written < 1.5 * MEGABYTES * 10**6:
-            written += stream.write(source.replace("self", f"self{copy}").replace("e", "aeiou"[copy % 5]))
-            copy += 1
-    return path
-
-
-@pytest.fixture(scope="module")
-def folder(text, tmp_path_factory, log_figure):
+def folder(copied_library, tmp_path_factory, log_figure):
     folder = tmp_path_factory.mktemp("stores") / "store"
-    done = subprocess.run(
-        [sys.executable, "-c", BUILD, str(text), str(folder), str(MEGABYTES * 10**6 // 2)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
-    read, written, spent, tokens, before, peak = map(float, done.stdout.split())
+    # 150 MB of text, of which 50 million tokens are taken.
+    figures = alone(CORPUS + BUILD, copied_library(3 * MEGABYTES // 2), folder, MEGABYTES * 10**6 // 2)
+    read, written, spent, tokens, before, peak = map(float, figures)
     log_figure(
         what="building a datastore",
         megabytes_of_tokens=round((folder / "tokens.npy").stat().st_size / 1e6, 1),
         tokens=int(tokens),
-        tokenize_s=round(read, 1),
-        sort_and_write_s=round(written, 1),
-        processor_s=round(spent, 1),
-        load_average=round(os.getloadavg()[0], 1),
-        peak_mb=round(peak),
-        of_which_before_mb=round(before),
+        **{"tokenize_s": round(read, 1), "sort_and_write_s": round(written, 1), "processor_s": round(spent, 1)},
+        **{**load(), "peak_mb": round(peak), "of_which_before_mb": round(before)},
     )
     assert tokens * 2 >= 0.95 * MEGABYTES * 1e6
     assert spent < 300
     return folder
-
-
-def microseconds(action) -> float:
-    began = time.perf_counter()
-    action()
-    return (time.perf_counter() - began) * 1e6
 
 
 SHAPES = [
@@ -110,44 +64,30 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: structures.build(shape).label)
 def test_time_of_a_query(folder, shape, log_figure):
     """On held-out code; the first look at a place reads it from the disk's cache."""
-    import textwrap
-    from pathlib import Path
-
     began = time.perf_counter()
     store = open_datastore(folder, read_manifest(folder))
     opened = time.perf_counter() - began
     structure = structures.build(shape)
     tokens = load_tokenizer(model_path("pocket"))(Path(textwrap.__file__).read_text())["input_ids"]
     config = validated(RetrievalConfig, read_group_values("drafter", "retrieval"))
-    drafter = Retrieval(store, config, SimpleNamespace(device=torch.device("cpu")), {})
+    drafter = Retrieval(store, config, Anywhere(), {})
     queries, drafts, found = [], [], 0
     drafter.start(TextStart(tokens[:50], 0))
     for token in tokens[50:1550]:
         drafter.commit([token])
-        queries.append(microseconds(partial(store.continuations, drafter._text[-16:], 2, 16, structure.gamma, 64)))
-        drafts.append(microseconds(partial(drafter.draft, structure)))
+        queries.append(seconds_of(partial(store.continuations, drafter._text[-16:], 2, 16, structure.gamma, 64)))
+        drafts.append(seconds_of(partial(drafter.draft, structure)))
         found += len(drafter.draft(structure)) > 0
+    query, draft = in_microseconds(queries), in_microseconds(drafts)
     log_figure(
         what="query of 50 million tokens, and a whole draft with it",
         structure=structure.label,
-        query_us=round(statistics.median(queries), 1),
-        query_p99_us=round(sorted(queries)[int(0.99 * len(queries))], 1),
-        draft_us=round(statistics.median(drafts), 1),
-        draft_p99_us=round(sorted(drafts)[int(0.99 * len(drafts))], 1),
-        proposals=round(found / len(drafts), 3),
-        open_s=round(opened, 2),
-        load_average=round(os.getloadavg()[0], 1),
+        **{"query_us": query["median_us"], "query_p99_us": query["p99_us"]},
+        **{"draft_us": draft["median_us"], "draft_p99_us": draft["p99_us"]},
+        **{"proposals": round(found / len(drafts), 3), "open_s": round(opened, 2)},
+        **load(),
     )
-    assert statistics.median(queries) < 200
-
-
-def zipf(length: int) -> list[int]:
-    """Words at random with the frequencies of text: few long matches, some very frequent single tokens."""
-    return random.Random(0).choices(range(4096), [1 / rank for rank in range(1, 4097)], k=length)
-
-
-def loop(length: int) -> list[int]:
-    return [number % 7 for number in range(length)]
+    assert query["median_us"] < 200
 
 
 @pytest.mark.parametrize("text", [zipf, loop])
@@ -156,27 +96,16 @@ def loop(length: int) -> list[int]:
 def test_time_of_a_suffix_draft(text, shape, earlier, log_figure):
     """At 100,000 tokens: take note of three committed tokens and draft; and what a token of the prompt costs."""
     length, rounds, structure = 100_000, 3000, structures.build(shape)
-    tokens = text(length + 3 * rounds)
+    tokens = text(length + 3 * rounds, random.Random(0))
     config = validated(SuffixConfig, read_group_values("drafter", "suffix", earlier_outputs=earlier))
-    drafter = Suffix(config, SimpleNamespace(device=torch.device("cpu")))
+    drafter = Suffix(config, Anywhere())
     if earlier:
         drafter.remember([0], tokens[: earlier - 1])
-    prompt_us = microseconds(lambda: drafter.start(TextStart(tokens[:length], 0))) / length
-    times = []
-    for start in range(length, len(tokens), 3):
-        committed = tokens[start : start + 3]
-        began = time.perf_counter()
-        drafter.commit(committed)
-        drafter.draft(structure)
-        times.append((time.perf_counter() - began) * 1e6)
+    prompt_us = seconds_of(lambda: drafter.start(TextStart(tokens[:length], 0))) * 1e6 / length
+    figures = in_microseconds(draft_seconds(drafter, structure, tokens, length, 3))
     log_figure(
         what="suffix draft at 100,000 tokens",
-        text=text.__name__,
-        structure=structure.label,
-        earlier_outputs=earlier,
-        median_us=round(statistics.median(times), 1),
-        p99_us=round(sorted(times)[int(0.99 * len(times))], 1),
-        prompt_us_per_token=round(prompt_us, 2),
-        load_average=round(os.getloadavg()[0], 1),
+        **{"text": text.__name__, "structure": structure.label, "earlier_outputs": earlier},
+        **{**figures, "prompt_us_per_token": round(prompt_us, 2), **load()},
     )
-    assert statistics.median(times) < 300
+    assert figures["median_us"] < 300

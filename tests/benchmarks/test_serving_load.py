@@ -1,23 +1,15 @@
-"""Simulates servers under load for `analysis/results/serving.json`, which notebook 09 shows where there is no run of
-one's own: the pocket target by the default command, the same with the steps that study `batching` measured, and a
-published cost model.
-
-Run by hand: `python -m pytest -n 0 -m benchmark tests/benchmarks/test_serving_load.py`; about three minutes of one
-core. What is measured are processor times of one thread, so that other work on the machine lengthens no call.
+"""Simulates servers under load for notebook 09 where there is no run of one's own: the pocket target by the default
+command, the same with the steps that study `batching` measured, and a published cost model; three minutes of one core,
+by processor times of one thread.
 """
 
 import json
-import os
-import time
 from pathlib import Path
 
 import pytest
-from fixtures.measured_commands import ProcessorClock
-from fixtures.resumed_runs import composed
+from fixtures.measuring import timed_study
 
 from specdec.analysis.studies import batching, serving
-from specdec.experiment.environment import cpu, versions
-from specdec.studies.base import run_study as runner
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 
@@ -51,21 +43,16 @@ def test_a_server(setting, tmp_path, monkeypatch):
     overrides = ("+experiment=serving", *RUNS[setting])
     if "study.batching=batching" in overrides and not batching.RESULT.is_file():
         pytest.skip("study batching has no committed result")
-    monkeypatch.setattr(runner, "clock_for", lambda device: ProcessorClock())
     monkeypatch.chdir(tmp_path)
     if "study.batching=batching" in overrides:
         batching_folder(tmp_path / "batching")
-    folder, before = tmp_path / "out", os.getloadavg()
-    folder.mkdir()
-    found = runner.run_study(composed(*overrides, "tracking.enabled=false"), folder)
+    folder = tmp_path / "out"
+    found, facts = timed_study(folder, overrides, monkeypatch)
     environment = json.loads((folder / "environment.json").read_text(encoding="utf-8"))
-    facts = {
-        "command": f"python -m specdec.run {' '.join(overrides)}",
-        "date": time.strftime("%Y-%m-%d"),
+    facts |= {
         "clock": "measured times are processor times of one thread; all others are simulated",
-        "load_average": [round(load, 2) for load in (*before[:1], *os.getloadavg()[:1])],
-        "cpu": cpu()["model"],
-        "versions": versions(),
+        "load_average": [values[0] for values in facts["load_average"].values()],
+        "cpu": facts["cpu"]["model"],
         "code": environment["code"],
     }
     serving.write_committed(setting, found, facts, list(RUNS))

@@ -1,52 +1,34 @@
 """Attention over the cache: as with repeated heads, and without a copy of the prefix in any call on a CPU."""
 
 from functools import cache
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures.decoding import decode
 from torch.profiler import ProfilerActivity, profile
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
-from specdec.drafters import drafters
 from specdec.models.attention import grouped_queries, stock_attention
 from specdec.models.decoder import Decoder
 from specdec.models.ragged_decoder import RaggedDecoder
-from specdec.records import Request, Tree, chain_tree
-from specdec.structures import structures
+from specdec.records import Tree, chain_tree
 from specdec.targets.causal import Causal
-from specdec.verifiers import verifiers
 
 SIZE = 8  # of a head
 CAPACITY, SHORT, LONG = 1600, 600, 1400  # slots; the kernel's own buffers have reached their size at the short prefix
 TREE = Tree((-1, -1, -1, 0, 0, 1, 1, 2, 3, 3, 4, 8))
 ANY = dict(vocab_size=61, bos_token_id=None, eos_token_id=None, pad_token_id=None)
-SIZES = dict(
-    **ANY,
-    hidden_size=64,
-    intermediate_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=8,
-    head_dim=SIZE,
-    max_position_embeddings=2048,
-)
+SIZES = dict(ANY, hidden_size=64, intermediate_size=32, num_hidden_layers=2, num_attention_heads=8, head_dim=SIZE)
+SIZES |= dict(max_position_embeddings=2048)
+WINDOW = dict(SIZES, num_key_value_heads=2, sliding_window=100)
+KINDS = ["sliding_attention", "full_attention"]
 # The classes of configurations, their values and the query heads that share a head of keys.
 MODELS = {
     "llama": ("LlamaConfig", dict(SIZES, num_key_value_heads=8), 1),
     "grouped": ("LlamaConfig", dict(SIZES, num_key_value_heads=2), 4),
-    "window": ("MistralConfig", dict(SIZES, num_key_value_heads=2, sliding_window=100), 4),
-    "mixed": (
-        "Gemma3TextConfig",
-        dict(
-            SIZES,
-            num_key_value_heads=2,
-            sliding_window=100,
-            layer_types=["sliding_attention", "full_attention"],
-            tie_word_embeddings=False,
-        ),
-        4,
-    ),
+    "window": ("MistralConfig", WINDOW, 4),
+    "mixed": ("Gemma3TextConfig", dict(WINDOW, layer_types=KINDS, tie_word_embeddings=False), 4),
     "gpt2": ("GPT2Config", dict(ANY, n_embd=64, n_layer=2, n_head=8, n_positions=2048), 1),
 }
 
@@ -133,10 +115,7 @@ def mask_bytes(name, dtype, tokens, texts=1):
 
 @pytest.mark.parametrize(
     ("name", "dtype"),
-    [
-        *((name, torch.float64) for name in MODELS),
-        *((name, dtype) for name in ("llama", "grouped") for dtype in (torch.float32, torch.bfloat16)),
-    ],
+    [*product(MODELS, [torch.float64]), *product(["llama", "grouped"], [torch.float32, torch.bfloat16])],
     ids=str,
 )
 def test_no_call_copies_the_prefix(name, dtype):
@@ -193,13 +172,7 @@ def test_greedy_text_is_that_of_transformers_own_attention(name, sampling):
     assert len(set(text[110:])) > 3, "not one token over and over"
     oracle = {"name": "oracle", "alpha": 0.7, "step_ms": 0.0, "forced": False, "shape": None}
     for drafter, gamma in (({"name": "none"}, 0), (oracle, 4)):
-        found = generate(
-            target=target,
-            drafter=drafters.build(drafter, target=target),
-            verifier=verifiers.build({"name": "greedy"}),
-            structure=structures.build({"name": "chain", "gamma": 4}).resized(gamma),
-            request=Request(prompt, 12, torch.Generator().manual_seed(1), reference=text[110:]),
-            clock=CpuClock(),
-        )
+        draws = torch.Generator().manual_seed(1)
+        found = decode(target, drafter, gamma, prompt, 12, draft_generator=draws, reference=text[110:])
         assert list(found.tokens) == text[110:], drafter
         assert gamma == 0 or {True, False} == {each.rejected for each in found.rounds}, "accepted and rejected"

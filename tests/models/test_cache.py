@@ -1,6 +1,7 @@
 """The preallocated cache: writing, forgetting, moving a path, copies for batches."""
 
 from inspect import signature
+from itertools import combinations
 
 import pytest
 import torch
@@ -13,84 +14,82 @@ from specdec.models.cache import CACHE, KVCache, cache_name
 HEADS, SIZE = 2, 3
 
 
-def rows(start, count, batch=1):
-    """Recognisable keys [B, H, n, size]: row i holds i; values hold -i."""
-    keys = torch.arange(start, start + count, dtype=torch.float64).view(1, 1, -1, 1).expand(batch, HEADS, count, SIZE)
+def rows(ids):
+    """Recognisable keys [B, H, n, size] of `ids` [B][n]: row i holds i; values hold -i."""
+    numbers = torch.tensor(ids, dtype=torch.float64)
+    keys = numbers[:, None, :, None].expand(len(ids), HEADS, numbers.shape[1], SIZE)
     return keys, -keys
 
 
-def filled(length, capacity=16, layers=2):
-    cache = KVCache(layers, capacity)
-    for layer in range(layers):
-        cache.update(*rows(0, length), layer)
+def write(cache, ids):
+    """Write the rows `ids` [B][n] into every layer, which return all that these sequences hold."""
+    for index, layer in enumerate(cache.layers):
+        keys, values = cache.update(*rows(ids), index)
+        assert keys.shape == (len(ids), HEADS, layer.length, SIZE) and torch.equal(values, -keys)
+        assert keys[:, 0, layer.length - len(ids[0]) :, 0].tolist() == ids
+        assert {one.length for one in cache.layers[index + 1 :]} <= {layer.length - len(ids[0])}, "one after the other"
+
+
+def filled(length, copies=1, capacity=16):
+    """A text written once and broadcast."""
+    cache = KVCache(2, capacity, copies)
+    write(cache, [list(range(length))])
+    cache.broadcast()
     return cache
 
 
-def held(cache, layer=0):
-    stored = cache.layers[layer]
-    assert (stored.values[:, :, : stored.length] == -stored.keys[:, :, : stored.length]).all()
-    return stored.keys[0, 0, : stored.length, 0].tolist()
+def held(cache):
+    """What every copy in use holds, in every layer."""
+    found = []
+    for layer in cache.layers:
+        kept = slice(0, layer.length)
+        assert torch.equal(layer.values[: cache.copies, :, kept], -layer.keys[: cache.copies, :, kept])
+        found.append(layer.keys[: cache.copies, 0, kept, 0].tolist())
+    assert all(copies == found[0] for copies in found)
+    return found[0]
 
 
-def test_update_returns_all_rows_so_far():
-    cache = filled(3)
-    keys, values = cache.update(*rows(3, 2), 0)
-    assert keys.shape == (1, HEADS, 5, SIZE) and keys[0, 0, :, 0].tolist() == [0, 1, 2, 3, 4]
-    assert torch.equal(values, -keys)
-    assert cache.layers[1].length == 3, "layers are written one after the other"
+@given(st.integers(1, 4), st.integers(0, 5), st.data())
+@settings(max_examples=80)
+def test_every_copy_holds_what_was_committed(copies, prefix, data):
+    """Rounds of a row or of a batch, which are forgotten or committed along a path, beside the text as a list."""
+    cache, text = filled(prefix, copies, capacity=40), list(range(prefix))
+    addresses = [layer.keys.data_ptr() for layer in cache.layers]
+    for number in range(1, data.draw(st.integers(1, 4)) + 1):
+        batch, nodes = data.draw(st.integers(1, copies)), data.draw(st.integers(1, 8))
+        written = [[1000 * number + 100 * row + node for node in range(nodes)] for row in range(batch)]
+        write(cache, written)
+        if data.draw(st.booleans()):
+            taken = data.draw(st.integers(0, batch - 1))
+            path = sorted(data.draw(st.sets(st.integers(0, nodes - 1))))
+            cache.commit(len(text), [len(text) + node for node in path], taken)
+            text += [written[taken][node] for node in path]
+        else:
+            cache.length = len(text)
+        assert cache.length == len(text) and held(cache) == [text] * copies
+    assert [layer.keys.data_ptr() for layer in cache.layers] == addresses, "writing never reallocates"
 
 
-def test_writing_never_reallocates():
-    cache = filled(1)
-    address = cache.layers[0].keys.data_ptr()
-    for row in range(1, 16):
-        keys, _ = cache.update(*rows(row, 1), 0)
-        assert keys.data_ptr() == address
-    assert held(cache) == list(range(16))
+@pytest.mark.parametrize("copies", [1, 3])
+def test_commit_keeps_the_prefix_and_the_path(copies):
+    """Every path of a draft of four nodes, some of which overlap with where they move."""
+    for size in range(5):
+        for path in combinations(range(3, 7), size):
+            cache = filled(7, copies)
+            cache.commit(3, path)
+            assert held(cache) == [[0, 1, 2, *path]] * copies
 
 
 def test_more_than_the_capacity_is_an_error():
     cache = filled(15)
     with pytest.raises(IndexError, match="has 16 slots, 17 were written"):
-        cache.update(*rows(15, 2), 0)
+        write(cache, [[15, 16]])
 
 
 def test_free_rows_are_zero():
     """Attention multiplies masked rows by 0, and 0 * NaN would be NaN."""
     layer = filled(4).layers[0]
     assert (layer.keys[:, :, 4:] == 0).all() and (layer.values[:, :, 4:] == 0).all()
-
-
-def test_forgetting_is_setting_a_length():
-    cache = filled(6)
-    cache.length = 4
-    assert cache.length == 4 and held(cache) == held(cache, 1) == [0, 1, 2, 3]
-    cache.update(*rows(9, 1), 0)
-    assert held(cache) == [0, 1, 2, 3, 9]
-
-
-@given(st.integers(0, 5), st.integers(0, 8), st.data())
-@settings(max_examples=80)
-def test_commit_keeps_the_prefix_and_the_path(prefix, nodes, data):
-    cache = filled(prefix + nodes)
-    path = sorted(data.draw(st.sets(st.integers(prefix, prefix + nodes - 1)))) if nodes else []
-    addresses = [layer.keys.data_ptr() for layer in cache.layers] if prefix + nodes else []
-    cache.commit(prefix, path)
-    assert held(cache) == held(cache, 1) == [*range(prefix), *path]
-    assert addresses == ([layer.keys.data_ptr() for layer in cache.layers] if prefix + nodes else [])
-
-
-def test_commit_with_overlapping_moves():
-    """Rows 4..7 move to 3..6: each target but one is itself a source."""
-    cache = filled(9)
-    cache.commit(3, [4, 5, 6, 7])
-    assert held(cache) == [0, 1, 2, 4, 5, 6, 7]
-
-
-def test_commit_of_a_cache_that_was_never_written():
-    cache = KVCache(2, 8)
-    cache.commit(0, [])
-    assert cache.length == 0
 
 
 def test_sizes_that_transformers_asks_for():
@@ -101,93 +100,34 @@ def test_sizes_that_transformers_asks_for():
     assert layer.get_max_length() == layer.get_max_cache_shape() == cache.capacity == 16
 
 
-def copies_of(length, copies, capacity=16, layers=2):
-    """A text written once and broadcast."""
-    cache = KVCache(layers, capacity, copies)
-    for layer in range(layers):
-        cache.update(*rows(0, length), layer)
-    cache.broadcast()
-    return cache
-
-
-def held_by(cache, layer=0):
-    """What every copy in use holds."""
-    stored = cache.layers[layer]
-    kept = slice(0, stored.length)
-    assert (stored.values[: cache.copies, :, kept] == -stored.keys[: cache.copies, :, kept]).all()
-    return stored.keys[: cache.copies, 0, kept, 0].tolist()
-
-
-def write_batch(cache, batch, count, start=100):
-    """`count` rows in each of `batch` texts: 100, 101, ... in the first, 200, 201, ... in the second."""
-    ids = torch.arange(start, start * (batch + 1), start)[:, None] + torch.arange(count)
-    keys = ids.double().view(batch, 1, count, 1).expand(batch, HEADS, count, SIZE)
-    for layer in range(len(cache.layers)):
-        read, _ = cache.update(keys, -keys, layer)
-        assert read.shape == (batch, HEADS, cache.layers[layer].length, SIZE)
-
-
-def test_what_is_written_once_is_broadcast_once():
-    cache = copies_of(3, 4)
-    assert cache.allocated == cache.copies == 4
-    assert held_by(cache) == held_by(cache, 1) == [[0, 1, 2]] * 4
-
-
-def test_a_round_writes_behind_the_prefix_and_all_copies_take_the_winners_rows():
-    cache = copies_of(3, 4)
-    buffers = [layer.keys.data_ptr() for layer in cache.layers]
-    for taken in (2, 0):
-        before = held_by(cache)[0]
-        write_batch(cache, 3, 4)  # fewer texts than copies
-        cache.commit(len(before), range(len(before), len(before) + 2), taken)
-        first = 100 * (taken + 1)
-        assert held_by(cache) == held_by(cache, 1) == [[*before, first, first + 1]] * 4
-    assert [layer.keys.data_ptr() for layer in cache.layers] == buffers
-
-
-def test_a_single_row_between_batches_reaches_all_copies():
-    cache = copies_of(3, 3)
-    for layer in range(2):
-        cache.update(*rows(7, 2), layer)
-    cache.commit(3, [3])
-    assert held_by(cache) == held_by(cache, 1) == [[0, 1, 2, 7]] * 3
-
-
-def test_a_batch_can_be_forgotten():
-    cache = copies_of(3, 2)
-    write_batch(cache, 2, 4)
-    cache.length = 3
-    assert held_by(cache) == [[0, 1, 2]] * 2
-
-
 def test_the_prefix_is_never_copied_again():
     """Only the new rows: what stands before them in another copy stays, right or wrong."""
-    cache = copies_of(3, 2)
-    cache.layers[0].keys[1, :, 0] = 55.0
-    cache.layers[0].values[1, :, 0] = -55.0
-    write_batch(cache, 2, 1)
+    cache = filled(3, 2)
+    for layer in cache.layers:
+        layer.keys[1, :, 0], layer.values[1, :, 0] = 55.0, -55.0
+    write(cache, [[100], [200]])
     cache.commit(3, [3], 1)
-    assert held_by(cache) == [[0, 1, 2, 200], [55, 1, 2, 200]]
+    assert held(cache) == [[0, 1, 2, 200], [55, 1, 2, 200]]
 
 
 def test_more_texts_than_copies_take_a_larger_cache():
-    cache = copies_of(3, 2)
+    cache = filled(3, 2)
     grown = cache.grown(5)
     assert grown is not cache and grown.copies == 5 and grown.length == 3 and grown.capacity == cache.capacity
-    assert held_by(grown) == held_by(grown, 1) == [[0, 1, 2]] * 5
-    assert held_by(cache) == [[0, 1, 2]] * 2, "what compiled passes write into stays where it is"
+    assert held(grown) == [[0, 1, 2]] * 5
+    assert held(cache) == [[0, 1, 2]] * 2, "what compiled passes write into stays where it is"
     unwritten = KVCache(2, 16).grown(3)
+    unwritten.commit(0, [])
     assert unwritten.length == 0 and unwritten.nbytes() == 0
 
 
 def test_a_text_may_use_fewer_copies_than_there_are():
-    cache = copies_of(3, 4)
+    cache = filled(3, 4)
     cache.restart(1)
     assert cache.length == 0 and cache.allocated == 4
-    for layer in range(2):
-        cache.update(*rows(20, 3), layer)
+    write(cache, [[20, 21, 22]])
     cache.commit(0, [0, 2])
-    assert held_by(cache) == [[20, 22]]
+    assert held(cache) == [[20, 22]]
     assert cache.layers[0].keys[1, 0, :3, 0].tolist() == [0, 1, 2], "no work on what is not in use"
 
 
@@ -206,7 +146,7 @@ def test_rows_that_stay_appear_in_every_text_without_copies():
 def test_bytes_are_those_of_the_capacity():
     assert KVCache(2, 16).nbytes() == 0, "nothing is reserved before the first write"
     assert filled(3).nbytes() == 2 * 2 * HEADS * 16 * SIZE * 8
-    assert copies_of(3, 5).nbytes() == 5 * filled(3).nbytes()
+    assert filled(3, 5).nbytes() == 5 * filled(3).nbytes()
 
 
 def test_keys_and_values_may_differ_in_size():
@@ -215,14 +155,8 @@ def test_keys_and_values_may_differ_in_size():
     assert keys.shape == (1, 4, 2, 6) and values.shape == (1, 1, 2, 3)
 
 
-@pytest.mark.parametrize("model", ["LlamaForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"])
-def test_the_cache_has_the_name_that_models_know(model):
-    assert CACHE in signature(getattr(transformers, model).forward).parameters
-
-
-@pytest.mark.parametrize(
-    ("release", "name"),
-    [("5.17.0", "past_key_values"), ("5.23.1", "past_key_values"), ("5.24.0", "cache"), ("6.0.0.dev0", "cache")],
-)
-def test_each_release_has_its_name_of_the_cache(release, name):
-    assert cache_name(release) == name
+def test_the_cache_has_the_name_that_models_of_the_release_know():
+    for model in ("LlamaForCausalLM", "GPT2LMHeadModel", "T5ForConditionalGeneration"):
+        assert CACHE in signature(getattr(transformers, model).forward).parameters
+    assert {cache_name(release) for release in ("5.17.0", "5.23.1")} == {"past_key_values"}
+    assert {cache_name(release) for release in ("5.24.0", "6.0.0.dev0")} == {"cache"}

@@ -31,45 +31,55 @@ def walk(decoder: Decoder, capacity: int = 64) -> torch.Tensor:
 
 
 @pytest.fixture
-def static_decoder(monkeypatch):
-    """Makes a decoder as `compile` does on a GPU, less the capture, whose graphs attend to buckets from 16 slots on."""
+def eager_and_static(tiny_model, monkeypatch):
+    """Makes an eager decoder, and one as `compile` does on a GPU, less the capture: graphs for these sizes, which
+    attend to buckets from 16 slots on.
+    """
     monkeypatch.setattr(compilation, "_LEAST_SLOTS", 16)
 
     @torch.inference_mode()
-    def make(model, name, sizes):
-        decoder = Decoder(model, name, 512)
-        decoder.compile({}, 64, "trace")
+    def make(name, *sizes):
+        eager, static = (Decoder(tiny_model(name), name, 512) for _ in range(2))
+        static.compile({}, 64, "trace")
         for size in sizes:
-            decoder._steps[size] = StaticStep(model, decoder.cache, size, decoder._windows)
-        return decoder
+            static._steps[size] = StaticStep(static.model, static.cache, size, static._windows)
+        return eager, static
 
     return make
 
 
+@pytest.fixture
+def eager_and_traced(tiny_model):
+    """Makes an eager decoder, and one whose passes are traced for these sizes."""
+
+    def make(name, sizes, **options):
+        eager, traced = (Decoder(tiny_model(name), name, 512) for _ in range(2))
+        traced.compile(sizes, 64, "trace", **options)
+        return eager, traced
+
+    return make
+
+
+def recordings():
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3"])
-def test_static_shapes_give_the_logits_of_growing_ones(tiny_model, static_decoder, name):
-    model = tiny_model(name)
-    eager, static = Decoder(model, name, 512), static_decoder(model, name, (1, 3))
+def test_static_shapes_give_the_logits_of_growing_ones(eager_and_static, name):
+    eager, static = eager_and_static(name, 1, 3)
     assert (walk(eager) - walk(static)).abs().max() < EXACT
     assert static.cache.capacity == 512 and static.length == eager.length
 
 
-TREES = [
-    Tree((-1, -1, 0, 2)),  # as many nodes as the graph has room for
-    chain_tree(4),
-    Tree((-1, -1)),  # filled up
-    Tree((-1, 0, 0, 1)),
-    chain_tree(1),
-    Tree((-1, -1, 0, 2)),
-]
+WIDE = Tree((-1, -1, 0, 2))  # as many nodes as the graph has room for; smaller ones are filled up
+TREES = [WIDE, chain_tree(4), Tree((-1, -1)), Tree((-1, 0, 0, 1)), chain_tree(1), WIDE]
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3", "opt"])
-def test_one_graph_serves_every_draft_of_its_size_or_smaller(tiny_model, static_decoder, monkeypatch, name):
+def test_one_graph_serves_every_draft_of_its_size_or_smaller(eager_and_static, monkeypatch, name):
     """Between one topology and another, in two buckets, with a draft that is committed in between."""
-    model = tiny_model(name)
-    eager, static = Decoder(model, name, 512), static_decoder(model, name, (5,))
+    eager, static = eager_and_static(name, 5)
     used, call = [], StaticStep.__call__
     monkeypatch.setattr(StaticStep, "__call__", lambda step, *given: used.append(given[1]) or call(step, *given))
     for decoder in (eager, static):
@@ -85,10 +95,9 @@ def test_one_graph_serves_every_draft_of_its_size_or_smaller(tiny_model, static_
 
 
 @torch.inference_mode()
-def test_what_has_no_room_in_a_graph_is_eager(tiny_model, static_decoder):
+def test_what_has_no_room_in_a_graph_is_eager(eager_and_static):
     """Slots behind the last one do not exist, and a graph would write into them."""
-    model = tiny_model("llama")
-    eager, static = Decoder(model, "llama", 512), static_decoder(model, "llama", (5,))
+    eager, static = eager_and_static("llama", 5)
     step = static._steps[5]
     assert step.fits(2, 507) and not step.fits(2, 508) and not step.fits(6, 10)
     for decoder in (eager, static):
@@ -104,14 +113,12 @@ def test_a_graph_attends_to_no_more_slots_than_its_text_needs():
 
 
 @pytest.fixture
-def two_decoders(tiny_model, monkeypatch):
+def two_decoders(eager_and_traced, monkeypatch):
     """An eager decoder, and one whose traced passes run as they were written, so that making them takes no time. They
     still write into the cache, and return the layers, that they were made for.
     """
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    eager, traced = (Decoder(tiny_model("llama"), "llama", 512) for _ in range(2))
-    traced.compile({1, 3}, 64, "trace", copies=3)
-    return eager, traced
+    return eager_and_traced("llama", {1, 3}, copies=3)
 
 
 def test_passes_serve_no_other_cache(two_decoders):
@@ -125,6 +132,8 @@ def test_passes_serve_no_other_cache(two_decoders):
 @torch.inference_mode()
 def test_trees_and_batches_are_placed_as_in_a_plain_pass(two_decoders):
     """One is a tree in one sequence; the other has more paths than the compiled cache has copies."""
+    traced = two_decoders[1]
+    buffers = traced.cache
     for nodes, copies in (((-1, -1, 0, 2), 1), ((-1, -1, -1, -1), 3)):
         tree, tokens, found = Tree(nodes), torch.tensor([1, 2, 3, 4, 5]), []
         for decoder in two_decoders:
@@ -132,6 +141,12 @@ def test_trees_and_batches_are_placed_as_in_a_plain_pass(two_decoders):
             found.append((decoder.forward if copies == 1 else decoder.forward_paths)(tokens, tree))
             decoder.length = len(TEXT)
             found.append(decoder.forward(torch.tensor([7, 8, 9]), chain_tree(2)))
+        # A compiled pass writes into buffers of its own: a larger batch leaves them alone, the next text finds them.
+        assert (traced.cache is buffers) == (copies == 1) and buffers.allocated == 3
+        traced.start(TEXT, 64, 3)
+        assert traced.cache is buffers
+        traced.start(TEXT, 64, 4)
+        assert traced.cache is not buffers, "copies that it has no room for are decoded in a cache of their own"
         assert all((one - other).abs().max() < EXACT for one, other in zip(found[:2], found[2:], strict=True))
 
 
@@ -147,88 +162,38 @@ def test_passes_of_other_layers_are_not_used(two_decoders):
 
 
 @pytest.mark.slow
-def test_it_gives_the_logits_of_the_eager_pass(tiny_model):
-    """Two numbers of rows, several prefixes, a second text and one that is too long for the compiled cache."""
-    model = tiny_model("llama")
-    eager, compiled = Decoder(model, "llama", 512), Decoder(model, "llama", 512)
-    compiled.compile({1, 3}, 64, "trace")
-    assert compiled.compiled == (0, 1)
-    assert (walk(eager) - walk(compiled)).abs().max() < EXACT
-    buffers = compiled.cache
-    assert (walk(eager) - walk(compiled)).abs().max() < EXACT
-    assert compiled.cache is buffers
-    assert (walk(eager, 600) - walk(compiled, 600)).abs().max() < EXACT
-    assert compiled.cache is not buffers
-    assert (walk(eager) - walk(compiled)).abs().max() < EXACT
-    assert compiled.cache is buffers, "the next short text is compiled again"
-
-
-@pytest.mark.slow
 @torch.inference_mode()
-def test_one_record_serves_every_number_of_rows(tiny_model, architecture):
-    """Beyond the number that it was made for, and beyond the size of a mask's buffer; bit for bit the eager pass."""
-    model = tiny_model(architecture)
-    eager, traced = Decoder(model, architecture, 512), Decoder(model, architecture, 512)
-    traced.compile({5}, 64, "trace")
+def test_one_record_serves_every_number_of_rows(eager_and_traced, architecture, monkeypatch):
+    """Chains and trees in turn, beyond the number that it was made for, and beyond the size of a mask's buffer, behind
+    several prefixes; bit for bit the eager pass.
+    """
+    eager, traced = eager_and_traced(architecture, {5})
     assert traced.compiled == (0, 1)
-    for decoder in (eager, traced):
-        decoder.start(TEXT, 120)
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
-    for rows in (5, 2, 3, 17, 1, 70, 4):
-        one, other = (decoder.forward(torch.arange(rows) % 61, chain_tree(rows - 1)) for decoder in (eager, traced))
-        assert torch.equal(one, other)
-        eager.length = traced.length = len(TEXT)
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "nothing is recorded twice"
-
-
-@pytest.mark.slow
-@torch.inference_mode()
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
-def test_trees_take_the_traced_pass_too(tiny_model, monkeypatch, name):
-    """Between chains of the same size, behind several prefixes, one tree and another; a batch has its own."""
-    model = tiny_model(name)
-    eager, compiled = Decoder(model, name, 512), Decoder(model, name, 512)
-    compiled.compile({1, 5}, 64, "trace", copies=3)
-    used = []
-    call = TracedStep.__call__
+    used, call, graphs = [], TracedStep.__call__, recordings()
     monkeypatch.setattr(TracedStep, "__call__", lambda *given: used.append(len(given[1])) or call(*given))
-    trees = [
-        Tree((-1, -1, 0, 1)),
-        chain_tree(4),
-        Tree((-1, 0, 0, 2)),
-        Tree((-1, -1, 0, 1)),
-        chain_tree(0),
-        Tree((-1, -1)),
-    ]
-    for text, copies in ((TEXT, 1), (TEXT[:7], 3)):
-        logits = []
-        for decoder in (eager, compiled):
-            decoder.start(text, 64, copies)
-            for tree in trees:
-                tokens = torch.arange(len(tree) + 1) + 3
-                logits.append(decoder.forward(tokens, tree).clone())
-                decoder.length -= len(tree)
-            if copies > 1:
-                decoder.cache.broadcast()  # as a commit does
-                logits.append(decoder.forward_paths(torch.arange(3), trees[-1]))
-        for ours, plain in zip(logits[len(logits) // 2 :], logits[: len(logits) // 2], strict=True):
-            assert (ours - plain).abs().max() < EXACT
-        assert compiled.cache is compiled._compiled.cache
-    each = [5, 5, 5, 5, 1, 3]  # one record serves every number
-    assert used == [*each, *each, 2]
+    wide = Tree((-1, -1, 0, 1))
+    chains = [chain_tree(rows - 1) for rows in (2, 3, 17, 1, 70, 4)]
+    trees = [chain_tree(4), wide, chain_tree(4), Tree((-1, 0, 0, 2)), *chains, wide, Tree((-1, -1))]
+    for text in (TEXT, TEXT[:7]):
+        for decoder in (eager, traced):
+            decoder.start(text, 120)
+        for tree in trees:
+            tokens = torch.arange(len(tree) + 1) % 61
+            assert torch.equal(eager.forward(tokens, tree), traced.forward(tokens, tree))
+            eager.length = traced.length = len(text)
+    assert used == 2 * [len(tree) + 1 for tree in trees]
+    assert recordings() == graphs, "nothing is recorded twice"
 
 
 @pytest.mark.slow
 @torch.inference_mode()
 @pytest.mark.parametrize(("name", "most"), [("llama", 4), ("gemma3", 4), ("llama", 2)])
-def test_one_record_serves_every_batch(tiny_model, name, most):
+def test_one_record_serves_every_batch(eager_and_traced, name, most):
     """Of as many rows as copies or fewer, wide or narrow; bit for bit the eager pass."""
-    model = tiny_model(name)
-    eager, traced = Decoder(model, name, 512), Decoder(model, name, 512)
-    traced.compile({1}, 64, "trace", copies=most)
+    eager, traced = eager_and_traced(name, {1}, copies=most)
     assert traced.compiled == (-1, 0, 1)
     trees = [(-1, -1), (-1, -1, 0, 0, 1), (-1, -1, -1), (-1, 0, 1, 2, 3, -1, 5), (-1, -1, -1, 0, -1), (-1, 0, 0, 1)]
-    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    graphs = recordings()
     for copies in {most, most - 1} - {1}:
         for decoder in (eager, traced):
             decoder.start(TEXT, 120, copies)
@@ -238,27 +203,7 @@ def test_one_record_serves_every_batch(tiny_model, name, most):
                 assert torch.equal(*(decoder.forward_paths(tokens, tree) for decoder in (eager, traced)))
                 eager.length = traced.length = len(TEXT)
         assert traced.cache is traced._compiled.cache
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs, "nothing is recorded twice"
-
-
-@pytest.mark.slow
-@torch.inference_mode()
-def test_a_batch_too_large_for_the_compiled_cache_leaves_it_alone(tiny_model):
-    """A compiled pass writes into buffers of its own; the next text finds them where they were."""
-    model = tiny_model("llama")
-    eager, compiled = Decoder(model, "llama", 512), Decoder(model, "llama", 512)
-    compiled.compile({}, 64, "trace", copies=3)
-    buffers = compiled.cache
-    compiled.start(TEXT, 64, 3)
-    assert compiled.cache is buffers
-    eager.start(TEXT, 64, 4)
-    tokens, tree = torch.tensor([1, 2, 3, 4, 5]), Tree((-1, -1, -1, -1))
-    assert (compiled.forward_paths(tokens, tree) - eager.forward(tokens, tree)).abs().max() < EXACT
-    assert compiled.cache is not buffers and buffers.allocated == 3
-    compiled.start(TEXT, 64, 3)
-    assert compiled.cache is buffers
-    compiled.start(TEXT, 64, 4)
-    assert compiled.cache is not buffers, "copies that it has no room for are decoded in a cache of their own"
+    assert recordings() == graphs, "nothing is recorded twice"
 
 
 def test_without_a_compiler_true_is_refused_and_auto_goes_on(monkeypatch, caplog):

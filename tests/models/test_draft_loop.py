@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from fixtures.decoding import decode, seeded
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
 from specdec.drafters.adaptive import Adaptive
 from specdec.drafters.small_model import SmallModel
 from specdec.models import compile as compilation
@@ -13,7 +12,7 @@ from specdec.models import draft_loop
 from specdec.models.compile import StaticStep
 from specdec.models.decoder import Decoder
 from specdec.models.draft_loop import StaticLoop
-from specdec.records import Request, TextStart
+from specdec.records import TextStart
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
@@ -29,16 +28,41 @@ CUTS = [
 ]
 OPTIMISE, CAPTURE = StaticLoop.optimise, StaticLoop.capture
 # What the host can learn from a tensor only by waiting for the device.
-WAITING = {
-    "_local_scalar_dense",
-    "item",
-    "nonzero",
-    "is_nonzero",
-    "equal",
-    "masked_select",
-    "_unique2",
-    "boolean index",
-}
+WAITING = {*"_local_scalar_dense item nonzero is_nonzero equal masked_select _unique2".split(), "boolean index"}
+
+
+def begin(*parts, prompt=PROMPT, capacity=64):
+    """Start a text in each of the parts, with a generator of its own."""
+    for part in parts:
+        part.start(TextStart(prompt, capacity, generator=generator_for(0, "p", "draft")))
+    return parts
+
+
+@pytest.fixture
+def target_of(tiny_model, sampling):
+    return lambda **how: Causal(tiny_model("llama"), sampling(**how))
+
+
+@pytest.fixture
+def looped(tiny_model, make_structure, on_a_gpu):
+    """`looped(target)`: a drafter that drafts chains of GAMMA by its loop."""
+
+    def make(target, name="llama", **how):
+        drafter = SmallModel(tiny_model(name), target, **how)
+        on_a_gpu(drafter, make_structure("chain", GAMMA))
+        return drafter
+
+    return make
+
+
+def assert_same_draft(plain, loop, structure):
+    one, other = (drafter.draft(structure) for drafter in (plain, loop))
+    assert one.tokens.tolist() == other.tokens.tolist() and len(one) == structure.gamma
+    assert plain._decoder.length == loop._decoder.length
+    assert (one.q is None) == (other.q is None)
+    if one.q is not None:
+        torch.testing.assert_close(other.q, one.q, atol=1e-12, rtol=0)
+    return one.tokens.tolist()
 
 
 @pytest.fixture
@@ -87,37 +111,24 @@ def count_loops(monkeypatch):
 @pytest.mark.parametrize("drafts", ["sampled", "greedy"])
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 def test_the_drafts_are_those_of_single_calls(
-    tiny_model, sampling, make_structure, on_a_gpu, count_loops, name, drafts, how
+    tiny_model, target_of, make_structure, looped, count_loops, name, drafts, how
 ):
     """After every number of accepted tokens, and between shorter and longer drafts, which take single calls."""
-    target = Causal(tiny_model("llama"), sampling(**how))
-    plain, looped = (SmallModel(tiny_model(name), target, drafts=drafts) for _ in range(2))
-    on_a_gpu(looped, make_structure("chain", GAMMA))
+    target = target_of(**how)
+    pair = begin(SmallModel(tiny_model(name), target, drafts=drafts), looped(target, name, drafts=drafts))
     count_loops.clear()  # that of the check against plain calls
-    for drafter in (plain, looped):
-        drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     asked = [(3, 0), (3, 3), (3, 1), (3, 2), (2, 2), (3, 3), (5, 1), (3, 0), (1, 0), (3, 1)]  # gamma, accepted
     for gamma, accepted in asked:
-        one, other = (drafter.draft(make_structure("chain", gamma)) for drafter in (plain, looped))
-        assert one.tokens.tolist() == other.tokens.tolist() and len(one) == gamma
-        assert plain._decoder.length == looped._decoder.length
-        if one.q is None:
-            assert other.q is None
-        else:
-            torch.testing.assert_close(other.q, one.q, atol=1e-12, rtol=0)
-        tokens = one.tokens.tolist()
-        for drafter in (plain, looped):
+        tokens = assert_same_draft(*pair, make_structure("chain", gamma))
+        for drafter in pair:
             drafter.commit([*tokens[:accepted], (tokens[accepted] + 1) % 61 if accepted < gamma else 5])
     assert count_loops == [GAMMA] * sum(gamma == GAMMA for gamma, _ in asked)
 
 
 @torch.inference_mode()
-def test_a_draft_outlives_the_next(tiny_model, sampling, make_structure, on_a_gpu):
+def test_a_draft_outlives_the_next(target_of, make_structure, looped):
     """A replay writes over what the graph gave before."""
-    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
-    drafter = SmallModel(tiny_model("llama"), target)
-    on_a_gpu(drafter, make_structure("chain", GAMMA))
-    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
+    (drafter,) = begin(looped(target_of(temperature=1.0)))
     first = drafter.draft(make_structure("chain", GAMMA))
     given = drafter._loop._choice
     assert torch.equal(first.tokens, given.tokens) and torch.equal(first.q, given.q)
@@ -139,41 +150,32 @@ class Replayed:
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_a_recorded_loop_drafts_the_same(tiny_model, sampling, make_structure, on_a_gpu, monkeypatch):
+def test_a_recorded_loop_drafts_the_same(tiny_model, target_of, make_structure, on_a_gpu, monkeypatch):
     """Its passes on two rows and on one are traced apart: nothing checks afterwards which of them is called."""
 
     def traced(function):
-        return torch.compile(
-            compilation._with_own_code(function),
-            fullgraph=True,
-            backend="eager",
-            options={"guard_filter_fn": compilation._shapes_only},
-        )
+        options = {"guard_filter_fn": compilation._shapes_only}
+        own = compilation._with_own_code(function)
+        return torch.compile(own, fullgraph=True, backend="eager", options=options)
 
     monkeypatch.setattr(draft_loop, "captured", Replayed)
     monkeypatch.setattr(draft_loop, "compiled", traced)
-    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
-    plain, looped = (SmallModel(tiny_model("llama"), target) for _ in range(2))
-    (loop,) = on_a_gpu(looped, make_structure("chain", GAMMA))
+    target = target_of(temperature=1.0)
+    pair = [SmallModel(tiny_model("llama"), target) for _ in range(2)]
+    (loop,) = on_a_gpu(pair[1], make_structure("chain", GAMMA))
     OPTIMISE(loop)
     CAPTURE(loop)
-    for drafter in (plain, looped):
-        drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
+    begin(*pair)
     for accepted in (0, 3, 1):
-        one, other = (drafter.draft(make_structure("chain", GAMMA)) for drafter in (plain, looped))
-        assert one.tokens.tolist() == other.tokens.tolist()
-        torch.testing.assert_close(other.q, one.q, atol=1e-12, rtol=0)
-        for drafter in (plain, looped):
-            drafter.commit([*one.tokens.tolist()[:accepted], 5])
+        tokens = assert_same_draft(*pair, make_structure("chain", GAMMA))
+        for drafter in pair:
+            drafter.commit([*tokens[:accepted], 5])
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("how", CUTS, ids=str)
-def test_nothing_in_it_waits_for_the_device(tiny_model, sampling, make_structure, on_a_gpu, how):
-    target = Causal(tiny_model("llama"), sampling(**how))
-    drafter = SmallModel(tiny_model("llama"), target)
-    on_a_gpu(drafter, make_structure("chain", GAMMA))
-    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
+def test_nothing_in_it_waits_for_the_device(target_of, make_structure, looped, how):
+    (drafter,) = begin(looped(target_of(**how)))
 
     class Watching(TorchDispatchMode):
         seen: set[str] = set()
@@ -194,28 +196,21 @@ def test_nothing_in_it_waits_for_the_device(tiny_model, sampling, make_structure
         assert WAITING & Watching.seen, "it would have been noticed"
 
 
-def watched(seen, name, read):
-    """`read`, a method of tensors, which adds its name to `seen` at every call."""
-    return lambda tensor, *given: seen.append(name) or read(tensor, *given)
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_host_waits_once_in_a_round(tiny_model, sampling, make_structure, on_a_gpu, monkeypatch, temperature):
+def test_the_host_waits_once_in_a_round(target_of, make_structure, looped, monkeypatch, temperature):
     """Of all that a round reads off tensors, only the acceptance comes from the device; what a commit reads was copied
     to the host before that, and has arrived with it.
     """
-    target = Causal(tiny_model("llama"), sampling(temperature=temperature))
+    target = target_of(temperature=temperature)
     target.decoder.compile((), 64, "trace")
     target.decoder._steps[GAMMA + 1] = StaticStep(target.model, target.decoder.cache, GAMMA + 1, target.decoder.windows)
-    drafter = SmallModel(tiny_model("llama"), target)
-    on_a_gpu(drafter, make_structure("chain", GAMMA))
     verifier = verifiers.build({"name": "speculative_sampling"})
-    for part in (target, drafter):
-        part.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
+    _, drafter = begin(target, looped(target))
     seen = []
     for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__", "__float__", "__index__"):
-        monkeypatch.setattr(torch.Tensor, name, watched(seen, name, getattr(torch.Tensor, name)))
+        read = getattr(torch.Tensor, name)
+        monkeypatch.setattr(torch.Tensor, name, lambda *given, name=name, read=read: seen.append(name) or read(*given))
     # On a CPU nothing is copied ahead, so that the logits are checked at once.
     monkeypatch.setattr(Causal, "_check_finite", lambda self: None)
     draft = drafter.draft(make_structure("chain", GAMMA))
@@ -228,57 +223,38 @@ def test_the_host_waits_once_in_a_round(tiny_model, sampling, make_structure, on
 
 
 @torch.inference_mode()
-def test_only_what_it_fits_is_its_business(tiny_model, sampling, make_structure, on_a_gpu, count_loops):
+def test_only_what_it_fits_is_its_business(target_of, make_structure, looped, count_loops):
     """A prompt of one token, a text too long for the cache, and a threshold, which is read after every token."""
-    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
-    drafter, chain = SmallModel(tiny_model("llama"), target), make_structure("chain", GAMMA)
-    on_a_gpu(drafter, chain)
+    drafter, chain = looped(target_of(temperature=1.0)), make_structure("chain", GAMMA)
     count_loops.clear()  # that of the check against plain calls
-    drafter.start(TextStart([7], 64, generator=generator_for(0, "p", "draft")))
-    drafter.draft(chain)
-    drafter.start(TextStart(PROMPT, 600, generator=generator_for(0, "p", "draft")))
-    drafter.draft(chain)
-    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
-    drafter.draft(chain.until(0.5))
-    assert not count_loops
-    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
+    for prompt, capacity, asked in (([7], 64, chain), (PROMPT, 600, chain), (PROMPT, 64, chain.until(0.5))):
+        begin(drafter, prompt=prompt, capacity=capacity)
+        drafter.draft(asked)
+        assert not count_loops
+    begin(drafter)
     drafter.draft(chain)
     assert count_loops == [GAMMA]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_generation_is_the_same_with_it(tiny_model, tiny_llama, sampling, make_structure, on_a_gpu, temperature):
+def test_a_generation_is_the_same_with_it(tiny_model, tiny_llama, target_of, make_structure, on_a_gpu, temperature):
     """Ends of texts, which are clamped, two texts in one cache, and a model whose output matrix is narrower."""
-    target = Causal(tiny_model("llama"), sampling(temperature=temperature))
+    target, chain = target_of(temperature=temperature), make_structure("chain", GAMMA)
     for model in (tiny_model("llama"), tiny_llama(50)):
-        plain, looped = (SmallModel(model, target) for _ in range(2))
-        on_a_gpu(looped, make_structure("chain", GAMMA))
+        pair = [SmallModel(model, target) for _ in range(2)]
+        on_a_gpu(pair[1], chain)
         for prompt in (PROMPT, PROMPT[::-1]):
-            generations = [
-                generate(
-                    target=target,
-                    drafter=drafter,
-                    verifier=verifiers.build({"name": "speculative_sampling"}),
-                    structure=make_structure("chain", GAMMA),
-                    request=Request(
-                        prompt,
-                        14,
-                        draft_generator=generator_for(0, "p", "draft"),
-                        accept_generator=generator_for(0, "p", "accept"),
-                    ),
-                    clock=CpuClock(),
-                )
-                for drafter in (plain, looped)
-            ]
-            one, other = ([(row.draft_tokens, row.committed) for row in each.rounds] for each in generations)
-            assert one == other
-            one, other = ([beta for row in each.rounds for beta in row.beta] for each in generations)
-            assert one == pytest.approx(other, abs=1e-9)
+            one, other = (
+                decode(target, drafter, chain, prompt, 14, "speculative_sampling", **seeded()).rounds
+                for drafter in pair
+            )
+            for ours, theirs in zip(one, other, strict=True):
+                assert (ours.draft_tokens, ours.committed) == (theirs.draft_tokens, theirs.committed)
+                assert ours.beta == pytest.approx(theirs.beta, abs=1e-9)
 
 
-def test_it_is_made_for_the_primary_chain(tiny_model, sampling, make_structure, on_a_gpu):
-    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
-    drafter, chain = SmallModel(tiny_model("llama"), target), make_structure("chain", GAMMA)
+def test_it_is_made_for_the_primary_chain(tiny_model, target_of, make_structure, on_a_gpu):
+    drafter, chain = SmallModel(tiny_model("llama"), target_of(temperature=1.0)), make_structure("chain", GAMMA)
     drafter.prepare(64, chain)
     assert drafter._loop is None, "nothing is compiled on a CPU that was not asked to"
     (made,) = on_a_gpu(drafter, chain)

@@ -11,6 +11,7 @@ from specdec.models.generation_config import not_followed
 @pytest.mark.parametrize(
     ("asked", "temperature", "told"),
     [
+        (None, 1.0, None),
         ({}, 0.0, None),
         ({"eos_token_id": [1, 2], "max_length": 512, "pad_token_id": 0}, 0.0, None),
         ({"do_sample": True, "temperature": 0.6, "top_k": 20}, 0.0, "do_sample=True, temperature=0.6, top_k=20"),
@@ -21,11 +22,7 @@ from specdec.models.generation_config import not_followed
     ],
 )
 def test_only_what_is_not_followed_is_said(sampling, asked, temperature, told):
-    model = SimpleNamespace(generation_config=GenerationConfig(**asked))
+    model = SimpleNamespace(generation_config=None if asked is None else GenerationConfig(**asked))
     found = not_followed(model, sampling(temperature=temperature))
     assert len(found) == (told is not None)
     assert told is None or f"generation_config.json asks for {told}, which is not followed" in found[0]
-
-
-def test_a_model_without_one_says_nothing(sampling):
-    assert not_followed(SimpleNamespace(generation_config=None), sampling()) == ()

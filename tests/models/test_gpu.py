@@ -81,23 +81,16 @@ def test_a_loop_is_compared_with_plain_calls(decoder, greedy):
 
         return choose
 
-    def plain_loop(slip):
-        loop = StaticLoop(made.model, made.cache, made._windows, 4, chosen(0))
-        loop._choose = chosen(slip)
-        return loop
+    loop = StaticLoop(made.model, made.cache, made._windows, 4, chosen(0))
+    assert loop_departure(loop, made.plain, 400) < 1e-6
 
-    assert loop_departure(plain_loop(0), made.plain, 400) < 1e-6
-    loop = plain_loop(0)
-    loop._run = lambda passes: _of_another_model(loop, chosen(1.0), passes)
+    def of_another_model(passes):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "_choose", chosen(1.0))
+            return StaticLoop._run(loop, passes)
+
+    loop._run = of_another_model
     assert loop_departure(loop, made.plain, 400) > gpu.tolerance(torch.float32)
-
-
-def _of_another_model(loop, choose, passes):
-    right, loop._choose = loop._choose, choose
-    try:
-        return StaticLoop._run(loop, passes)
-    finally:
-        loop._choose = right
 
 
 @torch.inference_mode()

@@ -8,22 +8,13 @@ from specdec.models.masks import MaskBuffers
 from specdec.records import Tree, chain_tree
 
 HIDDEN = torch.finfo(torch.float64).min
-TREES = [
-    chain_tree(0),
-    chain_tree(1),
-    chain_tree(5),
-    Tree((-1, -1)),
-    Tree((-1, 0, 1, -1, 3, 0)),
-    Tree((-1, 0, 0, -1, 3, 3)),  # as large as the one before
-    Tree((-1, 0, 1, -1, 3, 0)),
-    chain_tree(6),
-]
+LARGE, AS_LARGE = Tree((-1, 0, 1, -1, 3, 0)), Tree((-1, 0, 0, -1, 3, 3))
+TREES = [chain_tree(0), chain_tree(1), chain_tree(5), Tree((-1, -1)), LARGE, AS_LARGE, LARGE, chain_tree(6)]
 
 
 def made(*windows: int | None) -> MaskBuffers:
-    return MaskBuffers(
-        {f"kind{index}": window for index, window in enumerate(windows)}, torch.float64, torch.device("cpu")
-    )
+    kinds = {f"kind{index}": window for index, window in enumerate(windows)}
+    return MaskBuffers(kinds, torch.float64, torch.device("cpu"))
 
 
 def defined(tree: Tree, prefix: int, window: int | None) -> torch.Tensor:
@@ -32,9 +23,8 @@ def defined(tree: Tree, prefix: int, window: int | None) -> torch.Tensor:
     for row in range(rows):
         seen = [0, *(node + 1 for node in tree.path(row - 1))]
         place = prefix + int(tree.offsets[row])
-        for column, key in [(j, j) for j in range(prefix)] + [
-            (prefix + i, prefix + int(tree.offsets[i])) for i in seen
-        ]:
+        own = [(prefix + index, prefix + int(tree.offsets[index])) for index in seen]
+        for column, key in [*((slot, slot) for slot in range(prefix)), *own]:
             if window is None or place - key < window:
                 mask[0, 0, row, column] = 0
     return mask
@@ -56,11 +46,13 @@ def test_a_model_that_mixes_kinds_gets_one_by_name():
     assert torch.equal(views["kind1"], defined(TREES[4], 9, 4))
 
 
-def test_a_long_prefill_is_not_kept():
-    ours = made(None)
-    tree = chain_tree(100)
+def test_buffers_are_few_and_none_is_kept_for_a_long_prefill():
+    ours, tree = made(None), chain_tree(100)
     assert torch.equal(ours.view(tree, 20, 150), defined(tree, 20, None))
     assert not ours._buffers
+    for capacity in range(1, 100 * 512, 512):
+        ours.view(chain_tree(2), 0, capacity)
+    assert 0 < len(ours._buffers) <= masks._KEPT
 
 
 def test_changing_trees_share_a_buffer_and_an_unchanged_one_is_not_written_again(monkeypatch):
@@ -82,13 +74,6 @@ def test_rows_of_one_size_are_equally_long_at_every_call():
     ours = made(None)
     strides = {ours.view(tree, prefix, 512).stride() for prefix in (3, 90) for tree in (*TREES[4:7], chain_tree(6))}
     assert len({stride[2] for stride in strides}) == 1
-
-
-def test_the_buffers_are_few():
-    ours = made(None)
-    for capacity in range(1, 100 * 512, 512):
-        ours.view(chain_tree(2), 0, capacity)
-    assert len(ours._buffers) <= masks._KEPT
 
 
 def test_a_buffer_made_in_inference_mode_can_be_written_outside():

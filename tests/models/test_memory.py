@@ -27,14 +27,12 @@ def test_a_container_has_its_limit(tmp_path):
     assert memory._of_the_cgroup(tmp_path) == 450
     (tmp_path / "memory.max").write_text("max\n")
     assert memory._of_the_cgroup(tmp_path) is None
-
-
-def test_the_older_kind_of_container_too(tmp_path):
-    (tmp_path / "memory").mkdir()
-    (tmp_path / "memory" / "memory.limit_in_bytes").write_text("1000\n")
-    (tmp_path / "memory" / "memory.usage_in_bytes").write_text("1100\n")
-    (tmp_path / "memory" / "memory.stat").write_text("total_inactive_file 40\n")
-    assert memory._of_the_cgroup(tmp_path) == 0
+    older = tmp_path / "older" / "memory"
+    older.mkdir(parents=True)
+    (older / "memory.limit_in_bytes").write_text("1000\n")
+    (older / "memory.usage_in_bytes").write_text("1100\n")
+    (older / "memory.stat").write_text("total_inactive_file 40\n")
+    assert memory._of_the_cgroup(tmp_path / "older") == 0
     assert memory._of_the_cgroup(tmp_path / "absent") is None
 
 

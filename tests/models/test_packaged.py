@@ -71,6 +71,7 @@ def walk(decoder, text, capacity=64):
 
 
 @pytest.mark.slow
+@torch.inference_mode()
 def test_a_second_decoder_reads_the_packages_and_gives_the_numbers_of_plain_modules(model, folder, compiling_nothing):
     plain, ours = Decoder(model, "tiny", 512), opened(model, folder)
     assert ours.compiled == (0, 1) and sorted(file.suffix for file in folder.iterdir()) == [".pt2", ".pt2"]
@@ -79,17 +80,11 @@ def test_a_second_decoder_reads_the_packages_and_gives_the_numbers_of_plain_modu
         assert (walk(ours, text) - expected).abs().max() < ORDER * expected.abs().max()
         assert ours.cache is ours.compiled_cache
     assert torch.equal(walk(plain, TEXT, 600), walk(ours, TEXT, 600)), "a long text is decoded by the plain modules"
-
-
-@pytest.mark.slow
-@torch.inference_mode()
-def test_results_stay_when_the_next_call_is_made(model, folder, compiling_nothing):
-    ours = opened(model, folder)
     ours.start(TEXT, 64)
     first = ours.forward(torch.tensor([7]), chain_tree(0))
     kept = first.clone()
     ours.forward(torch.tensor([8]), chain_tree(0))
-    assert torch.equal(first, kept)
+    assert torch.equal(first, kept), "results stay when the next call is made"
 
 
 @pytest.mark.slow
@@ -97,14 +92,12 @@ def test_what_inductor_writes_reads_quickly(folder):
     """Its texts are changed where they are as expected: with a release of torch that writes others, this fails."""
     from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec
 
-    def code(package):
-        (path,) = folder.glob(package)
-        with ZipFile(path) as archive:
-            return "".join(archive.read(name).decode() for name in archive.namelist() if name.endswith("kernel.cpp"))
-
     assert packaged._SLOW_LOAD in CppMicroGemmFP32Vec.TEMPLATE_KERNEL
     for package in ("llama-one-*", "llama-any-*"):
-        written = code(package)
+        (path,) = folder.glob(package)
+        with ZipFile(path) as archive:
+            kernels = [archive.read(name).decode() for name in archive.namelist() if name.endswith("kernel.cpp")]
+        written = "".join(kernels)
         assert "ROWS == 1 && col * VLEN" in written and "prefetch<HEAD>(keys" in written
 
 
@@ -122,16 +115,15 @@ def test_a_pass_that_differs_is_said_and_traced(model, folder, compiling_nothing
     assert "tiny, calls on any number of tokens: what was compiled differs from the plain modules by" in caplog.text
     plain = walk(Decoder(model, "tiny", 512), TEXT)
     assert (walk(ours, TEXT) - plain).abs().max() < ORDER * plain.abs().max()
-
-
-@pytest.mark.slow
-def test_a_pass_that_writes_nothing_into_the_cache_is_found_out(model, folder, compiling_nothing, monkeypatch, caplog):
+    caplog.clear()
     make = PackagedStep.__init__
 
     def apart(step, *given):
+        """Write into buffers that are not the cache's."""
         make(step, *given)
         step._buffers = [buffer.clone() for buffer in step._buffers]
 
+    monkeypatch.setattr(PackagedStep, "__call__", call)
     monkeypatch.setattr(PackagedStep, "__init__", apart)
     assert {choice["pass"] for choice in opened(model, folder).choices.values()} == {"trace"}
     assert caplog.text.count("differs from the plain modules") == 2
@@ -178,12 +170,17 @@ def test_what_cannot_be_compiled_is_said_and_traced(model, tmp_path, compiling_n
     assert not list(tmp_path.iterdir())
 
 
+def make(path):
+    """Write a package, as a compilation does."""
+    path.write_bytes(b"code")
+
+
 def test_a_folder_that_cannot_be_written_costs_one_sentence(tmp_path, caplog):
     occupied = tmp_path / "compiled"
     occupied.write_text("a file")
     packages = PackageFolder(occupied)
     for _ in range(2):
-        path = packages.package("one", {"a": 1}, lambda path: path.write_bytes(b"code"))
+        path = packages.package("one", {"a": 1}, make)
         assert path.read_bytes() == b"code" and not path.is_relative_to(tmp_path)
     assert caplog.text.count("cannot be written") == 1 and "target.compile_cache=" in caplog.text
 
@@ -191,23 +188,21 @@ def test_a_folder_that_cannot_be_written_costs_one_sentence(tmp_path, caplog):
 def test_a_package_is_made_once_for_all_that_it_depends_on(tmp_path):
     packages, made = PackageFolder(tmp_path), []
 
-    def make(path):
-        made.append(path)
-        path.write_bytes(b"code")
+    def package(**values):
+        return packages.package("one", values, lambda path: made.append(path) or make(path))
 
-    one = packages.package("one", {"threads": 2, "dtype": "float32"}, make)
-    assert packages.package("one", {"dtype": "float32", "threads": 2}, make) == one
-    assert packages.package("one", {"dtype": "float32", "threads": 1}, make) != one
+    assert package(threads=2, dtype="float32") == package(dtype="float32", threads=2)
+    assert package(dtype="float32", threads=1) != package(dtype="float32", threads=2)
     assert len(made) == 2 and packages.size == 8 and not any(path.exists() for path in made)
 
 
 def test_a_compilation_that_fails_leaves_no_file(tmp_path):
-    def make(path):
-        path.write_bytes(b"half")
+    def fail(path):
+        make(path)
         raise RuntimeError("disk full")
 
     with pytest.raises(RuntimeError):
-        PackageFolder(tmp_path).package("one", {}, make)
+        PackageFolder(tmp_path).package("one", {}, fail)
     assert not list(tmp_path.iterdir())
 
 

@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.functional import linear
+from torch.fx import symbolic_trace
 
 from specdec.models import packed_products
 from specdec.models.decoder import Decoder
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
     reason="this processor has no bfloat16 products of oneDNN",
 )
+linear = torch._C._nn.linear  # as torch records it
 BIASED, PLAIN = (48, 16, 32), (48, 32)  # outputs of the layers below
 
 
@@ -31,17 +32,13 @@ class Layers(torch.nn.Module):
         self.last = torch.nn.Parameter(torch.randn(24, sum(BIASED) + sum(PLAIN)).to(dtype))
 
     def forward(self, tokens: Tensor) -> Tensor:
-        found = [torch._C._nn.linear(tokens, self.plain[number], None) for number in range(len(PLAIN))]
-        found += [torch._C._nn.linear(tokens, self.biased[k], self.biases[k]) for k in range(len(BIASED))]
-        last = torch._C._nn.linear(torch.cat(found, -1), self.last, None)
-        return torch.cat([last, torch._C._nn.linear(tokens, tokens[0, :1].expand(48, -1), None)], -1)
+        found = [linear(tokens, self.plain[number], None) for number in range(len(PLAIN))]
+        found += [linear(tokens, self.biased[number], self.biases[number]) for number in range(len(BIASED))]
+        last = linear(torch.cat(found, -1), self.last, None)
+        return torch.cat([last, linear(tokens, tokens[0, :1].expand(48, -1), None)], -1)
 
 
 PRODUCTS = len(BIASED) + len(PLAIN) + 1
-
-
-def recorded(model: Layers) -> torch.fx.GraphModule:
-    return torch.fx.symbolic_trace(model)
 
 
 def tokens(count: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -57,10 +54,6 @@ def packed(*weights: Tensor) -> Tensor:
     return found
 
 
-def trusted(*given: object) -> bool:
-    return True
-
-
 def the_same_bits(weights: list[Tensor], biased: bool) -> bool:
     return _equal(weights, packed(*weights), biased)
 
@@ -71,10 +64,10 @@ def test_stored_weights_are_packed_and_no_bit_changes():
     kinds = ((list(model.plain), False), (list(model.biased), True), ([model.last], False))
     if not all(the_same_bits(*kind) for kind in kinds):
         pytest.skip("on this processor packed weights give other bits, so not all are used")
-    record = recorded(model)
+    record = symbolic_trace(model)
     assert pack_products(record) == PRODUCTS
     assert calls_of(record, products) == 3, "one for those with a bias, one for those without, one for the last"
-    assert calls_of(record, torch._C._nn.linear) == 1, "what the pass computes is no weight"
+    assert calls_of(record, linear) == 1, "what the pass computes is no weight"
     for count in (1, 2, 7, 32, 33, 300):
         assert torch.equal(record(tokens(count)), model(tokens(count)))
 
@@ -86,7 +79,7 @@ def test_calls_on_many_tokens_keep_the_plain_weights():
     for count, factor in ((32, 2), (33, 1)):
         found = products(tokens(count), weights, biases, sizes, doubled, None)
         for weight, result in zip(weights, found, strict=True):
-            torch.testing.assert_close(result, linear(tokens(count), factor * weight))
+            torch.testing.assert_close(result, linear(tokens(count), factor * weight, None))
 
 
 @torch.inference_mode()
@@ -102,7 +95,7 @@ def test_what_would_change_a_bit_stays_as_it_is(monkeypatch, wrong):
         return pack(weight * (1 + 2**-7) if joined or wrong == 1 else weight)
 
     monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", repacked)
-    record = recorded(model)
+    record = symbolic_trace(model)
     replaced = pack_products(record)
     assert replaced == 0 if wrong == 1 else replaced >= len(PLAIN) + 1
     assert calls_of(record, products) == replaced, "each alone"
@@ -111,21 +104,21 @@ def test_what_would_change_a_bit_stays_as_it_is(monkeypatch, wrong):
 
 @torch.inference_mode()
 def test_other_types_and_scarce_memory_leave_all_as_it_is(monkeypatch):
-    assert pack_products(recorded(Layers(torch.float32))) == 0
-    monkeypatch.setattr(packed_products, "_equal", trusted)
+    assert pack_products(symbolic_trace(Layers(torch.float32))) == 0
+    monkeypatch.setattr(packed_products, "_equal", lambda *given: True)
     needed = 2 * (32 * (sum(BIASED) + sum(PLAIN)) + 24 * (sum(BIASED) + sum(PLAIN)))
     monkeypatch.setattr(packed_products, "available_bytes", lambda device: 4 * needed - 1)
-    assert pack_products(recorded(Layers())) == 0
+    assert pack_products(symbolic_trace(Layers())) == 0
     monkeypatch.setattr(packed_products, "available_bytes", lambda device: 4 * needed)
-    assert pack_products(recorded(Layers())) == PRODUCTS
+    assert pack_products(symbolic_trace(Layers())) == PRODUCTS
 
 
 @torch.inference_mode()
 def test_passes_of_one_model_share_the_copies_which_go_with_it(monkeypatch):
     gc.collect()  # of models of earlier tests
     model, before = Layers(), len(packed_products._packed)
-    monkeypatch.setattr(packed_products, "_equal", trusted)
-    records = [recorded(model), recorded(model)]
+    monkeypatch.setattr(packed_products, "_equal", lambda *given: True)
+    records = [symbolic_trace(model), symbolic_trace(model)]
     assert [pack_products(record) for record in records] == [PRODUCTS] * 2
     assert len(packed_products._packed) == before + 3
     first, second = (dict(record.named_buffers()) for record in records)
@@ -136,12 +129,12 @@ def test_passes_of_one_model_share_the_copies_which_go_with_it(monkeypatch):
 
 
 def test_weights_that_were_written_to_are_packed_anew(monkeypatch):
-    monkeypatch.setattr(packed_products, "_equal", trusted)
+    monkeypatch.setattr(packed_products, "_equal", lambda *given: True)
     model = Layers()
-    pack_products(recorded(model))
+    pack_products(symbolic_trace(model))
     with torch.no_grad():
         model.last.mul_(2)
-    record = recorded(model)
+    record = symbolic_trace(model)
     pack_products(record)
     with torch.inference_mode():
         torch.testing.assert_close(record(tokens(3)), model(tokens(3)), rtol=0.02, atol=0.5)

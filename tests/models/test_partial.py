@@ -54,18 +54,13 @@ NORMS = ("norm", "ln_f", "final_layer_norm")
 def test_parts_that_are_skipped_add_nothing(tiny_model, skip):
     """Against a copy of Llama whose skipped parts end in a matrix of zeros."""
     model, parts = tiny_model("llama"), parse_parts(skip)
-    part = partial_model(model, parts, "llama")
-    plain = silenced(model, parts)(TOKENS, use_cache=False).logits
+    part, silenced = partial_model(model, parts, "llama"), deepcopy(model)
+    for block, kind in parts:
+        layer = silenced.model.layers[block]
+        (layer.self_attn.o_proj if kind == "attention" else layer.mlp.down_proj).weight.zero_()
+    plain = silenced(TOKENS, use_cache=False).logits
     torch.testing.assert_close(part(TOKENS, use_cache=False).logits, plain, atol=1e-12, rtol=0)
     open_decoder(Decoder(part, "llama", 4))
-
-
-def silenced(model, parts):
-    other = deepcopy(model)
-    for block, kind in parts:
-        layer = other.model.layers[block]
-        (layer.self_attn.o_proj if kind == "attention" else layer.mlp.down_proj).weight.zero_()
-    return other
 
 
 def test_windows_stay_with_their_layers(tiny_model):
@@ -89,16 +84,14 @@ def test_windows_stay_with_their_layers(tiny_model):
 
 
 def test_what_cannot_be_skipped_is_refused(tiny_model):
-    llama = tiny_model("llama")
-    for parts, message in (
-        (block_parts([2]), "Model llama has no block 2: its 2 blocks count from 0."),
-        (block_parts([0, 1]), "no attention left"),
-        (parse_parts(["0.attention", "1.attention"]), "no attention left"),
+    for name, parts, message in (
+        ("llama", [2], "Model llama has no block 2: its 2 blocks count from 0."),
+        ("llama", [0, 1], "no attention left"),
+        ("llama", ["0.attention", "1.attention"], "no attention left"),
+        ("opt", ["0.mlp"], "no mlp as a module of its own"),
     ):
         with pytest.raises(UsageError, match=message):
-            partial_model(llama, parts, "llama")
-    with pytest.raises(UsageError, match="no mlp as a module of its own"):
-        partial_model(tiny_model("opt"), parse_parts(["0.mlp"]), "opt")
+            partial_model(tiny_model(name), parse_parts(parts), name)
 
 
 def test_an_unknown_layout_is_refused():

@@ -19,20 +19,10 @@ def test_every_row_is_the_root_and_a_path_to_a_leaf(tree):
     for row, leaf in zip(batch.index.tolist(), tree.leaves, strict=len(tree) > 0):
         path = [0, *(node + 1 for node in tree.path(leaf))]
         assert row == path + [0] * (tree.depth + 1 - len(path))
-
-
-@given(TREES)
-def test_every_node_is_found_where_it_stands(tree):
-    batch = path_batch(tree)
+    # Every node is found where it stands; padding, which repeats the root, stands for nothing.
     assert batch.index.flatten()[batch.places].tolist() == list(range(len(tree) + 1))
-    assert batch.places[0] == 0
-    columns = batch.places % batch.index.shape[1]
-    assert torch.equal(columns, tree.offsets), "padding, which repeats the root, stands for nothing"
-
-
-@given(TREES)
-def test_a_path_is_taken_from_a_row_that_begins_with_it(tree):
-    batch = path_batch(tree)
+    assert batch.places[0] == 0 and torch.equal(batch.places % batch.index.shape[1], tree.offsets)
+    # A path is taken from a row that begins with it.
     assert batch.sequence_of(()) == 0
     for node in range(len(tree)):
         path = tree.path(node)

@@ -1,5 +1,4 @@
-"""The small published models of ../shared/data: loaded, decoded through our loop, and the facts stated beside
-them.
+"""The small published models of ../shared/data: loaded, decoded through our loop, and the facts stated beside them.
 
 Nothing of them is in this repository; without the folder these tests are skipped with its name.
 """
@@ -8,16 +7,10 @@ from copy import deepcopy
 
 import pytest
 import torch
+from fixtures.decoding import decode, seeded
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
-from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
-from specdec.records import Request
-from specdec.sampling import generator_for
-from specdec.structures.base import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers.base.contract import verifiers
 
 START = 1  # <s> begins a story, and a model that has finished one writes it again
 CONTINUATIONS = {
@@ -34,14 +27,8 @@ CHARACTERS = (
     "Once upon a time, there was a little girl named Lily. She loved to play outside in the sunshine. One "
     "day, she went to the park with her mommy and daddy."
 )
-PARAMETERS = {
-    "stories260K": 260_032,
-    "llama2xs": 279_232,
-    "bit_model_1M": 1_250_432,
-    "bit_model_3M": 3_285_248,
-    "babyllama_tok105": 936_448,
-    "babyllama_tok361": 969_216,
-}
+PARAMETERS = {"stories260K": 260_032, "llama2xs": 279_232, "bit_model_1M": 1_250_432, "bit_model_3M": 3_285_248}
+PARAMETERS |= {"babyllama_tok105": 936_448, "babyllama_tok361": 969_216}
 LOSS = {"stories260K": 1.592, "llama2xs": 2.199, "bit_model_1M": 1.618, "bit_model_3M": 1.484}
 
 
@@ -51,24 +38,12 @@ def target_of(model, sampling, temperature=0.0, end_tokens=frozenset()):
     return target
 
 
-def decoded(target, prompt, limit, drafter="none", gamma=4, verifier="speculative_sampling", reference=None, **values):
-    return generate(
-        target=target,
-        drafter=drafters.build({"name": drafter, **values}, target=target) if isinstance(drafter, str) else drafter,
-        verifier=verifiers.build({"name": verifier}),
-        structure=structures.build({"name": "chain", "gamma": gamma}),
-        request=Request(
-            prompt,
-            limit,
-            draft_generator=generator_for(0, "prompt", "draft"),
-            accept_generator=generator_for(0, "prompt", "accept"),
-            reference=reference,
-        ),
-        clock=CpuClock(),
-    )
+def decoded(target, prompt, limit, drafter="none", gamma=4, verifier="speculative_sampling", reference=None):
+    return decode(target, drafter, gamma, prompt, limit, verifier, reference=reference, **seeded())
 
 
-NGRAM = {"drafter": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32, "occurrence": "common"}
+NGRAM = {"name": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32, "occurrence": "common"}
+ORACLE = {"name": "oracle", "alpha": 0.8, "step_ms": 0.0, "forced": False, "shape": None}
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -89,7 +64,7 @@ def test_greedy_continuations(published_model, sampling, tok512, name):
     prompt = [START, *tok512.encode("Once upon a time")]
     assert prompt == [1, 403, 407, 261, 378]
     target = target_of(published_model(name), sampling, end_tokens={START})
-    generation = decoded(target, prompt, 100, **NGRAM)
+    generation = decoded(target, prompt, 100, NGRAM)
     assert tok512.decode([*prompt, *generation.tokens]).startswith("Once upon a time" + CONTINUATIONS[name])
 
 
@@ -133,42 +108,28 @@ def test_loss_of_stories260k(published_model, windows):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["llama2xs", "bit_model_1M", "bit_model_3M"])
 def test_loss_of_the_others(published_model, windows, name):
-    """By the difference to stories260K on the same 20 windows, which varies ten times less than the loss
-    itself.
-    """
+    """By the difference to stories260K on the same 20 windows, which varies ten times less than the loss itself."""
     some = windows[::20]
     difference = loss(published_model(name), some) - loss(published_model("stories260K"), some)
     assert difference == pytest.approx(LOSS[name] - LOSS["stories260K"], abs=0.03)
 
 
 @pytest.mark.parametrize(
-    "name",
-    [
-        "stories260K",
-        pytest.param("bit_model_3M", marks=pytest.mark.slow),
-        pytest.param("bit_model_1M", marks=pytest.mark.slow),
-    ],
+    "name", ["stories260K", *(pytest.param(f"bit_model_{size}", marks=pytest.mark.slow) for size in ("3M", "1M"))]
 )
 def test_speculative_output_is_the_models_own(published_model, sampling, tok512, name):
     """In float64, with transformers' own generate as the reference; n-grams and the oracle, both verifiers."""
     model = deepcopy(published_model(name)).double()
     prompt = [START, *tok512.encode("Tom and Lily went to the park. They saw a big dog. Tom and Lily")]
-    own = model.generate(
-        torch.tensor([prompt]),
-        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
-        max_new_tokens=100,
-        do_sample=False,
-        pad_token_id=0,
-        eos_token_id=START,
-    )[0, len(prompt) :].tolist()
+    given = torch.tensor([prompt])
+    how = {"max_new_tokens": 100, "do_sample": False, "pad_token_id": 0, "eos_token_id": START}
+    own = model.generate(given, attention_mask=torch.ones_like(given), **how)[0, len(prompt) :].tolist()
     target = target_of(model, sampling, end_tokens={START})
     for verifier in ("greedy", "speculative_sampling"):
-        copied = decoded(target, prompt, 100, verifier=verifier, **NGRAM)
+        copied = decoded(target, prompt, 100, NGRAM, verifier=verifier)
         assert list(copied.tokens) == own
         assert sum(row.accepted for row in copied.rounds) > 0
-        guided = decoded(
-            target, prompt, 100, "oracle", 5, verifier, own, alpha=0.8, step_ms=0.0, forced=False, shape=None
-        )
+        guided = decoded(target, prompt, 100, ORACLE, 5, verifier, own)
         assert list(guided.tokens) == own and len(guided.rounds) < 0.5 * len(own)
 
 
@@ -186,10 +147,3 @@ def test_a_published_pair(published_model, sampling, windows):
         written, rounds = written + len(drafted.tokens), rounds + len(drafted.rounds)
     print(f"tokens per round: {written} / {rounds} = {written / rounds:.3f}")
     assert written == 16 * 120 and written / rounds == pytest.approx(3.46, abs=0.15)
-
-
-def test_sampled_text_is_reproducible(published_model, sampling, tok512):
-    prompt = [START, *tok512.encode("Once upon a time")]
-    target = target_of(published_model("stories260K"), sampling, temperature=1.0)
-    first, again = (decoded(target, prompt, 60, **NGRAM).tokens for _ in range(2))
-    assert first == again and first != decoded(target_of(published_model("stories260K"), sampling), prompt, 60).tokens

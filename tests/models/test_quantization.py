@@ -13,6 +13,7 @@ from specdec.targets.causal import Causal
 
 FOUR_BITS = {"quant_method": "bitsandbytes", "load_in_4bit": True}
 CPU = torch.device("cpu")
+LLAMA = {"model_type": "llama", "seed": 0}
 
 
 @pytest.fixture
@@ -23,24 +24,21 @@ def marked(tiny_model, sampling):
     return Causal(model, sampling(temperature=0.0), name="some/model")
 
 
-def test_a_quantised_target_is_called_another_model(marked):
+def test_a_quantised_target_is_called_another_model(marked, tiny_model, sampling):
     (note,) = marked.remarks
     assert "quantised (bitsandbytes, load_in_4bit): it is another model than some/model as it was trained" in note
     assert marked.tags == {"quantization": "bitsandbytes, load_in_4bit"}
     assert describe_model(marked.model, "some/model")["quantization"] == FOUR_BITS
     assert marked.products() == [], "a roofline would count weights that are packed"
+    plain = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    assert plain.remarks == () and plain.tags == {}
+    assert "quantization" not in describe_model(plain.model, "x")
 
 
 def test_it_judges_its_texts_itself(marked):
     marked.model.bfloat16()
     marked.score([1, 2], [3])
     assert marked._scorer is marked.model, "there is no wider form of its weights to score with"
-
-
-def test_a_plain_target_says_nothing(tiny_model, sampling):
-    plain = Causal(tiny_model("llama"), sampling(temperature=0.0))
-    assert plain.remarks == () and plain.tags == {}
-    assert "quantization" not in describe_model(plain.model, "x")
 
 
 @pytest.mark.parametrize(
@@ -58,15 +56,11 @@ def test_words(values, words):
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"load_in_4bit": True, "quant_method": "none_such"}, "none_such|bitsandbytes"),
         ({"bits": 4}, "it needs a quant_method, one of .*gptq"),
         ({"quant_method": "none_such"}, "transformers refuses it: Unknown quantization type, got none_such"),
     ],
 )
 def test_a_bad_quantisation_is_one_sentence(values, says):
-    if "load_in_4bit" in values:
-        assert quantized_loading(values, CPU)["device_map"] == {"": CPU}
-        return
     with pytest.raises(UsageError, match=f"^Bad value target.quantization: {says}"):
         quantized_loading(values, CPU)
 
@@ -74,12 +68,9 @@ def test_a_bad_quantisation_is_one_sentence(values, says):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"revision": "v2"}, "Bad value target.revision=v2: it names a version on the hub, and .* is a folder"),
+        ({"revision": "v2"}, "target.revision=v2: it names a version on the hub, and .* is a folder"),
         ({"quantization": FOUR_BITS, "tensor_parallel": 2}, "does not go with target.tensor_parallel=2"),
-        (
-            {"quantization": FOUR_BITS, "model": "random", "shape": {"model_type": "llama", "seed": 0}},
-            "does not go with target.model=random",
-        ),
+        ({"quantization": FOUR_BITS, "model": "random", "shape": LLAMA}, "does not go with target.model=random"),
     ],
 )
 def test_keys_that_do_not_go_together(group_values, sampling, changes, says):
@@ -101,8 +92,10 @@ def test_the_revision_reaches_transformers(monkeypatch):
     with pytest.raises(ModelLoadError):
         load_model("org/name", dtype=None, device=CPU, attention="auto", revision="v2")
     assert asked == ["v2"]
-
-
-def test_a_folder_has_one_version():
     with pytest.raises(UsageError, match="use revision=null"):
         load_model(model_path("pocket"), dtype=None, device=CPU, attention="auto", revision="v2")
+
+
+def test_weights_in_four_bits_are_placed_where_they_are_used():
+    values = {"load_in_4bit": True, "quant_method": "none_such"}
+    assert quantized_loading(values, CPU)["device_map"] == {"": CPU}

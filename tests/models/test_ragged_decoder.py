@@ -33,8 +33,10 @@ def plain(decoder, tokens):
     return decoder.model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, -1]
 
 
-def check(decoder, ragged, texts, trees):
-    """Evaluate the roots and a draft of each text in one call; every node sees its own text and path."""
+def check(decoder, ragged, texts, trees, kept=False):
+    """Evaluate the roots and a draft of each text in one call; every node sees its own text and path. What is not kept
+    is discarded.
+    """
     drafts = {slot: offered(trees[slot], slot) for slot in texts}
     tokens = [torch.tensor([texts[slot][-1], *drafts[slot]]) for slot in texts]
     found = ragged.forward(list(texts), tokens, [trees[slot] for slot in texts])
@@ -44,23 +46,20 @@ def check(decoder, ragged, texts, trees):
         for node in range(len(trees[slot])):
             path = [drafts[slot][each] for each in trees[slot].path(node)]
             torch.testing.assert_close(logits[node + 1], plain(decoder, [*texts[slot], *path]), **CLOSE)
+        if not kept:
+            ragged.discard(slot)
     return drafts
 
 
 def test_logits_are_those_of_plain_passes(decoder):
-    check(decoder, *started(decoder), TREES)
-
-
-def test_accepted_paths_stay_and_everything_else_is_forgotten(decoder):
+    """Accepted paths stay and everything else is forgotten."""
     ragged, texts = started(decoder)
-    drafts = check(decoder, ragged, texts, TREES)
+    drafts = check(decoder, ragged, texts, TREES, kept=True)
     for slot, path in {0: (0, 1, 3), 1: (), 2: (0, 1)}.items():
         ragged.commit(slot, path)
         texts[slot] += [*(drafts[slot][node] for node in path), 9 + slot]
         assert ragged.length(slot) == len(texts[slot]) - 1
     check(decoder, ragged, texts, {0: chain_tree(2), 1: Tree((-1, -1)), 2: TREES[0]})
-    for slot in texts:
-        ragged.discard(slot)
     check(decoder, ragged, texts, {0: TREES[0], 1: chain_tree(4), 2: chain_tree(0)})
 
 
@@ -68,13 +67,9 @@ def test_a_slot_given_back_leaves_nothing_and_moves_nobody(decoder):
     """The last text in the buffers takes the free row; the next text in the slot begins from nothing."""
     ragged, texts = started(decoder)
     check(decoder, ragged, texts, TREES)
-    for slot in texts:
-        ragged.discard(slot)
     ragged.release(0)
     del texts[0]
     check(decoder, ragged, texts, TREES)
-    for slot in texts:
-        ragged.discard(slot)
     prompt = [60, 2, 2, 60]
     texts[0] = [*prompt[:-1], ragged.start(0, prompt)]
     check(decoder, ragged, texts, TREES)
@@ -87,8 +82,6 @@ def test_some_texts_may_be_left_out_of_a_call(decoder):
     trees = {**TREES, 3: chain_tree(1)}
     for chosen in ((2, 0), (0, 3), (0, 1, 3)):
         check(decoder, ragged, {slot: texts[slot] for slot in chosen}, trees)
-        for slot in chosen:
-            ragged.discard(slot)
     assert {slot: ragged.length(slot) for slot in prompts} == {0: 11, 1: 0, 2: 7, 3: 2}
 
 

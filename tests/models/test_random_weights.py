@@ -10,17 +10,8 @@ from specdec.sampling import generator_for
 from specdec.targets.base import targets
 
 CPU = torch.device("cpu")
-SHAPE = dict(
-    model_type="llama",
-    seed=0,
-    hidden_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    intermediate_size=48,
-    vocab_size=61,
-    max_position_embeddings=128,
-    eos_token_id=None,
-)
+SHAPE = dict(model_type="llama", seed=0, hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+SHAPE |= dict(intermediate_size=48, vocab_size=61, max_position_embeddings=128, eos_token_id=None)
 
 
 def weights(dtype=torch.float32, **changes):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import Tensor
+from torch.fx import symbolic_trace
 
 from specdec.models import weight_reads
 from specdec.models.decoder import Decoder
@@ -37,10 +38,6 @@ class OneMore(Layers):
         return torch._C._nn.linear(super().forward(tokens)[..., : self.last.shape[1]], self.last, None)
 
 
-def recorded(model: torch.nn.Module) -> torch.fx.GraphModule:
-    return torch.fx.symbolic_trace(model)
-
-
 def readings(record: torch.fx.GraphModule) -> dict[str, Tensor]:
     """Return the tensors that a record sums right before its products, by the names of these products."""
     nodes, found = list(record.graph.nodes), {}
@@ -53,18 +50,14 @@ def readings(record: torch.fx.GraphModule) -> dict[str, Tensor]:
 @pytest.fixture
 def all_faster(monkeypatch):
     """Every reading makes a product faster."""
-
-    def shapes(weights, tokens, stride):
-        return {weight.shape for weight in weights}
-
-    monkeypatch.setattr(weight_reads, "_faster", shapes)
+    monkeypatch.setattr(weight_reads, "_faster", lambda weights, tokens, stride: {weight.shape for weight in weights})
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize(("tokens", "words"), [(1, 48 * 32 * 4 // 64), (5, 48 * 32 * 4 // 8)])
 def test_one_word_of_each_line_or_all_are_read_right_before_the_product(all_faster, tokens, words):
     model = Layers()
-    record = recorded(model)
+    record = symbolic_trace(model)
     assert read_weights_first(record, tokens) == 2
     found = readings(record)
     assert sorted(found) == ["linear", "linear_1"], "the weight of linear_2 is computed"
@@ -73,8 +66,7 @@ def test_one_word_of_each_line_or_all_are_read_right_before_the_product(all_fast
     assert torch.equal(found["linear"], model.first.flatten().view(torch.int64)[:: 8 if tokens == 1 else 1])
     for count in (1, 5):
         given = torch.randn(2, count, 32)
-        expected = model(given)
-        assert torch.equal(record(given), expected)
+        assert torch.equal(record(given), model(given))
 
 
 @torch.inference_mode()
@@ -83,7 +75,7 @@ def test_weights_that_cannot_be_read_in_words_are_not(all_faster, monkeypatch):
         pass
 
     def read(weight: Tensor) -> bool:
-        return read_weights_first(recorded(OneMore(weight)), 1) == 3
+        return read_weights_first(symbolic_trace(OneMore(weight)), 1) == 3
 
     assert read(torch.randn(24, 24))
     assert read(torch.randn(3, 2)), "part of a line"
@@ -92,7 +84,7 @@ def test_weights_that_cannot_be_read_in_words_are_not(all_faster, monkeypatch):
     assert not read(torch.randn(24 * 24 + 1)[1:].view(24, 24)), "begins within a word"
     assert not read(Named(torch.randn(24, 24))), "quantised, say"
     monkeypatch.setattr(weight_reads, "_LARGEST", 48 * 32 * 4 - 1)
-    assert read_weights_first(recorded(OneMore(torch.randn(24, 24))), 1) == 1
+    assert read_weights_first(symbolic_trace(OneMore(torch.randn(24, 24))), 1) == 1
 
 
 class Machine:

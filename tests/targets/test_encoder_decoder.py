@@ -1,10 +1,10 @@
 """Chains over our own cache against plain forward passes of tiny random encoder-decoders, in float64."""
 
 from copy import deepcopy
-from functools import cache
 
 import pytest
 import torch
+from fixtures.plain_laws import EXACT, PROMPT, VOCABULARY, assert_like_plain, check_slots, plain_logits, random_chain
 from torch import nn
 
 from specdec.errors import ModelLoadError, NumericsError
@@ -13,48 +13,17 @@ from specdec.sampling import probabilities
 from specdec.targets.base import targets
 from specdec.targets.encoder_decoder import EncoderDecoder
 
-VOCABULARY = 61
-PROMPT = [5, 9, 33, 2, 60, 17, 9, 33, 41, 8, 5]
-EXACT = 1e-12
-START = 0  # the decoder's
-
-
-@pytest.fixture(scope="module")
-def target_of(tiny_encoder_decoder, sampling):
-    """Temperature 1, so that every logit shows in p."""
-
-    @cache
-    def make(kind: str) -> EncoderDecoder:
-        return EncoderDecoder(tiny_encoder_decoder(kind), sampling(temperature=1.0))
-
-    return make
-
-
-@torch.inference_mode()
-def plain(model, prompt, text):
-    """Logits after every prefix of `text` by a forward pass of the model alone: [len(text) + 1, V]."""
-    decoded = torch.tensor([[model.config.decoder_start_token_id, *text]])
-    return model(input_ids=torch.tensor([prompt]), decoder_input_ids=decoded, use_cache=False).logits[0]
-
-
-def chain(length, seed):
-    generator = torch.Generator().manual_seed(seed)
-    return Draft(torch.randint(VOCABULARY, (length,), generator=generator), chain_tree(length))
-
-
-def assert_like_plain(target, prompt, text, draft):
-    p = target.verify(draft)
-    law = plain(target.model, prompt, [*text, *draft.tokens.tolist()])[len(text) :].softmax(-1)
-    assert p.shape == law.shape == (len(draft) + 1, VOCABULARY)
-    assert (p - law).abs().max() < EXACT
-
 
 def decode(target, prompt, kept):
-    """Rounds on random chains of 4, each keeping so many nodes; returns the text, checking every round on the way."""
+    """Rounds on random chains of 4, each keeping so many nodes, behind a verification that is discarded; returns the
+    text, checking every round on the way.
+    """
     text: list[int] = []
     target.start(TextStart(prompt, len(prompt) + 40))
     for seed, keep in enumerate(kept):
-        draft = chain(4, seed)
+        target.verify(random_chain(6, 100 + seed))
+        target.discard()
+        draft = random_chain(4, seed)
         assert_like_plain(target, prompt, text, draft)
         target.commit(range(keep), next_token=(11 * seed + 1) % VOCABULARY)
         text += [*draft.tokens[:keep].tolist(), (11 * seed + 1) % VOCABULARY]
@@ -62,48 +31,28 @@ def decode(target, prompt, kept):
 
 
 def test_rejections_leave_no_trace(encoder_decoder, target_of):
-    """None, some and all of a chain accepted, several times over."""
+    """None, some and all of a chain accepted, several times over, behind texts with prompts of other lengths; the slots
+    hold what a fresh text would write.
+    """
     target = target_of(encoder_decoder)
+    for prompt in (PROMPT[:1], [*PROMPT, *PROMPT]):
+        decode(target, prompt, (2, 0))
     text = decode(target, PROMPT, (0, 4, 2, 1, 0, 3, 4))
     assert_like_plain(target, PROMPT, text, EMPTY)
-    assert target.decoder.length == len(text) + 1  # and what was just verified
-
-
-def test_the_cache_holds_what_a_fresh_text_would_write(encoder_decoder, target_of):
-    target = target_of(encoder_decoder)
-    text = decode(target, PROMPT, (1, 0, 3))
     used = target.decoder.cache
+    assert used.length == len(text) + 1  # and what was just verified
     target.start(TextStart(PROMPT, len(PROMPT) + 40))
-    target.verify(Draft(torch.tensor(text[:-1]), chain_tree(len(text) - 1)))
-    fresh = target.decoder.cache
-    assert used is not fresh and used.length == fresh.length == len(text)
-    for ours, theirs in zip(used.layers, fresh.layers, strict=True):
-        rows = slice(0, used.length)
-        assert (ours.keys[:, :, rows] - theirs.keys[:, :, rows]).abs().max() < 100 * EXACT
-        assert (ours.values[:, :, rows] - theirs.values[:, :, rows]).abs().max() < 100 * EXACT
-
-
-def test_a_verification_can_be_discarded(encoder_decoder, target_of):
-    target = target_of(encoder_decoder)
-    target.start(TextStart(PROMPT, 40))
-    target.verify(chain(6, 0))
-    target.discard()
-    assert_like_plain(target, PROMPT, [], chain(5, 1))
-
-
-def test_a_target_is_reused_for_prompts_of_other_lengths(encoder_decoder, target_of):
-    target = target_of(encoder_decoder)
-    for prompt in (PROMPT, PROMPT[:1], [*PROMPT, *PROMPT]):
-        decode(target, prompt, (2, 0))
+    target.verify(Draft(torch.tensor(text), chain_tree(len(text))))
+    check_slots(used, target.decoder.cache, EXACT)
 
 
 def test_p_is_standardised_like_any_targets(encoder_decoder, tiny_encoder_decoder, sampling):
     how = sampling(temperature=0.7, top_k=5)
     target = EncoderDecoder(tiny_encoder_decoder(encoder_decoder), how)
     target.start(TextStart(PROMPT, 40))
-    draft = chain(3, 0)
+    draft = random_chain(3, 0)
     p = target.verify(draft)
-    expected = probabilities(plain(target.model, PROMPT, draft.tokens.tolist()), how)
+    expected = probabilities(plain_logits(target, PROMPT, draft.tokens.tolist()), how)
     assert (p - expected).abs().max() < EXACT
     assert ((p > 0).sum(-1) == 5).all()
 
@@ -112,7 +61,7 @@ def test_scores_are_plain_logits(encoder_decoder, target_of):
     target, text = target_of(encoder_decoder), [3, 1, 4, 1, 5]
     logits = target.score(PROMPT, text)
     assert logits.shape == (6, VOCABULARY)
-    assert (logits - plain(target.model, PROMPT, text)).abs().max() == 0
+    assert (logits - plain_logits(target, PROMPT, text)).abs().max() == 0
     assert target.score(PROMPT, []).shape == (1, VOCABULARY)
 
 
@@ -122,41 +71,29 @@ def test_16_bit_divergences_are_scored_in_float32(tiny_encoder_decoder, sampling
     assert target.score(PROMPT, [1]).dtype == torch.float32
     assert target.score_as_decoded(PROMPT, [1]).dtype == torch.bfloat16 == target.model.dtype
     target.start(TextStart(PROMPT, 40))
-    assert target.verify(chain(3, 0)).isfinite().all()  # the mask's smallest number has to fit in 16 bits
-
-
-def calls_of(modules):
-    """A list that grows by one at every call of any of the modules, and the handles of the hooks."""
-    calls: list[int] = []
-    return calls, [module.register_forward_hook(lambda *_: calls.append(1)) for module in modules]
+    assert target.verify(random_chain(3, 0)).isfinite().all()  # the mask's smallest number has to fit in 16 bits
 
 
 def test_the_prompt_is_worked_on_in_start_alone(encoder_decoder, target_of):
     """Encoder and cross-attention keys belong to the prefill's time, not to the first round's."""
     target = target_of(encoder_decoder)
-    encoder, handles = calls_of([target.model.get_encoder()])
-    cross, more = calls_of([block.layer[1].EncDecAttention.k for block in target.model.decoder.block])
-    try:
-        target.start(TextStart(PROMPT, 40))
-        assert (len(encoder), len(cross), target.decoder.length) == (1, 2, 0)
-        target.verify(chain(3, 0))
-        target.commit([0], 1)
-        target.verify(chain(3, 1))
-        assert (len(encoder), len(cross)) == (1, 2)
-    finally:
-        for handle in (*handles, *more):
-            handle.remove()
-
-
-def test_the_cache_has_no_rows_for_the_prompt(target_of):
-    target = target_of("t5")
-    target.start(TextStart(PROMPT, len(PROMPT) + 7))
-    assert target.decoder.cache.capacity == 7
+    keys = [block.layer[1].EncDecAttention.k for block in target.model.decoder.block]
+    work, calls = [target.model.get_encoder(), *keys], []
+    handles = [module.register_forward_hook(lambda module, *_: calls.append(module)) for module in work]
+    target.start(TextStart(PROMPT, 40))
+    assert calls == work and target.decoder.length == 0
+    target.verify(random_chain(3, 0))
+    target.commit([0], 1)
+    target.verify(random_chain(3, 1))
+    assert calls == work
+    for handle in handles:
+        handle.remove()
 
 
 def test_what_branches_does_not_go_into_one_row(target_of):
     target = target_of("t5")
-    target.start(TextStart(PROMPT, 40))
+    target.start(TextStart(PROMPT, len(PROMPT) + 7))
+    assert target.decoder.cache.capacity == 7, "no slots for the prompt"
     with pytest.raises(ValueError, match="chains only"):
         target.decoder.forward(torch.tensor([0, 1, 2]), Tree((-1, -1)))
     assert target.verify(Draft(torch.tensor([1, 2]), Tree((-1, -1)))).shape == (3, VOCABULARY)
@@ -165,7 +102,7 @@ def test_what_branches_does_not_go_into_one_row(target_of):
 def test_logits_that_are_not_finite_name_the_position(target_of, monkeypatch):
     target = target_of("t5")
     target.start(TextStart(PROMPT, 40))
-    target.verify(chain(2, 0))
+    target.verify(random_chain(2, 0))
     target.commit([0, 1], 5)
     monkeypatch.setattr(target.decoder, "forward", lambda tokens, tree: torch.full((1, VOCABULARY), torch.nan))
     with pytest.raises(NumericsError, match="after position 3"):
@@ -197,11 +134,8 @@ def test_learned_positions_limit_the_context(sampling):
     import transformers
 
     torch.manual_seed(0)
-    sides = {
-        f"{side}_{what}": number
-        for side in ("encoder", "decoder")
-        for what, number in {"layers": 2, "attention_heads": 2, "ffn_dim": 16}.items()
-    }
+    sizes = {"layers": 2, "attention_heads": 2, "ffn_dim": 16}
+    sides = {f"{side}_{what}": size for side in ("encoder", "decoder") for what, size in sizes.items()}
     config = transformers.BartConfig(vocab_size=VOCABULARY, d_model=16, max_position_embeddings=64, **sides)
     model = transformers.BartForConditionalGeneration(config).double()
     for weight in model.parameters():
@@ -231,7 +165,7 @@ def test_it_is_built_from_its_configuration(folder, group_values, sampling, tiny
     values = group_values("target", "encoder_decoder", model=str(folder), device="cpu")
     target = targets.build(values, sampling=sampling())
     assert isinstance(target, EncoderDecoder) and target.tokenizer is None
-    expected = plain(tiny_encoder_decoder("t5_v1_1"), PROMPT, [1, 2])
+    expected = plain_logits(tiny_encoder_decoder("t5_v1_1"), PROMPT, [1, 2])
     assert torch.equal(target.score(PROMPT, [1, 2]), expected)
     described = target.describe()
     assert described["class"] == "T5ForConditionalGeneration" and len(described["sha256"]) == 64
@@ -240,9 +174,8 @@ def test_it_is_built_from_its_configuration(folder, group_values, sampling, tiny
 
 def test_each_kind_of_model_has_its_target(folder, tiny_model, tmp_path, group_values, sampling):
     """Both are known from config.json alone, before any weight is read."""
-    with pytest.raises(
-        ModelLoadError, match=r"encoder-decoder model \(t5\): use it with target=encoder_decoder"
-    ) as one:
+    says = r"encoder-decoder model \(t5\): use it with target=encoder_decoder"
+    with pytest.raises(ModelLoadError, match=says) as one:
         targets.build(group_values("target", "causal", model=str(folder), device="cpu"), sampling=sampling())
     tiny_model("llama").save_pretrained(tmp_path)
     values = group_values("target", "encoder_decoder", model=str(tmp_path), device="cpu")

@@ -1,66 +1,19 @@
 """Drafts evaluated as batches of rows: the same p as packed and as plain forward passes, the same cache, in float64."""
 
 from copy import deepcopy
-from functools import cache
 
 import pytest
 import torch
+from fixtures.plain_laws import EXACT, PROMPT, VOCABULARY, assert_like_plain, check_slots, random_chain, tolerance_of
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
-from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.errors import UsageError
-from specdec.models.path_batch import path_batch
-from specdec.records import EMPTY, Draft, Request, Source, TextStart, Tree, chain_tree
-from specdec.sampling import generator_for
+from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
 from specdec.structures.base import structures
 from specdec.targets.base import contract as base
 from specdec.targets.base import model_target, targets
 from specdec.targets.causal import Causal
-from specdec.targets.encoder_decoder import EncoderDecoder
-from specdec.verifiers.base.contract import verifiers
 
-VOCABULARY = 61
-PROMPT = [5, 9, 33, 2, 60, 17, 9, 33, 41, 8, 5]
-EXACT = 1e-12
-# Gemma-2's eager attention takes its softmax in float32 whatever the model's type.
-TOLERANCE = {"Gemma2ForCausalLM": 1e-7}
 CAPACITY, BRANCHES = 64, 8
-
-
-@pytest.fixture(scope="module")
-def target_of(tiny_model, tiny_encoder_decoder, sampling):
-    """`target_of("llama", "rows")`: temperature 1, so that every logit shows in p. Each is an object of its own."""
-
-    @cache
-    def make(name: str, evaluation: str) -> Causal:
-        if name.startswith("t5"):
-            return EncoderDecoder(tiny_encoder_decoder(name), sampling(temperature=1.0))
-        target = Causal(tiny_model(name), sampling(temperature=1.0))
-        target.evaluation = evaluation
-        return target
-
-    return make
-
-
-@torch.inference_mode()
-def plain(target, prompt, text):
-    """The law after `text` by a forward pass of the model alone."""
-    if isinstance(target, EncoderDecoder):
-        decoded = torch.tensor([[target.model.config.decoder_start_token_id, *text]])
-        output = target.model(input_ids=torch.tensor([prompt]), decoder_input_ids=decoded, use_cache=False)
-    else:
-        output = target.model(input_ids=torch.tensor([[*prompt, *text]]), use_cache=False)
-    return output.logits[0, -1].softmax(-1)
-
-
-def assert_like_plain(target, text, draft, tolerance=EXACT):
-    p = target.verify(draft)
-    assert p.shape == (len(draft) + 1, VOCABULARY)
-    for node in range(-1, len(draft)):
-        tokens = draft.tokens[list(draft.tree.path(node))].tolist()
-        assert (p[node + 1] - plain(target, PROMPT, [*text, *tokens])).abs().max() < tolerance, f"node {node}"
-    return p
 
 
 def uneven(seed):
@@ -71,17 +24,17 @@ def uneven(seed):
 
 def drafts(random_draft):
     """What rounds bring: trees, rows of unequal length, chains, nothing."""
-    chain = Draft(torch.tensor([3, 14, 15]), chain_tree(3))
-    return [random_draft(4, VOCABULARY, 0), EMPTY, uneven(1), chain, random_draft(9, VOCABULARY, 2), uneven(3), EMPTY]
+    first, second = random_draft(4, VOCABULARY, 0), random_draft(9, VOCABULARY, 2)
+    return [first, EMPTY, uneven(1), random_chain(3, 0), second, uneven(3), EMPTY]
 
 
-def assert_rounds_agree(rows, packed, random_draft, tolerance):
+def assert_rounds_agree(rows, packed, random_draft):
     """Rounds that accept nothing, a first child, all of the deepest path, a late branch: p by p, copy by copy."""
     text: list[int] = []
     for number, draft in enumerate(drafts(random_draft)):
-        p = assert_like_plain(rows, text, draft, tolerance)
+        p = assert_like_plain(rows, PROMPT, text, draft)
         if packed is not None:
-            assert (p - packed.verify(draft)).abs().max() < tolerance
+            assert (p - packed.verify(draft)).abs().max() < tolerance_of(rows)
         deepest = draft.tree.depths.index(draft.tree.depth) if len(draft) else -1
         path = draft.tree.path((deepest, -1, len(draft) - 1, deepest, 0, deepest, -1)[number])
         token = (11 * number + 1) % VOCABULARY
@@ -92,28 +45,18 @@ def assert_rounds_agree(rows, packed, random_draft, tolerance):
     return text
 
 
-def assert_copies_are(used, fresh, copies, tolerance):
-    assert used.length == fresh.length and used.copies == copies
-    for ours, single in zip(used.layers, fresh.layers, strict=True):
-        kept = slice(0, used.length)
-        for copy in range(copies):
-            assert (ours.keys[copy, :, kept] - single.keys[0, :, kept]).abs().max() < tolerance
-            assert (ours.values[copy, :, kept] - single.values[0, :, kept]).abs().max() < tolerance
-
-
 def test_rows_give_the_p_of_packed_trees_and_of_plain_passes(architecture, target_of, random_draft):
     rows, packed = target_of(architecture, "rows"), target_of(architecture, "packed")
-    tolerance = TOLERANCE.get(type(rows.model).__name__, EXACT)
     rows.start(TextStart(PROMPT, CAPACITY, branches=BRANCHES))
     packed.start(TextStart(PROMPT, CAPACITY, branches=BRANCHES))
     buffers = [layer.keys.data_ptr() for layer in rows.decoder.cache.layers]
-    text = assert_rounds_agree(rows, packed, random_draft, tolerance)
+    text = assert_rounds_agree(rows, packed, random_draft)
     used, single = rows.decoder.cache, packed.decoder.cache
     assert [layer.keys.data_ptr() for layer in used.layers] == buffers, "no round makes a cache"
     assert single.copies == 1 and rows.cache_bytes == BRANCHES * packed.cache_bytes
     # Afterwards every copy is what a fresh prefill of the text would write.
     packed.start(TextStart([*PROMPT, *text], CAPACITY + len(text)))
-    assert_copies_are(used, packed.decoder.cache, BRANCHES, 100 * tolerance)
+    check_slots(used, packed.decoder.cache, tolerance_of(rows), BRANCHES)
 
 
 def test_rows_of_an_encoder_decoder_are_its_paths(encoder_decoder, target_of, random_draft):
@@ -122,12 +65,12 @@ def test_rows_of_an_encoder_decoder_are_its_paths(encoder_decoder, target_of, ra
     target.start(TextStart(PROMPT, len(PROMPT) + CAPACITY, branches=BRANCHES))
     cross = target.decoder._caches.cross_attention_cache.layers[0]
     size = cross.keys.untyped_storage().nbytes()
-    text = assert_rounds_agree(target, None, random_draft, EXACT)
+    text = assert_rounds_agree(target, None, random_draft)
     assert cross.keys.untyped_storage().nbytes() == size, "views"
     used = target.decoder.cache
     target.start(TextStart(PROMPT, len(PROMPT) + CAPACITY))
     target.verify(Draft(torch.tensor(text[:-1]), chain_tree(len(text) - 1)))
-    assert_copies_are(used, target.decoder.cache, BRANCHES, 100 * EXACT)
+    check_slots(used, target.decoder.cache, EXACT, BRANCHES)
 
 
 @pytest.mark.parametrize("name", ["gemma3", "t5"])
@@ -137,7 +80,7 @@ def test_a_verification_can_be_discarded(target_of, random_draft, name):
     for draft in (uneven(0), random_draft(8, VOCABULARY, 0), EMPTY):
         target.verify(draft)
         target.discard()
-    assert_like_plain(target, [], uneven(5))
+    assert_like_plain(target, PROMPT, [], uneven(5))
 
 
 @pytest.mark.parametrize("name", ["llama", "t5"])
@@ -145,9 +88,9 @@ def test_more_rows_than_were_announced_are_evaluated_too(target_of, random_draft
     target = target_of(name, "rows")
     target.start(TextStart(PROMPT, CAPACITY, branches=2))
     assert target.decoder.cache.copies == 2
-    text = assert_rounds_agree(target, None, random_draft, EXACT)
+    text = assert_rounds_agree(target, None, random_draft)
     assert target.decoder.cache.copies > 2
-    assert_like_plain(target, text, uneven(9))
+    assert_like_plain(target, PROMPT, text, uneven(9))
 
 
 def test_a_prompt_of_one_token_needs_no_prefill(target_of):
@@ -155,10 +98,7 @@ def test_a_prompt_of_one_token_needs_no_prefill(target_of):
     target.start(TextStart([4], CAPACITY, branches=BRANCHES))
     first, second = uneven(0), uneven(1)
     for draft, text in ((first, []), (second, [int(first.tokens[0]), 7])):
-        p = target.verify(draft)
-        for node in range(-1, len(draft)):
-            tokens = draft.tokens[list(draft.tree.path(node))].tolist()
-            assert (p[node + 1] - plain(target, [4, *text], tokens)).abs().max() < EXACT
+        assert_like_plain(target, [4], text, draft)
         target.commit([0], 7)
 
 
@@ -167,95 +107,9 @@ def test_a_chain_takes_one_row(target_of, monkeypatch):
     target = target_of("llama", "rows")
     monkeypatch.setattr(target.decoder, "forward_paths", lambda *_: pytest.fail("a batch"))
     target.start(TextStart(PROMPT, CAPACITY, branches=BRANCHES))
-    for draft in (EMPTY, Draft(torch.tensor([1, 2]), chain_tree(2))):
-        assert_like_plain(target, [], draft)
+    for draft in (EMPTY, random_chain(2, 0)):
+        assert_like_plain(target, PROMPT, [], draft)
         target.discard()
-
-
-class Rows(Drafter):
-    """Rows out of the text that the target is about to write, each gone wrong somewhere: the best after 0, 1, 2, ...
-    tokens in turn, and it is now one row, now another.
-    """
-
-    capabilities = DrafterCapabilities(fills=frozenset({"rows", "tree"}))
-
-    def __init__(self, text: list[int]) -> None:
-        self._text = text
-
-    def start(self, text, states=None) -> None:
-        self._done = self._round = 0
-
-    def draft(self, structure) -> Draft:
-        parents, tokens, w = [], [], structure.gamma
-        for row in range(structure.k if w else 0):
-            coming = self._text[self._done : self._done + w]
-            if len(coming) < w:
-                return EMPTY
-            best = self._round % (w + 1)
-            wrong = (best - row - self._round) % (best + 1)
-            line = [token if place < wrong else (token + row + 1) % VOCABULARY for place, token in enumerate(coming)]
-            first = len(tokens)
-            parents += [-1, *range(first, first + w - 1)]
-            tokens += line
-        # Rows that begin alike are merged by the tree below, as drafters do.
-        return _merged(parents, tokens) if tokens else EMPTY
-
-    def commit(self, tokens, states=None) -> None:
-        self._done, self._round = self._done + len(tokens), self._round + 1
-
-
-def _merged(parents: list[int], tokens: list[int]) -> Draft:
-    kept: dict[tuple[int, int], int] = {}
-    where: list[int] = []
-    for parent, token in zip(parents, tokens, strict=True):
-        key = (where[parent] if parent >= 0 else -1, token)
-        where.append(kept.setdefault(key, len(kept)))
-    tree = Tree(tuple(parent for parent, _ in kept))
-    return Draft(torch.tensor([token for _, token in kept]), tree, source=(Source("rows", 0),) * len(kept))
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "t5"])
-def test_whole_texts_have_the_same_rounds(name, temperature, tiny_model, tiny_encoder_decoder, sampling):
-    how = sampling(temperature=temperature)
-    verifier = "speculative_sampling" if temperature else "greedy"
-
-    def decoded(target, drafter, structure):
-        return generate(
-            target=target,
-            drafter=drafter,
-            verifier=verifiers.build({"name": verifier}),
-            structure=structure,
-            request=Request(PROMPT, 24, accept_generator=generator_for(0, "prompt", "accept")),
-            clock=CpuClock(),
-        )
-
-    if name == "t5":
-        rows = EncoderDecoder(tiny_encoder_decoder(name), how)
-        packed = None
-    else:
-        rows, packed = (Causal(tiny_model(name), how) for _ in range(2))
-        rows.evaluation = "rows"
-    chain = structures.build({"name": "chain", "gamma": 3})
-    own = decoded(rows, Rows([]), chain.resized(0)).tokens
-    shape = structures.build({"name": "rows", "k": 4, "w": 3, "budget": 64})
-    generation = decoded(rows, Rows(list(own)), shape)
-    assert any(not row.tree.is_chain and row.accepted for row in generation.rounds)
-    if temperature == 0:
-        assert generation.tokens == own
-        assert {row.accepted for row in generation.rounds} == {0, 1, 2, 3}
-        taken = [path_batch(row.tree).sequence_of(row.acceptance.path) for row in generation.rounds]
-        assert len(set(taken)) > 1
-    if packed is not None:
-        other = decoded(packed, Rows(list(own)), shape)
-        assert other.tokens == generation.tokens
-        for ours, theirs in zip(generation.rounds, other.rounds, strict=True):
-            assert (ours.tree, ours.draft_tokens, ours.acceptance) == (
-                theirs.tree,
-                theirs.draft_tokens,
-                theirs.acceptance,
-            )
-            assert ours.committed == theirs.committed
 
 
 def test_16_bit_rows_are_finite_and_near(tiny_model, sampling):
@@ -276,11 +130,11 @@ def test_the_evaluation_comes_from_the_configuration(
     tiny_model, tiny_encoder_decoder, tmp_path, group_values, sampling
 ):
     tiny_model("llama").save_pretrained(tmp_path / "causal")
-    tiny_encoder_decoder("t5").save_pretrained(tmp_path / "t5")
     for evaluation in ("packed", "rows"):
         values = group_values("target", "causal", model=str(tmp_path / "causal"), device="cpu", evaluation=evaluation)
         target = targets.build(values, sampling=sampling())
         assert target.evaluation == target.describe()["evaluation"] == evaluation
+    tiny_encoder_decoder("t5").save_pretrained(tmp_path / "t5")
     values = group_values("target", "encoder_decoder", model=str(tmp_path / "t5"), device="cpu")
     assert targets.build(values, sampling=sampling()).evaluation == "rows"
     with pytest.raises(UsageError, match=r"target\.evaluation='packed'.*'rows'"):
@@ -329,9 +183,9 @@ def test_a_draft_too_large_for_a_call_is_refused_before_its_tree_is_made(target_
 
 
 def test_the_bytes_asked_for_are_those_that_the_caches_take(target_of, monkeypatch):
+    monkeypatch.setattr(model_target, "available_bytes", lambda device: -(10**12))
     for name in ("llama", "t5"):
         target = target_of(name, "rows")
-        monkeypatch.setattr(model_target, "available_bytes", lambda device: -(10**12))
         with pytest.raises(UsageError) as refused:
             target.check_memory(len(PROMPT), CAPACITY, 3)
         target.start(TextStart(PROMPT, CAPACITY, branches=3))

@@ -9,11 +9,10 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-import torch
 from fixtures import ranks_at_work
 from fixtures.tiny_checkpoints import PUBLISHED, write_checkpoint
 from mlflow import MlflowClient
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from specdec import ranks, run, train
 from specdec.analysis.figures import style
@@ -29,32 +28,20 @@ DRAFTERS = {
     "early_exit": "{drafter: {exit_layer: 1}}",
 }
 UNTRACKED = ["tracking.enabled=false"]
-GREEDY = [
-    "+drafter=ngram",
-    f"measurement.drafters=[{','.join(DRAFTERS)}]",
-    *(f"+measurement.drafter_settings.{name}={values}" for name, values in DRAFTERS.items()),
-    "target.dtype=float32",
-    *UNTRACKED,
-]
+GREEDY = ["+drafter=ngram", f"measurement.drafters=[{','.join(DRAFTERS)}]", "target.dtype=float32", *UNTRACKED]
+GREEDY += [f"+measurement.drafter_settings.{name}={values}" for name, values in DRAFTERS.items()]
 SAMPLED = ["+drafter=small_model", "drafter.model=small", "drafter.dtype=float64", "target.dtype=float64"]
 SAMPLED += ["structure=tree", "structure.nodes=6", "structure.depth=3", "sampling=temperature", *UNTRACKED]
 
 
-def llama(folder: Path, seed: int, **changes: int) -> None:
-    torch.manual_seed(seed)
-    shape = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4}
-    shape |= {"num_key_value_heads": 2, "max_position_embeddings": 256, "vocab_size": VOCABULARY} | changes
-    ends = dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"))
-    LlamaForCausalLM(LlamaConfig(**shape, **ends)).save_pretrained(folder)
-
-
 @pytest.fixture(scope="module")
-def workplace(tmp_path_factory) -> Path:
+def workplace(save_llama, tmp_path_factory) -> Path:
     """A folder with a target, a small model and heads, and two models that cannot be shared out."""
     folder = tmp_path_factory.mktemp("ranks")
-    llama(folder / "target", 0)
-    llama(folder / "small", 1, num_hidden_layers=1)
-    llama(folder / "odd", 0, intermediate_size=33, num_hidden_layers=1)
+    shape = {"hidden_size": WIDTH, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": VOCABULARY}
+    save_llama(folder / "target", intermediate_size=48, num_hidden_layers=3, **shape)
+    save_llama(folder / "small", seed=1, intermediate_size=48, num_hidden_layers=1, **shape)
+    save_llama(folder / "odd", intermediate_size=33, num_hidden_layers=1, **shape)
     GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=16)).save_pretrained(folder / "unplanned")
     write_checkpoint(folder / "heads", PUBLISHED["medusa_1"], WIDTH, VOCABULARY)
     return folder
@@ -119,15 +106,6 @@ def test_two_processes_write_what_one_does(launched, workplace, kind):
 
 
 @pytest.mark.slow
-def test_each_process_holds_its_own_heads_of_the_cache(launched, workplace):
-    cache = [
-        json.loads((workplace / name / "greedy" / "session.json").read_text())["cache_bytes"]
-        for name in ("together", "alone")
-    ]
-    assert 2 * cache[0] == cache[1]
-
-
-@pytest.mark.slow
 def test_a_dead_rank_ends_the_run_as_failed(launched, workplace):
     codes, said, ended = launched
     assert codes[2] == 4 and ended == 1
@@ -139,7 +117,7 @@ def test_a_dead_rank_ends_the_run_as_failed(launched, workplace):
 
 
 @pytest.mark.slow
-def test_only_rank_0_writes(launched, workplace):
+def test_only_rank_0_writes_and_each_holds_its_own_heads_of_the_cache(launched, workplace):
     """One folder a run; a rank that wrote too would have made outputs/ of its own, or rounds twice."""
     made = {path.name for path in workplace.iterdir()}
     given = {"target", "small", "heads", "odd", "unplanned"}
@@ -148,6 +126,8 @@ def test_only_rank_0_writes(launched, workplace):
     assert {path.name for path in (workplace / "together").iterdir()} == {"greedy", "sampled", "dead"}
     notes = json.loads((workplace / "together" / "greedy" / "run.json").read_text())["notes"]
     assert "shared out over 2 processes" in notes[0]
+    sessions = [json.loads((workplace / name / "greedy/session.json").read_text()) for name in ("together", "alone")]
+    assert 2 * sessions[0]["cache_bytes"] == sessions[1]["cache_bytes"]
 
 
 @pytest.fixture
