@@ -309,7 +309,7 @@ def _run_tests(job: _Job, folder: Path) -> _Ran:
     os.environ["SPECDEC_CACHE"] = str(folder / "cache")  # what a bug has computed and kept reaches no other bug's tests
     recorder = _Recorder(stop=job.bug is not None)
     plugins = [f"-p{name}" for name in (*PLUGINS, "no:cacheprovider")]
-    options = ["-q", "-n0", "-Wignore::pytest.PytestAssertRewriteWarning", f"--rootdir={tree}"]
+    options = ["-q", "-n0", "-mslow or not slow", "-Wignore::pytest.PytestAssertRewriteWarning", f"--rootdir={tree}"]
     options += [*plugins, f"--basetemp={folder / 'files'}"]
     code = pytest.main([*options, *job.tests], plugins=[recorder])
     used = getattr(sys.modules.get("specdec"), "__file__", None)

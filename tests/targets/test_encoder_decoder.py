@@ -57,6 +57,11 @@ def test_p_is_standardised_like_any_targets(encoder_decoder, tiny_encoder_decode
     assert ((p > 0).sum(-1) == 5).all()
 
 
+def test_no_length_is_left_to_cross(encoder_decoder, target_of):
+    """A run asks before it calibrates, and again after its last prompt."""
+    assert target_of(encoder_decoder).disagreement(10_000) is None
+
+
 def test_scores_are_plain_logits(encoder_decoder, target_of):
     target, text = target_of(encoder_decoder), [3, 1, 4, 1, 5]
     logits = target.score(PROMPT, text)
