@@ -1,10 +1,12 @@
 """Settings of every test, and the list of fixture files; what only one folder of tests uses stays in its conftest."""
 
 import atexit
+import hashlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -40,6 +42,42 @@ pytest_plugins = [  # a file stands below those that it imports
 def one_thread() -> None:
     """Compute on one thread: tiny models run faster, and sums have one order."""
     torch.set_num_threads(1)
+
+
+EXAMINED = ("test_probe.py", "test_planted_faults.py", "test_architectures.py")
+"""Tests of the probe itself."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def models_are_probed_once() -> Iterator[None]:
+    """Probe each model that is made in memory once: equal weights in equal modules are equally examined, and tests make
+    the same tiny models hundreds of times. Models in folders are kept by specdec itself.
+    """
+    from specdec.models import probe as probing  # after HF_HUB_OFFLINE was set
+
+    known: dict[str, Any] = {}
+    examine = probing.probe
+
+    def once(decoder: Any) -> Any:
+        weights = decoder.model.state_dict().values()
+        if os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0].endswith(EXAMINED) or (
+            sum(weight.numel() for weight in weights) > 1_000_000
+        ):
+            return examine(decoder)
+        about = f"{type(decoder)}{decoder.model!r}{decoder.model.config}{decoder.context_length}{decoder.device}"
+        digest = hashlib.sha256(f"{about}{decoder.model.config._attn_implementation}".encode())
+        for weight in weights:
+            digest.update(weight.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        if (key := digest.hexdigest()) not in known:
+            probed = examine(decoder)
+            if probed.attention is not None:  # the model was switched
+                return probed
+            known[key] = probed
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(probing, "probe", once)
+        yield
 
 
 @pytest.fixture(autouse=True)
