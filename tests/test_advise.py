@@ -124,6 +124,7 @@ def test_text_of_other_prompts_is_advice_of_its_own(command, tmp_path):
     assert "speedup.predicted" not in json.loads((folder / "summary.json").read_text())["metrics"]
 
 
+@pytest.mark.slow
 def test_drafts_that_take_time_do_not_pay(command):
     """A drafter of 5 ms a token beside a target that takes microseconds: the verdict names it."""
     prompts = "prompts.tokens=[[0,1,2,0,1,2],[1,2,0,1,2,0]]"  # as long as a draft: calibration reads them

@@ -44,6 +44,7 @@ def test_every_section_runs(script, run):
     assert script.TOTAL_SECONDS < 9 * 60
 
 
+@pytest.mark.slow
 def test_the_figures_add_up(run):
     sections = run[1]["sections"]
     text = sections["correctness"]["text"]

@@ -119,6 +119,7 @@ def test_an_artifact_of_another_version_does_not_end_the_report(command, sweep, 
     assert "The key 't_n' is missing" in (tmp_path / "there" / "report.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_foreign_results_are_reported_without_any_run(command, tmp_path):
     lines = [{"accepted": [3, 0, 1, 4, 2, 0], "id": "a"}, {"accepted": [0, 0, 1, 4], "id": "b <i>"}]
     (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

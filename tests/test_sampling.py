@@ -39,6 +39,7 @@ def ranked(p):
     return sorted(range(len(p)), key=lambda index: -p[index])
 
 
+@pytest.mark.slow
 @given(LOGITS, st.sampled_from([0.25, 0.5, 1.0, 2.0, 10.0]))
 def test_temperature_divides_the_logits(logits, temperature):
     assert law(logits, temperature=temperature) == pytest.approx(softmax([x / temperature for x in logits]), abs=1e-12)

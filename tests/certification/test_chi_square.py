@@ -44,6 +44,7 @@ def test_an_impossible_token_is_enough():
     assert chi_square("test", tally).p_value == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("changing", [False, True])
 def test_true_laws_are_rejected_as_often_as_stated(changing):
     """800 tests; a true rate of 5% gives more than 65 or fewer than 19 rejections with chance 1e-4."""

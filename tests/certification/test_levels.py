@@ -99,6 +99,7 @@ def test_true_combinations_fail_as_rarely_as_stated():
 # Planted bugs -------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_exact_catches_a_softmaxed_residual(monkeypatch):
     """transformers until #28508."""
     monkeypatch.setattr(contract, "residual", lambda p, q: (p - q).clamp_min(0.0).softmax(-1))
@@ -107,6 +108,7 @@ def test_exact_catches_a_softmaxed_residual(monkeypatch):
     assert failed(checks), "the statistical level sees so large a bias, too"
 
 
+@pytest.mark.slow
 def test_exact_catches_siblings_drawn_with_replacement_but_declared_without():
     class WithReplacement(TableDrafter):
         def draft(self, structure):
@@ -122,6 +124,7 @@ def test_exact_catches_siblings_drawn_with_replacement_but_declared_without():
     assert DRAFTED in failed(checks), "the statistical level sees it, too, on any target"
 
 
+@pytest.mark.slow
 def test_exact_catches_a_token_dropped_at_the_length_limit(monkeypatch):
     whole = specdec.decode.cut
 
@@ -133,6 +136,7 @@ def test_exact_catches_a_token_dropped_at_the_length_limit(monkeypatch):
     assert failed(rule_checks(rule(), "chain")) == {"rule on chain: texts of the loop"}
 
 
+@pytest.mark.slow
 def test_exact_catches_an_off_by_one_commit(monkeypatch):
     from specdec.targets.base.model_target import ModelTarget
 
@@ -210,6 +214,7 @@ class StaleRoot(Causal):
             self._root = self.offered[len(path) : len(path) + 1].clone()
 
 
+@pytest.mark.slow
 def test_models_that_are_right_pass(model_arm):
     drawn = draw(model_arm(), MODEL_PROMPTS, MODEL_DRAWS, seed=1)
     assert not failed(judged(drawn, FALSE_ALARM))
@@ -217,12 +222,14 @@ def test_models_that_are_right_pass(model_arm):
     assert len(drawn.tests) == 6 and drawn.level(FALSE_ALARM) == pytest.approx(FALSE_ALARM / 6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [OtherTemperature, StaleLaw])
 def test_statistics_catch_a_drafter_that_tells_another_law(model_arm, kind):
     checks = judged(draw(model_arm(kind), MODEL_PROMPTS, MODEL_DRAWS, seed=1), FALSE_ALARM)
     assert DRAFTED in failed(checks) and "states after commits" not in failed(checks)
 
 
+@pytest.mark.slow
 def test_statistics_catch_a_stale_state(model_arm):
     checks = judged(draw(model_arm(of=StaleRoot), MODEL_PROMPTS, MODEL_DRAWS, 1), FALSE_ALARM)
     assert "states after commits" in failed(checks)

@@ -186,6 +186,7 @@ def test_a_command_refuses_before_heavy_imports(answered, line):
     assert answer.heavy == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", TOLD)
 def test_help_imports_nothing_heavy(answered, line):
     answer = answered.commands[len(REFUSED) + list(TOLD).index(line)]

@@ -160,6 +160,7 @@ def test_an_interrupted_sweep_ends_at_once_as_killed(
     assert len((last_folder(folder) / "sweep.csv").read_text().splitlines()) == 3
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_be_used_is_said_before_any_cell(
     sweep: Callable[..., tuple[int, str, str]],
 ) -> None:

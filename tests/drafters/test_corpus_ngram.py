@@ -205,6 +205,7 @@ def test_a_tokenizer_that_truncates_is_not_obeyed(tmp_path, pocket):
     assert short.backend_tokenizer.truncation is not None
 
 
+@pytest.mark.slow
 def test_the_default_corpus_has_nothing_of_the_held_out_prompts():
     names = [part.where for part in StandardLibraryCorpus().parts()]
     assert len(names) > 300 and "bisect.py" in names and "json/decoder.py" in names

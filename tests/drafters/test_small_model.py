@@ -220,6 +220,7 @@ def test_a_threshold_ends_a_draft_after_the_token_that_crosses_it(target, tiny_m
         assert len(calls) == expected, "a step that is not taken costs nothing"
 
 
+@pytest.mark.slow
 def test_the_shipped_pair(group_values, sampling):
     """`pocket` is a drafter here and a target there, of one tokenizer."""
     from specdec.targets.base import targets

@@ -286,6 +286,7 @@ def test_greedy_drafts_for_a_target_that_samples(tiny_model, sampling):
         assert draft.q is None and draft.tokens.tolist() == alone.tokens.tolist()
 
 
+@pytest.mark.slow
 def test_it_reports_both_parts(tiny_model, sampling):
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     drafter = staged(tiny_model("llama"), target, model_of(shaken(target.model, 0.1)))

@@ -51,6 +51,7 @@ def run(folder, *overrides: str) -> tuple[pd.DataFrame, list[dict]]:
     return pd.read_parquet(folder / "rounds.parquet"), [json.loads(line) for line in lines]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [(), SAMPLED, ("+drafter=oracle",)], ids=["greedy", "sampled", "reference"])
 def test_rounds_and_texts_are_those_of_one_at_a_time(tmp_path, how):
     """Also where a group is shorter than the prompts, so that the second begins anew, and in later repeats."""

@@ -28,6 +28,7 @@ def command(in_process, tmp_path, monkeypatch):
 SMALL = ("+debug=tiny", "measurement.max_new_tokens=6", "structure.gamma=2")
 
 
+@pytest.mark.slow
 def test_a_control_writes_the_baselines_texts_and_one_sentence_says_its_speedup(command):
     prompts = [[number % 3, (number + 1) % 3, number % 2] for number in range(5)]
     ended, folder = command(*SMALL, "-v", f"{CONTROL}=true", f"prompts.tokens={prompts}".replace(" ", ""))
@@ -45,6 +46,7 @@ def test_a_control_writes_the_baselines_texts_and_one_sentence_says_its_speedup(
     assert [arm["gamma"] for arm in summary["arms"]] == [1, 2]  # the control is no arm of the drafter
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("gammas", "control"), [("[1,3]", False), ("[1,3,4]", True)])
 def test_it_is_on_by_itself_at_four_draft_lengths(command, gammas, control):
     ended, folder = command(*SMALL, f"measurement.gammas={gammas}", "prompts.tokens=[[0,1,2]]")

@@ -136,6 +136,7 @@ def test_another_tokenizer_is_refused(command, tmp_path, folders, tiny_llama):
     assert code == 2 and "it has another tokenizer; give the model that the target was trained from" in error
 
 
+@pytest.mark.slow
 def test_a_missing_original_is_one_sentence(command, folders):
     arguments = [argument for argument in on(folders, "trained") if not argument.startswith("measurement.original")]
     code, error = command(*arguments, "measurement.original=./nowhere")

@@ -134,6 +134,7 @@ def finished_facts():
 # The environment ----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_ends_the_run_as_failed(tracked, tmp_path, monkeypatch):
     """The outputs are written to a device that is always full."""
     real = Path.open

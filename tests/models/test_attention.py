@@ -160,6 +160,7 @@ def test_a_traced_step_copies_nothing_either():
         assert growth(call_at(decoder, tree)) == mask_bytes("grouped", torch.float64, len(tree) + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_text_is_that_of_transformers_own_attention(name, sampling):
     """Plain decoding and chains, in float64 and beyond the window, against a whole pass for each token."""

@@ -162,6 +162,7 @@ def test_wide_calls_are_traced_where_the_plain_modules_are_faster(model, folder,
     assert served == [15]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_compiled_is_said_and_traced(model, tmp_path, compiling_nothing, caplog):
     ours = opened(model, tmp_path)
     assert ours.compiled == (0, 1) and {choice["pass"] for choice in ours.choices.values()} == {"trace"}

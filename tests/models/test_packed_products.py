@@ -113,6 +113,7 @@ def test_other_types_and_scarce_memory_leave_all_as_it_is(monkeypatch):
     assert pack_products(symbolic_trace(Layers())) == PRODUCTS
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_passes_of_one_model_share_the_copies_which_go_with_it(monkeypatch):
     gc.collect()  # of models of earlier tests

@@ -199,6 +199,7 @@ def narrow(kind: str, scale: float = 5.0, **values: Any) -> Any:
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", [256, 70, 20])
 def test_a_window_of_the_models_own_is_crossed(window, make_structure):
     """GPT-Neo hides what is too far away in slots of the cache, by 256 in its default configuration."""
@@ -447,6 +448,7 @@ def test_other_weights_are_probed_again(opened, folder, tmp_path):
     assert opened(dtype="float32")[1] == 1 and len(kept(tmp_path)) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", ["", "[]", '{"packed": true, "unknown": 1}'])
 def test_a_damaged_file_is_made_again(opened, tmp_path, content):
     opened(dtype="float32")

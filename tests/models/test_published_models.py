@@ -68,6 +68,7 @@ def test_greedy_continuations(published_model, sampling, tok512, name):
     assert tok512.decode([*prompt, *generation.tokens]).startswith("Once upon a time" + CONTINUATIONS[name])
 
 
+@pytest.mark.slow
 def test_character_models_agree_with_each_other(published_model, sampling, shared_data):
     """Same text, two vocabularies: id i of 105 is id i + 256 of 361 from 3 on; 0.97 of greedy choices agree."""
     sentencepiece = pytest.importorskip("sentencepiece")

@@ -126,6 +126,7 @@ def test_a_bug_whose_tests_cannot_run_here_is_said_and_not_counted_as_killed(toy
     assert "1 of 3 planted bugs killed (1 cannot be on this machine, which skips their tests)" in ended.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [(), ("--no-unpatched",)])
 def test_a_bug_that_cannot_be_noticed_here_is_no_failure(toy, options):
     ended = toy(*options, elsewhere=(ADDS, ADDS.replace("+=", "-="), f"Killed by: {ELSEWHERE}"))

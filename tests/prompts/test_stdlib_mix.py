@@ -33,6 +33,7 @@ def test_every_function_is_held_out_and_of_one_kind(everything):
         assert is_held_out(Document(STDLIB, module.replace(".", "/") + ".py", ""), held_out_modules())
 
 
+@pytest.mark.slow
 def test_docstrings_stop_inside_a_paragraph_of_an_open_docstring(everything):
     chosen = [entry for entry in everything if entry.category == "docstrings"]
     assert len(chosen) >= 12

@@ -171,6 +171,7 @@ def test_bad_files_are_answered_with_their_name(build, tmp_path, text, sentence)
     assert sentence in message and str(file) in message
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_read(build, tmp_path):
     assert "nowhere.yaml does not exist" in error(build, file=str(tmp_path / "nowhere.yaml"))
     assert "cannot be read: Is a directory" in error(build, file=str(tmp_path))

@@ -90,6 +90,7 @@ def test_the_table_target_has_measured_times(command, tmp_path):
     assert open_study(folder).metrics["budget/ngram.tree.speedup.6"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -124,6 +124,7 @@ def read(folder: Path, tokens: tuple[int, ...]) -> str:
     return AutoTokenizer.from_pretrained(folder).decode(list(tokens), skip_special_tokens=True)
 
 
+@pytest.mark.slow
 def test_temperatures_are_fastchats_and_one_may_be_forced(on_model):
     _, tables = on_model("study.choices=2", "study.model_id=mine", "prompts.chat=never")
     outputs = tables["outputs"]

@@ -126,6 +126,7 @@ def test_16_bit_rows_are_finite_and_near(tiny_model, sampling):
     assert (p[0] - p[1]).abs().max() < 0.1
 
 
+@pytest.mark.slow
 def test_the_evaluation_comes_from_the_configuration(
     tiny_model, tiny_encoder_decoder, tmp_path, group_values, sampling
 ):

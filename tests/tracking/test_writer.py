@@ -106,6 +106,7 @@ def test_everything_lies_in_the_folder(
     assert not list(elsewhere.iterdir())
 
 
+@pytest.mark.slow
 def test_values_arrive(record: Callable[..., Any]) -> None:
     values = {
         "speedup": 1.5,

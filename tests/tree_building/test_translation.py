@@ -139,6 +139,7 @@ def test_greedy_output_is_the_targets_own(pair, gamma):
     assert rounds == len(drafted.rounds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [{}, {"top_k": 2}])
 def test_sampling_is_lossless(enumeration, table, random_law, tiny_llama, how):
     """By enumeration: a target of three tokens, one of which (ab) the drafter can read but not propose."""

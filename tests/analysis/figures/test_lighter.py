@@ -82,6 +82,7 @@ def shown(svg: str) -> list[tuple[str, list[float]]]:
     return painted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("letters", [False, True], ids=["outlines", "letters"])
 def test_every_shape_stays_where_it_was(figure: Figure, letters: bool) -> None:
     before = raw(figure, letters)

@@ -74,6 +74,7 @@ def page(written):
     return parsed
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_links_find_their_target_and_names_may_hold_anything(written, page):
     _, html, _ = written
     assert not re.search(r"""(src|href|srcset|action|data)\s*=\s*["']?\s*(https?:)?//""", html, re.IGNORECASE)
@@ -186,6 +187,7 @@ def test_heat_maps_are_let_through(tmp_path):
     assert "img-src data:" in policy and "script" not in policy and policy.startswith("default-src 'none'")
 
 
+@pytest.mark.slow
 def test_a_page_is_light_and_brings_the_letters_of_its_figures_once(tmp_path):
     """A run has a dozen figures; with letters as outlines each would add 40 KB and more."""
     weights = []

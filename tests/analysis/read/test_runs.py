@@ -121,6 +121,7 @@ def run(request, store, tmp_path):
     return mlflow_runs.open_run(store.uri, store.main)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "name"), [("None", "model_bigram"), ("pocket", "model_bigram pocket")])
 def test_a_drafter_that_needs_no_model_is_named_without_one(run, model, name):
     assert replace(run, params={"drafter.name": "model_bigram", "drafter.model": model}).drafter_name == name

@@ -118,6 +118,7 @@ def test_runs_that_cannot_be_compared_are_named_and_left_out(decoded, stored_run
     assert sentence.startswith("Not compared: ") and "only the baseline's rounds" in sentence
 
 
+@pytest.mark.slow
 def test_settings_are_never_mixed(decoded, stored_run) -> None:
     here = [stored_run(decoded(chance), name) for chance, name in ((0.8, "oracle"), (0.3, "ngram"))]
     there = [stored_run(decoded(0.9), "medusa", hardware="H200"), stored_run(decoded(0.9), "hydra", hardware="H200")]

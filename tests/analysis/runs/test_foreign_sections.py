@@ -62,6 +62,7 @@ def test_the_page_has_every_gamma_the_account_and_a_prediction(found):
     assert named(one, "Is acceptance independent and the same everywhere?").tables
 
 
+@pytest.mark.slow
 def test_few_texts_that_hold_most_tokens_are_said(found, trace):
     text = named(found[0], "Summary").text[1]
     assert "Few texts hold most tokens" in text and "of 16 hold" in text and "in the mean over 16 requests" in text

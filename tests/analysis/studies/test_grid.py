@@ -67,6 +67,7 @@ def whole(best=(5, 4), faster=FASTER):
     return pd.DataFrame(made, columns=names)
 
 
+@pytest.mark.slow
 def test_whole_runs_have_the_mean_and_the_deviation_of_the_runs():
     found = whole_runs(whole(), 200, 0)
     best, usual = found.shapes.to_dict("records")

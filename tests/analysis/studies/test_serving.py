@@ -114,6 +114,7 @@ def test_where_speculation_is_to_be_switched_off():
     assert found.model_batch(2) == 6
 
 
+@pytest.mark.slow
 def test_what_is_said():
     said = findings("serving", tables(), ABOUT)
     answer, over_load, latency, chosen, assumed = said.sections

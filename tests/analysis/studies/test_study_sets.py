@@ -93,6 +93,7 @@ def test_topk_of_two_sets():
     assert "prompts of first_set, second_set says little" in section.text[-1]  # once for both
 
 
+@pytest.mark.slow
 def test_ablation_of_two_sets():
     (section,) = side_by_side([ablation("first_set", 2), ablation("second_set", 8)])
     table = table_of(section).set_index("prompt set")

@@ -77,6 +77,7 @@ def test_an_importer_gives_data_sets_or_one_sentence(tmp_path_factory, file, gam
         assert (source.rounds["accepted"] <= source.rounds["offered"]).all()
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(file=damaged(), skip=st.booleans(), lengths=st.sampled_from([None, "acc_eagle"]))
 def test_a_replay_gives_streams_or_one_sentence(tmp_path_factory, file, skip, lengths):
