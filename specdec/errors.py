@@ -109,4 +109,4 @@ EXIT_CODES = {
     130: "ended by SIGINT (Ctrl-C); finished rounds are kept",
     143: "ended by SIGTERM; finished rounds are kept",
 }
-"""What the exit codes of all commands mean."""
+"""Meanings of the exit codes of all commands."""

@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers share two cores, an
 if "SPECDEC_CACHE" not in os.environ:  # one folder for this run of the tests, its workers and its commands
     os.environ["SPECDEC_CACHE"] = tempfile.mkdtemp(prefix="specdec-tests-")
     atexit.register(shutil.rmtree, os.environ["SPECDEC_CACHE"], ignore_errors=True)
-# What a user would see on standard error, a command in a process of its own fails on: pytest's filters end with ours.
+# A command in a process of its own fails on a warning that a user would see: pytest's filters end with our process.
 os.environ.setdefault("PYTHONWARNINGS", "error::FutureWarning")
 # A busy machine must not fail a test: no deadlines. Found examples are the same on every machine.
 hypothesis.settings.register_profile("specdec", deadline=None, derandomize=True, database=None)

@@ -42,7 +42,7 @@ class KeptRun:
 
     @property
     def refuted(self) -> str:
-        """Why its outputs are not the target's own, as its own findings say it; "" where they are."""
+        """The sentence of its findings that refutes its outputs; "" where they are the target's own."""
         for name in ("summary.json", "study.json"):
             path = self.metrics.folder / name
             if path.is_file():

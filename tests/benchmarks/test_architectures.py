@@ -1,5 +1,5 @@
-"""Which architectures of transformers can be decoded: every one with a causal head, as a random model of its default
-configuration with tiny widths.
+"""Tries which architectures of transformers can be decoded: each one with a causal head, as a random model in its
+default configuration with tiny widths.
 
 Windows, chunks and contexts are the default ones. Run by hand: `python -m pytest -n 0 -m benchmark
 tests/benchmarks/test_architectures.py`, about four minutes. A line of `analysis/results/architectures.json` says how

@@ -1,4 +1,4 @@
-"""What a corpus n-gram costs: fitting 100 MB of text in under 2 minutes and 4 GB, a draft, replays of 10,000 tokens."""
+"""Measures a corpus n-gram: fitting 100 MB of text in under 2 minutes and 4 GB, a draft, replays of 10,000 tokens."""
 
 import statistics
 import textwrap

@@ -1,4 +1,4 @@
-"""What matters in grounded heads: each recipe of `conf/heads/ablation` trained and decoded, for notebook `04_heads`.
+"""Measures the parts of grounded heads: each recipe of `conf/heads/ablation` trained and decoded, for notebook 04.
 
 With `-k gru` a part of it is run. A variant is trained in two minutes or so on two cores and decoded in one. Trainings
 go on where they stopped, below `models/` of the working folder; the file keeps what other parts have found.

@@ -17,7 +17,7 @@ GUIDE = sorted((ROOT / "notebooks" / "guide").glob("*.md"))
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 FILE = re.compile(r"(?:specdec|analysis|conf|tests|notebooks)/[\w./-]*\w")
-# What a command makes, and what only a machine with a GPU can make.
+# Files that a command makes, or that only a machine with a GPU can make.
 MADE = {"analysis/results/gpu.json"}
 
 each = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())

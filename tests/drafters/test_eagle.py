@@ -54,7 +54,7 @@ def paths(draft):
 def test_q_is_the_networks_law_as_the_target_standardises(
     target_at, random_eagle, make_structure, slow_of, form, shape, temperature
 ):
-    """Of a greedy target a node of rank j is the network's next best choice."""
+    """A node of rank j is the network's next best choice where the target is greedy."""
     target = target_at(temperature, top_k=9)
     network = random_eagle(target, **FORMS[form])
     slow = slow_of(network, target)

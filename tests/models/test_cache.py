@@ -39,7 +39,7 @@ def filled(length, copies=1, capacity=16):
 
 
 def held(cache):
-    """What every copy in use holds, in every layer."""
+    """Contents of every copy in use, in every layer."""
     found = []
     for layer in cache.layers:
         kept = slice(0, layer.length)
