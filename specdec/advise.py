@@ -1,6 +1,6 @@
 """`python -m specdec.advise +drafter=NAME`: would speculation pay, and at which gamma, without speculating once.
 
-Checks what can be checked before anything heavy is imported, then hands over to `experiment.advisor`.
+Checks what can be checked before anything heavy is imported, then hands over to `advice.advisor`.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ def task(values: Mapping[str, Any]) -> None:
     config = validated(AdviseConfig, values, source="the configuration")
     check_early(lambda: _check(config))
 
-    from specdec.experiment.advisor import advise
+    from specdec.advice.advisor import advise
 
     advise(config, cli.output_dir())
 
@@ -28,11 +28,11 @@ def _check(config: AdviseConfig) -> None:
     Raises:
         UsageError: the first fault.
     """
-    from specdec.experiment.parts import checked
+    from specdec.session.parts import checked
 
     checked(config)
 
-    from specdec.experiment.advisor import refuse_other_runs
+    from specdec.advice.advisor import refuse_other_runs
 
     refuse_other_runs(config)
 

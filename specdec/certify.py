@@ -28,7 +28,7 @@ def _check(config: CertifyConfig) -> None:
     Raises:
         UsageError: the first fault.
     """
-    from specdec.experiment.parts import checked
+    from specdec.session.parts import checked
 
     checked(config)
 

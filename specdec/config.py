@@ -98,7 +98,7 @@ class MeasurementConfig:
 
     @property
     def limit(self) -> int:
-        """The most tokens of an output, as a number. Where the configuration leaves it open, `experiment.parts.limited`
+        """The most tokens of an output, as a number. Where the configuration leaves it open, `session.parts.limited`
         has read it off the recorded texts.
 
         Raises:

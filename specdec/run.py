@@ -1,6 +1,6 @@
 """`python -m specdec.run +drafter=NAME`: decode, measure, compare with theory, log.
 
-Checks what can be checked before anything heavy is imported, then hands over to `experiment.experiment`.
+Checks what can be checked before anything heavy is imported, then hands over to `session.experiment`.
 """
 
 from collections.abc import Mapping
@@ -31,13 +31,13 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
         return _stood(run_study(config, cli.output_dir(), cli.earlier_runs()))
 
     if ranks.follows():
-        from specdec.experiment.experiment import follow_experiment
+        from specdec.session.experiment import follow_experiment
 
         patient()
         follow_experiment(config, cli.output_dir())
         return {}
 
-    from specdec.experiment.experiment import run_experiment
+    from specdec.session.experiment import run_experiment
 
     return _stood(run_experiment(config, cli.output_dir(), cli.earlier_runs()))
 
@@ -60,13 +60,13 @@ def _check(config: RunConfig) -> None:
     Raises:
         UsageError: the first fault.
     """
-    from specdec.experiment.beside import settled
-    from specdec.experiment.parts import checked
+    from specdec.plan.beside import settled
+    from specdec.session.parts import checked
 
     if config.study is None:
         checked(settled(config))
 
-        from specdec.experiment.budget import budget_of
+        from specdec.plan.budget import budget_of
 
         budget_of(config)
     else:

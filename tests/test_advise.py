@@ -77,7 +77,7 @@ def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter, shape):
 
 @pytest.mark.slow
 def test_only_a_run_of_the_same_measurement_finds_it(command):
-    """`tests/experiment/test_session.py` has all that makes a measurement another one."""
+    """`tests/session/test_session.py` has all that makes a measurement another one."""
     code, _, error = command(advise, "+drafter=ngram", *TINY)
     assert code == 0, error
     for changes, predicted in (

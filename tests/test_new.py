@@ -12,7 +12,7 @@ import pytest
 from specdec import new, plugins
 from specdec.commands.plain import told_faults
 from specdec.drafters import drafters
-from specdec.experiment.composed import composed_parts
+from specdec.plan.compositions import composed_parts
 from specdec.prompts import prompts
 from specdec.structures import structures
 from specdec.targets import targets

@@ -1,7 +1,7 @@
 """Measures what a lossy rule, or a trained backbone, does to the text of a whole run (`quality/*`).
 
 From `rounds.parquet` (departure, otherwise: see `specdec.observe`) and `quality.parquet` (a line for each output: see
-`specdec.experiment.judging`).
+`specdec.session.output_quality`).
 """
 
 import numpy as np

@@ -21,21 +21,21 @@ from specdec.certification.statistical import DrawnTests, Draws, Texts, Tick, dr
 from specdec.clock import CpuClock
 from specdec.config import CertifyConfig
 from specdec.drafters import Drafter, drafters
+from specdec.environment import capture
 from specdec.errors import DeclaredLossy, NotLossless, UsageError
-from specdec.experiment.arm import Arm
-from specdec.experiment.beside import refuse_several
-from specdec.experiment.budget import refuse_budget, refuse_null
-from specdec.experiment.dtypes import arithmetic_notes
-from specdec.experiment.environment import capture
-from specdec.experiment.foreign_claims import record_passed
-from specdec.experiment.parts import Parts, build, limited, prepare
-from specdec.experiment.terminal import print_links
+from specdec.plan.beside import refuse_several
+from specdec.plan.budget import refuse_budget, refuse_null
 from specdec.plugins import is_foreign
 from specdec.progress import detail, progress_bar
 from specdec.records import Request
 from specdec.sampling import generator_for
+from specdec.session.arm import Arm
+from specdec.session.dtypes import arithmetic_notes
+from specdec.session.foreign_claims import record_passed
+from specdec.session.parts import Parts, build, limited, prepare
 from specdec.structures import structures
 from specdec.targets import Target, targets
+from specdec.terminal import print_links
 from specdec.verifiers import verifiers
 
 _LOSSY_ROUNDS = 400  # that measure the total variation of a combination which is declared lossy

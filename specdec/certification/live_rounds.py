@@ -15,9 +15,9 @@ from torch import Tensor
 from specdec.certification.checks import Check, Verdict
 from specdec.certification.chi_square import Tally, Tested, chi_square
 from specdec.clock import CpuClock
-from specdec.experiment.arm import Arm
 from specdec.records import Acceptance, Draft, Generation, Request
 from specdec.sampling import probabilities
+from specdec.session.arm import Arm
 from specdec.targets.base import Target
 from specdec.verifiers.base import Verifier
 

@@ -9,10 +9,10 @@ from specdec.certification.checks import Check, Verdict
 from specdec.certification.statistical import Texts, Tick
 from specdec.clock import CpuClock
 from specdec.drafters.none import NoDrafter
-from specdec.experiment.arm import Arm
-from specdec.experiment.divergence import Divergence, explain
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
+from specdec.session.arm import Arm
+from specdec.session.divergence import Divergence, explain
 
 
 def near_tie_check(

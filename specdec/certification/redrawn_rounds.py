@@ -16,9 +16,9 @@ from torch import Tensor
 
 from specdec.certification.chi_square import LEAST, Tally, Tested, chi_square
 from specdec.certification.exact import one_round
-from specdec.experiment.arm import Arm
 from specdec.records import Draft, Request, TextStart, chain_tree
 from specdec.sampling import sample
+from specdec.session.arm import Arm
 
 _MOST_ROUNDS = 8  # of a text before a place
 _FOLLOWED = 10  # first tokens after which the second is looked at: the most likely ones

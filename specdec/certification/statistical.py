@@ -11,9 +11,9 @@ from specdec.certification.checks import Check, Verdict
 from specdec.certification.chi_square import Tested
 from specdec.certification.live_rounds import state_check, watch_rounds
 from specdec.certification.redrawn_rounds import Redraws, redraw
-from specdec.experiment.arm import Arm
 from specdec.records import Request
 from specdec.sampling import generator_for
+from specdec.session.arm import Arm
 
 Tick = Callable[[str, int], None]
 """`tick(what, amount)` is told what was done, and how much of it."""

@@ -10,8 +10,6 @@ from typing import Any
 from specdec.analysis.read.facts import SessionFacts
 from specdec.analysis.runs.quality import OUTPUTS
 from specdec.analysis.runs.sampled import COLUMNS
-from specdec.experiment.divergence import Divergence
-from specdec.experiment.replays import write_replays
 from specdec.experiment.results import ResultsFolder
 
 
@@ -49,10 +47,6 @@ class Collected:
             else:
                 setattr(self, each.name, max(mine, more))
 
-    def parted(self, method: str, divergence: Divergence) -> None:
-        """Take note of an output that differs from the baseline's."""
-        self.divergences.append({"method": method, **asdict(divergence)})
-
     def counts(self, method: str) -> dict[str, int]:
         """Return how the outputs of one drafter compare with the baseline's, as `SessionFacts` names it."""
         parted = [line for line in self.divergences if line["method"] == method]
@@ -81,7 +75,9 @@ class Collected:
         )
         results.write_json("session.json", asdict(facts))
         results.write_json("traces.json", self.traces)
-        write_replays(results, self.replays, self.alpha)
+        lines = sorted(self.replays, key=lambda line: (line["kind"] == "baseline", line["gamma"]))
+        results.write_table("replay", lines, ("method", "gamma", "kind", "prompt", "repeat", "tokens", "rounds"))
+        results.write_table("alpha", self.alpha, ("method", "prompt", "repeat", "numerator", "denominator"))
         if self.sampled:
             results.write_table("sampled", self.sampled, COLUMNS)
         if self.quality:

@@ -20,8 +20,8 @@ import pyarrow.parquet as pq
 
 from specdec.analysis.read.facts import STATUS_FILE, RunStatus, Standing
 from specdec.clock import Clock
-from specdec.experiment.walking import WalkedRounds
 from specdec.records import Generation, Round
+from specdec.replay.walked_rounds import WalkedRounds
 from specdec.text.writing import write_atomically
 
 GENERATIONS, ROUNDS, DONE = "generations.jsonl", "rounds.parquet", "part-done.jsonl"

@@ -17,11 +17,11 @@ from specdec.analysis.findings import counted
 from specdec.analysis.read.facts import STATUS_FILE, RunStatus
 from specdec.analysis.read.runs import open_folder
 from specdec.errors import Interrupted, UsageError
-from specdec.experiment.budget import TimeBudget
 from specdec.experiment.identity import RunIdentity, differences, recorded_identity
 from specdec.experiment.kept import AUTO, NEVER, EarlierRuns, KeptMetrics, KeptRun
 from specdec.experiment.recovery import recovered_results
 from specdec.experiment.results import DONE, GENERATIONS, ROUNDS, DonePrompt, PromptKey, ResultsFolder, read_json
+from specdec.plan.budget import TimeBudget
 from specdec.text.writing import LOCK, is_locked
 
 _STATUS_SECONDS = 1.0  # between two writings of a status

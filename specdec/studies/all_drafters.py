@@ -14,12 +14,12 @@ from specdec.analysis.studies.all_drafters import PLAIN
 from specdec.config import AtLeastOne, typed
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
-from specdec.experiment.arm import Arm
-from specdec.experiment.composed import composed_parts
-from specdec.experiment.divergence import explain
+from specdec.plan.compositions import composed_parts
 from specdec.prompts import first_turn
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
+from specdec.session.arm import Arm
+from specdec.session.divergence import explain
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import WARM, LiveRuns

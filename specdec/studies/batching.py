@@ -26,11 +26,11 @@ from specdec.drafters import Drafter, drafters
 from specdec.drafters.base.batch import BatchDrafter
 from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
-from specdec.experiment.composed import composed_parts
-from specdec.experiment.divergence import explain
+from specdec.plan.compositions import composed_parts
 from specdec.prompts import Prompt
 from specdec.records import Request, Round, chain_tree
 from specdec.sampling import generator_for
+from specdec.session.divergence import explain
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
 from specdec.text.writing import write_atomically

@@ -17,11 +17,11 @@ from specdec.config import AtLeastOne, typed
 from specdec.drafters import Drafter
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
-from specdec.experiment.arm import Arm
 from specdec.prompts import first_turn
 from specdec.records import Request
 from specdec.replay.rank_accuracy import RankCounts, rank_counts
 from specdec.replay.walk import Cell
+from specdec.session.arm import Arm
 from specdec.structures import structures
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.candidates import SHAPES, Candidate, choose, halves_of, plain_shapes, trees

@@ -13,12 +13,12 @@ from pydantic import Field
 from specdec.config import AtLeastOne, typed
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
-from specdec.experiment.composed import composed_parts
-from specdec.experiment.judging import log_likelihood
+from specdec.plan.compositions import composed_parts
 from specdec.prompts import first_turn
 from specdec.records import Generation, Request
 from specdec.replay.expected_rounds import agreement
 from specdec.sampling import generator_for
+from specdec.session.output_quality import log_likelihood
 from specdec.structures import structures
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import WARM, decoding_seconds, departures

@@ -16,12 +16,12 @@ from pydantic import Field
 from specdec.config import AtLeastOne, typed
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
-from specdec.experiment.arm import Arm
-from specdec.experiment.parts import prepare
 from specdec.prompts import Prompt, prompts
 from specdec.prompts.files import FileSet
 from specdec.records import Request
 from specdec.sampling import generator_for
+from specdec.session.arm import Arm
+from specdec.session.parts import prepare
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import WARM, decoding_seconds
 from specdec.text.model_answers import NO_ANSWER, ModelAnswer, write_answers, write_questions

@@ -13,10 +13,10 @@ from pydantic import Field
 from specdec.config import AtLeastOne, typed
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
-from specdec.experiment.judging import log_likelihood
 from specdec.prompts import first_turn
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
+from specdec.session.output_quality import log_likelihood
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import WARM, decoding_seconds, departures
 from specdec.text.streams import Stream
@@ -57,7 +57,7 @@ class TypicalAcceptance(Study):
         log_likelihood (nats, of the whole text, under the target at temperature 1), tv (total variation of the emitted
         law from the target's at that temperature, summed over tokens), otherwise (chance of a decision that a lossless
         rule would not have made, summed over rounds) and offers (rounds with a proposal); tv and otherwise are missing
-        where they are not known (see `experiment.judging`).
+        where they are not known (see `session.output_quality`).
     `settings`: epsilon and delta of typical acceptance as the temperature rises, and the temperature of the sweep.
     `skipped`: see `Bench.skipped`.
 

@@ -23,7 +23,7 @@ from specdec.certification.tiny_models import VOCABULARY, load_tiny_model
 from specdec.drafters import Drafter, drafters
 from specdec.drafters.base import DrafterCapabilities
 from specdec.errors import UsageError
-from specdec.experiment.composed import composed_config
+from specdec.plan.compositions import composed_config
 from specdec.prompts.base.contract import prompts
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import structures

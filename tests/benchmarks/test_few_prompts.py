@@ -14,9 +14,9 @@ from specdec.analysis.arms import Arms
 from specdec.analysis.intervals import FEWEST, bootstrap, percentile_bounds, resampled_sums
 from specdec.analysis.runs.run_metrics import null_metrics
 from specdec.clock import clock_for
-from specdec.experiment.parts import build, prepare
 from specdec.experiment.results import ResultsFolder
-from specdec.experiment.session import Session
+from specdec.session.parts import build, prepare
+from specdec.session.session import Session
 
 pytestmark = pytest.mark.benchmark
 RUNS, REPLICATES = 2000, 1000

@@ -13,11 +13,11 @@ from fixtures.measuring import composed
 
 from specdec.analysis.heads.heads_tree import CARTESIAN, CHANCES, DRAWN, JOINT
 from specdec.clock import CpuClock
-from specdec.experiment.parts import build
 from specdec.records import Request
 from specdec.replay.answers import TextStates
 from specdec.replay.expected_rounds import rounds_along
 from specdec.replay.rank_accuracy import Fed, rank_counts, rank_paths, total
+from specdec.session.parts import build
 from specdec.structures import structures
 from specdec.structures.tree import given
 from specdec.studies.base.candidates import halves_of

@@ -15,10 +15,10 @@ from fixtures.measuring import composed, gpt2_tokens
 from specdec.analysis.acceptance.prediction import predict
 from specdec.analysis.arms import Arms
 from specdec.clock import CpuClock
-from specdec.experiment.parts import build
 from specdec.records import Request
 from specdec.replay.answers import TextStates
 from specdec.replay.expected_rounds import Starts, agreement, starts_along
+from specdec.session.parts import build
 
 pytestmark = pytest.mark.benchmark
 DEEPEST = 15

@@ -18,12 +18,12 @@ import pytest
 from fixtures.measuring import VOCABULARY, Anywhere, gpt2_tokens, phrases, zipf
 
 from specdec.drafters import drafters
-from specdec.experiment.arm import Arm
 from specdec.experiment.results import GenerationKey, round_table
-from specdec.experiment.walking import decode_by_walking
 from specdec.records import Request, TextStart
 from specdec.replay.shared_walk import walk
 from specdec.replay.walk import replay_stream
+from specdec.session.arm import Arm
+from specdec.session.recorded_walk import decode_by_walking
 from specdec.structures import structures
 from specdec.targets import targets
 from specdec.text.streams import Stream, write_streams

@@ -16,9 +16,9 @@ from specdec.certification.statistical import Draws, draw, judged, power_sentenc
 from specdec.certification.table_drafts import FILL, WAYS, TableDrafter, small_structure
 from specdec.certification.tiny_models import load_tiny_model
 from specdec.drafters.small_model import SmallModel
-from specdec.experiment.arm import Arm
-from specdec.experiment.divergence import Divergence
 from specdec.records import Draft
+from specdec.session.arm import Arm
+from specdec.session.divergence import Divergence
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.verifiers.base import contract

@@ -19,7 +19,7 @@ from specdec.analysis.pages import run_page
 from specdec.commands import resumed_sweep
 from specdec.errors import Interrupted, UsageError
 from specdec.experiment import results
-from specdec.experiment.session import Session
+from specdec.session.session import Session
 from specdec.training.heads import head_training
 
 SWEEP = ("-m", "+drafter=ngram", "+debug=tiny", "measurement.bootstrap=50", "tracking.enabled=false")

@@ -16,10 +16,10 @@ from specdec.drafters.blockwise import BlockwiseHeads
 from specdec.drafters.grounded import Grounded
 from specdec.drafters.medusa import Medusa
 from specdec.errors import NumericsError, UsageError
-from specdec.experiment.parts import build
 from specdec.heads.checkpoint import save_heads
 from specdec.records import Draft, Source, TextStart
 from specdec.sampling import generator_for
+from specdec.session.parts import build
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 

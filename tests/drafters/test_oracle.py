@@ -11,10 +11,10 @@ from fixtures.drafting import chain, decoded
 
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
-from specdec.experiment.forced import Forced
 from specdec.models.decoder import Decoder
 from specdec.records import TextStart
 from specdec.sampling import generator_for
+from specdec.session.forced_target import Forced
 from specdec.targets.causal import Causal
 from specdec.theory import capped_geometric
 

@@ -12,7 +12,7 @@ import pytest
 
 from specdec import report, run
 from specdec.analysis.read.facts import RunStatus
-from specdec.experiment.session import Session
+from specdec.session.session import Session
 from specdec.tracking.store import locate, opened
 
 LONG = ("+drafter=ngram", "+debug=tiny", "measurement.repeats=9", "hydra.run.dir=one")
@@ -117,7 +117,7 @@ def test_a_second_signal_ends_the_process_at_once(
         (tmp_path / "analysing").write_text("")
         time.sleep(60)
 
-    monkeypatch.setattr("specdec.experiment.experiment.write_run", endless)
+    monkeypatch.setattr("specdec.session.experiment.write_run", endless)
     after_prompts(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
     number = child(lambda: in_process(run, *LONG, "tracking.enabled=false"))
     while not (tmp_path / "analysing").exists():

@@ -8,8 +8,8 @@ import pytest
 from specdec import run
 from specdec.analysis.read.facts import SessionFacts
 from specdec.analysis.read.mlflow_runs import load_runs
-from specdec.experiment import session
-from specdec.experiment.divergence import Divergence
+from specdec.session import session
+from specdec.session.divergence import Divergence
 from specdec.targets.table import Table
 
 TINY = ("+drafter=oracle", "+debug=tiny", "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]")

@@ -9,13 +9,14 @@ from fixtures.resumed_runs import SAMPLED, config_of, decode, found
 
 from specdec.analysis.read.facts import RunStatus
 from specdec.errors import UsageError
-from specdec.experiment import parts, results
-from specdec.experiment.identity import identify
+from specdec.experiment import results
 from specdec.experiment.kept import EarlierRuns, KeptRun
-from specdec.experiment.parts import build
 from specdec.experiment.resumption import begun
 from specdec.prompts import PromptSet
 from specdec.prompts.base.contract import turn_id
+from specdec.session import parts
+from specdec.session.identify import identify
+from specdec.session.parts import build
 from specdec.text.streams import Stream, write_streams
 
 NGRAM = ("+drafter=ngram",)
@@ -136,7 +137,7 @@ def test_an_unfinished_run_that_differs_is_refused_with_what_differs(unfinished,
         decode(replace(config, seed=5), unfinished)
     with pytest.raises(UsageError, match="resume=never does not go on with it"):
         decode(replace(config, resume="never"), unfinished)
-    monkeypatch.setattr("specdec.experiment.identity.code_hash", lambda: "f" * 64)
+    monkeypatch.setattr("specdec.session.identify.code_hash", lambda: "f" * 64)
     with pytest.raises(UsageError, match=r"code: sha256 \w{12}\.\.\. -> f{12}\.\.\."):
         decode(config, unfinished)
 
@@ -177,7 +178,7 @@ def test_a_cell_of_a_resumed_sweep_is_kept_or_refused(finished, tmp_path, monkey
     kept = begin(config, tmp_path / "cell", sweep)
     assert isinstance(kept, KeptRun) and kept.metrics == {"speedup": 1.5} and kept.metrics.folder == finished
     assert begin(config_of(*NGRAM, "seed=1"), tmp_path / "cell", sweep).results.folder == tmp_path / "cell"
-    monkeypatch.setattr("specdec.experiment.identity.code_hash", lambda: "f" * 64)
+    monkeypatch.setattr("specdec.session.identify.code_hash", lambda: "f" * 64)
     with pytest.raises(UsageError, match=r"same configuration and other code or data.*code: sha256"):
         begin(config, tmp_path / "other", sweep)
 

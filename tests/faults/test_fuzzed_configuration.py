@@ -14,8 +14,8 @@ from faults.answers import answered, spoiled
 from specdec.commands.cli import check_drafter
 from specdec.commands.failures import ending, not_begun
 from specdec.config import RunConfig, config_dir, validated
-from specdec.experiment.beside import settled
-from specdec.experiment.parts import build
+from specdec.plan.beside import settled
+from specdec.session.parts import build
 from specdec.tracking.store import locate
 
 pytestmark = pytest.mark.slow  # many examples of bad input

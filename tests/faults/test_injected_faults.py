@@ -151,7 +151,7 @@ def test_a_disk_that_fills_up_ends_the_run_as_failed(tracked, tmp_path, monkeypa
 
 
 def test_a_run_that_will_not_fit_is_refused(tracked, tmp_path, monkeypatch):
-    from specdec.experiment import disk_space
+    from specdec.session import disk_space
 
     monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10 << 20}))
     code, error = tracked("+drafter=oracle")

@@ -5,7 +5,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from specdec.config import RunConfig, config_dir, validated
-from specdec.experiment.beside import settled
+from specdec.plan.beside import settled
 
 DRAWN = [-1, -1, -1, 0, 0, 1, 3, 6]
 

@@ -143,7 +143,7 @@ def test_a_walked_run_leaves_what_a_decoded_one_does(command, trace, monkeypatch
     path, _ = trace
     arguments = ("target=replay", f"target.path={path}", "+drafter=ngram", *shape, *QUICK)
     walked = command("walked", *arguments)
-    monkeypatch.setattr("specdec.experiment.parts.walks", lambda target, drafter: False)
+    monkeypatch.setattr("specdec.session.parts.walks", lambda target, drafter: False)
     decoded = command("decoded", *arguments)
     files = [sorted(str(each.relative_to(folder)) for each in folder.rglob("*")) for folder in (walked, decoded)]
     assert files[0] == files[1]

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from specdec.errors import UsageError
-from specdec.experiment.arm import Arm
+from specdec.session.arm import Arm
 from specdec.text.model_answers import ModelAnswer, write_answers
 from specdec.training.models.tokenizer import train_tokenizer
 

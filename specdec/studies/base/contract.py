@@ -14,12 +14,12 @@ import pandas as pd
 from specdec.clock import Clock
 from specdec.config import RunConfig
 from specdec.drafters import Drafter, drafters
-from specdec.experiment.parts import Parts, prepare
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
 from specdec.records import Request
 from specdec.registry import Registry
 from specdec.sampling import generator_for
+from specdec.session.parts import Parts, prepare
 from specdec.targets.base.contract import Evaluation
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream, write_streams

@@ -12,19 +12,20 @@ from specdec.analysis.pages.html import Chapter, write_report
 from specdec.clock import clock_for
 from specdec.config import RunConfig, validated
 from specdec.errors import UsageError
-from specdec.experiment.batch_checks import refuse_batches
-from specdec.experiment.beside import refuse_several
-from specdec.experiment.budget import refuse_budget, refuse_null
-from specdec.experiment.dtypes import arithmetic_notes
-from specdec.experiment.identity import RunIdentity, identify, run_facts
+from specdec.experiment.identity import RunIdentity
 from specdec.experiment.kept import EarlierRuns, KeptRun
-from specdec.experiment.parts import Parts, limited, open_parts
 from specdec.experiment.results import ResultsFolder
 from specdec.experiment.resumption import begun, standing
-from specdec.experiment.terminal import from_here, print_links
+from specdec.plan.batch_checks import refuse_batches
+from specdec.plan.beside import refuse_several
+from specdec.plan.budget import refuse_budget, refuse_null
 from specdec.progress import detail, verbose
 from specdec.sampling import SamplingConfig
+from specdec.session.dtypes import arithmetic_notes
+from specdec.session.identify import identify, run_facts
+from specdec.session.parts import Parts, limited, open_parts
 from specdec.studies.base.contract import Bench, Study, studies
+from specdec.terminal import from_here, print_links
 from specdec.tracking import writer as tracking
 
 _ANSWERS = 4  # of a study's sections, the first ones; its report has all

@@ -1,0 +1,221 @@
+"""The advice of `specdec.advise`: a forecast for every gamma, what it would take to pay, a verdict; and its file.
+
+Arithmetic and files only: the costs and the rounds come from `experiment.advisor`. Times are in units of t1, the
+target's own one-token call, as in the gap account.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec.analysis.engines.measured_drafter import Measured
+from specdec.analysis.engines.recommendation import Recommendation, recommend
+from specdec.analysis.intervals import Interval, too_few
+from specdec.config import RunConfig, flattened
+from specdec.environment import cpu
+from specdec.session.parts import Parts
+from specdec.theory.capped_geometric import tokens_per_round
+
+_REMEDIES = {
+    "acceptance": "if every round offered gamma tokens and all were accepted",
+    "draft cost": "if drafting were free",
+    "verification cost": "if verifying cost one plain call",
+    "overhead": "without the overhead",
+}
+
+
+@dataclass(frozen=True)
+class RoundCost:
+    """The mean round and the baseline, over t1.
+
+    Attributes:
+        draft, verify, overhead: g, v and o; their sum is the round.
+        full_verify: v of a round that offers all gamma tokens.
+        baseline: t_AR, the baseline's time per token.
+    """
+
+    draft: float
+    verify: float
+    overhead: float
+    full_verify: float
+    baseline: float
+
+    @property
+    def round(self) -> float:
+        return self.draft + self.verify + self.overhead
+
+    def speedup(self, tokens_per_round: float) -> float:
+        """Return t_AR over the time that a round takes per token."""
+        return tokens_per_round * self.baseline / self.round
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """The expectation for one gamma, without having speculated once.
+
+    Attributes:
+        offered: nodes offered -> share of the rounds that offer that many.
+        pays_from_tokens: tokens per round from which speculation at this gamma is faster than the baseline.
+        pays_from_alpha: the i.i.d. alpha that gives these, for these offers of chains; None where no alpha does.
+        pays_below_c: the largest cost c of a drafter step over t1 that still pays at the predicted tokens per round;
+            None where not even a free drafter pays.
+    """
+
+    gamma: int
+    tokens_per_round: Interval
+    speedup: Interval
+    cost: RoundCost
+    offered: dict[int, float]
+    pays_from_tokens: float
+    pays_from_alpha: float | None
+    pays_below_c: float | None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """`advice.json`.
+
+    Attributes:
+        key: hash of `keyed`; a run with the same key finds this advice.
+        replay: form of the replay (`DrafterCapabilities.replay`); "speculation" where no text tells the rounds: they
+            were decoded at the largest gamma, and a model predicts the others.
+        source: where the text came from: "baseline" or the recorded file.
+        alpha: mean of sum min(p, q) over positions of the text with a proposal, of a draft of one token there; None
+            without any, and where only the target's calls would tell.
+        t1_ms: the target's one-token call, milliseconds.
+        blame: when the best gamma does not pay, the term whose ideal would gain most, else None.
+        serving: the configuration that it recommends for serving engines (`analysis.engines.recommendation`).
+    """
+
+    key: str
+    keyed: dict[str, Any]
+    label: str
+    replay: str
+    source: str
+    prompts: int
+    tokens: int
+    alpha: float | None
+    t1_ms: float
+    best_gamma: int
+    blame: str | None
+    verdict: str
+    predictions: list[Forecast]
+    notes: list[str]
+    serving: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def best(self) -> Forecast:
+        return self.at(self.best_gamma)  # type: ignore[return-value]
+
+    def at(self, gamma: int) -> Forecast | None:
+        """Return the forecast for one gamma; None if it was not asked for."""
+        return next((item for item in self.predictions if item.gamma == gamma), None)
+
+    def save(self, *paths: Path) -> None:
+        """Write to each path, whole or not at all."""
+        text = json.dumps(asdict(self), indent=1) + "\n"
+        for path in paths:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            part = path.with_suffix(".part")
+            part.write_text(text, encoding="utf-8")
+            part.replace(path)
+
+
+def predict(
+    gamma: int,
+    tau: Interval,
+    speedup: Interval,
+    cost: RoundCost,
+    offered: Mapping[int, float],
+    chain: bool = True,
+) -> Forecast:
+    """Return the forecast for one gamma, with what it would take to break even there.
+
+    Args:
+        offered: nodes offered -> rounds.
+        chain: drafts do not branch: only then does one alpha stand for a number of tokens per round.
+    """
+    needed = cost.round / cost.baseline
+    total = sum(offered.values())
+    shares = {size: rounds / total for size, rounds in sorted(offered.items())}
+    c = (tau.estimate * cost.baseline - cost.verify - cost.overhead) / gamma
+    alpha = break_even_alpha(needed, shares) if chain else None
+    return Forecast(gamma, tau, speedup, cost, shares, needed, alpha, c if c >= 0 else None)
+
+
+def break_even_alpha(needed: float, offered: Mapping[int, float]) -> float | None:
+    """Return the smallest alpha at which rounds that offer these shares yield `needed` tokens: the mean of
+    Omega(alpha, offered), which grows with alpha, is solved by bisection. None where alpha = 1 is not enough.
+    """
+
+    def tokens(alpha: float) -> float:
+        return sum(share * float(tokens_per_round(alpha, size)) for size, share in offered.items())
+
+    low, high = 0.0, 1.0
+    if tokens(high) < needed:
+        return None
+    if tokens(low) >= needed:
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tokens(middle) < needed else (low, middle)
+    return high
+
+
+def ideals(prediction: Forecast) -> dict[str, float]:
+    """Return the speedup with one term at its ideal and the others as they are, by term."""
+    cost, tau = prediction.cost, prediction.tokens_per_round.estimate
+    return {
+        "acceptance": replace(cost, verify=cost.full_verify).speedup(prediction.gamma + 1),
+        "draft cost": replace(cost, draft=0.0).speedup(tau),
+        "verification cost": replace(cost, verify=1.0).speedup(tau),
+        "overhead": replace(cost, overhead=0.0).speedup(tau),
+    }
+
+
+def judge(predictions: list[Forecast], label: str) -> tuple[Forecast, str | None, str]:
+    """Return the best forecast, the term to blame when it does not pay, and the verdict in one sentence."""
+    best = max(predictions, key=lambda item: item.speedup.estimate)
+    what = f"{label} at gamma {best.gamma}"
+    if best.speedup.estimate > 1:
+        rest = (
+            f"{best.speedup} times as fast, with {best.tokens_per_round.estimate:.2f} tokens per round where "
+            f"{best.pays_from_tokens:.2f} break even"
+        )
+        if few := too_few(best.speedup.prompts):
+            return best, None, f"It may pay: {what} is predicted to be {rest}, but {few}."
+        if best.speedup.known and best.speedup.low <= 1:
+            return best, None, f"It may pay: {what} is predicted to be {rest}, but the interval includes 1."
+        return best, None, f"Speculate: {what} is predicted to be {rest}."
+    gains = ideals(best)
+    blame = max(gains, key=gains.__getitem__)
+    verdict = f"Do not speculate: the best, {what}, is predicted to be {best.speedup} times as fast"
+    if gains[blame] > 1:
+        verdict += f", and {blame} is to blame: it would be {gains[blame]:.2f} {_REMEDIES[blame]}."
+    else:
+        verdict += f", and no term alone is to blame: even {_REMEDIES[blame]} it would be {gains[blame]:.2f}."
+    return best, blame, verdict
+
+
+def recommended(config: RunConfig, parts: Parts, predictions: list[Forecast]) -> Recommendation:
+    """Recommend how to serve the drafter, from what is predicted for every gamma."""
+    primary, device = parts.primary, parts.target.device
+    params = {key: str(value) for key, value in flattened(asdict(config)).items()}
+    described = primary.drafter.describe()
+    return recommend(
+        Measured(
+            params=params,
+            depth=item.gamma,
+            nodes=item.gamma if primary.structure.single else max(item.offered),
+            speedup=item.speedup,
+            drafter=described,
+            predicted=True,
+            lossless=primary.verifier.capabilities.lossless,
+            machine=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu()["model"],
+        )
+        for item in predictions
+    )

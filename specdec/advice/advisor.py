@@ -1,0 +1,495 @@
+"""One session of `specdec.advise`: calibrate, decode plain text only, replay the drafter along it, predict.
+
+Nothing is ever drafted and verified together, unless the drafter's replay calls the target, or no text tells the rounds
+of its chains: these are decoded at the largest gamma, and a model fitted to them predicts the others. The advice goes
+to files, not to a tracking run.
+"""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+import yaml
+from rich import get_console
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from specdec.advice.advice import Advice, RoundCost, judge, predict, recommended
+from specdec.advice.decoded_rounds import Speculated, predicted_walks
+from specdec.analysis.engines.recommendation import Recommendation
+from specdec.analysis.intervals import Columns, bootstrap
+from specdec.clock import Clock, clock_for
+from specdec.config import BASELINE, AdviseConfig
+from specdec.errors import UsageError
+from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_table
+from specdec.plan.batch_checks import refuse_batches
+from specdec.plan.beside import refuse_several
+from specdec.plan.budget import refuse_budget, refuse_null
+from specdec.progress import progress_bar
+from specdec.prompts import Prompt
+from specdec.records import Draft, Generation, Request, TextStart, chain_tree
+from specdec.replay.answers import TextStates
+from specdec.replay.expected_rounds import (
+    Agreement,
+    Starts,
+    Walk,
+    agreement,
+    expected_walk,
+    rounds_along,
+    starts_along,
+)
+from specdec.sampling import generator_for
+from specdec.session.advice_key import kept_at, key_of, keyed_by
+from specdec.session.dtypes import arithmetic_notes
+from specdec.session.parts import Parts, build, limited, prepare
+from specdec.terminal import print_lines, print_links
+from specdec.text.streams import Stream, read_streams
+from specdec.timing.calls import Calibration, calibrate
+from specdec.timing.timer import Timer
+
+_CALIBRATIONS = 8  # spread over the prompts, so that contexts and the machine's moods are averaged
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Costs of a round over t1, by nodes offered; sizes in between are interpolated.
+
+    Attributes:
+        verify, draft, accept: nodes offered -> cost of the call t(offered + 1), of a whole draft, and of accepting,
+            less what accepting takes the baseline.
+    """
+
+    verify: dict[int, float]
+    draft: dict[int, float]
+    accept: dict[int, float]
+
+    @staticmethod
+    def of(table: Mapping[int, float], offered: int) -> float:
+        sizes = sorted(table)
+        return float(np.interp(offered, sizes, [table[size] for size in sizes]))
+
+
+def advise(config: AdviseConfig, folder: Path) -> Advice:
+    """Predict every gamma of `measurement.gammas`, print and keep the advice.
+
+    Raises:
+        SpecdecError: see `specdec.errors`; UsageError also for drafters and verifiers that cannot be replayed.
+    """
+    refuse_other_runs(config)
+    if config.measurement.threads is not None:
+        torch.set_num_threads(config.measurement.threads)
+    parts = build(config)
+    config = limited(config, parts.target)
+    _check_replay(config, parts)
+    recorded = None
+    if config.advice.text is not None:
+        target = parts.target
+        recorded = read_streams(
+            config.advice.text,
+            target.vocab_size,
+            key="advice.text",
+            repeats=True,
+            context_length=target.context_length,
+        )
+    keyed = keyed_by(config, parts, _foreign_prompts(recorded, parts))
+    (folder / "config.yaml").write_text(yaml.safe_dump(asdict(config), sort_keys=False), encoding="utf-8")
+    advisor = _Advisor(config, parts, folder)
+    advisor.measure(recorded)
+    advice = advisor.conclude(keyed, recorded)
+    recommendation = recommended(config, parts, advice.predictions)
+    advice = replace(advice, serving=recommendation.as_dict())
+    advice.save(folder / "advice.json")
+    try:
+        advice.save(kept_at(config.advice_dir, advice.key))
+    except OSError as error:
+        logger.warning(
+            "Runs will not find this advice: it cannot be written to advice_dir=%s (%s).",
+            config.advice_dir, error.strerror,
+        )  # fmt: skip
+    show(advice, recommendation, get_console(), folder)
+    return advice
+
+
+def refuse_other_runs(config: AdviseConfig) -> None:
+    """Raise UsageError for a configuration that a run takes and advice does not."""
+    refuse_several(config, "specdec.advise predicts one drafter", "use measurement.drafters=[] and ask for each")
+    refuse_batches(config, "specdec.advise")
+    refuse_budget(config, "specdec.advise")
+    refuse_null(config, "specdec.advise")
+
+
+def _check_replay(config: AdviseConfig, parts: Parts) -> None:
+    drafter, verifier, structure = parts.primary.drafter, parts.primary.verifier, parts.primary.structure
+    name, greedy = config.drafter["name"], parts.target.sampling.greedy
+    unknown = _is_speculated(parts)
+    if unknown and structure.branches == 1 and config.advice.text is None:
+        return
+    instead = "measure it with python -m specdec.run"
+    if parts.target.clock() is not None:
+        raise UsageError(
+            f"Bad value target={config.target['name']}: its time is simulated, and advice rests on measured time; give "
+            "the model as the target and the recorded text as advice.text, or replay it with python -m specdec.run."
+        )
+    temperature = config.sampling["temperature"]
+    if drafter.capabilities.replay is None:
+        raise UsageError(
+            f"Bad value drafter={name}: it cannot be replayed along a text; without advice.text its chains "
+            f"(structure=chain) can be advised on, or {instead}."
+        )
+    if unknown:
+        raise UsageError(
+            f"Bad value sampling.temperature={temperature}: drafter {name!r} can be replayed along a text only under "
+            "sampling=greedy; for other temperatures its chains (structure=chain) can be advised on without "
+            f"advice.text, or {instead}."
+        )
+    if structure.branches > 1 and not greedy:
+        raise UsageError(
+            f"Bad value structure={config.structure['name']}: with sampling.temperature={temperature} only chains can "
+            f"be advised on; use structure=chain or sampling=greedy, or {instead}."
+        )
+    if not greedy and not verifier.capabilities.token_by_token:
+        raise UsageError(
+            f"Bad value verifier={config.verifier['name']}: the replay knows the rule of speculative sampling only; "
+            f"use verifier=speculative_sampling, or {instead}."
+        )
+    if greedy and not verifier.capabilities.lossless:
+        raise UsageError(
+            f"Bad value verifier={config.verifier['name']}: it accepts other tokens than those of the target's own "
+            f"text, which is what is replayed; use verifier=greedy, or {instead}."
+        )
+
+
+def _is_speculated(parts: Parts) -> bool:
+    """Return True where no text tells the drafter's rounds, so that they are decoded at one gamma."""
+    replay = parts.primary.drafter.capabilities.replay
+    return replay is None or (replay in ("copying", "calling") and not parts.target.sampling.greedy)
+
+
+def _foreign_prompts(recorded: Sequence[Stream] | None, parts: Parts) -> str | None:
+    """Return a hash of the recorded prompts where they are not the configured ones, whose advice no run would find."""
+    if recorded is None:
+        return None
+    found = {text.prompt for text in recorded}
+    if found == {prompt.tokens for prompt in parts.prompts.prompts}:
+        return None
+    return key_of({"recorded": sorted(found)})
+
+
+class _Advisor:
+    """Collects what the prediction needs: baseline rounds, calibrations, one row of sums per text."""
+
+    def __init__(self, config: AdviseConfig, parts: Parts, folder: Path) -> None:
+        self._config, self._parts = config, parts
+        self._target, self._drafter = parts.target, parts.primary.drafter
+        self._replay_kind = parts.primary.drafter.capabilities.replay
+        self._shapes = {arm.gamma: arm.structure for arm in parts.arms}
+        self._gammas = list(self._shapes)
+        self._states = TextStates(parts.target)
+        self._clock: Clock = clock_for(self._target.device)
+        self._results = ResultsFolder(folder)
+        self._calibrations: list[Calibration] = []
+        self._accepts: list[dict[int, float]] = []
+        self._walks: list[tuple[Stream, dict[int, Walk]]] = []
+        self._speculated: list[Speculated] | None = [] if _is_speculated(parts) else None
+        self._alpha = [0.0, 0.0]  # sum of beta, positions with a proposal
+
+    def measure(self, recorded: Sequence[Stream] | None) -> None:
+        """Calibrate, decode plain text and replay along it, prompt by prompt."""
+        prompts = list(self._parts.prompts.prompts)
+        if recorded is not None:
+            texts = [Prompt(text.id, "", "", text.prompt) for text in recorded]
+            # Nothing is decoded but the longest, which says what a token of the baseline costs.
+            prompts = [max(texts, key=lambda prompt: len(prompt.tokens))]
+        longest = max(prompts, key=lambda prompt: len(prompt.tokens))
+        prepare(self._parts, longest, self._config.measurement)
+        if self._config.measurement.warmup_tokens:
+            self._decode(longest, 0, self._config.measurement.warmup_tokens)
+        every = -(-len(prompts) // _CALIBRATIONS)
+        decoded: list[Stream] = []
+        with progress_bar() as progress:
+            bar = progress.add_task("advising", total=len(prompts) + len(recorded or ()))
+            for index, prompt in enumerate(prompts):
+                if index % every == 0:
+                    self._calibrate(prompt)
+                for text in self._baseline(prompt):
+                    decoded.append(text)
+                    if self._speculated is not None:
+                        self._speculate(index, text)
+                    elif recorded is None:
+                        self._replay(text)
+                progress.advance(bar)
+            self._calibrate(prompts[-1])
+            for text in recorded or ():
+                self._replay(text)
+                progress.advance(bar)
+
+    def _baseline(self, prompt: Prompt) -> Iterator[Stream]:
+        """Decode a prompt, its later turns and its repeats without a drafter, exactly as a run does it."""
+        for repeat in range(self._config.measurement.repeats):
+            current: Prompt | None = prompt
+            while current is not None:
+                done = self._decode(current, repeat, self._config.measurement.limit)
+                self._clock.synchronize()
+                key = GenerationKey("advise", BASELINE, 0, repeat, current.id, current.category)
+                tokenizer = self._target.tokenizer
+                words = "" if tokenizer is None else tokenizer.decode(done.tokens)
+                line = generation_line(key, done, self._clock, words, flagged=False)
+                self._results.append([round_table(key, done, self._clock)], [line])
+                yield Stream(current.id, current.category, current.tokens, done.tokens, repeat=repeat)
+                current = self._parts.prompts.follow_up(current, done.tokens)
+
+    def _decode(self, prompt: Prompt, repeat: int, limit: int) -> Generation:
+        arm = self._parts.baseline
+        purpose = f"accept/{arm.method}/{arm.gamma}/{repeat}"  # a run's own, so that sampled texts are its texts
+        generator = generator_for(self._config.seed, prompt.id, purpose, self._target.device)
+        return arm.decode(Request(prompt.tokens, limit, accept_generator=generator), self._clock)
+
+    def _calibrate(self, prompt: Prompt) -> None:
+        repeats = self._config.measurement.calibration_calls
+        self._calibrations.append(
+            calibrate(
+                self._target,
+                self._drafter,
+                self._parts.primary.structure,
+                prompt.tokens,
+                [shape.tree for shape in self._shapes.values()],
+                Timer(self._clock, repeats, generator_for(self._config.seed, prompt.id, "calibration")),
+                self._gammas,
+            )
+        )
+        self._accepts.append(self._accept_seconds(prompt, repeats))
+
+    @torch.inference_mode()
+    def _accept_seconds(self, prompt: Prompt, repeats: int) -> dict[int, float]:
+        """Return the median seconds of the verifier's decision, by nodes offered (random tokens)."""
+        trees = {len(tree): tree for tree in (chain_tree(0), *(shape.tree for shape in self._shapes.values()))}
+        device, purpose = self._target.device, "calibration/accept"
+        generator = generator_for(self._config.seed, prompt.id, purpose, device)
+        room = max(map(self._target.room, trees.values()))
+        branches = max(shape.branches for shape in self._shapes.values())
+        self._target.start(TextStart(prompt.tokens, len(prompt.tokens) + room, branches))
+        drafts = {}
+        for size, tree in trees.items():
+            tokens = torch.randint(self._target.vocab_size, (size,), generator=generator, device=device)
+            draft = Draft(tokens, tree)
+            drafts[size] = draft, self._target.verify(draft)
+            self._target.discard()
+        timer = Timer(self._clock, repeats, generator)
+        for _ in timer.passes(warm_up=2):
+            for size, (draft, p) in drafts.items():
+                timer.time(size, partial(self._parts.primary.verifier.accept, draft, p, generator))
+        return {size: median(timer.seconds(size)) for size in drafts}
+
+    def _speculate(self, prompt: int, text: Stream) -> None:
+        """Decode what the baseline has answered, with the drafter at the largest gamma; its text may be another."""
+        assert self._speculated is not None
+        arm = max(self._parts.arms, key=lambda arm: arm.gamma)
+        seed, purpose, device = self._config.seed, f"accept/{arm.method}/{arm.gamma}/{text.repeat}", self._target.device
+        request = Request(
+            text.prompt,
+            self._config.measurement.limit,
+            draft_generator=generator_for(seed, text.id, f"draft/{text.repeat}"),
+            accept_generator=generator_for(seed, text.id, purpose, device),
+        )
+        done = arm.decode(request, self._clock)
+        self._speculated.append(Speculated(prompt, done))
+        stream = Stream(text.id, text.category, text.prompt, done.tokens, repeat=text.repeat)
+        self._walks.append((stream, {}))
+        self._drafter.remember(text.prompt, text.generated)
+
+    def _replay(self, text: Stream) -> None:
+        """Count the rounds that this text takes at every gamma."""
+        tokens = text.generated
+        limit = max(self._config.measurement.limit, len(tokens))
+
+        def request() -> Request:
+            generator = generator_for(self._config.seed, text.id, f"draft/{text.repeat}")
+            return Request(text.prompt, limit, draft_generator=generator, reference=tokens)
+
+        along: Agreement | None = None
+        if self._replay_kind != "calling":
+            longest = self._parts.primary.structure
+            along = agreement(self._drafter, self._target, longest, tokens, request(), self._states)
+            self._alpha[0] += sum(along.beta)
+            self._alpha[1] += sum(along.proposed)
+        walks = {}
+        for gamma, shape in self._shapes.items():
+            where = (self._drafter, self._target, shape, tokens, request())
+            if along is not None and self._replay_kind == "position" and shape.branches == 1:
+                walks[gamma] = expected_walk(Starts.of_positions(along, gamma), limit)
+            elif self._target.sampling.greedy:
+                walks[gamma] = rounds_along(*where, self._clock, self._states)
+            else:
+                walks[gamma] = expected_walk(starts_along(*where, self._states), limit)
+        self._walks.append((text, walks))
+        self._drafter.remember(text.prompt, tokens)
+
+    def conclude(self, keyed: dict[str, Any], recorded: Sequence[Stream] | None) -> Advice:
+        """Turn what was measured into advice."""
+        if self._speculated is not None:
+            predicted = predicted_walks(self._speculated, self._gammas)
+            self._walks = [(text, walks) for (text, _), walks in zip(self._walks, predicted, strict=True)]
+        self._results.compact()
+        rounds = pd.read_parquet(self._results.folder / "rounds.parquet")
+        t1_s = float(rounds["verify_s"].mean())
+        costs = self._costs()
+        self._results.write_json(
+            "calibration.json",
+            {
+                "calibrations": [item.as_dict() for item in self._calibrations],
+                "accept_s": self._accepts,
+                "over_t1": asdict(costs),
+            },
+        )
+        base = rounds.groupby("prompt")[["committed", "verify_s", "round_s"]].sum()
+        per_token = base.sum() / base["committed"].sum()
+        predictions = []
+        for gamma in self._gammas:
+            table = self._table(gamma, costs, t1_s)
+            if recorded is None:
+                table = table.join(base)
+            else:  # timed on one text: the others are taken to cost the same per token
+                table = table.assign(**{name: table["tokens"] * per for name, per in per_token.items()})
+            measurement = self._config.measurement
+            intervals = bootstrap(table, _statistic, measurement.bootstrap, self._config.seed)
+            value = {name: interval.estimate for name, interval in intervals.items()}
+            cost = RoundCost(
+                draft=value["g"],
+                verify=value["v"],
+                overhead=value["o"],
+                full_verify=costs.of(costs.verify, self._shapes[gamma].nodes),
+                baseline=value["baseline"],
+            )
+            offered: dict[int, float] = {}
+            for _, walks in self._walks:
+                for size, count in walks[gamma].offered.items():
+                    offered[size] = offered.get(size, 0.0) + count
+            chain = self._shapes[gamma].branches == 1
+            tau, speedup = intervals["tokens_per_round"], intervals["speedup"]
+            predictions.append(predict(gamma, tau, speedup, cost, offered, chain))
+        best, blame, verdict = judge(predictions, self._parts.label)
+        prompts = len({text.id for text, _ in self._walks})
+        notes = [*arithmetic_notes(self._parts)]
+        if best.gamma == max(self._gammas) and len(self._gammas) > 1 and blame is None:
+            notes.append("The best gamma is the largest of measurement.gammas: a longer one may be better still.")
+        calls = sum(walk.calls for _, walks in self._walks for walk in walks.values())
+        if calls:
+            notes.append(
+                f"This drafter's rounds follow from the target's calls on its drafts alone, so the replay took {calls} "
+                "calls of the target, as many as decoding at every gamma takes."
+            )
+        if self._speculated is not None:
+            notes.append(
+                f"No text tells this drafter's rounds, so they were decoded at gamma {max(self._gammas)}; tokens per "
+                "round at the other gammas are those of a model of stretches of the text, fitted to these rounds."
+            )
+        if prompts == 1:
+            notes.append("One prompt only: no bootstrap, so no intervals.")
+        if recorded is not None and keyed["prompts"] != self._parts.prompts.content_hash:
+            notes.append("The recorded prompts are not those of the configuration: no run will find this advice.")
+        return Advice(
+            key=key_of(keyed),
+            keyed=keyed,
+            label=self._parts.label,
+            replay=str(self._replay_kind) if self._speculated is None else "speculation",
+            source="baseline" if recorded is None else str(self._config.advice.text),
+            prompts=prompts,
+            tokens=sum(len(text.generated) for text, _ in self._walks),
+            alpha=self._alpha[0] / self._alpha[1] if self._alpha[1] else None,
+            t1_ms=1e3 * t1_s,
+            best_gamma=best.gamma,
+            blame=blame,
+            verdict=verdict,
+            predictions=predictions,
+            notes=notes,
+        )
+
+    def _costs(self) -> Costs:
+        """Return costs over t(1) of the same calibration, so that a machine that changes its speed changes no ratio."""
+
+        def mean(ratio: Callable[[Calibration, dict[int, float]], float]) -> float:
+            return fmean(ratio(*pair) for pair in zip(self._calibrations, self._accepts, strict=True))
+
+        verify = {n - 1: mean(lambda c, _, n=n: c.t(n) / c.t(1)) for n in self._calibrations[0].calls}  # type: ignore[misc]
+        draft = {0: 0.0}
+        for gamma, shape in self._shapes.items():
+            seen = [c for c in self._calibrations if c.drafts[gamma]]
+            if seen:
+                draft[shape.nodes] = fmean(median(c.drafts[gamma]) / c.t(1) for c in seen)
+        accept = {n: mean(lambda c, a, n=n: (a[n] - a[0]) / c.t(1)) for n in self._accepts[0]}  # type: ignore[misc]
+        return Costs(verify, draft, accept)
+
+    def _table(self, gamma: int, costs: Costs, t1_s: float) -> pd.DataFrame:
+        """Return sums per prompt (index): tokens, rounds, and the costs of all its rounds over t1."""
+        rows = []
+        for text, walks in self._walks:
+            walk = walks[gamma]
+            sums = {
+                name: sum(count * costs.of(table, size) for size, count in walk.offered.items())
+                for name, table in asdict(costs).items()
+            }
+            if walk.draft_s is not None:
+                sums["draft"] = walk.draft_s / t1_s
+            sums["commit"] = (walk.commit_s or 0.0) / t1_s
+            rows.append({"prompt": text.id, "tokens": len(text.generated), "rounds": walk.rounds, **sums})
+        return pd.DataFrame(rows).groupby("prompt").sum()
+
+
+def _statistic(sums: Columns) -> dict[str, np.ndarray]:
+    """Return the quantities of the gap account from sums over prompts."""
+    t1, t_ar = sums["verify_s"] / sums["committed"], sums["round_s"] / sums["committed"]
+    tau, baseline = sums["tokens"] / sums["rounds"], t_ar / t1
+    g, v = sums["draft"] / sums["rounds"], sums["verify"] / sums["rounds"]
+    # Costs of a round beside draft and verification: the baseline's own, accepting more than nothing, and what the
+    # drafter takes to note what was committed.
+    o = baseline - 1 + (sums["accept"] + sums["commit"]) / sums["rounds"]
+    return {
+        "tokens_per_round": tau,
+        "speedup": tau * baseline / (g + v + o),
+        "g": g,
+        "v": v,
+        "o": o,
+        "baseline": baseline,
+    }
+
+
+def show(advice: Advice, recommendation: Recommendation, console: Console, folder: Path) -> None:
+    """Print the table, the verdict, the notes, where the advice is, and how to serve the drafter."""
+    alpha = "" if advice.alpha is None else f"alpha {advice.alpha:.3f}; "
+    table = Table(
+        box=SIMPLE_HEAD,
+        title=f"Predicted for {advice.label}, {advice.prompts} prompts, {advice.tokens} tokens of plain text",
+        caption=f"{alpha}g, v, o: draft, verification and overhead of a round in calls of t1 = {advice.t1_ms:.2f} ms; "
+        "it pays from these tokens per round, from this alpha, up to this cost c of a drafter step; "
+        "95% prompt-bootstrap intervals; * best",
+        padding=0,
+    )
+    for heading in ("gamma", "tokens/round", "speedup", "g", "v", "o", "from", "alpha", "c"):
+        table.add_column(heading, justify="right")
+    for item in advice.predictions:
+        table.add_row(
+            f"{item.gamma}{'*' if item.gamma == advice.best_gamma else ''}",
+            f"{item.tokens_per_round:.2f}",
+            f"{item.speedup:.2f}",
+            f"{item.cost.draft:.3f}",
+            f"{item.cost.verify:.3f}",
+            f"{item.cost.overhead:.3f}",
+            f"{item.pays_from_tokens:.2f}",
+            "-" if item.pays_from_alpha is None else f"{item.pays_from_alpha:.3f}",
+            "-" if item.pays_below_c is None else f"{item.pays_below_c:.3f}",
+        )
+    console.print(table)
+    print_lines(console, advice.verdict, *advice.notes)
+    print_links(console, {"results": str(folder)})
+    for line in recommendation.lines():
+        console.print(line, markup=False, highlight=False, soft_wrap=True)  # a command is one line to paste

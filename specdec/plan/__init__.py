@@ -1,0 +1,1 @@
+"""The way from the configuration to what a run does: resolved values and refusals; no weights are read."""

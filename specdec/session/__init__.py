@@ -1,0 +1,1 @@
+"""Models and prompts of a plan, opened, and decoded by every method in turn."""

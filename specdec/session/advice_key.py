@@ -1,0 +1,88 @@
+"""The key by which a run finds the advice that `specdec.advise` gave for it, and what was predicted there."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from specdec import __version__
+from specdec.config import RunConfig
+from specdec.errors import UsageError
+from specdec.models.load import POCKET, content_hash, model_path
+from specdec.session.dtypes import used_dtypes, without_reasons
+from specdec.session.parts import Parts
+
+
+def keyed_by(config: RunConfig, parts: Parts, prompts: str | None = None) -> dict[str, Any]:
+    """Return everything that advice depends on, besides the machine's mood: contents, not names of files.
+
+    Args:
+        prompts: hash of other texts than the configured prompts.
+    """
+    described = without_reasons(parts.target.describe())
+    # What `describe` resolves (auto, a folder, a hub id) would give one model several keys.
+    resolved = ("model", "dtype", "device", "attention", "prefill_chunk") if described else ()
+    target = {key: value for key, value in config.target.items() if key not in resolved} | described
+    if described and not described.get("sha256"):
+        target["model"] = config.target["model"]  # a hub id: its commit is in `described`
+    return {
+        "target": target,
+        "drafter": _content(config.drafter),
+        "drafter_dtypes": used_dtypes(parts.primary.drafter.describe()),
+        "verifier": config.verifier,
+        # The gamma of a chain is one of the predictions; the size of another structure is more than its depth.
+        "structure": config.structure["name"] if config.structure["name"] == "chain" else config.structure,
+        "prompts": prompts or parts.prompts.content_hash,
+        "sampling": config.sampling,
+        "max_new_tokens": config.measurement.limit,
+        "device": str(parts.target.device),
+        "threads": torch.get_num_threads(),
+        "version": __version__,
+    }
+
+
+def _content(value: Any) -> Any:
+    """Return the hash of a file or model folder in place of its name; anything else as it is."""
+    if isinstance(value, Mapping):
+        return {key: item if key == "name" else _content(item) for key, item in value.items()}
+    if value == POCKET:
+        value = model_path(value, "drafter")
+    path = Path(value) if isinstance(value, str) and value else None
+    if path is not None and path.is_dir():
+        return content_hash(value) or value
+    if path is not None and path.is_file():
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    return value
+
+
+def key_of(keyed: Mapping[str, Any]) -> str:
+    """Return the sha256 of the canonical JSON."""
+    text = json.dumps(keyed, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def kept_at(folder: str, key: str) -> Path:
+    """Return where advice is kept for later runs: `folder` counts from the working directory."""
+    return Path.cwd() / folder / f"{key}.json"
+
+
+def predicted_speedups(config: RunConfig, parts: Parts) -> dict[int, float]:
+    """Return the speedup that `specdec.advise` predicted for this very run, by gamma; nothing where nobody asked.
+
+    Raises:
+        UsageError: a file that is there and is no advice.
+    """
+    if config.measurement.batch_size > 1:
+        return {}  # advice is about one sequence at a time
+    path = kept_at(config.advice_dir, key_of(keyed_by(config, parts)))
+    if not path.is_file():
+        return {}
+    try:
+        predictions = json.loads(path.read_bytes())["predictions"]
+        return {int(item["gamma"]): float(item["speedup"]["estimate"]) for item in predictions}
+    except (ValueError, TypeError, KeyError):
+        raise UsageError(f"{path} is not what specdec.advise writes: delete it, or ask for advice again.") from None

@@ -1,0 +1,125 @@
+"""A measured session whose methods decode several prompts at once (`measurement.batch_size`).
+
+Prompts are decoded in groups, each group by every method in turn; then each prompt is kept as any session keeps one.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from specdec.batching.batch_calls import EverySlot
+from specdec.batching.batch_target import BatchTarget, batch_target
+from specdec.batching.decode_batch import BatchDecoded, decode_batch
+from specdec.batching.each_drafter import batch_drafter
+from specdec.drafters.base import Drafter
+from specdec.drafters.base.batch import BatchDrafter
+from specdec.errors import NumericsError
+from specdec.prompts import Prompt
+from specdec.records import Generation, Request
+from specdec.session.arm import Arm
+from specdec.session.session import Session
+from specdec.targets import Target
+from specdec.timing.calls import Calibration
+
+FILLS = 4  # prompts of a group for each slot: most steps then have a full batch, as in a server with a queue
+
+
+class BatchedSession(Session):
+    """A session that decodes `measurement.batch_size` prompts at once, by every method alike."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        """
+        Raises:
+            UsageError: there is no memory for the key-value caches.
+        """
+        super().__init__(*given, **named)
+        self._slots = self._config.measurement.batch_size
+        self._targets: dict[int, BatchTarget] = {}  # by the id of the target of one sequence
+        self._drafters: dict[int, BatchDrafter] = {}
+        self._decoded: dict[tuple[int, str], dict[int, Generation]] = {}  # repeat and prompt -> arm -> its output
+        self._failed: NumericsError | None = None
+        longest = max(len(prompt.tokens) for prompt in self._parts.prompts.prompts) + self._config.measurement.limit
+        for arm in (*self._parts.plain, *self._parts.speculative):
+            target, _ = self._batched(arm)
+            rooms = [target.room(each.structure.tree) for each in (*self._parts.plain, *self._parts.speculative)]
+            target.reserve(longest + max(rooms))
+
+    @property
+    def group(self) -> int:
+        return FILLS * self._slots
+
+    def _batched(self, arm: Arm) -> tuple[BatchTarget, BatchDrafter]:
+        """Return target and drafter of an arm for several sequences; arms that share one share the other."""
+        if id(arm.target) not in self._targets:
+            self._targets[id(arm.target)] = batch_target(arm.target, self._slots)
+        if id(arm.drafter) not in self._drafters:
+            self._drafters[id(arm.drafter)] = batch_drafter(arm.drafter, arm.target, self._slots)
+        return self._targets[id(arm.target)], self._drafters[id(arm.drafter)]
+
+    def _together(self, arm: Arm, requests: Sequence[Request]) -> BatchDecoded:
+        target, drafter = self._batched(arm)
+        return decode_batch(
+            target=target,
+            drafter=drafter,
+            verifier=arm.verifier,
+            structure=arm.structure,
+            requests=requests,
+            clock=self._clock,
+        )
+
+    def warm_up(self, prompt: Prompt, tokens: int) -> None:
+        """Decode a little with every method, in full batches of one prompt; untimed."""
+        reference: tuple[int, ...] | None = None
+        for arm in (*self._parts.plain, *self._parts.speculative):
+            requests = [self._asked(arm, prompt, 0, reference, tokens) for _ in range(self._slots)]
+            reference = self._together(arm, requests).generations[0].tokens if reference is None else reference
+
+    def calibrated(self, measure: Callable[[Target, Drafter], Calibration]) -> Calibration:
+        """Return the times of calls on full batches of one text, and of drafts for all of them, shared evenly by the
+        sequences.
+        """
+        primary = self._parts.primary
+        return EverySlot(*self._batched(primary)).calibrate(measure, primary.drafter)
+
+    def decode_ahead(self, prompts: Sequence[Prompt], repeat: int) -> None:
+        """Decode a group of prompts by every method, so that `run_prompt` finds what it asks for."""
+        if not prompts:
+            return  # an earlier sitting of the run has decoded all of them
+        order = self._order(random.Random(f"{self._config.seed}/{repeat}/{prompts[0].id}"))
+        self._decoded = {(repeat, prompt.id): {} for prompt in prompts}
+        references: list[tuple[int, ...] | None] = [None] * len(prompts)
+        for arm in order:
+            requests = [
+                self._asked(arm, prompt, repeat, reference)
+                for prompt, reference in zip(prompts, references, strict=True)
+            ]
+            try:
+                found = dict(enumerate(self._together(arm, requests).generations))
+            except NumericsError as error:
+                self._failed, found = error, error.partials
+            for place, prompt in enumerate(prompts):
+                if place in found:
+                    self._decoded[repeat, prompt.id][id(arm)] = found[place]
+            if self._failed is not None:
+                return  # `run_prompt` keeps what there is of the first prompt, and raises
+            if arm is self._parts.baseline:
+                references = [found[place].tokens for place in range(len(prompts))]
+
+    def _decode(
+        self, arm: Arm, prompt: Prompt, repeat: int, reference: tuple[int, ...] | None, limit: int | None = None
+    ) -> Generation:
+        found = self._decoded[repeat, prompt.id].get(id(arm))
+        if self._failed is not None and (found is None or found.finish == "failed"):
+            self._failed.partial = found
+            raise self._failed
+        assert found is not None
+        return found
+
+    def _remember(self, prompt: Prompt, output: Sequence[int]) -> None:
+        super()._remember(prompt, output)
+        for drafter in self._drafters.values():
+            drafter.remember(prompt.tokens, output)
+
+    @property
+    def _held_bytes(self) -> int:
+        return self._targets[id(self._target)].cache_bytes

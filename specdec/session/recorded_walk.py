@@ -1,0 +1,71 @@
+"""Decodes recorded texts by walking along them: the generations of `generate` on target=replay, at a hundred times its
+speed, because nothing is computed that the record and the drafter's own look-ups do not already say.
+"""
+
+from collections.abc import Sequence
+
+from specdec.clock import SimulatedClock
+from specdec.drafters.base import Drafter
+from specdec.drafters.base.lookup import Lookup
+from specdec.records import Generation, Request, TextStart
+from specdec.replay.shared_walk import RoundColumns, plain_columns, walk
+from specdec.replay.walked_rounds import WalkedRounds, Writing
+from specdec.session.arm import Arm
+from specdec.targets.base import Target
+from specdec.targets.replay import Replay
+from specdec.timing.simulated import Price, Priced
+
+
+def walks(target: Target, drafter: Drafter) -> bool:
+    """Return True if the drafts follow from recorded text alone: the target replays it, and the drafter looks up."""
+    needs_calls = drafter.capabilities.replay in (None, "calling")
+    return isinstance(target, Replay) and isinstance(drafter, Lookup) and not needs_calls
+
+
+def recorded_text(target: Replay, request: Request) -> tuple[tuple[int, ...], str]:
+    """Return what decoding writes of the stream behind the request's prompt, and what ends it."""
+    text = target.stream(request.prompt).generated[: request.max_new_tokens]
+    ends = target.end_tokens
+    if ends.isdisjoint(text):
+        return text, "limit"
+    return text[: next(place for place, token in enumerate(text) if token in ends) + 1], "end_token"
+
+
+def decode_by_walking(
+    arms: Sequence[Arm], request: Request, clock: SimulatedClock, keep: Arm | None = None
+) -> list[Generation]:
+    """Decode one text by several methods on one recording (see `walks`), those of a drafter in one walk; time passes in
+    their order.
+
+    Args:
+        keep: the arm whose single rounds will be asked for.
+    """
+    target, limit = arms[0].target, request.max_new_tokens
+    assert isinstance(target, Replay)
+    text, finish = recorded_text(target, request)
+    of_drafter: dict[int, list[Arm]] = {}
+    for arm in arms:
+        if isinstance(arm.drafter, Priced):
+            of_drafter.setdefault(id(arm.drafter.drafter), []).append(arm)
+    found: dict[int, RoundColumns] = {}
+    for speculative in of_drafter.values():
+        drafter = speculative[0].drafter
+        assert isinstance(drafter, Priced) and isinstance(drafter.drafter, Lookup)
+        structures = [arm.structure for arm in speculative]
+        room = max(structure.nodes for structure in structures) + 1
+        start = TextStart(request.prompt, len(request.prompt) + limit + room, reference=request.reference)
+        kept = next((number for number, arm in enumerate(speculative) if arm is keep), -1)
+        columns = walk(drafter.drafter, structures, start, text, limit, kept)
+        found |= {id(arm): each for arm, each in zip(speculative, columns, strict=True)}
+    written = []
+    for arm in arms:
+        began = clock.mark()
+        clock.advance(target.prefill_s(request.prompt))
+        prefilled = clock.mark()
+        price = arm.drafter.price if isinstance(arm.drafter, Priced) else Price(target.cost, target.evaluation, None)
+        chain = arm.structure.branches == 1
+        writing = Writing(tuple(request.prompt), text, finish, price, chain, prefilled)
+        rounds = WalkedRounds(found.get(id(arm)) or plain_columns(len(text)), writing)
+        clock.reach(float(rounds.marks[-1]))
+        written.append(Generation(writing.prompt, text, rounds, (began, prefilled), finish))
+    return written

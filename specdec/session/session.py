@@ -1,0 +1,387 @@
+"""One measured session: every prompt by every method, interleaved, in one process on one model.
+
+Writes each finished prompt to disk before the next begins. Knows no method by name and no statistics.
+"""
+
+import random
+import resource
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from specdec.clock import Clock, SimulatedClock
+from specdec.config import RunConfig
+from specdec.drafters import Drafter
+from specdec.errors import NumericsError
+from specdec.experiment.collected import Collected
+from specdec.experiment.results import DonePrompt, GenerationKey, PromptKey, ResultsFolder, generation_line, round_table
+from specdec.prompts import Prompt
+from specdec.prompts.base.contract import turn_id
+from specdec.records import Generation, Request
+from specdec.sampling import generator_for
+from specdec.session.arm import Arm
+from specdec.session.divergence import explain
+from specdec.session.forced_target import Forced
+from specdec.session.output_quality import judged
+from specdec.session.parts import Parts
+from specdec.session.recorded_walk import decode_by_walking
+from specdec.session.replays import Replays
+from specdec.session.sampled_pair import SAMPLED_EVERY, sampled_line
+from specdec.session.tracing import trace
+from specdec.targets import Target
+from specdec.text.repetition import repeated_share
+from specdec.timing.calls import Calibration
+
+Answers = dict[str, tuple[int, ...]]
+"""The baseline's first output by the id of a turn, which the next turn continues for every method and repeat alike."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """A prompt with its later turns, in one repeat: what one process decodes.
+
+    Attributes:
+        number: of the prompt among all, from 0.
+        place: of its first turn in the order of the run; later turns follow.
+    """
+
+    repeat: int
+    number: int
+    prompt: Prompt
+    place: int
+
+    @property
+    def turns(self) -> list[str]:
+        """The ids of all turns."""
+        later = range(2, 2 + len(self.prompt.follow_ups))
+        return [self.prompt.id, *(turn_id(self.prompt.id, number) for number in later)]
+
+
+def conversations(prompts: Sequence[Prompt], repeats: int, seed: int | None = None) -> list[Conversation]:
+    """Return all that a run decodes, in its order.
+
+    Args:
+        seed: of the order of the prompts, where not all of them may be decoded; None is their own order.
+    """
+    found: list[Conversation] = []
+    place = 0
+    numbers = list(range(len(prompts)))
+    if seed is not None:
+        random.Random(f"{seed}/order").shuffle(numbers)
+    for repeat in range(repeats):
+        for number in numbers:
+            found.append(Conversation(repeat, number, prompts[number], place))
+            place += 1 + len(prompts[number].follow_ups)
+    return found
+
+
+Peer = Callable[[Prompt], Mapping[str, Any] | None]
+"""Another engine, called once per prompt and repeat between our own methods; None is a failure."""
+
+
+class Session:
+    """Decodes prompts by every arm and keeps what the analysis needs besides rounds and generations."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        parts: Parts,
+        cell: str,
+        results: ResultsFolder,
+        clock: Clock,
+        peers: Sequence[Peer] = (),
+    ) -> None:
+        """
+        Args:
+            cell: what makes two runs the same measurement, for the tables.
+        """
+        self._config, self._parts, self.cell = config, parts, cell
+        self._results, self._clock, self._peers = results, clock, list(peers)
+        self._target = parts.target
+        self._replays = Replays(parts.target)
+        self._collected = Collected()  # of all prompts that are done
+        self._prompt = Collected()  # of the prompt at hand
+        self._places = 0
+
+    def warm_up(self, prompt: Prompt, tokens: int) -> None:
+        """Decode a little with every method of ours, untimed; peers warm up when they are tuned."""
+        if self._parts.walks:
+            return  # no time is measured, and nothing is compiled
+        baseline, *others = self._parts.plain
+        first = self._decode(baseline, prompt, 0, None, tokens)
+        for arm in (*others, *self._parts.speculative):
+            self._decode(arm, prompt, 0, first.tokens, len(first.tokens))
+        self._sample(prompt, 0, random.Random(0), tokens)
+        self._clock.synchronize()
+
+    @property
+    def group(self) -> int:
+        """The number of prompts that `decode_ahead` is given at a time."""
+        return 1
+
+    def decode_ahead(self, prompts: Sequence[Prompt], repeat: int) -> None:
+        """Prepare for the prompts that `run_prompt` is given next; nothing to do where they are decoded one by one."""
+
+    def calibrated(self, measure: Callable[[Target, Drafter], Calibration]) -> Calibration:
+        """Return the times that `measure` finds of single calls and drafts, as decoding makes them here."""
+        return measure(self._target, self._parts.primary.drafter)
+
+    def run_prompt(self, prompt: Prompt, repeat: int, place: int | None = None) -> Generation:
+        """Decode one prompt by every method; return the baseline's generation, on which a next turn is built.
+
+        Args:
+            place: of the prompt in the order of the run; None for the next one.
+        Raises:
+            NumericsError: after the rounds so far are on disk.
+        """
+        place = self._place(place)
+        parts = self._parts
+        dice = random.Random(f"{self._config.seed}/{repeat}/{prompt.id}")
+        order = self._order(dice)
+        peers_first = dice.random() < 0.5  # neither side always meets the warmer caches
+        self._prompt = Collected()
+        done: dict[int, Generation] = {}
+        reference: tuple[int, ...] | None = None
+        try:
+            if peers_first:
+                self._run_peers(prompt, repeat, dice)
+            if parts.walks:
+                done = self._walk(order, prompt, repeat)
+            for arm in () if parts.walks else order:
+                done[id(arm)] = self._decode(arm, prompt, repeat, reference)
+                if arm is parts.baseline:
+                    reference = done[id(arm)].tokens
+            if not peers_first:
+                self._run_peers(prompt, repeat, dice)
+            if place % SAMPLED_EVERY == 0:
+                self._sample(prompt, repeat, dice)
+        except NumericsError as error:
+            if error.partial is not None and id(arm) not in done:  # a sampled text is in no table of rounds
+                done[id(arm)] = error.partial
+            self._results.append(*self._lines(prompt, repeat, done))
+            raise
+        lines = self._lines(prompt, repeat, done)
+        baseline = done[id(parts.baseline)]
+        for arm in parts.speculative:
+            self._examine(prompt, repeat, arm, done[id(arm)], baseline)
+        self._replay_baseline(prompt, repeat, baseline)
+        found = self._prompt
+        found.replays, found.alpha = self._replays.take()
+        found.cache_bytes, found.peak_mb = self._held_bytes, peak_mb(self._target.device)
+        clock = self._clock.mark() if isinstance(self._clock, SimulatedClock) else None
+        record = DonePrompt(prompt.id, repeat, place, baseline.tokens, found.as_dict(), clock)
+        self._results.append(*lines, record)
+        self._collected.add(found)
+        self._remember(prompt, baseline.tokens)
+        return baseline
+
+    def keep(self, prompt: Prompt, done: DonePrompt, place: int | None = None) -> tuple[int, ...]:
+        """Take a prompt as done that an earlier sitting of the run has decoded; return the baseline's tokens.
+
+        Kept prompts are given in the order of the run, between those that are decoded now: drafters remember them as
+        if they had just been decoded, and simulated time goes on from where the prompt ended.
+        """
+        self._place(place)
+        self.collect(done)
+        if isinstance(self._clock, SimulatedClock) and done.clock is not None:
+            self._clock.reach(done.clock)
+        self._remember(prompt, done.baseline)
+        return done.baseline
+
+    def collect(self, done: DonePrompt) -> None:
+        """Take what was collected of a prompt that is done. To be called in the order of the run."""
+        self._collected.add(Collected.from_dict(done.collected))
+
+    def finish(self, left_out: Sequence[str] = ()) -> None:
+        """Write what was collected of the prompts that are done. Memory is read here, before anything that is no part
+        of the decoding allocates.
+
+        Args:
+            left_out: ids of the prompts that there was no time for.
+        """
+        self._collected.peak_mb = max(self._collected.peak_mb, peak_mb(self._target.device))
+        del self._collected.traces[self._config.measurement.traced :]  # every process has traced as many
+        self._collected.write(self._results, [each.name for each in self._parts.drafters], left_out)
+
+    @property
+    def peer_lines(self) -> list[dict[str, Any]]:
+        """The generations of other engines, for the prompts that are done."""
+        return self._collected.peers
+
+    def _place(self, place: int | None) -> int:
+        """Return the place of a prompt in the order of the run, and count it."""
+        found = self._places if place is None else place
+        self._places = found + 1
+        return found
+
+    def _order(self, dice: random.Random) -> list[Arm]:
+        """Return all arms in random order."""
+        parts = self._parts
+        order = [*parts.plain, *parts.speculative]
+        dice.shuffle(order)
+        if any(arm.drafter.capabilities.needs_reference for arm in parts.speculative):
+            # The recorded text must exist before a drafter can read it.
+            order.sort(key=lambda arm: arm is not parts.baseline)
+        return order
+
+    @property
+    def _held_bytes(self) -> int:
+        """Size of the key-value cache that the target holds at present."""
+        return self._target.cache_bytes
+
+    def _remember(self, prompt: Prompt, output: Sequence[int]) -> None:
+        for each in self._parts.drafters:
+            each.drafter.remember(prompt.tokens, output)
+
+    def _run_peers(self, prompt: Prompt, repeat: int, dice: random.Random) -> None:
+        for peer in dice.sample(self._peers, len(self._peers)):
+            line = peer(prompt)
+            if line is not None:
+                self._prompt.peers.append({"repeat": repeat, "prompt": prompt.id, **line})
+
+    def _sample(self, prompt: Prompt, repeat: int, dice: random.Random, limit: int | None = None) -> None:
+        """Decode a prompt with sampling, plainly and with the drafter, where the run has a line at a temperature."""
+        pair = self._parts.sampled
+        if pair is None:
+            return
+        for arm in dice.sample(pair.arms, 2):
+            generation = pair.decode(arm, self._asked(arm, prompt, repeat, None, limit), self._clock)
+            self._clock.synchronize()
+            _, flagged = self._read(generation.tokens)
+            self._prompt.sampled.append(sampled_line(pair, arm, prompt, repeat, generation, self._clock, flagged))
+
+    def _decode(
+        self, arm: Arm, prompt: Prompt, repeat: int, reference: tuple[int, ...] | None, limit: int | None = None
+    ) -> Generation:
+        plain = any(arm is other for other in self._parts.plain)
+        if self._parts.forced and not plain:
+            assert reference is not None
+            arm = replace(arm, target=Forced(arm.target, reference))
+        return arm.decode(self._asked(arm, prompt, repeat, reference, limit), self._clock)
+
+    def _asked(
+        self, arm: Arm, prompt: Prompt, repeat: int, reference: Sequence[int] | None, limit: int | None = None
+    ) -> Request:
+        """Return what an arm is asked to decode, with generators that are new at each call."""
+        purpose = f"accept/{arm.method}/{arm.gamma}/{repeat}"
+        accept_generator = generator_for(self._config.seed, prompt.id, purpose, self._target.device)
+        return replace(self._request(prompt, repeat, reference, limit), accept_generator=accept_generator)
+
+    def _walk(self, order: Sequence[Arm], prompt: Prompt, repeat: int) -> dict[int, Generation]:
+        """Decode by every arm at once, where they walk along recorded text."""
+        assert isinstance(self._clock, SimulatedClock)
+        keep = self._parts.primary if self._tracing else None
+        written = decode_by_walking(order, self._request(prompt, repeat, None), self._clock, keep)
+        return {id(arm): generation for arm, generation in zip(order, written, strict=True)}
+
+    def _request(
+        self, prompt: Prompt, repeat: int, reference: Sequence[int] | None, limit: int | None = None
+    ) -> Request:
+        # Drafts draw the same numbers at every gamma, so that an oracle's coins belong to positions and curves share
+        # their noise.
+        return Request(
+            prompt.tokens,
+            self._target.limit(prompt.tokens, limit or self._config.measurement.limit),
+            draft_generator=generator_for(self._config.seed, prompt.id, f"draft/{repeat}"),
+            reference=reference,
+        )
+
+    def _lines(
+        self, prompt: Prompt, repeat: int, done: dict[int, Generation]
+    ) -> tuple[list[pa.Table], list[dict[str, Any]]]:
+        """Return the rounds and the generations of a prompt as its tables have them; judge the outputs."""
+        self._clock.synchronize()
+        rounds: list[pa.Table] = []
+        lines: list[dict[str, Any]] = []
+        judge = self._parts.judge
+        read: dict[tuple[int, ...], tuple[str, bool]] = {}  # outputs: mostly the same one by every method
+        for arm in (*self._parts.plain, *self._parts.speculative):
+            generation = done.get(id(arm))
+            if generation is None:
+                continue
+            key = GenerationKey(self.cell, arm.method, arm.gamma, repeat, prompt.id, prompt.category)
+            if generation.tokens not in read:
+                read[generation.tokens] = self._read(generation.tokens)
+            text, flagged = read[generation.tokens]
+            rounds.append(round_table(key, generation, self._clock))
+            lines.append(generation_line(key, generation, self._clock, text, flagged))
+            if judge is not None:
+                self._prompt.quality.append({**vars(key), **judged(judge, generation, text, prompt.reference)})
+        return rounds, lines
+
+    def _read(self, tokens: tuple[int, ...]) -> tuple[str, bool]:
+        """Return an output in words, and True if it fell into repetition."""
+        tokenizer, measurement = self._target.tokenizer, self._config.measurement
+        flagged = repeated_share(tokens, measurement.repetition_period) >= measurement.repetition_share
+        return "" if tokenizer is None else tokenizer.decode(tokens), flagged
+
+    @property
+    def _tracing(self) -> bool:
+        """True as long as there are fewer traces than asked for."""
+        return len(self._collected.traces) < self._config.measurement.traced
+
+    def _examine(self, prompt: Prompt, repeat: int, arm: Arm, output: Generation, baseline: Generation) -> None:
+        """Trace an output, compare it with the baseline's where it should be the same, and replay along it."""
+        parts = self._parts
+        lossless = arm.verifier.capabilities.lossless and not parts.forced
+        if arm is parts.primary and self._tracing:
+            tokenizer = self._target.tokenizer
+            decode = None if tokenizer is None else tokenizer.decode
+            about = {"prompt": prompt.id, "drafter": arm.method, "structure": arm.structure.label}
+            self._prompt.traces.append(asdict(trace(output, decode, **about, lossless=lossless)))
+        if self._target.sampling.greedy and lossless:
+            self._prompt.compared.append(arm.method)
+            divergence = explain(self._target, (prompt.id, arm.gamma), baseline.prompt, baseline.tokens, output.tokens)
+            if divergence is not None:
+                self._prompt.divergences.append({"method": arm.method, **asdict(divergence)})
+        work = {"prompt": prompt.id, "repeat": repeat}
+        if parts.walks:
+            self._replays.walked(arm, output, work)
+            return
+        self._replays.rounds("own", arm, self._request(prompt, repeat, baseline.tokens), output.tokens, work)
+
+    def _replay_baseline(self, prompt: Prompt, repeat: int, baseline: Generation) -> None:
+        work = {"prompt": prompt.id, "repeat": repeat}
+        for arm in () if self._parts.walks else self._parts.speculative:
+            self._replays.rounds("baseline", arm, self._request(prompt, repeat, baseline.tokens), baseline.tokens, work)
+        request = self._request(prompt, repeat, baseline.tokens)
+        for each in self._parts.drafters:
+            self._replays.alpha(each.arms[0], request, baseline.tokens, work)
+
+
+def decode_conversation(
+    parts: Parts,
+    session: Session,
+    conversation: Conversation,
+    kept: Mapping[PromptKey, DonePrompt],
+    answers: Answers,
+    advance: Callable[[bool], None],
+) -> None:
+    """Decode the turns of a prompt, except for those that are kept.
+
+    Args:
+        kept: turns that are done.
+        answers: of earlier repeats; those of this prompt are added.
+        advance: called after every turn, with False for one that was kept.
+    """
+    current: Prompt | None = conversation.prompt
+    place = conversation.place
+    while current is not None:
+        done = kept.get((conversation.repeat, current.id))
+        if done is None:
+            output = session.run_prompt(current, conversation.repeat, place).tokens
+        else:
+            output = session.keep(current, done, place)
+        advance(done is None)
+        answer = answers.setdefault(current.id, output)
+        current, place = parts.prompts.follow_up(current, answer), place + 1
+
+
+def peak_mb(device: torch.device) -> float:
+    """Return the largest memory so far: the allocator's on a GPU, the process's resident set on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,0 +1,185 @@
+"""`measurement.drafters`: several drafters in one session, each as if it were alone, all against one baseline."""
+
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from specdec import run
+from specdec.analysis.figures import style
+from specdec.analysis.pages.report_chapters import OF_A_RUN
+from specdec.analysis.read.runs import open_folder
+from specdec.analysis.runs.drafters_section import drafters_section
+from specdec.config import RunConfig, config_dir, validated
+from specdec.plan.beside import settled
+from specdec.text.streams import Stream, write_streams
+
+QUICK = ("measurement.bootstrap=60", "measurement.gammas=[]", "tracking.enabled=false")
+OWN = ["gamma", "repeat", "prompt", "round", "offered", "offered_nodes", "accepted", "committed", "draft_s", "verify_s"]
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory) -> Path:
+    """Recorded texts of phrases that come again, in two categories."""
+    streams = []
+    for number in range(6):
+        dice = random.Random(number)
+        book = [dice.choices(range(40), k=dice.randint(3, 9)) for _ in range(5)]
+        text = [token for _ in range(14) for token in dice.choice(book)][: 60 + 9 * number]
+        category = "code" if number % 2 else "math"
+        streams.append(Stream(str(number), category, tuple(text[:20]), tuple(text[20:])))
+    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
+    write_streams(path, streams)
+    return path
+
+
+@pytest.fixture
+def command(in_process, tmp_path, monkeypatch):
+    """`command(name, ...)` runs specdec.run into the folder `name`; it gives exit code, both streams and folder.
+
+    Figures are drawn, and not written, which takes longer than all the rest.
+    """
+    monkeypatch.setattr(style, "save", lambda *_: None)
+
+    def call(name, *arguments):
+        ended = in_process(run, *QUICK, f"hydra.run.dir={tmp_path / name}", *arguments)
+        return ended.code, ended.output + ended.error, tmp_path / name
+
+    return call
+
+
+def replayed(trace):
+    return "target=replay", f"target.path={trace}"
+
+
+def rounds_of(folder, method):
+    table = pd.read_parquet(folder / "rounds.parquet")
+    return table[table["method"] == method][OWN].sort_values(OWN[:4]).reset_index(drop=True)
+
+
+def test_each_drafter_decodes_as_if_it_were_alone(command, trace):
+    """On recorded text a drafter's rounds and their simulated times depend on nothing that was decoded in between."""
+    other = "{structure: {name: tree, nodes: 6, depth: 3}, drafter: {earlier_outputs: 50}}"
+    code, said, folder = command(
+        "both",
+        *replayed(trace),
+        "+drafter=ngram",
+        "measurement.drafters=[suffix,ngram]",
+        f"+measurement.drafter_settings.suffix={other}",
+    )
+    assert code == 0, said
+    tree = ("structure=tree", "structure.nodes=6", "structure.depth=3", "drafter.earlier_outputs=50")
+    alone = {}
+    for name, more in (("ngram", ()), ("suffix", tree)):
+        code, error, alone[name] = command(name, *replayed(trace), f"+drafter={name}", *more)
+        assert code == 0, error
+    together = open_folder(folder)
+    assert [each.method or "ngram" for each in together.drafters] == ["suffix", "ngram"]
+    for name, seen in (("ngram", together), ("suffix", together.of_drafter("suffix"))):
+        pd.testing.assert_frame_equal(rounds_of(folder, name), rounds_of(alone[name], name))
+        single = open_folder(alone[name])
+        assert seen.primary_gamma == single.primary_gamma and seen.drafter_name == single.drafter_name
+        assert set(seen.rounds()["method"]) == {"baseline", name}
+        assert set(seen.generations()["method"]) == set(seen.generation_counts()["method"]) == {"baseline", name}
+        assert {method for method, _ in seen.arms()} == set(seen.arms().texts["method"]) == {"baseline", name}
+        for own, its in ((seen.replay(), single.replay()), (seen.alpha_sums(), single.alpha_sums())):
+            pd.testing.assert_frame_equal(own.reset_index(drop=True), its)
+        for metric, value in single.metrics.items():
+            if not metric.startswith(("memory/", "throughput/")):
+                assert seen.metrics[metric] == pytest.approx(value), f"{metric} of {name}"
+        for curve, points in single.curves.items():
+            assert seen.curves[curve] == pytest.approx(points)
+    # The file says what a run was, and runs it again whatever the YAMLs have become.
+    recorded = yaml.safe_load((folder / "config.yaml").read_text())["measurement"]["drafter_settings"]["suffix"]
+    assert recorded["structure"]["depth"] == 3 and recorded["drafter"]["earlier_outputs"] == 50
+    _check_pairs(together)
+    _check_page(together, said)
+
+
+def test_a_settled_configuration_stays_as_it_is():
+    """A run's `config.yaml` runs it again, even where the YAMLs have become others since."""
+    own = {"drafter": {"order_max": 2}, "structure": {"name": "heads", "nodes": 5}, "verifier": {"name": "greedy"}}
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        values = OmegaConf.to_container(
+            compose("config", ["+drafter=bigram", "measurement.drafters=[suffix,ngram,bigram]"]), resolve=True
+        )
+    values["measurement"]["drafter_settings"] = {"ngram": own}
+    once = settled(validated(RunConfig, values))
+    assert list(once.measurement.drafter_settings) == ["suffix", "ngram"]
+    found = once.measurement.drafter_settings["ngram"]
+    assert found.drafter["order_max"] == 2 and found.drafter["matches_max"] == 32
+    assert (found.structure["name"], found.structure["nodes"], found.verifier) == ("tree", 5, {"name": "greedy"})
+    assert settled(once) == once
+
+
+def _check_pairs(seen):
+    """Ratios and differences by prompt, from the rounds table alone, with replicates of the same prompts for both."""
+    table = pd.read_parquet(seen.fetch("rounds.parquet"))
+    sums = {
+        name: table[(table["method"] == name) & (table["gamma"] == gamma)].groupby("prompt")
+        for name, gamma in (("ngram", 4), ("suffix", 3))
+    }
+    tokens, rounds, seconds = (
+        {name: each[column].agg(how).to_numpy() for name, each in sums.items()}
+        for column, how in (("committed", "sum"), ("round", "size"), ("round_s", "sum"))
+    )
+    ngram, suffix = (tokens[name].sum() / rounds[name].sum() for name in ("ngram", "suffix"))
+    metrics = seen.metrics
+    assert metrics["drafter/suffix/tokens_per_round.ratio"] == pytest.approx(ngram / suffix)
+    assert metrics["drafter/suffix/tokens_per_round.difference"] == pytest.approx(ngram - suffix)
+    faster = seconds["suffix"].sum() / seconds["ngram"].sum()  # both write the same texts
+    assert metrics["drafter/suffix/speedup.ratio"] == pytest.approx(faster)
+    drawn = np.random.default_rng(1).integers(6, size=(4000, 6))
+    ratios = seconds["suffix"][drawn].sum(axis=1) / seconds["ngram"][drawn].sum(axis=1)
+    for end, share in ((".ci_low", 0.025), (".ci_high", 0.975)):
+        # 60 replicates against 4000: the bound is where 0.5% to 20% of the replicates lie beyond.
+        beyond = np.mean(ratios < metrics[f"drafter/suffix/speedup.ratio{end}"])
+        assert abs(beyond - share) < 0.1, end
+
+
+def _check_page(seen, said):
+    assert drafters_section in dict(OF_A_RUN).values(), "pages of specdec.report have it too"
+    side = drafters_section(seen, 60)
+    assert "ngram" in side.text[0] and "suffix" in side.text[0]
+    assert "structure.name (tree: suffix, γ 3; chain: ngram, γ 4)" in side.text[-1]
+    assert side.text[0] in (seen.fetch("report.md")).read_text()
+    assert {"suffix", "ngram"} <= set(said.split()), "the terminal's table has a column for the drafter"
+    figure = side.figures[0][1]
+    above, below = figure.axes
+    assert [label.get_text() for label in below.get_xticklabels()] == ["code", "math", "all"]
+    heights = [patch.get_height() for patch in above.patches]
+    metrics = seen.metrics
+    assert heights[3:6] == pytest.approx(
+        [
+            metrics["drafter/suffix/category/code/throughput/tokens_per_s"],
+            metrics["drafter/suffix/category/math/throughput/tokens_per_s"],
+            metrics["drafter/suffix/throughput/tokens_per_s"],
+        ]
+    )
+    assert [patch.get_height() for patch in below.patches][:3] == [1, 1, 1]
+
+
+@pytest.mark.slow
+def test_a_live_session_counts_every_drafter_for_itself(finished_run):
+    """On the table target everything is lossless; all methods share the prompts, and one baseline."""
+    folder = finished_run("several")
+    table = pd.read_parquet(folder / "rounds.parquet")
+    work = table.groupby("method").apply(lambda part: set(zip(part["prompt"], part["repeat"], strict=True)))
+    assert set(work.index) == {"baseline", "ngram", "jacobi", "suffix"}
+    assert len(work["baseline"]) == 6 and all(each == work["baseline"] for each in work)
+    session = json.loads((folder / "session.json").read_text())
+    texts = open_folder(folder)
+    for name in ("ngram", "jacobi", "suffix"):
+        own = session if name == "ngram" else session["beside"][name]
+        gammas = table[table["method"] == name]["gamma"].nunique()
+        assert (own["compared"], own["identical"], own["unexplained"]) == (6 * gammas, 6 * gammas, 0), name
+    assert session["drafter"] == "ngram"
+    assert texts.metrics["lossless/identical"] == texts.metrics["drafter/jacobi/lossless/identical"] == 1
+    environment = json.loads((folder / "environment.json").read_text())
+    assert set(environment["drafters"]) == {"jacobi", "suffix"}

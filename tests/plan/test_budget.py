@@ -1,0 +1,246 @@
+"""The time budget of a run: which runs have one, what is left out for lack of time, and what says so."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from fixtures.resumed_runs import composed, config_of, decode, found
+
+from specdec import run
+from specdec.analysis.read.facts import RunStatus
+from specdec.analysis.read.runs import open_folder
+from specdec.config import RunConfig
+from specdec.errors import UsageError
+from specdec.experiment import results
+from specdec.experiment.kept import EarlierRuns
+from specdec.experiment.resumption import begun
+from specdec.plan.budget import FIRST_LOOK_S, LEAST, TimeBudget, budget_of
+from specdec.prompts import Prompt
+from specdec.session import experiment
+from specdec.session.identify import identify
+from specdec.session.parts import build
+from specdec.session.session import Conversation, Session
+from specdec.tracking.writer import PARENT_RUN
+
+PROMPTS = "prompts.tokens=[[0],[1],[2],[0,1],[1,2],[2,0],[0,0],[1,1],[2,2],[0,2]]"
+
+
+class Watch:
+    """A clock that stands still unless it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def conversation(name: str, turns: int = 1) -> Conversation:
+    return Conversation(0, 0, Prompt(name, "words", "", (1, 2), follow_ups=("on",) * (turns - 1)), 0)
+
+
+def decoded(budget: TimeBudget, watch: Watch, seconds: list[float], kept: frozenset[int] = frozenset()) -> list[int]:
+    """Decode prompts that take so many seconds each; return the numbers of those that were."""
+    found = []
+    for number, took in enumerate(seconds):
+        with budget.decoding(conversation(f"p{number}").turns, number in kept) as there_is_time:
+            if there_is_time:
+                found.append(number)
+                watch.now += 0.0 if number in kept else took
+    return found
+
+
+@pytest.mark.parametrize(
+    ("seconds", "took", "count"),
+    [
+        (None, [9.0] * 12, 12),
+        (70.0, [9.0] * 12, 7),  # seven take 63 s, and the next would end after 72
+        (72.0, [9.0] * 12, 8),
+        (1.0, [9.0] * 12, LEAST),  # in any case
+        (100.0, [1.0] * 6 + [90.0] * 6, 7),  # what a prompt will take is not known: one may end late, and is the last
+    ],
+)
+def test_whole_prompts_are_left_out_when_time_runs_short(seconds, took, count):
+    watch = Watch()
+    budget = TimeBudget(seconds, watch)
+    assert decoded(budget, watch, took) == list(range(count))
+    assert budget.left_out == [f"p{number}" for number in range(count, len(took))]
+
+
+def test_what_was_there_before_is_never_left_out():
+    watch = Watch()
+    budget = TimeBudget(31.0, watch)  # p4 ends after 29 s
+    watch.now += 20
+    assert decoded(budget, watch, [9.0] * 9, frozenset({0, 1, 2, 3, 7})) == [0, 1, 2, 3, 4, 7]
+    assert budget.left_out == ["p5", "p6", "p8"]
+
+
+def test_later_turns_are_left_out_with_their_prompt():
+    watch = Watch()
+    budget = TimeBudget(1.0, watch)
+    decoded(budget, watch, [9.0] * LEAST)
+    with budget.decoding(conversation("talk", turns=3).turns, False) as there_is_time:
+        assert not there_is_time
+    assert budget.left_out == ["talk", "talk/turn2", "talk/turn3"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "fit"),
+    [(500.0, "all 19 others"), (60.0, "about 9 of the 19 others"), (1.0, f"about {LEAST - 1} of the 19 others")],
+)
+def test_the_first_prompt_tells_how_many_will_fit(seconds, fit):
+    watch = Watch()
+    budget = TimeBudget(seconds, watch)
+    watch.now += 10
+    assert budget.expectation(20) == ""
+    decoded(budget, watch, [5.0])
+    assert f"15 of {seconds:g} s are gone, with a first prompt of 5.0 s; {fit}" in budget.expectation(19)
+    assert budget.expectation(0) == TimeBudget(None, watch).expectation(19) == ""
+
+
+def test_stages_add_up():
+    watch = Watch()
+    budget = TimeBudget(None, watch)
+    for stage, seconds in (("opening", 2.0), ("decoding", 30.0), ("report", 4.5), ("decoding", 1.0)):
+        watch.now += seconds
+        budget.lap(stage)
+    assert budget.stages == "Seconds by stage: opening 2.0, decoding 31.0, report 4.5."
+
+
+@pytest.mark.parametrize(
+    ("overrides", "seconds"),
+    [
+        (("+drafter=ngram",), FIRST_LOOK_S),
+        (("+drafter=small_model", "structure.gamma=2", "sampling=temperature", "seed=3"), FIRST_LOOK_S),
+        (("+drafter=ngram", "tracking.enabled=false"), FIRST_LOOK_S),
+        (("+drafter=ngram", "prompts.limit=80"), None),
+        (("+drafter=ngram", "measurement.repeats=3"), None),
+        (("+drafter=ngram", "target.model=some/model"), None),
+        (("+drafter=ngram", "target.compile=true"), None),
+        (("+drafter=ngram", "experiment_name=mine"), None),
+        (("+drafter=ngram", "measurement.budget_seconds=null"), None),
+        (("+drafter=ngram", "prompts.limit=80", "measurement.budget_seconds=600"), 600.0),
+    ],
+)
+def test_only_the_first_look_is_bounded_unasked(overrides, seconds):
+    assert budget_of(composed(*overrides)) == seconds
+
+
+def test_a_cell_of_a_sweep_is_not_bounded_unasked(monkeypatch, tmp_path):
+    monkeypatch.setenv(PARENT_RUN, str(tmp_path))
+    assert budget_of(composed("+drafter=ngram")) is None
+
+
+def test_a_budget_is_refused_where_several_processes_decode_one_prompt(in_process, monkeypatch):
+    monkeypatch.setattr("specdec.run.ranks.check_count", lambda size: None)
+    ranks = ("target=causal", "target.tensor_parallel=2", "measurement.budget_seconds=60")
+    ended = in_process(run, "+drafter=ngram", *ranks)
+    assert ended.code == 2 and "have to decode the same prompts" in ended.error
+
+
+@pytest.fixture
+def watch(monkeypatch) -> Watch:
+    """A clock by which every prompt takes ten seconds."""
+    watch, run_prompt = Watch(), Session.run_prompt
+
+    def slow(session, *given):
+        watch.now += 10
+        return run_prompt(session, *given)
+
+    monkeypatch.setattr(Session, "run_prompt", slow)
+    return watch
+
+
+def of_seconds(seconds: float, *overrides: str) -> RunConfig:
+    return config_of("+drafter=ngram", PROMPTS, f"measurement.budget_seconds={seconds}", *overrides)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_cut_is_finished_and_says_what_it_decoded(tmp_path, watch, monkeypatch, capsys):
+    monkeypatch.setattr(experiment, "TimeBudget", partial(TimeBudget, now=watch))
+    monkeypatch.setenv("SPECDEC_VERBOSE", "1")
+    experiment.run_experiment(of_seconds(70, "measurement.drafters=[suffix]"), tmp_path)
+    said = " ".join(capsys.readouterr().out.split())
+    run = open_folder(tmp_path)
+    texts = run.generations()
+    assert texts["prompt"].nunique() == 7
+    arms = [set(part["prompt"]) for _, part in texts.groupby(["method", "gamma"])]
+    assert all(arm == arms[0] for arm in arms), "every method decoded the same prompts"
+    left_out = set(json.loads((tmp_path / "session.json").read_text())["left_out"])
+    assert len(left_out) == 3 and not left_out & arms[0]
+    status = RunStatus.read(tmp_path)
+    assert (status.status, status.prompts_done, status.prompts, status.left_out) == ("finished", 7, 10, 3)
+    assert not status.partial and run.status == "FINISHED"
+    assert (run.metrics["prompts/done"], run.metrics["prompts/left_out"]) == (7, 3)
+    sentence = "7 of 10 prompts were decoded, in an order drawn by the seed, because the time budget of 70 s was spent"
+    report = (tmp_path / "report.md").read_text()
+    assert sentence in said and report.count(sentence) >= 2, "in the report's head, and in its notes"
+    assert "7 of 10 prompts, for lack of time" in said and "time budget 70 s until the last prompt is decoded" in said
+    assert "about 6 of the 9 others are expected to fit" in said
+    assert "partial" not in report
+
+
+def cut_order(folder: Path, watch: Watch, seconds: float, *overrides: str) -> list[str]:
+    """Decode within a budget; return the prompts that there was time for, in their order."""
+    decode(of_seconds(seconds, *overrides), folder, budget=TimeBudget(seconds, watch))
+    return list(dict.fromkeys(line["prompt"] for line in found(folder)["generations"]))
+
+
+@pytest.mark.slow
+def test_which_prompts_are_left_out_follows_from_the_seed_and_not_from_their_cost(tmp_path, watch):
+    first = cut_order(tmp_path / "first", watch, 70)
+    assert len(first) == 7 and first == cut_order(tmp_path / "again", watch, 70)
+    whole = cut_order(tmp_path / "whole", watch, 1000)
+    assert first == whole[:7], "a shorter budget cuts the same order"
+    assert whole != cut_order(tmp_path / "other", watch, 1000, "seed=1")
+    config = config_of("+drafter=ngram", PROMPTS)
+    decode(config, tmp_path / "unbounded")
+    own = [prompt.id for prompt in build(config).prompts.prompts]
+    lines = found(tmp_path / "unbounded")["generations"]
+    assert list(dict.fromkeys(line["prompt"] for line in lines)) == own != whole and sorted(own) == sorted(whole)
+
+
+@pytest.mark.slow
+def test_a_run_that_was_cut_is_not_gone_on_with(tmp_path, watch):
+    cut_order(tmp_path / "first", watch, 70)
+    config = of_seconds(70)
+    identity = identify(config, build(config))
+    with (
+        pytest.raises(UsageError, match="holds a finished run of the same measurement"),
+        begun("auto", tmp_path / "first", identity),
+    ):
+        pass
+    with begun("auto", tmp_path / "second", identity, EarlierRuns(tmp_path)) as beginning:
+        assert not beginning.kept and beginning.results.folder == tmp_path / "second"
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_goes_on_in_its_order_with_a_budget_of_its_own(tmp_path, watch, monkeypatch):
+    monkeypatch.setattr(results, "_KEPT_S", -1.0)  # every prompt is written when it is done
+    whole = cut_order(tmp_path / "whole", watch, 1000)
+    decode(of_seconds(60), tmp_path / "killed", 3, TimeBudget(60, watch))
+    kept = decode(of_seconds(60), tmp_path / "killed", budget=TimeBudget(60, watch)).kept
+    assert [prompt for _, prompt in kept] == whole[:3]
+    lines = found(tmp_path / "killed")["generations"]
+    assert list(dict.fromkeys(line["prompt"] for line in lines)) == whole[:9]
+
+
+def test_a_bound_belongs_to_the_identity_of_a_run():
+    config = config_of("+drafter=ngram", PROMPTS)
+    parts = build(config)
+    cells = {
+        identify(replace(config, measurement=replace(config.measurement, budget_seconds=seconds)), parts).cell
+        for seconds in (None, 60.0)
+    }
+    assert len(cells) == 2
+
+
+def test_the_bound_that_auto_became_is_logged(monkeypatch):
+    monkeypatch.setattr("specdec.session.identify.budget_of", lambda config: FIRST_LOOK_S)
+    config = config_of("+drafter=ngram", PROMPTS)
+    parts = build(config)
+    for asked, logged in (("auto", FIRST_LOOK_S), (None, None), (60.0, 60.0)):
+        bounded = replace(config, measurement=replace(config.measurement, budget_seconds=asked))
+        assert identify(bounded, parts).params["measurement.budget_seconds"] == logged

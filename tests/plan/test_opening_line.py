@@ -1,0 +1,82 @@
+"""The first line of a run: each fact that it names, and the reason for the number format."""
+
+import json
+
+import pytest
+import torch
+from fixtures.resumed_runs import composed, config_of
+
+from specdec.errors import UsageError
+from specdec.models import arithmetic
+from specdec.plan.opening_line import opening_line
+
+
+def line(*overrides: str, budget: float | None = None) -> str:
+    return opening_line(composed("+drafter=ngram", *overrides), budget)
+
+
+@pytest.fixture
+def native(monkeypatch):
+    """`native(*names)` makes a processor of one thread that computes in these formats besides float32 and float64."""
+
+    def make(*names: str) -> None:
+        able = {"avx512_bf16": "bfloat16" in names, "avx512_fp16": "float16" in names}
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+        monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+        for name in arithmetic._LIMIT_NAMES:
+            monkeypatch.delenv(name, raising=False)
+
+    return make
+
+
+def test_the_default_command_in_one_line(native):
+    native("bfloat16")
+    assert line("target.device=cpu", budget=90.0) == (
+        "ngram on pocket in bfloat16 (the model's own, in which this machine computes), on cpu (1 thread); at most 18 "
+        "prompts of stdlib_mix, 128 tokens each; gamma 1, 2, 3, 4, 6, 8; time budget 90 s until the last prompt is "
+        "decoded (measurement.budget_seconds; null: no bound)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("formats", "overrides", "said"),
+    [
+        ((), (), "pocket in float32 (this machine would emulate bfloat16, the model's own), on"),
+        ((), ("target.dtype=bfloat16",), "pocket in bfloat16 (as target.dtype says), on"),
+        (
+            ("bfloat16",),
+            ("target.model=some/model",),
+            "some/model in its own number format where this machine computes",
+        ),
+    ],
+)
+def test_the_number_format_has_its_reason(native, formats, overrides, said):
+    native(*formats)
+    assert said in line("target.device=cpu", *overrides)
+
+
+def test_a_folder_says_its_own_format_by_either_key(native, tmp_path):
+    native("bfloat16", "float16")
+    for key in ("dtype", "torch_dtype"):
+        (tmp_path / "config.json").write_text(json.dumps({key: "float16"}))
+        assert f"{tmp_path} in float16 (the model's own" in line("target.device=cpu", f"target.model={tmp_path}")
+    for broken in ("[1]", "{", '{"dtype": "half-baked"}', '{"dtype": "nn"}'):
+        (tmp_path / "config.json").write_text(broken)
+        assert "in its own number format where" in line("target.device=cpu", f"target.model={tmp_path}")
+
+
+def test_other_shapes_lengths_and_drafters_are_named():
+    said = line(
+        "structure=rows", "structure.w=5", "measurement.gammas=[2]", "measurement.repeats=3", "prompts.limit=null",
+        "measurement.drafters=[suffix,ngram]", "measurement.max_new_tokens=7",
+    )  # fmt: skip
+    assert said.startswith("ngram, suffix on pocket in ")
+    assert said.endswith("; all prompts of stdlib_mix, 3 times, 7 tokens each; rows, depth 2, 5; no time budget.")
+
+
+def test_a_bad_part_is_one_sentence_here_too():
+    with pytest.raises(UsageError, match="target.dtype"):
+        line("target.dtype=float8")
+    with pytest.raises(UsageError, match="structure.gamma"):
+        line("structure.gamma=none")
+    assert opening_line(config_of("+drafter=ngram"), None).startswith("ngram on table; ")

@@ -1,0 +1,144 @@
+"""`measurement.batch_size`: a run of several prompts at once writes what a run of one at a time writes, and shares its
+times.
+"""
+
+import json
+from dataclasses import replace
+from functools import cache
+
+import pandas as pd
+import pytest
+from fixtures.resumed_runs import composed
+
+from specdec.clock import SimulatedClock
+from specdec.config import RunConfig
+from specdec.errors import NumericsError, UsageError
+from specdec.experiment.results import ResultsFolder
+from specdec.plan.batch_checks import check_turns, refuse_batches
+from specdec.session import experiment
+from specdec.session.batched_session import BatchedSession
+from specdec.session.parts import build
+from specdec.session.session import Session
+from specdec.targets.table import Table
+
+SAMPLED = ("sampling=temperature", "target.law=[[0.1,0.8,0.1],[0.1,0.1,0.8],[0.8,0.1,0.1]]")
+KEYS = ["method", "gamma", "repeat", "prompt", "round"]
+TIMES = ["draft_s", "verify_s", "accept_s", "commit_s", "round_s", "batch", "cell"]
+
+
+@cache
+def config_of(*overrides: str) -> RunConfig:
+    drafter = () if any(each.startswith("+drafter=") for each in overrides) else ("+drafter=ngram",)
+    tiny = (*drafter, "+debug=tiny", "tracking.enabled=false", "structure.gamma=4")
+    return composed(*tiny, *overrides)
+
+
+def run(folder, *overrides: str) -> tuple[pd.DataFrame, list[dict]]:
+    """The rounds and the generations of a session that decodes all prompts."""
+    config = config_of(*overrides)
+    parts, results = build(config), ResultsFolder(folder)
+    kind = BatchedSession if config.measurement.batch_size > 1 else Session
+    session = kind(config, parts, "cell", results, SimulatedClock())
+    prompts = parts.prompts.prompts
+    for repeat in range(config.measurement.repeats):
+        for place, prompt in enumerate(prompts):
+            if place % session.group == 0:
+                session.decode_ahead(prompts[place : place + session.group], repeat)
+            session.run_prompt(prompt, repeat)
+    session.finish()
+    results.compact()
+    lines = (folder / "generations.jsonl").read_text().splitlines()
+    return pd.read_parquet(folder / "rounds.parquet"), [json.loads(line) for line in lines]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [(), SAMPLED, ("+drafter=oracle",)], ids=["greedy", "sampled", "reference"])
+def test_rounds_and_texts_are_those_of_one_at_a_time(tmp_path, how):
+    """Also where a group is shorter than the prompts, so that the second begins anew, and in later repeats."""
+    alone, texts = run(tmp_path / "1", "measurement.repeats=2", *how)
+    assert alone["batch"].eq(1).all()
+    for size in (1 + len(how) % 3,) if how else (2, 4):
+        together, others = run(tmp_path / str(size), "measurement.repeats=2", f"measurement.batch_size={size}", *how)
+        one, other = (table.sort_values(KEYS, ignore_index=True) for table in (alone, together))
+        pd.testing.assert_frame_equal(one.drop(columns=TIMES), other.drop(columns=TIMES))
+        assert other["batch"].max() == min(size, 6) and other["batch"].min() >= 1
+        assert [line["generated_token_ids"] for line in others] == [line["generated_token_ids"] for line in texts]
+
+
+def test_a_group_keeps_the_slots_full(monkeypatch, tmp_path):
+    """Prompts wait in a queue, so that two of three steps or more have a full batch."""
+    monkeypatch.setattr("specdec.session.batched_session.FILLS", 3)
+    rounds, _ = run(tmp_path, "measurement.batch_size=2", "measurement.max_new_tokens=12")
+    assert rounds["batch"].eq(2).mean() > 2 / 3
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """A call of a table takes a second, on the clock of this fixture."""
+    clock, verify = SimulatedClock(), Table.verify
+
+    def slowed(self, draft):
+        clock.advance(1.0)
+        return verify(self, draft)
+
+    monkeypatch.setattr(Table, "verify", slowed)
+    monkeypatch.setattr(experiment, "clock_for", lambda device: clock)
+    return clock
+
+
+@pytest.mark.slow
+def test_a_whole_run_calibrates_at_its_batch_and_its_account_multiplies_out(tmp_path, slow):
+    """A table evaluates slot after slot: a call on three takes three seconds, and a sequence's share is one."""
+    found = experiment.run_experiment(
+        config_of("measurement.batch_size=3", "measurement.gammas=[]", *SAMPLED), tmp_path
+    )
+    calibration = json.loads((tmp_path / "calibration.json").read_text())
+    assert calibration["t1_s"] == 1.0 and {item["median_s"] for item in calibration["t_n"].values()} == {1.0}
+    rounds = pd.read_parquet(tmp_path / "rounds.parquet")
+    assert rounds["verify_s"].to_numpy() == pytest.approx(1.0) and set(rounds["batch"]) == {1, 2, 3}
+    account = json.loads((tmp_path / "account.json").read_text())
+    for gamma in account["gammas"].values():
+        assert gamma["product"] == pytest.approx(gamma["speedup"], rel=1e-12)
+    facts = json.loads((tmp_path / "run.json").read_text())
+    assert facts["batch_size"] == 3 and facts["label"].endswith(", batch 3")
+    assert "Decoded 3 sequences at a time" in (tmp_path / "report.md").read_text()
+    assert found.metrics["tokens_per_round"] > 1
+
+
+def test_logits_that_are_not_finite_end_the_run_with_what_there_is(tmp_path, monkeypatch):
+    """The first prompt of the group keeps the outputs of the methods that were done, and the rounds of the one that
+    failed.
+    """
+    config = config_of("measurement.batch_size=2")
+    parts, results = build(config), ResultsFolder(tmp_path)
+    session = BatchedSession(config, parts, "cell", results, SimulatedClock())
+    together, calls = BatchedSession._together, []
+
+    def broken(self, arm, requests):
+        calls.append(arm)
+        found = together(self, arm, requests)
+        if len(calls) < 3:
+            return found
+        error = NumericsError("not finite")
+        error.partials = dict(enumerate(found.generations[:1]))
+        raise error
+
+    monkeypatch.setattr(BatchedSession, "_together", broken)
+    prompts = parts.prompts.prompts
+    session.decode_ahead(prompts, 0)
+    with pytest.raises(NumericsError, match="not finite"):
+        session.run_prompt(prompts[0], 0)
+    results.compact()
+    rounds = pd.read_parquet(tmp_path / "rounds.parquet")
+    assert set(rounds["prompt"]) == {prompts[0].id} and rounds.groupby(["method", "gamma"]).ngroups == 3
+
+
+def test_later_turns_studies_and_advice_are_refused():
+    config = config_of("measurement.batch_size=2")
+    plain = build(config_of()).prompts
+    turns = replace(plain, name="talks", prompts=(replace(plain.prompts[0], follow_ups=("and then?",)),))
+    with pytest.raises(UsageError, match="prompts=talks has later turns"):
+        check_turns(config, turns)
+    check_turns(config_of(), turns)
+    with pytest.raises(UsageError, match="batch_size=2: specdec.advise decodes one sequence at a time"):
+        refuse_batches(config, "specdec.advise")

@@ -1,0 +1,42 @@
+"""The seeds of a whole session: what is drawn for one purpose is drawn for no other."""
+
+import pytest
+from fixtures.resumed_runs import composed
+
+from specdec.clock import CpuClock
+from specdec.experiment.results import ResultsFolder
+from specdec.session.arm import Arm
+from specdec.session.parts import build
+from specdec.session.session import Session
+
+REPEATS = 2
+
+
+@pytest.fixture
+def decoded(tmp_path, monkeypatch):
+    """(gamma, repeat, request) of every text that a sampled session on the table target decodes."""
+    config = composed("+debug=tiny", "+drafter=ngram", "sampling=temperature")
+    parts, found, repeat = build(config), [], 0
+    session = Session(config, parts, "cell", ResultsFolder(tmp_path), CpuClock())
+    decode = Arm.decode
+    monkeypatch.setattr(
+        Arm, "decode", lambda arm, asked, clock: found.append((arm.gamma, repeat, asked)) or decode(arm, asked, clock)
+    )
+    for repeat in range(REPEATS):
+        for prompt in parts.prompts.prompts:
+            session.run_prompt(prompt, repeat)
+    return found
+
+
+def test_what_judges_a_draft_has_not_drawn_it(decoded):
+    """With one seed for both, the number that draws a token would judge it, and the output would not be the target's.
+
+    Drafts of a prompt draw the same numbers at every gamma, so that curves share their noise; every text is judged by
+    numbers of its own.
+    """
+    drafts = {(repeat, tuple(asked.prompt)): asked.draft_generator.initial_seed() for _, repeat, asked in decoded}
+    judged = [asked.accept_generator.initial_seed() for _, _, asked in decoded]
+    assert {gamma for gamma, _, _ in decoded} >= {0, 1, 2} and {repeat for _, repeat, _ in decoded} == {0, 1}
+    assert len(set(drafts.values())) == len(drafts) < len(judged)
+    assert len(set(judged)) == len(judged)
+    assert not set(judged) & set(drafts.values())

@@ -1,0 +1,132 @@
+"""Walking along recorded texts writes what the decoding loop writes: all columns of the rounds table, and its times."""
+
+import random
+
+import pytest
+
+from specdec.clock import SimulatedClock
+from specdec.drafters import drafters
+from specdec.drafters.base.lookup import Lookup
+from specdec.drafters.none import NoDrafter
+from specdec.experiment.results import GenerationKey, generation_line, round_table
+from specdec.records import Request
+from specdec.session.arm import Arm
+from specdec.session.recorded_walk import decode_by_walking, walks
+from specdec.session.tracing import trace
+from specdec.targets import targets
+from specdec.text.streams import Stream, write_streams
+from specdec.timing.simulated import priced
+from specdec.verifiers import verifiers
+
+SIZE, END = 12, 11
+GAMMAS = (1, 3, 6)
+LOOKUPS = [name for name in drafters.names() if issubclass(drafters.get(name), Lookup)]
+CASES = [
+    (name, shape, evaluation)
+    for name in LOOKUPS
+    if drafters.get(name).capabilities.replay != "calling"
+    for shape in ("chain", "rows", "tree")
+    if shape in drafters.get(name).capabilities.fills
+    for evaluation in (("packed", "rows") if name == "ngram" else ("packed",))
+]
+KEY = GenerationKey("cell", "method", 3, 0, "a prompt", "a category")
+
+
+def phrases(seed, length, **more):
+    """A text of phrases that come again, with noise, and accepted lengths at random."""
+    dice = random.Random(seed)
+    book = [[dice.randrange(SIZE - 1) for _ in range(dice.randint(2, 9))] for _ in range(6)]
+    text = []
+    while len(text) < length + 20:
+        text += [token if dice.random() < 0.93 else dice.randrange(SIZE - 1) for token in dice.choice(book)]
+    lengths = tuple(dice.choices(range(1, 9), (8, 5, 4, 3, 2, 2, 1, 1), k=length))
+    return Stream(f"s{seed}", "c", tuple(text[:20]), tuple(text[20 : length + 20]), {"acc_some": lengths}, **more)
+
+
+def ending(stream, place):
+    """The stream with the end token at `place`; what is recorded behind it is not written."""
+    text = (*stream.generated[:place], END, *stream.generated[place + 1 :])
+    return Stream(stream.id, "c", stream.prompt, text, stream.accepted_lengths, ended=place == len(text) - 1)
+
+
+STREAMS = [phrases(0, 60), phrases(1, 1), ending(phrases(2, 40), 39), ending(phrases(3, 40), 25)]
+LIMITS = [(STREAMS[0], 1000), (STREAMS[0], 37), *((stream, 100) for stream in STREAMS[1:])]
+
+
+def arms_of(target, drafter, make_structure, shape):
+    verifier = verifiers.build({"name": "greedy"})
+    sizes = [make_structure(shape, gamma) for gamma in GAMMAS]
+    common = {"target": target, "verifier": verifier}
+    baseline = Arm(method="baseline", drafter=NoDrafter(), structure=sizes[0].resized(0), **common)
+    wrapped = priced(drafter, target)
+    return [Arm(method="some", drafter=wrapped, structure=size, **common) for size in sizes] + [baseline]
+
+
+def in_columns(key, generation, clock):
+    """The rounds table, NaN as None, and the generation's line."""
+    line = generation_line(key, generation, clock, "", False)
+    line["decode_s"] = pytest.approx(line["decode_s"])
+    return {**round_table(key, generation, clock).to_pydict(), "otherwise": []}, line
+
+
+@pytest.mark.parametrize(("name", "shape", "evaluation"), CASES)
+def test_a_walk_writes_what_the_loop_writes(
+    tmp_path, group_values, sampling, table, random_law, drafter_values, make_structure, name, shape, evaluation
+):
+    write_streams(tmp_path / "s.jsonl", STREAMS)
+    about = {"path": str(tmp_path / "s.jsonl"), "vocab_size": SIZE, "evaluation": evaluation}
+    target = targets.build(group_values("target", "replay", **about), sampling=sampling(temperature=0.0))
+    live = table(random_law(SIZE, 0))  # makes the tables of drafters that read a model
+    own = group_values("drafter", name) if name == "recorded" else drafter_values(name, SIZE)
+    drafter = drafters.build(own, target=target if name == "recorded" else live)
+    assert walks(target, drafter) and not walks(live, drafter)
+    arms, rejections = arms_of(target, drafter, make_structure, shape), 0
+    for stream, limit in LIMITS:
+        request = Request(stream.prompt, target.limit(stream.prompt, limit))
+        clock = SimulatedClock()
+        clock.reach(target.clock().mark())
+        loop = [arm.decode(request, target.clock()) for arm in arms]
+        found = decode_by_walking(arms, request, clock)
+        assert clock.mark() == target.clock().mark()
+        for one, two in zip(loop, found, strict=True):
+            assert (one.prompt, one.tokens, one.finish, one.prefill) == (
+                two.prompt,
+                two.tokens,
+                two.finish,
+                two.prefill,
+            )
+            expected, written = (in_columns(KEY, each, clock) for each in (one, two))
+            assert written == expected
+            rejections += sum(written[0]["rejected"])
+    assert rejections > 10
+
+
+@pytest.mark.parametrize(("name", "shape"), [("ngram", "chain"), ("ngram", "tree"), ("recorded", "chain")])
+def test_single_rounds_can_be_traced(tmp_path, group_values, sampling, make_structure, name, shape):
+    """The trace of a walk is that of the loop, word for word."""
+    write_streams(tmp_path / "s.jsonl", STREAMS)
+    values = group_values("target", "replay", path=str(tmp_path / "s.jsonl"), vocab_size=SIZE)
+    target = targets.build(values, sampling=sampling(temperature=0.0))
+    drafter = drafters.build(group_values("drafter", name), target=target)
+    arms = arms_of(target, drafter, make_structure, shape)
+    about = {"prompt": "p", "drafter": name, "structure": shape, "lossless": True}
+    for stream in STREAMS:
+        request = Request(stream.prompt, target.limit(stream.prompt, 60))
+        loop = arms[1].decode(request, target.clock())
+        found = decode_by_walking(arms, request, SimulatedClock(), keep=arms[1])[1]
+        assert trace(found, None, **about) == trace(loop, None, **about)
+
+
+def test_a_drafter_is_led_along_the_text_once(tmp_path, group_values, sampling, make_structure, monkeypatch):
+    """The tokens of a text are committed to a drafter that has to draft once for all gammas."""
+    write_streams(tmp_path / "s.jsonl", STREAMS)
+    values = group_values("target", "replay", path=str(tmp_path / "s.jsonl"), vocab_size=SIZE)
+    target = targets.build(values, sampling=sampling(temperature=0.0))
+    drafter = drafters.build(group_values("drafter", "ngram", occurrence="leftmost"), target=target)
+    heard = []
+    commit = drafter.commit
+    monkeypatch.setattr(drafter, "commit", lambda tokens, states=None: heard.extend(tokens) or commit(tokens, states))
+    decode_by_walking(
+        arms_of(target, drafter, make_structure, "chain"), Request(STREAMS[0].prompt, 60), SimulatedClock()
+    )
+    assert tuple(heard) == STREAMS[0].generated[: len(heard)] and len(heard) > 50

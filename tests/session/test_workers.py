@@ -1,0 +1,207 @@
+"""Prompts of a run shared out over workers: the tables of one process, and what becomes of a worker that fails or dies.
+
+Real processes where that is the point; elsewhere threads do the work of processes, which need not be started.
+"""
+
+import json
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
+
+import pandas as pd
+import pytest
+
+from specdec import run
+from specdec.analysis.figures import style
+from specdec.drafters import drafters
+from specdec.drafters.base import Drafter
+from specdec.errors import NumericsError, UsageError
+from specdec.session import workers
+from specdec.targets.table import Table
+
+QUESTIONS = Path(__file__).resolve().parents[1] / "fixtures" / "mt_bench_questions.jsonl"
+QUICK = ("tracking.enabled=false", "measurement.bootstrap=50", "measurement.cost_contexts=[]")
+TINY = ("+drafter=ngram", "+debug=tiny", *QUICK)
+TABLES = ("rounds.parquet", "replay.parquet", "alpha.parquet")
+NOT_MEASURED = ("session.json", "traces.json")
+
+
+@pytest.fixture
+def command(in_process, tmp_path, monkeypatch):
+    """`command(name, ...)` runs specdec.run into the folder `name`; it gives exit code, standard error and folder."""
+    monkeypatch.setattr(style, "save", lambda *_: None)
+
+    def call(name, *arguments):
+        ended = in_process(run, *arguments, f"hydra.run.dir={tmp_path / name}")
+        return ended.code, ended.error, tmp_path / name
+
+    return call
+
+
+@pytest.fixture
+def in_threads(monkeypatch):
+    """Threads in place of processes; transformers loads one model at a time."""
+    loading, build = threading.Lock(), workers.build
+
+    def build_alone(config):
+        with loading:
+            return build(config)
+
+    monkeypatch.setattr(workers, "build", build_alone)
+    monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda count, context, begin: ThreadPoolExecutor(count))
+
+
+def untimed(folder: Path) -> dict[str, object]:
+    """Everything that a run decoded and found out, without times."""
+    found: dict[str, object] = {}
+    for name in TABLES:
+        table = pd.read_parquet(folder / name)
+        found[name] = table[[column for column in table if not column.endswith("_s")]].to_json(orient="records")
+    for name in NOT_MEASURED:
+        values = json.loads((folder / name).read_text())
+        found[name] = {k: v for k, v in values.items() if k != "peak_mb"} if isinstance(values, dict) else values
+    lines = map(json.loads, (folder / "generations.jsonl").read_text().splitlines())
+    found["generations"] = [{k: v for k, v in line.items() if not k.endswith("_s")} for line in lines]
+    metrics = json.loads((folder / "summary.json").read_text())["metrics"]
+    counted = ("tokens_per_round", "alpha", "accepted_per_offered", "lossless", "iid", "repetition", "nodes_per_round")
+    found["metrics"] = {name: value for name, value in metrics.items() if name.startswith(counted)}
+    return json.loads(json.dumps(found))
+
+
+@pytest.mark.slow
+def test_workers_write_what_one_process_writes(command, in_threads):
+    """A model with later turns that continue sampled answers, in two repeats."""
+    talk = ("+drafter=ngram", *QUICK, "prompts=mt_bench", f"prompts.path={QUESTIONS}", "sampling=temperature")
+    talk += ("measurement.repeats=2", "measurement.max_new_tokens=8", "measurement.gammas=[]", "target.compile=false")
+    talk += ("measurement.warmup_tokens=0", "measurement.calibration_calls=1", "measurement.traced=3")
+    code, error, alone = command("alone", *talk)
+    assert code == 0, error
+    code, error, shared = command("shared", *talk, "measurement.workers=2")
+    assert code == 0, error
+    assert untimed(shared) == untimed(alone)
+    assert len(json.loads((shared / "traces.json").read_text())) == 3
+    assert "Decoded by 2 workers, with 1 threads each" in (shared / "report.md").read_text()
+    assert not list(shared.glob("part-*")) and not (shared / "rounds").exists()
+
+
+@pytest.mark.slow
+def test_the_prompts_of_all_repeats_keep_their_order(command, in_threads):
+    arguments = (*TINY, "measurement.repeats=2", "measurement.drafters=[oracle]")
+    code, error, alone = command("alone", *arguments)
+    assert code == 0, error
+    code, error, shared = command("shared", *arguments, "measurement.workers=3")
+    assert code == 0, error
+    assert untimed(shared) == untimed(alone)
+
+
+@pytest.mark.slow
+def test_a_dead_worker_fails_the_run_which_can_be_resumed(command, tmp_path):
+    slow = ("+drafter=oracle", "+debug=tiny", *QUICK, "drafter.step_ms=4")
+    folder, killed = tmp_path / "killed", []
+
+    def kill() -> None:
+        until = time.monotonic() + 120
+        while not any(path.stat().st_size for path in folder.glob("part-done-*.jsonl")) and time.monotonic() < until:
+            time.sleep(0.02)
+        killed.append(multiprocessing.active_children()[0].pid)
+        os.kill(killed[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    code, error, _ = command("killed", *slow, "measurement.workers=2")
+    killer.join()
+    assert code == 4 and error.count("\n") == 1, error
+    assert error.startswith("specdec: Worker ") and "of 2 died (signal 9) while it decoded prompt 'tokens/" in error
+    assert not multiprocessing.active_children()
+    status = json.loads((folder / "status.json").read_text())
+    kept = len((folder / "part-done.jsonl").read_text().splitlines())
+    assert status["status"] == "failed" and 0 < kept < 6 and f"{kept} prompt" in status["sentence"]
+    code, error, _ = command("killed", *slow, "measurement.workers=2")
+    assert code == 0, error
+    code, error, alone = command("alone", *slow)  # by one process: who decodes is no part of what a run is
+    assert untimed(folder) == untimed(alone)
+
+
+def test_the_signal_that_killed_a_worker_is_told_also_where_its_pool_learned_it_first():
+    process = SimpleNamespace(exitcode=None)  # another thread waits for it, and has not noted the code down yet
+    pool = SimpleNamespace(shutdown=lambda wait: setattr(process, "exitcode", -9 if wait else None))
+    died = workers._Process(workers._Share(1, *[None] * 5), pool, process).death(2, "now")
+    assert str(died) == "Worker 1 of 2 died (signal 9) now, having finished none"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "code"), [(NumericsError, 4), (UsageError, 2)])
+def test_the_fault_of_a_worker_is_that_of_the_run(command, in_threads, monkeypatch, fault, code):
+    """It ends with the worker's sentence; the prompts at hand are finished, no other one is begun."""
+    verify, starts = Table.verify, []
+
+    def broken(self, draft):
+        if threading.current_thread() is not threading.main_thread() and self._text[0] == 2:
+            raise fault("The third prompt cannot be decoded.")
+        return verify(self, draft)
+
+    def start(self, text):
+        self._text = text.prompt
+        starts.append(tuple(text.prompt))
+        return begun(self, text)
+
+    begun = Table.start
+    monkeypatch.setattr(Table, "start", start)
+    monkeypatch.setattr(Table, "verify", broken)
+    ended, error, folder = command("broken", *TINY, "measurement.workers=2", "measurement.warmup_tokens=0")
+    assert (ended, error) == (code, "specdec: The third prompt cannot be decoded.\n")
+    assert json.loads((folder / "status.json").read_text())["status"] == "failed"
+    rounds = pd.read_parquet(folder / "rounds.parquet")
+    done = set(rounds["prompt"])
+    assert {"tokens/0", "tokens/1"} <= done and "tokens/5" not in done and (1, 2) not in starts
+    assert len(list(folder.glob("part-*"))) == 1  # part-done.jsonl, from which the run goes on
+
+
+def test_a_numerics_fault_travels_without_its_rounds(tmp_path):
+    """A worker's results, which are sent to the run, are small and free of a device's events."""
+
+    worker = object.__new__(workers._Worker)
+    error = NumericsError("The logits are not finite.")
+    error.partial = threading.Lock()  # cannot be pickled, as an event of a GPU
+
+    def decode(*_):
+        raise error
+
+    closed = []
+    worker._parts = worker._session = None
+    worker._conversations = {(0, 0): None}
+    worker._results = type("Results", (), {"close": lambda self: closed.append(True)})()
+    original, workers.decode_conversation = workers.decode_conversation, decode
+    try:
+        with pytest.raises(NumericsError) as raised:
+            worker.decode((0, 0), {}, {})
+    finally:
+        workers.decode_conversation = original
+    assert str(pickle.loads(pickle.dumps(raised.value))) == "The logits are not finite." and closed == [True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["+drafter=suffix", "+debug=tiny"], "use drafter.earlier_outputs=0, or measurement.workers=null"),
+        (["+drafter=recycling", "+debug=tiny", "structure=chain", "drafter.persist=true"], "use drafter.persist=false"),
+        (["+drafter=ngram", "prompts.limit=2", "measurement.peers=[transformers]"], "measurement.peers are timed"),
+    ],
+)
+def test_what_depends_on_the_order_of_prompts_is_refused(command, arguments, says):
+    code, error, folder = command("refused", *arguments, *QUICK, "measurement.workers=2")
+    assert code == 2 and says in error and error.count("\n") == 1
+    assert not folder.exists() or not list(folder.glob("rounds*"))
+
+
+def test_every_drafter_that_remembers_says_so():
+    for name in drafters.names():
+        drafter = drafters.get(name)
+        assert (drafter.remember is Drafter.remember) == (drafter.remembers is Drafter.remembers), name
