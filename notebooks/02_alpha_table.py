@@ -25,7 +25,8 @@
 # %%
 from IPython.display import Markdown, display
 
-from specdec.analysis.papers import alpha_table, published
+from specdec.analysis.papers import published
+from specdec.analysis.research import alpha_table
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder

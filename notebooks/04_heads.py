@@ -26,9 +26,9 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis.heads import accuracy_panels, heads_ablation, heads_accuracy, heads_training, heads_tree
 from specdec.analysis.pages import notebook
 from specdec.analysis.papers import published, published_heads
+from specdec.analysis.research import accuracy_panels, heads_ablation, heads_accuracy, heads_training, heads_tree
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder

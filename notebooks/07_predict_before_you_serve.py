@@ -27,8 +27,8 @@ from IPython.display import Markdown
 
 from specdec.analysis.acceptance.gamma_choice import gamma_choice
 from specdec.analysis.acceptance.model_sections import model_sections
-from specdec.analysis.acceptance.prediction_results import prediction_results
 from specdec.analysis.pages import notebook
+from specdec.analysis.research.prediction_results import prediction_results
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder

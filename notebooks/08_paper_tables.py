@@ -28,7 +28,8 @@ from IPython.display import Markdown
 
 from specdec.analysis.figures import run_figures
 from specdec.analysis.pages import notebook
-from specdec.analysis.papers import claims, paper_sections, published
+from specdec.analysis.papers import paper_sections, published
+from specdec.analysis.research import claims
 
 # %% tags=["parameters"]
 published_csv = published.SHIPPED  # printed figures: columns as in specdec.analysis.papers.published.COLUMNS

@@ -29,8 +29,8 @@
 # %%
 from IPython.display import Markdown
 
-from specdec.analysis.cost.gpu_limit import answer
 from specdec.analysis.pages import notebook
+from specdec.analysis.research.gpu_limit import answer
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # of the other notebooks; this one reads a file of the repository

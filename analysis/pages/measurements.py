@@ -9,14 +9,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ..acceptance.prediction_results import prediction_results
-from ..heads.grounded_gain import PUBLISHED_SPEEDUP
-from ..heads.heads_ablation import ablation_sections
-from ..heads.heads_accuracy import accuracy_section
-from ..heads.heads_tree import tree_sections
 from ..intervals import Interval
-from ..papers.claim_results import load_results
-from ..papers.claims import claims_section, evidence
+from ..research.claim_results import load_results
+from ..research.claims import claims_section, evidence
+from ..research.grounded_gain import PUBLISHED_SPEEDUP
+from ..research.heads_ablation import ablation_sections
+from ..research.heads_accuracy import accuracy_section
+from ..research.heads_tree import tree_sections
+from ..research.prediction_results import prediction_results
 from ..studies.batching import batch_numbers, best_table, committed_study
 from .html import cell
 

@@ -8,11 +8,11 @@ from pathlib import Path
 from specdec.errors import UsageError
 
 from ..account.shape_account import shape_section
-from ..cost.gpu_limit import RESULT, demonstration, read_gpu
 from ..findings import FinishedStudy, Section, described_study, finished_study, latest_study
-from ..heads.grounded_gain import committed_section, gain_section
 from ..read.mlflow_runs import RUN_ID, files_of_study, latest_run, load_runs, open_run, open_runs, study_ids
 from ..read.runs import Run
+from ..research.gpu_limit import RESULT, demonstration, read_gpu
+from ..research.grounded_gain import committed_section, gain_section
 from ..runs.compare import comparison_section
 from ..runs.run_sections import papers_section
 from ..studies.batching import committed_in_words, committed_study

@@ -1,5 +1,5 @@
 """Measures grounded heads, independent heads and plain decoding in one session, for two sets of prompts, which
-`analysis/heads/grounded_gain.py` and the table of claims read; five minutes of one quiet core.
+`analysis/research/grounded_gain.py` and the table of claims read; five minutes of one quiet core.
 
 The questions of MT-Bench are no part of the repository: without the shared data their part is skipped. The file keeps
 what was found on the other set.
@@ -13,9 +13,9 @@ import pytest
 from fixtures.measured_commands import finished, provenance
 from fixtures.measuring import kept_figures, write_lines
 
-from specdec.analysis.heads import grounded_gain
 from specdec.analysis.intervals import Interval
 from specdec.analysis.read.runs import Run
+from specdec.analysis.research import grounded_gain
 from specdec.analysis.rounds import prompt_sums
 from specdec.analysis.runs.run_sections import by_category
 from specdec.config import BASELINE

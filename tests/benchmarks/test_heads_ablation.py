@@ -19,8 +19,8 @@ import pytest
 import torch
 from fixtures.measuring import kept_figures, machine, write_lines
 
-from specdec.analysis.heads import heads_ablation
 from specdec.analysis.read.runs import Run, open_folder
+from specdec.analysis.research import heads_ablation
 from specdec.analysis.rounds import drafted, prompt_sums
 from specdec.config import BASELINE, config_dir
 from specdec.heads.checkpoint import load_heads, read_heads, state_offset

@@ -1,5 +1,5 @@
 """Accuracy of the heads that come with specdec on every held-out text, with counts by text: for intervals, and for
-claims about two kinds of heads at the same positions. `analysis/heads/heads_accuracy.py` reads what it writes.
+claims about two kinds of heads at the same positions. `analysis/research/heads_accuracy.py` reads what it writes.
 """
 
 import hashlib
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from specdec.analysis.heads.heads_training import KINDS
+from specdec.analysis.research.heads_training import KINDS
 from specdec.heads.checkpoint import load_heads, read_heads, shipped_heads, state_offset
 from specdec.prompts.stdlib import module_source
 from specdec.text.encoding import encode_texts

@@ -11,7 +11,7 @@ import pytest
 import torch
 from fixtures.measuring import composed
 
-from specdec.analysis.heads.heads_tree import CARTESIAN, CHANCES, DRAWN, JOINT
+from specdec.analysis.research.heads_tree import CARTESIAN, CHANCES, DRAWN, JOINT
 from specdec.clock import CpuClock
 from specdec.records import Request
 from specdec.replay.answers import TextStates

@@ -1,4 +1,4 @@
-"""Measures what papers claim, for `analysis.papers.claims`; a quarter of an hour of one quiet core.
+"""Measures what papers claim, for `analysis.research.claims`; a quarter of an hour of one quiet core.
 
 With `-k blockwise` a part of it is run. Each is one command on the pocket target, in float32 so that all drafters write
 the same text; within a run drafter and baseline take turns, prompt by prompt. The file keeps what other parts have
@@ -14,8 +14,8 @@ import pytest
 from fixtures.measured_commands import finished, provenance
 from fixtures.measuring import kept_figures, write_lines
 
-from specdec.analysis.papers import claim_results
 from specdec.analysis.read.runs import Run
+from specdec.analysis.research import claim_results
 from specdec.analysis.rounds import prompt_sums
 from specdec.analysis.studies.all_drafters import PLAIN
 from specdec.analysis.studies.lenience import PLAIN as NO_DRAFTS

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from specdec.analysis.papers.claims import claims_markdown, measured_in_words
+from specdec.analysis.research.claims import claims_markdown, measured_in_words
 from specdec.config import config_dir
 
 NOTEBOOKS = Path(__file__).resolve().parents[2] / "notebooks"
 PAGE = (NOTEBOOKS / "guide" / "papers.md").read_text(encoding="utf-8")
 FIGURES, CLAIMS = PAGE.split("## Claims", 1)
-MADE_BY = 'python -c "from specdec.analysis.papers import claims; print(claims.claims_markdown())"'
+MADE_BY = 'python -c "from specdec.analysis.research import claims; print(claims.claims_markdown())"'
 
 
 def cells() -> set[tuple[str, str]]:

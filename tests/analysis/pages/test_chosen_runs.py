@@ -7,8 +7,8 @@ import pytest
 
 from specdec.analysis.findings import Findings, FinishedStudy, Section
 from specdec.analysis.pages import notebook
-from specdec.analysis.papers import alpha_table
 from specdec.analysis.read import mlflow_runs
+from specdec.analysis.research import alpha_table
 
 
 @pytest.fixture

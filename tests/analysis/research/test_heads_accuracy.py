@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec.analysis.heads import heads_accuracy
-from specdec.analysis.heads.heads_accuracy import accuracies, accuracy_section, load_accuracy
+from specdec.analysis.research import heads_accuracy
+from specdec.analysis.research.heads_accuracy import accuracies, accuracy_section, load_accuracy
 from specdec.errors import UsageError
 from specdec.heads.checkpoint import shipped_heads
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from specdec.analysis.intervals import Interval
-from specdec.analysis.papers import claims
+from specdec.analysis.research import claims
 
 
 @pytest.fixture(scope="module")

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from specdec.analysis.heads import heads_ablation
-from specdec.analysis.heads.heads_ablation import both, compared, deepest, difference, load_ablation, steepness
+from specdec.analysis.research import heads_ablation
+from specdec.analysis.research.heads_ablation import both, compared, deepest, difference, load_ablation, steepness
 from specdec.errors import UsageError
 
 Row = dict[str, Any]

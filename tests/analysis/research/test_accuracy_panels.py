@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from specdec.analysis.heads.accuracy_panels import by_head, panels_section
-from specdec.analysis.heads.heads_ablation import load_ablation
+from specdec.analysis.research.accuracy_panels import by_head, panels_section
+from specdec.analysis.research.heads_ablation import load_ablation
 
 PROMPTS = [f"p{number:02}" for number in range(12)]
 

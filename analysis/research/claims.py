@@ -1,6 +1,6 @@
 """Sets what the founding papers claim beside what this project measures: claim, published, ours, verdict, why.
 
-Ours comes from committed results: `claim_results`, and the ablations of `analysis.heads`. Published figures come from
+Ours comes from committed results: `claim_results`, and the ablations of heads. Published figures come from
 `published.csv`, by source and table, or are quoted where a paper gives a direction and no figure. Models, text and
 hardware differ, so a verdict is about the claim, not about equal figures: the direction, and where a paper prints a
 size, whether our interval reaches it.
@@ -16,12 +16,12 @@ from specdec.theory.speedup import oracle_gain
 from specdec.theory.speedup import speedup as formula_speedup
 
 from ..findings import Section
-from ..heads import grounded_gain, heads_ablation, heads_accuracy, heads_tree
 from ..intervals import Interval
+from ..papers.paper_tables import COST, printed_figures
+from ..papers.published import load_published
 from . import claim_results as results
+from . import grounded_gain, heads_ablation, heads_accuracy, heads_tree
 from .claim_results import Measured
-from .paper_tables import COST, printed_figures
-from .published import load_published
 
 SAME, SMALLER, LARGER = "same", "same direction, smaller", "same direction, larger"
 DIFFERENT, OPEN = "different", "cannot be told"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from specdec.analysis.heads.heads_training import (
+from specdec.analysis.research.heads_training import (
     final_accuracies,
     load_history,
     overtakes,

@@ -10,8 +10,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from specdec.analysis.heads import heads_tree
-from specdec.analysis.heads.heads_tree import ACCURACY, CHANCES, DRAWN, JOINT, OWN
+from specdec.analysis.research import heads_tree
+from specdec.analysis.research.heads_tree import ACCURACY, CHANCES, DRAWN, JOINT, OWN
 from specdec.config import config_dir
 from specdec.errors import UsageError
 from specdec.structures import structures

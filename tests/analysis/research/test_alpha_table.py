@@ -9,9 +9,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from specdec.analysis.papers import alpha_table as table_of
 from specdec.analysis.papers.published import COLUMNS, leviathan_table_3, load_published
 from specdec.analysis.read.runs import Run, _in_folder
+from specdec.analysis.research import alpha_table as table_of
 from specdec.errors import UsageError
 
 RunMaker = Callable[..., Run]

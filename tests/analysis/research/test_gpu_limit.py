@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.analysis.cost.gpu_limit import GpuMeasurement, answer, calls_table, read_gpu
+from specdec.analysis.research.gpu_limit import GpuMeasurement, answer, calls_table, read_gpu
 from specdec.errors import UsageError
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pandas as pd
 
+from ..acceptance.prediction import LABELS
 from ..findings import Section, counted
 from ..sums import interval
-from .prediction import LABELS
 
 RESULT = Path(__file__).parents[1] / "results" / "prediction_error.json"
 NAMES = {"textbook": "textbook formula", "markov": LABELS["markov"], "stretches": LABELS["stretches"]}

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specdec.analysis.papers import claim_results as results
+from specdec.analysis.research import claim_results as results
 from specdec.errors import UsageError
 
 

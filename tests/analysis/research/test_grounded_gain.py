@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from specdec.analysis.heads import grounded_gain
+from specdec.analysis.research import grounded_gain
 from specdec.errors import UsageError
 
 
