@@ -165,7 +165,6 @@ def _check_page(seen, said):
     assert [patch.get_height() for patch in below.patches][:3] == [1, 1, 1]
 
 
-@pytest.mark.slow
 def test_a_live_session_counts_every_drafter_for_itself(finished_run):
     """On the table target everything is lossless; all methods share the prompts, and one baseline."""
     folder = finished_run("several")

@@ -2,6 +2,7 @@
 
 import json
 
+import pandas as pd
 import pytest
 
 from specdec import run
@@ -53,6 +54,12 @@ def test_it_is_on_by_itself_at_four_draft_lengths(command, gammas, control):
     assert ended.code == 0, ended.error
     methods = {json.loads(line)["method"] for line in (folder / "generations.jsonl").read_text().splitlines()}
     assert ("null" in methods) is control
+
+
+def test_a_control_decodes_without_a_drafter(finished_run):
+    rounds = pd.read_parquet(finished_run("sampled") / "rounds.parquet").set_index("method")
+    assert (rounds.loc["null", ["gamma", "offered", "accepted"]] == 0).all(axis=None)
+    assert (rounds.loc["null", "committed"] == 1).all() and rounds.loc["ngram", "offered"].any()
 
 
 def test_three_prompts_settle_nothing(command):

@@ -3,6 +3,7 @@
 import json
 import math
 
+import pandas as pd
 import pytest
 import torch
 
@@ -42,6 +43,15 @@ def test_answers_are_compared_as_numbers(output, right):
 
 def test_large_and_broken_numbers():
     assert answers("In all 1,234.50", "x #### 1234.5") and answers("-7", "#### -7") and answers(".5", "#### 0.5")
+
+
+def test_the_alpha_of_a_lossy_rule_counts_what_that_rule_passes(finished_run):
+    """On this law typical acceptance passes every draft, of which the strict rule would pass a share min(p, q)."""
+    folder = finished_run("lossy")
+    rounds = pd.read_parquet(folder / "rounds.parquet")
+    assert rounds["offered"].sum() == rounds["accepted"].sum() > 200
+    along = pd.read_parquet(folder / "alpha.parquet")
+    assert along["numerator"].to_list() == pytest.approx(along["denominator"].to_list(), abs=1e-3)
 
 
 @pytest.mark.slow
