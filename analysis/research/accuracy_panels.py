@@ -2,7 +2,7 @@
 Speculative Decoding" have it (its Figures 5 to 8). Reads `results/heads_ablation.json`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,31 @@ def panels_section(path: Path | str = RESULT) -> Section:
         return Section(TITLE, (f"The ablations lack {GROUNDED} or its variants: `{COMMAND}` measures them.",))
     beyond = {words: by_head(each, plain) for words, each in variants.items()}
     prompts = counted(len(plain["by_prompt"]["prompts"]), "prompt")
+    told = []
+    for label, side in (("Right more often", 1), ("Less often", -1)):
+        listed = [
+            f"{words} (head{'s' * (len(heads) > 1)} {', '.join(heads)})"
+            for words, differences in beyond.items()
+            if (heads := [str(head) for head, difference in enumerate(differences, 1) if difference.side == side])
+        ]
+        told += [f"{label}: {'; '.join(listed)}."] if listed else []
+    level = [words for words, differences in beyond.items() if not any(difference.side for difference in differences)]
+    told += [f"Not told apart at any head: {', '.join(level)}."] if level else []
     text = (
-        f"Top-1 accuracy along the target's own text of {prompts}, against plain grounded heads. {_told(beyond)}",
+        f"Top-1 accuracy along the target's own text of {prompts}, against plain grounded heads. {' '.join(told)}",
         f"{sum(map(len, beyond.values()))} heads are set against one each: about one in twenty 95% intervals leaves "
         "out 0 by chance. The panels are of held-out text, which the target did not write, without intervals.",
     )
+    lines = []
+    for words, measured in {"plain": plain, **variants}.items():
+        line: dict[str, Any] = {"variant": words, "trained, tokens": int(measured["training"]["tokens"])}
+        pairs = zip(measured["heldout"]["top1"], measured["heldout"]["top5"], strict=True)
+        line |= {f"head {head}": f"{one:.3f} / {five:.3f}" for head, (one, five) in enumerate(pairs, 1)}
+        if words in beyond:
+            line["own text, head 1"] = f"{beyond[words][0]:+.3f}"
+            line["own text, last head"] = f"{beyond[words][-1]:+.3f}"
+        lines.append(line)
+    table = pd.DataFrame(lines).fillna("")  # plain heads have nothing to be set against
     caption = "Top-1 / top-5 accuracy on held-out text by head; top-1 beyond plain grounded heads along the own text"
     figure = _panels(
         variants,
@@ -49,7 +69,7 @@ def panels_section(path: Path | str = RESULT) -> Section:
         caption="Shares of held-out text, given the true tokens before; no intervals. Filled: the right token is the "
         "first choice; open: it is among five. Grey: plain grounded heads.",
     )
-    return Section(TITLE, text, ((caption, _table(variants, plain, beyond)),), (("heads_accuracy_panels", figure),))
+    return Section(TITLE, text, ((caption, table),), (("heads_accuracy_panels", figure),))
 
 
 def by_head(variant: Measured, plain: Measured) -> list[Interval]:
@@ -57,33 +77,6 @@ def by_head(variant: Measured, plain: Measured) -> list[Interval]:
     heads, the same prompts resampled for both.
     """
     return list(steepness(variant, plain).heads["difference"])
-
-
-def _told(beyond: Mapping[str, Sequence[Interval]]) -> str:
-    """Say at which heads each variant is better, worse, or neither beyond chance."""
-    parts = []
-    for label, side in (("Right more often", 1), ("Less often", -1)):
-        listed = [
-            f"{words} (head{'s' * (len(heads) > 1)} {', '.join(heads)})"
-            for words, differences in beyond.items()
-            if (heads := [str(head) for head, each in enumerate(differences, 1) if each.side == side])
-        ]
-        parts += [f"{label}: {'; '.join(listed)}."] if listed else []
-    level = [words for words, differences in beyond.items() if not any(each.side for each in differences)]
-    return " ".join([*parts, f"Not told apart at any head: {', '.join(level)}."] if level else parts)
-
-
-def _table(variants: Mapping[str, Measured], plain: Measured, beyond: Mapping[str, Sequence[Interval]]) -> pd.DataFrame:
-    lines = []
-    for words, measured in {"plain": plain, **variants}.items():
-        line: dict[str, Any] = {"variant": words, "trained, tokens": int(measured["training"]["tokens"])}
-        pairs = zip(measured["heldout"]["top1"], measured["heldout"]["top5"], strict=True)
-        line |= {f"head {head}": f"{one:.3f} / {five:.3f}" for head, (one, five) in enumerate(pairs, 1)}
-        differences = beyond.get(words, ())
-        line["own text, head 1"] = f"{differences[0]:+.3f}" if differences else ""
-        line["own text, last head"] = f"{differences[-1]:+.3f}" if differences else ""
-        lines.append(line)
-    return pd.DataFrame(lines).fillna("")
 
 
 @style.in_style

@@ -6,8 +6,10 @@ hardware differ, so a verdict is about the claim, not about equal figures: the d
 size, whether our interval reaches it.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -61,7 +63,7 @@ class ClaimEvidence:
     """
 
     runs: Mapping[str, Measured]
-    heads: list[dict[str, object]]
+    heads: list[dict[str, Any]]
     printed: pd.DataFrame
 
     def values(self, source: str, table: str, metric: str, **wanted: object) -> pd.Series:
@@ -74,6 +76,13 @@ class ClaimEvidence:
             raise ValueError(f"no {metric} is printed in {source}, {table} for {wanted}")
         return found
 
+    def ablated(self, variant: str, structure: str) -> Mapping[str, Any]:
+        """Return the ablation of a variant with the most heads in use. ValueError if there is none."""
+        entry = heads_ablation.deepest(self.heads, variant, structure)
+        if entry is None:
+            raise ValueError(f"the ablations have no {variant} in a {structure}")
+        return entry
+
 
 def evidence() -> ClaimEvidence:
     """Read the committed results and the published figures that come along. UsageError where a file is missing."""
@@ -84,7 +93,8 @@ def evidence() -> ClaimEvidence:
 def claims(found: ClaimEvidence | None = None) -> list[Claim]:
     """Return all claims with their answers, paper by paper."""
     found = found or evidence()
-    return [answer(found) for answer in ANSWERS]
+    papers = (_leviathan, _lenience, _chen, _stern, _medusa, _grounded, _ngrammys)
+    return [claim for answers in papers for claim in answers(found)]
 
 
 def claims_table(found: ClaimEvidence | None = None) -> pd.DataFrame:
@@ -155,35 +165,31 @@ def _command(run: Measured) -> str:
     return f"`{' '.join(own)}`"
 
 
-# Leviathan et al. and Chen et al. -------------------------------------------------------------------
+# Answers, paper by paper ---------------------------------------------------------------------------
 
 
-def _faster(found: ClaimEvidence) -> Claim:
-    greedy, sampled = found.runs["small_model"], found.runs["small_model_sampled"]
+def _leviathan(found: ClaimEvidence) -> Iterator[Claim]:
+    """Answer for speed, outputs and alpha of Leviathan et al.; `_lenience` has the rest."""
+    claim = partial(Claim, LEVIATHAN)
+    greedy, sampled, bigram = (found.runs[name] for name in ("small_model", "small_model_sampled", "bigram"))
+    fast, warm = results.speedup(greedy, GAMMA), results.speedup(sampled, GAMMA)
+    alpha, cost = results.alpha(greedy), results.metric(greedy, "cost/c").estimate
     printed = found.values("2211.17192", "Table 2", "speedup_measured", drafter="T5-small (77M)")
-    value, warm = results.speedup(greedy, GAMMA), results.speedup(sampled, GAMMA)
-    cost = results.metric(greedy, "cost/c").estimate
-    theirs = found.values("2211.17192", "Table 2", COST, drafter="T5-small (77M)").max()
-    return Claim(
-        LEVIATHAN,
+    their_cost = found.values("2211.17192", "Table 2", COST, drafter="T5-small (77M)").max()
+    yield claim(
         "A small model drafts, and decoding is 2 to 3 times faster",
         f"{_range(printed, '.1f')} (T5-XXL with T5-small)",
-        f"{value:.2f} greedy, {warm:.2f} at temperature 1",
-        size(value, printed.min(), printed.max(), 1.0),
-        f"A draft step costs {cost:.2f} of a target call here, {theirs:g} there: small models spend their time outside "
-        f"the arithmetic. A call on 5 tokens takes {results.verify_ratio(greedy, GAMMA):.2f} of one on a single token: "
-        "a CPU core computes where a TPU waits for memory",
+        f"{fast:.2f} greedy, {warm:.2f} at temperature 1",
+        size(fast, printed.min(), printed.max(), 1.0),
+        f"A draft step costs {cost:.2f} of a target call here, {their_cost:g} there: small models spend their time "
+        f"outside the arithmetic. A call on 5 tokens takes {results.verify_ratio(greedy, GAMMA):.2f} of one on a "
+        "single token: a CPU core computes where a TPU waits for memory",
         _command(greedy),
     )
 
-
-def _identical(found: ClaimEvidence) -> Claim:
-    run = found.runs["small_model"]
-    share = results.metric(run, "lossless/identical").estimate
-    outputs = len(run["arms"]) * len(run["prompts"])
-    unexplained = results.metric(run, "lossless/unexplained").estimate
-    return Claim(
-        LEVIATHAN,
+    share, unexplained = (results.metric(greedy, f"lossless/{name}").estimate for name in ("identical", "unexplained"))
+    outputs = len(greedy["arms"]) * len(greedy["prompts"])
+    yield claim(
         "The output distribution is unchanged",
         "proven (appendix A.1)",
         f"{share:.0%} of {outputs} greedy outputs identical, {unexplained:.0f} differences unexplained; exact to 1e-12 "
@@ -193,25 +199,19 @@ def _identical(found: ClaimEvidence) -> Claim:
         "`pytest tests/contracts/test_losslessness.py`",
     )
 
-
-def _alpha_range(found: ClaimEvidence) -> Claim:
-    names = ("small_model", "small_model_sampled")
-    greedy, sampled = (results.alpha(found.runs[name]) for name in names)
-    inside = all(0.5 <= value.low and value.high <= 0.9 for value in (greedy, sampled))
-    outside = any(value.high < 0.5 or value.low > 0.9 for value in (greedy, sampled))
-    return Claim(
-        LEVIATHAN,
+    alphas = (alpha, results.alpha(sampled))
+    inside = all(0.5 <= value.low and value.high <= 0.9 for value in alphas)
+    outside = any(value.high < 0.5 or value.low > 0.9 for value in alphas)
+    yield claim(
         "Drafters two orders of magnitude smaller have α between 0.5 and 0.9",
         "0.5 to 0.9 (Table 3)",
-        f"{greedy:.3f} at temperature 0, {sampled:.3f} at 1",
+        f"{alphas[0]:.3f} at temperature 0, {alphas[1]:.3f} at 1",
         SAME if inside else DIFFERENT if outside else OPEN,
         "Target and drafter learned from the same text with one tokenizer, as the paper's pairs did; a step of ours "
-        f"does {results.metric(found.runs['small_model'], 'cost/c_ops').estimate:.2f} of the target's arithmetic",
-        _command(found.runs["small_model"]),
+        f"does {results.metric(greedy, 'cost/c_ops').estimate:.2f} of the target's arithmetic",
+        _command(greedy),
     )
 
-
-def _sharper(found: ClaimEvidence) -> Claim:
     kinds = {"small model": "small_model", "bigram": "bigram", "unigram": "unigram"}
     gains = {
         words: results.alpha_difference(found.runs[name], found.runs[f"{name}_sampled"])
@@ -221,28 +221,24 @@ def _sharper(found: ClaimEvidence) -> Claim:
     higher = [words for words, verdict in verdicts.items() if verdict == SAME]
     rows = found.printed[found.printed["source"].str.contains("2211.17192") & (found.printed["table"] == "Table 3")]
     pairs = rows.pivot(index=["target", "drafter"], columns="temperature", values="alpha")
-    theirs = (pairs[0.0] - pairs[1.0]).round(6)
-    return Claim(
-        LEVIATHAN,
+    falls = (pairs[0.0] - pairs[1.0]).round(6)
+    yield claim(
         "α is higher at temperature 0 than at 1, for all models",
-        f"{int((theirs > 0).sum())} of {len(theirs)} pairs of Table 3 higher, {int((theirs == 0).sum())} equal, "
-        f"{int((theirs < 0).sum())} lower",
+        f"{int((falls > 0).sum())} of {len(falls)} pairs of Table 3 higher, {int((falls == 0).sum())} equal, "
+        f"{int((falls < 0).sum())} lower",
         "; ".join(f"{words} {value:+.3f}" for words, value in gains.items()),
         SAME if set(verdicts.values()) == {SAME} else DIFFERENT if DIFFERENT in verdicts.values() else OPEN,
         f"Higher beyond chance for {' and '.join(higher) or 'none'}. At temperature 0 a table proposes one token only, "
         "which greedy text, here often a loop, may not hold; flat laws always share something",
-        _command(found.runs["small_model_sampled"]),
+        _command(sampled),
     )
 
-
-def _ngrams(found: ClaimEvidence) -> Claim:
     uni, bi = results.alpha(found.runs["unigram_sampled"]), results.alpha(found.runs["bigram_sampled"])
     ranges = [
         _range(found.values("2211.17192", "Table 3", "alpha", drafter=name, temperature=1.0))
         for name in ("unigram", "bigram")
     ]
-    return Claim(
-        LEVIATHAN,
+    yield claim(
         "Even unigrams and bigrams have an α that is not negligible",
         f"unigram {ranges[0]}, bigram {ranges[1]} at temperature 1",
         f"unigram {uni:.3f}, bigram {bi:.3f} at temperature 1",
@@ -251,71 +247,58 @@ def _ngrams(found: ClaimEvidence) -> Claim:
         _command(found.runs["bigram_sampled"]),
     )
 
-
-def _free_bigram(found: ClaimEvidence) -> Claim:
-    run = found.runs["bigram"]
-    value, alpha = results.speedup(run, "3"), results.alpha(run)
-    expected = float(formula_speedup(alpha.estimate, 3, results.metric(run, "cost/c").estimate))
-    printed = found.values("2211.17192", "text 4.2", "speedup_ideal").iloc[0]
-    return Claim(
-        LEVIATHAN,
+    value, table_alpha, free = results.speedup(bigram, "3"), results.alpha(bigram), results.metric(bigram, "cost/c")
+    expected = float(formula_speedup(table_alpha.estimate, 3, free.estimate))
+    ideal = found.values("2211.17192", "text 4.2", "speedup_ideal").iloc[0]
+    yield claim(
         "A bigram costs nothing, so its α of 0.2 makes decoding 1.25 times faster at γ 3",
-        f"{printed:g} (computed, c = 0)",
-        f"{value:.2f} measured; α {alpha:.3f} and our c give {expected:.2f}",
-        size(value, printed, printed, 1.0),
-        f"The look-up is free (c {results.metric(run, 'cost/c').estimate:.3f}), the verification is not: a call on 4 "
-        f"tokens takes {results.verify_ratio(run, '3'):.2f} of a call on one",
-        _command(run),
+        f"{ideal:g} (computed, c = 0)",
+        f"{value:.2f} measured; α {table_alpha:.3f} and our c give {expected:.2f}",
+        size(value, ideal, ideal, 1.0),
+        f"The look-up is free (c {free.estimate:.3f}), the verification is not: a call on 4 tokens takes "
+        f"{results.verify_ratio(bigram, '3'):.2f} of a call on one",
+        _command(bigram),
     )
 
-
-def _formula(found: ClaimEvidence) -> Claim:
-    run = found.runs["small_model"]
-    value = results.speedup(run, GAMMA)
-    expected = float(formula_speedup(results.alpha(run).estimate, int(GAMMA), results.metric(run, "cost/c").estimate))
-    ratio = Interval(value.estimate / expected, value.low / expected, value.high / expected, prompts=value.prompts)
-    printed = found.printed[found.printed["table"] == "Table 2"].dropna(subset=["speedup_measured", "alpha", COST])
-    theirs = printed["speedup_measured"] / np.array(
-        [float(formula_speedup(row["alpha"], row["gamma"], row[COST])) for _, row in printed.iterrows()]
+    expected = float(formula_speedup(alpha.estimate, int(GAMMA), cost))
+    ratio = Interval(fast.estimate / expected, fast.low / expected, fast.high / expected, prompts=fast.prompts)
+    rows = found.printed[found.printed["table"] == "Table 2"].dropna(subset=["speedup_measured", "alpha", COST])
+    theirs = rows["speedup_measured"] / np.array(
+        [float(formula_speedup(row["alpha"], row["gamma"], row[COST])) for _, row in rows.iterrows()]
     )
-    return Claim(
-        LEVIATHAN,
+    yield claim(
         "Measured speedups mostly match Theorem 3.8",
         f"measured over formula {_range(theirs)} in {len(theirs)} rows (Table 4)",
         f"{ratio:.2f}",
         SAME if ratio.low <= theirs.max() and ratio.high >= theirs.min() else DIFFERENT,
         "The formula lets a call on a whole draft cost as much as one on a token; here it costs more. Every run's gap "
         "account says how much each assumption takes away",
-        _command(run),
+        _command(greedy),
     )
 
-
-def _oracle(found: ClaimEvidence) -> Claim:
-    run = found.runs["small_model"]
-    alpha, cost = results.alpha(run), results.metric(run, "cost/c").estimate
-    printed = found.values("2211.17192", "text 3.5", "oracle_gain_over_fixed_gamma").iloc[0]
+    most_printed = found.values("2211.17192", "text 3.5", "oracle_gain_over_fixed_gamma").iloc[0]
     most = max(oracle_gain(value, 0.005) for value in np.linspace(0.9, 0.999, 100)) - 1
-    gains = [oracle_gain(value, cost) - 1 for value in (alpha.estimate, *np.linspace(alpha.low, alpha.high, 20))]
-    ours = Interval(gains[0], min(gains), max(gains), prompts=alpha.prompts)
-    return Claim(
-        LEVIATHAN,
+    reached = [oracle_gain(value, cost) - 1 for value in (alpha.estimate, *np.linspace(alpha.low, alpha.high, 20))]
+    ours = Interval(reached[0], min(reached), max(reached), prompts=alpha.prompts)
+    yield claim(
         "An oracle for γ would gain up to about 60% over the best fixed γ",
-        f"{printed:.0f}%",
+        f"{most_printed:.0f}%",
         f"theory: {most:.0%} at c 0.005, never above 1/(e-1) = 58%; at our α and c {ours:.0%}",
-        SAME if abs(most - printed / 100) < 0.05 else DIFFERENT,
+        SAME if abs(most - most_printed / 100) < 0.05 else DIFFERENT,
         "Exact, from the formulas of section 3.5; typical α and c gain less",
         "notebook 01, *Which gamma, and at what price*",
     )
 
 
-def _by_lenience(found: ClaimEvidence, metric: str, temperature: float, drafter: str) -> pd.Series:
-    """Return the printed figures of the strict rule and of each more lenient one, from Table 5 and A.5."""
-    values = found.values("2211.17192", "Appendix A.5", metric, temperature=temperature, drafter=drafter)
-    return values.iloc[::-1]  # printed figures are sorted by their variant: "lenience l=0.1" comes first
+def _lenience(found: ClaimEvidence) -> Iterator[Claim]:
+    """Answer for the lenient rule of Leviathan et al."""
+    claim, run = partial(Claim, LEVIATHAN), found.runs["lenience"]
 
+    def printed(metric: str, temperature: float, drafter: str = "T5-small (77M)") -> pd.Series:
+        """Return the printed figures of the strict rule and of each more lenient one, from Table 5 and A.5."""
+        values = found.values("2211.17192", "Appendix A.5", metric, temperature=temperature, drafter=drafter)
+        return values.iloc[::-1]  # printed figures are sorted by their variant: "lenience l=0.1" comes first
 
-def _lenience_alpha(found: ClaimEvidence) -> Claim:
-    run = found.runs["lenience"]
     drafters = {"small model": "small_model", "unigram": "unigram", "bigram": "bigram"}
     verdicts, shown = [], []
     for words, name in drafters.items():
@@ -325,11 +308,10 @@ def _lenience_alpha(found: ClaimEvidence) -> Claim:
         values = ", ".join(f"{value.estimate:.3f}" for value in ends)
         shown.append(f"{words} {values}, in all {rises[-1]:+.3f}")
     theirs = [
-        ", ".join(f"{value:.2f}" for value in _by_lenience(found, "alpha", 1.0, name))
+        ", ".join(f"{value:.2f}" for value in printed("alpha", 1.0, name))
         for name in ("T5-small (77M)", "unigram", "bigram")
     ]
-    return Claim(
-        LEVIATHAN,
+    yield claim(
         "The more lenient the rule, the higher α: l = 1, 0.5, 0.3, 0.1",
         f"T5-small {theirs[0]}; unigram {theirs[1]}; bigram {theirs[2]} (Table 5, sampled)",
         "; ".join(shown),
@@ -338,14 +320,9 @@ def _lenience_alpha(found: ClaimEvidence) -> Claim:
         _command(run),
     )
 
-
-def _lenience_greedy(found: ClaimEvidence) -> Claim:
-    run = found.runs["lenience"]
     cold, warm = (results.metric(run, f"lenience/rise.small_model.{form}.0.1") for form in ("greedy", "sampled"))
-    theirs = [_by_lenience(found, "alpha", temperature, "T5-small (77M)") for temperature in (0.0, 1.0)]
-    gains = [values.iloc[-1] - values.iloc[0] for values in theirs]
-    return Claim(
-        LEVIATHAN,
+    gains = [values.iloc[-1] - values.iloc[0] for values in (printed("alpha", 0.0), printed("alpha", 1.0))]
+    yield claim(
         "At temperature 0 lenience raises α similarly",
         f"T5-small from l = 1 to 0.1: {gains[0]:+.2f} greedy (A.5), {gains[1]:+.2f} sampled (Table 5)",
         f"{cold:+.3f} greedy, {warm:+.3f} sampled",
@@ -354,13 +331,9 @@ def _lenience_greedy(found: ClaimEvidence) -> Claim:
         _command(run),
     )
 
-
-def _half_lenience(found: ClaimEvidence) -> Claim:
-    run = found.runs["lenience"]
     gain = results.metric(run, "lenience/rise.small_model.greedy.0.5")
     none = 0.01  # two alphas that are printed alike with two decimals differ by less
-    return Claim(
-        LEVIATHAN,
+    yield claim(
         "A lenience of 0.5 gains nothing for greedy text",
         "α 0.75 at l = 1 and at 0.5 (A.5, T5-small)",
         f"{gain:+.3f}",
@@ -369,54 +342,46 @@ def _half_lenience(found: ClaimEvidence) -> Claim:
         _command(run),
     )
 
-
-def _lenience_speed(found: ClaimEvidence) -> Claim:
-    run = found.runs["lenience"]
     more = results.metric(run, "lenience/sampled.over_strict.0.1")
     rates = [results.metric(run, f"lenience/sampled.tokens_per_round.{lenience}") for lenience in ("1", "0.1")]
     ratio = results.arm_ratio(run, "sampled 0.1", "sampled 1")
     fast = [results.metric(run, f"lenience/sampled.speedup.{lenience}") for lenience in ("1", "0.1")]
-    speeds = _by_lenience(found, "speedup_predicted", 1.0, "T5-small (77M)")
-    printed = speeds.iloc[-1] / speeds.iloc[0]
-    return Claim(
-        LEVIATHAN,
+    speeds = printed("speedup_predicted", 1.0)
+    times = speeds.iloc[-1] / speeds.iloc[0]
+    yield claim(
         "Lenience makes sampled decoding faster",
         f"{', '.join(f'{value:g}' for value in speeds)} at l = 1, 0.5, 0.3, 0.1 (A.5, computed for c = 0.015): times "
-        f"{printed:.1f}",
+        f"{times:.1f}",
         f"tokens per round {rates[0]:.2f} at l = 1, {rates[1]:.2f} at 0.1, {more:+.2f}; speedup {fast[0]:.2f} and "
         f"{fast[1]:.2f}, times {ratio:.2f}",
-        size(ratio, printed, printed, 1.0),
+        size(ratio, times, times, 1.0),
         "Chains of 8 at both leniences, so that only acceptance changes; the paper takes the best γ for each, and its "
         "printed speedups exceed what Theorem 3.8 gives at the printed α",
         _command(run),
     )
 
 
-def _lossless_speedup(found: ClaimEvidence) -> Claim:
-    run = found.runs["small_model_sampled"]
+def _chen(found: ClaimEvidence) -> Iterator[Claim]:
+    claim = partial(Claim, CHEN)
+    sampled, code, prose = (found.runs[name] for name in ("small_model_sampled", "small_model", "small_model_docs"))
     printed = found.values("2302.01318", "Table 1", "speedup_measured")
-    value = results.speedup(run, GAMMA)
+    value = results.speedup(sampled, GAMMA)
     theirs = (
         found.values("2302.01318", "text", "draft_time_per_token").iloc[0]
         / found.values("2302.01318", "Table 1", "time_per_token_baseline").iloc[0]
     )
-    return Claim(
-        CHEN,
+    yield claim(
         "Sampling is 2 to 2.5 times faster without altering the samples",
         f"{_range(printed)} (Chinchilla 70B, K = 4)",
         f"{value:.2f} at temperature 1",
         size(value, printed.min(), printed.max(), 1.0),
-        f"c is {results.metric(run, 'cost/c').estimate:.2f} here and {theirs:.2f} there, and 5 tokens in a call cost "
-        f"{results.verify_ratio(run, GAMMA):.2f} of one",
-        _command(run),
+        f"c is {results.metric(sampled, 'cost/c').estimate:.2f} here and {theirs:.2f} there, and 5 tokens in a call "
+        f"cost {results.verify_ratio(sampled, GAMMA):.2f} of one",
+        _command(sampled),
     )
 
-
-def _domains(found: ClaimEvidence) -> Claim:
-    code, prose = found.runs["small_model"], found.runs["small_model_docs"]
     gain = results.tokens_per_round_elsewhere(code, GAMMA, prose, GAMMA)
-    return Claim(
-        CHEN,
+    yield claim(
         "Acceptance depends on the domain: higher on code than on prose",
         "speedup 2.46 on HumanEval, 1.92 to 2.01 on XSum",
         f"{gain:+.2f} tokens per round on the standard library's code over its documentation",
@@ -425,36 +390,27 @@ def _domains(found: ClaimEvidence) -> Claim:
         _command(prose),
     )
 
-
-def _longer(found: ClaimEvidence) -> Claim:
-    run = found.runs["small_model"]
-    more = results.more_tokens_per_round(run, "8", run, GAMMA)
-    ratio = results.speedup_ratio(run, "8", GAMMA)
-    verdict = direction(more) if ratio.high < 1 else DIFFERENT if ratio.low > 1 else OPEN
-    return Claim(
-        CHEN,
+    more = results.more_tokens_per_round(code, "8", code, GAMMA)
+    ratio = results.speedup_ratio(code, "8", GAMMA)
+    yield claim(
         "Longer drafts accept more, and beyond some length decoding gets slower",
         "Figure 1, no figures printed",
         f"from γ 4 to 8: {more:+.2f} tokens per round, speedup times {ratio:.2f}",
-        verdict,
+        direction(more) if ratio.high < 1 else DIFFERENT if ratio.low > 1 else OPEN,
         "Each further draft token costs a step of the drafter and is reached less often",
-        _command(run),
+        _command(code),
     )
 
 
-# Stern et al. ---------------------------------------------------------------------------------------
-
-
-def _block_size(found: ClaimEvidence) -> Claim:
-    run = found.runs["blockwise"]
+def _stern(found: ClaimEvidence) -> Iterator[Claim]:
+    claim, run = partial(Claim, STERN), found.runs["blockwise"]
     sizes = {gamma: results.tokens_per_round(run, str(gamma)) for gamma in (1, 3, 4)}
     gain = results.more_tokens_per_round(run, "4", run, "1")
     printed = [
         found.values("1811.03115", "Table 1", "tokens_per_round", drafter=f"blockwise heads, k={k}, regular").iloc[0]
         for k in (2, 4, 10)
     ]
-    return Claim(
-        STERN,
+    yield claim(
         "With a frozen model the mean accepted block size grows with k and soon stops growing",
         "k = 2: {:.2f}, 4: {:.2f}, 10: {:.2f} (translation)".format(*printed),
         "; ".join(f"k = {gamma + 1}: {value:.2f}" for gamma, value in sizes.items())
@@ -464,61 +420,45 @@ def _block_size(found: ClaimEvidence) -> Claim:
         _command(run),
     )
 
-
-def _block_wall_clock(found: ClaimEvidence) -> Claim:
-    run = found.runs["blockwise"]
-    size_of = results.tokens_per_round(run, GAMMA)
+    block = results.tokens_per_round(run, GAMMA)
     fast, ratio = results.speedup(run, GAMMA), results.speedup_ratio(run, GAMMA, "1")
-    behind = Interval(size_of.estimate - fast.estimate, size_of.low - fast.high, size_of.high - fast.low)
-    return Claim(
-        STERN,
+    behind = Interval(block.estimate - fast.estimate, block.low - fast.high, block.high - fast.low)
+    yield claim(
         "Wall clock gains less than iterations, and larger blocks end by losing time",
         "block 4.7 gives 3.3 (k = 8), then 4.95 gives 3.04 (k = 10)",
-        f"k = 5: block {size_of:.2f}, speedup {fast:.2f}; speedup of k = 5 over k = 2 {ratio:.2f}",
+        f"k = 5: block {block:.2f}, speedup {fast:.2f}; speedup of k = 5 over k = 2 {ratio:.2f}",
         direction(behind) if ratio.high < 1 else DIFFERENT if ratio.low > 1 else OPEN,
         "Verifying a block costs more than a token, and all the more where the processor and not memory is busy",
         _command(run),
     )
 
-
-def _top_two(found: ClaimEvidence) -> Claim:
     loose, strict = found.runs["blockwise_top_2"], found.runs["blockwise_top_1"]
-    gain = results.more_tokens_per_round(loose, GAMMA, strict, GAMMA)
+    longer = results.more_tokens_per_round(loose, GAMMA, strict, GAMMA)
     trained = "blockwise heads, k=6, fine tuning and distillation"
     exact = found.values("1811.03115", "Table 1", "tokens_per_round", drafter=trained).iloc[0]
-    printed = found.values("1811.03115", "text 7.1", "tokens_per_round", drafter=f"{trained}, top-2").iloc[0] - exact
-    return Claim(
-        STERN,
+    gained = found.values("1811.03115", "text 7.1", "tokens_per_round", drafter=f"{trained}, top-2").iloc[0] - exact
+    yield claim(
         "Accepting the two likeliest tokens instead of the likeliest lengthens blocks",
-        f"{printed:+.2f} at k = 6 (top-2)",
-        f"{gain:+.2f} at k = 5",
-        direction(gain),
+        f"{gained:+.2f} at k = 6 (top-2)",
+        f"{longer:+.2f} at k = 5",
+        direction(longer),
         "The looser rule accepts whatever the stricter one does; what its text loses is in the run's `quality` metrics",
         _command(loose),
     )
 
 
-# Heads ----------------------------------------------------------------------------------------------
+def _medusa(found: ClaimEvidence) -> Iterator[Claim]:
+    claim = partial(Claim, MEDUSA)
+    session, run = found.runs["all_drafters"], found.runs["typical_acceptance"]
 
-
-def _ablated(found: ClaimEvidence, variant: str, structure: str) -> dict[str, object]:
-    entry = heads_ablation.deepest(found.heads, variant, structure)
-    if entry is None:
-        raise ValueError(f"the ablations have no {variant} in a {structure}")
-    return dict(entry)
-
-
-def _tree_over_chain(found: ClaimEvidence) -> Claim:
-    tree, chain = (_ablated(found, heads_ablation.INDEPENDENT, shape) for shape in ("tree", "chain"))
+    tree, chain = (found.ablated(heads_ablation.INDEPENDENT, shape) for shape in ("tree", "chain"))
     gain = heads_ablation.difference(tree, chain)
-    session = found.runs["all_drafters"]
     ratio = results.arm_ratio(session, "medusa, tree", "medusa, chain")
     printed = [
         found.values("2401.10774", "Table 3", "speedup_measured", drafter=name).iloc[0]
         for name in ("Medusa-1 heads without tree attention", "plus tree attention")
     ]
-    return Claim(
-        MEDUSA,
+    yield claim(
         "Verifying a tree of candidates is faster than a chain",
         f"{printed[1]:g} against {printed[0]:g} (Table 3, approximate): times {printed[1] / printed[0]:.2f}",
         f"{gain:+.2f} tokens per step with a tree of {tree['nodes']} nodes; speed times {ratio:.2f} at 4 nodes each",
@@ -527,48 +467,55 @@ def _tree_over_chain(found: ClaimEvidence) -> Claim:
         f"{_command(session)}; {ABLATIONS}",
     )
 
+    trees = {
+        entry["shape"]: entry for entry in heads_tree.trees_of(heads_tree.load_trees(), heads_ablation.INDEPENDENT)
+    }
+    sparse, dense = trees[f"{heads_tree.CHANCES} 64"], trees["product 4x4x4x4"]
+    beyond = heads_tree.gain(sparse, dense)
+    yield claim(
+        "A tree of 64 nodes found by search accepts more than a dense one several times its size",
+        "Figure 4: 64 nodes against 256, no figures printed",
+        f"{sparse['nodes']} nodes over {dense['nodes']}: {beyond:+.2f} tokens per step",
+        direction(beyond),
+        "A product spends its nodes on choices that are rarely right",
+        "notebook 04, from `analysis/results/heads_tree.json`",
+    )
 
-def _typical(found: ClaimEvidence) -> Claim:
-    run = found.runs["typical_acceptance"]
-    name = "typical_acceptance/{}.{}.{}"
-    lead = results.metric(run, name.format("typical", "over_rejection", "1"))
-    rates = {rule: results.metric(run, name.format(rule, "tokens_per_call", "1")) for rule in ("rejection", "typical")}
-    cold = results.metric(run, name.format("greedy", "tokens_per_call", "0"))
-    return Claim(
-        MEDUSA,
+    lead, cold, exact, loose = (
+        results.metric(run, f"typical_acceptance/{name}")
+        for name in (
+            "typical.over_rejection.1",
+            "greedy.tokens_per_call.0",
+            "rejection.tokens_per_call.1",
+            "typical.tokens_per_call.1",
+        )
+    )
+    yield claim(
         "Rejection sampling accepts less as the temperature rises; typical acceptance does not",
         "no figures printed; Figure 5 has typical above random sampling at 0.7",
-        f"tokens per step {cold:.2f} at temperature 0; at 1 rejection {rates['rejection']:.2f}, typical "
-        f"{rates['typical']:.2f}; typical over rejection {lead:+.2f}",
+        f"tokens per step {cold:.2f} at temperature 0; at 1 rejection {exact:.2f}, typical "
+        f"{loose:.2f}; typical over rejection {lead:+.2f}",
         direction(lead),
         "Typical acceptance takes whatever the target finds likely enough, so that its text is not the target's",
         _command(run),
     )
 
-
-def _epsilon(found: ClaimEvidence) -> Claim:
-    run = found.runs["typical_acceptance"]
-    name = "typical_acceptance/epsilon.{}.{}"
-    rates = [results.metric(run, name.format("tokens_per_call", point)) for point in ("0.01", "0.5")]
-    quality = [results.metric(run, name.format("log_likelihood", point)) for point in ("0.01", "0.5")]
-    slower = rates[0].low > rates[1].high
-    better = quality[1].low > quality[0].high
-    return Claim(
-        MEDUSA,
+    rates, quality = (
+        [results.metric(run, f"typical_acceptance/epsilon.{name}.{point}") for point in ("0.01", "0.5")]
+        for name in ("tokens_per_call", "log_likelihood")
+    )
+    yield claim(
         "A higher threshold ε buys quality with rate",
         "Figure 5, ε from 0.01 to 0.25",
         f"ε 0.01 against 0.5: {rates[0]:.2f} and {rates[1]:.2f} tokens per step; log-likelihood per token "
         f"{quality[0]:.2f} and {quality[1]:.2f}",
-        SAME if slower and better else OPEN,
+        SAME if rates[0].low > rates[1].high and quality[1].low > quality[0].high else OPEN,
         "Quality is the target's own log-likelihood, not a judge's score; intervals that overlap tell nothing apart",
         _command(run),
     )
 
-
-def _same_draft(found: ClaimEvidence) -> Claim:
     law = np.array([0.5, 0.3, 0.15, 0.05])  # that of the test
-    return Claim(
-        MEDUSA,
+    yield claim(
         "Rejection sampling may reject a draft of the very same model, since the two are sampled independently",
         "section 2.3.1, no figures printed",
         "exact, by enumeration: min(1, p/q) rejects nothing of a draft drawn from q = p, in chains and among siblings; "
@@ -581,17 +528,13 @@ def _same_draft(found: ClaimEvidence) -> Claim:
     )
 
 
-def _both_heads(found: ClaimEvidence) -> tuple[Mapping[str, object], Mapping[str, object]]:
-    """Return the ablation's grounded and independent heads, on one tree."""
-    return _ablated(found, heads_ablation.GROUNDED, "tree"), _ablated(found, heads_ablation.INDEPENDENT, "tree")
-
-
-def _grounding(found: ClaimEvidence) -> Claim:
-    grounded, independent = _both_heads(found)
+def _grounded(found: ClaimEvidence) -> Iterator[Claim]:
+    claim, printed = partial(Claim, GROUNDED), heads_ablation.PUBLISHED_GAIN
+    grounded, independent = (
+        found.ablated(heads, "tree") for heads in (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
+    )
     gain = heads_ablation.difference(grounded, independent)
-    printed = heads_ablation.PUBLISHED_GAIN
-    return Claim(
-        GROUNDED,
+    yield claim(
         "Heads that read what was drafted yield more tokens per step than independent ones",
         f"{printed:+.2f} (Vicuna-7B, four heads)",
         f"{gain:+.2f}",
@@ -600,14 +543,10 @@ def _grounding(found: ClaimEvidence) -> Claim:
         ABLATIONS,
     )
 
-
-def _grounding_on_mt_bench(found: ClaimEvidence) -> Claim:
     gain, elsewhere = (grounded_gain.committed(name, "tokens_per_round.difference") for name in BARS)
-    printed = heads_ablation.PUBLISHED_GAIN
     near = min(abs(end - printed) for end in (gain.low, gain.high))
     rounding = "; the nearer end of our interval is the published figure to its two decimals" if near < 0.005 else ""
-    return Claim(
-        GROUNDED,
+    yield claim(
         "On MT-Bench they yield 0.43 tokens per step more than independent heads",
         f"{printed:+.2f} (Vicuna-7B, MT-Bench, four heads)",
         f"{gain:+.3f} on MT-Bench, {elsewhere:+.3f} on {elsewhere.prompts} prompts of code",
@@ -617,14 +556,11 @@ def _grounding_on_mt_bench(found: ClaimEvidence) -> Claim:
         BARS_COMMAND,
     )
 
-
-def _one_against_five(found: ClaimEvidence) -> Claim:
     table = heads_accuracy.accuracies(heads_accuracy.load_accuracy()).set_index("head")
     last, leads = table.loc[4], table["lead"]
     not_so = [f"{head} ({lead:+.3f})" for head, lead in leads.items() if direction(lead) == DIFFERENT]
     earlier = f". It does not hold for head {' and head '.join(not_so)}" if not_so else ""
-    return Claim(
-        GROUNDED,
+    yield claim(
         "The first choice of grounded head 4 is right more often than five choices of independent head 4",
         "direction only (Vicuna-7B)",
         f"{last['grounded_top1']:.3f} against {last['independent_top5']:.3f}: {last['lead']:+.3f}",
@@ -633,27 +569,8 @@ def _one_against_five(found: ClaimEvidence) -> Claim:
         "notebook 04, from `analysis/results/heads_accuracy.json`",
     )
 
-
-def _sparse_tree(found: ClaimEvidence) -> Claim:
-    trees = {tree["shape"]: tree for tree in heads_tree.trees_of(heads_tree.load_trees(), heads_ablation.INDEPENDENT)}
-    sparse, dense = trees[f"{heads_tree.CHANCES} 64"], trees["product 4x4x4x4"]
-    gain = heads_tree.gain(sparse, dense)
-    return Claim(
-        MEDUSA,
-        "A tree of 64 nodes found by search accepts more than a dense one several times its size",
-        "Figure 4: 64 nodes against 256, no figures printed",
-        f"{sparse['nodes']} nodes over {dense['nodes']}: {gain:+.2f} tokens per step",
-        direction(gain),
-        "A product spends its nodes on choices that are rarely right",
-        "notebook 04, from `analysis/results/heads_tree.json`",
-    )
-
-
-def _steepness(found: ClaimEvidence) -> Claim:
-    grounded, independent = _both_heads(found)
     falls = heads_ablation.steepness(grounded, independent)
-    return Claim(
-        GROUNDED,
+    yield claim(
         "Accuracy falls less from head to head if heads are grounded",
         "direction only",
         f"last head over first: grounded {falls.first:.2f}, independent {falls.second:.2f}; difference "
@@ -663,91 +580,75 @@ def _steepness(found: ClaimEvidence) -> Claim:
         ABLATIONS,
     )
 
-
-def _throughput(found: ClaimEvidence) -> Claim:
     ratio, code = (grounded_gain.committed(name, "speedup.ratio") for name in BARS)
     tokens = grounded_gain.committed(BARS[0], "tokens_per_round.ratio")
-    printed = found.values("preprint of Hydra", "text", "speedup_over_medusa").iloc[0]
-    return Claim(
-        GROUNDED,
+    faster = found.values("preprint of Hydra", "text", "speedup_over_medusa").iloc[0]
+    yield claim(
         "Grounded heads decode faster than independent ones",
-        f"times {printed:g} (Vicuna-7B, MT-Bench)",
+        f"times {faster:g} (Vicuna-7B, MT-Bench)",
         f"times {ratio:.2f} on MT-Bench, {code:.2f} on {code.prompts} prompts of code; interleaved in one session each",
-        size(ratio, printed, printed, 1.0),
+        size(ratio, faster, faster, 1.0),
         f"Tokens per round are {tokens:.2f} times as many on MT-Bench, and a round with a grounded draft takes longer",
         BARS_COMMAND,
     )
 
 
-# N-Grammys ------------------------------------------------------------------------------------------
-
-
-def _shares(found: ClaimEvidence) -> Claim:
-    run = found.runs["ngrammys_ablation"]
-    share = {name: results.metric(run, f"ablation/{name}.of_wins") for name in ("ngram", "model_bigram")}
-    calls = results.metric(run, "ablation/tokens_per_call").estimate
-    both = min(value.estimate for value in share.values()) > 0
-    return Claim(
-        NGRAMMYS,
+def _ngrammys(found: ClaimEvidence) -> Iterator[Claim]:
+    claim = partial(Claim, NGRAMMYS)
+    ablation, grid, transition = (found.runs[f] for f in ("ngrammys_ablation", "ngrammys_grid", "phase_transition"))
+    context, bigram, calls = (
+        results.metric(ablation, f"ablation/{name}").estimate
+        for name in ("ngram.of_wins", "model_bigram.of_wins", "tokens_per_call")
+    )
+    yield claim(
         "Context n-grams and the model's bigram complement each other in one draft",
         "direction only (allotment and acceptance by strategy)",
-        f"of accepted rows, context {share['ngram'].estimate:.0%}, bigram {share['model_bigram'].estimate:.0%}; "
-        f"{calls:.2f} tokens per call together",
-        SAME if both else DIFFERENT,
+        f"of accepted rows, context {context:.0%}, bigram {bigram:.0%}; {calls:.2f} tokens per call together",
+        SAME if min(context, bigram) > 0 else DIFFERENT,
         "Rows that both propose count for the context, which is asked first",
-        _command(run),
+        _command(ablation),
     )
 
+    def whole(name: str) -> tuple[Interval, float]:
+        """Return the speedup of whole runs in one shape, and its tokens per call."""
+        fast, calls = (results.metric(grid, f"grid/whole.{name}.{what}") for what in ("speedup", "tokens_per_call"))
+        return fast, calls.estimate
 
-def _best_shape(found: ClaimEvidence) -> Claim:
-    run = found.runs["ngrammys_grid"]
-    fast, calls = _whole(run, "best")
-    shape = tuple(int(results.metric(run, f"grid/best_{side}").estimate) for side in "kw")
-    return Claim(
-        NGRAMMYS,
+    def slowdown(context: str) -> str:
+        """Return the slow-down of (10, 10) in words: its mean and range over passes."""
+        values = transition["slowdowns"][context]
+        return f"{np.mean(values):.1f} times ({min(values):.1f} to {max(values):.1f})"
+
+    fast, calls = whole("best")
+    shape = tuple(int(results.metric(grid, f"grid/best_{side}").estimate) for side in "kw")
+    yield claim(
         "Drafts from n-grams alone, with the best shape (k\\*, w\\*), decode faster than plain decoding",
         "direction only (table, model by data set; no value could be recovered)",
         f"{fast:.2f} at {shape}, {calls:.2f} tokens per call",
         direction(fast, 1.0),
         "Whole runs of all prompts, in a batch of rows as in the paper; the shape was chosen on the same texts, which "
         "favours it a little",
-        _command(run),
+        _command(grid),
     )
 
-
-def _usual_shape(found: ClaimEvidence) -> Claim:
-    run = found.runs["ngrammys_grid"]
-    fast, calls = _whole(run, "10x10")
-    lead = results.metric(run, "grid/whole.lead")
-    return Claim(
-        NGRAMMYS,
+    fast, calls = whole("10x10")
+    lead = results.metric(grid, "grid/whole.lead")
+    yield claim(
         "The fixed shape (10, 10) decodes faster than plain decoding too",
         "direction only (table, model by data set; no value could be recovered)",
         f"{fast:.2f}, {calls:.2f} tokens per call; the best shape leads by {lead:.2f}",
         direction(fast, 1.0),
-        f"A call on its 110 tokens takes {_slowdown(found.runs['phase_transition'], '500')} of one on two tokens "
+        f"A call on its 110 tokens takes {slowdown('500')} of one on two tokens "
         "behind 500 in the cache, which more tokens per call have to pay for",
-        _command(run),
+        _command(grid),
     )
 
-
-def _whole(run: Measured, name: str) -> tuple[Interval, float]:
-    """Return the speedup of whole runs in one shape, and its tokens per call."""
-    return (
-        results.metric(run, f"grid/whole.{name}.speedup"),
-        results.metric(run, f"grid/whole.{name}.tokens_per_call").estimate,
-    )
-
-
-def _nearly_free(found: ClaimEvidence) -> Claim:
-    run = found.runs["phase_transition"]
     flat = {
-        context: int(results.metric(run, f"transition/tokens_within_10pct.{context}").estimate)
-        for context in run["slowdowns"]
+        context: int(results.metric(transition, f"transition/tokens_within_10pct.{context}").estimate)
+        for context in transition["slowdowns"]
     }
     longest, shortest = max(flat, key=int), min(flat, key=int)
-    return Claim(
-        NGRAMMYS,
+    yield claim(
         "A call on several rows costs nearly as much as one on a token, up to a phase transition",
         "direction only (slow-down over k, w and context)",
         f"at most 10% more than (1, 1), a call on two tokens, up to {flat[shortest]} tokens behind {shortest} in the "
@@ -755,39 +656,17 @@ def _nearly_free(found: ClaimEvidence) -> Claim:
         SAME if min(flat.values()) >= FLAT_TOKENS else DIFFERENT if max(flat.values()) < FLAT_TOKENS else OPEN,
         f"Same from {FLAT_TOKENS} tokens on, a row of the paper's width 10; where a core computes as long as it reads "
         "there is no flat part",
-        _command(run),
+        _command(transition),
     )
 
-
-def _context_effect(found: ClaimEvidence) -> Claim:
-    run = found.runs["phase_transition"]
-    contexts = sorted(run["slowdowns"], key=int)
-    first, last = (run["slowdowns"][context] for context in (contexts[0], contexts[-1]))
-    return Claim(
-        NGRAMMYS,
+    contexts = sorted(transition["slowdowns"], key=int)
+    first, last = (transition["slowdowns"][context] for context in (contexts[0], contexts[-1]))
+    yield claim(
         "Behind a longer context a wide call costs more",
         "direction only (slow-down over k, w and context)",
         "(10, 10) over (1, 1), mean (and range) of the passes: "
-        + ", ".join(f"{_slowdown(run, context)} behind {context}" for context in contexts),
+        + ", ".join(f"{slowdown(context)} behind {context}" for context in contexts),
         SAME if min(last) > max(first) else DIFFERENT if max(last) < min(first) else OPEN,
         "Each row attends to a cache of its own; told apart only where the ranges do not overlap",
-        _command(run),
+        _command(transition),
     )
-
-
-def _slowdown(run: Measured, context: str) -> str:
-    """Return the slow-down of (10, 10) in words: its mean and range over passes."""
-    values = run["slowdowns"][context]
-    return f"{np.mean(values):.1f} times ({min(values):.1f} to {max(values):.1f})"
-
-
-ANSWERS: tuple[Callable[[ClaimEvidence], Claim], ...] = (
-    *(_faster, _identical, _alpha_range, _sharper, _ngrams, _free_bigram, _formula, _oracle),
-    *(_lenience_alpha, _lenience_greedy, _half_lenience, _lenience_speed),
-    *(_lossless_speedup, _domains, _longer),
-    *(_block_size, _block_wall_clock, _top_two),
-    *(_tree_over_chain, _sparse_tree, _typical, _epsilon, _same_draft),
-    *(_grounding, _grounding_on_mt_bench, _one_against_five, _steepness, _throughput),
-    *(_shares, _best_shape, _usual_shape, _nearly_free, _context_effect),
-)
-"""One answer for each claim, in the order of the page."""

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
 from specdec.errors import UsageError
 
@@ -23,15 +22,6 @@ from ..intervals import Interval
 RESULT = Path(__file__).parents[1] / "results" / "gpu.json"
 SCRIPT = Path(__file__).parents[2] / "tests" / "benchmarks" / "gpu.py"
 COMMAND = "python tests/benchmarks/gpu.py --out analysis/results/gpu.json"
-TITLES = {
-    "correctness": "Do captured passes do what plain calls do?",
-    "calls": "How close is a call to reading the weights once?",
-    "rounds": "What does a round cost, and how often does the host wait?",
-    "overhead": "How much of a round is the host's?",
-    "oracle": "How much of Omega / (v + gamma c) is reached?",
-    "peers": "And transformers?",
-    "memory": "What does it take in memory?",
-}
 _MS, _GB = 1e3, 1e9
 
 
@@ -71,12 +61,12 @@ class GpuMeasurement:
             UsageError: a part lacks something that this version reads.
         """
         made = []
-        for name, title in TITLES.items():
+        for name, (title, read) in PARTS.items():
             part = self.found["sections"].get(name)
             if part is None:
                 continue
             try:
-                section = _READERS[name](part)
+                section = read(title, part)
             except KeyError as error:
                 if part.get("complete", True):
                     raise UsageError(
@@ -125,7 +115,7 @@ def demonstration() -> GpuMeasurement:
     return found
 
 
-def _correctness(part: Mapping[str, Any]) -> Section:
+def _correctness(title: str, part: Mapping[str, Any]) -> Section:
     calls, drafts = pd.DataFrame(part["calls"]), pd.DataFrame(part["drafts"])
     every = pd.concat([calls["departure"], drafts["departure"]])
     right = int(calls["right"].sum() + drafts["right"].sum())
@@ -134,7 +124,7 @@ def _correctness(part: Mapping[str, Any]) -> Section:
         f"and {part['tolerance']:g} is allowed.",
         f"A decoded text of {part['text']['tokens']} tokens is the same by both for its first {part['text']['same']}.",
     )
-    return Section(TITLES["correctness"], text, (("Calls", calls.round(6)), ("Drafts", drafts.round(6))))
+    return Section(title, text, (("Calls", calls.round(6)), ("Drafts", drafts.round(6))))
 
 
 def calls_table(part: Mapping[str, Any]) -> pd.DataFrame:
@@ -154,7 +144,7 @@ def calls_table(part: Mapping[str, Any]) -> pd.DataFrame:
     )
 
 
-def _calls(part: Mapping[str, Any]) -> Section:
+def _calls(title: str, part: Mapping[str, Any]) -> Section:
     table = calls_table(part)
     text = []
     for name, model in part["models"].items():
@@ -167,28 +157,25 @@ def _calls(part: Mapping[str, Any]) -> Section:
             f"{part['bandwidth_bytes_per_s'] / _GB:.0f} GB/s; an eager call takes {eager / best['ms']:.1f} times as "
             "long as that call."
         )
-    figures = tuple(
-        (f"gpu_calls_{name}", _calls_figure(table[table["model"] == name], name)) for name in part["models"]
-    )
-    return Section(TITLES["calls"], tuple(text), (("Calls on n tokens", table.round(3)),), figures)
+    figures = []
+    for name in part["models"]:
+        mine = table[table["model"] == name]
+        with style.styled():
+            figure, axes = style.new_figure(
+                f"Calls of the {name}", "Medians with quartiles; dotted: reading the weights once."
+            )
+            for place, (how, rows) in enumerate(mine.groupby("how", sort=False)):
+                values = [Interval(row["ms"], row["low"], row["high"]) for row in rows.to_dict("records")]
+                pictures.line(axes, list(rows["tokens"]), values, style.look(place), str(how))
+            pictures.level(axes, float((mine["ms"] / mine["x weights"]).iloc[0]), "weights / bandwidth")
+            axes.set(xlabel="tokens of the call", ylabel="milliseconds")
+            axes.set_ylim(bottom=0)
+            axes.legend()
+        figures.append((f"gpu_calls_{name}", figure))
+    return Section(title, tuple(text), (("Calls on n tokens", table.round(3)),), tuple(figures))
 
 
-@style.in_style
-def _calls_figure(table: pd.DataFrame, model: str) -> Figure:
-    figure, axes = style.new_figure(
-        f"Calls of the {model}", "Medians with quartiles; dotted: reading the weights once."
-    )
-    for place, (how, rows) in enumerate(table.groupby("how", sort=False)):
-        values = [Interval(row["ms"], row["low"], row["high"]) for row in rows.to_dict("records")]
-        pictures.line(axes, list(rows["tokens"]), values, style.look(place), str(how))
-    pictures.level(axes, float((table["ms"] / table["x weights"]).iloc[0]), "weights / bandwidth")
-    axes.set(xlabel="tokens of the call", ylabel="milliseconds")
-    axes.set_ylim(bottom=0)
-    axes.legend()
-    return figure
-
-
-def _rounds(part: Mapping[str, Any]) -> Section:
+def _rounds(title: str, part: Mapping[str, Any]) -> Section:
     rows = part["rows"]
     table = pd.DataFrame(
         {
@@ -207,10 +194,10 @@ def _rounds(part: Mapping[str, Any]) -> Section:
         f"waits {row['host waits']} time{'s' * (row['host waits'] != 1)} in it."
         for row in captured.to_dict("records")
     )
-    return Section(TITLES["rounds"], text, (("Rounds", table.round(3)),))
+    return Section(title, text, (("Rounds", table.round(3)),))
 
 
-def _overhead(part: Mapping[str, Any]) -> Section:
+def _overhead(title: str, part: Mapping[str, Any]) -> Section:
     rows = pd.DataFrame(part["rows"])
     shares = ", ".join(f"{row['share']:.0%} {row['how']}" for row in part["rows"])
     table = pd.DataFrame(
@@ -221,12 +208,10 @@ def _overhead(part: Mapping[str, Any]) -> Section:
             "share of the host": rows["share"],
         }
     )
-    return Section(
-        TITLES["overhead"], (f"Time of a round in which no kernel runs: {shares}.",), (("", table.round(3)),)
-    )
+    return Section(title, (f"Time of a round in which no kernel runs: {shares}.",), (("", table.round(3)),))
 
 
-def _oracle(part: Mapping[str, Any]) -> Section:
+def _oracle(title: str, part: Mapping[str, Any]) -> Section:
     rows = pd.DataFrame(part["rows"])
     columns = ["gamma", "alpha", "v", "c", "tokens_per_round", "formula", "limit", "speedup", "realised"]
     low, high = rows["realised"].min(), rows["realised"].max()
@@ -236,10 +221,10 @@ def _oracle(part: Mapping[str, Any]) -> Section:
         f"{best['alpha']:g} and gamma {best['gamma']:.0f}, where the formula says {best['formula']:.2f}.",
         "The limit has the tokens per round that the coins gave; the formula has their expectation.",
     )
-    return Section(TITLES["oracle"], text, (("Forced acceptance", rows[columns].round(3)),))
+    return Section(title, text, (("Forced acceptance", rows[columns].round(3)),))
 
 
-def _peers(part: Mapping[str, Any]) -> Section:
+def _peers(title: str, part: Mapping[str, Any]) -> Section:
     rows = pd.DataFrame(part["rows"])
     table = pd.DataFrame({"": rows["arm"], "ms a token": rows["median_s"] * _MS})
     text = [
@@ -247,10 +232,10 @@ def _peers(part: Mapping[str, Any]) -> Section:
         for key, peer in (("generate_ratio", "generate"), ("assisted_ratio", "assisted generation"))
         if key in part
     ]
-    return Section(TITLES["peers"], tuple(text) or ("No peer was measured.",), (("", table.round(3)),))
+    return Section(title, tuple(text) or ("No peer was measured.",), (("", table.round(3)),))
 
 
-def _memory(part: Mapping[str, Any]) -> Section:
+def _memory(title: str, part: Mapping[str, Any]) -> Section:
     models = {name: each for name, each in part.items() if isinstance(each, Mapping)}
     table = pd.DataFrame(
         {
@@ -264,18 +249,19 @@ def _memory(part: Mapping[str, Any]) -> Section:
     text = f"Weights and caches of both models take {held:.2f} GB."
     if "peak_bytes" in part:
         text += f" The peak was {part['peak_bytes'] / _GB:.2f} GB, and graphs kept {part['graph_bytes'] / _GB:.2f} GB."
-    return Section(TITLES["memory"], (text,), (("", table.round(4)),))
+    return Section(title, (text,), (("", table.round(4)),))
 
 
-_READERS: dict[str, Callable[[Mapping[str, Any]], Section]] = {
-    "correctness": _correctness,
-    "calls": _calls,
-    "rounds": _rounds,
-    "overhead": _overhead,
-    "oracle": _oracle,
-    "peers": _peers,
-    "memory": _memory,
+PARTS: dict[str, tuple[str, Callable[[str, Mapping[str, Any]], Section]]] = {
+    "correctness": ("Do captured passes do what plain calls do?", _correctness),
+    "calls": ("How close is a call to reading the weights once?", _calls),
+    "rounds": ("What does a round cost, and how often does the host wait?", _rounds),
+    "overhead": ("How much of a round is the host's?", _overhead),
+    "oracle": ("How much of Omega / (v + gamma c) is reached?", _oracle),
+    "peers": ("And transformers?", _peers),
+    "memory": ("What does it take in memory?", _memory),
 }
+"""The parts of the measurement: the title of each, and what reads it."""
 
 
 def answer(sections: Sequence[Section]) -> str:

@@ -2,7 +2,6 @@
 heads pay. Reads `results/heads_ablation.json`, which holds counts of every prompt, so that each figure is made anew.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,16 +9,17 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from specdec.errors import UsageError
 
 from ..figures import pictures, style
 from ..findings import Section, counted
 from ..intervals import Columns, Interval, bootstrap
+from .committed import BENCHMARK, RESULTS, Measured, load_figures, paired, rate, rate_difference
+from .heads_training import accuracy_by_head
 
-RESULT = Path(__file__).parents[1] / "results" / "heads_ablation.json"
-COMMAND = "python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_ablation.py"
+RESULT = RESULTS / "heads_ablation.json"
+COMMAND = BENCHMARK.format("test_heads_ablation")
 GROUNDED, INDEPENDENT = "grounded", "medusa"
 TREE, CHAIN = "tree", "chain"
 PUBLISHED_GAIN = 0.43
@@ -42,25 +42,16 @@ WORDS = {  # variant -> its name in sentences
     "output_tied": "the target's output layer",
 }
 
-Measured = Mapping[str, Any]
-"""The benchmark's entry for one variant, structure and depth."""
-
 
 def load_ablation(path: Path | str = RESULT) -> list[dict[str, Any]]:
-    """Return what a result file holds, an entry for each variant, structure and depth.
+    """Return what a result file holds, an entry for each variant, structure and depth. UsageError as of `load_figures`."""
 
-    Raises:
-        UsageError: there is no such file, or it holds something else.
-    """
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))["figures"]
-        for each in found:
-            _counts(each)
-    except FileNotFoundError:
-        raise UsageError(f"The ablations {path} do not exist: `{COMMAND}` makes them.") from None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UsageError(f"{path} holds no ablations of heads: `{COMMAND}` makes them.") from None
-    return list(found)
+    def read(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for entry in entries:
+            _counts(entry)
+        return entries
+
+    return load_figures(path, COMMAND, "ablations", "ablations of heads", read)
 
 
 def ablation_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
@@ -75,13 +66,13 @@ def ablation_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
 # Numbers --------------------------------------------------------------------------------------------
 
 
-def _counts(measured: Measured, suffix: str = "") -> pd.DataFrame:
+def _counts(measured: Measured) -> pd.DataFrame:
     """Return by prompt the tokens and rounds, and for each head the tokens that it was asked for and its hits."""
     counts = measured["by_prompt"]
     columns = {"tokens": counts["tokens"], "rounds": counts["rounds"]}
     for name in ("asked", "hits"):
         columns |= {f"{name}_{head}": values for head, values in enumerate(zip(*counts[name], strict=True), 1)}
-    return pd.DataFrame(columns, index=counts["prompts"]).astype(float).add_suffix(suffix)
+    return pd.DataFrame(columns, index=counts["prompts"]).astype(float)
 
 
 def deepest(found: Sequence[Measured], variant: str, structure: str) -> Measured | None:
@@ -119,12 +110,12 @@ def on_one_text(found: Sequence[Measured], *variants: str) -> list[Measured]:
 
 
 def both(first: Measured, second: Measured) -> pd.DataFrame:
-    """Return counts of two entries on the prompts that both have, the columns suffixed `_first` and `_second`.
+    """Return counts of two entries on the prompts that both have, those of the second end in `_over`.
 
     Raises:
         UsageError: they share no prompt.
     """
-    table = _counts(first, "_first").join(_counts(second, "_second"), how="inner")
+    table = paired(_counts(first), _counts(second))
     if table.empty:
         raise UsageError(
             f"Ablations {first['variant']} and {second['variant']} have no prompt in common: `{COMMAND}` makes both."
@@ -132,13 +123,9 @@ def both(first: Measured, second: Measured) -> pd.DataFrame:
     return table
 
 
-def _rate(sums: Columns, suffix: str = "") -> np.ndarray:
-    return sums[f"tokens{suffix}"] / sums[f"rounds{suffix}"]
-
-
 def tokens_per_round(measured: Measured) -> Interval:
     """Return the tokens per round of one entry."""
-    return bootstrap(_counts(measured), lambda sums: {"rate": _rate(sums)})["rate"]
+    return rate(_counts(measured))
 
 
 def difference(first: Measured, second: Measured, prompts: Sequence[str] | None = None) -> Interval:
@@ -148,8 +135,7 @@ def difference(first: Measured, second: Measured, prompts: Sequence[str] | None 
         prompts: the prompts to look at, of those that both have; None is all.
     """
     table = both(first, second)
-    kept = table if prompts is None else table[table.index.isin(prompts)]
-    return bootstrap(kept, lambda sums: {"gain": _rate(sums, "_first") - _rate(sums, "_second")})["gain"]
+    return rate_difference(table if prompts is None else table[table.index.isin(prompts)])
 
 
 def compared(found: Sequence[Measured]) -> pd.DataFrame:
@@ -200,22 +186,21 @@ def steepness(first: Measured, second: Measured) -> Steepness:
     """Compare two entries with as many heads, on the same prompts."""
     heads = range(1, min(int(each["heads"]["count"]) for each in (first, second)) + 1)
 
-    def values(sums: Columns) -> Mapping[str, np.ndarray]:
-        found: dict[str, np.ndarray] = {}
-        for side in ("first", "second"):
-            for head in heads:
-                found[f"{side}_{head}"] = sums[f"hits_{head}_{side}"] / sums[f"asked_{head}_{side}"]
-            found[side] = found[f"{side}_{heads[-1]}"] / found[f"{side}_{heads[0]}"]
-        found |= {f"difference_{head}": found[f"first_{head}"] - found[f"second_{head}"] for head in heads}
-        return found | {"difference": found["first"] - found["second"]}
+    sides = {"first": "", "second": "_over"}
 
-    shares = [f"{side}_{head}" for side in ("first", "second") for head in heads]
-    intervals = bootstrap(both(first, second), values, shares=shares)
-    lines = [
-        {"head": head} | {side: intervals[f"{side}_{head}"] for side in ("first", "second", "difference")}
-        for head in heads
-    ]
-    return Steepness(pd.DataFrame(lines), *(intervals[name] for name in ("first", "second", "difference")))
+    def values(sums: Columns) -> Mapping[str, np.ndarray]:
+        shares: dict[str, np.ndarray] = {}
+        for side, end in sides.items():
+            for head in heads:
+                shares[f"{side}_{head}"] = sums[f"hits_{head}{end}"] / sums[f"asked_{head}{end}"]
+            shares[side] = shares[f"{side}_{heads[-1]}"] / shares[f"{side}_{heads[0]}"]
+        shares |= {f"difference_{head}": shares[f"first_{head}"] - shares[f"second_{head}"] for head in heads}
+        return shares | {"difference": shares["first"] - shares["second"]}
+
+    between_0_and_1 = [f"{side}_{head}" for side in sides for head in heads]
+    intervals = bootstrap(both(first, second), values, shares=between_0_and_1)
+    lines = [{"head": head} | {side: intervals[f"{side}_{head}"] for side in (*sides, "difference")} for head in heads]
+    return Steepness(pd.DataFrame(lines), *(intervals[name] for name in (*sides, "difference")))
 
 
 # Grounded against independent heads -------------------------------------------------------------------
@@ -229,22 +214,64 @@ def grounding_section(found: Sequence[Measured]) -> Section:
     if grounded is None or independent is None:
         return _missing(title, *(name for name, each in ((GROUNDED, grounded), (INDEPENDENT, independent)) if not each))
     gain = difference(grounded, independent)
+    verdict = f"Grounded heads are {'better' if gain.low > 0 else 'worse'}"
+    if not gain.side:
+        verdict = f"Whether grounded heads are better cannot be told from these prompts; the paper found {PUBLISHED}."
+    elif gain.low <= PUBLISHED_GAIN <= gain.high:
+        verdict += f"; what the paper found lies within the interval: {PUBLISHED}."
+    else:
+        verdict += f", by {'more' if gain.low > PUBLISHED_GAIN else 'less'} than the paper found, {PUBLISHED}."
     falls = steepness(grounded, independent)
+    steeper = {
+        1: "Accuracy falls less steeply with position for grounded heads",
+        0: "Whether accuracy falls less steeply for grounded heads cannot be told from these prompts",
+        -1: "Accuracy falls more steeply with position for grounded heads",
+    }[falls.difference.side]
     prompts = counted(gain.prompts, "prompt")
-    figure = _by_head(
+    text = [
+        f"On the same tree of {grounded['nodes']} nodes and {prompts} grounded heads yield "
+        f"{tokens_per_round(grounded):.2f} tokens per round and independent ones "
+        f"{tokens_per_round(independent):.2f}: {gain:+.2f}. {verdict}",
+        f"{steeper}: the last of grounded heads keeps {falls.first:.0%} of the accuracy of the first, the last of "
+        f"independent ones {falls.second:.0%}.",
+    ]
+    counts = grounded["by_prompt"]
+    unlooped = [name for name, loops in zip(counts["prompts"], counts["repetitive"], strict=True) if not loops]
+    if 0 < len(unlooped) < len(counts["prompts"]):
+        kept = difference(grounded, independent, prompts=unlooped)
+        text.append(f"On the {counted(kept.prompts, 'prompt')} whose text does not fall into repetition: {kept:+.2f}.")
+    chains = [deepest(found, variant, CHAIN) for variant in (GROUNDED, INDEPENDENT)]
+    if chains[0] is not None and chains[1] is not None:
+        text.append(
+            f"In a chain of {chains[0]['depth']}, where first choices alone count, grounded heads yield "
+            f"{tokens_per_round(chains[0]):.2f} tokens per round, {difference(*chains):+.2f} beyond independent ones."
+        )
+    blind = deepest(found, "embeddings", TREE)
+    if blind is not None:  # says where the gain comes from
+        without, whole = (tokens_per_round(entry).estimate - 1 for entry in (blind, grounded))
+        alone = difference(blind, independent)
+        lesson = {
+            1: "which is more than independent heads have: at this scale the tokens themselves say more about what "
+            "follows than the target's state does",
+            0: "which cannot be told from what independent heads have: at this scale the tokens themselves say about "
+            "as much as the target's state does",
+            -1: "which is less than independent heads have: at this scale too the target's state says more about what "
+            "follows than the tokens themselves do",
+        }[alone.side]
+        text.append(
+            "A likely reason for the difference to the paper: a state of the pocket target, of 8 layers and 320 "
+            "dimensions, holds less about the tokens behind the next one than a state of a 7B model, so that reading "
+            "them helps more, and its text is less predictable. Given embeddings in place of states, grounded heads "
+            f"keep {without / whole:.0%} of their tokens beyond the first of each round, {lesson} ({alone:+.2f})."
+        )
+    text.append(
+        f"{_setting(grounded)}; {_budget(grounded)}; intervals are 95% prompt-bootstrap intervals, paired by prompt."
+    )
+    figure = accuracy_by_head(
         {"grounded": list(falls.heads["first"]), "independent": list(falls.heads["second"])},
         title=f"Top-1 accuracy by head, along the target's own text\n{_setting(grounded)}",
         caption=f"{prompts}, given the true tokens before; bars: 95% prompt-bootstrap intervals. {_budget(grounded)}.",
-    )
-    text = (
-        f"On the same tree of {grounded['nodes']} nodes and {prompts} grounded heads yield "
-        f"{tokens_per_round(grounded):.2f} tokens per round and independent ones "
-        f"{tokens_per_round(independent):.2f}: {gain:+.2f}. {_gain_in_words(gain)}",
-        _fall_in_words(falls),
-        *_without_repetition(grounded, independent),
-        *_chain_in_words(found),
-        *_why(found, grounded, independent),
-        f"{_setting(grounded)}; {_budget(grounded)}; intervals are 95% prompt-bootstrap intervals, paired by prompt.",
+        ylabel="top-1 accuracy",
     )
     shown = pd.DataFrame(
         {
@@ -255,78 +282,12 @@ def grounding_section(found: Sequence[Measured]) -> Section:
         }
     )
     caption = "Top-1 accuracy by head along the target's own text, given the true tokens before"
-    return Section(title, text, ((caption, shown),), (("heads_by_position", figure),))
+    return Section(title, tuple(text), ((caption, shown),), (("heads_by_position", figure),))
 
 
 def _missing(title: str, *variants: str) -> Section:
     """Return what stands in the place of a section that lacks entries."""
     return Section(title, (f"The ablations lack {' and '.join(variants)}: `{COMMAND}` measures them.",))
-
-
-def _gain_in_words(gain: Interval) -> str:
-    if not gain.side:
-        return f"Whether grounded heads are better cannot be told from these prompts; the paper found {PUBLISHED}."
-    verdict = f"Grounded heads are {'better' if gain.low > 0 else 'worse'}"
-    if gain.low <= PUBLISHED_GAIN <= gain.high:
-        return f"{verdict}; what the paper found lies within the interval: {PUBLISHED}."
-    return f"{verdict}, by {'more' if gain.low > PUBLISHED_GAIN else 'less'} than the paper found, {PUBLISHED}."
-
-
-def _fall_in_words(falls: Steepness) -> str:
-    kept = (
-        f"the last of grounded heads keeps {falls.first:.0%} of the accuracy of the first, the last of independent "
-        f"ones {falls.second:.0%}"
-    )
-    verdict = {
-        1: "Accuracy falls less steeply with position for grounded heads",
-        0: "Whether accuracy falls less steeply for grounded heads cannot be told from these prompts",
-        -1: "Accuracy falls more steeply with position for grounded heads",
-    }
-    return f"{verdict[falls.difference.side]}: {kept}."
-
-
-def _without_repetition(grounded: Measured, independent: Measured) -> list[str]:
-    """Say the gain on the prompts whose text does not fall into a loop, where some does."""
-    counts = grounded["by_prompt"]
-    kept = [name for name, flagged in zip(counts["prompts"], counts["repetitive"], strict=True) if not flagged]
-    if not kept or len(kept) == len(counts["prompts"]):
-        return []
-    gain = difference(grounded, independent, prompts=kept)
-    return [f"On the {counted(gain.prompts, 'prompt')} whose text does not fall into repetition: {gain:+.2f}."]
-
-
-def _chain_in_words(found: Sequence[Measured]) -> list[str]:
-    grounded, independent = (deepest(found, variant, CHAIN) for variant in (GROUNDED, INDEPENDENT))
-    if grounded is None or independent is None:
-        return []
-    gain = difference(grounded, independent)
-    return [
-        f"In a chain of {grounded['depth']}, where first choices alone count, grounded heads yield "
-        f"{tokens_per_round(grounded):.2f} tokens per round, {gain:+.2f} beyond independent ones."
-    ]
-
-
-def _why(found: Sequence[Measured], grounded: Measured, independent: Measured) -> list[str]:
-    """Say what the variant without states tells about where the gain comes from."""
-    blind = deepest(found, "embeddings", TREE)
-    if blind is None:
-        return []
-    without, whole = (tokens_per_round(each).estimate - 1 for each in (blind, grounded))
-    alone = difference(blind, independent)
-    lessons = {
-        1: "which is more than independent heads have: at this scale the tokens themselves say more about what "
-        "follows than the target's state does",
-        0: "which cannot be told from what independent heads have: at this scale the tokens themselves say about as "
-        "much as the target's state does",
-        -1: "which is less than independent heads have: at this scale too the target's state says more about what "
-        "follows than the tokens themselves do",
-    }
-    return [
-        "A likely reason for the difference to the paper: a state of the pocket target, of 8 layers and 320 "
-        "dimensions, holds less about the tokens behind the next one than a state of a 7B model, so that reading them "
-        "helps more, and its text is less predictable. Given embeddings in place of states, grounded heads keep "
-        f"{without / whole:.0%} of their tokens beyond the first of each round, {lessons[alone.side]} ({alone:+.2f})."
-    ]
 
 
 # Variants -----------------------------------------------------------------------------------------
@@ -353,12 +314,17 @@ def variants_section(found: Sequence[Measured]) -> Section:
     level = [words for words, gain in gains.items() if gain.low <= 0 <= gain.high]
     parts += [f"Not told apart: {', '.join(level)}."] if level else []
     order = sorted(gains, key=lambda words: -gains[words].estimate)
-    figure = _differences(
-        {words: gains[words] for words in order},
-        title=f"Variants of grounded heads, on one tree\n{_setting(plains[order[0]])}",
-        caption=f"{counted(gains[order[0]].prompts, 'prompt')}; 95% prompt-bootstrap intervals, paired. Filled: apart "
-        f"from 0. {_budget(plains[order[0]])}.",
-    )
+    plain = plains[order[0]]
+    with style.styled():
+        figure, axes = style.new_figure(
+            f"Variants of grounded heads, on one tree\n{_setting(plain)}",
+            f"{counted(gains[order[0]].prompts, 'prompt')}; 95% prompt-bootstrap intervals, paired. Filled: apart from "
+            f"0. {_budget(plain)}.",
+            height=2.2 + 0.36 * len(gains),
+        )
+        ranked = [gains[words] for words in order]
+        pictures.dots(axes, order, ranked, [gain.side != 0 for gain in ranked], start=0)
+        axes.set_xlabel("tokens per round beyond grounded heads")
     texts = list(dict.fromkeys(text_of(plain) for plain in plains.values()))
     places = {f"{each['decoding']['cpu']}, {each['decoding']['threads']} threads" for each in found}
     lines = []
@@ -417,13 +383,15 @@ def count_section(found: Sequence[Measured]) -> Section:
     if adds:
         answer = f"Of the heads after the first, {', '.join(adds)} {'adds' if len(adds) == 1 else 'add'} tokens"
     steps_in_words = ", ".join(f"head {depth} {step:+.2f}" for depth, step in zip(depths[1:], steps, strict=True))
-    figure = _over_count(
-        depths,
-        rates,
-        title=f"Tokens per round over the heads in use\n{_setting(used[-1])}",
-        caption=f"Grounded heads, the best tree of at most {max(each['nodes'] for each in used)} nodes for each depth; "
-        f"{counted(rates[0].prompts, 'prompt')}; bars: 95% prompt-bootstrap intervals. {_budget(used[-1])}.",
-    )
+    with style.styled():
+        figure, axes = style.new_figure(
+            f"Tokens per round over the heads in use\n{_setting(used[-1])}",
+            f"Grounded heads, the best tree of at most {max(entry['nodes'] for entry in used)} nodes for each depth; "
+            f"{counted(rates[0].prompts, 'prompt')}; bars: 95% prompt-bootstrap intervals. {_budget(used[-1])}.",
+        )
+        pictures.line(axes, depths, rates, style.look(0), "grounded heads")
+        axes.set(xlabel="heads in use, and depth of the tree", ylabel="tokens per round")
+        axes.set_xticks(depths)
     shown = pd.DataFrame(
         {
             "heads in use": depths,
@@ -438,7 +406,7 @@ def count_section(found: Sequence[Measured]) -> Section:
     return Section(title, text, ((caption, shown),), (("heads_count", figure),))
 
 
-# Pictures -------------------------------------------------------------------------------------------
+# Words -------------------------------------------------------------------------------------------
 
 
 def _setting(measured: Measured) -> str:
@@ -448,36 +416,3 @@ def _setting(measured: Measured) -> str:
 
 def _budget(measured: Measured) -> str:
     return f"{measured['heads']['count']} heads, {measured['training']['tokens']:,} tokens of training"
-
-
-@style.in_style
-def _by_head(lines: Mapping[str, Sequence[Interval]], *, title: str, caption: str) -> Figure:
-    """Draw accuracy over the number of the head, a line with intervals for each kind of heads."""
-    figure, axes = style.new_figure(title, caption)
-    for place, (name, intervals) in enumerate(lines.items()):
-        heads = range(1, len(intervals) + 1)
-        pictures.line(axes, heads, intervals, style.look(place), name)
-        axes.set_xticks(heads)
-    axes.set(xlabel="head k, which predicts the token but k after the last evaluated", ylabel="top-1 accuracy")
-    pictures.percent_axis(axes)
-    style.legend_above(axes, 2)
-    return figure
-
-
-@style.in_style
-def _differences(gains: Mapping[str, Interval], *, title: str, caption: str) -> Figure:
-    """Draw a dot with its interval for each variant, best on top; filled where it is apart from 0."""
-    figure, axes = style.new_figure(title, caption, height=2.2 + 0.36 * len(gains))
-    pictures.dots(axes, list(gains), list(gains.values()), [gain.side != 0 for gain in gains.values()], start=0)
-    axes.set_xlabel("tokens per round beyond grounded heads")
-    return figure
-
-
-@style.in_style
-def _over_count(counts: Sequence[int], rates: Sequence[Interval], *, title: str, caption: str) -> Figure:
-    """Draw tokens per round over the number of heads in use."""
-    figure, axes = style.new_figure(title, caption)
-    pictures.line(axes, counts, rates, style.look(0), "grounded heads")
-    axes.set(xlabel="heads in use, and depth of the tree", ylabel="tokens per round")
-    axes.set_xticks(list(counts))
-    return figure

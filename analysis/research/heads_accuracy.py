@@ -4,50 +4,40 @@ Reads `results/heads_accuracy.json`, which holds counts of every text: both kind
 positions, so that texts are resampled for both at once.
 """
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from specdec.errors import UsageError
 
-from ..figures import pictures, style
 from ..findings import Section, counted
 from ..intervals import Columns, bootstrap
-from .heads_training import KINDS
+from .committed import BENCHMARK, RESULTS, Measured, load_figures
+from .heads_training import KINDS, accuracy_by_head
 
-RESULT = Path(__file__).parents[1] / "results" / "heads_accuracy.json"
-COMMAND = "python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_accuracy.py"
+RESULT = RESULTS / "heads_accuracy.json"
+COMMAND = BENCHMARK.format("test_heads_accuracy")
 INDEPENDENT, GROUNDED = KINDS
 TOPS = ("top1", "top5")
 TITLE = "One choice of grounded heads against five of independent ones"
 
-Counts = Mapping[str, Any]
-"""The benchmark's entry for one kind of heads: by text and head the positions (asked) and the hits (top1, top5)."""
 
-
-def load_accuracy(path: Path | str = RESULT) -> dict[str, Counts]:
-    """Return what a result file holds, an entry for each of `KINDS`.
-
-    Raises:
-        UsageError: there is no such file, or it holds something else.
+def load_accuracy(path: Path | str = RESULT) -> dict[str, Measured]:
+    """Return what a result file holds for each of `KINDS`: by text and head the positions (asked) and the hits (top1,
+    top5). UsageError as of `load_figures`.
     """
-    try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))["figures"]
-        found = {entry["heads"]: entry for entry in entries}
-        both_kinds(found)
-    except FileNotFoundError:
-        raise UsageError(f"The accuracies {path} do not exist: `{COMMAND}` makes them.") from None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UsageError(f"{path} holds no accuracies of heads: `{COMMAND}` makes them.") from None
-    return found
+
+    def read(entries: list[Measured]) -> dict[str, Measured]:
+        by_kind = {entry["heads"]: entry for entry in entries}
+        both_kinds(by_kind)
+        return by_kind
+
+    return load_figures(path, COMMAND, "accuracies", "accuracies of heads", read)
 
 
-def both_kinds(found: Mapping[str, Counts]) -> pd.DataFrame:
+def both_kinds(found: Mapping[str, Measured]) -> pd.DataFrame:
     """Return by text the positions and hits of both kinds: columns asked_K, top1_K and top5_K for each head K, suffixed
     `_medusa` and `_grounded`. Both have the same positions.
     """
@@ -68,12 +58,12 @@ def both_kinds(found: Mapping[str, Counts]) -> pd.DataFrame:
     return table
 
 
-def head_count(found: Mapping[str, Counts]) -> range:
+def head_count(found: Mapping[str, Measured]) -> range:
     """Return the numbers of the heads that both kinds have, from 1."""
     return range(1, min(len(found[kind]["asked"][0]) for kind in KINDS) + 1)
 
 
-def accuracies(found: Mapping[str, Counts]) -> pd.DataFrame:
+def accuracies(found: Mapping[str, Measured]) -> pd.DataFrame:
     """Return a line for each head, in Intervals over texts.
 
     Columns: head; independent_top1, independent_top5, grounded_top1, grounded_top5: shares of the positions at which
@@ -113,8 +103,12 @@ def accuracy_section(path: Path | str = RESULT) -> Section:
         f"{texts} ({entry['text']}), {int(sum(asked[0] for asked in entry['asked'])):,} positions of head 1, in pieces "
         f"of {entry['piece_tokens']} tokens, given the true tokens before"
     )
-    figure = _by_head(
-        table,
+    figure = accuracy_by_head(
+        {
+            f"{kind}, top-{top}": list(table[f"{kind}_top{top}"])
+            for kind in ("grounded", "independent")
+            for top in (5, 1)
+        },
         title=f"One choice of grounded heads against five of independent ones\npocket ({entry['dtype']}), heads of "
         f"{entry['trained_tokens']:,} tokens of training",
         caption=f"{setting}. Bars: 95% text-bootstrap intervals.",
@@ -159,24 +153,3 @@ def verdict(table: pd.DataFrame) -> str:
         f"{answers[lead.side]}: {last['grounded_top1']:.3f} against {last['independent_top5']:.3f}, a difference of "
         f"{lead:+.3f}. {others}."
     )
-
-
-@style.in_style
-def _by_head(table: pd.DataFrame, *, title: str, caption: str) -> Figure:
-    """Draw the four accuracies over the number of the head."""
-    figure, axes = style.new_figure(title, caption)
-    heads: Sequence[int] = table["head"].tolist()
-    for place, (kind, top, words) in enumerate(
-        (
-            ("grounded", "top5", "grounded, top-5"),
-            ("grounded", "top1", "grounded, top-1"),
-            ("independent", "top5", "independent, top-5"),
-            ("independent", "top1", "independent, top-1"),
-        )
-    ):
-        pictures.line(axes, heads, list(table[f"{kind}_{top}"]), style.look(place), words)
-    axes.set(xlabel="head k, which predicts the token but k after the last evaluated", ylabel="accuracy")
-    axes.set_xticks(heads)
-    pictures.percent_axis(axes)
-    style.legend_above(axes, 2)
-    return figure

@@ -1,6 +1,6 @@
 """Accuracy of heads over their training, from the history that a training leaves (`specdec.training.resumable`)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -11,6 +11,7 @@ from specdec.errors import UsageError
 
 from ..figures import pictures, style
 from ..findings import Section
+from ..intervals import Interval
 
 SHIPPED = "the heads that come with specdec"
 FLAT_END = (
@@ -75,12 +76,35 @@ def training_section(histories: Mapping[str, pd.DataFrame], title: str = SHIPPED
             f" Accuracy falls least steeply with position for {max(ends, key=lambda kind: ends[kind]['kept'])} heads. "
             "These are shares of held-out text, without intervals; the next part has them."
         )
+    texts = [f"Of held-out tokens, {answer}.{words}"]
+    if set(KINDS) <= set(histories):
+        independent, grounded = (histories[kind] for kind in KINDS)
+        head = len(_heads(grounded))
+        if head == len(_heads(independent)):
+            pair = f"one choice of grounded head {head} is right more often than five of independent head {head}"
+            since = overtakes(grounded, independent)
+            when = "At no time up to the end" if since is None else f"From {since:,} tokens of training on,"
+            texts.append(f"{when} {pair}.")
+    by_head = [
+        {
+            "heads": KINDS.get(name, name),
+            "trained, tokens": int(line["tokens"]),
+            "head": number,
+            "top-1": round(line[head], 3),
+            "top-5": round(line[f"top5_{head}"], 3),
+            "top-1 over that of head 1": round(line[head] / line["head_1"], 3),
+            "target's own top-1": round(line["target"], 3),
+        }
+        for name, line in table.to_dict("index").items()
+        for number, head in enumerate(_heads(table), 1)
+    ]
+    caption = "Accuracy on held-out text at the last score, given the true tokens before"
     figure = _over_training(histories, f"Top-1 and top-5 accuracy over training\n{title}")
     return Section(
         "Accuracy over training",
-        (f"Of held-out tokens, {answer}.{words}", *_overtaking(histories), FLAT_END),
-        tables=(("Accuracy on held-out text at the last score, given the true tokens before", _by_head(table)),),
-        figures=(("heads_over_training", figure),),
+        (*texts, FLAT_END),
+        ((caption, pd.DataFrame(by_head)),),
+        (("heads_over_training", figure),),
     )
 
 
@@ -113,40 +137,6 @@ def _heads(table: pd.DataFrame) -> list[str]:
     return [column for column in table if column.startswith("head_")]
 
 
-def _overtaking(histories: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Say from when on the last grounded head needs one choice where the independent one needs five."""
-    if not set(KINDS) <= set(histories):
-        return []
-    independent, grounded = (histories[kind] for kind in KINDS)
-    head = len(_heads(grounded))
-    if head != len(_heads(independent)):
-        return []
-    pair = f"one choice of grounded head {head} is right more often than five of independent head {head}"
-    since = overtakes(grounded, independent)
-    if since is None:
-        return [f"At no time up to the end {pair}."]
-    return [f"From {since:,} tokens of training on, {pair}."]
-
-
-def _by_head(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a line for each head of each kind, from what `final_accuracies` returns."""
-    return pd.DataFrame(
-        [
-            {
-                "heads": KINDS.get(name, name),
-                "trained, tokens": int(line["tokens"]),
-                "head": number,
-                "top-1": round(line[head], 3),
-                "top-5": round(line[f"top5_{head}"], 3),
-                "top-1 over that of head 1": round(line[head] / line["head_1"], 3),
-                "target's own top-1": round(line["target"], 3),
-            }
-            for name, line in table.to_dict("index").items()
-            for number, head in enumerate(_heads(table), 1)
-        ]
-    )
-
-
 @style.in_style
 def _over_training(histories: Mapping[str, pd.DataFrame], title: str) -> Figure:
     """Draw the accuracy of each head over the tokens of training: a column of panels for each history, top-1 above
@@ -170,4 +160,20 @@ def _over_training(histories: Mapping[str, pd.DataFrame], title: str) -> Figure:
     for axes, words in zip(panels[:, 0], ("top-1 accuracy", "top-5 accuracy"), strict=True):
         axes.set_ylabel(words)
     panels[0][0].legend(loc="upper left", ncols=2, fontsize=9, bbox_to_anchor=(0.0, 1.0))
+    return figure
+
+
+@style.in_style
+def accuracy_by_head(
+    lines: Mapping[str, Sequence[Interval]], *, title: str, caption: str, ylabel: str = "accuracy"
+) -> Figure:
+    """Draw accuracy over the number of the head, a line with intervals for each name."""
+    figure, axes = style.new_figure(title, caption)
+    heads = range(1, max(map(len, lines.values())) + 1)
+    for place, (name, intervals) in enumerate(lines.items()):
+        pictures.line(axes, heads, intervals, style.look(place), name)
+    axes.set(xlabel="head k, which predicts the token but k after the last evaluated", ylabel=ylabel)
+    axes.set_xticks(heads)
+    pictures.percent_axis(axes)
+    style.legend_above(axes, 2)
     return figure

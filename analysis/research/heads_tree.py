@@ -2,46 +2,37 @@
 `results/heads_tree.json`, which holds counts of every prompt, so that each figure is made anew.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from specdec.errors import UsageError
 from specdec.theory.path_trees import RankPath
 
 from ..findings import Section, counted
-from ..intervals import Columns, Interval, bootstrap
+from ..intervals import Interval
+from .committed import BENCHMARK, RESULTS, Measured, load_figures, paired, rate, rate_difference
 
-RESULT = Path(__file__).parents[1] / "results" / "heads_tree.json"
-COMMAND = "python -m pytest -n 0 -m benchmark tests/benchmarks/test_heads_tree.py"
+RESULT = RESULTS / "heads_tree.json"
+COMMAND = BENCHMARK.format("test_heads_tree")
 DRAWN, CHANCES, JOINT, CARTESIAN = "drawn by hand", "found by chances", "found jointly", "product"
 ACCURACY = "accuracy"
 PUBLISHED = "Medusa (2401.10774, section 3.3.1) found a sparse tree of 64 nodes faster than a dense one of 256"
-
 OWN = f"{JOINT}, own"
-Measured = Mapping[str, Any]
-"""The benchmark's entry for one kind of heads and one tree."""
 
 
-def load_trees(path: Path | str = RESULT) -> list[dict[str, Any]]:
+def load_trees(path: Path | str = RESULT) -> list[Measured]:
     """Return the entries of a result file: one for each kind of heads and tree, and one with the counts of each kind.
-
-    Raises:
-        UsageError: there is no such file, or it holds something else.
+    UsageError as of `load_figures`.
     """
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))["figures"]
-        for each in trees_of(found):
-            _counts(each)
-    except FileNotFoundError:
-        raise UsageError(f"The trees of heads {path} do not exist: `{COMMAND}` makes them.") from None
-    except (OSError, ValueError, KeyError, TypeError):
-        raise UsageError(f"{path} holds no trees of heads: `{COMMAND}` makes them.") from None
-    return list(found)
+
+    def read(entries: list[Measured]) -> list[Measured]:
+        for tree in trees_of(entries):
+            _counts(tree)
+        return entries
+
+    return load_figures(path, COMMAND, "trees of heads", "trees of heads", read)
 
 
 def trees_of(found: Sequence[Measured], heads: str | None = None) -> list[Measured]:
@@ -63,27 +54,20 @@ def searched_paths(found: Sequence[Measured]) -> dict[str, list[RankPath]]:
     }
 
 
-def _counts(measured: Measured, suffix: str = "") -> pd.DataFrame:
+def _counts(measured: Measured) -> pd.DataFrame:
     """Return tokens and rounds by prompt."""
     counts = measured["by_prompt"]
-    columns = {f"tokens{suffix}": counts["tokens"], f"rounds{suffix}": counts["rounds"]}
-    return pd.DataFrame(columns, index=counts["prompts"]).astype(float)
+    return pd.DataFrame({name: counts[name] for name in ("tokens", "rounds")}, index=counts["prompts"]).astype(float)
 
 
 def tokens_per_round(measured: Measured) -> Interval:
     """Return the tokens per round of one entry."""
-    return bootstrap(_counts(measured), lambda sums: {"rate": sums["tokens"] / sums["rounds"]})["rate"]
+    return rate(_counts(measured))
 
 
 def gain(first: Measured, second: Measured) -> Interval:
     """Return tokens per round of the first tree less the second's, the same prompts resampled for both."""
-    table = _counts(first, "_first").join(_counts(second, "_second"), how="inner")
-
-    def values(sums: Columns) -> Mapping[str, np.ndarray]:
-        rate = {side: sums[f"tokens_{side}"] / sums[f"rounds_{side}"] for side in ("first", "second")}
-        return {"gain": rate["first"] - rate["second"]}
-
-    return bootstrap(table, values)["gain"]
+    return rate_difference(paired(_counts(first), _counts(second)))
 
 
 def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
@@ -93,12 +77,43 @@ def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
         found = load_trees(path)
     except UsageError as error:
         return (Section(title, (str(error),)),)
-    kinds = list(dict.fromkeys(each["heads"] for each in trees_of(found)))
-    by_kind = {heads: {each["shape"]: each for each in trees_of(found, heads)} for heads in kinds}
-    searched = next(each for each in found if each["shape"] == ACCURACY)
+    kinds = list(dict.fromkeys(tree["heads"] for tree in trees_of(found)))
+    by_kind = {heads: {tree["shape"]: tree for tree in trees_of(found, heads)} for heads in kinds}
+    searched = next(entry for entry in found if entry["shape"] == ACCURACY)
     judged = counted(len(by_kind[kinds[0]][JOINT]["by_prompt"]["prompts"]), "prompt")
+    drawn_by_hand, products, lines = [], [], []
+    for heads, trees in by_kind.items():
+        joint, drawn = trees[JOINT], trees[DRAWN]
+        drawn_by_hand.append(
+            f"With {heads} heads the tree of {joint['nodes']} nodes that was found jointly for all heads yields "
+            f"{tokens_per_round(joint):.3f} tokens per round, {gain(joint, drawn):+.3f} beyond the one that was drawn "
+            f"by hand; the one found by chances {gain(trees[CHANCES], drawn):+.3f}, the one found jointly for these "
+            f"heads alone {gain(trees[OWN], drawn):+.3f}."
+        )
+        dense = max(
+            (tree for shape, tree in trees.items() if shape.startswith(CARTESIAN)), key=lambda tree: int(tree["nodes"])
+        )
+        sparse = _by_chances(trees, 64)
+        products.append(
+            f"With {heads} heads the best tree of {sparse['nodes']} nodes yields {tokens_per_round(sparse):.2f} tokens "
+            f"per round, {gain(sparse, dense):+.3f} beside the full product of {dense['nodes']}, whose calls evaluate "
+            f"{(dense['nodes'] + 1) / (sparse['nodes'] + 1):.1f} times as many tokens."
+        )
+        for shape, tree in trees.items():
+            best = _by_chances(trees, int(tree["nodes"]))
+            beside = tree is not best and best["nodes"] == tree["nodes"]
+            lines.append(
+                {
+                    "heads": heads,
+                    "tree": shape,
+                    "nodes": tree["nodes"],
+                    "depth": tree["depth"],
+                    "tokens per round": f"{tokens_per_round(tree):.3f}",
+                    "beyond the one by chances": f"{gain(tree, best):+.3f}" if beside else "",
+                }
+            )
     text = (
-        " ".join(_by_hand(heads, trees) for heads, trees in by_kind.items()),
+        " ".join(drawn_by_hand),
         "The joint search counts at every position which choices of the heads are right one after the other, and takes "
         "the nodes that most of these rank paths pass through, so that no tree of as many nodes has a larger mean "
         "accepted length at these positions. The search by chances takes the largest products of each head's, as "
@@ -106,58 +121,13 @@ def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
         f"along {counted(len(searched['searched_on']), 'prompt')}; the trees are judged on {judged} that they never "
         "saw, in the rounds that greedy decoding takes. Intervals are 95% prompt-bootstrap intervals, differences "
         "paired by prompt.",
-        " ".join(_products(heads, trees) for heads, trees in by_kind.items()) + f" {PUBLISHED}.",
+        f"{' '.join(products)} {PUBLISHED}.",
     )
     caption = "Tokens per round; in the last column those beyond the tree of as many nodes that was found by chances"
-    return (Section(title, text, ((caption, _table(by_kind)),)),)
-
-
-def _by_hand(heads: str, trees: Mapping[str, Measured]) -> str:
-    found, drawn, chances, own = (trees[shape] for shape in (JOINT, DRAWN, CHANCES, OWN))
-    return (
-        f"With {heads} heads the tree of {found['nodes']} nodes that was found jointly for all heads yields "
-        f"{tokens_per_round(found):.3f} tokens per round, {gain(found, drawn):+.3f} beyond the one that was drawn by "
-        f"hand; the one found by chances {gain(chances, drawn):+.3f}, the one found jointly for these heads alone "
-        f"{gain(own, drawn):+.3f}."
-    )
-
-
-def _products(heads: str, trees: Mapping[str, Measured]) -> str:
-    """Set the largest Cartesian product against the best small tree."""
-    dense = max(_dense(trees), key=lambda each: int(each["nodes"]))
-    sparse = _by_chances(trees, 64)
-    fewer = gain(sparse, dense)
-    return (
-        f"With {heads} heads the best tree of {sparse['nodes']} nodes yields {tokens_per_round(sparse):.2f} tokens per "
-        f"round, {fewer:+.3f} beside the full product of {dense['nodes']}, whose calls evaluate "
-        f"{(dense['nodes'] + 1) / (sparse['nodes'] + 1):.1f} times as many tokens."
-    )
-
-
-def _dense(trees: Mapping[str, Measured]) -> list[Measured]:
-    return [each for shape, each in trees.items() if shape.startswith(CARTESIAN)]
+    return (Section(title, text, ((caption, pd.DataFrame(lines)),)),)
 
 
 def _by_chances(trees: Mapping[str, Measured], most: int) -> Measured:
     """Return the largest tree found by chances that has at most `most` nodes."""
     mine = [each for shape, each in trees.items() if shape.startswith(CHANCES)]
     return max((each for each in mine if int(each["nodes"]) <= most), key=lambda each: int(each["nodes"]))
-
-
-def _table(by_kind: Mapping[str, Mapping[str, Measured]]) -> pd.DataFrame:
-    lines = []
-    for heads, trees in by_kind.items():
-        for shape, each in trees.items():
-            best = _by_chances(trees, int(each["nodes"]))
-            beyond = f"{gain(each, best):+.3f}" if each is not best and best["nodes"] == each["nodes"] else ""
-            lines.append(
-                {
-                    "heads": heads,
-                    "tree": shape,
-                    "nodes": each["nodes"],
-                    "depth": each["depth"],
-                    "tokens per round": f"{tokens_per_round(each):.3f}",
-                    "beyond the one by chances": beyond,
-                }
-            )
-    return pd.DataFrame(lines)
