@@ -58,15 +58,20 @@ def alpha_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -
 def alpha_table(runs: Iterable[Run]) -> pd.DataFrame:
     """Return a line per setting, drafter and temperature, the first run of each (COLUMNS), in the paper's order.
 
-    setting: model, dtype, prompts and hardware; lines of different settings must not be compared. The interval is the
-    prompt bootstrap; NaN where there is a single prompt. Runs without any proposal have no alpha and are left out.
+    setting: model, dtype, prompts and hardware, such as "pocket (float32) on stdlib_code, EPYC"; lines of different
+    settings must not be compared. The interval is the prompt bootstrap; NaN where there is a single prompt. Runs
+    without any proposal have no alpha and are left out.
     """
     lines: dict[tuple[str, str, float], dict[str, object]] = {}
     for run in runs:
-        key = (_setting(run), run.drafter_name, float(run.params.get("sampling.temperature", nan)))
+        model, _, hardware = run.setting.partition(", ")
+        setting = f"{model} on {run.params.get('prompts.name', 'unknown prompts')}, {hardware}"
+        key = (setting, run.drafter_name, float(run.params.get("sampling.temperature", nan)))
         if key not in lines and "alpha.text" in run.metrics:
             alpha = run.interval("alpha.text")
-            values = (*key, alpha.estimate, alpha.low, alpha.high, *_size(run))
+            own = run.generations().loc[lambda lines: lines["method"] == BASELINE]
+            size = int(own["tokens"].sum()), int(own["prompt"].nunique())
+            values = (*key, alpha.estimate, alpha.low, alpha.high, *size)
             lines[key] = dict(zip(COLUMNS, values, strict=True))
     table = pd.DataFrame(list(lines.values()), columns=list(COLUMNS))
     ranked = table.assign(rank=table["drafter"].map(_rank))
@@ -78,19 +83,6 @@ def _rank(drafter: str) -> int:
     """Return the place in the paper's order: n-grams by their order, then everything else."""
     numbered = re.fullmatch(r"corpus_ngram of order (\d+)", drafter)
     return int(numbered[1]) if numbered else ORDERS.get(drafter, MODELS)
-
-
-def _setting(run: Run) -> str:
-    """Name the run's setting and its prompts, e.g. "pocket (float32) on stdlib_code, EPYC"."""
-    model, _, hardware = run.setting.partition(", ")
-    return f"{model} on {run.params.get('prompts.name', 'unknown prompts')}, {hardware}"
-
-
-def _size(run: Run) -> tuple[int, int]:
-    """Count the tokens and prompts of the target's own text."""
-    generations = run.generations()
-    own = generations[generations["method"] == BASELINE]
-    return int(own["tokens"].sum()), int(own["prompt"].nunique())
 
 
 @style.in_style
@@ -144,24 +136,23 @@ def alpha_in_words(table: pd.DataFrame) -> str:
     """Say what was measured, setting by setting: values, order of the drafters, effect of the temperature."""
     if table.empty:
         return "No run of the overlay had a proposal, so there is no alpha."
-    return "\n\n".join(_setting_in_words(str(name), part) for name, part in table.groupby("setting", sort=False))
-
-
-def _setting_in_words(setting: str, part: pd.DataFrame) -> str:
-    sentences = [f"**{setting}.**"]
-    for temperature, rows in part.groupby("temperature"):
-        values = ", ".join(
-            f"{row.drafter} {Interval(row.alpha, row.ci_low, row.ci_high):.3f}" for row in rows.itertuples()
-        )
-        sentences.append(f"Temperature {temperature:g}: {values}. {_order_in_words(rows)}")
-    sentences.append(temperature_in_words(part))
-    short = int((part["tokens"] < 10_000).sum())
-    if short:
-        fewest = counted(int(part["tokens"].min()), "token")
-        sentences.append(
-            f"{short} of {len(part)} rows rest on fewer than the protocol's 10,000 tokens, down to {fewest}."
-        )
-    return " ".join(sentence for sentence in sentences if sentence)
+    paragraphs = []
+    for setting, part in table.groupby("setting", sort=False):
+        sentences = [f"**{setting}.**"]
+        for temperature, rows in part.groupby("temperature"):
+            values = ", ".join(
+                f"{row.drafter} {Interval(row.alpha, row.ci_low, row.ci_high):.3f}" for row in rows.itertuples()
+            )
+            sentences.append(f"Temperature {temperature:g}: {values}. {_order_in_words(rows)}")
+        sentences.append(temperature_in_words(part))
+        short = int((part["tokens"] < 10_000).sum())
+        if short:
+            fewest = counted(int(part["tokens"].min()), "token")
+            sentences.append(
+                f"{short} of {len(part)} rows rest on fewer than the protocol's 10,000 tokens, down to {fewest}."
+            )
+        paragraphs.append(" ".join(sentences))
+    return "\n\n".join(paragraphs)
 
 
 def _order_in_words(rows: pd.DataFrame) -> str:

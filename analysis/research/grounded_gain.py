@@ -12,11 +12,12 @@ from ..findings import Section
 from ..intervals import Interval
 from ..read.runs import Run
 from ..runs.drafters_section import drafters_section
+from .committed import BENCHMARK, RESULTS
 
 PUBLISHED_SPEEDUP = 1.07  # "Not So Speculative Decoding": grounded over independent heads, Vicuna-7B, MT-Bench, greedy
 TITLE = "Grounded heads against independent ones, in one session"
-RESULT = Path(__file__).parents[1] / "results" / "grounded_bars.json"
-COMMAND = "python -m pytest -n 0 -m benchmark tests/benchmarks/test_grounded_bars.py"
+RESULT = RESULTS / "grounded_bars.json"
+COMMAND = BENCHMARK.format("test_grounded_bars")
 COLUMNS = {"tokens_per_s": "tokens/s", "tokens_per_round": "tokens per round", "speedup": "speedup"}
 
 
@@ -55,12 +56,13 @@ def committed_section() -> Section:
         f"Grounded heads over independent ones, the paper's {PUBLISHED_SPEEDUP}: {'; '.join(texts)} (committed: pocket "
         f"target in float32, {kept['cpu']['model']}, {kept['cpu']['torch_threads']} thread, {kept['date']})."
     )
-    bars = table[(table["prompts"] == "mt_bench") & table["figure"].isin(list(COLUMNS))].assign(
-        shown=lambda lines: [
-            f"{Interval(line.value, line.low, line.high):.2f}" for line in lines.itertuples(index=False)
-        ]
+    bars = table[(table["prompts"] == "mt_bench") & table["figure"].isin(list(COLUMNS))]
+    shown = [f"{Interval(line.value, line.low, line.high):.2f}" for line in bars.itertuples(index=False)]
+    wide = (
+        bars.assign(shown=shown)
+        .pivot(index=["category", "method"], columns="figure", values="shown")[list(COLUMNS)]
+        .fillna("–")
     )
-    wide = bars.pivot(index=["category", "method"], columns="figure", values="shown")[list(COLUMNS)].fillna("–")
     caption = "MT-Bench, with 95% prompt-bootstrap intervals; `+experiment=grounded_bars` draws the bars"
     return Section(TITLE, (answer,), ((caption, wide.rename(columns=COLUMNS).reset_index()),))
 

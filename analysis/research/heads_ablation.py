@@ -44,7 +44,9 @@ WORDS = {  # variant -> its name in sentences
 
 
 def load_ablation(path: Path | str = RESULT) -> list[dict[str, Any]]:
-    """Return what a result file holds, an entry for each variant, structure and depth. UsageError as of `load_figures`."""
+    """Return what a result file holds, an entry for each variant, structure and depth. UsageError as of
+    `load_figures`.
+    """
 
     def read(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
         for entry in entries:

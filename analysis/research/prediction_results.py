@@ -8,8 +8,9 @@ import pandas as pd
 from ..acceptance.prediction import LABELS
 from ..findings import Section, counted
 from ..sums import interval
+from .committed import RESULTS
 
-RESULT = Path(__file__).parents[1] / "results" / "prediction_error.json"
+RESULT = RESULTS / "prediction_error.json"
 NAMES = {"textbook": "textbook formula", "markov": LABELS["markov"], "stretches": LABELS["stretches"]}
 
 
@@ -22,14 +23,6 @@ def prediction_results(path: Path = RESULT) -> Section:
         shown[f"{label}: mean"] = found[f"{name}_mean"].map("{:+.1%}".format)
         shown[f"{label}: worst"] = [f"{interval(line, 'worst'):+.1%}" for line in worst.to_dict("records")]
         shown[f"{label}: at gamma"] = found[f"{name}_gamma"]
-    caption = (
-        "Errors of tokens per round over gamma 1 to 15 (1 to 4 for heads), half of the texts predicted from the other "
-        "and the reverse; the worst with 95% intervals, prompts drawn again and models fitted again."
-    )
-    return Section("Errors on many sources", (_words(found),), ((caption, shown),))
-
-
-def _words(found: pd.DataFrame) -> str:
     near = {name: found[f"{name}_error"].abs() < 0.02 for name in NAMES}
     inside = (found["stretches_error_low"] < 0) & (found["stretches_error_high"] > 0)
     missed = found[~(near["stretches"] | inside)]
@@ -43,4 +36,8 @@ def _words(found: pd.DataFrame) -> str:
         where = ", ".join(f"{line.source} ({line.kind})" for line in missed.itertuples())
         words += f" It misses on {where}; there the best fitted model is off by"
         words += f" {missed['best_error'].abs().max():.1%} at most."
-    return words
+    caption = (
+        "Errors of tokens per round over gamma 1 to 15 (1 to 4 for heads), half of the texts predicted from the other "
+        "and the reverse; the worst with 95% intervals, prompts drawn again and models fitted again."
+    )
+    return Section("Errors on many sources", (words,), ((caption, shown),))
