@@ -60,7 +60,7 @@ def findings(tables: Tables, about: About) -> Findings:
 
 def _arm_sums(live: pd.DataFrame) -> dict[str, ArmSums]:
     """Return each arm's sums by prompt, with the baseline's beside them."""
-    live = live.assign(rounds=live["rounds"].astype(float), tokens=live["tokens"].astype(float))
+    live = live.rename(columns={"seconds": "round_s"}).astype({"rounds": float, "tokens": float})
     by_prompt = live.groupby(["arm", "prompt"])[list(OWN_SUMS)].sum()
     baseline = by_prompt.loc[PLAIN].add_prefix("baseline_")[list(BASELINE_SUMS)]
     category = live.groupby("prompt")["category"].first()

@@ -3,9 +3,7 @@
 One session: the target is loaded once, and on each text all arms and plain decoding come in random order.
 """
 
-import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import pandas as pd
@@ -15,15 +13,11 @@ from specdec.config import AtLeastOne, typed
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
 from specdec.plan.compositions import composed_parts
-from specdec.prompts import first_turn
-from specdec.records import Generation, Request
-from specdec.sampling import generator_for
 from specdec.session.arm import Arm
 from specdec.session.divergence import explain
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.base.live_runs import WARM, LiveRuns
-from specdec.text.streams import Stream
+from specdec.studies.base.live_runs import Decoded, StudyArm, interleaved, outputs_of, prepare_target, warm_up
 from specdec.verifiers import verifiers
 
 
@@ -37,18 +31,6 @@ class AllDraftersConfig:
     repeats: AtLeastOne
 
 
-@dataclass(frozen=True)
-class _Entry:
-    """An arm with the setting that it stands for: "default", "chain" or "tree"."""
-
-    setting: str
-    arm: Arm
-
-    @property
-    def name(self) -> str:
-        return self.arm.method if self.setting == "default" else f"{self.arm.method}, {self.setting}"
-
-
 @studies.register("all_drafters")
 class AllDrafters(Study):
     """Tables:
@@ -56,9 +38,9 @@ class AllDrafters(Study):
     `arms`: arm, drafter, setting (default, chain, tree), structure (in words), nodes (of a full draft), lossless
         (drafter and rule claim it), and what the drafter says of itself: parameters, weight_bytes, training_tokens,
         training_seconds; 0 for what was never trained, NaN where the drafter does not say.
-    `live`: repeat, arm ("baseline" for plain decoding), stream, prompt, category, tokens, rounds, nodes (verified),
-        draft_s, verify_s, round_s (sums over rounds), outcome: "same" as the plain text, "near-tie" where rounding
-        explains the first difference, else "differs".
+    `live`: every text, as `live_runs.outputs_of` has it with keys drafter, setting and arm ("baseline" for plain
+        decoding); and outcome: "same" as the plain text, "near-tie" where rounding explains the first difference, else
+        "differs".
     `skipped`: see `Bench.skipped`.
     """
 
@@ -72,24 +54,28 @@ class AllDrafters(Study):
             drafters.get(name)
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        self._check(bench)
-        entries = list(self._entries(bench))
-        streams = bench.texts()
-        self._prepare(bench, entries, streams)
-        return {
-            "arms": pd.DataFrame([_facts(entry) for entry in entries]),
-            "live": self._live(bench, entries, streams),
-            "skipped": bench.skipped(),
-        }
-
-    def _check(self, bench: Bench) -> None:
         if bench.simulated:
             raise UsageError(
                 "Bad value target.name=replay: study 'all_drafters' decodes live; use target=causal, or compare "
                 "drafters that look tokens up with +experiment=ngrammys_grid."
             )
+        arms = list(self._arms(bench))
+        streams = bench.texts()
+        prepare_target(bench, [each.arm.structure for each in arms], streams)
+        longest = max(streams, key=lambda stream: len(stream.prompt))
+        length = len(longest.prompt) + bench.config.measurement.limit
+        for each in arms:
+            each.arm.drafter.prepare(length + each.arm.structure.nodes + 1, each.arm.structure)
+            warm_up(bench, [each], longest)
+        plain = StudyArm({"arm": PLAIN, "drafter": "none", "setting": "default"}, bench.parts.baseline)
+        decoded = list(interleaved(bench, [plain, *arms], streams, self._config.repeats, remember=True))
+        return {
+            "arms": pd.DataFrame([_facts(each) for each in arms]),
+            "live": outputs_of(bench, decoded).assign(outcome=[_outcome(bench, each) for each in decoded]),
+            "skipped": bench.skipped(),
+        }
 
-    def _entries(self, bench: Bench) -> Iterator[_Entry]:
+    def _arms(self, bench: Bench) -> Iterator[StudyArm]:
         """Build every drafter once, and yield the arms that it can fill.
 
         Raises:
@@ -109,14 +95,13 @@ class AllDrafters(Study):
             own = structures.build(values["structure"])
             rule = verifiers.build(values["verifier"])
             for setting, structure in self._shapes(drafter, own):
-                if structure.name not in drafter.capabilities.fills & rule.capabilities.handles:
-                    continue
-                if structure.name not in target.capabilities.structures:
+                fillable = drafter.capabilities.fills & rule.capabilities.handles
+                if structure.name not in fillable.intersection(target.capabilities.structures):
                     continue
                 target.check_draft(structure)
-                yield _Entry(
-                    setting, Arm(method=name, target=target, drafter=drafter, structure=structure, verifier=rule)
-                )
+                arm = Arm(method=name, target=target, drafter=drafter, structure=structure, verifier=rule)
+                label = name if setting == "default" else f"{name}, {setting}"
+                yield StudyArm({"arm": label, "drafter": name, "setting": setting}, arm)
 
     def _shapes(self, drafter: Drafter, own: Structure) -> list[tuple[str, Structure]]:
         """Return the drafter's own structure, and those of the equal number of nodes."""
@@ -130,68 +115,16 @@ class AllDrafters(Study):
             found.append(("tree", structures.build({**tree, "nodes": nodes, "depth": min(tree["depth"], depth)})))
         return found
 
-    def _prepare(self, bench: Bench, entries: Sequence[_Entry], streams: Sequence[Stream]) -> None:
-        shapes = {(entry.name,): entry.arm.structure for entry in entries}
-        LiveRuns(bench, ("arm",), (PLAIN,), shapes, streams).prepare(1)
-        longest = max(streams, key=lambda stream: len(stream.prompt))
-        length = len(longest.prompt) + bench.config.measurement.limit
-        with bench.progress("warming up", len(entries)) as advance:
-            for entry in entries:
-                structure = entry.arm.structure
-                entry.arm.drafter.prepare(length + structure.nodes + 1, structure)
-                self._decode(bench, entry.arm, longest, 0, WARM)
-                advance()
 
-    def _live(self, bench: Bench, entries: Sequence[_Entry], streams: Sequence[Stream]) -> pd.DataFrame:
-        limit = bench.config.measurement.limit
-        plain = _Entry("default", bench.parts.baseline)
-        lines: list[dict[str, Any]] = []
-        with bench.progress("decoding", self._config.repeats * len(streams) * (1 + len(entries))) as advance:
-            for repeat in range(self._config.repeats):
-                for stream in streams:
-                    order = [plain, *entries]
-                    random.Random(f"{bench.config.seed}/{repeat}/{stream.id}").shuffle(order)
-                    for entry in order:
-                        output = self._decode(bench, entry.arm, stream, repeat, limit)
-                        bench.clock.synchronize()
-                        about = {"repeat": repeat, "arm": PLAIN if entry is plain else entry.name}
-                        lines.append({**about, **_outcome(bench, entry, stream, output)})
-                        advance()
-                    for drafter in {id(entry.arm.drafter): entry.arm.drafter for entry in entries}.values():
-                        drafter.remember(stream.prompt, stream.generated)
-        return pd.DataFrame(lines)
-
-    def _decode(self, bench: Bench, arm: Arm, stream: Stream, repeat: int, limit: int) -> Generation:
-        request = Request(
-            stream.prompt,
-            limit,
-            draft_generator=generator_for(bench.config.seed, stream.id, f"draft/{repeat}"),
-            reference=stream.generated,
-        )
-        return arm.decode(request, bench.clock)
+def _outcome(bench: Bench, decoded: Decoded) -> str:
+    stream, output = decoded.stream, decoded.output
+    key = stream.id, decoded.arm.arm.gamma
+    parted = explain(bench.parts.target, key, output.prompt, stream.generated, output.tokens)
+    return "same" if parted is None else "near-tie" if parted.explained else "differs"
 
 
-def _outcome(bench: Bench, entry: _Entry, stream: Stream, output: Generation) -> dict[str, Any]:
-    seconds = bench.clock.seconds
-    marks = [each.marks for each in output.rounds]
-    target = bench.parts.target
-    parted = explain(target, (stream.id, entry.arm.gamma), output.prompt, stream.generated, output.tokens)
-    return {
-        "stream": stream.id,
-        "prompt": first_turn(stream.id),
-        "category": stream.category,
-        "tokens": len(output.tokens),
-        "rounds": len(output.rounds),
-        "nodes": sum(len(each.draft_tokens) for each in output.rounds),
-        "draft_s": sum(seconds(each.start, each.drafted) for each in marks),
-        "verify_s": sum(seconds(each.drafted, each.verified) for each in marks),
-        "round_s": sum(seconds(each.start, each.committed) for each in marks),
-        "outcome": "same" if parted is None else "near-tie" if parted.explained else "differs",
-    }
-
-
-def _facts(entry: _Entry) -> dict[str, Any]:
-    arm = entry.arm
+def _facts(of: StudyArm) -> dict[str, Any]:
+    arm = of.arm
     described, target = arm.drafter.describe(), arm.target.describe()
     training = described.get("training") or {}
     # A drafter without weights was never trained, and one with the target's own needs no training beside it.
@@ -199,9 +132,7 @@ def _facts(entry: _Entry) -> dict[str, Any]:
     trained = "parameters" in described and not borrowed
     training = training if trained else {}
     return {
-        "arm": entry.name,
-        "drafter": arm.method,
-        "setting": entry.setting,
+        **of.keys,
         "structure": arm.structure.label,
         "nodes": arm.structure.nodes,
         "lossless": arm.drafter.capabilities.lossless and arm.verifier.capabilities.lossless,

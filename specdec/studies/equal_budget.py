@@ -18,21 +18,17 @@ from specdec.drafters import Drafter
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.prompts import first_turn
-from specdec.records import Request
 from specdec.replay.rank_accuracy import RankCounts, rank_counts
 from specdec.replay.walk import Cell
-from specdec.session.arm import Arm
 from specdec.structures import structures
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.candidates import SHAPES, Candidate, choose, halves_of, plain_shapes, trees
-from specdec.studies.base.live_runs import WARM, host_seconds
+from specdec.studies.base.live_runs import HOST, StudyArm, host_times
 from specdec.studies.base.replayed import Strategy, built_lookups, replay
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream
 from specdec.timing.calls import call_sizes
 from specdec.timing.shapes import Shape
-
-_HOST = ["repeat", "drafter", "shape", "budget", "nodes", "draft_s", "overhead_s"]
 
 
 @typed
@@ -128,35 +124,18 @@ class EqualBudget(Study):
     def _measured(
         self, bench: Bench, built: Mapping[str, Drafter], choices: pd.DataFrame, streams: Sequence[Stream]
     ) -> dict[str, pd.DataFrame]:
-        config, prompt = self._config, streams[0].prompt
-        times = bench.time_calls(prompt, self._sizes(), config.contexts, config.calls, config.seconds)
-        return {
-            "block_times": times.assign(repeat=0),
-            "host_times": self._host_times(bench, built, choices, prompt),
-        }
-
-    def _host_times(
-        self, bench: Bench, built: Mapping[str, Drafter], choices: pd.DataFrame, prompt: Sequence[int]
-    ) -> pd.DataFrame:
-        parts = bench.parts
-        arms: list[tuple[tuple[str, str, int], Arm]] = [
-            (("", "plain", 0), replace(parts.baseline, verifier=parts.primary.verifier))
-        ]
+        config, parts = self._config, bench.parts
+        times = bench.time_calls(streams[0].prompt, self._sizes(), config.contexts, config.calls, config.seconds)
+        plain = replace(parts.baseline, verifier=parts.primary.verifier)
+        arms = [StudyArm({"drafter": "", "shape": "plain", "budget": 0}, plain)]
         for line in choices[choices["half"] == 0].to_dict("records"):
             structure = structures.build(json.loads(line["structure"]))
             arm = replace(parts.primary, drafter=built[line["drafter"]], structure=structure)
-            arms.append(((line["drafter"], line["shape"], int(line["budget"])), arm))
-        longest = len(prompt) + self._config.probe_tokens + 2 * self._budgets[-1] + 2
-        parts.target.prepare({arm.structure.nodes + 1 for _, arm in arms}, longest)
-        lines = []
-        with bench.progress("timing drafts", len(arms)) as advance:
-            for key, arm in arms:
-                arm.decode(Request(prompt, WARM), bench.clock)
-                output = arm.decode(Request(prompt, self._config.probe_tokens), bench.clock)
-                nodes, drafts, rest = host_seconds(output, bench.clock)
-                lines.append((0, *key, sum(nodes) / len(nodes), median(drafts), median(rest)))
-                advance()
-        return pd.DataFrame(lines, columns=_HOST)
+            arms.append(StudyArm({name: line[name] for name in ("drafter", "shape", "budget")}, arm))
+        longest = len(streams[0].prompt) + config.probe_tokens + 2 * self._budgets[-1] + 2
+        parts.target.prepare({each.arm.structure.nodes + 1 for each in arms}, longest)
+        host = host_times(bench, arms, streams[0], 1, config.probe_tokens, average=median)
+        return {"block_times": times.assign(repeat=0), "host_times": host}
 
     def _simulated(self, bench: Bench, choices: pd.DataFrame) -> dict[str, pd.DataFrame]:
         """Return both tables by the cost model of a target without a model."""
@@ -169,4 +148,5 @@ class EqualBudget(Study):
             key = (0, line["drafter"], line["shape"], line["budget"])
             look = cost.lookup_seconds(cost.seconds(line["budget"] + 1, contexts[len(contexts) // 2]))
             host.append((*key, float(line["budget"]), look, cost.overhead_s))
-        return {"block_times": times, "host_times": pd.DataFrame(host, columns=_HOST)}
+        columns = ["repeat", "drafter", "shape", "budget", *HOST]
+        return {"block_times": times, "host_times": pd.DataFrame(host, columns=columns)}

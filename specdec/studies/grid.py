@@ -5,6 +5,7 @@ the fastest shape and the usual one.
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import pandas as pd
@@ -12,11 +13,10 @@ from pydantic import Field
 
 from specdec.analysis.studies.grid import USUAL, grid
 from specdec.config import AtLeastOne, typed
-from specdec.prompts import first_turn
 from specdec.replay.walk import Cell
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.base.live_runs import LiveRuns
+from specdec.studies.base.live_runs import HOST, OUTPUTS, StudyArm, host_times, interleaved, outputs_of, prepare_target
 from specdec.studies.base.replayed import Strategy, check_rows, replay
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream
@@ -49,10 +49,10 @@ class RowsGrid(Study):
         through, evenly spaced. Every shape is timed: a pass costs less than decoding one prompt in every cell.
     `host_times`: repeat, k, w, nodes (mean of a draft), draft_s, overhead_s (accept, commit and the rest), means over
         the rounds of a short live run of the first prompt, in the corner cells, the middle one and plain decoding.
-    `live`: repeat, k, w, stream, tokens, rounds, nodes (drafted), seconds (prefill apart), identical (to the text that
-        was replayed), dtype: whole live runs of the last prompts in the corner cells, interleaved with plain decoding.
+    `live`: whole live runs of the last prompts in the corner cells, interleaved with plain decoding, as
+        `live_runs.outputs_of` has them; and the target's dtype.
     `whole`: the same of all prompts in the shape that is predicted to be fastest and in the usual one, where it is part
-        of the grid; with prompt. A repeat is a whole run.
+        of the grid. A repeat is a whole run.
     `skipped`: see `Bench.skipped`.
 
     On a target without a model all times are the cost model's, and `live` and `whole` are empty.
@@ -88,25 +88,31 @@ class RowsGrid(Study):
         contexts: Sequence[int],
         replayed: pd.DataFrame,
     ) -> dict[str, pd.DataFrame]:
-        config = self._config
-        live = LiveRuns(bench, ("k", "w"), PLAIN, shapes, streams)
-        live.prepare(contexts[-1])
-        calls = config.repeats * config.calls
-        times = bench.time_calls(streams[0].prompt, [PLAIN, *shapes], contexts, calls, config.seconds)
+        config, parts = self._config, bench.parts
+        prepare_target(bench, shapes.values(), streams, contexts[-1])
+        times = bench.time_calls(
+            streams[0].prompt, [PLAIN, *shapes], contexts, config.repeats * config.calls, config.seconds
+        )
         times["repeat"] = times["call"] // config.calls
+        plain = StudyArm({"k": PLAIN[0], "w": PLAIN[1]}, parts.baseline)
+        arms = {
+            (k, w): StudyArm({"k": k, "w": w}, replace(parts.primary, structure=structure))
+            for (k, w), structure in shapes.items()
+        }
         middle = self._k[len(self._k) // 2], self._w[len(self._w) // 2]
-        probed = sorted({*self._corners(), middle})
-        host = live.host_times(streams[0], probed, config.repeats, config.probe_tokens)
+        probed = [plain, *(arms[shape] for shape in sorted({*self._corners(), middle}))]
+        host = host_times(bench, probed, streams[0], config.repeats, config.probe_tokens)
+        corners = [plain, *(arms[shape] for shape in self._corners())]
+        live = interleaved(bench, corners, streams[-config.live_prompts :], config.repeats)
         # The choice is analysis' own: what is decoded whole is what the report calls the fastest.
         fastest = grid(replayed, times, host, 1, bench.config.seed).best("speedup")
-        chosen = [shape for shape in dict.fromkeys([fastest, USUAL]) if shape in shapes]
-        whole = live.compared(streams, chosen, config.whole_runs)
-        return {
-            "block_times": times,
-            "host_times": host,
-            "live": live.compared(streams[-config.live_prompts :], self._corners(), config.repeats),
-            "whole": whole.assign(prompt=whole["stream"].map(first_turn)),
+        chosen = [plain, *(arms[shape] for shape in dict.fromkeys([fastest, USUAL]) if shape in arms)]
+        whole = interleaved(bench, chosen, streams, config.whole_runs)
+        dtype = parts.target.describe().get("dtype", "float64")
+        outputs = {
+            name: outputs_of(bench, runs).assign(dtype=dtype) for name, runs in (("live", live), ("whole", whole))
         }
+        return {"block_times": times, "host_times": host, **outputs}
 
     def _simulated(self, bench: Bench, shapes: Sequence[Shape], contexts: Sequence[int]) -> dict[str, pd.DataFrame]:
         """Return the tables of times by the cost model of a target without a model."""
@@ -116,11 +122,12 @@ class RowsGrid(Study):
         probed = sorted([*self._corners(), PLAIN])
         drafts = [cost.lookup_seconds(cost.seconds(k * w + 1, context)) if w else 0.0 for k, w in probed]
         host = [(0, k, w, float(k * w), draft, cost.overhead_s) for (k, w), draft in zip(probed, drafts, strict=True)]
+        none = pd.DataFrame(columns=["k", "w", *OUTPUTS, "dtype"])
         return {
             "block_times": bench.simulated_calls([PLAIN, *shapes], contexts),
-            "host_times": pd.DataFrame(host, columns=["repeat", "k", "w", *LiveRuns.HOST]),
-            "live": pd.DataFrame(columns=["repeat", "k", "w", *LiveRuns.COMPARED]),
-            "whole": pd.DataFrame(columns=["repeat", "k", "w", *LiveRuns.COMPARED, "prompt"]),
+            "host_times": pd.DataFrame(host, columns=["repeat", "k", "w", *HOST]),
+            "live": none,
+            "whole": none,
         }
 
 

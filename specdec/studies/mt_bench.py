@@ -14,17 +14,15 @@ import pandas as pd
 from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters import Drafter, drafters
+from specdec.drafters import drafters
 from specdec.errors import UsageError
 from specdec.prompts import Prompt, prompts
 from specdec.prompts.files import FileSet
-from specdec.records import Request
-from specdec.sampling import generator_for
-from specdec.session.arm import Arm
 from specdec.session.parts import prepare
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.base.live_runs import WARM, decoding_seconds
+from specdec.studies.base.live_runs import Decoded, StudyArm, warm_up
 from specdec.text.model_answers import NO_ANSWER, ModelAnswer, write_answers, write_questions
+from specdec.text.streams import Stream
 from specdec.verifiers import Verifier, verifiers
 
 PLAIN = "plain"
@@ -72,8 +70,8 @@ class MtBench(Study):
 
     Tables:
 
-    `outputs`: a line for every turn that was answered: method ("plain" or the drafter), category, temperature, prompt
-        (the question), choice, turn (1, 2), tokens, rounds and seconds (prefill apart).
+    `outputs`: a line for every turn that was answered, as `live_runs.Decoded` has it with key method ("plain" or the
+        drafter); temperature, prompt (the question), choice and turn (1, 2).
     `answers`: a line for every file: method, verifier, model_id, path (below the run's folder), questions, missing
         (turns that did not fit into the target's context and stand as NO_ANSWER) and chat (a chat template was
         applied).
@@ -91,21 +89,27 @@ class MtBench(Study):
         for prompt in asked:
             by_temperature[self._config.temperature(prompt.category)].append(prompt)
         answerers = self._answerers(bench, max(by_temperature))
-        prepare(bench.parts, max(asked, key=lambda prompt: len(prompt.tokens)), bench.config.measurement)
-        capacity = bench.parts.target.context_length + bench.parts.primary.structure.nodes + 1
+        parts = bench.parts
+        prepare(parts, max(asked, key=lambda prompt: len(prompt.tokens)), bench.config.measurement)
+        capacity = parts.target.context_length + parts.primary.structure.nodes + 1
         lines: list[dict[str, Any]] = []
         given: dict[str, list[ModelAnswer]] = {each.method: [] for each in answerers}
         with bench.progress("answering", len(asked) * len(answerers)) as advance:
             for temperature, several in sorted(by_temperature.items()):
-                drafter = bench.at_temperature(temperature, capacity)
-                for answerer in answerers:
-                    self._turn(bench, answerer, drafter, several[0], (temperature, 0), WARM)
+                drafting = replace(parts.primary, drafter=bench.at_temperature(temperature, capacity))
+                arms = {}
+                for each in answerers:
+                    rule = each.rule.for_greedy() if temperature == 0 else each.rule
+                    arm = replace(parts.baseline if each.method == PLAIN else drafting, verifier=rule)
+                    arms[each.method] = StudyArm({"method": each.method}, arm)
+                warm_up(bench, list(arms.values()), _turn(several[0]))
                 for prompt in several:
-                    order = list(answerers)
+                    order = list(arms.values())
                     random.Random(f"{bench.config.seed}/{prompt.id}").shuffle(order)
-                    for answerer in order:
-                        turns = self._answered(bench, answerer, drafter, prompt, temperature, lines)
-                        given[answerer.method].append(ModelAnswer(asked[prompt]["question_id"], turns, time.time()))
+                    for arm in order:
+                        turns = self._answered(bench, arm, prompt, temperature, lines)
+                        answer = ModelAnswer(asked[prompt]["question_id"], turns, time.time())
+                        given[arm.keys["method"]].append(answer)
                         advance()
         return {
             "outputs": pd.DataFrame(lines),
@@ -161,13 +165,7 @@ class MtBench(Study):
         return [_Answerer(PLAIN, plain, rule), _Answerer(drafter, mine, rule)]
 
     def _answered(
-        self,
-        bench: Bench,
-        answerer: _Answerer,
-        drafter: Drafter,
-        prompt: Prompt,
-        temperature: float,
-        lines: list[dict[str, Any]],
+        self, bench: Bench, arm: StudyArm, prompt: Prompt, temperature: float, lines: list[dict[str, Any]]
     ) -> list[list[str]]:
         """Answer all turns of a question as often as asked for; return the turns of each choice, and add a line of
         `outputs` for each turn.
@@ -177,40 +175,16 @@ class MtBench(Study):
             turns: list[str] = []
             current: Prompt | None = prompt
             while current is not None:
-                tokens, line = self._turn(bench, answerer, drafter, current, (temperature, choice))
-                about = {"method": answerer.method, "category": prompt.category, "temperature": temperature}
-                lines.append(about | {"prompt": prompt.id, "choice": choice, "turn": len(turns) + 1} | line)
-                turns.append(bench.parts.prompts.said(current, tokens))
-                current = bench.parts.prompts.follow_up(current, tokens)
+                stream = _turn(current)
+                output = arm.decode(bench, stream, choice)
+                line = Decoded(arm, stream, choice, output).line(bench.clock)
+                place = {"prompt": prompt.id, "choice": choice, "turn": len(turns) + 1}
+                lines.append({**line, **place, "temperature": temperature})
+                turns.append(bench.parts.prompts.said(current, output.tokens))
+                current = bench.parts.prompts.follow_up(current, output.tokens)
             missing = 1 + len(prompt.follow_ups) - len(turns)
             choices.append(turns + [NO_ANSWER] * missing)
         return choices
-
-    def _turn(
-        self,
-        bench: Bench,
-        answerer: _Answerer,
-        drafter: Drafter,
-        prompt: Prompt,
-        at: tuple[float, int],
-        limit: int | None = None,
-    ) -> tuple[tuple[int, ...], dict[str, Any]]:
-        """Decode the answer to one turn at a temperature, for one choice; return its tokens and counts."""
-        temperature, choice = at
-        parts, seed = bench.parts, bench.config.seed
-        rule = answerer.rule.for_greedy() if temperature == 0 else answerer.rule
-        arm: Arm = parts.baseline if answerer.method == PLAIN else replace(parts.primary, drafter=drafter)
-        accepting = generator_for(seed, prompt.id, f"accept/{answerer.method}/{choice}", parts.target.device)
-        request = Request(
-            prompt.tokens,
-            parts.target.limit(prompt.tokens, limit or bench.config.measurement.limit),
-            draft_generator=generator_for(seed, prompt.id, f"draft/{choice}"),
-            accept_generator=accepting,
-        )
-        output = replace(arm, verifier=rule).decode(request, bench.clock)
-        bench.clock.synchronize()
-        counts = {"tokens": len(output.tokens), "rounds": len(output.rounds)}
-        return output.tokens, counts | {"seconds": decoding_seconds(output, bench.clock)}
 
     def _written(
         self,
@@ -237,3 +211,8 @@ class MtBench(Study):
             for each in answerers
         ]
         return pd.DataFrame(lines)
+
+
+def _turn(prompt: Prompt) -> Stream:
+    """Return a prompt as a stream whose text is still to be written."""
+    return Stream(prompt.id, prompt.category, prompt.tokens, ())

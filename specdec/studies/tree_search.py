@@ -6,8 +6,8 @@ Trees are built on one half of the prompts and judged on the other.
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import nan
-from pathlib import Path
 from statistics import fmean
 from typing import Annotated, Any, Literal
 
@@ -21,11 +21,11 @@ from specdec.errors import UsageError
 from specdec.prompts import first_turn
 from specdec.records import Tree
 from specdec.replay.rank_accuracy import Fed, RankCounts, along, rank_counts, total
-from specdec.structures import Structure, structures
+from specdec.structures import structures
 from specdec.structures.tree import TokenTree, given, save_tree
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.candidates import halves_of
-from specdec.studies.base.live_runs import LiveRuns
+from specdec.studies.base.live_runs import StudyArm, host_times, interleaved, outputs_of, prepare_target
 from specdec.text.streams import Stream
 from specdec.theory.trees import RankedTree, best_tree, choose_tree, expected_tokens
 from specdec.timing.calls import call_sizes
@@ -57,13 +57,12 @@ class TreeSearch(Study):
         equally many tokens cost the same.
     `draft_times`: shape ("tree", "chain") and what `time_drafts` has, of the best trees of each budget within each
         depth and of all chains.
-    `host_times`: repeat, arm, nodes, draft_s, overhead_s as `LiveRuns.host_times` has it, plainly and with the largest
-        tree.
+    `host_times`: as `live_runs.host_times` has it with key arm, plainly and with the largest tree.
     `arms`: arm, shape (plain, chain, tree, dynamic, chosen), budget, nodes, depth, tokens and seconds (of a round as
         predicted; NaN for dynamic trees, whose topology is not known beforehand), structure (JSON). A tree is the one
         with most predicted tokens per second of its budget; the chosen one has the most of all (theory.md 3.2) and is
         missing where plain decoding has more.
-    `live`: repeat, arm, stream, prompt and what else `LiveRuns.compared` has: whole runs of the second half.
+    `live`: whole runs of the second half, as `live_runs.outputs_of` has them with key arm.
     `skipped`: see `Bench.skipped`.
 
     Each tree is kept in `trees/`, as `structure.file` reads it. The run's own structure is not used.
@@ -81,30 +80,37 @@ class TreeSearch(Study):
         fitted, others = ([each for each in streams if halves[first_turn(each.id)] == half] for half in (0, 1))
         counts, counted = self._counts(bench, fitted)
         accuracy = counts.accuracy(config.depth)
-        trees = self._trees(accuracy)
-        largest = trees[self._budgets[-1], config.depth]
-        live = LiveRuns(bench, ("arm",), (PLAIN,), {("largest",): _structure(largest)}, streams)
-        live.prepare(max(config.contexts))
-        times = self._times(bench, trees, live, fitted[0])
-        seconds = round_seconds(**times, context=_context(fitted))
+        depths = range(1, config.depth + 1)
+        trees = {(n, deepest): best_tree(accuracy, n, deepest) for n in self._budgets for deepest in depths}
+        largest = self._arm(bench, "largest", given(trees[self._budgets[-1], config.depth].parents))
+        prepare_target(bench, [largest.arm.structure], streams, max(config.contexts))
+        times = self._times(bench, trees, largest, fitted[0])
+        positions = [len(stream.prompt) + place for stream in fitted for place in range(len(stream.generated))]
+        seconds = round_seconds(**times, context=fmean(positions) if positions else 1.0)
         arms = self._arms(bench, accuracy, trees, seconds)
-        self._keep(bench.folder / "trees", arms)
-        shapes = {
-            (line["arm"],): structures.build(json.loads(line["structure"]))
+        for line in arms[arms["shape"].isin(["tree", CHOSEN])].to_dict("records"):
+            tree = structures.build(json.loads(line["structure"]))
+            assert isinstance(tree, TokenTree)
+            path = bench.folder / "trees" / f"{line['arm'].replace(' ', '_')}.yaml"
+            save_tree(path, tree.tree.parents, tree.ranks)
+        drafting = [
+            self._arm(bench, line["arm"], json.loads(line["structure"]))
             for line in arms.to_dict("records")
             if line["shape"] != PLAIN
-        }
-        compared = LiveRuns(bench, ("arm",), (PLAIN,), shapes, streams)
-        compared.prepare(max(config.contexts))
-        table = compared.compared(others, list(shapes), config.repeats)
-        table["prompt"] = table["stream"].map(first_turn)
+        ]
+        prepare_target(bench, [each.arm.structure for each in drafting], streams, max(config.contexts))
+        compared = [StudyArm({"arm": PLAIN}, bench.parts.baseline), *drafting]
         return {
             "accuracy": pd.DataFrame(counted),
             **times,
             "arms": arms,
-            "live": table,
+            "live": outputs_of(bench, interleaved(bench, compared, others, config.repeats)),
             "skipped": bench.skipped(),
         }
+
+    def _arm(self, bench: Bench, name: str, structure: Mapping[str, Any]) -> StudyArm:
+        """Return the run's drafter on a structure."""
+        return StudyArm({"arm": name}, replace(bench.parts.primary, structure=structures.build(structure)))
 
     def _check(self, bench: Bench) -> None:
         """Refuse parts that the study cannot work with, before decoding, which takes a while.
@@ -161,26 +167,22 @@ class TreeSearch(Study):
                 advance()
         return total(counts), lines
 
-    def _trees(self, accuracy: Sequence[Sequence[float]]) -> dict[tuple[int, int], RankedTree]:
-        """Return the best tree of each budget within each depth."""
-        depths = range(1, self._config.depth + 1)
-        return {(n, deepest): best_tree(accuracy, n, deepest) for n in self._budgets for deepest in depths}
-
     def _times(
-        self, bench: Bench, trees: Mapping[tuple[int, int], RankedTree], live: LiveRuns, stream: Stream
+        self, bench: Bench, trees: Mapping[tuple[int, int], RankedTree], largest: StudyArm, stream: Stream
     ) -> dict[str, pd.DataFrame]:
         config, parts = self._config, bench.parts
         # A plain step and chains, so many that t(n) can be read off between them; all budgets among them.
         sizes = [(1, n) for n in sorted({0, *self._budgets, *call_sizes(self._budgets[-1], 4)})]
         calls = bench.time_calls(stream.prompt, sizes, config.contexts, config.calls, config.seconds)
         shapes = [
-            *(_structure(tree) for tree in dict.fromkeys(trees.values())),
+            *(structures.build(given(tree.parents)) for tree in dict.fromkeys(trees.values())),
             *(structures.build(_chain(gamma)) for gamma in range(1, config.depth + 1)),
         ]
         timer = bench.timer("drafts", config.calls)
         drafts = time_drafts(parts.target, parts.primary.drafter, shapes, stream.prompt, timer)
         drafts["shape"] = drafts["structure"].map(lambda place: shapes[place].name)
-        host = live.host_times(stream, [("largest",)], 1, config.probe_tokens)
+        plain = StudyArm({"arm": PLAIN}, parts.baseline)
+        host = host_times(bench, [plain, largest], stream, 1, config.probe_tokens)
         return {"block_times": calls.assign(repeat=0), "draft_times": drafts, "host_times": host}
 
     def _arms(
@@ -214,12 +216,6 @@ class TreeSearch(Study):
                 lines.append((f"dynamic {n}", "dynamic", *size, nan, nan, json.dumps(values)))
         return pd.DataFrame(lines, columns=_ARMS)
 
-    def _keep(self, folder: Path, arms: pd.DataFrame) -> None:
-        for line in arms[arms["shape"].isin(["tree", CHOSEN])].to_dict("records"):
-            tree = structures.build(json.loads(line["structure"]))
-            assert isinstance(tree, TokenTree)
-            save_tree(folder / f"{line['arm'].replace(' ', '_')}.yaml", tree.tree.parents, tree.ranks)
-
 
 _ARMS = ["arm", "shape", "budget", "nodes", "depth", "tokens", "seconds", "structure"]
 
@@ -230,19 +226,9 @@ def _tree_line(arm: str, shape: str, budget: int, tree: RankedTree, seconds: Rou
     return arm, shape, budget, nodes, depth, tree.tokens, seconds.tree(nodes, depth), values
 
 
-def _structure(tree: RankedTree) -> Structure:
-    return structures.build(given(tree.parents))
-
-
 def _chain(gamma: int) -> dict[str, Any]:
     return {"name": "chain", "gamma": gamma}
 
 
 def _depth(tree: RankedTree) -> int:
     return Tree(tree.parents).depth
-
-
-def _context(streams: Sequence[Stream]) -> float:
-    """Return the mean number of cached tokens over the positions of the texts."""
-    positions = [len(stream.prompt) + place for stream in streams for place in range(len(stream.generated))]
-    return fmean(positions) if positions else 1.0

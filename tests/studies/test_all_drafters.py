@@ -49,7 +49,7 @@ def test_every_arm_decodes_every_text(study, chosen):
     per_round = live.groupby("arm")[["nodes", "tokens", "rounds"]].sum()
     assert per_round.loc["baseline", "nodes"] == 0
     assert per_round.loc["baseline", "tokens"] == per_round.loc["baseline", "rounds"]
-    assert (live["round_s"] >= live["draft_s"] + live["verify_s"]).all()
+    assert (live["seconds"] >= live["draft_s"] + live["verify_s"]).all()
     mean = per_round.loc["ngram, chain", "tokens"] / per_round.loc["ngram, chain", "rounds"]
     assert found.metrics["all_drafters/ngram.chain.tokens_per_round"] == pytest.approx(mean)
     titles = [section.title for section in found.sections]
@@ -87,7 +87,7 @@ def test_what_drafts_with_the_targets_weights_needs_no_training(described, secon
     target = SimpleNamespace(describe=lambda: {"sha256": "target's"})
     structure = structures.build({"name": "chain", "gamma": 2})
     arm = SimpleNamespace(method="x", drafter=can, verifier=can, target=target, structure=structure)
-    facts = _facts(SimpleNamespace(arm=arm, name="x", setting="default"))
+    facts = _facts(SimpleNamespace(arm=arm, keys={"arm": "x"}))
     assert facts["training_seconds"] == pytest.approx(seconds, nan_ok=True)
     assert facts["training_tokens"] == (0 if seconds == 0 else pytest.approx(seconds * 3, nan_ok=True))
 

@@ -82,15 +82,18 @@ class Bench:
         write_streams(self.folder / "streams.jsonl", streams)
         return streams
 
+    def standardise(self, temperature: float) -> None:
+        """Set the target to a temperature."""
+        self.parts.target.standardise(replace(self.parts.target.sampling, temperature=temperature))
+
     def at_temperature(self, temperature: float, capacity: int) -> Drafter:
         """Set the target to a temperature, and return the run's drafter made again for it.
 
         Args:
             capacity: tokens of the longest text with its draft.
         """
-        target = self.parts.target
-        target.standardise(replace(target.sampling, temperature=temperature))
-        drafter = drafters.build(self.config.drafter, target=target)
+        self.standardise(temperature)
+        drafter = drafters.build(self.config.drafter, target=self.parts.target)
         drafter.prepare(capacity, self.parts.primary.structure)
         return drafter
 

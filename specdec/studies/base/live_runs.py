@@ -1,24 +1,183 @@
-"""Live decoding in some structures beside plain decoding: what a round takes besides the call, and whole runs."""
+"""Live decoding of a study's arms, interleaved on every text in random order, and what each text took."""
 
 import random
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import mean
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 
 from specdec.clock import Clock
+from specdec.prompts import first_turn
 from specdec.records import Generation, Request
+from specdec.sampling import generator_for
+from specdec.session.arm import Arm
+from specdec.session.output_quality import log_likelihood
 from specdec.structures import Structure
 from specdec.studies.base.contract import Bench
 from specdec.text.streams import Stream
 from specdec.verifiers import Verifier
 
-Key = tuple[Any, ...]
-"""A value for each column that tells structures apart."""
-
 WARM = 4  # tokens of a run that is not counted
+HOST = ("nodes", "draft_s", "overhead_s")
+OUTPUTS = ("repeat", "stream", "prompt", "category", "tokens", "rounds", "seconds", "draft_s", "verify_s", "offered",
+           "nodes", "accepted", "rejected", "offers", "identical", "tv", "otherwise")  # fmt: skip
+"""Columns of a text, behind the keys of its arm.
+
+seconds: of all rounds, prefill apart; with draft_s and verify_s among them. offered: depth of all drafts; nodes: of all
+drafts; offers: rounds with a draft. identical: it is the text of the stream. tv: total variation of the emitted law
+from the target's, summed over tokens; otherwise: chance of a decision that a lossless rule would not have made, summed
+over rounds; both are missing where they are not known (see `session.output_quality`).
+"""
+
+
+@dataclass(frozen=True)
+class StudyArm:
+    """One way of a study to decode.
+
+    Attributes:
+        keys: what tells it from the study's other arms, a column each; acceptance has random numbers of its own for
+            each.
+        draws: arms of which this is equal draft by the same random numbers.
+    """
+
+    keys: Mapping[str, Any]
+    arm: Arm
+    draws: str = ""
+
+    def decode(self, bench: Bench, stream: Stream, repeat: int = 0, tokens: int | None = None) -> Generation:
+        """Decode the prompt of a stream, at most the run's limit or so many tokens."""
+        target, seed = bench.parts.target, bench.config.seed
+        accepting = "/".join(["accept", *map(str, self.keys.values()), str(repeat)])
+        request = Request(
+            stream.prompt,
+            target.limit(stream.prompt, tokens or bench.config.measurement.limit),
+            draft_generator=generator_for(
+                seed, stream.id, "/".join(["draft", *filter(None, [self.draws]), str(repeat)])
+            ),
+            accept_generator=generator_for(seed, stream.id, accepting, target.device),
+            reference=stream.generated,
+        )
+        output = self.arm.decode(request, bench.clock)
+        bench.clock.synchronize()
+        return output
+
+
+@dataclass(frozen=True)
+class Decoded:
+    """A text that an arm wrote, beside the stream whose prompt it had."""
+
+    arm: StudyArm
+    stream: Stream
+    repeat: int
+    output: Generation
+
+    def line(self, clock: Clock) -> dict[str, Any]:
+        """Return the keys of the arm and OUTPUTS."""
+        rounds, stream = self.output.rounds, self.stream
+        marks = [each.marks for each in rounds]
+        tv, otherwise = departures(self.output, self.arm.arm.verifier)
+        return {
+            **self.arm.keys,
+            "repeat": self.repeat,
+            "stream": stream.id,
+            "prompt": first_turn(stream.id),
+            "category": stream.category,
+            "tokens": len(self.output.tokens),
+            "rounds": len(rounds),
+            "seconds": decoding_seconds(self.output, clock),
+            "draft_s": sum(clock.seconds(each.start, each.drafted) for each in marks),
+            "verify_s": sum(clock.seconds(each.drafted, each.verified) for each in marks),
+            "offered": sum(each.tree.depth for each in rounds),
+            "nodes": sum(len(each.draft_tokens) for each in rounds),
+            "accepted": sum(each.accepted for each in rounds),
+            "rejected": sum(each.rejected for each in rounds),
+            "offers": sum(bool(each.draft_tokens) for each in rounds),
+            "identical": self.output.tokens == stream.generated,
+            "tv": tv,
+            "otherwise": otherwise,
+        }
+
+
+def interleaved(
+    bench: Bench, arms: Sequence[StudyArm], streams: Sequence[Stream], repeats: int, remember: bool = False
+) -> Iterator[Decoded]:
+    """Decode every stream's prompt by all arms in random order, as often as asked for.
+
+    Args:
+        remember: let each drafter remember a stream's text once all arms have written it.
+    """
+    drafters = {id(each.arm.drafter): each.arm.drafter for each in arms}.values() if remember else ()
+    with bench.progress("decoding", repeats * len(streams) * len(arms)) as advance:
+        for repeat in range(repeats):
+            for stream in streams:
+                order = list(arms)
+                random.Random(f"{bench.config.seed}/{repeat}/{stream.id}").shuffle(order)
+                for arm in order:
+                    yield Decoded(arm, stream, repeat, arm.decode(bench, stream, repeat))
+                    advance()
+                for drafter in drafters:
+                    drafter.remember(stream.prompt, stream.generated)
+
+
+def outputs_of(bench: Bench, decoded: Iterable[Decoded], likelihood: bool = False) -> pd.DataFrame:
+    """Return a line for each text: the keys of its arm, OUTPUTS, and where asked for `log_likelihood` (nats, of the
+    whole text, under the target at temperature 1).
+    """
+    lines = []
+    for each in decoded:
+        lines.append(each.line(bench.clock))
+        if likelihood:
+            score = log_likelihood(bench.parts.target, each.stream.prompt, each.output.tokens)
+            lines[-1]["log_likelihood"] = score
+    return pd.DataFrame(lines, columns=None if lines else [*OUTPUTS]).astype({"tv": float, "otherwise": float})
+
+
+def host_times(
+    bench: Bench,
+    arms: Sequence[StudyArm],
+    stream: Stream,
+    repeats: int,
+    tokens: int,
+    average: Callable[[Sequence[float]], float] = mean,
+) -> pd.DataFrame:
+    """Return repeat, the keys of each arm, and `HOST` in the rounds of a run of `tokens`: mean nodes of a draft, and
+    the average seconds of drafting and of everything but draft and call.
+    """
+    warm_up(bench, arms, stream)
+    lines: list[dict[str, Any]] = []
+    for repeat in range(repeats):
+        for arm in arms:
+            nodes, drafts, rest = host_seconds(arm.decode(bench, stream, tokens=tokens), bench.clock)
+            host = dict(zip(HOST, (mean(nodes), average(drafts), average(rest)), strict=True))
+            lines.append({"repeat": repeat, **arm.keys, **host})
+            bench.heartbeat()
+    return pd.DataFrame(lines)
+
+
+def warm_up(bench: Bench, arms: Sequence[StudyArm], stream: Stream) -> None:
+    """Decode a few tokens by every arm, which are not counted."""
+    for arm in arms:
+        arm.decode(bench, stream, tokens=WARM)
+
+
+def prepare_target(bench: Bench, structures: Iterable[Structure], streams: Sequence[Stream], context: int = 1) -> None:
+    """Have the target compile, where it does, for all structures behind the longest of `streams` and `context` tokens,
+    plain steps included.
+
+    Raises:
+        UsageError: there is no memory for the key-value cache of the largest.
+    """
+    target, structures = bench.parts.target, list(structures)
+    packed = target.evaluation == "packed"
+    prompt = max(len(stream.prompt) for stream in streams)
+    longest = max(prompt + bench.config.measurement.limit, context + 1)
+    capacity = longest + max(target.room(each.tree) for each in structures) + 1
+    branches = max(each.branches for each in structures)
+    target.check_memory(prompt, capacity, branches)
+    tokens = {each.nodes + 1 for each in structures if packed or each.branches == 1}
+    target.prepare({1, *tokens}, capacity, branches)
 
 
 def decoding_seconds(output: Generation, clock: Clock) -> float:
@@ -45,80 +204,3 @@ def host_seconds(output: Generation, clock: Clock) -> tuple[list[int], list[floa
         [clock.seconds(each.start, each.drafted) for each in marks],
         [clock.seconds(each.verified, each.committed) for each in marks],
     )
-
-
-@dataclass(frozen=True)
-class LiveRuns:
-    """Runs of the bench's drafter in several structures and, as `plain`, without a drafter.
-
-    Attributes:
-        names: the columns of a key.
-        structures: the structures by key.
-        streams: texts; the longest prompt that will be decoded is among them.
-    """
-
-    HOST: ClassVar = ("nodes", "draft_s", "overhead_s")
-    COMPARED: ClassVar = ("stream", "tokens", "rounds", "nodes", "seconds", "identical", "dtype")
-
-    bench: Bench
-    names: tuple[str, ...]
-    plain: Key
-    structures: Mapping[Key, Structure]
-    streams: Sequence[Stream]
-
-    def prepare(self, context: int) -> None:
-        """Have the target compile, where it does, for all structures behind `context` tokens, plain steps included.
-
-        Raises:
-            UsageError: there is no memory for the key-value cache of the largest.
-        """
-        target, structures = self.bench.parts.target, self.structures.values()
-        packed = target.evaluation == "packed"
-        prompt = max(len(stream.prompt) for stream in self.streams)
-        longest = max(prompt + self.bench.config.measurement.limit, context + 1)
-        capacity = longest + max(target.room(each.tree) for each in structures) + 1
-        branches = max(each.branches for each in structures)
-        target.check_memory(prompt, capacity, branches)
-        tokens = {each.nodes + 1 for each in structures if packed or each.branches == 1}
-        target.prepare({1, *tokens}, capacity, branches)
-
-    def host_times(self, stream: Stream, keys: Sequence[Key], repeats: int, tokens: int) -> pd.DataFrame:
-        """Return repeat, the names, and `HOST` for `keys` and plain decoding: mean nodes of a draft, mean seconds of
-        drafting, and mean seconds of everything but draft and call, in the rounds of a run of `tokens`.
-        """
-        for key in keys:
-            self._decode(stream, key, WARM)
-        lines: list[tuple[Any, ...]] = []
-        for repeat in range(repeats):
-            for key in [self.plain, *keys]:
-                nodes, drafts, rest = host_seconds(self._decode(stream, key, tokens), self.bench.clock)
-                lines.append((repeat, *key, mean(nodes), mean(drafts), mean(rest)))
-        return pd.DataFrame(lines, columns=["repeat", *self.names, *self.HOST])
-
-    def compared(self, streams: Sequence[Stream], keys: Sequence[Key], repeats: int) -> pd.DataFrame:
-        """Return repeat, the names, and `COMPARED` for whole runs of `keys`, interleaved with plain decoding in random
-        order. The nodes are those of all drafts, the seconds those of all rounds.
-        """
-        bench = self.bench
-        limit, dtype = bench.config.measurement.limit, bench.parts.target.describe().get("dtype", "float64")
-        lines: list[tuple[Any, ...]] = []
-        with bench.progress("live runs", repeats * len(streams) * (1 + len(keys))) as advance:
-            for repeat in range(repeats):
-                for stream in streams:
-                    order = [self.plain, *keys]
-                    random.Random(f"{bench.config.seed}/{repeat}/{stream.id}").shuffle(order)
-                    for key in order:
-                        output = self._decode(stream, key, limit)
-                        bench.clock.synchronize()
-                        nodes = sum(len(each.draft_tokens) for each in output.rounds)
-                        counts = len(output.tokens), len(output.rounds), nodes
-                        same = output.tokens == stream.generated
-                        seconds = decoding_seconds(output, bench.clock)
-                        lines.append((repeat, *key, stream.id, *counts, seconds, same, dtype))
-                        advance()
-        return pd.DataFrame(lines, columns=["repeat", *self.names, *self.COMPARED])
-
-    def _decode(self, stream: Stream, key: Key, tokens: int) -> Generation:
-        parts = self.bench.parts
-        arm = parts.baseline if key == self.plain else replace(parts.primary, structure=self.structures[key])
-        return arm.decode(Request(stream.prompt, tokens), self.bench.clock)
