@@ -10,9 +10,9 @@ from itertools import zip_longest
 import numpy as np
 import pandas as pd
 
+from ..comparisons import LEVEL
 from ..intervals import Columns, Interval, bootstrap, bootstrap_bounds
 from ..rounds import prompt_sums
-from ..sums import LEVEL
 from .estimates import depth_sums
 from .iid import accepted_sequences
 from .models import exceeding, fit_beta, followers

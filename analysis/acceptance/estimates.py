@@ -16,9 +16,9 @@ from scipy import stats
 from specdec.theory.capped_geometric import tokens_per_round_slope
 from specdec.theory.dependence import product_identity
 
+from ..comparisons import LEVEL
 from ..intervals import Interval
 from ..rounds import prompt_sums
-from ..sums import LEVEL
 
 
 @dataclass(frozen=True)

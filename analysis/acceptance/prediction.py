@@ -25,9 +25,9 @@ from scipy import sparse
 from specdec.config import PLAIN
 
 from ..arms import Arms
+from ..comparisons import LEVEL
 from ..intervals import bootstrap, percentile_bounds
 from ..rounds import distinct_generations, drafted
-from ..sums import LEVEL
 from .laws import LAWS, continued, first_rounds, grouped_counts, offer_chances
 from .stretches import KINDS, Family, fit_stretches, make_trace
 

@@ -6,10 +6,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ..arms import Arms
+from ..comparisons import interval, intervals
 from ..figures import style
 from ..findings import Section, counted
 from ..intervals import Interval
-from ..sums import interval, intervals
 from .prediction import LABELS, ROUNDING, HeldOutPrediction, Undetermined, predict
 
 _LINES = {  # model: name in the legend, colour, dash, marker

@@ -11,9 +11,9 @@ from math import isnan
 
 import pandas as pd
 
+from ..comparisons import interval
 from ..findings import counted
 from ..intervals import Interval, too_few
-from ..sums import interval
 from .gap_account import Account
 
 FORMULA_ERRORS = ("tokens_error", "speedup_error")  # intervals of an account, by gamma in `summary.json`

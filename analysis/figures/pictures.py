@@ -13,6 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.image import AxesImage
 from matplotlib.ticker import NullLocator, PercentFormatter
 
+from ..comparisons import intervals
 from ..intervals import Interval
 from . import style
 from .style import Look
@@ -56,18 +57,31 @@ def line(
         style.point_tip(axes, place, value.estimate, f"{label}, {place:g}: {value:.4g}")
 
 
+_APART = {"chain": 1.0, "rows": 2**-0.06, "tree": 2**0.06, "dynamic": 2**-0.06}
+
+
+def structure_lines(axes: Axes, cells: pd.DataFrame, name: str) -> None:
+    """Draw a column with its bounds over `budget`, a line for each structure (`shape`), in the look that it has in all
+    pictures; side by side, because as bands intervals would cover each other.
+    """
+    for shape, apart in _APART.items():
+        part = cells[cells["shape"] == shape].sort_values("budget")
+        if len(part):
+            line(axes, (part["budget"] * apart).tolist(), intervals(part, name), style.STRUCTURES[shape], shape)
+
+
 def percent_axis(axes: Axes) -> None:
     """Show the vertical axis in per cent, from 0."""
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set_ylim(bottom=0)
 
 
-def budget_axis(axes: Axes, budgets: Sequence[int]) -> None:
-    """Make the horizontal axis logarithmic, with a tick for each number of draft nodes."""
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(budgets, [str(budget) for budget in budgets])
+def log_axis(axes: Axes, ticks: Sequence[float], label: str = "", base: int = 2) -> None:
+    """Make the horizontal axis logarithmic, with a tick for each number."""
+    axes.set_xscale("log", base=base)
+    axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlabel("draft nodes that the structure asks for")
+    axes.set_xlabel(label)
 
 
 def grouped_bars(axes: Axes, groups: Mapping[str, Sequence[Interval]]) -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pandas as pd
 
 from ..acceptance.prediction import LABELS
+from ..comparisons import interval
 from ..findings import Section, counted
-from ..sums import interval
 from .committed import RESULTS
 
 RESULT = RESULTS / "prediction_error.json"

@@ -11,10 +11,10 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
+from ..comparisons import LEVEL
 from ..findings import Section, counted
 from ..intervals import Interval
 from ..read.runs import Run
-from ..sums import LEVEL
 from .comparable import Comparable, OpenedRun, common_prompts, comparable
 from .leaderboard import (
     QUANTITIES,

@@ -17,12 +17,12 @@ from scipy.stats import rankdata
 
 from specdec.errors import UsageError
 
+from ..comparisons import LEVEL, with_replicates
 from ..figures import style
 from ..findings import counted
 from ..intervals import Interval, bootstrap_bounds, too_few
 from ..read.runs import Run
 from ..rounds import prompt_categories, prompt_sums
-from ..sums import LEVEL, with_replicates
 
 QUANTITIES = {  # quantity: what an axis calls it
     "speedup": "speedup over the baseline",

@@ -7,10 +7,10 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..comparisons import Comparison, curve, finite, interval, intervals, printed, tokens_per_call, with_replicates
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
-from ..sums import Sums, curve, finite, interval, intervals, printed, tokens_per_call, with_replicates
 
 _MOST = 16  # numbers under the bars
 _WON = "share of the rounds that it wins"
@@ -70,7 +70,7 @@ def distribution(
     with np.errstate(invalid="ignore"):
         shares = counts / counts.sum(axis=1, keepdims=True)
     cells = pd.DataFrame({"value": wide.columns.to_numpy(dtype=int), "count": wide.sum(axis=0).to_numpy(dtype=int)})
-    return Sums(cells, {}, len(wide)).table({"share": shares})
+    return Comparison(cells, {}, len(wide)).table({"share": shares})
 
 
 def contributions(
@@ -106,7 +106,7 @@ def contributions(
             "tokens": share(tokens),
             "length": tokens / wins,
         }
-    return Sums(pd.DataFrame({"strategy": list(names)}), {}, len(per_prompt)).table(statistics)
+    return Comparison(pd.DataFrame({"strategy": list(names)}), {}, len(per_prompt)).table(statistics)
 
 
 def _metrics(parts: pd.DataFrame, whole: pd.Series) -> dict[str, float]:

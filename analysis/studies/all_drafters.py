@@ -6,11 +6,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ..comparisons import finite
 from ..figures import style
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..papers.published import load_published
 from ..runs.leaderboard import BASELINE_SUMS, OWN_SUMS, QUANTITIES, ArmSums, Scores, leaderboard_figure, score
-from ..sums import finite, metric
 
 PLAIN = "baseline"
 PUBLISHED_SOURCE, PUBLISHED_MODEL, PUBLISHED_TASK = "Spec-Bench leaderboard", "Vicuna-7B-v1.3", "Overall"
@@ -48,8 +48,8 @@ def findings(tables: Tables, about: About) -> Findings:
         sections.append(_compared(setting, scores, arms.loc[names], nodes, outcomes, about))
         for place, name in enumerate(names):
             key = f"all_drafters/{name.replace(', ', '.')}"
-            metrics |= metric(f"{key}.speedup", scores.interval("speedup", place))
-            metrics |= metric(f"{key}.tokens_per_round", scores.interval("tokens_per_round", place))
+            metrics |= scores.interval("speedup", place).as_metrics(f"{key}.speedup")
+            metrics |= scores.interval("tokens_per_round", place).as_metrics(f"{key}.tokens_per_round")
         if setting == "default":
             sections.append(_frontier(scores, arms.loc[names], about))
     first, *others = sections

@@ -17,13 +17,13 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from specdec.theory.batch_speedup import batch_speedup, longest_of_batch
 
+from ..comparisons import Comparison, compare, finite
 from ..cost.break_even import batch_in_words, few_units_interval, interval_in_words, stops_paying
 from ..engines.vllm_flags import DRAFTS, batch_schedule
 from ..engines.vllm_flags import ENGINE as VLLM
 from ..figures import pictures, style
 from ..findings import About, Findings, FinishedStudy, Section, Tables, counted, register
 from ..intervals import Interval
-from ..sums import Sums, finite, metric, strategy_sums
 
 RESULT = Path(__file__).parents[1] / "results" / "batching.json"
 _DIGITS = 5  # of committed numbers
@@ -66,8 +66,8 @@ class BatchNumbers:
     """
 
     drafters: tuple[str, ...]
-    sums: Sums
-    chosen: Sums
+    sums: Comparison
+    chosen: Comparison
     gammas: tuple[str, ...]
     predicted: Mapping[str, np.ndarray]
 
@@ -133,7 +133,7 @@ class BatchNumbers:
         return {"tokens": tokens, "draft": draft, "verify": verify, "rest": whole - draft - verify, "width": width}
 
 
-def speedup(sums: Sums) -> np.ndarray:
+def speedup(sums: Comparison) -> np.ndarray:
     """Return plain seconds per token over speculative seconds per token at the same batch, [1 + R, C]."""
     return sums.ratio("baseline_seconds", "baseline_tokens") / sums.ratio("seconds", "tokens")
 
@@ -145,9 +145,9 @@ def batch_numbers(tables: Tables, replicates: int, seed: int) -> BatchNumbers:
     one repeat are not independent; repeats have prompts of their own and are.
     """
     lines = tables["batching"].rename(columns={"repeat": "prompt"}).sort_values(["prompt", *KEYS], ignore_index=True)
-    sums = strategy_sums(lines, KEYS, _SUMS, replicates, seed)
+    sums = compare(lines, KEYS, _SUMS, replicates, seed)
     best = _best_gammas(lines)
-    chosen = strategy_sums(best, ["drafter", "batch"], _SUMS, replicates, seed)
+    chosen = compare(best, ["drafter", "batch"], _SUMS, replicates, seed)
     by_cell = best.groupby(["drafter", "batch"])["gamma"].agg(lambda found: ", ".join(map(str, sorted(set(found)))))
     gammas = tuple(by_cell[key] for key in chosen.cells.itertuples(index=False, name=None))
     predicted = {
@@ -173,7 +173,7 @@ def _best_gammas(lines: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _predicted(sums: Sums, tables: Tables, at: int, column: str) -> np.ndarray:
+def _predicted(sums: Comparison, tables: Tables, at: int, column: str) -> np.ndarray:
     """Return E / (v + gamma c) of one cell, [1 + R].
 
     E is that of the drafter and gamma at all batches together, v the mean of t(B (k + 1)) / t(B) over the longest of B
@@ -219,13 +219,13 @@ def _metrics(found: BatchNumbers) -> dict[str, float]:
     values: dict[str, float] = {"batching/repeats": float(found.repeats), "batching/largest": float(found.largest)}
     for drafter in found.drafters:
         name = f"batching/{drafter}"
-        values |= metric(f"{name}.break_even", found.break_even(drafter))
+        values |= found.break_even(drafter).as_metrics(f"{name}.break_even")
         for gamma in found.gammas_of(drafter):
-            values |= metric(f"{name}.break_even.gamma{gamma}", found.break_even(drafter, gamma))
+            values |= found.break_even(drafter, gamma).as_metrics(f"{name}.break_even.gamma{gamma}")
         for each in PREDICTIONS:
             values[f"{name}.break_even.{each}"] = found.predicted_break_even(each, drafter).estimate
         for batch, column in zip(found.batches, found.speedups(drafter).T, strict=True):
-            values |= metric(f"{name}.speedup.{batch}", found.interval(column))
+            values |= found.interval(column).as_metrics(f"{name}.speedup.{batch}")
     return finite(values)
 
 

@@ -10,15 +10,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ..comparisons import Comparison, compare, curves_of, interval, metrics_of, printed
 from ..cost.block_seconds import BlockSeconds, repeats_of, stream_seconds
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
-from ..sums import Sums, curve, finite, interval, intervals, metric, printed, strategy_sums
+from ..intervals import Interval
 
 KEYS = ["drafter", "shape", "budget"]  # the tables call a structure's name its shape
 REFERENCE = "chain"
+QUANTITIES = {"tokens_per_call": "tokens", "speedup": "speedup"}  # name in MLflow -> column
 _NAMES = {"chain": "the chain", "rows": "rows", "tree": "the tree"}
-_APART = {"chain": 1.0, "rows": 2**-0.06, "tree": 2**0.06}  # intervals side by side: as bands they cover each other
 
 
 @register("equal_budget")
@@ -33,7 +34,11 @@ def findings(tables: Tables, about: About) -> Findings:
             _speed(str(drafter), cells, found, tables["block_times"], about),
         )
     ]
-    return Findings(tuple(sections), _metrics(found.cells), _curves(found.cells))
+    name = "budget/{drafter}.{shape}.{what}.{budget}"
+    metrics = metrics_of(found.cells, name, QUANTITIES | {"nodes_verified": "verified"}, bounds=False)
+    metrics |= metrics_of(found.cells[found.cells["shape"] != REFERENCE], name, {"lead": "tokens_lead"})
+    curves = curves_of(found.cells, "curve/budget/{what}.{drafter}.{shape}", ["drafter", "shape"], "budget", QUANTITIES)
+    return Findings(tuple(sections), metrics, curves)
 
 
 # Numbers --------------------------------------------------------------------------------------------
@@ -46,49 +51,47 @@ class BudgetNumbers:
     Attributes:
         texts: a line for each drafter, structure, budget and stream, of the candidate that the other half chose; as the
             replay, with predicted `seconds` and `plain_s`.
-        sums: sums over prompts.
-        choices: the study's table.
+        compared: sums over prompts.
         calls: seconds of packed calls.
     """
 
     texts: pd.DataFrame
-    sums: Sums
-    choices: pd.DataFrame
+    compared: Comparison
     calls: BlockSeconds
 
     @cached_property
     def statistics(self) -> Mapping[str, np.ndarray]:
         """Tokens per call and speedup, [1 + B, C] each."""
-        return {"tokens": self.sums.ratio("tokens", "rounds"), "speedup": self.sums.ratio("plain_s", "seconds")}
+        ratio = self.compared.ratio
+        return {"tokens": ratio("tokens", "rounds"), "speedup": ratio("plain_s", "seconds")}
 
     @cached_property
     def cells(self) -> pd.DataFrame:
         """A line for each drafter, structure and budget: those; verified (mean draft nodes of a round); tokens and
         speedup, and tokens_lead and speedup_lead, their paired differences to the chain, all with _low and _high; price
-        (what a draft node adds to a call, in plain calls: (t(1 + n) / t(1) - 1) / n); and break_even, the price at
-        which calls alone would take away all that the accepted tokens give, (tokens - 1) / n.
+        (what a draft node adds to a call, in plain calls: (t(1 + n) / t(1) - 1) / n); break_even, the price at which
+        calls alone would take away all that the accepted tokens give, (tokens - 1) / n; and chosen, the variants that
+        were judged, such as "4 x 4", or "4 x 4, 2 x 8" where the halves disagree.
         """
-        cells = self.sums.cells
-        places = {key: place for place, key in enumerate(cells[KEYS].itertuples(index=False, name=None))}
-        own = [places[drafter, REFERENCE, budget] for drafter, _, budget in places]
-        leads = {f"{name}_lead": values - values[:, own] for name, values in self.statistics.items()}
-        nodes = self.sums.ratio("nodes", "rounds")[0]
-        context = np.full(len(cells), float(self.texts["context"].mean()))
-        none = np.zeros(len(cells))
+        compared, beside = self.compared, self.compared.beside
+        leads = {f"{name}_lead": each - beside(each, shape=REFERENCE) for name, each in self.statistics.items()}
+        nodes = compared.ratio("nodes", "rounds")[0]
+        context = np.full(len(nodes), float(self.texts["context"].mean()))
+        none = np.zeros(len(nodes))
         longer = self.calls.call(none, nodes, none, context) / self.calls.call(none, none, none, context)
+        variants = self.texts.sort_values("half", ascending=False, kind="stable").groupby(KEYS)["variant"]
         with np.errstate(divide="ignore", invalid="ignore"):
-            prices = {
-                "verified": nodes,
-                "price": (longer - 1) / nodes,
-                "break_even": (self.statistics["tokens"][0] - 1) / nodes,
-            }
-        return self.sums.table({**self.statistics, **leads}).assign(**prices)
+            return compared.table({**self.statistics, **leads}).assign(
+                verified=nodes,
+                price=(longer - 1) / nodes,
+                break_even=(self.statistics["tokens"][0] - 1) / nodes,
+                chosen=variants.agg(lambda names: ", ".join(dict.fromkeys(names))).to_numpy(),
+            )
 
-    def variants(self) -> Mapping[tuple[str, str, int], str]:
-        """Return, by drafter, structure and budget, the variants that were chosen, such as "4 x 4", or "4 x 4, 2 x 8"
-        where the halves disagree.
-        """
-        return self.choices.groupby(KEYS)["variant"].agg(lambda names: ", ".join(dict.fromkeys(names))).to_dict()
+    def lead(self, name: str, first: pd.Series, second: pd.Series) -> Interval:
+        """Return how much one line of `cells` has beyond another, paired."""
+        values = self.statistics[name]
+        return self.compared.interval(values[:, first.name] - values[:, second.name])
 
 
 def budgets(tables: Tables, replicates: int, seed: int) -> BudgetNumbers:
@@ -103,62 +106,40 @@ def budgets(tables: Tables, replicates: int, seed: int) -> BudgetNumbers:
         seconds, baseline = stream_seconds(part, repeats_of(block_times, pd.concat([plain, own])))
         parts.append(part.assign(seconds=seconds.mean(axis=0), plain_s=baseline.mean(axis=0)))
     timed = pd.concat(parts, ignore_index=True)
-    sums = strategy_sums(timed, KEYS, ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
-    return BudgetNumbers(timed, sums, choices, repeats_of(block_times, plain)[0])
-
-
-def _metrics(cells: pd.DataFrame) -> dict[str, float]:
-    """Return `budget/<drafter>.<structure>.<what>.<budget>`, the lead with its interval."""
-    metrics: dict[str, float] = {}
-    for cell in cells.to_dict("records"):
-        name, n = f"budget/{cell['drafter']}.{cell['shape']}", cell["budget"]
-        metrics |= {
-            f"{name}.tokens_per_call.{n}": cell["tokens"],
-            f"{name}.speedup.{n}": cell["speedup"],
-            f"{name}.nodes_verified.{n}": cell["verified"],
-        }
-        if cell["shape"] != REFERENCE:
-            metrics |= metric(f"{name}.lead.{n}", interval(cell, "tokens_lead"))
-    return finite(metrics)
-
-
-def _curves(cells: pd.DataFrame) -> dict[str, dict[int, float]]:
-    """Return tokens per call and speedup over budgets."""
-    return {
-        f"curve/budget/{name}.{drafter}.{shape}": curve(part, "budget", column)
-        for (drafter, shape), part in cells.groupby(["drafter", "shape"])
-        for name, column in (("tokens_per_call", "tokens"), ("speedup", "speedup"))
-    }
+    compared = compare(timed, KEYS, ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
+    return BudgetNumbers(timed, compared, repeats_of(block_times, plain)[0])
 
 
 # Tokens per call ------------------------------------------------------------------------------------
 
 
 def _tokens(drafter: str, cells: pd.DataFrame, found: BudgetNumbers, skipped: pd.DataFrame, about: About) -> Section:
+    largest = cells[cells["budget"] == cells["budget"].max()].set_index("shape")["verified"]
+    listed = ", ".join(f"{_NAMES[str(shape)]} {value:.1f}" for shape, value in largest.items())
     text = (
         f"At the same number of draft nodes, {drafter}: {'; '.join(_against_chain(cells, 'tokens'))}.",
         _most(cells, found),
-        _merged(cells),
+        f"Fewer nodes are verified than the budget of {cells['budget'].max()}: {listed} in the mean round. Rows that "
+        "begin alike share nodes, n-grams that run into the end of the text are short, and nothing is offered beyond "
+        "a text's end.",
         "The shape of rows and the tree are chosen by the prompts of one half and judged on the other, both ways "
         "round, so that taking the best of many flatters neither; a tree is the best one "
         "(notebooks/guide/theory.md 3.2) for the accuracy of each rank on the half that chose it.",
         *about.origin(found.texts, skipped),
     )
-    figure = _over_budget(
-        cells,
-        "tokens",
-        label="tokens per call",
-        title=f"Tokens per call at equal budgets, drafter {drafter}\n{about.title}",
-        caption=f"{counted(found.sums.prompts, 'prompt')} of {about.prompts}, greedy texts replayed, exact for these; "
-        f"{_bars(cells, 'tokens')}. Below: paired differences, surer than the intervals above suggest.",
+    caption = (
+        f"{counted(found.compared.prompts, 'prompt')} of {about.prompts}, greedy texts replayed, exact for these; "
+        f"{_bars(cells, 'tokens')}. Below: paired differences, surer than the intervals above suggest."
     )
-    ordered, chosen = cells.sort_values(["budget", "shape"]), found.variants()
+    title = f"Tokens per call at equal budgets, drafter {drafter}\n{about.title}"
+    figure = _over_budget(cells, "tokens", label="tokens per call", title=title, caption=caption)
+    ordered = cells.sort_values(["budget", "shape"])
     shown = pd.DataFrame(
         {
             "budget": ordered["budget"],
             "structure": ordered["shape"],
-            "chosen": [chosen[key] for key in ordered[KEYS].itertuples(index=False, name=None)],
-            "nodes verified": ordered["verified"].map("{:.1f}".format),
+            "chosen": ordered["chosen"],
+            "nodes verified": printed(ordered, "verified", ".1f"),
             "tokens per call": printed(ordered, "tokens", ".2f"),
             "over the chain": _leads(ordered, "tokens"),
         }
@@ -218,23 +199,10 @@ def _most(cells: pd.DataFrame, found: BudgetNumbers) -> str:
     if others.empty:
         return sentence + "."
     equal = _best(others, "tokens")
-    tokens = found.statistics["tokens"]
-    lead = found.sums.interval(tokens[:, equal.name] - tokens[:, own.name])
     return (
         f"{sentence} with {own['verified']:.1f} nodes verified in the mean round. Of structures that verify no more, "
         f"{_NAMES[equal['shape']]} of {equal['budget']} ({equal['verified']:.1f}) has most: "
-        f"{interval(equal, 'tokens'):.2f}, a difference of {lead:+.2f} (paired)."
-    )
-
-
-def _merged(cells: pd.DataFrame) -> str:
-    """Say how much of the budget is verified."""
-    largest = cells[cells["budget"] == cells["budget"].max()].set_index("shape")["verified"]
-    listed = ", ".join(f"{_NAMES[str(shape)]} {value:.1f}" for shape, value in largest.items())
-    return (
-        f"Fewer nodes are verified than the budget of {cells['budget'].max()}: {listed} in the mean round. Rows that "
-        "begin alike share nodes, n-grams that run into the end of the text are short, and nothing is offered beyond "
-        "a text's end."
+        f"{interval(equal, 'tokens'):.2f}, a difference of {found.lead('tokens', equal, own):+.2f} (paired)."
     )
 
 
@@ -243,20 +211,35 @@ def _merged(cells: pd.DataFrame) -> str:
 
 def _speed(drafter: str, cells: pd.DataFrame, found: BudgetNumbers, times: pd.DataFrame, about: About) -> Section:
     kind = "simulated speedup" if about.simulated else "predicted speedup"
+    # A verified token's cost against what it may cost, where the gain is largest and at the largest budget.
+    largest = cells[cells["budget"] == cells["budget"].max()]
+    priced = cells.loc[[cells["speedup"].idxmax(), largest["speedup"].idxmin()]].drop_duplicates(["shape", "budget"])
+    listed = [
+        f"{each['price']:.3f} of a plain call in {_NAMES[each['shape']]} of {each['budget']}, which breaks even at "
+        f"{each['break_even']:.3f}"
+        for each in priced.to_dict("records")
+    ]
+    how = "All seconds, of calls, drafts and commits alike, come from a cost model: nothing was timed."
+    if not about.simulated:
+        contexts = ", ".join(f"{context:,}" for context in sorted(times["context"].unique()))
+        calls = int(times.groupby(["w", "context"])["call"].nunique().max())
+        how = (
+            f"Seconds of a call: t(n) of packed calls on chains behind {contexts} cached tokens, medians of "
+            f"{counted(calls, 'call')}; of drafts and commits: medians of a short live run of every structure and "
+            "budget. Everything between is on straight lines."
+        )
     text = (
         _fastest(drafter, cells, found, kind),
         f"At the same number of draft nodes: {'; '.join(_against_chain(cells, 'speedup'))}.",
-        _price(cells),
-        _how(times, about),
+        f"A draft node costs {'; '.join(listed)}. Above its break-even price a draft costs more calls than it saves.",
+        how,
     )
-    figure = _over_budget(
-        cells,
-        "speedup",
-        label=kind,
-        title=f"{kind.capitalize()} at equal budgets, drafter {drafter}\n{about.title}",
-        caption=f"{counted(found.sums.prompts, 'prompt')} of {about.prompts}. Rounds by replay, seconds "
-        f"{about.source}; {_bars(cells, 'speedup')}.",
+    caption = (
+        f"{counted(found.compared.prompts, 'prompt')} of {about.prompts}. Rounds by replay, seconds "
+        f"{about.source}; {_bars(cells, 'speedup')}."
     )
+    title = f"{kind.capitalize()} at equal budgets, drafter {drafter}\n{about.title}"
+    figure = _over_budget(cells, "speedup", label=kind, title=title, caption=caption)
     ordered = cells.sort_values(["budget", "shape"])
     shown = pd.DataFrame(
         {
@@ -264,8 +247,8 @@ def _speed(drafter: str, cells: pd.DataFrame, found: BudgetNumbers, times: pd.Da
             "structure": ordered["shape"],
             kind: printed(ordered, "speedup", ".2f"),
             "over the chain": _leads(ordered, "speedup"),
-            "price": ordered["price"].map("{:.3f}".format),
-            "break-even": ordered["break_even"].map("{:.3f}".format),
+            "price": printed(ordered, "price", ".3f"),
+            "break-even": printed(ordered, "break_even", ".3f"),
         }
     )
     caption = (
@@ -285,8 +268,7 @@ def _fastest(drafter: str, cells: pd.DataFrame, found: BudgetNumbers, kind: str)
         f"fastest with {drafter}: a {kind} of {interval(best, 'speedup'):.2f}"
     )
     if best["shape"] != REFERENCE:
-        speedup = found.statistics["speedup"]
-        lead = found.sums.interval(speedup[:, best.name] - speedup[:, own.name])
+        lead = found.lead("speedup", best, own)
         said += f", {lead:+.2f} (paired) over the fastest chain, of {own['budget']} nodes"
         said += ", which is within chance" if lead.known and lead.low <= 0 else ""
     if (longest["shape"], longest["budget"]) != (best["shape"], best["budget"]):
@@ -295,30 +277,6 @@ def _fastest(drafter: str, cells: pd.DataFrame, found: BudgetNumbers, kind: str)
             f"{longest['budget']}, make {longest['speedup']:.2f}"
         )
     return said + "."
-
-
-def _price(cells: pd.DataFrame) -> str:
-    """Say what a verified token costs against what it may cost, where the gain is largest and at the largest budget."""
-    largest = cells[cells["budget"] == cells["budget"].max()]
-    shown = cells.loc[[cells["speedup"].idxmax(), largest["speedup"].idxmin()]]
-    listed = [
-        f"{each['price']:.3f} of a plain call in {_NAMES[each['shape']]} of {each['budget']}, which breaks even at "
-        f"{each['break_even']:.3f}"
-        for each in shown.drop_duplicates(["shape", "budget"]).to_dict("records")
-    ]
-    return f"A draft node costs {'; '.join(listed)}. Above its break-even price a draft costs more calls than it saves."
-
-
-def _how(times: pd.DataFrame, about: About) -> str:
-    if about.simulated:
-        return "All seconds, of calls, drafts and commits alike, come from a cost model: nothing was timed."
-    contexts = ", ".join(f"{context:,}" for context in sorted(times["context"].unique()))
-    calls = int(times.groupby(["w", "context"])["call"].nunique().max())
-    return (
-        f"Seconds of a call: t(n) of packed calls on chains behind {contexts} cached tokens, medians of "
-        f"{counted(calls, 'call')}; of drafts and commits: medians of a short live run of every structure and budget. "
-        "Everything between is on straight lines."
-    )
 
 
 @style.in_style
@@ -331,15 +289,11 @@ def _over_budget(cells: pd.DataFrame, name: str, *, label: str, title: str, capt
     """
     figure, panels = style.new_panels(title, caption, 6.4, rows=2, sharex=True, height_ratios=[3, 2])
     values, leads = panels[:, 0]
-    for axes, column in ((values, name), (leads, f"{name}_lead")):
-        for shape, part in cells.groupby("shape", sort=True):
-            if column == name or shape != REFERENCE:
-                part = part.sort_values("budget")
-                across = (part["budget"] * _APART[str(shape)]).tolist()
-                pictures.line(axes, across, intervals(part, column), style.STRUCTURES[str(shape)], str(shape))
+    pictures.structure_lines(values, cells, name)
+    pictures.structure_lines(leads, cells[cells["shape"] != REFERENCE], f"{name}_lead")
     pictures.level(values, 1.0, "plain decoding")
     pictures.level(leads, 0.0)
-    pictures.budget_axis(leads, sorted(set(cells["budget"])))
+    pictures.log_axis(leads, sorted(set(cells["budget"])), "draft nodes that the structure asks for")
     leads.set_ylabel("over the chain")
     values.set_ylabel(label)
     style.legend_above(values, 3)

@@ -12,11 +12,11 @@ from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from ..comparisons import Comparison, compare, curve, finite, interval, printed
 from ..cost.block_seconds import repeats_of, stream_seconds
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
-from ..sums import Sums, curve, finite, interval, metric, printed, strategy_sums
 
 Shape = tuple[int, int]
 """k rows of w tokens each."""
@@ -58,7 +58,7 @@ class GridNumbers:
 
     texts: pd.DataFrame
     by_repeat: np.ndarray
-    sums: Sums
+    sums: Comparison
 
     @cached_property
     def statistics(self) -> Mapping[str, np.ndarray]:
@@ -118,7 +118,7 @@ def grid(
     texts = replay.assign(seconds=seconds.mean(axis=0), plain_s=plain.mean(axis=0))
     untimed = texts["seconds"].isna().groupby([texts["k"], texts["w"]]).transform("any")
     texts.loc[untimed, "seconds"] = np.nan  # a speedup over some of the texts would not compare with the others
-    sums = strategy_sums(texts, ["k", "w"], ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
+    sums = compare(texts, ["k", "w"], ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
     by_repeat = []
     for mine, base in zip(seconds, plain, strict=True):
         totals = replay[["k", "w"]].assign(mine=mine, base=base).groupby(["k", "w"]).sum(skipna=False)
@@ -183,7 +183,7 @@ def whole_runs(whole: pd.DataFrame, replicates: int, seed: int) -> WholeRuns:
     plain = whole[whole["w"] == 0].set_index(["repeat", "stream"])["seconds"]
     keys = pd.MultiIndex.from_frame(drafted[["repeat", "stream"]])
     drafted = drafted.assign(plain_s=plain.reindex(keys).to_numpy())
-    sums = strategy_sums(drafted, ["k", "w"], ["seconds", "plain_s"], replicates, seed)
+    sums = compare(drafted, ["k", "w"], ["seconds", "plain_s"], replicates, seed)
     speedups = sums.ratio("plain_s", "seconds")
     places = {shape: at for at, shape in enumerate(sums.cells.itertuples(index=False, name=None))}
     order = list(dict.fromkeys(drafted[["k", "w"]].itertuples(index=False, name=None)))
@@ -223,11 +223,11 @@ def _whole_metrics(whole: pd.DataFrame, about: About) -> dict[str, float]:
     for at, line in enumerate(found.shapes.to_dict("records")):
         names = [*(["best"] if at == 0 else []), *(["10x10"] if (line["k"], line["w"]) == USUAL else [])]
         for name in names:
-            metrics |= metric(f"grid/whole.{name}.speedup", Interval(line["speedup"], line["low"], line["high"]))
+            metrics |= Interval(line["speedup"], line["low"], line["high"]).as_metrics(f"grid/whole.{name}.speedup")
             metrics[f"grid/whole.{name}.deviation"] = line["deviation"]
             metrics[f"grid/whole.{name}.tokens_per_call"] = line["tokens"]
     if found.lead is not None:
-        metrics |= metric("grid/whole.lead", found.lead)
+        metrics |= found.lead.as_metrics("grid/whole.lead")
     return finite(metrics)
 
 
@@ -261,7 +261,7 @@ def _metrics(found: GridNumbers, check: pd.DataFrame) -> dict[str, float]:
     metrics: dict[str, float] = {
         "grid/best_k": fastest[0],
         "grid/best_w": fastest[1],
-        **metric("grid/speedup.best", found.interval("speedup", fastest)),
+        **found.interval("speedup", fastest).as_metrics("grid/speedup.best"),
         "grid/speedup.best.tokens_per_call": found.value("tokens", fastest),
         "grid/best_tokens_per_call": found.value("tokens", longest),
         "grid/best_tokens_per_call.k": longest[0],
@@ -271,7 +271,7 @@ def _metrics(found: GridNumbers, check: pd.DataFrame) -> dict[str, float]:
         metrics |= {
             "grid/speedup.10x10": found.value("speedup", USUAL),
             "grid/tokens_per_call.10x10": found.value("tokens", USUAL),
-            **metric("grid/speedup.lead", found.lead("speedup", fastest, USUAL)),
+            **found.lead("speedup", fastest, USUAL).as_metrics("grid/speedup.lead"),
         }
     if len(check):
         metrics["grid/live.same_rounds"] = check["same_rounds"].sum() / check["streams"].sum()

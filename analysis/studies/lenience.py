@@ -2,21 +2,17 @@
 (Leviathan et al. 2211.17192, A.5).
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
 
 from specdec.theory.capped_geometric import tokens_per_round
 from specdec.theory.speedup import optimal_gamma
 
+from ..comparisons import compare, interval, intervals, metrics_of, printed
 from ..figures import pictures, style
 from ..figures.style import Look
 from ..findings import About, Findings, Section, Tables, counted, register
-from ..sums import finite, interval, intervals, metric, printed, strategy_sums
 
 KEYS = ["form", "lenience"]
 PLAIN, STRICT = 0.0, 1.0  # in the column lenience: text without drafts, and speculative sampling
@@ -56,7 +52,9 @@ def findings(tables: Tables, about: About) -> Findings:
         _worth(cells, gamma, counts, about),
         _loss(cells, counts, about),
     )
-    return Findings(sections, _metrics(cells, alphas))
+    metrics = metrics_of(cells[cells["lenience"] != PLAIN], "lenience/{form}.{what}.{lenience:g}", METRICS)
+    metrics |= metrics_of(alphas, "lenience/{what}.{drafter}.{form}.{lenience:g}", {"alpha": "alpha"})
+    return Findings(sections, metrics)
 
 
 # Numbers --------------------------------------------------------------------------------------------
@@ -65,11 +63,9 @@ def findings(tables: Tables, about: About) -> Findings:
 def drafter_alphas(alphas: pd.DataFrame, replicates: int, seed: int) -> pd.DataFrame:
     """Return a line for each drafter, form and lenience: alpha with its interval, and `rise`, alpha less the strict."""
     keys = ["drafter", *KEYS]
-    sums = strategy_sums(alphas, keys, ["chance", "positions"], replicates, seed)
-    alpha = sums.ratio("chance", "positions")
-    places = {key: place for place, key in enumerate(sums.cells[keys].itertuples(index=False, name=None))}
-    strict = [places[drafter, form, STRICT] for drafter, form, _ in places]
-    table = sums.table({"alpha": alpha, "rise": alpha - alpha[:, strict]})
+    compared = compare(alphas, keys, ["chance", "positions"], replicates, seed)
+    alpha = compared.ratio("chance", "positions")
+    table = compared.table({"alpha": alpha, "rise": alpha - compared.beside(alpha, lenience=STRICT)})
     order = {name: place for place, name in enumerate(alphas["drafter"].unique())}  # the run's own drafter first
     return table.sort_values("drafter", key=lambda names: names.map(order), kind="stable").reset_index(drop=True)
 
@@ -89,34 +85,28 @@ def rules(
     lines = outputs.merge(own, on=[*KEYS, "stream"], how="left")
     columns = ["tokens", "rounds", "seconds", "draft_s", "verify_s", "offered", "accepted", "rejected", "chance"]
     columns += ["positions", "offers", "log_likelihood", "tv", "otherwise"]
-    sums = strategy_sums(lines, KEYS, columns, replicates, seed)
-    cells = sums.cells
-    places = {key: place for place, key in enumerate(cells[KEYS].itertuples(index=False, name=None))}
-
-    def beside(values: np.ndarray, lenience: float) -> np.ndarray:
-        """Return for each cell the values [1 + B] of the same form at another lenience."""
-        return values[:, [places[form, lenience] for form, _ in places]]
-
-    rate, per_token = sums.ratio("tokens", "rounds"), sums.ratio("seconds", "tokens")
-    alpha, call = sums.ratio("chance", "positions"), beside(sums.ratio("verify_s", "rounds"), PLAIN)
-    c = sums.ratio("draft_s", "offered") / call
+    compared = compare(lines, KEYS, columns, replicates, seed)
+    ratio, beside = compared.ratio, compared.beside
+    rate, per_token, alpha = ratio("tokens", "rounds"), ratio("seconds", "tokens"), ratio("chance", "positions")
+    call = beside(ratio("verify_s", "rounds"), lenience=PLAIN)
+    c = ratio("draft_s", "offered") / call
     known = np.isfinite(alpha)
     omega = np.where(known, tokens_per_round(np.where(known, alpha, 0.0).clip(0, 1), gamma), np.nan)
-    mle = sums.values["accepted"] / np.maximum(sums.values["accepted"] + sums.values["rejected"], 1)
-    table = sums.table(
+    mle = compared.values["accepted"] / np.maximum(compared.values["accepted"] + compared.values["rejected"], 1)
+    table = compared.table(
         {
             "alpha": alpha,
             "mle": np.where(known, mle, np.nan),
             "rate": rate,
             "omega": omega,
-            "speedup": beside(per_token, PLAIN) / per_token,
+            "speedup": beside(per_token, lenience=PLAIN) / per_token,
             "formula": omega / (1 + gamma * c),
             "c": c,
-            "log_likelihood": sums.ratio("log_likelihood", "tokens"),
-            "tv": sums.ratio("tv", "tokens"),
-            "otherwise": sums.ratio("otherwise", "offers"),
-            "lead": rate - beside(rate, STRICT),
-            "rise": alpha - beside(alpha, STRICT),
+            "log_likelihood": ratio("log_likelihood", "tokens"),
+            "tv": ratio("tv", "tokens"),
+            "otherwise": ratio("otherwise", "offers"),
+            "lead": rate - beside(rate, lenience=STRICT),
+            "rise": alpha - beside(alpha, lenience=STRICT),
         }
     )
     best = [
@@ -125,19 +115,7 @@ def rules(
     ]
     table["best"] = [np.nan if each is None else each.gamma for each in best]
     table["best_speedup"] = [np.nan if each is None else each.speedup for each in best]
-    return table.sort_values(KEYS, ascending=[False, False]).reset_index(drop=True), sums.prompts
-
-
-def _metrics(cells: pd.DataFrame, alphas: pd.DataFrame) -> dict[str, float]:
-    """Return `lenience/<form>.<what>.<l>`, and `lenience/alpha.<drafter>.<form>.<l>` for every drafter."""
-    metrics: dict[str, float] = {}
-    for cell in cells[cells["lenience"] != PLAIN].to_dict("records"):
-        for what, column in METRICS.items():
-            metrics |= metric(f"lenience/{cell['form']}.{what}.{cell['lenience']:g}", interval(cell, column))
-    for line in alphas.to_dict("records"):
-        name = f"lenience/alpha.{line['drafter']}.{line['form']}.{line['lenience']:g}"
-        metrics |= metric(name, interval(line, "alpha"))
-    return finite(metrics)
+    return table.sort_values(KEYS, ascending=[False, False]).reset_index(drop=True), compared.prompts
 
 
 # Words ----------------------------------------------------------------------------------------------
@@ -153,24 +131,27 @@ def _alphas(alphas: pd.DataFrame, cells: pd.DataFrame, notes: tuple[str, ...], c
     text = []
     for form, lines in _of_form(cells).items():
         strict, last = lines.iloc[0], lines.iloc[-1]
-        text.append(
+        said = (
             f"{_FORMS[form][0].capitalize()}: alpha is {interval(strict, 'alpha'):.3f} at lenience 1 and "
-            f"{interval(last, 'alpha'):.3f} at {last['lenience']:g}, {interval(last, 'rise'):+.3f}; no more than "
-            f"{min(1.0, strict['alpha'] / last['lenience']):.3f} was possible for sampled text (alpha over l)."
-            if form == "sampled"
-            else f"{_FORMS[form][0].capitalize()}: alpha is {interval(strict, 'alpha'):.3f} at lenience 1 and "
-            f"{interval(last, 'alpha'):.3f} at {last['lenience']:g}, {interval(last, 'rise'):+.3f}. {_half(lines)}"
+            f"{interval(last, 'alpha'):.3f} at {last['lenience']:g}, {interval(last, 'rise'):+.3f}"
         )
+        most = min(1.0, strict["alpha"] / last["lenience"])
+        bound = f"; no more than {most:.3f} was possible for sampled text (alpha over l)."
+        text.append(said + (bound if form == "sampled" else f". {_half(lines)}"))
     text.append(
         "Alpha is the mean chance that a token drawn from q passes along the target's own text: of sum min(p / l, q) "
         "where text is sampled, and where it is greedy the share of positions at which p of the drafter's likeliest "
         "token is at least l max p. No token gets more than p / l."
     )
-    tables = tuple(
-        (f"Alpha by drafter and lenience, {_FORMS[form][0]} (the paper's {paper})", _wide(alphas, form))
-        for form, paper in (("sampled", "Table 5"), ("greedy", "last paragraph of A.5"))
-        if form in set(alphas["form"])
-    )
+    tables = []
+    for form, paper in (("sampled", "Table 5"), ("greedy", "last paragraph of A.5")):
+        mine = alphas[alphas["form"] == form]
+        if len(mine):
+            mine = mine.assign(lenience=mine["lenience"].map("l = {:g}".format), shown=printed(mine, "alpha", ".3f"))
+            wide = mine.pivot(index="drafter", columns="lenience", values="shown")
+            wide = wide.loc[mine["drafter"].unique(), mine["lenience"].unique()[::-1]]
+            caption = f"Alpha by drafter and lenience, {_FORMS[form][0]} (the paper's {paper})"
+            tables.append((caption, wide.rename_axis(columns=None).reset_index()))
     drawn = next(form for form in _FORMS if form in set(alphas["form"]))  # sampled text, as in the paper's table
     shown = alphas[alphas["form"] == drawn]
     by_drafter = enumerate(shown.groupby("drafter", sort=False))
@@ -181,7 +162,7 @@ def _alphas(alphas: pd.DataFrame, cells: pd.DataFrame, notes: tuple[str, ...], c
         title=f"Alpha over lenience, {_FORMS[drawn][0]}\n{about.title}",
         caption=f"{counts}; bars: 95% prompt-bootstrap intervals. Right is more lenient.",
     )  # fmt: skip
-    return Section("Alpha at each lenience", (*text, *notes), tables, (("alpha_over_lenience", figure),))
+    return Section("Alpha at each lenience", (*text, *notes), tuple(tables), (("alpha_over_lenience", figure),))
 
 
 def _half(lines: pd.DataFrame) -> str:
@@ -190,19 +171,11 @@ def _half(lines: pd.DataFrame) -> str:
     if half.empty:
         return ""
     change = interval(half.iloc[0], "rise")
-    verdict = {
-        True: "as in the paper, where it changes nothing",
-        False: "unlike in the paper, where it changes nothing",
-    }
-    told = verdict.get(bool(change.contains(0.0)), "") if change.known else "on one prompt"
+    told = "on one prompt"
+    if change.known:
+        told = "as in" if change.contains(0.0) else "unlike in"
+        told += " the paper, where it changes nothing"
     return f"A lenience of 0.5 changes it by {change:+.3f}, {told}."
-
-
-def _wide(alphas: pd.DataFrame, form: str) -> pd.DataFrame:
-    mine = alphas[alphas["form"] == form].assign(shown=lambda table: printed(table, "alpha", ".3f"))
-    names = mine["drafter"].unique()
-    wide = mine.pivot(index="drafter", columns="lenience", values="shown").loc[names, ::-1]
-    return wide.rename(columns=lambda lenience: f"l = {lenience:g}").rename_axis(columns=None).reset_index()
 
 
 def _worth(cells: pd.DataFrame, gamma: int, counts: str, about: About) -> Section:
@@ -222,20 +195,18 @@ def _worth(cells: pd.DataFrame, gamma: int, counts: str, about: About) -> Sectio
         "speedups are the formula's, not measured."
     )
     forms = _of_form(cells)
-    figure = _speedups(
-        forms,
+    figure = _over_lenience(
+        {_FORMS[form][0]: (lines, _FORMS[form][1]) for form, lines in forms.items()},
+        "speedup",
+        formula="formula",
+        ylabel="speedup over plain decoding",
         title=f"Speedup over lenience, chains of {gamma}\n{about.title}",
         caption=f"{counts}; bars: 95% prompt-bootstrap intervals. Dotted: Theorem 3.8. Right is more lenient.",
     )
-    table = pd.concat([_worth_table(form, lines) for form, lines in forms.items()], ignore_index=True)
-    caption = "Each rule with 95% prompt-bootstrap intervals; MLE: accepted over tested draft tokens"
-    return Section("What lenience is worth", tuple(text), ((caption, table),), (("speedup_over_lenience", figure),))
-
-
-def _worth_table(form: str, lines: pd.DataFrame) -> pd.DataFrame:
-    return pd.DataFrame(
+    lines = pd.concat(forms.values(), ignore_index=True)
+    table = pd.DataFrame(
         {
-            "text": _FORMS[form][0],
+            "text": [_FORMS[form][0] for form in lines["form"]],
             "l": lines["lenience"].map("{:g}".format),
             "alpha": printed(lines, "alpha", ".3f"),
             "MLE": printed(lines, "mle", ".3f"),
@@ -247,6 +218,8 @@ def _worth_table(form: str, lines: pd.DataFrame) -> pd.DataFrame:
             "its speedup": lines["best_speedup"].map("{:.2f}".format),
         }
     )
+    caption = "Each rule with 95% prompt-bootstrap intervals; MLE: accepted over tested draft tokens"
+    return Section("What lenience is worth", tuple(text), ((caption, table),), (("speedup_over_lenience", figure),))
 
 
 def _loss(cells: pd.DataFrame, counts: str, about: About) -> Section:
@@ -291,43 +264,29 @@ def _loss(cells: pd.DataFrame, counts: str, about: About) -> Section:
 # Pictures -------------------------------------------------------------------------------------------
 
 
-def _lenience_axis(axes: Axes, leniences: Sequence[float]) -> None:
-    """Make the horizontal axis logarithmic, strict on the left, with a tick for each lenience."""
-    axes.set_xscale("log")
-    ticks = sorted(set(leniences), reverse=True)
-    axes.set_xticks(ticks, [f"{each:g}" for each in ticks])
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.invert_xaxis()
-    axes.set_xlabel("lenience l (1 is speculative sampling)")
-
-
 @style.in_style
 def _over_lenience(
-    groups: dict[str, tuple[pd.DataFrame, Look]], column: str, *, ylabel: str, title: str, caption: str
+    groups: dict[str, tuple[pd.DataFrame, Look]],
+    column: str,
+    *,
+    ylabel: str,
+    title: str,
+    caption: str,
+    formula: str = "",
 ) -> Figure:
-    """Draw a column over lenience, a line for each group."""
+    """Draw a column over lenience, strict on the left, a line for each group; and dotted, column `formula`."""
     figure, axes = style.new_figure(title, caption)
     for name, (lines, look) in groups.items():
-        pictures.line(axes, lines["lenience"].tolist(), intervals(lines, column), look, name)
-    _lenience_axis(axes, [each for lines, _ in groups.values() for each in lines["lenience"]])
+        across = lines["lenience"].tolist()
+        pictures.line(axes, across, intervals(lines, column), look, f"{name}, measured" if formula else name)
+        if formula:
+            axes.plot(across, lines[formula], color=look.colour, linestyle=":", linewidth=1.6, label=f"{name}, formula")
+    if formula:
+        pictures.level(axes, 1.0, "no drafts")
+    leniences = sorted({each for lines, _ in groups.values() for each in lines["lenience"]}, reverse=True)
+    pictures.log_axis(axes, leniences, "lenience l (1 is speculative sampling)", base=10)
+    axes.invert_xaxis()
     axes.set(ylabel=ylabel)
     axes.set_ylim(bottom=0)
-    style.legend_above(axes, 3)
-    return figure
-
-
-@style.in_style
-def _speedups(forms: dict[str, pd.DataFrame], *, title: str, caption: str) -> Figure:
-    """Draw the measured speedup of each form over lenience, and that of the formula in grey beside it."""
-    figure, axes = style.new_figure(title, caption)
-    for form, lines in forms.items():
-        name, look = _FORMS[form]
-        across = lines["lenience"].tolist()
-        pictures.line(axes, across, intervals(lines, "speedup"), look, f"{name}, measured")
-        axes.plot(across, lines["formula"], color=look.colour, linestyle=":", linewidth=1.6, label=f"{name}, formula")
-    pictures.level(axes, 1.0, "no drafts")
-    _lenience_axis(axes, [each for lines in forms.values() for each in lines["lenience"]])
-    axes.set(ylabel="speedup over plain decoding")
-    axes.set_ylim(bottom=0)
-    style.legend_above(axes, 2)
+    style.legend_above(axes, 2 if formula else 3)
     return figure

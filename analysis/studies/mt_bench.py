@@ -8,10 +8,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ..comparisons import compare, finite
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
-from ..sums import finite, metric, strategy_sums
 
 PLAIN = "plain"
 ALL = "all"
@@ -76,7 +76,7 @@ class Answered:
 def answered(category: str, outputs: pd.DataFrame, drafter: str, about: About) -> Answered:
     """Sum up some lines of the table `outputs`; questions are resampled, for both methods at once."""
     columns = ["tokens", "rounds", "seconds", "turns"]
-    sums = strategy_sums(outputs.assign(turns=1), ["method"], columns, about.replicates, about.seed)
+    sums = compare(outputs.assign(turns=1), ["method"], columns, about.replicates, about.seed)
     at = {method: place for place, method in enumerate(sums.cells["method"])}
     per_token, lengths = sums.ratio("seconds", "tokens"), sums.ratio("tokens", "turns")
     temperatures = outputs["temperature"].unique()
@@ -132,7 +132,7 @@ def _metrics(cells: Sequence[Answered]) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for each in cells:
         prefix = "mt_bench/" if each.category == ALL else f"mt_bench/{each.category}."
-        metrics |= metric(f"{prefix}tokens_per_call", each.rate) | metric(f"{prefix}speedup", each.speedup)
+        metrics |= each.rate.as_metrics(f"{prefix}tokens_per_call") | each.speedup.as_metrics(f"{prefix}speedup")
     return finite(metrics)
 
 

@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter, NullLocator
 from scipy.optimize import isotonic_regression
 
+from ..comparisons import finite
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
-from ..sums import finite
 
 Shape = tuple[int, int]
 """k rows of w draft tokens each."""

@@ -18,10 +18,10 @@ from scipy.stats import t as student
 
 from specdec.theory.queueing import utilisation
 
+from ..comparisons import finite
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
-from ..sums import finite, metric
 
 NONE, ADAPTIVE = "none", "adaptive"  # policies: plain decoding, and the gamma that is chosen anew for each step
 ALWAYS, NEVER = inf, 0.0  # the largest load still pays; no load pays
@@ -257,14 +257,14 @@ def _metrics(found: ServingNumbers, tables: Tables) -> dict[str, float]:
     values: dict[str, float] = {"serving/simulated.little_error": found.little}
     for policy in found.policies:
         name = f"serving/simulated.{_slug(policy)}"
-        values |= metric(f"{name}.capacity", found.capacity[policy])
+        values |= found.capacity[policy].as_metrics(f"{name}.capacity")
         for load in found.loads:
             for column in ("goodput", "tpot", "latency_p99"):
-                values |= metric(f"{name}.{column}.{load:g}", found.interval(policy, load, column))
+                values |= found.interval(policy, load, column).as_metrics(f"{name}.{column}.{load:g}")
         if policy != NONE:
             off = found.switch_off(policy)
-            values |= metric(f"{name}.switch_off_load", off.load) | metric(f"{name}.switch_off_batch", off.batch)
-            values |= metric(f"{name}.switch_off_load.goodput", found.switch_off(policy, "goodput").load)
+            values |= off.load.as_metrics(f"{name}.switch_off_load") | off.batch.as_metrics(f"{name}.switch_off_batch")
+            values |= found.switch_off(policy, "goodput").load.as_metrics(f"{name}.switch_off_load.goodput")
     for gamma in sorted(set(found.step_times["gamma"]) - {0}):
         values[f"serving/simulated.gamma{gamma}.model_batch"] = found.model_batch(gamma)
     for line in closed_check(tables).to_dict("records"):

@@ -7,9 +7,9 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from ..comparisons import curve, interval, printed, tokens_per_call
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
-from ..sums import curve, interval, printed, tokens_per_call
 
 ENOUGH = 0.9  # share of what the largest k gains
 

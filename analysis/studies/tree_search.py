@@ -2,123 +2,96 @@
 chain or a dynamic tree would have done as well.
 """
 
-from dataclasses import dataclass
-from functools import cached_property
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from ..comparisons import compare, curve, curves_of, interval, intervals, metrics_of, printed
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
-from ..intervals import Interval
-from ..sums import Sums, curve, finite, interval, intervals, metric, printed, strategy_sums
 
 PLAIN, CHOSEN = "plain", "chosen"
+QUANTITIES = {"tokens_per_round": "tokens", "speedup": "speedup"}  # name in MLflow -> column
 _ORDER = (PLAIN, CHOSEN, "tree", "chain", "dynamic")  # of a table's lines
-_APART = {"chain": 1.0, "tree": 2**0.06, "dynamic": 2**-0.06}  # intervals side by side
 
 
 @register("tree_search")
 def findings(tables: Tables, about: About) -> Findings:
     """Read all tables of the study but `host_times`."""
-    found = tree_search(tables["arms"], tables["live"], about.replicates, about.seed)
+    cells, prompts = tree_search(tables["arms"], tables["live"], about.replicates, about.seed)
     accuracy = rank_accuracy(tables["accuracy"], about.replicates, about.seed)
-    sections = (_choice(found, tables, about), _accuracy(accuracy, tables["accuracy"], about))
-    return Findings(sections, _metrics(found.cells, accuracy), _curves(found.cells, accuracy))
+    sections = (
+        _choice(cells, counted(prompts, "prompt"), tables, about),
+        _accuracy(accuracy, tables["accuracy"], about),
+    )
+    predicted = {what: f"predicted_{column}" for what, column in QUANTITIES.items()}
+    chosen, sized = cells[cells["shape"] == CHOSEN], cells[~cells["shape"].isin([PLAIN, CHOSEN])]
+    metrics = metrics_of(chosen, "tree_search/{shape}.{what}", QUANTITIES)
+    metrics |= metrics_of(sized, "tree_search/{shape}.{what}.{budget}", QUANTITIES)
+    metrics |= metrics_of(chosen, "tree_search/{shape}.{what}.predicted", predicted, bounds=False)
+    metrics |= metrics_of(sized, "tree_search/{shape}.{what}.{budget}.predicted", predicted, bounds=False)
+    metrics |= metrics_of(chosen, "tree_search/chosen.{what}", {"nodes": "nodes", "depth": "depth"}, bounds=False)
+    name = "tree_search/accuracy.depth_{level}.choice_{choice}"
+    metrics |= metrics_of(accuracy.assign(choice=accuracy["rank"] + 1), name, {"": "share"}, bounds=False)
+    curves = curves_of(sized, "curve/tree_search/{what}.{shape}", ["shape"], "budget", QUANTITIES)
+    curves |= curves_of(sized, "curve/tree_search/predicted.{what}.{shape}", ["shape"], "budget", predicted)
+    curves["curve/tree_search/accuracy"] = curve(accuracy[accuracy["rank"] == 0], "level", "share")
+    return Findings(sections, metrics, curves)
 
 
 # Numbers --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class ArmNumbers:
-    """The results of live decoding by the arms of the study, plain decoding among them.
+def tree_search(arms: pd.DataFrame, live: pd.DataFrame, replicates: int, seed: int) -> tuple[pd.DataFrame, int]:
+    """Return a line for each arm, plain decoding among them, and the number of prompts.
 
-    Attributes:
-        arms: the study's table, in the order of `sums.cells`.
-        sums: sums over prompts by arm: tokens, rounds, nodes, seconds, and plain_tokens and plain_s of plain decoding.
+    Columns: those of `arms`, with predicted_tokens and predicted_speedup; verified (mean draft nodes of a round);
+    tokens (per round) and speedup (plain seconds per token over the arm's), and tokens_lead and speedup_lead, their
+    paired differences to the chosen tree, or to plain decoding where that was chosen, all with _low and _high.
     """
-
-    arms: pd.DataFrame
-    sums: Sums
-
-    @cached_property
-    def cells(self) -> pd.DataFrame:
-        """A line for each arm: `arms`, with predicted_tokens and predicted_speedup; verified (mean draft nodes of a
-        round); tokens (per round) and speedup (plain seconds per token over the arm's), and tokens_lead and
-        speedup_lead, their paired differences to the chosen tree, or to plain decoding where that was chosen, all with
-        _low and _high.
-        """
-        arms = self.arms.rename(columns={"tokens": "predicted_tokens", "seconds": "predicted_s"})
-        shapes = arms["shape"].tolist()
-        plain_s = float(arms.loc[arms["shape"] == PLAIN, "predicted_s"].iloc[0])
-        own = [shapes.index(CHOSEN if CHOSEN in shapes else PLAIN)]
-        ratio = self.sums.ratio
-        speedup = ratio("plain_s", "plain_tokens") / ratio("seconds", "tokens")
-        values = {"tokens": ratio("tokens", "rounds"), "speedup": speedup}
-        leads = {f"{name}_lead": each - each[:, own] for name, each in values.items()}
-        return arms.assign(
-            predicted_speedup=arms["predicted_tokens"] * plain_s / arms["predicted_s"],
-            verified=ratio("nodes", "rounds")[0],
-        ).join(self.sums.table({**values, **leads}).drop(columns="arm"))
-
-
-def tree_search(arms: pd.DataFrame, live: pd.DataFrame, replicates: int, seed: int) -> ArmNumbers:
-    """Compute the numbers from the study's tables."""
-    keys = ["repeat", "stream"]
-    plain = live[live["arm"] == PLAIN].rename(columns={"tokens": "plain_tokens", "seconds": "plain_s"})
-    table = live.merge(plain[[*keys, "plain_tokens", "plain_s"]], on=keys, how="inner")
-    columns = ["tokens", "rounds", "nodes", "seconds", "plain_tokens", "plain_s"]
-    sums = strategy_sums(table, ["arm"], columns, replicates, seed)
-    return ArmNumbers(arms.set_index("arm").loc[sums.cells["arm"]].reset_index(), sums)
+    compared = compare(live, ["arm"], ["tokens", "rounds", "nodes", "seconds"], replicates, seed)
+    arms = arms.set_index("arm").loc[compared.cells["arm"]].reset_index()
+    arms = arms.rename(columns={"tokens": "predicted_tokens", "seconds": "predicted_s"})
+    plain_s = float(arms.loc[arms["shape"] == PLAIN, "predicted_s"].iloc[0])
+    own = CHOSEN if CHOSEN in set(arms["shape"]) else PLAIN
+    per_token = compared.ratio("seconds", "tokens")
+    speedup = compared.beside(per_token, arm=PLAIN) / per_token
+    values = {"tokens": compared.ratio("tokens", "rounds"), "speedup": speedup}
+    leads = {f"{name}_lead": each - compared.beside(each, arm=own) for name, each in values.items()}
+    cells = arms.assign(
+        predicted_speedup=arms["predicted_tokens"] * plain_s / arms["predicted_s"],
+        verified=compared.ratio("nodes", "rounds")[0],
+    )
+    return cells.join(compared.table({**values, **leads}).drop(columns="arm")), compared.prompts
 
 
 def rank_accuracy(accuracy: pd.DataFrame, replicates: int, seed: int) -> pd.DataFrame:
     """Return a line for each level and rank: level, rank, share, share_low, share_high, tested, hits."""
-    sums = strategy_sums(accuracy, ["level", "rank"], ["tested", "hits"], replicates, seed)
-    counts = {name: sums.values[name][0].astype(int) for name in ("tested", "hits")}
-    return sums.table({"share": sums.ratio("hits", "tested")}).assign(**counts)
-
-
-def _metrics(cells: pd.DataFrame, accuracy: pd.DataFrame) -> dict[str, float]:
-    """Return `tree_search/<structure>.<what>.<budget>`, those of the chosen tree without a budget, and its size."""
-    metrics: dict[str, float] = {}
-    for cell in cells[cells["shape"] != PLAIN].to_dict("records"):
-        name, end = f"tree_search/{cell['shape']}", "" if cell["shape"] == CHOSEN else f".{cell['budget']}"
-        for what, shown in (("tokens", "tokens_per_round"), ("speedup", "speedup")):
-            metrics |= metric(f"{name}.{shown}{end}", interval(cell, what))
-            metrics[f"{name}.{shown}{end}.predicted"] = cell[f"predicted_{what}"]
-        if cell["shape"] == CHOSEN:
-            metrics |= {f"{name}.nodes": cell["nodes"], f"{name}.depth": cell["depth"]}
-    for line in accuracy.to_dict("records"):
-        metrics[f"tree_search/accuracy.depth_{line['level']}.choice_{line['rank'] + 1}"] = line["share"]
-    return finite(metrics)
-
-
-def _curves(cells: pd.DataFrame, accuracy: pd.DataFrame) -> dict[str, dict[int, float]]:
-    """Return values over draft nodes, and the accuracy of first choices over depth."""
-    curves: dict[str, dict[int, float]] = {}
-    for shape, part in cells[~cells["shape"].isin([PLAIN, CHOSEN])].groupby("shape"):
-        for name, column in (("tokens_per_round", "tokens"), ("speedup", "speedup")):
-            curves[f"curve/tree_search/{name}.{shape}"] = curve(part, "budget", column)
-            curves[f"curve/tree_search/predicted.{name}.{shape}"] = curve(part, "budget", f"predicted_{column}")
-    curves["curve/tree_search/accuracy"] = curve(accuracy[accuracy["rank"] == 0], "level", "share")
-    return {name: points for name, points in curves.items() if points}
+    compared = compare(accuracy, ["level", "rank"], ["tested", "hits"], replicates, seed)
+    counts = {name: compared.values[name][0].astype(int) for name in ("tested", "hits")}
+    return compared.table({"share": compared.ratio("hits", "tested")}).assign(**counts)
 
 
 # The choice -----------------------------------------------------------------------------------------
 
 
-def _choice(found: ArmNumbers, tables: Tables, about: About) -> Section:
-    cells, prompts = found.cells, counted(found.sums.prompts, "prompt")
+def _choice(cells: pd.DataFrame, prompts: str, tables: Tables, about: About) -> Section:
+    live = tables["live"]
+    decoded = int(live.loc[live["arm"] == PLAIN, "tokens"].sum())
+    differing = int((~live["identical"]).sum())
+    same = (
+        f"{differing} of {len(live)} texts depart from plain decoding's, by rounding: see target.dtype."
+        if differing
+        else f"All {len(live)} texts are those of plain decoding."
+    )
     text = (
         _answer(cells),
         _rivals(cells),
         _prediction(cells),
         _cost(tables["block_times"], tables["draft_times"]),
-        _texts(tables["live"], prompts, about),
+        f"Decoded live: {prompts} of {about.prompts} that the trees were not built on, {decoded:,} tokens in each "
+        f"structure; intervals are 95% prompt-bootstrap intervals. {same}",
         *about.caveats(tables["skipped"]),
     )
     figure = _over_nodes(
@@ -128,12 +101,23 @@ def _choice(found: ArmNumbers, tables: Tables, about: About) -> Section:
         "with plain decoding (the line at 1); bars: 95% prompt-bootstrap intervals. Dotted: predicted from the other "
         "prompts' accuracy by rank and depth, and measured calls and drafts.",
     )
-    return Section(
-        "Which tree to run",
-        text,
-        tables=(("Predicted beforehand, and measured; differences to the chosen tree are paired", _table(cells)),),
-        figures=(("tree_budget", figure),),
+    ordered = cells.assign(place=cells["shape"].map(_ORDER.index)).sort_values(["place", "budget"])
+    leads = zip(ordered["shape"], printed(ordered, "speedup_lead", "+.2f"), strict=True)
+    shown = pd.DataFrame(
+        {
+            "structure": ordered["arm"],
+            "nodes": ordered["nodes"],
+            "depth": ordered["depth"],
+            "nodes verified": printed(ordered, "verified", ".1f"),
+            "tokens per round": printed(ordered, "tokens", ".2f"),
+            "predicted": printed(ordered, "predicted_tokens", ".2f"),
+            "speedup": printed(ordered, "speedup", ".2f"),
+            "predicted speedup": printed(ordered, "predicted_speedup", ".2f"),
+            "speedup over the chosen": ["" if shape == CHOSEN else lead for shape, lead in leads],
+        }
     )
+    caption = "Predicted beforehand, and measured; differences to the chosen tree are paired"
+    return Section("Which tree to run", text, ((caption, shown),), (("tree_budget", figure),))
 
 
 def _answer(cells: pd.DataFrame) -> str:
@@ -202,36 +186,6 @@ def _cost(times: pd.DataFrame, drafts: pd.DataFrame) -> str:
     )
 
 
-def _texts(live: pd.DataFrame, prompts: str, about: About) -> str:
-    plain = live[live["arm"] == PLAIN]
-    differing = int((~live["identical"]).sum())
-    said = (
-        f"Decoded live: {prompts} of {about.prompts} that the trees were not built on, {int(plain['tokens'].sum()):,} "
-        "tokens in each structure; intervals are 95% prompt-bootstrap intervals. "
-    )
-    if differing:
-        return f"{said}{differing} of {len(live)} texts depart from plain decoding's, by rounding: see target.dtype."
-    return f"{said}All {len(live)} texts are those of plain decoding."
-
-
-def _table(cells: pd.DataFrame) -> pd.DataFrame:
-    ordered = cells.assign(place=cells["shape"].map(_ORDER.index)).sort_values(["place", "budget"])
-    leads = zip(ordered["shape"], printed(ordered, "speedup_lead", "+.2f"), strict=True)
-    return pd.DataFrame(
-        {
-            "structure": ordered["arm"],
-            "nodes": ordered["nodes"],
-            "depth": ordered["depth"],
-            "nodes verified": ordered["verified"].map("{:.1f}".format),
-            "tokens per round": printed(ordered, "tokens", ".2f"),
-            "predicted": [f"{Interval(value):.2f}" for value in ordered["predicted_tokens"]],
-            "speedup": printed(ordered, "speedup", ".2f"),
-            "predicted speedup": [f"{Interval(value):.2f}" for value in ordered["predicted_speedup"]],
-            "speedup over the chosen": ["" if shape == CHOSEN else lead for shape, lead in leads],
-        }
-    )
-
-
 @style.in_style
 def _over_nodes(cells: pd.DataFrame, *, title: str, caption: str) -> Figure:
     """Draw tokens per round and speedup over draft nodes: measured lines with intervals, and predictions of trees."""
@@ -241,17 +195,13 @@ def _over_nodes(cells: pd.DataFrame, *, title: str, caption: str) -> Figure:
     chosen = cells[cells["shape"] == CHOSEN]
     for axes, name, label in ((upper, "tokens", "tokens per round"), (lower, "speedup", "speedup")):
         pictures.level(axes, 1.0)
-        for shape, apart in _APART.items():
-            part = cells[cells["shape"] == shape].sort_values("budget")
-            if len(part):
-                across = (part["budget"] * apart).tolist()
-                pictures.line(axes, across, intervals(part, name), style.STRUCTURES[shape], shape)
+        pictures.structure_lines(axes, cells, name)
         axes.plot(trees["budget"], trees[f"predicted_{name}"], color=style.STRUCTURES["tree"].colour, linewidth=1.4,
                   linestyle=":", label="tree, predicted")  # fmt: skip
         axes.plot(chosen["budget"], chosen[name], linestyle="", marker="*", markersize=15, color=style.PURPLE,
                   label="chosen tree")  # fmt: skip
         axes.set_ylabel(label)
-    pictures.budget_axis(lower, sorted(set(trees["budget"])))
+    pictures.log_axis(lower, sorted(set(trees["budget"])), "draft nodes that the structure asks for")
     style.legend_above(upper, 3)
     return figure
 

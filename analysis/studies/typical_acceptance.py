@@ -2,16 +2,14 @@
 typical acceptance loses for it.
 """
 
-from collections.abc import Callable
-
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ..comparisons import compare, interval, intervals, metrics_of, printed
 from ..figures import pictures, style
 from ..figures.style import Look
 from ..findings import About, Findings, Section, Tables, counted, register
-from ..sums import finite, interval, intervals, metric, printed, strategy_sums
 
 KEYS = ["temperature", "rule", "epsilon"]
 METRICS = {  # name in MLflow -> column
@@ -42,7 +40,10 @@ def findings(tables: Tables, about: About) -> Findings:
         *about.caveats(tables["skipped"]),
     )
     sections = (_rates(usual, settings, notes, counts, about), _quality(cells, settings, counts, about))
-    return Findings(sections, _metrics(cells, settings))
+    swept = cells[(cells["rule"] == "typical") & (cells["temperature"] == settings["epsilon_temperature"])]
+    metrics = metrics_of(usual, "typical_acceptance/{rule}.{what}.{temperature:g}", METRICS)
+    metrics |= metrics_of(swept, "typical_acceptance/epsilon.{what}.{epsilon:g}", METRICS)
+    return Findings(sections, metrics)
 
 
 # Numbers --------------------------------------------------------------------------------------------
@@ -61,45 +62,20 @@ def rules(outputs: pd.DataFrame, replicates: int, seed: int) -> tuple[pd.DataFra
         missing = outputs[column].isna().groupby([outputs[key] for key in KEYS]).transform("any")
         outputs.loc[missing, column] = np.nan
     columns = ["tokens", "rounds", "seconds", "offers", "log_likelihood", "tv", "otherwise"]
-    sums = strategy_sums(outputs, KEYS, columns, replicates, seed)
-    cells = sums.cells
-    places = {key: place for place, key in enumerate(cells[KEYS].itertuples(index=False, name=None))}
-
-    def beside(values: np.ndarray, partner: Callable[[float, str, float], tuple[float, str, float]]) -> np.ndarray:
-        """Return for each cell the values [1 + B] of the one that it is compared with, NaN where there is none."""
-        none = np.full(len(values), np.nan)
-        others = [places.get(partner(*key)) for key in places]
-        return np.stack([none if place is None else values[:, place] for place in others], axis=1)
-
-    rate, per_token = sums.ratio("tokens", "rounds"), sums.ratio("seconds", "tokens")
-    coolest = cells.loc[cells["temperature"] > 0, "temperature"].min()
+    compared = compare(outputs, KEYS, columns, replicates, seed)
+    ratio, beside = compared.ratio, compared.beside
+    rate, per_token = ratio("tokens", "rounds"), ratio("seconds", "tokens")
+    temperatures = compared.cells["temperature"]
     statistics = {
         "rate": rate,
-        "log_likelihood": sums.ratio("log_likelihood", "tokens"),
-        "tv": sums.ratio("tv", "tokens"),
-        "otherwise": sums.ratio("otherwise", "offers"),
-        "speedup": beside(per_token, lambda temperature, rule, epsilon: (temperature, "plain", 0.0)) / per_token,
-        "lead": rate - beside(rate, lambda temperature, rule, epsilon: (temperature, "rejection", 0.0)),
-        "rise": rate - beside(rate, lambda temperature, rule, epsilon: (coolest, rule, epsilon)),
+        "log_likelihood": ratio("log_likelihood", "tokens"),
+        "tv": ratio("tv", "tokens"),
+        "otherwise": ratio("otherwise", "offers"),
+        "speedup": beside(per_token, rule="plain", epsilon=0.0) / per_token,
+        "lead": rate - beside(rate, rule="rejection", epsilon=0.0),
+        "rise": rate - beside(rate, temperature=temperatures[temperatures > 0].min()),
     }
-    return sums.table(statistics), sums.prompts
-
-
-def _metrics(cells: pd.DataFrame, settings: pd.Series) -> dict[str, float]:
-    """Return `typical_acceptance/<rule>.<what>.<temperature>`, and for the sweep over epsilon
-    `typical_acceptance/epsilon.<what>.<epsilon>`.
-    """
-    metrics: dict[str, float] = {}
-    for cell in cells.to_dict("records"):
-        names = []
-        if cell["epsilon"] in (0.0, settings["epsilon"]):
-            names.append((cell["rule"], f"{cell['temperature']:g}"))
-        if cell["rule"] == "typical" and cell["temperature"] == settings["epsilon_temperature"]:
-            names.append(("epsilon", f"{cell['epsilon']:g}"))
-        for group, point in names:
-            for what, column in METRICS.items():
-                metrics |= metric(f"typical_acceptance/{group}.{what}.{point}", interval(cell, column))
-    return finite(metrics)
+    return compared.table(statistics), compared.prompts
 
 
 # Words ----------------------------------------------------------------------------------------------
@@ -115,10 +91,17 @@ def _rates(cells: pd.DataFrame, settings: pd.Series, notes: tuple[str, ...], cou
         f"at temperature 0, has {interval(greedy, 'rate'):.2f}."
     ]
     if coolest["temperature"] < warmest["temperature"]:
+        # Medusa's paper says that rejection loses efficiency as the temperature rises (2.3.1).
+        verdict = {
+            -1: "rejection loses as the temperature rises, as the paper says.",
+            0: "whether rejection loses as the temperature rises, as the paper says, cannot be told from these "
+            "prompts.",
+            1: "rejection gains as the temperature rises, against what the paper says.",
+        }
         text.append(
             f"From temperature {coolest['temperature']:g} to {warmest['temperature']:g} rejection changes by "
             f"{interval(strict, 'rise'):+.2f} and typical acceptance by {interval(warmest, 'rise'):+.2f} tokens per "
-            f"call: {_verdict(strict)}"
+            f"call: {verdict[interval(strict, 'rise').side]}"
         )
     text.append(
         "At temperature 0 the three rules are exact match, one and the same; the speedup of a rule is over decoding "
@@ -135,15 +118,6 @@ def _rates(cells: pd.DataFrame, settings: pd.Series, notes: tuple[str, ...], cou
         tables=(("Each rule at each temperature, with 95% prompt-bootstrap intervals", _table(cells)),),
         figures=(("rate_over_temperature", figure),),
     )
-
-
-def _verdict(strict: pd.Series) -> str:
-    """Compare with Medusa's paper, which says that rejection loses efficiency as the temperature rises (2.3.1)."""
-    if strict["rise_high"] < 0:
-        return "rejection loses as the temperature rises, as the paper says."
-    if strict["rise_low"] > 0:
-        return "rejection gains as the temperature rises, against what the paper says."
-    return "whether rejection loses as the temperature rises, as the paper says, cannot be told from these prompts."
 
 
 def _quality(cells: pd.DataFrame, settings: pd.Series, counts: str, about: About) -> Section:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ..comparisons import interval, intervals, tokens_per_call
 from ..figures import pictures, style
 from ..findings import Section
 from ..intervals import Interval
 from ..studies.ablation import contributions, distribution, strategies
-from ..sums import interval, intervals, tokens_per_call
 from .labels import Labelled, caveats, panels, settings
 
 _SHARES = {"of_rows": "rows", "of_wins": "accepted\nrows", "tokens": "accepted\ntokens"}

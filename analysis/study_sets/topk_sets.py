@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ..comparisons import interval
 from ..figures import pictures, style
 from ..findings import Section
 from ..studies.topk import ENOUGH, Lines, draw, enough, lines_of
-from ..sums import interval
 from .labels import Labelled, caveats, panels, settings
 
 

@@ -14,6 +14,7 @@ import pytest
 from fixtures.measured_commands import finished, provenance
 from fixtures.measuring import kept_figures, write_lines
 
+from specdec.analysis.comparisons import interval
 from specdec.analysis.read.runs import Run
 from specdec.analysis.research import claim_results
 from specdec.analysis.rounds import prompt_sums
@@ -21,7 +22,6 @@ from specdec.analysis.studies.all_drafters import PLAIN
 from specdec.analysis.studies.lenience import PLAIN as NO_DRAFTS
 from specdec.analysis.studies.lenience import drafter_alphas
 from specdec.analysis.studies.phase_transition import UNIT, USUAL
-from specdec.analysis.sums import interval, metric
 from specdec.drafters import drafters
 
 pytestmark = pytest.mark.benchmark
@@ -146,7 +146,7 @@ def rises(alphas: pd.DataFrame) -> dict[str, float]:
     found: dict[str, float] = {}
     for line in drafter_alphas(alphas, claim_results.REPLICATES, 0).to_dict("records"):
         name = f"lenience/rise.{line['drafter']}.{line['form']}.{line['lenience']:g}"
-        found |= metric(name, interval(line, "rise"))
+        found |= interval(line, "rise").as_metrics(name)
     return {name: round(value, 5) for name, value in found.items()}
 
 

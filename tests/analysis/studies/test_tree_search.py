@@ -102,7 +102,7 @@ def test_a_draft_never_gets_cheaper_with_size():
 @pytest.fixture(scope="module")
 def cells():
     made = tables()
-    return tree_search(made["arms"], made["live"], ABOUT.replicates, ABOUT.seed).cells.set_index("arm")
+    return tree_search(made["arms"], made["live"], ABOUT.replicates, ABOUT.seed)[0].set_index("arm")
 
 
 @pytest.mark.parametrize("arm", [arm for arm in ARMS if arm != PLAIN])
@@ -166,7 +166,7 @@ def test_plain_decoding_may_be_what_is_chosen():
     found = findings("tree_search", made, ABOUT)
     text = found.sections[0].text[0]
     assert text.startswith("No tree was predicted to pay") and "The best prediction is that of chain 2, 1.15." in text
-    cells = tree_search(made["arms"], made["live"], 300, 0).cells.set_index("arm")
+    cells = tree_search(made["arms"], made["live"], 300, 0)[0].set_index("arm")
     assert cells.loc["chain 2", "speedup_lead"] == pytest.approx(cells.loc["chain 2", "speedup"] - 1)
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from specdec.analysis.comparisons import compare, interval, intervals, tokens_per_call
 from specdec.analysis.intervals import bootstrap
-from specdec.analysis.sums import interval, intervals, strategy_sums, tokens_per_call
 
 
 def table():
@@ -35,7 +35,7 @@ def test_tokens_per_call_are_those_of_the_prompt_bootstrap():
 def test_a_missing_value_stays_missing():
     rows = table().astype({"rounds": float})
     rows.loc[rows["k"] == 8, "rounds"] = np.nan
-    sums = strategy_sums(rows, ["k"], ["rounds"], 50, 0)
+    sums = compare(rows, ["k"], ["rounds"], 50, 0)
     assert np.isnan(sums.values["rounds"][:, 2]).all() and np.isfinite(sums.values["rounds"][:, :2]).all()
 
 
@@ -46,5 +46,5 @@ def test_a_line_gives_its_interval_as_it_is_printed():
         f"{first['tokens']:.2f} ({first['tokens_low']:.2f} to {first['tokens_high']:.2f})"
     )
     assert [each.estimate for each in intervals(cells, "tokens")] == cells["tokens"].tolist()
-    alone = strategy_sums(table().query("prompt == 'p0'"), ["drafter"], ["tokens", "rounds"], 400, 3)
+    alone = compare(table().query("prompt == 'p0'"), ["drafter"], ["tokens", "rounds"], 400, 3)
     assert not alone.interval(alone.ratio("tokens", "rounds")[:, 0]).known

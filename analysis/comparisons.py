@@ -1,7 +1,10 @@
-"""Sums over prompts for several strategies, resampled together, so that differences between strategies are paired."""
+"""Strategies compared on the same prompts: sums over prompts, resampled together, so that differences are paired; and
+what comes of them: tables with intervals, metrics, curves.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -9,11 +12,12 @@ import pandas as pd
 from .intervals import Interval, bootstrap_bounds, resampled_sums
 
 LEVEL = 0.95
+K = TypeVar("K")
 
 
 @dataclass(frozen=True)
-class Sums:
-    """Sums over prompts, of the data and of bootstrap replicates.
+class Comparison:
+    """Sums over prompts for several strategies, of the data and of bootstrap replicates.
 
     Attributes:
         cells: a line for each strategy, with its keys; C of them.
@@ -29,6 +33,21 @@ class Sums:
         """Return the ratio of two columns, [1 + B, C]; NaN or infinite where the second is 0."""
         with np.errstate(divide="ignore", invalid="ignore"):
             return self.values[over] / self.values[under]
+
+    def place(self, *keys: Any) -> int | None:
+        """Return the place of a strategy by all its keys, None where it was not compared."""
+        found = np.flatnonzero((self.cells == list(keys)).all(axis=1))
+        return int(found[0]) if len(found) else None
+
+    def beside(self, values: np.ndarray, **other: Any) -> np.ndarray:
+        """Return for each strategy the values [1 + B, C] of its partner, which has `other` in place of some keys; NaN
+        where there is none.
+        """
+        keys = list(self.cells.itertuples(index=False, name=None))
+        partners = list(self.cells.assign(**other).itertuples(index=False, name=None))
+        places = {key: place for place, key in enumerate(keys)}
+        none = np.full(len(values), np.nan)
+        return np.stack([values[:, places[key]] if key in places else none for key in partners], axis=1)
 
     def interval(self, values: np.ndarray) -> Interval:
         """Return a statistic [1 + B] of the data and the replicates as an Interval; a single prompt gives no bounds."""
@@ -46,7 +65,7 @@ class Sums:
         return table
 
 
-def strategy_sums(table: pd.DataFrame, keys: Sequence[str], columns: Sequence[str], replicates: int, seed: int) -> Sums:
+def compare(table: pd.DataFrame, keys: Sequence[str], columns: Sequence[str], replicates: int, seed: int) -> Comparison:
     """Add up `columns` by prompt and strategy, and draw the replicates.
 
     Args:
@@ -58,7 +77,7 @@ def strategy_sums(table: pd.DataFrame, keys: Sequence[str], columns: Sequence[st
     cells = wide.index.droplevel("prompt").unique().to_frame(index=False)
     drawn = with_replicates(wide.to_numpy(dtype=float).reshape(len(prompts), -1), replicates, seed)
     values = drawn.reshape(len(drawn), len(cells), len(columns))
-    return Sums(cells, {column: values[..., index] for index, column in enumerate(columns)}, len(prompts))
+    return Comparison(cells, {column: values[..., index] for index, column in enumerate(columns)}, len(prompts))
 
 
 def with_replicates(sums: np.ndarray, replicates: int, seed: int) -> np.ndarray:
@@ -69,8 +88,11 @@ def with_replicates(sums: np.ndarray, replicates: int, seed: int) -> np.ndarray:
 
 def tokens_per_call(table: pd.DataFrame, keys: Sequence[str], replicates: int, seed: int) -> pd.DataFrame:
     """Return committed tokens per target call by strategy: keys, tokens, tokens_low, tokens_high, prompts."""
-    sums = strategy_sums(table, keys, ["tokens", "rounds"], replicates, seed)
-    return sums.table({"tokens": sums.ratio("tokens", "rounds")}).assign(prompts=sums.prompts)
+    compared = compare(table, keys, ["tokens", "rounds"], replicates, seed)
+    return compared.table({"tokens": compared.ratio("tokens", "rounds")}).assign(prompts=compared.prompts)
+
+
+# Tables with intervals --------------------------------------------------------------------------------
 
 
 def interval(line: Mapping[str, float] | pd.Series, name: str) -> Interval:
@@ -84,8 +106,41 @@ def intervals(table: pd.DataFrame, name: str) -> list[Interval]:
 
 
 def printed(table: pd.DataFrame, name: str, form: str) -> list[str]:
-    """Return a table's column `name` with its bounds, printed in a number format."""
-    return [f"{each:{form}}" for each in intervals(table, name)]
+    """Return a table's column `name` printed in a number format, with its bounds where it has them."""
+    bounded = f"{name}_low" in table
+    values = intervals(table, name) if bounded else map(Interval, table[name])
+    return [f"{each:{form}}" for each in values]
+
+
+# Metrics and curves -----------------------------------------------------------------------------------
+
+
+def metrics_of(table: pd.DataFrame, name: str, quantities: Mapping[str, str], bounds: bool = True) -> dict[str, float]:
+    """Return values of a table's lines as metrics, those that have one.
+
+    Args:
+        name: of a metric, with the line's columns and `what` in braces, such as "grid/{what}.{k}x{w}".
+        quantities: what -> column.
+        bounds: whether the bounds of the columns are metrics, too.
+    """
+    found: dict[str, float] = {}
+    for line in table.to_dict("records"):
+        for what, column in quantities.items():
+            key = name.format(**{**line, "what": what})
+            found |= interval(line, column).as_metrics(key) if bounds else {key: line[column]}
+    return finite(found)
+
+
+def curves_of(
+    table: pd.DataFrame, name: str, by: Sequence[str], over: str, quantities: Mapping[str, str]
+) -> dict[str, dict[int, float]]:
+    """Return columns over another one, a curve for each group of lines, named as for `metrics_of`; empty ones go."""
+    curves = {
+        name.format(**dict(zip(by, key, strict=True)), what=what): curve(part, over, column)
+        for key, part in table.groupby(list(by))
+        for what, column in quantities.items()
+    }
+    return {key: points for key, points in curves.items() if points}
 
 
 def curve(table: pd.DataFrame, over: str, name: str) -> dict[int, float]:
@@ -93,11 +148,6 @@ def curve(table: pd.DataFrame, over: str, name: str) -> dict[int, float]:
     return table.set_index(over)[name].dropna().to_dict()
 
 
-def metric(name: str, value: Interval) -> dict[str, float]:
-    """Return a value with its bounds as metrics."""
-    return {name: value.estimate, f"{name}.ci_low": value.low, f"{name}.ci_high": value.high}
-
-
-def finite(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Keep the metrics that have a value."""
-    return {name: float(value) for name, value in metrics.items() if np.isfinite(value)}
+def finite(values: Mapping[K, float]) -> dict[K, float]:
+    """Keep what has a value, of metrics or of a curve's points."""
+    return {name: float(value) for name, value in values.items() if np.isfinite(value)}
