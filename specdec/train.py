@@ -30,60 +30,21 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float] | None:
     if kind not in _SHARED:
         ranks.check_single(f"a training with +{kind}=")
     values = {**values, "output_dir": _folder(kind, values)}
-    check_early(lambda: _check(kind, values))
-    outcome = _trained(kind, values)
-    return None if outcome is None else outcome.metrics
 
+    def check() -> None:
+        from specdec.training.recipes import RECIPES, StateTrainConfig
 
-def _check(kind: str, values: Mapping[str, Any]) -> None:
-    """Check the values of a recipe, and of the target that it names.
+        config = validated(RECIPES[kind], values, source="the configuration" if kind == "recipe" else "")
+        if isinstance(config, StateTrainConfig):
+            from specdec.targets import targets
 
-    Raises:
-        UsageError: the first fault.
-    """
-    from specdec.training.eagle.eagle_recipe import EagleTrainConfig
-    from specdec.training.heads.head_recipe import HeadTrainConfig
-    from specdec.training.models.recipe import TrainConfig
-    from specdec.training.parallel.parallel_recipe import ParallelTrainConfig
-    from specdec.training.recipe_parts import TrainingConfig
-    from specdec.training.state_recipe import StateTrainConfig
-    from specdec.training.unlikelihood.unlikelihood_recipe import UnlikelihoodTrainConfig
+            targets.config(config.target)
 
-    recipes: Mapping[str, type[TrainingConfig]] = {
-        "recipe": TrainConfig,
-        "heads": HeadTrainConfig,
-        "eagle": EagleTrainConfig,
-        "parallel": ParallelTrainConfig,
-        "unlikelihood": UnlikelihoodTrainConfig,
-    }
-    config = validated(recipes[kind], values, source="the configuration" if kind == "recipe" else "")
-    if isinstance(config, StateTrainConfig):
-        from specdec.targets import targets
+    check_early(check)
+    from specdec.training import trainings
 
-        targets.config(config.target)
-
-
-def _trained(kind: str, values: Mapping[str, Any]) -> Any:
-    """Train; return a `FinishedTraining`, or None in a process that writes no files."""
-    if kind == "recipe":
-        from specdec.training.models import model_training
-
-        return model_training.run(values)
-    if kind == "heads":
-        from specdec.training.heads import head_training
-
-        return head_training.run(values)
-    if kind == "eagle":
-        from specdec.training.eagle import eagle_training
-
-        return eagle_training.run(values)
-    if kind == "parallel":
-        from specdec.training.parallel import parallel_training
-
-        return parallel_training.run(values)
-    from specdec.training.unlikelihood import unlikelihood_training
-
-    return unlikelihood_training.run(values)
+    outcome = trainings.run(kind, values)
+    return None if outcome is None else outcome.metrics  # in a process that writes no files
 
 
 def _folder(kind: str, values: Mapping[str, Any]) -> str | None:

@@ -1,4 +1,4 @@
-"""Accuracy of heads over their training, from the history that a training leaves (`specdec.training.resumable`)."""
+"""Accuracy of heads over their training, from the history that a training leaves (`specdec.training.loop`)."""
 
 from collections.abc import Mapping, Sequence
 from importlib.resources import files

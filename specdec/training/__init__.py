@@ -1,1 +1,1 @@
-"""Training: steps, checkpoints and schedules that whole models (`models/`) and heads (`heads/`) share."""
+"""Training: one typed recipe base, one loop, and a student for each kind of thing that is trained."""

@@ -24,8 +24,9 @@ from specdec.analysis.research import heads_ablation
 from specdec.analysis.rounds import drafted, prompt_sums
 from specdec.config import BASELINE, config_dir
 from specdec.heads.checkpoint import load_heads, read_heads, state_offset
-from specdec.training.heads.head_accuracy import HeadAccuracy
-from specdec.training.heads.head_training import load_target
+from specdec.training.students.accuracy import HeadAccuracy
+from specdec.training.students.head_student import HeadStudent
+from specdec.training.students.state_student import load_target
 
 pytestmark = pytest.mark.benchmark
 
@@ -75,7 +76,7 @@ def along_text(path: Path, run: Run, group_values: Callable[..., dict[str, Any]]
         scored = torch.arange(tokens.shape[1]).unsqueeze(0) >= len(text.prompt_token_ids)
         states, _ = target.hidden.sequence(tokens, state_offset(heads.config, target))
         count = HeadAccuracy(len(heads))
-        count.add(heads, states, tokens, scored)
+        HeadStudent.count(count, heads, states, tokens, scored)
         found["repetitive"].append(bool(text.flagged))
         found["asked"].append(count.seen.tolist())
         found["hits"].append(count.hits[:, 0].tolist())

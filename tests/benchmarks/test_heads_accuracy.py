@@ -13,9 +13,10 @@ from specdec.heads.checkpoint import load_heads, read_heads, shipped_heads, stat
 from specdec.prompts.stdlib import module_source
 from specdec.text.encoding import encode_texts
 from specdec.text.python_sources import held_out_modules
-from specdec.training.heads.head_accuracy import HeadAccuracy
-from specdec.training.heads.head_training import load_target
-from specdec.training.heads.sequences import SpecialTokens
+from specdec.training.data.sequences import SpecialTokens
+from specdec.training.students.accuracy import HeadAccuracy
+from specdec.training.students.head_student import HeadStudent
+from specdec.training.students.state_student import load_target
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 
@@ -49,7 +50,7 @@ def test_accuracy_of_the_shipped_heads_by_text(group_values, log_figure):
             some, where = tokens[part : part + BATCH], scored[part : part + BATCH]
             states, _ = target.hidden.sequence(some, 0)
             for name, each in heads.items():
-                counts[name].add(each, states, some, where)
+                HeadStudent.count(counts[name], each, states, some, where)
         for name, count in counts.items():
             by_text[name]["asked"].append(count.seen.tolist())
             by_text[name]["top1"].append(count.hits[:, 0].tolist())

@@ -20,7 +20,7 @@ from specdec.commands import resumed_sweep
 from specdec.errors import Interrupted, UsageError
 from specdec.experiment import results
 from specdec.session.session import Session
-from specdec.training.heads import head_training
+from specdec.training import trainings
 
 SWEEP = ("-m", "+drafter=ngram", "+debug=tiny", "measurement.bootstrap=50", "tracking.enabled=false")
 PROMPTS = 6
@@ -161,9 +161,9 @@ def training(monkeypatch) -> Callable[[str, BaseException], None]:
             raise faults[values["heads"]["count"]]
         assert not folder.exists(), "two cells write to one folder"
         folder.mkdir(parents=True)
-        return head_training.FinishedTraining(folder, {}, {"heldout/nats_per_token": 2.5}, "")
+        return trainings.FinishedTraining(folder, {}, {"heldout/nats_per_token": 2.5}, "")
 
-    monkeypatch.setattr(head_training, "run", trained)
+    monkeypatch.setattr(trainings, "run", trained)
     return faults.__setitem__
 
 

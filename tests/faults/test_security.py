@@ -19,12 +19,12 @@ from specdec.convert import convert
 from specdec.eagle.eagle_config import EagleConfig
 from specdec.errors import SpecdecError, UsageError
 from specdec.models.load import load_model
-from specdec.training.models.recipe import Name
+from specdec.training.recipes import Name
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [path for part in ("specdec", "analysis") for path in sorted((ROOT / part).rglob("*.py"))]
 # torch.load there reads with weights_only: pickles of others on request, and a training's own checkpoint.
-UNPICKLES = {"specdec/convert.py", "specdec/training/resumable.py"}
+UNPICKLES = {"specdec/convert.py", "specdec/training/loop.py"}
 
 
 # The source ---------------------------------------------------------------------------------------

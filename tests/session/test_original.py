@@ -9,7 +9,7 @@ import torch
 from specdec import run
 from specdec.analysis.pages.report_chapters import run_chapters
 from specdec.analysis.read.runs import open_folder
-from specdec.training.models.tokenizer import train_tokenizer
+from specdec.training.data.tokenizer import train_tokenizer
 
 VOCABULARY = 11
 TOKENS = "prompts.tokens=[[1,2,3,1,2,3,1],[4,5,4,5,4,5],[7,8,9,7,8]]"

@@ -10,7 +10,7 @@ import torch
 from specdec.errors import UsageError
 from specdec.session.arm import Arm
 from specdec.text.model_answers import ModelAnswer, write_answers
-from specdec.training.models.tokenizer import train_tokenizer
+from specdec.training.data.tokenizer import train_tokenizer
 
 QUESTIONS = [
     {"question_id": 12, "category": "coding", "turns": ["Sort a list.", "Now sort it twice."], "reference": ["a", "b"]},

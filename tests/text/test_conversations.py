@@ -11,7 +11,7 @@ from specdec.errors import UsageError
 from specdec.text import conversations as module
 from specdec.text import sources as records
 from specdec.text.conversations import ChatTemplate
-from specdec.training.heads.head_data import open_sequences
+from specdec.training.data.head_data import open_sequences
 
 BRACKETS = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content }}<|endoftext|>{% endfor %}"

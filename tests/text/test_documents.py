@@ -12,10 +12,10 @@ from specdec.errors import UsageError
 from specdec.text import documents
 from specdec.text import sources as records
 from specdec.text.documents import OpenedText, TextCorpusConfig
-from specdec.training.models import tokenized_corpus
-from specdec.training.models.batches import Batches, text_order
-from specdec.training.models.recipe import StageConfig, TextDataConfig
-from specdec.training.models.tokenized_corpus import load_corpus
+from specdec.training.data import tokenized_corpus
+from specdec.training.data.batches import Batches, text_order
+from specdec.training.data.tokenized_corpus import load_corpus
+from specdec.training.recipes import StageConfig, TextDataConfig
 
 
 def open_text(config: TextCorpusConfig) -> OpenedText:

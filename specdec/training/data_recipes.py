@@ -1,0 +1,135 @@
+"""Typed configuration of the text that trainings read (`conf/head_data/` above all): no values and no torch."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import Field, PlainValidator, TypeAdapter, model_validator
+
+from specdec.config import AtLeastOne, typed
+from specdec.text.conversations import ConversationsConfig
+from specdec.text.documents import TextCorpusConfig
+from specdec.text.python_sources import PythonCorpusConfig
+
+Kind = TypeVar("Kind")
+NonNegative = Annotated[float, Field(ge=0.0)]
+Positive = Annotated[float, Field(gt=0.0)]
+
+
+def fingerprint(*parts: Any) -> str:
+    """Return the sha256 of the parts as JSON (dataclasses allowed): equal parts have equal fingerprints."""
+    plain = [asdict(part) if hasattr(part, "__dataclass_fields__") else part for part in parts]
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def of_kind(kind: type[Kind], values: Any) -> Kind:
+    """Check values as one kind of config; a pydantic union of all kinds would put its labels into messages."""
+    # As JSON: strict validation takes mappings for dataclasses there.
+    return TypeAdapter(kind).validate_json(json.dumps(values))
+
+
+@typed
+class SelfDistillationConfig:
+    """The text that the target writes for heads to be trained on.
+
+    Attributes:
+        texts, heldout_texts: how many training and held-out documents it continues.
+        prefix_tokens: tokens of a text that it is shown; of a conversation, it is shown all up to one of the answers.
+        new_tokens: the most tokens that it writes after them.
+        temperature: the temperature of its sampling; 0 is greedy.
+        batch: texts that it writes at a time.
+    """
+
+    texts: AtLeastOne
+    heldout_texts: AtLeastOne
+    prefix_tokens: AtLeastOne
+    new_tokens: AtLeastOne
+    temperature: NonNegative
+    batch: AtLeastOne
+
+
+@typed
+class StatesConfig:
+    """The computing and keeping of hidden states.
+
+    Attributes:
+        cache: "disk": computed once and kept, unless they take more than `limit_gib`; "none": computed in every step.
+        dtype: the dtype that states are rounded to, kept or not; "auto" is the target's own.
+        folder: the place below which they are kept.
+        batch: sequences of one call of the target while the cache is filled.
+        shard_mib: about the size of a file; an interruption loses at most one file.
+    """
+
+    cache: Literal["disk", "none"]
+    limit_gib: Positive
+    dtype: Literal["auto", "float32", "bfloat16", "float16"]
+    folder: Annotated[str, Field(min_length=1)]
+    batch: AtLeastOne
+    shard_mib: AtLeastOne
+
+
+SourceConfig = PythonCorpusConfig | TextCorpusConfig | ConversationsConfig
+_SOURCES: dict[Any, Any] = {None: PythonCorpusConfig, "text": TextCorpusConfig, "conversations": ConversationsConfig}
+
+
+def _by_name(source: Any) -> SourceConfig:
+    """Check a source as the kind that its name selects."""
+    if isinstance(source, SourceConfig):
+        return source
+    if not isinstance(source, Mapping):
+        raise ValueError("source should be a group of keys")
+    name = source.get("name")
+    if name not in _SOURCES:
+        raise ValueError(f"source.name={name} is none of text, conversations, or no name for Python sources")
+    checked: SourceConfig = of_kind(_SOURCES[name], source)
+    return checked
+
+
+@typed
+class SequencesConfig:
+    """The text of a training that reads it in the tokens of a model that is there already.
+
+    Attributes:
+        source: conversations, Python sources or another text. The last two are groups of `conf/corpus`; their
+            `vocabulary` has no meaning here, because the tokens are the model's.
+        sequence_length: tokens of a sequence.
+        packed: joins documents and cuts them anywhere; otherwise a sequence is one document, its end cut off.
+        batch: sequences of an optimizer step.
+        sequences: the most sequences of the training text; None is all.
+        passes, steps: how often all sequences are read, or how many steps are made; one of them is None.
+        heldout: the most sequences of held-out documents.
+        folder: the place of tokens and generated text, shared by recipes.
+    """
+
+    source: Annotated[SourceConfig, PlainValidator(_by_name)]
+    sequence_length: Annotated[int, Field(ge=4)]
+    packed: bool
+    batch: AtLeastOne
+    sequences: AtLeastOne | None
+    passes: Positive | None
+    steps: AtLeastOne | None
+    heldout: AtLeastOne
+    folder: Annotated[str, Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _one_length(self) -> "SequencesConfig":
+        if (self.passes is None) == (self.steps is None):
+            raise ValueError("set one of passes and steps, and leave the other null")
+        return self
+
+
+@typed
+class HeadDataConfig(SequencesConfig):
+    """The data that heads are trained on (`conf/head_data/`). Heads need less text than a model does, and the states of
+    few sequences, read several times, are kept more easily.
+
+    Attributes:
+        generated: the target continues the source's documents, and heads are trained on what it writes; None: heads
+            are trained on the documents themselves.
+        states: the computing and keeping of the target's hidden states.
+    """
+
+    generated: SelfDistillationConfig | None
+    states: StatesConfig

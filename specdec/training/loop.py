@@ -1,0 +1,289 @@
+"""The loop that every training runs in: steps, history, checkpoints, signals, tracking. Resumable to the bit on a CPU.
+
+Knows neither models nor losses: a student says what a step, a score and an export are.
+"""
+
+import csv
+import ctypes
+import io
+import logging
+import os
+import platform
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+
+from specdec.config import flattened
+from specdec.errors import Interrupted, UsageError
+from specdec.signals import STOPS, end_at_once
+from specdec.text.writing import write_atomically
+from specdec.tracking.writer import check_store, tracked_run
+from specdec.training.recipes import TrainingConfig
+from specdec.training.student import FinishedTraining, Student, column
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT = "checkpoint.pt"
+HISTORY = "history.csv"
+
+
+@dataclass
+class Progress:
+    """The part of a checkpoint that is no tensor. `seconds` are those of training, all sittings together."""
+
+    step: int = 0
+    seconds: float = 0.0
+    history: list[dict[str, float | None]] = field(default_factory=list)
+
+
+class Training:
+    """The training of a student, which goes on from its last checkpoint if there is one."""
+
+    def __init__(self, student: Student) -> None:
+        self.student, self.progress = student, Progress()
+
+    # --- checkpoints
+
+    def restore(self) -> bool:
+        """Go on from the folder's checkpoint; return False if there is none.
+
+        Raises:
+            UsageError: the checkpoint belongs to another training.
+        """
+        student = self.student
+        path = student.folder / CHECKPOINT
+        if not path.exists():
+            return False
+        state = torch.load(path, map_location="cpu", weights_only=True)
+        if state["fingerprint"] != student.fingerprint:
+            raise UsageError(
+                f"{path} was written by {student.origin} "
+                f"({state['fingerprint'][:12]}, this is {student.fingerprint[:12]}): "
+                "choose another output_dir, or delete it to start again."
+            )
+        student.load_state(state)
+        torch.set_rng_state(state["rng"])
+        self.progress = Progress(**state["progress"])
+        return True
+
+    def save(self) -> None:
+        """Write the checkpoint and the history, each complete or not at all."""
+        folder = self.student.folder
+        if not self.student.writes:
+            return
+        folder.mkdir(parents=True, exist_ok=True)
+        state = self.student.state() | {
+            "fingerprint": self.student.fingerprint,
+            "rng": torch.get_rng_state(),
+            "progress": asdict(self.progress),
+        }
+        part = folder / (CHECKPOINT + ".part")
+        with part.open("wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, folder / CHECKPOINT)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, self.columns, lineterminator="\n")
+        writer.writeheader()
+        for line in self.progress.history:
+            writer.writerow({k: f"{v:.6g}" if isinstance(v, float) else v for k, v in line.items()})
+        write_atomically(folder / HISTORY, text.getvalue())
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the history, a line per step; the held-out ones are empty where nothing was scored."""
+        measured = map(column, (*self.student.losses, *self.student.scores))
+        return ("step", "tokens", "train_loss", *measured, "lr", "seconds")
+
+    # --- steps
+
+    def train(self, log: Callable[[dict[str, float], int], None], display: Callable[[dict[str, float]], None]) -> None:
+        """Take the remaining steps.
+
+        Args:
+            log: called with metrics and their step, every `log_every_steps`.
+            display: called with the history's line of every step.
+        Raises:
+            Interrupted: a signal arrived; the step at hand was finished and a checkpoint written.
+        """
+        student, pace, steps = self.student, self.student.config.pace, self.student.steps
+        student.begin()
+        began, saved = time.perf_counter(), time.monotonic()
+        before = self.progress.seconds
+        pending: dict[str, float] = {}
+        with stop_requests() as stopped:
+            while self.progress.step < steps:
+                if self._agreed(stopped):
+                    break
+                taken = student.take_step(self.progress.step)
+                self.progress.step += 1
+                step = self.progress.step
+                self.progress.seconds = before + time.perf_counter() - began
+                line: dict[str, float | None] = dict.fromkeys(self.columns)
+                line |= {"step": step, "tokens": step * student.step_tokens, **taken}
+                if step % pace.heldout_every_steps == 0 or step == steps:
+                    scored = student.score()
+                    line |= {column(name): value for name, value in scored.items()}
+                    pending |= scored
+                line["seconds"] = round(self.progress.seconds, 2)
+                self.progress.history.append(line)
+                display({k: v for k, v in line.items() if v is not None})
+                if step % pace.log_every_steps == 0 or step == steps:
+                    recent = [r["train_loss"] for r in self.progress.history[-pace.log_every_steps :]]
+                    pending |= {"train/loss": float(np.mean([r for r in recent if r is not None]))}
+                    pending |= {"train/lr": taken["lr"], "train/tokens": float(step * student.step_tokens)}
+                    pending |= {name: taken[column(name)] for name in student.losses}
+                    log(pending, step)
+                    pending = {}
+                if time.monotonic() - saved > pace.checkpoint_seconds:
+                    self.save()
+                    saved = time.monotonic()
+        self.save()
+        if self._agreed(stopped):
+            number = stopped[0] if stopped else signal.SIGTERM  # the signal may have reached another process alone
+            raise Interrupted(
+                f"Stopped at step {self.progress.step} of {steps}; the checkpoint is in {student.folder} "
+                "and the same command goes on from there.",
+                128 + number,
+            )
+
+    def _agreed(self, stopped: Sequence[int]) -> bool:
+        """Tell if the training stops after this step; processes that train together ask each other."""
+        if self.student.processes == 1:
+            return bool(stopped)
+        return bool(self.student.summed(torch.tensor(float(bool(stopped)), device=self.student.device)) > 0)
+
+    def finish(self) -> FinishedTraining:
+        """Export the student, and write `summary.json`."""
+        student, device = self.student, self.student.device
+        cpu = platform.processor() or platform.machine()
+        with suppress(OSError):
+            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+            cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
+        gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
+        versions = {"python": platform.python_version(), "torch": torch.__version__}  # and no host name
+        return student.export({
+            "arithmetic": str(student.dtype).removeprefix("torch."),
+            "steps": self.progress.step,
+            "tokens": self.progress.step * student.step_tokens,
+            "seconds": round(self.progress.seconds, 1),
+            "date": time.strftime("%Y-%m-%d"),
+            "hardware": {
+                **gpu, "cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), **versions
+            },
+        })  # fmt: skip
+
+
+def prepare(config: TrainingConfig) -> None:
+    """Check the tracking store, and set up this process: its memory and its threads."""
+    check_store(config.tracking, Path.cwd())
+    # glibc reuses large blocks of memory instead of returning them to the system after every tensor. This was worth 20%
+    # of the speed on the machine that trained the pocket models; without glibc it does nothing.
+    trim_threshold, top_pad, mmap_max = -1, -2, -4
+    with suppress(OSError, AttributeError):
+        libc = ctypes.CDLL("libc.so.6")
+        libc.mallopt(mmap_max, 0)
+        libc.mallopt(trim_threshold, 2**31 - 1)
+        libc.mallopt(top_pad, 2**28)
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+
+
+def train(student: Student) -> FinishedTraining | None:
+    """Go on with a student's training until it is finished, tracked as one run and with a progress bar.
+
+    Returns:
+        None in the processes that do not write files.
+    Raises:
+        UsageError: a checkpoint of another recipe.
+        Interrupted: after a signal.
+    """
+    training, config = Training(student), student.config
+    if training.restore():
+        logger.info("Going on from step %d of %d", training.progress.step, student.steps)
+    if not student.writes:
+        training.train(lambda values, step: None, lambda line: None)
+        return None
+    tags = {"specdec.role": "training", "specdec.fingerprint": student.fingerprint}
+    about: dict[str, Any] = {"name": student.name, "params": flattened(asdict(config)), "tags": tags}
+    # A run of its own for each sitting, which repeats the past of the training: so the journal begins anew.
+    with tracked_run(config.tracking, **about, results=student.folder, fresh=True) as tracked:
+        history = {int(line["step"] or 0): line for line in training.progress.history}
+        if history:  # so that the new run shows the whole curve
+            every = config.pace.log_every_steps
+            curves = {"train/loss": {step: line["train_loss"] for step, line in history.items() if step % every == 0}}
+            for name in student.scores:
+                values = {step: line[column(name)] for step, line in history.items()}
+                curves[name] = {step: value for step, value in values.items() if value is not None}
+            tracked.curves(curves)
+            tracked.tags({"specdec.resumed_from_step": str(training.progress.step)})
+        with _progress_bar(training, tracked.heartbeat) as display:
+            training.train(tracked.metrics, display)
+        outcome = training.finish()
+        tracked.metrics(outcome.metrics)
+        tracked.artifacts()
+    logger.info("%s: %s", student.name, outcome.sentence)
+    return outcome
+
+
+@contextmanager
+def stop_requests() -> Iterator[list[int]]:
+    """Give a list to which SIGINT and SIGTERM append their number, instead of interrupting the step. A second signal
+    ends the process at once, and the checkpoint stays as it was.
+    """
+    received: list[int] = []
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        if received:
+            end_at_once(signum)
+        received.append(signum)
+
+    previous = {number: signal.signal(number, stop) for number in STOPS}
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _progress_bar(training: Training, heartbeat: Callable[[], None]) -> Iterator[Callable[[dict[str, float]], None]]:
+    """Give a callable for the history's line of each step; without a terminal it logs once a minute instead."""
+    student = training.student
+    columns = (
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
+        TextColumn("loss {task.fields[loss]:.3f}  " + student.watched + " {task.fields[heldout]:.3f}"),
+        TextColumn("{task.fields[speed]:,.0f} tokens/s"), TimeElapsedColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    nan = float("nan")
+    first, began = training.progress.step, time.perf_counter()
+    last = {"logged": began, "heldout": nan}
+    with ProgressBar(*columns) as progress:
+        fields: dict[str, Any] = {"loss": nan, "heldout": nan, "speed": 0.0}
+        bar = progress.add_task(student.name, total=student.steps, completed=first, **fields)
+
+        def display(line: dict[str, float]) -> None:
+            now = time.perf_counter()
+            speed = (line["step"] - first) * student.step_tokens / (now - began)
+            last["heldout"] = line.get(column(student.watched), last["heldout"])
+            progress.update(bar, completed=line["step"], loss=line["train_loss"], heldout=last["heldout"], speed=speed)
+            heartbeat()
+            if not progress.console.is_terminal and now - last["logged"] > 60:
+                last["logged"] = now
+                logger.info(
+                    "step %d of %d, %.0f tokens/s, loss %.3f, %s %.3f",
+                    line["step"], student.steps, speed, line["train_loss"], student.watched, last["heldout"],
+                )  # fmt: skip
+
+        yield display

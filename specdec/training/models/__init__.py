@@ -1,1 +1,0 @@
-"""Training of whole models: the pocket models and every other recipe of `conf/recipe/`."""

@@ -1,0 +1,249 @@
+"""What is trained, as the loop sees it: the losses of a step, a held-out score, an export. Knows no model."""
+
+import json
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from specdec.config import FolderPart, validated
+from specdec.errors import NumericsError, UsageError
+from specdec.models.arithmetic import native_arithmetic
+from specdec.text.writing import write_atomically
+from specdec.training.data.sequences import Sequences
+from specdec.training.optimizer import schedule
+from specdec.training.recipes import (
+    HeadOptimizerConfig,
+    OptimizerConfig,
+    SequenceTrainConfig,
+    TrainingConfig,
+    recipe_values,
+    sequence_fingerprint,
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class FinishedTraining:
+    """The results of a training.
+
+    Attributes:
+        summary: the content of `summary.json`.
+        metrics: the final figures for the tracking.
+        sentence: the final figures for the user.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+    metrics: dict[str, float]
+    sentence: str
+
+
+class Student(ABC):
+    """A model, or modules on a target, with the text that it learns from.
+
+    Class attributes:
+        origin: the reasons why a checkpoint belongs to another training, for messages.
+        watched: the metric that the progress bar shows beside the loss.
+        rates: the keys of the learning rates, for messages.
+
+    Attributes:
+        name, folder: the name of the tracked run, and the place of the training's files.
+        steps: steps of the optimizer in all.
+        step_tokens: tokens of a step.
+        fingerprint: hash of all that must not change between two sittings.
+        losses: the metrics' names of the parts of the loss, where `part_losses` tells them apart.
+        scores: the metrics of `score`, in the order of the history's columns.
+        module: all that is trained, on `device`; a checkpoint keeps its weights that have a gradient.
+        optimizers: of these weights, by the keys of `optimizer`.
+        dtype: of forward and backward passes.
+        processes, writes: how many processes train together, and whether this one writes files; one of them does.
+    """
+
+    origin: ClassVar[str]
+    watched: ClassVar[str]
+    rates: ClassVar[str] = "the learning rates of optimizer"
+
+    config: TrainingConfig
+    name: str
+    folder: Path
+    steps: int
+    step_tokens: int
+    fingerprint: str
+    losses: Sequence[str] = ()
+    scores: Sequence[str]
+    module: nn.Module
+    optimizer: OptimizerConfig | HeadOptimizerConfig
+    optimizers: Sequence[torch.optim.Optimizer]
+    device: torch.device
+    dtype: torch.dtype
+    processes: int = 1
+    writes: bool = True
+
+    @classmethod
+    @abstractmethod
+    def open(cls, config: Any) -> "Student":
+        """Open the model and the text that a recipe names.
+
+        Raises:
+            UsageError: one of them is missing or does not fit.
+        """
+
+    @abstractmethod
+    def part_losses(self, step: int) -> Iterator[Tensor]:
+        """Yield the losses [L] of each micro-batch of a step, in nats: one, or as many as `losses` has names.
+
+        The sum over the step is the loss. The gradient of each is taken before the next is asked for.
+        """
+
+    @abstractmethod
+    def score(self) -> dict[str, float]:
+        """Return the held-out metrics that are watched on the way, by name."""
+
+    @abstractmethod
+    def export(self, effort: dict[str, Any]) -> FinishedTraining:
+        """Write what was trained, score what was written on all held-out text, and write `summary.json`.
+
+        Args:
+            effort: the lines of the summary that say what the training took.
+        """
+
+    def begin(self) -> None:
+        """Prepare for steps, such as by compiling what they call."""
+
+    def arithmetic(self) -> AbstractContextManager[Any]:
+        """Return the context of a forward pass: autocast to bfloat16, or nothing for float32."""
+        return torch.autocast(self.device.type, self.dtype) if self.dtype == torch.bfloat16 else nullcontext()
+
+    def summed(self, values: Tensor) -> Tensor:
+        """Return the sum of a tensor over the processes that train together."""
+        return values
+
+    def set_rates(self, step: int) -> float:
+        """Set the learning rates of a step, and return the one that the history shows."""
+        assert isinstance(self.optimizer, OptimizerConfig)
+        factor = schedule(step, self.steps, self.optimizer)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = group["base_lr"] * factor
+        return self.optimizer.muon_lr * factor
+
+    def take_step(self, step: int) -> dict[str, float]:
+        """Take an optimizer step; return the columns `train_loss` (nats), `lr`, and those of `losses`.
+
+        Raises:
+            NumericsError: the loss or its gradient is not finite; the weights are as they were.
+        """
+        sums = torch.zeros(max(len(self.losses), 1), dtype=torch.float64, device=self.device)
+        for losses in self.part_losses(step):
+            # Processes average their gradients, and each has its part of a sum.
+            (losses.sum() * self.processes).backward()
+            sums += losses.detach().double()
+        values = self.summed(sums).tolist()
+        loss = sum(values)
+        norm = torch.nn.utils.clip_grad_norm_(self.module.parameters(), self.optimizer.grad_clip)
+        if not (torch.isfinite(norm) and math.isfinite(loss)):
+            raise NumericsError(
+                f"The training loss is {loss}, its gradient {float(norm)}, at step {step}: lower {self.rates}."
+            )
+        rate = self.set_rates(step)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+        return {"train_loss": loss, "lr": rate} | dict(zip(map(column, self.losses), values, strict=False))
+
+    # --- checkpoints
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps: the weights that are trained, and the states of the optimizers."""
+        return {
+            "weights": {name: weight.detach() for name, weight in self._trained()},
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+        }
+
+    @torch.no_grad()
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Take back what `state` returned."""
+        for name, weight in self._trained():
+            weight.copy_(state["weights"][name])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+
+    def _trained(self) -> Iterator[tuple[str, nn.Parameter]]:
+        return ((name, weight) for name, weight in self.module.named_parameters() if weight.requires_grad)
+
+    # --- the end
+
+    def finished(self, summary: dict[str, Any], metrics: dict[str, float], sentence: str) -> FinishedTraining:
+        """Write `summary.json`, and return the results."""
+        write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
+        return FinishedTraining(self.folder, summary, metrics, sentence)
+
+
+class SequenceStudent(Student):
+    """A student of sequences in the tokens of a model that is there already.
+
+    Class attributes:
+        kind: the group of the recipe's own keys; also the folder below `models` where its trainings lie.
+    """
+
+    kind: ClassVar[str]
+
+    config: SequenceTrainConfig
+
+    def __init__(self, config: SequenceTrainConfig, sequences: Sequences, *identities: str | None) -> None:
+        """
+        Args:
+            identities: of the model that is read or trained, for the fingerprint.
+        """
+        self.config, self.sequences = config, sequences
+        name = validated(FolderPart, {"name": getattr(config, self.kind).name}, where=self.kind).name
+        self.name, self.folder = name, Path(config.output_dir or f"models/{self.kind}/{name}")
+        self.steps, self.step_tokens = sequences.steps, sequences.batch_size * sequences.length
+        self.fingerprint = sequence_fingerprint(config, self.kind, *identities, sequences.fingerprint)
+
+    def summary(self, effort: dict[str, Any], exported: nn.Module) -> dict[str, Any]:
+        """Return the lines of `summary.json` that all of these trainings have."""
+        return {
+            "recipe": recipe_values(self.config),
+            "seed": self.config.seed,
+            "fingerprint": self.fingerprint,
+            "data": self.sequences.manifest,
+            "data_fingerprint": self.sequences.fingerprint,
+            "parameters": sum(weight.numel() for weight in exported.parameters()),
+            **effort,
+        }
+
+
+def column(metric: str) -> str:
+    """Return the history's column of a metric: `heldout/nats_per_token` -> `heldout_nats_per_token`."""
+    return metric.replace("/", "_").replace(".", "_")
+
+
+def training_device(name: str) -> torch.device:
+    """Return the device of a training; `auto` takes the GPU if there is one.
+
+    Raises:
+        UsageError: a GPU is asked for that is not there.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise UsageError("Bad value device=cuda: no CUDA device is available; use device=cpu.")
+    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def training_dtype(bfloat16: bool, device: torch.device) -> torch.dtype:
+    """Return the dtype of the forward and backward passes: float32, or bfloat16 if the recipe asks for it and the
+    device computes in it. Where it does not, one sentence says so.
+    """
+    arithmetic = native_arithmetic(torch.bfloat16 if bfloat16 else torch.float32, device)
+    if arithmetic.sentence:
+        logger.info("%s", arithmetic.sentence)
+    return arithmetic.used

@@ -1,0 +1,184 @@
+"""Accuracy on held-out text, of heads, of their target, and of models that draft over masks: how often the most likely
+tokens hold the right one.
+"""
+
+from collections.abc import Iterable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from specdec.targets.base import Target
+from specdec.training.data.sequences import Batch
+from specdec.training.students.head_loss import chunks, logits_of, positions
+from specdec.training.students.mask_rows import UNSCORED, MaskRows
+
+TOP = 5  # accuracies are of the 1, ..., TOP most likely tokens
+HELDOUT = "heldout"  # prefix of the metrics
+
+
+@torch.no_grad()
+def ranks(features: Tensor, output: Tensor, targets: Tensor) -> Tensor:
+    """Count the tokens that a head finds likelier than the right one, [N]; of equals the lower id comes first.
+
+    Args:
+        features: [N, D].
+        output: [V, D].
+        targets: [N].
+    """
+    found = [
+        logit_ranks(logits_of(features[part], output.to(features.dtype)), targets[part])
+        for part in chunks(len(features), len(output), features.device)
+    ]
+    return torch.cat(found) if found else targets
+
+
+def logit_ranks(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the same count from logits [N, V]."""
+    right = logits.gather(-1, targets.unsqueeze(-1))
+    before = torch.arange(logits.shape[-1], device=logits.device) < targets.unsqueeze(-1)
+    return ((logits > right) | ((logits == right) & before)).sum(-1)
+
+
+class HeadAccuracy:
+    """Counts how often the 1, ..., TOP most likely tokens of a head, or of a step of a drafter, hold the right one.
+
+    A grounded head reads the true tokens before it, as if every earlier draft token had been right; so does a step.
+
+    Attributes:
+        kind: the word for one of them in the metrics' names.
+        hits: [K, TOP] int64.
+        conditional_hits: [K, TOP] the hits where all earlier heads had the right token on top, as in an accepted draft.
+        seen, conditional_seen: [K] the positions counted.
+    """
+
+    def __init__(self, count: int, kind: str = "head") -> None:
+        self.kind = kind
+        self.hits, self.conditional_hits = torch.zeros(2, count, TOP, dtype=torch.long)
+        self.seen, self.conditional_seen = torch.zeros(2, count, dtype=torch.long)
+
+    @torch.no_grad()
+    def add(self, judged: Iterable[tuple[Tensor, Tensor]], tokens: Tensor, scored: Tensor, numbers: Tensor) -> None:
+        """Count a batch.
+
+        Args:
+            judged: features [B, S, D] that predict the tokens k+1 places ahead, k = 1, 2, ..., with their output layer
+                [W, D].
+            tokens, scored: [B, S].
+            numbers: [B, S] the line of each token in the output layers; -1 where it has none, which is never right.
+        """
+        right = torch.ones(tokens.shape, dtype=torch.bool, device=tokens.device)  # all heads so far were right
+        for k, (features, output) in enumerate(judged, start=1):
+            where = positions(numbers, scored, k)
+            rank = ranks(where.select(features), output, where.targets.clamp_min(0))
+            rank = torch.where(where.targets < 0, len(output), rank)
+            before = where.select(right).cpu()
+            within = rank.unsqueeze(-1).cpu() <= torch.arange(TOP)  # [N, TOP]
+            self.hits[k - 1] += within.sum(0)
+            self.seen[k - 1] += len(rank)
+            self.conditional_hits[k - 1] += within[before].sum(0)
+            self.conditional_seen[k - 1] += int(before.sum())
+            here = torch.zeros_like(where.mask)
+            here[where.mask] = rank == 0
+            right = right[:, : here.shape[1]] & here
+
+    def metrics(self) -> dict[str, float]:
+        """Return `heldout/head_1.top1`, ... and `heldout/head_1.top1_given_earlier`, ...; NaN without positions."""
+        found = {}
+        for head in range(len(self.seen)):
+            for place in range(TOP):
+                name = f"{HELDOUT}/{self.kind}_{head + 1}.top{place + 1}"
+                found[name] = _share(self.hits[head, place], self.seen[head])
+                found[name + "_given_earlier"] = _share(self.conditional_hits[head, place], self.conditional_seen[head])
+        return found
+
+
+class TargetScore:
+    """Counts the same for the target's own next token, and sums its loss."""
+
+    def __init__(self) -> None:
+        self.nats, self.tokens = 0.0, 0
+        self.hits = torch.zeros(TOP, dtype=torch.long)
+
+    @torch.no_grad()
+    def add(self, logits: Tensor, tokens: Tensor, scored: Tensor) -> None:
+        """Count a batch: logits [B, S, V], tokens and scored [B, S]."""
+        where = positions(tokens, scored, 0)
+        laws = logits.flatten(0, 1)
+        for part in chunks(len(where.targets), logits.shape[-1], logits.device):
+            chosen, targets = laws[where.laws[part]].float(), where.targets[part]
+            self.nats += float(F.cross_entropy(chosen, targets, reduction="sum").double())
+            rank = logit_ranks(chosen, targets)
+            self.hits += (rank.unsqueeze(-1).cpu() <= torch.arange(TOP)).sum(0)
+        self.tokens += len(where.targets)
+
+    def metrics(self) -> dict[str, float]:
+        """Return `heldout/target.nats_per_token`, `heldout/target.top1`, ..."""
+        tops = {f"{HELDOUT}/target.top{place + 1}": _share(self.hits[place], self.tokens) for place in range(TOP)}
+        return {f"{HELDOUT}/target.nats_per_token": self.nats / max(self.tokens, 1)} | tops
+
+
+@torch.no_grad()
+def score_target(target: Target, parts: Iterable[Batch]) -> dict[str, float]:
+    """Return the accuracy of a target's own next token on batches of text, in its own arithmetic."""
+    own = TargetScore()
+    for part in parts:
+        tokens, scored = part.on(target.device)
+        own.add(target.hidden.sequence(tokens, 0)[1], tokens, scored)
+    return own.metrics()
+
+
+def _share(hits: Tensor, seen: Tensor | int) -> float:
+    return float(hits) / int(seen) if int(seen) else float("nan")
+
+
+class DraftAccuracy:
+    """Sums over the rows of each level, which predict draft token `level + 1`.
+
+    Attributes:
+        hits: [K] rows whose most likely token is the right one.
+        nats: [K] the cross entropy of the right token.
+        seen: [K] rows counted.
+        earlier: [K] the rows for which the rows of all lower levels behind the same position were right, too.
+        hits_given_earlier: [K] the right ones of these.
+    """
+
+    def __init__(self, ahead: int) -> None:
+        """
+        Args:
+            ahead: K.
+        """
+        self.hits, self.seen, self.earlier, self.hits_given_earlier = torch.zeros(4, ahead, dtype=torch.long)
+        self.nats = torch.zeros(ahead, dtype=torch.float64)
+
+    def add(self, right: Tensor, nats: Tensor, rows: MaskRows) -> None:
+        """Count a batch.
+
+        Args:
+            right: [B, R] bool: the most likely token is the one of the text.
+            nats: [B, R] the cross entropy.
+        """
+        batch, levels = len(right), rows.levels.expand_as(right)
+        scored = rows.targets != UNSCORED
+        places = (torch.arange(batch, device=right.device).unsqueeze(-1), levels, rows.starts)
+        table = right.new_zeros(batch, len(self.hits), int(rows.starts.max()) + 1)
+        table[places] = right & scored
+        so_far = table.cumprod(1).bool()  # [B, K, S]
+        below = (places[0], (levels - 1).clamp_min(0), rows.starts)
+        given = scored & ((levels == 0) | so_far[below])
+        sums = {"seen": scored, "hits": right & scored, "earlier": given, "hits_given_earlier": given & right}
+        for name, marked in sums.items():
+            getattr(self, name).add_(torch.bincount(levels[marked], minlength=len(self.hits)).cpu())
+        self.nats += torch.bincount(levels[scored], nats[scored].double(), minlength=len(self.hits)).cpu()
+
+    def metrics(self) -> dict[str, float]:
+        """Return for each draft token k `heldout/token_k.top1`, `.top1_given_earlier` and `.nats_per_token`; NaN where
+        there was none.
+        """
+        found = {}
+        for level in range(len(self.hits)):
+            name = f"{HELDOUT}/token_{level + 1}."
+            found[name + "top1"] = float(self.hits[level] / self.seen[level])
+            found[name + "top1_given_earlier"] = float(self.hits_given_earlier[level] / self.earlier[level])
+            found[name + "nats_per_token"] = float(self.nats[level] / self.seen[level])
+        return found

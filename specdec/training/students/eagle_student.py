@@ -1,0 +1,111 @@
+"""A feature drafter of the EAGLE family on a frozen target's states."""
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from specdec.eagle.eagle_checkpoint import load_eagle, read_eagle, save_eagle
+from specdec.eagle.eagle_network import EagleNetwork
+from specdec.errors import UsageError
+from specdec.targets.base import Target
+from specdec.training.data.hidden_states import StateSource
+from specdec.training.data.sequences import Batch, Sequences
+from specdec.training.optimizer import build_optimizers
+from specdec.training.recipes import EagleLossConfig, EagleTrainConfig
+from specdec.training.students.accuracy import HeadAccuracy
+from specdec.training.students.eagle_loss import draft_lines, eagle_loss, unrolled
+from specdec.training.students.state_student import StateStudent, per_position
+
+COUNTED_AT_ONCE = 256  # sequences
+
+
+class EagleStudent(StateStudent):
+    """One network, to its file and a summary."""
+
+    kind, unit, noun = "eagle", "step", "EAGLE network"
+    watched = "heldout/step_1.top1"
+    save, load, read = staticmethod(save_eagle), staticmethod(load_eagle), staticmethod(read_eagle)
+
+    config: EagleTrainConfig
+
+    def __init__(
+        self,
+        config: EagleTrainConfig,
+        accelerator: Accelerator,
+        target: Target,
+        sequences: Sequences,
+        source: StateSource,
+    ) -> None:
+        """
+        Raises:
+            UsageError: a network to go on from that is another or was trained on another target; more processes than
+                sequences; a vocabulary to draft from that is larger than the target's.
+        """
+        super().__init__(config, accelerator, target, sequences, source)
+        self.units, self.optimizer, wanted = config.loss.steps, config.optimizer, config.eagle
+        vocabulary, width = target.hidden.output_layer.shape
+        if wanted.target_hidden != width:
+            raise UsageError(
+                f"Bad value eagle.target_hidden={wanted.target_hidden}: the target's states are {width} wide; set it "
+                "to that."
+            )
+        drafted = None
+        if wanted.draft_vocabulary is not None:
+            if wanted.draft_vocabulary > vocabulary:
+                raise UsageError(
+                    f"Bad value eagle.draft_vocabulary={wanted.draft_vocabulary}: the target has {vocabulary} tokens; "
+                    "lower it, or set it to null for all of them."
+                )
+            drafted = frequent_tokens(sequences, vocabulary, wanted.draft_vocabulary)
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)
+            network = EagleNetwork.for_target(wanted, target.hidden, drafted).float()
+        self.network = self.first(network)
+        self.adopt(EagleLosses(self.network, config.loss))
+        self.optimizers = build_optimizers(self.module, config.optimizer)
+        self.losses = ("train/cross_entropy", "train/regression") if config.loss.regression else ()
+
+    @staticmethod
+    def offsets(config: EagleTrainConfig, target: Target) -> tuple[int, ...]:
+        try:
+            return config.eagle.offsets(target.hidden.layers)
+        except ValueError as error:
+            raise UsageError(f"Bad value eagle.boundaries={config.eagle.boundaries}: {error}.") from None
+
+    def scales(self, batch: Batch, step: int) -> list[float]:
+        loss = self.config.loss
+        later = loss.later.at(step, self.steps)
+        further = range(1, loss.steps if later else 1)
+        # Step j predicts the token j + 2 places ahead: one more than the target and, by one each, those behind.
+        return per_position([0.0, 1.0, *(later * loss.decay**j for j in further)], batch)[1:]
+
+    @staticmethod
+    def count(accuracy: HeadAccuracy, network: EagleNetwork, states: Tensor, tokens: Tensor, scored: Tensor) -> None:
+        with torch.no_grad():
+            steps, output = unrolled(network, states, tokens, len(accuracy.seen)), network.output_layer
+            accuracy.add(((step.normed, output) for step in steps), tokens, scored, draft_lines(network)[tokens])
+
+
+class EagleLosses(nn.Module):
+    """The network and its loss, as one module for processes that train together."""
+
+    def __init__(self, network: EagleNetwork, loss: EagleLossConfig) -> None:
+        super().__init__()
+        self.network, self.loss = network, loss
+
+    def forward(
+        self, tokens: Tensor, scored: Tensor, scales: list[float], states: Tensor, teacher: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weighted cross entropy and regression; see `eagle_loss`."""
+        return eagle_loss(self.network, self.loss, states, tokens, scored, scales, teacher)
+
+
+def frequent_tokens(sequences: Sequences, vocabulary: int, count: int) -> list[int]:
+    """Return the `count` most frequent scored tokens of the training text, in ascending order; of equals the lower."""
+    counts = np.zeros(vocabulary, dtype=np.int64)
+    for first in range(0, sequences.counts["train"], COUNTED_AT_ONCE):
+        numbers = np.arange(first, min(first + COUNTED_AT_ONCE, sequences.counts["train"]))
+        batch = sequences.batch("train", numbers)
+        counts += np.bincount(batch.tokens[batch.scored].numpy(), minlength=vocabulary)
+    return sorted(np.argsort(-counts, kind="stable")[:count].tolist())

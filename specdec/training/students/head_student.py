@@ -1,0 +1,130 @@
+"""Heads on a target's hidden states, with the target frozen or trained too."""
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+
+from specdec.errors import UsageError
+from specdec.heads.checkpoint import load_heads, read_heads, save_heads, state_offset
+from specdec.heads.network import Heads
+from specdec.targets.base import Target
+from specdec.targets.causal import Causal
+from specdec.training.data.hidden_states import StateSource
+from specdec.training.data.sequences import Batch, Sequences
+from specdec.training.optimizer import rate_factor, warm_up
+from specdec.training.recipes import HeadLossConfig, HeadTrainConfig
+from specdec.training.students.accuracy import HeadAccuracy, score_target
+from specdec.training.students.backbone import Backbone, backbone_loss
+from specdec.training.students.head_loss import heads_loss
+from specdec.training.students.state_student import StateStudent, per_position
+
+
+class HeadStudent(StateStudent):
+    """One set of heads, to their file, the backbone beside it if it was trained, and a summary."""
+
+    kind, unit, noun = "heads", "head", "file of heads"
+    watched = "heldout/head_1.top1"
+    rates = "optimizer.learning_rate"
+    save, load, read = staticmethod(save_heads), staticmethod(load_heads), staticmethod(read_heads)
+
+    config: HeadTrainConfig
+
+    def __init__(
+        self,
+        config: HeadTrainConfig,
+        accelerator: Accelerator,
+        target: Target,
+        sequences: Sequences,
+        source: StateSource,
+    ) -> None:
+        """
+        Raises:
+            UsageError: heads to go on from that are of another kind or target; more processes than sequences; a target
+                that cannot be trained.
+        """
+        super().__init__(config, accelerator, target, sequences, source)
+        self.units, self.optimizer = config.heads.count, config.optimizer
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)
+            heads = Heads(config.heads, target.hidden.embedding.detach(), target.hidden.output_layer.detach()).float()
+        self.network = self.first(heads)
+        if config.backbone == "joint":
+            if not isinstance(target, Causal):
+                raise UsageError(f"Target {type(target).__name__} is no model that can be trained: use target=causal.")
+            self.before = score_target(target, self.heldout_parts(None))
+            self.backbone = Backbone(target, *self.offsets(config, target), config.lora, config.seed)
+            self.network.rebind(*self.backbone.ends())
+            self.losses = ("train/heads_loss", "train/backbone_loss")
+        self.adopt(HeadLosses(self.network, self.backbone, config.loss))
+        rate = config.optimizer.learning_rate
+        groups = [
+            {"params": [p for p in module.parameters() if p.requires_grad], "lr": lr, "base_lr": lr, "part": part}
+            for part, module, lr in (
+                ("heads", self.network, rate * config.optimizer.heads_multiplier),
+                ("backbone", self.backbone, rate),
+            )
+            if module is not None
+        ]
+        kind = torch.optim.Adam if config.optimizer.name == "adam" else torch.optim.AdamW
+        betas = (config.optimizer.beta1, config.optimizer.beta2)
+        self.optimizers = [kind(groups, betas=betas, weight_decay=config.optimizer.weight_decay, fused=True)]
+        self.backbone_start = config.loss.backbone.first_step(self.steps) or 0
+
+    @staticmethod
+    def offsets(config: HeadTrainConfig, target: Target) -> tuple[int, ...]:
+        return (state_offset(config.heads, target),)
+
+    def scales(self, batch: Batch, step: int) -> list[float]:
+        loss = self.config.loss
+        heads, backbone = loss.heads.at(step, self.steps), loss.backbone.at(step, self.steps)
+        return per_position([backbone, *(heads * loss.decay**k for k in range(1, self.units + 1))], batch)
+
+    def set_rates(self, step: int) -> float:
+        rate, start = self.config.optimizer.rate, self.backbone_start
+        factor = rate_factor(step, self.steps, rate)
+        later = warm_up(max(step - start, 0), rate.warmup_steps) if start else 1.0
+        groups = self.optimizers[0].param_groups
+        for group in groups:
+            group["lr"] = group["base_lr"] * factor * (later if group["part"] == "backbone" else 1.0)
+        return float(groups[0]["lr"])
+
+    @staticmethod
+    def count(accuracy: HeadAccuracy, network: Heads, states: Tensor, tokens: Tensor, scored: Tensor) -> None:
+        with torch.no_grad():
+            features = enumerate(network.features(states, tokens), start=1)
+            accuracy.add(((own, network.output_layer(k)) for k, own in features), tokens, scored, tokens)
+
+
+class HeadLosses(nn.Module):
+    """The heads, and the backbone if it is trained."""
+
+    def __init__(self, heads: Heads, backbone: Backbone | None, loss: HeadLossConfig) -> None:
+        super().__init__()
+        self.heads, self.backbone, self.loss = heads, backbone, loss
+
+    def forward(
+        self, tokens: Tensor, scored: Tensor, scales: list[float], states: Tensor | None, teacher: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the heads' loss and the backbone's, each weighted.
+
+        Args:
+            tokens, scored: [B, S].
+            scales: the factors on the summed losses of the backbone and of heads 1, ..., K.
+            states: [B, S, D] of a frozen target.
+            teacher: [B, S, V] its logits, if the heads' loss has a share against them.
+        """
+        own = tokens.new_zeros((), dtype=torch.float32)
+        if self.backbone is not None:
+            moving = scales[0] > 0
+            with torch.set_grad_enabled(moving):
+                states, logits = self.backbone(tokens)
+            ends = self.backbone.ends()  # heads read both, and must not move them either while the backbone stands
+            self.heads.rebind(*(ends if moving else (weight.detach() for weight in ends)))
+            if self.loss.teacher or (moving and self.loss.self_distillation):
+                teacher = self.backbone.original_logits(tokens)
+            if moving:
+                original = teacher if self.loss.self_distillation else None
+                own = scales[0] * backbone_loss(logits, tokens, scored, original, self.loss.self_distillation)
+        assert states is not None
+        teacher = teacher if self.loss.teacher else None
+        return heads_loss(self.heads, states.float(), tokens, scored, scales[1:], teacher, self.loss.teacher), own

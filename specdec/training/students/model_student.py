@@ -1,0 +1,169 @@
+"""A whole model, trained from nothing on a text in tokens of its own: batches in, bfloat16 safetensors out."""
+
+import json
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    LlamaConfig,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
+
+from specdec.models.load import load_model
+from specdec.text.writing import write_atomically
+from specdec.training.data.batches import Batches
+from specdec.training.data.tokenized_corpus import TokenizedCorpus, load_corpus
+from specdec.training.data.tokenizer import bytes_per_token
+from specdec.training.optimizer import build_optimizers
+from specdec.training.recipes import ModelConfig, ModelTrainConfig, model_fingerprint
+from specdec.training.student import FinishedTraining, Student, training_device, training_dtype
+from specdec.training.students.scoring import HeldOutLoss, evenly_spaced_slice, heldout_loss, token_losses
+
+logger = logging.getLogger(__name__)
+
+INTO_RESIDUAL = ("o_proj.weight", "down_proj.weight", "c_proj.weight")
+
+
+class ModelStudent(Student):
+    """A fresh model, to its export and its summary."""
+
+    origin = "another recipe, seed or corpus"
+    watched = "heldout/nats_per_token"
+    rates = "the learning rates of recipe.optimizer"
+    scores = ("heldout/nats_per_token", "heldout/bits_per_byte")
+
+    module: PreTrainedModel
+
+    def __init__(self, config: ModelTrainConfig, corpus: TokenizedCorpus) -> None:
+        self.config, self.recipe, self.corpus = config, config.recipe, corpus
+        recipe, tokenizer = config.recipe, corpus.tokenizer
+        self.device = training_device(config.device)
+        self.dtype = training_dtype(recipe.bfloat16, self.device)
+        self.name, self.folder = recipe.name, Path(config.output_dir or f"models/{recipe.name}")
+        self.end_of_text, self.token_bytes = int(tokenizer.eos_token_id), bytes_per_token(tokenizer)
+        self.batches = Batches(corpus, recipe.data, config.seed)
+        self.steps, self.step_tokens = self.batches.steps, recipe.data.batch_tokens
+        self.module = build_model(recipe.model, len(tokenizer), self.end_of_text, config.seed).to(self.device)
+        self.optimizer, self.optimizers = recipe.optimizer, build_optimizers(self.module, recipe.optimizer)
+        self.fingerprint = model_fingerprint(config, corpus.manifest["sha256"])
+        watched = next(iter(corpus.heldout.values()))
+        self.heldout = evenly_spaced_slice(watched, recipe.monitor.heldout_tokens, recipe.monitor.heldout_window)
+        self.loss_of: Callable[[nn.Module, Tensor], Tensor] = token_losses
+
+    @classmethod
+    def open(cls, config: ModelTrainConfig) -> "ModelStudent":
+        logger.info("Reading the corpus")
+        return cls(config, load_corpus(config.recipe.corpus, config.recipe.model.context, Path(config.corpus_dir)))
+
+    def begin(self) -> None:
+        if self.recipe.compile:
+            if self.device.type == "cpu":
+                self.module.set_attn_implementation("eager")  # compiled, it beats the fused kernel there
+            # Each stage's shape compiles once.
+            self.loss_of = torch.compile(token_losses, dynamic=False)
+
+    def part_losses(self, step: int) -> Iterator[Tensor]:
+        sequences = torch.from_numpy(self.batches(step)).to(self.device)
+        at_once = max(1, self.recipe.data.micro_batch_tokens // (sequences.shape[1] - 1))
+        count = sequences.shape[0] * (sequences.shape[1] - 1)
+        for micro in sequences.split(at_once):
+            with self.arithmetic():
+                loss = self.loss_of(self.module, micro).sum() / count
+            yield loss[None]
+
+    def score(self) -> dict[str, float]:
+        """Score the held-out slice in the arithmetic of training: a monitor, not the reported figure."""
+        with self.arithmetic():
+            window = self.recipe.monitor.heldout_window
+            scored = heldout_loss(self.module, self.heldout, self.token_bytes, self.end_of_text, window)
+        return dict(zip(self.scores, (scored.nats_per_token, scored.bits_per_byte), strict=True))
+
+    def export(self, effort: dict[str, Any]) -> FinishedTraining:
+        folder = self.folder / "model"
+        exported = export_model(self.module, self.corpus.tokenizer, folder)
+        window = self.recipe.model.context
+        scores = {
+            name: heldout_loss(exported, stream, self.token_bytes, self.end_of_text, window, at_once=1)
+            for name, stream in self.corpus.heldout.items()
+        }
+        scores["all"] = sum(scores.values(), HeldOutLoss(0.0, 0, 0))
+        summary = {
+            "recipe": asdict(self.recipe),
+            "seed": self.config.seed,
+            "fingerprint": self.fingerprint,
+            "corpus_sha256": self.corpus.manifest["sha256"],
+            **model_size(self.module, folder),
+            **effort,
+            "heldout": {
+                name: asdict(score) | {"nats_per_token": score.nats_per_token, "bits_per_byte": score.bits_per_byte}
+                for name, score in scores.items()
+            },
+        }
+        write_atomically(self.folder / "corpus.json", json.dumps(self.corpus.manifest, indent=1) + "\n")
+        metrics = {
+            f"heldout/final.{part}.{unit}": float(getattr(score, unit))
+            for part, score in scores.items()
+            for unit in ("nats_per_token", "bits_per_byte")
+        }
+        loss = scores["all"]
+        sentence = (
+            f"held-out {loss.nats_per_token:.4f} nats per token, {loss.bits_per_byte:.4f} bits per byte; "
+            f"exported to {folder}"
+        )
+        return self.finished(summary, metrics, sentence)
+
+
+def build_model(config: ModelConfig, vocabulary: int, end_of_text: int, seed: int) -> PreTrainedModel:
+    """Build a fresh float32 decoder on the CPU: a Llama with tied embeddings, or a GPT-2 without dropout and with
+    embeddings of its own at both ends, so that the sizes are those of 2211.17192, section 4.1. Projections into the
+    residual stream start at zero.
+    """
+    torch.manual_seed(seed)
+    common = {
+        "vocab_size": vocabulary,
+        **dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"), end_of_text),
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "max_position_embeddings": config.context,
+        "tie_word_embeddings": config.architecture == "llama",
+    }
+    if config.architecture == "llama":
+        shape: PretrainedConfig = LlamaConfig(
+            **common, intermediate_size=config.mlp_size, num_key_value_heads=config.heads
+        )
+    else:
+        shape = GPT2Config(**common, n_inner=config.mlp_size, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(shape, trust_remote_code=False).float()
+    for name, parameter in model.named_parameters():
+        if name.endswith(INTO_RESIDUAL):
+            nn.init.zeros_(parameter)
+    return model
+
+
+def export_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> Any:
+    """Write the model in bfloat16 safetensors with its tokenizer, as `from_pretrained` reads them; return what was
+    written, loaded in float32 on the model's device.
+    """
+    copy = type(model)(model.config)
+    copy.load_state_dict(model.state_dict())
+    copy.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return load_model(str(folder), dtype=torch.float32, device=model.device, attention="auto", kind="causal")
+
+
+def model_size(model: nn.Module, folder: Path) -> dict[str, int]:
+    """Return the lines of `summary.json` that say how large an exported model is."""
+    return {
+        "parameters": sum(weight.numel() for weight in model.parameters()),
+        "bytes": sum(file.stat().st_size for file in folder.iterdir()),
+    }

@@ -1,0 +1,280 @@
+"""Modules that learn to read a target's hidden states: what students of that kind share.
+
+Built on accelerate: several processes share a step's sequences, and only the first writes. Knows neither the modules
+nor their loss.
+"""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from torch import Tensor, nn
+
+from specdec.errors import UsageError
+from specdec.heads.trained_file import TrainedFile
+from specdec.models.arithmetic import arithmetic_of
+from specdec.sampling import SamplingConfig
+from specdec.targets.base import Target, targets
+from specdec.training.data.head_data import open_sequences
+from specdec.training.data.hidden_states import StateSource
+from specdec.training.data.sequences import Batch, Sequences
+from specdec.training.recipes import StateTrainConfig
+from specdec.training.student import FinishedTraining, SequenceStudent, training_device, training_dtype
+from specdec.training.students.accuracy import HeadAccuracy, TargetScore, score_target
+from specdec.training.students.backbone import Backbone
+
+logger = logging.getLogger(__name__)
+
+BACKBONE_FOLDER = "backbone"
+
+# Only the target's logits are read, before any sampling.
+_SAMPLING = SamplingConfig(name="greedy", temperature=0.0, top_k=None, top_p=None, min_p=None, typical_p=None)
+
+
+class StateStudent(SequenceStudent):
+    """A student of the states of a target, to a file of what was trained and a summary.
+
+    Class attributes:
+        unit: what the network has several of, in the metrics' names and in messages: head or step.
+        noun: what the file of a network holds, for messages.
+        save, load, read: write the file, load the network from it for a target, and read it without a target.
+
+    Attributes:
+        target_identity: the hash of the target's weights, as they were at the beginning.
+        network: what is written to the file; `module` computes its loss.
+        units: how many heads or steps are scored.
+        backbone: the target's own model, if it is trained too.
+        before: the target's own figures before that.
+    """
+
+    origin = "another recipe, seed, target or data"
+    unit: ClassVar[str]
+    noun: ClassVar[str]
+    save: ClassVar[Callable[..., None]]
+    load: ClassVar[Callable[[Path, Target], Any]]
+    read: ClassVar[Callable[..., TrainedFile[Any]]]
+
+    config: Any
+    network: Any
+    units: int
+    backbone: Backbone | None = None
+    before: Mapping[str, float] = MappingProxyType({})
+
+    def __init__(
+        self,
+        config: StateTrainConfig,
+        accelerator: Accelerator,
+        target: Target,
+        sequences: Sequences,
+        source: StateSource,
+    ) -> None:
+        """
+        Args:
+            source: the states of the target; not read if the target itself is trained.
+        Raises:
+            UsageError: more processes than sequences.
+        """
+        self.accelerator, self.target, self.source = accelerator, target, source
+        self.device, self.processes = accelerator.device, accelerator.num_processes
+        self.dtype = torch.bfloat16 if accelerator.mixed_precision == "bf16" else torch.float32
+        self.writes = accelerator.is_main_process
+        self.target_identity = target.hidden.identity
+        rounded = config.data.states.dtype
+        super().__init__(config, sequences, rounded, config.target.get("dtype"), self.target_identity)
+        if sequences.batch_size // config.micro_batch % self.processes:
+            raise UsageError(
+                f"{self.processes} processes cannot share a step of data.batch={sequences.batch_size} in parts of "
+                f"micro_batch={config.micro_batch}: make the first a multiple of the second times the processes."
+            )
+        self._reference: dict[str, float] | None = None
+
+    @classmethod
+    def open(cls, config: Any) -> "StateStudent":
+        """Open target, sequences and states of a recipe, first in the main process and then in the others."""
+        device = training_device(config.device)  # refuses a GPU that is not there
+        frozen = getattr(config, "backbone", "frozen") == "frozen"
+        accelerator = Accelerator(
+            cpu=config.device == "cpu",
+            mixed_precision="bf16" if training_dtype(config.bfloat16, device) == torch.bfloat16 else "no",
+            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=not frozen)],
+        )
+        target = load_target(config.target, accelerator.device)
+        with accelerator.main_process_first():
+            sequences = open_sequences(config.data, target, config.seed)
+            offsets, teacher = cls.offsets(config, target), config.loss.teacher > 0
+            source = StateSource(target, offsets, sequences, config.data.states, teacher)
+            if frozen:  # its states may be kept on disk
+                source.prepare()
+        return cls(config, accelerator, target, sequences, source)
+
+    def adopt(self, module: nn.Module) -> None:
+        """Train a module from now on, which gives the weighted losses of a micro-batch.
+
+        It is called with tokens [B, S], scored [B, S], `scales`, the states of a frozen target [B, S, n * D] and, if a
+        loss has a share against them, its logits [B, S, V].
+        """
+        self.module = module.to(self.device)
+        self.wrapped = self.accelerator.prepare(self.module)
+        self.scores = (*self.accuracy().metrics(), *TargetScore().metrics())
+
+    def first(self, network: Any) -> Any:
+        """Return an untrained network, or with the weights of `init`.
+
+        Raises:
+            UsageError: the network of the file is of another kind, or was trained on other weights.
+        """
+        path, wanted = self.config.init, asdict(network.config)
+        if path is None:
+            return network
+        stored = type(self).read(path, key="init")
+        if stored.target != self.target_identity:
+            raise UsageError(
+                f"The {self.noun} init={path} was trained on a target whose weights have the hash "
+                f"{stored.target[:16]}; this one's have {self.target_identity[:16]}: go on with the target that it was "
+                "trained on."
+            )
+        own = asdict(stored.config)
+        other = [name for name in wanted if name != "name" and wanted[name] != own[name]]
+        if other:
+            raise UsageError(
+                f"The {self.noun} init={path} has {', '.join(f'{name}={own[name]}' for name in other)} and the recipe "
+                f"has {', '.join(f'{self.kind}.{name}={wanted[name]}' for name in other)}: make them the same."
+            )
+        network.load_state_dict(stored.weights)
+        return network
+
+    @staticmethod
+    @abstractmethod
+    def offsets(config: Any, target: Target) -> tuple[int, ...]:
+        """Return the layers of the target whose states are read, counted down from the last."""
+
+    @abstractmethod
+    def scales(self, batch: Batch, step: int) -> list[float]:
+        """Return the factor on each summed loss of a step: its weight over the number of positions in the batch."""
+
+    @staticmethod
+    @abstractmethod
+    def count(accuracy: HeadAccuracy, network: Any, states: Tensor, tokens: Tensor, scored: Tensor) -> None:
+        """Count how often a network is right on a batch of text: tokens and scored [B, S]."""
+
+    def accuracy(self) -> HeadAccuracy:
+        """Return the counts of no text yet."""
+        return HeadAccuracy(self.units, self.unit)
+
+    # --- steps
+
+    def part_losses(self, step: int) -> Iterator[Tensor]:
+        batch = self.sequences.train(step)
+        scales, accelerator = self.scales(batch, step), self.accelerator
+        # Random dropping and noise are seeded by the step alone, so that a resumed training does the same.
+        place = step * self.processes + accelerator.process_index
+        torch.manual_seed(self.config.seed + place * 0x9E3779B1 % 2**31)
+        self.module.train()
+        parts = list(batch.split(self.config.micro_batch))[accelerator.process_index :: self.processes]
+        for number, part in enumerate(parts, start=1):
+            # Gradients are averaged over the processes once a step, after its last part.
+            with nullcontext() if number == len(parts) else accelerator.no_sync(self.wrapped):
+                states, teacher = self.source.states(part) if self.backbone is None else (None, None)
+                floats = None if states is None else states.float()
+                losses = self.wrapped(*part.on(self.device), scales, floats, teacher)
+                yield torch.stack(losses[: max(len(self.losses), 1)])
+
+    def summed(self, values: Tensor) -> Tensor:
+        total: Tensor = self.accelerator.reduce(values, "sum")
+        return total
+
+    # --- held-out text
+
+    @torch.no_grad()
+    def score(self) -> dict[str, float]:
+        """Score a part of the held-out text, in the arithmetic of training: a monitor."""
+        if not self.writes:
+            return {}
+        self.module.eval()
+        accuracy, own = self.accuracy(), TargetScore()
+        watched = self.config.monitor.heldout_batches
+        with self.accelerator.autocast():
+            for part in self.heldout_parts(watched):
+                tokens, scored = part.on(self.device)
+                states, logits = self.source.states(part) if self.backbone is None else self.backbone(tokens)
+                self.count(accuracy, self.network, states.float(), tokens, scored)
+                if self.backbone is not None:
+                    own.add(logits, tokens, scored)
+        if self.backbone is None and self._reference is None:  # a frozen target has the same figures every time
+            self._reference = score_target(self.target, self.heldout_parts(watched))
+        return accuracy.metrics() | (self._reference or own.metrics())
+
+    def heldout_parts(self, limit: int | None) -> Iterator[Batch]:
+        """Yield the held-out sequences, of at most `limit` batches, in micro-batches."""
+        for batch in islice(self.sequences.heldout(), limit):
+            yield from batch.split(self.config.micro_batch)
+
+    @torch.no_grad()
+    def scored_by(self, network: Any, target: Target, parts: Iterable[Batch]) -> dict[str, float]:
+        """Return the accuracy of a network on its target's states of text, and the target's own."""
+        accuracy, own = self.accuracy(), TargetScore()
+        for part in parts:
+            tokens, scored = part.on(target.device)
+            states, logits = target.hidden.sequence(tokens, *self.offsets(self.config, target))
+            self.count(accuracy, network, states.clone(), tokens, scored)
+            own.add(logits, tokens, scored)
+        return accuracy.metrics() | own.metrics()
+
+    # --- the end
+
+    def export(self, effort: dict[str, Any]) -> FinishedTraining:
+        path, target = self.folder / f"{self.kind}.safetensors", self.target
+        summary = self.summary(effort, self.network) | {
+            "processes": self.processes,
+            "target_dtype": str(target.hidden.output_layer.dtype).removeprefix("torch."),
+        }
+        network = self.network.to(getattr(torch, self.config.save_dtype))
+        if self.backbone is not None:
+            folder = self.folder / BACKBONE_FOLDER
+            self.backbone.save(folder)
+            target = load_target(self.config.target | {"model": str(folder)}, self.device)
+            summary["target_before"] = {"sha256": self.target_identity} | self.before
+        identity = target.hidden.identity
+        summary["target"] = identity
+        type(self).save(network, path, identity, summary)
+        metrics = self.scored_by(type(self).load(path, target), target, self.heldout_parts(None))
+        loss, nats = "", "heldout/target.nats_per_token"
+        if self.before:
+            metrics |= {name.replace("heldout/", "heldout/before."): value for name, value in self.before.items()}
+            loss = f"; the backbone's held-out loss was {self.before[nats]:.4f} and is {metrics[nats]:.4f} nats"
+        type(self).save(network, path, identity, summary | {"heldout": metrics})
+        summary |= {"bytes": path.stat().st_size, "heldout": metrics}
+        tops = ", ".join(f"{metrics[f'heldout/{self.unit}_{number + 1}.top1']:.3f}" for number in range(self.units))
+        return self.finished(
+            summary,
+            {name.replace("heldout/", "heldout/final.", 1): value for name, value in metrics.items()},
+            f"held-out top-1 accuracy of the {self.unit}s {tops}, the target's own "
+            f"{metrics['heldout/target.top1']:.3f}{loss}; saved to {path}",
+        )
+
+
+def per_position(weights: Sequence[float], batch: Batch) -> list[float]:
+    """Return each weight over the number of positions at which the token that many places after the next is scored."""
+    seen = [int(batch.scored[:, k + 1 :].sum()) for k in range(len(weights))]
+    return [weight / max(positions, 1) for weight, positions in zip(weights, seen, strict=True)]
+
+
+def load_target(values: dict[str, Any], device: torch.device) -> Target:
+    """Load the target of a recipe to the device of this process.
+
+    One sentence says where that computes in another dtype than was asked for, or slowly: the states of all training
+    text are computed.
+    """
+    target = targets.build({**values, "device": str(device)}, sampling=_SAMPLING)
+    arithmetic = arithmetic_of(target.model)
+    if arithmetic is not None and arithmetic.sentence:
+        logger.info("The target's states: %s", arithmetic.sentence)
+    return target

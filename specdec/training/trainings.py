@@ -1,0 +1,39 @@
+"""Every kind of training behind one function."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from specdec.config import validated
+from specdec.training.loop import prepare, train
+from specdec.training.recipes import RECIPES
+from specdec.training.student import FinishedTraining, Student
+from specdec.training.students.eagle_student import EagleStudent
+from specdec.training.students.head_student import HeadStudent
+from specdec.training.students.model_student import ModelStudent
+from specdec.training.students.parallel_student import ParallelStudent
+from specdec.training.students.unlikelihood_student import UnlikelihoodStudent
+
+STUDENTS: Mapping[str, type[Student]] = {
+    "recipe": ModelStudent,
+    "heads": HeadStudent,
+    "eagle": EagleStudent,
+    "parallel": ParallelStudent,
+    "unlikelihood": UnlikelihoodStudent,
+}
+
+
+def run(kind: str, values: Mapping[str, Any]) -> FinishedTraining | None:
+    """Train what a recipe names, or go on training it.
+
+    Args:
+        kind: the recipe's config group.
+        values: the configuration, plain data from YAML.
+    Returns:
+        None in all processes but the first.
+    Raises:
+        UsageError: bad values, files or models; a checkpoint of another recipe.
+        Interrupted: after a signal.
+    """
+    config = validated(RECIPES[kind], values, source="the configuration" if kind == "recipe" else "")
+    prepare(config)
+    return train(STUDENTS[kind].open(config))

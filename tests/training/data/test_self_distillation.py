@@ -1,0 +1,158 @@
+"""Text that the target writes itself: its own law, resumable, the same for the same seed."""
+
+import shutil
+from collections import Counter, namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from specdec.errors import UsageError
+from specdec.text.document_store import Encoded, write_documents
+from specdec.text.streams import read_streams
+from specdec.training.data.head_data import open_sequences
+from specdec.training.data.self_distillation import SelfDistillation
+
+GENERATED = {
+    "texts": 10, "heldout_texts": 4, "prefix_tokens": 5, "new_tokens": 11, "temperature": 0.0, "batch": 4,
+}  # fmt: skip
+GREEDY, SAMPLED = GENERATED, GENERATED | {"temperature": 1.0}
+
+
+def streams(folder: Path) -> dict[str, list]:
+    return {path.name: read_streams(path) for path in sorted(folder.rglob("*.jsonl"))}
+
+
+def documents(sequences, part: str) -> list[Encoded]:
+    store = sequences._parts[part].documents
+    return [store[i] for i in range(len(store))]
+
+
+def test_greedy_text_is_the_models_own(head_data, text_target, text_file, tmp_path):
+    config = head_data(generated=GREEDY, packed=False, batch=2)
+    sequences = open_sequences(config, text_target, seed=3)
+    lines = text_file.read_text().splitlines()
+    parts = {"train": [x for i, x in enumerate(lines, 1) if i % 10], "heldout": lines[9::10]}
+    for part, count in (("train", 10), ("heldout", 4)):
+        found = documents(sequences, part)
+        assert len(found) == count
+        for document in found:
+            prompt = document.tokens[~document.scored]
+            assert len(prompt) == 5 and not document.scored[:5].any() and document.scored[5:].all()
+            assert any(text_target.tokenizer.decode(prompt) in line for line in parts[part])  # of its own part
+            tokens = torch.from_numpy(document.tokens.astype(np.int64))[None]
+            logits = text_target.model(tokens).logits[0]
+            assert logits[4:-1].argmax(-1).tolist() == tokens[0, 5:].tolist()
+    assert sequences.manifest["generated"] == GREEDY
+    assert all(stream.ended == (stream.generated[-1] in text_target.end_tokens)
+               for file in streams(tmp_path / "kept").values() for stream in file)  # fmt: skip
+
+
+def test_the_same_seed_writes_the_same_and_an_interrupted_run_goes_on(head_data, text_target, tmp_path, monkeypatch):
+    def run(folder: str, seed: int) -> dict[str, list]:
+        open_sequences(head_data(generated=SAMPLED, folder=str(tmp_path / folder)), text_target, seed)
+        return streams(tmp_path / folder)
+
+    state = torch.get_rng_state()
+    whole = run("whole", 3)
+    assert torch.equal(state, torch.get_rng_state())
+    assert list(whole) == ["heldout_00000.jsonl", "train_00000.jsonl", "train_00001.jsonl", "train_00002.jsonl"]
+    generate, calls = text_target.model.generate, []
+
+    def interrupted(*args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return generate(*args, **kwargs)
+
+    monkeypatch.setattr(text_target.model, "generate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run("interrupted", 3)
+    assert len(streams(tmp_path / "interrupted")) == 2
+    assert run("interrupted", 3) == whole and len(calls) == 5  # two before, two after, and the one that was cut
+    assert run("other", 4) != whole
+    calls.clear()
+    run("whole", 3)
+    assert not calls
+
+
+def test_samples_follow_the_models_law(tiny_llama, sampling, tiny_corpus, tmp_path, head_data):
+    """Second tokens after one prompt against the exact law; at 5 sigma a false alarm has chance < 1e-5."""
+    from specdec.targets.causal import Causal
+
+    target = Causal(tiny_llama(7), sampling(), tiny_corpus.tokenizer)
+    one = Encoded(np.array([2, 5, 3]), np.ones(3, bool))
+    store = write_documents(tmp_path / "store", [("train", one), ("heldout", one)], {})
+    config = head_data(generated=SAMPLED | {
+        "texts": 4000, "heldout_texts": 1, "prefix_tokens": 3, "new_tokens": 2, "temperature": 0.7, "batch": 1000,
+    }).generated  # fmt: skip
+    written = SelfDistillation(config, target, 1, 16).documents(store, False, tmp_path / "written")
+    counts = Counter(int(written.train[i].tokens[4]) for i in range(4000))
+    law = torch.zeros(7, dtype=torch.float64)
+    first = (target.model(torch.tensor([[2, 5, 3]])).logits[0, -1] / 0.7).softmax(-1)
+    for token in range(7):
+        law += first[token] * (target.model(torch.tensor([[2, 5, 3, token]])).logits[0, -1] / 0.7).softmax(-1)
+    for token in range(7):
+        p = float(law[token])
+        assert abs(counts[token] / 4000 - p) < 5 * (p * (1 - p) / 4000) ** 0.5 + 1e-3
+
+
+def test_a_prompt_of_another_length_changes_nothing_in_its_neighbours(text_target, tmp_path, head_data):
+    """Conversations' beginnings differ in length, so a batch is padded."""
+    scored = [np.array([0] * n + [1] * 4, bool) for n in (3, 6, 9)]
+    rng = np.random.default_rng(0)
+    chats = [("train", Encoded(rng.integers(1, 300, len(s)), s)) for s in scored]
+    store = write_documents(tmp_path / "store", [*chats, ("heldout", chats[0][1])], {})
+    config = head_data(generated=GREEDY | {"texts": 9}).generated
+    written = SelfDistillation(config, text_target, 1, 64).documents(store, True, tmp_path / "written")
+    assert len(written.train) == 3  # each conversation once
+    for i, n in enumerate((3, 6, 9)):
+        document = written.train[i]
+        assert document.tokens[:n].tolist() == chats[i][1].tokens[:n].tolist()
+        assert np.flatnonzero(document.scored)[0] == n
+        logits = text_target.model(torch.from_numpy(document.tokens.astype(np.int64))[None]).logits[0]
+        assert logits[n - 1 : -1].argmax(-1).tolist() == document.tokens[n:].tolist()
+
+
+def test_conversations_go_on_where_an_answer_begins(head_data, text_target, tmp_path):
+    scored = np.array([0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 1], bool)
+    document = Encoded(np.arange(10, 21), scored)
+    store = write_documents(tmp_path / "store", [("train", document)] * 40 + [("heldout", document)], {})
+    config = head_data(generated=GREEDY | {"texts": 40, "new_tokens": 11}).generated
+    written = SelfDistillation(config, text_target, 1, 19).documents(store, True, tmp_path / "written")
+    lengths = Counter(int(np.flatnonzero(written.train[i].scored)[0]) for i in range(40))
+    assert set(lengths) == {2, 7}  # the third answer begins too late for 19 - 11 tokens
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"prefix_tokens": 10}, "prefix_tokens=10 and new_tokens=11 are more than data.sequence_length=16 together"),
+        ({"temperature": -1.0}, "data.*generated.temperature=-1.0|generated.temperature=-1.0"),
+        ({"new_tokens": 4, "prefix_tokens": 12, "texts": 0}, "generated.texts=0"),
+    ],
+)  # fmt: skip
+def test_bad_values_are_refused(head_data, text_target, changes, says):
+    with pytest.raises(UsageError, match=says):
+        open_sequences(head_data(generated=GREEDY | changes), text_target, seed=3)
+
+
+def test_a_full_disk_is_noticed_before_the_target_writes(head_data, text_target, monkeypatch):
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 100))
+    monkeypatch.setattr(text_target.model, "generate", None)
+    needed = (10 + 4) * 16 * 16 * 8  # sequences, tokens, width, bytes
+    with pytest.raises(UsageError, match=f"needs {needed:,} bytes for hidden states, and 100 are free"):
+        open_sequences(head_data(generated=GREEDY, states={"cache": "disk"}), text_target, seed=3)
+
+
+def test_too_short_documents_are_refused(head_data, text_target, text_file):
+    text_file.write_text("if\n" * 40)
+    with pytest.raises(UsageError, match="No training document of data.source is longer than data.generated.prefix"):
+        open_sequences(head_data(generated=GREEDY), text_target, seed=3)
+
+
+def test_a_table_writes_no_text(head_data, table):
+    with pytest.raises(UsageError, match="needs a target that is a model"):
+        SelfDistillation(head_data(generated=GREEDY).generated, table([[0.5, 0.5], [0.5, 0.5]]), 1, 64)

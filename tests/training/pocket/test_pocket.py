@@ -1,0 +1,134 @@
+"""The shipped pocket models are what their card says."""
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fixtures.trainings import held_out_code
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+
+import specdec
+from specdec.models.load import load_model
+from specdec.text.repetition import repeated_share
+from specdec.training.data.tokenized_corpus import encode, with_end_of_text
+from specdec.training.data.tokenizer import bytes_per_token
+from specdec.training.pocket.publish import write_card
+from specdec.training.students.scoring import heldout_loss
+
+POCKET = Path(specdec.__file__).parent / "pocket"
+ROLES = ("target", "drafter")
+
+
+@pytest.fixture(scope="module")
+def models():
+    cpu = torch.device("cpu")
+    return {role: load_model(str(POCKET / role), dtype=torch.float32, device=cpu, attention="auto") for role in ROLES}
+
+
+def summary(role: str) -> dict:
+    return json.loads((POCKET / f"summary_{role}.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("role", "least", "most", "layers"), [("target", 10.0e6, 13e6, 8), ("drafter", 1.0e6, 1.3e6, 2)]
+)
+def test_shape_and_size(models, role, least, most, layers):
+    model = models[role]
+    parameters = sum(p.numel() for p in model.parameters())
+    assert least <= parameters <= most and parameters == summary(role)["parameters"]
+    assert model.config.num_hidden_layers == layers
+    assert model.config.vocab_size == 4096 and model.config.max_position_embeddings == 2048
+    assert model.config.tie_word_embeddings
+    assert AutoModelForCausalLM.from_pretrained(POCKET / role, dtype="auto").dtype == torch.bfloat16
+
+
+def test_together_at_most_30_megabytes():
+    heads = POCKET / "heads"
+    files = [f for f in POCKET.rglob("*") if f.is_file() and heads not in f.parents]
+    assert sum(f.stat().st_size for f in files) <= 30e6
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_tokenizer(role):
+    tokenizer = AutoTokenizer.from_pretrained(POCKET / role)
+    assert len(tokenizer) == 4096
+    assert tokenizer.eos_token == tokenizer.bos_token == "<|endoftext|>"
+    text = Path(__file__).read_text(encoding="utf-8") + "\t naïve 北京 🎉\r\n"
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert len(text.encode()) / len(ids) > 2.5
+    assert (POCKET / role / "tokenizer.json").read_bytes() == (POCKET / "target/tokenizer.json").read_bytes()
+
+
+@pytest.mark.slow
+def test_losses_are_those_of_the_card_and_the_target_is_clearly_better(models):
+    tokenizer = AutoTokenizer.from_pretrained(POCKET / "target")
+    # One full window, as the card's: the drafter is much worse far from the beginning.
+    streams = [
+        with_end_of_text([ids[:2047]], tokenizer.eos_token_id) for ids in encode(tokenizer, held_out_code()[::3])
+    ]
+    sizes = bytes_per_token(tokenizer)
+    loss = {}
+    for role, model in models.items():
+        scores = [heldout_loss(model, s, sizes, tokenizer.eos_token_id, 2048) for s in streams]
+        loss[role] = sum(s.nats for s in scores) / sum(s.tokens for s in scores)
+        # The beginnings of the files of another Python are not the whole text of the card's.
+        assert loss[role] == pytest.approx(summary(role)["heldout"]["code"]["nats_per_token"], abs=0.4)
+    assert loss["target"] < loss["drafter"] - 0.15
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_card_and_history_agree_with_the_summary(role):
+    card, about = (POCKET / "MODEL_CARD.md").read_text(encoding="utf-8"), summary(role)
+    for part in ("all", "code", "docs"):
+        for unit in ("nats_per_token", "bits_per_byte"):
+            assert f"{about['heldout'][part][unit]:.3f}" in card
+    assert f"{about['tokens']:,}" in card and about["date"] in card
+    rows = list(csv.DictReader((POCKET / f"history_{role}.csv").open(encoding="utf-8")))
+    assert [int(r["step"]) for r in rows] == list(range(1, about["steps"] + 1))
+    assert np.isfinite([float(r["train_loss"]) for r in rows]).all()
+
+
+def test_the_card_is_made_of_the_records(tmp_path):
+    for file in POCKET.glob("*.*"):
+        shutil.copy(file, tmp_path)
+    write_card(tmp_path)
+    card = (tmp_path / "MODEL_CARD.md").read_text(encoding="utf-8")
+    assert card == (POCKET / "MODEL_CARD.md").read_text(encoding="utf-8")
+    heldout = summary("unlikelihood")["heldout"]
+    assert f"| {heldout['before']['looping']:.1%} | {heldout['after']['looping']:.1%} |" in card
+    rows = list(csv.DictReader((POCKET / "history_unlikelihood.csv").open(encoding="utf-8")))
+    assert [int(row["step"]) for row in rows] == list(range(1, summary("unlikelihood")["steps"] + 1))
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_the_target_seldom_loops(models):
+    """What a person's first figures are about: most texts of 128 tokens looped before the training against loops."""
+    tokenizer = AutoTokenizer.from_pretrained(POCKET / "target")
+    texts = [ids for ids in encode(tokenizer, held_out_code()) if len(ids) > 1000]
+    beginnings = torch.tensor(
+        np.stack([ids[start : start + 128] for ids in texts for start in (200, 600)])[:16].astype(int)
+    )
+    how = GenerationConfig(do_sample=False, max_new_tokens=128, eos_token_id=tokenizer.eos_token_id, pad_token_id=0)
+    written = models["target"].generate(beginnings, attention_mask=torch.ones_like(beginnings), generation_config=how)
+    looping = [repeated_share(row, 32) >= 0.5 for row in written[:, 128:].tolist()]
+    assert len(looping) >= 16 and sum(looping) / len(looping) < 0.4
+
+
+def test_the_target_read_what_was_promised():
+    assert summary("target")["tokens"] >= 20_000_000
+
+
+def test_the_manifest_names_no_machine_and_has_hashes():
+    corpus = json.loads((POCKET / "corpus.json").read_text(encoding="utf-8"))
+    assert corpus["sha256"] == summary("target")["corpus_sha256"] == summary("drafter")["corpus_sha256"]
+    assert all(len(s["sha256"]) == 64 for s in corpus["sources"].values())
+    for file in POCKET.rglob("*"):
+        if file.suffix in (".json", ".md", ".csv"):
+            text = file.read_text(encoding="utf-8")
+            assert "/root/" not in text and "/home/" not in text and "/work/" not in text, file.name

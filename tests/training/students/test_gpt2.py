@@ -1,0 +1,165 @@
+"""The GPT-like recipes: shapes as published, a tiny one trained, resumed, exported, loaded; Llama recipes unchanged."""
+
+import json
+from copy import deepcopy
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import torch
+from fixtures.adapted_models import trained
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from safetensors.torch import load_file
+
+from specdec.config import config_dir, validated
+from specdec.errors import UsageError
+from specdec.models.load import load_model, load_tokenizer
+from specdec.training import trainings
+from specdec.training.data.tokenized_corpus import load_corpus
+from specdec.training.data_recipes import fingerprint
+from specdec.training.optimizer import build_optimizers
+from specdec.training.recipes import ModelTrainConfig, PythonRecipe, TextRecipe, model_fingerprint
+from specdec.training.student import training_device
+from specdec.training.students.model_student import ModelStudent, build_model
+
+DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "text"
+
+
+def composed(name: str, *overrides: str) -> ModelTrainConfig:
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        values = OmegaConf.to_container(compose("train", [f"+recipe={name}", *overrides]), resolve=True)
+    assert isinstance(values, dict)
+    return validated(ModelTrainConfig, values)
+
+
+@pytest.fixture
+def gpt_values(train_values, tmp_path):
+    """The tiny recipe as a GPT-2 on a text file: 8 steps of 64 tokens."""
+    lines = [f"the {word} has the number {i} and the number {i + 7}" for i in range(40) for word in ("cat", "dog")]
+    (tmp_path / "text.txt").write_text("\n".join(lines), encoding="utf-8")
+    values = deepcopy(train_values)
+    recipe = values["recipe"]
+    recipe["model"]["architecture"] = "gpt2"
+    recipe["corpus"] = {
+        "name": "text", "path": str(tmp_path / "text.txt"), "hub_id": None, "hub_config": None, "split": "train",
+        "revision": None, "field": "text", "documents": "lines", "max_bytes": None, "heldout_every": 20,
+        "vocabulary": 270,
+    }  # fmt: skip
+    del recipe["data"]["stdlib_passes"], recipe["data"]["stdlib_lateness"]
+    recipe["data"]["max_passes"] = 20
+    recipe["monitor"]["checkpoint_seconds"] = 1e9  # a signal saves all the same
+    return values
+
+
+@pytest.mark.parametrize(("name", "layers", "width", "millions"), [("gpt97m", 12, 768, 97.3), ("gpt6m", 2, 256, 5.7)])
+def test_the_recipes_have_the_published_sizes(name, layers, width, millions):
+    """97M and 6M in the paper; counted without the positions, whose number it does not print."""
+    config = composed(name)
+    assert isinstance(config.recipe, TextRecipe) and config.recipe.corpus.vocabulary == 8000
+    with torch.device("meta"):
+        model = build_model(config.recipe.model, 8000, 0, seed=1)
+    assert (model.config.n_layer, model.config.n_embd) == (layers, width)
+    parameters = sum(p.numel() for name, p in model.named_parameters() if "wpe" not in name)
+    assert parameters / 1e6 == pytest.approx(millions, abs=0.1)
+
+
+def test_both_recipes_share_corpus_and_tokenizer():
+    target, drafter = composed("gpt97m").recipe, composed("gpt6m").recipe
+    assert target.corpus == drafter.corpus and target.model.context == drafter.model.context
+
+
+def test_a_local_text_takes_the_place_of_lm1b():
+    recipe = composed("gpt6m", "corpus@recipe.corpus=text", "recipe.corpus.path=some.txt").recipe
+    assert isinstance(recipe, TextRecipe)
+    assert (recipe.corpus.path, recipe.corpus.hub_id) == ("some.txt", None)
+
+
+def test_old_checkpoints_and_corpora_of_llama_recipes_stay_valid():
+    """The formula as it was before there was a choice of architecture and of corpus."""
+    for name in ("pocket_target", "pocket_drafter"):
+        config = composed(name)
+        recipe = config.recipe
+        assert isinstance(recipe, PythonRecipe)
+        model = {key: value for key, value in asdict(recipe.model).items() if key != "architecture"}
+        assert set(model) == {"hidden_size", "layers", "heads", "mlp_size", "context"}
+        parts = (model, recipe.data, recipe.optimizer, recipe.bfloat16, config.seed, "hash")
+        assert model_fingerprint(config, "hash") == fingerprint(*parts)
+        assert set(asdict(recipe.data)) == {
+            "tokens", "batch_tokens", "micro_batch_tokens", "stages", "stdlib_passes", "stdlib_lateness",
+            "shuffle_window",
+        }  # fmt: skip
+        assert fingerprint(recipe.corpus, 2048)[:16] == "5b2f2f8d51e7d1aa"  # the folder of the tokenized corpus
+
+
+def test_the_architecture_is_part_of_the_fingerprint(gpt_values):
+    gpt = validated(ModelTrainConfig, gpt_values)
+    gpt_values["recipe"]["model"]["architecture"] = "llama"
+    assert model_fingerprint(gpt, "hash") != model_fingerprint(validated(ModelTrainConfig, gpt_values), "hash")
+
+
+def test_every_matrix_of_a_layer_goes_to_muon_with_the_rate_its_orientation_needs(gpt_values):
+    config = validated(ModelTrainConfig, gpt_values).recipe
+    model = build_model(config.model, 270, 0, seed=1)
+    muon, adamw = build_optimizers(model, config.optimizer)
+    rates = {p.shape: group["lr"] for group in muon.param_groups for p in group["params"]}
+    assert sum(len(group["params"]) for group in muon.param_groups) == 8  # 2 layers of 4
+    base = config.optimizer.muon_lr
+    assert rates[(16, 48)] == pytest.approx(base * 3**0.5)  # [in, out]: Muon itself would take 1
+    assert rates[(24, 16)] == pytest.approx(base * (2 / 3) ** 0.5)  # times Muon's sqrt(24/16) gives 1
+    assert rates[(16, 16)] == base
+    assert all(p.ndim == 1 or 270 in p.shape or 32 in p.shape for group in adamw.param_groups for p in group["params"])
+
+
+@pytest.mark.slow
+def test_trained_exported_and_loaded(gpt_values, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    outcome = trainings.run("recipe", gpt_values)
+    summary = json.loads((outcome.folder / "summary.json").read_text())
+    assert set(summary["heldout"]) == {"text", "all"} and summary["heldout"]["all"]["tokens"] > 0
+    model = load_model(str(outcome.folder / "model"), dtype=None, device=torch.device("cpu"), attention="auto")
+    written = load_file(outcome.folder / "model" / "model.safetensors")
+    assert type(model).__name__ == "GPT2LMHeadModel" and {each.dtype for each in written.values()} == {torch.bfloat16}
+    assert model.lm_head.weight is not model.transformer.wte.weight
+    tokenizer = load_tokenizer(str(outcome.folder / "model"))
+    ids = tokenizer("the cat has", return_tensors="pt")["input_ids"]
+    assert torch.isfinite(model(ids).logits).all() and model(ids).logits.shape[-1] == 270
+    assert model.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DATA.is_dir(), reason="the texts of ../shared/data are not here")
+def test_training_lowers_the_loss_on_real_text(gpt_values, tmp_path):
+    source = (DATA / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
+    (tmp_path / "play.txt").write_text(source[:60_000], encoding="utf-8")
+    recipe = gpt_values["recipe"]
+    recipe["corpus"] |= {"path": str(tmp_path / "play.txt"), "documents": "paragraphs", "vocabulary": 400}
+    recipe["data"]["tokens"] = 64 * 30
+    config = validated(ModelTrainConfig, gpt_values)
+    student = ModelStudent(config, load_corpus(config.recipe.corpus, 32, tmp_path / "corpus"))
+    before = student.score()["heldout/nats_per_token"]
+    trained(student)
+    assert student.score()["heldout/nats_per_token"] < before - 0.5
+
+
+def test_bad_values_name_the_key(gpt_values):
+    for path, value, says in (
+        ("model.architecture", "bert", r"recipe\.model\.architecture='bert'.*'llama' or 'gpt2'"),
+        ("corpus.heldout_every", 1, r"recipe\.corpus\.heldout_every=1"),
+        ("corpus.documents", "pages", r"recipe\.corpus\.documents='pages'"),
+        ("corpus.name", "txet", r"recipe\.corpus\.name='txet'"),
+        ("data.stdlib_passes", 1, r"recipe\.data\.stdlib_passes"),
+        ("data.max_passes", 0, r"recipe\.data\.max_passes=0"),
+    ):
+        values = deepcopy(gpt_values)
+        group, key = path.split(".")
+        values["recipe"][group][key] = value
+        with pytest.raises(UsageError, match=says):
+            validated(ModelTrainConfig, values)
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert training_device("auto") == training_device("cpu") == torch.device("cpu")
+    with pytest.raises(UsageError, match="device=cpu"):
+        training_device("cuda")

@@ -1,0 +1,133 @@
+"""`python -m specdec.train +heads=medusa` as a process: killed and given again, and as two processes at once."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from copy import deepcopy
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file
+
+ARGUMENTS = (
+    "+heads=medusa", "head_data@data=text", "data.source.path=text.txt", "data.source.heldout_every=8",
+    "target.model=target", "data.sequence_length=16", "data.batch=4", "micro_batch=2", "data.passes=null",
+    "data.sequences=null", "data.heldout=8", "bfloat16=false", "save_dtype=float32", "device=cpu",
+    "tracking.enabled=false", "monitor.heldout_every_steps=50", "monitor.checkpoint_seconds=0.001",
+    # Adam with its own weight decay notices how large a gradient is; without, it would not.
+    "optimizer.name=adam", "optimizer.weight_decay=0.1", "optimizer.grad_clip=1000",
+)  # fmt: skip
+STEPS = 24
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_corpus, tmp_path_factory):
+    """A tiny Llama with its tokenizer, and a text."""
+    folder = tmp_path_factory.mktemp("command")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=len(tiny_corpus.tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+        num_attention_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    transformers.LlamaForCausalLM(config).save_pretrained(folder / "target")
+    tiny_corpus.tokenizer.save_pretrained(folder / "target")
+    lines = [tiny_corpus.tokenizer.decode(tiny_corpus.heldout["code"][i : i + 60]) for i in range(0, 2400, 30)]
+    (folder / "text.txt").write_text("\n".join(line.replace("\n", " ") for line in lines) + "\n", encoding="utf-8")
+    return folder
+
+
+@pytest.mark.slow
+def test_every_recipe_on_states_composes_and_imports_no_torch(tmp_path):
+    script = (
+        "import pathlib, sys, specdec.train\n"
+        "from hydra import compose, initialize_config_dir\n"
+        "from omegaconf import OmegaConf\n"
+        "from specdec.config import config_dir\n"
+        "from specdec.config import validated\n"
+        "from specdec.training.recipes import RECIPES\n"
+        "found = set()\n"
+        "with initialize_config_dir(config_dir(), version_base='1.3'):\n"
+        "    for kind in ('heads', 'eagle', 'recipe'):\n"
+        "        folder = pathlib.Path(config_dir()) / kind\n"
+        "        for path in sorted(folder.rglob('*.yaml')):\n"
+        "            name = path.relative_to(folder).with_suffix('').as_posix()\n"
+        "            cfg = compose('train', [f'+{kind}={name}'])\n"
+        "            config = validated(RECIPES[kind], OmegaConf.to_container(cfg, resolve=True))\n"
+        "            assert getattr(config, kind).name == name, name\n"
+        "            found.add(name)\n"
+        "assert {'medusa', 'grounded', 'blockwise', 'grounded_vicuna7b', 'medusa_vicuna7b'} <= found\n"
+        "assert {'pocket', 'eagle1', 'pocket_target', 'pocket_drafter'} <= found\n"
+        "assert 'torch' not in sys.modules and 'mlflow' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", script], cwd=tmp_path, check=True)
+
+
+def command(output: str, *changes: str, steps: int = STEPS) -> list[str]:
+    return ["specdec.train", *ARGUMENTS, f"data.steps={steps}", f"output_dir={output}", *changes]
+
+
+def start(folder: Path, *arguments: str) -> subprocess.Popen:
+    environment = deepcopy(dict(os.environ)) | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.Popen(
+        [sys.executable, "-m", *arguments], cwd=folder, env=environment, text=True, stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )  # fmt: skip
+
+
+def finished(process: subprocess.Popen) -> str:
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    return output
+
+
+@pytest.fixture(scope="module")
+def whole(folder):
+    """The heads of a training that nothing disturbed."""
+    finished(start(folder, *command("whole")))
+    return load_file(folder / "whole" / "heads.safetensors")
+
+
+@pytest.mark.slow
+def test_a_killed_command_given_again_ends_at_the_same_weights(folder, whole):
+    process = start(folder, *command("killed"))
+    while not (folder / "killed" / "checkpoint.pt").exists():
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert not (folder / "killed" / "heads.safetensors").exists()
+    assert "Going on from step" in finished(start(folder, *command("killed")))
+    resumed = load_file(folder / "killed" / "heads.safetensors")
+    assert set(resumed) == set(whole)
+    for name, weight in resumed.items():
+        assert torch.equal(weight, whole[name]), name
+
+
+@pytest.mark.slow
+def test_two_processes_train_what_one_does(folder, whole):
+    launch = "torch.distributed.run --standalone --nproc-per-node 2 -m".split()  # what accelerate launch runs on GPUs
+    output = finished(start(folder, *launch, *command("two")))
+    assert output.count("saved to") == 1, output  # one of them writes
+    assert json.loads((folder / "two" / "summary.json").read_text())["processes"] == 2
+    both = load_file(folder / "two" / "heads.safetensors")
+    for name, weight in both.items():
+        torch.testing.assert_close(weight, whole[name], rtol=1e-3, atol=1e-5, msg=name)
+    losses = [
+        [float(row["train_loss"]) for row in csv.DictReader((folder / run / "history.csv").open())]
+        for run in ("whole", "two")
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3) and len(losses[0]) == STEPS
+
+
+@pytest.mark.slow
+def test_what_processes_cannot_share_is_refused(folder):
+    process = start(folder, *command("odd", "micro_batch=3"))
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 2 and "data.batch=4 is no multiple of micro_batch=3" in output
+    assert "Traceback" not in output and not (folder / "odd").exists()

@@ -1,0 +1,151 @@
+"""Models that learn to draft in parallel: trained, killed and resumed, overfitted, read by the drafter, refused."""
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fixtures.adapted_models import LINE, assert_a_kill_changes_nothing, trained, with_changes
+from fixtures.drafting import chain, decoded
+from fixtures.refusals import refused
+from transformers import AutoModelForCausalLM
+
+from specdec import train
+from specdec.config import validated
+from specdec.drafters.base import drafters
+from specdec.errors import ModelLoadError, NumericsError, UsageError
+from specdec.targets import targets
+from specdec.training.loop import Training
+from specdec.training.recipes import ParallelTrainConfig
+from specdec.training.students.parallel_student import ParallelStudent
+
+
+@pytest.fixture
+def values(adaptation_values):
+    values = adaptation_values("parallel")
+    values["parallel"] |= {"ahead": 4, "mask_token": None}
+    return values
+
+
+def changed(values: dict[str, Any], **changes: Any) -> ParallelTrainConfig:
+    """`changed(values, parallel__ahead=2)`."""
+    return validated(ParallelTrainConfig, with_changes(values, changes))
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on_to_the_same_weights(values):
+    def opened(folder: str | None, **changes: Any) -> ParallelStudent:
+        return ParallelStudent.open(changed(values, **({} if folder is None else {"output_dir": folder}), **changes))
+
+    assert_a_kill_changes_nothing(opened)
+    other = values["output_dir"] + "2"
+    for changes in (dict(seed=4), dict(parallel__keep=0.6), dict(optimizer__adam_lr=0.1), dict(data__steps=9)):
+        with pytest.raises(UsageError, match="was written by another recipe, seed, model or text"):
+            Training(opened(other, **changes)).restore()
+    assert Training(opened(other, compile=True, parallel__name="x")).restore()
+
+
+def test_gradients_do_not_depend_on_the_micro_batch(values):
+    taken = {}
+    for size in (1, 4):
+        student = ParallelStudent.open(changed(values, micro_batch=size))
+        loss = student.take_step(0)["train_loss"]
+        taken[size] = (loss, student.module.state_dict()["lm_head.weight"])
+    assert taken[1][0] == pytest.approx(taken[4][0], rel=1e-5)
+    torch.testing.assert_close(taken[1][1], taken[4][1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.slow
+def test_an_overfitted_model_is_right_and_the_drafter_reads_it(values, group_values, sampling):
+    values["monitor"] |= {"heldout_every_steps": 50, "checkpoint_seconds": 100.0}
+    values["optimizer"] |= {"muon_lr": 0.02, "adam_lr": 0.01}
+    training = trained(ParallelStudent.open(changed(values, data__steps=60, parallel__keep=1.0, micro_batch=4)))
+    outcome = training.finish()
+    rows = list(csv.DictReader((outcome.folder / "history.csv").open()))
+    assert len(rows) == 60 and rows[49]["heldout_token_4_top1"] and not rows[50]["heldout_token_4_top1"]
+    held = outcome.summary["heldout"]
+    assert all(held[f"heldout/token_{k}.top1_given_earlier"] > 0.9 for k in range(1, 5)), held
+    assert json.loads((outcome.folder / "summary.json").read_text())["inputs"] == 60 * 4 * (32 + 3 * 28)
+
+    model = str(outcome.folder / "model")
+    target = targets.build(group_values("target", "causal", model=model, compile=False), sampling=sampling())
+    drafter = drafters.build(group_values("drafter", "parallel", model=model), target=target)
+    assert drafter.describe()["mask_token"] == 300 and drafter.describe()["training"]["tokens"] == 60 * 4 * 32
+    assert AutoModelForCausalLM.from_pretrained(model, dtype="auto").dtype == torch.bfloat16
+    line, end = target.tokenizer(LINE)["input_ids"], target.tokenizer.eos_token_id
+    prompt = [end, *line[:6]]
+    generation = decoded(target, drafter, chain(4), prompt, 20, rule="greedy")  # as long as what it was trained on
+    accepted = [row.accepted for row in generation.rounds]
+    assert sum(accepted) > 1.2 * len(accepted), "untrained, hardly one in 300 would be"
+
+
+def test_the_mask_token_is_one_that_no_text_holds(values, model_folder, model_folders):
+    added = ParallelStudent.open(changed(values))
+    stored = AutoModelForCausalLM.from_pretrained(model_folder).get_input_embeddings().weight
+    grown = added.module.get_input_embeddings().weight
+    assert added.mask_token == 300 and len(grown) == 301 and torch.equal(grown[:300], stored)
+    torch.testing.assert_close(grown[300], stored.mean(0))
+    padded = ParallelStudent.open(changed(values, model=str(model_folders(304))))
+    assert padded.mask_token == 300 and len(padded.module.get_input_embeddings().weight) == 304
+    earlier = model_folders(304, pard_token=302)
+    again = ParallelStudent.open(changed(values, model=str(earlier)))
+    kept = AutoModelForCausalLM.from_pretrained(earlier).get_input_embeddings().weight
+    assert again.mask_token == 302
+    assert torch.equal(again.module.get_input_embeddings().weight[302], kept[302]), "it has been learned"
+    assert ParallelStudent.open(changed(values, parallel__mask_token=7)).mask_token == 7
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        (dict(micro_batch=3), "data.batch=4 is no multiple of micro_batch=3"),
+        (dict(parallel__ahead=1), "parallel.ahead=1: it should be greater than or equal to 2"),
+        (dict(parallel__ahead=32), "parallel.ahead=32 tokens do not fit into sequences of data.sequence_length=32"),
+        (dict(parallel__keep=1.5), "parallel.keep=1.5"),
+        (dict(parallel__mask_token=300), "parallel.mask_token=300: the model has the tokens 0 to 299"),
+        (dict(data__sequence_length=65), "data.sequence_length=65: the context of model=.* has 64 tokens"),
+        (dict(data__passes=1), "set one of passes and steps"),
+        (dict(model="nowhere/at/all"), "nowhere/at/all does not exist"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(values, changes, sentence):
+    with refused(sentence):
+        ParallelStudent.open(changed(values, **changes))
+
+
+def test_what_shows_only_in_a_step_is_refused_there(values):
+    ordinary = ParallelStudent.open(changed(values, parallel__mask_token=0))  # it stands between documents
+    with pytest.raises(UsageError, match="parallel.mask_token=0: the text holds this token"):
+        ordinary.take_step(0)
+    broken = ParallelStudent.open(changed(values))
+    with torch.no_grad():
+        broken.module.lm_head.weight.fill_(torch.nan)
+    with pytest.raises(NumericsError, match="lower the learning rates"):
+        broken.take_step(0)
+
+
+def test_a_model_without_a_tokenizer_is_refused(values, model_folder, tmp_path):
+    bare = tmp_path / "bare"
+    AutoModelForCausalLM.from_pretrained(model_folder).save_pretrained(bare)
+    with pytest.raises(UsageError, match="has no fast tokenizer"):
+        ParallelStudent.open(changed(values, model=str(bare)))
+
+
+def test_the_command_trains_what_the_recipe_names(values):
+    train.task(values)
+    folder = Path(values["output_dir"])
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["steps"] == 8 and summary["tokens"] == 8 * 4 * 32
+    assert json.loads((folder / "model" / "config.json").read_text())["pard_token"] == summary["mask_token"]
+    train.task(values)  # it is finished: nothing is trained again
+    assert json.loads((folder / "summary.json").read_text())["seconds"] == summary["seconds"]
+
+
+def test_an_ordinary_model_says_how_it_is_trained(values, group_values, sampling, model_folder):
+    target = targets.build(
+        group_values("target", "causal", model=str(model_folder), compile=False), sampling=sampling()
+    )
+    with pytest.raises(ModelLoadError, match=r"python -m specdec.train \+parallel=pocket model=FOLDER"):
+        drafters.build(group_values("drafter", "parallel", model=str(model_folder)), target=target)
