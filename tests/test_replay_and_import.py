@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from specdec.analysis.acceptance.model_sections import model_sections
-from specdec.analysis.account.formula_gap import account_gap, formula_verdict
 from specdec.analysis.account.run_account import account_of
+from specdec.analysis.account.verdicts import formula_verdict
 from specdec.analysis.pages.report_chapters import run_chapters
 from specdec.analysis.read.foreign.accepted_lengths import accepted_lengths
 from specdec.analysis.read.foreign.imported import ImportChoices
@@ -53,7 +53,7 @@ def test_a_replay_and_an_import_of_one_file_say_the_same(replayed, trace, monkey
     monkeypatch.setattr(foreign_sections, "REFITS", 5)
     (source,) = accepted_lengths(trace, ImportChoices(gamma=GAMMA))
     imported = foreign_findings(source, replicates=200)
-    sentence = formula_verdict(account_gap(account_of(replayed)))
+    sentence = formula_verdict(account_of(replayed))
     assert imported.sections[0].text[0] == f"**{sentence}**"
     assert "alpha 0." in sentence and "by more than chance" in sentence and "(" in sentence.split("error of")[1]
     assert sentence in replayed.summary()["notes"]

@@ -2,12 +2,13 @@
 
 Their product is the measured speedup for any data, because every factor is a ratio of neighbouring quantities. Prefill
 does not count; seconds are those of the rounds table. The order of the factors is a convention; the split of a round's
-time into verification v, drafting g and the rest o, each over t(1), does not depend on it.
+time into verification v, drafting g and the rest o, each over t(1), does not depend on it. Rounds without seconds, as
+imported files have them, have the factors of acceptance alone, whose product is the measured tokens per round.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import nan, prod
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -17,55 +18,133 @@ from specdec.theory.capped_geometric import tokens_per_round
 from ..intervals import Columns, Interval, bootstrap
 from ..rounds import counts_by_prompt, prompt_sums
 
-FACTORS = ("omega", "offered", "dependence", "drift", "draft", "verify", "overhead", "baseline")
+
+class Factor(NamedTuple):
+    """The words for a factor.
+
+    Attributes:
+        symbol: its formula.
+        cause: what it stands for, as the end of "what costs most is".
+        plainly: the same for readers without the glossary.
+    """
+
+    name: str
+    symbol: str
+    cause: str
+    plainly: str = ""
+
+
+FACTORS = {
+    "omega": Factor("theory: tokens per round", "Ω(α, γ)", "theory"),
+    "offered": Factor(
+        "fewer tokens offered",
+        "Ω̄ / Ω",
+        "fewer tokens offered than gamma",
+        "that fewer tokens are proposed than were asked for",
+    ),
+    "dependence": Factor(
+        "dependence between positions",
+        "τ replay / Ω̄",
+        "dependence between positions and differences between texts",
+        "that tokens are accepted far more often in some places than in others",
+    ),
+    "drift": Factor(
+        "drafter drift or chance",
+        "τ / τ replay",
+        "drift of the drafter, or chance",
+        "that the drafter does worse in use than along a finished text, or chance",
+    ),
+    "draft": Factor("drafts cost time", "1 / (1 + g)", "the time of drafting"),
+    "verify": Factor(
+        "verifying more tokens",
+        "(1 + g) / (v + g)",
+        "verifying several tokens in one call",
+        "verifying several tokens in one call, which takes longer than a call on one token",
+    ),
+    "overhead": Factor("the loop's own time", "(v + g) / (v + g + o)", "the loop's own time"),
+    "baseline": Factor(
+        "the baseline's own overhead", "t AR / t(1)", "the baseline's time per token against the bare call"
+    ),
+}
+NO_REPLAY = Factor(  # dependence and drift in one
+    "dependence, drift or chance",
+    "τ / Ω̄",
+    "dependence, drift or chance (no replay tells them apart)",
+    "that tokens are accepted far more often in some places than in others, or chance",
+)
+LOOP = Factor(  # overhead and baseline in one: plain decoding runs the same loop
+    "the loop's own time, net",
+    "overhead x baseline",
+    "the loop's own time, net of what plain decoding pays for its own",
+    "the program's own time between the calls, beyond what plain decoding needs",
+)
+PARTS = {  # of dependence, where lengths are known by position: what each compares
+    "texts": Factor("each text at its own alpha", "τ own α / Ω̄", "differences between texts"),
+    "along": Factor(
+        "agreement as it lies along each text, not spread evenly", "τ along / τ own α", "dependence along a text"
+    ),
+    "depth": Factor("tokens deep in a draft, not each drafted afresh", "τ / τ along", "the depth of a draft"),
+}
 TIMES = ("g", "v", "o")
-DERIVED = (
-    "tokens_per_round",
-    "formula",
-    "priced",
-    "acceptance",
-    "loop",
-    "tokens_error",
-    "speedup_error",
-)  # see `Account.intervals`
+REPORTED = (  # what `account.json` has an interval of, besides the factors
+    *("speedup", *TIMES, "tokens_per_round", "formula", "priced", "acceptance", "loop"),
+    *("tokens_error", "speedup_error"),
+)
+EXACT = 1e-9  # a factor this close to 1 is 1, up to rounding
 
 
 @dataclass(frozen=True)
 class Account:
-    """The factors in order (drift only with a replay), what they are made of, and an interval for each.
+    """The factors in order (drift only with a replay, parts of dependence in its place), with an interval for each.
 
     Attributes:
-        speedup: baseline seconds per token over speculative seconds per token.
-        omega_bar: mean theory at what each round offered and had left.
-        t_ar_s: seconds per token of the baseline.
-        time: g, v and o, the draft, the verification and the rest of a round over t1; their sum is the round's time.
+        factors: by name, those that the data give; their product is the measured speedup, or without seconds the
+            measured tokens per round.
+        intervals: of all `account_values`, from the same replicates, so that what is compared is paired.
+        t1_s: seconds of the target's call on one token; NaN without seconds.
         alpha_of_text: True if alpha is the mean over positions of the text, False if it was fitted to the same rounds.
-        intervals: of the factors, `speedup`, g, v, o, `tokens_per_round` and six more, from the same replicates, so
-            that what is compared is paired. `formula`: the textbook formula's speedup, omega / (1 + g), which counts
-            the drafts that were paid for. `priced`: the same tokens per round at measured costs of verification too,
-            omega / (v + g). `acceptance`: tokens per round over omega, so that formula x verify = priced and
-            priced x acceptance x loop = speedup. `loop`: overhead x baseline, as plain decoding runs the same loop.
-            `tokens_error`, `speedup_error`: what the formula says over what was measured, less 1.
     """
 
-    alpha: float
     gamma: int
     prompts: int
-    speedup: float
     factors: dict[str, float]
-    tokens_per_round: float
-    omega_bar: float
-    replay_tokens_per_round: float | None
-    t1_s: float
-    t_ar_s: float
-    time: dict[str, float]
     intervals: dict[str, Interval]
+    t1_s: float = nan
     alpha_of_text: bool = True
+
+    def value(self, name: str) -> float:
+        """Return one of the `account_values` of the data."""
+        return self.intervals[name].estimate
+
+    @property
+    def alpha(self) -> float:
+        return self.value("alpha")
+
+    @property
+    def speedup(self) -> float:
+        """The baseline's seconds per token over the speculative ones."""
+        return self.value("speedup")
+
+    @property
+    def time(self) -> dict[str, float]:
+        """Draft g, verification v and the rest o of a round over t1; their sum is the round's time."""
+        return {name: self.value(name) for name in TIMES}
 
     @property
     def product(self) -> float:
         """The product of the factors: equal to `speedup` up to rounding."""
         return prod(self.factors.values())
+
+    @property
+    def replayed(self) -> bool:
+        """True where nothing is left that a replay would tell from dependence."""
+        return "drift" in self.factors or "depth" in self.factors
+
+    def named(self, factor: str) -> Factor:
+        """Return the words for a factor or for `loop`; without a replay dependence and drift are one factor."""
+        if factor == "dependence" and not self.replayed:
+            return NO_REPLAY
+        return {**FACTORS, **PARTS, "loop": LOOP}[factor]
 
 
 def shared_alpha(rounds: pd.DataFrame, text_sums: pd.DataFrame | None) -> tuple[float, pd.DataFrame | None]:
@@ -117,13 +196,27 @@ def account_table(
     return table.astype(float)
 
 
-def account_values(sums: Columns, alpha: float, gamma: int, t1_s: float) -> dict[str, np.ndarray]:
+def account_values(
+    sums: Columns, *, gamma: int, alpha: float = nan, t1_s: float | None = None
+) -> dict[str, np.ndarray]:
     """Return all quantities of the account from sums: of the data (scalars), or of the replicates [B].
 
-    alpha is taken from the columns alpha_numerator and alpha_denominator where the table has them, so that it varies
-    with the prompts; else it is the argument.
+    The factors, and what they are made of: `alpha`, `tokens_per_round`, `omega_bar` (mean theory at what each round
+    offered and had left), `replay`, `t_ar_s` (seconds per token of the baseline), g, v and o. `formula`: the textbook
+    formula's speedup, omega / (1 + g), which counts the drafts that were paid for. `priced`: the same tokens per round
+    at measured costs of verification too, omega / (v + g). `acceptance`: tokens per round over omega, so that formula x
+    verify = priced and priced x acceptance x loop = speedup. `loop`: overhead x baseline, as plain decoding runs the
+    same loop. `tokens_error`, `speedup_error`: what the formula says over what was measured, less 1.
+
+    Args:
+        sums: see `account_table`; sums of imported texts also have own_rounds, expected where each text has its own
+            alpha, and along_rounds, counted where every draft token is as good as a first one.
+        alpha: used where the table has no columns alpha_numerator and alpha_denominator, with which it varies with the
+            prompts.
+        t1_s: None where nothing was timed.
     """
-    chance = np.asarray(alpha)
+    tau = sums["tokens"] / sums["rounds"]
+    chance = np.broadcast_to(alpha, np.shape(tau))
     if "alpha_numerator" in sums:
         chance = np.clip(sums["alpha_numerator"] / sums["alpha_denominator"], 0, 1)  # rounding may pass 1
     # A replicate of prompts that gave no position has no alpha, and no theory.
@@ -132,88 +225,78 @@ def account_values(sums: Columns, alpha: float, gamma: int, t1_s: float) -> dict
     omega = tokens_per_round(chance, gamma) * known
     per_cap = [sums[f"cap_{cap}"] * tokens_per_round(chance, cap) for cap in range(gamma + 1)]
     omega_bar = np.sum(per_cap, axis=0) / sums["rounds"] * known
-    tau = sums["tokens"] / sums["rounds"]
-    g = sums["draft_s"] / sums["rounds"] / t1_s
-    v = sums["verify_s"] / sums["rounds"] / t1_s
-    o = sums["round_s"] / sums["rounds"] / t1_s - g - v
-    t_ar_s = sums["baseline_round_s"] / sums["baseline_tokens"]
-    speedup, overhead = t_ar_s * sums["tokens"] / sums["round_s"], (v + g) / (v + g + o)
     if "replay_tokens" in sums:
         replayed = sums["replay_tokens"] / sums["replay_rounds"]
         acceptance = {"dependence": replayed / omega_bar, "drift": tau / replayed, "replay": replayed}
     else:
         acceptance = {"dependence": tau / omega_bar}
-    return {
+    if "own_rounds" in sums:
+        own, along = sums["tokens"] / sums["own_rounds"], sums["tokens"] / sums["along_rounds"]
+        acceptance |= {"texts": own / omega_bar, "along": along / own, "depth": tau / along}
+    values = {
         "omega": omega,
         "offered": omega_bar / omega,
         **acceptance,
+        "alpha": chance * known,
+        "tokens_per_round": tau,
+        "omega_bar": omega_bar,
+        "acceptance": tau / omega,
+        "tokens_error": omega / tau - 1,
+    }
+    if t1_s is None:
+        return values
+    g = sums["draft_s"] / sums["rounds"] / t1_s
+    v = sums["verify_s"] / sums["rounds"] / t1_s
+    o = sums["round_s"] / sums["rounds"] / t1_s - g - v
+    t_ar_s = sums["baseline_round_s"] / sums["baseline_tokens"]
+    speedup, overhead = t_ar_s * sums["tokens"] / sums["round_s"], (v + g) / (v + g + o)
+    return {
+        **values,
         "draft": 1 / (1 + g),
         "verify": (1 + g) / (v + g),
         "overhead": overhead,
         "baseline": t_ar_s / t1_s,
         "speedup": speedup,
-        "tokens_per_round": tau,
-        "omega_bar": omega_bar,
         "t_ar_s": t_ar_s,
         "g": g,
         "v": v,
         "o": o,
         "formula": omega / (1 + g),
         "priced": omega / (v + g),
-        "acceptance": tau / omega,
         "loop": overhead * t_ar_s / t1_s,
-        "tokens_error": omega / tau - 1,
         "speedup_error": omega / (1 + g) / speedup - 1,
     }
 
 
 def gap_account(
     table: pd.DataFrame,
-    alpha: float,
     gamma: int,
-    t1_s: float,
+    t1_s: float | None = None,
+    alpha: float = nan,
     replicates: int = 10_000,
     seed: int = 0,
     alpha_of_text: bool = True,
 ) -> Account:
-    """Return the account of the prompts in `table`, an `account_table` of a run or of a part of its prompts.
+    """Return the account of the prompts in `table`, an `account_table` of a run or of a part of its prompts, or the
+    sums of an imported file.
 
     Args:
-        alpha: what the table's alpha sums give; without them it is held fixed in the intervals.
-        t1_s: seconds of the target's call on one token.
+        t1_s: seconds of the target's call on one token; None where nothing was timed.
+        alpha: used where the table has no sums of alpha; it is held fixed in the intervals.
         alpha_of_text: False if alpha was fitted to the same rounds.
 
     Raises:
-        ValueError: alpha is not what its sums give, or times are not positive.
+        ValueError: times are not positive.
     """
-    if "alpha_numerator" in table:
-        total = float(table["alpha_numerator"].sum() / table["alpha_denominator"].sum())
-        if not abs(total - alpha) <= 1e-9:
-            raise ValueError(f"alpha is {alpha} but its sums over the account's prompts give {total}")
-    if not (t1_s > 0 and table["verify_s"].sum() > 0 and table["baseline_round_s"].sum() > 0):
+    if t1_s is not None and not (t1_s > 0 and table["verify_s"].sum() > 0 and table["baseline_round_s"].sum() > 0):
         raise ValueError("the account needs positive times: t1, verification, and the baseline's rounds")
 
-    def statistic(sums: Columns) -> Mapping[str, np.ndarray]:
-        values = account_values(sums, alpha, gamma, t1_s)
-        # Without sums omega does not vary between replicates, yet it has one value in each.
-        values["omega"] = np.broadcast_to(values["omega"], np.shape(values["speedup"]))
-        return values
+    def statistic(sums: Columns) -> dict[str, np.ndarray]:
+        return account_values(sums, gamma=gamma, alpha=alpha, t1_s=t1_s)
 
     intervals = bootstrap(table, statistic, replicates, seed)
-    values = {name: interval.estimate for name, interval in intervals.items()}
-    factors = {name: values[name] for name in FACTORS if name in values}
-    return Account(
-        alpha=alpha,
-        gamma=gamma,
-        prompts=len(table),
-        speedup=values["speedup"],
-        factors=factors,
-        tokens_per_round=values["tokens_per_round"],
-        omega_bar=values["omega_bar"],
-        replay_tokens_per_round=values.get("replay"),
-        t1_s=t1_s,
-        t_ar_s=values["t_ar_s"],
-        time={name: values[name] for name in TIMES},
-        intervals={name: intervals[name] for name in (*factors, "speedup", *TIMES, *DERIVED)},
-        alpha_of_text=alpha_of_text,
-    )
+    names = [
+        name for factor in FACTORS for name in (PARTS if factor == "dependence" and "depth" in intervals else (factor,))
+    ]
+    factors = {name: intervals[name].estimate for name in names if name in intervals}
+    return Account(gamma, len(table), factors, intervals, nan if t1_s is None else t1_s, alpha_of_text)

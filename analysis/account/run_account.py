@@ -6,13 +6,16 @@ tested proposal has no alpha and takes the run's, so that `offered` says what is
 mean call of its baseline: at the same contexts and in the same minutes as what it is compared with.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import pandas as pd
 
+from specdec.config import BASELINE, ORIGINAL
 from specdec.errors import UsageError
 
+from ..arms import Arms
 from ..read.runs import Run
 from ..rounds import distinct_generations, prompt_categories, prompt_sums
 from .gap_account import Account, account_table, gap_account, shared_alpha
@@ -32,10 +35,10 @@ class AccountSums:
     """The sums that the account of one gamma is made of, by prompt, and what all prompts share."""
 
     table: pd.DataFrame  # as `account_table` returns it, by prompt
-    baseline_calls: pd.DataFrame  # by prompt: rounds and verify_s of the baseline
+    baseline: pd.DataFrame  # by prompt, as `prompt_sums` returns it
     categories: pd.Series  # by prompt
-    alpha: float
     gamma: int
+    alpha: float
     t1_s: float
     replicates: int
     seed: int
@@ -43,24 +46,94 @@ class AccountSums:
 
     def account(self) -> Account:
         """Return the account of the whole run."""
-        return self._made(self.table, self.alpha, self.t1_s)
+        return self._made(self.table, self.t1_s)
 
     def by(self, by: Literal["category", "prompt"]) -> list[GroupAccount]:
         """Return the account of each category or prompt, in the order of names."""
         names = self.categories.reindex(self.table.index) if by == "category" else self.table.index.to_series()
-        return [self._group(str(name) or "none", part) for name, part in self.table.groupby(names, sort=True)]
+        groups = []
+        for name, part in self.table.groupby(names, sort=True):
+            own = "alpha_numerator" in part and bool(part["alpha_denominator"].sum() > 0)
+            if not own:
+                part = part.drop(columns=["alpha_numerator", "alpha_denominator"], errors="ignore")
+            calls = self.baseline.loc[part.index].sum()
+            account = self._made(part, float(calls["verify_s"] / calls["rounds"]))
+            groups.append(GroupAccount(str(name) or "none", account, own))
+        return groups
 
-    def _group(self, name: str, part: pd.DataFrame) -> GroupAccount:
-        own = "alpha_numerator" in part and bool(part["alpha_denominator"].sum() > 0)
-        alpha = float(part["alpha_numerator"].sum() / part["alpha_denominator"].sum()) if own else self.alpha
-        if not own:
-            part = part.drop(columns=["alpha_numerator", "alpha_denominator"], errors="ignore")
-        calls = self.baseline_calls.loc[part.index].sum()
-        t1_s = float(calls["verify_s"] / calls["rounds"])
-        return GroupAccount(name, self._made(part, alpha, t1_s), own)
+    def _made(self, table: pd.DataFrame, t1_s: float) -> Account:
+        return gap_account(table, self.gamma, t1_s, self.alpha, self.replicates, self.seed, self.alpha_of_text)
 
-    def _made(self, table: pd.DataFrame, alpha: float, t1_s: float) -> Account:
-        return gap_account(table, alpha, self.gamma, t1_s, self.replicates, self.seed, self.alpha_of_text)
+
+@dataclass(frozen=True)
+class SharedWork:
+    """The work that all arms of one cell have done, and what their accounts have in common.
+
+    Attributes:
+        arms: the rounds with the drafter, by gamma.
+        plain: sums by prompt of the baseline and of the original model, by method.
+        t1_s: the mean verification of the baseline: the bare call in the very harness that is explained, at the same
+            contexts.
+        alpha: the one alpha behind every theory number: of the text, else the maximum-likelihood estimate at the
+            primary gamma.
+        alpha_sums: prompt, numerator, denominator of that alpha; None if no proposal was ever tested.
+        replay: what replays of the arms' own texts expect: gamma, prompt, tokens, rounds.
+    """
+
+    arms: Mapping[int, pd.DataFrame]
+    plain: Mapping[str, pd.DataFrame]
+    primary_gamma: int
+    t1_s: float
+    alpha: float
+    alpha_sums: pd.DataFrame | None
+    alpha_of_text: bool
+    replay: pd.DataFrame | None
+
+    @classmethod
+    def of(
+        cls,
+        arms: Arms,
+        primary_gamma: int,
+        text: pd.DataFrame | None = None,
+        replay: pd.DataFrame | None = None,
+    ) -> "SharedWork":
+        """Return the work that a baseline and one drafter, at one or more gammas, have both done.
+
+        Args:
+            text: as `Run.alpha_sums` reads it; None or empty where the text gave no alpha.
+            replay: as `Run.replay` reads it.
+
+        Raises:
+            ValueError: a missing baseline, several drafters or cells, or no rounds at the primary gamma.
+        """
+        shared = arms.shared()
+        by_gamma = shared.of_one_drafter(primary_gamma)
+        plain = {method: prompt_sums(shared.plain(method)) for method in (BASELINE, ORIGINAL)}
+        t1_s = float(arms.plain()["verify_s"].mean())
+        if text is not None:
+            text = text[text["prompt"].isin(plain[BASELINE].index)]
+            text = text if text["denominator"].sum() > 0 else None
+        alpha, sums = shared_alpha(distinct_generations(by_gamma[primary_gamma]), text)
+        own = None if replay is None else replay[replay["kind"] == "own"]
+        return cls(by_gamma, plain, primary_gamma, t1_s, alpha, sums, text is not None, own)
+
+    def sums(self, gamma: int, replicates: int = 10_000, seed: int = 0) -> AccountSums:
+        """Return the sums of the account at one gamma. ValueError if the tables contradict themselves."""
+        arm, baseline = self.arms[gamma], self.plain[BASELINE]
+        replay = None if self.replay is None else self.replay[self.replay["gamma"] == gamma]
+        expected = replay if replay is not None and len(replay) else None
+        table = account_table(arm, baseline, gamma, expected, self.alpha_sums)
+        return AccountSums(
+            table,
+            baseline,
+            prompt_categories(arm),
+            gamma,
+            self.alpha,
+            self.t1_s,
+            replicates,
+            seed,
+            self.alpha_of_text,
+        )
 
 
 def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
@@ -68,34 +141,17 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
 
     UsageError if the run lacks a file, did not measure that gamma, or has tables that contradict themselves.
     """
-    measured, replay, text = run.arms(), run.replay(), run.alpha_sums()
+    arms, replay, text = run.arms(), run.replay(), run.alpha_sums()
     primary = run.primary_gamma if run.primary_gamma is not None else int(run.account()["primary_gamma"])
     chosen = primary if gamma is None else gamma
     try:
-        shared = measured.shared()
-        arms = shared.of_one_drafter(primary)
-        if chosen not in arms:
-            known = ", ".join(map(str, arms))
+        work = SharedWork.of(arms, primary, text, replay)
+        if chosen not in work.arms:
+            known = ", ".join(map(str, work.arms))
             raise UsageError(f"{run.source} did not measure gamma {chosen}, only {known}.")
-        baseline, t1_s = prompt_sums(shared.plain()), float(measured.plain()["verify_s"].mean())
-        text = text[text["prompt"].isin(baseline.index)]
-        has_alpha = len(text) > 0 and text["denominator"].sum() > 0
-        alpha, sums = shared_alpha(distinct_generations(arms[primary]), text if has_alpha else None)
-        own = replay[(replay["gamma"] == chosen) & (replay["kind"] == "own")]
-        table = account_table(arms[chosen], baseline, chosen, own if len(own) else None, sums)
+        return work.sums(chosen, run.whole_number("measurement.bootstrap"), run.whole_number("seed"))
     except ValueError as error:
         raise UsageError(f"{run.source} has no account: {error}.") from error
-    return AccountSums(
-        table=table,
-        baseline_calls=baseline[["rounds", "verify_s"]],
-        categories=prompt_categories(arms[chosen]),
-        alpha=alpha,
-        gamma=chosen,
-        t1_s=t1_s,
-        replicates=run.whole_number("measurement.bootstrap"),
-        seed=run.whole_number("seed"),
-        alpha_of_text=has_alpha,
-    )
 
 
 def account_of(run: Run, gamma: int | None = None) -> Account:

@@ -1,6 +1,5 @@
 """Draws the account: from what theory promises, factor by factor, to the speedup that was measured."""
 
-from dataclasses import dataclass
 from math import inf
 
 from matplotlib.axes import Axes
@@ -10,51 +9,10 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from ..figures import style
 from ..findings import counted
 from ..intervals import Interval
-from .gap_account import Account
-
-
-@dataclass(frozen=True)
-class FactorName:
-    """The name of a factor in words, its formula, and its cause as a sentence names it."""
-
-    name: str
-    symbol: str
-    cause: str
-
-
-NAMES = {
-    "omega": FactorName("theory: tokens per round", "Ω(α, γ)", "theory"),
-    "offered": FactorName("fewer tokens offered", "Ω̄ / Ω", "fewer tokens offered than gamma"),
-    "dependence": FactorName(
-        "dependence between positions", "τ replay / Ω̄", "dependence between positions and differences between texts"
-    ),
-    "drift": FactorName("drafter drift or chance", "τ / τ replay", "drift of the drafter, or chance"),
-    "draft": FactorName("drafts cost time", "1 / (1 + g)", "the time of drafting"),
-    "verify": FactorName("verifying more tokens", "(1 + g) / (v + g)", "verifying several tokens in one call"),
-    "overhead": FactorName("the loop's own time", "(v + g) / (v + g + o)", "the loop's own time"),
-    "baseline": FactorName(
-        "the baseline's own overhead", "t AR / t(1)", "the baseline's time per token against the bare call"
-    ),
-}
-NO_REPLAY = FactorName(  # dependence and drift in one
-    "dependence, drift or chance", "τ / Ω̄", "dependence, drift or chance (no replay tells them apart)"
-)
-LOOP = FactorName(  # overhead and baseline in one: plain decoding runs the same loop
-    "the loop's own time, net",
-    "overhead x baseline",
-    "the loop's own time, net of what plain decoding pays for its own",
-)
-EXACT = 1e-9  # a factor this close to 1 is 1, up to rounding
+from .gap_account import EXACT, Account
 
 # Ticks within a decade, for an axis whose high end is at most the first number times its low end.
 _TICKS = ((5, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)), (30, (1, 2, 3, 5)), (300, (1, 2, 5)), (inf, (1,)))
-
-
-def name_of(account: Account, factor: str) -> FactorName:
-    """Return the name of a factor or of `loop`; without a replay dependence and drift are one factor."""
-    if factor == "loop":
-        return LOOP
-    return NO_REPLAY if factor == "dependence" and "drift" not in account.factors else NAMES[factor]
 
 
 @style.in_style
@@ -75,7 +33,7 @@ def waterfall(account: Account, *, title: str, simulated: bool = False) -> Figur
         neutral = factor == "omega" or abs(value - 1) <= EXACT
         colour = style.GREY if neutral else style.BLUE if value > 1 else style.ORANGE
         sure = neutral or account.intervals[factor].contains(1.0) is not True
-        value_in_words = f"{name_of(account, factor).name}: {account.intervals[factor]:.3f}"
+        value_in_words = f"{account.named(factor).name}: {account.intervals[factor]:.3f}"
         limits += _bar(axes, place, start, end, account.intervals[factor], colour, 1.0 if sure else 0.45)
         style.tip(axes.patches[-1], value_in_words)
         _label(axes, place, f"{value:.2f}" if factor == "omega" else f"×{value:.3f}")
@@ -87,7 +45,7 @@ def waterfall(account: Account, *, title: str, simulated: bool = False) -> Figur
     axes.axvline(1, color=style.BLACK, linewidth=1.6, linestyle=":", zorder=0.9)
     axes.annotate("breaks even", (1, 1), xycoords=axes.get_xaxis_transform(), ha="center", va="bottom", fontsize=10)
 
-    labels = [name_of(account, factor) for factor in account.factors]
+    labels = [account.named(factor) for factor in account.factors]
     last = "simulated speedup\ncost model" if simulated else "measured speedup\nwall clock"
     axes.set_yticks(range(count), [*(f"{item.name}\n{item.symbol}" for item in labels), last])
     axes.tick_params(axis="y", length=0, labelsize=10.5)

@@ -22,17 +22,16 @@ from ..read.runs import Run
 from ..runs.comparable import Comparable, comparable, open_each
 from ..runs.compare import LEADERBOARD, comparison_sections, groups_in_words
 from ..runs.drafters_section import TITLE, drafters_section
-from ..runs.first_screen import first_screen
 from ..runs.foreign_sections import foreign_findings, side_by_side
 from ..runs.peers_section import PEERS, peers_section
 from ..runs.run_sections import (
     NOTES,
+    arranged,
     category_section,
     cost_section,
     curves_section,
     environment_section,
     figures_section,
-    headed,
     lengths_section,
     missing_section,
     papers_section,
@@ -41,7 +40,6 @@ from ..runs.run_sections import (
 )
 from ..runs.serving_sections import FASTEST, fastest_section, serving_section
 from ..runs.standing_section import STANDING, TIMELINE, standing_section, timeline_section
-from ..runs.totals_sections import totals_findings
 from .html import Chapter
 
 logger = logging.getLogger(__name__)
@@ -121,10 +119,7 @@ def foreign_chapters(sources: Sequence[Imported], baseline: pd.DataFrame | None,
 
     UsageError if one and its baseline share no timed prompt.
     """
-    found = [
-        (totals_findings if source.totals_only else foreign_findings)(source, baseline, replicates)
-        for source in sources
-    ]
+    found = [foreign_findings(source, baseline, replicates) for source in sources]
     chapters = [
         Chapter(f"Foreign results: {each.name} ({each.kind}, gamma {each.gamma})", each.sections) for each in found
     ]
@@ -140,12 +135,12 @@ def _heading(run: Run) -> str:
 
 def _sections(run: Run, many: bool) -> list[Section]:
     sections = [
-        headed(section, run)
+        section
         for title, make in OF_A_RUN
         if _has(run, make)
         for section in _guarded(title, partial(make, run, **(REFITS if many and make is model_sections else {})))
     ]
-    return first_screen(sections)
+    return arranged(sections, run)
 
 
 def _has(run: Run, make: Callable[..., Any]) -> bool:

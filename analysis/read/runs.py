@@ -15,6 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import pandas as pd
+import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 
 from specdec.config import PLAIN, flattened
@@ -161,6 +162,11 @@ class Run:
         except ValueError as error:
             raise UsageError(f"{self.fetch('rounds.parquet')}: {error}.") from None
         return self._own(rounds)
+
+    def shared_at_rejections(self) -> list[float]:
+        """Read the mass that drafter and target share at the position of every rejection that wrote it down."""
+        table = pq.read_table(self.fetch("rounds.parquet"), columns=["rejected", "beta"])
+        return [beta[-1] for beta in table.filter(table["rejected"])["beta"].to_pylist() if beta]
 
     def arms(self) -> Arms:
         """Return the columns of the rounds table that statistics count, by arm, each read when it is asked for.

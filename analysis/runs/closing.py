@@ -7,21 +7,11 @@ They say in plain words what the notes and the account say in full, of the same 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ..account.account_sections import causes, unsettled
 from ..account.gap_account import Account
-from ..account.waterfall import EXACT
+from ..account.verdicts import losses, unsettled
 from ..findings import counted
 from ..intervals import Interval, too_few
 from ..read.facts import RunFacts, RunStatus, SessionFacts
-
-_IN_WORDS = {  # factors between the formula and the measurement, as the end of "what costs most is"
-    "offered": "that fewer tokens are proposed than were asked for",
-    "dependence": "that tokens are accepted far more often in some places than in others",
-    "drift": "that the drafter does worse in use than along a finished text, or chance",
-    "verify": "verifying several tokens in one call, which takes longer than a call on one token",
-    "loop": "the program's own time between the calls, beyond what plain decoding needs",
-}
-_NO_REPLAY = "that tokens are accepted far more often in some places than in others, or chance"
 
 
 @dataclass(frozen=True)
@@ -157,30 +147,23 @@ def _noise(run: MeasuredRun) -> str:
 def _cost(run: MeasuredRun) -> str:
     """Say what stands between the textbook formula and the measurement, in words that need no glossary."""
     account = run.account
-    formula = account.intervals["formula"].estimate
-    factors = causes(account)
+    formula = account.value("formula")
     promise = f"the textbook formula promises {formula:.2f} times as fast"
     if account.speedup < 1 and "draft" in account.factors and formula < 1:
-        drafting = account.intervals["g"].estimate
         promise = (
             f"already by the textbook formula it would not pay ({formula:.2f} times as fast), as drafting takes "
-            f"{drafting:.2f} of a call of the target in every round"
+            f"{account.value('g'):.2f} of a call of the target in every round"
         )
-    if not factors:
-        return _sentence(promise)
-    most = min(factors, key=lambda name: factors[name].estimate)
-    sure = [name for name in factors if factors[name].contains(1.0) is False and factors[name].estimate < 1]
-    if factors[most].estimate >= 1 - EXACT:
+    largest, surest = losses(account)
+    if not largest:
         return _sentence(f"{promise}, and nothing costs more than it counts")
-    unsure = factors[most].contains(1.0)
-    if unsure and not sure:
+    if not surest:
         return _sentence(f"{promise}, and no cost beyond that is more than chance")
-    if unsure:
-        most = min(sure, key=lambda name: factors[name].estimate)
-    words = _NO_REPLAY if most == "dependence" and "drift" not in account.factors else _IN_WORDS[most]
-    without = account.speedup / factors[most].estimate
-    surely = "what surely costs" if unsure else "what costs"
-    return _sentence(f"{promise}; {surely} most is {words} (without that, {without:.2f} times as fast)")
+    without = account.speedup / account.value(surest)
+    surely = "what costs" if surest == largest else "what surely costs"
+    return _sentence(
+        f"{promise}; {surely} most is {account.named(surest).plainly} (without that, {without:.2f} times as fast)"
+    )
 
 
 def _identical(run: MeasuredRun) -> str:

@@ -15,13 +15,12 @@ primary gamma.
 from collections.abc import Mapping
 from math import isnan
 
-import numpy as np
 import pandas as pd
 
 from ..acceptance.prediction import HeldOutPrediction, Undetermined
-from ..intervals import Columns, Interval, bootstrap
+from ..intervals import Interval, bootstrap
 from ..read.facts import RunFacts
-from .summary import ArmSummary, Summary
+from .summary import Summary
 
 Curves = dict[str, dict[int, float]]
 MODELS = ("measured", "capped_geometric", "priced", "position", "replay", "predicted")
@@ -48,19 +47,30 @@ def model_curves(
     """
     curves: Curves = {f"curve/{kind}{name}{end}": {} for name in MODELS for kind in ("", "speedup/") for end in ENDS}
     for gamma, arm in summary.arms.items():
-        tokens, speedups = _of_arm(arm)
-        modelled = {"position": _position(held_out, gamma)}
-        if not facts.simulated:  # recorded text is measured by its replay: no second opinion
-            modelled["replay"] = _replayed(replay, gamma, replicates, seed)
+        intervals = arm.account.intervals
+        tokens, speedups = (
+            {"measured": Interval.from_metrics(arm.metrics, quantity), "capped_geometric": intervals[formula]}
+            for quantity, formula in (("tokens_per_round", "omega"), ("speedup", "formula"))
+        )
+        speedups["priced"] = intervals["priced"]
+        modelled: dict[str, Interval] = {}
+        if isinstance(held_out, HeldOutPrediction):
+            lines = held_out.table[(held_out.table["model"] == "position") & (held_out.table["gamma"] == gamma)]
+            for line in lines.itertuples():
+                bounds = (line.predicted_low, line.predicted_high)
+                modelled["position"] = Interval(line.predicted, *bounds, held_out.level, held_out.prompts)
+        along = replay[(replay["kind"] == "baseline") & (replay["gamma"] == gamma)]
+        if len(along) and not facts.simulated:  # recorded text is measured by its replay: no second opinion
+            sums = along.groupby("prompt")[["tokens", "rounds"]].sum()
+            modelled |= bootstrap(sums, lambda s: {"replay": s["tokens"] / s["rounds"]}, replicates, seed)
         step = 1 + gamma * arm.metrics["cost/c"]
         for name, interval in modelled.items():
-            if interval is not None:
-                tokens[name] = interval
-                speedups[name] = Interval(interval.estimate / step, interval.low / step, interval.high / step)
+            tokens[name] = interval
+            speedups[name] = Interval(interval.estimate / step, interval.low / step, interval.high / step)
         if gamma in facts.predicted:
             speedups["predicted"] = Interval(facts.predicted[gamma])
-        for kind, found in (("", tokens), ("speedup/", speedups)):
-            for name, interval in found.items():
+        for kind, models in (("", tokens), ("speedup/", speedups)):
+            for name, interval in models.items():
                 for key, value in interval.as_metrics(f"curve/{kind}{name}").items():
                     if not isnan(value):
                         curves[key][gamma] = value
@@ -71,40 +81,3 @@ def model_metrics(curves: Mapping[str, Mapping[int, float]], gamma: int) -> dict
     """Return `tokens_per_round.<model>` at one gamma, as the curves have it."""
     points = {name: curves.get(f"curve/{name}", {}).get(gamma) for name in MODELS if name != "measured"}
     return {f"tokens_per_round.{name}": value for name, value in points.items() if value is not None}
-
-
-def _of_arm(arm: ArmSummary) -> tuple[dict[str, Interval], dict[str, Interval]]:
-    """Return what was measured and what the textbook formula says, in tokens per round and as speedup."""
-    intervals = arm.account.intervals
-    tokens = {
-        "measured": Interval.from_metrics(arm.metrics, "tokens_per_round"),
-        "capped_geometric": intervals["omega"],
-    }
-    speedups = {
-        "measured": Interval.from_metrics(arm.metrics, "speedup"),
-        "capped_geometric": intervals["formula"],
-        "priced": intervals["priced"],
-    }
-    return tokens, speedups
-
-
-def _position(held_out: HeldOutPrediction | Undetermined, gamma: int) -> Interval | None:
-    if isinstance(held_out, Undetermined):
-        return None
-    table = held_out.table
-    lines = table[(table["model"] == "position") & (table["gamma"] == gamma)]
-    for line in lines.itertuples():
-        return Interval(line.predicted, line.predicted_low, line.predicted_high, held_out.level, held_out.prompts)
-    return None
-
-
-def _replayed(replay: pd.DataFrame, gamma: int, replicates: int, seed: int) -> Interval | None:
-    lines = replay[(replay["kind"] == "baseline") & (replay["gamma"] == gamma)]
-    if lines.empty:
-        return None
-    sums = lines.groupby("prompt")[["tokens", "rounds"]].sum()
-
-    def tokens_per_round(totals: Columns) -> dict[str, np.ndarray]:
-        return {"replay": totals["tokens"] / totals["rounds"]}
-
-    return bootstrap(sums, tokens_per_round, replicates, seed)["replay"]

@@ -9,12 +9,11 @@ import numpy as np
 import pandas as pd
 
 from specdec.config import BASELINE, NULL
-from specdec.theory.capped_geometric import tokens_per_round
 from specdec.theory.speedup import operations
 
 from ..arms import Arms
 from ..intervals import Columns, bootstrap, too_few
-from ..read.facts import RunFacts, RunStatus, SessionFacts
+from ..read.facts import RunFacts
 from ..rounds import drafted, prompt_sums
 from .summary import Summary
 
@@ -26,23 +25,12 @@ def operation_metrics(summary: Summary, facts: RunFacts) -> dict[str, float]:
     if facts.target_flops == 0:
         return {}
     c_ops = facts.drafter_flops / facts.target_flops
-    sums = summary.arms[summary.primary_gamma].sums.sum()
+    sums = summary.primary.sums.sum()
     evaluated = (sums["nodes"] * (1 + c_ops) + sums["rounds"]) / sums["tokens"]
     return {
         "cost/c_ops": c_ops,
-        "operations/capped_geometric": float(operations(summary.alpha, summary.primary_gamma, c_ops)),
+        "operations/capped_geometric": float(operations(summary.work.alpha, summary.work.primary_gamma, c_ops)),
         "operations/measured": float(evaluated),
-    }
-
-
-def lossless_metrics(session: SessionFacts) -> dict[str, float]:
-    """Return the share of outputs that equal the baseline's, and how many parted; nothing where none was compared."""
-    if session.compared == 0:
-        return {}
-    return {
-        "lossless/identical": session.identical / session.compared,
-        "lossless/divergences": float(session.compared - session.identical),
-        "lossless/unexplained": float(session.unexplained),
     }
 
 
@@ -91,31 +79,13 @@ def limit_metrics(summary: Summary) -> dict[str, float]:
     Omega, so that chance and the ends of texts are in both sides of speedup over limit. `cost/overhead_share` is
     o / (v + g + o).
     """
-    account = summary.arms[summary.primary_gamma].account
+    account = summary.primary.account
     bare = account.time["v"] + account.time["g"]
     return {
-        "speedup.limit": float(tokens_per_round(summary.alpha, summary.primary_gamma)) / bare,
-        "speedup.limit.realised": account.tokens_per_round / bare,
+        "speedup.limit": account.value("omega") / bare,
+        "speedup.limit.realised": account.value("tokens_per_round") / bare,
         "cost/overhead_share": account.time["o"] / (bare + account.time["o"]),
     }
-
-
-def memory_metrics(session: SessionFacts, environment: Mapping[str, Any]) -> dict[str, float]:
-    """Return the peak, and the target's weights and largest cache, which it cannot be below."""
-    return {
-        "memory/peak_mb": session.peak_mb,
-        "memory/weights_mb": environment.get("model", {}).get("weight_bytes", 0) / 2**20,
-        "memory/cache_mb": session.cache_bytes / 2**20,
-    }
-
-
-def prompt_metrics(standing: RunStatus | None) -> dict[str, float]:
-    """Return the prompts that were decoded, each once for every turn and repeat, and those that the time budget left
-    out.
-    """
-    if standing is None:
-        return {}  # an earlier version's run
-    return {"prompts/done": standing.prompts_done, "prompts/left_out": standing.left_out}
 
 
 def peer_metrics(

@@ -1,17 +1,17 @@
 """The sentences that a reader of a run must not miss: what its figures do not hold for, and what was left out."""
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
-
-import pyarrow.parquet as pq
 
 from ..intervals import Interval
 from ..read.facts import RunFacts, SessionFacts
+from ..read.runs import Run
+
+_ROUNDING = 1e-6  # of a sum of float32 probabilities
 
 
 def run_notes(
-    metrics: Mapping[str, float], facts: RunFacts, session: SessionFacts, prompts: Mapping[str, Any]
+    run: Run, metrics: Mapping[str, float], facts: RunFacts, session: SessionFacts, prompts: Mapping[str, Any]
 ) -> list[str]:
     """Say what time was, whether outputs are the baseline's, how prediction and measurement differ, what is missing.
 
@@ -41,7 +41,15 @@ def run_notes(
         notes.append(f"Lossy: the verifier's rule does not keep the target's law{departs}.")
     notes += _quality_notes(metrics, facts)
     if "sampled/speedup" in metrics:
-        notes.append(_sampled_note(metrics))
+        speedup, tokens = (
+            Interval.from_metrics(metrics, f"sampled/{name}") for name in ("speedup", "tokens_per_round")
+        )
+        notes.append(
+            f"At temperature {metrics['sampled/temperature']:g}, on {metrics['sampled/prompts']:.0f} of the prompts, "
+            f"over plain decoding at that temperature: speedup {speedup}, {tokens} tokens per round, and "
+            f"{metrics['sampled/repetition.share']:.0%} have an output that falls into a loop. The rule keeps the "
+            "target's law, so that both texts are drawn from one law and differ; specdec.certify tests it."
+        )
     if "speedup.predicted" in metrics:
         predicted, measured = metrics["speedup.predicted"], metrics["speedup"]
         notes.append(
@@ -63,6 +71,16 @@ def run_notes(
         limit = f"this drafter drafts {facts.deepest} levels at most"
         limit = limit if facts.deepest and min(facts.left_out) > facts.deepest else "the structure is less deep"
         notes.append(f"Left out of measurement.gammas: {left_out}; {limit}.")
+    if not facts.greedy and facts.lossless:
+        # In exact arithmetic the chance of a rejection where drafter and target agree is 0; where rounding makes one,
+        # nothing is left of p - q, and the correction was drawn from p itself.
+        shared = run.shared_at_rejections()
+        empty = sum(mass >= 1 - _ROUNDING for mass in shared)
+        if empty:
+            notes.append(
+                f"Rounding: {empty:,} of {len(shared):,} rejections fell where drafter and target agree, so that no "
+                "residual was left; these corrections were drawn from the target's own law."
+            )
     return notes
 
 
@@ -77,43 +95,6 @@ def control_notes(metrics: Mapping[str, float]) -> list[str]:
     if not control.contains(1.0):
         said += ", an interval that leaves out 1: the machine was disturbed, or this is the one run in twenty"
     return [f"{said}; what differs from 1 by less than {metrics['null/floor']:.1%} is noise."]
-
-
-def _sampled_note(metrics: Mapping[str, float]) -> str:
-    """Say what speculation gives at a temperature, beside the greedy figures."""
-    loops = metrics["sampled/repetition.share"]
-    speedup, tokens = (Interval.from_metrics(metrics, f"sampled/{name}") for name in ("speedup", "tokens_per_round"))
-    return (
-        f"At temperature {metrics['sampled/temperature']:g}, on {metrics['sampled/prompts']:.0f} of the prompts, over "
-        f"plain decoding at that temperature: speedup {speedup}, {tokens} tokens per round, and {loops:.0%} have an "
-        "output that falls into a loop. The rule keeps the target's law, so that both texts are drawn from one law "
-        "and differ; specdec.certify tests it."
-    )
-
-
-def residual_notes(rounds: Path, facts: RunFacts) -> list[str]:
-    """Count the rejections at positions where drafter and target agree, as every round wrote down what they share.
-
-    In exact arithmetic the chance of such a rejection is 0; where rounding makes one, nothing is left of p - q, and the
-    correction was drawn from p itself.
-
-    Args:
-        rounds: the rounds table, or the folder of its part-files.
-    """
-    if facts.greedy or not facts.lossless:
-        return []
-    table = pq.read_table(rounds, columns=["rejected", "beta"])
-    shared = [beta[-1] for beta in table.filter(table["rejected"])["beta"].to_pylist() if beta]
-    empty = sum(mass >= 1 - _ROUNDING for mass in shared)
-    if not empty:
-        return []
-    return [
-        f"Rounding: {empty:,} of {len(shared):,} rejections fell where drafter and target agree, so that no residual "
-        "was left; these corrections were drawn from the target's own law."
-    ]
-
-
-_ROUNDING = 1e-6  # of a sum of float32 probabilities
 
 
 def _quality_notes(metrics: Mapping[str, float], facts: RunFacts) -> list[str]:

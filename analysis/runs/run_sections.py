@@ -3,7 +3,7 @@ call, the environment, and how to run it again. From the run's files alone.
 """
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
@@ -14,7 +14,7 @@ import pandas as pd
 from specdec.errors import UsageError
 from specdec.theory.roofline import Product
 
-from ..account.formula_gap import curve_verdict, error_columns
+from ..account.verdicts import curve_verdict
 from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
 from ..figures import run_figures
@@ -48,6 +48,7 @@ TIMED = (  # sections that show what is made of times
     "As the papers define it",
     "Cost of a call",
 )
+FIRST_SCREEN = ("account", "curve_speedup")  # figures behind the verdict and the table over gamma, in order
 TITLED = {"capped_geometric": "by the formula", "priced": "at measured costs"}  # models that titles of curves name
 PRICED = (*TITLED, "predicted")  # models whose speedup is drawn
 ENDS = ("", ".ci_low", ".ci_high")  # of a metric and its interval
@@ -127,14 +128,23 @@ def _labelled(label: str, simulated: bool) -> str:
     return f"simulated {label}" if simulated and ("speedup" in label or "per second" in label) else label
 
 
-def headed(section: Section, run: Run) -> Section:
-    """Return a section that says where time is simulated: over each of its tables, and in its heading if it is about
-    times.
+def arranged(sections: Sequence[Section], run: Run) -> list[Section]:
+    """Return the sections of a run as its page shows them.
+
+    The figures of the FIRST_SCREEN move behind the tables of the first section, the summary; one that no section has is
+    left out. Where time is simulated, each table says so, and the heading of a section that is about times.
     """
-    if not run.simulated:
-        return section
-    title = f"{section.title} (simulated time)" if section.title in TIMED else section.title
-    return replace(section.simulated(), title=title)
+    figures = {name: figure for section in sections for name, figure in section.figures}
+    shown = tuple((name, figures[name]) for name in FIRST_SCREEN if name in figures)
+    pages = []
+    for section in sections:
+        others = tuple((name, figure) for name, figure in section.figures if name not in FIRST_SCREEN)
+        page = replace(section, figures=others if pages else (*others, *shown))
+        if run.simulated:
+            title = f"{section.title} (simulated time)" if section.title in TIMED else section.title
+            page = replace(page.simulated(), title=title)
+        pages.append(page)
+    return pages
 
 
 def _speedup_in_words(run: Run) -> str:
@@ -169,13 +179,13 @@ def curves_section(run: Run) -> Section:
         ("speedup", "speedup over the baseline", "speedup_error"),
     ):
         label = _labelled(name, run.simulated)
-        measured = [(arm, Interval.from_metrics(arm, quantity)) for arm in arms]
-        table = pd.DataFrame(
-            [
-                {"gamma": arm["gamma"], "value": each.estimate, **each.bounds, **error_columns(arm, error)}
-                for arm, each in measured
-            ]
-        )
+        rows = []
+        for arm in arms:
+            value, missed = Interval.from_metrics(arm, quantity), Interval.from_metrics(arm, error)
+            rows.append({"gamma": arm["gamma"], "value": value.estimate, **value.bounds})
+            if not isnan(missed.estimate):
+                rows[-1] |= {"error": missed.estimate, "error_low": missed.low, "error_high": missed.high}
+        table = pd.DataFrame(rows)
         lines = run.lines(quantity)
         # The models besides the formula are about acceptance alone: in tokens per round they are seen without costs.
         shown = {key: lines[key] for key in PRICED if key in lines} if quantity == "speedup" else lines

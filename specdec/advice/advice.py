@@ -18,7 +18,7 @@ from specdec.analysis.intervals import Interval, too_few
 from specdec.config import RunConfig, flattened
 from specdec.environment import cpu
 from specdec.session.parts import Parts
-from specdec.theory.capped_geometric import tokens_per_round
+from specdec.theory.capped_geometric import alpha_for
 
 _REMEDIES = {
     "acceptance": "if every round offered gamma tokens and all were accepted",
@@ -143,27 +143,8 @@ def predict(
     total = sum(offered.values())
     shares = {size: rounds / total for size, rounds in sorted(offered.items())}
     c = (tau.estimate * cost.baseline - cost.verify - cost.overhead) / gamma
-    alpha = break_even_alpha(needed, shares) if chain else None
+    alpha = alpha_for(needed, shares) if chain else None
     return Forecast(gamma, tau, speedup, cost, shares, needed, alpha, c if c >= 0 else None)
-
-
-def break_even_alpha(needed: float, offered: Mapping[int, float]) -> float | None:
-    """Return the smallest alpha at which rounds that offer these shares yield `needed` tokens: the mean of
-    Omega(alpha, offered), which grows with alpha, is solved by bisection. None where alpha = 1 is not enough.
-    """
-
-    def tokens(alpha: float) -> float:
-        return sum(share * float(tokens_per_round(alpha, size)) for size, share in offered.items())
-
-    low, high = 0.0, 1.0
-    if tokens(high) < needed:
-        return None
-    if tokens(low) >= needed:
-        return 0.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tokens(middle) < needed else (low, middle)
-    return high
 
 
 def ideals(prediction: Forecast) -> dict[str, float]:

@@ -5,6 +5,8 @@ gamma and alpha^gamma at gamma (Leviathan et al. 2211.17192, eq. 1). Arguments b
 0 or 1. ValueError for an alpha outside [0, 1] or a gamma that is not a whole number of at least 0.
 """
 
+from collections.abc import Mapping
+
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -36,6 +38,26 @@ def tokens_per_round_slope(alpha: ArrayLike, gamma: ArrayLike) -> Values:
     chance, length = np.broadcast_arrays(probability(alpha, "alpha"), count(gamma, "gamma"))
     k = np.arange(1, int(length.max(initial=0)) + 1)
     return np.where(k <= length[..., None], k * chance[..., None] ** (k - 1), 0.0).sum(axis=-1)[()]
+
+
+def alpha_for(tokens: float, offered: Mapping[int, float]) -> float | None:
+    """Return the smallest alpha at which rounds that offer these shares (tokens offered: share of rounds) yield
+    `tokens`: the mean of Omega(alpha, offered), which grows with alpha, is solved by bisection. None where alpha = 1 is
+    not enough.
+    """
+
+    def mean(alpha: float) -> float:
+        return sum(share * float(tokens_per_round(alpha, size)) for size, share in offered.items())
+
+    low, high = 0.0, 1.0
+    if mean(high) < tokens:
+        return None
+    if mean(low) >= tokens:
+        return 0.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if mean(middle) < tokens else (low, middle)
+    return high
 
 
 def accepted_per_offered(alpha: ArrayLike, gamma: ArrayLike) -> Values:

@@ -16,7 +16,6 @@ from rich.console import Console
 from specdec.advice.advice import (
     Advice,
     RoundCost,
-    break_even_alpha,
     ideals,
     judge,
     predict,
@@ -62,13 +61,6 @@ def test_at_break_even_the_speedup_is_one():
     assert replace(COST, draft=5 * found.pays_below_c).speedup(3.30) == pytest.approx(1)
     assert found.pays_from_alpha is not None
     assert tokens_per_round(found.pays_from_alpha, 5) == pytest.approx(27.4 / 21)
-
-
-def test_break_even_alpha_of_mixed_offers():
-    assert break_even_alpha(3.68928, {5: 1.0}) == pytest.approx(0.8)  # theory.md 2.1
-    assert break_even_alpha((1 + 3.68928) / 2, {0: 0.5, 5: 0.5}) == pytest.approx(0.8)
-    assert break_even_alpha(3.51, {0: 0.5, 5: 0.5}) is None  # alpha 1 gives (1 + 6) / 2
-    assert break_even_alpha(0.9, {5: 1.0}) == 0.0
 
 
 def test_shares_of_rounds_add_up():

@@ -9,6 +9,7 @@ from math import isfinite, isnan
 import pandas as pd
 import pytest
 
+from specdec.analysis.account.run_account import SharedWork
 from specdec.analysis.arms import Arms
 from specdec.analysis.figures.run_figures import (
     Basis,
@@ -22,7 +23,7 @@ from specdec.analysis.read import mlflow_runs
 from specdec.analysis.read.runs import Run
 from specdec.analysis.rounds import measured_curve
 from specdec.analysis.runs.compare import comparison_section
-from specdec.analysis.runs.summary import RunTables, Summary, summarise
+from specdec.analysis.runs.summary import Summary, summarise
 from specdec.errors import UsageError
 
 PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
@@ -41,8 +42,7 @@ def with_baseline(make_rounds: Callable[..., pd.DataFrame]) -> Callable[..., pd.
 @pytest.fixture
 def summary_of(make_generations: Callable[..., pd.DataFrame]) -> Callable[..., Summary]:
     def build(rounds: pd.DataFrame, **options: object) -> Summary:
-        tables = RunTables(Arms.of(rounds), make_generations(rounds), **options)
-        return summarise(tables, 2, replicates=60, permutations=19)
+        return summarise(SharedWork.of(Arms.of(rounds), 2, **options), make_generations(rounds), 60, 19)
 
     return build
 
@@ -125,13 +125,13 @@ def test_figures_of_little_data_say_what_they_lack(odd, kind: str) -> None:
 
 def test_no_proposal_on_the_text_leaves_its_alpha_out(odd, summary_of) -> None:
     nothing = pd.DataFrame({"prompt": ["a", "b", "c"], "numerator": 0.0, "denominator": 0})
-    metrics = summary_of(odd("no proposal"), alpha_sums=nothing).arms[2].metrics
+    metrics = summary_of(odd("no proposal"), text=nothing).arms[2].metrics
     assert "alpha.text" not in metrics and metrics["account/alpha"] == 0
 
 
 def test_alpha_of_one_prompts_text_has_no_interval(odd, summary_of) -> None:
     sums = pd.DataFrame({"prompt": ["a"], "numerator": [3.0], "denominator": [4]})
-    metrics = summary_of(odd("one prompt"), alpha_sums=sums).arms[2].metrics
+    metrics = summary_of(odd("one prompt"), text=sums).arms[2].metrics
     assert metrics["alpha.text"] == 0.75
     assert not any(f"{name}.{end}" in metrics for name in INTERVALS for end in ("ci_low", "ci_high"))
 

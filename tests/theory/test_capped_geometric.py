@@ -28,6 +28,13 @@ def test_slope_is_the_derivative(alpha, gamma):
     assert model.tokens_per_round_slope(alpha, gamma) == pytest.approx(difference / (2 * step), rel=1e-4, abs=1e-4)
 
 
+def test_the_alpha_of_mixed_offers():
+    assert model.alpha_for(3.68928, {5: 1.0}) == pytest.approx(0.8)  # theory.md 2.1
+    assert model.alpha_for((1 + 3.68928) / 2, {0: 0.5, 5: 0.5}) == pytest.approx(0.8)
+    assert model.alpha_for(3.51, {0: 0.5, 5: 0.5}) is None  # alpha 1 gives (1 + 6) / 2
+    assert model.alpha_for(0.9, {5: 1.0}) == 0.0
+
+
 def test_exact_at_the_ends_and_accurate_next_to_one():
     assert model.tokens_per_round(1, 7) == 8 and model.tokens_per_round(0, 7) == 1
     assert model.tokens_per_round(0, 0) == 1 and model.tokens_per_round(1, 0) == 1

@@ -5,16 +5,9 @@ from math import nan, prod
 import numpy as np
 import pytest
 
-from specdec.analysis.account.account_sections import (
-    account_section,
-    causes,
-    factor_table,
-    group_table,
-    time_split,
-    time_table,
-    verdict,
-)
+from specdec.analysis.account.account_sections import account_section, factor_table, group_table, time_table
 from specdec.analysis.account.run_account import GroupAccount
+from specdec.analysis.account.verdicts import causes, time_split, verdict
 
 
 def test_the_worked_example_names_the_acceptance_and_not_the_drafts_that_the_formula_counts(worked_example):

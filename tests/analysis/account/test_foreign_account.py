@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from specdec.analysis.account.foreign_account import SHOWN, foreign_account, foreign_sums, shown_gamma
+from specdec.analysis.account.foreign_account import SHOWN, foreign_account, foreign_sums, foreign_values, shown_gamma
 from specdec.analysis.intervals import bootstrap_bounds, resampled_sums
 from specdec.analysis.read.foreign.imported import ImportedText, PositionLengths, PositionText, imported, walked
 from specdec.theory.capped_geometric import tokens_per_round
@@ -33,7 +33,8 @@ def data_set(*texts, gamma=3):
 
 
 def account(source, gamma, replicates=200):
-    return foreign_account(foreign_sums(source), gamma, replicates, seed=0)
+    sums = foreign_sums(source)
+    return foreign_account(sums.tables[gamma], gamma, sums.alpha_of_text, replicates, seed=0)
 
 
 @pytest.mark.parametrize("gamma, rounds", [(1, 8), (2, 6), (3, 5), (4, 4)])
@@ -41,11 +42,11 @@ def test_a_text_by_hand(gamma, rounds):
     """Nine of thirteen positions agree; the same walk by agreement and by lengths, so depth does nothing."""
     found = account(data_set(runs(AGREEMENT)), gamma)
     omega = sum((9 / 13) ** k for k in range(gamma + 1))
-    assert found.gap.alpha == pytest.approx(9 / 13) and found.gap.alpha_of_text
-    assert found.gap.measured.estimate == pytest.approx(13 / rounds)
-    assert found.gap.error.estimate == pytest.approx(omega / (13 / rounds) - 1)
-    assert found.values["depth"].estimate == pytest.approx(1)
-    assert found.values["texts"].estimate == pytest.approx(1)  # there is one text only
+    assert found.alpha == pytest.approx(9 / 13) and found.alpha_of_text
+    assert found.value("tokens_per_round") == pytest.approx(13 / rounds)
+    assert found.value("tokens_error") == pytest.approx(omega / (13 / rounds) - 1)
+    assert found.value("depth") == pytest.approx(1)
+    assert found.value("texts") == pytest.approx(1)  # there is one text only
 
 
 def bits(generator, texts, size, rise=None):
@@ -66,22 +67,22 @@ def test_the_factors_multiply_out(gamma):
     generator = np.random.default_rng(0)
     texts = [runs(text, longest=7) for text in bits(generator, 6, 150, rise=0.5)]
     found = account(data_set(*texts), gamma)
-    assert prod(each.estimate for each in found.steps.values()) == pytest.approx(found.gap.measured.estimate, rel=1e-12)
-    parts = [found.values[name].estimate for name in ("texts", "along", "depth")]
-    assert prod(parts) == pytest.approx(found.values["dependence"].estimate, rel=1e-12)
+    assert found.product == pytest.approx(found.value("tokens_per_round"), rel=1e-12)
+    parts = [found.factors[name] for name in ("texts", "along", "depth")]
+    assert prod(parts) == pytest.approx(found.value("dependence"), rel=1e-12)
 
 
 @pytest.mark.slow
 def test_each_part_answers_to_its_own_cause():
     generator = np.random.default_rng(1)
     independent = bits(generator, 40, 400)
-    alike = account(data_set(*[runs(text) for text in independent]), 3).values
+    alike = account(data_set(*[runs(text) for text in independent]), 3).intervals
     assert alike["texts"].estimate < 0.98 and alike["depth"].estimate == 1
     assert alike["along"].estimate == pytest.approx(1, abs=0.01)
-    sticky = account(data_set(*[runs(text) for text in bits(generator, 40, 400, rise=0.7)]), 3).values
+    sticky = account(data_set(*[runs(text) for text in bits(generator, 40, 400, rise=0.7)]), 3).intervals
     assert sticky["along"].estimate < 0.95 and sticky["depth"].estimate == 1
     # Only first tokens are ever right: agreement is as before, what is lost is depth.
-    shallow = account(data_set(*[runs(text, longest=1) for text in independent], gamma=3), 3).values
+    shallow = account(data_set(*[runs(text, longest=1) for text in independent], gamma=3), 3).intervals
     assert shallow["along"].estimate == pytest.approx(alike["along"].estimate, abs=1e-3)  # ends of texts apart
     assert shallow["depth"].estimate < 0.9
 
@@ -99,23 +100,23 @@ def test_the_gap_is_paired_by_prompt():
     errors = tokens_per_round(drawn[:, 0] / drawn[:, 1], 3) / (drawn[:, 1] / drawn[:, 2]) - 1
     error = tokens_per_round(agree.sum() / sizes.sum(), 3) / (sizes.sum() / rounds.sum()) - 1
     low, high = bootstrap_bounds(error, errors, 30)
-    assert (found.gap.error.low, found.gap.error.high) == pytest.approx((low, high))
-    measured = found.gap.measured
+    assert (found.intervals["tokens_error"].low, found.intervals["tokens_error"].high) == pytest.approx((low, high))
+    measured = found.intervals["tokens_per_round"]
     assert high - low < 0.5 * (measured.high - measured.low) / measured.estimate
 
 
 def test_the_mean_over_requests_counts_every_text_once():
-    found = account(data_set(runs([1] * 40), runs([0] * 4)), 3)
-    assert found.values["tokens_per_round"].estimate == pytest.approx(44 / 14)
-    assert found.values["requests_mean"].estimate == pytest.approx((4 + 1) / 2)
+    sums = foreign_sums(data_set(runs([1] * 40), runs([0] * 4))).tables[3].sum()
+    assert sums["tokens"] / sums["rounds"] == pytest.approx(44 / 14)
+    assert foreign_values(sums)["requests_mean"] == pytest.approx((4 + 1) / 2)
 
 
 def test_rounds_alone_have_a_fitted_alpha_and_no_parts():
     source = imported(Path("x"), "vllm", 2, [ImportedText("p", "", [2, 0, 1], [2, 2, 2])], ())
     sums = foreign_sums(source)
-    found = foreign_account(sums, 2, 10, 0)
-    assert not sums.alpha_of_text and list(sums.tables) == [2]
-    assert found.gap.alpha == pytest.approx(3 / 5) and list(found.steps) == ["omega", "offered", "dependence"]
+    found = foreign_account(sums.tables[2], 2, sums.alpha_of_text, 10, 0)
+    assert not found.alpha_of_text and list(sums.tables) == [2]
+    assert found.alpha == pytest.approx(3 / 5) and list(found.factors) == ["omega", "offered", "dependence"]
 
 
 def test_very_long_drafts_are_shown_as_far_as_gammas_go():
@@ -127,4 +128,4 @@ def test_very_long_drafts_are_shown_as_far_as_gammas_go():
 def test_nothing_tested_is_said():
     source = imported(Path("x"), "vllm", 2, [ImportedText("p", "", [0, 0], [0, 0])], ())
     with pytest.raises(ValueError, match="no draft token was ever tested"):
-        foreign_account(foreign_sums(source), 2, 10, 0)
+        account(source, 2)

@@ -15,9 +15,8 @@ ACCEPTED = [2, 3, 2, 3, 2, 2, 2, 3, 2, 2]  # 33 tokens in 10 rounds: 3.30 per ro
 
 def account_of(alpha, gamma, rounds, baseline, t1_s, replay=None, alpha_sums=None, replicates=10_000) -> Account:
     """The account of one gamma's rounds and the baseline's."""
-    return gap_account(
-        account_table(rounds, prompt_sums(baseline), gamma, replay, alpha_sums), alpha, gamma, t1_s, replicates
-    )
+    table = account_table(rounds, prompt_sums(baseline), gamma, replay, alpha_sums)
+    return gap_account(table, gamma, t1_s, alpha, replicates)
 
 
 def long_text(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -48,8 +47,8 @@ def test_check_values_of_the_worked_example(make_rounds):
     assert account.speedup == pytest.approx(2.529197, abs=5e-7)
     assert account.product == pytest.approx(account.speedup, abs=1e-12)
     assert account.time == pytest.approx({"g": 0.15, "v": 1.125, "o": 0.095})
-    assert account.tokens_per_round == pytest.approx(3.3) and account.omega_bar == pytest.approx(3.68928)
-    assert account.replay_tokens_per_round is None
+    assert account.value("tokens_per_round") == pytest.approx(3.3)
+    assert account.value("omega_bar") == pytest.approx(3.68928) and "replay" not in account.intervals
     assert np.isnan(account.intervals["speedup"].low)  # one prompt
 
 
@@ -93,7 +92,7 @@ def test_replay_splits_dependence_from_drift(make_rounds):
     rounds, baseline, replay = random_run(make_rounds, np.random.default_rng(7))
     without = account_of(0.6, 4, rounds, baseline, 0.02, replicates=10)
     split = account_of(0.6, 4, rounds, baseline, 0.02, replay, replicates=10)
-    assert split.replay_tokens_per_round == pytest.approx(replay["tokens"].sum() / replay["rounds"].sum())
+    assert split.value("replay") == pytest.approx(replay["tokens"].sum() / replay["rounds"].sum())
     assert split.factors["dependence"] * split.factors["drift"] == pytest.approx(without.factors["dependence"])
     assert split.factors["drift"] != pytest.approx(1, abs=0.01)
 
@@ -113,7 +112,7 @@ def test_offered_factor_counts_short_offers_silence_and_the_end_of_the_text(make
     rounds["tokens_left"] = [11, 6, 3, 2]
     account = account_of(0.5, 4, rounds, baseline_of(make_rounds, 11, 0.02), 0.02)
     omega_bar = np.mean([1.9375, 1.75, 1.0, 1.5])  # Omega(.5, 4), (.5, 2), (.5, 0), (.5, 1)
-    assert account.omega_bar == pytest.approx(omega_bar)
+    assert account.value("omega_bar") == pytest.approx(omega_bar)
     assert account.factors["offered"] == pytest.approx(omega_bar / 1.9375)
 
 
@@ -164,7 +163,20 @@ def test_bad_input_is_refused(make_rounds):
         account_of(0.5, 4, rounds, baseline, 0.02, replay[replay["prompt"] != "p0"])
     with pytest.raises(ValueError, match="baseline covers prompts"):
         account_table(rounds[rounds["prompt"] != "p0"], prompt_sums(baseline), 4)
+
+
+def test_alpha_is_that_of_its_sums_where_a_table_has_them(make_rounds):
+    rounds, baseline, _ = random_run(make_rounds, np.random.default_rng(10))
     # The other prompts have no positions with a proposal.
     sums = pd.DataFrame({"prompt": ["p1", "p2"], "numerator": 1.0, "denominator": 2.0})
-    with pytest.raises(ValueError, match="alpha is 0.6 but its sums .* give 0.5"):
-        account_of(0.6, 4, rounds, baseline, 0.02, alpha_sums=sums)
+    assert account_of(0.6, 4, rounds, baseline, 0.02, alpha_sums=sums, replicates=10).alpha == 0.5
+
+
+def test_rounds_without_seconds_have_the_factors_of_acceptance(make_rounds):
+    rounds, baseline, _ = random_run(make_rounds, np.random.default_rng(11))
+    timed = account_of(0.6, 4, rounds, baseline, 0.02, replicates=50)
+    table = account_table(rounds, prompt_sums(baseline), 4).drop(columns=["draft_s", "verify_s", "round_s"])
+    bare = gap_account(table, 4, alpha=0.6, replicates=50)
+    assert list(bare.factors) == ["omega", "offered", "dependence"] and np.isnan(bare.t1_s)
+    assert bare.product == pytest.approx(timed.value("tokens_per_round"), rel=1e-12)
+    assert all(bare.intervals[name] == timed.intervals[name] for name in (*bare.factors, "tokens_error"))

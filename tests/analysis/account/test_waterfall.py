@@ -6,7 +6,7 @@ from math import nan, prod
 import pytest
 
 from specdec.analysis.account.gap_account import FACTORS
-from specdec.analysis.account.waterfall import NAMES, waterfall
+from specdec.analysis.account.waterfall import waterfall
 from specdec.analysis.figures import style
 
 
@@ -42,7 +42,7 @@ def test_every_bar_begins_where_the_last_one_ended(worked_example):
     assert "= 1.37 t(1) (verify, draft, rest)" in words
     for factor in worked_example.factors:
         if factor != "dependence":
-            assert NAMES[factor].name in words and NAMES[factor].symbol in words
+            assert FACTORS[factor].name in words and FACTORS[factor].symbol in words
     assert "dependence, drift or chance" in words  # no replay: one factor for the three
 
 

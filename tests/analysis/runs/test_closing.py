@@ -37,21 +37,15 @@ def account(speedup: tuple[float, float, float] = (1.99, 1.75, 2.29), prompts: i
     """An account whose largest loss is `verify`, unless factors with their bounds say otherwise."""
     values = {"verify": (0.8, 0.7, 0.9), "dependence": (0.9, 0.8, 0.99), "offered": (1.0, 1.0, 1.0), **factors}
     values |= {"speedup": speedup, "formula": (2.5, 2.0, 3.0), "g": (0.1, 0.1, 0.1), "loop": (1.0, 0.9, 1.1)}
+    values |= {"alpha": (0.7, 0.6, 0.8)}
     intervals = {name: Interval(*bounds, prompts=prompts) for name, bounds in values.items()}
     names = ("omega", "offered", "dependence", "drift", "draft", "verify", "overhead", "baseline")
     intervals |= {name: Interval(1.0, 1.0, 1.0, prompts=prompts) for name in names if name not in intervals}
     return Account(
-        alpha=0.7,
         gamma=4,
         prompts=prompts,
-        speedup=speedup[0],
         factors={name: intervals[name].estimate for name in names},
-        tokens_per_round=2.2,
-        omega_bar=2.4,
-        replay_tokens_per_round=2.2,
         t1_s=0.01,
-        t_ar_s=0.01,
-        time={"v": 1.0, "g": 0.1, "o": 0.0},
         intervals=intervals,
     )
 

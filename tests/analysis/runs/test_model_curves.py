@@ -8,10 +8,11 @@ import pytest
 
 from specdec.analysis.acceptance.prediction import predict
 from specdec.analysis.acceptance.prediction_section import held_out
+from specdec.analysis.account.run_account import SharedWork
 from specdec.analysis.arms import Arms
 from specdec.analysis.intervals import stretch
 from specdec.analysis.runs.model_curves import model_curves, model_metrics
-from specdec.analysis.runs.summary import RunTables, summarise
+from specdec.analysis.runs.summary import summarise
 
 FACTS = SimpleNamespace(simulated=False, predicted={2: 1.7})
 TIMES = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
@@ -26,8 +27,7 @@ def summary_of(make_rounds, make_generations):
         tokens = first.groupby("prompt")["committed"].sum()
         plain = make_rounds({name: [0] * int(n) for name, n in tokens.items()}, 0, method="baseline", durations=TIMES)
         rounds = pd.concat([*arms.values(), plain], ignore_index=True)
-        summary = summarise(RunTables(Arms.of(rounds), make_generations(rounds)), 2, replicates=200, permutations=9)
-        return summary, rounds
+        return summarise(SharedWork.of(Arms.of(rounds), 2), make_generations(rounds), 200, 9), rounds
 
     return build
 

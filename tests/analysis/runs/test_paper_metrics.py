@@ -11,7 +11,7 @@ import pytest
 
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.acceptance.prediction import predict
-from specdec.analysis.account.run_account import account_of
+from specdec.analysis.account.run_account import SharedWork, account_of
 from specdec.analysis.arms import Arms
 from specdec.analysis.figures.run_figures import time_split
 from specdec.analysis.read.runs import Run
@@ -19,7 +19,7 @@ from specdec.analysis.rounds import measured_curve
 from specdec.analysis.runs.leaderboard import open_arms
 from specdec.analysis.runs.paper_metrics import AGAINST_ORIGINAL, MT_BENCH, PAPERS, category_members
 from specdec.analysis.runs.run_sections import category_section, paper_table, papers_section
-from specdec.analysis.runs.summary import RunTables, summarise
+from specdec.analysis.runs.summary import summarise
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
 
@@ -53,8 +53,7 @@ def tables(simulate, make_rounds, make_generations) -> Callable[..., Tables]:
 
 
 def metrics_of(tables: Tables) -> dict[str, float]:
-    summary = summarise(RunTables(Arms.of(tables[0]), *tables[1:]), primary_gamma=3, replicates=100, permutations=19)
-    return summary.arms[3].metrics
+    return summarise(SharedWork.of(Arms.of(tables[0]), 3), tables[1], 100, 19).primary.metrics
 
 
 def direct(rounds: pd.DataFrame) -> dict[str, float]:

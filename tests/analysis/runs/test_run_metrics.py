@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
+from specdec.analysis.account.run_account import SharedWork
 from specdec.analysis.arms import Arms
 from specdec.analysis.runs.run_metrics import limit_metrics, null_metrics, operation_metrics
 from specdec.analysis.runs.run_notes import control_notes
-from specdec.analysis.runs.summary import RunTables, summarise
+from specdec.analysis.runs.summary import summarise
 
 OURS = {"draft_s": 0.003, "verify_s": 0.0225, "accept_s": 0.0014, "commit_s": 0.0005, "round_s": 0.0274}
 PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.001, "round_s": 0.021}
@@ -20,7 +21,7 @@ def run(make_rounds, make_generations):
     ours = make_rounds({"p": [2, 4, 0, 0]}, 4, offered={"p": [4, 4, 2, 0]}, durations=OURS)
     plain = make_rounds({"p": [0] * 10}, 0, method="baseline", durations=PLAIN)
     rounds = pd.concat([ours, plain], ignore_index=True)
-    return summarise(RunTables(Arms.of(rounds), make_generations(rounds)), 4, replicates=10, permutations=9), rounds
+    return summarise(SharedWork.of(Arms.of(rounds), 4), make_generations(rounds), 10, 9), rounds
 
 
 def test_operations_count_every_token_of_a_call(run):

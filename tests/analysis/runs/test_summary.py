@@ -6,8 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from specdec.analysis.account.run_account import SharedWork
 from specdec.analysis.arms import Arms
-from specdec.analysis.runs.summary import RunTables, Summary, summarise
+from specdec.analysis.runs.summary import Summary, summarise
 from specdec.theory.capped_geometric import tokens_per_round
 
 T1_S = 0.019
@@ -58,7 +59,7 @@ def run(simulate, make_rounds, make_generations) -> tuple[pd.DataFrame, pd.DataF
 
 def summary_of(run, **more) -> Summary:
     """Summarise rounds and generations, with `more` tables."""
-    return summarise(RunTables(Arms.of(run[0]), run[1], **more), primary_gamma=3, replicates=200, permutations=99)
+    return summarise(SharedWork.of(Arms.of(run[0]), 3, **more), run[1], replicates=200, permutations=99)
 
 
 def test_every_metric_has_its_name_and_is_finite(run):
@@ -132,9 +133,9 @@ def test_factors_multiply_to_the_speedup_and_one_alpha_stands_behind_every_arm(r
         product = np.prod(factors) / arm.metrics["account/alpha"]
         assert abs(product - arm.metrics["speedup"]) < 1e-9
     assert summary.alpha_source == "mle"
-    assert summary.alpha == pytest.approx(summary.arms[3].metrics["alpha.mle"])
-    assert summary.arms[1].metrics["account/alpha"] == summary.alpha != summary.arms[1].metrics["alpha.mle"]
-    expected = tokens_per_round(summary.alpha, 1)
+    assert summary.work.alpha == pytest.approx(summary.arms[3].metrics["alpha.mle"])
+    assert summary.arms[1].metrics["account/alpha"] == summary.work.alpha != summary.arms[1].metrics["alpha.mle"]
+    expected = tokens_per_round(summary.work.alpha, 1)
     assert summary.arms[1].metrics["tokens_per_round.capped_geometric"] == pytest.approx(expected)
     assert summary.arms[3].account.intervals["omega"].low < summary.arms[3].account.intervals["omega"].high
 
@@ -142,11 +143,11 @@ def test_factors_multiply_to_the_speedup_and_one_alpha_stands_behind_every_arm(r
 def test_alpha_of_the_text_takes_precedence(run):
     prompts = sorted(run[0]["prompt"].unique())
     sums = pd.DataFrame({"prompt": prompts, "numerator": range(1, 13), "denominator": 20.0})
-    resampled = summary_of(run, alpha_sums=sums)
-    assert resampled.alpha == pytest.approx(78 / 240) and resampled.alpha_source == "text"
+    resampled = summary_of(run, text=sums)
+    assert resampled.work.alpha == pytest.approx(78 / 240) and resampled.alpha_source == "text"
     metrics, omega = resampled.arms[3].metrics, resampled.arms[3].account.intervals["omega"]
     ends = [metrics["alpha.text.ci_low"], metrics["alpha.text.ci_high"]]
-    assert metrics["alpha.text"] == resampled.alpha and ends[0] < resampled.alpha < ends[1]
+    assert metrics["alpha.text"] == resampled.work.alpha and ends[0] < resampled.work.alpha < ends[1]
     # The same replicates as the account's: Omega rises with alpha, so its percentiles are those of alpha; moving both
     # apart on their own scales makes a small difference.
     assert tokens_per_round(np.array(ends), 3).tolist() == pytest.approx([omega.low, omega.high], rel=1e-2)
@@ -155,10 +156,10 @@ def test_alpha_of_the_text_takes_precedence(run):
 
 def test_replay_and_the_cost_of_a_step_are_taken_up(run):
     prompts = sorted(run[0]["prompt"].unique())
-    replay = pd.DataFrame({"prompt": prompts, "tokens": 50, "rounds": 18.5})
-    summary = summary_of(run, replay={3: replay})
+    replay = pd.DataFrame({"kind": "own", "gamma": 3, "prompt": prompts, "tokens": 50, "rounds": 18.5})
+    summary = summary_of(run, replay=replay)
     metrics = summary.arms[3].metrics
-    assert summary.arms[3].account.replay_tokens_per_round == pytest.approx(50 / 18.5) and "account/drift" in metrics
+    assert summary.arms[3].account.value("replay") == pytest.approx(50 / 18.5) and "account/drift" in metrics
     assert "account/drift" not in summary.arms[1].metrics
     assert metrics["cost/c"] == pytest.approx(metrics["cost/g"] / 3)
     expected = metrics["tokens_per_round.capped_geometric"] / (1 + metrics["cost/g"])
@@ -205,10 +206,10 @@ def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, make_genera
 def test_a_drafter_that_never_proposes_is_described(make_rounds, make_generations):
     arm = make_rounds({"a": [0, 0], "b": [0, 0, 0]}, 2, offered={"a": [0, 0], "b": [0, 0, 0]})
     rounds = pd.concat([arm, baseline_rounds(make_rounds, arm)], ignore_index=True)
-    summary = summarise(RunTables(Arms.of(rounds), make_generations(rounds)), 2, replicates=50, permutations=19)
+    summary = summarise(SharedWork.of(Arms.of(rounds), 2), make_generations(rounds), 50, 19)
     metrics = summary.arms[2].metrics
     assert metrics["proposals.share"] == 0 and metrics["tokens_per_round"] == 1
-    assert metrics["account/offered"] == 1 and summary.alpha == 0
+    assert metrics["account/offered"] == 1 and summary.work.alpha == 0
     assert "alpha.mle" not in metrics and "accepted_per_offered" not in metrics
 
 
@@ -221,15 +222,15 @@ def test_unfinished_work_is_left_out(run):
 
 
 def test_bad_input_is_refused(run):
-    rounds, generations = run
+    rounds, _ = run
     with pytest.raises(ValueError, match="primary gamma 5"):
-        summarise(RunTables(Arms.of(rounds), generations), 5)
+        SharedWork.of(Arms.of(rounds), 5)
     with pytest.raises(ValueError, match="a baseline and one drafter"):
-        summarise(RunTables(Arms.of(rounds[rounds["method"] != "baseline"]), generations), 3)
+        SharedWork.of(Arms.of(rounds[rounds["method"] != "baseline"]), 3)
     two = rounds.assign(method=rounds["method"].where(rounds["gamma"] != 1, "medusa"))
     with pytest.raises(ValueError, match=r"\['medusa', 'ngram'\]"):
-        summarise(RunTables(Arms.of(two), generations), 3)
+        SharedWork.of(Arms.of(two), 3)
     for here in (rounds["prompt"] == "p000", rounds["gamma"] == 3):
         cells = rounds.assign(cell=np.where(here, "other", rounds["cell"]))
         with pytest.raises(ValueError, match="one cell with a baseline"):
-            summarise(RunTables(Arms.of(cells), generations), 3)
+            SharedWork.of(Arms.of(cells), 3)

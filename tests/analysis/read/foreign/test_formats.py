@@ -11,9 +11,7 @@ from specdec.analysis.read.foreign.imported import ImportChoices
 from specdec.analysis.read.foreign.importers import IMPORTERS, kind_of
 from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 from specdec.analysis.read.foreign.vllm_prometheus import thinned
-from specdec.analysis.runs.totals_sections import implied_alpha
 from specdec.errors import UsageError
-from specdec.theory.capped_geometric import tokens_per_round
 
 
 def notes_of(source):
@@ -212,13 +210,9 @@ def test_sums_make_a_page_that_says_only_what_they_hold(write):
     assert titles == ["What the file holds, and what it does not", "Tokens per round", "Speed"]
     text = " ".join(" ".join(section.text) for section in chapter.sections)
     assert "3.111 (" in text and "neither a prediction nor a test" in text
+    (shallow,) = foreign_chapters(IMPORTERS["eagle"](path, ImportChoices(2)), None, 100)
+    assert "No alpha gives this at gamma 2" in shallow.sections[1].text[1]
     assert "Speedup 3.5" in text  # (28 / 1.0) / (20 / 2.5)
-
-
-def test_alpha_is_solved_from_tokens_per_round():
-    for alpha in (0.1, 0.5, 0.93):
-        assert implied_alpha(float(tokens_per_round(alpha, 5)), 5) == pytest.approx(alpha, abs=1e-9)
-    assert np.isnan(implied_alpha(6.5, 5)) and np.isnan(implied_alpha(0.9, 5))
 
 
 def test_specforge_sets_its_configurations_against_its_own_plain_decoding(write):

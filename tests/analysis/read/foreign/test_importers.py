@@ -8,7 +8,7 @@ from specdec.analysis.read.foreign.imported import ImportChoices, PositionLength
 from specdec.analysis.read.foreign.importers import IMPORTERS
 from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 from specdec.analysis.rounds import COLUMNS
-from specdec.analysis.runs.foreign_sections import foreign_sections
+from specdec.analysis.runs.foreign_sections import foreign_findings
 from specdec.errors import UsageError
 
 
@@ -195,7 +195,7 @@ def test_spec_bench_turns_that_cannot_be_told_apart_are_joined_and_said(write):
 def test_spec_bench_speedup_is_the_ratio_of_totals(write):
     path = write(answer(1, [3, 1, 2], [6], [1.0]), answer(2, [5, 5], [10], [1.0], category="qa"))
     vanilla = write(answer(1, [], [8], [4.0]), answer(2, [], [12], [4.0]), name="vanilla.jsonl")
-    sections = foreign_sections(spec_bench(path, 4), spec_bench_times(vanilla))
+    sections = foreign_findings(spec_bench(path, 4), spec_bench_times(vanilla)).sections
     assert [section.title for section in sections][-2:] == ["By category", "Speed"]
     figures = sections[-1].tables[0][1].set_index("figure").iloc[:, 0]
     assert figures["speedup, ratio of totals"].startswith("3.2000")  # (16 / 2) / (20 / 8)
@@ -206,7 +206,7 @@ def test_spec_bench_speedup_is_the_ratio_of_totals(write):
 def test_no_timed_prompt_in_common_is_said(write):
     vanilla = write(answer(9, [], [8], [4.0]), name="vanilla.jsonl")
     with pytest.raises(UsageError, match="no timed prompt in common"):
-        foreign_sections(spec_bench(write(answer(1, [3], [3], [1.0])), 4), spec_bench_times(vanilla))
+        foreign_findings(spec_bench(write(answer(1, [3], [3], [1.0])), 4), spec_bench_times(vanilla))
 
 
 # What is wrong ------------------------------------------------------------------------------------

@@ -5,16 +5,19 @@ from math import nan
 import pandas as pd
 import pytest
 
-from specdec.analysis.account.formula_gap import FormulaGap, account_gap, curve_verdict, formula_verdict
+from specdec.analysis.account.gap_account import Account
+from specdec.analysis.account.verdicts import curve_verdict, formula_verdict
 from specdec.analysis.intervals import Interval
 
 
-def gap(error=(0.08, 0.06, 0.1), factors=None, **changes):
-    made = (
-        {"offered": Interval(0.99, 0.98, 1.0), "dependence": Interval(0.93, 0.91, 0.95)} if factors is None else factors
-    )
-    values = {"gamma": 3, "alpha": 0.7, "alpha_of_text": True, "omega": 2.533, "measured": Interval(2.345, 2.2, 2.5)}
-    return FormulaGap(**(values | {"error": Interval(*error), "factors": made} | changes))
+def gap(error=(0.08, 0.06, 0.1), factors=None, alpha_of_text=True, replayed=True):
+    """An account of three gammas, whose formula is off by `error`."""
+    made = {"offered": Interval(0.99, 0.98, 1.0), "dependence": Interval(0.93, 0.91, 0.95)}
+    made = {"omega": Interval(2.533), **(made if factors is None else factors)}
+    made |= {"drift": Interval(1.0)} if replayed else {}
+    known = {"alpha": Interval(0.7), "tokens_per_round": Interval(2.345, 2.2, 2.5), "tokens_error": Interval(*error)}
+    values = {name: value.estimate for name, value in made.items()}
+    return Account(3, 9, values, made | known, alpha_of_text=alpha_of_text)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +41,7 @@ def test_the_verdict_says_which_way_how_surely_and_why(made, says):
 
 def test_an_account_has_the_same_gap(worked_example):
     """3.68928 promised, 3.3 measured: +11.8%, all of it dependence, 0.894."""
-    sentence = formula_verdict(account_gap(worked_example))
+    sentence = formula_verdict(worked_example)
     assert "3.300 (3.267 to 3.333) tokens per round at gamma 5" in sentence
     assert "an error of +11.8%" in sentence and "a factor of 0.894" in sentence
 

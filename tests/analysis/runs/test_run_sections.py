@@ -1,10 +1,14 @@
 """The first screen of a run: verdict, table over gamma, account and curve, before everything else."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 
 from specdec.analysis.figures import style
 from specdec.analysis.findings import Section
-from specdec.analysis.runs.first_screen import first_screen
+from specdec.analysis.runs.run_sections import arranged
+
+MEASURED, SIMULATED = (SimpleNamespace(simulated=simulated) for simulated in (False, True))
 
 
 def test_account_and_curve_follow_the_table_of_the_first_section() -> None:
@@ -16,9 +20,16 @@ def test_account_and_curve_follow_the_table_of_the_first_section() -> None:
         Section("Curves", ("words",), figures=tuple((name, drawn[name]) for name in reversed(drawn))),
         Section("The gap", ("why",), table, (("account", drawn["account"]),)),
     ]
-    first, curves, gap = first_screen(sections)
+    first, curves, gap = arranged(sections, MEASURED)
     assert first.text == ("**Speedup 1.2**",) and first.tables == table
     assert [name for name, _ in first.figures] == ["account", "curve_speedup"]
     assert [name for name, _ in curves.figures] == ["curve_tokens_per_round"] and curves.text == ("words",)
     assert gap.tables == table and not gap.figures
-    assert first_screen(sections[:1]) == sections[:1]  # a run that was killed has no figures to move
+    assert arranged(sections[:1], MEASURED) == sections[:1]  # a run that was killed has no figures to move
+
+
+def test_simulated_time_is_in_headings_of_times_and_over_every_table() -> None:
+    table = (("Every gamma", pd.DataFrame({"gamma": [4]})),)
+    summary, environment = arranged([Section("Summary", tables=table), Section("Environment", tables=table)], SIMULATED)
+    assert (summary.title, environment.title) == ("Summary (simulated time)", "Environment")
+    assert summary.tables[0][0] == environment.tables[0][0] == "Simulated: Every gamma"

@@ -1,0 +1,228 @@
+"""The gap account in sentences: what the textbook formula misses, whether speculation pays, and what costs most.
+
+The formula is the capped geometric, tokens per round Omega(alpha, gamma) with alpha the mean over positions of the
+text (Leviathan et al. 2023, equation 1). Its error is what it says over what was measured, less 1. Both sides are
+resampled together, prompt by prompt: an interval of the measured value alone leaves out that alpha varies with it.
+"""
+
+from typing import NamedTuple
+
+import pandas as pd
+
+from ..comparisons import interval
+from ..findings import counted
+from ..intervals import Interval, too_few
+from .gap_account import EXACT, Account
+
+FORMULA_ERRORS = ("tokens_error", "speedup_error")  # intervals of an account, by gamma in `summary.json`
+NEGLIGIBLE = 5e-4  # errors below would be printed as 0.0%: sure or not, they are none
+_OF_ACCEPTANCE = ("offered", "dependence", "drift")  # factors between the formula's tokens per round and the measured
+_PROMISED = ("omega", "draft")  # what the formula itself counts
+_NETTED = ("overhead", "baseline")  # in one for sentences: plain decoding runs the same loop
+
+
+# The formula --------------------------------------------------------------------------------------
+
+
+def formula_verdict(account: Account) -> str:
+    """Say how far the formula is from the measured tokens per round, how sure that is, and what takes most away."""
+    measured, error = (account.intervals[name] for name in ("tokens_per_round", "tokens_error"))
+    given = f"alpha {account.alpha:.3f}" + ("" if account.alpha_of_text else ", fitted to the same rounds")
+    said = (
+        f"{measured:.3f} tokens per round at gamma {account.gamma}; the textbook formula says "
+        f"{account.factors['omega']:.3f} at {given}, an error of {error:+.1%}"
+    )
+    if not error.known:
+        return f"{said}. Without an interval no difference can be called real."
+    if few := too_few(error.prompts):
+        return f"{said}; {few}."
+    if error.contains(0.0):
+        return f"{said}, no more than chance."
+    if abs(error.estimate) < NEGLIGIBLE:
+        return f"{said}: the formula is right, whatever it rests on."
+    factors = {name: account.intervals[name] for name in _OF_ACCEPTANCE if name in account.intervals}
+    lost = {name: value for name, value in factors.items() if (value.estimate < 1) == (error.estimate > 0)}
+    verb = "over-predicts" if error.estimate > 0 else "under-predicts"
+    said += f": the formula {verb}, by more than chance"
+    if not lost:
+        return f"{said}."
+    most = max(lost, key=lambda name: abs(lost[name].estimate - 1))
+    cause = account.named(most).cause.partition(" (")[0]
+    return f"{said}. Most of it is {cause}, a factor of {lost[most]:.3f}."
+
+
+def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
+    """Say at which gammas the formula misses, and by how much.
+
+    Args:
+        table: gamma; error, error_low and error_high (formula over measured, less 1, resampled together).
+        quantity: what was measured, such as "tokens per round".
+    """
+    subject = quantity if quantity.startswith("simulated") else f"measured {quantity}"
+    known = table.dropna(subset=["error"])
+    if known.empty:
+        return f"There is no formula to set the {subject} against."
+    worst = known.loc[known["error"].abs().idxmax()]
+    size = f"{interval(worst, 'error'):+.1%} at gamma {worst['gamma']:g}"
+    tested = known.dropna(subset=["error_low", "error_high"])
+    if tested.empty:
+        return f"Without intervals no difference can be called real; the formula's largest error is {size}."
+
+    def where(part: pd.DataFrame) -> str:
+        if len(part) == len(tested) > 1:
+            return f"each of {counted(len(part), 'gamma')}"
+        return f"gamma {', '.join(f'{gamma:g}' for gamma in part['gamma'])}"
+
+    missed = tested["error"].abs() >= NEGLIGIBLE
+    over, under = (tested[missed & sign] for sign in (tested["error_low"] > 0, tested["error_high"] < 0))
+    if over.empty and under.empty:
+        return (
+            f"The textbook formula agrees with the {subject} at {where(tested)}, as far as "
+            f"prompts can tell: by {size} at most."
+        )
+    sides = [
+        f"{verb} at {where(part)}" for verb, part in (("over-predicts", over), ("under-predicts", under)) if len(part)
+    ]
+    mean = known["error"].mean()
+    average = f", {mean:+.1%} in the mean over {len(known)} gammas" if len(known) > 1 else ""
+    return (
+        f"Against the {subject} the textbook formula {' and '.join(sides)}, by more than chance; its error "
+        f"is {size} at most{average}."
+    )
+
+
+# The speedup --------------------------------------------------------------------------------------
+
+
+def unsettled(account: Account, noise: float) -> str:
+    """Say in a clause why an account does not settle whether speculation pays; "" where it does.
+
+    Nothing is claimed of fewer than `FEWEST` prompts, without an interval, and within the noise.
+
+    Args:
+        noise: `null/floor` of the run, 0 without a null control.
+    """
+    speedup = account.intervals["speedup"]
+    if few := too_few(account.prompts):
+        return few
+    if not speedup.known:
+        return "its speedup has no interval"
+    if speedup.contains(1.0):
+        return "the interval of its speedup contains 1"
+    if max(speedup.estimate, 1 / speedup.estimate) <= 1 + noise:
+        return f"its speedup is within the noise of {noise:.1%} that plain decoding has against itself"
+    return ""
+
+
+def causes(account: Account) -> dict[str, Interval]:
+    """Return the factors between the formula's speedup and the measured one; their product is the one over the other.
+
+    They are offered, dependence, drift, verify and `loop`, the loop's overhead net of the baseline's own.
+    """
+    factors = {name: account.intervals[name] for name in account.factors if name not in (*_PROMISED, *_NETTED)}
+    return factors | ({"loop": account.intervals["loop"]} if set(_NETTED) & set(account.factors) else {})
+
+
+class Losses(NamedTuple):
+    """The largest losses among the `causes` of an account, by name.
+
+    Attributes:
+        largest: "" where no factor is below 1.
+        surest: the largest whose interval leaves out 1; the largest of all where it has no interval.
+    """
+
+    largest: str
+    surest: str
+
+
+def losses(account: Account) -> Losses:
+    """Return what costs most, and what surely does."""
+    factors = causes(account)
+    largest = min(factors, key=lambda name: factors[name].estimate, default="")
+    if not largest or factors[largest].estimate >= 1 - EXACT:
+        return Losses("", "")
+    if not factors[largest].contains(1.0):
+        return Losses(largest, largest)
+    sure = [name for name, value in factors.items() if value.contains(1.0) is False and value.estimate < 1]
+    return Losses(largest, min(sure, key=lambda name: factors[name].estimate, default=""))
+
+
+def verdict(account: Account, simulated: bool = False, noise: float = 0.0) -> str:
+    """Say in one sentence whether speculation pays, how far that is from the textbook formula, and what the gap is.
+
+    The formula counts the drafts that were paid for, so drafting is in the promise and not in the gap. What the gap is
+    made of are the factors of `causes`; one whose interval contains 1 is called not significant, and a gain is named
+    only if it is significant or has no interval.
+
+    Args:
+        simulated: times come from a cost model.
+        noise: see `unsettled`.
+    """
+    formula, g = account.intervals["formula"], account.intervals["g"]
+    if doubt := unsettled(account, noise):
+        outcome = f"Whether speculation pays is not settled, {doubt}"
+    else:
+        outcome = "Speculation pays" if account.speedup > 1 else "Speculation does not pay"
+    promised = (
+        f"{account.factors['omega']:.3f} tokens per round at gamma {account.gamma} and alpha {account.alpha:.3f}, and "
+        f"drafts that take {g.estimate:.3f} of a bare call"
+    )
+    parts = [
+        f"{outcome}: {'simulated ' * simulated}speedup {explained(account.intervals['speedup'])}; the textbook formula "
+        f"promises {formula.estimate:.3f}, an error of {account.intervals['speedup_error']:+.1%} ({promised})"
+    ]
+    largest, surest = losses(account)
+    if not largest:
+        parts.append("no factor costs anything")
+    elif largest == surest:
+        parts.append(f"what costs most is {_named(account, largest)}; {_without(account, largest)}")
+    else:
+        parts.append(f"what costs most is {_named(account, largest)}")
+        sure = (
+            f"the largest significant loss is {_named(account, surest)}; {_without(account, surest)}" if surest else ""
+        )
+        parts.append(sure or "no loss is significant")
+    factors = causes(account)
+    best = max(factors, key=lambda name: factors[name].estimate, default="")
+    if best and factors[best].estimate > 1 + EXACT and not factors[best].contains(1.0):
+        parts.append(f"what gains most is {_named(account, best)}")
+    if account.speedup < 1 and "draft" in account.factors and formula.estimate < 1:
+        free = account.speedup * (1 + g.estimate)
+        parts.append(f"by the formula it would not pay either; drafts that took no time would make it {free:.3f}")
+    return "; ".join(parts) + "."
+
+
+def _without(account: Account, factor: str) -> str:
+    """Say what the speedup would be if the factor were 1."""
+    without = account.speedup / account.value(factor)
+    if account.speedup > 1:
+        return f"without it the speedup would be {without:.3f}"
+    if without > 1:
+        return f"without it speculation would pay, with {without:.3f}"
+    return f"even without it speculation would not pay, with {without:.3f}"
+
+
+def _named(account: Account, factor: str) -> str:
+    """Return the factor in words with its value and interval, and a remark where the interval does not settle it."""
+    value = account.intervals[factor]
+    unsure = ", not significant because the interval contains 1" if value.contains(1.0) else ""
+    return f"{account.named(factor).cause}, `{factor}` {value:.3f}{unsure}"
+
+
+def time_split(account: Account) -> str:
+    """Say what a round's time is made of, which no order of factors changes, and what the loop costs net."""
+    g, v, o = (f"{account.intervals[name]:.3f}" for name in ("g", "v", "o"))
+    total = sum(account.time.values())
+    return (
+        f"A round takes {total:.3f} times a bare call of the target (t1 = {1e3 * account.t1_s:.3g} ms): "
+        f"verification v = {v}, drafting g = {g}, the rest o = {o}. The baseline's steps have a rest of their own: net "
+        f"of it the loop's time is a factor of {account.intervals['loop']:.3f} (`overhead` x `baseline`)."
+    )
+
+
+def explained(value: Interval) -> str:
+    """Return the interval, or the estimate with the reason why it has none."""
+    if value.known:
+        return f"{value:.3f}"
+    why = "one prompt" if value.prompts == 1 else "undefined in too many replicates"
+    return f"{value:.3f} (no interval: {why})"
