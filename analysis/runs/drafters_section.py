@@ -22,7 +22,6 @@ from .leaderboard import MOST_CATEGORIES, RunArm, Scores, open_arms, score
 from .run_sections import by_category
 
 TITLE = "Drafters side by side"
-PAIRED = ("speedup", "tokens_per_round")
 BARS = {  # what a panel of bars shows: the metric of a drafter, and that of plain decoding
     "tokens per second": ("throughput/tokens_per_s", "throughput/baseline_tokens_per_s"),
     "tokens per round": ("acceleration_rate", ""),
@@ -38,43 +37,50 @@ OVERALL = "all"
 
 
 @dataclass(frozen=True)
-class _Paired:
+class SideBySide:
     """The drafters of a session at their primary gammas, on the same prompts."""
 
     runs: list[Run]
     arms: list[RunArm]
     scores: Scores
 
+    @classmethod
+    def of(cls, run: Run, replicates: int = 10_000, seed: int = 0) -> "SideBySide":
+        arms = [chosen_arm(drafter, open_arms(drafter), None) for drafter in run.drafters]
+        prompts = sorted(set.intersection(*(set(arm.sums.index) for arm in arms)))
+        return cls(run.drafters, arms, score(arms, arm_labels(arms), prompts, replicates, seed))
 
-def _paired(run: Run, replicates: int, seed: int) -> _Paired:
-    runs = run.drafters
-    arms = [chosen_arm(each, open_arms(each), None) for each in runs]
-    prompts = sorted(set.intersection(*(set(arm.sums.index) for arm in arms)))
-    return _Paired(runs, arms, score(arms, arm_labels(arms), prompts, replicates, seed))
+    def metrics(self) -> dict[str, float]:
+        """Return `drafter/NAME/speedup.ratio`, `drafter/NAME/tokens_per_round.ratio` and `.difference`, with bounds, of
+        every other drafter: that of `+drafter=` over it, or less it, the same prompts drawn for both.
+        """
+        own = next(place for place, run in enumerate(self.runs) if not run.method)
+        metrics: dict[str, float] = {}
+        for place, run in enumerate(self.runs):
+            if place == own:
+                continue
+            name = f"drafter/{run.method}"
+            for quantity in ("speedup", "tokens_per_round"):
+                metrics |= self.scores.ratio(quantity, own, place).as_metrics(f"{name}/{quantity}.ratio")
+            difference = self.scores.difference("tokens_per_round", own, place)
+            metrics |= difference.as_metrics(f"{name}/tokens_per_round.difference")
+        return metrics
 
+    def pairs(self) -> list[tuple[int, int]]:
+        """Return all pairs of drafters, the faster first."""
+        return list(combinations(self.scores.order("speedup"), 2))
 
-def paired_metrics(run: Run, replicates: int, seed: int) -> dict[str, float]:
-    """Return `drafter/NAME/speedup.ratio`, `drafter/NAME/tokens_per_round.ratio` and `.difference`, with bounds, of
-    every other drafter of a session: the drafter of `+drafter=` over it, or less it, the same prompts drawn for both.
-    """
-    paired = _paired(run, replicates, seed)
-    own = next(place for place, each in enumerate(paired.runs) if not each.method)
-    metrics: dict[str, float] = {}
-    for place, each in enumerate(paired.runs):
-        if not each.method:
-            continue
-        for quantity in PAIRED:
-            name = f"drafter/{each.method}/{quantity}"
-            metrics |= paired.scores.ratio(quantity, own, place).as_metrics(f"{name}.ratio")
-        difference = paired.scores.difference("tokens_per_round", own, place)
-        metrics |= difference.as_metrics(f"drafter/{each.method}/tokens_per_round.difference")
-    return metrics
+    def in_words(self) -> tuple[str, str]:
+        """Say of every pair which is faster, and which commits more tokens per round."""
+        speed, tokens = (
+            " ".join(f"{pair_in_words(self.scores, quantity, *pair)}." for pair in self.pairs())
+            for quantity in ("speedup", "tokens_per_round")
+        )
+        return speed, tokens
 
-
-def two_fastest(run: Run, replicates: int, seed: int) -> str:
-    """Say in a clause whether the two fastest drafters of a session can be told apart."""
-    scores = _paired(run, replicates, seed).scores
-    return pair_in_words(scores, "speedup", *scores.order("speedup")[:2])
+    def two_fastest(self) -> str:
+        """Say in a clause whether the two fastest can be told apart."""
+        return pair_in_words(self.scores, "speedup", *self.pairs()[0])
 
 
 def drafters_section(run: Run, replicates: int = 10_000, seed: int = 0) -> Section:
@@ -83,11 +89,8 @@ def drafters_section(run: Run, replicates: int = 10_000, seed: int = 0) -> Secti
     """
     if len(run.drafters) < 2:
         return Section(TITLE, ("This session had one drafter: measurement.drafters=[NAME] adds others to it.",))
-    paired = _paired(run, replicates, seed)
+    paired = SideBySide.of(run, replicates, seed)
     scores = paired.scores
-    pairs = list(combinations(scores.order("speedup"), 2))
-    answer = " ".join(f"{pair_in_words(scores, 'speedup', *pair)}." for pair in pairs)
-    tokens = " ".join(f"{pair_in_words(scores, 'tokens_per_round', *pair)}." for pair in pairs)
     clock = "Time is simulated by a cost model. " if run.simulated else ""
     how = (
         f"{clock}One session: {counted(scores.prompts, 'prompt')}, each decoded plainly and by every drafter in random "
@@ -100,27 +103,26 @@ def drafters_section(run: Run, replicates: int = 10_000, seed: int = 0) -> Secti
         [
             {"drafter": label, "gamma": arm.gamma}
             | {
-                f"{'' if 'round' in words or 'alpha' in words else simulated}{words}": f"{each.interval(metric):,.3f}"
+                f"{'' if 'round' in words or 'alpha' in words else simulated}{words}": f"{own.interval(metric):,.3f}"
                 for metric, words in COLUMNS.items()
             }
-            for label, arm, each in zip(scores.labels, paired.arms, paired.runs, strict=True)
+            for label, arm, own in zip(scores.labels, paired.arms, paired.runs, strict=True)
         ]
+    )
+    best = scores.order("speedup")[0]
+    title = (
+        f"{scores.labels[best]} is the fastest over all prompts, speedup {scores.values['speedup'][best]:.2f}\n"
+        f"{run.setting}"
     )
     return Section(
         TITLE,
-        tuple(part for part in (answer, tokens, how, named) if part),
+        tuple(part for part in (*paired.in_words(), how, named) if part),
         (
             ("Each drafter against the baseline, with 95% prompt-bootstrap intervals", table),
-            ("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, pairs)),
+            ("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, paired.pairs())),
         ),
-        (("drafters_by_category", category_bars(paired.runs, scores.labels, title=f"{_seen(scores)}\n{run.setting}")),),
+        (("drafters_by_category", category_bars(paired.runs, scores.labels, title=title)),),
     )
-
-
-def _seen(scores: Scores) -> str:
-    """Say in the title of the bars which drafter is fastest over all prompts."""
-    best = scores.order("speedup")[0]
-    return f"{scores.labels[best]} is the fastest over all prompts, speedup {scores.values['speedup'][best]:.2f}"
 
 
 @style.in_style

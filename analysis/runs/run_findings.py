@@ -15,7 +15,7 @@ from ..account.verdicts import FORMULA_ERRORS, formula_verdict, verdict
 from ..findings import Findings, Section
 from ..read.runs import Run
 from .closing import MeasuredRun, closing_of_several, closing_sentences
-from .drafters_section import drafters_section, paired_metrics, two_fastest
+from .drafters_section import SideBySide, drafters_section
 from .model_curves import ENDS, MODELS, Curves, model_curves, model_metrics
 from .peers_section import peer_notes, peers_section
 from .quality import quality_metrics
@@ -120,14 +120,14 @@ def _with_others(run: Run, found: RunFindings, measured: MeasuredRun) -> RunFind
         notes += [f"Drafter {name}: {note}" for note in other.notes if note not in (*found.notes, other.refuted)]
         if other.refuted not in ("", found.refuted):
             verdicts.append(f"Drafter {name}: {other.refuted}")
-    compared = drafters_section(replace(run, metrics=metrics), replicates, seed).text[:2]
+    paired = SideBySide.of(run, replicates, seed)
     return replace(
         found,
-        metrics=metrics | paired_metrics(run, replicates, seed),
+        metrics=metrics | paired.metrics(),
         curves=curves,
-        notes=[*verdicts, *compared, *(note for note in found.notes if note not in verdicts), *notes],
+        notes=[*verdicts, *paired.in_words(), *(note for note in found.notes if note not in verdicts), *notes],
         beside=others,
-        closing=closing_of_several(runs, two_fastest(run, replicates, seed)),
+        closing=closing_of_several(runs, paired.two_fastest()),
         refuted=" ".join(verdicts),
     )
 

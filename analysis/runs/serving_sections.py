@@ -11,6 +11,7 @@ from ..engines.recommendation import TITLE, Recommendation, recommend
 from ..findings import Section, counted
 from ..intervals import Interval
 from ..read.runs import Run
+from .comparable import content_hash
 
 FASTEST = "To serve the fastest"
 
@@ -26,48 +27,42 @@ def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measure
     environment, facts = run.environment(), run.facts()
     drafter = environment.get("drafters", {}).get(run.method) if run.method else environment.get("drafter")
     gpu, cpu = environment.get("gpu") or {}, environment.get("cpu") or {}
-    return [
-        Measured(
-            params=run.params,
-            depth=int(arm["gamma"]),
-            nodes=_nodes(arm, facts.single),
-            speedup=Interval.from_metrics(arm, "speedup"),
-            drafter=drafter or {},
-            simulated=facts.simulated,
-            lossless=facts.lossless,
-            machine=str(gpu.get("name") or cpu.get("model") or ""),
+    depths = []
+    for arm in arms:
+        depth, nodes = int(arm["gamma"]), float(arm.get("nodes_per_round", "nan"))
+        if "speedup" not in arm:
+            continue
+        depths.append(
+            Measured(
+                params=run.params,
+                depth=depth,
+                # The last drafts of a text, which are cut, leave the mean below the tokens that a draft offers.
+                nodes=depth if facts.single or isnan(nodes) else max(depth, ceil(nodes)),
+                speedup=Interval.from_metrics(arm, "speedup"),
+                drafter=drafter or {},
+                simulated=facts.simulated,
+                lossless=facts.lossless,
+                machine=str(gpu.get("name") or cpu.get("model") or ""),
+            )
         )
-        for arm in arms
-        if "speedup" in arm
-    ]
+    return depths
 
 
-def _nodes(arm: Mapping[str, Any], single: bool) -> int:
-    """Return the tokens that a draft offers: the last ones of a text, which are cut, leave the mean below."""
-    nodes = float(arm.get("nodes_per_round", "nan"))
-    return int(arm["gamma"]) if single or isnan(nodes) else max(int(arm["gamma"]), ceil(nodes))
-
-
-def run_recommendation(run: Run) -> Recommendation:
-    """Recommend how to serve the drafter of a run; of several drafters of its session, the fastest.
+def run_recommendation(*runs: Run) -> Recommendation:
+    """Recommend how to serve the fastest drafter of some runs, at its best depth.
 
     Raises:
-        UsageError: the run lacks a file.
+        UsageError: a run lacks a file.
     """
-    return _of_the_fastest([run])
-
-
-def _of_the_fastest(runs: Sequence[Run]) -> Recommendation:
-    """Recommend how to serve the drafter with the largest speedup of all runs."""
-    found: list[list[Measured]] = []
+    depths: list[list[Measured]] = []
     for run in runs:
         summary = run.summary()
-        for each in run.drafters:
-            found.append(measured_depths(each, summary["beside"][each.method] if each.method else summary["arms"]))
-    known = [depths for depths in found if depths]
+        for own in run.drafters:
+            depths.append(measured_depths(own, summary["beside"][own.method] if own.method else summary["arms"]))
+    known = [of_drafter for of_drafter in depths if of_drafter]
     if not known:
         return Recommendation("No recommendation: there is no speedup that one could rest on.")
-    return recommend(max(known, key=lambda depths: max(each.speedup.estimate for each in depths)))
+    return recommend(max(known, key=lambda of_drafter: max(depth.speedup.estimate for depth in of_drafter)))
 
 
 def serving_section(run: Run) -> Section:
@@ -81,15 +76,11 @@ def fastest_section(runs: Sequence[Run]) -> Section:
     Raises:
         UsageError: the runs differ in these, or one lacks a file.
     """
-    settings = {(run.setting, _hash(run, "model"), _hash(run, "prompts")) for run in runs}
+    settings = {(run.setting, content_hash(run, "model"), content_hash(run, "prompts")) for run in runs}
     if len(settings) > 1:
         raise UsageError(
             f"{counted(len(settings), 'setting')} of model, hardware and prompts do not compare: each run has its own."
         )
-    section = _of_the_fastest(runs).section(FASTEST)
+    section = run_recommendation(*runs).section(FASTEST)
     how = f"The fastest drafter of {counted(len(runs), 'run')}, each at its best depth; *Comparison* says how firmly."
     return Section(section.title, (section.text[0], how, *section.text[1:]))
-
-
-def _hash(run: Run, part: str) -> str:
-    return str((run.environment().get(part) or {}).get("sha256") or "")

@@ -13,8 +13,8 @@ from ..read.runs import Run
 STANDING, TIMELINE = "Where this run stands", "A few rounds, to scale"
 
 
-def standing(run: Run) -> Standing:
-    """Return the place of a run in the theory.
+def standing_section(run: Run) -> Section:
+    """Mark the run's alpha, c and gamma in the pictures of the paper: best gamma, speedup, operations, the oracle.
 
     Raises:
         UsageError: the run has no alpha, because nothing was ever proposed, or did not finish.
@@ -22,7 +22,7 @@ def standing(run: Run) -> Standing:
     metrics, gamma = run.metrics, run.primary_gamma
     if gamma is None or "account/alpha" not in metrics or "cost/c" not in metrics:
         raise UsageError(f"{run.source} has no alpha and c to mark: nothing was proposed, or the run did not finish.")
-    return Standing(
+    here = Standing(
         metrics["account/alpha"],
         gamma,
         metrics["cost/c"],
@@ -30,11 +30,6 @@ def standing(run: Run) -> Standing:
         run.interval("speedup"),
         metrics.get("operations/measured", float("nan")),
     )
-
-
-def standing_section(run: Run) -> Section:
-    """Mark the run's alpha, c and gamma in the pictures of the paper: best gamma, speedup, operations, the oracle."""
-    here = standing(run)
     measured = f"Measured: {here.speedup:.3f}. " if here.speedup.estimate == here.speedup.estimate else ""
     text = (
         *standing_in_words(here),
