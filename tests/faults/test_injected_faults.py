@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import specdec.registry
 from specdec import hub, run
+from specdec.analysis.read.facts import RunFacts, SessionFacts
 from specdec.analysis.read.runs import open_folder
-from specdec.analysis.runs.run_notes import residual_notes
+from specdec.analysis.runs.run_notes import run_notes
 from specdec.drafters import drafters
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models.load import load_model
@@ -108,18 +109,20 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
     assert asked == ["http://hub.test"] and constants.HF_HUB_OFFLINE and os.environ["HF_HUB_OFFLINE"] == "1"
 
 
-def test_rejections_without_a_residual_are_counted(make_rounds, tmp_path, finished_facts):
+def test_rejections_without_a_residual_are_counted(make_rounds, stored_run, finished_facts):
     rounds = make_rounds({"a": [0, 1, 2]}, 2).assign(beta=[[1.0], [0.4, 1.0 - 1e-8], [0.9, 0.9]])
-    rounds.to_parquet(tmp_path / "rounds.parquet")
-    (note,) = residual_notes(tmp_path / "rounds.parquet", finished_facts(greedy=False, lossless=True))
+
+    def notes(greedy: bool) -> list[str]:
+        facts, session = finished_facts(greedy=greedy, lossless=True), SessionFacts(0, 0, 0, 0, 0.0)
+        return run_notes(stored_run(rounds), {}, facts, session, {"skipped": {}, "count": 9})
+
+    (note,) = notes(greedy=False)
     assert note.startswith("Rounding: 2 of 2 rejections fell where drafter and target agree")
-    assert not residual_notes(tmp_path / "rounds.parquet", finished_facts(greedy=True, lossless=True))
+    assert not notes(greedy=True)
 
 
 @pytest.fixture
 def finished_facts():
-    from specdec.analysis.read.facts import RunFacts
-
     def facts(**changes: Any) -> RunFacts:
         values = dict(
             label="l", structure="chain", structure_label="gamma 2", single=True, depth_name="gamma", primary_gamma=2,
