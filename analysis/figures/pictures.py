@@ -11,6 +11,7 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator, PercentFormatter
 
 from ..comparisons import intervals
@@ -117,6 +118,21 @@ def heat_map(axes: Axes, grid: pd.DataFrame, scale: Normalize, ticks: int = 30) 
         axis.set_ticks(list(shown), [str(names[at]) for at in shown])
     axes.grid(visible=False)
     return image
+
+
+def scale_of(*grids: pd.DataFrame) -> Normalize:
+    """Return one scale of colours for all values of some grids."""
+    known = np.concatenate([grid.stack().dropna().to_numpy(dtype=float) for grid in grids])
+    low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
+    return Normalize(low, high if high > low else low + 1)
+
+
+def frame(axes: Axes, grid: pd.DataFrame, shape: tuple[int, int] | None, dashed: bool = False) -> None:
+    """Draw a frame around the cell of a shape (k, w) in a heat map, where the map has it."""
+    if shape is not None and shape[0] in grid.index and shape[1] in grid.columns:
+        corner = list(grid.columns).index(shape[1]) - 0.46, list(grid.index).index(shape[0]) - 0.46
+        axes.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=style.ORANGE, linewidth=2.6,
+                                 linestyle=(0, (2, 1.5)) if dashed else "-"))  # fmt: skip
 
 
 def dots(axes: Axes, names: Sequence[str], values: Sequence[Interval], filled: Sequence[bool], start: float) -> None:

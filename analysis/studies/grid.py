@@ -8,11 +8,9 @@ from functools import cached_property
 
 import numpy as np
 import pandas as pd
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import Rectangle
 
-from ..comparisons import Comparison, compare, curve, finite, interval, printed
+from ..comparisons import Comparison, compare, curves_of, finite, interval, printed
 from ..cost.block_seconds import repeats_of, stream_seconds
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
@@ -38,8 +36,10 @@ def findings(tables: Tables, about: About) -> Findings:
         sections.append(_whole(whole, found.best("speedup"), about))
     if len(check):
         sections.append(_live(check, live, about))
-    metrics = _metrics(found, check) | _whole_metrics(whole, about)
-    return Findings(tuple(sections), metrics, _curves(found))
+    quantities = {"tokens_per_call": "tokens", "speedup": "speedup"}
+    curves = curves_of(found.shapes, "curve/grid/{what}.k{k}", ["k"], "w", quantities)
+    metrics = _metrics(found, check, whole_runs(whole, about.replicates, about.seed) if len(whole) else None)
+    return Findings(tuple(sections), metrics, curves)
 
 
 # Numbers --------------------------------------------------------------------------------------------
@@ -53,26 +53,27 @@ class GridNumbers:
         texts: the replay, a line for each shape and stream, with predicted `seconds` and `plain_s`, means of the
             repeats.
         by_repeat: predicted speedup of each shape by repeat, [repeats, C].
-        sums: sums over prompts by shape.
+        compared: sums over prompts by shape.
     """
 
     texts: pd.DataFrame
     by_repeat: np.ndarray
-    sums: Comparison
+    compared: Comparison
 
     @cached_property
     def statistics(self) -> Mapping[str, np.ndarray]:
         """Tokens per call and speedup, [1 + B, C] each; the speedup of a shape that could not be timed is NaN."""
-        return {"tokens": self.sums.ratio("tokens", "rounds"), "speedup": self.sums.ratio("plain_s", "seconds")}
+        ratio = self.compared.ratio
+        return {"tokens": ratio("tokens", "rounds"), "speedup": ratio("plain_s", "seconds")}
 
     @cached_property
     def shapes(self) -> pd.DataFrame:
         """A line for each shape: k, w, tokens and speedup, both with _low and _high, deviation (standard deviation of
         the speedup over repeats; NaN for one repeat), nodes (mean of a draft).
         """
-        return self.sums.table(self.statistics).assign(
+        return self.compared.table(self.statistics).assign(
             deviation=np.std(self.by_repeat, axis=0, ddof=1) if len(self.by_repeat) > 1 else np.nan,
-            nodes=self.sums.ratio("nodes", "rounds")[0],
+            nodes=self.compared.ratio("nodes", "rounds")[0],
         )
 
     def best(self, name: str) -> Shape:
@@ -82,32 +83,28 @@ class GridNumbers:
 
     def has(self, shape: Shape) -> bool:
         """Return True if the shape is part of the grid."""
-        return shape in self._places
+        return self.compared.place(*shape) is not None
 
     def value(self, name: str, shape: Shape) -> float:
         """Return a column of `shapes` for one shape."""
-        return float(self.shapes.loc[self._places[shape], name])
+        return float(self.shapes.loc[self.compared.place(*shape), name])
 
     def interval(self, name: str, shape: Shape) -> Interval:
         """Return `tokens` or `speedup` of one shape."""
-        return interval(self.shapes.loc[self._places[shape]], name)
+        return interval(self.shapes.loc[self.compared.place(*shape)], name)
 
     def lead(self, name: str, shape: Shape, other: Shape) -> Interval:
         """Return how much one shape has beyond another, in the same replicates."""
         values = self.statistics[name]
-        return self.sums.interval(values[:, self._places[shape]] - values[:, self._places[other]])
+        return self.compared.interval(values[:, self.compared.place(*shape)] - values[:, self.compared.place(*other)])
 
     def steadiness(self, name: str, shape: Shape) -> float:
         """Return the share of replicates in which `shape` is the best, NaN from one prompt: low where many shapes are
         nearly as good.
         """
         values = self.statistics[name][1:]
-        values = values[np.isfinite(values).any(axis=1)]
-        return float(np.mean(np.nanargmax(values, axis=1) == self._places[shape])) if len(values) else float("nan")
-
-    @cached_property
-    def _places(self) -> dict[Shape, int]:
-        return {shape: at for at, shape in enumerate(self.sums.cells[["k", "w"]].itertuples(index=False, name=None))}
+        best = np.nanargmax(values[np.isfinite(values).any(axis=1)], axis=1)
+        return float(np.mean(best == self.compared.place(*shape))) if len(best) else float("nan")
 
 
 def grid(
@@ -118,12 +115,12 @@ def grid(
     texts = replay.assign(seconds=seconds.mean(axis=0), plain_s=plain.mean(axis=0))
     untimed = texts["seconds"].isna().groupby([texts["k"], texts["w"]]).transform("any")
     texts.loc[untimed, "seconds"] = np.nan  # a speedup over some of the texts would not compare with the others
-    sums = compare(texts, ["k", "w"], ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
+    compared = compare(texts, ["k", "w"], ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
     by_repeat = []
     for mine, base in zip(seconds, plain, strict=True):
         totals = replay[["k", "w"]].assign(mine=mine, base=base).groupby(["k", "w"]).sum(skipna=False)
         by_repeat.append((totals["base"] / totals["mine"]).to_numpy())
-    return GridNumbers(texts, np.stack(by_repeat), sums)
+    return GridNumbers(texts, np.stack(by_repeat), compared)
 
 
 def live_check(texts: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
@@ -179,56 +176,34 @@ class WholeRuns:
 
 def whole_runs(whole: pd.DataFrame, replicates: int, seed: int) -> WholeRuns:
     """Compute the numbers from the study's table, which is not empty."""
+    compared = compare(whole, ["k", "w"], ["seconds"], replicates, seed)
+    seconds = compared.values["seconds"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        speedups = compared.beside(seconds, k=1, w=0) / seconds
+    plain = whole[whole["w"] == 0].groupby("repeat")["seconds"].sum()
     drafted = whole[whole["w"] > 0]
-    plain = whole[whole["w"] == 0].set_index(["repeat", "stream"])["seconds"]
-    keys = pd.MultiIndex.from_frame(drafted[["repeat", "stream"]])
-    drafted = drafted.assign(plain_s=plain.reindex(keys).to_numpy())
-    sums = compare(drafted, ["k", "w"], ["seconds", "plain_s"], replicates, seed)
-    speedups = sums.ratio("plain_s", "seconds")
-    places = {shape: at for at, shape in enumerate(sums.cells.itertuples(index=False, name=None))}
-    order = list(dict.fromkeys(drafted[["k", "w"]].itertuples(index=False, name=None)))
     # The fastest stands first, whatever the order of the runs was; the usual shape last.
-    order.sort(key=lambda shape: shape == USUAL)
+    order = sorted(dict.fromkeys(zip(drafted["k"], drafted["w"], strict=True)), key=lambda shape: shape == USUAL)
+    columns = [speedups[:, compared.place(*shape)] for shape in order]
     lines = []
-    for shape in order:
-        runs = drafted[(drafted["k"] == shape[0]) & (drafted["w"] == shape[1])]
-        totals = runs.groupby("repeat")[["plain_s", "seconds"]].sum()
-        by_run = totals["plain_s"] / totals["seconds"]
-        bounds = sums.interval(speedups[:, places[shape]])
+    for (k, w), column in zip(order, columns, strict=True):
+        runs = drafted[(drafted["k"] == k) & (drafted["w"] == w)]
+        by_run = plain / runs.groupby("repeat")["seconds"].sum()
+        bounds = compared.interval(column)
         lines.append(
             {
-                "k": int(shape[0]),
-                "w": int(shape[1]),
-                "runs": len(by_run),
-                "tokens": runs["tokens"].sum() / runs["rounds"].sum(),
-                "speedup": float(by_run.mean()),
-                "deviation": float(by_run.std()),
-                "low": bounds.low,
-                "high": bounds.high,
-                "identical": float(runs["identical"].mean()),
+                **{
+                    "k": int(k),
+                    "w": int(w),
+                    "runs": len(by_run),
+                    "tokens": runs["tokens"].sum() / runs["rounds"].sum(),
+                },
+                **{"speedup": float(by_run.mean()), "deviation": float(by_run.std())},
+                **{"low": bounds.low, "high": bounds.high, "identical": float(runs["identical"].mean())},
             }
         )
-    lead = None
-    if len(order) > 1:
-        lead = sums.interval(speedups[:, places[order[0]]] - speedups[:, places[order[1]]])
+    lead = compared.interval(columns[0] - columns[1]) if len(order) > 1 else None
     return WholeRuns(pd.DataFrame(lines), lead)
-
-
-def _whole_metrics(whole: pd.DataFrame, about: About) -> dict[str, float]:
-    """Return `grid/whole.*` of the fastest shape (best) and the usual one (10x10)."""
-    if whole.empty:
-        return {}
-    found = whole_runs(whole, about.replicates, about.seed)
-    metrics: dict[str, float] = {}
-    for at, line in enumerate(found.shapes.to_dict("records")):
-        names = [*(["best"] if at == 0 else []), *(["10x10"] if (line["k"], line["w"]) == USUAL else [])]
-        for name in names:
-            metrics |= Interval(line["speedup"], line["low"], line["high"]).as_metrics(f"grid/whole.{name}.speedup")
-            metrics[f"grid/whole.{name}.deviation"] = line["deviation"]
-            metrics[f"grid/whole.{name}.tokens_per_call"] = line["tokens"]
-    if found.lead is not None:
-        metrics |= found.lead.as_metrics("grid/whole.lead")
-    return finite(metrics)
 
 
 def _by_category(found: GridNumbers) -> pd.DataFrame:
@@ -255,8 +230,10 @@ def _by_category(found: GridNumbers) -> pd.DataFrame:
     return pd.DataFrame(lines) if len(lines) > 1 else pd.DataFrame()
 
 
-def _metrics(found: GridNumbers, check: pd.DataFrame) -> dict[str, float]:
-    """Return `grid/*`: best_k and best_w are those of the fastest shape."""
+def _metrics(found: GridNumbers, check: pd.DataFrame, whole: WholeRuns | None) -> dict[str, float]:
+    """Return `grid/*`: best_k and best_w are those of the fastest shape, `whole.*` those of whole runs of the fastest
+    (best) and the usual one (10x10).
+    """
     fastest, longest = found.best("speedup"), found.best("tokens")
     metrics: dict[str, float] = {
         "grid/best_k": fastest[0],
@@ -276,28 +253,33 @@ def _metrics(found: GridNumbers, check: pd.DataFrame) -> dict[str, float]:
     if len(check):
         metrics["grid/live.same_rounds"] = check["same_rounds"].sum() / check["streams"].sum()
         metrics["grid/live.worst_error"] = check["error"].abs().max()
+    for at, line in enumerate([] if whole is None else whole.shapes.to_dict("records")):
+        usual = (line["k"], line["w"]) == USUAL
+        for name in [*(["best"] if at == 0 else []), *(["10x10"] if usual else [])]:
+            metrics |= Interval(line["speedup"], line["low"], line["high"]).as_metrics(f"grid/whole.{name}.speedup")
+            metrics[f"grid/whole.{name}.deviation"] = line["deviation"]
+            metrics[f"grid/whole.{name}.tokens_per_call"] = line["tokens"]
+    if whole is not None and whole.lead is not None:
+        metrics |= whole.lead.as_metrics("grid/whole.lead")
     return finite(metrics)
-
-
-def _curves(found: GridNumbers) -> dict[str, dict[int, float]]:
-    """Return tokens per call and speedup over w, for every k."""
-    return {
-        f"curve/grid/{name}.k{k}": points
-        for k, part in found.shapes.groupby("k")
-        for name, column in (("tokens_per_call", "tokens"), ("speedup", "speedup"))
-        if (points := curve(part, "w", column))
-    }
 
 
 # Tokens per call ------------------------------------------------------------------------------------
 
 
 def _tokens(found: GridNumbers, skipped: pd.DataFrame, about: About) -> Section:
-    longest, prompts = found.best("tokens"), counted(found.sums.prompts, "prompt")
+    longest, prompts = found.best("tokens"), counted(found.compared.prompts, "prompt")
+    shapes, gain = found.shapes, found.value("tokens", longest) - 1
+    near = shapes[shapes["tokens"] - 1 >= 0.9 * gain].sort_values("nodes").iloc[0]
+    enough = (
+        f"Nine tenths of its gain over plain decoding come with ({int(near['k'])}, {int(near['w'])}): "
+        f"{near['tokens']:.2f} tokens per call from {near['nodes']:.0f} nodes a round, where the best has "
+        f"{found.value('nodes', longest):.0f}."
+    )
     text = (
         f"Most tokens per call: {found.interval('tokens', longest):.2f} with the shape {longest}"
         f"{_compared(found, 'tokens', longest, ', ')}.",
-        _enough(found, longest),
+        enough if gain > 0 else "No shape gains anything over plain decoding.",
         *about.origin(found.texts, skipped),
     )
     figure = _maps(
@@ -307,19 +289,6 @@ def _tokens(found: GridNumbers, skipped: pd.DataFrame, about: About) -> Section:
     )
     caption = f"Tokens per call with 95% intervals over {prompts}"
     return Section("Tokens per call", text, ((caption, _table(found, "tokens")),), (("tokens_per_call", figure),))
-
-
-def _enough(found: GridNumbers, longest: Shape) -> str:
-    """Name the smallest shape with most of what the best one gains."""
-    shapes, gain = found.shapes, found.value("tokens", longest) - 1
-    if gain <= 0:
-        return "No shape gains anything over plain decoding."
-    near = shapes[shapes["tokens"] - 1 >= 0.9 * gain].sort_values("nodes").iloc[0]
-    return (
-        f"Nine tenths of its gain over plain decoding come with ({int(near['k'])}, {int(near['w'])}): "
-        f"{near['tokens']:.2f} tokens per call from {near['nodes']:.0f} nodes a round, where the best has "
-        f"{found.value('nodes', longest):.0f}."
-    )
 
 
 def _compared(found: GridNumbers, name: str, best: Shape, joint: str) -> str:
@@ -345,7 +314,7 @@ def _table(found: GridNumbers, name: str) -> pd.DataFrame:
 
 def _speed(found: GridNumbers, times: pd.DataFrame, about: About) -> Section:
     fastest, repeats = found.best("speedup"), len(found.by_repeat)
-    prompts = counted(found.sums.prompts, "prompt")
+    prompts = counted(found.compared.prompts, "prompt")
     kind = "simulated speedup" if about.simulated else "speedup"
     steady = found.steadiness("speedup", fastest)
     text = [
@@ -520,20 +489,15 @@ def _maps(panels: Mapping[str, tuple[pd.DataFrame, str, Shape | None]], *, title
     height = 1.5 + sum(0.75 + 0.42 * count for count in rows)
     figure, axes = style.new_panels(title, caption, height, rows=len(panels), height_ratios=rows)
     for each, (name, values) in zip(axes[:, 0], grids.items(), strict=True):
-        known = values.stack()
-        low, high = (float(known.min()), float(known.max())) if len(known) else (0.0, 1.0)
-        scale = Normalize(low, high if high > low else low + 1)
+        scale = pictures.scale_of(values)
         pictures.heat_map(each, values, scale)
         for (row, column), value in np.ndenumerate(values.to_numpy(dtype=float)):
             if np.isfinite(value):
-                text = f"{value:.2f}" if high >= 0.5 else f"{value:.3f}".removeprefix("0")
+                text = f"{value:.2f}" if values.max(axis=None) >= 0.5 else f"{value:.3f}".removeprefix("0")
                 each.text(column, row, text, ha="center", va="center", fontsize=9.5,
                           color=style.BLACK if scale(value) > 0.47 else "white")  # fmt: skip
-        for shape, dash in ((panels[name][2], "-"), (USUAL, (0, (2, 1.5)))):
-            if shape is not None and shape[0] in values.index and shape[1] in values.columns:
-                corner = list(values.columns).index(shape[1]) - 0.46, list(values.index).index(shape[0]) - 0.46
-                each.add_patch(Rectangle(corner, 0.92, 0.92, fill=False, edgecolor=style.ORANGE, linewidth=2.6,
-                                         linestyle=dash))  # fmt: skip
+        pictures.frame(each, values, panels[name][2])
+        pictures.frame(each, values, USUAL, dashed=True)
         each.set_title(name, fontsize=11, loc="left")
         each.set_ylabel("k, rows")
     axes[-1, 0].set_xlabel("w, draft tokens in a row")
