@@ -4,16 +4,16 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..comparisons import Comparison, curve, finite, interval, intervals, printed, tokens_per_call, with_replicates
+from ..comparisons import Comparison, curve, interval, intervals, metrics_of, printed, tokens_per_call, with_replicates
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
 
 _MOST = 16  # numbers under the bars
 _WON = "share of the rounds that it wins"
+_SHARES = {"of_rows": "rows offered", "of_wins": "accepted rows", "tokens": "accepted tokens"}
 
 
 @register("ablation", overlay="ngrammys_ablation")
@@ -31,13 +31,23 @@ def findings(tables: Tables, about: About) -> Findings:
         name: {each: distribution(histograms, replay, name, each, about) for each in names}
         for name in ("accepted", "rank", "allotment")
     }
+    for table in found["rank"].values():
+        table["value"] += 1  # shown from 1
     sections = (
         _contribution(parts, whole, replay, origin, about),
         _lengths(found["accepted"], parts, replay, about),
         _ranks(found["rank"], replay, about),
         _allotment(found["allotment"], parts, replay, about),
     )
-    return Findings(sections, _metrics(parts, whole), _curves(found))
+    metrics = {"ablation/tokens_per_call": float(whole["tokens"])}
+    quantities = {name: name for name in ("rows", "wins", "of_rows", "of_wins", "per_row", "tokens", "length")}
+    metrics |= metrics_of(parts, "ablation/{strategy}.{what}", quantities, bounds=False)
+    curves = {
+        f"curve/ablation/{name}.{strategy}": curve(table, "value", "share")
+        for name, several in found.items()
+        for strategy, table in several.items()
+    }
+    return Findings(sections, metrics, curves)
 
 
 # Numbers --------------------------------------------------------------------------------------------
@@ -109,33 +119,13 @@ def contributions(
     return Comparison(pd.DataFrame({"strategy": list(names)}), {}, len(per_prompt)).table(statistics)
 
 
-def _metrics(parts: pd.DataFrame, whole: pd.Series) -> dict[str, float]:
-    """Return `ablation/*`, by strategy."""
-    metrics = {"ablation/tokens_per_call": whole["tokens"]}
-    for line in parts.to_dict("records"):
-        for key in ("rows", "wins", "of_rows", "of_wins", "per_row", "tokens", "length"):
-            metrics[f"ablation/{line['strategy']}.{key}"] = line[key]
-    return finite(metrics)
-
-
-def _curves(found: Mapping[str, Mapping[str, pd.DataFrame]]) -> dict[str, dict[int, float]]:
-    """Return shares over accepted length, over rank (from 1), and over rows of a round."""
-    return {
-        f"curve/ablation/{name}.{strategy}": curve(
-            table.assign(value=table["value"] + (name == "rank")), "value", "share"
-        )
-        for name, tables in found.items()
-        for strategy, table in tables.items()
-    }
-
-
 # Words ----------------------------------------------------------------------------------------------
 
 
 def _contribution(
     parts: pd.DataFrame, whole: pd.Series, replay: pd.DataFrame, origin: tuple[str, ...], about: About
 ) -> Section:
-    k, w = _size(replay)
+    k, w = int(replay["k"].iloc[0]), int(replay["w"].iloc[0])
     first = parts.loc[parts["tokens"].fillna(0.0).idxmax()]
     text = [
         f"{first['strategy']} has {interval(first, 'tokens'):.0%} of the accepted draft tokens and "
@@ -163,16 +153,19 @@ def _contribution(
             "accepted length when it wins": printed(parts, "length", ".2f"),
         }
     )
+    groups = {line["strategy"]: [interval(line, name) for name in _SHARES] for line in parts.to_dict("records")}
+    title = "Who has the rows, and whose are accepted"
+    figure = _bars(groups, list(_SHARES.values()), "", "share by strategy", title, replay, about, top=1.0)
     return Section(
         "Contribution of strategies",
         (*text, *origin),
         tables=(("Contribution by strategy, with 95% prompt-bootstrap intervals", shown),),
-        figures=(("contribution", _shares_figure(parts, replay, about)),),
+        figures=(("contribution", figure),),
     )
 
 
 def _lengths(found: Mapping[str, pd.DataFrame], parts: pd.DataFrame, replay: pd.DataFrame, about: About) -> Section:
-    _, w = _size(replay)
+    w = int(replay["w"].iloc[0])
     won = [line for line in parts.to_dict("records") if line["wins"] > 0]
     text = ["No row of any strategy was accepted."]
     if won:
@@ -186,12 +179,11 @@ def _lengths(found: Mapping[str, pd.DataFrame], parts: pd.DataFrame, replay: pd.
             f"Share of the rounds that a strategy wins with all {w} tokens of its row: {full}. There longer rows would "
             "give more."
         )
-    figure = _bars(found, "accepted tokens", _WON, "Accepted length by strategy", replay, about)
+    figure = _bars_of(found, "accepted tokens", _WON, "Accepted length by strategy", replay, about)
     return Section("Accepted length", tuple(text), _table(found, "accepted tokens"), (("accepted_lengths", figure),))
 
 
 def _ranks(found: Mapping[str, pd.DataFrame], replay: pd.DataFrame, about: About) -> Section:
-    found = {name: table.assign(value=table["value"] + 1) for name, table in found.items()}  # shown from 1
     listed = []
     for name, table in found.items():
         if table.empty:
@@ -201,26 +193,21 @@ def _ranks(found: Mapping[str, pd.DataFrame], replay: pd.DataFrame, about: About
         listed.append(f"{name} {first:.0%} at rank 1, 90% up to rank {needed}")
     text = [f"Where the accepted row stood in its strategy's own order: {'; '.join(listed)}."] if listed else []
     text.append("Where several rows begin alike, the tokens that they share count for the first of them.")
-    figure = _bars(found, "rank that the strategy gave the accepted row", _WON, "Rank of the accepted row by strategy",
-                   replay, about)  # fmt: skip
+    below = "rank that the strategy gave the accepted row"
+    figure = _bars_of(found, below, _WON, "Rank of the accepted row by strategy", replay, about)
     return Section("Rank of the accepted row", tuple(text), _table(found, "rank"), (("ranks", figure),))
 
 
 def _allotment(found: Mapping[str, pd.DataFrame], parts: pd.DataFrame, replay: pd.DataFrame, about: About) -> Section:
-    k, _ = _size(replay)
     listed = []
     for line in parts.to_dict("records"):
         table = found[str(line["strategy"])]
         none = table.loc[table["value"] == 0, "share"].sum()
         listed.append(f"{line['strategy']} {interval(line, 'rows'):.2f} rows, none in {none:.0%} of the rounds")
-    figure = _bars(found, "rows that the strategy has in a round", "share of all rounds",
-                   "Rows of a round by strategy; a row that two offer counts for the first", replay, about)  # fmt: skip
-    text = (f"A round has {k} rows; on average they are: {'; '.join(listed)}.",)
+    title = "Rows of a round by strategy; a row that two offer counts for the first"
+    figure = _bars_of(found, "rows that the strategy has in a round", "share of all rounds", title, replay, about)
+    text = (f"A round has {int(replay['k'].iloc[0])} rows; on average they are: {'; '.join(listed)}.",)
     return Section("Allotment of rows", text, _table(found, "rows in a round"), (("allotment", figure),))
-
-
-def _size(replay: pd.DataFrame) -> tuple[int, int]:
-    return int(replay["k"].iloc[0]), int(replay["w"].iloc[0])
 
 
 def _table(found: Mapping[str, pd.DataFrame], what: str) -> tuple[tuple[str, pd.DataFrame]]:
@@ -236,39 +223,42 @@ def _table(found: Mapping[str, pd.DataFrame], what: str) -> tuple[tuple[str, pd.
 # Pictures -------------------------------------------------------------------------------------------
 
 
-def _figure(title: str, replay: pd.DataFrame, about: About) -> tuple[Figure, Axes]:
-    (k, w), prompts = _size(replay), replay["prompt"].nunique()
-    bars = "whiskers: 95% prompt-bootstrap intervals" if prompts > 1 else "no intervals"
-    caption = f"{counted(prompts, 'prompt')}, {counted(int(replay['rounds'].sum()), 'round')}, replayed; {bars}."
-    return style.new_figure(f"{title}, {k} rows of {w}\n{about.title}", caption)
+def share_groups(found: Mapping[str, pd.DataFrame], values: Sequence[int]) -> dict[str, list[Interval]]:
+    """Return the shares of each strategy at some values, 0 where it has none."""
+    groups = {}
+    for name, table in found.items():
+        known = dict(zip(table["value"], intervals(table, "share"), strict=True))
+        groups[name] = [known.get(value, Interval(0.0)) for value in values]
+    return groups
+
+
+def _bars_of(
+    found: Mapping[str, pd.DataFrame], xlabel: str, ylabel: str, title: str, replay: pd.DataFrame, about: About
+) -> Figure:
+    values = sorted({int(value) for table in found.values() for value in table["value"]})
+    drawn = {name: table for name, table in found.items() if len(table)}
+    return _bars(share_groups(drawn, values), list(map(str, values)), xlabel, ylabel, title, replay, about)
 
 
 @style.in_style
 def _bars(
-    found: Mapping[str, pd.DataFrame], xlabel: str, ylabel: str, title: str, replay: pd.DataFrame, about: About
+    groups: Mapping[str, Sequence[Interval]],
+    ticks: Sequence[str],
+    xlabel: str,
+    ylabel: str,
+    title: str,
+    replay: pd.DataFrame,
+    about: About,
+    top: float | None = None,
 ) -> Figure:
-    figure, axes = _figure(title, replay, about)
-    values = sorted({int(value) for table in found.values() for value in table["value"]})
-    groups = {
-        name: dict(zip(table["value"], intervals(table, "share"), strict=True))
-        for name, table in found.items()
-        if len(table)
-    }
-    none = Interval(0.0)
-    pictures.grouped_bars(axes, {name: [each.get(at, none) for at in values] for name, each in groups.items()})
-    step = -(-len(values) // _MOST)
-    axes.set_xticks(range(0, len(values), step), [str(value) for value in values[::step]])
-    axes.set(xlabel=xlabel, ylabel=ylabel)
-    return figure
-
-
-@style.in_style
-def _shares_figure(parts: pd.DataFrame, replay: pd.DataFrame, about: About) -> Figure:
-    """Draw each strategy's share of all rows, of all accepted rows and of all accepted tokens."""
-    figure, axes = _figure("Who has the rows, and whose are accepted", replay, about)
-    labels = {"of_rows": "rows offered", "of_wins": "accepted rows", "tokens": "accepted tokens"}
-    groups = {line["strategy"]: [interval(line, name) for name in labels] for line in parts.to_dict("records")}
+    """Draw bars of each strategy side by side."""
+    k, w, prompts = replay["k"].iloc[0], replay["w"].iloc[0], replay["prompt"].nunique()
+    whiskers = "whiskers: 95% prompt-bootstrap intervals" if prompts > 1 else "no intervals"
+    caption = f"{counted(prompts, 'prompt')}, {counted(int(replay['rounds'].sum()), 'round')}, replayed; {whiskers}."
+    figure, axes = style.new_figure(f"{title}, {k} rows of {w}\n{about.title}", caption)
     pictures.grouped_bars(axes, groups)
-    axes.set_xticks(range(len(labels)), list(labels.values()))
-    axes.set(ylabel="share by strategy", ylim=(0, 1))
+    step = -(-len(ticks) // _MOST)
+    axes.set_xticks(range(0, len(ticks), step), ticks[::step])
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set_ylim(0, top)
     return figure
