@@ -61,7 +61,11 @@ def findings(tables: Tables, about: About) -> Findings:
         _bound_section(times, grown[first], product_lines(intensity, middle), middle, ridge, tiles, about),
         _context_section(times, cells, contexts),
     )
-    metrics, curves = _metrics(mine, grown[first], middle, ridge) | _over_other(cells, contexts), {}
+    metrics, curves = _metrics(mine, grown[first], middle, ridge), {}
+    ratios = rows_over_packed(cells)
+    metrics |= finite(
+        {f"transition/rows_over_packed.10x10.{context}": _cell(ratios, USUAL, context, "ratio") for context in contexts}
+    )
     for name, by_context in grown.items():
         stem = "" if name == first else f"{name}."
         if stem:
@@ -119,11 +123,6 @@ class Growth:
         below = self.tokens[self.fitted <= limit]
         return int(below[-1]) if len(below) else 0
 
-    @property
-    def largest(self) -> int:
-        """The largest size."""
-        return int(self.tokens[-1])
-
     def steps(self, largest: int, least: float = 0.08) -> list[tuple[int, int, float]]:
         """Return rises between neighbouring numbers of tokens up to `largest`, as (from, to, relative size): those by
         more than `least`, and by more than the middle halves of their calls scatter. A further tile shows so.
@@ -142,15 +141,17 @@ class Growth:
         """
         if self.fitted[-1] < _FLAT * self.fitted[0] or len(self.tokens) < 3:
             return None
-        candidates = np.unique(np.concatenate([self.tokens[:-1], np.geomspace(self.tokens[0], self.tokens[-2], 400)]))
-        return float(min(candidates, key=self._misfit))
-
-    def _misfit(self, knee: float) -> float:
         weights = np.sqrt(self.shapes) / self.slowdown
-        design = np.stack([np.ones(len(self.tokens)), np.maximum(0.0, self.tokens - knee)], axis=1) * weights[:, None]
         target = self.slowdown * weights
-        found, *_ = np.linalg.lstsq(design, target, rcond=None)
-        return float(np.sum((design @ found - target) ** 2))
+
+        def misfit(knee: float) -> float:
+            bent = np.maximum(0.0, self.tokens - knee)
+            design = np.stack([np.ones(len(self.tokens)), bent], axis=1) * weights[:, None]
+            found, *_ = np.linalg.lstsq(design, target, rcond=None)
+            return float(np.sum((design @ found - target) ** 2))
+
+        candidates = np.unique(np.concatenate([self.tokens[:-1], np.geomspace(self.tokens[0], self.tokens[-2], 400)]))
+        return float(min(candidates, key=misfit))
 
 
 def growth(times: pd.DataFrame, context: int) -> Growth:
@@ -235,9 +236,9 @@ def _metrics(cells: pd.DataFrame, grown: Mapping[int, Growth], middle: int, ridg
         "transition/ridge.roofline": np.nan if ridge is None else ridge,
         "transition/context": middle,
     }
-    for end, context in [("", middle), *((f".{context}", context) for context in grown)]:
-        values[f"transition/tokens_within_10pct{end}"] = grown[context].within(1.1)
-        values[f"transition/tokens_within_50pct{end}"] = grown[context].within(1.5)
+    for end, each in [("", grown[middle]), *((f".{context}", each) for context, each in grown.items())]:
+        values[f"transition/tokens_within_10pct{end}"] = each.within(1.1)
+        values[f"transition/tokens_within_50pct{end}"] = each.within(1.5)
     for context in grown:
         values[f"transition/t11_ms.{context}"] = 1e3 * _cell(cells, UNIT, context, "seconds")
         values[f"transition/slowdown.10x10.{context}"] = _cell(cells, USUAL, context)
@@ -261,13 +262,6 @@ def rows_over_packed(cells: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     return both[keys].assign(ratio=both["seconds"] / both["seconds_packed"])
 
 
-def _over_other(cells: Mapping[str, pd.DataFrame], contexts: list[int]) -> dict[str, float]:
-    """Return `transition/rows_over_packed.10x10` by context."""
-    ratios = rows_over_packed(cells)
-    name = "transition/rows_over_packed.10x10"
-    return finite({f"{name}.{context}": _cell(ratios, USUAL, context, "ratio") for context in contexts})
-
-
 def _cell(cells: pd.DataFrame, shape: Shape, context: int, column: str = "slowdown") -> float:
     """Return a value of one cell, NaN where it was not timed."""
     found = _of_shape(cells[cells["context"] == context], shape)
@@ -288,9 +282,13 @@ def _slowdown_section(
     first, mine = next(iter(cells.items()))
     unit = _cell(mine, UNIT, middle, "seconds")
     usual, plain = _cell(mine, USUAL, middle), _cell(mine, PLAIN, middle)
+    up_to = {}
+    for limit in (1.1, 1.5):
+        tokens = each.within(limit)
+        up_to[limit] = f"{'at all sizes measured, ' if tokens == each.tokens[-1] else ''}up to {tokens} tokens"
     answer = (
         f"With {middle:,} tokens in the cache a call costs at most 10% more than t(1, 1) = {1e3 * unit:.3g} ms "
-        f"{_up_to(each, 1.1)}, and at most 50% more {_up_to(each, 1.5)}"
+        f"{up_to[1.1]}, and at most 50% more {up_to[1.5]}"
         + ("." if np.isnan(usual) else f"; the shape (10, 10) takes {usual:.2f} times as long.")
     )
     meaning = (
@@ -323,11 +321,6 @@ def _slowdown_section(
     return Section(
         "How much longer a call takes", (answer, meaning, *_missing(times)), tuple(tables), (("slowdown", figure),)
     )
-
-
-def _up_to(each: Growth, limit: float) -> str:
-    tokens = each.within(limit)
-    return f"{'at all sizes measured, ' if tokens == each.largest else ''}up to {tokens} tokens"
 
 
 def _calls(cells: pd.DataFrame) -> str:
@@ -384,14 +377,33 @@ def _bound_section(
     """Write the second section; `tiles` is the growth of packed calls: in rows, neighbouring sizes are other shapes,
     whose copies of the cache make steps of their own.
     """
-    sentences = [_flat_part(grown[middle], middle)]
+    start, knee = f"With {middle:,} tokens in the cache", grown[middle].knee()
+    if knee is None:
+        answer = f"{start} the time does not grow with the tokens evaluated, as far as measured."
+    elif knee <= grown[middle].tokens[0]:
+        answer = f"{start} there is no flat part: every token adds to the time."
+    else:
+        answer = f"{start} the time is flat up to about {knee:.0f} tokens; from there on every token adds to it."
+    sentences = [answer]
+    parts = [(part, str(names)) for names, part in lines.groupby("products", sort=False)] if len(lines) else []
+    crossed: dict[str, float | None] = {}
     if ridge is not None:
         bound = float(lines["threshold"].iloc[0])
         sentences[0] += (
             f" At its best this machine does {bound:.3g} operations in the time of reading a byte, so that a call "
             f"without any overhead would leave the memory-bound region at n* = {ridge:.3g} tokens."
         )
-        sentences.append(_crossings(lines))
+        for part, names in parts:
+            at = part["high"].to_numpy()
+            crossed[names] = crossing(part["rows_evaluated"].to_numpy(), at, float(part["threshold"].iloc[0]))
+        reached = sorted((value, names) for names, value in crossed.items() if value is not None)
+        listed = "; ".join(f"{names} from {value:.0f} tokens" for value, names in reached)
+        said = [f"Products become bound by arithmetic one by one: {listed}."] if reached else []
+        never = [names for names, value in crossed.items() if value is None]
+        if never:
+            largest = int(lines["rows_evaluated"].max())
+            said.append(f"{'; '.join(never)}: bound by memory at all sizes measured, up to {largest} tokens.")
+        sentences.append(" ".join(said))
     steps = [] if tiles is None else tiles.steps(_ZOOM)
     if steps:
         largest = sorted(sorted(steps, key=lambda step: -step[2])[:4])
@@ -410,48 +422,15 @@ def _bound_section(
             "dotted line this machine computes a product more slowly than it reads it."
         )
     title = f"Slow-down by tokens evaluated\n{about.title}"
-    end = max(each.largest for each in grown.values())
+    end = int(max(each.tokens[-1] for each in grown.values()))
     figures = [("slowdown_by_tokens", _by_tokens(grown, lines, end, title=title, caption=caption))]
-    if grown[middle].largest > 2 * _ZOOM:
+    if grown[middle].tokens[-1] > 2 * _ZOOM:
         zoomed = _by_tokens(grown, lines, _ZOOM, title=f"{title}, up to {_ZOOM} tokens", caption=caption)
         figures.append(("slowdown_steps", zoomed))
-    tables = ((f"Operations per byte by product, {middle:,} cached tokens", _products(lines)),) if len(lines) else ()
-    return Section("Where a call turns compute-bound", tuple(sentences), tables, tuple(figures))
-
-
-def _flat_part(each: Growth, middle: int) -> str:
-    """Give the answer: from where on every token adds to the time."""
-    start, knee = f"With {middle:,} tokens in the cache", each.knee()
-    if knee is None:
-        return f"{start} the time does not grow with the tokens evaluated, as far as measured."
-    if knee <= each.tokens[0]:
-        return f"{start} there is no flat part: every token adds to the time."
-    return f"{start} the time is flat up to about {knee:.0f} tokens; from there on every token adds to it."
-
-
-def _crossed(lines: pd.DataFrame) -> float | None:
-    return crossing(lines["rows_evaluated"].to_numpy(), lines["high"].to_numpy(), float(lines["threshold"].iloc[0]))
-
-
-def _crossings(lines: pd.DataFrame) -> str:
-    end = int(lines["rows_evaluated"].max())
-    at = {str(names): _crossed(part) for names, part in lines.groupby("products", sort=False)}
-    reached = sorted((value, names) for names, value in at.items() if value is not None)
-    never = [names for names, value in at.items() if value is None]
-    sentences = []
-    if reached:
-        listed = "; ".join(f"{names} from {value:.0f} tokens" for value, names in reached)
-        sentences.append(f"Products become bound by arithmetic one by one: {listed}.")
-    if never:
-        sentences.append(f"{'; '.join(never)}: bound by memory at all sizes measured, up to {end} tokens.")
-    return " ".join(sentences)
-
-
-def _products(lines: pd.DataFrame) -> pd.DataFrame:
-    found = []
-    for names, part in lines.groupby("products", sort=False):  # by tokens evaluated, ascending
-        value, first, last = _crossed(part), part.iloc[0], part.iloc[-1]
-        found.append(
+    products = []
+    for part, names in parts:  # by tokens evaluated, ascending
+        first, last, value = part.iloc[0], part.iloc[-1], crossed.get(names)
+        products.append(
             {
                 "product": names,
                 "size": first["size"],
@@ -460,7 +439,9 @@ def _products(lines: pd.DataFrame) -> pd.DataFrame:
                 "bound by arithmetic from": "–" if value is None else f"{value:.0f} tokens",
             }
         )
-    return pd.DataFrame(found)
+    caption = f"Operations per byte by product, {middle:,} cached tokens"
+    tables = ((caption, pd.DataFrame(products)),) if products else ()
+    return Section("Where a call turns compute-bound", tuple(sentences), tables, tuple(figures))
 
 
 # Context and evaluation -----------------------------------------------------------------------------
@@ -519,7 +500,9 @@ def _ways_compared(cells: Mapping[str, pd.DataFrame], contexts: list[int]) -> li
 
 @style.in_style
 def _heat_maps(cells: Mapping[str, pd.DataFrame], *, title: str, caption: str) -> Figure:
-    """Draw slow-down by w and k, a map for each context, all in the same colours; several evaluations side by side."""
+    """Draw slow-down by w and k, a map for each context, all in the same colours and with lines of equal slow-down;
+    several evaluations side by side.
+    """
     maps = [(name, int(context)) for name, part in cells.items() for context in sorted(part["context"].unique())]
     beside = len(cells) > 1
     columns = len(cells) if beside else min(2, len(maps))
@@ -534,7 +517,11 @@ def _heat_maps(cells: Mapping[str, pd.DataFrame], *, title: str, caption: str) -
             grid[0] = grid[0].fillna(grid[0].iloc[0])
         # Only the plain step is below 1: the scale begins at the unit.
         image = pictures.heat_map(panel, grid, LogNorm(1, top), ticks=9)
-        _contours(panel, grid.to_numpy())
+        values = grid.to_numpy()
+        levels = [level for level in _LEVELS if np.nanmin(values) < level < np.nanmax(values)]
+        if min(values.shape) >= 3 and levels:
+            equal = panel.contour(values, levels=levels, colors="white", linewidths=1.3)
+            panel.clabel(equal, fmt="{:g}".format, fontsize=10)
         panel.set_title(f"{context:,} cached, {_SHORT[name]}" if beside else f"{context:,} tokens in the cache",
                         fontsize=11)  # fmt: skip
     for panel in panels.flat[len(maps) :]:
@@ -550,15 +537,6 @@ def _heat_maps(cells: Mapping[str, pd.DataFrame], *, title: str, caption: str) -
     bar.ax.yaxis.set_minor_locator(NullLocator())
     bar.set_label("t(k, w) / t(1, 1)")
     return figure
-
-
-def _contours(panel: Axes, values: np.ndarray) -> None:
-    """Draw lines of equal slow-down, where they are reached."""
-    levels = [level for level in _LEVELS if np.nanmin(values) < level < np.nanmax(values)]
-    if min(values.shape) < 3 or not levels:
-        return
-    lines = panel.contour(values, levels=levels, colors="white", linewidths=1.3)
-    panel.clabel(lines, fmt=lambda level: f"{level:g}", fontsize=10)
 
 
 @style.in_style
