@@ -6,7 +6,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ..comparisons import Comparison, curve, interval, intervals, metrics_of, printed, tokens_per_call, with_replicates
+from ..comparisons import (
+    StrategyComparison,
+    curve,
+    interval,
+    intervals,
+    metrics_of,
+    printed,
+    tokens_per_call,
+    with_replicates,
+)
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
@@ -80,7 +89,7 @@ def distribution(
     with np.errstate(invalid="ignore"):
         shares = counts / counts.sum(axis=1, keepdims=True)
     cells = pd.DataFrame({"value": wide.columns.to_numpy(dtype=int), "count": wide.sum(axis=0).to_numpy(dtype=int)})
-    return Comparison(cells, {}, len(wide)).table({"share": shares})
+    return StrategyComparison(cells, {}, len(wide)).table({"share": shares})
 
 
 def contributions(
@@ -116,7 +125,7 @@ def contributions(
             "tokens": share(tokens),
             "length": tokens / wins,
         }
-    return Comparison(pd.DataFrame({"strategy": list(names)}), {}, len(per_prompt)).table(statistics)
+    return StrategyComparison(pd.DataFrame({"strategy": list(names)}), {}, len(per_prompt)).table(statistics)
 
 
 # Words ----------------------------------------------------------------------------------------------

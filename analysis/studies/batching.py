@@ -17,7 +17,7 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from specdec.theory.batch_speedup import batch_speedup, longest_of_batch
 
-from ..comparisons import Comparison, compare, finite
+from ..comparisons import StrategyComparison, compare, finite
 from ..cost.break_even import batch_in_words, few_units_interval, interval_in_words, stops_paying
 from ..engines.vllm_flags import DRAFTS, batch_schedule
 from ..engines.vllm_flags import ENGINE as VLLM
@@ -66,8 +66,8 @@ class BatchNumbers:
     """
 
     drafters: tuple[str, ...]
-    sums: Comparison
-    chosen: Comparison
+    sums: StrategyComparison
+    chosen: StrategyComparison
     gammas: tuple[str, ...]
     predicted: Mapping[str, np.ndarray]
 
@@ -133,7 +133,7 @@ class BatchNumbers:
         return {"tokens": tokens, "draft": draft, "verify": verify, "rest": whole - draft - verify, "width": width}
 
 
-def speedup(sums: Comparison) -> np.ndarray:
+def speedup(sums: StrategyComparison) -> np.ndarray:
     """Return plain seconds per token over speculative seconds per token at the same batch, [1 + R, C]."""
     return sums.ratio("baseline_seconds", "baseline_tokens") / sums.ratio("seconds", "tokens")
 
@@ -173,7 +173,7 @@ def _best_gammas(lines: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _predicted(sums: Comparison, tables: Tables, at: int, column: str) -> np.ndarray:
+def _predicted(sums: StrategyComparison, tables: Tables, at: int, column: str) -> np.ndarray:
     """Return E / (v + gamma c) of one cell, [1 + R].
 
     E is that of the drafter and gamma at all batches together, v the mean of t(B (k + 1)) / t(B) over the longest of B

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ..comparisons import Comparison, compare, curves_of, interval, metrics_of, printed
+from ..comparisons import StrategyComparison, compare, curves_of, interval, metrics_of, printed
 from ..cost.block_seconds import BlockSeconds, repeats_of, stream_seconds
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
@@ -56,7 +56,7 @@ class BudgetNumbers:
     """
 
     texts: pd.DataFrame
-    compared: Comparison
+    compared: StrategyComparison
     calls: BlockSeconds
 
     @cached_property

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ..comparisons import Comparison, compare, curves_of, finite, interval, printed
+from ..comparisons import StrategyComparison, compare, curves_of, finite, interval, printed
 from ..cost.block_seconds import repeats_of, stream_seconds
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
@@ -58,7 +58,7 @@ class GridNumbers:
 
     texts: pd.DataFrame
     by_repeat: np.ndarray
-    compared: Comparison
+    compared: StrategyComparison
 
     @cached_property
     def statistics(self) -> Mapping[str, np.ndarray]:
