@@ -16,7 +16,7 @@ K = TypeVar("K")
 
 
 @dataclass(frozen=True)
-class Comparison:
+class StrategyComparison:
     """Sums over prompts for several strategies, of the data and of bootstrap replicates.
 
     Attributes:
@@ -65,7 +65,9 @@ class Comparison:
         return table
 
 
-def compare(table: pd.DataFrame, keys: Sequence[str], columns: Sequence[str], replicates: int, seed: int) -> Comparison:
+def compare(
+    table: pd.DataFrame, keys: Sequence[str], columns: Sequence[str], replicates: int, seed: int
+) -> StrategyComparison:
     """Add up `columns` by prompt and strategy, and draw the replicates.
 
     Args:
@@ -77,7 +79,7 @@ def compare(table: pd.DataFrame, keys: Sequence[str], columns: Sequence[str], re
     cells = wide.index.droplevel("prompt").unique().to_frame(index=False)
     drawn = with_replicates(wide.to_numpy(dtype=float).reshape(len(prompts), -1), replicates, seed)
     values = drawn.reshape(len(drawn), len(cells), len(columns))
-    return Comparison(cells, {column: values[..., index] for index, column in enumerate(columns)}, len(prompts))
+    return StrategyComparison(cells, {column: values[..., index] for index, column in enumerate(columns)}, len(prompts))
 
 
 def with_replicates(sums: np.ndarray, replicates: int, seed: int) -> np.ndarray:
