@@ -12,6 +12,7 @@ from .measured_drafter import Configuration, Measured, trained_here, without_met
 VERSION = "0.5.0"
 ENGINE = f"llama.cpp {VERSION}"
 TARGET, DRAFT = "target.gguf", "draft.gguf"
+CONVERTED = "convert_hf_to_gguf.py, of llama.cpp, reads folders: download a hub id first."
 EAGLE = {  # format: the type of speculation that reads it
     "EAGLE-3": "draft-eagle3",
     "speculators eagle3": "draft-eagle3",
@@ -29,75 +30,51 @@ REASONS = {
 
 def llama_cpp(measured: Measured) -> Configuration:
     """Return the flags of llama.cpp's server for the drafter, or why there are none."""
-    name = measured.name
+    name, remarks = measured.name, []
+    draft, options = "", []  # folder or hub id of the draft model, and options of its conversion
     if name in REASONS:
         return without_method(ENGINE, REASONS[name])
     if name == "ngram":
-        return _ngram(measured)
-    if name == "eagle":
-        return _eagle(measured)
-    key = "drafter.model"
-    if name == "adaptive":
-        if measured.value("drafter.of.name") != "small_model" or measured.value("drafter.rule") != "confidence":
-            return without_method(ENGINE, "Only a draft model ends its draft by its own confidence there.")
-        key = "drafter.of.model"
-    if measured.value(key.replace("model", "translate")) is True:
-        return without_method(ENGINE, "No draft model with another tokenizer than the target's.")
-    flags = ["--spec-type", "draft-simple", "--spec-draft-n-max", str(measured.depth)]
-    remarks = []
-    if name == "adaptive":
-        flags += ["--spec-draft-p-min", str(measured.value("drafter.threshold"))]
+        longest, shortest = measured.match_lengths
+        flags = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", str(longest)]
+        flags += ["--spec-ngram-simple-size-m", str(measured.depth)]
         remarks.append(
-            "It ends a draft at a token that is less likely than this; the product over the draft was measured."
+            f"It looks up one match length and takes the latest match; {longest} down to {shortest} were measured."
+            if shortest < longest
+            else "It takes the latest match."
         )
-    if measured.sampled:
-        remarks.append("It judges a sampled draft by whether the target draws the same token: expect fewer accepted.")
-    return _configuration(measured, measured.drafting(key), (), flags, remarks)
-
-
-def _configuration(
-    measured: Measured, draft: str, options: tuple[str, ...], flags: list[str], remarks: list[str]
-) -> Configuration:
-    """Return the command that serves with these flags, behind those that write the GGUF files.
-
-    Args:
-        draft: folder or hub id of the draft model; empty without one.
-        options: of the draft model's conversion.
-    """
+    elif name == "eagle":
+        if measured.format not in EAGLE:
+            return without_method(ENGINE, trained_here(measured, EAGLE))
+        flags = ["--spec-type", EAGLE[measured.format], "--spec-draft-n-max", str(measured.depth)]
+        draft, options = measured.drafting(), ["--target-model-dir", measured.served]
+    else:
+        key = "drafter.model"
+        if name == "adaptive":
+            if measured.value("drafter.of.name") != "small_model" or measured.value("drafter.rule") != "confidence":
+                return without_method(ENGINE, "Only a draft model ends its draft by its own confidence there.")
+            key = "drafter.of.model"
+        if measured.value(key.replace("model", "translate")) is True:
+            return without_method(ENGINE, "No draft model with another tokenizer than the target's.")
+        flags = ["--spec-type", "draft-simple", "--spec-draft-n-max", str(measured.depth)]
+        draft = measured.drafting(key)
+        if name == "adaptive":
+            flags += ["--spec-draft-p-min", str(measured.value("drafter.threshold"))]
+            remarks.append(
+                "It ends a draft at a token that is less likely than this; the product over the draft was measured."
+            )
+        if measured.sampled:
+            remarks.append(
+                "It judges a sampled draft by whether the target draws the same token: expect fewer accepted."
+            )
     before = [_convert(measured.served, TARGET)]
     if draft:
-        before.append(_convert(draft, DRAFT, options))
+        before.append(_convert(draft, DRAFT, *options))
         flags = ["-md", DRAFT, *flags]
-    if not measured.chain:
-        remarks = [
-            *remarks,
-            f"It verifies chains only; {measured.shape} were measured, so expect fewer tokens per round.",
-        ]
     command = shlex.join(["llama-server", "-m", TARGET, *flags])
-    return Configuration(ENGINE, command, tuple(before), (CONVERTED, *remarks))
+    return Configuration(ENGINE, command, tuple(before), (CONVERTED, *remarks, *measured.chains_only("It")))
 
 
-CONVERTED = "convert_hf_to_gguf.py, of llama.cpp, reads folders: download a hub id first."
-
-
-def _convert(model: str, file: str, options: tuple[str, ...] = ()) -> str:
+def _convert(model: str, file: str, *options: str) -> str:
+    """Return the command that writes a model's GGUF file."""
     return shlex.join(["python", "convert_hf_to_gguf.py", model, *options, "--outfile", file])
-
-
-def _ngram(measured: Measured) -> Configuration:
-    longest, shortest = measured.match_lengths
-    flags = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", str(longest)]
-    flags += ["--spec-ngram-simple-size-m", str(measured.depth)]
-    remarks = ["It takes the latest match."]
-    if shortest < longest:
-        remarks = [
-            f"It looks up one match length and takes the latest match; {longest} down to {shortest} were measured."
-        ]
-    return _configuration(measured, "", (), flags, remarks)
-
-
-def _eagle(measured: Measured) -> Configuration:
-    if measured.format not in EAGLE:
-        return without_method(ENGINE, trained_here(measured, EAGLE))
-    flags = ["--spec-type", EAGLE[measured.format], "--spec-draft-n-max", str(measured.depth)]
-    return _configuration(measured, measured.drafting(), ("--target-model-dir", measured.served), flags, [])

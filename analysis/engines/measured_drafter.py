@@ -65,6 +65,11 @@ class Measured:
         kind = "rows" if self.params.get("structure.name") == "rows" else "trees"
         return f"{kind} of {self.nodes} nodes and {self.depth} levels"
 
+    def chains_only(self, engine: str) -> list[str]:
+        """Return a remark on what an engine loses that verifies chains only; none for a chain."""
+        lost = f"{engine} verifies chains only; {self.shape} were measured, so expect fewer tokens per round."
+        return [] if self.chain else [lost]
+
     @property
     def branching(self) -> int | None:
         """The children of a draft's root; None for a tree whose configuration does not say it."""

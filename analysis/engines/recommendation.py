@@ -80,14 +80,13 @@ class Recommendation:
 
     def section(self, title: str = TITLE) -> Section:
         """Return the section of a page: the verdict, what limits it, and each engine's commands as code."""
-        return Section(title, (f"**{self.verdict}**", *self.remarks, *self._commands()))
-
-    def _commands(self) -> Iterable[str]:
-        for each in self.configurations:
-            form = f"**In the format of {each.engine}.**" if each.command else f"**{each.engine}.**"
-            yield " ".join([form, *each.remarks])
-            if each.command:
-                yield "\n".join(["```", *each.before, each.command, "```"])
+        text = [f"**{self.verdict}**", *self.remarks]
+        for engine in self.configurations:
+            form = f"**In the format of {engine.engine}.**" if engine.command else f"**{engine.engine}.**"
+            text.append(" ".join([form, *engine.remarks]))
+            if engine.command:
+                text.append("\n".join(["```", *engine.before, engine.command, "```"]))
+        return Section(title, tuple(text))
 
     def as_dict(self) -> dict[str, Any]:
         """Return the content of `serving` in `summary.json` and `advice.json`."""
@@ -109,7 +108,9 @@ def recommend(depths: Iterable[Measured]) -> Recommendation:
         return Recommendation("No recommendation: time was simulated by a cost model.")
     if best.params.get("target.name", "causal") != "causal":
         return Recommendation("No recommendation: no engine is known to speculate with such a target.")
-    figures = _numbers(best, len(every))
+    how = "is predicted to be" if best.predicted else "is"
+    one_of = f", the best of {len(every)} depths," if len(every) > 1 else ""
+    figures = f"{name} with {best.shape}{one_of} {how} {best.speedup} times as fast as plain decoding"
     if not best.speedup.low > 1:
         unclear = not best.speedup.high <= 1 and best.speedup.estimate > 1
         return Recommendation(f"Leave speculation off{UNCLEAR * unclear}: {figures}.")
@@ -119,18 +120,6 @@ def recommend(depths: Iterable[Measured]) -> Recommendation:
     configurations = tuple(engine(best) for engine in ENGINES)
     if not any(each.command for each in configurations):
         return Recommendation(f"No engine offers {name} as it was measured. It would pay: {figures}.", configurations)
-    return Recommendation(f"Speculate: {figures}.", configurations, _remarks(best))
-
-
-def _numbers(best: Measured, depths: int) -> str:
-    """Return the drafter's speedup in words, with what it lacks to be above 1."""
-    how = "is predicted to be" if best.predicted else "is"
-    one_of = f", the best of {depths} depths," if depths > 1 else ""
-    return f"{best.name} with {best.shape}{one_of} {how} {best.speedup} times as fast as plain decoding"
-
-
-def _remarks(best: Measured) -> tuple[str, ...]:
-    """Return the sentences that hold for every engine: what the figures rest on, and what was measured otherwise."""
     where = f" on {best.machine}" if best.machine else ""
     remarks = [DEMONSTRATION] if best.demonstration else []
     remarks.append(STARTING_POINT.format(where=where))
@@ -148,4 +137,4 @@ def _remarks(best: Measured) -> tuple[str, ...]:
             f"`verifier={best.params.get('verifier.name')}` was measured, which changes the text; these commands "
             "verify without loss, so expect fewer tokens per round."
         )
-    return tuple(remarks)
+    return Recommendation(f"Speculate: {figures}.", configurations, tuple(remarks))

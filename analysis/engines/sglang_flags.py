@@ -25,31 +25,49 @@ LIKELIEST = "SGLang drafts the likeliest tokens here; sampled ones were measured
 
 def sglang(measured: Measured) -> Configuration:
     """Return SGLang's flags for the drafter, or why there are none."""
-    name = measured.name
+    name, remarks = measured.name, []
     if name in REASONS:
         return without_method(ENGINE, REASONS[name])
-    if name == "eagle":
-        return _eagle(measured)
+    if name == "eagle" and measured.format not in EAGLE:
+        return without_method(ENGINE, trained_here(measured, EAGLE))
     if name in ("ngram", "suffix", "retrieval"):
-        return _ngram(measured)
-    models = measured.value("drafter.models")
-    if name == "spec_tree" and (not isinstance(models, list) or len(models) != 1):
-        return without_method(ENGINE, "Trees of one draft model only, and several were measured.")
-    if measured.value("drafter.translate") is True:
-        return without_method(ENGINE, "No draft model with another tokenizer than the target's.")
-    model = measured.drafting("drafter.models" if name == "spec_tree" else "drafter.model")
-    remarks = (LIKELIEST,) if measured.sampled else ()
-    return _configuration(measured, ["STANDALONE", *_checkpoint(model), *_tree(measured)], remarks)
-
-
-def _configuration(measured: Measured, flags: list[str], remarks: tuple[str, ...]) -> Configuration:
-    """Return the command that serves with these flags, the algorithm first."""
+        flags = ["NGRAM", "--speculative-num-draft-tokens", str(measured.nodes + 1)]
+        if measured.branching is not None:
+            flags += ["--speculative-ngram-max-bfs-breadth", str(measured.branching)]
+        # Its look-up keeps the tokens of all requests in one trie.
+        remarks.append(
+            "SGLang looks up in all requests that it has served, and sets no bounds to the length of a match."
+        )
+        if name == "retrieval":
+            flags += ["--speculative-ngram-external-corpus-path", "CORPUS.jsonl"]
+            flags += ["--speculative-ngram-external-sam-budget", str(measured.nodes)]
+            remarks.append("CORPUS.jsonl is the text of drafter.corpus, a document per line, each line a JSON string.")
+    elif name == "eagle":
+        algorithm = EAGLE[measured.format]
+        flags = [algorithm, "--speculative-draft-model-path", measured.drafting()]
+        if algorithm == "DFLASH":
+            flags += ["--speculative-num-draft-tokens", str(measured.depth + 1)]
+            remarks += measured.chains_only("DFLASH")
+        else:
+            flags += _tree(measured)
+            if measured.block:
+                flags.append("--speculative-use-block-verification")
+            elif measured.sampled and measured.chain:
+                flags.append("--speculative-use-rejection-sampling")
+            elif measured.sampled:
+                remarks.append(LIKELIEST)
+    else:
+        models = measured.value("drafter.models")
+        if name == "spec_tree" and (not isinstance(models, list) or len(models) != 1):
+            return without_method(ENGINE, "Trees of one draft model only, and several were measured.")
+        if measured.value("drafter.translate") is True:
+            return without_method(ENGINE, "No draft model with another tokenizer than the target's.")
+        model = measured.drafting("drafter.models" if name == "spec_tree" else "drafter.model")
+        flags = ["STANDALONE", "--speculative-draft-model-path", model, *_tree(measured)]
+        if measured.sampled:
+            remarks.append(LIKELIEST)
     serve = ["python", "-m", "sglang.launch_server", "--model-path", measured.served, "--speculative-algorithm"]
-    return Configuration(ENGINE, shlex.join([*serve, *flags]), remarks=remarks)
-
-
-def _checkpoint(model: str) -> list[str]:
-    return ["--speculative-draft-model-path", model]
+    return Configuration(ENGINE, shlex.join([*serve, *flags]), remarks=tuple(remarks))
 
 
 def _tree(measured: Measured) -> list[str]:
@@ -60,33 +78,3 @@ def _tree(measured: Measured) -> list[str]:
         *("--speculative-eagle-topk", str(breadth)),
         *("--speculative-num-draft-tokens", str(measured.nodes + 1)),
     ]
-
-
-def _eagle(measured: Measured) -> Configuration:
-    if measured.format not in EAGLE:
-        return without_method(ENGINE, trained_here(measured, EAGLE))
-    algorithm = EAGLE[measured.format]
-    flags = [algorithm, *_checkpoint(measured.drafting())]
-    if algorithm == "DFLASH":
-        flags += ["--speculative-num-draft-tokens", str(measured.depth + 1)]
-        chains = "DFLASH verifies chains only; {} were measured, so expect fewer tokens per round."
-        return _configuration(measured, flags, () if measured.chain else (chains.format(measured.shape),))
-    flags += _tree(measured)
-    if measured.block:
-        flags.append("--speculative-use-block-verification")
-    elif measured.sampled and measured.chain:
-        flags.append("--speculative-use-rejection-sampling")
-    return _configuration(measured, flags, (LIKELIEST,) if measured.sampled and not measured.chain else ())
-
-
-def _ngram(measured: Measured) -> Configuration:
-    """Return the flags of SGLang's look-up, which keeps the tokens of all requests in one trie."""
-    flags = ["NGRAM", "--speculative-num-draft-tokens", str(measured.nodes + 1)]
-    if measured.branching is not None:
-        flags += ["--speculative-ngram-max-bfs-breadth", str(measured.branching)]
-    remarks = ["SGLang looks up in all requests that it has served, and sets no bounds to the length of a match."]
-    if measured.name == "retrieval":
-        flags += ["--speculative-ngram-external-corpus-path", "CORPUS.jsonl"]
-        flags += ["--speculative-ngram-external-sam-budget", str(measured.nodes)]
-        remarks.append("CORPUS.jsonl is the text of drafter.corpus, a document per line, each line a JSON string.")
-    return _configuration(measured, flags, tuple(remarks))

@@ -21,9 +21,9 @@ EAGLE: dict[str, dict[str, Any]] = {  # format: the method that reads it, with t
     "DFlash": {"method": "dflash"},
     "speculators dflash": {"method": "dflash"},
 }
-HEADS = {  # drafter: the formats that 0.32.0 read
-    "medusa": {"Medusa-1": "medusa", "Medusa for vLLM": "medusa"},
-    "mlp_speculator": {"MLP speculator": "mlp_speculator"},
+HEADS: dict[str, dict[str, dict[str, Any]]] = {  # drafter: the formats that 0.32.0 read, and its method for them
+    "medusa": dict.fromkeys(("Medusa-1", "Medusa for vLLM"), {"method": "medusa"}),
+    "mlp_speculator": {"MLP speculator": {"method": "mlp_speculator"}},
 }
 DRAFTS = ("eagle", "ngram", "parallel", "small_model", "suffix")  # drafters that it has a method for
 MOST_SEQUENCES = 65536  # more than any server decodes at once
@@ -36,21 +36,49 @@ REASONS = {
 
 def vllm(measured: Measured) -> Configuration:
     """Return vLLM's configuration for the drafter, or why there is none."""
-    name = measured.name
+    name, engine, remarks = measured.name, ENGINE, []
+    formats = {**HEADS, "eagle": EAGLE}.get(name)
     if name in HEADS:
-        return _heads(measured)
+        engine = f"vLLM {LAST_WITH_HEADS}"
+        remarks = [f"vLLM {VERSION} no longer has the method {name}; {LAST_WITH_HEADS} is the last that had it."]
+    if formats is not None and measured.format not in formats:
+        return without_method(ENGINE, " ".join([*remarks, trained_here(measured, formats)]))
     if name in REASONS:
         return without_method(ENGINE, REASONS[name])
-    if name == "eagle" and measured.format not in EAGLE:
-        return without_method(ENGINE, trained_here(measured, EAGLE))
-    keys, remarks = {
-        "ngram": _ngram,
-        "suffix": _suffix,
-        "small_model": _draft_model,
-        "parallel": _parallel,
-        "eagle": _eagle,
-    }[name](measured)
-    return Configuration(ENGINE, _command(measured, keys), remarks=(*remarks, *_chains_only(measured)))
+    size: dict[str, Any] = {"num_speculative_tokens": measured.depth}
+    if name == "ngram":
+        longest, shortest = measured.match_lengths
+        keys = {"method": "ngram", **size, "prompt_lookup_max": longest, "prompt_lookup_min": shortest}
+        if measured.value("drafter.occurrence") != "leftmost":
+            remarks.append(
+                "Of several matches vLLM takes the first one of the text, which drafter.occurrence=leftmost measures; "
+                "the most common continuation was measured."
+            )
+    elif name == "suffix":
+        keys = {"method": "suffix", **size, "suffix_decoding_max_spec_factor": float(measured.value("drafter.factor"))}
+        keys["suffix_decoding_min_token_prob"] = 0.0  # rare continuations were offered too
+        if not measured.value("drafter.earlier_outputs"):
+            keys["suffix_decoding_max_cached_requests"] = 0
+        remarks.append("It needs `pip install arctic-inference==0.1.1`.")
+        if measured.value("drafter.offset"):
+            remarks.append("drafter.offset has no counterpart.")
+    else:
+        method = formats[measured.format] if formats else {"method": "draft_model"}
+        keys = {"method": method["method"], "model": measured.drafting(), **size, **method}
+        if name == "parallel":
+            keys["parallel_drafting"] = True
+        # Only a draft model has a vocabulary of its own; over two of them vLLM drafts greedily.
+        translated = name == "small_model" and measured.value("drafter.translate") is True
+        if measured.sampled and name not in HEADS and not translated:
+            keys["draft_sample_method"] = "probabilistic"
+        if measured.block and name not in HEADS:
+            keys["rejection_sample_method"] = "block"
+        if translated:
+            keys["use_heterogeneous_vocab"] = True
+            if measured.sampled:
+                remarks.append("Over two vocabularies vLLM drafts greedily; sampled drafts were measured.")
+    command = shlex.join(["vllm", "serve", measured.served, "--speculative-config", json.dumps(keys)])
+    return Configuration(engine, command, remarks=(*remarks, *measured.chains_only("vLLM")))
 
 
 def batch_schedule(tokens: Mapping[int, int]) -> list[list[int]]:
@@ -69,84 +97,3 @@ def batch_schedule(tokens: Mapping[int, int]) -> list[list[int]]:
             ranges.append([first, batch, count])
         first = batch + 1
     return ranges
-
-
-def _command(measured: Measured, keys: dict[str, Any]) -> str:
-    return shlex.join(["vllm", "serve", measured.served, "--speculative-config", json.dumps(keys)])
-
-
-def _chains_only(measured: Measured) -> list[str]:
-    if measured.chain:
-        return []
-    return [f"vLLM verifies chains only; {measured.shape} were measured, so expect fewer tokens per round."]
-
-
-def _ngram(measured: Measured) -> tuple[dict[str, Any], list[str]]:
-    longest, shortest = measured.match_lengths
-    keys = {
-        "method": "ngram",
-        "num_speculative_tokens": measured.depth,
-        "prompt_lookup_max": longest,
-        "prompt_lookup_min": shortest,
-    }
-    if measured.value("drafter.occurrence") == "leftmost":
-        return keys, []
-    return keys, [
-        "Of several matches vLLM takes the first one of the text, which drafter.occurrence=leftmost measures; the most "
-        "common continuation was measured."
-    ]
-
-
-def _suffix(measured: Measured) -> tuple[dict[str, Any], list[str]]:
-    keys: dict[str, Any] = {
-        "method": "suffix",
-        "num_speculative_tokens": measured.depth,
-        "suffix_decoding_max_spec_factor": float(measured.value("drafter.factor")),
-        "suffix_decoding_min_token_prob": 0.0,  # rare continuations were offered too
-    }
-    if not measured.value("drafter.earlier_outputs"):
-        keys["suffix_decoding_max_cached_requests"] = 0
-    remarks = ["It needs `pip install arctic-inference==0.1.1`."]
-    if measured.value("drafter.offset"):
-        remarks.append("drafter.offset has no counterpart.")
-    return keys, remarks
-
-
-def _model(measured: Measured, keys: dict[str, Any]) -> dict[str, Any]:
-    """Add the checkpoint, the length of drafts, and how drafted tokens are drawn and judged."""
-    sampling = {"draft_sample_method": "probabilistic"} if measured.sampled else {}
-    judged = {"rejection_sample_method": "block"} if measured.block else {}
-    size = {"num_speculative_tokens": measured.depth}
-    return {"method": keys["method"], "model": measured.drafting(), **size, **keys, **sampling, **judged}
-
-
-def _draft_model(measured: Measured) -> tuple[dict[str, Any], list[str]]:
-    keys = _model(measured, {"method": "draft_model"})
-    if measured.value("drafter.translate") is not True:
-        return keys, []
-    keys = {key: value for key, value in keys.items() if key != "draft_sample_method"}
-    greedy = ["Over two vocabularies vLLM drafts greedily; sampled drafts were measured."] if measured.sampled else []
-    return {**keys, "use_heterogeneous_vocab": True}, greedy
-
-
-def _parallel(measured: Measured) -> tuple[dict[str, Any], list[str]]:
-    return _model(measured, {"method": "draft_model", "parallel_drafting": True}), []
-
-
-def _eagle(measured: Measured) -> tuple[dict[str, Any], list[str]]:
-    return _model(measured, EAGLE[measured.format]), []
-
-
-def _heads(measured: Measured) -> Configuration:
-    """Return the configuration of the last release that drafted with heads."""
-    formats = HEADS[measured.name]
-    gone = f"vLLM {VERSION} no longer has the method {measured.name}; {LAST_WITH_HEADS} is the last that had it."
-    if measured.format not in formats:
-        return without_method(ENGINE, f"{gone} {trained_here(measured, formats)}")
-    keys = {
-        "method": formats[measured.format],
-        "model": measured.drafting(),
-        "num_speculative_tokens": measured.depth,
-    }
-    remarks = (gone, *_chains_only(measured))
-    return Configuration(f"vLLM {LAST_WITH_HEADS}", _command(measured, keys), remarks=remarks)
