@@ -6,7 +6,7 @@ millionth of a point, names of groups that nothing refers to, and shapes defined
 
 import re
 from base64 import b64encode
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from html import unescape
 from io import BytesIO
 from xml.etree import ElementTree
@@ -37,8 +37,33 @@ def lighter(svg: str) -> str:
     root = ElementTree.fromstring(svg[start:])
     for element in root.iter():
         _shorten(element)
-    _define_once(root)
-    _rename(root)
+    # A definition that repeats an earlier one goes, and what referred to it refers to that one.
+    first: dict[str, str] = {}
+    instead: dict[str, str] = {}
+    for definitions in root.iter(f"{{{SVG}}}defs"):
+        for shape in list(definitions):
+            name = shape.attrib.pop("id", None)
+            if name is None:
+                continue
+            kept = first.setdefault(ElementTree.tostring(shape, encoding="unicode"), name)
+            shape.set("id", name)
+            if kept != name:
+                instead[name] = kept
+                definitions.remove(shape)
+    for element in root.iter():
+        _refer(element, instead)
+    # Ids that nothing refers to go, and the others get the shortest names there are.
+    used: dict[str, str] = {}
+    for element in root.iter():
+        own = element.attrib.get(_HREF, "")
+        names = [own[1:]] if own.startswith("#") else []
+        for name in [*names, *(name for value in element.attrib.values() for name in _URL.findall(value))]:
+            used.setdefault(name, f"i{len(used)}")
+    for element in root.iter():
+        _refer(element, used)
+        name = element.attrib.pop("id", None)
+        if name in used:
+            element.set("id", used[name])
     _dissolve(root)
     return svg[:start] + ElementTree.tostring(root, encoding="unicode") + "\n"
 
@@ -69,32 +94,6 @@ def _rounded(number: re.Match[str]) -> str:
     return "0" if text == "-0" else text
 
 
-def _define_once(root: ElementTree.Element) -> None:
-    """Drop a definition that repeats an earlier one, and let what referred to it refer to that one."""
-    first: dict[str, str] = {}
-    instead: dict[str, str] = {}
-    for definitions in root.iter(f"{{{SVG}}}defs"):
-        for shape in list(definitions):
-            name = shape.attrib.pop("id", None)
-            if name is None:
-                continue
-            kept = first.setdefault(ElementTree.tostring(shape, encoding="unicode"), name)
-            shape.set("id", name)
-            if kept != name:
-                instead[name] = kept
-                definitions.remove(shape)
-    for element in root.iter():
-        _refer(element, instead)
-
-
-def _references(element: ElementTree.Element) -> Iterator[str]:
-    """Yield the ids that an element refers to."""
-    if element.attrib.get(_HREF, "").startswith("#"):
-        yield element.attrib[_HREF][1:]
-    for value in element.attrib.values():
-        yield from _URL.findall(value)
-
-
 def _refer(element: ElementTree.Element, names: dict[str, str]) -> None:
     """Let an element refer to the new names of ids; others stay."""
     for key, value in element.attrib.items():
@@ -102,19 +101,6 @@ def _refer(element: ElementTree.Element, names: dict[str, str]) -> None:
     if element.attrib.get(_HREF, "").startswith("#"):
         name = element.attrib[_HREF][1:]
         element.set(_HREF, f"#{names.get(name, name)}")
-
-
-def _rename(root: ElementTree.Element) -> None:
-    """Drop ids that nothing refers to, and give the others the shortest names there are."""
-    used: dict[str, str] = {}
-    for element in root.iter():
-        for name in _references(element):
-            used.setdefault(name, f"i{len(used)}")
-    for element in root.iter():
-        _refer(element, used)
-        own = element.attrib.pop("id", None)
-        if own in used:
-            element.set("id", used[own])
 
 
 def _dissolve(root: ElementTree.Element) -> None:
@@ -144,13 +130,10 @@ def font_face(figures: Iterable[str]) -> str:
     letters: dict[str, set[str]] = {}
     for style, text in (found for figure in figures for found in _TEXT.findall(figure)):
         letters.setdefault("bold" if _BOLD.search(style) else "normal", set()).update(unescape(text))
-    return "".join(_faces(letters))
-
-
-def _faces(letters: dict[str, set[str]]) -> Iterator[str]:
     # Matplotlib spaces letters by the font's kerning alone, without hints.
     options = subset.Options(flavor="woff", hinting=False, layout_features=["kern"])
     options.drop_tables += ["FFTM"]  # FontForge's own; fontTools warns of what it does not know
+    faces = []
     for weight, used in sorted(letters.items()):
         font = subset.load_font(findfont(FontProperties(family=FONT, weight=weight)), options)
         subsetter = subset.Subsetter(options)
@@ -160,4 +143,5 @@ def _faces(letters: dict[str, set[str]]) -> Iterator[str]:
         subset.save_font(font, stream, options)
         data = b64encode(stream.getvalue()).decode("ascii")
         source = f"url(data:font/woff;base64,{data})"
-        yield f'@font-face {{ font-family: "Figures"; font-weight: {weight}; src: {source}; }}\n'
+        faces.append(f'@font-face {{ font-family: "Figures"; font-weight: {weight}; src: {source}; }}\n')
+    return "".join(faces)

@@ -71,6 +71,28 @@ def structure_lines(axes: Axes, cells: pd.DataFrame, name: str) -> None:
             line(axes, (part["budget"] * apart).tolist(), intervals(part, name), style.STRUCTURES[shape], shape)
 
 
+def named_rows(axes: Axes, names: Sequence[str]) -> None:
+    """Name the rows 0, 1, ... of a figure, the first on top, and draw no lines along them."""
+    axes.set_yticks(range(len(names)), list(names))
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+
+
+def below_cut(values: np.ndarray, top: float) -> np.ndarray:
+    """Return the values with NaN for those above `top`, so that a line ends there instead of leaving the figure."""
+    return np.where(values <= top, values, np.nan)
+
+
+def shades(number: int, lightest: float = 0.72) -> list[tuple[float, ...]]:
+    """Return darker colours of cividis, which are told apart by lightness alone, and legible on white."""
+    return [tuple(colour) for colour in colormaps["cividis"](np.linspace(0.0, lightest, number))]
+
+
+def gamma_ticks(axes: Axes, gammas: Sequence[int]) -> None:
+    """Put a tick at each gamma, or at some of very many."""
+    axes.set_xticks(gammas if len(gammas) <= 12 else gammas[:: len(gammas) // 12 + 1])
+
+
 def percent_axis(axes: Axes) -> None:
     """Show the vertical axis in per cent, from 0."""
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))

@@ -5,12 +5,10 @@ A caption states how many prompts and rounds a figure rests on, and the level of
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf, isfinite, nan
+from math import inf, isfinite
 
 import numpy as np
 import pandas as pd
-from matplotlib import colormaps
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
@@ -35,13 +33,11 @@ def expected_tokens() -> Figure:
         "included. Exact; no measurement."
     )
     figure, axes = style.new_figure("Expected tokens per round", caption)
-    # The darker colours of cividis are told apart by lightness alone, and legible on white.
-    shades = [*colormaps["cividis"](np.linspace(0.0, 0.62, len(gammas) - 1)), style.BLACK]
-    for gamma, colour in zip(gammas, shades, strict=True):
+    for gamma, colour in zip(gammas, [*pictures.shades(len(gammas) - 1, 0.62), style.BLACK], strict=True):
         omega = np.asarray(tokens_per_round(alpha, gamma))
         at_end = isfinite(gamma)
         name = f"γ = {gamma:g}" if at_end else "γ = ∞"
-        shown = np.where(omega <= top, omega, nan)
+        shown = pictures.below_cut(omega, top)
         axes.plot(alpha, shown, color=colour, label=name, linestyle="-" if at_end else (0, (5, 1.5)))
         last = int(np.flatnonzero(omega <= top)[-1])
         axes.annotate(
@@ -136,46 +132,40 @@ def curve(
         axes.plot(gammas, [values[g] for g in gammas], color=colour, linestyle=dash, marker=marker, label=label)
         for gamma in gammas:
             style.point_tip(axes, gamma, values[gamma], f"{label}, γ {gamma:g}: {values[gamma]:.3f}")
-    _gap_areas(axes, measured, lines)
-    _points(axes, measured, primary_gamma)
+    # What lies between the formula and the measurement: first what costs explain, then the rest.
+    table = measured.sort_values("gamma")
+    formula, priced, points = (
+        lines.get("capped_geometric", {}),
+        lines.get("priced", {}),
+        dict(zip(table["gamma"].astype(int), table["value"], strict=True)),
+    )
+    gammas = sorted(points.keys() & formula.keys() & priced.keys())
+    if len(gammas) > 1:
+        textbook, costs, seen = ([values[gamma] for gamma in gammas] for values in (formula, priced, points))
+        for first, second, colour, label in (
+            (textbook, costs, style.SKY, "cost of verifying"),
+            (costs, seen, style.YELLOW, "acceptance, and the loop"),
+        ):
+            axes.fill_between(gammas, first, second, color=colour, alpha=0.3, linewidth=0, zorder=0.5, label=label)
+    intervals = _intervals(table, "value")
+    axes.errorbar(table["gamma"], table["value"], yerr=pictures.whiskers(intervals), fmt="o", color=style.BLACK,
+                  label="measured", zorder=5)  # fmt: skip
+    primary = table[table["gamma"] == primary_gamma]
+    axes.plot(primary["gamma"], primary["value"], "o", color=style.BLACK, markersize=11, zorder=6)
+    for gamma, value in zip(table["gamma"], intervals, strict=True):
+        style.point_tip(axes, gamma, value.estimate, f"measured, γ {gamma:g}: {value:.3f}")
     gammas = sorted({*measured["gamma"].astype(int), *(int(g) for values in lines.values() for g in values)})
     axes.set(xlabel="γ, depth of a draft in tokens", ylabel=ylabel)
-    axes.set_xticks(gammas if len(gammas) <= 12 else gammas[:: len(gammas) // 12 + 1])
+    pictures.gamma_ticks(axes, gammas)
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, 0.9), 1.3 * highest if cut else high + 0.04 * (high - low))
     style.legend_above(axes, 3)
     return figure
 
 
-def _gap_areas(axes: Axes, measured: pd.DataFrame, lines: Mapping[str, Mapping[int, float]]) -> None:
-    """Shade what lies between the formula and the measurement: first what costs explain, then the rest."""
-    formula, priced = lines.get("capped_geometric", {}), lines.get("priced", {})
-    points = {int(line.gamma): float(line.value) for line in measured.itertuples()}
-    gammas = sorted(points.keys() & formula.keys() & priced.keys())
-    if len(gammas) < 2:
-        return
-    textbook, costs, seen = ([values[gamma] for gamma in gammas] for values in (formula, priced, points))
-    for first, second, colour, label in (
-        (textbook, costs, style.SKY, "cost of verifying"),
-        (costs, seen, style.YELLOW, "acceptance, and the loop"),
-    ):
-        axes.fill_between(gammas, first, second, color=colour, alpha=0.3, linewidth=0, zorder=0.5, label=label)
-
-
-def _points(axes: Axes, measured: pd.DataFrame, primary_gamma: int | None) -> None:
-    table = measured.sort_values("gamma")
-    axes.errorbar(table["gamma"], table["value"], yerr=_whiskers(table, "value"), fmt="o", color=style.BLACK,
-                  label="measured", zorder=5)  # fmt: skip
-    primary = table[table["gamma"] == primary_gamma]
-    axes.plot(primary["gamma"], primary["value"], "o", color=style.BLACK, markersize=11, zorder=6)
-    for line in table.itertuples():
-        shown = Interval(float(line.value), float(line.ci_low), float(line.ci_high))
-        style.point_tip(axes, line.gamma, line.value, f"measured, γ {line.gamma:g}: {shown:.3f}")
-
-
-def _whiskers(table: pd.DataFrame, name: str) -> np.ndarray:
+def _intervals(table: pd.DataFrame, name: str) -> list[Interval]:
     columns = table[[name, "ci_low", "ci_high"]].astype(float)
-    return pictures.whiskers([Interval(*line) for line in columns.itertuples(index=False)])
+    return [Interval(*line) for line in columns.itertuples(index=False)]
 
 
 def curve_in_words(
@@ -296,12 +286,12 @@ def accepted_lengths(
     none, law = (float(table[name].iloc[0]) for name in ("share", "expected"))
     seen = f"{none:.0%} of rounds accept nothing; one α for all tokens says {law:.0%}"
     figure, axes = style.new_figure(f"{seen}\n{title}", caption)
+    intervals = _intervals(table, "share")
     axes.bar(table.index, table["share"], width=0.72, color=style.SKY, edgecolor=style.BLACK, linewidth=0.8,
-             yerr=_whiskers(table, "share") if has_interval else None, error_kw={"elinewidth": 1.5},
+             yerr=pictures.whiskers(intervals) if has_interval else None, error_kw={"elinewidth": 1.5},
              label="measured")  # fmt: skip
-    for bar, (length, line) in zip(axes.patches, table.iterrows(), strict=True):
-        share = Interval(line["share"], line["ci_low"], line["ci_high"])
-        style.tip(bar, f"{length} accepted: {share:.1%} of rounds, {line['expected']:.1%} by the law")
+    for bar, length, share, law_there in zip(axes.patches, table.index, intervals, table["expected"], strict=True):
+        style.tip(bar, f"{length} accepted: {share:.1%} of rounds, {law_there:.1%} by the law")
     axes.plot(table.index, table["expected"], color=style.ORANGE, marker="D", linestyle="--", linewidth=1.2,
               label="capped-geometric law")  # fmt: skip
     shown = int(speculative["gamma"].iloc[0])

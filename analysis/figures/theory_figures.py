@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from math import e, isfinite, nan
 
 import numpy as np
-from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
@@ -101,17 +100,17 @@ def best_gamma(here: Standing | None = None) -> Figure:
     caption = f"The γ that maximises (1 - α^(γ+1)) / ((1 - α)(1 + γc)); 0 where no draft pays. {FREE}"
     seen = "The more is accepted and the less a draft costs, the longer the best draft"
     if here is not None:
-        own = "no draft pays" if here.best.gamma == 0 else f"the best γ is {_most(here.best.gamma)}"
+        best = here.best.gamma
+        own = f"the best γ is {f'{MOST} or more' if best >= MOST else best}" if best else "no draft pays"
         seen = f"At α {here.alpha:.2f} and c {here.c:.2g} {own}; this run drafts {here.gamma}"
     figure, axes = style.new_figure(seen, _caption(caption, here))
-    top = 20 if here is None else max(20, here.gamma + 3, min(here.best.gamma + 3, MOST))
+    top = 20 if here is None else max(20, here.gamma + 3, min(best + 3, MOST))
 
     def gammas(c: float) -> np.ndarray:
         return np.array([optimal_gamma(float(alpha), c).gamma for alpha in ALPHAS], dtype=float)
 
     _lines_over_costs(axes, gammas, top, here)
     if here is not None:
-        best = here.best.gamma
         if here.c > 0:  # else every longer draft is better
             _ring(axes, here, min(best, top), f"its best: γ = {best}")
         _dot(axes, here, here.gamma, f"its own: γ = {here.gamma}")
@@ -141,7 +140,7 @@ def speedup_and_operations(here: Standing | None = None) -> Figure:
     fast = {gamma: np.asarray(speedup(ALPHAS, gamma, c)) for gamma in gammas}
     much = {gamma: np.asarray(operations(ALPHAS, gamma, c_ops)) for gamma in gammas}
     for axes, lines in ((above, fast), (below, much)):
-        for gamma, colour in zip(gammas, _shades(len(gammas)), strict=True):
+        for gamma, colour in zip(gammas, pictures.shades(len(gammas)), strict=True):
             own = here is not None and gamma == here.gamma
             axes.plot(ALPHAS, lines[gamma], color=style.BLACK if own else colour, label=f"γ = {gamma}",
                       linewidth=3.2 if own else 1.8)  # fmt: skip
@@ -193,17 +192,8 @@ def oracle_bound(here: Standing | None = None) -> Figure:
     return figure
 
 
-def _most(gamma: int) -> str:
-    return f"{MOST} or more" if gamma >= MOST else str(gamma)
-
-
 def _caption(words: str, here: Standing | None) -> str:
     return words.strip() if here is None else f"{words.strip()} {here.caption()}"
-
-
-def _shades(number: int) -> list[tuple[float, ...]]:
-    """Return colours that are told apart by lightness alone, and legible on white."""
-    return [tuple(colour) for colour in colormaps["cividis"](np.linspace(0.0, 0.72, number))]
 
 
 _DASHES: tuple[style.Dash, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1)))
@@ -211,12 +201,10 @@ _DASHES: tuple[style.Dash, ...] = ("-", "--", "-.", ":", (0, (5, 1, 1, 1, 1, 1))
 
 def _lines_over_costs(axes: Axes, values: Callable[[float], np.ndarray], top: float, here: Standing | None) -> None:
     """Draw `values(c)` over alpha for each c, and in black for the run's own; what lies above `top` is not drawn."""
-    for c, colour, dash in zip(COSTS, _shades(len(COSTS)), _DASHES, strict=True):
-        line = values(c)
-        axes.plot(ALPHAS, np.where(line <= top, line, nan), color=colour, linestyle=dash, label=f"c = {c:g}")
+    for c, colour, dash in zip(COSTS, pictures.shades(len(COSTS)), _DASHES, strict=True):
+        axes.plot(ALPHAS, pictures.below_cut(values(c), top), color=colour, linestyle=dash, label=f"c = {c:g}")
     if here is not None:
-        line = values(here.c)
-        axes.plot(ALPHAS, np.where(line <= top, line, nan), color=style.BLACK, linewidth=3.2,
+        axes.plot(ALPHAS, pictures.below_cut(values(here.c), top), color=style.BLACK, linewidth=3.2,
                   label=f"c = {here.c:.3g}, its own")  # fmt: skip
 
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -96,8 +95,24 @@ def timeline(shown: Stretch, *, title: str, simulated: bool = False) -> Figure:
     longest = max(float(rows["round_s"].sum()) for rows in shown.rows.values())
     unit, per_unit = ("ms", 1e3) if longest < 2 else ("s", 1.0)
     for line, rows in enumerate(shown.rows.values()):
-        end = _row(axes, -line, rows, per_unit, longest)
-        tokens = int(rows["committed"].sum())
+        start = 0.0
+        for one in rows.itertuples():
+            draft, verify, whole = (float(getattr(one, name)) for name in ("draft_s", "verify_s", "round_s"))
+            parts = ((0.0, draft, DRAFT), (draft, verify, VERIFY), (draft + verify, whole - draft - verify, REST))
+            for offset, length, colour in parts:
+                axes.barh(-line, max(0.0, length) * per_unit, left=(start + offset) * per_unit, height=_TALL,
+                          color=colour, edgecolor=style.BLACK, linewidth=0.4)  # fmt: skip
+            offered = int(one.offered)
+            if offered > 1 and draft / offered > 0.002 * longest:
+                for step in np.arange(1, offered) * draft / offered:
+                    where = (start + step) * per_unit
+                    ends = [-line - _TALL / 2, -line + _TALL / 2]
+                    axes.plot([where, where], ends, color=style.BLACK, linewidth=0.4)
+            middle = (start + draft + verify / 2) * per_unit
+            number = f"{int(one.committed)}"
+            axes.text(middle, -line + _TALL / 2 + 0.03, number, ha="center", va="bottom", fontsize=9)
+            start += whole
+        end, tokens = start * per_unit, int(rows["committed"].sum())
         axes.annotate(f"{tokens} tokens, {tokens / rows['round_s'].sum():.0f} per second", (end, -line), xytext=(5, 0),
                       textcoords="offset points", va="center", fontsize=10)  # fmt: skip
     axes.set_yticks([-line for line in range(len(shown.rows))], list(shown.rows))
@@ -107,23 +122,3 @@ def timeline(shown: Stretch, *, title: str, simulated: bool = False) -> Figure:
     patches = [Patch(facecolor=colour, edgecolor=style.BLACK, linewidth=0.5, label=name) for name, colour in blocks]
     axes.legend(handles=patches, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3)
     return figure
-
-
-def _row(axes: Axes, at: float, rows: pd.DataFrame, per_unit: float, longest: float) -> float:
-    """Draw the rounds of one method behind one another, and return where they end."""
-    start = 0.0
-    for one in rows.itertuples():
-        draft, verify, whole = (float(getattr(one, name)) for name in ("draft_s", "verify_s", "round_s"))
-        parts = ((0.0, draft, DRAFT), (draft, verify, VERIFY), (draft + verify, whole - draft - verify, REST))
-        for offset, length, colour in parts:
-            axes.barh(at, max(0.0, length) * per_unit, left=(start + offset) * per_unit, height=_TALL, color=colour,
-                      edgecolor=style.BLACK, linewidth=0.4)  # fmt: skip
-        offered = int(one.offered)
-        if offered > 1 and draft / offered > 0.002 * longest:
-            for step in np.arange(1, offered) * draft / offered:
-                where = (start + step) * per_unit
-                axes.plot([where, where], [at - _TALL / 2, at + _TALL / 2], color=style.BLACK, linewidth=0.4)
-        middle = (start + draft + verify / 2) * per_unit
-        axes.text(middle, at + _TALL / 2 + 0.03, f"{int(one.committed)}", ha="center", va="bottom", fontsize=9)
-        start += whole
-    return start * per_unit
