@@ -119,14 +119,12 @@ def _correlation(units: list[tuple[np.ndarray, np.ndarray]], refits: int, seed: 
     return Interval(rho, float(low), float(high), LEVEL, prompts)
 
 
-def alpha_difference(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> Interval:
-    """Estimate alpha at the largest gamma less alpha at the smallest, over prompts that all gammas have."""
-    sums = {int(gamma): prompt_sums(arm) for gamma, arm in rounds.groupby("gamma", sort=True)}
-    return alpha_difference_of_sums(sums, replicates, seed)
+def alpha_difference(by_gamma: Mapping[int, pd.DataFrame], replicates: int = 2000, seed: int = 0) -> Interval:
+    """Estimate alpha at the largest gamma less alpha at the smallest, over prompts that all gammas have.
 
-
-def alpha_difference_of_sums(by_gamma: Mapping[int, pd.DataFrame], replicates: int = 2000, seed: int = 0) -> Interval:
-    """Do `alpha_difference` on accepted and tested positions by prompt (index), for each gamma."""
+    Args:
+        by_gamma: accepted and tested positions by prompt (index), for each gamma.
+    """
     parts = [each[["accepted", "tested"]].add_suffix(f"_{gamma}") for gamma, each in by_gamma.items()]
     table = pd.concat(parts, axis=1, join="inner")
 

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from ..figures import style
+from ..figures import pictures, style
 from ..findings import Section, counted
 from ..intervals import Columns, bootstrap
 from .estimates import depth_sums, estimate_alpha, hazards
@@ -67,10 +67,9 @@ def acceptance_by_depth(rounds: pd.DataFrame, *, title: str, replicates: int = 2
         return {str(k): 1 - columns[f"r_{k}"] / columns[f"n_{k}"] for k in table.index}
 
     intervals = bootstrap(sums, shares, replicates, seed, shares=[str(k) for k in table.index])
-    low = np.array([intervals[str(k)].low for k in table.index])
-    high = np.array([intervals[str(k)].high for k in table.index])
+    acceptance = [intervals[str(k)] for k in table.index]
     value = table["acceptance"].to_numpy()
-    drawn = bool(np.isfinite(low).any())
+    drawn = any(share.known for share in acceptance)
     gamma = int(rounds["gamma"].iloc[0])
     caption = (
         f"γ = {gamma}: {counted(len(rounds), 'round')} of {counted(len(sums), 'prompt')}, "
@@ -92,10 +91,10 @@ def acceptance_by_depth(rounds: pd.DataFrame, *, title: str, replicates: int = 2
         axes.plot(
             table.index, law, color=style.PURPLE, linestyle="--", label="rounds differ (beta-geometric)", zorder=3
         )
-    bars = [np.nan_to_num(value - low).clip(min=0), np.nan_to_num(high - value).clip(min=0)] if drawn else None
+    bars = pictures.whiskers(acceptance) if drawn else None
     axes.errorbar(table.index, value, yerr=bars, fmt="D", color=style.ORANGE, label="measured", zorder=4)
-    for depth in table.index:
-        style.point_tip(axes, depth, intervals[str(depth)].estimate, f"depth {depth}: {intervals[str(depth)]:.1%}")
+    for depth, share in zip(table.index, acceptance, strict=True):
+        style.point_tip(axes, depth, share.estimate, f"depth {depth}: {share:.1%}")
     axes.set(xlabel="depth of the draft token", ylabel="accepted, of those tested", ylim=(0, 1.03))
     axes.set_xticks(list(table.index))
     axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))

@@ -180,19 +180,16 @@ def accepted_sequences(rounds: pd.DataFrame) -> list[tuple[str, np.ndarray]]:
     return list(zip(map(str, prompts), np.split(accepted, begins[1:]), strict=True))
 
 
-def same_alpha(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> IidTest:
+def same_alpha(sums: Mapping[int, pd.DataFrame], replicates: int = 2000, seed: int = 0) -> IidTest:
     """Test whether gammas have the same alpha on the same prompts: the range of alpha over gammas, prompt bootstrap.
 
     The null law is that of the resampled deviations from the estimates, because gammas share prompts and often texts.
     Acceptance that varies with depth makes it reject, and so do differences between prompts, which weigh differently at
     each gamma. Only prompts that every gamma has count; n is their number.
+
+    Args:
+        sums: accepted and tested positions by prompt (index), for each gamma.
     """
-    sums = {gamma: prompt_sums(arm) for gamma, arm in rounds.groupby("gamma", sort=True)}
-    return same_alpha_of_sums(sums, replicates, seed)
-
-
-def same_alpha_of_sums(sums: Mapping[int, pd.DataFrame], replicates: int = 2000, seed: int = 0) -> IidTest:
-    """Do `same_alpha` on accepted and tested positions by prompt (index), for each gamma."""
     table = pd.concat({gamma: each[["accepted", "tested"]] for gamma, each in sums.items()}, axis=1, join="inner")
     n = len(table)
     accepted, tested = (table.xs(name, axis=1, level=1).to_numpy() for name in ("accepted", "tested"))

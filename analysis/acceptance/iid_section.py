@@ -9,7 +9,7 @@ import pandas as pd
 from ..findings import Section, counted
 from ..intervals import Interval
 from . import effects
-from .iid import IidTest, iid_tests, implementation, previous_round, prompts_beta, same_alpha_of_sums
+from .iid import IidTest, iid_tests, implementation, previous_round, prompts_beta, same_alpha
 
 SIGNIFICANT = 0.05
 NO_ORDER = "the source has no order of rounds"
@@ -62,10 +62,10 @@ def tests_section(evidence: Evidence, replicates: int, refits: int, seed: int) -
     gamma = int(rounds["gamma"].iloc[0])
     tests = iid_tests(rounds, FEWER if len(rounds) > MANY else PERMUTATIONS, seed)
     tests["prompts_beta"], tests["previous_round"] = prompts_beta(rounds), previous_round(rounds)
-    tests["same_alpha"] = same_alpha_of_sums(evidence.sums, replicates, seed)
+    tests["same_alpha"] = same_alpha(evidence.sums, replicates, seed)
     sizes = effects.ratio_effects(rounds, replicates, seed) | effects.correlations(rounds, refits, seed)
     if tests["same_alpha"].p_value >= 0:
-        sizes["same_alpha"] = effects.alpha_difference_of_sums(evidence.sums, replicates, seed)
+        sizes["same_alpha"] = effects.alpha_difference(evidence.sums, replicates, seed)
     if not evidence.ordered:
         for name in ("memory", "previous_round"):
             tests[name] = IidTest(nan, nan, 0, NO_ORDER)
@@ -75,40 +75,46 @@ def tests_section(evidence: Evidence, replicates: int, refits: int, seed: int) -
         sizes["implementation"] = effects.replay_ratio(evidence.done, evidence.replay, replicates, seed)
     else:
         tests["implementation"] = IidTest(nan, nan, 0, evidence.no_replay)
-    table = pd.DataFrame([_test_row(name, tests[name], sizes.get(name)) for name in QUESTIONS])
+    lines = []
+    for name, (question, yes, no) in QUESTIONS.items():
+        test, size = tests[name], sizes.get(name)
+        up = (size.estimate if size is not None else test.statistic) > 0
+        reading = (
+            no
+            if isnan(test.p_value) or test.p_value >= SIGNIFICANT
+            else yes.format(
+                direction="rises" if test.statistic > 0 else "falls",
+                likeness="do" if up else "alternate: a long round follows a short one",
+                after="higher" if up else "lower",
+                pace="fewer" if test.statistic > 1 else "more",
+            )
+        )
+        lines.append(
+            {
+                "question": question,
+                "statistic": f"{Interval(test.statistic):.3f}",
+                "p": "< 0.001" if test.p_value < 0.001 else f"{Interval(test.p_value):.3f}",
+                "reading": f"not tested: {test.reason}" if isnan(test.p_value) else reading,
+                "size of the effect": effects.MEANING[name],
+                "estimate": "–" if size is None else f"{size:.3f}",
+            }
+        )
     caption = (
         f"Tests of the i.i.d. capped-geometric model at gamma {gamma}: {counted(len(rounds), 'round')} of "
         f"{counted(rounds['prompt'].nunique(), 'prompt')}. Size of the effect with its 95% prompt-bootstrap interval."
     )
-    return Section(
-        "Is acceptance independent and the same everywhere?", (_verdict(tests), _caution(tests)), ((caption, table),)
+    caution = (
+        "All tests but those of memory, the same alpha and the implementation take rounds as independent; the "
+        "intervals beside them resample prompts and do not."
     )
-
-
-def _test_row(name: str, test: IidTest, size: Interval | None) -> dict[str, object]:
-    question, yes, no = QUESTIONS[name]
-    if isnan(test.p_value):
-        reading = f"not tested: {test.reason}"
-    else:
-        reading = _worded(yes, test, size) if test.p_value < SIGNIFICANT else no
-    return {
-        "question": question,
-        "statistic": f"{Interval(test.statistic):.3f}",
-        "p": "< 0.001" if test.p_value < 0.001 else f"{Interval(test.p_value):.3f}",
-        "reading": reading,
-        "size of the effect": effects.MEANING[name],
-        "estimate": "–" if size is None else f"{size:.3f}",
-    }
-
-
-def _worded(text: str, test: IidTest, size: Interval | None) -> str:
-    up = (size.estimate if size is not None else test.statistic) > 0
-    return text.format(
-        direction="rises" if test.statistic > 0 else "falls",
-        likeness="do" if up else "alternate: a long round follows a short one",
-        after="higher" if up else "lower",
-        pace="fewer" if test.statistic > 1 else "more",
-    )
+    if any(tests[name].p_value < SIGNIFICANT for name in ("prompts", "prompts_beta")):
+        caution = (
+            "Prompts differ. That alone can make the tests of depth, trend, mixing, the previous round and the same "
+            "alpha reject; the memory test compares rounds within their prompt and is not deceived. The intervals "
+            "resample prompts, so they say how sure a size is, but not what it comes from."
+        )
+    title = "Is acceptance independent and the same everywhere?"
+    return Section(title, (_verdict(tests), caution), ((caption, pd.DataFrame(lines)),))
 
 
 def _verdict(tests: Mapping[str, IidTest]) -> str:
@@ -127,17 +133,4 @@ def _verdict(tests: Mapping[str, IidTest]) -> str:
     return (
         f"{len(rejecting)} of {len(applied)} tests reject the i.i.d. model at {SIGNIFICANT:.0%}{doubt}: "
         f"{', '.join(name.replace('_', ' ') for name in rejecting)}."
-    )
-
-
-def _caution(tests: Mapping[str, IidTest]) -> str:
-    if any(tests[name].p_value < SIGNIFICANT for name in ("prompts", "prompts_beta")):
-        return (
-            "Prompts differ. That alone can make the tests of depth, trend, mixing, the previous round and the same "
-            "alpha reject; the memory test compares rounds within their prompt and is not deceived. The intervals "
-            "resample prompts, so they say how sure a size is, but not what it comes from."
-        )
-    return (
-        "All tests but those of memory, the same alpha and the implementation take rounds as independent; the "
-        "intervals beside them resample prompts and do not."
     )

@@ -44,17 +44,9 @@ def _constant(alpha: np.ndarray, sums: Sums) -> Law:
     return Law(np.broadcast_to(alpha[:, None, None, None], (len(alpha), 1, 1, depth)), np.ones((len(alpha), 1)))
 
 
-def _capped_text(sums: Sums) -> Law:
-    return _constant(np.clip(_share(*sums["text"].T), 0, 1), sums)
-
-
 def _capped_mle(sums: Sums) -> Law:
     tested = sums["at_risk"].sum(axis=1)
     return _constant(_share(tested - sums["rejected"].sum(axis=1), tested), sums)
-
-
-def _capped_short(sums: Sums) -> Law:
-    return _constant(_share(*sums["short"].T), sums)
 
 
 def _position(sums: Sums) -> Law:
@@ -149,9 +141,9 @@ def markov_law(a01: np.ndarray, a11: np.ndarray, depth: int) -> Law:
 
 
 LAWS: dict[str, Callable[[Sums], Law]] = {
-    "capped_geometric.text": _capped_text,
+    "capped_geometric.text": lambda sums: _constant(np.clip(_share(*sums["text"].T), 0, 1), sums),
     "capped_geometric.mle": _capped_mle,
-    "capped_geometric.short": _capped_short,
+    "capped_geometric.short": lambda sums: _constant(_share(*sums["short"].T), sums),
     "position": _position,
     "beta_geometric": _beta_geometric,
     "prompt_beta": _prompt_beta,
@@ -181,18 +173,13 @@ def round_law(acceptance: np.ndarray, offers: np.ndarray, gamma: int) -> tuple[n
     return passed * refused * longer, passed * exactly
 
 
-def expected_rounds(law: Law, offers: np.ndarray, gamma: int, tokens: int) -> np.ndarray:
-    """Return [B, tokens + 1] expected rounds to write a text of 0, 1, ... tokens; offers [B, G + 1].
+def first_rounds(law: Law, offers: np.ndarray, gamma: int, tokens: int) -> np.ndarray:
+    """Return [B, min(tokens, EXACT) + 1] expected rounds to write a text of 0, 1, ... tokens; offers [B, G + 1].
 
     R_z(n) = 1 + sum_k P_z(k, rejected) R_0(n-k-1) + P_z(k, all) R_1(n-k-1), where z = 0 after a rejection; a text
-    starts as after a round without one. With one state and full offers this is the recursion of theory.md 2.3. Beyond
-    `EXACT` tokens the rounds are continued by their mean slope, from which they differ by less than a round.
+    starts as after a round without one. With one state and full offers this is the recursion of theory.md 2.3.
+    `continued` gives the rounds of longer texts.
     """
-    return continued(first_rounds(law, offers, gamma, tokens), np.arange(tokens + 1))
-
-
-def first_rounds(law: Law, offers: np.ndarray, gamma: int, tokens: int) -> np.ndarray:
-    """Return `expected_rounds` of texts up to `tokens`, no longer than `EXACT`: [B, min(tokens, EXACT) + 1]."""
     rejected, whole = round_law(law.acceptance, offers[:, None, None, :], gamma)  # [B, Q, S, gamma + 1]
     replicates, types, states, _ = rejected.shape
     exact = min(tokens, EXACT)
@@ -208,7 +195,7 @@ def first_rounds(law: Law, offers: np.ndarray, gamma: int, tokens: int) -> np.nd
 def continued(rounds: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Return the expected rounds [B, U] of texts of `lengths` [U] from those of 0, 1, ... tokens [B, n + 1].
 
-    Longer texts go on by the mean slope of the second half.
+    Longer texts go on by the mean slope of the second half, from which they differ by less than a round.
     """
     last = rounds.shape[1] - 1
     half = last // 2

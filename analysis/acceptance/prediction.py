@@ -103,7 +103,14 @@ def predict(
     """
     if replicates < 1 or refits < 0:
         raise ValueError(f"replicates and refits are {replicates} and {refits}")
-    shared = _shared(arms)
+    methods = {method for method, _ in arms} - {*PLAIN}
+    if not methods:
+        raise Undetermined("there is no round of a drafter")
+    if len(methods) > 1 or arms.texts["cell"].nunique() > 1:
+        raise Undetermined("the rounds are of several drafters or cells, and one is expected")
+    shared = arms.shared()
+    if shared.texts["prompt"].nunique() < 2:
+        raise Undetermined("one prompt cannot be split into two halves")
     by_gamma = shared.by_gamma()
     largest, smallest = max(by_gamma), min(by_gamma)
     alpha_sums = None if alpha_sums is None or alpha_sums.empty else alpha_sums
@@ -114,9 +121,12 @@ def predict(
     side[order[: len(prompts) // 2]] = 1
     # [1 + B, P]; the first row is the data.
     weights = _weights(side, refits if len(prompts) >= FEW_PROMPTS else 0, seed)
-    halves = _Halves(_evidence(by_gamma[largest]), by_gamma[smallest], alpha_sums, prompts, largest)
+    deepest = by_gamma[largest]
+    if not (deepest["accepted"] + deepest["rejected"]).any():
+        raise Undetermined("no draft token was tested at the largest gamma, so no model can be fitted")
+    halves = _Halves(distinct_generations(deepest), by_gamma[smallest], alpha_sums, prompts, largest)
     texts = drafted(shared.texts).groupby("gamma", sort=True)
-    written = {int(gamma): _texts_of(part, prompts) for gamma, part in texts}
+    written = {int(gamma): _Texts.of(part, prompts) for gamma, part in texts}
     tried, left_out = _models(halves, smallest < largest, replay, set(written), weights * side)
     expected = {(name, gamma): np.zeros(len(weights)) for name in tried for gamma in written}  # rounds of all texts
     for half in (0, 1):
@@ -136,7 +146,12 @@ def predict(
             for name in tried:
                 if name == "replay":
                     assert replay is not None
-                    predicted = _replayed(replay, gamma, prompts, weights)
+                    sums = replay[replay["gamma"] == gamma].groupby("prompt")[["tokens", "rounds"]].sum()
+                    sums = sums.reindex(prompts)
+                    if sums.isna().to_numpy().any():
+                        raise ValueError(f"the replay at gamma {gamma} lacks prompts that the rounds table has")
+                    totals = weights @ sums.to_numpy(dtype=float)
+                    predicted = totals[:, 0] / totals[:, 1]
                 else:
                     predicted = tokens / expected[name, gamma]
                 error = predicted / tau - 1
@@ -159,26 +174,6 @@ def predict(
 def _bounded(values: np.ndarray) -> tuple[float, float, float]:
     """Return the value of the data, first of [1 + B], and its bounds; NaN without replicates."""
     return float(values[0]), *(percentile_bounds(values[1:], LEVEL) if len(values) > 1 else (nan, nan))
-
-
-def _shared(arms: Arms) -> Arms:
-    """Return the arms over the work that all of them have done. Undetermined if `predict` cannot work on them."""
-    methods = {method for method, _ in arms} - {*PLAIN}
-    if not methods:
-        raise Undetermined("there is no round of a drafter")
-    if len(methods) > 1 or arms.texts["cell"].nunique() > 1:
-        raise Undetermined("the rounds are of several drafters or cells, and one is expected")
-    shared = arms.shared()
-    if shared.texts["prompt"].nunique() < 2:
-        raise Undetermined("one prompt cannot be split into two halves")
-    return shared
-
-
-def _evidence(largest: pd.DataFrame) -> pd.DataFrame:
-    """Return the distinct generations of the largest gamma. Undetermined if no model can be fitted to them."""
-    if not (largest["accepted"] + largest["rejected"]).any():
-        raise Undetermined("no draft token was tested at the largest gamma, so no model can be fitted")
-    return distinct_generations(largest)
 
 
 def _weights(side: np.ndarray, refits: int, seed: int) -> np.ndarray:
@@ -270,7 +265,10 @@ def _counts(
     first = after_rejection & (s + d > 0)
     accepted, rejected = per_prompt(s), per_prompt(d)
     units = np.stack([accepted, rejected, accepted + rejected], axis=1).astype(np.int64)
-    edges, _ = grouped_counts(_groups(int(units.max())))
+    groups = min(int(units.max()), 512)  # of the prompt beta: enough to hold all counts
+    while grouped_counts(groups)[0][-1] < units.max():
+        groups += 64
+    edges, _ = grouped_counts(groups)
     short = shortest.groupby("prompt")[["accepted", "rejected"]].sum().reindex(prompts)
     counts = {
         "at_risk": at_least(s + d, gamma),
@@ -286,14 +284,6 @@ def _counts(
         sums = alpha_sums.groupby("prompt")[["numerator", "denominator"]].sum().reindex(prompts).fillna(0.0)
         counts["text"] = sums.to_numpy(dtype=float)
     return counts
-
-
-def _groups(most: int) -> int:
-    """Return the number of groups that hold the counts 0 ... most - 1."""
-    groups = min(most, 512)
-    while grouped_counts(groups)[0][-1] < most:
-        groups += 64
-    return groups
 
 
 def _models(
@@ -323,6 +313,12 @@ class _Texts:
     tokens: np.ndarray
     rounds: np.ndarray
 
+    @classmethod
+    def of(cls, texts: pd.DataFrame, prompts: list[str]) -> "_Texts":
+        owner = pd.Index(prompts).get_indexer(texts["prompt"])
+        tokens, rounds = (np.bincount(owner, texts[name], len(prompts)) for name in ("tokens", "rounds"))
+        return cls(owner, texts["tokens"].to_numpy(dtype=np.int64), tokens, rounds)
+
     def lengths_of(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the distinct lengths [U] of texts of prompts that have a weight in the first row, and how often each
         counts [B, U].
@@ -331,21 +327,6 @@ class _Texts:
         lengths, place = np.unique(self.lengths[inside], return_inverse=True)
         cells = (np.ones(len(place)), (self.owner[inside], place))
         return lengths, weights @ sparse.csr_matrix(cells, shape=(weights.shape[1], len(lengths)))
-
-
-def _texts_of(texts: pd.DataFrame, prompts: list[str]) -> _Texts:
-    owner = pd.Index(prompts).get_indexer(texts["prompt"])
-    tokens, rounds = (np.bincount(owner, texts[name], len(prompts)) for name in ("tokens", "rounds"))
-    return _Texts(owner, texts["tokens"].to_numpy(dtype=np.int64), tokens, rounds)
-
-
-def _replayed(replay: pd.DataFrame, gamma: int, prompts: list[str], weights: np.ndarray) -> np.ndarray:
-    """Return tokens over rounds of the replay, [1 + B]. ValueError if it lacks a prompt."""
-    sums = replay[replay["gamma"] == gamma].groupby("prompt")[["tokens", "rounds"]].sum().reindex(prompts)
-    if sums.isna().to_numpy().any():
-        raise ValueError(f"the replay at gamma {gamma} lacks prompts that the rounds table has")
-    totals = weights @ sums.to_numpy(dtype=float)
-    return np.asarray(totals[:, 0] / totals[:, 1])
 
 
 def _summary(table: pd.DataFrame) -> pd.DataFrame:

@@ -1,13 +1,12 @@
 """Prediction on held-out prompts in words, tables and a figure."""
 
-import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ..arms import Arms
 from ..comparisons import interval, intervals
-from ..figures import style
+from ..figures import pictures, style
 from ..findings import Section, counted
 from ..intervals import Interval
 from .prediction import LABELS, ROUNDING, HeldOutPrediction, Undetermined, predict
@@ -66,8 +65,16 @@ def section_of(prediction: HeldOutPrediction | Undetermined, title: str, seed: i
         f"fitted to the rounds of one half at gamma {prediction.fit_gamma}, the largest, where all depths are seen, "
         "and predicts every gamma on the other half from the lengths of its texts, ends of texts included."
     )
+    # Replay stands apart from the models, because it reads the texts that the others predict.
+    replayed = [
+        f"Replay reads the held-out texts themselves, so that it predicts nothing and is not ranked: off by "
+        f"{line['mean_error']:.1%} on average and by {line['worst_error']:+.1%} at worst (gamma {line['worst_gamma']})."
+        for line in prediction.read_off.to_dict("records")
+    ]
+    best = prediction.models.iloc[0]
+    seen = f"Best on held-out prompts: {LABELS[str(best['model'])]}, {best['mean_error']:.1%} off on average"
     omitted = [f"{LABELS[name]}: {why}" for name, why in prediction.left_out.items()]
-    texts = [f"**{one_sentence(prediction)}**", prediction_in_words(prediction), method, *_replay_in_words(prediction)]
+    texts = [f"**{one_sentence(prediction)}**", prediction_in_words(prediction), method, *replayed]
     if omitted:
         texts.append("Not tried: " + "; ".join(omitted) + ".")
     sure = "Too few prompts for intervals of the error."
@@ -83,15 +90,8 @@ def section_of(prediction: HeldOutPrediction | Undetermined, title: str, seed: i
             ("Models, best first: error over gammas, predicted over measured less 1.", summary_table(prediction)),
             (f"Tokens per round, predicted and measured. {sure}", errors_table(prediction)),
         ),
-        (("prediction_error", prediction_figure(prediction, title=f"{_best_in_words(prediction)}\n{title}")),),
+        (("prediction_error", prediction_figure(prediction, title=f"{seen}\n{title}")),),
     )
-
-
-def _best_in_words(prediction: HeldOutPrediction) -> str:
-    """Say in the title of the figure which model predicts best."""
-    best = prediction.models.iloc[0]
-    label = LABELS[str(best["model"])]
-    return f"Best on held-out prompts: {label}, {best['mean_error']:.1%} off on average"
 
 
 def one_sentence(prediction: HeldOutPrediction) -> str:
@@ -107,15 +107,6 @@ def one_sentence(prediction: HeldOutPrediction) -> str:
     if textbook in (None, model):
         return said[0].upper() + said[1:]
     return f"Textbook formula, for the drafts that were offered, {models.at[textbook, 'bias']:+.1%}; {said}"
-
-
-def _replay_in_words(prediction: HeldOutPrediction) -> list[str]:
-    """Say how far replay is off, apart from the models: it reads the texts that the others predict."""
-    return [
-        f"Replay reads the held-out texts themselves, so that it predicts nothing and is not ranked: off by "
-        f"{line['mean_error']:.1%} on average and by {line['worst_error']:+.1%} at worst (gamma {line['worst_gamma']})."
-        for line in prediction.read_off.to_dict("records")
-    ]
 
 
 def summary_table(prediction: HeldOutPrediction) -> pd.DataFrame:
@@ -166,14 +157,11 @@ def prediction_figure(prediction: HeldOutPrediction, *, title: str) -> Figure:
         part = prediction.table[prediction.table["model"] == name].sort_values("gamma")
         label, colour, dash, marker = _LINES[name]
         strong = name in (best, capped)
-        bars = None
-        if strong and with_intervals:
-            below = np.nan_to_num(part["error"] - part["error_low"]).clip(min=0)
-            bars = [below, np.nan_to_num(part["error_high"] - part["error"]).clip(min=0)]
+        errors = intervals(part, "error")
         axes.errorbar(
             part["gamma"],
             part["error"],
-            yerr=bars,
+            yerr=pictures.whiskers(errors) if strong and with_intervals else None,
             color=colour,
             linestyle=dash,
             marker=marker,
@@ -183,10 +171,10 @@ def prediction_figure(prediction: HeldOutPrediction, *, title: str) -> Figure:
             elinewidth=1.5,
             zorder=4 if strong else 3,
         )
-        for gamma, error in zip(part["gamma"], intervals(part, "error"), strict=True):
+        for gamma, error in zip(part["gamma"], errors, strict=True):
             style.point_tip(axes, gamma, error.estimate, f"{label}, γ {gamma}: {error:+.1%}")
     axes.set(xlabel="γ, depth of a draft in tokens", ylabel="predicted over measured, less 1")
-    axes.set_xticks(gammas if len(gammas) <= 12 else gammas[:: len(gammas) // 12 + 1])
+    pictures.gamma_ticks(axes, gammas)
     axes.yaxis.set_major_formatter(PercentFormatter(1))
     axes.legend(
         loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=2, fontsize=10.5, columnspacing=1.2, handlelength=2.6

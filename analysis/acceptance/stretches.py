@@ -183,15 +183,16 @@ class Outcomes:
 
     def parts(self, most: int) -> "list[Outcomes]":
         """Deal the pieces out to parts of about `most` rounds; one part, the trace itself, where they are no more."""
-        every = -(-int((self.rounds >= 0).sum()) // most)
-        return [self] if every == 1 else [self._every(every, number) for number in range(every)]
-
-    def _every(self, step: int, first: int) -> "Outcomes":
-        some = slice(first, None, step)
-        rounds = self.rounds[some]
-        return replace(
-            self, rounds=rounds[:, (rounds >= 0).any(axis=0)], first=self.first[some], owner=self.owner[some]
-        )
+        step = -(-int((self.rounds >= 0).sum()) // most)
+        if step == 1:
+            return [self]
+        made = []
+        for number in range(step):
+            some = slice(number, None, step)
+            rounds = self.rounds[some]
+            rounds = rounds[:, (rounds >= 0).any(axis=0)]
+            made.append(replace(self, rounds=rounds, first=self.first[some], owner=self.owner[some]))
+        return made
 
 
 def make_trace(table: Mapping[str, np.ndarray], prompts: int) -> Outcomes:
@@ -254,17 +255,6 @@ class Likelihood:
         self._family, self._trace = family, trace
         self.rounds = int((trace.rounds >= 0).sum())
 
-    def _near(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the matrices of outcomes [.., C, K, K] and the laws [.., 2, K] in the middle and at the first round of
-        a text, at x and a step up and down in each parameter: 1 + 2 size of them.
-        """
-        steps = STEP * np.eye(len(x))
-        models = self._family.stretches(np.concatenate([x[None], x + steps, x - steps]))
-        matrices = models.outcomes(self._trace.codes)
-        middle = stationary(models.moves(self._family.depth).sum(axis=1))
-        begin = np.stack([middle, models.start], axis=1)
-        return matrices, begin
-
     @staticmethod
     def _slope(values: np.ndarray) -> np.ndarray:
         half = len(values) // 2
@@ -292,7 +282,13 @@ class Likelihood:
     def by_prompt(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the log-likelihood and its slope by prompt [P, size], without the prior."""
         trace = self._trace
-        matrices, begin = self._near(x)
+        # The matrices of outcomes [.., C, K, K] and the laws [.., 2, K] in the middle and at the first round of a text,
+        # at x and a step up and down in each parameter: 1 + 2 size of them.
+        steps = STEP * np.eye(len(x))
+        models = self._family.stretches(np.concatenate([x[None], x + steps, x - steps]))
+        matrices = models.outcomes(trace.codes)
+        middle = stationary(models.moves(self._family.depth).sum(axis=1))
+        begin = np.stack([middle, models.start], axis=1)
         value, before, after, first = _passes(trace, np.ascontiguousarray(matrices[0]), begin[0][trace.first * 1])
         codes, kinds = len(trace.codes), begin.shape[2]
         change = self._slope(matrices)  # [size, C, K, K]

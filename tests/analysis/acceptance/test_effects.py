@@ -45,7 +45,7 @@ def test_intervals_hold_known_effects():
 
 def test_differences_between_gammas_and_from_the_replay():
     rounds = pd.concat([simulation.falling(50, 30, gamma, 0, (60, 20), 0.8) for gamma in (1, 4)])
-    difference = effects.alpha_difference(rounds, replicates=500)
+    difference = effects.alpha_difference(simulation.sums_by_gamma(rounds), replicates=500)
     alphas = [estimate_alpha(rounds[rounds["gamma"] == gamma]).alpha for gamma in (1, 4)]
     assert difference.estimate == pytest.approx(alphas[1] - alphas[0]) and difference.high < 0
     m = np.random.default_rng(0).beta(2, 1, size=(30, 40))

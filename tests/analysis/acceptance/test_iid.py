@@ -166,25 +166,25 @@ def test_variants_that_do_not_apply_say_why(make_rounds):
     assert "one prompt" in iid.prompts_beta(one).reason
     assert "follows a full round" in iid.previous_round(one).reason
     one = make_rounds({"a": [1, 0], "b": [1, 1]}, 2)
-    assert "one gamma" in iid.same_alpha(one).reason
+    assert "one gamma" in iid.same_alpha(simulation.sums_by_gamma(one)).reason
     apart = pd.concat([one, make_rounds({"a": [1, 0], "c": [1, 1]}, 3)])
-    assert "fewer than two prompts" in iid.same_alpha(apart).reason
+    assert "fewer than two prompts" in iid.same_alpha(simulation.sums_by_gamma(apart)).reason
     silent = pd.concat([one, make_rounds({"a": [0], "b": [0]}, 3, offered={"a": [0], "b": [0]})])
-    assert "no position was tested" in iid.same_alpha(silent).reason
+    assert "no position was tested" in iid.same_alpha(simulation.sums_by_gamma(silent)).reason
 
 
 def test_same_alpha_sees_depth_and_pairs_the_prompts(make_rounds):
     same = pd.concat([simulation.iid(40, 30, gamma, 0, 0.7) for gamma in (1, 2, 6)])
-    result = iid.same_alpha(same, replicates=499)
+    result = iid.same_alpha(simulation.sums_by_gamma(same), replicates=499)
     assert result.p_value > 0.05 and result.n == 40
     falling = pd.concat([simulation.falling(40, 30, gamma, 0, (60, 20), 0.8) for gamma in (1, 2, 6)])
     alphas = [estimate_alpha(falling[falling["gamma"] == gamma]).alpha for gamma in (1, 2, 6)]
-    result = iid.same_alpha(falling, replicates=499)
+    result = iid.same_alpha(simulation.sums_by_gamma(falling), replicates=499)
     assert result.p_value == 1 / 500 and result.statistic == pytest.approx(max(alphas) - min(alphas))
     # The same texts at both gammas and nothing but differences between prompts: the pairs agree exactly.
     outputs = {"a": [1, 0], "b": [0, 0], "c": [1, 1]}
     paired = pd.concat([make_rounds(outputs, 2), make_rounds(outputs, 3)])
-    assert iid.same_alpha(paired, replicates=99).p_value == 1
+    assert iid.same_alpha(simulation.sums_by_gamma(paired), replicates=99).p_value == 1
 
 
 def test_implementation_agrees_with_its_replay_and_sees_drift():
