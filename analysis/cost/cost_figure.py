@@ -38,7 +38,10 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
     top = 1.5 * max(*fitted, float(ratios.median()), 1.0)
     beyond = int((ratios > top).sum())
     caption = _caption(report, ridge) + (f" {counted(beyond, 'point')} above the top." if beyond else "")
-    figure, axes = style.new_figure(f"{_seen(report)}\n{title}", caption)
+    cells = table[table["context"] == middle].set_index("rows")["seconds"]
+    few = min((rows for rows in cells.index if rows > 1), key=lambda rows: abs(rows - FEW), default=1)
+    costs = [f"{rows} tokens {cells[rows] / report.t1:.2f} t(1)" for rows in dict.fromkeys((few, cells.index[-1]))]
+    figure, axes = style.new_figure(f"A call on {', on '.join(costs)}\n{title}", caption)
     for index, (context, cells) in enumerate(table.groupby("context")):
         colour, marker = _CONTEXTS[index % len(_CONTEXTS)]
         t1, drawn = float(t1s[context]), held[int(context)]
@@ -85,14 +88,6 @@ def _held(cells: pd.DataFrame, n: np.ndarray) -> np.ndarray:
     below = np.searchsorted(rows, n, side="right") - 1
     above = np.minimum(np.searchsorted(rows, n, side="left"), len(rows) - 1)
     return holds[np.maximum(below, 0)] & holds[above] & (n >= rows[0]) & (n <= rows[-1])
-
-
-def _seen(report: CostReport) -> str:
-    """Say in the title what a call on several tokens costs at the middle context, as measured."""
-    cells = report.table[report.table["context"] == report.context].set_index("rows")["seconds"]
-    few = min((rows for rows in cells.index if rows > 1), key=lambda rows: abs(rows - FEW), default=1)
-    costs = [f"{rows} tokens {cells[rows] / report.t1:.2f} t(1)" for rows in dict.fromkeys((few, cells.index[-1]))]
-    return f"A call on {', on '.join(costs)}"
 
 
 def _caption(report: CostReport, ridge: float | None) -> str:

@@ -17,13 +17,15 @@ def intensity_table(
     products: Sequence[Product], context: int, rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
 ) -> pd.DataFrame:
     """Return operations per byte of each matrix product (index: name and size), a column per number of rows."""
-    index = pd.MultiIndex.from_tuples([(each.name, _size(each)) for each in products], names=["product", "size"])
+    index = pd.MultiIndex.from_tuples(
+        [
+            (one.name, " x ".join("cache" if side is None else str(side) for side in (one.inputs, one.outputs)))
+            for one in products
+        ],
+        names=["product", "size"],
+    )
     values = {n: [float(product.intensity(n, context)) for product in products] for n in rows}
     return pd.DataFrame(values, index=index)
-
-
-def _size(product: Product) -> str:
-    return " x ".join("cache" if side is None else str(side) for side in (product.inputs, product.outputs))
 
 
 def _scaled(value: float, unit: str) -> str:

@@ -7,7 +7,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
-from ..figures import style
+from ..figures import pictures, style
 from ..findings import Section, counted
 from . import paper_tables
 from .paper_tables import INPUTS, KEY, NO, YES, coverage, printed_figures
@@ -20,9 +20,16 @@ def paper_sections(published: pd.DataFrame) -> list[Section]:
     published: from `published.load_published`.
     """
     figures = printed_figures(published)
-    found = {name: check(figures) for name, (check, _) in CHECKS.items()}
-    sections = [words(found[name]) for name, (_, words) in CHECKS.items() if len(found[name])]
-    return [*sections, _coverage(published, found)]
+    tables = {name: check(figures) for name, (check, _) in CHECKS.items()}
+    sections = [words(tables[name]) for name, (_, words) in CHECKS.items() if len(tables[name])]
+    table = coverage(published, tables)
+    used = int((table["checked by"] != "").sum())
+    text = (
+        f"{used} of {counted(len(table), 'printed table')} hold figures that theory ties together; the other "
+        f"{len(table) - used} print speedups, rates or quality alone."
+    )
+    covered = Section("What could be checked?", (text,), (("Printed tables and the checks that used them", table),))
+    return [*sections, covered]
 
 
 def paper_answer(published: pd.DataFrame) -> str:
@@ -73,34 +80,25 @@ def _ceilings(table: pd.DataFrame) -> Section:
     if over.empty:
         first = f"None of {size} exceeds Ω(α, γ) at its printed α."
     second = "" if over.empty else f"Speedup, Ω and 1/(1-α): {_listed(over, 'speedup', 'omega', 'limit')}."
-    above, listed = _beyond_formula(table)
+    known, listed = table[table["beyond"] != ""], ""
+    if len(known):
+        sure_above = known[known["beyond"] == YES]
+        above = int((known["beyond"] != NO).sum())
+        first += (
+            f" Theorem 3.8, (1-α^(γ+1)) / ((1-α)(γc+1)), explains fewer: {above} of {counted(len(known), 'speedup')} "
+            f"with a printed c exceed{'s' * (above == 1)} it, {len(sure_above)} whatever was rounded."
+        )
+        if len(sure_above):
+            what = "Above the formula whatever was rounded, speedup and formula"
+            listed = f"{what}: {_listed(sure_above, 'speedup', 'formula')}."
     third = (
         "A drafter that costs something cannot reach Ω under i.i.d. acceptance; where the measurement does, acceptance "
         "was higher in the timed runs than where α was measured, or the baseline was slower than a bare call."
     )
-    texts = tuple(text for text in (first + above, second, listed, third if len(over) else "") if text)
+    texts = tuple(text for text in (first, second, listed, third if len(over) else "") if text)
     caption = "Measured speedups and their ceilings; formula: Theorem 3.8; alpha_needed: the α that it needs for them"
     return Section(
         "Which speedups exceed their own ceiling?", texts, ((caption, _shown(table)),), (("ceilings", _drawn(table)),)
-    )
-
-
-def _beyond_formula(table: pd.DataFrame) -> tuple[str, str]:
-    """Say how many measured speedups are above Theorem 3.8 at their own printed alpha, gamma and c, and which.
-
-    Both are "" where no c is printed.
-    """
-    known = table[table["beyond"] != ""]
-    if known.empty:
-        return "", ""
-    sure = known[known["beyond"] == YES]
-    above = int((known["beyond"] != NO).sum())
-    return (
-        f" Theorem 3.8, (1-α^(γ+1)) / ((1-α)(γc+1)), explains fewer: {above} of {counted(len(known), 'speedup')} with "
-        f"a printed c exceed{'s' * (above == 1)} it, {len(sure)} whatever was rounded.",
-        f"Above the formula whatever was rounded, speedup and formula: {_listed(sure, 'speedup', 'formula')}."
-        if len(sure)
-        else "",
     )
 
 
@@ -125,10 +123,8 @@ def _drawn(table: pd.DataFrame) -> Figure:
         part = (table["exceeds"] == kind).to_numpy()
         if part.any():
             axes.plot(table["speedup"][part], places[part], marker, color=colour, markersize=9, label=label)
-    axes.set_yticks(places, [_name(row) for _, row in table.iterrows()])
-    axes.invert_yaxis()
+    pictures.named_rows(axes, [_name(row) for _, row in table.iterrows()])
     axes.set(xlabel="speedup; bars: tokens per round")
-    axes.grid(axis="y", visible=False)
     style.legend_above(axes, 1)
     return figure
 
@@ -176,10 +172,8 @@ def _strip(table: pd.DataFrame) -> Figure:
         axes.plot(part["round_time"][wrong], height[wrong], "X", color=style.ORANGE, markersize=10)
     axes.axvline(1, color=style.BLACK, linewidth=1.6, linestyle=":")
     names = [f"{_short(source)}, {name}".replace(" leaderboard", "") for source, name in groups.groups]
-    axes.set_yticks(range(len(groups)), [style.wrapped(name, 28) for name in names])
-    axes.invert_yaxis()
+    pictures.named_rows(axes, [style.wrapped(name, 28) for name in names])
     axes.set(xlabel="time of a round, in baseline tokens")
-    axes.grid(axis="y", visible=False)
     return figure
 
 
@@ -257,11 +251,9 @@ def _errors(table: pd.DataFrame) -> Figure:
     axes.plot(ordered["omega_error"], places, "o", color=style.BLUE, label="Ω at the α of every position")
     axes.plot(ordered["position_error"], places, "D", color=style.ORANGE, label="mean over every position")
     axes.axvline(0, color=style.BLACK, linewidth=1.6, linestyle=":")
-    axes.set_yticks(places, [f"{row.drafter}, {row.task}, γ {row.gamma}" for row in ordered.itertuples()])
-    axes.invert_yaxis()
+    pictures.named_rows(axes, [f"{row.drafter}, {row.task}, γ {row.gamma}" for row in ordered.itertuples()])
     axes.xaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     axes.set(xlabel="over tokens per round of real rounds, less 1")
-    axes.grid(axis="y", visible=False)
     style.legend_above(axes, 1)
     return figure
 
@@ -296,13 +288,3 @@ CHECKS: dict[str, tuple[Callable[[pd.DataFrame], pd.DataFrame], Callable[[pd.Dat
     "several drafts": (paper_tables.several_drafts, _several),
 }
 """Every check with the words about what it finds, in the order of the page."""
-
-
-def _coverage(published: pd.DataFrame, checks: dict[str, pd.DataFrame]) -> Section:
-    table = coverage(published, checks)
-    used = table[table["checked by"] != ""]
-    text = (
-        f"{len(used)} of {counted(len(table), 'printed table')} hold figures that theory ties together; the other "
-        f"{len(table) - len(used)} print speedups, rates or quality alone."
-    )
-    return Section("What could be checked?", (text,), (("Printed tables and the checks that used them", table),))

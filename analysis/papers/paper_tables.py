@@ -245,27 +245,24 @@ def positions(figures: pd.DataFrame) -> pd.DataFrame:
         (name for name in figures if name.startswith("alpha_position_") and not name.endswith(".half")),
         key=lambda name: int(name.rpartition("_")[2]),
     )
+    tokens_printed = figures["tokens_per_round"].dropna().reset_index()
     rows = []
     for key, row in figures[names].dropna(how="all").iterrows():
         rates = row.dropna().to_numpy()
         one = float(tokens_per_round(rates[0], len(rates)))
-        measured = _of_the_chain(figures, dict(zip(KEY, key, strict=True)))
+        setting = dict(zip(KEY, key, strict=True))
+        chain = tokens_printed
+        for name in ("source", "target", "task", "temperature", "gamma"):
+            chain = chain[chain[name] == setting[name]]
+        named = chain[chain["drafter"] == f"{setting['drafter']} chain"]
+        if named.empty and setting["gamma"]:
+            named = chain[chain["drafter"] == setting["drafter"]]
+        measured = float(named["tokens_per_round"].iloc[0]) if len(named) else nan
         tokens = float(product_identity(rates))
         errors = tokens / measured - 1, one / measured - 1
         rows.append((*key, len(rates), rates[0], rates[-1], tokens, one, measured, *errors))
     columns = ["depth", "first", "last", "product", "one_alpha", "printed", "product_error", "one_alpha_error"]
     return pd.DataFrame(rows, columns=[*KEY, *columns])
-
-
-def _of_the_chain(figures: pd.DataFrame, setting: dict[str, object]) -> float:
-    """Return printed tokens per round of the chain that the positions are of; NaN if only a tree's are printed."""
-    rows = figures["tokens_per_round"].dropna().reset_index()
-    for name in ("source", "target", "task", "temperature", "gamma"):
-        rows = rows[rows[name] == setting[name]]
-    chain = rows[rows["drafter"] == f"{setting['drafter']} chain"]
-    if chain.empty and setting["gamma"]:
-        chain = rows[rows["drafter"] == setting["drafter"]]
-    return float(chain["tokens_per_round"].iloc[0]) if len(chain) else nan
 
 
 def starts(figures: pd.DataFrame) -> pd.DataFrame:

@@ -50,7 +50,12 @@ def leviathan_table_1(published: pd.DataFrame) -> pd.DataFrame:
     table = pd.DataFrame(TABLE_1, columns=["alpha", "gamma"])
     table["operations"] = operations(table["alpha"].to_numpy(), table["gamma"].to_numpy(), 0.0)
     table["speedup"] = speedup(table["alpha"].to_numpy(), table["gamma"].to_numpy(), 0.0)
-    printed = _printed_table_1(published)
+    metrics = {"operations_factor": "operations", "speedup_ideal": "speedup"}
+    printed = {}
+    for row in _of_leviathan(published, "Table 1", list(metrics)).itertuples():
+        alpha = re.search(r"\balpha=([0-9.]+)", str(row.note))  # the file has it in the note
+        if alpha:
+            printed[metrics[row.metric], float(alpha[1]), int(row.gamma)] = float(row.value)
     for name in ("operations", "speedup"):
         values = [printed.get((name, *key)) for key in TABLE_1]
         table[f"{name}_printed"] = pd.Series(values, dtype=float)
@@ -61,17 +66,6 @@ def leviathan_table_1(published: pd.DataFrame) -> pd.DataFrame:
 def _of_leviathan(published: pd.DataFrame, table: str, metrics: list[str]) -> pd.DataFrame:
     source = published["source"].astype(str).str.contains(LEVIATHAN, regex=False)
     return published[source & (published["table"] == table) & published["metric"].isin(metrics)]
-
-
-def _printed_table_1(published: pd.DataFrame) -> dict[tuple[str, float, int], float]:
-    """Return printed values by (quantity, alpha, gamma); the file has alpha in the note."""
-    metrics = {"operations_factor": "operations", "speedup_ideal": "speedup"}
-    printed = {}
-    for row in _of_leviathan(published, "Table 1", list(metrics)).itertuples():
-        alpha = re.search(r"\balpha=([0-9.]+)", str(row.note))
-        if alpha:
-            printed[metrics[row.metric], float(alpha[1]), int(row.gamma)] = float(row.value)
-    return printed
 
 
 def leviathan_table_3(published: pd.DataFrame) -> pd.DataFrame:

@@ -49,11 +49,16 @@ def heads_tables(published: pd.DataFrame) -> dict[str, pd.DataFrame]:
     table = figures.assign(agrees=checked.reindex(figures.index).fillna("")).reset_index()
     table["implied"] = table["rate"] / table["speedup"]
     table["system"] = _systems(table["drafter"])
+    # The hardware of each line: what the name of its table or a note in it says, else UNKNOWN.
+    said = mine["table"].astype(str) + " " + mine["note"].astype(object).fillna("").astype(str)
+    named = said.str.extract(HARDWARE, expand=False)
+    by_table = named.groupby([mine["source"], mine["table"]]).first().dropna().to_dict()
+    keys = list(zip(table["source"], table["table"], strict=True))
+    hardware = pd.Series([by_table.get(key, UNKNOWN) for key in keys], index=table.index)
     short = table["source"].str.partition("(")[0].str.strip()
-    table["title"] = short + ": " + table["target"] + ", " + _hardware(table, mine)
+    table["title"] = short + ": " + table["target"] + ", " + hardware
     order = {key: place for place, key in enumerate(zip(mine["source"], mine["table"], strict=True))}
-    places = [order[key] for key in zip(table["source"], table["table"], strict=True)]
-    table = table.iloc[np.argsort(places, kind="stable")]
+    table = table.iloc[np.argsort([order[key] for key in keys], kind="stable")]
     return {
         str(title): part[list(COLUMNS)].rename_axis(columns=None).reset_index(drop=True)
         for title, part in table.groupby("title", sort=False)
@@ -66,7 +71,12 @@ def heads_section(published: pd.DataFrame) -> Section:
     tables = heads_tables(published)
     if not tables:
         return Section(title, (f"The file of published figures has no row of {' or '.join(SYSTEMS)}.",))
-    return Section(title, tuple(_sentences(pd.concat(tables.values()))), tuple(_shown(tables)))
+    shown = []
+    for name, table in tables.items():
+        kept = table.dropna(axis=1, how="all")
+        blank = [column for column in ("temperature", "agrees") if (kept[column].astype(str) == "").all()]
+        shown.append((f"Published, {name}", kept.drop(columns=blank).round(3)))
+    return Section(title, tuple(_sentences(pd.concat(tables.values()))), tuple(shown))
 
 
 def _systems(drafters: pd.Series) -> pd.Series:
@@ -75,15 +85,6 @@ def _systems(drafters: pd.Series) -> pd.Series:
     choices = [names.str.contains(pattern, case=False, regex=True) for pattern in SYSTEMS.values()]
     # "grounded Medusa heads" are Hydra's: the later system is asked first.
     return pd.Series(np.select(choices[::-1], list(SYSTEMS)[::-1], ""), index=drafters.index)
-
-
-def _hardware(table: pd.DataFrame, published: pd.DataFrame) -> pd.Series:
-    """Return the hardware of each line: what the name of its table or a note in it says, else UNKNOWN."""
-    said = published["table"].astype(str) + " " + published["note"].astype(object).fillna("").astype(str)
-    named = said.str.extract(HARDWARE, expand=False)
-    by_table = named.groupby([published["source"], published["table"]]).first().dropna().to_dict()
-    keys = zip(table["source"], table["table"], strict=True)
-    return pd.Series([by_table.get(key, UNKNOWN) for key in keys], index=table.index)
 
 
 def _sentences(table: pd.DataFrame) -> Iterator[str]:
@@ -107,10 +108,3 @@ def _sentences(table: pd.DataFrame) -> Iterator[str]:
     missing = [system for system in SYSTEMS if system not in set(table["system"])]
     if missing:
         yield f"The file has no row of {' or '.join(missing)}."
-
-
-def _shown(tables: dict[str, pd.DataFrame]) -> Iterator[tuple[str, pd.DataFrame]]:
-    for title, table in tables.items():
-        kept = table.dropna(axis=1, how="all")
-        blank = [name for name in ("temperature", "agrees") if (kept[name].astype(str) == "").all()]
-        yield f"Published, {title}", kept.drop(columns=blank).round(3)
