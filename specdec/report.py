@@ -85,7 +85,7 @@ def report(arguments: Sequence[str]) -> list[Path]:
     how = "measured"
     if options.runs:
         for folder in unsettled_below(options.runs):
-            from specdec.experiment.gathered import settle
+            from specdec.folder.killed_runs import settle
 
             settle(folder)
         runs, notes = find_runs(options.runs, options.tracking_uri)

@@ -29,7 +29,7 @@ LAYERS = (
     ("decode", "timing", "replay"),
     ("batching", "peers"),
     ("plan",),
-    ("experiment",),
+    ("folder",),
     ("session",),
     ("advice", "studies", "training", "certification"),
     ("testing",),

@@ -29,7 +29,8 @@ from specdec.analysis.intervals import Columns, bootstrap
 from specdec.clock import Clock, clock_for
 from specdec.config import BASELINE, AdviseConfig
 from specdec.errors import UsageError
-from specdec.experiment.results import GenerationKey, ResultsFolder, generation_line, round_table
+from specdec.folder.results import ResultsFolder
+from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
 from specdec.plan.batch_checks import refuse_batches
 from specdec.plan.beside import refuse_several
 from specdec.plan.budget import refuse_budget, refuse_null
@@ -340,6 +341,7 @@ class _Advisor:
             predicted = predicted_walks(self._speculated, self._gammas)
             self._walks = [(text, walks) for (text, _), walks in zip(self._walks, predicted, strict=True)]
         self._results.compact()
+        self._results.finish()
         rounds = pd.read_parquet(self._results.folder / "rounds.parquet")
         t1_s = float(rounds["verify_s"].mean())
         costs = self._costs()

@@ -19,7 +19,7 @@ from specdec.commands.help_page import ASKING, help_page
 from specdec.commands.resumed_sweep import RESUMED_SWEEP, SWEPT_KEYS
 from specdec.config import config_dir
 from specdec.errors import SpecdecError, UsageError
-from specdec.experiment.kept import EarlierRuns
+from specdec.folder.earlier_runs import EarlierRuns
 from specdec.plugins import extend_search_path
 from specdec.progress import DETAILS, VERBOSE
 from specdec.signals import interruptible, unswallowed

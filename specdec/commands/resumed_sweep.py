@@ -16,7 +16,7 @@ from omegaconf import DictConfig, open_dict, read_write
 from specdec import __version__
 from specdec.code_version import code_hash
 from specdec.errors import UsageError
-from specdec.experiment.kept import AUTO, NEVER
+from specdec.folder.earlier_runs import AUTO, NEVER
 from specdec.progress import VERBOSE
 from specdec.text.writing import LOCK, is_locked, write_atomically
 

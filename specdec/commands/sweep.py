@@ -32,7 +32,7 @@ from specdec.commands.resumed_sweep import (
 )
 from specdec.config import TrackingConfig, validated
 from specdec.errors import Interrupted, SpecdecError, UsageError
-from specdec.experiment.kept import KeptMetrics
+from specdec.folder.earlier_runs import KeptMetrics
 from specdec.progress import verbose
 from specdec.signals import interruptible, unswallowed
 from specdec.text.writing import write_atomically

@@ -21,10 +21,10 @@ from specdec.analysis.runs.run_findings import RunFindings
 from specdec.clock import Clock, clock_for
 from specdec.config import RunConfig
 from specdec.errors import Interrupted, ModelLoadError, SpecdecError
-from specdec.experiment.identity import RunIdentity
-from specdec.experiment.kept import EarlierRuns, KeptRun
-from specdec.experiment.results import ROUNDS, ResultsFolder, read_json
-from specdec.experiment.resumption import Beginning, begun, standing, write_sittings
+from specdec.folder.earlier_runs import EarlierRuns, KeptRun
+from specdec.folder.identity import RunIdentity
+from specdec.folder.results import ROUNDS, ResultsFolder, read_json
+from specdec.folder.resumption import Beginning, begun, standing, write_sittings
 from specdec.peers import OpenedPeers, Work, opened
 from specdec.plan.beside import settled
 from specdec.plan.budget import TimeBudget, budget_of

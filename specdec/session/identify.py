@@ -13,7 +13,7 @@ from specdec.analysis.read.facts import RunFacts
 from specdec.code_version import code_hash
 from specdec.config import RunConfig, flattened
 from specdec.environment import capture
-from specdec.experiment.identity import MISSING, RunIdentity
+from specdec.folder.identity import MISSING, RunIdentity
 from specdec.plan.budget import KEY as BUDGET
 from specdec.plan.budget import budget_of
 from specdec.plugins import is_foreign, source_hash

@@ -16,8 +16,9 @@ from specdec.clock import Clock, SimulatedClock
 from specdec.config import RunConfig
 from specdec.drafters import Drafter
 from specdec.errors import NumericsError
-from specdec.experiment.collected import Collected
-from specdec.experiment.results import DonePrompt, GenerationKey, PromptKey, ResultsFolder, generation_line, round_table
+from specdec.folder.results import DonePrompt, PromptKey, ResultsFolder
+from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
+from specdec.folder.session_files import Collected
 from specdec.prompts import Prompt
 from specdec.prompts.base.contract import turn_id
 from specdec.records import Generation, Request

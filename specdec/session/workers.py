@@ -24,10 +24,9 @@ import torch
 from specdec.analysis.findings import counted
 from specdec.clock import clock_for
 from specdec.config import RunConfig
-from specdec.errors import EnvironmentFault, Interrupted, NumericsError, SpecdecError, UsageError
-from specdec.experiment.recovery import recovered_results
-from specdec.experiment.results import DonePrompt, PromptKey, ResultsFolder, read_done
-from specdec.experiment.resumption import Beginning
+from specdec.errors import EnvironmentFault, NumericsError, UsageError
+from specdec.folder.results import DonePrompt, PromptKey, ResultsFolder, finished_prompts
+from specdec.folder.resumption import Beginning
 from specdec.models.memory import available_bytes
 from specdec.prompts import first_turn
 from specdec.session.parts import Parts, build, limited, prepare
@@ -280,15 +279,13 @@ def decode_by_workers(
         with _started(shares, folder) as processes:
             _share_out(config, parts, processes, beginning, advance)
     finally:
-        for done in read_done(folder)[0]:
+        for done in finished_prompts(folder).values():
             session.collect(done)
 
 
 @contextmanager
 def _started(shares: list[_Share], folder: Path) -> Iterator[list[_Process]]:
-    """Start the workers, and end them. What they have finished is on disk then, and where a signal or a death came
-    between, what they have not is dropped.
-    """
+    """Start the workers, and end them. What they have finished is on disk then."""
     context = multiprocessing.get_context("spawn")
     processes = [_Process(share, ProcessPoolExecutor(1, context, _begin)) for share in shares]
     try:
@@ -299,14 +296,12 @@ def _started(shares: list[_Share], folder: Path) -> Iterator[list[_Process]]:
     except BaseException as error:
         for each in processes:
             each.end()
-        if not isinstance(error, SpecdecError) or isinstance(error, (Interrupted, _WorkerDied)):
-            kept = len(recovered_results(folder).prompts)
-            if isinstance(error, _WorkerDied):
-                raise EnvironmentFault(
-                    f"{error}; the others finished what they had begun. {counted(kept, 'prompt')} of the run are kept, "
-                    "and the same command goes on with them (resume=auto); if memory ran out, use fewer "
-                    "measurement.workers."
-                ) from None
+        if isinstance(error, _WorkerDied):
+            kept = counted(len(finished_prompts(folder)), "prompt")
+            raise EnvironmentFault(
+                f"{error}; the others finished what they had begun. {kept} of the run are kept, and the same command "
+                "goes on with them (resume=auto); if memory ran out, use fewer measurement.workers."
+            ) from None
         raise
 
 

@@ -12,7 +12,7 @@ from specdec.clock import CpuClock, SimulatedClock
 from specdec.decode import generate
 from specdec.drafters.base import drafters
 from specdec.errors import NumericsError, UsageError
-from specdec.experiment.results import GenerationKey, generation_line, round_table
+from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
 from specdec.records import Request, TextStart
 from specdec.sampling import generator_for
 from specdec.structures.base import structures

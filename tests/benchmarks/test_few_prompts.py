@@ -14,7 +14,7 @@ from specdec.analysis.arms import Arms
 from specdec.analysis.intervals import FEWEST, bootstrap, percentile_bounds, resampled_sums
 from specdec.analysis.runs.run_metrics import null_metrics
 from specdec.clock import clock_for
-from specdec.experiment.results import ResultsFolder
+from specdec.folder.results import ResultsFolder
 from specdec.session.parts import build, prepare
 from specdec.session.session import Session
 

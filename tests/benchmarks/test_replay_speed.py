@@ -18,7 +18,7 @@ import pytest
 from fixtures.measuring import VOCABULARY, Anywhere, gpt2_tokens, phrases, zipf
 
 from specdec.drafters import drafters
-from specdec.experiment.results import GenerationKey, round_table
+from specdec.folder.rounds_table import GenerationKey, round_table
 from specdec.records import Request, TextStart
 from specdec.replay.shared_walk import walk
 from specdec.replay.walk import replay_stream

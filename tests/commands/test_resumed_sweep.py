@@ -18,7 +18,7 @@ from specdec.analysis.figures import style
 from specdec.analysis.pages import run_page
 from specdec.commands import resumed_sweep
 from specdec.errors import Interrupted, UsageError
-from specdec.experiment import results
+from specdec.folder import results
 from specdec.session.session import Session
 from specdec.training import trainings
 

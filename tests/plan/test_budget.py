@@ -13,9 +13,9 @@ from specdec.analysis.read.facts import RunStatus
 from specdec.analysis.read.runs import open_folder
 from specdec.config import RunConfig
 from specdec.errors import UsageError
-from specdec.experiment import results
-from specdec.experiment.kept import EarlierRuns
-from specdec.experiment.resumption import begun
+from specdec.folder import results
+from specdec.folder.earlier_runs import EarlierRuns
+from specdec.folder.resumption import begun
 from specdec.plan.budget import FIRST_LOOK_S, LEAST, TimeBudget, budget_of
 from specdec.prompts import Prompt
 from specdec.session import experiment

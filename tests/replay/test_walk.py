@@ -11,7 +11,7 @@ from specdec.drafters import drafters
 from specdec.drafters.base import DrafterCapabilities
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
-from specdec.experiment.results import GenerationKey, round_table
+from specdec.folder.rounds_table import GenerationKey, round_table
 from specdec.records import Request, Source, chain_tree
 from specdec.replay.walk import Cell, replay_grid, replay_stream
 from specdec.structures import structures

@@ -13,7 +13,7 @@ from fixtures.resumed_runs import composed
 from specdec.clock import SimulatedClock
 from specdec.config import RunConfig
 from specdec.errors import NumericsError, UsageError
-from specdec.experiment.results import ResultsFolder
+from specdec.folder.results import ResultsFolder
 from specdec.plan.batch_checks import check_turns, refuse_batches
 from specdec.session import experiment
 from specdec.session.batched_session import BatchedSession

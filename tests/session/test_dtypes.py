@@ -11,7 +11,7 @@ import torch
 from fixtures.resumed_runs import config_of
 
 from specdec.config import RunConfig
-from specdec.experiment.identity import differences
+from specdec.folder.identity import differences
 from specdec.session.advice_key import key_of, keyed_by
 from specdec.session.identify import identify, run_facts
 from specdec.session.parts import Parts, build

@@ -4,7 +4,7 @@ import pytest
 from fixtures.resumed_runs import composed
 
 from specdec.clock import CpuClock
-from specdec.experiment.results import ResultsFolder
+from specdec.folder.results import ResultsFolder
 from specdec.session.arm import Arm
 from specdec.session.parts import build
 from specdec.session.session import Session

@@ -8,7 +8,7 @@ from specdec.clock import SimulatedClock
 from specdec.drafters import drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.none import NoDrafter
-from specdec.experiment.results import GenerationKey, generation_line, round_table
+from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
 from specdec.records import Request
 from specdec.session.arm import Arm
 from specdec.session.recorded_walk import decode_by_walking, walks

@@ -10,7 +10,7 @@ from fixtures.resumed_runs import SAMPLED, config_of, decode
 
 from specdec import run
 from specdec.clock import SimulatedClock
-from specdec.experiment.results import ResultsFolder
+from specdec.folder.results import ResultsFolder
 from specdec.sampling import probabilities
 from specdec.session.arm import Arm
 from specdec.session.parts import build

@@ -13,8 +13,8 @@ from fixtures.resumed_runs import composed
 
 from specdec.clock import SimulatedClock
 from specdec.config import RunConfig
-from specdec.experiment.results import ResultsFolder
-from specdec.experiment.resumption import Beginning
+from specdec.folder.results import ResultsFolder
+from specdec.folder.resumption import Beginning
 from specdec.records import TextStart
 from specdec.session import experiment
 from specdec.session.advice_key import key_of, keyed_by

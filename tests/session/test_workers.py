@@ -22,6 +22,7 @@ from specdec.analysis.figures import style
 from specdec.drafters import drafters
 from specdec.drafters.base import Drafter
 from specdec.errors import NumericsError, UsageError
+from specdec.folder.results import finished_prompts
 from specdec.session import workers
 from specdec.targets.table import Table
 
@@ -87,7 +88,7 @@ def test_workers_write_what_one_process_writes(command, in_threads):
     assert untimed(shared) == untimed(alone)
     assert len(json.loads((shared / "traces.json").read_text())) == 3
     assert "Decoded by 2 workers, with 1 threads each" in (shared / "report.md").read_text()
-    assert not list(shared.glob("part-*")) and not (shared / "rounds").exists()
+    assert not (shared / "rounds").exists()
 
 
 @pytest.mark.slow
@@ -107,7 +108,7 @@ def test_a_dead_worker_fails_the_run_which_can_be_resumed(command, tmp_path):
 
     def kill() -> None:
         until = time.monotonic() + 120
-        while not any(path.stat().st_size for path in folder.glob("part-done-*.jsonl")) and time.monotonic() < until:
+        while not any(folder.glob("rounds/part-*.parquet")) and time.monotonic() < until:
             time.sleep(0.02)
         killed.append(multiprocessing.active_children()[0].pid)
         os.kill(killed[0], signal.SIGKILL)
@@ -120,7 +121,7 @@ def test_a_dead_worker_fails_the_run_which_can_be_resumed(command, tmp_path):
     assert error.startswith("specdec: Worker ") and "of 2 died (signal 9) while it decoded prompt 'tokens/" in error
     assert not multiprocessing.active_children()
     status = json.loads((folder / "status.json").read_text())
-    kept = len((folder / "part-done.jsonl").read_text().splitlines())
+    kept = len(finished_prompts(folder))
     assert status["status"] == "failed" and 0 < kept < 6 and f"{kept} prompt" in status["sentence"]
     code, error, _ = command("killed", *slow, "measurement.workers=2")
     assert code == 0, error
@@ -160,7 +161,7 @@ def test_the_fault_of_a_worker_is_that_of_the_run(command, in_threads, monkeypat
     rounds = pd.read_parquet(folder / "rounds.parquet")
     done = set(rounds["prompt"])
     assert {"tokens/0", "tokens/1"} <= done and "tokens/5" not in done and (1, 2) not in starts
-    assert len(list(folder.glob("part-*"))) == 1  # part-done.jsonl, from which the run goes on
+    assert done >= {prompt for _, prompt in finished_prompts(folder)} != set()  # from which the run goes on
 
 
 def test_a_numerics_fault_travels_without_its_rounds(tmp_path):

@@ -12,10 +12,10 @@ from specdec.analysis.pages.html import Chapter, write_report
 from specdec.clock import clock_for
 from specdec.config import RunConfig, validated
 from specdec.errors import UsageError
-from specdec.experiment.identity import RunIdentity
-from specdec.experiment.kept import EarlierRuns, KeptRun
-from specdec.experiment.results import ResultsFolder
-from specdec.experiment.resumption import begun, standing
+from specdec.folder.earlier_runs import EarlierRuns, KeptRun
+from specdec.folder.identity import RunIdentity
+from specdec.folder.results import ResultsFolder
+from specdec.folder.resumption import begun, standing
 from specdec.plan.batch_checks import refuse_batches
 from specdec.plan.beside import refuse_several
 from specdec.plan.budget import refuse_budget, refuse_null

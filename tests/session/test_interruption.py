@@ -131,7 +131,7 @@ def test_what_a_killed_process_left_is_reported(
     in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """SIGKILL leaves part-files and no summary; the report gathers them and says how much it is."""
-    monkeypatch.setattr("specdec.experiment.results._KEPT_S", -1.0)  # each prompt to disk at once
+    monkeypatch.setattr("specdec.folder.results._KEPT_S", -1.0)  # each prompt to disk at once
     after_prompts(monkeypatch, 8, lambda: os.kill(os.getpid(), signal.SIGKILL))
     number = child(lambda: in_process(run, *LONG, "tracking.enabled=false"))
     assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == -signal.SIGKILL

@@ -9,9 +9,9 @@ from fixtures.resumed_runs import SAMPLED, config_of, decode, found
 
 from specdec.analysis.read.facts import RunStatus
 from specdec.errors import UsageError
-from specdec.experiment import results
-from specdec.experiment.kept import EarlierRuns, KeptRun
-from specdec.experiment.resumption import begun
+from specdec.folder import results
+from specdec.folder.earlier_runs import EarlierRuns, KeptRun
+from specdec.folder.resumption import begun
 from specdec.prompts import PromptSet
 from specdec.prompts.base.contract import turn_id
 from specdec.session import parts
@@ -83,7 +83,7 @@ def test_a_killed_run_ends_with_the_tables_of_a_whole_one(tmp_path, overrides):
         assert len(decode(config, tmp_path / "killed", stop).kept) == kept
     assert found(tmp_path / "killed") == found(tmp_path / "whole")
     assert RunStatus.read(tmp_path / "killed") == RunStatus("finished", "", whole, whole)
-    assert not list((tmp_path / "killed").glob("part-*"))
+    assert not (tmp_path / "killed" / "rounds").exists()
 
 
 def test_simulated_time_goes_on_where_it_stopped(tmp_path, recorded):

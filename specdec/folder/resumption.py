@@ -17,15 +17,24 @@ from specdec.analysis.findings import counted
 from specdec.analysis.read.facts import STATUS_FILE, RunStatus
 from specdec.analysis.read.runs import open_folder
 from specdec.errors import Interrupted, UsageError
-from specdec.experiment.identity import RunIdentity, differences, recorded_identity
-from specdec.experiment.kept import AUTO, NEVER, EarlierRuns, KeptMetrics, KeptRun
-from specdec.experiment.recovery import recovered_results
-from specdec.experiment.results import DONE, GENERATIONS, ROUNDS, DonePrompt, PromptKey, ResultsFolder, read_json
+from specdec.folder.earlier_runs import AUTO, NEVER, EarlierRuns, KeptMetrics, KeptRun
+from specdec.folder.identity import RunIdentity, differences, recorded_identity
+from specdec.folder.results import (
+    GENERATIONS,
+    PARTS,
+    ROUNDS,
+    DonePrompt,
+    PromptKey,
+    ResultsFolder,
+    drop_unreadable,
+    finished_prompts,
+    read_json,
+)
 from specdec.plan.budget import TimeBudget
 from specdec.text.writing import LOCK, is_locked
 
 _STATUS_SECONDS = 1.0  # between two writings of a status
-_LEFT_BY_RUNS = (STATUS_FILE, "config.yaml", "environment.json", GENERATIONS, ROUNDS, "rounds", DONE)
+_LEFT_BY_RUNS = (STATUS_FILE, "config.yaml", "environment.json", GENERATIONS, ROUNDS, PARTS)
 _OTHER_FOLDER = "choose another hydra.run.dir"
 
 
@@ -119,7 +128,13 @@ def begun(
     except Timeout:
         raise UsageError(f"Another process is writing to {folder}: {_OTHER_FOLDER}, or wait until it ends.") from None
     try:
-        beginning = _resumed(folder, identity, by_prompt) if found else _new(folder, identity)
+        sitting = {"began": identity.environment["captured"], "prompts_kept": 0}
+        beginning = Beginning(ResultsFolder(folder), {}, (sitting,))
+        if found and by_prompt:
+            beginning = _resumed(beginning)
+        elif found:
+            sentence = f"The unfinished run in {folder} begins again: it keeps nothing on the way."
+            beginning = replace(beginning, sentence=sentence)
         write_sittings(beginning.results, identity, beginning)
         yield beginning
     finally:
@@ -159,7 +174,7 @@ def _standing(folder: Path, identity: RunIdentity, resume: str, keep_finished: b
         return None
     recorded, finished = recorded_identity(folder), _finished(folder)
     if recorded is None:
-        if any((folder / name).exists() for name in (GENERATIONS, ROUNDS, DONE)):
+        if any((folder / name).exists() for name in (GENERATIONS, ROUNDS)):
             raise UsageError(f"{folder} holds a run that does not say what it measured: {_OTHER_FOLDER}.")
         return None  # killed before it began
     differ = differences(recorded, identity.environment["identity"])
@@ -240,28 +255,16 @@ def _among_earlier(earlier: EarlierRuns, identity: RunIdentity) -> Path | KeptRu
     return unfinished[0] if unfinished else None
 
 
-def _new(folder: Path, identity: RunIdentity) -> Beginning:
-    return Beginning(ResultsFolder(folder), {}, (_sitting(identity, 0),))
-
-
-def _resumed(folder: Path, identity: RunIdentity, by_prompt: bool) -> Beginning:
-    """Take what is whole out of a folder, and drop the rest."""
-    if not by_prompt:
-        sentence = f"The unfinished run in {folder} begins again: it keeps nothing on the way."
-        return replace(_new(folder, identity), sentence=sentence)
-    found = recovered_results(folder)
-    before = _earlier_sittings(folder) if found.prompts else ()
+def _resumed(new: Beginning) -> Beginning:
+    """Go on with what the folder of a new beginning holds: finished prompts, which are kept."""
+    folder, (sitting,) = new.results.folder, new.sittings
+    damaged = drop_unreadable(folder)
+    for name in (GENERATIONS, ROUNDS):  # joined when the run was interrupted; they will be made again
+        (folder / name).unlink(missing_ok=True)
+    kept = finished_prompts(folder)
+    before = open_folder(folder).environment().get("sittings", ()) if kept else ()
     status = RunStatus.read(folder)
     of = "" if status is None or not status.prompts else f" of {status.prompts}"
-    dropped = f"; dropped: {', '.join(found.dropped)}" if found.dropped else ""
-    sentence = f"Going on with the run in {folder}: {counted(len(found.prompts), 'prompt')}{of} kept{dropped}."
-    sittings = (*before, _sitting(identity, len(found.prompts)))
-    return Beginning(ResultsFolder(folder), found.prompts, sittings, sentence)
-
-
-def _sitting(identity: RunIdentity, kept: int) -> dict[str, Any]:
-    return {"began": identity.environment["captured"], "prompts_kept": kept}
-
-
-def _earlier_sittings(folder: Path) -> tuple[dict[str, Any], ...]:
-    return tuple(open_folder(folder).environment().get("sittings", ()))
+    dropped = f"; dropped: {', '.join(damaged)}, which cannot be read" if damaged else ""
+    sentence = f"Going on with the run in {folder}: {counted(len(kept), 'prompt')}{of} kept{dropped}."
+    return replace(new, kept=kept, sittings=(*before, {**sitting, "prompts_kept": len(kept)}), sentence=sentence)

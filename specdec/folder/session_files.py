@@ -1,4 +1,4 @@
-"""Collections of a session beside rounds and generations: of one prompt, and of all of them together.
+"""What a session leaves for the analysis beside rounds and generations: of one prompt, and of all of them together.
 
 It is plain data, so that a finished prompt's share goes to disk with its rounds, and a resumed run takes it back.
 """
@@ -10,7 +10,7 @@ from typing import Any
 from specdec.analysis.read.facts import SessionFacts
 from specdec.analysis.runs.quality import OUTPUTS
 from specdec.analysis.runs.sampled import COLUMNS
-from specdec.experiment.results import ResultsFolder
+from specdec.folder.results import ResultsFolder
 
 
 @dataclass
@@ -19,7 +19,7 @@ class Collected:
 
     Attributes:
         compared: methods whose output was compared with the baseline's, once for each output.
-        divergences: the outputs that parted: `Divergence` with the method.
+        divergences: lines of `divergences.json`: outputs that differ from the baseline's.
         traces, quality, replays, alpha: lines of `traces.json`, `quality.parquet`, `replay.parquet`, `alpha.parquet`.
         sampled: texts of a temperature (`sampled.parquet`).
         peers: generations of other engines (`peers.json`).

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from specdec.experiment.results import ResultsFolder
+from specdec.folder.results import ResultsFolder
 from specdec.text.writing import write_atomically
 from specdec.tracking.store import without_password
 

@@ -19,7 +19,7 @@ import torch
 from fixtures.resumed_runs import config_of, decode, found
 
 from specdec.analysis.read.facts import RunStatus
-from specdec.experiment import results
+from specdec.folder import results
 
 KILLS = 50
 RUN = ("+drafter=ngram", "measurement.repeats=4", "measurement.gammas=[1,2]", "measurement.max_new_tokens=12")

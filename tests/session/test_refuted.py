@@ -76,7 +76,7 @@ def test_a_sweep_counts_such_a_cell_as_failed(parting, in_process, made_database
 
 def test_a_finished_run_that_is_kept_is_still_refuted(tmp_path):
     from specdec.errors import NotLossless
-    from specdec.experiment.kept import KeptMetrics, KeptRun
+    from specdec.folder.earlier_runs import KeptMetrics, KeptRun
 
     (tmp_path / "summary.json").write_text(json.dumps({"refuted": "Outputs refuted: all."}))
     with pytest.raises(NotLossless, match="Outputs refuted: all"):

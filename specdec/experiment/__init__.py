@@ -1,1 +1,0 @@
-"""Timing, calibration, the measured session and what is recorded about the machine."""

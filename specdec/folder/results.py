@@ -1,0 +1,269 @@
+"""The files of a run's results. Finished prompts go to disk as they come, in part-files that are written whole; at the
+end the part-files are joined. A kill loses at most the prompt being decoded and those of the second before.
+"""
+
+import json
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from specdec.analysis.read.facts import STATUS_FILE, RunStatus, Standing
+from specdec.errors import UsageError
+from specdec.folder.rounds_table import SCHEMA
+from specdec.text.writing import write_atomically
+
+GENERATIONS, ROUNDS, PARTS = "generations.jsonl", "rounds.parquet", "rounds"
+
+PromptKey = tuple[int, str]
+"""The repeat and the id of a prompt: what is decoded, and resumed, as a whole."""
+
+_KEPT_S = 1.0  # results of the last so many seconds are written together: prompts that take milliseconds share a file
+_PART = 1 << 15  # rounds in a part-file
+_BLOCK = 1 << 18  # rounds of the table that are in memory together
+_UNFINISHED = 1 << 62  # place of a prompt that not every method has decoded: behind all others
+
+
+@dataclass(frozen=True)
+class DonePrompt:
+    """A prompt that every method has decoded, with all that the analysis needs of it beside rounds and generations.
+
+    Attributes:
+        prompt, repeat: key of the prompt; a later turn is a prompt of its own.
+        place: of the prompt in the order of the run, which the tables keep whoever decoded it, and when.
+        baseline: tokens of the baseline's output, which later turns continue and drafters remember.
+        collected: the prompt's share of what a session collects (`Collected.as_dict`).
+        clock: reading of a simulated clock at the end of the prompt; None where time is measured.
+        rounds, generations: lines of the two tables; `ResultsFolder.append` counts them.
+    """
+
+    prompt: str
+    repeat: int
+    place: int
+    baseline: tuple[int, ...]
+    collected: Mapping[str, Any]
+    clock: float | None = None
+    rounds: int = 0
+    generations: int = 0
+
+    @property
+    def key(self) -> PromptKey:
+        return self.repeat, self.prompt
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a JSON file that a run wrote; None if there is none, or no whole one."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def finished_prompts(folder: Path) -> dict[PromptKey, DonePrompt]:
+    """Return the prompts that all writers have finished in a folder, in the order of the run."""
+    prompts = [done for part in _parts(folder) for done in _prompts_of(part) if done.place < _UNFINISHED]
+    return {done.key: done for done in sorted(prompts, key=lambda done: done.place)}
+
+
+def drop_unreadable(folder: Path) -> list[str]:
+    """Delete part-files that were not written to their end, or that the disk has damaged; return the names of the
+    damaged ones. Nobody else may write to the folder meanwhile.
+    """
+    damaged = []
+    for part in _parts(folder):
+        try:
+            pq.read_table(part)
+        except (ValueError, OSError):  # pyarrow's own errors are among them
+            damaged.append(part)
+    for path in (*(folder / PARTS).glob("*.tmp"), *damaged):
+        path.unlink()
+    return [part.name for part in damaged]
+
+
+def _parts(folder: Path) -> list[Path]:
+    return sorted((folder / PARTS).glob("part-*.parquet"))
+
+
+def _lines(part: Path, name: str) -> list[bytes]:
+    """Return the JSON lines that a part-file carries beside its rounds: of its `prompts`, or of their `generations`."""
+    metadata = pq.ParquetFile(part, thrift_string_size_limit=1 << 30).metadata.metadata or {}
+    if name.encode() not in metadata:
+        raise UsageError(f"{part} is of an earlier version of specdec, which alone can go on with it or report it.")
+    return metadata[name.encode()].splitlines(keepends=True)
+
+
+def _prompts_of(part: Path) -> Iterator[DonePrompt]:
+    """Yield the prompts of a part-file, in the order of their rounds."""
+    for line in _lines(part, "prompts"):
+        values = json.loads(line)
+        yield DonePrompt(**{**values, "baseline": tuple(values["baseline"])})
+
+
+@dataclass
+class _Stretch:
+    """Lines of a part-file that are neighbours in the joined tables, too; the end is the line behind the last one."""
+
+    part: Path
+    first_round: int
+    end_round: int
+    first_generation: int
+    end_generation: int
+
+
+def _stretches(parts: Sequence[Path]) -> list[_Stretch]:
+    """Return what the joined tables are made of, in the order of the prompts. A prompt that failed stands last, and not
+    at all where it was decoded again.
+    """
+    placed: dict[PromptKey, tuple[int, _Stretch]] = {}
+    for part in parts:
+        rounds = generations = 0
+        for done in _prompts_of(part):
+            lines = _Stretch(part, rounds, rounds + done.rounds, generations, generations + done.generations)
+            if done.key not in placed or placed[done.key][0] == _UNFINISHED:
+                placed[done.key] = done.place, lines
+            rounds, generations = lines.end_round, lines.end_generation
+    joined: list[_Stretch] = []
+    for _, lines in sorted(placed.values(), key=lambda item: item[0]):
+        if joined and (joined[-1].part, joined[-1].end_round) == (lines.part, lines.first_round):
+            joined[-1].end_round, joined[-1].end_generation = lines.end_round, lines.end_generation
+        else:
+            joined.append(lines)
+    return joined
+
+
+def _by_arm(rounds: pa.Table) -> Iterator[pa.Table]:
+    """Yield the rounds of each method and gamma, in their order."""
+    arms = rounds.group_by(["method", "gamma"], use_threads=False).aggregate([]).to_pylist()
+    for arm in arms:
+        yield rounds.filter(pc.and_(pc.equal(rounds["method"], arm["method"]), pc.equal(rounds["gamma"], arm["gamma"])))
+
+
+class ResultsFolder:
+    """The run's output folder.
+
+    A part-file (`rounds/part-00000.parquet`) has the rounds of some prompts as its table, and the lines of their
+    generations and of the prompts themselves (`DonePrompt`) in its metadata. It gets its name when it is whole, so that
+    a run that goes on keeps what `finished_prompts` lists. The part-files stay until the run is finished: the joined
+    tables can be made of them at any time.
+
+    Several processes may write to one folder. Each gets a `writer` of its own, and so files of its own
+    (`rounds/part-W-00000.parquet`); each gives `append` the place of its prompts in the order of the whole run. When
+    all have called `close`, one process calls `compact`.
+    """
+
+    def __init__(self, folder: Path, writer: str = "") -> None:
+        """
+        Args:
+            writer: name of this process among several that write to the folder: letters and digits; "" for the one
+                that is alone, or that joins the others.
+        """
+        self.folder = folder
+        (folder / PARTS).mkdir(parents=True, exist_ok=True)
+        self._stem = f"part-{writer}-" if writer else "part-"
+        numbers = (part.stem.removeprefix(self._stem) for part in _parts(folder))
+        self._written = max((int(number) + 1 for number in numbers if number.isdigit()), default=0)
+        self._rounds: list[pa.Table] = []
+        self._size = 0  # rounds that wait
+        self._prompts: list[str] = []
+        self._generations: list[str] = []
+        self._flushed = time.monotonic() - _KEPT_S
+
+    def append(
+        self, rounds: Sequence[pa.Table], generations: Sequence[Mapping[str, Any]], done: DonePrompt | None = None
+    ) -> None:
+        """Write a part-file of a prompt: its rounds, the lines of its generations, and that it is done. Less than a
+        second after the last prompt it waits for the next ones.
+
+        Args:
+            done: the prompt, if every method has decoded it and all that is collected of it is there.
+        """
+        if not generations:
+            return  # the prompt failed before any method had begun
+        lines = [_json_line(line) for line in generations]
+        if done is None:
+            done = DonePrompt(generations[0]["prompt"], generations[0]["repeat"], _UNFINISHED, (), {})
+        size = sum(map(len, rounds))
+        self._rounds += rounds
+        self._size += size
+        self._prompts.append(_json_line(vars(replace(done, rounds=size, generations=len(lines)))))
+        self._generations += lines
+        if time.monotonic() - self._flushed > _KEPT_S or self._size > _PART:
+            self.close()
+
+    def close(self) -> None:
+        """Write what still waits for the next prompts."""
+        if not self._rounds:
+            return
+        part = self.folder / PARTS / f"{self._stem}{self._written:05d}.parquet"
+        with pq.ParquetWriter(part.with_suffix(".tmp"), SCHEMA, store_schema=False) as writer:
+            writer.write_table(pa.concat_tables(self._rounds))
+            beside = {"prompts": self._prompts, "generations": self._generations}
+            writer.add_key_value_metadata({name: "".join(lines) for name, lines in beside.items()})
+        part.with_suffix(".tmp").replace(part)
+        self._rounds, self._prompts, self._generations, self._size = [], [], [], 0
+        self._written += 1
+        self._flushed = time.monotonic()
+
+    def compact(self) -> None:
+        """Join the part-files of all writers into `rounds.parquet`, and their generations into `generations.jsonl`, in
+        the order of the prompts; nothing where no prompt was decoded.
+
+        In a long table the rounds of an arm have row groups of their own: who counts them reads one arm at a time.
+        """
+        self.close()
+        stretches = _stretches(_parts(self.folder))
+        if not stretches:
+            return
+        last_use = {lines.part: number for number, lines in enumerate(stretches)}
+        opened: dict[Path, tuple[pa.Table, list[bytes]]] = {}
+        joined, generations = self.folder / "rounds.tmp", self.folder / "generations.tmp"
+        with pq.ParquetWriter(joined, SCHEMA) as writer, generations.open("wb") as stream:
+            waiting: list[pa.Table] = []
+            size = 0
+            for number, lines in enumerate(stretches):
+                if lines.part not in opened:
+                    opened[lines.part] = pq.read_table(lines.part, schema=SCHEMA), _lines(lines.part, "generations")
+                table, texts = opened[lines.part]
+                stream.writelines(texts[lines.first_generation : lines.end_generation])
+                waiting.append(table.slice(lines.first_round, lines.end_round - lines.first_round))
+                size += len(waiting[-1])
+                if last_use[lines.part] == number:
+                    del opened[lines.part]
+                if size > _BLOCK:
+                    for arm in _by_arm(pa.concat_tables(waiting)):
+                        writer.write_table(arm)
+                    waiting, size = [], 0
+            if waiting:
+                writer.write_table(pa.concat_tables(waiting))
+        generations.replace(self.folder / GENERATIONS)
+        joined.replace(self.folder / ROUNDS)
+        pa.default_memory_pool().release_unused()
+
+    def finish(self) -> None:
+        """Drop the part-files, from which an unfinished run goes on."""
+        shutil.rmtree(self.folder / PARTS, ignore_errors=True)
+
+    def write_table(self, name: str, lines: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+        """Write `name`.parquet."""
+        import pandas as pd
+
+        pd.DataFrame(list(lines), columns=list(columns)).to_parquet(self.folder / f"{name}.parquet", index=False)
+
+    def write_status(self, status: Standing, sentence: str, prompts_done: int, prompts: int, left_out: int = 0) -> None:
+        """Replace `status.json` by the run's present standing (`RunStatus` explains the values)."""
+        self.write_json(STATUS_FILE, asdict(RunStatus(status, sentence, prompts_done, prompts, left_out)))
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Replace the file `name` by a value as JSON, in one step: a reader finds the old file or the new one."""
+        write_atomically(self.folder / name, json.dumps(value, indent=1, default=str) + "\n")
+
+
+def _json_line(values: Mapping[str, Any]) -> str:
+    return json.dumps(dict(values), default=lambda number: number.item()) + "\n"  # a number of numpy

@@ -1,0 +1,117 @@
+"""The lines of a generation in the two tables of a run: its rounds, and the generation itself. Knows no statistics."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import nan
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from specdec.clock import Clock
+from specdec.records import Generation, Round
+from specdec.replay.walked_rounds import WalkedRounds
+
+
+@dataclass(frozen=True)
+class GenerationKey:
+    """The columns that tell generations apart, in both tables."""
+
+    cell: str
+    method: str
+    gamma: int
+    repeat: int
+    prompt: str
+    category: str
+
+
+_TEXTS, _COUNTS = pa.string(), pa.int64()
+SCHEMA = pa.schema(
+    {
+        **dict.fromkeys(("cell", "method"), _TEXTS),
+        **dict.fromkeys(("gamma", "repeat"), _COUNTS),
+        **dict.fromkeys(("prompt", "category"), _TEXTS),
+        **dict.fromkeys(("round", "context", "offered_nodes", "offered", "accepted", "committed"), _COUNTS),
+        "rejected": pa.bool_(),
+        "truncation": _TEXTS,
+        "tokens_left": _COUNTS,
+        "source": _TEXTS,
+        "rank": _COUNTS,
+        **dict.fromkeys(("beta", "tv", "departure"), pa.list_(pa.float64())),
+        **dict.fromkeys(("otherwise", "draft_s", "verify_s", "accept_s", "commit_s", "round_s"), pa.float64()),
+        "batch": _COUNTS,
+    }
+)
+
+
+def round_table(key: GenerationKey, generation: Generation, clock: Clock) -> pa.Table:
+    """Return the rounds table of one generation, a line per round; seconds come from the clock's readings, so the
+    device must be synchronised.
+    """
+    rounds = generation.rounds
+    columns = rounds.columns() if isinstance(rounds, WalkedRounds) else _columns(rounds, clock)
+    size = len(rounds)
+    columns |= {name: pa.repeat(value, size) for name, value in vars(key).items()}
+    columns["round"] = np.arange(size)
+    arrays = {name: values if isinstance(values, pa.Array) else pa.array(values) for name, values in columns.items()}
+    return pa.table({field.name: arrays[field.name].cast(field.type) for field in SCHEMA}, schema=SCHEMA)
+
+
+def _columns(rounds: Sequence[Round], clock: Clock) -> dict[str, Any]:
+    """Return the columns that differ between rounds, from rounds that were recorded one by one.
+
+    Sequences that were decoded together share the seconds of a step evenly, so that rounds add up to the total.
+    """
+    committed = [len(item.committed) for item in rounds]
+    departures = [item.departure for item in rounds]
+    lists = pa.list_(pa.float64())
+    return {
+        "context": [item.context for item in rounds],
+        "offered_nodes": [len(item.draft_tokens) for item in rounds],
+        "offered": [item.tree.depth for item in rounds],
+        "accepted": [item.accepted for item in rounds],
+        "committed": committed,
+        "rejected": [item.rejected for item in rounds],
+        "truncation": [item.truncation for item in rounds],
+        "tokens_left": np.cumsum(committed[::-1], dtype=np.int64)[::-1],
+        "source": [_accepted_source(item).strategy if item.source else "" for item in rounds],
+        "rank": [_accepted_source(item).rank if item.source else 0 for item in rounds],
+        "beta": pa.array([item.beta for item in rounds], type=lists),
+        "tv": pa.array([item.tv for item in rounds], type=lists),
+        "departure": pa.array([() if each is None else each.tv for each in departures], type=lists),
+        "otherwise": [nan if each is None or each.otherwise is None else each.otherwise for each in departures],
+        "draft_s": [clock.seconds(each.marks.start, each.marks.drafted) / each.batch for each in rounds],
+        "verify_s": [clock.seconds(each.marks.drafted, each.marks.verified) / each.batch for each in rounds],
+        "accept_s": [clock.seconds(each.marks.verified, each.marks.accepted) / each.batch for each in rounds],
+        "commit_s": [clock.seconds(each.marks.accepted, each.marks.committed) / each.batch for each in rounds],
+        "round_s": [clock.seconds(each.marks.start, each.marks.committed) / each.batch for each in rounds],
+        "batch": [each.batch for each in rounds],
+    }
+
+
+def _accepted_source(item: Round) -> Any:
+    """Return the source of the last accepted node, or of the first offered one where none was accepted."""
+    return item.source[item.acceptance.path[-1] if item.acceptance.path else 0]
+
+
+def generation_line(
+    key: GenerationKey, generation: Generation, clock: Clock, text: str, flagged: bool
+) -> dict[str, Any]:
+    """Return one line of `generations.jsonl`; a replay target reads its token lists."""
+    rounds = generation.rounds
+    if isinstance(rounds, WalkedRounds):
+        decode_s = float(np.diff(rounds.marks[::3]).sum())
+    else:
+        decode_s = sum(clock.seconds(item.marks.start, item.marks.committed) / item.batch for item in rounds)
+    return {
+        **vars(key),
+        "tokens": len(generation.tokens),
+        "rounds": len(rounds),
+        "prefill_s": clock.seconds(*generation.prefill),
+        "decode_s": decode_s,
+        "finish": generation.finish,
+        "flagged": flagged,
+        "prompt_token_ids": list(generation.prompt),
+        "generated_token_ids": list(generation.tokens),
+        "text": text,
+    }
