@@ -6,7 +6,6 @@ Read as a stream, several times over: a text need not fit into memory. Knows nei
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +13,7 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.text.lines import BYTE_ORDER_MARK, readable, unpacked
+from specdec.text.lines import decoded, file_digest, file_lines
 from specdec.text.sources import Records, read_hub
 
 
@@ -56,15 +55,40 @@ class OpenedText:
         Raises:
             UsageError: a line that is not UTF-8, named by its number.
         """
-        read = _documents_of_file if self.config.path is not None else _documents_of_hub
         limit, taken = self.config.max_bytes, 0
-
-        def fits(document: str) -> bool:
-            nonlocal taken
+        for document in self._in_file() if self.config.path is not None else self._on_hub():
             taken += len(document.encode())
-            return limit is None or taken <= limit
+            if limit is not None and taken > limit:
+                return
+            yield document
 
-        return takewhile(fits, read(self.config, self.group))
+    def _in_file(self) -> Iterator[str]:
+        """Yield the lines that are not blank, or the paragraphs between blank lines; a line ends with \\n or \\r\\n."""
+        path, key = str(self.config.path), f"{self.group}.path"
+        paragraph: list[str] = []
+        for number, raw in file_lines(Path(path).expanduser(), f"Text file {key}={path}"):
+            line = decoded(f"{path}:{number}", raw, f"convert the file that {key} names")
+            if self.config.documents == "lines":
+                if line.strip():
+                    yield line
+            elif line.strip():
+                paragraph.append(line)
+            elif paragraph:
+                yield "\n".join(paragraph)
+                paragraph = []
+        if paragraph:
+            yield "\n".join(paragraph)
+
+    def _on_hub(self) -> Iterator[str]:
+        field = self.config.field
+        for where, _, record in hub_records(self.config, self.group).numbered:
+            if not isinstance(record.get(field), str):
+                raise UsageError(
+                    f"{where}: no text in the field {field!r}; its keys are {', '.join(record)} (set "
+                    f"{self.group}.field)."
+                )
+            if record[field].strip():
+                yield record[field]
 
     def training(self) -> Iterator[str]:
         """Yield the documents that are not held out."""
@@ -110,11 +134,10 @@ def open_text(config: TextCorpusConfig, group: str) -> OpenedText:
         )
     if config.path is not None:
         path = Path(config.path)
-        with readable(f"Text file {group}.path={config.path}"), path.expanduser().open("rb") as file:
-            hashed = hashlib.file_digest(file, "sha256").hexdigest()
-        name, provenance = config.path, {"file": path.name, "file_sha256": hashed}
+        digest = file_digest(path.expanduser(), f"Text file {group}.path={config.path}")
+        name, provenance = config.path, {"file": path.name, "file_sha256": digest}
     else:
-        name, provenance = str(config.hub_id), _hub_records(config, group).provenance
+        name, provenance = str(config.hub_id), hub_records(config, group).provenance
     text = OpenedText(config, name, provenance, group)
     if next(text.documents(), None) is None:
         raise UsageError(f"The text {name} is empty ({group}): no document in it, or none within max_bytes.")
@@ -126,43 +149,6 @@ def open_text(config: TextCorpusConfig, group: str) -> OpenedText:
     return text
 
 
-def _documents_of_file(config: TextCorpusConfig, group: str) -> Iterator[str]:
-    """Yield the lines that are not blank, or the paragraphs between blank lines; a line ends with \\n or \\r\\n."""
-    paragraph: list[str] = []
-    for line in _lines(str(config.path), group):
-        if config.documents == "lines":
-            if line.strip():
-                yield line
-        elif line.strip():
-            paragraph.append(line)
-        elif paragraph:
-            yield "\n".join(paragraph)
-            paragraph = []
-    if paragraph:
-        yield "\n".join(paragraph)
-
-
-def _lines(path: str, group: str) -> Iterator[str]:
-    with unpacked(Path(path).expanduser(), f"Text file {group}.path={path}") as (content, _):
-        for number, raw in enumerate(content, start=1):
-            line = raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw
-            try:
-                yield line.decode("utf-8").rstrip("\r\n")
-            except UnicodeDecodeError:
-                raise UsageError(
-                    f"{path}:{number}: not UTF-8 text; convert the file that {group}.path names."
-                ) from None
-
-
-def _hub_records(config: TextCorpusConfig, group: str) -> Records:
+def hub_records(config: TextCorpusConfig, group: str) -> Records:
+    """Open the data set of a text."""
     return read_hub(str(config.hub_id), config.hub_config, config.split, config.revision, group)
-
-
-def _documents_of_hub(config: TextCorpusConfig, group: str) -> Iterator[str]:
-    for where, _, record in _hub_records(config, group).numbered:
-        if not isinstance(record.get(config.field), str):
-            raise UsageError(
-                f"{where}: no text in the field {config.field!r}; its keys are {', '.join(record)} (set {group}.field)."
-            )
-        if record[config.field].strip():
-            yield record[config.field]

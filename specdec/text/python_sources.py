@@ -13,7 +13,7 @@ import re
 import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -62,20 +62,6 @@ class PythonCorpus:
     manifest: dict[str, Any]
 
 
-@dataclass
-class Drops:
-    """Dropped files: counted by source and reason, and named where they repeat a held-out module."""
-
-    counts: dict[str, Counter[str]] = field(default_factory=dict)
-    heldout: list[dict[str, str]] = field(default_factory=list)
-
-    def add(self, document: Document, reason: str, because_of: str | None = None) -> None:
-        self.counts.setdefault(document.source, Counter())[reason] += 1
-        if because_of is not None:
-            where = f"{document.source}:{document.name}"
-            self.heldout.append({"file": where, "reason": reason, "heldout": because_of})
-
-
 def held_out_modules() -> list[str]:
     """Return the dotted names of the standard-library modules that no training text may repeat."""
     return list(json.loads(HOLDOUT_FILE.read_text(encoding="utf-8"))["modules"])
@@ -118,54 +104,78 @@ def shingles(text: str, lines: int) -> set[int]:
     return {hash(tuple(kept[i : i + lines])) for i in range(max(len(kept) - lines + 1, 0))}
 
 
-def _unsuitable(document: Document, config: PythonCorpusConfig) -> str | None:
-    """Return the reason why a file is no good as training text, or None."""
-    text = document.text
-    size = len(text.encode())
-    if size < config.min_file_bytes:
-        return "too short"
-    if size > config.max_file_bytes:
-        return "too long"
-    if document.name.endswith(("_pb2.py", "_pb2_grpc.py")) or GENERATED.search(text[:2000]):
-        return "generated"
-    if max(map(len, text.splitlines())) > config.max_line_characters:
-        return "very long lines"
-    if sum(map(str.isdigit, text)) > config.max_digit_share * len(text):
-        return "table of numbers"
-    return None
+class Keeper:
+    """Decides for each file if it is kept. Dropped are files that are no good as training text, that repeat a held-out
+    document, by file name or by shared shingles, and that repeat what was kept.
 
-
-class HoldoutFilter:
-    """Finds documents that repeat a held-out one, by file name and by shared shingles."""
+    Attributes:
+        counts: dropped files by source and reason.
+        repeated: those that repeat a held-out document, by name.
+    """
 
     def __init__(self, heldout: list[Document], modules: list[str], config: PythonCorpusConfig) -> None:
         self.config = config
         self.stems = {module.split(".")[-1]: module for module in modules}
         self.texts = {d.name: shingles(d.text, config.shingle_lines) for d in heldout}
-        self.all = set().union(*self.texts.values()) if self.texts else set()
+        self.held_out = set().union(*self.texts.values()) if self.texts else set()
+        self.digests: set[str] = set()
+        self.seen: set[int] = set()
+        self.counts: dict[str, Counter[str]] = {}
+        self.repeated: list[dict[str, str]] = []
 
-    def overlap(self, own: set[int]) -> tuple[float, str]:
-        """Return the largest overlap with a held-out text, as a share of the smaller of the two, and that text's name.
+    def __call__(self, document: Document) -> bool:
+        """Return True if a file is kept; remember it, or count why it is not."""
+        unsuitable = None if document.source == TOPICS else self._unsuitable(document)
+        digest = hashlib.sha256(document.text.encode()).hexdigest()
+        own = set() if unsuitable else shingles(document.text, self.config.shingle_lines)
+        if unsuitable:
+            self.drop(document, unsuitable)
+        elif repeats := self._repeats(document, own):
+            reason, name = repeats
+            self.drop(document, reason)
+            self.repeated.append({"file": f"{document.source}:{document.name}", "reason": reason, "heldout": name})
+        elif digest in self.digests:
+            self.drop(document, "duplicate")
+        elif len(own & self.seen) > self.config.repeat_overlap * max(len(own), 1):
+            self.drop(document, "mostly repeats kept files")
+        else:
+            self.digests.add(digest)
+            self.seen |= own
+            return True
+        return False
 
-        Args:
-            own: the document's shingles.
-        """
-        best, which = 0.0, ""
-        if not own.isdisjoint(self.all):
-            for name, other in self.texts.items():
-                common = len(own & other)
-                share = max(common / max(len(own), 1), common / max(len(other), 1))
-                if share > best:
-                    best, which = share, name
-        return best, which
+    def drop(self, document: Document, reason: str) -> None:
+        """Count a file that is not kept."""
+        self.counts.setdefault(document.source, Counter())[reason] += 1
 
-    def reason(self, document: Document, own: set[int]) -> tuple[str, str] | None:
-        """Return (reason, held-out name) if the document must be dropped."""
+    def _unsuitable(self, document: Document) -> str | None:
+        """Return the reason why a file is no good as training text, or None."""
+        text, config = document.text, self.config
+        size = len(text.encode())
+        if size < config.min_file_bytes:
+            return "too short"
+        if size > config.max_file_bytes:
+            return "too long"
+        if document.name.endswith(("_pb2.py", "_pb2_grpc.py")) or GENERATED.search(text[:2000]):
+            return "generated"
+        if max(map(len, text.splitlines())) > config.max_line_characters:
+            return "very long lines"
+        if sum(map(str.isdigit, text)) > config.max_digit_share * len(text):
+            return "table of numbers"
+        return None
+
+    def _repeats(self, document: Document, own: set[int]) -> tuple[str, str] | None:
+        """Return why a file with these shingles repeats a held-out document, and that one's name, or None."""
         stem = document.name.split("/")[-1].removesuffix(".py")
         tested = stem.removeprefix("test_").removesuffix("_test").removesuffix("_tests")
         if tested != stem and tested in self.stems:
             return "test of a held-out module", self.stems[tested]
-        share, which = self.overlap(own)
+        share, which = 0.0, ""  # the largest overlap with a held-out text, as a share of the smaller of the two
+        if not own.isdisjoint(self.held_out):
+            for name, other in self.texts.items():
+                common = len(own & other) / max(min(len(own), len(other)), 1)
+                if common > share:
+                    share, which = common, name
         if share > self.config.heldout_overlap:
             return "content of a held-out module", which
         named = self.stems.get(module_name(document.name).split(".")[-1])
@@ -195,8 +205,7 @@ def build_corpus(
     heldout = [d for d in own if is_held_out(d, modules)] + [d for d in texts if d.name in topic_names]
 
     held = set(map(id, heldout))
-    drops = Drops()
-    keep = Keeper(HoldoutFilter(heldout, modules, config), drops)
+    keep = Keeper(heldout, modules, config)
     training = [d for d in [*own, *texts] if id(d) not in held and keep(d)]
     missing = []
     for package, limit in sorted(config.packages.items()):
@@ -208,38 +217,33 @@ def build_corpus(
         for document in sorted(files, key=lambda d: hashlib.sha256(d.name.encode()).digest()):
             size = len(document.text.encode())
             if taken + size > limit:
-                drops.add(document, "over the package's share")
+                keep.drop(document, "over the package's share")
             elif keep(document):
                 training.append(document)
                 taken += size
-    return PythonCorpus(training, heldout, _manifest(training, heldout, drops, missing))
-
-
-class Keeper:
-    """Decides for each file if it is kept, and remembers those it kept, to drop duplicates and repetitions."""
-
-    def __init__(self, holdout: HoldoutFilter, drops: Drops) -> None:
-        self.holdout, self.drops, self.config = holdout, drops, holdout.config
-        self.digests: set[str] = set()
-        self.seen: set[int] = set()
-
-    def __call__(self, document: Document) -> bool:
-        unsuitable = None if document.source == TOPICS else _unsuitable(document, self.config)
-        digest = hashlib.sha256(document.text.encode()).hexdigest()
-        own = set() if unsuitable else shingles(document.text, self.config.shingle_lines)
-        if unsuitable:
-            self.drops.add(document, unsuitable)
-        elif held := self.holdout.reason(document, own):
-            self.drops.add(document, *held)
-        elif digest in self.digests:
-            self.drops.add(document, "duplicate")
-        elif len(own & self.seen) > self.config.repeat_overlap * max(len(own), 1):
-            self.drops.add(document, "mostly repeats kept files")
-        else:
-            self.digests.add(digest)
-            self.seen |= own
-            return True
-        return False
+    sources: dict[str, Any] = {}
+    for name in dict.fromkeys(d.source for d in training):
+        kept = [d for d in training if d.source == name]
+        sources[name] = {
+            **_provenance(name),
+            "files": len(kept),
+            "bytes": sum(len(d.text.encode()) for d in kept),
+            "sha256": content_hash(kept),
+            "dropped": dict(sorted(keep.counts.get(name, Counter()).items())),
+        }
+    manifest = {
+        "python": platform.python_version(),
+        "sha256": content_hash([*training, *heldout]),
+        "sources": sources,
+        "packages_not_installed": missing,
+        "held_out": {
+            f"{d.source}:{d.name}": {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
+            for d in heldout
+            for text in [d.text.encode()]
+        },
+        "dropped_for_the_hold_out": keep.repeated,
+    }
+    return PythonCorpus(training, heldout, manifest)
 
 
 def installed_topics() -> dict[str, str]:
@@ -256,32 +260,6 @@ def content_hash(documents: Iterable[Document]) -> str:
         for part in (document.source, document.name, document.text):
             digest.update(hashlib.sha256(part.encode()).digest())
     return digest.hexdigest()
-
-
-def _manifest(training: list[Document], heldout: list[Document], drops: Drops, missing: list[str]) -> dict[str, Any]:
-    """Return the content of `corpus.json`: hashes, sizes, versions and licences per source, and what was dropped."""
-    sources: dict[str, Any] = {}
-    for name in dict.fromkeys(d.source for d in training):
-        kept = [d for d in training if d.source == name]
-        sources[name] = {
-            **_provenance(name),
-            "files": len(kept),
-            "bytes": sum(len(d.text.encode()) for d in kept),
-            "sha256": content_hash(kept),
-            "dropped": dict(sorted(drops.counts.get(name, Counter()).items())),
-        }
-    return {
-        "python": platform.python_version(),
-        "sha256": content_hash([*training, *heldout]),
-        "sources": sources,
-        "packages_not_installed": missing,
-        "held_out": {
-            f"{d.source}:{d.name}": {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
-            for d in heldout
-            for text in [d.text.encode()]
-        },
-        "dropped_for_the_hold_out": drops.heldout,
-    }
 
 
 def _provenance(source: str) -> dict[str, str]:

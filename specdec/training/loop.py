@@ -20,11 +20,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
 
 from specdec.config import flattened
 from specdec.errors import Interrupted, UsageError
+from specdec.progress import progress_bar
 from specdec.signals import STOPS, end_at_once
 from specdec.text.writing import write_atomically
 from specdec.tracking.writer import check_store, tracked_run
@@ -228,7 +227,18 @@ def train(student: Student) -> FinishedTraining | None:
                 curves[name] = {step: value for step, value in values.items() if value is not None}
             tracked.curves(curves)
             tracked.tags({"specdec.resumed_from_step": str(training.progress.step)})
-        with _progress_bar(training, tracked.heartbeat) as display:
+        first, began, heldout = training.progress.step, time.perf_counter(), float("nan")
+        with progress_bar() as progress:
+            bar = progress.add_task(student.name, total=student.steps, completed=first)
+
+            def display(line: dict[str, float]) -> None:
+                nonlocal heldout
+                heldout = line.get(column(student.watched), heldout)
+                speed = (line["step"] - first) * student.step_tokens / (time.perf_counter() - began)
+                figures = f"loss {line['train_loss']:.3f}  {student.watched} {heldout:.3f}  {speed:,.0f} tokens/s"
+                progress.update(bar, completed=line["step"], description=f"{student.name}  {figures}")
+                tracked.heartbeat()
+
             training.train(tracked.metrics, display)
         outcome = training.finish()
         tracked.metrics(outcome.metrics)
@@ -255,35 +265,3 @@ def stop_requests() -> Iterator[list[int]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def _progress_bar(training: Training, heartbeat: Callable[[], None]) -> Iterator[Callable[[dict[str, float]], None]]:
-    """Give a callable for the history's line of each step; without a terminal it logs once a minute instead."""
-    student = training.student
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed}/{task.total}"),
-        TextColumn("loss {task.fields[loss]:.3f}  " + student.watched + " {task.fields[heldout]:.3f}"),
-        TextColumn("{task.fields[speed]:,.0f} tokens/s"), TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
-    nan = float("nan")
-    first, began = training.progress.step, time.perf_counter()
-    last = {"logged": began, "heldout": nan}
-    with ProgressBar(*columns) as progress:
-        fields: dict[str, Any] = {"loss": nan, "heldout": nan, "speed": 0.0}
-        bar = progress.add_task(student.name, total=student.steps, completed=first, **fields)
-
-        def display(line: dict[str, float]) -> None:
-            now = time.perf_counter()
-            speed = (line["step"] - first) * student.step_tokens / (now - began)
-            last["heldout"] = line.get(column(student.watched), last["heldout"])
-            progress.update(bar, completed=line["step"], loss=line["train_loss"], heldout=last["heldout"], speed=speed)
-            heartbeat()
-            if not progress.console.is_terminal and now - last["logged"] > 60:
-                last["logged"] = now
-                logger.info(
-                    "step %d of %d, %.0f tokens/s, loss %.3f, %s %.3f",
-                    line["step"], student.steps, speed, line["train_loss"], student.watched, last["heldout"],
-                )  # fmt: skip
-
-        yield display

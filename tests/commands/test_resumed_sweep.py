@@ -155,7 +155,7 @@ def training(monkeypatch) -> Callable[[str, BaseException], None]:
     """A stand-in for training heads, which only makes its folder; `training("2", error)` lets heads.count=2 fail."""
     faults: dict[int, BaseException] = {}
 
-    def trained(values):
+    def trained(kind, values):
         folder = Path(values["output_dir"] or "models/heads/medusa")
         if values["heads"]["count"] in faults:
             raise faults[values["heads"]["count"]]

@@ -3,7 +3,6 @@
 Both ways give the same numbers, rounded to the same dtype. Knows neither heads nor where text comes from.
 """
 
-import json
 import logging
 import os
 import shutil
@@ -19,13 +18,11 @@ from specdec.errors import NumericsError, UsageError
 from specdec.progress import progress_bar
 from specdec.targets.base import Target
 from specdec.text.document_store import Part
-from specdec.text.writing import write_atomically
 from specdec.training.data.sequences import Batch, Sequences
 from specdec.training.data_recipes import StatesConfig, fingerprint
 
 logger = logging.getLogger(__name__)
 
-MANIFEST = "states.json"
 GIB, MIB = 2**30, 2**20
 _PROBE = 4  # tokens
 
@@ -76,7 +73,7 @@ class StateSource:
         )
         self.folder = Path(config.folder).expanduser() / name[:16]
         self._shard_size = max(1, config.shard_mib * MIB // self._sequence_bytes)  # sequences
-        self._shards: dict[str, Tensor] = {}
+        self._mapped: dict[Path, Tensor] = {}
 
     # --- the cache
 
@@ -94,7 +91,7 @@ class StateSource:
                 "step instead", self.bytes / GIB, self.config.limit_gib,
             )  # fmt: skip
             return
-        check_space(self.config, sum(self._sequence_bytes * (end - first) for _, first, end in self._missing()))
+        check_space(self.config, sum(self._sequence_bytes * len(numbers) for _, numbers in self._missing()))
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / ".lock"):
             missing = self._missing()
@@ -103,56 +100,50 @@ class StateSource:
                 self._write(missing)
         self.cached = True
 
-    def _write(self, missing: list[tuple[Part, int, int]]) -> None:
-        total, left = sum(self.sequences.counts.values()), sum(end - first for _, first, end in missing)
-        done = self._complete()
+    def _write(self, missing: list[tuple[Part, range]]) -> None:
+        total, left = sum(self.sequences.counts.values()), sum(len(numbers) for _, numbers in missing)
         with progress_bar() as progress:
             bar = progress.add_task("hidden states", total=total, completed=total - left)
-            for part, first, end in missing:
-                self._write_shard(part, first, end)
-                done.add(_shard(part, first, end))
-                write_atomically(self.folder / MANIFEST, json.dumps({"complete": sorted(done)}, indent=1) + "\n")
-                progress.advance(bar, end - first)
+            for part, numbers in missing:
+                path = self._file(part, numbers)
+                unfinished = path.with_name(path.name + ".part")
+                with unfinished.open("wb") as file:
+                    for first in range(0, len(numbers), self.config.batch):
+                        batch = self.sequences.batch(part, np.array(numbers[first : first + self.config.batch]))
+                        states, _ = self._call(batch)
+                        states.cpu().contiguous().view(torch.uint8).numpy().tofile(file)
+                os.replace(unfinished, path)
+                progress.advance(bar, len(numbers))
 
-    def _complete(self) -> set[str]:
-        path = self.folder / MANIFEST
-        return set(json.loads(path.read_text(encoding="utf-8"))["complete"]) if path.exists() else set()
+    def _file(self, part: Part, numbers: range) -> Path:
+        """Name a file by its first sequence and the one after its last: a longer training has another last file."""
+        return self.folder / f"{part}_{numbers.start:07}_{numbers.stop:07}.bin"
 
-    def _missing(self) -> list[tuple[Part, int, int]]:
-        """Return (part, first sequence, sequence after the last) of each file that is not complete."""
-        done, size = self._complete(), self._shard_size
-        ranges = [
-            (part, first, min(first + size, count))
-            for part, count in self.sequences.counts.items()
-            for first in range(0, count, size)
-        ]
-        return [each for each in ranges if _shard(*each) not in done or not (self.folder / _shard(*each)).exists()]
-
-    def _write_shard(self, part: Part, first: int, end: int) -> None:
-        path = self.folder / _shard(part, first, end)
-        temporary = path.with_name(path.name + ".part")
-        with temporary.open("wb") as file:
-            for number in range(first, end, self.config.batch):
-                batch = self.sequences.batch(part, np.arange(number, min(number + self.config.batch, end)))
-                states, _ = self._call(batch)
-                states.cpu().contiguous().view(torch.uint8).numpy().tofile(file)
-        os.replace(temporary, path)
+    def _missing(self) -> list[tuple[Part, range]]:
+        """Return part and sequences of each file that is not there whole."""
+        missing = []
+        for part, count in self.sequences.counts.items():
+            for first in range(0, count, self._shard_size):
+                numbers = range(first, min(first + self._shard_size, count))
+                path = self._file(part, numbers)
+                if not path.exists() or path.stat().st_size != len(numbers) * self._sequence_bytes:
+                    missing.append((part, numbers))
+        return missing
 
     def _read(self, batch: Batch) -> Tensor:
-        found = []
+        """Read the states [B, S, width] of sequences from files that are mapped, so that no more is read."""
+        rows = []
         for number in map(int, batch.numbers):
             first = number // self._shard_size * self._shard_size
-            end = min(first + self._shard_size, self.sequences.counts[batch.part])
-            found.append(self._mapped(_shard(batch.part, first, end), end - first)[number - first])
-        return torch.stack(found).to(self.target.device)
-
-    def _mapped(self, name: str, count: int) -> Tensor:
-        """Map a file as [count, S, width] without reading it."""
-        if name not in self._shards:
-            shape = (count, self.sequences.length, self._width)
-            flat = torch.from_file(str(self.folder / name), shared=False, size=int(np.prod(shape)), dtype=self.dtype)
-            self._shards[name] = flat.view(shape)
-        return self._shards[name]
+            path = self._file(
+                batch.part, range(first, min(first + self._shard_size, self.sequences.counts[batch.part]))
+            )
+            if path not in self._mapped:
+                size = path.stat().st_size // self.dtype.itemsize
+                flat = torch.from_file(str(path), shared=False, size=size, dtype=self.dtype)
+                self._mapped[path] = flat.view(-1, self.sequences.length, self._width)
+            rows.append(self._mapped[path][number - first])
+        return torch.stack(rows).to(self.target.device)
 
     # --- batches
 
@@ -183,19 +174,14 @@ class StateSource:
 
     def _call(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Call the target; return rounded states, and logits as they are."""
-        found, logits = self.target.hidden.sequence(batch.tokens.to(self.target.device), *self.offsets)
-        states = found.to(self.dtype, copy=True)  # see `clone` above
+        exact, logits = self.target.hidden.sequence(batch.tokens.to(self.target.device), *self.offsets)
+        states = exact.to(self.dtype, copy=True)  # see `clone` above
         if not bool(states.isfinite().all()):
             raise NumericsError(
                 f"Hidden states of {batch.part} sequences from {int(batch.numbers[0])} on are not finite in "
                 f"{self.dtype}: set data.states.dtype to bfloat16 or float32, or check the model."
             )
         return states, logits
-
-
-def _shard(part: Part, first: int, end: int) -> str:
-    """Name a file by its first sequence and the one after its last: a longer training has another last file."""
-    return f"{part}_{first:07}_{end:07}.bin"
 
 
 def states_dtype(config: StatesConfig, own: torch.dtype) -> torch.dtype:

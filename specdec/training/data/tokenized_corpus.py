@@ -1,7 +1,7 @@
 """The text of a recipe with its tokenizer, in tokens on disk: built once, then taken from there. Lengths in tokens."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from specdec.errors import UsageError
 from specdec.text.documents import OpenedText, TextCorpusConfig, open_text
 from specdec.text.encoding import batched, encode_texts
-from specdec.text.python_sources import STDLIB, TOPICS, Document, PythonCorpusConfig, build_corpus
+from specdec.text.python_sources import STDLIB, TOPICS, PythonCorpus, PythonCorpusConfig, build_corpus
 from specdec.text.writing import write_atomically
 from specdec.training.data.tokenizer import train_tokenizer
 from specdec.training.data_recipes import fingerprint
@@ -39,7 +39,6 @@ class TokenizedCorpus:
     in_stdlib: np.ndarray
     heldout: dict[str, np.ndarray]
     manifest: dict[str, Any]
-    folder: Path
 
 
 def load_corpus(config: PythonCorpusConfig | TextCorpusConfig, context: int, folder: Path) -> TokenizedCorpus:
@@ -51,12 +50,12 @@ def load_corpus(config: PythonCorpusConfig | TextCorpusConfig, context: int, fol
     if isinstance(config, TextCorpusConfig):
         text = open_text(config, "recipe.corpus")
         place = folder / fingerprint(config, context, text.provenance)[:16]
-        if not (place / "corpus.json").exists():
-            _write_text(text, context, place)
     else:
         place = folder / fingerprint(config, context)[:16]
-        if not (place / "corpus.json").exists():
-            _write_python_sources(config, context, place)
+    if not (place / "corpus.json").exists():
+        _write(
+            text if isinstance(config, TextCorpusConfig) else build_corpus(config), config.vocabulary, context, place
+        )
     arrays = np.load(place / "tokens.npz")
     return TokenizedCorpus(
         tokenizer=AutoTokenizer.from_pretrained(place / "tokenizer"),
@@ -65,68 +64,51 @@ def load_corpus(config: PythonCorpusConfig | TextCorpusConfig, context: int, fol
         in_stdlib=arrays["in_stdlib"],
         heldout={name.removeprefix(HELDOUT): arrays[name] for name in arrays.files if name.startswith(HELDOUT)},
         manifest=json.loads((place / "corpus.json").read_text(encoding="utf-8")),
-        folder=place,
     )
 
 
-def _write_python_sources(config: PythonCorpusConfig, context: int, place: Path) -> None:
-    """Write tokenizer (trained on the training part only), tokens and manifest of Python sources."""
-    corpus = build_corpus(config)
-    tokenizer = train_tokenizer((d.text for d in corpus.training), config.vocabulary, context)
-    encoded = encode(tokenizer, corpus.training)
-    heldout = {
-        name: encode(tokenizer, [d for d in corpus.heldout if d.source == source])
-        for name, source in (("code", STDLIB), ("docs", TOPICS))
-    }
-    for document, ids in zip(corpus.training, encoded, strict=True):
-        about = corpus.manifest["sources"][document.source]
-        about["tokens"] = about.get("tokens", 0) + len(ids)
-    in_stdlib = [d.source in (STDLIB, TOPICS) for d in corpus.training]
-    _write(place, tokenizer, encoded, [len(e) for e in encoded], in_stdlib, heldout, corpus.manifest)
+def _write(corpus: PythonCorpus | OpenedText, vocabulary: int, context: int, place: Path) -> None:
+    """Write tokenizer (trained on the training part only) and tokens, then the manifest, which says that all is there.
 
+    A plain text is read several times, so that it need not fit into memory.
+    """
 
-def _write_text(text: OpenedText, context: int, place: Path) -> None:
-    """Write the same of any other text, in two passes over it, so that it need not fit into memory as text."""
+    def training() -> Iterator[str]:
+        return corpus.training() if isinstance(corpus, OpenedText) else (d.text for d in corpus.training)
+
     try:
-        tokenizer = train_tokenizer(text.training(), text.config.vocabulary, context)
+        tokenizer = train_tokenizer(training(), vocabulary, context)
     except ValueError as error:
+        name = corpus.name if isinstance(corpus, OpenedText) else "of Python sources"
         raise UsageError(
-            f"The text {text.name} is too small for recipe.corpus.vocabulary={text.config.vocabulary}: {error}; "
-            "lower it, or give more text."
+            f"The text {name} is too small for recipe.corpus.vocabulary={vocabulary}: {error}; lower it, or give more "
+            "text."
         ) from None
     parts, lengths = [], []
-    for batch in batched(text.training(), ENCODED_AT_ONCE):
+    for batch in batched(training(), ENCODED_AT_ONCE):
         ids = encode_texts(tokenizer, batch)
         parts.append(np.concatenate(ids))
         lengths += [len(i) for i in ids]
-    heldout = encode_texts(tokenizer, list(text.heldout()))
-    manifest = text.manifest(tokens=sum(lengths), heldout_tokens=sum(map(len, heldout)))
-    _write(place, tokenizer, parts, lengths, [False] * len(lengths), {"text": heldout}, manifest)
-
-
-def _write(
-    place: Path,
-    tokenizer: PreTrainedTokenizerFast,
-    parts: list[np.ndarray],
-    lengths: list[int],
-    in_stdlib: list[bool],
-    heldout: dict[str, list[np.ndarray]],
-    manifest: dict[str, Any],
-) -> None:
-    """Write tokenizer and tokens, then the manifest, which says that all is there."""
+    in_stdlib = np.zeros(len(lengths), dtype=bool)
+    if isinstance(corpus, OpenedText):
+        heldout = {"text": encode_texts(tokenizer, list(corpus.heldout()))}
+        manifest = corpus.manifest(tokens=sum(lengths), heldout_tokens=sum(map(len, heldout["text"])))
+    else:
+        heldout, manifest = {}, corpus.manifest
+        for part, source in (("code", STDLIB), ("docs", TOPICS)):
+            heldout[part] = encode_texts(tokenizer, [d.text for d in corpus.heldout if d.source == source])
+        for number, (document, length) in enumerate(zip(corpus.training, lengths, strict=True)):
+            in_stdlib[number] = document.source in (STDLIB, TOPICS)
+            about = manifest["sources"][document.source]
+            about["tokens"] = about.get("tokens", 0) + length
     place.mkdir(parents=True, exist_ok=True)
     tokenizer.save_pretrained(place / "tokenizer")
     arrays: dict[str, Any] = {
-        HELDOUT + name: with_end_of_text(encoded, tokenizer.eos_token_id) for name, encoded in heldout.items()
+        HELDOUT + part: with_end_of_text(encoded, tokenizer.eos_token_id) for part, encoded in heldout.items()
     }
-    arrays |= {"tokens": np.concatenate(parts), "ends": np.cumsum(lengths), "in_stdlib": np.array(in_stdlib)}
+    arrays |= {"tokens": np.concatenate(parts), "ends": np.cumsum(lengths), "in_stdlib": in_stdlib}
     np.savez(place / "tokens.npz", **arrays)
     write_atomically(place / "corpus.json", json.dumps(manifest, indent=1) + "\n")
-
-
-def encode(tokenizer: PreTrainedTokenizerFast, documents: Sequence[Document]) -> list[np.ndarray]:
-    """Return the token ids of each document, uint16."""
-    return [ids for batch in batched(documents, 256) for ids in encode_texts(tokenizer, [d.text for d in batch])]
 
 
 def with_end_of_text(encoded: list[np.ndarray], end_of_text: int) -> np.ndarray:

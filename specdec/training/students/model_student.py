@@ -7,6 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import (
@@ -26,7 +27,7 @@ from specdec.training.data.tokenizer import bytes_per_token
 from specdec.training.optimizer import build_optimizers
 from specdec.training.recipes import ModelConfig, ModelTrainConfig, model_fingerprint
 from specdec.training.student import FinishedTraining, Student, training_device, training_dtype
-from specdec.training.students.scoring import HeldOutLoss, evenly_spaced_slice, heldout_loss, token_losses
+from specdec.training.students.scoring import HeldOutLoss, heldout_loss, token_losses
 
 logger = logging.getLogger(__name__)
 
@@ -55,8 +56,11 @@ class ModelStudent(Student):
         self.module = build_model(recipe.model, len(tokenizer), self.end_of_text, config.seed).to(self.device)
         self.optimizer, self.optimizers = recipe.optimizer, build_optimizers(self.module, recipe.optimizer)
         self.fingerprint = model_fingerprint(config, corpus.manifest["sha256"])
-        watched = next(iter(corpus.heldout.values()))
-        self.heldout = evenly_spaced_slice(watched, recipe.monitor.heldout_tokens, recipe.monitor.heldout_window)
+        # What is watched: about so many tokens of the held-out text, in pieces from evenly spaced places.
+        stream, window = next(iter(corpus.heldout.values())), recipe.monitor.heldout_window
+        count = max(1, min(recipe.monitor.heldout_tokens, len(stream) - 1) // window)
+        starts = np.linspace(0, max(len(stream) - window - 1, 0), count).astype(int)
+        self.heldout = np.concatenate([stream[start : start + window] for start in starts])
         self.loss_of: Callable[[nn.Module, Tensor], Tensor] = token_losses
 
     @classmethod

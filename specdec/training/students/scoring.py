@@ -61,10 +61,3 @@ def heldout_loss(
         scored = targets != end_of_text
         total += HeldOutLoss(float(losses[scored].double().sum()), int(scored.sum()), int(sizes[targets[scored]].sum()))
     return total
-
-
-def evenly_spaced_slice(stream: np.ndarray, tokens: int, window: int) -> np.ndarray:
-    """Take about `tokens` tokens of the stream, in pieces of `window` from evenly spaced places."""
-    count = max(1, min(tokens, len(stream) - 1) // window)
-    starts = np.linspace(0, max(len(stream) - window - 1, 0), count).astype(int)
-    return np.concatenate([stream[s : s + window] for s in starts])

@@ -13,8 +13,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import specdec
 from specdec.models.load import load_model
+from specdec.text.encoding import encode_texts
 from specdec.text.repetition import repeated_share
-from specdec.training.data.tokenized_corpus import encode, with_end_of_text
+from specdec.training.data.tokenized_corpus import with_end_of_text
 from specdec.training.data.tokenizer import bytes_per_token
 from specdec.training.pocket.publish import write_card
 from specdec.training.students.scoring import heldout_loss
@@ -31,6 +32,10 @@ def models():
 
 def summary(role: str) -> dict:
     return json.loads((POCKET / f"summary_{role}.json").read_text(encoding="utf-8"))
+
+
+def held_out_ids(tokenizer) -> list[np.ndarray]:
+    return encode_texts(tokenizer, [document.text for document in held_out_code()])
 
 
 @pytest.mark.parametrize(
@@ -68,9 +73,7 @@ def test_tokenizer(role):
 def test_losses_are_those_of_the_card_and_the_target_is_clearly_better(models):
     tokenizer = AutoTokenizer.from_pretrained(POCKET / "target")
     # One full window, as the card's: the drafter is much worse far from the beginning.
-    streams = [
-        with_end_of_text([ids[:2047]], tokenizer.eos_token_id) for ids in encode(tokenizer, held_out_code()[::3])
-    ]
+    streams = [with_end_of_text([ids[:2047]], tokenizer.eos_token_id) for ids in held_out_ids(tokenizer)[::3]]
     sizes = bytes_per_token(tokenizer)
     loss = {}
     for role, model in models.items():
@@ -110,7 +113,7 @@ def test_the_card_is_made_of_the_records(tmp_path):
 def test_the_target_seldom_loops(models):
     """What a person's first figures are about: most texts of 128 tokens looped before the training against loops."""
     tokenizer = AutoTokenizer.from_pretrained(POCKET / "target")
-    texts = [ids for ids in encode(tokenizer, held_out_code()) if len(ids) > 1000]
+    texts = [ids for ids in held_out_ids(tokenizer) if len(ids) > 1000]
     beginnings = torch.tensor(
         np.stack([ids[start : start + 128] for ids in texts for start in (200, 600)])[:16].astype(int)
     )
