@@ -103,14 +103,7 @@ def predict(
     """
     if replicates < 1 or refits < 0:
         raise ValueError(f"replicates and refits are {replicates} and {refits}")
-    methods = {method for method, _ in arms} - {*PLAIN}
-    if not methods:
-        raise Undetermined("there is no round of a drafter")
-    if len(methods) > 1 or arms.texts["cell"].nunique() > 1:
-        raise Undetermined("the rounds are of several drafters or cells, and one is expected")
-    shared = arms.shared()
-    if shared.texts["prompt"].nunique() < 2:
-        raise Undetermined("one prompt cannot be split into two halves")
+    shared = _shared(arms)
     by_gamma = shared.by_gamma()
     largest, smallest = max(by_gamma), min(by_gamma)
     alpha_sums = None if alpha_sums is None or alpha_sums.empty else alpha_sums
@@ -121,10 +114,7 @@ def predict(
     side[order[: len(prompts) // 2]] = 1
     # [1 + B, P]; the first row is the data.
     weights = _weights(side, refits if len(prompts) >= FEW_PROMPTS else 0, seed)
-    deepest = by_gamma[largest]
-    if not (deepest["accepted"] + deepest["rejected"]).any():
-        raise Undetermined("no draft token was tested at the largest gamma, so no model can be fitted")
-    halves = _Halves(distinct_generations(deepest), by_gamma[smallest], alpha_sums, prompts, largest)
+    halves = _Halves(by_gamma[largest], by_gamma[smallest], alpha_sums, prompts, largest)
     texts = drafted(shared.texts).groupby("gamma", sort=True)
     written = {int(gamma): _Texts.of(part, prompts) for gamma, part in texts}
     tried, left_out = _models(halves, smallest < largest, replay, set(written), weights * side)
@@ -176,6 +166,19 @@ def _bounded(values: np.ndarray) -> tuple[float, float, float]:
     return float(values[0]), *(percentile_bounds(values[1:], LEVEL) if len(values) > 1 else (nan, nan))
 
 
+def _shared(arms: Arms) -> Arms:
+    """Return the arms over the work that all of them have done. Undetermined if `predict` cannot work on them."""
+    methods = {method for method, _ in arms} - {*PLAIN}
+    if not methods:
+        raise Undetermined("there is no round of a drafter")
+    if len(methods) > 1 or arms.texts["cell"].nunique() > 1:
+        raise Undetermined("the rounds are of several drafters or cells, and one is expected")
+    shared = arms.shared()
+    if shared.texts["prompt"].nunique() < 2:
+        raise Undetermined("one prompt cannot be split into two halves")
+    return shared
+
+
 def _weights(side: np.ndarray, refits: int, seed: int) -> np.ndarray:
     """Return how often each prompt counts, [1 + B, P]: once in the data, as drawn in its half in a replicate."""
     generator = np.random.default_rng([seed, 1])
@@ -194,13 +197,16 @@ class _Halves:
 
     def __init__(
         self,
-        fitted: pd.DataFrame,
+        deepest: pd.DataFrame,
         shortest: pd.DataFrame,
         alpha_sums: pd.DataFrame | None,
         prompts: list[str],
         gamma: int,
     ) -> None:
-        """Count rounds: of distinct generations at the largest gamma, in order, and those of the smallest."""
+        """Count the rounds of the largest gamma and those of the smallest. Undetermined if no model can be fitted."""
+        if not (deepest["accepted"] + deepest["rejected"]).any():
+            raise Undetermined("no draft token was tested at the largest gamma, so no model can be fitted")
+        fitted = distinct_generations(deepest)
         self.data = _counts(fitted, shortest, alpha_sums, prompts, gamma)
         self._table = _outcomes(fitted, prompts, gamma)
         offers = bool((self._table["offered"] < self._table["room"]).any())

@@ -245,7 +245,7 @@ def positions(figures: pd.DataFrame) -> pd.DataFrame:
         (name for name in figures if name.startswith("alpha_position_") and not name.endswith(".half")),
         key=lambda name: int(name.rpartition("_")[2]),
     )
-    tokens_printed = figures["tokens_per_round"].dropna().reset_index()
+    tokens_printed = figures.reindex(columns=["tokens_per_round"]).dropna().reset_index()
     rows = []
     for key, row in figures[names].dropna(how="all").iterrows():
         rates = row.dropna().to_numpy()
