@@ -20,6 +20,7 @@ LAYERS = (
     ("analysis",),
     ("environment", "terminal"),
     ("structures", "verifiers", "models"),
+    ("compiled",),
     ("text",),
     ("targets",),
     ("prompts", "ngrams"),

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -160,11 +159,12 @@ class Enumeration:
         script: list[int] | None = []
         while script is not None:
             branches = Branches(script)
-            with (
-                mock.patch.object(torch, "rand", self._rand(branches)),
-                mock.patch.object(torch, "multinomial", self._multinomial(branches)),
-            ):
+            drawing = torch.rand, torch.multinomial
+            torch.rand, torch.multinomial = self._rand(branches), self._multinomial(branches)
+            try:
                 result = run()
+            finally:
+                torch.rand, torch.multinomial = drawing
             self.runs += 1
             yield branches.weight, result
             script = branches.next_script()

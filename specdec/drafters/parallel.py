@@ -9,6 +9,7 @@ import torch
 from pydantic import Field, NonNegativeInt
 from torch import Tensor
 
+from specdec.compiled.passes import compile_decoder
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.small_model import SmallModel
@@ -137,7 +138,9 @@ class Parallel(Drafter):
             # A call has 1 to gamma + 1 committed tokens. One size serves all: masks behind the last that is read
             # change nothing.
             size = 2 * structure.gamma
-            self._decoder.compile({size}, capacity + structure.gamma, self._compilation, packages=self._packages)
+            compile_decoder(
+                self._decoder, {size}, capacity + structure.gamma, self._compilation, packages=self._packages
+            )
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._begin(text.generator)
@@ -176,11 +179,11 @@ class Parallel(Drafter):
 
     def _compiled_size(self, needed: int) -> int:
         """Return how many tokens a call has: `needed`, or those of a compiled pass, where that has room for them."""
-        decoder = self._decoder
-        if decoder.cache is not decoder.compiled_cache or 0 in decoder.compiled:  # 0 serves every number of tokens
+        decoder, passes = self._decoder, self._decoder.passes
+        if passes is None or decoder.cache is not passes.cache or 0 in passes.sizes:  # 0 serves every number of tokens
             return needed
         room = min(decoder.cache.capacity, decoder.context_length) - decoder.length
-        return min((size for size in decoder.compiled if needed <= size <= room), default=needed)
+        return min((size for size in passes.sizes if needed <= size <= room), default=needed)
 
     def _after(self, logits: Tensor, ranked: bool) -> Tensor:
         """Return the laws of logits [..., V], or what ranks the tokens, over the target's tokens."""

@@ -10,12 +10,14 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn.functional import pad
 
+from specdec.compiled.draft_loop import Choice, StaticLoop, joined
+from specdec.compiled.graph_checks import trusted_loop
+from specdec.compiled.passes import compile_decoder
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.base.batch import BatchDrafter
 from specdec.errors import NumericsError, UsageError
 from specdec.models.decoder import Decoder
-from specdec.models.draft_loop import Choice, StaticLoop, joined
 from specdec.models.load import (
     Dtype,
     check_revision,
@@ -198,15 +200,16 @@ class SmallModel(Drafter):
         if self._compilation is None or not isinstance(self._decoder, Decoder):
             return
         # A call has one token, or two at the start of a draft whose predecessor was accepted whole.
-        self._decoder.compile({1, 2}, capacity, self._compilation, packages=self._packages)
-        captures = self._compilation == "inductor" and self._device.type == "cuda" and self._decoder.compiled
+        compile_decoder(self._decoder, {1, 2}, capacity, self._compilation, packages=self._packages)
+        passes = self._decoder.passes
+        captures = self._compilation == "inductor" and self._device.type == "cuda" and passes and passes.sizes
         if captures and self._decoder.loops and structure.single and structure.threshold == 0:
             self._loop = self._static_loop(structure.gamma)
 
     def _static_loop(self, gamma: int) -> StaticLoop | None:
         """Return a captured loop over the decoder's present cache; None where it cannot be had."""
         assert isinstance(self._decoder, Decoder)
-        return self._decoder.static_loop(gamma, lambda logits, uniform: self._choose(self.align(logits), uniform))
+        return trusted_loop(self._decoder, gamma, lambda logits, uniform: self._choose(self.align(logits), uniform))
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._reset(text.generator)

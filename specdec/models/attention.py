@@ -98,6 +98,17 @@ def use_own_attention(model: Any) -> bool:
     return True
 
 
+def pin_attention(device: torch.device) -> None:
+    """Leave torch the kernels that suit a mask over a cache: memory-efficient attention, or plain products where that
+    does not take the number format. Flash attention takes no mask, and is left to calls without one.
+
+    cuDNN's attention, which torch prefers on Hopper and Blackwell, plans anew for every length of the keys, which takes
+    tens of milliseconds; here each call has another.
+    """
+    if device.type == "cuda":
+        torch.backends.cuda.enable_cudnn_sdp(False)
+
+
 @contextmanager
 def stock_attention(model: Any) -> Iterator[None]:
     """Give a model that was switched by `use_own_attention` its own attention back, within the context."""

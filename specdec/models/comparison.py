@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from specdec.errors import is_out_of_memory
-from specdec.models.compile import static_pass
 from specdec.models.decoder import Decoder
+from specdec.models.forward_pass import static_pass
 from specdec.models.path_batch import path_batch
 from specdec.models.quantization import quantization_of
 from specdec.models.seq2seq import Seq2SeqDecoder

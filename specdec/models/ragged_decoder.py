@@ -10,8 +10,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from specdec.models.compile import run_model
 from specdec.models.decoder import Decoder
+from specdec.models.forward_pass import run_model
 from specdec.models.masks import Mask, MaskBuffers
 from specdec.models.ragged_cache import RaggedCache
 from specdec.records import Tree, chain_tree

@@ -3,12 +3,10 @@
 The first E layers of a model compute the same keys and values whether the other layers follow or not.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from specdec.models.cache import KVCache
-from specdec.models.compile import Mode
 from specdec.models.decoder import Decoder
-from specdec.models.packages import PackageFolder
 from specdec.models.partial import block_parts, partial_model
 
 
@@ -40,26 +38,12 @@ class SharedDecoder(Decoder):
         self.in_step = False
         self._other = decoder
 
-    def compile(
-        self,
-        sizes: Collection[int],
-        capacity: int,
-        mode: Mode,
-        copies: int = 1,
-        packages: PackageFolder | None = None,
-    ) -> None:
-        """Make passes that write into the other decoder's compiled cache; without one, everything stays eager. To be
-        called while no text is in that cache.
-        """
-        cache = self._other.compiled_cache
-        if self._compiled is not None and self._compiled.cache.over is not cache:
-            self._compiled = None
-        if cache is not None:
-            super().compile(sizes, cache.capacity, mode, cache.allocated if copies > 1 else 1, packages)
+    def cache_for_passes(self, capacity: int, copies: int) -> KVCache | None:
+        """Return slots of the cache that the other decoder's passes write into; None where it has none."""
+        return None if self._other.passes is None else self._other.passes.cache.shared(self.layers)
 
-    def _cache_for_passes(self, capacity: int, copies: int) -> KVCache:
-        assert self._other.compiled_cache is not None
-        return self._other.compiled_cache.shared(self.layers)
+    def fits_passes(self, cache: KVCache, capacity: int, copies: int) -> bool:
+        return self._other.passes is not None and cache.over is self._other.passes.cache
 
     @property
     def loops(self) -> bool:
@@ -75,9 +59,9 @@ class SharedDecoder(Decoder):
             self._share()
             self.length = self._other.length
             return prompt[-1]
-        made, self._compiled = self._compiled, None  # its passes write into the other decoder's cache
+        made, self.passes = self.passes, None  # they write into the other decoder's cache
         root = super().start(prompt, capacity, copies)
-        self._compiled = made
+        self.passes = made
         return root
 
     def follow(self) -> int:
@@ -88,10 +72,7 @@ class SharedDecoder(Decoder):
 
     def _share(self) -> None:
         """Use the slots of the other decoder's present cache, which may be another one than before."""
-        cache, made = self._other.cache, self._compiled
-        if self.cache.over is cache:
-            return
-        if made is not None and made.cache.over is cache:
-            self.cache, self._steps = made.cache, made.steps
-        else:
-            self.cache, self._steps = cache.shared(self.layers), {}
+        cache, passes = self._other.cache, self.passes
+        if self.cache.over is not cache:
+            kept = passes is not None and passes.cache.over is cache
+            self.cache = passes.cache if passes is not None and kept else cache.shared(self.layers)

@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import torch
 
+from specdec.compiled.passes import Mode
 from specdec.decode import cut
 from specdec.drafters.small_model import SmallModel
 from specdec.models.attention import stock_attention
-from specdec.models.compile import Mode
 from specdec.peers.base.contract import ASSISTED, PROMPT_LOOKUP, Absent, Engine, Peer, Setting, Work, engines
 from specdec.prompts import Prompt
 from specdec.sampling import SamplingConfig

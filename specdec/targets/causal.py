@@ -11,10 +11,12 @@ from pydantic import Field
 from torch import Tensor
 
 from specdec import ranks
+from specdec.compiled.packages import PackageFolder
+from specdec.compiled.passes import Mode, compile_decoder, mode_for
 from specdec.config import AtLeastOne, typed
 from specdec.errors import EnvironmentFault, UsageError
-from specdec.models.compile import Mode, joined_states, mode_for
 from specdec.models.decoder import Decoder
+from specdec.models.forward_pass import joined_states
 from specdec.models.load import (
     Dtype,
     check_revision,
@@ -24,7 +26,6 @@ from specdec.models.load import (
     resolve_device,
     resolve_dtype,
 )
-from specdec.models.packages import PackageFolder
 from specdec.models.products import matrix_products
 from specdec.models.quantization import KEY, quantization_in_words, quantization_of, quantized_loading
 from specdec.models.random_weights import check_shape, random_model, shape_hash
@@ -127,7 +128,7 @@ class Causal(ModelTarget):
 
     def prepare(self, sizes: Collection[int], capacity: int, branches: int = 1) -> None:
         if self.compilation is not None:
-            self.decoder.compile(sizes, capacity, self.compilation, self._copies(branches), self.packages)
+            compile_decoder(self.decoder, sizes, capacity, self.compilation, self._copies(branches), self.packages)
 
     @property
     def passes(self) -> Mapping[str, Mapping[str, Any]]:

@@ -34,10 +34,11 @@ import torch
 import transformers
 from torch import Tensor
 
-from specdec.models.compile import StaticStep
+from specdec.compiled.cuda_graphs import StaticStep
+from specdec.compiled.draft_loop import Choice, StaticLoop
+from specdec.compiled.graph_checks import loop_departure, step_departure, tolerance
+from specdec.compiled.passes import compile_decoder
 from specdec.models.decoder import Decoder
-from specdec.models.draft_loop import Choice, StaticLoop
-from specdec.models.gpu import loop_departure, step_departure, tolerance
 from specdec.records import Tree, chain_tree
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -128,7 +129,9 @@ class Bench:
                 config, dtype=self.scale.dtype, attn_implementation="sdpa"
             )
         decoder = Decoder(model.eval().requires_grad_(False), name, 512)
-        decoder.compile((), self.scale.capacity, "trace")  # makes the cache that all passes share; traces nothing
+        compile_decoder(
+            decoder, (), self.scale.capacity, "trace"
+        )  # makes the cache that all passes share; traces nothing
         return decoder
 
     def left(self) -> float:
@@ -348,14 +351,12 @@ def correctness(bench: Bench, found: dict[str, Any]) -> None:
                 found["complete"] = False
                 continue
             step = bench.step(name, size, how)
-            apart = step_departure(
-                step, decoder.cache, decoder.plain, decoder.context_length, bench.scale.shapes[name]["vocab_size"]
-            )
+            apart = step_departure(step, decoder)
             note(found["calls"], apart, model=name, tokens=size, how=how)
     drafter = bench.decoders[DRAFTER]
     loops = [(gamma, 1, CAPTURED) for gamma in bench.scale.gammas]
     for gamma, width, how in [*loops, *([(bench.scale.gamma, 1, BOTH)] if bench.fuses() else [])]:
-        apart = loop_departure(bench.loop(gamma, width, how), drafter.plain, drafter.context_length)
+        apart = loop_departure(bench.loop(gamma, width, how), drafter)
         note(found["drafts"], apart, gamma=gamma, how=how)
     texts = []
     for how in (EAGER, CAPTURED):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from fixtures.measuring import load, seconds_of, target_of
 
+from specdec.compiled.passes import compile_decoder
 from specdec.models.decoder import Decoder
 from specdec.records import chain_tree
 from specdec.timing.machine import buffer_bytes
@@ -47,9 +48,9 @@ def test_time_of_a_call_over_the_time_to_read_the_weights(name, dtype, bars, thr
     target = target_of(*dict.fromkeys(("causal", name)), dtype=dtype, compile=True)
     began = time.perf_counter()
     decoders = {mode: Decoder(target.model, name, 1024) for mode in ("false", "trace", "true")}
-    decoders["true"].compile({1, 5}, CONTEXT + 8, "inductor", packages=target.packages)
+    compile_decoder(decoders["true"], {1, 5}, CONTEXT + 8, "inductor", packages=target.packages)
     made = time.perf_counter() - began
-    decoders["trace"].compile({1, 5}, CONTEXT + 8, "trace")
+    compile_decoder(decoders["trace"], {1, 5}, CONTEXT + 8, "trace")
     assert {choice["pass"] for choice in decoders["true"].choices.values()} == {"inductor"}
     for decoder in decoders.values():
         decoder.start([index % 61 for index in range(CONTEXT + 1)], CONTEXT + 8)

@@ -102,7 +102,7 @@ def test_traced_passes_write_into_the_targets_cache(tiny_model, sampling, make_s
         found = decoded(target, drafter, structure, PROMPT, limit)
         assert found.tokens == expected.tokens
         assert [row.draft_tokens for row in found.rounds] == [row.draft_tokens for row in expected.rounds]
-        assert drafter._decoder.cache.over is target.decoder.cache and drafter._decoder._steps
+        assert drafter._decoder.cache.over is target.decoder.cache and drafter._decoder.passes.steps
     longer = decoded(target, drafter, structure, PROMPT, 200)  # needs a larger cache than the one compiled for
     assert longer.tokens[:limit] == expected.tokens
 

@@ -9,6 +9,7 @@ import torch
 from fixtures.decoding import decode
 from torch.profiler import ProfilerActivity, profile
 
+from specdec.compiled.passes import compile_decoder
 from specdec.models.attention import grouped_queries, stock_attention
 from specdec.models.decoder import Decoder
 from specdec.models.ragged_decoder import RaggedDecoder
@@ -153,9 +154,9 @@ def test_a_traced_step_copies_nothing_either():
     """transformers repeats the heads for one token too, when a call is recorded."""
     decoder = Decoder(decoder_of("grouped").model, "grouped", 512)
     with torch.inference_mode():
-        decoder.compile({1, 5}, CAPACITY, "trace")
+        compile_decoder(decoder, {1, 5}, CAPACITY, "trace")
         decoder.start([1], CAPACITY)
-    assert 1 in decoder.compiled
+    assert 1 in decoder.passes.sizes
     for tree in (chain_tree(0), chain_tree(4)):
         assert growth(call_at(decoder, tree)) == mask_bytes("grouped", torch.float64, len(tree) + 1)
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from specdec.clock import Clock
+from specdec.compiled.packages import PackageFolder
 from specdec.errors import UsageError
 from specdec.models.memory import available_bytes
-from specdec.models.packages import PackageFolder
 from specdec.records import EMPTY, Acceptance, Draft, TextStart, Tree
 from specdec.registry import Registry
 from specdec.sampling import SamplingConfig

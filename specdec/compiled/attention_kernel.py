@@ -7,7 +7,6 @@ Here the threads share the keys of all heads evenly, and a key or value is loade
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch._inductor import ir
@@ -294,5 +293,10 @@ def attention_kernel(operation: Any) -> Iterator[None]:
             scheduling, node1, node2
         )
 
-    with patch.dict(lowerings, {operation: _lowered}), patch.object(CppScheduling, "can_fuse_vertical", can_fuse):
+    lowerings[operation] = _lowered
+    CppScheduling.can_fuse_vertical = can_fuse  # type: ignore[method-assign]
+    try:
         yield
+    finally:
+        CppScheduling.can_fuse_vertical = fuses  # type: ignore[method-assign]
+        del lowerings[operation]

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-from specdec.models.cache_attention import attend, cache_attention
-from specdec.models.packaged import _settings
+from specdec.compiled.cache_attention import attend, cache_attention
+from specdec.compiled.packaged import _settings
 
 SCALING = 0.3
 TOLERANCES = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -77,7 +77,7 @@ class Halved(nn.Module):
 )
 @torch.no_grad()
 def test_the_kernel_is_attention(dtype, heads, groups, head, value, threads, options, tmp_path):
-    from specdec.models.cache_attention import kernel_for_attention
+    from specdec.compiled.cache_attention import kernel_for_attention
 
     torch.manual_seed(0)
     before = torch.get_num_threads()

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn.functional import linear
 
-from specdec.models.packed_products import stored_weight
+from specdec.compiled.packed_products import stored_weight
 
 _WORD, _LINE = 8, 64  # bytes: of an integer that is summed, and of what memory hands over at a time
 _LARGEST = 16 << 20  # bytes: a weight that no cache holds would be read from memory twice

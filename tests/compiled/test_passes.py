@@ -7,9 +7,11 @@ from copy import deepcopy
 import pytest
 import torch
 
+from specdec.compiled import cuda_graphs, passes
+from specdec.compiled.cuda_graphs import StaticStep, slot_buckets
+from specdec.compiled.passes import compile_decoder, mode_for
+from specdec.compiled.traced import TracedStep
 from specdec.errors import Interrupted, UsageError
-from specdec.models import compile as compilation
-from specdec.models.compile import StaticStep, TracedStep, mode_for, slot_buckets
 from specdec.models.decoder import Decoder
 from specdec.records import Tree, chain_tree
 from specdec.signals import interruptible
@@ -35,14 +37,14 @@ def eager_and_static(tiny_model, monkeypatch):
     """Makes an eager decoder, and one as `compile` does on a GPU, less the capture: graphs for these sizes, which
     attend to buckets from 16 slots on.
     """
-    monkeypatch.setattr(compilation, "_LEAST_SLOTS", 16)
+    monkeypatch.setattr(cuda_graphs, "_LEAST_SLOTS", 16)
 
     @torch.inference_mode()
     def make(name, *sizes):
         eager, static = (Decoder(tiny_model(name), name, 512) for _ in range(2))
-        static.compile({}, 64, "trace")
+        compile_decoder(static, {}, 64, "trace")
         for size in sizes:
-            static._steps[size] = StaticStep(static.model, static.cache, size, static._windows)
+            static.passes.steps[size] = StaticStep(static.model, static.cache, size, static._windows)
         return eager, static
 
     return make
@@ -54,7 +56,7 @@ def eager_and_traced(tiny_model):
 
     def make(name, sizes, **options):
         eager, traced = (Decoder(tiny_model(name), name, 512) for _ in range(2))
-        traced.compile(sizes, 64, "trace", **options)
+        compile_decoder(traced, sizes, 64, "trace", **options)
         return eager, traced
 
     return make
@@ -98,7 +100,7 @@ def test_one_graph_serves_every_draft_of_its_size_or_smaller(eager_and_static, m
 def test_what_has_no_room_in_a_graph_is_eager(eager_and_static):
     """Slots behind the last one do not exist, and a graph would write into them."""
     eager, static = eager_and_static("llama", 5)
-    step = static._steps[5]
+    step = static.passes.steps[5]
     assert step.fits(2, 507) and not step.fits(2, 508) and not step.fits(6, 10)
     for decoder in (eager, static):
         decoder.start(TEXT, 512)
@@ -168,7 +170,7 @@ def test_one_record_serves_every_number_of_rows(eager_and_traced, architecture, 
     several prefixes; bit for bit the eager pass.
     """
     eager, traced = eager_and_traced(architecture, {5})
-    assert traced.compiled == (0, 1)
+    assert traced.passes.sizes == (0, 1)
     used, call, graphs = [], TracedStep.__call__, recordings()
     monkeypatch.setattr(TracedStep, "__call__", lambda *given: used.append(len(given[1])) or call(*given))
     wide = Tree((-1, -1, 0, 1))
@@ -191,7 +193,7 @@ def test_one_record_serves_every_number_of_rows(eager_and_traced, architecture, 
 def test_one_record_serves_every_batch(eager_and_traced, name, most):
     """Of as many rows as copies or fewer, wide or narrow; bit for bit the eager pass."""
     eager, traced = eager_and_traced(name, {1}, copies=most)
-    assert traced.compiled == (-1, 0, 1)
+    assert traced.passes.sizes == (-1, 0, 1)
     trees = [(-1, -1), (-1, -1, 0, 0, 1), (-1, -1, -1), (-1, 0, 1, 2, 3, -1, 5), (-1, -1, -1, 0, -1), (-1, 0, 0, 1)]
     graphs = recordings()
     for copies in {most, most - 1} - {1}:
@@ -202,14 +204,14 @@ def test_one_record_serves_every_batch(eager_and_traced, name, most):
                 tokens = torch.arange(len(tree) + 1) + 3
                 assert torch.equal(*(decoder.forward_paths(tokens, tree) for decoder in (eager, traced)))
                 eager.length = traced.length = len(TEXT)
-        assert traced.cache is traced._compiled.cache
+        assert traced.cache is traced.passes.cache
     assert recordings() == graphs, "nothing is recorded twice"
 
 
 def test_without_a_compiler_true_is_refused_and_auto_goes_on(monkeypatch, caplog):
     cpu = torch.device("cpu")
     assert mode_for(True, cpu) == "inductor"
-    monkeypatch.setattr(compilation, "_missing_program", lambda device: "a C++ compiler (g++ or clang++)")
+    monkeypatch.setattr(passes, "_missing_program", lambda device: "a C++ compiler (g++ or clang++)")
     assert mode_for(False, cpu) is None and mode_for("trace", cpu) == "trace"
     with pytest.raises(UsageError, match=r"target\.compile=true: .*g\+\+.*target\.compile=auto") as refused:
         mode_for(True, cpu)
@@ -222,8 +224,8 @@ def test_the_compiler_is_looked_for(monkeypatch):
     from torch._inductor import config
 
     with config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        assert compilation._missing_program(torch.device("cpu")) is not None
-    assert compilation._missing_program(torch.device("cuda")) is None
+        assert passes._missing_program(torch.device("cpu")) is not None
+    assert passes._missing_program(torch.device("cuda")) is None
 
 
 @pytest.mark.slow
@@ -233,8 +235,8 @@ def test_a_model_that_decides_by_its_numbers_stays_eager_and_says_so(tiny_model,
     norm = model.model.norm.forward
     monkeypatch.setattr(model.model.norm, "forward", lambda x: norm(x) if float(x.sum()) < 1e9 else x)
     decoder = Decoder(model, "two-faced", 512)
-    decoder.compile({1, 3}, 64, "trace")
-    assert decoder.compiled == () and "two-faced cannot be traced" in caplog.text
+    compile_decoder(decoder, {1, 3}, 64, "trace")
+    assert decoder.passes is None and "two-faced cannot be traced" in caplog.text
     assert (walk(Decoder(model, "eager", 512)) - walk(decoder)).abs().max() < EXACT
 
 
@@ -249,8 +251,8 @@ def test_a_signal_that_arrives_while_a_model_is_traced_ends_the_command(tiny_mod
             error.args = (f"{error.args[0]}\n\nfrom user code:\n  File ...",)
             raise torch._dynamo.exc.InternalTorchDynamoError(str(error)) from error
 
-    monkeypatch.setattr(decoder, "_compile", traced)
+    monkeypatch.setattr(passes, "_give_passes", traced)
     with pytest.raises(Interrupted) as ended, interruptible():
-        decoder.compile({1, 3}, 64, "trace")
+        compile_decoder(decoder, {1, 3}, 64, "trace")
     assert str(ended.value) == "Stopped by SIGINT; what was finished is on disk." and ended.value.exit_code == 130
     assert "cannot be traced" not in caplog.text

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from specdec.compiled.cache_attention import attention_by_kernel
+from specdec.compiled.packages import PackageFolder, machine_identity, weights_hash
 from specdec.models.cache import KVCache
-from specdec.models.cache_attention import attention_by_kernel
-from specdec.models.compile import Pass, run_model
+from specdec.models.forward_pass import Pass, run_model
 from specdec.models.masks import Mask
-from specdec.models.packages import PackageFolder, machine_identity, weights_hash
 
 logger = logging.getLogger(__name__)
 
@@ -187,20 +187,20 @@ def _quick_products() -> Iterator[None]:
     """Have inductor use the processor's dot products, read 16-bit weights without masks, where its template is as
     expected, and prefetch the weights of products with one row.
     """
-    from unittest.mock import patch
-
     import_module("torch._inductor.compile_fx")  # first, because the templates and the products import each other
     import_module("torch._inductor.kernel.mm")
     from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec, micro_gemm_configs
 
-    from specdec.models.dot_products import CONFIGS, DotProducts
+    from specdec.compiled.dot_products import CONFIGS, DotProducts
 
-    text = CppMicroGemmFP32Vec.TEMPLATE_KERNEL.replace(_SLOW_LOAD, _FAST_LOAD).replace(_LOADS, _PREFETCHED_LOADS)
-    with (
-        patch.object(CppMicroGemmFP32Vec, "TEMPLATE_KERNEL", text),
-        patch.dict(micro_gemm_configs, {DotProducts: CONFIGS}),
-    ):
+    before = CppMicroGemmFP32Vec.TEMPLATE_KERNEL
+    CppMicroGemmFP32Vec.TEMPLATE_KERNEL = before.replace(_SLOW_LOAD, _FAST_LOAD).replace(_LOADS, _PREFETCHED_LOADS)
+    micro_gemm_configs[DotProducts] = CONFIGS
+    try:
         yield
+    finally:
+        CppMicroGemmFP32Vec.TEMPLATE_KERNEL = before
+        del micro_gemm_configs[DotProducts]
 
 
 def _buffers(cache: KVCache) -> list[Tensor]:

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.compiled.cuda_graphs import CudaGraph, captured, compiled, slot_buckets
 from specdec.models.cache import KVCache
-from specdec.models.compile import CudaGraph, Pass, captured, compiled, slot_buckets, static_pass
+from specdec.models.forward_pass import Pass, static_pass
 
 
 class Choice(NamedTuple):

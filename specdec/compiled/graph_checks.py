@@ -1,5 +1,4 @@
-"""What a GPU needs that a CPU does not: an attention kernel that takes our masks, and proof that a CUDA graph computes
-what plain calls do.
+"""Proof, before it is used, that a CUDA graph computes what plain calls do.
 
 Written from torch's sources and documentation; it has not been run on a GPU.
 """
@@ -12,32 +11,19 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from specdec.compiled.cuda_graphs import StaticStep, slot_buckets
+from specdec.compiled.draft_loop import Choice, StaticLoop
 from specdec.models.cache import KVCache
-from specdec.models.compile import Pass, StaticStep, slot_buckets
-from specdec.models.draft_loop import StaticLoop
+from specdec.models.decoder import Decoder
 from specdec.records import Tree, chain_tree
 from specdec.signals import raise_swallowed
 
 logger = logging.getLogger(__name__)
 Graphs = TypeVar("Graphs", StaticStep, StaticLoop)
-Plain = Callable[[Tensor, Tree], Pass]
-"""A plain call on tokens [N+1] behind the cache's present length."""
-
 # The largest share of the largest logit, or the largest difference of a law, by which a graph may depart from plain
 # calls: both are right to rounding, which fused kernels do at other places.
 _TOLERANCES = {torch.bfloat16: 0.1, torch.float16: 0.1}
 _TOLERANCE = 1e-3
-
-
-def pin_attention(device: torch.device) -> None:
-    """Leave torch the kernels that suit a mask over a cache: memory-efficient attention, or plain products where that
-    does not take the number format. Flash attention takes no mask, and is left to calls without one.
-
-    cuDNN's attention, which torch prefers on Hopper and Blackwell, plans anew for every length of the keys, which takes
-    tens of milliseconds; here each call has another.
-    """
-    if device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def trusted(
@@ -68,44 +54,62 @@ def trusted(
     return None
 
 
-def step_departure(step: StaticStep, cache: KVCache, plain: Plain, context_length: int, vocab_size: int) -> float:
+def trusted_step(decoder: Decoder, cache: KVCache, count: int) -> StaticStep | None:
+    """Return a pass on `count` tokens in CUDA graphs, compared with plain calls; None, with a warning, without."""
+    return trusted(
+        lambda: StaticStep(decoder.model, cache, count, decoder.windows, decoder.kept),
+        lambda step: step_departure(step, decoder),
+        decoder.model.dtype,
+        f"{decoder.name}: a call on {count} tokens",
+    )
+
+
+def trusted_loop(decoder: Decoder, gamma: int, choose: Callable[[Tensor, Tensor], Choice]) -> StaticLoop | None:
+    """Return a loop in CUDA graphs that drafts gamma tokens into the decoder's present cache, compared with plain
+    calls; None, with a warning, where there is none. Call while no text is in the cache.
+    """
+    return trusted(
+        lambda: StaticLoop(decoder.model, decoder.cache, decoder.windows, gamma, choose),
+        lambda loop: loop_departure(loop, decoder),
+        decoder.model.dtype,
+        f"{decoder.name}: a draft of {gamma} tokens",
+    )
+
+
+def step_departure(step: StaticStep, decoder: Decoder) -> float:
     """Return by how much a pass departs from plain calls (see `departure`), at most, on chains and trees of all its
     tokens and on the root alone, at the end of every bucket of slots. The cache has to be free, and is free afterwards.
     """
-    size, device = step.size, cache.layers[0].keys.device
-    deep = size // 2
+    cache, size, deep = decoder.cache, step.size, step.size // 2
     trees = (chain_tree(size - 1), Tree((*range(-1, deep - 1), *[-1] * (size - 1 - deep))), chain_tree(0))
-    found = [0.0]
+    departures = [0.0]
     with random_slots(cache):
         for slots in slot_buckets(cache.capacity):
-            prefix = min(slots, context_length) - size
+            prefix = min(slots, decoder.context_length) - size
             for tree in trees if prefix > 0 else ():
-                tokens = (torch.arange(len(tree) + 1, device=device) * 7919 + 1) % vocab_size
+                tokens = (torch.arange(len(tree) + 1, device=decoder.device) * 7919 + 1) % decoder.vocab_size
                 ours = step(tokens, prefix, tree).logits
-                found.append(departure(ours, _after(cache, prefix, plain, tokens, tree)))
-    return max(found)
+                cache.length = prefix
+                departures.append(departure(ours, decoder.plain(tokens, tree).logits))
+    return max(departures)
 
 
-def loop_departure(loop: StaticLoop, plain: Plain, context_length: int) -> float:
+def loop_departure(loop: StaticLoop, decoder: Decoder) -> float:
     """Return by how much the drafts of a loop depart from plain calls on the drafted tokens, at most (see
     `StaticLoop.departure`). The loop's cache has to be free, and is free afterwards.
     """
-    cache, found = loop.cache, [0.0]
+    cache, departures = loop.cache, [0.0]
 
     def logits(tokens: Tensor, place: int) -> Tensor:
-        return _after(cache, place, plain, tokens, chain_tree(len(tokens) - 1))
+        cache.length = place
+        return decoder.plain(tokens, chain_tree(len(tokens) - 1)).logits
 
     with random_slots(cache):
         for slots in slot_buckets(cache.capacity):
-            place = min(slots, context_length) - loop.gamma - 1
+            place = min(slots, decoder.context_length) - loop.gamma - 1
             if place > 0:
-                found.append(loop.departure(logits, place))
-    return max(found)
-
-
-def _after(cache: KVCache, prefix: int, plain: Plain, tokens: Tensor, tree: Tree) -> Tensor:
-    cache.length = prefix
-    return plain(tokens, tree).logits
+                departures.append(loop.departure(logits, place))
+    return max(departures)
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -59,7 +59,7 @@ def attend(
 def kernel_for_attention() -> Iterator[None]:
     """Have inductor compile `cache_attention` as the kernel within the context."""
     import_module("torch._inductor.compile_fx")  # first, because inductor's modules import each other
-    from specdec.models.attention_kernel import attention_kernel
+    from specdec.compiled.attention_kernel import attention_kernel
 
     with attention_kernel(torch.ops.specdec.cache_attention.default):
         yield

@@ -7,10 +7,11 @@ from zipfile import ZipFile
 import pytest
 import torch
 
-from specdec.models import packaged
+from specdec.compiled import packaged
+from specdec.compiled.packaged import PackagedStep
+from specdec.compiled.packages import PackageFolder, weights_hash
+from specdec.compiled.passes import compile_decoder
 from specdec.models.decoder import Decoder
-from specdec.models.packaged import PackagedStep
-from specdec.models.packages import PackageFolder, weights_hash
 from specdec.records import Tree, chain_tree
 
 TEXT = [5, 9, 33, 2, 60, 17, 9, 33, 41, 8, 5, 22, 7]
@@ -35,8 +36,8 @@ def folder(model, tmp_path_factory):
     """A folder with the packages of the model."""
     path = tmp_path_factory.mktemp("packages") / "models" / "compiled"
     decoder = Decoder(model, "tiny", 512)
-    decoder.compile({1, 3}, 64, "inductor", packages=PackageFolder(path))
-    assert decoder.compiled == (0, 1)
+    compile_decoder(decoder, {1, 3}, 64, "inductor", packages=PackageFolder(path))
+    assert decoder.passes.sizes == (0, 1)
     assert {choice["pass"] for choice in decoder.choices.values()} == {"inductor"}
     return path
 
@@ -53,7 +54,7 @@ def compiling_nothing(monkeypatch):
 
 def opened(model, folder, **options):
     decoder = Decoder(model, "tiny", 512)
-    decoder.compile({1, 3}, 64, "inductor", packages=PackageFolder(folder), **options)
+    compile_decoder(decoder, {1, 3}, 64, "inductor", packages=PackageFolder(folder), **options)
     return decoder
 
 
@@ -74,11 +75,11 @@ def walk(decoder, text, capacity=64):
 @torch.inference_mode()
 def test_a_second_decoder_reads_the_packages_and_gives_the_numbers_of_plain_modules(model, folder, compiling_nothing):
     plain, ours = Decoder(model, "tiny", 512), opened(model, folder)
-    assert ours.compiled == (0, 1) and sorted(file.suffix for file in folder.iterdir()) == [".pt2", ".pt2"]
+    assert ours.passes.sizes == (0, 1) and sorted(file.suffix for file in folder.iterdir()) == [".pt2", ".pt2"]
     for text in (TEXT, TEXT[:5], TEXT * 3):
         expected = walk(plain, text)
         assert (walk(ours, text) - expected).abs().max() < ORDER * expected.abs().max()
-        assert ours.cache is ours.compiled_cache
+        assert ours.cache is ours.passes.cache
     assert torch.equal(walk(plain, TEXT, 600), walk(ours, TEXT, 600)), "a long text is decoded by the plain modules"
     ours.start(TEXT, 64)
     first = ours.forward(torch.tensor([7]), chain_tree(0))
@@ -139,16 +140,16 @@ def test_wide_calls_are_traced_where_the_plain_modules_are_faster(model, folder,
     forward = Decoder.forward
 
     def timed(decoder, tokens, tree, **options):
-        now[0] += (9 if len(tokens) >= 16 else 1) if decoder._steps else 5
+        now[0] += (9 if len(tokens) >= 16 else 1) if decoder.passes.steps else 5
         return forward(decoder, tokens, tree, **options)
 
     monkeypatch.setattr(Decoder, "forward", timed)
     monkeypatch.setattr(module.time, "perf_counter", lambda: now[0])
     ours = Decoder(model, "tiny", 512)
-    ours.compile({1, 64}, 64, "inductor", packages=PackageFolder(folder))
+    compile_decoder(ours, {1, 64}, 64, "inductor", packages=PackageFolder(folder))
     monkeypatch.undo()
     assert ours.choices["any number of tokens"]["up to"] == 15
-    assert ours.choices["more tokens"] == {"pass": "trace"} and ours.compiled == (-3, 0, 1)
+    assert ours.choices["more tokens"] == {"pass": "trace"} and ours.passes.sizes == (-3, 0, 1)
     plain = Decoder(model, "tiny", 512)
     for decoder in (plain, ours):
         decoder.start(TEXT, 64)
@@ -165,7 +166,7 @@ def test_wide_calls_are_traced_where_the_plain_modules_are_faster(model, folder,
 @pytest.mark.slow
 def test_what_cannot_be_compiled_is_said_and_traced(model, tmp_path, compiling_nothing, caplog):
     ours = opened(model, tmp_path)
-    assert ours.compiled == (0, 1) and {choice["pass"] for choice in ours.choices.values()} == {"trace"}
+    assert ours.passes.sizes == (0, 1) and {choice["pass"] for choice in ours.choices.values()} == {"trace"}
     assert "tiny, calls on 1 token: compilation failed, so they are traced instead: it is not compiled" in caplog.text
     assert "tiny, calls on any number of tokens: compilation failed" in caplog.text
     assert not list(tmp_path.iterdir())

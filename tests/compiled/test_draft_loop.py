@@ -5,13 +5,13 @@ import torch
 from fixtures.decoding import decode, seeded
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from specdec.compiled import draft_loop, traced
+from specdec.compiled.cuda_graphs import StaticStep
+from specdec.compiled.draft_loop import StaticLoop
+from specdec.compiled.passes import compile_decoder
+from specdec.drafters import small_model
 from specdec.drafters.adaptive import Adaptive
 from specdec.drafters.small_model import SmallModel
-from specdec.models import compile as compilation
-from specdec.models import draft_loop
-from specdec.models.compile import StaticStep
-from specdec.models.decoder import Decoder
-from specdec.models.draft_loop import StaticLoop
 from specdec.records import TextStart
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
@@ -69,16 +69,14 @@ def assert_same_draft(plain, loop, structure):
 def on_a_gpu(monkeypatch):
     """Makes a drafter prepare as it does on a GPU, less the compilation and the captures; gives the loops made so."""
 
-    compile_nothing_for = Decoder.compile
-
     @torch.inference_mode()
     def compile_without_capture(decoder, rows, capacity, mode, packages=None):
-        compile_nothing_for(decoder, (), capacity, mode)
+        compile_decoder(decoder, (), capacity, mode)
         for count in rows:
-            decoder._steps[count] = StaticStep(decoder.model, decoder.cache, count, decoder._windows)
+            decoder.passes.steps[count] = StaticStep(decoder.model, decoder.cache, count, decoder._windows)
 
     made: list[StaticLoop] = []
-    monkeypatch.setattr(Decoder, "compile", compile_without_capture)
+    monkeypatch.setattr(small_model, "compile_decoder", compile_without_capture)
     monkeypatch.setattr(StaticLoop, "optimise", lambda loop: None)
     monkeypatch.setattr(StaticLoop, "capture", lambda loop: made.append(loop))
 
@@ -153,13 +151,13 @@ class Replayed:
 def test_a_recorded_loop_drafts_the_same(tiny_model, target_of, make_structure, on_a_gpu, monkeypatch):
     """Its passes on two rows and on one are traced apart: nothing checks afterwards which of them is called."""
 
-    def traced(function):
-        options = {"guard_filter_fn": compilation._shapes_only}
-        own = compilation._with_own_code(function)
+    def recorded(function):
+        options = {"guard_filter_fn": traced.only_shapes}
+        own = traced.with_own_code(function)
         return torch.compile(own, fullgraph=True, backend="eager", options=options)
 
     monkeypatch.setattr(draft_loop, "captured", Replayed)
-    monkeypatch.setattr(draft_loop, "compiled", traced)
+    monkeypatch.setattr(draft_loop, "compiled", recorded)
     target = target_of(temperature=1.0)
     pair = [SmallModel(tiny_model("llama"), target) for _ in range(2)]
     (loop,) = on_a_gpu(pair[1], make_structure("chain", GAMMA))
@@ -203,8 +201,10 @@ def test_the_host_waits_once_in_a_round(target_of, make_structure, looped, monke
     to the host before that, and has arrived with it.
     """
     target = target_of(temperature=temperature)
-    target.decoder.compile((), 64, "trace")
-    target.decoder._steps[GAMMA + 1] = StaticStep(target.model, target.decoder.cache, GAMMA + 1, target.decoder.windows)
+    compile_decoder(target.decoder, (), 64, "trace")
+    target.decoder.passes.steps[GAMMA + 1] = StaticStep(
+        target.model, target.decoder.cache, GAMMA + 1, target.decoder.windows
+    )
     verifier = verifiers.build({"name": "speculative_sampling"})
     _, drafter = begin(target, looped(target))
     seen = []

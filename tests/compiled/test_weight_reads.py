@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.fx import symbolic_trace
 
-from specdec.models import weight_reads
+from specdec.compiled import weight_reads
+from specdec.compiled.passes import compile_decoder
+from specdec.compiled.weight_reads import read_weights_first
 from specdec.models.decoder import Decoder
-from specdec.models.weight_reads import read_weights_first
 
 
 class Layers(torch.nn.Module):
@@ -146,7 +147,7 @@ def test_a_traced_model_that_reads_first_is_the_plain_one_bit_by_bit(tiny_model,
     monkeypatch.setattr(weight_reads, "_WORTH", 1e9)
     model = deepcopy(tiny_model(name)).float()
     plain, traced = Decoder(deepcopy(model), name, 512), Decoder(model, name, 512)  # a reading must not write either
-    traced.compile({1, 5}, 120, "trace")
+    compile_decoder(traced, {1, 5}, 120, "trace")
     layers = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
     assert [choice["weights read first"] for choice in traced.choices.values()] == [layers] * 2
     check_same_bits(plain, traced)

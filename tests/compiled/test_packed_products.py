@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 from torch.fx import symbolic_trace
 
-from specdec.models import packed_products
+from specdec.compiled import packed_products
+from specdec.compiled.packed_products import _equal, pack_products, products
+from specdec.compiled.passes import compile_decoder
 from specdec.models.decoder import Decoder
-from specdec.models.packed_products import _equal, pack_products, products
 
 pytestmark = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
@@ -147,7 +148,7 @@ def test_weights_that_were_written_to_are_packed_anew(monkeypatch):
 def test_a_traced_model_in_bfloat16_is_the_plain_one_bit_by_bit(tiny_model, check_same_bits, name):
     model = deepcopy(tiny_model(name)).to(torch.bfloat16)
     plain, traced = Decoder(model, name, 512), Decoder(model, name, 512)
-    traced.compile({1, 5}, 120, "trace")
+    compile_decoder(traced, {1, 5}, 120, "trace")
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     if all(the_same_bits([layer.weight], layer.bias is not None) for layer in layers):
         found = [choice.get("packed products") for choice in traced.choices.values()]

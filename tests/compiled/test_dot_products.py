@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from specdec.models.packaged import _quick_products, _settings
+from specdec.compiled.packaged import _quick_products, _settings
 
 ROWS, WIDTH, COLUMNS = (2, 5, 8, 9, 17), 70, 96  # columns in blocks of 48, rows in blocks of 8 and what is left
 

@@ -3,12 +3,15 @@
 import pytest
 import torch
 
-from specdec.models import compile as compilation
-from specdec.models import gpu
-from specdec.models.compile import Pass, StaticStep
+from specdec.compiled import cuda_graphs
+from specdec.compiled.cuda_graphs import StaticStep
+from specdec.compiled.draft_loop import Choice, StaticLoop
+from specdec.compiled.graph_checks import departure, loop_departure, random_slots, step_departure, tolerance, trusted
+from specdec.compiled.passes import compile_decoder
+from specdec.models import forward_pass
+from specdec.models.attention import pin_attention
 from specdec.models.decoder import Decoder
-from specdec.models.draft_loop import Choice, StaticLoop
-from specdec.models.gpu import departure, loop_departure, random_slots, step_departure, trusted
+from specdec.models.forward_pass import Pass
 from specdec.models.masks import MaskBuffers
 from specdec.records import Tree, chain_tree
 
@@ -18,19 +21,16 @@ TEXT = [5, 9, 33, 2, 60, 17, 9]
 @pytest.fixture
 def decoder(tiny_model, monkeypatch):
     """Makes a decoder over a free cache of 512 slots, in buckets of 64 and more."""
-    monkeypatch.setattr(compilation, "_LEAST_SLOTS", 64)
+    monkeypatch.setattr(cuda_graphs, "_LEAST_SLOTS", 64)
 
     @torch.inference_mode()
     def make(name="llama"):
         made = Decoder(tiny_model(name), name, 512)
-        made.compile({}, 64, "trace")
+        compile_decoder(made, {}, 64, "trace")
+        made.context_length = 400
         return made
 
     return make
-
-
-def departure_of(decoder, step):
-    return step_departure(step, decoder.cache, decoder.plain, 400, decoder.vocab_size)
 
 
 @torch.inference_mode()
@@ -38,7 +38,7 @@ def departure_of(decoder, step):
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_a_right_pass_is_trusted(decoder, name, size):
     made = decoder(name)
-    assert departure_of(made, StaticStep(made.model, made.cache, size, made._windows)) < 1e-6
+    assert step_departure(StaticStep(made.model, made.cache, size, made._windows), made) < 1e-6
     assert made.length == 0 and not made.cache.layers[0].keys.any(), "the cache is free for the next text"
 
 
@@ -46,7 +46,7 @@ def test_a_right_pass_is_trusted(decoder, name, size):
 @pytest.mark.parametrize("wrong", ["a slot ahead is seen", "trees are taken for chains", "positions", "one bucket"])
 def test_a_wrong_pass_is_not(decoder, monkeypatch, wrong):
     made = decoder()
-    step, sight = StaticStep(made.model, made.cache, 5, made._windows), compilation._sight
+    step, sight = StaticStep(made.model, made.cache, 5, made._windows), forward_pass._sight
 
     def off(places, columns, below):
         positions, behind, seen = sight(places, columns, below)
@@ -58,10 +58,10 @@ def test_a_wrong_pass_is_not(decoder, monkeypatch, wrong):
             seen = seen & (columns > 0)
         return positions, behind, seen
 
-    monkeypatch.setattr(compilation, "_sight", off)
+    monkeypatch.setattr(forward_pass, "_sight", off)
     if wrong == "trees are taken for chains":
         monkeypatch.setattr(StaticStep, "_show", lambda step, tree: None)
-    assert departure_of(made, step) > gpu.tolerance(torch.float32)
+    assert step_departure(step, made) > tolerance(torch.float32)
 
 
 @torch.inference_mode()
@@ -82,7 +82,7 @@ def test_a_loop_is_compared_with_plain_calls(decoder, greedy):
         return choose
 
     loop = StaticLoop(made.model, made.cache, made._windows, 4, chosen(0))
-    assert loop_departure(loop, made.plain, 400) < 1e-6
+    assert loop_departure(loop, made) < 1e-6
 
     def of_another_model(passes):
         with pytest.MonkeyPatch.context() as patch:
@@ -90,7 +90,7 @@ def test_a_loop_is_compared_with_plain_calls(decoder, greedy):
             return StaticLoop._run(loop, passes)
 
     loop._run = of_another_model
-    assert loop_departure(loop, made.plain, 400) > gpu.tolerance(torch.float32)
+    assert loop_departure(loop, made) > tolerance(torch.float32)
 
 
 @torch.inference_mode()
@@ -133,9 +133,9 @@ def test_what_is_not_finite_departs():
 def test_the_kernel_that_plans_for_every_length_is_left_out_on_a_gpu(monkeypatch):
     asked = []
     monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", asked.append)
-    gpu.pin_attention(torch.device("cpu"))
+    pin_attention(torch.device("cpu"))
     assert asked == []
-    gpu.pin_attention(torch.device("cuda"))
+    pin_attention(torch.device("cuda"))
     assert asked == [False]
 
 
@@ -165,11 +165,11 @@ def test_a_pass_gives_its_states_too(decoder):
     """Of a draft that is smaller than the graph, too."""
     made = decoder()
     made.keep_states((0, 1))
-    made.compile({}, 64, "trace")
+    compile_decoder(made, {}, 64, "trace")
     made.start(TEXT, 64)
-    made._steps[5] = StaticStep(made.model, made.cache, 5, made._windows, (0, 1))
+    made.passes.steps[5] = StaticStep(made.model, made.cache, 5, made._windows, (0, 1))
     tokens = torch.tensor([4, 9, 1])
     made.forward(tokens, chain_tree(2))
     plain = made.model(input_ids=torch.tensor([[*TEXT[:-1], *tokens]]), output_hidden_states=True).hidden_states
     assert (made.states - torch.cat([plain[-1], plain[-2]], -1)[0, -3:]).abs().max() < 1e-12
-    assert isinstance(made._steps[5](tokens, 6, chain_tree(2)), Pass)
+    assert isinstance(made.passes.steps[5](tokens, 6, chain_tree(2)), Pass)

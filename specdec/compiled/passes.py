@@ -1,0 +1,300 @@
+"""The passes of a decoder: which calls they serve, how they are made, and what they are held to before they are used.
+
+`trace` replays a record of the pass, bit for bit the eager one: one record for calls on a single token, one for calls
+on more. `inductor` compiles passes ahead of time on a CPU; on a GPU it makes one for a given number of tokens, compiled
+and captured in a CUDA graph. All passes write into one cache of fixed capacity, whose buffers stay where they are.
+"""
+
+import logging
+import time
+from collections.abc import Collection
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
+
+from specdec.compiled.cuda_graphs import StaticStep
+from specdec.compiled.graph_checks import trusted_step
+from specdec.compiled.packaged import PackagedStep, packaged_step
+from specdec.compiled.packages import PackageFolder
+from specdec.compiled.traced import TracedStep
+from specdec.errors import UsageError
+from specdec.models.cache import KVCache
+from specdec.models.decoder import Decoder
+from specdec.models.forward_pass import Pass
+from specdec.models.path_batch import PathBatch
+from specdec.records import Tree, chain_tree
+from specdec.signals import raise_swallowed
+
+logger = logging.getLogger(__name__)
+
+_UNLIMITED = 1 << 30
+_NARROW = 8  # tokens; calls on fewer were faster compiled in every trial
+_ANY = 0  # the key of a pass for every number of tokens from 2 on
+_BATCH = -1  # the key of a pass for batches
+_ROOTS = -2  # the key of a pass for batches of roots alone
+_WIDE = -3  # the key of a traced pass for numbers of tokens at which the compiled one is slower
+# The largest difference of a compiled pass's logits and states from the plain modules', over the largest of these: sums
+# in another order, rounded to the model's type after every layer.
+_TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
+
+Mode = Literal["trace", "inductor"]
+
+
+def mode_for(wanted: bool | str, device: torch.device) -> Mode | None:
+    """Return the mode of passes on a device for a value of `target.compile` (true, false, trace or auto); None: eager.
+
+    Where a program that compilation needs is missing, "auto" warns and traces.
+
+    Raises:
+        UsageError: `true`, and such a program is missing.
+    """
+    if wanted is False:
+        return None
+    if wanted == "trace":
+        return "trace"
+    missing = _missing_program(device)
+    if missing is None:
+        return "inductor"
+    if wanted is True:
+        raise UsageError(
+            f"Bad value target.compile=true: compiling needs {missing}, which was not found; install it, "
+            "or use target.compile=auto to go on without."
+        )
+    logger.warning("target.compile=auto: %s was not found, so calls are traced, not compiled.", missing)
+    return "trace"
+
+
+def _missing_program(device: torch.device) -> str | None:
+    """Name the program that compilation needs and this machine lacks; None if there is none."""
+    if device.type != "cpu":
+        return None  # CUDA graphs need no compiler
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return "a C++ compiler (g++ or clang++)"
+    return None
+
+
+class Step(Protocol):
+    """A pass on tokens behind the first `prefix` slots of the cache; it sets the cache's length."""
+
+    def __call__(self, tokens: Tensor, prefix: int, mask: Any, offsets: Tensor | None = None) -> Pass:
+        """Evaluate tokens [N], or a batch of chains [B, N].
+
+        Args:
+            offsets: [N] distances of the root and the nodes of a tree from its root; None for a chain.
+        """
+        ...
+
+
+@torch.inference_mode()
+def compile_decoder(
+    decoder: Decoder,
+    sizes: Collection[int],
+    capacity: int,
+    mode: Mode,
+    copies: int = 1,
+    packages: PackageFolder | None = None,
+) -> None:
+    """Give a decoder passes for calls on these numbers of tokens, the root included; each takes seconds to make.
+
+    They serve chains and trees. A traced pass, and one compiled for a CPU, serves every number of tokens from 2 on;
+    batches are traced, never compiled. Texts that need more slots than `capacity`, rounded up, or more than `copies`
+    copies are decoded eagerly. So is everything if the model cannot be traced, with a warning, and if the decoder has
+    no cache for passes. To be called while no text is in the cache.
+
+    Args:
+        packages: where passes compiled for a CPU are kept; None: until the process ends.
+    """
+    try:
+        _give_passes(decoder, sizes, capacity, mode, copies, packages or PackageFolder(None))
+    except (torch._dynamo.exc.TorchDynamoException, ConstraintViolationError) as error:
+        raise_swallowed()  # torch takes a signal that arrives while it traces for a fault of the model
+        decoder.passes = None
+        reason = str(error).strip().splitlines()[0]
+        logger.warning("%s cannot be traced, so its calls stay eager: %s", decoder.name, reason)
+
+
+def _give_passes(
+    decoder: Decoder, sizes: Collection[int], capacity: int, mode: Mode, copies: int, packages: PackageFolder
+) -> None:
+    graphs = decoder.device.type == "cuda" and mode == "inductor" and decoder.probed.static
+    wanted = set(sizes)
+    if sizes and not graphs:
+        several = max(sizes) > 1 or (mode == "trace" and copies > 1)
+        wanted = ({1} if mode == "trace" else wanted & {1}) | ({_ANY} if several else set())
+    wanted |= {_BATCH} if copies > 1 else set()
+    made = decoder.passes
+    if made is not None and wanted <= set(made.sizes) and decoder.fits_passes(made.cache, capacity, copies):
+        return
+    cache = decoder.cache_for_passes(capacity, copies)
+    if cache is None:
+        decoder.passes = None
+        return
+    passes = CompiledPasses(decoder, cache)
+    decoder.cache, decoder.passes = cache, passes
+    decoder.forward(torch.zeros(2, dtype=torch.long, device=decoder.device), chain_tree(1))  # makes the buffers
+    for count in sorted(wanted - {_BATCH}):
+        if graphs:
+            graph = trusted_step(decoder, cache, count)
+            if graph is not None:
+                passes.steps[count] = graph
+        elif mode == "trace" or decoder.device.type == "cuda" or not passes.compile(count, packages):
+            passes.trace(count)
+    if isinstance(passes.steps.get(_ANY), PackagedStep):
+        passes.choose_by_width(max(sizes))
+    if copies > 1:
+        passes.trace_batches(copies)
+
+
+class CompiledPasses:
+    """Passes by their number of tokens, and the cache that they write into (see `forward_pass.Passes`)."""
+
+    def __init__(self, decoder: Decoder, cache: KVCache) -> None:
+        self.cache = cache
+        self.steps: dict[int, Step | StaticStep] = {}
+        self.choices: dict[str, dict[str, Any]] = {}
+        self._decoder = decoder
+        self._widest = _UNLIMITED  # tokens that the compiled pass for any number serves
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers of tokens that have a pass; 0 stands for all from 2 on, -1 for batches, -2 for batches of roots
+        alone, -3 for more tokens than a pass for any number is fast at.
+        """
+        return tuple(sorted(self.steps))
+
+    def holds(self, capacity: int, copies: int) -> bool:
+        return capacity <= self.cache.capacity and copies <= self.cache.allocated
+
+    def evaluate(self, tokens: Tensor, tree: Tree) -> Pass | None:
+        prefix, count = self.cache.length, len(tokens)
+        step = self.steps.get(count) or self.steps.get(_ANY if count <= self._widest else _WIDE)
+        if step is None or isinstance(step, StaticStep):
+            # A graph for more tokens takes hardly longer than one for these, and far less than their eager call.
+            graphs = [each for each in self.steps.values() if isinstance(each, StaticStep) and each.fits(count, prefix)]
+            graph = min(graphs, key=lambda each: each.size, default=None)
+            return None if graph is None else graph(tokens, prefix, tree)
+        mask = self._decoder.masks.view(tree, prefix, self.cache.capacity)
+        offsets = None if tree.is_chain else tree.offsets.to(self._decoder.device, non_blocking=True)
+        return step(tokens, prefix, mask, offsets)
+
+    def evaluate_batch(self, sequences: Tensor, batch: PathBatch) -> Pass | None:
+        prefix, kind = self.cache.length, _ROOTS if sequences.shape[1] == 1 else _BATCH
+        if _BATCH not in self.steps:
+            return None
+        mask = self._decoder.masks.view(batch.chain, prefix, self.cache.capacity)
+        if kind == _ROOTS and _ROOTS not in self.steps and prefix > 2:
+            # Two sequences: the cache has more copies and more slots, and equal numbers would be taken for one.
+            self.steps[_ROOTS] = self._traced(1)
+            self.steps[_ROOTS](sequences[:2], prefix, mask)  # type: ignore[arg-type]
+            self.cache.length = prefix  # what was written stands in a free slot
+        step = self.steps.get(kind)
+        return None if step is None or isinstance(step, StaticStep) else step(sequences, prefix, mask)
+
+    def _traced(self, tokens: int | None) -> TracedStep:
+        return TracedStep(self._decoder.model, self.cache, tokens, self._decoder.kept)
+
+    def trace(self, count: int) -> None:
+        """Make the traced pass on `count` tokens."""
+        several = count in (_ANY, _WIDE)
+        self.steps[count] = step = self._traced(None if several else count)
+        # Not 2: the mask would fill its buffer, and the record rely on that.
+        size = max(3, self._widest + 1) if count == _WIDE else 3 if several else count
+        for prefix in (2, 3):  # the first call records; the second shows that it serves other prefixes
+            self.cache.length = prefix
+            self._decoder.forward(
+                torch.zeros(size, dtype=torch.long, device=self._decoder.device), chain_tree(size - 1)
+            )
+        products = {"packed products": step.packed, "weights read first": step.read_first}
+        self.choices[_named(count)] = {"pass": "trace"} | {name: number for name, number in products.items() if number}
+
+    def trace_batches(self, copies: int) -> None:
+        """Make the traced pass on batches of up to `copies` sequences."""
+        self.steps[_BATCH] = self._traced(None)
+        for prefix, batch in ((7, 2), (8, 2), (9, copies)):  # all sizes differ: Dynamo merges equal ones
+            self.cache.length = prefix
+            tree = Tree((-1, 0, *[-1] * (batch - 1)))
+            self._decoder.forward_paths(torch.zeros(batch + 2, dtype=torch.long, device=self._decoder.device), tree)
+
+    def compile(self, count: int, packages: PackageFolder) -> bool:
+        """Make the pass on `count` tokens that is compiled for a CPU, if it can be compiled and gives what the plain
+        modules give; say so otherwise.
+        """
+        decoder, name = self._decoder, f"{self._decoder.name}, calls on {_named(count)}"
+        try:
+            step = packaged_step(decoder.model, self.cache, decoder.windows, decoder.kept, count == _ANY, packages)
+        except Exception as error:  # torch, its compiler and the system's raise some ten unrelated types here
+            raise_swallowed()
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            logger.warning("%s: compilation failed, so they are traced instead: %s", name, reason[:300])
+            return False
+        difference = max(self._difference(step, size) for size in ((2, 5, 9) if count == _ANY else (1,)))
+        if not difference <= _TOLERANCE[decoder.model.dtype]:
+            logger.warning(
+                "%s: what was compiled differs from the plain modules by %.2g of the largest logit (%.2g is allowed), "
+                "so they are traced instead.",
+                name,
+                difference,
+                _TOLERANCE[decoder.model.dtype],
+            )
+            return False
+        self.steps[count] = step
+        self.choices[_named(count)] = {"pass": "inductor", "difference": difference}
+        return True
+
+    def choose_by_width(self, widest: int) -> None:
+        """Find up to how many tokens the compiled pass is faster than the plain modules, doubling from 8 to `widest`;
+        calls on more are traced. Its products are made for few rows.
+        """
+        made, size = self.steps, _NARROW
+        while size <= min(widest, self.cache.capacity // 2):
+            tokens, seconds = torch.zeros(size, dtype=torch.long), []
+            for steps in ({}, made) * 3:
+                self.steps, self.cache.length = steps, self.cache.capacity // 2
+                began = time.perf_counter()
+                self._decoder.forward(tokens, chain_tree(size - 1))
+                seconds.append(time.perf_counter() - began)
+            if min(seconds[1::2]) > min(seconds[::2]):
+                self._widest = size - 1
+                break
+            size *= 2
+        self.steps = made
+        if self._widest < _UNLIMITED:
+            self.choices[_named(_ANY)]["up to"] = self._widest
+            self.trace(_WIDE)
+
+    def _difference(self, step: PackagedStep, size: int) -> float:
+        """Return the largest difference between a compiled pass on `size` tokens and the plain modules, over their
+        largest value: of its logits and states on chains and a tree behind two prefixes, and of the logits of a
+        token behind it, which reads what it wrote.
+        """
+        decoder, made, differences = self._decoder, self.steps, []
+        branching = Tree((-1, *(node // 2 - 1 for node in range(1, size - 1)))) if size > 2 else chain_tree(size - 1)
+        for tree, prefix in ((chain_tree(size - 1), 3), (branching, 67), (chain_tree(size - 1), 80)):
+            tokens = (torch.arange(prefix + size + 1, device=decoder.device) * 7 + 3) % decoder.vocab_size
+            found = []
+            for steps in ({}, {size: step}):
+                self.cache.restart(1)
+                self.steps = {}
+                decoder.forward(tokens[:prefix], chain_tree(prefix - 1))
+                self.steps = dict(steps)
+                logits, states = decoder.forward(tokens[prefix:-1], tree), decoder.states
+                self.steps = {}
+                behind = decoder.forward(tokens[-1:], chain_tree(0))
+                found.append([logits, behind, *([] if states is None else [states])])
+            for plain, ours in zip(*found, strict=True):
+                differences.append((plain - ours).abs().max().float() / plain.abs().max().float())
+        self.steps = made
+        return float(torch.stack(differences).nan_to_num(torch.inf).max())
+
+
+def _named(count: int) -> str:
+    if count == _WIDE:
+        return "more tokens"
+    return "any number of tokens" if count == _ANY else f"{count} token" + "s" * (count > 1)

@@ -1,0 +1,107 @@
+"""Traced passes: Dynamo's record of one forward pass, replayed without the Python of the model's modules.
+
+The kernels write the same bits, so that the numbers are those of the eager pass.
+"""
+
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from specdec.compiled.packed_products import pack_products
+from specdec.compiled.weight_reads import read_weights_first
+from specdec.models.cache import KVCache
+from specdec.models.forward_pass import Pass, only_sequence, run_model
+from specdec.models.masks import Mask
+
+Result = TypeVar("Result")
+
+_TYPICAL = 5  # tokens: the calls on more than one are timed with as many as the default drafts of four ask for
+
+
+class TracedStep:
+    """One record for every context length up to the cache's capacity, replayed as it is.
+
+    Only Dynamo's guards on shapes are kept: the model and the cache are fixed when the step is made, and checking them
+    would cost about 0.7 ms a call for a model of eight layers. The first call raises Dynamo's error for a model whose
+    pass does not fit in one graph, because it decides by numbers that it computes.
+
+    Attributes:
+        packed, read_first: number of matrix products with packed weights (`pack_products`), and of those whose weights
+            are read first (`read_weights_first`), once the first call was made.
+    """
+
+    def __init__(self, model: Any, cache: KVCache, tokens: int | None, kept: Sequence[int] = ()) -> None:
+        """
+        Args:
+            tokens: number of tokens in every call; None for any number from 2 on. If the first call is then a batch,
+                all calls are batches, of any number of sequences from 2 on; so they are for a given number.
+            kept: layers whose states are wanted (see `run_model`).
+        """
+
+        def step(tokens: Tensor, positions: Tensor, mask: Mask) -> Pass:
+            some = mask if isinstance(mask, Tensor) else next(iter(mask.values()))
+            cache.length = some.shape[-1] - tokens.shape[-1]
+            return run_model(model, cache, kept, tokens, positions, mask)
+
+        self._step = torch.compile(
+            with_own_code(step),
+            fullgraph=True,
+            backend=self._replayed,
+            options={"guard_filter_fn": only_shapes},
+        )
+        self._offsets = torch.arange(cache.capacity, device=model.device)
+        self._any = tokens is None
+        self._made = False
+        self.packed = self.read_first = 0
+
+    def __call__(self, tokens: Tensor, prefix: int, mask: Mask, offsets: Tensor | None = None) -> Pass:
+        """Evaluate tokens [N], or a batch of chains [B, N], whose logits are then [B, N, V].
+
+        Args:
+            offsets: [N] distances of the root and the nodes of a tree from its root; None for a chain.
+        """
+        offsets = self._offsets[: tokens.shape[-1]] if offsets is None else offsets
+        step = self._step if self._made else self._make
+        batch = tokens if tokens.dim() == 2 else tokens.unsqueeze(0)
+        result: Pass = step(batch, (offsets + prefix).expand(len(batch), -1), mask)
+        return result if tokens.dim() == 2 else only_sequence(result)
+
+    def _replayed(self, record: torch.fx.GraphModule, inputs: Sequence[Tensor], **options: Any) -> Callable[..., Any]:
+        """Return a record of a call to be replayed: a backend of `torch.compile`, given example inputs and options."""
+        self.packed = pack_products(record)
+        self.read_first = read_weights_first(record, _TYPICAL if self._any else 1)
+        # A module looks its weights up in Python, at every use: 2% of a call of a small model.
+        vars(record).update(record.named_parameters())
+        vars(record).update(record.named_buffers())
+        return record.forward
+
+    def _make(self, tokens: Tensor, positions: Tensor, mask: Mask) -> Pass:
+        from torch._inductor import config
+
+        for view in [mask] if isinstance(mask, Tensor) else mask.values():
+            torch._dynamo.mark_dynamic(view, [2, 3] if self._any else 3)
+        dynamic = [*([0] if len(tokens) > 1 else []), *([1] if self._any else [])]
+        for each in (tokens, positions) if dynamic else ():
+            torch._dynamo.mark_dynamic(each, dynamic)
+        self._made = True
+        # Set globally, not as an option of `torch.compile`: Dynamo itself must know, to keep weights out of the inputs.
+        with config.patch(freezing=True):
+            result: Pass = self._step(tokens, positions, mask)
+        return result
+
+
+def with_own_code(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Copy a function together with its code object: Dynamo files its records by code object, and without guards on
+    the cache it could not tell the records of two caches apart.
+    """
+    assert isinstance(function, FunctionType)
+    code = function.__code__.replace()
+    return FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+
+
+def only_shapes(entries: Any) -> list[bool]:
+    """Return which of Dynamo's guards are on shapes, the only ones that are kept."""
+    return [entry.guard_type == "SHAPE_ENV" for entry in entries]

@@ -1,0 +1,146 @@
+"""One forward pass of a transformers decoder over our cache, and what may stand in its place.
+
+The caller places the tokens and says what each of them sees.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from specdec.models.cache import CACHE, KVCache
+from specdec.models.masks import Mask
+from specdec.models.path_batch import PathBatch
+from specdec.records import Tree
+
+
+class Pass(NamedTuple):
+    """The result of a forward pass on N tokens.
+
+    Attributes:
+        logits: [..., N, V].
+        states: [..., N, D] hidden states of the layers that were asked for, side by side in this order; None for none.
+    """
+
+    logits: Tensor
+    states: Tensor | None
+
+
+def run_model(
+    model: Any, cache: KVCache, kept: Sequence[int], tokens: Tensor, positions: Tensor, mask: Mask, **options: int
+) -> Pass:
+    """Run a transformers decoder on a batch of tokens [B, N].
+
+    Args:
+        kept: layers whose hidden states are wanted, counted down from the last (0 is what the output head reads).
+        options: further arguments of the model.
+    """
+    output = model(
+        input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=True,
+        output_hidden_states=bool(kept), **{CACHE: cache}, **options,
+    )  # fmt: skip
+    return Pass(output.logits, joined_states(output.hidden_states, kept) if kept else None)
+
+
+def joined_states(states: Sequence[Tensor], kept: Sequence[int]) -> Tensor:
+    """Return the `kept` layers' states (see `run_model`) side by side: [..., N, len(kept) * D].
+
+    Args:
+        states: [..., N, D] of every layer, embeddings first.
+    """
+    found = [states[-1 - offset] for offset in kept]
+    return found[0] if len(found) == 1 else torch.cat(found, -1)
+
+
+def only_sequence(batch: Pass) -> Pass:
+    """Return the result of the only sequence of a batch of size one."""
+    return Pass(batch.logits[0], None if batch.states is None else batch.states[0])
+
+
+class Passes(Protocol):
+    """Passes that serve some of a decoder's calls in place of its modules (`specdec.compiled`).
+
+    Attributes:
+        cache: the cache that they write into.
+        sizes: numbers of tokens that a pass was made for (`specdec.compiled.passes` has the names of other kinds).
+        choices: by the calls, in words, which kind of pass serves them, and how far it is from plain modules.
+    """
+
+    cache: KVCache
+    choices: dict[str, dict[str, Any]]
+
+    @property
+    def sizes(self) -> tuple[int, ...]: ...
+
+    def holds(self, capacity: int, copies: int) -> bool:
+        """Tell if the cache has these slots and copies."""
+        ...
+
+    def evaluate(self, tokens: Tensor, tree: Tree) -> Pass | None:
+        """Evaluate the root and the nodes of a tree [N+1] behind the cache's present length; None without a pass."""
+        ...
+
+    def evaluate_batch(self, sequences: Tensor, batch: PathBatch) -> Pass | None:
+        """Evaluate [B, L] chains behind copies of the prefix; None without a pass."""
+        ...
+
+
+class Below(NamedTuple):
+    """The topology of a draft on the device: the distances [N] of its tokens from the root, and [N, N] which of them
+    each one sees.
+    """
+
+    offsets: Tensor
+    visible: Tensor
+
+
+def static_pass(
+    model: Any, cache: KVCache, windows: Mapping[str, int | None], kept: Sequence[int] = (), slots: int | None = None
+) -> Callable[..., Pass]:
+    """Make a forward pass with the same shapes at every call: it attends to the cache's first `slots` slots, masked.
+
+    Args:
+        windows: for each kind of attention layer, how many tokens back it sees; None for all.
+        kept: layers whose states are wanted (see `run_model`).
+        slots: None for the whole capacity.
+    Returns:
+        (tokens [N], places [N], below = None) -> logits [N, V] and states, of tokens that are written to these slots of
+        the cache, which follow one another: a chain, or the draft whose topology is `below`. It leaves the cache's
+        length as it is.
+    """
+    slots = cache.capacity if slots is None else slots
+    columns = torch.arange(slots, device=model.device)
+    hidden = torch.full((), torch.finfo(model.dtype).min, dtype=model.dtype, device=model.device)
+
+    def forward(tokens: Tensor, places: Tensor, below: Below | None = None) -> Pass:
+        positions, behind, seen = _sight(places, columns, below)
+        masks = {}
+        for kind, window in windows.items():
+            within = seen if window is None else seen & (behind < window)
+            masks[kind] = torch.where(within, hidden.new_zeros(()), hidden)[None, None]
+        mask = masks if len(masks) > 1 else next(iter(masks.values()))
+        with cache.writing_to(places, slots):
+            return only_sequence(run_model(model, cache, kept, tokens.unsqueeze(0), positions.unsqueeze(0), mask))
+
+    return forward
+
+
+def _sight(places: Tensor, columns: Tensor, below: Below | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the positions [N] of tokens, by how much each slot is behind them, and which slots they see, [N, slots].
+
+    Args:
+        places: [N] the slots of the tokens, which follow one another.
+        columns: [slots] all slots, from 0 on.
+        below: None for a chain.
+    """
+    if below is None:
+        behind = places[:, None] - columns
+        return places, behind, behind >= 0
+    positions = places[0] + below.offsets
+    ahead = columns - places[0]  # 0 is the root's slot
+    node = ahead.clamp(0, len(places) - 1)
+    in_prefix = ahead < 0
+    behind = positions[:, None] - torch.where(in_prefix, columns, positions[node])
+    seen = in_prefix | ((ahead < len(places)) & below.visible[:, node])
+    return positions, behind, seen
