@@ -133,7 +133,7 @@ def test_a_pass_that_differs_is_said_and_traced(model, folder, compiling_nothing
 @pytest.mark.slow
 @torch.inference_mode()
 def test_wide_calls_are_traced_where_the_plain_modules_are_faster(model, folder, compiling_nothing, monkeypatch):
-    from specdec.models import decoder as module
+    from specdec.compiled import passes as module
 
     # A clock on which plain calls take 5 s, compiled ones 1 s, and 9 s from 16 tokens on.
     now = [0.0]
