@@ -2,7 +2,7 @@
 what comes of them: tables with intervals, metrics, curves.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -54,11 +54,17 @@ class StrategyComparison:
         bounds = bootstrap_bounds(float(values[0]), values[1:], self.prompts, LEVEL)
         return Interval(float(values[0]), *bounds, LEVEL, self.prompts)
 
-    def table(self, statistics: Mapping[str, np.ndarray]) -> pd.DataFrame:
-        """Return the cells with columns `name`, `name_low` and `name_high` for each statistic [1 + B, C]."""
+    def table(
+        self, statistics: Mapping[str, np.ndarray], interval: Callable[[np.ndarray], Interval] | None = None
+    ) -> pd.DataFrame:
+        """Return the cells with columns `name`, `name_low` and `name_high` for each statistic [1 + B, C].
+
+        Args:
+            interval: of a statistic [1 + B], where it is not that of prompts.
+        """
         table = self.cells.copy()
         for name, values in statistics.items():
-            found = [self.interval(column) for column in values.T]
+            found = [(interval or self.interval)(column) for column in values.T]
             table[name] = values[0]
             table[f"{name}_low"] = np.array([each.low for each in found])
             table[f"{name}_high"] = np.array([each.high for each in found])

@@ -164,7 +164,8 @@ def _contribution(
     )
     groups = {line["strategy"]: [interval(line, name) for name in _SHARES] for line in parts.to_dict("records")}
     title = "Who has the rows, and whose are accepted"
-    figure = _bars(groups, list(_SHARES.values()), "", "share by strategy", title, replay, about, top=1.0)
+    figure = _bars(groups, list(_SHARES.values()), "", "share by strategy", title, replay, about)
+    figure.axes[0].set_ylim(0, 1)
     return Section(
         "Contribution of strategies",
         (*text, *origin),
@@ -258,7 +259,6 @@ def _bars(
     title: str,
     replay: pd.DataFrame,
     about: About,
-    top: float | None = None,
 ) -> Figure:
     """Draw bars of each strategy side by side."""
     k, w, prompts = replay["k"].iloc[0], replay["w"].iloc[0], replay["prompt"].nunique()
@@ -269,5 +269,4 @@ def _bars(
     step = -(-len(ticks) // _MOST)
     axes.set_xticks(range(0, len(ticks), step), ticks[::step])
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.set_ylim(0, top)
     return figure

@@ -3,21 +3,20 @@ single calls could have said so (theory.md 7.3).
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator, ScalarFormatter
+from matplotlib.ticker import ScalarFormatter
 
 from specdec.theory.batch_speedup import batch_speedup, longest_of_batch
 
-from ..comparisons import StrategyComparison, compare, finite
+from ..comparisons import StrategyComparison, compare, curves_of, interval, intervals, metrics_of, printed
 from ..cost.break_even import batch_in_words, few_units_interval, interval_in_words, stops_paying
 from ..engines.vllm_flags import DRAFTS, batch_schedule
 from ..engines.vllm_flags import ENGINE as VLLM
@@ -26,6 +25,7 @@ from ..findings import About, Findings, FinishedStudy, Section, Tables, counted,
 from ..intervals import Interval
 
 RESULT = Path(__file__).parents[1] / "results" / "batching.json"
+BEST = 0  # in place of a gamma: the best at each batch
 _DIGITS = 5  # of committed numbers
 _FEW = 5  # repeats below which resampling them cannot give 95%
 KEYS = ["drafter", "gamma", "batch"]
@@ -38,7 +38,9 @@ _HATCHES = {"draft": (style.YELLOW, "//"), "verify": (style.SKY, ""), "rest": (s
 
 @register("batching")
 def findings(tables: Tables, about: About) -> Findings:
-    """Read all tables of the study."""
+    """Read all tables of the study. Metrics `batching/<drafter>.break_even` are 0 where no batch pays, and absent where
+    all that were tried do.
+    """
     found = batch_numbers(tables, about.replicates, about.seed)
     sections = (
         _answer(found, tables, about),
@@ -46,7 +48,24 @@ def findings(tables: Tables, about: About) -> Findings:
         _throughput(found, about),
         _calls(found, tables, about),
     )
-    return Findings(sections, _metrics(found), _curves(found), _refuted(tables["batching"]))
+    lines = found.cells.assign(label=[f"gamma{gamma}" if gamma else "best" for gamma in found.cells["gamma"]])
+    best, ends = lines[lines["gamma"] == BEST], found.ends
+    metrics = {"batching/repeats": float(found.repeats), "batching/largest": float(found.largest)}
+    metrics |= metrics_of(ends[ends["gamma"] == BEST], "batching/{drafter}.{what}", {"break_even": "break_even"})
+    metrics |= metrics_of(ends[ends["gamma"] != BEST], "batching/{drafter}.break_even.gamma{gamma}", {"": "break_even"})
+    predicted = {name: name for name in PREDICTIONS}
+    metrics |= metrics_of(ends[ends["gamma"] == BEST], "batching/{drafter}.break_even.{what}", predicted, bounds=False)
+    metrics |= metrics_of(best, "batching/{drafter}.speedup.{batch}", {"": "speedup"})
+    speedups = {"": "speedup", **{f".{name}": name for name in PREDICTIONS}}
+    curves = curves_of(lines, "curve/batching/speedup.{drafter}.{label}{what}", ["drafter", "label"], "batch", speedups)
+    rates = {"best": "rate", "plain": "plain_rate"}
+    curves |= curves_of(best, "curve/batching/tokens_per_s.{drafter}.{what}", ["drafter"], "batch", rates)
+    differs = int(tables["batching"]["differs"].sum())
+    refuted = (
+        f"Outputs refuted: {counted(differs, 'text')} with drafts part from plain decoding without a near-tie that "
+        "rounding could explain."
+    )
+    return Findings(sections, metrics, curves, refuted if differs else "")
 
 
 # Numbers --------------------------------------------------------------------------------------------
@@ -54,88 +73,48 @@ def findings(tables: Tables, about: About) -> Findings:
 
 @dataclass(frozen=True)
 class BatchNumbers:
-    """The study in numbers. An array of a statistic is [1 + R, C]: the data's values, then those of R replicates, which
-    draw whole repeats; C cells in the order of `cells`.
+    """The study in numbers. Intervals draw whole repeats.
 
     Attributes:
         drafters: their names, in the order of the study.
-        sums: sums over repeats for each drafter, gamma and batch, with the baseline's of the same repeats beside them.
-        chosen: the same for each drafter and batch with its best gamma, chosen for every repeat on the other repeats.
-        gammas: for each line of `chosen.cells`, the gammas that were chosen, such as "4" or "2, 4".
-        predicted: for each name of `PREDICTIONS`, the speedup that the formula gives, [1 + R, C].
+        cells: a line for each drafter, gamma and batch, with _low and _high: speedup (plain seconds per token over
+            speculative ones at the same batch), rate and plain_rate (tokens per second over all sequences), tokens (per
+            round and sequence). And without: draft, verify and rest of a round in plain steps of the same batch (tokens
+            over their sum is the speedup), width (tokens per sequence of a call), and the speedup that the formula
+            gives by each of `PREDICTIONS`. Lines of gamma BEST are those of the best gamma, chosen for every repeat on
+            the other repeats, with the chosen ones in `gammas`, such as "4" or "2, 4"; their predictions are the
+            largest of all gammas.
+        ends: a line for each drafter and gamma with the batch behind which it does not pay (`stops_paying`): measured
+            (break_even, with its interval) and by each of `PREDICTIONS`.
+        repeats: what intervals rest on.
+        gain: plain tokens per second at the largest batch over those at the smallest.
     """
 
     drafters: tuple[str, ...]
-    sums: StrategyComparison
-    chosen: StrategyComparison
-    gammas: tuple[str, ...]
-    predicted: Mapping[str, np.ndarray]
+    cells: pd.DataFrame
+    ends: pd.DataFrame
+    repeats: int
+    gain: Interval
 
     @property
-    def repeats(self) -> int:
-        """Number of repeats: what intervals rest on."""
-        return self.sums.prompts
-
-    @cached_property
     def batches(self) -> list[int]:
-        return sorted(int(batch) for batch in self.sums.cells["batch"].unique())
+        return sorted(int(batch) for batch in self.cells["batch"].unique())
 
     @property
     def largest(self) -> int:
         return self.batches[-1]
 
+    def of(self, drafter: str, gamma: int = BEST) -> pd.DataFrame:
+        """Return the lines of `cells` of a drafter and gamma by ascending batch."""
+        return self.cells[(self.cells["drafter"] == drafter) & (self.cells["gamma"] == gamma)]
+
     def gammas_of(self, drafter: str) -> list[int]:
         """Return the gammas that a drafter was tried with; heads draft no deeper than there are of them."""
-        cells = self.sums.cells
-        return sorted(int(gamma) for gamma in cells[cells["drafter"] == drafter]["gamma"].unique())
+        return sorted(set(self.cells.loc[self.cells["drafter"] == drafter, "gamma"]) - {BEST})
 
-    def interval(self, values: np.ndarray) -> Interval:
-        """Return one statistic [1 + R] as an Interval over repeats."""
-        return few_units_interval(values, self.repeats)
-
-    def places(self, drafter: str, gamma: int | None = None) -> list[int]:
-        """Return the places of a drafter's cells by ascending batch: those of one gamma, or of the best (None)."""
-        cells = self.chosen.cells if gamma is None else self.sums.cells
-        mine = cells[cells["drafter"] == drafter] if gamma is None else cells[
-            (cells["drafter"] == drafter) & (cells["gamma"] == gamma)
-        ]  # fmt: skip
-        return [int(place) for place in mine.sort_values("batch").index]
-
-    def speedups(self, drafter: str, gamma: int | None = None) -> np.ndarray:
-        """Return the speedups [1 + R, M] at equal batch, by ascending batch."""
-        return speedup(self.chosen if gamma is None else self.sums)[:, self.places(drafter, gamma)]
-
-    def predictions(self, name: str, drafter: str, gamma: int | None = None) -> np.ndarray:
-        """Return the predicted speedups [1 + R, M]; for the best gamma the largest over all gammas."""
-        if gamma is not None:
-            return self.predicted[name][:, self.places(drafter, gamma)]
-        return np.max([self.predictions(name, drafter, each) for each in self.gammas_of(drafter)], axis=0)
-
-    def break_even(self, drafter: str, gamma: int | None = None) -> Interval:
-        """Return the batch behind which a drafter does not pay (`stops_paying`), as measured."""
-        return self.interval(stops_paying(self.batches, self.speedups(drafter, gamma)))
-
-    def predicted_break_even(self, name: str, drafter: str, gamma: int | None = None) -> Interval:
-        """Return the same batch as a prediction has it; its interval is that of tokens per round alone."""
-        return self.interval(stops_paying(self.batches, self.predictions(name, drafter, gamma)))
-
-    def costs(self, drafter: str, gamma: int) -> dict[str, np.ndarray]:
-        """Return by ascending batch [1 + R, M]: tokens per round and sequence, and draft, verify and rest of a round in
-        plain steps of the same batch. Tokens over the sum of the three is the speedup.
-        """
-        values, at = self.sums.values, self.places(drafter, gamma)
-        batch = np.asarray(self.batches, dtype=float)
-        steps, plain = values["steps"][:, at], (values["baseline_seconds"] / values["baseline_steps"])[:, at]
-        draft, verify = (values[name][:, at] / steps / plain for name in ("draft_s", "verify_s"))
-        whole = values["seconds"][:, at] / steps / plain
-        tokens = values["tokens"][:, at] / steps / batch
-        width = values["places"][:, at] / steps / batch
-        return {"tokens": tokens, "draft": draft, "verify": verify, "rest": whole - draft - verify, "width": width}
-
-
-def speedup(sums: StrategyComparison) -> np.ndarray:
-    """Return plain seconds per token over speculative seconds per token at the same batch, [1 + R, C]."""
-    return sums.ratio("baseline_seconds", "baseline_tokens") / sums.ratio("seconds", "tokens")
+    def end(self, drafter: str, gamma: int = BEST) -> pd.Series:
+        """Return the line of `ends` of a drafter and gamma."""
+        return self.ends[(self.ends["drafter"] == drafter) & (self.ends["gamma"] == gamma)].iloc[0]
 
 
 def batch_numbers(tables: Tables, replicates: int, seed: int) -> BatchNumbers:
@@ -145,17 +124,37 @@ def batch_numbers(tables: Tables, replicates: int, seed: int) -> BatchNumbers:
     one repeat are not independent; repeats have prompts of their own and are.
     """
     lines = tables["batching"].rename(columns={"repeat": "prompt"}).sort_values(["prompt", *KEYS], ignore_index=True)
-    sums = compare(lines, KEYS, _SUMS, replicates, seed)
     best = _best_gammas(lines)
-    chosen = compare(best, ["drafter", "batch"], _SUMS, replicates, seed)
-    by_cell = best.groupby(["drafter", "batch"])["gamma"].agg(lambda found: ", ".join(map(str, sorted(set(found)))))
-    gammas = tuple(by_cell[key] for key in chosen.cells.itertuples(index=False, name=None))
+    compared = compare(pd.concat([lines, best.assign(gamma=BEST)]), KEYS, _SUMS, replicates, seed)
+    keys, values, ratio = compared.cells, compared.values, compared.ratio
+    spread = partial(few_units_interval, units=compared.prompts)
+    speedup = ratio("baseline_seconds", "baseline_tokens") / ratio("seconds", "tokens")
+    plain_rate = ratio("baseline_tokens", "baseline_seconds")
+    rounds = values["steps"] * keys["batch"].to_numpy(dtype=float)
+    statistics = {"speedup": speedup, "rate": ratio("tokens", "seconds"), "plain_rate": plain_rate}
+    cells = compared.table(statistics | {"tokens": values["tokens"] / rounds}, spread)
+    plain_step = ratio("baseline_seconds", "baseline_steps")[0]
+    for name in ("draft", "verify"):
+        cells[name] = ratio(f"{name}_s", "steps")[0] / plain_step
+    cells["rest"] = ratio("seconds", "steps")[0] / plain_step - cells["draft"] - cells["verify"]
+    cells["width"] = (values["places"] / rounds)[0]
+    chosen = best.groupby(["drafter", "batch"])["gamma"].agg(lambda found: ", ".join(map(str, sorted(set(found)))))
+    cells = cells.join(chosen.rename("gammas"), on=["drafter", "batch"])
     predicted = {
-        name: np.stack([_predicted(sums, tables, at, column) for at in range(len(sums.cells))], axis=1)
-        for name, column in (("formula", "seconds"), ("model", "model_s"))
+        name: _predicted(compared, tables, column) for name, column in (("formula", "seconds"), ("model", "model_s"))
     }
+    ends = []
+    batches = sorted(keys["batch"].unique())
+    for (drafter, gamma), at in keys.groupby(["drafter", "gamma"]).groups.items():
+        even = spread(stops_paying(batches, speedup[:, at]))
+        line = {"drafter": drafter, "gamma": gamma, "break_even": even.estimate}
+        line |= {"break_even_low": even.low, "break_even_high": even.high}
+        ends.append(line | {name: stops_paying(batches, each[:1, at])[0] for name, each in predicted.items()})
     drafters = tuple(str(name) for name in tables["batching"]["drafter"].unique())
-    return BatchNumbers(drafters, sums, chosen, gammas, predicted)
+    cells = cells.assign(**{name: each[0] for name, each in predicted.items()})
+    places = [compared.place(drafters[0], BEST, batch) for batch in (batches[-1], batches[0])]
+    gain = spread(plain_rate[:, places[0]] / plain_rate[:, places[1]])
+    return BatchNumbers(drafters, cells, pd.DataFrame(ends), compared.prompts, gain)
 
 
 def _best_gammas(lines: pd.DataFrame) -> pd.DataFrame:
@@ -173,8 +172,8 @@ def _best_gammas(lines: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
-def _predicted(sums: StrategyComparison, tables: Tables, at: int, column: str) -> np.ndarray:
-    """Return E / (v + gamma c) of one cell, [1 + R].
+def _predicted(compared: StrategyComparison, tables: Tables, column: str) -> np.ndarray:
+    """Return E / (v + gamma c) of all cells, [1 + R, C].
 
     E is that of the drafter and gamma at all batches together, v the mean of t(B (k + 1)) / t(B) over the longest of B
     drafts, gamma c a timed draft for the batch over t(B).
@@ -182,23 +181,29 @@ def _predicted(sums: StrategyComparison, tables: Tables, at: int, column: str) -
     Args:
         column: of `calls`: where t comes from.
     """
-    cell = sums.cells.iloc[at]
-    same = (sums.cells["drafter"] == cell["drafter"]) & (sums.cells["gamma"] == cell["gamma"])
-    alike, batch, gamma = np.flatnonzero(same), int(cell["batch"]), int(cell["gamma"])
-    sequences = sums.values["steps"][:, alike] * sums.cells["batch"].to_numpy(dtype=float)[alike]
-    tokens = sums.values["tokens"][:, alike].sum(axis=1) / sequences.sum(axis=1)
-    timed = tables["calls"][tables["calls"]["batch"] == batch].groupby("tokens")[column].median()
-    drafts = tables["drafts"]
-    draft = drafts[(drafts["drafter"] == cell["drafter"]) & (drafts["gamma"] == gamma) & (drafts["batch"] == batch)]
-    if timed.isna().any() or draft.empty:
-        return np.full(len(tokens), np.nan)
-    offers = tables["offers"]
-    mine = offers[(offers["drafter"] == cell["drafter"]) & (offers["gamma"] == gamma)]
-    counts = np.bincount(mine["offered"], weights=mine["rounds"], minlength=gamma + 1)
-    widths = longest_of_batch(counts / counts.sum(), batch)
-    seconds = np.interp(np.arange(len(widths)) + 1, timed.index, timed.to_numpy())
-    plain = float(seconds[0])
-    return np.asarray(batch_speedup(tokens, 1, draft["seconds"].median() / plain, float(widths @ seconds) / plain))
+    keys, values = compared.cells, compared.values
+    rounds = values["steps"] * keys["batch"].to_numpy(dtype=float)
+    found = np.full(rounds.shape, np.nan)
+    timed = tables["calls"].groupby(["batch", "tokens"])[column].median()
+    drafts = tables["drafts"].groupby(["drafter", "gamma", "batch"])["seconds"].median()
+    for (drafter, gamma), alike in keys[keys["gamma"] != BEST].groupby(["drafter", "gamma"]).groups.items():
+        tokens = values["tokens"][:, alike].sum(axis=1) / rounds[:, alike].sum(axis=1)
+        offers = tables["offers"]
+        mine = offers[(offers["drafter"] == drafter) & (offers["gamma"] == gamma)]
+        counts = np.bincount(mine["offered"], weights=mine["rounds"], minlength=gamma + 1)
+        for place in alike:
+            batch = int(keys["batch"][place])
+            if timed[batch].isna().any() or (drafter, gamma, batch) not in drafts:
+                continue
+            widths = longest_of_batch(counts / counts.sum(), batch)
+            seconds = np.interp(np.arange(len(widths)) + 1, timed[batch].index, timed[batch].to_numpy())
+            plain = float(seconds[0])
+            draft, verify = drafts[drafter, gamma, batch] / plain, float(widths @ seconds) / plain
+            found[:, place] = batch_speedup(tokens, 1, draft, verify)
+    for place in keys.index[keys["gamma"] == BEST]:
+        same = (keys["drafter"] == keys["drafter"][place]) & (keys["batch"] == keys["batch"][place])
+        found[:, place] = np.max(found[:, same & (keys["gamma"] != BEST)], axis=1)
+    return found
 
 
 def call_errors(calls: pd.DataFrame) -> pd.DataFrame:
@@ -210,48 +215,6 @@ def call_errors(calls: pd.DataFrame) -> pd.DataFrame:
     for name, column in (("ratio", "seconds"), ("model_ratio", "model_s")):
         cells[name] = cells[column] / cells["batch"].map(plain[column])
     return cells
-
-
-def _metrics(found: BatchNumbers) -> dict[str, float]:
-    """Return `batching/<drafter>.break_even` (0: no batch pays; absent: all tried do), those of the predictions and of
-    every gamma, and `batching/<drafter>.speedup.<batch>` with the best gamma.
-    """
-    values: dict[str, float] = {"batching/repeats": float(found.repeats), "batching/largest": float(found.largest)}
-    for drafter in found.drafters:
-        name = f"batching/{drafter}"
-        values |= found.break_even(drafter).as_metrics(f"{name}.break_even")
-        for gamma in found.gammas_of(drafter):
-            values |= found.break_even(drafter, gamma).as_metrics(f"{name}.break_even.gamma{gamma}")
-        for each in PREDICTIONS:
-            values[f"{name}.break_even.{each}"] = found.predicted_break_even(each, drafter).estimate
-        for batch, column in zip(found.batches, found.speedups(drafter).T, strict=True):
-            values |= found.interval(column).as_metrics(f"{name}.speedup.{batch}")
-    return finite(values)
-
-
-def _curves(found: BatchNumbers) -> dict[str, dict[int, float]]:
-    """Return speedups over batches, measured and predicted, by gamma and with the best; and tokens per second."""
-    curves: dict[str, dict[int, float]] = {}
-
-    def add(name: str, values: np.ndarray) -> None:
-        points = {batch: float(value) for batch, value in zip(found.batches, values, strict=True)}
-        curves[f"curve/batching/{name}"] = finite_points(points)
-
-    for drafter in found.drafters:
-        for gamma in (None, *found.gammas_of(drafter)):
-            label = f"{drafter}.{'best' if gamma is None else f'gamma{gamma}'}"
-            add(f"speedup.{label}", found.speedups(drafter, gamma)[0])
-            for each in PREDICTIONS:
-                add(f"speedup.{label}.{each}", found.predictions(each, drafter, gamma)[0])
-        at = found.places(drafter)
-        add(f"tokens_per_s.{drafter}.best", found.chosen.ratio("tokens", "seconds")[0, at])
-        add(f"tokens_per_s.{drafter}.plain", found.chosen.ratio("baseline_tokens", "baseline_seconds")[0, at])
-    return curves
-
-
-def finite_points(points: Mapping[int, float]) -> dict[int, float]:
-    """Keep the points that have a value."""
-    return {step: value for step, value in points.items() if np.isfinite(value)}
 
 
 # A committed study ----------------------------------------------------------------------------------
@@ -297,31 +260,51 @@ def committed_in_words(path: Path = RESULT) -> str:
 
 
 def _answer(found: BatchNumbers, tables: Tables, about: About) -> Section:
-    measured = {drafter: found.break_even(drafter) for drafter in found.drafters}
-    said = "; ".join(f"{drafter} {interval_in_words(value, found.largest)}" for drafter, value in measured.items())
-    answer = (
-        f"Speculation pays up to this batch, with the best gamma at each: {said}. "
-        f"{_predicted_in_words(found, measured)}"
-    )
-    meaning = (
+    lines, facts, largest = tables["batching"], tables["cost"].iloc[0], found.largest
+    measured = {drafter: interval(found.end(drafter), "break_even") for drafter in found.drafters}
+    said = "; ".join(f"{drafter} {interval_in_words(value, largest)}" for drafter, value in measured.items())
+    modelled = []
+    for drafter, value in measured.items():
+        predicted = found.end(drafter)["model"]
+        words = f"{drafter} {batch_in_words(predicted, largest)}"
+        if not np.isnan(value.low):
+            words += " (within the interval)" if value.low <= predicted <= value.high else " (outside the interval)"
+        modelled.append(words)
+    model = f"The cost model fitted to calls on a single sequence predicted {'; '.join(modelled)}."
+    if any(np.isnan(found.end(drafter)["model"]) for drafter in measured):
+        model = "There is no cost model of single calls to compare with."
+    same, near, differs = (int(lines[name].sum()) for name in ("same", "near_tie", "differs"))
+    text = (
+        f"Speculation pays up to this batch, with the best gamma at each: {said}. {model}",
         "Speedup at equal batch: seconds per token of plain decoding over seconds per token with drafts, both over as "
         "many sequences at once, in steps with every slot in use, prefill apart. The batch at which it falls below 1 "
         "for the last time is interpolated over log2 of the batch. The best gamma is chosen for every repeat on the "
-        "other repeats."
+        "other repeats.",
+        _unit(found, facts),
+        f"Of {counted(same + near + differs, 'text')} with drafts, {same:,} are those of plain decoding at the batch; "
+        f"{near:,} part from it at a near-tie, {differs:,} otherwise.",
+        *_schedules(found, about),
+        *about.caveats(tables["skipped"]),
     )
     title = f"Speedup at equal batch\n{about.title}"
     caption = (
         f"Markers: measured, with 95% intervals over {counted(found.repeats, 'repeat')}; dotted: the formula with the "
         "cost model of single calls. Below the line plain decoding is faster."
     )
+    ends = []
+    for drafter in found.drafters:
+        for gamma in (*found.gammas_of(drafter), BEST):
+            end = found.end(drafter, gamma)
+            line = {"drafter": drafter, "gamma": str(gamma) if gamma else "best"}
+            line["measured"] = interval_in_words(interval(end, "break_even"), largest)
+            ends.append(
+                line | {f"formula, {label}": batch_in_words(end[name], largest) for name, label in PREDICTIONS.items()}
+            )
     shown = (
-        ("Batch behind which speculation does not pay: measured (95%), and as predicted", _break_even_table(found)),
+        ("Batch behind which speculation does not pay: measured (95%), and as predicted", pd.DataFrame(ends)),
         ("Speedup at equal batch with the best gamma (95%), and the gammas chosen", best_table(found)),
     )
     figure = _speedup_figure(found, title=title, caption=caption)
-    caveats = about.caveats(tables["skipped"])
-    unit, outcomes = _unit(found, tables["cost"].iloc[0]), _outcomes(tables["batching"])
-    text = (answer, meaning, unit, outcomes, *_schedules(found, about), *caveats)
     return Section("Up to which batch speculation pays", text, shown, (("batching_speedup", figure),))
 
 
@@ -344,36 +327,13 @@ def _unit(found: BatchNumbers, facts: pd.Series) -> str:
     return words
 
 
-def _outcomes(lines: pd.DataFrame) -> str:
-    """Say whether drafts changed what was written."""
-    same, near, differs = (int(lines[name].sum()) for name in ("same", "near_tie", "differs"))
-    words = (
-        f"Of {counted(same + near + differs, 'text')} with drafts, {same:,} are those of plain decoding at the batch"
-    )
-    return f"{words}; {near:,} part from it at a near-tie, {differs:,} otherwise."
-
-
-def _refuted(lines: pd.DataFrame) -> str:
-    """Say how many texts drafts changed for no near-tie; "" where there is none."""
-    differs = int(lines["differs"].sum())
-    if not differs:
-        return ""
-    return (
-        f"Outputs refuted: {counted(differs, 'text')} with drafts part from plain decoding without a near-tie that "
-        "rounding could explain."
-    )
-
-
 def _schedules(found: BatchNumbers, about: About) -> list[str]:
     """Return the gamma to serve at each batch as vLLM takes it: the fastest whose interval is above 1, else none."""
     words = []
     for drafter in found.drafters:
-        best: dict[int, int] = {}
-        for place, batch in enumerate(found.batches):
-            of_gamma = {gamma: found.speedups(drafter, gamma)[:, place] for gamma in found.gammas_of(drafter)}
-            intervals = {gamma: found.interval(values) for gamma, values in of_gamma.items()}
-            paying = {gamma: value.estimate for gamma, value in intervals.items() if value.low > 1}
-            best[batch] = max(paying, key=paying.__getitem__, default=0)
+        tried = found.cells[(found.cells["drafter"] == drafter) & (found.cells["gamma"] != BEST)]
+        paying = tried[tried["speedup_low"] > 1].sort_values("speedup").groupby("batch")["gamma"].last()
+        best = {batch: int(paying.get(batch, 0)) for batch in found.batches}
         if drafter in DRAFTS and any(best.values()):
             words.append(f'{drafter} `"num_speculative_tokens_per_batch_size": {batch_schedule(best)}`')
     if not words:
@@ -385,41 +345,12 @@ def _schedules(found: BatchNumbers, about: About) -> list[str]:
     ]
 
 
-def _predicted_in_words(found: BatchNumbers, measured: Mapping[str, Interval]) -> str:
-    """Say what the cost model of single calls predicted, and whether the measured interval contains it."""
-    parts = []
-    for drafter, value in measured.items():
-        predicted = found.predicted_break_even("model", drafter).estimate
-        if np.isnan(predicted):
-            return "There is no cost model of single calls to compare with."
-        words = f"{drafter} {batch_in_words(predicted, found.largest)}"
-        if not np.isnan(value.low):
-            inside = value.low <= predicted <= value.high
-            words += " (within the interval)" if inside else " (outside the interval)"
-        parts.append(words)
-    return f"The cost model fitted to calls on a single sequence predicted {'; '.join(parts)}."
-
-
-def _break_even_table(found: BatchNumbers) -> pd.DataFrame:
-    lines = []
-    for drafter in found.drafters:
-        for gamma in (*found.gammas_of(drafter), None):
-            line = {"drafter": drafter, "gamma": "best" if gamma is None else str(gamma)}
-            line["measured"] = interval_in_words(found.break_even(drafter, gamma), found.largest)
-            for name, label in PREDICTIONS.items():
-                predicted = found.predicted_break_even(name, drafter, gamma).estimate
-                line[f"formula, {label}"] = batch_in_words(predicted, found.largest)
-            lines.append(line)
-    return pd.DataFrame(lines)
-
-
 def best_table(found: BatchNumbers) -> pd.DataFrame:
-    shown: dict[str, list[str]] = {"batch": [str(batch) for batch in found.batches]}
+    """Return speedups with the best gamma by batch, and the gammas that were chosen."""
+    shown = {"batch": [str(batch) for batch in found.batches]}
     for drafter in found.drafters:
-        values = found.speedups(drafter)
-        gammas = [found.gammas[place] for place in found.places(drafter)]
-        shown[drafter] = [f"{found.interval(column):.2f}" for column in values.T]
-        shown[f"gamma of {drafter}"] = gammas
+        lines = found.of(drafter)
+        shown |= {drafter: printed(lines, "speedup", ".2f"), f"gamma of {drafter}": lines["gammas"].tolist()}
     return pd.DataFrame(shown)
 
 
@@ -428,86 +359,74 @@ def best_table(found: BatchNumbers) -> pd.DataFrame:
 
 def _costs(found: BatchNumbers, about: About) -> Section:
     """Write the section on the factors, each drafter at the gamma that is fastest at the smallest batch."""
-    chosen = {drafter: _fastest(found, drafter) for drafter in found.drafters}
     first, last = found.batches[0], found.largest
-    sentences = []
-    for drafter, gamma in chosen.items():
-        costs = {name: values[0] for name, values in found.costs(drafter, gamma).items()}
-        whole = sum(costs[name] for name in _COSTS)
-        rises = {label: costs[name][-1] - costs[name][0] for name, label in _COSTS.items()}
+    chosen, tables, sentences = {}, [], []
+    for drafter in found.drafters:
+        gammas = found.gammas_of(drafter)
+        gamma = max(gammas, key=lambda gamma: float(found.of(drafter, gamma)["speedup"].iloc[0]))
+        chosen[drafter] = gamma
+        lines = found.of(drafter, gamma)
+        low, high = lines.iloc[0], lines.iloc[-1]
+        rises = {label: high[name] - low[name] for name, label in _COSTS.items()}
         falls = max(rises.values()) <= 0
         most = max(rises, key=lambda label: abs(rises[label]) if falls else rises[label])
         sentences.append(
-            f"{drafter} at gamma {gamma}: from batch {first} to {last} a round goes from {whole[0]:.2f} to "
-            f"{whole[-1]:.2f} plain steps ({'; '.join(f'{label} {rise:+.2f}' for label, rise in rises.items())}), for "
-            f"{costs['tokens'][0]:.2f} and {costs['tokens'][-1]:.2f} tokens: {most} "
+            f"{drafter} at gamma {gamma}: from batch {first} to {last} a round goes from {low[[*_COSTS]].sum():.2f} to "
+            f"{high[[*_COSTS]].sum():.2f} plain steps "
+            f"({'; '.join(f'{label} {rise:+.2f}' for label, rise in rises.items())}), for {low['tokens']:.2f} and "
+            f"{high['tokens']:.2f} tokens: {most} "
             + ("eats most of the speedup." if rises[most] > 0 else "is what changes most.")
         )
+        labels = {"tokens": "tokens per round", **_COSTS, "width": "tokens per call and sequence"}
+        shown = {label: lines[name].map("{:.2f}".format) for name, label in labels.items()}
+        shown["speedup"] = printed(lines, "speedup", ".2f")
+        shown |= {f"formula, {label}": printed(lines, name, ".2f") for name, label in PREDICTIONS.items()}
+        tables.append(pd.DataFrame({"drafter": drafter, "gamma": gamma, "batch": lines["batch"], **shown}))
     title = f"A round in plain steps of the same batch\n{about.title}"
     caption = (
         "Bars: what a round of all sequences takes, in steps of plain decoding of as many; line: tokens per round and "
         "sequence. Speculation pays where the line is above the bar."
     )
-    table = pd.concat([_cost_table(found, drafter, gamma) for drafter, gamma in chosen.items()], ignore_index=True)
-    shown = (
-        (
-            "Tokens per round and sequence, and the parts of a round in plain steps; tokens per sequence of a call, "
-            "padding included; speedup as measured and by the formula",
-            table,
-        ),
+    words = (
+        "Tokens per round and sequence, and the parts of a round in plain steps; tokens per sequence of a call, "
+        "padding included; speedup as measured and by the formula"
     )
     figure = _cost_figure(found, chosen, title=title, caption=caption)
-    return Section("What eats the speedup", tuple(sentences), shown, (("batching_costs", figure),))
-
-
-def _fastest(found: BatchNumbers, drafter: str) -> int:
-    """Return the gamma with the highest speedup at the smallest batch."""
-    return max(found.gammas_of(drafter), key=lambda gamma: float(found.speedups(drafter, gamma)[0, 0]))
-
-
-def _cost_table(found: BatchNumbers, drafter: str, gamma: int) -> pd.DataFrame:
-    costs = found.costs(drafter, gamma)
-    shown: dict[str, object] = {"drafter": drafter, "gamma": gamma, "batch": found.batches}
-    for name, label in {"tokens": "tokens per round", **_COSTS, "width": "tokens per call and sequence"}.items():
-        shown[label] = [f"{value:.2f}" for value in costs[name][0]]
-    shown["speedup"] = [f"{found.interval(column):.2f}" for column in found.speedups(drafter, gamma).T]
-    for name, label in PREDICTIONS.items():
-        values = found.predictions(name, drafter, gamma)[0]
-        shown[f"formula, {label}"] = ["–" if np.isnan(value) else f"{value:.2f}" for value in values]
-    return pd.DataFrame(shown)
+    shown_tables = ((words, pd.concat(tables, ignore_index=True)),)
+    return Section("What eats the speedup", tuple(sentences), shown_tables, (("batching_costs", figure),))
 
 
 # Throughput -----------------------------------------------------------------------------------------
 
 
 def _throughput(found: BatchNumbers, about: About) -> Section:
-    plain, own = _plain_rates(found), found.chosen.ratio("tokens", "seconds")
-    largest = found.interval(plain[:, -1] / plain[:, 0])
-    sentences = [
-        f"Plain decoding writes {found.interval(plain[:, 0]):.0f} tokens per second at batch {found.batches[0]} and "
-        f"{found.interval(plain[:, -1]):.0f} at batch {found.largest}, {largest:.2f} times as many: batching is the "
-        "other way to fill a call, and the two spend the same spare arithmetic."
-    ]
-    shown: dict[str, list[str]] = {"batch": [str(batch) for batch in found.batches]}
-    shown["plain"] = [f"{found.interval(column):.0f}" for column in plain.T]
-    for drafter in found.drafters:
-        rates = own[:, found.places(drafter)]
-        shown[drafter] = [f"{found.interval(column):.0f}" for column in rates.T]
-    title = f"Tokens per second over all sequences\n{about.title}"
-    caption = (
-        f"Each drafter with its best gamma at each batch; 95% intervals over {counted(found.repeats, 'repeat')}. "
-        "Prefill is apart."
+    # Every cell of a repeat stands beside the same plain decoding, so that the first drafter's is that of all.
+    rates = {"plain": (found.of(found.drafters[0]), "plain_rate")}
+    rates |= {drafter: (found.of(drafter), "rate") for drafter in found.drafters}
+    shown = {name: printed(lines, column, ".0f") for name, (lines, column) in rates.items()}
+    text = (
+        f"Plain decoding writes {shown['plain'][0]} tokens per second at batch {found.batches[0]} and "
+        f"{shown['plain'][-1]} at batch {found.largest}, {found.gain:.2f} times as many: batching is the other way to "
+        "fill a call, and the two spend the same spare arithmetic.",
     )
-    figure = _throughput_figure(found, plain, title=title, caption=caption)
-    table = ("Tokens per second over all sequences (95%), drafters with their best gamma", pd.DataFrame(shown))
-    return Section("Throughput", tuple(sentences), (table,), (("batching_throughput", figure),))
-
-
-def _plain_rates(found: BatchNumbers) -> np.ndarray:
-    """Return tokens per second of plain decoding [1 + R, M]. Every cell of a repeat stands beside the same baseline, so
-    the first drafter's are those of all.
-    """
-    return found.chosen.ratio("baseline_tokens", "baseline_seconds")[:, found.places(found.drafters[0])]
+    with style.styled():
+        figure, axes = style.new_figure(
+            f"Tokens per second over all sequences\n{about.title}",
+            f"Each drafter with its best gamma at each batch; 95% intervals over {counted(found.repeats, 'repeat')}. "
+            "Prefill is apart.",
+        )
+        for place, (name, (lines, column)) in enumerate(rates.items()):
+            look = style.look(place - 1) if place else style.Look(style.BLACK, "s", ":")
+            label = name if place else "plain decoding"
+            pictures.line(axes, found.batches, intervals(lines, column), look, label)
+        pictures.log_axis(axes, found.batches, "sequences in the batch")
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+        axes.set_ylabel("tokens per second, all sequences")
+        style.legend_above(axes, 2)
+    table = pd.DataFrame({"batch": [str(batch) for batch in found.batches], **shown})
+    caption = "Tokens per second over all sequences (95%), drafters with their best gamma"
+    return Section("Throughput", text, ((caption, table),), (("batching_throughput", figure),))
 
 
 # Calls on batches -----------------------------------------------------------------------------------
@@ -516,53 +435,47 @@ def _plain_rates(found: BatchNumbers) -> np.ndarray:
 def _calls(found: BatchNumbers, tables: Tables, about: About) -> Section:
     calls, cost = call_errors(tables["calls"]), tables["cost"].iloc[0]
     wide = calls[calls["tokens"] > 1]
-    seconds = {int(batch): part.set_index("tokens")["seconds"] for batch, part in calls.groupby("batch")}
-    ends = [(batch, tokens) for batch in (found.batches[0], found.largest) for tokens in (int(wide["tokens"].max()),)]
-    ratios = calls.set_index(["batch", "tokens"])["ratio"]
-    answer = (
-        f"A call on {ends[0][1]} tokens per sequence takes {ratios[ends[0]]:.2f} times a plain step at batch "
-        f"{ends[0][0]} and {ratios[ends[1]]:.2f} times at batch {ends[1][0]}, of at most {ends[0][1]}."
-    )
-    sentences = [answer]
+    ratios = wide.pivot(index="batch", columns="tokens", values="ratio")
+    most, first, last = int(wide["tokens"].max()), found.batches[0], found.largest
+    text = [
+        f"A call on {most} tokens per sequence takes {ratios.loc[first, most]:.2f} times a plain step at batch {first} "
+        f"and {ratios.loc[last, most]:.2f} times at batch {last}, of at most {most}."
+    ]
     if calls["model_s"].notna().all():
-        off = calls["model_s"] / calls["seconds"] - 1
-        ratio_off = wide["model_ratio"] / wide["ratio"] - 1
-        sentences.append(
+        off = (calls["model_s"] / calls["seconds"] - 1).abs()
+        ratio_off = (wide["model_ratio"] / wide["ratio"] - 1).abs()
+        text.append(
             f"The cost model was fitted to calls on one sequence (up to {int(cost['rows'])} tokens, "
             f"{cost['error']:.1%} off on sizes that it had not seen) and never saw a batch: over all batches it is "
-            f"{off.abs().median():.0%} off in seconds (worst {off.abs().max():.0%}) and {ratio_off.abs().median():.0%} "
-            f"in t(B (gamma + 1)) / t(B) (worst {ratio_off.abs().max():.0%})."
+            f"{off.median():.0%} off in seconds (worst {off.max():.0%}) and {ratio_off.median():.0%} "
+            f"in t(B (gamma + 1)) / t(B) (worst {ratio_off.max():.0%})."
         )
-    table = pd.DataFrame(
-        {
-            "batch": [str(batch) for batch in seconds],
-            "t(B), ms": [f"{1e3 * each[1]:.3g}" for each in seconds.values()],
-            **{
-                f"{tokens} tokens each": [_ratio_cell(calls, batch, tokens) for batch in seconds]  # fmt: skip
-                for tokens in sorted(int(each) for each in wide["tokens"].unique())
-            },
-        }
+    models = ["" if np.isnan(ratio) else f" ({ratio:.2f})" for ratio in wide["model_ratio"]]
+    shown = wide.assign(
+        shown=wide["ratio"].map("{:.2f}".format) + models, tokens=wide["tokens"].map("{} tokens each".format)
     )
-    caption = f"Points: median of timed calls with {int(cost['context'])} cached tokens; dotted: the cost model."
-    title = f"A call on gamma + 1 tokens of each sequence, over a plain step\n{about.title}"
-    figure = _call_figure(calls, found.batches, title=title, caption=caption)
+    table = shown.pivot(index="batch", columns="tokens", values="shown")[shown["tokens"].unique()]
+    plain = calls[calls["tokens"] == 1].set_index("batch")["seconds"]
+    table.insert(0, "t(B), ms", (1e3 * plain).map("{:.3g}".format))
+    table = table.rename_axis(columns=None).reset_index().astype({"batch": str})
+    with style.styled():
+        figure, axes = style.new_figure(
+            f"A call on gamma + 1 tokens of each sequence, over a plain step\n{about.title}",
+            f"Points: median of timed calls with {int(cost['context'])} cached tokens; dotted: the cost model.",
+        )
+        for place, (tokens, part) in enumerate(wide.groupby("tokens")):
+            look = style.look(place)
+            axes.plot(part["batch"], part["ratio"], color=look.colour, marker=look.marker, linestyle=look.dash,
+                      label=f"{tokens} tokens per sequence")  # fmt: skip
+            axes.plot(part["batch"], part["model_ratio"], color=look.colour, linewidth=1.3, linestyle=style.DOTTED)
+        pictures.log_axis(axes, found.batches, "sequences in the batch")
+        axes.set_ylabel("t(B (gamma + 1)) / t(B)")
+        style.legend_above(axes, 2)
     name = "t(B), and calls on more tokens per sequence over it: measured (cost model of single calls)"
-    return Section("What a call costs in a batch", tuple(sentences), ((name, table),), (("batching_calls", figure),))
-
-
-def _ratio_cell(calls: pd.DataFrame, batch: int, tokens: int) -> str:
-    line = calls[(calls["batch"] == batch) & (calls["tokens"] == tokens)].iloc[0]
-    model = "" if np.isnan(line["model_ratio"]) else f" ({line['model_ratio']:.2f})"
-    return f"{line['ratio']:.2f}{model}"
+    return Section("What a call costs in a batch", tuple(text), ((name, table),), (("batching_calls", figure),))
 
 
 # Figures --------------------------------------------------------------------------------------------
-
-
-def _batch_axis(axes: Axes, batches: Sequence[int]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(list(batches), [str(batch) for batch in batches])
-    axes.xaxis.set_minor_locator(NullLocator())
 
 
 @style.in_style
@@ -571,13 +484,11 @@ def _speedup_figure(found: BatchNumbers, title: str, caption: str) -> Figure:
     figure, panels = style.new_panels(title, caption, 1.2 + 2.7 * rows, rows, sharex=True)
     for axes, drafter in zip(panels[:, 0], found.drafters, strict=True):
         for place, gamma in enumerate(found.gammas_of(drafter)):
-            look = style.look(place)
-            values = [found.interval(column) for column in found.speedups(drafter, gamma).T]
-            pictures.line(axes, found.batches, values, look, f"gamma {gamma}")
-            predicted = found.predictions("model", drafter, gamma)[0]
-            axes.plot(found.batches, predicted, color=look.colour, linewidth=1.3, linestyle=style.DOTTED)
+            look, lines = style.look(place), found.of(drafter, gamma)
+            pictures.line(axes, found.batches, intervals(lines, "speedup"), look, f"gamma {gamma}")
+            axes.plot(found.batches, lines["model"], color=look.colour, linewidth=1.3, linestyle=style.DOTTED)
         pictures.level(axes, 1.0)
-        _batch_axis(axes, found.batches)
+        pictures.log_axis(axes, found.batches)
         axes.set_ylabel(f"speedup, {drafter}")
     style.legend_above(panels[0, 0], 4)
     panels[-1, 0].set_xlabel("sequences in the batch")
@@ -590,50 +501,16 @@ def _cost_figure(found: BatchNumbers, chosen: Mapping[str, int], title: str, cap
     figure, panels = style.new_panels(title, caption, 1.2 + 2.4 * rows, rows, sharex=True)
     at = np.arange(len(found.batches))
     for axes, (drafter, gamma) in zip(panels[:, 0], chosen.items(), strict=True):
-        costs, below = found.costs(drafter, gamma), np.zeros(len(at))
+        lines, below = found.of(drafter, gamma), np.zeros(len(at))
         for name, label in _COSTS.items():
             colour, hatch = _HATCHES[name]
-            height = costs[name][0]
+            height = lines[name].to_numpy()
             axes.bar(at, height, 0.7, below, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, label=label)
             below = below + height
-        tokens = [found.interval(column) for column in costs["tokens"].T]
         black = style.look(0)._replace(colour=style.BLACK)
-        pictures.line(axes, [float(place) for place in at], tokens, black, "tokens per round")
+        pictures.line(axes, at.astype(float).tolist(), intervals(lines, "tokens"), black, "tokens per round")
         axes.set_xticks(at, [str(batch) for batch in found.batches])
         axes.set_ylabel(f"{drafter}, gamma {gamma}")
     style.legend_above(panels[0, 0], 4)
     panels[-1, 0].set_xlabel("sequences in the batch")
-    return figure
-
-
-@style.in_style
-def _throughput_figure(found: BatchNumbers, plain: np.ndarray, title: str, caption: str) -> Figure:
-    figure, axes = style.new_figure(title, caption)
-    lines = {"plain decoding": (plain, style.Look(style.BLACK, "s", ":"))}
-    own = found.chosen.ratio("tokens", "seconds")
-    for place, drafter in enumerate(found.drafters):
-        lines[drafter] = (own[:, found.places(drafter)], style.look(place))
-    for label, (rates, look) in lines.items():
-        pictures.line(axes, found.batches, [found.interval(column) for column in rates.T], look, label)
-    _batch_axis(axes, found.batches)
-    axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_formatter(ScalarFormatter())
-    axes.set_xlabel("sequences in the batch")
-    axes.set_ylabel("tokens per second, all sequences")
-    style.legend_above(axes, 2)
-    return figure
-
-
-@style.in_style
-def _call_figure(calls: pd.DataFrame, batches: Sequence[int], title: str, caption: str) -> Figure:
-    figure, axes = style.new_figure(title, caption)
-    for place, (tokens, part) in enumerate(calls[calls["tokens"] > 1].groupby("tokens")):
-        look = style.look(place)
-        axes.plot(part["batch"], part["ratio"], color=look.colour, marker=look.marker, linestyle=look.dash,
-                  label=f"{tokens} tokens per sequence")  # fmt: skip
-        axes.plot(part["batch"], part["model_ratio"], color=look.colour, linewidth=1.3, linestyle=style.DOTTED)
-    _batch_axis(axes, batches)
-    axes.set_xlabel("sequences in the batch")
-    axes.set_ylabel("t(B (gamma + 1)) / t(B)")
-    style.legend_above(axes, 2)
     return figure

@@ -58,7 +58,7 @@ def findings(tables: Tables, about: About) -> Findings:
     shown = pd.DataFrame(
         {
             "category": cells["category"],
-            "temperature": cells["temperature"].map("{:g}".format, na_action="ignore").fillna("–"),
+            "temperature": ["–" if isnan(each) else f"{each:g}" for each in cells["temperature"]],
             "questions": cells["questions"],
             "tokens per call": printed(cells, "rate", ".2f"),
             "speedup": printed(cells, "speedup", ".2f"),

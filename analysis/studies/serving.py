@@ -4,7 +4,7 @@ says so in every heading, table, figure and metric; the comparison with study `b
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from math import inf, isfinite, nan, sqrt
 from pathlib import Path
@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 
 from specdec.theory.queueing import utilisation
 
-from ..comparisons import finite
+from ..comparisons import curves_of, finite, interval, intervals, metrics_of
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
@@ -53,7 +52,12 @@ def findings(tables: Tables, about: About) -> Findings:
     skipped = about.caveats(tables["skipped"])
     if skipped:
         sections.append(Section("Prompts", skipped))
-    return Findings(tuple(sections), _metrics(found, tables), _curves(found))
+    shown = {column: column for column in ("goodput", "tpot", "latency_p99")}
+    cells = found.cells.assign(per_cent=(100 * found.cells["load"]).round().astype(int))
+    cells["slug"] = cells["policy"].map(_slug)
+    curves = curves_of(cells, "curve/serving/simulated.{what}.{slug}", ["slug"], "per_cent", shown)
+    metrics = metrics_of(cells, "serving/simulated.{slug}.{what}.{load:g}", shown)
+    return Findings(tuple(sections), metrics | _metrics(found, check), curves)
 
 
 # Numbers --------------------------------------------------------------------------------------------
@@ -110,6 +114,9 @@ class ServingNumbers:
     Attributes:
         runs: a line for each simulation: policy, load, replication, the columns of `_VALUES`, batch and gamma (means
             over the steps of the window), rate.
+        cells: a line for each policy and load: used (rho, offered requests over what the policy finishes at full slots;
+            a queue settles below 1) and the columns of `_VALUES` with _low and _high over replications; what grows with
+            the queue is missing where there is no steady state.
         capacity: policy -> requests per second at full slots, over replications.
         recording, step_times, chosen: the tables `recording` (its line) and `step_times`; and mean gamma of the
             adaptive policy by batch, with the steps.
@@ -117,8 +124,9 @@ class ServingNumbers:
     """
 
     runs: pd.DataFrame
+    cells: pd.DataFrame
     capacity: Mapping[str, Interval]
-    recording: Mapping[str, object]
+    recording: Mapping[str, Any]
     step_times: pd.DataFrame
     chosen: pd.DataFrame
     little: float
@@ -131,32 +139,14 @@ class ServingNumbers:
     def loads(self) -> list[float]:
         return sorted(float(load) for load in self.runs["load"].unique())
 
-    def rate(self, load: float) -> float:
-        """Return the requests per second of a load."""
-        return load * self.capacity[NONE].estimate
-
-    def used(self, policy: str, load: float) -> float:
-        """Return rho, offered requests over what the policy finishes at full slots; a queue settles below 1."""
-        return float(utilisation(self.rate(load), self.capacity[policy].estimate))
-
-    def stable(self, policy: str, load: float) -> bool:
-        return self.used(policy, load) < 1
+    def of(self, policy: str) -> pd.DataFrame:
+        """Return the lines of `cells` of a policy by ascending load."""
+        return self.cells[self.cells["policy"] == policy]
 
     def values(self, policy: str, column: str) -> np.ndarray:
         """Return a column of all simulations of a policy, [loads, replications]."""
         mine = self.runs[self.runs["policy"] == policy]
         return mine.pivot(index="load", columns="replication", values=column).sort_index().to_numpy()
-
-    def interval(self, policy: str, load: float, column: str) -> Interval:
-        """Return the mean over replications; of what grows with the queue only where there is a steady state.
-
-        Student's interval is cut to the values that a column can have: none is negative, a share is at most 1.
-        """
-        if column in _QUEUED and not self.stable(policy, load):
-            return Interval(nan)
-        each = over_replications(self.values(policy, column)[self.loads.index(load)])
-        most = 1.0 if column == "met" else inf
-        return replace(each, low=max(each.low, 0.0), high=min(each.high, most))
 
     def switch_off(self, policy: str, column: str = "tpot") -> SwitchOff:
         """Return where plain decoding begins to be better in time per output token, or in goodput. Replications are
@@ -194,14 +184,26 @@ def serving_numbers(tables: Tables) -> ServingNumbers:
     (recording,) = tables["recording"].to_dict("records")
     full = tables["capacity"].assign(rate=lambda lines: lines["requests"] / lines["seconds"])
     by_policy = full.groupby("policy", sort=False)["rate"]
+    capacity = {str(policy): over_replications(rates.to_numpy()) for policy, rates in by_policy}
     steps = tables["served_steps"]
     adaptive = steps[steps["policy"] == ADAPTIVE]
     drafted = adaptive.assign(drafted=adaptive["gamma"] * adaptive["steps"])
     chosen = drafted.groupby("batch")[["drafted", "steps"]].sum().reset_index()
     chosen["gamma"] = chosen["drafted"] / chosen["steps"]
+    runs, lines = simulation_values(tables), []
+    for (policy, load), part in runs.groupby(["policy", "load"], sort=False):
+        used = float(utilisation(load * capacity[NONE].estimate, capacity[str(policy)].estimate))
+        line = {"policy": policy, "load": float(load), "used": used}
+        for column in _VALUES:
+            value = over_replications(part[column]) if used < 1 or column not in _QUEUED else Interval(nan)
+            # Student's interval, cut to the values that a column can have: none is negative, a share is at most 1.
+            line[column], line[f"{column}_low"] = value.estimate, max(value.low, 0.0)
+            line[f"{column}_high"] = min(value.high, 1.0 if column == "met" else inf)
+        lines.append(line)
     return ServingNumbers(
-        runs=simulation_values(tables),
-        capacity={str(policy): over_replications(rates.to_numpy()) for policy, rates in by_policy},
+        runs=runs,
+        cells=pd.DataFrame(lines).sort_values("load", kind="stable", ignore_index=True),
+        capacity=capacity,
         recording={str(name): value for name, value in recording.items()},
         step_times=tables["step_times"],
         chosen=chosen[["batch", "gamma", "steps"]],
@@ -250,44 +252,25 @@ def _slug(policy: str) -> str:
     return policy.replace(" ", "")
 
 
-def _metrics(found: ServingNumbers, tables: Tables) -> dict[str, float]:
-    """Return `serving/simulated.*`; a load at which speculation stops paying is 0 where it never pays, and absent where
-    the largest load still does.
+def _metrics(found: ServingNumbers, check: pd.DataFrame) -> dict[str, float]:
+    """Return the other `serving/simulated.*`; a load at which speculation stops paying is 0 where it never pays, and
+    absent where the largest load still does.
     """
     values: dict[str, float] = {"serving/simulated.little_error": found.little}
     for policy in found.policies:
         name = f"serving/simulated.{_slug(policy)}"
         values |= found.capacity[policy].as_metrics(f"{name}.capacity")
-        for load in found.loads:
-            for column in ("goodput", "tpot", "latency_p99"):
-                values |= found.interval(policy, load, column).as_metrics(f"{name}.{column}.{load:g}")
         if policy != NONE:
             off = found.switch_off(policy)
             values |= off.load.as_metrics(f"{name}.switch_off_load") | off.batch.as_metrics(f"{name}.switch_off_batch")
             values |= found.switch_off(policy, "goodput").load.as_metrics(f"{name}.switch_off_load.goodput")
     for gamma in sorted(set(found.step_times["gamma"]) - {0}):
         values[f"serving/simulated.gamma{gamma}.model_batch"] = found.model_batch(gamma)
-    for line in closed_check(tables).to_dict("records"):
+    for line in check.to_dict("records"):
         for by in ("by_steps", "by_model"):
             ratio = line[by] / line["measured"]
             values[f"serving/simulated.{by}_over_measured.{line['batch']:g}.{line['gamma']:g}"] = ratio
     return finite(values)
-
-
-def _curves(found: ServingNumbers) -> dict[str, dict[int, float]]:
-    """Return values over the load in per cent."""
-    return {
-        f"curve/serving/simulated.{column}.{_slug(policy)}": finite_points(
-            {round(100 * load): found.interval(policy, load, column).estimate for load in found.loads}
-        )
-        for policy in found.policies
-        for column in ("goodput", "tpot", "latency_p99")
-    }
-
-
-def finite_points(points: Mapping[int, float]) -> dict[int, float]:
-    """Return the points that have a value."""
-    return {place: value for place, value in points.items() if isfinite(value)}
 
 
 # Words ----------------------------------------------------------------------------------------------
@@ -316,9 +299,10 @@ def _answer(found: ServingNumbers) -> Section:
         else:
             sentence += f"a load of {off.load:.2f} of what plain decoding can serve"
         if off.load.known:
+            rate = off.load.estimate * found.capacity[NONE].estimate
             sentence += (
-                f", {found.rate(off.load.estimate):.3g} requests per second, where its steps hold {off.batch:.1f} "
-                "sequences: from there on a token takes less time without drafts"
+                f", {rate:.3g} requests per second, where its steps hold {off.batch:.1f} sequences: from there on a "
+                "token takes less time without drafts"
             )
         text.append(
             sentence + f". On a nearly idle server, gamma {gamma} is the fixed one whose tokens take least time."
@@ -357,74 +341,69 @@ def _answer(found: ServingNumbers) -> Section:
 
 
 def _over_load(found: ServingNumbers) -> Section:
-    top = found.loads[-1]
-    reached = [f"{policy} {found.interval(policy, top, 'throughput'):.3g}" for policy in found.policies]
-    text = [
-        f"Simulated: at a load of {top:g} the server writes, in tokens per second: {'; '.join(reached)}.",
-        _overloads(found),
-        f"Goodput counts the tokens of requests that finish {_target(found)}. SmartSpec calls another quantity "
-        "goodput, accepted and bonus tokens per second of a step; here that is what the adaptive policy maximises.",
+    top, cells, recording = found.loads[-1], found.cells, found.recording
+    reached = [
+        f"{line['policy']} {interval(line, 'throughput'):.3g}"
+        for line in cells[cells["load"] == top].to_dict("records")
     ]
+    target = f"within {recording['target_factor']:g} times what they would take alone on the server, without drafts"
+    if not pd.isna(recording["target_s"]):
+        target = f"within {recording['target_s']:g} s of their arrival"
+    # Which simulations have no steady state, and which have hardly had the time to reach it.
+    over, near = [], []
+    for policy in found.policies:
+        lines = found.of(policy)
+        if (lines["used"] >= 1).any():
+            over.append(f"{policy} from {lines.loc[lines['used'] >= 1, 'load'].min():g} on")
+        settling = lines[(lines["used"] >= SETTLED) & (lines["used"] < 1)]
+        near += [f"{policy} at {load:g}" for load in settling["load"]]
+    overloads = "No policy is overloaded at these loads."
+    if over:
+        overloads = (
+            "Overloaded, offered load over capacity, so that the queue grows as long as the simulation lasts: "
+            f"{', '.join(over)}. There only throughput, and time per token in full batches, mean anything; times of "
+            "waiting are left out."
+        )
+    text = (
+        f"Simulated: at a load of {top:g} the server writes, in tokens per second: {'; '.join(reached)}.",
+        overloads + (f" Close to it, and perhaps not settled: {', '.join(near)}." if near else ""),
+        f"Goodput counts the tokens of requests that finish {target}. SmartSpec calls another quantity goodput, "
+        "accepted and bonus tokens per second of a step; here that is what the adaptive policy maximises.",
+    )
     figures = (
         ("goodput", _figure(found, "goodput", "tokens per second within the target", "Simulated: goodput over load")),
         ("time_per_token", _figure(found, "tpot", "ms per output token", "Simulated: time per output token over load")),
     )
     table = ("Simulated: rates by policy and load", _table(found, ("goodput", "throughput", "met", "tpot")))
-    return Section("Simulated: goodput and time per token", tuple(text), (table,), figures)
-
-
-def _target(found: ServingNumbers) -> str:
-    seconds = float(str(found.recording["target_s"]))
-    if not np.isnan(seconds):
-        return f"within {seconds:g} s of their arrival"
-    factor = float(str(found.recording["target_factor"]))
-    return f"within {factor:g} times what they would take alone on the server, without drafts"
-
-
-def _overloads(found: ServingNumbers) -> str:
-    """Say which simulations have no steady state, and which have hardly had the time to reach it."""
-    over, near = [], []
-    for policy in found.policies:
-        used = {load: found.used(policy, load) for load in found.loads}
-        beyond = [load for load, rho in used.items() if rho >= 1]
-        if beyond:
-            over.append(f"{policy} from {min(beyond):g} on")
-        near += [f"{policy} at {load:g}" for load, rho in used.items() if SETTLED <= rho < 1]
-    said = (
-        "Overloaded, offered load over capacity, so that the queue grows as long as the simulation lasts: "
-        f"{', '.join(over)}. There only throughput, and time per token in full batches, mean anything; times of "
-        "waiting are left out."
-        if over
-        else "No policy is overloaded at these loads."
-    )
-    return said + (f" Close to it, and perhaps not settled: {', '.join(near)}." if near else "")
+    return Section("Simulated: goodput and time per token", text, (table,), figures)
 
 
 def _table(found: ServingNumbers, columns: Sequence[str]) -> pd.DataFrame:
-    lines = []
-    for load in found.loads:
-        for policy in found.policies:
-            line: dict[str, object] = {"load": f"{load:g}", "policy": policy, "rho": f"{found.used(policy, load):.2f}"}
-            line["queue"] = "settles" if found.stable(policy, load) else "grows"
-            for column in columns:
-                words, form, factor = _VALUES[column]
-                each = found.interval(policy, load, column)
-                line[words] = f"{Interval(factor * each.estimate, factor * each.low, factor * each.high):{form}}"
-            lines.append(line)
-    return pd.DataFrame(lines)
+    cells = found.cells
+    shown = {
+        "load": cells["load"].map("{:g}".format),
+        "policy": cells["policy"],
+        "rho": cells["used"].map("{:.2f}".format),
+        "queue": ["settles" if used < 1 else "grows" for used in cells["used"]],
+    }
+    for column in columns:
+        words, form, factor = _VALUES[column]
+        shown[words] = [f"{_scaled(value, factor):{form}}" for value in intervals(cells, column)]
+    return pd.DataFrame(shown)
+
+
+def _scaled(value: Interval, factor: float) -> Interval:
+    return Interval(factor * value.estimate, factor * value.low, factor * value.high)
 
 
 def _latencies(found: ServingNumbers) -> Section:
-    stable = [load for load in found.loads if all(found.stable(policy, load) for policy in found.policies)]
-    text = []
-    if stable:
-        at = stable[-1]
-        listed = [f"{policy} {found.interval(policy, at, 'latency_p99'):.3g} s" for policy in found.policies]
-        text.append(f"Simulated: p99 of latency at a load of {at:g}, the largest that all serve: {'; '.join(listed)}.")
-    else:
-        text.append(
-            "Simulated: no load can be served by all policies, so that latencies are compared policy by policy."
-        )
+    settled = found.cells.groupby("load")["used"].max() < 1
+    text = ["Simulated: no load can be served by all policies, so that latencies are compared policy by policy."]
+    if settled.any():
+        at = settled.index[settled].max()
+        lines = found.cells[found.cells["load"] == at].to_dict("records")
+        listed = [f"{line['policy']} {interval(line, 'latency_p99'):.3g} s" for line in lines]
+        text = [f"Simulated: p99 of latency at a load of {at:g}, the largest that all serve: {'; '.join(listed)}."]
     text.append(
         "Latency runs from arrival to the last token, the time to the first token to the end of the round that gave "
         "it; both contain the wait for a slot and the prefill, which stops all other sequences."
@@ -443,7 +422,14 @@ def _choices(found: ServingNumbers) -> Section:
         "gamma with the most expected tokens per second of that batch, by the cost model and the acceptance at each "
         "depth that it has seen so far.",
     )
-    return Section("Simulated: what the adaptive policy chooses", text, figures=(("adaptive_gamma", _gammas(found)),))
+    with style.styled():
+        caption = f"Simulated: means over all steps of all loads, {int(chosen['steps'].sum()):,} steps."
+        figure, axes = style.new_figure("Simulated: draft tokens by size of the batch", caption)
+        look = _look(found, ADAPTIVE)
+        axes.plot(chosen["batch"], chosen["gamma"], color=look.colour, marker=look.marker, linestyle=look.dash)
+        axes.set(xlabel="sequences in a step", ylabel="draft tokens of each, mean")
+        axes.set_ylim(bottom=0)
+    return Section("Simulated: what the adaptive policy chooses", text, figures=(("adaptive_gamma", figure),))
 
 
 def _assumptions(found: ServingNumbers) -> Section:
@@ -452,32 +438,31 @@ def _assumptions(found: ServingNumbers) -> Section:
         f"Simulated are {said['slots']} slots, {said['arrivals']}, {said['requests']} requests behind a warm-up of "
         f"{said['warmup']} in each of {said['replications']} replications. Little's law holds to {found.little:.0e} "
         "in all.",
-        f"Texts: {said['texts']}; means of {float(str(said['prompt_tokens'])):.0f} prompt and "
-        f"{float(str(said['output_tokens'])):.0f} output tokens. Requests draw them with replacement.",
-        f"Costs: {said['cost']}. Every further sequence adds {float(str(said['draft_growth'])):.0%} of a draft and "
-        f"{float(str(said['overhead_growth'])):.0%} of the overhead of one sequence.",
-        "Not simulated: memory limits, preemption, prompts prefilled in chunks beside decoding, shared prefixes, "
-        "drafts of different length in one step.",
+        f"Texts: {said['texts']}; means of {said['prompt_tokens']:.0f} prompt and {said['output_tokens']:.0f} output "
+        "tokens. Requests draw them with replacement.",
+        f"Costs: {said['cost']}. Every further sequence adds {said['draft_growth']:.0%} of a draft and "
+        f"{said['overhead_growth']:.0%} of the overhead of one sequence.",
     ]
-    error = float(str(said["error_median"]))
-    if not np.isnan(error):
-        text.insert(
-            3,
-            f"A fit of the calls without the largest batch misses that batch by {error:.0%} in the median, "
-            f"{float(str(said['error_worst'])):.0%} at worst.",
-        )
-    unknown = float(str(said["unknown"]))
-    if unknown:
+    if not pd.isna(said["error_median"]):
         text.append(
-            f"At {unknown:.1%} of the positions the run does not say how much more would have been accepted; nothing "
-            "more is assumed."
+            f"A fit of the calls without the largest batch misses that batch by {said['error_median']:.0%} in the "
+            f"median, {said['error_worst']:.0%} at worst."
         )
-    shown = found.step_times[found.step_times["batch"].isin([1, 2, 4, 8, 16, 32, 64, 128, 256, 512])]
+    text.append(
+        "Not simulated: memory limits, preemption, prompts prefilled in chunks beside decoding, shared prefixes, "
+        "drafts of different length in one step."
+    )
+    if said["unknown"]:
+        text.append(
+            f"At {said['unknown']:.1%} of the positions the run does not say how much more would have been accepted; "
+            "nothing more is assumed."
+        )
+    shown = found.step_times[found.step_times["batch"].isin([1 << power for power in range(10)])]
     table = shown.assign(ms=(1e3 * shown["seconds"]).map("{:.3g}".format)).pivot(
         index="gamma", columns="batch", values="ms"
     )
+    table = table.rename(columns="B = {}".format)
     table.insert(0, "tokens per round", shown.groupby("gamma")["tokens_per_round"].first().map("{:.2f}".format))
-    table = table.rename(columns=lambda name: f"B = {name}" if isinstance(name, int) else name)
     caption = "Simulated: milliseconds of a step by the cost model"
     return Section(
         "Simulated: what was assumed", tuple(text), ((caption, table.rename_axis(columns=None).reset_index()),)
@@ -621,35 +606,14 @@ def _figure(found: ServingNumbers, column: str, ylabel: str, title: str) -> Figu
         caption += " Hollow: overloaded, the queue grows."
     figure, axes = style.new_figure(title, caption)
     for policy in found.policies:
-        look = _look(found, policy)
-        each = {load: found.interval(policy, load, column) for load in found.loads}
-        scaled = {
-            load: Interval(factor * value.estimate, factor * value.low, factor * value.high)
-            for load, value in each.items()
-        }
-        stable = [load for load in found.loads if found.stable(policy, load)]
-        if stable:
-            pictures.line(axes, stable, [scaled[load] for load in stable], look, policy)
+        look, lines = _look(found, policy), found.of(policy)
+        settled, over = lines[lines["used"] < 1], lines[lines["used"] >= 1]
+        if len(settled):
+            values = [_scaled(value, factor) for value in intervals(settled, column)]
+            pictures.line(axes, settled["load"].tolist(), values, look, policy)
         if column not in _QUEUED:
-            _hollow(axes, {load: scaled[load] for load in found.loads if load not in stable}, look)
+            axes.plot(over["load"], factor * over[column], look.marker, color=look.colour, markerfacecolor="white")
     axes.set(xlabel="load: offered requests over the capacity of plain decoding", ylabel=ylabel, xlim=(0, None))
     axes.set_ylim(bottom=0)
     style.legend_above(axes, 3)
-    return figure
-
-
-def _hollow(axes: Axes, points: Mapping[float, Interval], look: style.Look) -> None:
-    up = [each.estimate for each in points.values()]
-    axes.plot(list(points), up, look.marker, color=look.colour, markerfacecolor="white")
-
-
-@style.in_style
-def _gammas(found: ServingNumbers) -> Figure:
-    """Draw the mean gamma of the adaptive policy over the sequences in a step."""
-    caption = f"Simulated: means over all steps of all loads, {int(found.chosen['steps'].sum()):,} steps."
-    figure, axes = style.new_figure("Simulated: draft tokens by size of the batch", caption)
-    look = _look(found, ADAPTIVE)
-    axes.plot(found.chosen["batch"], found.chosen["gamma"], color=look.colour, marker=look.marker, linestyle=look.dash)
-    axes.set(xlabel="sequences in a step", ylabel="draft tokens of each, mean")
-    axes.set_ylim(bottom=0)
     return figure

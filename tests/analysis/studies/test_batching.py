@@ -10,13 +10,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from specdec.analysis.comparisons import interval
 from specdec.analysis.findings import About, findings
 from specdec.analysis.studies.batching import (
     batch_numbers,
     call_errors,
     committed_in_words,
     committed_study,
-    speedup,
     write_committed,
 )
 from specdec.theory.batch_speedup import break_even_batch
@@ -87,12 +87,12 @@ def expected(drafter, gamma, batch):
 @pytest.mark.parametrize("drafter", GAIN)
 def test_the_speedup_is_at_equal_batch_and_the_formula_agrees(exact, drafter):
     for gamma in GAMMAS:
-        found = exact.speedups(drafter, gamma)[0]
-        assert found == pytest.approx([expected(drafter, gamma, batch) for batch in BATCHES])
+        found = exact.of(drafter, gamma)
+        assert found["speedup"].tolist() == pytest.approx([expected(drafter, gamma, batch) for batch in BATCHES])
         # The longest of a batch of drafts, of which the moody one's are all or nothing.
-        assert exact.predictions("formula", drafter, gamma)[0] == pytest.approx(found)
+        assert found["formula"].tolist() == pytest.approx(found["speedup"].tolist())
         # The cost model says 10% more for each call, which its ratio does not have but its drafts are cheaper by.
-        assert (exact.predictions("model", drafter, gamma)[0] > found).all()
+        assert (found["model"] > found["speedup"]).all()
 
 
 def test_the_break_even_batch_is_that_of_the_closed_form(exact):
@@ -103,25 +103,23 @@ def test_the_break_even_batch_is_that_of_the_closed_form(exact):
     # E (f + t B) = f + t B (gamma + 1) + s gamma B, solved for B.
     closed = FIXED * (tokens - 1) / (TOKEN * (gamma + 1 - tokens) + STEP * gamma)
     free = break_even_batch(tokens, gamma, 0, FIXED / TOKEN)
-    found = exact.break_even("steady", 2)
+    found = interval(exact.end("steady", 2), "break_even")
     assert found.estimate == pytest.approx(closed, rel=0.05) and closed < free
     assert (found.low, found.high) == (found.estimate, found.estimate)  # no noise
-    assert exact.predicted_break_even("formula", "steady", 2).estimate == pytest.approx(found.estimate)
+    assert exact.end("steady", 2)["formula"] == pytest.approx(found.estimate)
 
 
 def test_the_best_gamma_at_each_batch_is_the_fastest(exact):
-    best = exact.speedups("steady")[0]
+    best = exact.of("steady")
     both = np.array([[expected("steady", gamma, batch) for batch in BATCHES] for gamma in GAMMAS])
-    assert best == pytest.approx(both.max(axis=0))
-    assert [exact.gammas[place] for place in exact.places("steady")] == [
-        str(GAMMAS[int(at)]) for at in both.argmax(axis=0)
-    ]
+    assert best["speedup"].tolist() == pytest.approx(both.max(axis=0).tolist())
+    assert best["gammas"].tolist() == [str(GAMMAS[int(at)]) for at in both.argmax(axis=0)]
     for drafter, gamma in product(GAIN, GAMMAS):
-        costs = exact.costs(drafter, gamma)
+        costs = exact.of(drafter, gamma)
         whole = costs["draft"] + costs["verify"] + costs["rest"]
-        assert costs["tokens"] / whole == pytest.approx(exact.speedups(drafter, gamma))
-        assert costs["rest"][0] == pytest.approx(np.zeros(len(BATCHES)), abs=1e-12)
-        assert costs["width"][0] == pytest.approx([widest(drafter, gamma, batch) for batch in BATCHES])
+        assert (costs["tokens"] / whole).tolist() == pytest.approx(costs["speedup"].tolist())
+        assert costs["rest"].to_numpy() == pytest.approx(np.zeros(len(BATCHES)), abs=1e-12)
+        assert costs["width"].tolist() == pytest.approx([widest(drafter, gamma, batch) for batch in BATCHES])
 
 
 def test_the_best_gamma_is_not_chosen_by_the_repeat_that_it_is_judged_on():
@@ -138,15 +136,15 @@ def test_the_best_gamma_is_not_chosen_by_the_repeat_that_it_is_judged_on():
     found = batch_numbers(lucky | {"batching": same}, 50, 1)
     own = same.groupby("repeat")["seconds"].min().sum()
     judged = same[same["gamma"] == same["gamma"]].groupby("gamma")["seconds"].sum().min()
-    assert found.chosen.values["seconds"][0, 0] > own
-    assert found.chosen.values["seconds"][0, 0] >= judged - 1e-9
+    chosen = same["tokens"].sum() / len(GAMMAS) / found.of("steady")["rate"].iloc[0]  # seconds of all repeats
+    assert chosen > own and chosen >= judged - 1e-9
 
 
 def test_intervals_draw_whole_repeats():
     found = batch_numbers(tables(repeats=6, noise=0.05), 300, 1)
-    value = found.interval(speedup(found.sums)[:, 0])
-    assert value.low < value.estimate < value.high and value.prompts == 6
-    even = found.break_even("steady", 4)
+    value = interval(found.of("moody", 2).iloc[0], "speedup")
+    assert value.low < value.estimate < value.high and found.repeats == 6
+    even = interval(found.end("steady", 4), "break_even")
     assert even.low < even.estimate < even.high
 
 
@@ -183,7 +181,7 @@ def test_findings_say_what_was_found():
     assert "There is no cost model of single calls" in found.sections[0].text[0]
     assert any("A single repeat: no intervals" in text for text in found.sections[0].text)
     assert not any(name.endswith("ci_low") for name in found.metrics)
-    assert found.curves["curve/batching/speedup.steady.best.model"] == {}
+    assert "curve/batching/speedup.steady.best.model" not in found.curves
 
 
 @pytest.mark.slow
@@ -198,7 +196,7 @@ def test_the_gamma_of_each_batch_is_told_as_vllm_takes_it():
     for place, batch in enumerate(BATCHES):
         paying = {}
         for gamma in GAMMAS:
-            value = numbers.interval(numbers.speedups("steady", gamma)[:, place])
+            value = interval(numbers.of("steady", gamma).iloc[place], "speedup")
             if value.low > 1:
                 paying[value.estimate] = gamma
         (tokens,) = (tokens for first, last, tokens in json.loads(told) if first <= batch <= last)
@@ -213,7 +211,7 @@ def test_heads_that_draft_less_deep_have_fewer_gammas():
     shallow = made["batching"][~((made["batching"]["drafter"] == "moody") & (made["batching"]["gamma"] == 4))]
     found = batch_numbers(made | {"batching": shallow}, 50, 1)
     assert found.gammas_of("moody") == [2] and found.gammas_of("steady") == [2, 4]
-    assert found.speedups("moody") == pytest.approx(found.speedups("moody", 2))
+    assert found.of("moody")["speedup"].tolist() == found.of("moody", 2)["speedup"].tolist()
     findings("batching", made | {"batching": shallow}, ABOUT)
 
 
