@@ -70,7 +70,7 @@ class Family:
 
     def starts(self) -> list[np.ndarray]:
         """Return parameters from which the likelihood is climbed: long stretches and short ones."""
-        found = []
+        points = []
         for leave, spread in ((-3.0, 2.0), (-1.5, 1.5)):
             x = np.zeros(self.size)
             changes = self.kinds * (self.kinds - 1)
@@ -80,8 +80,8 @@ class Family:
             if self.offers:
                 x[-2 * self.kinds : -self.kinds] = np.linspace(0.0, -2.0, self.kinds)
                 x[-self.kinds :] = np.linspace(0.5, 2.5, self.kinds)
-            found.append(x)
-        return found
+            points.append(x)
+        return points
 
 
 @dataclass(frozen=True)
@@ -269,8 +269,8 @@ class Likelihood:
         """Return `negative` at its minimum near x, to a thousandth of a nat, and the parameters there."""
         options = {"maxiter": iterations, "ftol": 1e-3 / self.rounds, "gtol": 1e-7}
         bounds = [(-BOUND, BOUND)] * len(x)
-        found = optimize.minimize(self.negative, x, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-        return float(found.fun), found.x
+        minimum = optimize.minimize(self.negative, x, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        return float(minimum.fun), minimum.x
 
     def curvature(self, x: np.ndarray) -> np.ndarray:
         """Return the second derivatives of minus the log-likelihood, [size, size], eigenvalues at least the prior's."""
@@ -335,17 +335,17 @@ def fit_stretches(families: Sequence[Family], trace: Outcomes) -> StretchesFit:
     whole = int((trace.rounds >= 0).sum())
 
     def climbed(family: Family) -> tuple[float, Family, np.ndarray]:
-        start = min((Likelihood(family, few).climb(x, 40) for x in family.starts()), key=lambda found: found[0])[1]
+        start = min((Likelihood(family, few).climb(x, 40) for x in family.starts()), key=lambda climb: climb[0])[1]
         value, x = Likelihood(family, many).climb(start, 150)
         return 2 * family.size + 2 * value * whole, family, x
 
-    _, family, x = min((climbed(family) for family in families), key=lambda found: found[0])
+    _, family, x = min((climbed(family) for family in families), key=lambda climb: climb[0])
     sample = Likelihood(family, many)
 
     def everything(x: np.ndarray) -> tuple[float, np.ndarray]:
         # A part after the other: the passes over all rounds would take more memory than the rounds.
-        found = [Likelihood(family, part).by_prompt(x) for part in parts]
-        return sum(value for value, _ in found), np.sum([slopes for _, slopes in found], axis=0)
+        parted = [Likelihood(family, part).by_prompt(x) for part in parts]
+        return sum(value for value, _ in parted), np.sum([slopes for _, slopes in parted], axis=0)
 
     curvature = sample.curvature(x) * whole / sample.rounds
     value, slopes = everything(x)

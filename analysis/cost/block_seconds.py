@@ -31,13 +31,13 @@ class BlockSeconds:
         between contexts. Beyond the timed contexts the nearest counts. NaN beyond the largest draft that was timed.
         """
         contexts = self.calls.index.to_numpy(dtype=float)
-        at = np.stack([self._at(each, w, nodes, paths) for each in contexts])  # [contexts, N]
+        at = np.stack([self._at(one, w, nodes, paths) for one in contexts])  # [contexts, N]
         place = np.clip(np.searchsorted(contexts, context) - 1, 0, max(0, len(contexts) - 2))
         after = np.minimum(place + 1, len(contexts) - 1)
         span = contexts[after] - contexts[place]
         share = np.where(span > 0, (context - contexts[place]) / np.where(span > 0, span, 1.0), 0.0).clip(0.0, 1.0)
-        each = np.arange(len(context))
-        return (1 - share) * at[place, each] + share * at[after, each]
+        line = np.arange(len(context))
+        return (1 - share) * at[place, line] + share * at[after, line]
 
     def _at(self, context: float, w: np.ndarray, nodes: np.ndarray, paths: np.ndarray) -> np.ndarray:
         """Return the seconds of calls at one of the timed contexts."""
@@ -45,18 +45,17 @@ class BlockSeconds:
         if self.evaluation == "packed":
             by_tokens = timed.groupby("rows_evaluated").median()
             return np.interp(1 + nodes, by_tokens.index, by_tokens.to_numpy(), right=np.nan)
-        found = np.full(len(w), np.nan)
+        seconds = np.full(len(w), np.nan)
         plain = timed.xs(0, level="w").iloc[0]
         for width in np.unique(w):
             mine = w == width
             if width == 0:
-                found[mine] = plain
+                seconds[mine] = plain
                 continue
             by_k = timed.xs(width, level="w").groupby("k").median()
             # A round that offers no row is a plain step.
-            ks, seconds = [0, *by_k.index], [plain, *by_k]
-            found[mine] = np.interp(paths[mine], ks, seconds, right=np.nan)
-        return found
+            seconds[mine] = np.interp(paths[mine], [0, *by_k.index], [plain, *by_k], right=np.nan)
+        return seconds
 
     def rest(self, nodes: np.ndarray) -> np.ndarray:
         """Return the seconds of a round outside the call, interpolated linearly between numbers of draft nodes.
@@ -90,9 +89,9 @@ def stream_seconds(replay: pd.DataFrame, repeats: list[BlockSeconds]) -> tuple[n
     nodes, paths = values["nodes"] / values["rounds"], values["paths"] / values["rounds"]
     none = np.zeros(len(replay))
     blocks, plain = [], []
-    for each in repeats:
-        call = each.call(values["w"], nodes, paths, values["context"])
-        blocks.append(values["rounds"] * (call + each.rest(nodes)))
-        step = each.call(none, none, none, values["context"])
-        plain.append(values["tokens"] * (step + each.rest(none)))
+    for one in repeats:
+        call = one.call(values["w"], nodes, paths, values["context"])
+        blocks.append(values["rounds"] * (call + one.rest(nodes)))
+        step = one.call(none, none, none, values["context"])
+        plain.append(values["tokens"] * (step + one.rest(none)))
     return np.stack(blocks), np.stack(plain)

@@ -28,10 +28,10 @@ def stops_paying(batches: ArrayLike, speedups: ArrayLike) -> np.ndarray:
     high, low = (np.take_along_axis(gains, at[..., None], -1)[..., 0] for at in (last, after))
     with np.errstate(divide="ignore", invalid="ignore"):
         share = (high - 1) / (high - low)
-        found = np.exp2(logs[last] + share * (logs[after] - logs[last]))
-    found = np.where(last == after, ALWAYS, found)
-    found = np.where(pays.any(axis=-1), found, NEVER)
-    return np.where(np.isnan(gains).any(axis=-1), np.nan, found)
+        batch = np.exp2(logs[last] + share * (logs[after] - logs[last]))
+    batch = np.where(last == after, ALWAYS, batch)
+    batch = np.where(pays.any(axis=-1), batch, NEVER)
+    return np.where(np.isnan(gains).any(axis=-1), np.nan, batch)
 
 
 def expanded_level(units: int, level: float = 0.95) -> float:

@@ -44,10 +44,10 @@ class Measured:
         """Return a value of the configuration: a number, text, a list or True; None for null and for an absent key."""
         text = self.params.get(key, "None")
         try:
-            found = yaml.safe_load(text)
+            value = yaml.safe_load(text)
         except yaml.YAMLError:
             return text  # a name that YAML reads otherwise
-        return None if text == "None" else found if isinstance(found, int | float | list) else text
+        return None if text == "None" else value if isinstance(value, int | float | list) else text
 
     @property
     def name(self) -> str:
@@ -78,9 +78,9 @@ class Measured:
             parents = self.value("structure.parents")
             return parents.count(-1) if isinstance(parents, list) else None
         key = {"rows": "structure.k", "dynamic": "structure.branching", "expansion": "structure.widths"}.get(structure)
-        found = self.value(key) if key else 1
-        found = found[0] if isinstance(found, list) else found
-        return found if isinstance(found, int) else None
+        value = self.value(key) if key else 1
+        value = value[0] if isinstance(value, list) else value
+        return value if isinstance(value, int) else None
 
     @property
     def match_lengths(self) -> tuple[int, int]:
@@ -127,8 +127,8 @@ class Measured:
 
     def drafting(self, key: str = "drafter.model") -> str:
         """Return the folder or hub id of the drafter's model, or of the only one of a list, as a command names it."""
-        found = self.value(key)
-        model = str(found[0]) if isinstance(found, list) else self.params.get(key, POCKET)
+        value = self.value(key)
+        model = str(value[0]) if isinstance(value, list) else self.params.get(key, POCKET)
         return DRAFT if model == POCKET else model
 
 

@@ -202,9 +202,9 @@ IDENTITIES = (
 def identities(figures: pd.DataFrame) -> pd.DataFrame:
     """Compute the figures that IDENTITIES determine. Columns identity, printed, computed, low, high, agrees."""
     rows = []
-    for each in IDENTITIES:
-        for key, row in _having(figures, each.printed, *each.inputs).iterrows():
-            rows.append((*key, each.name, *_compared(row, each.printed, each.inputs, each.formula)))
+    for identity in IDENTITIES:
+        for key, row in _having(figures, identity.printed, *identity.inputs).iterrows():
+            rows.append((*key, identity.name, *_compared(row, identity.printed, identity.inputs, identity.formula)))
     return pd.DataFrame(rows, columns=[*KEY, "identity", "printed", "computed", "low", "high", "agrees"])
 
 

@@ -26,14 +26,14 @@ def panels_section(path: Path | str = RESULT) -> Section:
     right more often than the plain grounded ones; where there is no result yet, say what makes it.
     """
     try:
-        found = load_ablation(path)
+        entries = load_ablation(path)
     except UsageError as error:
         return Section(TITLE, (str(error),))
-    plain = deepest(found, GROUNDED, TREE)
-    variants = {words: each for name, words in WORDS.items() if (each := deepest(found, name, TREE))}
+    plain = deepest(entries, GROUNDED, TREE)
+    variants = {words: entry for name, words in WORDS.items() if (entry := deepest(entries, name, TREE))}
     if plain is None or not variants:
         return Section(TITLE, (f"The ablations lack {GROUNDED} or its variants: `{COMMAND}` measures them.",))
-    beyond = {words: by_head(each, plain) for words, each in variants.items()}
+    beyond = {words: by_head(entry, plain) for words, entry in variants.items()}
     prompts = counted(len(plain["by_prompt"]["prompts"]), "prompt")
     told = []
     for label, side in (("Right more often", 1), ("Less often", -1)):
@@ -90,7 +90,7 @@ def _panels(variants: Mapping[str, Measured], plain: Measured, *, title: str, ca
         _accuracies(axes, plain, style.GREY, "s", style.DOTTED)
         _accuracies(axes, measured, style.BLUE, "o", "-")
     pictures.percent_axis(panels[0])  # once all is drawn: it ends the scaling of the shared axis
-    heads = range(1, max(len(each["heldout"]["top1"]) for each in (plain, *variants.values())) + 1)
+    heads = range(1, max(len(entry["heldout"]["top1"]) for entry in (plain, *variants.values())) + 1)
     for place, axes in enumerate(panels):
         axes.tick_params(labelsize=9)
         axes.set_xticks(list(heads))

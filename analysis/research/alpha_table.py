@@ -46,13 +46,13 @@ def alpha_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -
     nothing = pd.Series(index=table.index, dtype=object)
     name = table.get("params.experiment_name", nothing)
     short = table[(name == SHORT) & table.get("params.drafter.name", nothing).isin(OF_THE_PAPER)]
-    found = pd.concat([table[name == OVERLAY], short])
-    if found.empty:
+    finished = pd.concat([table[name == OVERLAY], short])
+    if finished.empty:
         raise UsageError(
             f"The experiment {experiment!r} has no finished run of the overlay {OVERLAY}: "
             f"`python -m specdec.run +experiment={OVERLAY}` makes them."
         )
-    return [open_run(tracking_uri, str(run_id)) for run_id in found.index]
+    return [open_run(tracking_uri, str(run_id)) for run_id in finished.index]
 
 
 def alpha_table(runs: Iterable[Run]) -> pd.DataFrame:

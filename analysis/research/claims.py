@@ -9,7 +9,6 @@ size, whether our interval reaches it.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -63,7 +62,7 @@ class ClaimEvidence:
     """
 
     runs: Mapping[str, Measured]
-    heads: list[dict[str, Any]]
+    heads: list[Measured]
     printed: pd.DataFrame
 
     def values(self, source: str, table: str, metric: str, **wanted: object) -> pd.Series:
@@ -71,12 +70,12 @@ class ClaimEvidence:
         rows = self.printed[self.printed["source"].str.contains(source) & (self.printed["table"] == table)]
         for name, value in wanted.items():
             rows = rows[rows[name] == value]
-        found = rows[metric].dropna()
-        if found.empty:
+        figures = rows[metric].dropna()
+        if figures.empty:
             raise ValueError(f"no {metric} is printed in {source}, {table} for {wanted}")
-        return found
+        return figures
 
-    def ablated(self, variant: str, structure: str) -> Mapping[str, Any]:
+    def ablated(self, variant: str, structure: str) -> Measured:
         """Return the ablation of a variant with the most heads in use. ValueError if there is none."""
         entry = heads_ablation.deepest(self.heads, variant, structure)
         if entry is None:
@@ -90,21 +89,21 @@ def evidence() -> ClaimEvidence:
     return ClaimEvidence(results.load_results(), heads_ablation.load_ablation(), printed)
 
 
-def claims(found: ClaimEvidence | None = None) -> list[Claim]:
+def claims(basis: ClaimEvidence | None = None) -> list[Claim]:
     """Return all claims with their answers, paper by paper."""
-    found = found or evidence()
+    basis = basis or evidence()
     papers = (_leviathan, _formulas, _lenience, _chen, _stern, _medusa, _grounded, _ngrammys)
-    return [claim for answers in papers for claim in answers(found)]
+    return [claim for answers in papers for claim in answers(basis)]
 
 
-def claims_table(found: ClaimEvidence | None = None) -> pd.DataFrame:
+def claims_table(basis: ClaimEvidence | None = None) -> pd.DataFrame:
     """Return `claims` as a table with COLUMNS."""
-    return pd.DataFrame([list(vars(each).values()) for each in claims(found)], columns=list(COLUMNS))
+    return pd.DataFrame([list(vars(each).values()) for each in claims(basis)], columns=list(COLUMNS))
 
 
-def claims_section(found: ClaimEvidence | None = None) -> Section:
+def claims_section(basis: ClaimEvidence | None = None) -> Section:
     """Return the table with how many verdicts of each kind there are."""
-    table = claims_table(found)
+    table = claims_table(basis)
     number = table["verdict"].value_counts()
     text = "; ".join(f"{count} {verdict}" for verdict, count in number.items())
     return Section(
@@ -112,15 +111,15 @@ def claims_section(found: ClaimEvidence | None = None) -> Section:
         (
             f"Of {len(table)} claims: {text}. Figures are of the small pocket target on a CPU, the published ones of "
             "large models on accelerators: a verdict says whether the claim holds here too.",
-            measured_in_words(found),
+            measured_in_words(basis),
         ),
         (("", table),),
     )
 
 
-def measured_in_words(found: ClaimEvidence | None = None) -> str:
+def measured_in_words(basis: ClaimEvidence | None = None) -> str:
     """Say where, when and under which load the runs of the benchmark were measured."""
-    runs = list((found or evidence()).runs.values())
+    runs = list((basis or evidence()).runs.values())
     loads = [run["load_average"][end][0] for run in runs for end in ("start", "end")]
     days, threads = sorted({run["date"] for run in runs}), sorted({run["threads"] for run in runs})
     return (
@@ -130,10 +129,10 @@ def measured_in_words(found: ClaimEvidence | None = None) -> str:
     )
 
 
-def claims_markdown(found: ClaimEvidence | None = None) -> str:
+def claims_markdown(basis: ClaimEvidence | None = None) -> str:
     """Return the table as Markdown, as `notebooks/guide/papers.md` has it."""
     lines = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|"]
-    lines += [f"| {' | '.join(row)} |" for row in claims_table(found).itertuples(index=False)]
+    lines += [f"| {' | '.join(row)} |" for row in claims_table(basis).itertuples(index=False)]
     return "\n".join(lines)
 
 
@@ -147,9 +146,9 @@ def direction(value: Interval, threshold: float = 0.0) -> str:
 
 def size(value: Interval, low: float, high: float, threshold: float = 0.0) -> str:
     """Return `direction`, and where it is the same whether the interval reaches the published range."""
-    found = direction(value, threshold)
-    if found != SAME:
-        return found
+    verdict = direction(value, threshold)
+    if verdict != SAME:
+        return verdict
     return SMALLER if value.high < low else LARGER if value.low > high else SAME
 
 
@@ -168,14 +167,14 @@ def _command(run: Measured) -> str:
 # Answers, paper by paper ---------------------------------------------------------------------------
 
 
-def _leviathan(found: ClaimEvidence) -> Iterator[Claim]:
+def _leviathan(basis: ClaimEvidence) -> Iterator[Claim]:
     """Answer for speed, outputs and alpha of Leviathan et al.; `_formulas` and `_lenience` have the rest."""
     claim = partial(Claim, LEVIATHAN)
-    greedy, sampled = found.runs["small_model"], found.runs["small_model_sampled"]
+    greedy, sampled = basis.runs["small_model"], basis.runs["small_model_sampled"]
     fast, warm = results.speedup(greedy, GAMMA), results.speedup(sampled, GAMMA)
     alpha, cost = results.alpha(greedy), results.metric(greedy, "cost/c").estimate
-    printed = found.values("2211.17192", "Table 2", "speedup_measured", drafter="T5-small (77M)")
-    their_cost = found.values("2211.17192", "Table 2", COST, drafter="T5-small (77M)").max()
+    printed = basis.values("2211.17192", "Table 2", "speedup_measured", drafter="T5-small (77M)")
+    their_cost = basis.values("2211.17192", "Table 2", COST, drafter="T5-small (77M)").max()
     yield claim(
         "A small model drafts, and decoding is 2 to 3 times faster",
         f"{_range(printed, '.1f')} (T5-XXL with T5-small)",
@@ -214,12 +213,12 @@ def _leviathan(found: ClaimEvidence) -> Iterator[Claim]:
 
     kinds = {"small model": "small_model", "bigram": "bigram", "unigram": "unigram"}
     gains = {
-        words: results.alpha_difference(found.runs[name], found.runs[f"{name}_sampled"])
+        words: results.alpha_difference(basis.runs[name], basis.runs[f"{name}_sampled"])
         for words, name in kinds.items()
     }
     verdicts = {words: direction(value) for words, value in gains.items()}
     higher = [words for words, verdict in verdicts.items() if verdict == SAME]
-    rows = found.printed[found.printed["source"].str.contains("2211.17192") & (found.printed["table"] == "Table 3")]
+    rows = basis.printed[basis.printed["source"].str.contains("2211.17192") & (basis.printed["table"] == "Table 3")]
     pairs = rows.pivot(index=["target", "drafter"], columns="temperature", values="alpha")
     falls = (pairs[0.0] - pairs[1.0]).round(6)
     yield claim(
@@ -233,9 +232,9 @@ def _leviathan(found: ClaimEvidence) -> Iterator[Claim]:
         _command(sampled),
     )
 
-    uni, bi = results.alpha(found.runs["unigram_sampled"]), results.alpha(found.runs["bigram_sampled"])
+    uni, bi = results.alpha(basis.runs["unigram_sampled"]), results.alpha(basis.runs["bigram_sampled"])
     ranges = [
-        _range(found.values("2211.17192", "Table 3", "alpha", drafter=name, temperature=1.0))
+        _range(basis.values("2211.17192", "Table 3", "alpha", drafter=name, temperature=1.0))
         for name in ("unigram", "bigram")
     ]
     yield claim(
@@ -244,17 +243,17 @@ def _leviathan(found: ClaimEvidence) -> Iterator[Claim]:
         f"unigram {uni:.3f}, bigram {bi:.3f} at temperature 1",
         SAME if min(uni.low, bi.low) > 0.01 else DIFFERENT if max(uni.high, bi.high) < 0.01 else OPEN,
         "The tables are counted on text like the target's",
-        _command(found.runs["bigram_sampled"]),
+        _command(basis.runs["bigram_sampled"]),
     )
 
 
-def _formulas(found: ClaimEvidence) -> Iterator[Claim]:
+def _formulas(basis: ClaimEvidence) -> Iterator[Claim]:
     """Answer for what Leviathan et al. compute from alpha, gamma and c."""
-    claim, greedy, bigram = partial(Claim, LEVIATHAN), found.runs["small_model"], found.runs["bigram"]
+    claim, greedy, bigram = partial(Claim, LEVIATHAN), basis.runs["small_model"], basis.runs["bigram"]
     fast, alpha, cost = results.speedup(greedy, GAMMA), results.alpha(greedy), results.metric(greedy, "cost/c").estimate
     value, table_alpha, free = results.speedup(bigram, "3"), results.alpha(bigram), results.metric(bigram, "cost/c")
     expected = float(formula_speedup(table_alpha.estimate, 3, free.estimate))
-    ideal = found.values("2211.17192", "text 4.2", "speedup_ideal").iloc[0]
+    ideal = basis.values("2211.17192", "text 4.2", "speedup_ideal").iloc[0]
     yield claim(
         "A bigram costs nothing, so its α of 0.2 makes decoding 1.25 times faster at γ 3",
         f"{ideal:g} (computed, c = 0)",
@@ -267,7 +266,7 @@ def _formulas(found: ClaimEvidence) -> Iterator[Claim]:
 
     expected = float(formula_speedup(alpha.estimate, int(GAMMA), cost))
     ratio = Interval(fast.estimate / expected, fast.low / expected, fast.high / expected, prompts=fast.prompts)
-    rows = found.printed[found.printed["table"] == "Table 2"].dropna(subset=["speedup_measured", "alpha", COST])
+    rows = basis.printed[basis.printed["table"] == "Table 2"].dropna(subset=["speedup_measured", "alpha", COST])
     theirs = rows["speedup_measured"] / np.array(
         [float(formula_speedup(row["alpha"], row["gamma"], row[COST])) for _, row in rows.iterrows()]
     )
@@ -281,7 +280,7 @@ def _formulas(found: ClaimEvidence) -> Iterator[Claim]:
         _command(greedy),
     )
 
-    most_printed = found.values("2211.17192", "text 3.5", "oracle_gain_over_fixed_gamma").iloc[0]
+    most_printed = basis.values("2211.17192", "text 3.5", "oracle_gain_over_fixed_gamma").iloc[0]
     most = max(oracle_gain(value, 0.005) for value in np.linspace(0.9, 0.999, 100)) - 1
     gains = [oracle_gain(value, cost) - 1 for value in (alpha.estimate, *np.linspace(alpha.low, alpha.high, 20))]
     ours = Interval(gains[0], min(gains), max(gains), prompts=alpha.prompts)
@@ -295,13 +294,13 @@ def _formulas(found: ClaimEvidence) -> Iterator[Claim]:
     )
 
 
-def _lenience(found: ClaimEvidence) -> Iterator[Claim]:
+def _lenience(basis: ClaimEvidence) -> Iterator[Claim]:
     """Answer for the lenient rule of Leviathan et al."""
-    claim, run = partial(Claim, LEVIATHAN), found.runs["lenience"]
+    claim, run = partial(Claim, LEVIATHAN), basis.runs["lenience"]
 
     def printed(metric: str, temperature: float, drafter: str = "T5-small (77M)") -> pd.Series:
         """Return the printed figures of the strict rule and of each more lenient one, from Table 5 and A.5."""
-        values = found.values("2211.17192", "Appendix A.5", metric, temperature=temperature, drafter=drafter)
+        values = basis.values("2211.17192", "Appendix A.5", metric, temperature=temperature, drafter=drafter)
         return values.iloc[::-1]  # printed figures are sorted by their variant: "lenience l=0.1" comes first
 
     drafters = {"small model": "small_model", "unigram": "unigram", "bigram": "bigram"}
@@ -366,14 +365,14 @@ def _lenience(found: ClaimEvidence) -> Iterator[Claim]:
     )
 
 
-def _chen(found: ClaimEvidence) -> Iterator[Claim]:
+def _chen(basis: ClaimEvidence) -> Iterator[Claim]:
     claim = partial(Claim, CHEN)
-    sampled, code, prose = (found.runs[name] for name in ("small_model_sampled", "small_model", "small_model_docs"))
-    printed = found.values("2302.01318", "Table 1", "speedup_measured")
+    sampled, code, prose = (basis.runs[name] for name in ("small_model_sampled", "small_model", "small_model_docs"))
+    printed = basis.values("2302.01318", "Table 1", "speedup_measured")
     value = results.speedup(sampled, GAMMA)
     theirs = (
-        found.values("2302.01318", "text", "draft_time_per_token").iloc[0]
-        / found.values("2302.01318", "Table 1", "time_per_token_baseline").iloc[0]
+        basis.values("2302.01318", "text", "draft_time_per_token").iloc[0]
+        / basis.values("2302.01318", "Table 1", "time_per_token_baseline").iloc[0]
     )
     yield claim(
         "Sampling is 2 to 2.5 times faster without altering the samples",
@@ -407,12 +406,12 @@ def _chen(found: ClaimEvidence) -> Iterator[Claim]:
     )
 
 
-def _stern(found: ClaimEvidence) -> Iterator[Claim]:
-    claim, run = partial(Claim, STERN), found.runs["blockwise"]
+def _stern(basis: ClaimEvidence) -> Iterator[Claim]:
+    claim, run = partial(Claim, STERN), basis.runs["blockwise"]
     sizes = {gamma: results.tokens_per_round(run, str(gamma)) for gamma in (1, 3, 4)}
     gain = results.more_tokens_per_round(run, "4", run, "1")
     printed = [
-        found.values("1811.03115", "Table 1", "tokens_per_round", drafter=f"blockwise heads, k={k}, regular").iloc[0]
+        basis.values("1811.03115", "Table 1", "tokens_per_round", drafter=f"blockwise heads, k={k}, regular").iloc[0]
         for k in (2, 4, 10)
     ]
     yield claim(
@@ -437,11 +436,11 @@ def _stern(found: ClaimEvidence) -> Iterator[Claim]:
         _command(run),
     )
 
-    loose, strict = found.runs["blockwise_top_2"], found.runs["blockwise_top_1"]
+    loose, strict = basis.runs["blockwise_top_2"], basis.runs["blockwise_top_1"]
     longer = results.more_tokens_per_round(loose, GAMMA, strict, GAMMA)
     trained = "blockwise heads, k=6, fine tuning and distillation"
-    exact = found.values("1811.03115", "Table 1", "tokens_per_round", drafter=trained).iloc[0]
-    gained = found.values("1811.03115", "text 7.1", "tokens_per_round", drafter=f"{trained}, top-2").iloc[0] - exact
+    exact = basis.values("1811.03115", "Table 1", "tokens_per_round", drafter=trained).iloc[0]
+    gained = basis.values("1811.03115", "text 7.1", "tokens_per_round", drafter=f"{trained}, top-2").iloc[0] - exact
     yield claim(
         "Accepting the two likeliest tokens instead of the likeliest lengthens blocks",
         f"{gained:+.2f} at k = 6 (top-2)",
@@ -452,15 +451,15 @@ def _stern(found: ClaimEvidence) -> Iterator[Claim]:
     )
 
 
-def _medusa(found: ClaimEvidence) -> Iterator[Claim]:
+def _medusa(basis: ClaimEvidence) -> Iterator[Claim]:
     claim = partial(Claim, MEDUSA)
-    session, run = found.runs["all_drafters"], found.runs["typical_acceptance"]
+    session, run = basis.runs["all_drafters"], basis.runs["typical_acceptance"]
 
-    tree, chain = (found.ablated(heads_ablation.INDEPENDENT, shape) for shape in ("tree", "chain"))
+    tree, chain = (basis.ablated(heads_ablation.INDEPENDENT, shape) for shape in ("tree", "chain"))
     gain = heads_ablation.difference(tree, chain)
     ratio = results.arm_ratio(session, "medusa, tree", "medusa, chain")
     printed = [
-        found.values("2401.10774", "Table 3", "speedup_measured", drafter=name).iloc[0]
+        basis.values("2401.10774", "Table 3", "speedup_measured", drafter=name).iloc[0]
         for name in ("Medusa-1 heads without tree attention", "plus tree attention")
     ]
     yield claim(
@@ -533,10 +532,10 @@ def _medusa(found: ClaimEvidence) -> Iterator[Claim]:
     )
 
 
-def _grounded(found: ClaimEvidence) -> Iterator[Claim]:
+def _grounded(basis: ClaimEvidence) -> Iterator[Claim]:
     claim, printed = partial(Claim, GROUNDED), heads_ablation.PUBLISHED_GAIN
     grounded, independent = (
-        found.ablated(heads, "tree") for heads in (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
+        basis.ablated(heads, "tree") for heads in (heads_ablation.GROUNDED, heads_ablation.INDEPENDENT)
     )
     gain = heads_ablation.difference(grounded, independent)
     yield claim(
@@ -587,7 +586,7 @@ def _grounded(found: ClaimEvidence) -> Iterator[Claim]:
 
     ratio, code = (grounded_gain.committed(name, "speedup.ratio") for name in BARS)
     tokens = grounded_gain.committed(BARS[0], "tokens_per_round.ratio")
-    faster = found.values("preprint of Hydra", "text", "speedup_over_medusa").iloc[0]
+    faster = basis.values("preprint of Hydra", "text", "speedup_over_medusa").iloc[0]
     yield claim(
         "Grounded heads decode faster than independent ones",
         f"times {faster:g} (Vicuna-7B, MT-Bench)",
@@ -598,9 +597,9 @@ def _grounded(found: ClaimEvidence) -> Iterator[Claim]:
     )
 
 
-def _ngrammys(found: ClaimEvidence) -> Iterator[Claim]:
+def _ngrammys(basis: ClaimEvidence) -> Iterator[Claim]:
     claim = partial(Claim, NGRAMMYS)
-    ablation, grid, transition = (found.runs[f] for f in ("ngrammys_ablation", "ngrammys_grid", "phase_transition"))
+    ablation, grid, transition = (basis.runs[f] for f in ("ngrammys_ablation", "ngrammys_grid", "phase_transition"))
     context, bigram, calls = (
         results.metric(ablation, f"ablation/{name}").estimate
         for name in ("ngram.of_wins", "model_bigram.of_wins", "tokens_per_call")

@@ -20,7 +20,7 @@ Measured = Mapping[str, Any]
 T = TypeVar("T")
 
 
-def load_figures(path: Path | str, command: str, name: str, kind: str, read: Callable[[list[dict[str, Any]]], T]) -> T:
+def load_figures(path: Path | str, command: str, name: str, kind: str, read: Callable[[list[Measured]], T]) -> T:
     """Return what `read` makes of the entries (`figures`) of a result file.
 
     Args:

@@ -49,9 +49,9 @@ def committed_section() -> Section:
     kept = json.loads(RESULT.read_text(encoding="utf-8"))
     table = pd.DataFrame(kept["figures"])
     texts = []
-    for prompts, found in table[table["figure"] == "speedup.ratio"].set_index("prompts").iterrows():
-        ratio = Interval(found["value"], found["low"], found["high"])
-        texts.append(f"{ratio:.2f} on {found['count']} prompts of {prompts}, {_told(ratio)}")
+    for prompts, line in table[table["figure"] == "speedup.ratio"].set_index("prompts").iterrows():
+        ratio = Interval(line["value"], line["low"], line["high"])
+        texts.append(f"{ratio:.2f} on {line['count']} prompts of {prompts}, {_told(ratio)}")
     answer = (
         f"Grounded heads over independent ones, the paper's {PUBLISHED_SPEEDUP}: {'; '.join(texts)} (committed: pocket "
         f"target in float32, {kept['cpu']['model']}, {kept['cpu']['torch_threads']} thread, {kept['date']})."

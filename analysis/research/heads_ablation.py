@@ -43,12 +43,12 @@ WORDS = {  # variant -> its name in sentences
 }
 
 
-def load_ablation(path: Path | str = RESULT) -> list[dict[str, Any]]:
+def load_ablation(path: Path | str = RESULT) -> list[Measured]:
     """Return what a result file holds, an entry for each variant, structure and depth. UsageError as of
     `load_figures`.
     """
 
-    def read(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def read(entries: list[Measured]) -> list[Measured]:
         for entry in entries:
             _counts(entry)
         return entries
@@ -59,10 +59,10 @@ def load_ablation(path: Path | str = RESULT) -> list[dict[str, Any]]:
 def ablation_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
     """Return all sections; where there is no result yet, one that says what makes it."""
     try:
-        found = load_ablation(path)
+        entries = load_ablation(path)
     except UsageError as error:
         return (Section("Ablations", (str(error),)),)
-    return grounding_section(found), variants_section(found), count_section(found)
+    return grounding_section(entries), variants_section(entries), count_section(entries)
 
 
 # Numbers --------------------------------------------------------------------------------------------
@@ -77,10 +77,10 @@ def _counts(measured: Measured) -> pd.DataFrame:
     return pd.DataFrame(columns, index=counts["prompts"]).astype(float)
 
 
-def deepest(found: Sequence[Measured], variant: str, structure: str) -> Measured | None:
+def deepest(entries: Sequence[Measured], variant: str, structure: str) -> Measured | None:
     """Return the entry of a variant with the most heads in use; None where it was not measured."""
-    mine = [each for each in found if each["variant"] == variant and each["structure"] == structure]
-    return max(mine, key=lambda each: int(each["depth"]), default=None)
+    mine = [entry for entry in entries if entry["variant"] == variant and entry["structure"] == structure]
+    return max(mine, key=lambda entry: int(entry["depth"]), default=None)
 
 
 def text_of(measured: Measured) -> tuple[str, int]:
@@ -91,24 +91,24 @@ def text_of(measured: Measured) -> tuple[str, int]:
     return str(training.get("text", "")), int(training["tokens"])
 
 
-def plain_beside(found: Sequence[Measured], measured: Measured) -> Measured | None:
+def plain_beside(entries: Sequence[Measured], measured: Measured) -> Measured | None:
     """Return the plain grounded heads that were trained on the same text and fill the same structure."""
-    same = [each for each in found if text_of(each) == text_of(measured)]
+    same = [entry for entry in entries if text_of(entry) == text_of(measured)]
     return deepest(same, GROUNDED, measured["structure"])
 
 
-def on_one_text(found: Sequence[Measured], *variants: str) -> list[Measured]:
+def on_one_text(entries: Sequence[Measured], *variants: str) -> list[Measured]:
     """Return the entries of the text on which most of these variants were trained, of several the latest."""
 
     def rank(text: tuple[str, int]) -> tuple[int, int, str]:
-        mine = [each for each in found if text_of(each) == text]
-        named = {each["variant"] for each in mine} & set(variants)
-        return len(named), len(mine), max(str(each.get("date", "")) for each in mine)
+        mine = [entry for entry in entries if text_of(entry) == text]
+        named = {entry["variant"] for entry in mine} & set(variants)
+        return len(named), len(mine), max(str(entry.get("date", "")) for entry in mine)
 
-    if not found:
+    if not entries:
         return []
-    best = max({text_of(each) for each in found}, key=rank)
-    return [each for each in found if text_of(each) == best]
+    best = max({text_of(entry) for entry in entries}, key=rank)
+    return [entry for entry in entries if text_of(entry) == best]
 
 
 def both(first: Measured, second: Measured) -> pd.DataFrame:
@@ -140,7 +140,7 @@ def difference(first: Measured, second: Measured, prompts: Sequence[str] | None 
     return rate_difference(table if prompts is None else table[table.index.isin(prompts)])
 
 
-def compared(found: Sequence[Measured]) -> pd.DataFrame:
+def compared(entries: Sequence[Measured]) -> pd.DataFrame:
     """Return a line for each entry: tokens per round, and its difference to the grounded heads of that structure and
     text with most heads in use.
 
@@ -148,13 +148,13 @@ def compared(found: Sequence[Measured]) -> pd.DataFrame:
     difference_high; the last three are NaN without grounded heads, and 0 for these themselves.
     """
     lines = []
-    for each in found:
-        rate = tokens_per_round(each)
-        plain = plain_beside(found, each)
-        beyond = Interval(np.nan) if plain is None else difference(each, plain)
+    for entry in entries:
+        rate = tokens_per_round(entry)
+        plain = plain_beside(entries, entry)
+        beyond = Interval(np.nan) if plain is None else difference(entry, plain)
         lines.append(
             {
-                **{name: each[name] for name in ("variant", "structure", "depth")},
+                **{name: entry[name] for name in ("variant", "structure", "depth")},
                 "prompts": rate.prompts,
                 "tokens_per_round": rate.estimate,
                 **rate.bounds,
@@ -186,7 +186,7 @@ class Steepness:
 
 def steepness(first: Measured, second: Measured) -> Steepness:
     """Compare two entries with as many heads, on the same prompts."""
-    heads = range(1, min(int(each["heads"]["count"]) for each in (first, second)) + 1)
+    heads = range(1, min(int(entry["heads"]["count"]) for entry in (first, second)) + 1)
 
     sides = {"first": "", "second": "_over"}
 
@@ -208,13 +208,14 @@ def steepness(first: Measured, second: Measured) -> Steepness:
 # Grounded against independent heads -------------------------------------------------------------------
 
 
-def grounding_section(found: Sequence[Measured]) -> Section:
+def grounding_section(entries: Sequence[Measured]) -> Section:
     """Say how many tokens per round grounded heads have beyond independent ones, how accuracy falls, and why."""
     title = "Grounded against independent heads"
-    found = on_one_text(found, GROUNDED, INDEPENDENT)
-    grounded, independent = (deepest(found, variant, TREE) for variant in (GROUNDED, INDEPENDENT))
+    entries = on_one_text(entries, GROUNDED, INDEPENDENT)
+    grounded, independent = (deepest(entries, variant, TREE) for variant in (GROUNDED, INDEPENDENT))
     if grounded is None or independent is None:
-        return _missing(title, *(name for name, each in ((GROUNDED, grounded), (INDEPENDENT, independent)) if not each))
+        pair = ((GROUNDED, grounded), (INDEPENDENT, independent))
+        return _missing(title, *(name for name, entry in pair if not entry))
     gain = difference(grounded, independent)
     verdict = f"Grounded heads are {'better' if gain.low > 0 else 'worse'}"
     if not gain.side:
@@ -242,13 +243,13 @@ def grounding_section(found: Sequence[Measured]) -> Section:
     if 0 < len(unlooped) < len(counts["prompts"]):
         kept = difference(grounded, independent, prompts=unlooped)
         text.append(f"On the {counted(kept.prompts, 'prompt')} whose text does not fall into repetition: {kept:+.2f}.")
-    chains = [deepest(found, variant, CHAIN) for variant in (GROUNDED, INDEPENDENT)]
-    if chains[0] is not None and chains[1] is not None:
+    chain, other = (deepest(entries, variant, CHAIN) for variant in (GROUNDED, INDEPENDENT))
+    if chain is not None and other is not None:
         text.append(
-            f"In a chain of {chains[0]['depth']}, where first choices alone count, grounded heads yield "
-            f"{tokens_per_round(chains[0]):.2f} tokens per round, {difference(*chains):+.2f} beyond independent ones."
+            f"In a chain of {chain['depth']}, where first choices alone count, grounded heads yield "
+            f"{tokens_per_round(chain):.2f} tokens per round, {difference(chain, other):+.2f} beyond independent ones."
         )
-    blind = deepest(found, "embeddings", TREE)
+    blind = deepest(entries, "embeddings", TREE)
     if blind is not None:  # says where the gain comes from
         without, whole = (tokens_per_round(entry).estimate - 1 for entry in (blind, grounded))
         alone = difference(blind, independent)
@@ -278,9 +279,9 @@ def grounding_section(found: Sequence[Measured]) -> Section:
     shown = pd.DataFrame(
         {
             "head": falls.heads["head"],
-            "grounded": [f"{each:.0%}" for each in falls.heads["first"]],
-            "independent": [f"{each:.0%}" for each in falls.heads["second"]],
-            "difference": [f"{each:+.3f}" for each in falls.heads["difference"]],
+            "grounded": [f"{value:.0%}" for value in falls.heads["first"]],
+            "independent": [f"{value:.0%}" for value in falls.heads["second"]],
+            "difference": [f"{value:+.3f}" for value in falls.heads["difference"]],
         }
     )
     caption = "Top-1 accuracy by head along the target's own text, given the true tokens before"
@@ -295,19 +296,19 @@ def _missing(title: str, *variants: str) -> Section:
 # Variants -----------------------------------------------------------------------------------------
 
 
-def variants_section(found: Sequence[Measured]) -> Section:
+def variants_section(entries: Sequence[Measured]) -> Section:
     """Set each variant against the plain grounded heads: tokens per round, and what a draft costs."""
     title = "What matters in grounded heads"
     variants: dict[str, Measured] = {}
     plains: dict[str, Measured] = {}
     for name, words in WORDS.items():
-        for each in sorted(found, key=lambda one: str(one.get("date", ""))):  # of several texts the latest counts
-            plain = plain_beside(found, each) if (each["variant"], each["structure"]) == (name, TREE) else None
+        for entry in sorted(entries, key=lambda one: str(one.get("date", ""))):  # of several texts the latest counts
+            plain = plain_beside(entries, entry) if (entry["variant"], entry["structure"]) == (name, TREE) else None
             if plain is not None and name != INDEPENDENT:
-                variants[words], plains[words] = each, plain
+                variants[words], plains[words] = entry, plain
     if not variants:
         return _missing(title, GROUNDED, "its variants")
-    gains = {words: difference(each, plains[words]) for words, each in variants.items()}
+    gains = {words: difference(entry, plains[words]) for words, entry in variants.items()}
     parts = [
         f"{label}: {'; '.join(listed)}."
         for label, side in (("More tokens per round than plain grounded heads", 1), ("Fewer", -1))
@@ -328,7 +329,7 @@ def variants_section(found: Sequence[Measured]) -> Section:
         pictures.dots(axes, order, ranked, [gain.side != 0 for gain in ranked], start=0)
         axes.set_xlabel("tokens per round beyond grounded heads")
     texts = list(dict.fromkeys(text_of(plain) for plain in plains.values()))
-    places = {f"{each['decoding']['cpu']}, {each['decoding']['threads']} threads" for each in found}
+    places = {f"{entry['decoding']['cpu']}, {entry['decoding']['threads']} threads" for entry in entries}
     lines = []
     for place, trained in enumerate(texts, 1):
         number = f", text {place}" if len(texts) > 1 else ""
@@ -369,17 +370,17 @@ def _line(name: str, measured: Measured, beyond: str) -> dict[str, Any]:
 # The number of heads ------------------------------------------------------------------------------
 
 
-def count_section(found: Sequence[Measured]) -> Section:
+def count_section(entries: Sequence[Measured]) -> Section:
     """Say how tokens per round grow with the number of heads in use."""
     title = "How many heads"
-    trees = [each for each in found if each["variant"] == GROUNDED and each["structure"] == TREE]
+    trees = [entry for entry in entries if entry["variant"] == GROUNDED and entry["structure"] == TREE]
     used = on_one_text(trees, GROUNDED)  # the text with most numbers of heads
-    used.sort(key=lambda each: int(each["depth"]))
+    used.sort(key=lambda entry: int(entry["depth"]))
     if len(used) < 2:
         return _missing(title, f"fewer heads than {used[0]['depth'] if used else 'all'}")
-    depths = [int(each["depth"]) for each in used]
-    rates = [tokens_per_round(each) for each in used]
-    steps = [difference(later, each) for each, later in zip(used, used[1:], strict=False)]
+    depths = [int(entry["depth"]) for entry in used]
+    rates = [tokens_per_round(entry) for entry in used]
+    steps = [difference(later, entry) for entry, later in zip(used, used[1:], strict=False)]
     adds = [str(depth) for depth, step in zip(depths[1:], steps, strict=True) if step.low > 0]
     answer = "No head after the first adds tokens that can be told from none"
     if adds:
@@ -397,10 +398,10 @@ def count_section(found: Sequence[Measured]) -> Section:
     shown = pd.DataFrame(
         {
             "heads in use": depths,
-            "nodes": [each["nodes"] for each in used],
+            "nodes": [entry["nodes"] for entry in used],
             "tokens per round": [f"{rate:.2f}" for rate in rates],
             "beyond one head fewer": ["", *(f"{step:+.2f}" for step in steps)],
-            "draft over t(1)": [each["cost"]["cost/g"] for each in used],
+            "draft over t(1)": [entry["cost"]["cost/g"] for entry in used],
         }
     )
     text = (f"{answer}: {steps_in_words}.", "A head that a tree has no level for is not computed.")

@@ -37,13 +37,13 @@ def load_accuracy(path: Path | str = RESULT) -> dict[str, Measured]:
     return load_figures(path, COMMAND, "accuracies", "accuracies of heads", read)
 
 
-def both_kinds(found: Mapping[str, Measured]) -> pd.DataFrame:
+def both_kinds(by_kind: Mapping[str, Measured]) -> pd.DataFrame:
     """Return by text the positions and hits of both kinds: columns asked_K, top1_K and top5_K for each head K, suffixed
     `_medusa` and `_grounded`. Both have the same positions.
     """
     parts = []
     for kind in KINDS:
-        entry = found[kind]
+        entry = by_kind[kind]
         columns = {
             f"{name}_{head}_{kind}": values
             for name in ("asked", *TOPS)
@@ -51,26 +51,26 @@ def both_kinds(found: Mapping[str, Measured]) -> pd.DataFrame:
         }
         parts.append(pd.DataFrame(columns, index=entry["texts"]))
     table = parts[0].join(parts[1], how="inner").astype(float)
-    heads = head_count(found)
+    heads = head_count(by_kind)
     same = all((table[f"asked_{k}_{INDEPENDENT}"] == table[f"asked_{k}_{GROUNDED}"]).all() for k in heads)
     if not same or table.empty:
         raise ValueError("the two kinds of heads were not judged at the same positions")
     return table
 
 
-def head_count(found: Mapping[str, Measured]) -> range:
+def head_count(by_kind: Mapping[str, Measured]) -> range:
     """Return the numbers of the heads that both kinds have, from 1."""
-    return range(1, min(len(found[kind]["asked"][0]) for kind in KINDS) + 1)
+    return range(1, min(len(by_kind[kind]["asked"][0]) for kind in KINDS) + 1)
 
 
-def accuracies(found: Mapping[str, Measured]) -> pd.DataFrame:
+def accuracies(by_kind: Mapping[str, Measured]) -> pd.DataFrame:
     """Return a line for each head, in Intervals over texts.
 
     Columns: head; independent_top1, independent_top5, grounded_top1, grounded_top5: shares of the positions at which
     the right token was among the most likely 1 or 5, given the true tokens before; lead: grounded_top1 less
     independent_top5, at the same positions.
     """
-    heads = head_count(found)
+    heads = head_count(by_kind)
 
     def values(sums: Columns) -> Mapping[str, np.ndarray]:
         shares = {
@@ -84,7 +84,7 @@ def accuracies(found: Mapping[str, Measured]) -> pd.DataFrame:
 
     shares = [f"{word}_{top}" for word in KINDS.values() for top in TOPS]
     names = [*shares, "lead"]
-    intervals = bootstrap(both_kinds(found), values, shares=[f"{name}_{head}" for name in shares for head in heads])
+    intervals = bootstrap(both_kinds(by_kind), values, shares=[f"{name}_{head}" for name in shares for head in heads])
     return pd.DataFrame([{"head": head} | {name: intervals[f"{name}_{head}"] for name in names} for head in heads])
 
 
@@ -93,11 +93,11 @@ def accuracy_section(path: Path | str = RESULT) -> Section:
     with five, as "Not So Speculative Decoding" says of head 4; where there is no result yet, say what makes it.
     """
     try:
-        found = load_accuracy(path)
+        by_kind = load_accuracy(path)
     except UsageError as error:
         return Section(TITLE, (str(error),))
-    table = accuracies(found)
-    entry = found[GROUNDED]
+    table = accuracies(by_kind)
+    entry = by_kind[GROUNDED]
     texts = counted(len(entry["texts"]), "text")
     setting = (
         f"{texts} ({entry['text']}), {int(sum(asked[0] for asked in entry['asked'])):,} positions of head 1, in pieces "
@@ -116,11 +116,11 @@ def accuracy_section(path: Path | str = RESULT) -> Section:
     shown = pd.DataFrame(
         {
             "head": table["head"],
-            "grounded, top-1": [f"{each:.3f}" for each in table["grounded_top1"]],
-            "independent, top-5": [f"{each:.3f}" for each in table["independent_top5"]],
-            "grounded top-1 less independent top-5": [f"{each:+.3f}" for each in table["lead"]],
-            "independent, top-1": [f"{each:.3f}" for each in table["independent_top1"]],
-            "grounded, top-5": [f"{each:.3f}" for each in table["grounded_top5"]],
+            "grounded, top-1": [f"{value:.3f}" for value in table["grounded_top1"]],
+            "independent, top-5": [f"{value:.3f}" for value in table["independent_top5"]],
+            "grounded top-1 less independent top-5": [f"{value:+.3f}" for value in table["lead"]],
+            "independent, top-1": [f"{value:.3f}" for value in table["independent_top1"]],
+            "grounded, top-5": [f"{value:.3f}" for value in table["grounded_top5"]],
         }
     )
     text = (verdict(table), f"On {setting}; intervals are 95% text-bootstrap intervals, both kinds on the same texts.")

@@ -35,22 +35,22 @@ def load_trees(path: Path | str = RESULT) -> list[Measured]:
     return load_figures(path, COMMAND, "trees of heads", "trees of heads", read)
 
 
-def trees_of(found: Sequence[Measured], heads: str | None = None) -> list[Measured]:
+def trees_of(entries: Sequence[Measured], heads: str | None = None) -> list[Measured]:
     """Return the entries of trees, of one kind of heads or of all."""
-    return [each for each in found if each["shape"] != ACCURACY and heads in (None, each["heads"])]
+    return [entry for entry in entries if entry["shape"] != ACCURACY and heads in (None, entry["heads"])]
 
 
-def searched_accuracy(found: Sequence[Measured]) -> list[list[float]]:
+def searched_accuracy(entries: Sequence[Measured]) -> list[list[float]]:
     """Return the chances by depth and rank that the searched tree is built from, both kinds of heads together."""
-    return next([list(level) for level in each["accuracy"]] for each in found if each["shape"] == ACCURACY)
+    return next([list(level) for level in entry["accuracy"]] for entry in entries if entry["shape"] == ACCURACY)
 
 
-def searched_paths(found: Sequence[Measured]) -> dict[str, list[RankPath]]:
+def searched_paths(entries: Sequence[Measured]) -> dict[str, list[RankPath]]:
     """Return by kind of heads the rank paths that its trees are searched with, each as often as it was counted."""
-    counts = {each["heads"]: each["paths"] for each in found if each["shape"] == ACCURACY}
+    counts = {entry["heads"]: entry["paths"] for entry in entries if entry["shape"] == ACCURACY}
     return {
-        heads: [tuple(map(int, path.split())) for path, times in each.items() for _ in range(times)]
-        for heads, each in counts.items()
+        heads: [tuple(map(int, path.split())) for path, times in entry.items() for _ in range(times)]
+        for heads, entry in counts.items()
     }
 
 
@@ -74,12 +74,12 @@ def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
     """Return the section on trees of heads; where there is no result yet, one that says what makes it."""
     title = "Which tree for heads"
     try:
-        found = load_trees(path)
+        entries = load_trees(path)
     except UsageError as error:
         return (Section(title, (str(error),)),)
-    kinds = list(dict.fromkeys(tree["heads"] for tree in trees_of(found)))
-    by_kind = {heads: {tree["shape"]: tree for tree in trees_of(found, heads)} for heads in kinds}
-    searched = next(entry for entry in found if entry["shape"] == ACCURACY)
+    kinds = list(dict.fromkeys(tree["heads"] for tree in trees_of(entries)))
+    by_kind = {heads: {tree["shape"]: tree for tree in trees_of(entries, heads)} for heads in kinds}
+    searched = next(entry for entry in entries if entry["shape"] == ACCURACY)
     judged = counted(len(by_kind[kinds[0]][JOINT]["by_prompt"]["prompts"]), "prompt")
     drawn_by_hand, products, lines = [], [], []
     for heads, trees in by_kind.items():
@@ -129,5 +129,5 @@ def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
 
 def _by_chances(trees: Mapping[str, Measured], most: int) -> Measured:
     """Return the largest tree found by chances that has at most `most` nodes."""
-    mine = [each for shape, each in trees.items() if shape.startswith(CHANCES)]
-    return max((each for each in mine if int(each["nodes"]) <= most), key=lambda each: int(each["nodes"]))
+    mine = [entry for shape, entry in trees.items() if shape.startswith(CHANCES)]
+    return max((entry for entry in mine if int(entry["nodes"]) <= most), key=lambda entry: int(entry["nodes"]))

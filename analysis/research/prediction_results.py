@@ -16,18 +16,18 @@ NAMES = {"textbook": "textbook formula", "markov": LABELS["markov"], "stretches"
 
 def prediction_results(path: Path = RESULT) -> Section:
     """Return the table of mean and worst errors over gammas, a line per source."""
-    found = pd.DataFrame(json.loads(path.read_text(encoding="utf-8"))["figures"])
-    shown = found[["kind", "source", "texts", "tokens"]].copy()
+    sources = pd.DataFrame(json.loads(path.read_text(encoding="utf-8"))["figures"])
+    shown = sources[["kind", "source", "texts", "tokens"]].copy()
     for name, label in NAMES.items():
-        worst = found.rename(columns={f"{name}_error{end}": f"worst{end}" for end in ("", "_low", "_high")})
-        shown[f"{label}: mean"] = found[f"{name}_mean"].map("{:+.1%}".format)
+        worst = sources.rename(columns={f"{name}_error{end}": f"worst{end}" for end in ("", "_low", "_high")})
+        shown[f"{label}: mean"] = sources[f"{name}_mean"].map("{:+.1%}".format)
         shown[f"{label}: worst"] = [f"{interval(line, 'worst'):+.1%}" for line in worst.to_dict("records")]
-        shown[f"{label}: at gamma"] = found[f"{name}_gamma"]
-    near = {name: found[f"{name}_error"].abs() < 0.02 for name in NAMES}
-    inside = (found["stretches_error_low"] < 0) & (found["stretches_error_high"] > 0)
-    missed = found[~(near["stretches"] | inside)]
+        shown[f"{label}: at gamma"] = sources[f"{name}_gamma"]
+    near = {name: sources[f"{name}_error"].abs() < 0.02 for name in NAMES}
+    inside = (sources["stretches_error_low"] < 0) & (sources["stretches_error_high"] > 0)
+    missed = sources[~(near["stretches"] | inside)]
     words = (
-        f"Of {counted(len(found), 'source')}, the model of stretches is less than 2% off at every gamma on "
+        f"Of {counted(len(sources), 'source')}, the model of stretches is less than 2% off at every gamma on "
         f"{near['stretches'].sum()}; on {(~near['stretches'] & inside).sum()} more its worst miss is not significant. "
         f"Markov along the text is less than 2% off on {near['markov'].sum()}, the textbook formula on "
         f"{near['textbook'].sum()}."
