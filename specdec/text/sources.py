@@ -33,12 +33,22 @@ def read_file(name: str, line_field: str | None) -> Records:
     Raises:
         UsageError: missing, unreadable or empty file; while iterating, a line that is not UTF-8 or not a JSON object.
     """
-    content, digest = read_content(name, "Prompt file prompts.path")
-    if line_field is None:
-        numbered: Iterator[tuple[str, int, Mapping[str, Any]]] = json_lines(name, content, "prompts.path")
-    else:
-        numbered = ((where, i, {line_field: line}) for where, i, line in text_lines(name, content, "prompts.path"))
-    return Records(numbered, {"path": name, "sha256": digest})
+    key = "prompts.path"
+    content, digest = read_content(name, f"Prompt file {key}")
+
+    def numbered() -> Iterator[tuple[str, int, Mapping[str, Any]]]:
+        for where, number, line in text_lines(name, content, key):
+            if line_field is not None:
+                yield where, number, {line_field: line}
+            elif line.strip():
+                record = json_value(where, line, f"{key} needs one object per line")
+                if not isinstance(record, dict):
+                    raise UsageError(
+                        f"{where}: a JSON {type(record).__name__} where {key} needs an object with fields."
+                    )
+                yield where, number, record
+
+    return Records(numbered(), {"path": name, "sha256": digest})
 
 
 def read_content(name: str, what: str) -> tuple[bytes, str]:
@@ -71,21 +81,6 @@ def text_lines(name: str, content: bytes, key: str) -> Iterator[tuple[str, int, 
     for number, raw in enumerate(content.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").split(b"\n"), start=1):
         where = f"{name}:{number}"
         yield where, number, decoded(where, raw, f"convert the file, or see {key}")
-
-
-def json_lines(name: str, content: bytes, key: str) -> Iterator[tuple[str, int, dict[str, Any]]]:
-    """Yield ("file:line", number, record) of every line that is not blank.
-
-    Raises:
-        UsageError: as `text_lines`; a line that is not one JSON object.
-    """
-    for where, number, line in text_lines(name, content, key):
-        if not line.strip():
-            continue
-        record = json_value(where, line, f"{key} needs one object per line")
-        if not isinstance(record, dict):
-            raise UsageError(f"{where}: a JSON {type(record).__name__} where {key} needs an object with fields.")
-        yield where, number, record
 
 
 def read_hub(hub_id: str, config: str | None, split: str, revision: str | None, group: str) -> Records:

@@ -67,10 +67,23 @@ class SelfDistillation:
             bar = progress.add_task("the target writes", total=len(batches), completed=len(batches) - len(missing))
             for path, part, number in missing:
                 first = number * self.config.batch
-                self._write(path, part, number, prompts[part][first : first + self.config.batch])
+                chosen = prompts[part][first : first + self.config.batch]
+                words = np.random.SeedSequence([self.seed, 6, PARTS.index(part), number]).generate_state(2)
+                streams = []
+                for i, text in enumerate(self._continued(chosen, int(words[0]) << 31 ^ int(words[1]))):
+                    end = next((i + 1 for i, token in enumerate(text) if token in self.target.end_tokens), None)
+                    name, written = f"{part}/{first + i}", tuple(text[:end])
+                    streams.append(Stream(name, "generated", chosen[i], written, ended=end is not None))
+                write_streams(path, streams)
                 progress.advance(bar)
-        about = {"generated": asdict(self.config), "of": store.manifest}
-        return write_documents(folder, _documents(batches), about)
+
+        def documents() -> Iterator[tuple[Part, Encoded]]:
+            for path, part, _ in batches:
+                for stream in read_streams(path):
+                    tokens = np.array(stream.prompt + stream.generated, dtype=np.uint32)
+                    yield part, Encoded(tokens, np.arange(len(tokens)) >= len(stream.prompt))
+
+        return write_documents(folder, documents(), {"generated": asdict(self.config), "of": store.manifest})
 
     def _prompts(self, store: DocumentStore, part: Part, turns: bool) -> list[tuple[int, ...]]:
         documents, count = getattr(store, part), getattr(self.config, "texts" if part == "train" else "heldout_texts")
@@ -88,15 +101,6 @@ class SelfDistillation:
                 + ", or give more text."
             )
         return sorted(found, key=len)  # so that the texts of a batch need little padding
-
-    def _write(self, path: Path, part: Part, number: int, prompts: list[tuple[int, ...]]) -> None:
-        words = np.random.SeedSequence([self.seed, 6, PARTS.index(part), number]).generate_state(2)
-        streams = []
-        for i, text in enumerate(self._continued(prompts, int(words[0]) << 31 ^ int(words[1]))):
-            generated, ended = _until_end(text, self.target.end_tokens)
-            name = f"{part}/{number * self.config.batch + i}"
-            streams.append(Stream(name, "generated", prompts[i], generated, ended=ended))
-        write_streams(path, streams)
 
     @torch.inference_mode()
     def _continued(self, prompts: list[tuple[int, ...]], seed: int) -> list[list[int]]:
@@ -151,15 +155,3 @@ def _before_answers(documents: Documents, count: int, longest: int, rng: np.rand
         if len(answers):
             found.append(tuple(map(int, document.tokens[: int(rng.choice(answers))])))
     return found
-
-
-def _until_end(tokens: list[int], ends: frozenset[int]) -> tuple[tuple[int, ...], bool]:
-    end = next((place + 1 for place, token in enumerate(tokens) if token in ends), None)
-    return tuple(tokens[:end]), end is not None
-
-
-def _documents(batches: list[tuple[Path, Part, int]]) -> Iterator[tuple[Part, Encoded]]:
-    for path, part, _ in batches:
-        for stream in read_streams(path):
-            tokens = np.array(stream.prompt + stream.generated, dtype=np.uint32)
-            yield part, Encoded(tokens, np.arange(len(tokens)) >= len(stream.prompt))

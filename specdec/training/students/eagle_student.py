@@ -2,16 +2,13 @@
 
 import numpy as np
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from specdec.eagle.eagle_checkpoint import load_eagle, read_eagle, save_eagle
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.errors import UsageError
 from specdec.targets.base import Target
-from specdec.training.data.hidden_states import StateSource
 from specdec.training.data.sequences import Batch, Sequences
-from specdec.training.optimizer import build_optimizers
 from specdec.training.recipes import EagleLossConfig, EagleTrainConfig
 from specdec.training.students.accuracy import HeadAccuracy
 from specdec.training.students.eagle_loss import draft_lines, eagle_loss, unrolled
@@ -29,42 +26,32 @@ class EagleStudent(StateStudent):
 
     config: EagleTrainConfig
 
-    def __init__(
-        self,
-        config: EagleTrainConfig,
-        accelerator: Accelerator,
-        target: Target,
-        sequences: Sequences,
-        source: StateSource,
-    ) -> None:
-        """
-        Raises:
-            UsageError: a network to go on from that is another or was trained on another target; more processes than
-                sequences; a vocabulary to draft from that is larger than the target's.
-        """
-        super().__init__(config, accelerator, target, sequences, source)
-        self.units, self.optimizer, wanted = config.loss.steps, config.optimizer, config.eagle
-        vocabulary, width = target.hidden.output_layer.shape
-        if wanted.target_hidden != width:
+    @property
+    def units(self) -> int:
+        return self.config.loss.steps
+
+    def untrained(self) -> EagleNetwork:
+        config, hidden = self.config.eagle, self.target.hidden
+        vocabulary, width = hidden.output_layer.shape
+        if config.target_hidden != width:
             raise UsageError(
-                f"Bad value eagle.target_hidden={wanted.target_hidden}: the target's states are {width} wide; set it "
+                f"Bad value eagle.target_hidden={config.target_hidden}: the target's states are {width} wide; set it "
                 "to that."
             )
         drafted = None
-        if wanted.draft_vocabulary is not None:
-            if wanted.draft_vocabulary > vocabulary:
+        if config.draft_vocabulary is not None:
+            if config.draft_vocabulary > vocabulary:
                 raise UsageError(
-                    f"Bad value eagle.draft_vocabulary={wanted.draft_vocabulary}: the target has {vocabulary} tokens; "
+                    f"Bad value eagle.draft_vocabulary={config.draft_vocabulary}: the target has {vocabulary} tokens; "
                     "lower it, or set it to null for all of them."
                 )
-            drafted = frequent_tokens(sequences, vocabulary, wanted.draft_vocabulary)
-        with torch.random.fork_rng():
-            torch.manual_seed(config.seed)
-            network = EagleNetwork.for_target(wanted, target.hidden, drafted).float()
-        self.network = self.first(network)
-        self.adopt(EagleLosses(self.network, config.loss))
-        self.optimizers = build_optimizers(self.module, config.optimizer)
-        self.losses = ("train/cross_entropy", "train/regression") if config.loss.regression else ()
+            drafted = frequent_tokens(self.sequences, vocabulary, config.draft_vocabulary)
+        return EagleNetwork.for_target(config, hidden, drafted)
+
+    def losses_module(self) -> "EagleLosses":
+        if self.config.loss.regression:
+            self.losses = ("train/cross_entropy", "train/regression")
+        return EagleLosses(self.network, self.config.loss)
 
     @staticmethod
     def offsets(config: EagleTrainConfig, target: Target) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """Heads on a target's hidden states, with the target frozen or trained too."""
 
 import torch
-from accelerate import Accelerator
 from torch import Tensor, nn
 
 from specdec.errors import UsageError
@@ -9,8 +8,7 @@ from specdec.heads.checkpoint import load_heads, read_heads, save_heads, state_o
 from specdec.heads.network import Heads
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
-from specdec.training.data.hidden_states import StateSource
-from specdec.training.data.sequences import Batch, Sequences
+from specdec.training.data.sequences import Batch
 from specdec.training.optimizer import rate_factor, warm_up
 from specdec.training.recipes import HeadLossConfig, HeadTrainConfig
 from specdec.training.students.accuracy import HeadAccuracy, score_target
@@ -29,46 +27,36 @@ class HeadStudent(StateStudent):
 
     config: HeadTrainConfig
 
-    def __init__(
-        self,
-        config: HeadTrainConfig,
-        accelerator: Accelerator,
-        target: Target,
-        sequences: Sequences,
-        source: StateSource,
-    ) -> None:
-        """
-        Raises:
-            UsageError: heads to go on from that are of another kind or target; more processes than sequences; a target
-                that cannot be trained.
-        """
-        super().__init__(config, accelerator, target, sequences, source)
-        self.units, self.optimizer = config.heads.count, config.optimizer
-        with torch.random.fork_rng():
-            torch.manual_seed(config.seed)
-            heads = Heads(config.heads, target.hidden.embedding.detach(), target.hidden.output_layer.detach()).float()
-        self.network = self.first(heads)
+    @property
+    def units(self) -> int:
+        return self.config.heads.count
+
+    def untrained(self) -> Heads:
+        hidden = self.target.hidden
+        return Heads(self.config.heads, hidden.embedding.detach(), hidden.output_layer.detach())
+
+    def losses_module(self) -> "HeadLosses":
+        config, target = self.config, self.target
         if config.backbone == "joint":
             if not isinstance(target, Causal):
                 raise UsageError(f"Target {type(target).__name__} is no model that can be trained: use target=causal.")
             self.before = score_target(target, self.heldout_parts(None))
-            self.backbone = Backbone(target, *self.offsets(config, target), config.lora, config.seed)
+            self.backbone = Backbone(target, state_offset(config.heads, target), config.lora, config.seed)
             self.network.rebind(*self.backbone.ends())
             self.losses = ("train/heads_loss", "train/backbone_loss")
-        self.adopt(HeadLosses(self.network, self.backbone, config.loss))
-        rate = config.optimizer.learning_rate
-        groups = [
-            {"params": [p for p in module.parameters() if p.requires_grad], "lr": lr, "base_lr": lr, "part": part}
-            for part, module, lr in (
-                ("heads", self.network, rate * config.optimizer.heads_multiplier),
-                ("backbone", self.backbone, rate),
-            )
-            if module is not None
-        ]
-        kind = torch.optim.Adam if config.optimizer.name == "adam" else torch.optim.AdamW
-        betas = (config.optimizer.beta1, config.optimizer.beta2)
-        self.optimizers = [kind(groups, betas=betas, weight_decay=config.optimizer.weight_decay, fused=True)]
         self.backbone_start = config.loss.backbone.first_step(self.steps) or 0
+        return HeadLosses(self.network, self.backbone, config.loss)
+
+    def built_optimizers(self) -> list[torch.optim.Optimizer]:
+        config = self.config.optimizer
+        parts = [("heads", self.network, config.learning_rate * config.heads_multiplier)]
+        parts += [] if self.backbone is None else [("backbone", self.backbone, config.learning_rate)]
+        groups = [
+            {"params": [p for p in module.parameters() if p.requires_grad], "lr": rate, "base_lr": rate, "part": part}
+            for part, module, rate in parts
+        ]
+        kind = torch.optim.Adam if config.name == "adam" else torch.optim.AdamW
+        return [kind(groups, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay, fused=True)]
 
     @staticmethod
     def offsets(config: HeadTrainConfig, target: Target) -> tuple[int, ...]:

@@ -26,6 +26,7 @@ from specdec.targets.base import Target, targets
 from specdec.training.data.head_data import open_sequences
 from specdec.training.data.hidden_states import StateSource
 from specdec.training.data.sequences import Batch, Sequences
+from specdec.training.optimizer import build_optimizers
 from specdec.training.recipes import StateTrainConfig
 from specdec.training.student import FinishedTraining, SequenceStudent, training_device, training_dtype
 from specdec.training.students.accuracy import HeadAccuracy, TargetScore, score_target
@@ -50,7 +51,6 @@ class StateStudent(SequenceStudent):
     Attributes:
         target_identity: the hash of the target's weights, as they were at the beginning.
         network: what is written to the file; `module` computes its loss.
-        units: how many heads or steps are scored.
         backbone: the target's own model, if it is trained too.
         before: the target's own figures before that.
     """
@@ -58,13 +58,12 @@ class StateStudent(SequenceStudent):
     origin = "another recipe, seed, target or data"
     unit: ClassVar[str]
     noun: ClassVar[str]
-    save: ClassVar[Callable[..., None]]
-    load: ClassVar[Callable[[Path, Target], Any]]
-    read: ClassVar[Callable[..., TrainedFile[Any]]]
+    save: Callable[[Any, Path, str, dict[str, Any]], None]
+    load: Callable[[Path, Target], Any]
+    read: Callable[[str, str], TrainedFile[Any]]
 
     config: Any
     network: Any
-    units: int
     backbone: Backbone | None = None
     before: Mapping[str, float] = MappingProxyType({})
 
@@ -80,7 +79,8 @@ class StateStudent(SequenceStudent):
         Args:
             source: the states of the target; not read if the target itself is trained.
         Raises:
-            UsageError: more processes than sequences.
+            UsageError: more processes than sequences; a network that does not fit the target, or one to go on from that
+                is of another kind or target; a target that cannot be trained.
         """
         self.accelerator, self.target, self.source = accelerator, target, source
         self.device, self.processes = accelerator.device, accelerator.num_processes
@@ -95,6 +95,14 @@ class StateStudent(SequenceStudent):
                 f"micro_batch={config.micro_batch}: make the first a multiple of the second times the processes."
             )
         self._reference: dict[str, float] | None = None
+        self.optimizer = self.config.optimizer
+        with torch.random.fork_rng():
+            torch.manual_seed(config.seed)
+            self.network = self.first(self.untrained().float())
+        self.module = self.losses_module().to(self.device)
+        self.wrapped = accelerator.prepare(self.module)
+        self.optimizers = self.built_optimizers()
+        self.scores = (*self.accuracy().metrics(), *TargetScore().metrics())
 
     @classmethod
     def open(cls, config: Any) -> "StateStudent":
@@ -115,15 +123,26 @@ class StateStudent(SequenceStudent):
                 source.prepare()
         return cls(config, accelerator, target, sequences, source)
 
-    def adopt(self, module: nn.Module) -> None:
-        """Train a module from now on, which gives the weighted losses of a micro-batch.
+    @property
+    @abstractmethod
+    def units(self) -> int:
+        """The number of heads or steps that are scored."""
+
+    @abstractmethod
+    def untrained(self) -> nn.Module:
+        """Return a fresh network, drawn from the global generator."""
+
+    @abstractmethod
+    def losses_module(self) -> nn.Module:
+        """Return the module that gives the weighted losses of a micro-batch, as many as `losses` has names or more.
 
         It is called with tokens [B, S], scored [B, S], `scales`, the states of a frozen target [B, S, n * D] and, if a
         loss has a share against them, its logits [B, S, V].
         """
-        self.module = module.to(self.device)
-        self.wrapped = self.accelerator.prepare(self.module)
-        self.scores = (*self.accuracy().metrics(), *TargetScore().metrics())
+
+    def built_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers of the module's weights."""
+        return build_optimizers(self.module, self.config.optimizer)
 
     def first(self, network: Any) -> Any:
         """Return an untrained network, or with the weights of `init`.
@@ -134,7 +153,7 @@ class StateStudent(SequenceStudent):
         path, wanted = self.config.init, asdict(network.config)
         if path is None:
             return network
-        stored = type(self).read(path, key="init")
+        stored = self.read(path, "init")
         if stored.target != self.target_identity:
             raise UsageError(
                 f"The {self.noun} init={path} was trained on a target whose weights have the hash "
@@ -206,7 +225,7 @@ class StateStudent(SequenceStudent):
                 tokens, scored = part.on(self.device)
                 states, logits = self.source.states(part) if self.backbone is None else self.backbone(tokens)
                 self.count(accuracy, self.network, states.float(), tokens, scored)
-                if self.backbone is not None:
+                if self.backbone is not None and logits is not None:
                     own.add(logits, tokens, scored)
         if self.backbone is None and self._reference is None:  # a frozen target has the same figures every time
             self._reference = score_target(self.target, self.heldout_parts(watched))
@@ -241,16 +260,16 @@ class StateStudent(SequenceStudent):
             folder = self.folder / BACKBONE_FOLDER
             self.backbone.save(folder)
             target = load_target(self.config.target | {"model": str(folder)}, self.device)
-            summary["target_before"] = {"sha256": self.target_identity} | self.before
+            summary["target_before"] = {"sha256": self.target_identity, **self.before}
         identity = target.hidden.identity
         summary["target"] = identity
-        type(self).save(network, path, identity, summary)
-        metrics = self.scored_by(type(self).load(path, target), target, self.heldout_parts(None))
+        self.save(network, path, identity, summary)
+        metrics = self.scored_by(self.load(path, target), target, self.heldout_parts(None))
         loss, nats = "", "heldout/target.nats_per_token"
         if self.before:
             metrics |= {name.replace("heldout/", "heldout/before."): value for name, value in self.before.items()}
             loss = f"; the backbone's held-out loss was {self.before[nats]:.4f} and is {metrics[nats]:.4f} nats"
-        type(self).save(network, path, identity, summary | {"heldout": metrics})
+        self.save(network, path, identity, summary | {"heldout": metrics})
         summary |= {"bytes": path.stat().st_size, "heldout": metrics}
         tops = ", ".join(f"{metrics[f'heldout/{self.unit}_{number + 1}.top1']:.3f}" for number in range(self.units))
         return self.finished(
