@@ -1,12 +1,14 @@
 """Studies `ablation` of several prompt sets side by side (N-Grammys, 2411.03786): whose rows are accepted, how far."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..comparisons import interval, tokens_per_call
-from ..figures import pictures, style
+from ..figures import pictures
 from ..findings import Section
 from ..intervals import Interval
 from ..studies.ablation import contributions, distribution, share_groups, strategies
@@ -68,16 +70,14 @@ def ablation_sets(studies: Sequence[Labelled]) -> list[Section]:
     return [Section("Contribution of strategies, by prompt set", text, ((caption, pd.DataFrame(rows)),), figures)]
 
 
-@style.in_style
 def _bars(groups: dict[str, dict[str, list[Interval]]], title: str, ticks: list[str], below: str) -> Figure:
-    caption = "Greedy texts replayed; whiskers: 95% prompt-bootstrap intervals."
-    shown = panels(title, caption, len(groups), 2.4, 1)
     step = -(-len(ticks) // 8)
-    for panel, (label, values) in zip(shown.every, groups.items(), strict=True):
+
+    def draw(panel: Axes, values: dict[str, list[Interval]]) -> None:
         pictures.bars(panel, values)
         pictures.percent_axis(panel)
         panel.set_xticks(range(0, len(ticks), step), ticks[::step], fontsize=9.5)
-        panel.set_title(style.wrapped(label, 36), fontsize=11)
-    shown.label(below, "share")
-    shown.legend(3)
-    return shown.figure
+
+    caption = "Greedy texts replayed; whiskers: 95% prompt-bootstrap intervals."
+    drawn = {label: partial(draw, values=values) for label, values in groups.items()}
+    return panels(title, caption, drawn, 2.4, legend=(1, 3), axis_labels=(below, "share"))

@@ -1,6 +1,6 @@
 """Names for studies of one kind, and the panels of figures that show them side by side."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from matplotlib.artist import Artist
@@ -51,50 +51,25 @@ def caveats(studies: Sequence[Labelled]) -> list[str]:
     return found
 
 
-@dataclass(frozen=True)
-class Panels:
-    """Panels of a figure.
-
-    Attributes:
-        every: the panels in order.
-        left, bottom: those at the left, and those with none below.
-        top: hidden axes above all, for the legend.
-    """
-
-    figure: Figure
-    every: list[Axes]
-    left: list[Axes]
-    bottom: list[Axes]
-    top: Axes
-
-    def label(self, below: str, beside: str) -> None:
-        """Name both axes."""
-        for panel in self.bottom:
-            panel.set_xlabel(below)
-        for panel in self.left:
-            panel.set_ylabel(beside)
-
-    def legend(self, columns: int) -> None:
-        """Write one legend for all panels above them."""
-        handles: dict[str, Artist] = {}
-        for panel in self.every:
-            handles |= dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
-        legend = self.top.legend(
-            handles.values(), handles.keys(), loc="lower left", bbox_to_anchor=(-0.06, 0.0), ncols=columns, fontsize=10
-        )
-        legend.set_in_layout(False)  # the panels keep their width
-
-
-def panels(title: str, caption: str, count: int, height: float, legend_lines: int) -> Panels:
-    """Return a figure with `count` panels side by side, in lines of two, whose axes are equal; call it in the style.
+@style.in_style
+def panels(
+    title: str,
+    caption: str,
+    draw: Mapping[str, Callable[[Axes], None]],
+    height: float,
+    legend: tuple[int, int],
+    axis_labels: tuple[str, str],
+) -> Figure:
+    """Return a figure with a panel for each study side by side, in lines of two, whose axes are equal.
 
     Args:
+        draw: by label, what draws a panel.
         height: inches of a line of panels.
-        legend_lines: lines of the legend, which stands above all panels.
+        legend: lines and columns of the one legend of all panels, which stands above them.
+        axis_labels: below and beside.
     """
-    columns = 1 if count == 1 else 2
-    lines = -(-count // columns)
-    above = 0.26 * legend_lines
+    columns = 1 if len(draw) == 1 else 2
+    lines, above = -(-len(draw) // columns), 0.26 * legend[0]
     figure, axes = style.new_panels(
         title, caption, 1.6 + above + height * lines, lines + 1, columns, sharex=True, sharey=True,
         height_ratios=[above, *[height] * lines],
@@ -102,9 +77,22 @@ def panels(title: str, caption: str, count: int, height: float, legend_lines: in
     for each in axes[0]:
         each.remove()  # it would share its scale, and so its few ticks, with the panels
     top = figure.add_subplot(axes[1, 0].get_gridspec()[0, :])
-    for each in (top, *axes[1:].flat[count:]):
+    for each in (top, *axes[1:].flat[len(draw) :]):
         each.set_axis_off()
-    used = list(axes[1:].flat[:count])
-    for each in used[-columns:]:
-        each.tick_params(labelbottom=True)
-    return Panels(figure, used, used[::columns], used[-columns:], top)
+    used = list(axes[1:].flat[: len(draw)])
+    for panel in used[-columns:]:
+        panel.tick_params(labelbottom=True)
+    handles: dict[str, Artist] = {}
+    for panel, (label, drawn) in zip(used, draw.items(), strict=True):
+        drawn(panel)
+        panel.set_title(style.wrapped(label, 36), fontsize=11)
+        handles |= dict(zip(*reversed(panel.get_legend_handles_labels()), strict=True))
+    for panel in used[-columns:]:
+        panel.set_xlabel(axis_labels[0])
+    for panel in used[::columns]:
+        panel.set_ylabel(axis_labels[1])
+    shown = top.legend(
+        handles.values(), handles.keys(), loc="lower left", bbox_to_anchor=(-0.06, 0.0), ncols=legend[1], fontsize=10
+    )
+    shown.set_in_layout(False)  # the panels keep their width
+    return figure

@@ -3,98 +3,67 @@
 """
 
 from collections.abc import Sequence
+from functools import partial
 
 import pandas as pd
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
-from ..comparisons import interval
-from ..figures import pictures, style
+from ..comparisons import interval, printed, tokens_per_call
+from ..figures import pictures
 from ..findings import Section
-from ..studies.topk import ENOUGH, Lines, draw, enough, lines_of
+from ..studies.topk import ENOUGH, best_of, draw
 from .labels import Labelled, caveats, panels, settings
 
 
 def topk_sets(studies: Sequence[Labelled]) -> list[Section]:
     """Return one section: which strategy yields most on each set, and how many rows that takes."""
-    found = {each.label: lines_of(each.study.tables["topk"], each.study.about) for each in studies}
-    table = _table(found)
-    answer = "; ".join(
-        f"{label}: {part.loc[part['tokens per call'].map(_value).idxmax(), 'strategy']}"
-        for label, part in table.groupby("prompt set", sort=False)
-    )
-    first = _rank_one(found)
-    text = [
-        f"The strategy with most tokens per call at its best k, by prompt set: {answer}.",
-        *first,
-        *caveats(studies),
-    ]
-    caption = f"Best k of each strategy, and the k by which {ENOUGH:.0%} of the gain of the largest k is there"
-    return [
-        Section(
-            "Tokens per call against top-k, by prompt set",
-            tuple(text),
-            ((caption, table),),
-            (("topk_sets", _figure(found, studies)),),
+    answer, chances, tables, drawn = [], [], [], {}
+    for each in studies:
+        about = each.study.about
+        cells = tokens_per_call(each.study.tables["topk"], ["drafter", "k", "w"], about.replicates, about.seed)
+        best = best_of(cells)
+        strategies = [f"{name}, w = {w}" for name, w in zip(best["drafter"], best["w"], strict=True)]
+        answer.append(f"{each.label}: {strategies[best['tokens'].round(3).idxmax()]}")
+        ones = []
+        for (name, w), part in cells.groupby(["drafter", "w"]):
+            first, last = part.iloc[0], part.iloc[-1]
+            ones.append(f"{interval(first, 'tokens'):.3f}" if first["k"] == 1 else "–")
+            # At w = 1, tokens per call less one are the chance that a row begins with the target's next token.
+            if w == 1 and len(part) > 1 and first["k"] == 1:
+                chances.append(
+                    f"{each.label}, {name} {first['tokens'] - 1:.0%} and {last['tokens'] - 1:.0%} (k = {last['k']})"
+                )
+        shown = {
+            "prompt set": each.label,
+            "strategy": strategies,
+            "best k": best["k"],
+            "tokens per call": printed(best, "tokens", ".3f"),
+            "k = 1": ones,
+            f"{ENOUGH:.0%} by k": ["–" if pd.isna(k) else f"{k:.0f}" for k in best["enough"]],
+        }
+        tables.append(pd.DataFrame(shown))
+        drawn[each.label] = partial(_panel, cells=cells)
+    text = [f"The strategy with most tokens per call at its best k, by prompt set: {'; '.join(answer)}."]
+    if chances:
+        text.append(
+            "Rounds in which the target's next token is among the first k choices, with k = 1 and with the largest k "
+            f"(tokens per call less one, at w = 1): {'; '.join(chances)}."
         )
-    ]
-
-
-def _value(printed: str) -> float:
-    return float(printed.split()[0])
-
-
-def _table(found: dict[str, Lines]) -> pd.DataFrame:
-    rows = []
-    for label, lines in found.items():
-        for (name, w), part in lines.items():
-            best, k = part.loc[part["tokens"].idxmax()], enough(part)
-            rows.append(
-                {
-                    "prompt set": label,
-                    "strategy": f"{name}, w = {w}",
-                    "best k": int(best["k"]),
-                    "tokens per call": f"{interval(best, 'tokens'):.3f}",
-                    "k = 1": f"{interval(part.iloc[0], 'tokens'):.3f}" if part["k"].iloc[0] == 1 else "–",
-                    f"{ENOUGH:.0%} by k": "–" if k is None else str(k),
-                }
-            )
-    return pd.DataFrame(rows)
-
-
-def _rank_one(found: dict[str, Lines]) -> list[str]:
-    """Say how the chance of the first choice compares with that of any of the first k: at w = 1, tokens per call less
-    one are the chance that one of the rows begins with the target's next token.
-    """
-    said = []
-    for label, lines in found.items():
-        for (name, w), part in lines.items():
-            if w == 1 and len(part) > 1 and part["k"].iloc[0] == 1:
-                first, last = part.iloc[0], part.iloc[-1]
-                said.append(f"{label}, {name} {_chance(first):.0%} and {_chance(last):.0%} (k = {int(last['k'])})")
-    if not said:
-        return []
-    return [
-        "Rounds in which the target's next token is among the first k choices, with k = 1 and with the largest k "
-        f"(tokens per call less one, at w = 1): {'; '.join(said)}."
-    ]
-
-
-def _chance(line: pd.Series) -> float:
-    return float(line["tokens"]) - 1
-
-
-@style.in_style
-def _figure(found: dict[str, Lines], studies: Sequence[Labelled]) -> Figure:
-    caption = (
+    figure = panels(
+        f"Tokens per call against top-k, by prompt set\n{settings(studies)}",
         "Greedy texts replayed; bands: 95% prompt-bootstrap intervals. A colour for each strategy, a dash for each w, "
-        "tokens of a row; dotted: plain decoding."
+        "tokens of a row; dotted: plain decoding.",
+        drawn,
+        2.5,
+        legend=(-(-max(map(len, tables)) // 2), 2),
+        axis_labels=("k, rows", "tokens per call"),
     )
-    title = f"Tokens per call against top-k, by prompt set\n{settings(studies)}"
-    shown = panels(title, caption, len(found), 2.5, -(-max(len(lines) for lines in found.values()) // 2))
-    for panel, (label, lines) in zip(shown.every, found.items(), strict=True):
-        draw(panel, lines)
-        pictures.level(panel, 1)
-        panel.set_title(style.wrapped(label, 36), fontsize=11)
-    shown.label("k, rows", "tokens per call")
-    shown.legend(2)
-    return shown.figure
+    caption = f"Best k of each strategy, and the k by which {ENOUGH:.0%} of the gain of the largest k is there"
+    table = pd.concat(tables, ignore_index=True)
+    title = "Tokens per call against top-k, by prompt set"
+    return [Section(title, (*text, *caveats(studies)), ((caption, table),), (("topk_sets", figure),))]
+
+
+def _panel(panel: Axes, cells: pd.DataFrame) -> None:
+    draw(panel, cells)
+    pictures.level(panel, 1)
