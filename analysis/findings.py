@@ -1,12 +1,14 @@
 """The results of an analysis: sections for people, numbers for MLflow; and the registry of what each study says.
 
-A study's module in `analysis/studies` registers the function that reads its tables. A finished run, its folder, a
-report and a notebook all go through that function, so that they say the same.
+A study's module in `analysis/studies` registers the function that reads its tables; one whose words stand beside its
+arms, in `specdec/studies`, does so there. A finished run, its folder, a report and a notebook all go through that
+function, so that they say the same.
 """
 
 import json
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
@@ -175,7 +177,8 @@ def register(study: str, overlay: str = "") -> Callable[[Reader], Reader]:
 
 
 def _registered(study: str) -> tuple[Reader, str]:
-    """Return a study's reader and overlay, after loading all modules of `analysis/studies`.
+    """Return a study's reader and overlay, after loading all modules of `analysis/studies`, and the module of that name
+    of `specdec/studies` where none of them has the reader.
 
     Raises:
         UsageError: there is no such study.
@@ -183,6 +186,9 @@ def _registered(study: str) -> tuple[Reader, str]:
     package = import_module("specdec.analysis.studies")
     for module in pkgutil.iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")
+    if study not in _READERS and study.isidentifier():
+        with suppress(ImportError):
+            import_module(f"specdec.studies.{study}")
     if study not in _READERS:
         raise UsageError(
             f"No findings for a study {study!r}.{near_misses(study, _READERS)} Studies with findings are: "

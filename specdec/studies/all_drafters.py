@@ -14,10 +14,9 @@ from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
 from specdec.plan.compositions import composed_parts
 from specdec.session.arm import Arm
-from specdec.session.divergence import explain
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.base.live_runs import Decoded, StudyArm, interleaved, outputs_of, prepare_target, warm_up
+from specdec.studies.base.live_runs import StudyArm, interleaved, outcome, outputs_of, prepare_target, warm_up
 from specdec.verifiers import verifiers
 
 
@@ -69,9 +68,16 @@ class AllDrafters(Study):
             warm_up(bench, [each], longest)
         plain = StudyArm({"arm": PLAIN, "drafter": "none", "setting": "default"}, bench.parts.baseline)
         decoded = list(interleaved(bench, [plain, *arms], streams, self._config.repeats, remember=True))
+        outcomes = [
+            outcome(
+                bench.parts.target, (each.stream.id, each.arm.arm.gamma), each.stream.prompt, each.stream.generated,
+                each.output.tokens,
+            )
+            for each in decoded
+        ]  # fmt: skip
         return {
             "arms": pd.DataFrame([_facts(each) for each in arms]),
-            "live": outputs_of(bench, decoded).assign(outcome=[_outcome(bench, each) for each in decoded]),
+            "live": outputs_of(bench, decoded).assign(outcome=outcomes),
             "skipped": bench.skipped(),
         }
 
@@ -114,13 +120,6 @@ class AllDrafters(Study):
             tree = composed_parts("none", "structure=tree")["structure"]
             found.append(("tree", structures.build({**tree, "nodes": nodes, "depth": min(tree["depth"], depth)})))
         return found
-
-
-def _outcome(bench: Bench, decoded: Decoded) -> str:
-    stream, output = decoded.stream, decoded.output
-    key = stream.id, decoded.arm.arm.gamma
-    parted = explain(bench.parts.target, key, output.prompt, stream.generated, output.tokens)
-    return "same" if parted is None else "near-tie" if parted.explained else "differs"
 
 
 def _facts(of: StudyArm) -> dict[str, Any]:

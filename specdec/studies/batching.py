@@ -30,9 +30,9 @@ from specdec.plan.compositions import composed_parts
 from specdec.prompts import Prompt
 from specdec.records import Request, Round, chain_tree
 from specdec.sampling import generator_for
-from specdec.session.divergence import explain
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
+from specdec.studies.base.live_runs import outcome
 from specdec.text.writing import write_atomically
 from specdec.timing.calls import Calibration, calibrate, call_sizes, time_calls
 from specdec.timing.machine import measure_machine
@@ -91,7 +91,17 @@ class Batching(Study):
             drafters.get(name)
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        _check(bench)
+        name, evaluation = bench.config.target["name"], bench.parts.target.evaluation
+        if bench.simulated or name not in ("causal", "table"):
+            raise UsageError(
+                f"Bad value target.name={name}: study 'batching' decodes several sequences at once, live; use "
+                "target=causal."
+            )
+        if evaluation == "rows":
+            raise UsageError(
+                "Bad value target.evaluation=rows: it evaluates the paths of one sequence in a batch of their own, and "
+                "study 'batching' needs the batch for sequences; use target.evaluation=packed."
+            )
         rig = _Rig(bench, self._made(bench), self._batches[-1], self._gammas[-1])
         report, calls, drafts = self._calibrated(bench, rig)
         lines, offers = self._live(bench, rig)
@@ -147,7 +157,14 @@ class Batching(Study):
     def _calibrated(self, bench: Bench, rig: "_Rig") -> tuple[CostReport | None, pd.DataFrame, pd.DataFrame]:
         """Fit the cost model to calls on one sequence; time calls and drafts for every batch."""
         report = rig.cost_report()
-        cost = None if report is None else _kept_cost(bench, report)
+        cost: SimulatedCost | None = None
+        if report is not None:
+            fit = report.as_dict()
+            cost = cost_of_fit(
+                fit, "batching", "fitted by study batching to calls of the batched engine on one sequence"
+            )
+            text = json.dumps({"cost": asdict(cost), **fit}, indent=1)
+            write_atomically(bench.folder / "batching.json", text)
         prompt = sorted(rig.prompts, key=lambda prompt: len(prompt.tokens))[len(rig.prompts) // 2].tokens
         calls, drafts = list[dict[str, Any]](), list[dict[str, Any]]()
         with bench.progress("timing batches", len(self._batches) * len(rig.made)) as advance:
@@ -221,8 +238,12 @@ class Batching(Study):
             for _, rounds in _full(decoded, batch):
                 offers.update((name, gamma, len(each.draft_tokens)) for each in rounds)
             about = {"repeat": repeat, "drafter": name, "gamma": gamma, "batch": batch, "texts": len(prompts)}
-            outcomes = _outcomes(rig.target.target, gamma, plain[0], decoded)
-            lines.append({**about, **_measured(decoded, batch), **baseline, **outcomes})
+            outcomes = Counter(
+                outcome(rig.target.target, (str(place), gamma), output.prompt, expected.tokens, output.tokens)
+                for place, (expected, output) in enumerate(zip(plain[0].generations, decoded.generations, strict=True))
+            )
+            counts = {name.replace("-", "_"): outcomes[name] for name in ("same", "near-tie", "differs")}
+            lines.append({**about, **_measured(decoded, batch), **baseline, **counts})
         return sorted(lines, key=lambda line: arms.index((line["drafter"], line["gamma"])))
 
 
@@ -250,7 +271,9 @@ class _Rig:
             for name, drafter in [*self.made.items(), (PLAIN[0], NoDrafter())]
         }
         longest = max(len(prompt.tokens) for prompt in self.prompts) + self.bench.config.measurement.limit
-        capacity = max(longest + self.target.room(chain_tree(self.gamma)), self._grid_capacity())
+        contexts, rows = self._contexts(), self.bench.config.measurement.cost_rows
+        timed = max(contexts) + 1 + rows if contexts else 0
+        capacity = max(longest + self.target.room(chain_tree(self.gamma)), timed)
         try:
             self.target.reserve(capacity)
         except UsageError as error:
@@ -298,10 +321,6 @@ class _Rig:
     def _contexts(self) -> list[int]:
         return self.bench.config.measurement.cost_contexts if self.bench.parts.target.products() else []
 
-    def _grid_capacity(self) -> int:
-        contexts = self._contexts()
-        return max(contexts) + 1 + self.bench.config.measurement.cost_rows if contexts else 0
-
     def cost_report(self) -> CostReport | None:
         """Fit the cost model to calls on one sequence, made by the engine of batches; None where there is no arithmetic
         to explain.
@@ -316,25 +335,6 @@ class _Rig:
         grid = time_calls(alone, self.prompts[0].tokens, sizes, contexts, timer).as_dict()
         machine = measure_machine(target.device, getattr(torch, target.describe()["dtype"]))
         return cost_report(grid, target.products(), machine.as_dict())
-
-
-def _check(bench: Bench) -> None:
-    """Refuse what decodes one sequence at a time.
-
-    Raises:
-        UsageError: such a target, or such a way to evaluate.
-    """
-    target = bench.config.target
-    if bench.simulated or target["name"] not in ("causal", "table"):
-        raise UsageError(
-            f"Bad value target.name={target['name']}: study 'batching' decodes several sequences at once, live; use "
-            "target=causal."
-        )
-    if bench.parts.target.evaluation == "rows":
-        raise UsageError(
-            "Bad value target.evaluation=rows: it evaluates the paths of one sequence in a batch of their own, and "
-            "study 'batching' needs the batch for sequences; use target.evaluation=packed."
-        )
 
 
 def _sized(whole: T, batch: int) -> T:
@@ -385,21 +385,3 @@ def _measured(decoded: BatchDecoded, batch: int) -> dict[str, Any]:
         "all_seconds": sum(step.draft_s + step.verify_s + step.accept_s + step.commit_s for step in every),
         "prefill_s": sum(step.prefill_s for step in every),
     }
-
-
-def _outcomes(target: Any, gamma: int, plain: BatchDecoded, decoded: BatchDecoded) -> dict[str, int]:
-    """Count the texts that are the plain ones, that part at a near-tie, and that differ."""
-    counts = {"same": 0, "near_tie": 0, "differs": 0}
-    for place, (expected, output) in enumerate(zip(plain.generations, decoded.generations, strict=True)):
-        parted = explain(target, (str(place), gamma), output.prompt, expected.tokens, output.tokens)
-        counts["same" if parted is None else "near_tie" if parted.explained else "differs"] += 1
-    return counts
-
-
-def _kept_cost(bench: Bench, report: CostReport) -> SimulatedCost:
-    """Write the cost model to `batching.json` and return it."""
-    fit = report.as_dict()
-    cost = cost_of_fit(fit, "batching", "fitted by study batching to calls of the batched engine on one sequence")
-    text = json.dumps({"cost": asdict(cost), **fit}, indent=1)
-    write_atomically(bench.folder / "batching.json", text)
-    return cost

@@ -13,9 +13,11 @@ from specdec.prompts import first_turn
 from specdec.records import Generation, Request
 from specdec.sampling import generator_for
 from specdec.session.arm import Arm
+from specdec.session.divergence import explain
 from specdec.session.output_quality import log_likelihood
 from specdec.structures import Structure
 from specdec.studies.base.contract import Bench
+from specdec.targets.base import Target
 from specdec.text.streams import Stream
 from specdec.verifiers import Verifier
 
@@ -178,6 +180,18 @@ def prepare_target(bench: Bench, structures: Iterable[Structure], streams: Seque
     target.check_memory(prompt, capacity, branches)
     tokens = {each.nodes + 1 for each in structures if packed or each.branches == 1}
     target.prepare({1, *tokens}, capacity, branches)
+
+
+def outcome(target: Target, key: tuple[str, int], prompt: Sequence[int], expected: Sequence[int],
+            written: Sequence[int]) -> str:  # fmt: skip
+    """Return "same" of a text that is the expected one, "near-tie" where rounding explains the first difference, else
+    "differs".
+
+    Args:
+        key: names the text, see `explain`.
+    """
+    parted = explain(target, key, prompt, expected, written)
+    return "same" if parted is None else "near-tie" if parted.explained else "differs"
 
 
 def decoding_seconds(output: Generation, clock: Clock) -> float:
