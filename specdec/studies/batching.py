@@ -91,13 +91,13 @@ class Batching(Study):
             drafters.get(name)
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        name, evaluation = bench.config.target["name"], bench.parts.target.evaluation
+        name = bench.config.target["name"]
         if bench.simulated or name not in ("causal", "table"):
             raise UsageError(
                 f"Bad value target.name={name}: study 'batching' decodes several sequences at once, live; use "
                 "target=causal."
             )
-        if evaluation == "rows":
+        if bench.parts.target.evaluation == "rows":
             raise UsageError(
                 "Bad value target.evaluation=rows: it evaluates the paths of one sequence in a batch of their own, and "
                 "study 'batching' needs the batch for sequences; use target.evaluation=packed."
