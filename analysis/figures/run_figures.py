@@ -245,9 +245,7 @@ def accepted_length_table(rounds: pd.DataFrame, alpha: float) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "rounds": counts.sum().to_numpy(),
-            "share": [each.estimate for each in intervals],
-            "ci_low": [each.low for each in intervals],
-            "ci_high": [each.high for each in intervals],
+            **pd.DataFrame([{"share": share.estimate, **share.bounds} for share in intervals]).to_dict("list"),
             "expected": expected,
         },
         index=pd.RangeIndex(len(lengths), name="accepted"),

@@ -131,17 +131,9 @@ def calls_table(part: Mapping[str, Any]) -> pd.DataFrame:
     """Return the timed calls: milliseconds with quartiles, and how many times as long as reading the weights."""
     rows = pd.DataFrame(part["rows"])
     limits = rows["model"].map({name: model["limit_s"] for name, model in part["models"].items()})
-    return pd.DataFrame(
-        {
-            "model": rows["model"],
-            "tokens": rows["tokens"],
-            "how": rows["how"],
-            "ms": rows["median_s"] * _MS,
-            "low": rows["low_s"] * _MS,
-            "high": rows["high_s"] * _MS,
-            "x weights": rows["median_s"] / limits,
-        }
-    )
+    table = rows[["model", "tokens", "how"]].copy()
+    table[["ms", "low", "high"]] = rows[["median_s", "low_s", "high_s"]] * _MS
+    return table.assign(**{"x weights": rows["median_s"] / limits})
 
 
 def _calls(title: str, part: Mapping[str, Any]) -> Section:
@@ -176,18 +168,11 @@ def _calls(title: str, part: Mapping[str, Any]) -> Section:
 
 
 def _rounds(title: str, part: Mapping[str, Any]) -> Section:
-    rows = part["rows"]
-    table = pd.DataFrame(
-        {
-            "shape": [row["shape"] for row in rows],
-            "how": [row["how"] for row in rows],
-            "nodes": [row["nodes"] for row in rows],
-            "round, ms": [row["round"]["median_s"] * _MS for row in rows],
-            "draft, ms": [row["draft"]["median_s"] * _MS for row in rows],
-            "verify, ms": [row["verify"]["median_s"] * _MS for row in rows],
-            "host waits": [row["waits"] for row in rows],
-        }
-    )
+    rows = pd.DataFrame(part["rows"])
+    table = rows[["shape", "how", "nodes"]].copy()
+    for name in ("round", "draft", "verify"):
+        table[f"{name}, ms"] = [times["median_s"] * _MS for times in rows[name]]
+    table["host waits"] = rows["waits"]
     captured = table[table["how"] == "captured"]
     text = tuple(
         f"A captured round of a {row['shape']} of {row['nodes']} nodes takes {row['round, ms']:.2f} ms, and the host "
@@ -200,14 +185,9 @@ def _rounds(title: str, part: Mapping[str, Any]) -> Section:
 def _overhead(title: str, part: Mapping[str, Any]) -> Section:
     rows = pd.DataFrame(part["rows"])
     shares = ", ".join(f"{row['share']:.0%} {row['how']}" for row in part["rows"])
-    table = pd.DataFrame(
-        {
-            "how": rows["how"],
-            "round, ms": rows["round_s"] * _MS,
-            "kernels, ms": rows["kernels_s"] * _MS,
-            "share of the host": rows["share"],
-        }
-    )
+    table = rows[["how"]].copy()
+    table[["round, ms", "kernels, ms"]] = rows[["round_s", "kernels_s"]] * _MS
+    table["share of the host"] = rows["share"]
     return Section(title, (f"Time of a round in which no kernel runs: {shares}.",), (("", table.round(3)),))
 
 
@@ -236,16 +216,12 @@ def _peers(title: str, part: Mapping[str, Any]) -> Section:
 
 
 def _memory(title: str, part: Mapping[str, Any]) -> Section:
-    models = {name: each for name, each in part.items() if isinstance(each, Mapping)}
-    table = pd.DataFrame(
-        {
-            "model": list(models),
-            "weights, GB": [each["weight_bytes"] / _GB for each in models.values()],
-            "cache, GB": [each["cache_bytes"] / _GB for each in models.values()],
-            "slots": [each["slots"] for each in models.values()],
-        }
-    )
-    held = sum(each["weight_bytes"] + each["cache_bytes"] for each in models.values()) / _GB
+    models = {name: size for name, size in part.items() if isinstance(size, Mapping)}
+    sizes = pd.DataFrame(models).T
+    table = pd.DataFrame({"model": list(models)})
+    table[["weights, GB", "cache, GB"]] = sizes[["weight_bytes", "cache_bytes"]].to_numpy(dtype=float) / _GB
+    table["slots"] = sizes["slots"].to_numpy(dtype=int)
+    held = sum(size["weight_bytes"] + size["cache_bytes"] for size in models.values()) / _GB
     text = f"Weights and caches of both models take {held:.2f} GB."
     if "peak_bytes" in part:
         text += f" The peak was {part['peak_bytes'] / _GB:.2f} GB, and graphs kept {part['graph_bytes'] / _GB:.2f} GB."
