@@ -83,15 +83,32 @@ def section_of(prediction: HeldOutPrediction | Undetermined, title: str, seed: i
             f"{prediction.level:.0%} prompt-bootstrap intervals; that of the error resamples both halves and refits "
             f"every model ({prediction.refits} times)."
         )
-    return Section(
-        heading,
-        tuple(texts),
-        (
-            ("Models, best first: error over gammas, predicted over measured less 1.", summary_table(prediction)),
-            (f"Tokens per round, predicted and measured. {sure}", errors_table(prediction)),
-        ),
-        (("prediction_error", prediction_figure(prediction, title=f"{seen}\n{title}")),),
+    models, table = prediction.models, prediction.table
+    ranked = pd.DataFrame(
+        {
+            "model": models["model"].map(LABELS),
+            "mean error": models["bias"].map("{:+.1%}".format),
+            "mean absolute error": models["mean_error"].map("{:.1%}".format),
+            "worst": models["worst_error"].map("{:+.1%}".format),
+            "at gamma": models["worst_gamma"],
+            "gammas missed significantly": models["significant"],
+        }
     )
+    errors = pd.DataFrame(
+        {
+            "gamma": table["gamma"],
+            "model": table["model"].map(LABELS),
+            "predicted": table["predicted"].map("{:.3f}".format),
+            "measured": [f"{Interval(row.measured, row.ci_low, row.ci_high):.3f}" for row in table.itertuples()],
+            "error": [f"{error:+.1%}" for error in intervals(table, "error")],
+        }
+    )
+    tables = (
+        ("Models, best first: error over gammas, predicted over measured less 1.", ranked),
+        (f"Tokens per round, predicted and measured. {sure}", errors),
+    )
+    figure = prediction_figure(prediction, title=f"{seen}\n{title}")
+    return Section(heading, tuple(texts), tables, (("prediction_error", figure),))
 
 
 def one_sentence(prediction: HeldOutPrediction) -> str:
@@ -107,35 +124,6 @@ def one_sentence(prediction: HeldOutPrediction) -> str:
     if textbook in (None, model):
         return said[0].upper() + said[1:]
     return f"Textbook formula, for the drafts that were offered, {models.at[textbook, 'bias']:+.1%}; {said}"
-
-
-def summary_table(prediction: HeldOutPrediction) -> pd.DataFrame:
-    """Return a line per model in words."""
-    models = prediction.models
-    return pd.DataFrame(
-        {
-            "model": models["model"].map(LABELS),
-            "mean error": models["bias"].map("{:+.1%}".format),
-            "mean absolute error": models["mean_error"].map("{:.1%}".format),
-            "worst": models["worst_error"].map("{:+.1%}".format),
-            "at gamma": models["worst_gamma"],
-            "gammas missed significantly": models["significant"],
-        }
-    )
-
-
-def errors_table(prediction: HeldOutPrediction) -> pd.DataFrame:
-    """Return a line per gamma and model in words."""
-    table = prediction.table
-    return pd.DataFrame(
-        {
-            "gamma": table["gamma"],
-            "model": table["model"].map(LABELS),
-            "predicted": table["predicted"].map("{:.3f}".format),
-            "measured": [f"{Interval(row.measured, row.ci_low, row.ci_high):.3f}" for row in table.itertuples()],
-            "error": [f"{error:+.1%}" for error in intervals(table, "error")],
-        }
-    )
 
 
 @style.in_style

@@ -31,19 +31,14 @@ class ServerCalls:
     worst_error: float
 
 
-def batch_cells(times: pd.DataFrame) -> pd.DataFrame:
-    """Return median seconds by k (sequences), w (draft tokens of each) and context, of a study's `block_times`."""
-    timed = times.dropna(subset="seconds")
-    return timed.groupby(["k", "w", "context"])["seconds"].median().reset_index()
-
-
 def fit_server_calls(times: pd.DataFrame) -> ServerCalls:
-    """Fit the calls that were evaluated in rows, a batch of k sequences of w + 1 tokens each.
+    """Fit the calls of a study's `block_times` in rows, batches of k sequences of w + 1 tokens each.
 
     Raises:
         ValueError: fewer than three cells were timed.
     """
-    cells = batch_cells(times)
+    # Median seconds by k (sequences), w (draft tokens of each) and context.
+    cells = times.dropna(subset="seconds").groupby(["k", "w", "context"])["seconds"].median().reset_index()
     if len(cells) < 3:
         raise ValueError(f"the cost of a batch needs at least three timed calls, got {len(cells)}")
     largest = cells["k"] == cells["k"].max()

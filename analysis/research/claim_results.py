@@ -85,7 +85,7 @@ def tokens_per_round_elsewhere(run: Measured, at: str, other: Measured, other_at
 
 def alpha(run: Measured) -> Interval:
     """Return the mean of sum min(p, q) over the positions of the target's own text that had a proposal."""
-    return interval_of(_alpha(run), lambda sums: sums["numerator"] / sums["denominator"], prompts_decide=False)
+    return interval_of(_alpha(run), lambda sums: sums["numerator"] / sums["denominator"], share=True)
 
 
 def alpha_difference(run: Measured, other: Measured) -> Interval:

@@ -38,13 +38,13 @@ def load_figures(path: Path | str, command: str, name: str, kind: str, read: Cal
         raise UsageError(f"{path} holds no {kind}: `{command}` makes them.") from None
 
 
-def interval_of(table: pd.DataFrame, value: Callable[[Columns], np.ndarray], prompts_decide: bool = True) -> Interval:
+def interval_of(table: pd.DataFrame, value: Callable[[Columns], np.ndarray], share: bool = False) -> Interval:
     """Return a value of the column sums with its prompt-bootstrap interval.
 
     Args:
-        prompts_decide: False for a share, which lies between 0 and 1 whatever the prompts, and so do its bounds.
+        share: the value lies between 0 and 1 whatever the prompts, and so do its bounds.
     """
-    return bootstrap(table, lambda sums: {"": value(sums)}, shares=() if prompts_decide else ("",))[""]
+    return bootstrap(table, lambda sums: {"": value(sums)}, shares=("",) if share else ())[""]
 
 
 def rate(table: pd.DataFrame) -> Interval:
