@@ -7,7 +7,7 @@ from torch import Tensor
 
 from specdec.batching.batch_target import BatchTarget
 from specdec.drafters.base import Drafter
-from specdec.drafters.base.batch import BatchDrafter
+from specdec.drafters.base.contract import BatchDrafter
 from specdec.records import EMPTY, Draft, TextStart, Tree
 from specdec.structures.base import Structure
 from specdec.targets.base import Target

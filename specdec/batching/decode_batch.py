@@ -13,7 +13,7 @@ from torch import Tensor
 from specdec.batching.batch_target import BatchTarget
 from specdec.clock import Clock
 from specdec.decode import cut
-from specdec.drafters.base.batch import BatchDrafter
+from specdec.drafters.base.contract import BatchDrafter
 from specdec.errors import NumericsError
 from specdec.observe import Decided, record
 from specdec.records import Acceptance, Draft, Generation, Marks, Request, Round, TextStart

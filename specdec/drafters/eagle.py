@@ -1,10 +1,9 @@
 """A feature drafter: a layer or a few over the target's own features, which drafts autoregressively (EAGLE)."""
 
-import hashlib
+import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import torch
@@ -12,21 +11,22 @@ from pydantic import Field
 from torch import Tensor
 
 from specdec.config import typed
-from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base import DrafterCapabilities, drafters
+from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
 from specdec.eagle.block_rows import BlockText, drafts_along, text_of
 from specdec.eagle.draft_rows import DraftRows, TextRows
 from specdec.eagle.eagle_checkpoint import KIND, load_eagle, shipped_eagle
 from specdec.eagle.feature_network import FeatureNetwork
-from specdec.errors import NumericsError, UsageError
-from specdec.heads.trained_file import training_of
-from specdec.models.load import training_cost
-from specdec.published.checkpoint_files import PICKLES
-from specdec.published.eagle_format import load_published_eagle
-from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
-from specdec.sampling import all_finite, drawn, generator_on, one_hot, probabilities
+from specdec.errors import UsageError
+from specdec.models.load import describe_weights
+from specdec.published.network_files import about_training, load_published, trained_path
+from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
+from specdec.sampling import drawn, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import How, Siblings, grow
+from specdec.tree_building.siblings import Siblings, grow
+
+logger = logging.getLogger(__name__)
 
 
 @typed
@@ -34,12 +34,12 @@ class EagleDrafterConfig:
     name: Literal["eagle"]
     model: str
     layers: list[Annotated[int, Field(ge=0)]] | None
-    drafts: Literal["sampled", "greedy"]
+    drafts: Drafts
     siblings: Siblings
 
 
 @drafters.register("eagle")
-class Eagle(Drafter):
+class Eagle(NetworkDrafter):
     """Drafts with a network over the target's features (EAGLE 2401.15077, EAGLE-2 2406.16858, EAGLE-3 2503.01840).
 
     The network's law of the next token reads the features of the tokens that the target has evaluated and, from the
@@ -48,10 +48,9 @@ class Eagle(Drafter):
     made anew of the target's features. P-EAGLE networks draft all levels after the first in one pass over mask tokens
     (2602.01469), and DFlash networks all of at most `block - 1` levels, so that their nodes of one depth have one law.
 
-    q is the network's law, 0 for tokens that it cannot draft, standardised by the target's own sampling; tokens are
-    drawn from it, siblings as `siblings` says. Under a greedy target, or with `drafts=greedy`, and in a dynamic tree
-    (EAGLE-2), nodes are the most likely tokens, point masses. Where the structure has a `threshold`, the network's own
-    probability of the drafted token (softmax at temperature 1) is read after every token.
+    q is the network's law (see `NetworkDrafter`), 0 for tokens that it cannot draft; siblings are drawn as `siblings`
+    says. Where the structure has a `threshold`, the network's own probability of the drafted token (softmax at
+    temperature 1) is read after every token.
 
     Nothing is offered before the first feature: after a prompt of one token, and where nobody gives the target's
     states.
@@ -64,12 +63,17 @@ class Eagle(Drafter):
         fills=EVERY_STRUCTURE, reads_states=True, reports_confidence=True, replay="start"
     )
 
+    not_finite = (
+        "The EAGLE network's logits are not finite: the run stops here. Try target.dtype=float32, or check "
+        "drafter.model."
+    )
+
     def __init__(
         self,
         network: FeatureNetwork,
         target: Target,
-        about: dict[str, Any] | None = None,
-        drafts: Literal["sampled", "greedy"] = "sampled",
+        about: Mapping[str, Any] | None = None,
+        drafts: Drafts = "sampled",
         siblings: Siblings = "without_replacement",
     ) -> None:
         """
@@ -78,15 +82,13 @@ class Eagle(Drafter):
         Raises:
             UsageError: a target without hidden states, or without the layers that the network reads.
         """
+        super().__init__(target, drafts, siblings)
         try:
             offsets = network.config.offsets(target.hidden.layers)
         except ValueError as error:
             raise UsageError(f"Bad value drafter.model: {error}; use another checkpoint, or drafter.layers.") from None
         self._kept = target.hidden.keep(*offsets)
         self.network, self._about = network, about or {}
-        self._sampling, self._device = target.sampling, target.device
-        self._greedy = drafts == "greedy" or target.sampling.greedy
-        self._siblings: Siblings = siblings
         deepest = None if network.config.block is None else network.config.block - 1
         self._deepest = deepest or sys.maxsize
         self.capabilities = replace(self.capabilities, vocab_size=network.vocab_size, deepest=deepest)
@@ -98,16 +100,14 @@ class Eagle(Drafter):
         Args:
             config: `model` is `pocket`, a file that `specdec.train` wrote (or its folder), or a published checkpoint,
                 by its folder or hub id.
-        Raises:
-            UsageError: no such file, or one that was made for another target.
         """
-        path = shipped_eagle() if config.model == "pocket" else Path(config.model).expanduser()
-        if (path / _TRAINED).is_file():
-            path = path / _TRAINED
-        how: dict[str, Any] = {"drafts": config.drafts, "siblings": config.siblings}
-        if path.suffix in PICKLES or not path.is_file() and path.suffix != ".safetensors":
-            published = load_published_eagle(config.model, target, config.layers)
-            return cls(published.network, target, published.about, **how)
+        path = trained_path(config.model, shipped_eagle(), "eagle.safetensors")
+        if path is None:
+            network, about = load_published(config.model, target, "eagle", layers=config.layers)
+            if boundaries := network.config.boundaries:
+                form = about["format"]
+                logger.info("%s (%s) reads the inputs of blocks %s of the target.", config.model, form, boundaries)
+            return cls(network, target, about, config.drafts, config.siblings)
         if config.layers is not None:
             raise UsageError(
                 "Bad value drafter.layers: a file that specdec.train wrote records its layers; use null, or give a "
@@ -118,20 +118,16 @@ class Eagle(Drafter):
                 "Bad value drafter.model=pocket: this installation has no network 'eagle'; train one with "
                 "python -m specdec.train +eagle=pocket and give its file."
             )
-        network = load_eagle(path, target)
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return cls(network, target, {"sha256": sha256, "training": training_cost(training_of(KIND, path))}, **how)
+        return cls(load_eagle(path, target), target, about_training(KIND, path), config.drafts, config.siblings)
 
     def _begin(self, generator: torch.Generator | None) -> None:
-        self._generator = generator
+        super()._begin(generator)
         self._rows: TextRows | BlockText | None = text_of(self.network)
         self._tokens: list[int] = []  # committed tokens that have no row yet
         self._features: list[Tensor] = []  # of the positions before them
-        self._finite: Tensor | None = None
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self._begin(generator_on(text.generator, self._device))
+        self._begin(text.generator)
         self._note(text.prompt[1:], states)
         self._read()
 
@@ -158,16 +154,25 @@ class Eagle(Drafter):
             return EMPTY
         structure = structure.clamped(self._deepest)
         rows = text.draft(structure.gamma)
-        draft = self._chain(structure, rows) if structure.single else self._branching(structure, rows)
-        self._finite = all_finite(draft.q)
-        return draft
+        if structure.single:
+            return self.checked(self._chain(structure, rows))
+        laws = self.standardise(structure)
+        return self.checked(
+            grow(
+                structure,
+                lambda tokens, tree, nodes: laws(self.network.over_target(rows.after(tokens, tree, nodes))),
+                self.how(structure),
+                "eagle",
+                self.generator,
+            )
+        )
 
     def _chain(self, structure: Structure, rows: DraftRows) -> Draft:
         """Draft with a pass for each token, until gamma or the threshold."""
         gamma, threshold, chance = structure.gamma, structure.threshold, 1.0
         uniforms = None  # drawn at once, so that a threshold changes no token
         if not self._greedy:
-            uniforms = torch.rand(gamma, generator=self._generator, device=self._device, dtype=torch.float64)
+            uniforms = torch.rand(gamma, generator=self.generator, device=self._device, dtype=torch.float64)
         tokens, laws = list[Tensor](), list[Tensor]()
         logits = rows.first
         while True:
@@ -175,7 +180,7 @@ class Eagle(Drafter):
             if uniforms is None:
                 tokens.append(wide.max(-1).indices)
             else:
-                laws.append(probabilities(wide, self._sampling))
+                laws.append(probabilities(wide, self.sampling))
                 tokens.append(drawn(laws[-1], uniforms[len(tokens)]))
             if len(tokens) == gamma:
                 break
@@ -188,30 +193,8 @@ class Eagle(Drafter):
         size = len(tokens)
         return Draft(torch.cat(tokens), chain_tree(size), torch.cat(laws) if laws else None, _SOURCE * size)
 
-    def _branching(self, structure: Structure, rows: DraftRows) -> Draft:
-        """Draft rows or a tree, with a pass for each level."""
-        ranked = self._greedy or structure.beam is not None
-
-        def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-            wide = self.network.over_target(rows.after(tokens, tree, nodes))
-            return wide if ranked else probabilities(wide, self._sampling)
-
-        how: How = "ranked" if ranked else self._siblings
-        return grow(structure, laws, how, "eagle", self._generator)
-
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        """See `Drafter.commit`.
-
-        Raises:
-            NumericsError: the q of the round's draft was not finite. It is seen only here, because by now the host
-                has waited for the device.
-        """
-        if self._finite is not None and not self._finite:
-            raise NumericsError(
-                "The EAGLE network's logits are not finite: the run stops here. Try target.dtype=float32, or check "
-                "drafter.model."
-            )
-        self._finite = None
+        super().commit(tokens)
         self._note(tokens, states)
 
     @torch.inference_mode()
@@ -227,24 +210,14 @@ class Eagle(Drafter):
             count = min(len(logits), size - begin - k)
             if count > 0:
                 wide = network.over_target(logits[:count])
-                law = one_hot(wide.argmax(-1), wide.shape[-1]) if self._greedy else probabilities(wide, self._sampling)
-                drafted = tokens[len(prompt) + begin + k :][:count].unsqueeze(-1)
-                q[begin : begin + count, k] = law.gather(-1, drafted).squeeze(-1).double()
+                q[begin : begin + count, k] = self.chances_of(wide, tokens[len(prompt) + begin + k :][:count])
 
         features = self._kept(states).to(network.fc.weight.dtype)
         drafts_along(network, tokens, features, max(0, first), depth, of_step)
         return q
 
     def describe(self) -> dict[str, Any]:
-        weights = list(self.network.parameters())
-        return {
-            "class": type(self.network).__name__,
-            "network": asdict(self.network.config),
-            "parameters": sum(weight.numel() for weight in weights),
-            "weight_bytes": sum(weight.numel() * weight.element_size() for weight in weights),
-            "dtype": str(weights[0].dtype).removeprefix("torch."),
-            **self._about,
-        }
+        return {**describe_weights(self.network), "network": asdict(self.network.config), **self._about}
 
     @property
     def flops_per_token(self) -> float:
@@ -258,5 +231,4 @@ class Eagle(Drafter):
         return 2.0 * (mixed + network.draft_size * network.config.hidden)
 
 
-_TRAINED = "eagle.safetensors"  # in the folder of a training
 _SOURCE = (Source("eagle", 0),)

@@ -1,20 +1,18 @@
 """The target's own first layers as a drafter, over the target's own cache (LayerSkip 2404.16710)."""
 
-from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import DrafterCapabilities, drafters
-from specdec.drafters.base.own_model import own_model
-from specdec.drafters.base.wrapper import Wrapper
+from specdec.drafters.base import drafters
+from specdec.drafters.base.network_drafter import Drafts
+from specdec.drafters.base.own_model import OwnModel, own_model
 from specdec.drafters.small_model import SmallModel
 from specdec.models.shared_decoder import SharedDecoder
 from specdec.records import TextStart
 from specdec.self_speculation.calibration import CalibrationTextConfig
 from specdec.self_speculation.exit_layer import ExitLayer, choose_exit_layer
-from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.tree_building.siblings import Siblings
@@ -24,12 +22,12 @@ from specdec.tree_building.siblings import Siblings
 class EarlyExitConfig(CalibrationTextConfig):
     name: Literal["early_exit"]
     exit_layer: AtLeastOne | Literal["auto"]
-    drafts: Literal["sampled", "greedy"]
+    drafts: Drafts
     siblings: Siblings
 
 
 @drafters.register("early_exit")
-class EarlyExit(Wrapper):
+class EarlyExit(OwnModel):
     """Drafts with the target's first E layers, its final norm and its output layer (LayerSkip 2404.16710, section 4.3).
 
     q is the law of that model, standardised by the target's own sampling, and each token is drawn from it; under a
@@ -51,15 +49,11 @@ class EarlyExit(Wrapper):
         exit: the exit layer, and how it was chosen.
     """
 
-    capabilities = DrafterCapabilities(
-        fills=EVERY_STRUCTURE, runs_target=True, reports_confidence=True, replay="position"
-    )
-
     def __init__(
         self,
         target: Causal,
         chosen: ExitLayer,
-        drafts: Literal["sampled", "greedy"] = "sampled",
+        drafts: Drafts = "sampled",
         siblings: Siblings = "without_replacement",
     ) -> None:
         """
@@ -72,9 +66,7 @@ class EarlyExit(Wrapper):
         self._layers = target.decoder.layers
         model = self._decoder.model
         drafter = SmallModel(model, target, decoder=self._decoder, drafts=drafts, siblings=siblings)
-        drafter.strategy = "early_exit"
-        super().__init__(drafter)
-        self.capabilities = replace(drafter.capabilities, runs_target=True)
+        super().__init__(drafter, "early_exit")
 
     @classmethod
     def from_config(cls, config: EarlyExitConfig, target: Target) -> "EarlyExit":

@@ -1,22 +1,21 @@
 """The target without some of its layers as a drafter (Draft & Verify 2309.08168; SWIFT 2410.06916)."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import DrafterCapabilities, drafters
-from specdec.drafters.base.own_model import own_model
-from specdec.drafters.base.wrapper import Wrapper
+from specdec.drafters.base import drafters
+from specdec.drafters.base.network_drafter import Drafts
+from specdec.drafters.base.own_model import OwnModel, own_model
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.partial import parse_parts, partial_model, written_parts
 from specdec.self_speculation.calibration import CalibrationText, CalibrationTextConfig
 from specdec.self_speculation.skip_search import SkippedParts, Units, kept_search
-from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.tree_building.siblings import Siblings
@@ -28,7 +27,7 @@ class LayerSkipConfig(CalibrationTextConfig):
     skip: Annotated[list[int | str], Field(min_length=1)] | Literal["auto"]
     units: Units
     evaluations: AtLeastOne
-    drafts: Literal["sampled", "greedy"]
+    drafts: Drafts
     siblings: Siblings
     cache_dir: Annotated[str, Field(min_length=1)] | None
 
@@ -41,7 +40,7 @@ class LayerSkipConfig(CalibrationTextConfig):
 
 
 @drafters.register("layer_skip")
-class LayerSkip(Wrapper):
+class LayerSkip(OwnModel):
     """Drafts with the target's own model without a set of attentions and MLPs (Draft & Verify 2309.08168, section 3).
 
     q is the law of that model, standardised by the target's own sampling, and each token is drawn from it; under a
@@ -58,15 +57,11 @@ class LayerSkip(Wrapper):
         skipped: the parts that are left out, and how they were chosen.
     """
 
-    capabilities = DrafterCapabilities(
-        fills=EVERY_STRUCTURE, runs_target=True, reports_confidence=True, replay="position"
-    )
-
     def __init__(
         self,
         target: Causal,
         skipped: SkippedParts,
-        drafts: Literal["sampled", "greedy"] = "sampled",
+        drafts: Drafts = "sampled",
         siblings: Siblings = "without_replacement",
     ) -> None:
         """
@@ -78,9 +73,7 @@ class LayerSkip(Wrapper):
         model = partial_model(target.model, skipped.parts, target.name)
         decoder = Decoder(model, target.name, target.decoder.prefill_chunk)
         drafter = SmallModel(model, target, decoder=decoder, drafts=drafts, siblings=siblings)
-        drafter.strategy = "layer_skip"
-        super().__init__(drafter)
-        self.capabilities = replace(drafter.capabilities, runs_target=True)
+        super().__init__(drafter, "layer_skip")
 
     @classmethod
     def from_config(cls, config: LayerSkipConfig, target: Target) -> "LayerSkip":

@@ -8,6 +8,7 @@ from specdec.config import typed
 from specdec.drafters.base import drafters
 from specdec.drafters.base.heads import Drafts, HeadsDrafter
 from specdec.errors import UsageError
+from specdec.published.network_files import load_published
 from specdec.targets.base import Target
 from specdec.tree_building.siblings import Siblings
 
@@ -34,11 +35,12 @@ class MlpSpeculator(HeadsDrafter):
     def from_config(cls, config: MlpSpeculatorConfig, target: Target) -> "MlpSpeculator":
         """
         Raises:
-            UsageError: no checkpoint is named; see also `from_published`.
+            UsageError: no checkpoint is named; see also `load_published`.
         """
         if config.model is None:
             raise UsageError(
                 "Missing value drafter.model: give the folder or hub id of an MLP speculator that was made for the "
                 "target, such as ibm-ai-platform/llama3-8b-accelerator; none comes with specdec."
             )
-        return cls.from_published(config.model, target, config.drafts, config.siblings)
+        published = load_published(config.model, target, cls.strategy)
+        return cls(published.network, target, published.about, config.drafts, config.siblings)

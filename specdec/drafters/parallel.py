@@ -1,6 +1,6 @@
 """A model that drafts all tokens in one call: behind the text it reads mask tokens, one for each further token."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -11,18 +11,19 @@ from torch import Tensor
 
 from specdec.compiled.passes import compile_decoder
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base import DrafterCapabilities, drafters
+from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
 from specdec.drafters.small_model import SmallModel
-from specdec.errors import NumericsError, UsageError
+from specdec.errors import UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_dtype
 from specdec.published.checkpoint_files import open_checkpoint
 from specdec.published.formats.pard import mask_token_of
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
-from specdec.sampling import all_finite, generator_on, probabilities, sample
+from specdec.sampling import sample
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import How, Siblings, grow
+from specdec.tree_building.siblings import Siblings, grow
 
 _ROWS = 256  # tokens in a call, when a text is replayed
 
@@ -34,22 +35,21 @@ class ParallelConfig:
     mask_token: NonNegativeInt | None
     dtype: Dtype
     attention: Literal["auto", "sdpa", "eager"]
-    drafts: Literal["sampled", "greedy"]
+    drafts: Drafts
     siblings: Siblings
     prefill_chunk: AtLeastOne
 
 
 @drafters.register("parallel")
-class Parallel(Drafter):
+class Parallel(NetworkDrafter):
     """Drafts gamma tokens with one call of a decoder-only model (PARD, An et al. 2504.18583, section 3). The call is
     over the committed tokens that the model's cache lacks and gamma - 1 mask tokens at the positions that follow. The
     law of draft token 1 is read after the last committed token, that of token k after mask k - 1. The keys and values
     of the masks are forgotten again: between rounds the cache holds committed tokens only.
 
-    q of token k is the model's law after k - 1 masks, standardised by the target's own sampling. It does not depend on
-    the tokens drafted before, and each token is drawn on its own. Under a greedy target, with `drafts=greedy`, and in a
-    dynamic tree, tokens are the most likely ones, point masses. All nodes of one level of rows or a tree have one law;
-    siblings are drawn as `siblings` says.
+    q of token k is the model's law after k - 1 masks (see `NetworkDrafter`). It does not depend on the tokens drafted
+    before, and each token is drawn on its own. All nodes of one level of rows or a tree have one law; siblings are
+    drawn as `siblings` says.
 
     The law of a token depends on where its round began, so the replay is that of starts.
 
@@ -70,7 +70,7 @@ class Parallel(Drafter):
         tokenizer: Any = None,
         *,
         mask_token: int,
-        drafts: Literal["sampled", "greedy"] = "sampled",
+        drafts: Drafts = "sampled",
         siblings: Siblings = "without_replacement",
         prefill_chunk: int = 512,
     ) -> None:
@@ -81,6 +81,7 @@ class Parallel(Drafter):
             UsageError: a mask token that the model does not have, an encoder-decoder as the target, another tokenizer.
             ModelLoadError: a model whose cache cannot be rolled back.
         """
+        super().__init__(target, drafts, siblings)
         self._decoder = Decoder(model, model.name_or_path or type(model).__name__, prefill_chunk)
         if not 0 <= mask_token < self._decoder.vocab_size:
             raise UsageError(
@@ -90,9 +91,7 @@ class Parallel(Drafter):
         self._model = SmallModel(model, target, tokenizer, drafts=drafts, decoder=self._decoder)
         self.mask_token = mask_token
         self.capabilities = replace(self.capabilities, vocab_size=self._model.capabilities.vocab_size)
-        self._greedy = drafts == "greedy" or target.sampling.greedy
-        self._siblings: Siblings = siblings
-        self._device, self._compilation, self._packages = target.device, target.compilation, target.packages
+        self._compilation, self._packages = target.compilation, target.packages
         self._begin(None)
 
     @classmethod
@@ -128,10 +127,6 @@ class Parallel(Drafter):
             prefill_chunk=config.prefill_chunk,
         )
 
-    def _begin(self, generator: torch.Generator | None) -> None:
-        self._generator = generator_on(generator, self._device)
-        self._finite: Tensor | None = None
-
     @torch.inference_mode()
     def prepare(self, capacity: int, structure: Structure) -> None:
         if self._compilation is not None:
@@ -150,32 +145,27 @@ class Parallel(Drafter):
         gamma = self._model.reach(structure.gamma)
         if gamma < 1:
             return EMPTY
-        shape, ranked = structure.clamped(gamma), self._greedy or structure.beam is not None
-        after = self._after(self._logits(gamma), ranked)  # [gamma, V]
-        if shape.single:
-            tokens = after.max(-1).indices if ranked else sample(after, self._generator)
-            draft = Draft(tokens, chain_tree(gamma), None if ranked else after, (Source("parallel", 0),) * gamma)
-        else:
-
-            def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-                depth = tree.depths[nodes[0]] if nodes[0] >= 0 else 0  # that of all: they are one level
-                return after[depth].expand(len(nodes), -1)
-
-            how: How = "ranked" if ranked else self._siblings
-            draft = grow(shape, laws, how, "parallel", self._generator)
-        self._finite = all_finite(draft.q)
-        return draft
-
-    def _logits(self, gamma: int) -> Tensor:
-        """Return the model's logits [gamma, V] of the next tokens in one call, and leave no mask in the cache."""
-        pending = self._model.lacking()
-        kept, size = self._decoder.length + len(pending), len(pending) + gamma - 1
+        shape, ranked = structure.clamped(gamma), self.how(structure) == "ranked"
+        # 1. One call gives the laws of all levels, and leaves no mask in the cache.
+        pending, decoder = self._model.lacking(), self._decoder
+        kept, size = decoder.length + len(pending), len(pending) + gamma - 1
         size = self._compiled_size(size)
         masks = [self.mask_token] * (size - len(pending))
-        tokens = torch.tensor([*pending, *masks]).to(self._device, non_blocking=True)
-        logits = self._decoder.forward(tokens, chain_tree(size - 1))
-        self._decoder.length = kept
-        return logits[len(pending) - 1 : len(pending) - 1 + gamma]
+        read = torch.tensor([*pending, *masks]).to(self._device, non_blocking=True)
+        logits = decoder.forward(read, chain_tree(size - 1))[len(pending) - 1 : len(pending) - 1 + gamma]
+        decoder.length = kept
+        after = self.standardise(structure)(self._model.align(logits))  # [gamma, V]
+        # 2. Tokens are drawn level by level, or ranked.
+        if shape.single:
+            drawn = after.max(-1).indices if ranked else sample(after, self.generator)
+            source = (Source("parallel", 0),) * gamma
+            return self.checked(Draft(drawn, chain_tree(gamma), None if ranked else after, source))
+
+        def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+            depth = tree.depths[nodes[0]] if nodes[0] >= 0 else 0  # that of all: they are one level
+            return after[depth].expand(len(nodes), -1)
+
+        return self.checked(grow(shape, laws, self.how(structure), "parallel", self.generator))
 
     def _compiled_size(self, needed: int) -> int:
         """Return how many tokens a call has: `needed`, or those of a compiled pass, where that has room for them."""
@@ -185,24 +175,8 @@ class Parallel(Drafter):
         room = min(decoder.cache.capacity, decoder.context_length) - decoder.length
         return min((size for size in passes.sizes if needed <= size <= room), default=needed)
 
-    def _after(self, logits: Tensor, ranked: bool) -> Tensor:
-        """Return the laws of logits [..., V], or what ranks the tokens, over the target's tokens."""
-        logits = self._model.align(logits)
-        return logits if ranked else probabilities(logits, self._model.sampling)
-
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        """See `Drafter.commit`.
-
-        Raises:
-            NumericsError: the q of the round's draft was not finite. It is seen only here, because by now the host
-                has waited for the device.
-        """
-        if self._finite is not None and not self._finite:
-            raise NumericsError(
-                "The drafter's logits are not finite: the run stops here. Try drafter.dtype=float32, or check "
-                "drafter.model."
-            )
-        self._finite = None
+        super().commit(tokens)
         self._model.commit(tokens)
 
     def retract(self, count: int) -> bool:
@@ -222,32 +196,26 @@ class Parallel(Drafter):
         ids = torch.tensor([*text, *[0] * depth], device=self._device)
         self._model.start(TextStart(prompt, len(prompt) + size + _ROWS + depth))
         last = self._decoder.context_length + 1 - depth - len(prompt)  # position whose chain has every level
-        for begin, end in _pieces(size, last, max(1, _ROWS // depth)):
+        begin = 0
+        while begin < size:
+            # Position 0, then pieces of the text as far as every level fits, then single positions.
+            end = max(begin + 1, min(begin + max(1, _ROWS // depth), size, last + 1)) if begin else 1
             if begin:
                 self._model.commit(text[begin - 1 : end - 1])
             levels = self._model.reach(depth)
             if levels < 1:
                 break
-            after = self._after(self._logits_of_starts(levels), self._greedy)  # [positions, levels, V]
-            of_text = ids[begin : end + levels - 1].unfold(0, levels, 1)  # [positions, levels]
-            if self._greedy:
-                found = (after.max(-1).indices == of_text).double()
-            else:
-                found = after.gather(-1, of_text.unsqueeze(-1)).squeeze(-1).double()
-            q[begin:end, :levels] = found
+            pending = self._model.lacking()
+            count, kept = len(pending), self._decoder.length + len(pending)
+            read = torch.tensor([*pending, *[self.mask_token] * (count * (levels - 1))], device=self._device)
+            logits = self._decoder.forward(read, _branches(count, levels))
+            self._decoder.length = kept
+            of_masks = logits[count:].unflatten(0, (count, levels - 1))
+            of_starts = self._model.align(torch.cat([logits[:count, None], of_masks], 1))  # [positions, levels, V]
+            q[begin:end, :levels] = self.chances_of(of_starts, ids[begin : end + levels - 1].unfold(0, levels, 1))
+            begin = end
         beyond = torch.arange(size).unsqueeze(-1) + torch.arange(depth) >= size
         return q.masked_fill(beyond.to(self._device), 0.0)
-
-    def _logits_of_starts(self, depth: int) -> Tensor:
-        """Return the logits [positions, depth, V] of chains that begin behind each committed token that the cache
-        lacks; it then has them.
-        """
-        pending = self._model.lacking()
-        count, kept = len(pending), self._decoder.length + len(pending)
-        masks = [self.mask_token] * (count * (depth - 1))
-        logits = self._decoder.forward(torch.tensor([*pending, *masks], device=self._device), _branches(count, depth))
-        self._decoder.length = kept
-        return torch.cat([logits[:count, None], logits[count:].unflatten(0, (count, depth - 1))], 1)
 
     @property
     def passes(self) -> Mapping[str, Mapping[str, Any]]:
@@ -259,17 +227,6 @@ class Parallel(Drafter):
     @property
     def flops_per_token(self) -> float:
         return self._model.flops_per_token
-
-
-def _pieces(size: int, last: int, most: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of positions below `size`: position 0, then at most `most` at a time up to `last`, then single
-    ones.
-    """
-    begin = 0
-    while begin < size:
-        end = max(begin + 1, min(begin + most, size, last + 1)) if begin else 1
-        yield begin, end
-        begin = end
 
 
 @lru_cache(maxsize=8)

@@ -14,8 +14,9 @@ from specdec.compiled.draft_loop import Choice, StaticLoop, joined
 from specdec.compiled.graph_checks import trusted_loop
 from specdec.compiled.passes import compile_decoder
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
-from specdec.drafters.base.batch import BatchDrafter
+from specdec.drafters.base import DrafterCapabilities, drafters
+from specdec.drafters.base.contract import BatchDrafter
+from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
 from specdec.errors import NumericsError, UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.load import (
@@ -32,11 +33,11 @@ from specdec.models.ragged_decoder import RaggedDecoder
 from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
 from specdec.models.slot_decoder import SlotDecoder
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
-from specdec.sampling import all_finite, drawn, generator_on, one_hot, probabilities
+from specdec.sampling import drawn, one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 from specdec.tree_building.model_tree import Growing, TreeModel, draft_tree, draft_trees
-from specdec.tree_building.siblings import How, Siblings
+from specdec.tree_building.siblings import Siblings
 from specdec.tree_building.translation import Translation, check_same
 
 
@@ -46,7 +47,7 @@ class SmallModelConfig:
     model: str
     dtype: Dtype
     attention: Literal["auto", "sdpa", "eager"]
-    drafts: Literal["sampled", "greedy"]
+    drafts: Drafts
     siblings: Siblings
     translate: bool
     prefill_chunk: AtLeastOne
@@ -91,15 +92,14 @@ class _Chain:
 
 
 @drafters.register("small_model")
-class SmallModel(Drafter):
+class SmallModel(NetworkDrafter):
     """Drafts with a second transformers model (Leviathan et al. 2211.17192, section 2; Chen et al. 2302.01318).
 
-    q is the model's law, standardised by the target's own sampling so that both are cut alike, and each token is drawn
-    from it. Under a greedy target, or with `drafts=greedy`, each token is the most likely one, a point mass. A draft
-    takes gamma calls of the model, the first on the one or two committed tokens that its cache lacks. Where the
-    structure has a `threshold`, the model's own probability of the drafted token (softmax at temperature 1) is read
-    after every token, which waits for the device. Otherwise nothing in a draft waits, and where the target is captured
-    in CUDA graphs, so is a whole draft of the primary gamma (see `StaticLoop`).
+    q is the model's law (see `NetworkDrafter`), cut as the target's is. A draft takes gamma calls of the model, the
+    first on the one or two committed tokens that its cache lacks. Where the structure has a `threshold`, the model's
+    own probability of the drafted token (softmax at temperature 1) is read after every token, which waits for the
+    device. Otherwise nothing in a draft waits, and where the target is captured in CUDA graphs, so is a whole draft of
+    the primary gamma (see `StaticLoop`).
 
     Needs the target's tokenizer. Where output matrices are padded to different widths, q is 0 beyond the narrower one.
     With `translate`, any tokenizer that shares pieces will do (see `Translation`); a round then begins by tokenising
@@ -112,7 +112,6 @@ class SmallModel(Drafter):
 
     Attributes:
         model: the transformers model.
-        sampling: makes laws of its logits: the target's, or the greedy one.
         strategy: the name in `Source`; a drafter that drafts in this way with a model of its own making sets its own.
         translation: between the tokenizers, where they differ.
     """
@@ -125,7 +124,7 @@ class SmallModel(Drafter):
         target: Target,
         tokenizer: Any = None,
         *,
-        drafts: Literal["sampled", "greedy"] = "sampled",
+        drafts: Drafts = "sampled",
         siblings: Siblings = "without_replacement",
         translate: bool = False,
         decoder: Decoder | Seq2SeqDecoder | None = None,
@@ -139,16 +138,22 @@ class SmallModel(Drafter):
         """
         self.name = model.name_or_path or type(model).__name__  # of its folder, or made in memory
         model.eval().requires_grad_(False)
-        _check_kind(self.name, model, target, translate)
+        kinds = {False: "decoder-only", True: "encoder-decoder"}
+        own, theirs = bool(model.config.is_encoder_decoder), _is_encoder_decoder(target)
+        if own != theirs:
+            raise UsageError(
+                f"Bad value drafter.model={self.name}: it is {kinds[own]} and the target {kinds[theirs]}; use two of "
+                "one kind."
+            )
+        if own and translate:
+            raise UsageError("Bad value drafter.translate=true: it works between decoder-only models; use false.")
+        super().__init__(target, drafts, siblings)
         self.model, self.tokenizer = model, tokenizer
-        self._greedy = drafts == "greedy" or target.sampling.greedy
-        self.sampling = replace(target.sampling, temperature=0.0) if self._greedy else target.sampling
         self._decoder = decoder or decoder_of(model, self.name, 512)
         self.strategy = "small_model"
         open_decoder(self._decoder)
-        self._device, self._size = target.device, target.vocab_size
+        self._size = target.vocab_size
         self._compilation, self._packages = target.compilation, target.packages
-        self._siblings: Siblings = siblings
         self._loop: StaticLoop | None = None
         self.translation: Translation | None = None
         vocab_size = target.vocab_size
@@ -160,7 +165,7 @@ class SmallModel(Drafter):
         else:
             vocab_size = self._decoder.vocab_size
         self.capabilities = replace(self.capabilities, vocab_size=vocab_size)
-        self._reset(None)
+        self._begin(None)
 
     @classmethod
     def from_config(cls, config: SmallModelConfig, target: Target) -> "SmallModel":
@@ -184,8 +189,8 @@ class SmallModel(Drafter):
             decoder=decoder_of(model, name, config.prefill_chunk),
         )
 
-    def _reset(self, generator: torch.Generator | None) -> None:
-        self._generator = generator_on(generator, self._device)
+    def _begin(self, generator: torch.Generator | None) -> None:
+        super()._begin(generator)
         # The text so far: in the target's tokens where they are translated, from the root on where an encoder has the
         # rest.
         self._text: list[int] = []
@@ -193,7 +198,6 @@ class SmallModel(Drafter):
         self._sure = 0  # slots that a longer text cannot change
         self._capacity = 0
         self._drafted: Tensor | None = None  # [N] the model's own tokens, since the last commit
-        self._finite: Tensor | None = None
 
     @torch.inference_mode()
     def prepare(self, capacity: int, structure: Structure) -> None:
@@ -204,15 +208,14 @@ class SmallModel(Drafter):
         passes = self._decoder.passes
         captures = self._compilation == "inductor" and self._device.type == "cuda" and passes and passes.sizes
         if captures and self._decoder.loops and structure.single and structure.threshold == 0:
-            self._loop = self._static_loop(structure.gamma)
-
-    def _static_loop(self, gamma: int) -> StaticLoop | None:
-        """Return a captured loop over the decoder's present cache; None where it cannot be had."""
-        assert isinstance(self._decoder, Decoder)
-        return trusted_loop(self._decoder, gamma, lambda logits, uniform: self._choose(self.align(logits), uniform))
+            self._loop = trusted_loop(
+                self._decoder,
+                structure.gamma,
+                lambda logits, uniform: self._choose(self.align(logits), uniform),
+            )
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self._reset(text.generator)
+        self._begin(text.generator)
         if self.translation is not None:
             self._text = list(text.prompt)
             context = self.translation.read(text.prompt)
@@ -237,15 +240,26 @@ class SmallModel(Drafter):
 
     def draft(self, structure: Structure) -> Draft:
         if not structure.single:
-            return self._branching(structure)
+            tree = self._growing(structure)
+            if tree is None:
+                return EMPTY
+            return self.checked(draft_tree([tree.model], tree.structure, self.how(structure), self.generator))
         chain = self._begun_chain(structure)
         if chain is None:
             return EMPTY
-        context = self._context()
-        if self._loops(chain, context):
-            assert self._loop is not None
-            return self._chain(self._loop(context[-2:], len(context) - 2, chain.uniforms))
-        return self._chain(self._step_by_step(chain))
+        loop = self._loop
+        if loop is not None and loop.gamma == chain.gamma and not chain.threshold and loop.cache is self._decoder.cache:
+            context = self._context()
+            if len(chain.pending) <= 2 <= len(context):
+                return self._chain(loop(context[-2:], len(context) - 2, chain.uniforms))
+        # A call of the model for each token, until gamma or the threshold.
+        tokens = torch.tensor(chain.pending).to(self._device, non_blocking=True)
+        while True:
+            logits = self.align(self._decoder.forward(tokens, chain_tree(len(tokens) - 1))[-1:])  # [1, V]
+            choice = self._choose(logits, None if chain.uniforms is None else chain.next_uniform)
+            if not chain.goes_on(choice, logits):
+                return self._chain(joined(chain.choices))
+            tokens = choice.read
 
     def _begun_chain(self, structure: Structure) -> _Chain | None:
         """Roll the cache back for a draft of the present round, and return that draft without a token; None where none
@@ -258,15 +272,14 @@ class SmallModel(Drafter):
         pending, uniforms = self._pending(context, gamma), None
         if not self._greedy:
             # Drawn at once, so that every way of drafting uses the same numbers.
-            uniforms = torch.rand(gamma, generator=self._generator, device=self._device, dtype=torch.float64)
+            uniforms = torch.rand(gamma, generator=self.generator, device=self._device, dtype=torch.float64)
         return _Chain(pending, gamma, structure.threshold, uniforms)
 
     def _chain(self, drafted: Choice) -> Draft:
         """Return a draft of these tokens, and keep in mind what the cache holds of them."""
         self._drafted = drafted.read.to("cpu", non_blocking=True)
-        self._finite = all_finite(drafted.q)
         size = len(drafted.tokens)
-        return Draft(drafted.tokens, chain_tree(size), drafted.q, (Source(self.strategy, 0),) * size)
+        return self.checked(Draft(drafted.tokens, chain_tree(size), drafted.q, (Source(self.strategy, 0),) * size))
 
     def _context(self) -> list[int]:
         return self._text if self.translation is None else self.translation.read(self._text)
@@ -275,35 +288,22 @@ class SmallModel(Drafter):
         """Return how many of `gamma` tokens fit in the model's context, below 1 where none do."""
         return min(gamma, self._decoder.context_length + 1 - len(context)) if context else 0
 
-    def _branching(self, structure: Structure) -> Draft:
-        """Draft rows or a tree; raises UsageError as `tree_model` does."""
-        tree = self._growing(structure)
-        if tree is None:
-            return EMPTY
-        draft = draft_tree([tree.model], tree.structure, self._how(structure), self._generator)
-        self._finite = all_finite(draft.q)
-        return draft
-
     def _growing(self, structure: Structure) -> Growing | None:
         """Return the rows or the tree that fit in the model's context, before they grow; None where nothing fits."""
         gamma = self.reach(structure.gamma)
         if gamma < 1:
             return None
-        shape, ranked = structure.clamped(gamma), self._how(structure) == "ranked"
-        return Growing(self.tree_model(shape, ranked, self.strategy), shape, self._generator)
-
-    def _how(self, structure: Structure) -> How:
-        return "ranked" if self._greedy or structure.beam is not None else self._siblings
+        shape = structure.clamped(gamma)
+        return Growing(self.tree_model(shape, self.strategy), shape, self.generator)
 
     def reach(self, gamma: int) -> int:
         """Return how many levels of `gamma` fit in the model's context; 0 or fewer where the text does not."""
         return self._within(gamma, self._context())
 
-    def tree_model(self, structure: Structure, ranked: bool, strategy: str) -> TreeModel:
+    def tree_model(self, structure: Structure, strategy: str) -> TreeModel:
         """Return this model as one that drafts rows or a tree after the text so far, which has to fit in its context.
 
         Args:
-            ranked: children are the most likely tokens, not draws.
             strategy: the name in `Source`.
         Raises:
             UsageError: between tokenizers, or from an encoder-decoder.
@@ -318,11 +318,8 @@ class SmallModel(Drafter):
                 "use structure=chain."
             )
 
-        def laws(logits: Tensor) -> Tensor:
-            logits = self.align(logits)
-            return logits if ranked else probabilities(logits, self.sampling)
-
-        return TreeModel(strategy, decoder, self.lacking(), laws)
+        laws = self.standardise(structure)
+        return TreeModel(strategy, decoder, self.lacking(), lambda logits: laws(self.align(logits)))
 
     def lacking(self) -> list[int]:
         """Return the committed tokens that the cache lacks, at least one, for a caller that evaluates them itself and
@@ -330,23 +327,6 @@ class SmallModel(Drafter):
         """
         self._drafted = None
         return self._pending(self._text, 0)
-
-    def _loops(self, chain: _Chain, context: list[int]) -> bool:
-        """Return whether the captured loop can make this draft: of its length, in its cache, without a threshold."""
-        loop = self._loop
-        if loop is None or loop.gamma != chain.gamma or chain.threshold > 0 or loop.cache is not self._decoder.cache:
-            return False
-        return len(chain.pending) <= 2 <= len(context)
-
-    def _step_by_step(self, chain: _Chain) -> Choice:
-        """Draft with a call of the model for each token, until gamma or the threshold."""
-        tokens = torch.tensor(chain.pending).to(self._device, non_blocking=True)
-        while True:
-            logits = self.align(self._decoder.forward(tokens, chain_tree(len(tokens) - 1))[-1:])  # [1, V]
-            choice = self._choose(logits, None if chain.uniforms is None else chain.next_uniform)
-            if not chain.goes_on(choice, logits):
-                return joined(chain.choices)
-            tokens = choice.read
 
     def _choose(self, logits: Tensor, uniform: Tensor | None) -> Choice:
         """Choose the next token of each of B texts by logits [B, V] over the target's tokens.
@@ -381,17 +361,10 @@ class SmallModel(Drafter):
         return context[shared:]
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        """See `Drafter.commit`.
-
-        Raises:
-            NumericsError: the q of the round's draft was not finite. It is seen only here, because by now the host
-                has waited for the device.
-        """
-        if self._finite is not None and not self._finite:
-            raise NumericsError(_NOT_FINITE)
+        super().commit(tokens)
         if self._drafted is not None:
             self._cached += self._drafted[:-1].tolist()
-        self._drafted = self._finite = None
+        self._drafted = None
         self._text += tokens if self.translation is not None else self._known(tokens)
 
     def take_for_drafted(self, tokens: Tensor) -> None:
@@ -421,7 +394,7 @@ class SmallModel(Drafter):
             return one_hot(logits.max(dim=-1).indices, self._size)
         q = probabilities(logits, self.sampling)
         if not torch.isfinite(q).all():
-            raise NumericsError(_NOT_FINITE)
+            raise NumericsError(self.not_finite)
         return q
 
     def align(self, logits: Tensor) -> Tensor:
@@ -450,14 +423,11 @@ class SmallModel(Drafter):
         if self.translation is not None or type(self._decoder) is not Decoder or not self._decoder.probed.packed:
             return None
         ragged = RaggedDecoder(self._decoder, slots)
-        return BatchedSmallModel(ragged, [self._in_slot(ragged, slot) for slot in range(slots)])
-
-    def _in_slot(self, ragged: RaggedDecoder, slot: int) -> "SmallModel":
-        """Return this drafter for a text in a slot."""
-        twin = copy.copy(self)
-        twin._decoder, twin._loop = SlotDecoder(ragged, slot), None
-        twin._reset(None)
-        return twin
+        texts = [copy.copy(self) for _ in range(slots)]
+        for slot, text in enumerate(texts):
+            text._decoder, text._loop = SlotDecoder(ragged, slot), None
+            text._begin(None)
+        return BatchedSmallModel(ragged, texts)
 
     def describe(self) -> dict[str, Any]:
         probed = asdict(self._decoder.probed)
@@ -482,25 +452,25 @@ class BatchedSmallModel(BatchDrafter):
     level of trees, takes one call on all texts. Its calls are eager.
     """
 
+    texts: Sequence[SmallModel]
+
     def __init__(self, ragged: RaggedDecoder, texts: Sequence[SmallModel]) -> None:
         """
         Args:
             texts: the drafter of each slot, over the ragged decoder's `SlotDecoder`.
         """
-        self._ragged, self._texts, self.slots = ragged, texts, len(texts)
+        super().__init__(texts)
+        self._ragged = ragged
 
     def reserve(self, capacity: int) -> None:
         self._ragged.reserve(capacity)
-
-    def start(self, slot: int, text: TextStart, states: Tensor | None = None) -> None:
-        self._texts[slot].start(text, states)
 
     def draft(self, structures: Mapping[int, Structure]) -> dict[int, Draft]:
         drafts = dict.fromkeys(structures, EMPTY)
         chains: dict[int, _Chain] = {}
         trees: dict[int, Growing] = {}
         for slot, structure in structures.items():
-            text = self._texts[slot]
+            text = self.texts[slot]
             if structure.single:
                 chain = text._begun_chain(structure)
                 if chain is not None:
@@ -513,15 +483,13 @@ class BatchedSmallModel(BatchDrafter):
             drafts |= self._chains(chains)
         if trees:
             slot = next(iter(trees))
-            grown = draft_trees(trees, self._ragged, self._texts[slot]._how(structures[slot]))
-            for slot, draft in grown.items():
-                self._texts[slot]._finite = all_finite(draft.q)
-            drafts |= grown
+            grown = draft_trees(trees, self._ragged, self.texts[slot].how(structures[slot]))
+            drafts |= {slot: self.texts[slot].checked(draft) for slot, draft in grown.items()}
         return drafts
 
     def _chains(self, chains: Mapping[int, "_Chain"]) -> dict[int, Draft]:
         """Draft chains, a call for each token; a text leaves when its draft is long enough or no longer likely."""
-        any_text = next(iter(self._texts))
+        any_text = next(iter(self.texts))
         read = {slot: torch.tensor(chain.pending).to(self._ragged.device) for slot, chain in chains.items()}
         while read:
             slots = list(read)
@@ -537,32 +505,12 @@ class BatchedSmallModel(BatchDrafter):
                 q = None if chosen.q is None else chosen.q[at]
                 if chains[slot].goes_on(Choice(chosen.tokens[at], chosen.read[at], q), logits[at]):
                     read[slot] = chosen.read[at]
-        return {slot: self._texts[slot]._chain(joined(chain.choices)) for slot, chain in chains.items()}
-
-    def commit(self, slot: int, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        self._texts[slot].commit(tokens, states)
+        return {slot: self.texts[slot]._chain(joined(chain.choices)) for slot, chain in chains.items()}
 
     def release(self, slot: int) -> None:
-        self._texts[slot]._reset(None)
+        self.texts[slot]._begin(None)
         self._ragged.release(slot)
-
-
-_NOT_FINITE = (
-    "The drafter's logits are not finite: the run stops here. Try drafter.dtype=float32, or check drafter.model."
-)
 
 
 def _is_encoder_decoder(target: Target) -> bool:
     return target.model is not None and bool(target.model.config.is_encoder_decoder)
-
-
-def _check_kind(name: str, model: Any, target: Target, translate: bool) -> None:
-    """Check that drafter and target are both decoder-only or both encoder-decoders; raises UsageError."""
-    kinds = {False: "decoder-only", True: "encoder-decoder"}
-    own, theirs = bool(model.config.is_encoder_decoder), _is_encoder_decoder(target)
-    if own != theirs:
-        raise UsageError(
-            f"Bad value drafter.model={name}: it is {kinds[own]} and the target {kinds[theirs]}; use two of one kind."
-        )
-    if own and translate:
-        raise UsageError("Bad value drafter.translate=true: it works between decoder-only models; use false.")

@@ -5,22 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import torch
 from pydantic import Field
 from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.nested import described
+from specdec.drafters.base.network_drafter import NetworkDrafter
 from specdec.drafters.small_model import SmallModel, SmallModelConfig
-from specdec.errors import NumericsError, UsageError
+from specdec.errors import UsageError
 from specdec.models.load import Dtype
 from specdec.records import EMPTY, Draft, TextStart
-from specdec.sampling import all_finite, generator_on
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.tree_building.model_tree import draft_tree
-from specdec.tree_building.siblings import How
 
 
 @typed
@@ -34,7 +32,7 @@ class SpecTreeConfig:
 
 
 @drafters.register("spec_tree")
-class SpecTree(Drafter):
+class SpecTree(NetworkDrafter):
     """Drafts rows and trees with one or several small models, which share out the children of every node (see `grow`):
     the child of rank j of a node of model m comes from model m + j. SpecInfer lets each model grow a tree of its own
     and merges them; here a model also adds children to the nodes of the others, and no two siblings are alike.
@@ -55,6 +53,10 @@ class SpecTree(Drafter):
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"rows", "tree"}), replay="copying")
+    not_finite = (
+        "The logits of a model of drafter.models are not finite: the run stops here. Try drafter.dtype=float32, or "
+        "check the models."
+    )
 
     def __init__(
         self, models: Mapping[str, SmallModel], target: Target, children: Literal["sampled", "ranked"]
@@ -63,12 +65,10 @@ class SpecTree(Drafter):
         Args:
             models: at least one, made for `target`.
         """
+        super().__init__(target, "greedy" if children == "ranked" else "sampled", "without_replacement")
         self.models = dict(models)
-        self._ranked = children == "ranked" or target.sampling.greedy
-        self._device = target.device
         self.capabilities = replace(self.capabilities, vocab_size=target.vocab_size)
-        self._generator: torch.Generator | None = None
-        self._finite: Tensor | None = None
+        self._begin(None)
 
     @classmethod
     def from_config(cls, config: SpecTreeConfig, target: Target) -> "SpecTree":
@@ -90,8 +90,20 @@ class SpecTree(Drafter):
                 revision=None,
             )
             model = SmallModel.from_config(of_one, target)
-            _check(name, model, target)
-            models[_label(name, models)] = model
+            if model.model.config.is_encoder_decoder:
+                raise UsageError(
+                    f"Bad value drafter.models={name}: an encoder-decoder drafts chains only; use +drafter=small_model."
+                )
+            size = model.capabilities.vocab_size
+            if size not in (None, target.vocab_size):
+                raise UsageError(
+                    f"Bad value drafter.models={name}: it was made for a vocabulary of {size} tokens, the target has "
+                    f"{target.vocab_size}; use a model with the target's own tokenizer."
+                )
+            label, number = Path(name).name, 2
+            while label in models:
+                label, number = f"{Path(name).name}_{number}", number + 1
+            models[label] = model
         return cls(models, target, config.children)
 
     def prepare(self, capacity: int, structure: Structure) -> None:
@@ -99,7 +111,7 @@ class SpecTree(Drafter):
             model.prepare(capacity, structure)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self._generator, self._finite = generator_on(text.generator, self._device), None
+        self._begin(text.generator)
         for model in self.models.values():
             model.start(text, states)
 
@@ -109,24 +121,11 @@ class SpecTree(Drafter):
         if not able:
             return EMPTY
         shape = structure.clamped(min(reach[name] for name in able))
-        how: How = "ranked" if self._ranked else "without_replacement"
-        growing = [self.models[name].tree_model(shape, self._ranked, name) for name in able]
-        draft = draft_tree(growing, shape, how, self._generator)
-        self._finite = all_finite(draft.q)
-        return draft
+        growing = [self.models[name].tree_model(shape, name) for name in able]
+        return self.checked(draft_tree(growing, shape, self.how(shape), self.generator))
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        """See `Drafter.commit`.
-
-        Raises:
-            NumericsError: the q of the round's draft was not finite, which is seen only here.
-        """
-        if self._finite is not None and not self._finite:
-            raise NumericsError(
-                "The logits of a model of drafter.models are not finite: the run stops here. Try "
-                "drafter.dtype=float32, or check the models."
-            )
-        self._finite = None
+        super().commit(tokens)
         for model in self.models.values():
             model.commit(tokens, states)
 
@@ -140,24 +139,3 @@ class SpecTree(Drafter):
     def flops_per_token(self) -> float:
         """Operations of one evaluated token by all models, each of which reads every node."""
         return sum(model.flops_per_token for model in self.models.values())
-
-
-def _label(name: str, taken: Mapping[str, SmallModel]) -> str:
-    """Return the last part of a model's name, numbered where another model has it already."""
-    label, number = Path(name).name, 2
-    while label in taken:
-        label, number = f"{Path(name).name}_{number}", number + 1
-    return label
-
-
-def _check(name: str, model: SmallModel, target: Target) -> None:
-    if model.model.config.is_encoder_decoder:
-        raise UsageError(
-            f"Bad value drafter.models={name}: an encoder-decoder drafts chains only; use +drafter=small_model."
-        )
-    size = model.capabilities.vocab_size
-    if size not in (None, target.vocab_size):
-        raise UsageError(
-            f"Bad value drafter.models={name}: it was made for a vocabulary of {size} tokens, the target has "
-            f"{target.vocab_size}; use a model with the target's own tokenizer."
-        )

@@ -157,9 +157,7 @@ def describe_model(model: Any, name: str) -> dict[str, Any]:
     """
     arithmetic, quantized = arithmetic_of(model), quantization_of(model)
     return {
-        "class": type(model).__name__,
-        "parameters": sum(weight.numel() for weight in model.parameters()),
-        "weight_bytes": sum(weight.numel() * weight.element_size() for weight in model.parameters()),
+        **describe_weights(model),
         "dtype": format_name(model.dtype),
         **({} if arithmetic is None else arithmetic.as_dict()),
         "attention": model.config._attn_implementation,
@@ -167,6 +165,17 @@ def describe_model(model: Any, name: str) -> dict[str, Any]:
         "commit": getattr(model.config, "_commit_hash", None),
         **({} if quantized is None else {"quantization": quantized}),
         "training": recorded_training(name),
+    }
+
+
+def describe_weights(network: Any) -> dict[str, Any]:
+    """Return the class of a torch module, the size of its weights, and the number format of the first of them."""
+    weights = list(network.parameters())
+    return {
+        "class": type(network).__name__,
+        "parameters": sum(weight.numel() for weight in weights),
+        "weight_bytes": sum(weight.numel() * weight.element_size() for weight in weights),
+        "dtype": str(weights[0].dtype).removeprefix("torch."),
     }
 
 

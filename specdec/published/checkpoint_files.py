@@ -21,6 +21,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 KEY = "drafter.model"
+SPECULATORS = "speculators_model_type"  # the key of a config that the library `speculators` wrote
 LARGEST = 2**31  # of a number in a config: no tensor is larger along one axis
 PICKLES = (".pt", ".bin", ".pth", ".ckpt")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")

@@ -5,10 +5,9 @@ format differ in what they leave out: biases, norms of queries and keys, embeddi
 """
 
 import logging
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 
@@ -17,9 +16,8 @@ from specdec.eagle.eagle_checkpoint import made
 from specdec.eagle.eagle_config import EagleConfig
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import ModelLoadError, UsageError
-from specdec.models.load import content_hash
-from specdec.published.checkpoint_files import LARGEST, CheckpointFiles, open_checkpoint
-from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, recognise, recorded_target
+from specdec.published.checkpoint_files import LARGEST, CheckpointFiles
+from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
@@ -30,48 +28,11 @@ Convention = Literal["boundaries", "asked"]
 
 
 class EagleFormat(CheckpointFormat):
-    """A format of EAGLE networks."""
+    """A format of EAGLE networks. `load` takes `layers`: boundaries of the target that the features are taken from, in
+    place of what the config says.
+    """
 
     drafters = ("eagle",)
-
-    @abstractmethod
-    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
-        """Return the network for this target, in its dtype and on its device.
-
-        Args:
-            layers: boundaries of the target that the features are taken from, in place of what the config says.
-        Raises:
-            ModelLoadError: other tensors than those of the format, another target's sizes, or something in the config
-                that is not established.
-        """
-
-
-class PublishedEagle(NamedTuple):
-    """A network, and what is recorded about its checkpoint: hash or commit, format, the target's name in it."""
-
-    network: FeatureNetwork
-    about: dict[str, Any]
-
-
-def load_published_eagle(model: str, target: Target, layers: Sequence[int] | None) -> PublishedEagle:
-    """Load a published EAGLE checkpoint for a target, and say which of the target's layers it reads.
-
-    Args:
-        model: a folder or a hub id.
-        layers: see `EagleFormat.load`.
-    Raises:
-        ModelLoadError: see `open_checkpoint`, `recognise` and `EagleFormat.load`.
-        UsageError: a target without hidden states.
-    """
-    files = open_checkpoint(model)
-    name, found = recognise(files, "eagle")
-    assert isinstance(found, EagleFormat), f"{name} says that eagle reads it, which reads EAGLE networks"
-    network = found.load(files, target, layers)
-    boundaries = network.config.boundaries
-    if boundaries:
-        logger.info("%s (%s) reads the inputs of blocks %s of the target.", files, name, boundaries)
-    about = {"format": name, "made_for": recorded_target(files), "commit": files.commit}
-    return PublishedEagle(network, {"sha256": content_hash(str(Path(model).expanduser())), **about})
 
 
 class Reading:

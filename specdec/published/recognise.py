@@ -7,7 +7,9 @@ ignore them leave a network at its random initial values.
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
+
+from torch import Tensor, nn
 
 from specdec.errors import ModelLoadError
 from specdec.published.checkpoint_files import CheckpointFiles, listed, pickles_sentence
@@ -35,6 +37,18 @@ class CheckpointFormat(ABC):
     @abstractmethod
     def matches(self, files: CheckpointFiles) -> bool:
         """Return whether config and tensor names are those of this format; shapes are checked later."""
+
+    def load(self, *args: Any, **options: Any) -> nn.Module:
+        """Return the network of some files for a target, in its dtype and on its device.
+
+        Args:
+            args: files: CheckpointFiles, target: Target.
+            options: those of the drafter.
+        Raises:
+            ModelLoadError: other tensors than those of the format, another target's sizes, or something in the config
+                that is not established.
+        """
+        raise NotImplementedError(self.refusal)
 
 
 formats: Registry[CheckpointFormat] = Registry("published.formats", "checkpoint format")
@@ -165,3 +179,13 @@ def target_name(target: Target) -> str:
 
 def _last(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].casefold()
+
+
+def fill(network: nn.Module, weights: Mapping[str, Tensor], target: Target) -> None:
+    """Put weights, in the target's dtype and on its device, into a network without weights (one made on `meta`).
+
+    Buffers that are no weights, such as tables of positions, keep their dtype.
+    """
+    dtype = target.hidden.output_layer.dtype
+    network.load_state_dict({name: weight.to(target.device, dtype) for name, weight in weights.items()}, assign=True)
+    network.to(target.device)

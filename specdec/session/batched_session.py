@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from specdec.batching.batch_calls import EverySlot
+from specdec.batching.batch_drafter import batch_drafter
 from specdec.batching.batch_target import BatchTarget, batch_target
 from specdec.batching.decode_batch import BatchDecoded, decode_batch
-from specdec.batching.each_drafter import batch_drafter
 from specdec.drafters.base import Drafter
-from specdec.drafters.base.batch import BatchDrafter
+from specdec.drafters.base.contract import BatchDrafter
 from specdec.errors import NumericsError
 from specdec.prompts import Prompt
 from specdec.records import Generation, Request

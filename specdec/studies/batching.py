@@ -17,13 +17,13 @@ from pydantic import Field
 
 from specdec.analysis.cost.cost_report import CostReport, cost_report
 from specdec.batching.batch_calls import EverySlot
+from specdec.batching.batch_drafter import batch_drafter
 from specdec.batching.batch_target import BatchTarget, batch_target
 from specdec.batching.decode_batch import BatchDecoded, BatchStep, decode_batch
-from specdec.batching.each_drafter import batch_drafter
 from specdec.config import AtLeastOne, typed
 from specdec.cost_model import SimulatedCost, cost_of_fit
 from specdec.drafters import Drafter, drafters
-from specdec.drafters.base.batch import BatchDrafter
+from specdec.drafters.base.contract import BatchDrafter
 from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
 from specdec.plan.compositions import composed_parts

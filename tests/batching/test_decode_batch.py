@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from specdec.batching.batch_drafter import batch_drafter
 from specdec.batching.batch_target import batch_target
 from specdec.batching.decode_batch import decode_batch
-from specdec.batching.each_drafter import batch_drafter
 from specdec.clock import CpuClock, SimulatedClock
 from specdec.decode import generate
 from specdec.drafters.base import drafters

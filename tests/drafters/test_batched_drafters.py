@@ -6,11 +6,11 @@ import pytest
 import torch
 from fixtures.drafting import chain
 
+from specdec.batching.batch_drafter import twin
 from specdec.batching.batch_target import batch_target
 from specdec.batching.decode_batch import decode_batch
-from specdec.batching.each_drafter import EachDrafter, twin
 from specdec.clock import CpuClock
-from specdec.drafters.base.batch import BatchDrafter
+from specdec.drafters.base.contract import BatchDrafter
 from specdec.drafters.grounded import Grounded
 from specdec.drafters.medusa import Medusa
 from specdec.drafters.small_model import SmallModel
@@ -107,7 +107,7 @@ def decoded(target, drafter, structure, slots=3):
 @pytest.mark.parametrize("name", [*HEADS, "small_model"])
 def test_drafts_are_those_of_a_drafter_for_each_text(made, make_structure, name, shape, temperature):
     target, drafter = made(name, temperature)
-    compared = Compared(drafter.batched(3), EachDrafter(lambda: twin(drafter, target), 3))
+    compared = Compared(drafter.batched(3), BatchDrafter([twin(drafter, target) for _ in range(3)]))
     done = decoded(target, compared, make_structure(shape, 3))
     assert sum(compared.lengths) > 20 and all(each.finish for each in done.generations)
 
@@ -116,14 +116,14 @@ def test_drafts_are_those_of_a_drafter_for_each_text(made, make_structure, name,
 def test_independent_siblings_too(made, make_structure, name):
     """Draws that come twice merge into one node, so that the drafts of a batch ask for unequally many laws."""
     target, drafter = made(name, 1.0, siblings="independent")
-    compared = Compared(drafter.batched(3), EachDrafter(lambda: twin(drafter, target), 3))
+    compared = Compared(drafter.batched(3), BatchDrafter([twin(drafter, target) for _ in range(3)]))
     decoded(target, compared, make_structure("rows", 3))
     assert sum(compared.lengths) > 20
 
 
 def test_a_threshold_ends_the_draft_of_one_text_and_not_of_the_others(made):
     target, drafter = made("small_model", 1.0)
-    compared = Compared(drafter.batched(3), EachDrafter(lambda: twin(drafter, target), 3))
+    compared = Compared(drafter.batched(3), BatchDrafter([twin(drafter, target) for _ in range(3)]))
     decoded(target, compared, chain(4).until(1e-3))
     assert len(set(compared.lengths)) > 2
 
@@ -131,7 +131,7 @@ def test_a_threshold_ends_the_draft_of_one_text_and_not_of_the_others(made):
 def test_texts_longer_than_the_models_context_get_no_draft(made, tiny_llama, sampling):
     target, _ = made("small_model", 0.0)
     drafter = SmallModel(tiny_llama(61, context=8), target)
-    compared = Compared(drafter.batched(3), EachDrafter(lambda: twin(drafter, target), 3))
+    compared = Compared(drafter.batched(3), BatchDrafter([twin(drafter, target) for _ in range(3)]))
     done = decoded(target, compared, chain(3))
     assert sum(compared.lengths) > 0
     assert any(not each.draft_tokens for text in done.generations for each in text.rounds[:-1])

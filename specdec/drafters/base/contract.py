@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from specdec.drafters.base.batch import BatchDrafter
 from specdec.records import Draft, TextStart
 from specdec.registry import Registry
 from specdec.structures.base import Structure
@@ -147,7 +146,7 @@ class Drafter(ABC):
         """
         return None
 
-    def batched(self, slots: int) -> BatchDrafter | None:
+    def batched(self, slots: int) -> "BatchDrafter | None":
         """Return a drafter of `slots` texts at once that drafts for each as this one would, in fewer calls; None: each
         text gets a drafter of its own. It shares this one's weights and leaves its text alone.
         """
@@ -171,6 +170,63 @@ class Drafter(ABC):
     def flops_per_token(self) -> float:
         """Floating-point operations of one drafted token; 0 for drafters that look tokens up."""
         return 0.0
+
+
+class BatchDrafter:
+    """Proposes a token tree for each of several texts in each step. A slot holds one text at a time, and has a drafter
+    for it; here their drafts are made one after another, and subclasses make them together, in fewer calls.
+
+    What is drafted for a text depends on that text and its own generator alone: neither on the slot nor on the other
+    texts. Texts have begun with `TextStart.in_step` False, because none may read the target's cache.
+
+    Attributes:
+        texts: the drafter of each slot.
+        slots: texts that there is room for.
+        reads_logits: it learns from the target's logits over each draft (`observe`).
+    """
+
+    reads_logits: bool = False
+
+    def __init__(self, texts: Sequence[Drafter]) -> None:
+        """
+        Args:
+            texts: drafters that share no text.
+        """
+        self.texts, self.slots = texts, len(texts)
+        self.reads_logits = texts[0].capabilities.reads_logits
+
+    def reserve(self, capacity: int) -> None:
+        """Make room for texts; those that were there are forgotten. Called before the first of several starts.
+
+        Args:
+            capacity: the largest that `start` will be given.
+        """
+
+    def start(self, slot: int, text: TextStart, states: Tensor | None = None) -> None:
+        """Begin a new text in a slot; see `Drafter.start`."""
+        self.texts[slot].start(text, states)
+
+    def draft(self, structures: Mapping[int, Structure]) -> dict[int, Draft]:
+        """Propose for each slot at most what its structure asks for; a draft may be empty."""
+        return {slot: self.texts[slot].draft(structure) for slot, structure in structures.items()}
+
+    def commit(self, slot: int, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        """Take note of the tokens appended to a text in this step (see `Drafter.commit`)."""
+        self.texts[slot].commit(tokens, states)
+
+    def observe(self, slot: int, draft: Draft, logits: Tensor) -> None:
+        """Take note of what the target said of a draft (see `Drafter.observe`); called before `commit`, only where
+        `reads_logits`.
+        """
+        self.texts[slot].observe(draft, logits)
+
+    def release(self, slot: int) -> None:
+        """Forget the text of a slot, where the next start would not free what it holds."""
+
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Take note of a finished text, for drafts of texts that are begun later (see `Drafter.remember`)."""
+        for text in self.texts:
+            text.remember(prompt, output)
 
 
 drafters: Registry[Drafter] = Registry("drafters", "drafter")

@@ -1,45 +1,35 @@
 """The part that drafters over heads share: heads from a file, h_t in every round, and the draft of any structure."""
 
 import copy
-import hashlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from specdec.drafters.base.batch import BatchDrafter
-from specdec.drafters.base.contract import Drafter, DrafterCapabilities
-from specdec.errors import NumericsError, UsageError
+from specdec.drafters.base.contract import BatchDrafter, DrafterCapabilities
+from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
+from specdec.errors import UsageError
 from specdec.heads.checkpoint import KIND, load_heads, shipped_heads
-from specdec.heads.choices import Standardise, choices_of
+from specdec.heads.choices import choices_of
 from specdec.heads.draft_heads import DraftHeads
-from specdec.heads.trained_file import training_of
-from specdec.models.load import training_cost
-from specdec.published.checkpoint_files import PICKLES
-from specdec.published.heads_format import load_published_heads
+from specdec.models.load import describe_weights
+from specdec.published.network_files import about_training, load_published, trained_path
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
-from specdec.sampling import all_finite, generator_on, one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.siblings import Asked, Growth, How, Siblings, grow_together, growing, sibling_ranks
-
-Drafts = Literal["sampled", "greedy"]
+from specdec.tree_building.siblings import Asked, Siblings, grow_together, growing, sibling_ranks
 
 _POSITIONS = 256  # whose laws are in memory at a time, when a text is replayed
-_TRAINED = "heads.safetensors"  # in the folder of a training
 
 
-class HeadsDrafter(Drafter):
+class HeadsDrafter(NetworkDrafter):
     """Head k drafts the tokens at depth k from h_t, the state of the last token that the target evaluated.
 
-    Under a greedy target, or with `drafts=greedy`, and in a dynamic tree, nodes are the most likely tokens, point
-    masses; otherwise they are drawn from the heads' laws, standardised by the target's own sampling, siblings as
-    `siblings` says. Heads that a structure has no level for are not computed. Nothing is offered before the first
-    state: after a prompt of one token.
+    q is the law of the head (see `NetworkDrafter`); siblings are drawn as `siblings` says. Heads that a structure has
+    no level for are not computed. Nothing is offered before the first state: after a prompt of one token.
 
     A draft costs a few matrix products over one or a few states: there is nothing to compile.
 
@@ -51,9 +41,14 @@ class HeadsDrafter(Drafter):
     Attributes:
         heads: in the target's dtype, on its device.
         choices: what they propose, for one text or for several.
+        state: h_t [D], from which a round drafts; None before there is one.
+        root: of the round.
     """
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, reads_states=True, replay="start")
+    not_finite = (
+        "The heads' logits are not finite: the run stops here. Try target.dtype=float32, or check drafter.model."
+    )
     strategy: ClassVar[str]
     grounded: ClassVar[bool]
     shipped: ClassVar[str]
@@ -62,25 +57,22 @@ class HeadsDrafter(Drafter):
         self,
         heads: DraftHeads,
         target: Target,
-        sha256: str = "",
+        about: Mapping[str, Any] | None = None,
         drafts: Drafts = "sampled",
         siblings: Siblings = "without_replacement",
     ) -> None:
         """
         Args:
-            sha256: of the heads' files; "" for heads that were made in memory, and for a hub id.
+            about: what is recorded of the heads' file; None for heads that were made in memory.
         Raises:
             UsageError: a target without hidden states, or with fewer layers than the heads read.
         """
+        super().__init__(target, drafts, siblings)
         self._kept = target.hidden.keep(heads.offset(target.hidden.layers))
-        self.heads, self._sha256 = heads, sha256
-        self._origin: dict[str, Any] = {}  # how they were made or published
+        self.heads, self._about = heads, {"sha256": "", **(about or {})}
         self.choices = choices_of(heads)
-        self._sampling, self._device = target.sampling, target.device
-        self._greedy = drafts == "greedy" or target.sampling.greedy
-        self._siblings: Siblings = siblings
         self.capabilities = replace(self.capabilities, vocab_size=heads.vocab_size, deepest=len(heads))
-        self._begin(None, 0)
+        self._begin(None)
 
     @classmethod
     def from_file(cls, model: str, target: Target, drafts: Drafts, siblings: Siblings = "without_replacement") -> Self:
@@ -92,11 +84,10 @@ class HeadsDrafter(Drafter):
         Raises:
             UsageError: no such file, heads of another kind or of other weights, a target without hidden states.
         """
-        path = shipped_heads(cls.shipped) if model == "pocket" else Path(model).expanduser()
-        if (path / _TRAINED).is_file():
-            path = path / _TRAINED
-        if path.suffix in PICKLES or not path.is_file() and path.suffix != ".safetensors":
-            return cls.from_published(model, target, drafts, siblings)
+        path = trained_path(model, shipped_heads(cls.shipped), "heads.safetensors")
+        if path is None:
+            published = load_published(model, target, cls.strategy)
+            return cls(published.network, target, published.about, drafts, siblings)
         if model == "pocket" and not path.is_file():
             raise UsageError(
                 f"Bad value drafter.model=pocket: this installation has no heads {cls.shipped!r}; train some with "
@@ -106,63 +97,32 @@ class HeadsDrafter(Drafter):
         if heads.grounded != cls.grounded:
             kind, other = ("grounded", "grounded") if heads.grounded else ("not grounded", "medusa")
             raise UsageError(f"Bad value drafter.model={model}: these heads are {kind}; use +drafter={other}.")
-        with path.open("rb") as file:
-            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        drafter = cls(heads, target, sha256, drafts, siblings)
-        drafter._origin = {"training": training_cost(training_of(KIND, path))}
-        return drafter
+        return cls(heads, target, about_training(KIND, path), drafts, siblings)
 
-    @classmethod
-    def from_published(
-        cls, model: str, target: Target, drafts: Drafts, siblings: Siblings = "without_replacement"
-    ) -> Self:
-        """Return a drafter over the heads of a published checkpoint, given by its folder or hub id.
-
-        Raises:
-            UsageError: see `load_published_heads`.
-        """
-        published = load_published_heads(model, target, cls.strategy)
-        drafter = cls(published.heads, target, published.sha256, drafts, siblings)
-        drafter._origin = published.origin
-        return drafter
-
-    def _begin(self, generator: torch.Generator | None, root: int) -> None:
-        self._generator, self._root = generator, root
-        self._state: Tensor | None = None  # [D] h_t
+    def _begin(self, generator: torch.Generator | None, root: int = 0) -> None:
+        super()._begin(generator)
+        self.state: Tensor | None = None
+        self.root = root
         self._past: Any = None  # what the prefix layer keeps of the states before
-        self._finite: Tensor | None = None
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self._begin(generator_on(text.generator, self._device), text.prompt[-1])
+        self._begin(text.generator, text.prompt[-1])
         self._read(states)
 
     def _read(self, states: Tensor | None) -> None:
         if states is not None and len(states):
             contextual, self._past = self.heads.contextual(self._kept(states).unsqueeze(0), self._past)
-            self._state = contextual[0, -1]
+            self.state = contextual[0, -1]
 
     def draft(self, structure: Structure) -> Draft:
         shape = structure.clamped(len(self.heads))
-        if not self.begun or shape.gamma == 0:
+        if self.state is None or shape.gamma == 0:
             return EMPTY
-        if self.ranks(shape):
-            return _ranked({0: self}, {0: shape})[0]
-        return _grown({0: self}, {0: shape})[0]
-
-    @property
-    def begun(self) -> bool:
-        """There is a state to draft from."""
-        return self._state is not None
-
-    @property
-    def before(self) -> tuple[Tensor, int]:
-        """The state h_t [D] and the root that a round drafts from."""
-        assert self._state is not None
-        return self._state, self._root
+        return (_ranked if self.ranks(shape) else _grown)({0: self}, {0: shape})[0]
 
     def forget(self) -> None:
         """Forget the text."""
-        self._begin(None, 0)
+        self._begin(None)
 
     def ranks(self, shape: Structure) -> bool:
         """Return whether a draft has ranked tokens on the topology of the structure: no beam chooses it, and no node
@@ -172,41 +132,9 @@ class HeadsDrafter(Drafter):
             return False
         return max(map(len, shape.tree.children)) <= self.heads.vocab_size
 
-    def sources(self, shape: Structure) -> tuple[Source, ...]:
-        """Return strategy and rank of every node of a full draft of ranked tokens."""
-        return tuple(Source(self.strategy, rank) for rank in sibling_ranks(shape.tree, shape.rows is not None))
-
-    def standardise(self, shape: Structure) -> Standardise:
-        """Return what turns logits into laws for a draft of this shape, or leaves them as scores that rank children."""
-        if self._greedy or shape.beam is not None:
-            return lambda logits: logits
-        return self._standardised
-
-    def _standardised(self, logits: Tensor) -> Tensor:
-        return probabilities(logits, self._sampling)
-
-    def growth(self, shape: Structure) -> Growth:
-        """Return the draft of this text, which grows level by level."""
-        how: How = "ranked" if self._greedy or shape.beam is not None else self._siblings
-        return growing(shape, how, self.strategy, self._generator)
-
-    def check(self, draft: Draft) -> None:
-        """Have the q of the round's draft looked at, for `commit` to read."""
-        self._finite = all_finite(draft.q)
-
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        """See `Drafter.commit`.
-
-        Raises:
-            NumericsError: the q of the round's draft was not finite. It is seen only here, because by now the host
-                has waited for the device.
-        """
-        if self._finite is not None and not self._finite:
-            raise NumericsError(
-                "The heads' logits are not finite: the run stops here. Try target.dtype=float32, or check "
-                "drafter.model."
-            )
-        self._finite, self._root = None, tokens[-1]
+        super().commit(tokens)
+        self.root = tokens[-1]
         self._read(states)
 
     @torch.inference_mode()
@@ -224,29 +152,18 @@ class HeadsDrafter(Drafter):
             for begin in range(max(0, -first), size - k + 1, _POSITIONS):
                 end = min(begin + _POSITIONS, size - k + 1)
                 logits = self.heads.logits(k, features[k - 1][0, first + begin : first + end])
-                of_text = tokens[len(prompt) + begin + k - 1 : len(prompt) + end + k - 1].unsqueeze(-1)
-                law = (
-                    one_hot(logits.argmax(-1), logits.shape[-1])
-                    if self._greedy
-                    else probabilities(logits, self._sampling)
-                )
-                q[begin:end, k - 1] = law.gather(-1, of_text).squeeze(-1).double()
+                of_text = tokens[len(prompt) + begin + k - 1 : len(prompt) + end + k - 1]
+                q[begin:end, k - 1] = self.chances_of(logits, of_text)
         return q
 
     def batched(self, slots: int) -> "BatchedHeads":
-        return BatchedHeads([copy.copy(self) for _ in range(slots)])
+        texts = [copy.copy(self) for _ in range(slots)]
+        for text in texts:
+            text.forget()
+        return BatchedHeads(texts)
 
     def describe(self) -> dict[str, Any]:
-        weights = list(self.heads.parameters())
-        return {
-            "class": type(self.heads).__name__,
-            "heads": self.heads.describe(),
-            "parameters": sum(weight.numel() for weight in weights),
-            "weight_bytes": sum(weight.numel() * weight.element_size() for weight in weights),
-            "dtype": str(weights[0].dtype).removeprefix("torch."),
-            "sha256": self._sha256,
-            **self._origin,
-        }
+        return {**describe_weights(self.heads), "heads": self.heads.describe(), **self._about}
 
     @property
     def flops_per_token(self) -> float:
@@ -260,49 +177,39 @@ class BatchedHeads(BatchDrafter):
     have passes of their own.
     """
 
-    def __init__(self, texts: Sequence[HeadsDrafter]) -> None:
-        """
-        Args:
-            texts: a drafter for each slot, over the same heads.
-        """
-        self._texts, self.slots = texts, len(texts)
-        for slot in range(self.slots):
-            self.release(slot)
-
-    def start(self, slot: int, text: TextStart, states: Tensor | None = None) -> None:
-        self._texts[slot].start(text, states)
+    texts: Sequence[HeadsDrafter]
 
     def draft(self, structures: Mapping[int, Structure]) -> dict[int, Draft]:
         drafts: dict[int, Draft] = {}
         ranked: defaultdict[Tree, dict[int, Structure]] = defaultdict(dict)
         grown: defaultdict[int, dict[int, Structure]] = defaultdict(dict)
         for slot, structure in structures.items():
-            text = self._texts[slot]
+            text = self.texts[slot]
             shape = structure.clamped(len(text.heads))
-            if not text.begun or shape.gamma == 0:
+            if text.state is None or shape.gamma == 0:
                 drafts[slot] = EMPTY
             elif text.ranks(shape):
                 ranked[shape.tree][slot] = shape
             else:
                 grown[shape.gamma][slot] = shape
-        for alike in ranked.values():
-            drafts |= _ranked({slot: self._texts[slot] for slot in alike}, alike)
-        for alike in grown.values():
-            drafts |= _grown({slot: self._texts[slot] for slot in alike}, alike)
+        for draw, groups in ((_ranked, ranked.values()), (_grown, grown.values())):
+            for alike in groups:
+                drafts |= draw({slot: self.texts[slot] for slot in alike}, alike)
         return {slot: drafts[slot] for slot in structures}
 
-    def commit(self, slot: int, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        self._texts[slot].commit(tokens, states)
-
     def release(self, slot: int) -> None:
-        self._texts[slot].forget()
+        self.texts[slot].forget()
 
 
 def _ranked(texts: Mapping[int, HeadsDrafter], shapes: Mapping[int, Structure]) -> dict[int, Draft]:
     """Draft ranked tokens on one topology for several texts."""
     first, tree = next(iter(texts.values())), next(iter(shapes.values())).tree
     tokens = first.choices.first(*_before(texts), tree)  # [B, N]
-    return {slot: Draft(row, tree, source=first.sources(shapes[slot])) for slot, row in zip(texts, tokens, strict=True)}
+    drafts: dict[int, Draft] = {}
+    for slot, row in zip(texts, tokens, strict=True):
+        ranks = sibling_ranks(tree, shapes[slot].rows is not None)
+        drafts[slot] = Draft(row, tree, source=tuple(Source(first.strategy, rank) for rank in ranks))
+    return drafts
 
 
 def _grown(texts: Mapping[int, HeadsDrafter], shapes: Mapping[int, Structure]) -> dict[int, Draft]:
@@ -328,14 +235,16 @@ def _grown(texts: Mapping[int, HeadsDrafter], shapes: Mapping[int, Structure]) -
         found = after(torch.stack(padded))  # [B, M, V]
         return {slot: found[places[slot], : len(each.nodes)] for slot, each in asked.items()}
 
-    drafts = grow_together({slot: text.growth(shapes[slot]) for slot, text in texts.items()}, laws)
-    for slot, draft in drafts.items():
-        texts[slot].check(draft)
-    return drafts
+    growths = {
+        slot: growing(shapes[slot], text.how(shapes[slot]), text.strategy, text.generator)
+        for slot, text in texts.items()
+    }
+    return {slot: texts[slot].checked(draft) for slot, draft in grow_together(growths, laws).items()}
 
 
 def _before(texts: Mapping[int, HeadsDrafter]) -> tuple[Tensor, Tensor]:
     """Return the states [B, D] and the roots [B] of texts that have begun."""
-    befores = [text.before for text in texts.values()]
-    roots = [torch.full((1,), root, device=state.device) for state, root in befores]  # a copy would wait for the device
-    return torch.stack([state for state, _ in befores]), torch.cat(roots)
+    states = [text.state for text in texts.values() if text.state is not None]
+    # Filled there: a copy would wait for the device.
+    roots = [torch.full((1,), text.root, device=states[0].device) for text in texts.values()]
+    return torch.stack(states), torch.cat(roots)

@@ -5,12 +5,11 @@ from typing import Any
 
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import ModelLoadError
-from specdec.published.checkpoint_files import CheckpointFiles
+from specdec.published.checkpoint_files import SPECULATORS, CheckpointFiles
 from specdec.published.eagle_format import EagleFormat, Reading
 from specdec.published.recognise import check_target, formats
 from specdec.targets.base import Target
 
-_TYPE = "speculators_model_type"
 # Options of other readers that change the attention or the embeddings, and the values that leave them as they are.
 _PLAIN = {
     "causal": (None, False),
@@ -30,7 +29,7 @@ class DFlash(EagleFormat):
     def matches(self, files: CheckpointFiles) -> bool:
         names = files.tensors.keys()
         ours = {"fc.weight", "hidden_norm.weight"} <= names and "mask_hidden" not in names
-        return _TYPE not in files.config and ours and not any(name.startswith("markov_head.") for name in names)
+        return SPECULATORS not in files.config and ours and not any(name.startswith("markov_head.") for name in names)
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
         inner = files.setting("dflash_config", dict, {})
@@ -52,7 +51,7 @@ class SpeculatorsDFlash(EagleFormat):
     """DFlash whose layer numbers are inputs of blocks, maybe over some of the target's tokens."""
 
     def matches(self, files: CheckpointFiles) -> bool:
-        return files.config.get(_TYPE) == "dflash"
+        return files.config.get(SPECULATORS) == "dflash"
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
         reading = Reading(files, files.setting("transformer_layer_config", dict))

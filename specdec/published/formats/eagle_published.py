@@ -5,13 +5,12 @@ from typing import Any, NamedTuple
 
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import ModelLoadError
-from specdec.published.checkpoint_files import CheckpointFiles
+from specdec.published.checkpoint_files import SPECULATORS, CheckpointFiles
 from specdec.published.eagle_format import DECODER_LAYER, Convention, EagleFormat, Reading, boundaries_of
 from specdec.published.recognise import formats
 from specdec.targets.base import Target
 
 _MIDLAYER = {"midlayer.": "layers.0."}
-_SPECULATORS = "speculators_model_type"
 
 
 @formats.register("EAGLE-1")
@@ -25,7 +24,7 @@ class Eagle1(EagleFormat):
     def matches(self, files: CheckpointFiles) -> bool:
         own = {"fc.weight", DECODER_LAYER, "layers.0.post_attention_layernorm.weight"}
         return (
-            _SPECULATORS not in files.config
+            SPECULATORS not in files.config
             and own <= files.tensors.keys()
             and not {"layers.0.hidden_norm.weight", "hidden_norm.weight", "mask_hidden"} & files.tensors.keys()
         )
@@ -43,7 +42,7 @@ class Eagle3(EagleFormat):
 
     def matches(self, files: CheckpointFiles) -> bool:
         return (
-            _SPECULATORS not in files.config
+            SPECULATORS not in files.config
             and "fc.weight" in files.tensors
             and bool({"midlayer.hidden_norm.weight", "layers.0.hidden_norm.weight"} & files.tensors.keys())
             and "mask_hidden" not in files.tensors

@@ -14,8 +14,7 @@ from torch import nn
 from specdec.errors import ModelLoadError
 from specdec.heads.draft_heads import DraftHeads
 from specdec.published.checkpoint_files import CheckpointFiles
-from specdec.published.heads_format import HeadsFormat, fill
-from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, formats
+from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, fill, formats
 from specdec.published.residual_heads import LlamaPrefix, ResidualBlock, ResidualHeads
 from specdec.targets.base import Target
 
@@ -47,7 +46,7 @@ class _Layout(NamedTuple):
 
 
 @formats.register("Hydra")
-class Hydra(HeadsFormat):
+class Hydra(CheckpointFormat):
     """Heads that read the drafted tokens, with or without a prefix layer (Hydra++)."""
 
     drafters = ("grounded",)
@@ -60,7 +59,7 @@ class Hydra(HeadsFormat):
 
 
 @formats.register("Hydra, not grounded")
-class HydraNotGrounded(HeadsFormat):
+class HydraNotGrounded(CheckpointFormat):
     """Heads that read no drafted tokens: Medusa's with a bias in the output layer."""
 
     drafters = ("medusa", "blockwise")

@@ -4,9 +4,8 @@ import torch
 
 from specdec.errors import ModelLoadError
 from specdec.heads.draft_heads import DraftHeads
-from specdec.published.checkpoint_files import CheckpointFiles
-from specdec.published.heads_format import HeadsFormat, fill
-from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, formats
+from specdec.published.checkpoint_files import SPECULATORS, CheckpointFiles
+from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, fill, formats
 from specdec.published.staged_mlp import StagedMlp, StagedSizes
 from specdec.targets.base import Target
 
@@ -15,7 +14,7 @@ _SHARED = 16  # stages for each tensor that tied ones share, far above any publi
 
 
 @formats.register("MLP speculator")
-class MlpSpeculatorFormat(HeadsFormat):
+class MlpSpeculatorFormat(CheckpointFormat):
     """Tensors `emb.{i}`, `proj.{i}`, `ln.{i}` and `head.{i}`, with or without `speculator.` before them.
 
     Stages that are tied have one embedding, norm and output layer and one projection from stage 1 on; a file holds each
@@ -67,7 +66,7 @@ class SpeculatorsMlp(CheckpointFormat):
     refusal = "no published file has it, and the library itself dropped it; give the original with its own config.json"
 
     def matches(self, files: CheckpointFiles) -> bool:
-        return files.config.get("speculators_model_type") == "mlp"
+        return files.config.get(SPECULATORS) == "mlp"
 
 
 def _copies(own: dict[str, tuple[int, ...]], sizes: StagedSizes) -> dict[str, str]:

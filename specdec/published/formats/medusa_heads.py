@@ -15,8 +15,7 @@ from specdec.heads.draft_heads import DraftHeads
 from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.network import Heads
 from specdec.published.checkpoint_files import CheckpointFiles
-from specdec.published.heads_format import HeadsFormat, fill
-from specdec.published.recognise import check_target, demand_exactly, formats, target_name
+from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, fill, formats, target_name
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
@@ -27,7 +26,7 @@ _JOINED = "medusa_head."
 
 
 @formats.register("Medusa-1")
-class Medusa1(HeadsFormat):
+class Medusa1(CheckpointFormat):
     """Heads with an output layer each, in files of their own (medusa_lm_head)."""
 
     drafters = ("medusa", "blockwise")
@@ -40,7 +39,7 @@ class Medusa1(HeadsFormat):
 
 
 @formats.register("Medusa version 2")
-class Medusa2File(HeadsFormat):
+class Medusa2File(CheckpointFormat):
     """Heads that share the target's output layer: the file format "version 2", which holds residual layers alone."""
 
     drafters = ("medusa", "blockwise")
@@ -53,7 +52,7 @@ class Medusa2File(HeadsFormat):
 
 
 @formats.register("Medusa-2")
-class Medusa2(HeadsFormat):
+class Medusa2(CheckpointFormat):
     """Heads trained together with their target, in one checkpoint with it: `target.model` is the same folder."""
 
     drafters = ("medusa", "blockwise")

@@ -13,8 +13,7 @@ from specdec.heads.draft_heads import DraftHeads
 from specdec.heads.network import Heads
 from specdec.published.checkpoint_files import CheckpointFiles
 from specdec.published.formats.medusa_heads import medusa_network
-from specdec.published.heads_format import HeadsFormat, fill
-from specdec.published.recognise import check_target, demand_exactly, formats
+from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, fill, formats
 from specdec.published.residual_heads import ResidualBlock, ResidualHeads
 from specdec.targets.base import Target
 
@@ -31,7 +30,7 @@ class _Layout(NamedTuple):
 
 
 @formats.register("Medusa for vLLM")
-class MedusaVllm(HeadsFormat):
+class MedusaVllm(CheckpointFormat):
     """Heads named `blocks.{i}.layers.{j}` and `lm_heads.{i}`. With a `token_map`, row r of an output layer is for the
     token token_map[r], and tokens that are not in it cannot be drafted.
     """

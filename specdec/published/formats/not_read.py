@@ -1,9 +1,7 @@
 """Formats that are recognised and not read, each with what is missing."""
 
-from specdec.published.checkpoint_files import CheckpointFiles
+from specdec.published.checkpoint_files import SPECULATORS, CheckpointFiles
 from specdec.published.recognise import CheckpointFormat, formats
-
-_TYPE = "speculators_model_type"
 
 
 @formats.register("EAGLE-3 with mask tokens")
@@ -16,7 +14,7 @@ class LooseParallelEagle(CheckpointFormat):
     )
 
     def matches(self, files: CheckpointFiles) -> bool:
-        return _TYPE not in files.config and "mask_hidden" in files.tensors
+        return SPECULATORS not in files.config and "mask_hidden" in files.tensors
 
 
 @formats.register("DSpark")
@@ -26,8 +24,8 @@ class DSpark(CheckpointFormat):
     refusal = "the Markov head that corrects each slot by the token before it is not made"
 
     def matches(self, files: CheckpointFiles) -> bool:
-        return files.config.get(_TYPE) == "dspark" or (
-            _TYPE not in files.config and any(name.startswith("markov_head.") for name in files.tensors)
+        return files.config.get(SPECULATORS) == "dspark" or (
+            SPECULATORS not in files.config and any(name.startswith("markov_head.") for name in files.tensors)
         )
 
 
@@ -41,8 +39,8 @@ class MtpModule(CheckpointFormat):
     )
 
     def matches(self, files: CheckpointFiles) -> bool:
-        if _TYPE in files.config:
-            return bool(files.config[_TYPE] == "mtp")
+        if SPECULATORS in files.config:
+            return bool(files.config[SPECULATORS] == "mtp")
         return any(name.startswith("mtp.") or name.endswith(".eh_proj.weight") for name in files.tensors)
 
 
@@ -63,5 +61,5 @@ class OtherSpeculators(CheckpointFormat):
     refusal = "no published file of this type is known, so its tensors are not established"
 
     def matches(self, files: CheckpointFiles) -> bool:
-        kind = files.config.get(_TYPE)
+        kind = files.config.get(SPECULATORS)
         return kind is not None and kind not in ("eagle", "eagle3", "peagle", "dflash", "dspark", "mtp", "mlp")

@@ -1,7 +1,7 @@
 """Models that draft in parallel, as AMD publishes them: ordinary checkpoints whose config names a mask token."""
 
 from specdec.errors import ModelLoadError
-from specdec.published.checkpoint_files import CheckpointFiles
+from specdec.published.checkpoint_files import SPECULATORS, CheckpointFiles
 from specdec.published.recognise import CheckpointFormat, formats, matching, recognise
 
 _MARKS = ("pard_token", "ptd_token_id", "spd_type")  # keys of the config that only such checkpoints have
@@ -63,7 +63,7 @@ def mask_token_of(files: CheckpointFiles, given: int | None) -> int:
 
 def _is_language_model(files: CheckpointFiles) -> bool:
     """Return whether no tensor belongs to a drafter that reads the target's features in a decoder layer of its own."""
-    return "speculators_model_type" not in files.config and not {"fc.weight", "mask_hidden"} & files.tensors.keys()
+    return SPECULATORS not in files.config and not {"fc.weight", "mask_hidden"} & files.tensors.keys()
 
 
 def _reads_features(files: CheckpointFiles) -> bool:

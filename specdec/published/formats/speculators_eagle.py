@@ -5,13 +5,11 @@ from typing import Any
 
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import ModelLoadError
-from specdec.published.checkpoint_files import CheckpointFiles
+from specdec.published.checkpoint_files import SPECULATORS, CheckpointFiles
 from specdec.published.eagle_format import EagleFormat, Reading
 from specdec.published.formats.eagle_published import LayerNumbers, eagle1_network, eagle3_network, refuse_layers
 from specdec.published.recognise import formats
 from specdec.targets.base import Target
-
-_TYPE = "speculators_model_type"
 
 
 @formats.register("speculators eagle")
@@ -19,7 +17,7 @@ class SpeculatorsEagle(EagleFormat):
     """EAGLE-1 under other names, as the converter of speculators up to v0.6 writes it."""
 
     def matches(self, files: CheckpointFiles) -> bool:
-        return files.config.get(_TYPE) == "eagle"
+        return files.config.get(SPECULATORS) == "eagle"
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
         refuse_layers(files, layers)
@@ -37,7 +35,7 @@ class SpeculatorsEagle3(EagleFormat):
     """EAGLE-3, with flags for its variants, and EAGLE-3.1 (`norm_output`)."""
 
     def matches(self, files: CheckpointFiles) -> bool:
-        return files.config.get(_TYPE) == "eagle3" and "mask_hidden" not in files.tensors
+        return files.config.get(SPECULATORS) == "eagle3" and "mask_hidden" not in files.tensors
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
         if files.config.get("norm_before_residual") is None:
@@ -53,7 +51,7 @@ class ParallelEagle(EagleFormat):
     """EAGLE-3 with mask tokens, which drafts all tokens in one pass, in the format of speculators (2602.01469)."""
 
     def matches(self, files: CheckpointFiles) -> bool:
-        kind = files.config.get(_TYPE)
+        kind = files.config.get(SPECULATORS)
         return kind == "peagle" or kind == "eagle3" and "mask_hidden" in files.tensors
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:

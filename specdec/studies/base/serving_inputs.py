@@ -14,9 +14,9 @@ import pandas as pd
 
 from specdec.analysis.cost.server_calls import fit_server_calls
 from specdec.analysis.rounds import drafted
+from specdec.batching.batch_drafter import batch_drafter
 from specdec.batching.batch_target import batch_target
 from specdec.batching.decode_batch import decode_batch
-from specdec.batching.each_drafter import batch_drafter
 from specdec.config import config_dir, validated
 from specdec.cost_model import SimulatedCost, load_cost
 from specdec.drafters.base.lookup import Lookup

@@ -1,50 +1,16 @@
 """An ordinary drafter for each slot of a batch, so that any drafter works. Weights and tables are shared."""
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor, nn
 
 from specdec.drafters.base import Drafter
-from specdec.drafters.base.batch import BatchDrafter
+from specdec.drafters.base.contract import BatchDrafter
 from specdec.models.decoder import CachedModel
-from specdec.records import Draft, TextStart
-from specdec.structures.base import Structure
 from specdec.targets.base import Target
-
-
-class EachDrafter(BatchDrafter):
-    """A drafter of its own for each slot; drafts are made one after another."""
-
-    def __init__(self, make: Callable[[], Drafter], slots: int) -> None:
-        """
-        Args:
-            make: returns a drafter that shares no text with those made before.
-        """
-        self.slots = slots
-        self.drafters = [make() for _ in range(slots)]
-        self.reads_logits = self.drafters[0].capabilities.reads_logits
-
-    def start(self, slot: int, text: TextStart, states: Tensor | None = None) -> None:
-        self.drafters[slot].start(text, states)
-
-    def draft(self, structures: Mapping[int, Structure]) -> dict[int, Draft]:
-        return {slot: self.drafters[slot].draft(structure) for slot, structure in structures.items()}
-
-    def commit(self, slot: int, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        self.drafters[slot].commit(tokens, states)
-
-    def observe(self, slot: int, draft: Draft, logits: Tensor) -> None:
-        self.drafters[slot].observe(draft, logits)
-
-    def release(self, slot: int) -> None:
-        pass  # the next start of this slot forgets the text
-
-    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        for drafter in self.drafters:
-            drafter.remember(prompt, output)
 
 
 def batch_drafter(drafter: Drafter, target: Target, slots: int) -> BatchDrafter:
@@ -55,7 +21,7 @@ def batch_drafter(drafter: Drafter, target: Target, slots: int) -> BatchDrafter:
         slots: sequences that are decoded at once, at most.
     """
     own = drafter.batched(slots)
-    return EachDrafter(lambda: twin(drafter, target), slots) if own is None else own
+    return BatchDrafter([twin(drafter, target) for _ in range(slots)]) if own is None else own
 
 
 def twin(drafter: Drafter, target: Target) -> Drafter:
