@@ -106,7 +106,12 @@ class Registry(Generic[T]):
         return validated(_config_type(cls), values, where=self.group, source=f"{self.group} {values['name']!r}")
 
     def construct(self, config: Any, **context: Any) -> T:
-        """Make an instance of the class that a typed config belongs to, by `from_config` or by its constructor."""
+        """Make an instance of the class that a typed config belongs to, by `from_config` or by its constructor.
+
+        Raises:
+            UsageError: values that cannot be met here: a file that is not there, a model that cannot be loaded, parts
+                that do not fit each other.
+        """
         cls = self.get(config.name)
         make: Callable[..., T] = getattr(cls, "from_config", cls)
         return make(config, **context)

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
 from specdec.batching.batch_target import BatchTarget
 from specdec.clock import Clock
@@ -16,7 +15,7 @@ from specdec.decode import cut
 from specdec.drafters.base.contract import BatchDrafter
 from specdec.errors import NumericsError
 from specdec.observe import Decided, record
-from specdec.records import Acceptance, Draft, Generation, Marks, Request, Round, TextStart
+from specdec.records import Generation, Marks, Request, Round, TextStart
 from specdec.structures.base import Structure
 from specdec.verifiers.base import Verifier
 
@@ -105,7 +104,9 @@ def decode_batch(
             before.
     """
     batch = _Batch(target, drafter, structure, clock)
-    batch.reserve(requests)
+    longest = max((len(each.prompt) + each.max_new_tokens for each in requests), default=0)
+    target.reserve(longest + target.room(structure.tree))
+    drafter.reserve(longest + structure.nodes + 1)
     waiting = deque(enumerate(requests))
     done: dict[int, Generation] = {}
     steps: list[_Step] = []
@@ -133,11 +134,6 @@ class _Batch:
         self.target, self.drafter, self.structure, self.clock = target, drafter, structure, clock
         self.active: dict[int, _Sequence] = {}
         self.free = list(reversed(range(target.slots)))
-
-    def reserve(self, requests: Sequence[Request]) -> None:
-        longest = max((len(each.prompt) + each.max_new_tokens for each in requests), default=0)
-        self.target.reserve(longest + self.target.room(self.structure.tree))
-        self.drafter.reserve(longest + self.structure.nodes + 1)
 
     def begin(self, place: int, request: Request) -> tuple[object, object]:
         """Give a free slot to a request and prefill its prompt; return the clock's readings before and after."""
@@ -183,28 +179,17 @@ class _Batch:
             self.drafter.commit(slot, committed[slot], self.target.states.get(slot))
         marks = Marks(start, drafted, verified, accepted, mark())
         for slot in active:
-            self._note(slot, verifier, (drafts[slot], p[slot], decisions[slot]), committed[slot], marks)
+            sequence, tokens = active[slot], committed[slot]
+            context = len(sequence.request.prompt) + len(sequence.tokens)
+            sequence.tokens.extend(tokens)
+            if tokens[-1] in self.target.target.end_tokens:
+                sequence.finish = "end_token"
+            elif sequence.room == 0:
+                sequence.finish = "limit"
+            chain = self.structure.branches == 1 and drafts[slot].tree.is_chain
+            decided = Decided(drafts[slot], p[slot], decisions[slot], tokens, chain)
+            sequence.rounds.append(record(decided, verifier, context, sequence.finish, marks, len(active)))
         return tuple(active), sum(map(len, committed.values())), marks
-
-    def _note(
-        self,
-        slot: int,
-        verifier: Verifier,
-        decision: tuple[Draft, Tensor, Acceptance],
-        committed: tuple[int, ...],
-        marks: Marks,
-    ) -> None:
-        """Append a round to its sequence."""
-        sequence = self.active[slot]
-        context = len(sequence.request.prompt) + len(sequence.tokens)
-        sequence.tokens.extend(committed)
-        if committed[-1] in self.target.target.end_tokens:
-            sequence.finish = "end_token"
-        elif sequence.room == 0:
-            sequence.finish = "limit"
-        chain = self.structure.branches == 1 and decision[0].tree.is_chain
-        decided = Decided(*decision, committed, chain)
-        sequence.rounds.append(record(decided, verifier, context, sequence.finish, marks, len(self.active)))
 
     def leave(self) -> list[_Sequence]:
         """Free the slots of finished sequences and return these."""

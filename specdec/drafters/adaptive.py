@@ -80,10 +80,6 @@ class Adaptive(Wrapper):
 
     @classmethod
     def from_config(cls, config: AdaptiveConfig, target: Target) -> "Adaptive":
-        """
-        Raises:
-            UsageError: a drafter that cannot be made.
-        """
         with named_below("of"):
             return cls(drafters.build(config.of, target=target), config.rule, config.threshold, config.length)
 

@@ -159,22 +159,32 @@ class Cascade(Drafter):
         self._discount, self._exploration = discount, exploration
         depths = [None] if gammas is None else sorted(set(gammas))
         self._arms = [(label, depth) for label in self.parts for depth in depths]
-        self.capabilities = _capabilities([part.drafter for part in self.parts.values()])
+        # The abilities that all parts have, and the needs that any has. A choice depends on earlier rounds.
+        abilities = [part.drafter.capabilities for part in self.parts.values()]
+        replays = {can.replay for can in abilities}
+        own: Replay = "calling" if "calling" in replays else "copying"
+        self.capabilities = replace(
+            abilities[0],
+            fills=frozenset.intersection(type(self).capabilities.fills, *(can.fills for can in abilities)),
+            reads_states=any(can.reads_states for can in abilities),
+            reads_logits=any(can.reads_logits for can in abilities),
+            reports_confidence=False,
+            replay=None if None in replays else own,
+            deepest=min((can.deepest for can in abilities if can.deepest is not None), default=None),
+            vocab_size=next((can.vocab_size for can in abilities if can.vocab_size is not None), None),
+        )
         if not self.capabilities.fills:
             raise UsageError("Bad value drafter.of: there is no structure that all of these drafters fill.")
         self._begin()
 
     @classmethod
     def from_config(cls, config: CascadeConfig, target: Target) -> "Cascade":
-        """
-        Raises:
-            UsageError: a part that cannot be made.
-        """
         costs = config.costs or {}
         parts: dict[str, Part] = {}
         for label, values in config.of.items():
             drafter = built_part(f"of.{label}", values, target)
-            parts[label] = Part(drafter, costs.get(label, _relative_flops(drafter, target)))
+            relative = drafter.flops_per_token / target.flops_per_token if target.flops_per_token else 0.0
+            parts[label] = Part(drafter, costs.get(label, relative))
         return cls(parts, config.gammas, config.verification, config.discount, config.exploration)
 
     def _begin(self) -> None:
@@ -195,18 +205,15 @@ class Cascade(Drafter):
         self._drafted = None
         if structure.gamma == 0:
             return EMPTY
-        arm = self.bandit.best(self._fitting(structure.gamma))
+        # The arms that are no deeper than the structure; where all are, the shallowest ones.
+        depths = [structure.gamma if depth is None else depth for _, depth in self._arms]
+        most = max(structure.gamma, min(depths))
+        arm = self.bandit.best([arm for arm, depth in enumerate(depths) if depth <= most])
         label, depth = self._arms[arm]
         shape = structure if depth is None else structure.clamped(depth)
         draft = self.parts[label].drafter.draft(shape)
         self._drafted = arm, len(draft)
         return draft
-
-    def _fitting(self, gamma: int) -> list[int]:
-        """Return the arms that are no deeper than the structure; where all are, the shallowest ones."""
-        depths = [gamma if depth is None else depth for _, depth in self._arms]
-        most = max(gamma, min(depths))
-        return [arm for arm, depth in enumerate(depths) if depth <= most]
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         if self._drafted is not None:
@@ -242,30 +249,3 @@ class Cascade(Drafter):
     def flops_per_token(self) -> float:
         """Operations of a token by the most expensive drafter: which one drafts depends on the text."""
         return max(part.drafter.flops_per_token for part in self.parts.values())
-
-
-def _relative_flops(drafter: Drafter, target: Target) -> float:
-    return drafter.flops_per_token / target.flops_per_token if target.flops_per_token else 0.0
-
-
-def _capabilities(parts: Sequence[Drafter]) -> DrafterCapabilities:
-    """Return the abilities that all parts have, and the needs that any has."""
-    each = [part.capabilities for part in parts]
-    deepest = [can.deepest for can in each if can.deepest is not None]
-    return replace(
-        each[0],
-        fills=frozenset.intersection(Cascade.capabilities.fills, *(can.fills for can in each)),
-        reads_states=any(can.reads_states for can in each),
-        reads_logits=any(can.reads_logits for can in each),
-        reports_confidence=False,
-        replay=_replay([can.replay for can in each]),
-        deepest=min(deepest, default=None),
-        vocab_size=next((can.vocab_size for can in each if can.vocab_size is not None), None),
-    )
-
-
-def _replay(kinds: Sequence[Replay | None]) -> Replay | None:
-    """Return how a choice among drafters is replayed: it depends on earlier rounds, whatever the drafters do."""
-    if None in kinds:
-        return None
-    return "calling" if "calling" in kinds else "copying"

@@ -13,8 +13,7 @@ from torch import Tensor
 from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
-from specdec.eagle.block_rows import BlockText, drafts_along, text_of
-from specdec.eagle.draft_rows import DraftRows, TextRows
+from specdec.eagle.draft_rows import BlockText, DraftRows, TextRows, drafts_along, text_of
 from specdec.eagle.eagle_checkpoint import KIND, load_eagle, shipped_eagle
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import UsageError

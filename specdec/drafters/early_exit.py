@@ -70,10 +70,6 @@ class EarlyExit(OwnModel):
 
     @classmethod
     def from_config(cls, config: EarlyExitConfig, target: Target) -> "EarlyExit":
-        """
-        Raises:
-            UsageError: a target without layers of its own, or an exit layer that it does not have.
-        """
         whole = own_model(target, "early_exit")
         return cls(whole, choose_exit_layer(config.exit_layer, config, whole), config.drafts, config.siblings)
 

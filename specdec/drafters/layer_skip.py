@@ -77,29 +77,21 @@ class LayerSkip(OwnModel):
 
     @classmethod
     def from_config(cls, config: LayerSkipConfig, target: Target) -> "LayerSkip":
-        """
-        Raises:
-            UsageError: a target without layers of its own, parts that it does not have, a cache folder that cannot be
-                written.
-        """
         whole = own_model(target, "layer_skip")
-        return cls(whole, _chosen(config, whole), config.drafts, config.siblings)
+        if config.skip != "auto":
+            return cls(whole, SkippedParts(parse_parts(config.skip), "config"), config.drafts, config.siblings)
+        folder = None if config.cache_dir is None else Path(config.cache_dir).expanduser()
+        calibration = CalibrationText(config, whole)
+        try:
+            skipped = kept_search(folder, whole.hidden.identity, calibration, config.units, config.evaluations)
+        except OSError as error:
+            raise UsageError(
+                f"Bad value drafter.cache_dir={config.cache_dir}: the layers that were found cannot be kept there "
+                f"({error.strerror}); give another folder, or null to keep nothing."
+            ) from None
+        return cls(whole, skipped, config.drafts, config.siblings)
 
     def describe(self) -> dict[str, Any]:
         found = self.skipped
         known = {} if found.worth is None else {"calibration": asdict(found.worth), "sets_compared": found.compared}
         return {**super().describe(), "skip": written_parts(found.parts), "skip_by": found.by, **known}
-
-
-def _chosen(config: LayerSkipConfig, target: Causal) -> SkippedParts:
-    if config.skip != "auto":
-        return SkippedParts(parse_parts(config.skip), "config")
-    folder = None if config.cache_dir is None else Path(config.cache_dir).expanduser()
-    calibration = CalibrationText(config, target)
-    try:
-        return kept_search(folder, target.hidden.identity, calibration, config.units, config.evaluations)
-    except OSError as error:
-        raise UsageError(
-            f"Bad value drafter.cache_dir={config.cache_dir}: the layers that were found cannot be kept there "
-            f"({error.strerror}); give another folder, or null to keep nothing."
-        ) from None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import Field, field_validator, model_validator
@@ -85,10 +85,6 @@ class Mixed(Lookup):
 
     @classmethod
     def from_config(cls, config: MixedConfig, target: Target) -> "Mixed":
-        """
-        Raises:
-            UsageError: a part that cannot be made.
-        """
         with named_below("context"):
             context = cast(Ngram, drafters.build(config.context, target=target))
         with named_below("bigram"):
@@ -122,7 +118,10 @@ class Mixed(Lookup):
                     return proposal
             return merged(self._bigram_rows(1, structure.gamma, ()))
         if structure.rows is not None:
-            return merged(self._rows(structure.rows, structure.gamma))
+            k, w = structure.rows, structure.gamma
+            rows = self.context.rows(self._share(k), w) if self._share(k) else []
+            found = ((row, Source("ngram", rank)) for rank, row in enumerate(rows))
+            return merged(chain(found, self._bigram_rows(self._rest(k, len(rows)), w, rows)))
         return filled(structure.tree, (self._last, self.context.matches()), self._siblings)
 
     def _share(self, count: int) -> int:
@@ -132,12 +131,6 @@ class Mixed(Lookup):
     def _rest(self, count: int, found: int) -> int:
         """Return how many of `count` the bigram may have, where the context has `found` some."""
         return count - (found if self._fill else self._share(count))
-
-    def _rows(self, k: int, w: int) -> Iterator[tuple[tuple[int, ...], Source]]:
-        rows = self.context.rows(self._share(k), w) if self._share(k) else []
-        for rank, row in enumerate(rows):
-            yield row, Source("ngram", rank)
-        yield from self._bigram_rows(self._rest(k, len(rows)), w, rows)
 
     def _bigram_rows(
         self, k: int, w: int, taken: Sequence[tuple[int, ...]]

@@ -33,10 +33,6 @@ class MlpSpeculator(HeadsDrafter):
 
     @classmethod
     def from_config(cls, config: MlpSpeculatorConfig, target: Target) -> "MlpSpeculator":
-        """
-        Raises:
-            UsageError: no checkpoint is named; see also `load_published`.
-        """
         if config.model is None:
             raise UsageError(
                 "Missing value drafter.model: give the folder or hub id of an MLP speculator that was made for the "

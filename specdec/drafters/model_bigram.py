@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -80,10 +79,6 @@ class ModelBigram(TokenLookup):
 
     @classmethod
     def from_config(cls, config: ModelBigramConfig, target: Target) -> "ModelBigram":
-        """
-        Raises:
-            UsageError: no model or law to make the table of.
-        """
         source = source_model(config.model, config.dtype, target)
         table = _of_law(config, target) if source is None else _of_model(config, source)
         return cls(table, target, config.k, config.extend, {} if source is None else source.described)
@@ -111,8 +106,15 @@ class ModelBigram(TokenLookup):
 
 
 def _of_model(config: ModelBigramConfig, source: SourceModel) -> BigramTable:
-    form = _form(config, source.described["dtype"], _begin(source) if config.begin else None)
-    make = partial(_tabulated, source, form, config.batch_size)
+    begin = source.model.config.get_text_config().bos_token_id if config.begin else None
+    if config.begin and begin is None:
+        raise UsageError(f"Bad value drafter.begin=true: {source.name} has no begin token; use false.")
+    form = _form(config, source.described["dtype"], None if begin is None else int(begin))
+
+    def make() -> BigramTable:
+        logger.info("Tabulating p(. | x) of %s for every token x", source.name)
+        return tabulate(source.model, source.name, form, config.batch_size)
+
     if config.cache_dir is None:
         return make()
     described = source.described
@@ -124,11 +126,6 @@ def _of_model(config: ModelBigramConfig, source: SourceModel) -> BigramTable:
             f"Bad value drafter.cache_dir={config.cache_dir}: the bigram table cannot be kept there "
             f"({error.strerror}); give another folder, or null to keep none."
         ) from None
-
-
-def _tabulated(source: SourceModel, form: Form, batch_size: int) -> BigramTable:
-    logger.info("Tabulating p(. | x) of %s for every token x", source.name)
-    return tabulate(source.model, source.name, form, batch_size)
 
 
 def _of_law(config: ModelBigramConfig, target: Target) -> BigramTable:
@@ -157,10 +154,3 @@ def _of_law(config: ModelBigramConfig, target: Target) -> BigramTable:
 def _form(config: ModelBigramConfig, dtype: str, begin: int | None) -> Form:
     greedy = config.extend == "greedy"
     return Form(dtype, begin, config.k, config.extend_k if greedy else 0, config.extend_w if greedy else 1)
-
-
-def _begin(source: SourceModel) -> int:
-    token = source.model.config.get_text_config().bos_token_id
-    if token is None:
-        raise UsageError(f"Bad value drafter.begin=true: {source.name} has no begin token; use false.")
-    return int(token)

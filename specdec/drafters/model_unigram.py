@@ -15,7 +15,7 @@ from specdec.drafters.base.token_lookup import TokenLookup
 from specdec.errors import UsageError
 from specdec.models.load import Dtype
 from specdec.ngrams.corpus import CorpusPart, NgramCorpus, open_corpus, tokenize
-from specdec.ngrams.source_model import SourceModel, source_model
+from specdec.ngrams.source_model import source_model
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
@@ -62,7 +62,11 @@ class ModelUnigram(TokenLookup):
             described: what is recorded about the model of the scores.
         """
         super().__init__(target, k)
-        ends = _ends(scores, k)
+        # The tokens at either end, best first, equals in the order of their numbers.
+        ends = {
+            "smallest": np.argsort(scores, kind="stable")[:k],
+            "largest": np.argsort(-scores, kind="stable")[:k],
+        }
         self.hits = {sign: float(np.isin(text[text >= 0], tokens).mean()) for sign, tokens in ends.items()}
         self.sign = max(ends, key=self.hits.__getitem__)  # of equals the paper's, "smallest"
         self._tokens: list[int] = ends[self.sign].tolist()
@@ -70,19 +74,27 @@ class ModelUnigram(TokenLookup):
 
     @classmethod
     def from_config(cls, config: ModelUnigramConfig, target: Target) -> "ModelUnigram":
-        """
-        Raises:
-            UsageError: no model, one without embeddings to rank, or no corpus.
-        """
         source = source_model(config.model, config.dtype, target)
         if source is None:
             raise UsageError(
                 "Bad value drafter.model=null: the target has no model whose embeddings could be ranked; give a "
                 "drafter.model with the same tokens."
             )
+        head = source.model.get_output_embeddings()
+        if head is None:
+            raise UsageError(
+                f"Model {source.name} has no output embeddings to rank: use another drafter, as model_bigram."
+            )
+        size = source.model.config.get_text_config().vocab_size
+        u, v = head.weight[:size], source.model.get_input_embeddings().weight[:size]
+        if u.shape != v.shape:
+            raise UsageError(
+                f"Model {source.name} cannot be ranked by its embeddings: the output's have {u.shape[1]} dimensions "
+                f"and the input's {v.shape[1]}; use another drafter, as model_bigram."
+            )
         corpus = _Beginning(open_corpus(config.corpus, config.field), config.calibration)
         text = tokenize(corpus, source.tokenizer, target.vocab_size)
-        drafter = cls(_scores_of(source), text, target, config.k, source.described)
+        drafter = cls(unigram_scores(u, v).cpu().numpy(), text, target, config.k, source.described)
         logger.info(
             "Model unigram of %s: the %d %s scores make up %.1f%% of %s, the other end's %.1f%%",
             source.name,
@@ -122,28 +134,6 @@ def unigram_scores(u: Tensor, v: Tensor) -> Tensor:
 
 def _widened(embedding: Tensor) -> Iterator[Tensor]:
     return (chunk.double() for chunk in embedding.split(_CHUNK))
-
-
-def _scores_of(source: SourceModel) -> np.ndarray:
-    head = source.model.get_output_embeddings()
-    if head is None:
-        raise UsageError(f"Model {source.name} has no output embeddings to rank: use another drafter, as model_bigram.")
-    size = source.model.config.get_text_config().vocab_size
-    u, v = head.weight[:size], source.model.get_input_embeddings().weight[:size]
-    if u.shape != v.shape:
-        raise UsageError(
-            f"Model {source.name} cannot be ranked by its embeddings: the output's have {u.shape[1]} dimensions and "
-            f"the input's {v.shape[1]}; use another drafter, as model_bigram."
-        )
-    return unigram_scores(u, v).cpu().numpy()
-
-
-def _ends(scores: np.ndarray, k: int) -> dict[str, np.ndarray]:
-    """Return the k tokens at either end of the ranking, best first, equals in the order of their numbers."""
-    return {
-        "smallest": np.argsort(scores, kind="stable")[:k],
-        "largest": np.argsort(-scores, kind="stable")[:k],
-    }
 
 
 class _Beginning(NgramCorpus):

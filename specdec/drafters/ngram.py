@@ -104,14 +104,25 @@ class Ngram(Lookup):
         if width == 0:
             return NOTHING
         if self._leftmost:
-            return self._first_match(width)
+            text = self._index.text
+            for order in self._of_chain:
+                position = self._index.first(order)
+                if position is not None:
+                    row = tuple(text[position : position + width])
+                    return Proposal(row, chain_tree(len(row)), _FIRST * len(row))
+            return NOTHING
         if structure.single:
             for row in self._continuations(1, width, self._of_chain):
                 return Proposal(row, chain_tree(len(row)), _FIRST * len(row))
             return NOTHING
         if structure.rows is not None:
             return merged((row, Source("ngram", rank)) for rank, row in enumerate(self.rows(structure.rows, width)))
-        return filled(structure.tree, self.matches(), self._siblings)
+
+        def siblings(matches: Matches, count: int) -> Iterator[tuple[int, str, Matches]]:
+            following = islice(self.following(matches).items(), count)
+            return ((token, "ngram", agreeing) for token, agreeing in following)
+
+        return filled(structure.tree, self.matches(), siblings)
 
     def possible_rounds(
         self, prompt: Sequence[int], text: Sequence[int], limit: int, structures: Sequence[Structure]
@@ -139,15 +150,6 @@ class Ngram(Lookup):
                 rows = common_rows(found, known.windows(structure.gamma))
                 parts.append(rows_rounds(found, rows, structure, "ngram"))
         return together(parts)
-
-    def _first_match(self, width: int) -> Proposal:
-        text = self._index.text
-        for order in self._of_chain:
-            position = self._index.first(order)
-            if position is not None:
-                row = tuple(text[position : position + width])
-                return Proposal(row, chain_tree(len(row)), _FIRST * len(row))
-        return NOTHING
 
     def rows(self, k: int, w: int) -> list[tuple[int, ...]]:
         """Return at most k continuations of the text, best first, of w tokens, or of fewer where the text ends before.
@@ -200,9 +202,6 @@ class Ngram(Lookup):
             for token, _ in sorted(of_tokens.items(), key=lambda item: len(item[1]), reverse=True):
                 ranked[token] = None  # a token that was ranked already keeps its place
         return {token: [of_tokens.get(token, ()) for of_tokens in of_orders] for token in ranked}
-
-    def _siblings(self, matches: Matches, count: int) -> Iterator[tuple[int, str, Matches]]:
-        return ((token, "ngram", agreeing) for token, agreeing in islice(self.following(matches).items(), count))
 
 
 _FIRST = (Source("ngram", 0),)

@@ -1,7 +1,7 @@
 """An oracle with a known alpha: it makes the capped-geometric model true, so that any gap left is the engine's."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -46,7 +46,14 @@ class Oracle(Drafter):
         self._target = target
         self._proposals = torch.empty(0, dtype=torch.long)
         self._position = 0
-        self._beside = None if config.shape is None else _random_drafter(config.shape, target)
+        self._beside: SmallModel | None = None
+        if config.shape is not None:
+            if not isinstance(target, ModelTarget):
+                raise UsageError(
+                    "Bad value drafter.shape: a random model drafts for a transformers target; use drafter.shape=null."
+                )
+            how: dict[str, Any] = {"dtype": target.model.dtype, "device": target.device, "attention": "auto"}
+            self._beside = SmallModel(random_model(config.shape, **how, key="drafter.shape"), target)
 
     def prepare(self, capacity: int, structure: Structure) -> None:
         if self._beside is not None:
@@ -78,29 +85,11 @@ class Oracle(Drafter):
             self._beside.draft(structure.clamped(len(tokens)))
             self._beside.take_for_drafted(tokens)
         if self._config.step_ms:
-            _busy_wait(len(tokens) * self._config.step_ms / 1000)
+            # Sleeping is only as precise as the scheduler; a cost of computation is spent on the processor.
+            end = time.perf_counter() + len(tokens) * self._config.step_ms / 1000
+            while time.perf_counter() < end:
+                pass
         return Draft(tokens=tokens, tree=chain_tree(len(tokens)), source=_SOURCE * len(tokens))
 
 
-def _random_drafter(shape: Mapping[str, Any], target: Target) -> SmallModel:
-    """Make the model whose cost the oracle has, in the target's number format.
-
-    Raises:
-        UsageError: a bad shape, or a target that is no transformers model.
-    """
-    if not isinstance(target, ModelTarget):
-        raise UsageError(
-            "Bad value drafter.shape: a random model drafts for a transformers target; use drafter.shape=null."
-        )
-    model = random_model(shape, dtype=target.model.dtype, device=target.device, attention="auto", key="drafter.shape")
-    return SmallModel(model, target)
-
-
 _SOURCE = (Source("oracle", 0),)
-
-
-def _busy_wait(seconds: float) -> None:
-    # Sleeping is only as precise as the scheduler; a cost that stands for computation is spent on the processor.
-    end = time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        pass

@@ -81,7 +81,9 @@ class RecordedLengths(Lookup):
         super().__init__(target)
         self.read_notes = read_notes
         self._field, self.cost, self._kind = field, cost, kind
-        self.looks_up = kind == "lookup" or kind is None and _names_lookup(field)
+        # A word of the name may be that of a drafter without a model: acc_ngram, acc_prompt_lookup.
+        words = re.split(r"[^a-z]+", field.lower().replace("n-gram", "ngram").replace("n_gram", "ngram"))
+        self.looks_up = kind == "lookup" or kind is None and any(word in _LOOKUPS for word in words)
         self._by_prompt: dict[tuple[int, ...], Stream] = {}
         for stream in streams:
             self._by_prompt.setdefault(stream.prompt, stream)
@@ -92,15 +94,24 @@ class RecordedLengths(Lookup):
 
     @classmethod
     def from_config(cls, config: RecordedLengthsConfig, target: Target) -> "RecordedLengths":
-        """
-        Raises:
-            UsageError: no streams with accepted lengths of that name.
-        """
-        streams = _streams(config, target)
+        if config.path is not None:
+            streams: Sequence[Stream] = read_streams(config.path, target.vocab_size, key="drafter.path")
+            if isinstance(target, Replay):
+                _check_same_texts(config.path, streams, target.streams)
+        elif isinstance(target, Replay):
+            streams = target.streams
+        else:
+            raise UsageError(
+                "Bad value drafter=recorded: it proposes what was recorded beside a text, so it needs the text; use "
+                "target=replay target.path=FILE."
+            )
         field = _chosen(streams, config.field)
         option = f"target.skip_bad=true and drafter.field={field}" if config.path is None else None
         fitting, notes = fitting_lengths(streams, field, option)
-        return cls(fitting, field, target, _cost(config), notes, config.kind)
+        cost = None
+        if config.fixed_ms is not None and config.step_ms is not None:
+            cost = DraftCost(fixed_s=config.fixed_ms / 1000, step_s=config.step_ms / 1000, cached_s=0.0)
+        return cls(fitting, field, target, cost, notes, config.kind)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -147,26 +158,6 @@ class RecordedLengths(Lookup):
         return Proposal(tokens, chain_tree(gamma), (Source(self._field, 0),) * gamma)
 
 
-def _names_lookup(field: str) -> bool:
-    """Return True where a word of the name is that of a drafter without a model: acc_ngram, acc_prompt_lookup."""
-    words = re.split(r"[^a-z]+", field.lower().replace("n-gram", "ngram").replace("n_gram", "ngram"))
-    return any(word in _LOOKUPS for word in words)
-
-
-def _streams(config: RecordedLengthsConfig, target: Target) -> Sequence[Stream]:
-    if config.path is not None:
-        streams = read_streams(config.path, target.vocab_size, key="drafter.path")
-        if isinstance(target, Replay):
-            _check_same_texts(config.path, streams, target.streams)
-        return streams
-    if not isinstance(target, Replay):
-        raise UsageError(
-            "Bad value drafter=recorded: it proposes what was recorded beside a text, so it needs the text; use "
-            "target=replay target.path=FILE."
-        )
-    return target.streams
-
-
 def _check_same_texts(path: str, streams: Sequence[Stream], replayed: Sequence[Stream]) -> None:
     """Refuse a file of other texts: its lengths would be replayed where they were not recorded."""
     texts = {stream.prompt: stream.generated for stream in reversed(streams)}
@@ -193,9 +184,3 @@ def _chosen(streams: Sequence[Stream], field: str | None) -> str:
             f'{{"acc_eagle": {{"acc_len": [...]}}}}; {said}.'
         )
     return names[0]
-
-
-def _cost(config: RecordedLengthsConfig) -> DraftCost | None:
-    if config.fixed_ms is None or config.step_ms is None:
-        return None
-    return DraftCost(fixed_s=config.fixed_ms / 1000, step_s=config.step_ms / 1000, cached_s=0.0)

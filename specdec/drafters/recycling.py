@@ -9,7 +9,7 @@ from torch import Tensor
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
-from specdec.errors import UsageError
+from specdec.drafters.base.token_lookup import check_siblings
 from specdec.records import Draft, TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
@@ -57,16 +57,7 @@ class Recycling(Lookup):
         self._last = 0
 
     def prepare(self, capacity: int, structure: Structure) -> None:
-        """
-        Raises:
-            UsageError: the structure has more siblings than tokens are kept, so that some places would stay empty.
-        """
-        widest = max(map(len, structure.tree.children))
-        if widest > self._k:
-            raise UsageError(
-                f"Bad value drafter.k={self._k}: structure={structure.name} asks for {widest} tokens to follow one; "
-                "raise drafter.k to as many."
-            )
+        check_siblings(structure, self._k)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._last = text.prompt[-1]
@@ -90,10 +81,10 @@ class Recycling(Lookup):
         return lines
 
     def propose(self, structure: Structure) -> Proposal:
-        return filled(structure.tree, self._last, self._ranked)
+        def ranked(token: int, count: int) -> Iterator[tuple[int, str, int]]:
+            return ((child, "recycling", child) for child in islice(self._matrix.get(token, ()), count))
 
-    def _ranked(self, token: int, count: int) -> Iterator[tuple[int, str, int]]:
-        return ((child, "recycling", child) for child in islice(self._matrix.get(token, ()), count))
+        return filled(structure.tree, self._last, ranked)
 
     def observe(self, draft: Draft, logits: Tensor) -> None:
         nodes: list[int] = draft.tokens.tolist()

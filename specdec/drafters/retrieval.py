@@ -88,10 +88,6 @@ class Retrieval(Lookup):
 
     @classmethod
     def from_config(cls, config: RetrievalConfig, target: Target) -> "Retrieval":
-        """
-        Raises:
-            UsageError: no such datastore, one that is damaged or of another tokenizer; see `open_corpus`, `tokenize`.
-        """
         store, about = _built(config, target) if config.model is None else _opened(config.model, target)
         return cls(store, config, target, about)
 

@@ -72,10 +72,6 @@ class SpecTree(NetworkDrafter):
 
     @classmethod
     def from_config(cls, config: SpecTreeConfig, target: Target) -> "SpecTree":
-        """
-        Raises:
-            UsageError: an encoder-decoder, a model with another tokenizer or vocabulary, or one that cannot be loaded.
-        """
         models: dict[str, SmallModel] = {}
         for name in config.models:
             of_one = SmallModelConfig(

@@ -90,22 +90,27 @@ class Staged(Drafter):
         Raises:
             UsageError: a structure that `by` does not fill, or that is deeper than it drafts.
         """
-        _check_fills(by, structure)
+        can = by.capabilities
+        if structure.name not in can.fills:
+            raise UsageError(
+                f"Bad value drafter.structure.name={structure.name}: drafter.by fills only "
+                f"{', '.join(sorted(can.fills))}."
+            )
+        if can.deepest is not None and structure.gamma > can.deepest:
+            raise UsageError(
+                f"Bad value drafter.structure={structure.name}: it is {structure.gamma} deep, and drafter.by drafts "
+                f"{can.deepest} levels at most; lower the structure's depth."
+            )
         self.small, self.outer, self.by, self._structure = small, outer, by, structure
         rule: Verifier = SpeculativeSampling()
         self._verifier = rule.for_greedy() if outer.sampling.greedy else rule
         # A drafter that reads what the model says of each token needs to hear of all of them.
-        can = by.capabilities
         self._reads = can.reads_states or can.reads_logits or can.replay == "calling"
         self.capabilities = replace(self.capabilities, vocab_size=small.capabilities.vocab_size)
         self._begin(TextStart((), 0))
 
     @classmethod
     def from_config(cls, config: StagedConfig, target: Target) -> "Staged":
-        """
-        Raises:
-            UsageError: a part that cannot be made, or that does not fit the other.
-        """
         small = cast(SmallModel, built_part("of", config.of, target))
         with named_below("of"):
             outer = DraftTarget(small, target)
@@ -314,19 +319,6 @@ class DraftTarget(Causal):
 
 
 _OWN = Source("small_model", 0)
-
-
-def _check_fills(by: Drafter, structure: Structure) -> None:
-    can = by.capabilities
-    if structure.name not in can.fills:
-        raise UsageError(
-            f"Bad value drafter.structure.name={structure.name}: drafter.by fills only {', '.join(sorted(can.fills))}."
-        )
-    if can.deepest is not None and structure.gamma > can.deepest:
-        raise UsageError(
-            f"Bad value drafter.structure={structure.name}: it is {structure.gamma} deep, and drafter.by drafts "
-            f"{can.deepest} levels at most; lower the structure's depth."
-        )
 
 
 def _put_behind(tokens: Sequence[int], draft: Draft, device: torch.device) -> Draft:

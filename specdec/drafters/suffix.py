@@ -78,10 +78,6 @@ class Suffix(Lookup):
         self._limits: dict[tuple[int, ...], int] = {}
         self._limit, self._place = 0, START
 
-    @classmethod
-    def from_config(cls, config: SuffixConfig, target: Target) -> "Suffix":
-        return cls(config, target)
-
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._text = SuffixAutomaton()
         self._limit, self._place = self._limits.get(tuple(text.prompt), len(self._outputs.text)), START
@@ -164,9 +160,14 @@ class Suffix(Lookup):
             # As in ArcticInference, rounding errors of the product take no token away.
             size = min(width, int(self._config.factor * match.length + self._config.offset + 1e-6))
             if size > 0 and match.length >= self._config.match_min:
-                row = self._copied(match, size, earlier)
+                text, begin = (self._outputs if earlier else self._text).text, match.position
+                row = text[begin : begin + size]
+                if earlier:
+                    row = row[: row.index(_BETWEEN)] if _BETWEEN in row else row
+                while len(row) < size and not earlier:  # the text ends: what was copied of it follows
+                    row += row[: size - len(row)]
                 if row:
-                    rows.append(row)
+                    rows.append(tuple(row))
         return rows
 
     def _matches(self, most: int) -> list[Found]:
@@ -174,16 +175,6 @@ class Suffix(Lookup):
         found += (Found(match, True) for match in self._outputs.matches(self._place, most))
         found.sort(key=lambda item: item.match.length, reverse=True)  # own ones stay before others of their length
         return found[:most]
-
-    def _copied(self, match: Match, size: int, earlier: bool) -> tuple[int, ...]:
-        begin = match.position
-        if earlier:
-            row = self._outputs.text[begin : begin + size]
-            return tuple(row[: row.index(_BETWEEN)] if _BETWEEN in row else row)
-        row = self._text.text[begin : begin + size]
-        while len(row) < size:  # the text ends: what was copied of it follows
-            row += row[: size - len(row)]
-        return tuple(row)
 
 
 _FIRST = (Source("suffix", 0),)

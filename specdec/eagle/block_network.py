@@ -5,45 +5,10 @@ Knows tensors only. Letters as in `feature_network`; N tokens of a block, the ro
 """
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.eagle.eagle_config import EagleConfig
-from specdec.eagle.feature_network import FeatureNetwork, GatedMlp, KeysValues, ScaledNorm, rotated
-
-
-class BlockAttention(nn.Module):
-    """Attention of all tokens of a block to each other, whatever their order, and to the whole context."""
-
-    def __init__(self, config: EagleConfig) -> None:
-        super().__init__()
-        biased = config.attention_bias != "none"
-        size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.head_dim = config.head_dim
-        self.q_proj = nn.Linear(config.hidden, size, bias=biased)
-        self.k_proj = nn.Linear(config.hidden, kv_size, bias=biased)
-        self.v_proj = nn.Linear(config.hidden, kv_size, bias=biased)
-        self.o_proj = nn.Linear(size, config.hidden, bias=config.attention_bias == "qkvo")
-        self.q_norm = ScaledNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
-        self.k_norm = ScaledNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
-
-    def keys_values(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Return keys and values [B, H_kv, S, head_dim] of inputs [B, S, D]."""
-        key, value = self._heads(self.k_proj(x)), self._heads(self.v_proj(x))
-        return rotated(key if self.k_norm is None else self.k_norm(key), turns), value
-
-    def forward(self, x: Tensor, turns: tuple[Tensor, Tensor], past: tuple[Tensor, Tensor]) -> Tensor:
-        """Return [B, N, D] for a block [B, N, D] behind a context of these keys and values."""
-        query = self._heads(self.q_proj(x))
-        query = rotated(query if self.q_norm is None else self.q_norm(query), turns)
-        own = self.keys_values(x, turns)
-        key, value = (torch.cat(pair, 2) for pair in zip(past, own, strict=True))
-        found = F.scaled_dot_product_attention(query, key, value, enable_gqa=True)
-        result: Tensor = self.o_proj(found.transpose(1, 2).flatten(2))
-        return result
-
-    def _heads(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+from specdec.eagle.feature_network import FeatureNetwork, GatedMlp, GroupedAttention, KeysValues, ScaledNorm
 
 
 class BlockLayer(nn.Module):
@@ -52,13 +17,15 @@ class BlockLayer(nn.Module):
     def __init__(self, config: EagleConfig) -> None:
         super().__init__()
         self.input_layernorm = ScaledNorm(config.hidden, config.rms_eps)
-        self.self_attn = BlockAttention(config)
+        self.self_attn = GroupedAttention(config, config.hidden, causal=False)
         self.post_attention_layernorm = ScaledNorm(config.hidden, config.rms_eps)
         self.mlp = GatedMlp(config.hidden, config.intermediate)
 
     def forward(self, x: Tensor, turns: tuple[Tensor, Tensor], past: tuple[Tensor, Tensor]) -> Tensor:
-        """See `BlockAttention.forward`."""
-        x = x + self.self_attn(self.input_layernorm(x), turns, past)
+        """Return [B, N, D] for a block [B, N, D], all tokens of which see each other and a context of these keys and
+        values; see `GroupedAttention`.
+        """
+        x = x + self.self_attn(self.input_layernorm(x), turns, past)[0]
         result: Tensor = x + self.mlp(self.post_attention_layernorm(x))
         return result
 

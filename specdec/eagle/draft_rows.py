@@ -1,17 +1,18 @@
-"""The rows of an EAGLE network over one text: those of the committed text, and those of one draft on top of them.
+"""The rows of an EAGLE or a block network over one text: those of the committed text, and of a draft on top of them.
 
 Rows of the text are made of the target's own features only. The rows of a draft, made of carried states, live in an
 object of their own, which is dropped with the draft: nothing of a rejected token can stay behind.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from specdec.eagle.block_network import BlockNetwork
 from specdec.eagle.eagle_network import EagleNetwork
-from specdec.eagle.feature_network import KeysValues
+from specdec.eagle.feature_network import FeatureNetwork, KeysValues
 from specdec.records import Tree
 
 _POSITIONS = 256  # whose logits are in memory at a time, when a text is replayed
@@ -50,16 +51,52 @@ class TextRows:
         """Begin a draft of at most `depth` levels after the last row. There is at least one."""
         assert self._past is not None
         if self._network.config.mask_token is not None:
-            return SlotRows(self._slots(depth))
+            logits = self._logits[0]  # of the last row; behind it come those of the mask tokens
+            if depth > 1:
+                tokens, states = self._network.slots(depth - 1)
+                places = torch.arange(self.length, self.length + depth - 1, device=states.device)
+                logits = torch.cat([logits, self._network(tokens, states, places, self._past)[1][0]])
+            return SlotRows(logits)
         return StepRows(self._network, self.length, self._past, self._carried, self._logits[0])
 
-    def _slots(self, depth: int) -> Tensor:
-        """Return the logits [depth, W] of the last row and of the mask tokens behind it."""
-        if depth == 1:
-            return self._logits[0]
-        tokens, states = self._network.slots(depth - 1)
-        places = torch.arange(self.length, self.length + depth - 1, device=states.device)
-        return torch.cat([self._logits[0], self._network(tokens, states, places, self._past)[1][0]])
+
+class BlockText:
+    """Keys and values of all positions before the root, made of the target's own features; a block's are not kept.
+
+    Attributes:
+        length: number of these positions, and the root's place.
+    """
+
+    def __init__(self, network: BlockNetwork) -> None:
+        self._network = network
+        self.length = 0
+        self._past: KeysValues | None = None
+        self._root = torch.empty(0)
+
+    def append(self, tokens: Tensor, features: Tensor) -> None:
+        """See `TextRows.append`."""
+        places = torch.arange(self.length, self.length + len(tokens), device=tokens.device)
+        new = self._network.context(features.unsqueeze(0), places)
+        if self._past is not None:
+            new = tuple(
+                (torch.cat([old[0], fresh[0]], 2), torch.cat([old[1], fresh[1]], 2))
+                for old, fresh in zip(self._past, new, strict=True)
+            )
+        self._past, self._root = new, tokens[-1:]
+        self.length += len(tokens)
+
+    def draft(self, depth: int) -> "DraftRows":
+        """Draft a whole block, of which at most `depth` tokens are used: with fewer slots it would be another law."""
+        assert self._past is not None
+        return SlotRows(self._network(self._root, self.length, self._past)[0])
+
+
+def text_of(network: FeatureNetwork) -> TextRows | BlockText:
+    """Return the rows of a new text for a network."""
+    if isinstance(network, BlockNetwork):
+        return BlockText(network)
+    assert isinstance(network, EagleNetwork)
+    return TextRows(network)
 
 
 class DraftRows(ABC):
@@ -156,10 +193,11 @@ class StepRows(DraftRows):
         return logits[0]
 
 
-def chains_along(network: EagleNetwork, tokens: Tensor, features: Tensor, first: int, depth: int, of: OfStep) -> None:
+def drafts_along(network: FeatureNetwork, tokens: Tensor, features: Tensor, first: int, depth: int, of: OfStep) -> None:
     """Draft the text itself from every row of it on, teacher-forced: at depth k each row reads the token k places
     further on and the state that it left at depth k - 1. It sees the rows of the text before it and, of deeper ones,
-    its own (the training-time test of EAGLE-3 2503.01840, section 3.1). A network of mask tokens reads these instead.
+    its own (the training-time test of EAGLE-3 2503.01840, section 3.1). A network of mask tokens reads these instead,
+    and a block network drafts a block from every place.
 
     Args:
         tokens: [T] of the text.
@@ -169,9 +207,19 @@ def chains_along(network: EagleNetwork, tokens: Tensor, features: Tensor, first:
         of: is told of every level, `_POSITIONS` rows at a time. Rows whose tokens the text lacks read others.
     """
     rows = len(tokens) - 2  # the last that predicts a token of the text
+    if isinstance(network, BlockNetwork):
+        whole = network.context(features.unsqueeze(0), torch.arange(len(features), device=tokens.device))
+        for row in range(first, rows):
+            before = tuple((keys[:, :, : row + 1], values[:, :, : row + 1]) for keys, values in whole)
+            block = network(tokens[row + 1 : row + 2], row + 1, before)[0]
+            for k in range(min(depth, len(block))):
+                of(row, k, block[k : k + 1])
+        return
+    assert isinstance(network, EagleNetwork)
     places = torch.arange(rows, device=tokens.device)
     past: KeysValues | None = None
-    for begin, end in _pieces(first, rows):
+    pieces = [(begin, min(begin + _POSITIONS, rows)) for begin in range(first, rows, _POSITIONS)]
+    for begin, end in [(0, first), *pieces] if first > 0 else pieces:
         read = tokens[begin + 1 : end + 1].unsqueeze(0)
         states, asked = network.fuse(features[begin:end].unsqueeze(0)), begin >= first
         carried, logits, past = network(read, states, places[begin:end], past, last=None if asked else 0)
@@ -188,11 +236,3 @@ def chains_along(network: EagleNetwork, tokens: Tensor, features: Tensor, first:
                 read, carried = network.slots(size)
             carried, logits, drafted = network(read, carried, places[begin:end] + k, drafted, seen)
             of(begin, k, logits[0])
-
-
-def _pieces(first: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Return the rows before the first that is asked for, then those asked for in pieces."""
-    if first > 0:
-        yield 0, first
-    for begin in range(first, rows, _POSITIONS):
-        yield begin, min(begin + _POSITIONS, rows)

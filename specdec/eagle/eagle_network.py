@@ -8,56 +8,11 @@ Modules carry the names of published files.
 from collections.abc import Sequence
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.eagle.eagle_config import EagleConfig
-from specdec.eagle.feature_network import FeatureNetwork, GatedMlp, KeysValues, ScaledNorm, rotated
+from specdec.eagle.feature_network import FeatureNetwork, GatedMlp, GroupedAttention, KeysValues, ScaledNorm
 from specdec.targets.base.hidden import HiddenStates
-
-
-class GroupedAttention(nn.Module):
-    """Attention with fewer key than query heads and rotary positions, over inputs of a width of their own."""
-
-    def __init__(self, config: EagleConfig, inputs: int) -> None:
-        super().__init__()
-        biased = config.attention_bias != "none"
-        size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
-        self.head_dim = config.head_dim
-        self.q_proj = nn.Linear(inputs, size, bias=biased)
-        self.k_proj = nn.Linear(inputs, kv_size, bias=biased)
-        self.v_proj = nn.Linear(inputs, kv_size, bias=biased)
-        self.o_proj = nn.Linear(size, config.hidden, bias=config.attention_bias == "qkvo")
-        self.q_norm = ScaledNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
-        self.k_norm = ScaledNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
-
-    def forward(
-        self, x: Tensor, turns: tuple[Tensor, Tensor], past: tuple[Tensor, Tensor] | None, mask: Tensor | None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """
-        Args:
-            x: [B, S, inputs].
-            turns: cosines and sines [B, 1, S, head_dim] of the rows' positions.
-            past: keys and values of the P rows before.
-            mask: [S, P+S] or [B, 1, S, P+S]; None for causal rows.
-        Returns:
-            [B, S, D], and the keys and values of all P+S rows.
-        """
-        query, key, value = (
-            projection(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
-            for projection in (self.q_proj, self.k_proj, self.v_proj)
-        )  # [B, H, S, head_dim]
-        if self.q_norm is not None and self.k_norm is not None:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key = rotated(query, turns), rotated(key, turns)
-        if past is not None:
-            key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
-        rows, length = query.shape[2], key.shape[2]
-        if mask is None and past is not None and rows > 1:
-            mask = torch.ones(rows, length, dtype=torch.bool, device=x.device).tril_(length - rows)
-        causal = mask is None and past is None and rows > 1
-        found = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, enable_gqa=True)
-        return self.o_proj(found.transpose(1, 2).flatten(2)), (key, value)
 
 
 class EagleLayer(nn.Module):

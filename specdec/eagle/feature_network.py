@@ -45,6 +45,62 @@ class GatedMlp(nn.Module):
         return result
 
 
+class GroupedAttention(nn.Module):
+    """Attention with fewer key than query heads and rotary positions, over inputs of a width of their own."""
+
+    def __init__(self, config: EagleConfig, inputs: int, causal: bool = True) -> None:
+        """
+        Args:
+            causal: where no mask is given, a row sees those before it and itself; otherwise it sees all.
+        """
+        super().__init__()
+        biased = config.attention_bias != "none"
+        size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
+        self.head_dim, self.causal = config.head_dim, causal
+        self.q_proj = nn.Linear(inputs, size, bias=biased)
+        self.k_proj = nn.Linear(inputs, kv_size, bias=biased)
+        self.v_proj = nn.Linear(inputs, kv_size, bias=biased)
+        self.o_proj = nn.Linear(size, config.hidden, bias=config.attention_bias == "qkvo")
+        self.q_norm = ScaledNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
+        self.k_norm = ScaledNorm(config.head_dim, config.rms_eps) if config.qk_norm else None
+
+    def _heads(self, x: Tensor, norm: nn.Module | None = None) -> Tensor:
+        heads = x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        return heads if norm is None else norm(heads)
+
+    def keys_values(self, x: Tensor, turns: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Return keys and values [B, H_kv, S, head_dim] of inputs [B, S, inputs]."""
+        return rotated(self._heads(self.k_proj(x), self.k_norm), turns), self._heads(self.v_proj(x))
+
+    def forward(
+        self,
+        x: Tensor,
+        turns: tuple[Tensor, Tensor],
+        past: tuple[Tensor, Tensor] | None,
+        mask: Tensor | None = None,
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """
+        Args:
+            x: [B, S, inputs].
+            turns: cosines and sines [B, 1, S, head_dim] of the rows' positions.
+            past: keys and values of the P rows before.
+            mask: [S, P+S] or [B, 1, S, P+S], true for seen.
+        Returns:
+            [B, S, D], and the keys and values of all P+S rows.
+        """
+        query = rotated(self._heads(self.q_proj(x), self.q_norm), turns)
+        key, value = self.keys_values(x, turns)
+        if past is not None:
+            key, value = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
+        rows, length = query.shape[2], key.shape[2]
+        causal = self.causal and mask is None and rows > 1
+        if causal and past is not None:
+            mask = torch.ones(rows, length, dtype=torch.bool, device=x.device).tril_(length - rows)
+            causal = False
+        attended = F.scaled_dot_product_attention(query, key, value, mask, is_causal=causal, enable_gqa=True)
+        return self.o_proj(attended.transpose(1, 2).flatten(2)), (key, value)
+
+
 class FeatureNetwork(nn.Module):
     """A network that reads the target's features and embeddings, and where the config says so its output layer, which
     it never stores.

@@ -58,7 +58,20 @@ class CheckpointFiles:
         self.tensors: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
         for path in sorted(folder.glob("*.safetensors")):
-            self._read_header(path)
+            try:
+                with safe_open(path, framework="pt") as file:
+                    for own in file.keys():
+                        if own in self._places:
+                            raise ModelLoadError(
+                                f"{self} has the tensor {own} in {self._places[own].name} and in {path.name}: keep one."
+                            )
+                        part = file.get_slice(own)
+                        self.tensors[own] = TensorInfo(tuple(part.get_shape()), str(part.get_dtype()))
+                        self._places[own] = path
+            except (SafetensorError, OSError) as error:
+                raise ModelLoadError(
+                    f"{self} has a damaged file {path.name}: {_one_line(error)}; fetch it again."
+                ) from None
         for path in sorted(folder.glob("*.safetensors.index.json")):
             self._check_index(path)
 
@@ -100,6 +113,15 @@ class CheckpointFiles:
             raise ModelLoadError(f"{self} has a {key} in its config.json that is larger than any size: correct it.")
         return value
 
+    def rows(self, name: str) -> int | None:
+        """Return the first size of a tensor; None where there is none of this name."""
+        return self.tensors[name].shape[0] if name in self.tensors else None
+
+    def numbered(self, pattern: re.Pattern[str], prefix: str = "") -> list[tuple[int, ...]]:
+        """Return the numbers in the names of the tensors that match a pattern whole, behind a beginning of all."""
+        names = (name.removeprefix(prefix) for name in self.tensors if name.startswith(prefix))
+        return [tuple(map(int, match.groups())) for match in map(pattern.fullmatch, names) if match]
+
     def check_parts(self, key: str, number: int) -> None:
         """Refuse a number of layers or stages that these files cannot hold, before anything of that size is made.
 
@@ -125,22 +147,6 @@ class CheckpointFiles:
         if not isinstance(values, dict):
             raise ModelLoadError(f"{self} has a {path.name} that is not a JSON object.")
         return values
-
-    def _read_header(self, path: Path) -> None:
-        try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():
-                    if name in self._places:
-                        raise ModelLoadError(
-                            f"{self} has the tensor {name} in {self._places[name].name} and in {path.name}: keep one."
-                        )
-                    part = file.get_slice(name)
-                    self.tensors[name] = TensorInfo(tuple(part.get_shape()), str(part.get_dtype()))
-                    self._places[name] = path
-        except (SafetensorError, OSError) as error:
-            raise ModelLoadError(
-                f"{self} has a damaged file {path.name}: {_one_line(error)}; fetch it again."
-            ) from None
 
     def _check_index(self, path: Path) -> None:
         places = self._read_json(path).get("weight_map")

@@ -73,8 +73,19 @@ def recognise(files: CheckpointFiles, drafter: str) -> Recognised:
             f"{files} holds pickled weights ({files.pickles[0]}), never opened here: {pickles_sentence(files)}."
         )
     found = matching(files)
-    if len(found) != 1:
-        raise ModelLoadError(_not_recognised(files, found))
+    if len(found) > 1:
+        names = listed((name for name, _ in found), 9)
+        raise ModelLoadError(f"{files} fits several formats ({names}): give a folder with one drafter.")
+    if not found:
+        there = f"the config keys {listed(sorted(files.config), 8)}" if files.config else "no config.json"
+        there += f" and the tensors {listed(sorted(files.tensors), 4)}" if files.tensors else " and no tensors"
+        if files.pickles:
+            there += f"; of its pickles {files.pickles[0]} may hold the drafter: {pickles_sentence(files)}"
+        known = ", ".join(name for name in formats.names() if not formats.get(name).refusal)
+        raise ModelLoadError(
+            f"{files} is of no known format: it has {there}. The formats are: {known}. A complete model drafts with "
+            "+drafter=small_model."
+        )
     if found[0].format.refusal:
         raise ModelLoadError(f"{files} is of the format {found[0].name}, which is not read: {found[0].format.refusal}.")
     if drafter not in found[0].format.drafters:
@@ -85,22 +96,6 @@ def recognise(files: CheckpointFiles, drafter: str) -> Recognised:
 def matching(files: CheckpointFiles) -> list[Recognised]:
     """Return the formats that match a checkpoint: one, or none where its format is not known."""
     return [Recognised(name, each) for name in formats.names() if (each := formats.get(name)()).matches(files)]
-
-
-def _not_recognised(files: CheckpointFiles, found: list[Recognised]) -> str:
-    if found:
-        return (
-            f"{files} fits several formats ({listed((name for name, _ in found), 9)}): give a folder with one drafter."
-        )
-    there = f"the config keys {listed(sorted(files.config), 8)}" if files.config else "no config.json"
-    there += f" and the tensors {listed(sorted(files.tensors), 4)}" if files.tensors else " and no tensors"
-    if files.pickles:
-        there += f"; of its pickles {files.pickles[0]} may hold the drafter: {pickles_sentence(files)}"
-    known = ", ".join(name for name in formats.names() if not formats.get(name).refusal)
-    return (
-        f"{files} is of no known format: it has {there}. The formats are: {known}. A complete model drafts with "
-        "+drafter=small_model."
-    )
 
 
 def demand_exactly(

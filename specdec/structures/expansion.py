@@ -38,10 +38,6 @@ class Expansion(Structure):
 
     @classmethod
     def from_config(cls, config: ExpansionConfig) -> "Expansion":
-        """
-        Raises:
-            UsageError: more nodes than the limit.
-        """
         widths = tuple(config.widths)
         nodes = sum(prod(widths[:level]) for level in range(1, len(widths) + 1))
         if nodes > config.nodes:

@@ -36,10 +36,6 @@ class Rows(Structure):
 
     @classmethod
     def from_config(cls, config: RowsConfig) -> "Rows":
-        """
-        Raises:
-            UsageError: more tokens to evaluate than the budget.
-        """
         evaluated = config.k * (config.w + 1)
         if evaluated > config.budget:
             raise UsageError(

@@ -61,16 +61,20 @@ class TokenTree(Structure):
 
     @classmethod
     def from_config(cls, config: TokenTreeConfig) -> "TokenTree":
-        """
-        Raises:
-            UsageError: no tree, more than one, a bad one, or one above the limits.
-        """
         if config.file is not None and config.parents is not None:
             raise UsageError("structure.file and structure.parents each say what the tree is: set one of them to null.")
         if config.file is not None or config.parents is not None:
             where = config.file or "structure.parents"
             full = _topology(config.parents, None, where) if config.file is None else load_tree(config.file)
-            _check_limits(full.tree, config, where)
+            for key, size, limit in (
+                ("nodes", len(full.tree), config.nodes),
+                ("depth", full.tree.depth, config.depth),
+            ):
+                if size > limit:
+                    what = f"has {size} nodes" if key == "nodes" else f"is {size} deep"
+                    raise UsageError(
+                        f"The tree of {where} {what}, more than structure.{key}={limit}: raise that limit."
+                    )
             return cls(full, config.nodes)
         if config.accuracy is None:
             raise UsageError("structure=tree has no tree: set structure.accuracy, structure.parents or structure.file.")
@@ -166,13 +170,6 @@ def _topology(parents: Any, ranks: Any, where: str) -> Topology:
 
 def _whole_numbers(values: Any) -> bool:
     return isinstance(values, list) and all(type(value) is int for value in values)
-
-
-def _check_limits(tree: Tree, config: TokenTreeConfig, where: str) -> None:
-    for key, size, limit in (("nodes", len(tree), config.nodes), ("depth", tree.depth, config.depth)):
-        if size > limit:
-            what = f"has {size} nodes" if key == "nodes" else f"is {size} deep"
-            raise UsageError(f"The tree of {where} {what}, more than structure.{key}={limit}: raise that limit.")
 
 
 def _checked(accuracy: list[Any]) -> Accuracy:

@@ -90,11 +90,6 @@ class Causal(ModelTarget):
 
     @classmethod
     def from_config(cls, config: CausalConfig, sampling: SamplingConfig) -> "Causal":
-        """
-        Raises:
-            UsageError: a device that is not there, a bad shape.
-            ModelLoadError: see `load_model`.
-        """
         name, device = model_path(config.model), resolve_device(config.device)
         check_shape(config.model, config.shape)
         check_revision(name, config.revision, "target.revision")

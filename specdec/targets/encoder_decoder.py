@@ -58,11 +58,6 @@ class EncoderDecoder(ModelTarget):
 
     @classmethod
     def from_config(cls, config: EncoderDecoderConfig, sampling: SamplingConfig) -> "EncoderDecoder":
-        """
-        Raises:
-            UsageError: a device that is not there.
-            ModelLoadError: see `load_model`.
-        """
         name = model_path(config.model)
         how: dict[str, Any] = {"dtype": resolve_dtype(config.dtype), "device": resolve_device(config.device)}
         check_revision(name, config.revision, "target.revision")

@@ -26,10 +26,7 @@ def beta(p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0) -> Values:
 
 def residual(p: ArrayLike, q: ArrayLike) -> FloatArray:
     """Return the law [..., V] of the token after a rejection: norm((p - q)_+). ValueError where p equals q."""
-    return _normalised(np.maximum(law(p, "p") - law(q, "q"), 0))
-
-
-def _normalised(surplus: FloatArray) -> FloatArray:
+    surplus = np.maximum(law(p, "p") - law(q, "q"), 0)
     total = surplus.sum(axis=-1, keepdims=True)
     if np.any(total <= 0):
         raise ValueError("p equals q (or lies below it everywhere): nothing is rejected, so there is no residual")

@@ -59,7 +59,8 @@ def without_replacement(p: ArrayLike, q: ArrayLike, drafts: int) -> MultiDraft:
     """
     first, second, rounds = _laws(p, q, drafts)
     vocabulary = len(first)
-    _check_distinct(rounds, vocabulary)
+    if rounds > vocabulary:
+        raise ValueError(f"drafts must be at most the {vocabulary} tokens there are to draw, got {rounds}")
     orders = perm(vocabulary, rounds - 1)
     if orders * vocabulary > MAX_VALUES:
         raise ValueError(f"{orders} orders of rejected tokens are too many (at most {MAX_VALUES // vocabulary})")
@@ -78,14 +79,19 @@ def without_replacement(p: ArrayLike, q: ArrayLike, drafts: int) -> MultiDraft:
         target = left[order] / left[order].sum(axis=1, keepdims=True)
         untried = untried[order]
         untried[np.arange(len(token)), token] = False
-        drafter = _renewed(drafter[order], untried)
+        kept = np.where(untried, drafter[order], 0.0)
+        kept = np.where(kept.sum(axis=-1, keepdims=True) > 0, kept, untried)
+        drafter = kept / np.maximum(kept.sum(axis=-1, keepdims=True), np.finfo(float).tiny)  # 0 where none is left
     return MultiDraft(float(acceptance), emitted + reached @ target)
 
 
 def k_seq(p: ArrayLike, q: ArrayLike, drafts: int) -> MultiDraft:
     """Test independent drafts from q in turn, each accepted with min(1, p / (rho q)) (K-SEQ of SpecTr 2310.15141)."""
     target, drafter, rounds = _laws(p, q, drafts)
-    accepted, acceptance = _k_seq_accepted(target, drafter, rounds)
+    rho = k_seq_rho(target, drafter, rounds)
+    b = _k_seq_b(target, drafter, rho)
+    acceptance = _some_of(b, rounds)
+    accepted = np.minimum(target / rho, drafter) * (acceptance / b if b > 0 else 0.0)
     left = np.maximum(target - accepted, 0)
     emitted = accepted + (1 - acceptance) * left / left.sum() if acceptance < 1 and left.sum() > 0 else accepted
     return MultiDraft(acceptance, emitted)
@@ -117,18 +123,6 @@ def _laws(p: ArrayLike, q: ArrayLike, drafts: int) -> tuple[FloatArray, FloatArr
     return target, drafter, int(count(drafts, "drafts", minimum=1))
 
 
-def _check_distinct(drafts: int, vocabulary: int) -> None:
-    if drafts > vocabulary:
-        raise ValueError(f"drafts must be at most the {vocabulary} tokens there are to draw, got {drafts}")
-
-
-def _renewed(drafter: FloatArray, untried: np.ndarray) -> FloatArray:
-    """Return q over the untried tokens [..., V]; uniform where q gives none of them a chance, 0 where none is left."""
-    kept = np.where(untried, drafter, 0.0)
-    kept = np.where(kept.sum(axis=-1, keepdims=True) > 0, kept, untried)
-    return kept / np.maximum(kept.sum(axis=-1, keepdims=True), np.finfo(float).tiny)
-
-
 def _some_of(chance: float, drafts: int) -> float:
     """Return 1 - (1 - chance)^K without losing the digits of a small chance."""
     return 1.0 if chance >= 1 else float(-np.expm1(drafts * np.log1p(-chance)))
@@ -136,11 +130,3 @@ def _some_of(chance: float, drafts: int) -> float:
 
 def _k_seq_b(target: FloatArray, drafter: FloatArray, rho: float) -> float:
     return float(np.minimum(target / rho, drafter).sum())
-
-
-def _k_seq_accepted(target: FloatArray, drafter: FloatArray, drafts: int) -> tuple[FloatArray, float]:
-    """Return the mass [V] that accepted drafts emit, and its sum."""
-    rho = k_seq_rho(target, drafter, drafts)
-    b = _k_seq_b(target, drafter, rho)
-    acceptance = _some_of(b, drafts)
-    return np.minimum(target / rho, drafter) * (acceptance / b if b > 0 else 0.0), acceptance

@@ -53,18 +53,6 @@ def tree_of_paths(paths: Sequence[RankPath], nodes: int) -> RankedTree:
             value = worth + max(others)
             best[path].append(max(value, 0))
             below[path].append(others.index(max(others)) if value > 0 else -1)
-    taken = sorted(_taken(below, most), key=lambda path: (len(path), path))
-    place = {(): -1} | {path: node for node, path in enumerate(taken)}
-    tokens = 1 + sum(counts[path] for path in taken) / len(paths)
-    return RankedTree(tuple(place[path[:-1]] for path in taken), tuple(path[-1] for path in taken), tokens)
-
-
-def _needing(path: RankPath) -> tuple[RankPath, RankPath]:
-    """Return the first child and the next sibling."""
-    return (*path, 0), (*path[:-1], path[-1] + 1)
-
-
-def _taken(below: dict[RankPath, list[int]], most: int) -> list[RankPath]:
     taken: list[RankPath] = []
     waiting: list[tuple[RankPath, int]] = [((0,), most)]
     while waiting:
@@ -73,4 +61,12 @@ def _taken(below: dict[RankPath, list[int]], most: int) -> list[RankPath]:
             taken.append(path)
             share = below[path][size]
             waiting += zip(_needing(path), (share, size - 1 - share), strict=True)
-    return taken
+    taken.sort(key=lambda path: (len(path), path))
+    place = {(): -1} | {path: node for node, path in enumerate(taken)}
+    tokens = 1 + sum(counts[path] for path in taken) / len(paths)
+    return RankedTree(tuple(place[path[:-1]] for path in taken), tuple(path[-1] for path in taken), tokens)
+
+
+def _needing(path: RankPath) -> tuple[RankPath, RankPath]:
+    """Return the first child and the next sibling."""
+    return (*path, 0), (*path[:-1], path[-1] + 1)

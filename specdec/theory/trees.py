@@ -83,7 +83,20 @@ def tree_by_heap(accuracy: Accuracy, nodes: int, depth: int | None = None) -> Ra
 
     This is the best tree where no vector of accuracy increases with rank; elsewhere it need not be.
     """
-    return _level_order(*_largest(_limited(accuracy, nodes, depth), nodes))
+    parents, ranks, worth = _largest(_limited(accuracy, nodes, depth), nodes)
+    # Nodes are renumbered in level order; siblings already stand in the order of their ranks.
+    children: dict[int, list[int]] = {}
+    for node, parent in enumerate(parents):
+        children.setdefault(parent, []).append(node)
+    order: list[int] = []
+    level = children.get(-1, [])
+    while level:
+        order += level
+        level = [child for node in level for child in children.get(node, ())]
+    place = {-1: -1} | {node: new for new, node in enumerate(order)}
+    return RankedTree(
+        tuple(place[parents[node]] for node in order), tuple(ranks[node] for node in order), fsum([1.0, *worth])
+    )
 
 
 def tree_by_program(accuracy: Accuracy, nodes: int, depth: int | None = None) -> RankedTree:
@@ -201,22 +214,6 @@ def _largest(vectors: Sequence[FloatArray], nodes: int) -> tuple[list[int], list
         offer(depth + 1, len(parents) - 1, 0)
         offer(depth, parent, rank + 1)
     return parents, ranks, worth
-
-
-def _level_order(parents: list[int], ranks: list[int], worth: list[float]) -> RankedTree:
-    """Renumber nodes in level order; siblings already stand in the order of their ranks."""
-    children: dict[int, list[int]] = {}
-    for node, parent in enumerate(parents):
-        children.setdefault(parent, []).append(node)
-    order: list[int] = []
-    level = children.get(-1, [])
-    while level:
-        order += level
-        level = [child for node in level for child in children.get(node, ())]
-    place = {-1: -1} | {node: new for new, node in enumerate(order)}
-    return RankedTree(
-        tuple(place[parents[node]] for node in order), tuple(ranks[node] for node in order), fsum([1.0, *worth])
-    )
 
 
 @dataclass(frozen=True)

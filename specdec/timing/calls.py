@@ -80,7 +80,11 @@ def calibrate(
                 draft = timer.time(("draft", depth), partial(drafter.draft, shapes[depth]))
                 if not len(draft):
                     timer.forget(("draft", depth))
-                _teach(target, drafter, draft)
+                if drafter.capabilities.reads_logits:  # as in decoding, so that later drafts are as large; untimed
+                    target.verify(draft)
+                    assert target.logits is not None
+                    drafter.observe(draft, target.logits)
+                    target.discard()
             tree = by_depth.get(depth, chain_tree(depth))
             timer.time(("call", depth), partial(target.verify, Draft(tokens[: len(tree)], tree)))
             target.discard()
@@ -91,17 +95,6 @@ def calibrate(
         draft=drafts[1],
         drafts={depth: drafts[depth] for depth in sorted(set(gammas))},
     )
-
-
-def _teach(target: Target, drafter: Drafter, draft: Draft) -> None:
-    """Show a drafter that learns from the target's logits what it would see in decoding, so that its later drafts are
-    as large as there; untimed. Nothing happens to other drafters.
-    """
-    if drafter.capabilities.reads_logits:
-        target.verify(draft)
-        assert target.logits is not None
-        drafter.observe(draft, target.logits)
-        target.discard()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@ in rows, or in turn both ways.
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -61,7 +61,16 @@ def time_shapes(
     own = target.evaluation
     ways = list(dict.fromkeys(evaluations or [own]))
     fitting = [(k, w) for k, w in shapes if w + 1 <= max(1, target.context_length // 2)]
-    depths = _depths(target, fitting, contexts)
+    # The contexts, cut to what the target can hold beside the widest shape.
+    longest = target.context_length - 1 - max((w for _, w in fitting), default=0)
+    depths = sorted({min(context, longest) for context in contexts})
+    if cut := sorted({context for context in contexts if context > longest}):
+        logger.warning(
+            "Contexts of %s tokens do not fit the target's %d beside the widest shape: cut to %d.",
+            ", ".join(map(str, cut)),
+            target.context_length,
+            longest,
+        )
     series: dict[Evaluation, _Calls] = {}
     try:
         for way in ways:
@@ -73,7 +82,16 @@ def time_shapes(
         sizes = {size for calls in series.values() for size in calls.sizes}
         copies = max(calls.copies for calls in series.values())
         target.prepare(sizes, max(depths) + 1 + _room(fitting, ways), copies)
-        _time_all(target, series, depths, timer)
+        count = sum(len(calls.shapes) for calls in series.values())
+        with progress_bar() as progress:
+            bar = progress.add_task("timing calls", total=timer.calls * len(depths) * count)
+            for _ in timer.passes():
+                for context in depths:
+                    for way, calls in series.items():
+                        target.evaluation = way
+                        calls.visit(context)
+                        progress.advance(bar, len(calls.shapes))
+                        timer.heartbeat()
     finally:
         target.evaluation = own
     lines = [
@@ -91,39 +109,11 @@ def asked_shapes(shapes: Sequence[Shape], evaluation: str) -> list[Shape]:
     return sorted({(1 if w == 0 and evaluation == "packed" else k, w) for k, w in shapes})
 
 
-def _depths(target: Target, shapes: Sequence[Shape], contexts: Sequence[int]) -> list[int]:
-    """Return the contexts, cut to what the target can hold beside the widest shape."""
-    longest = target.context_length - 1 - max((w for _, w in shapes), default=0)
-    cut = sorted({context for context in contexts if context > longest})
-    if cut:
-        logger.warning(
-            "Contexts of %s tokens do not fit the target's %d beside the widest shape: cut to %d.",
-            ", ".join(map(str, cut)),
-            target.context_length,
-            longest,
-        )
-    return sorted({min(context, longest) for context in contexts})
-
-
 def _room(shapes: Sequence[Shape], evaluations: Sequence[Evaluation]) -> int:
     """Return the slots of a cache that the largest call takes. Rows of a batch each have a cache of their own, which
     holds one row of the draft and not all of it.
     """
     return 1 + max((k * w if way == "packed" else w for k, w in shapes for way in evaluations), default=0)
-
-
-def _time_all(target: Target, series: Mapping[Evaluation, "_Calls"], contexts: Sequence[int], timer: Timer) -> None:
-    """Make all calls of every way of evaluation, pass after pass."""
-    count = sum(len(calls.shapes) for calls in series.values())
-    with progress_bar() as progress:
-        bar = progress.add_task("timing calls", total=timer.calls * len(contexts) * count)
-        for _ in timer.passes():
-            for context in contexts:
-                for way, calls in series.items():
-                    target.evaluation = way
-                    calls.visit(context)
-                    progress.advance(bar, len(calls.shapes))
-                    timer.heartbeat()
 
 
 class _Calls:
@@ -172,7 +162,16 @@ class _Calls:
 
     def visit(self, context: int) -> None:
         """Make one timed call on every shape behind `context` tokens."""
-        possible = self._prefill(context)
+        # Fill the cache, with as many copies as there is memory for.
+        while possible := self._affordable(context):
+            copies = max(k for k, _ in possible)
+            try:
+                self._target.start(TextStart(self._text[: context + 1], context + 1 + self._room, copies))
+                break
+            except (RuntimeError, MemoryError) as error:
+                if copies == 1 or not is_out_of_memory(error):
+                    raise
+                self._leave_out(copies, context)
         if not possible:
             return
         self._call(possible[0])  # the processor's caches are as the prefill left them
@@ -186,19 +185,6 @@ class _Calls:
                     raise
                 self._target.discard()
                 self.lacking.add((shape, context))
-
-    def _prefill(self, context: int) -> list[Shape]:
-        """Fill the cache, with as many copies as there is memory for; return the shapes that it serves."""
-        while possible := self._affordable(context):
-            copies = max(k for k, _ in possible)
-            try:
-                self._target.start(TextStart(self._text[: context + 1], context + 1 + self._room, copies))
-                break
-            except (RuntimeError, MemoryError) as error:
-                if copies == 1 or not is_out_of_memory(error):
-                    raise
-                self._leave_out(copies, context)
-        return possible
 
     def _affordable(self, context: int) -> list[Shape]:
         """Return the shapes whose copies of the cache there is memory for."""

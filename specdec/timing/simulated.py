@@ -2,9 +2,8 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
 
 from specdec.clock import SimulatedClock
@@ -57,23 +56,11 @@ class Price:
     evaluation: str
     draft: DraftCost | None
 
-    @overload
-    def draft_s(self, sizes: Sizes, context: int) -> float: ...
-
-    @overload
-    def draft_s(self, sizes: Sizes, context: np.ndarray) -> np.ndarray: ...
-
     def draft_s(self, sizes: Sizes, context: Any) -> Any:
         """Return the seconds of drafts behind `context` cached tokens; empty ones cost nothing."""
         if self.draft is not None:
             return self.draft.seconds(sizes.depth, context)
         return self.cost.lookup_seconds(self.verify_s(sizes, context)) * (sizes.nodes > 0)
-
-    @overload
-    def verify_s(self, sizes: Sizes, context: int) -> float: ...
-
-    @overload
-    def verify_s(self, sizes: Sizes, context: np.ndarray) -> np.ndarray: ...
 
     def verify_s(self, sizes: Sizes, context: Any) -> Any:
         """Return the seconds of the calls on these drafts and their roots, behind `context` cached tokens."""

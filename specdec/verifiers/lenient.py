@@ -15,7 +15,6 @@ from specdec.verifiers.base.contract import (
     VerifierCapabilities,
     chain_acceptance,
     correction,
-    most_likely,
     passed_or_corrected,
     verifiers,
 )
@@ -85,9 +84,6 @@ class Lenient(Verifier):
     def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
         corrected = self.reference(p) if self._greedy else residual(p, self._kept * q.to(p.dtype))
         return passed_or_corrected(self.passed(p, q, depth), corrected)
-
-    def reference(self, p: Tensor) -> Tensor:
-        return most_likely(p) if self._greedy else p
 
     def acceptance(self, p: Tensor, q: Tensor) -> Tensor:
         return (p / (self._lenience * q)).clamp_max(1.0)

@@ -13,8 +13,6 @@ from specdec.structures.base import EVERY_STRUCTURE
 from specdec.verifiers.base.contract import (
     Verifier,
     VerifierCapabilities,
-    most_likely,
-    passed_or_corrected,
     verifiers,
 )
 from specdec.verifiers.greedy import Greedy
@@ -71,12 +69,6 @@ class Typical(Verifier):
 
     def passed(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
         return q.to(p.dtype) * (p > self._threshold(p))
-
-    def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
-        return passed_or_corrected(self.passed(p, q, depth), self.reference(p))
-
-    def reference(self, p: Tensor) -> Tensor:
-        return most_likely(p)
 
     def _threshold(self, p: Tensor) -> Tensor:
         """Return the threshold [..., 1] under p [..., V]."""

@@ -42,16 +42,7 @@ class TokenLookup(Lookup):
         self._last = 0
 
     def prepare(self, capacity: int, structure: Structure) -> None:
-        """
-        Raises:
-            UsageError: the structure has more siblings than tokens are ranked, so that some places would stay empty.
-        """
-        widest = max(map(len, structure.tree.children))
-        if widest > self._k:
-            raise UsageError(
-                f"Bad value drafter.k={self._k}: structure={structure.name} asks for {widest} tokens to follow one; "
-                "raise drafter.k to as many."
-            )
+        check_siblings(structure, self._k)
 
     @abstractmethod
     def ranked(self, token: int, count: int) -> Sequence[int]:
@@ -76,19 +67,33 @@ class TokenLookup(Lookup):
         if structure.gamma == 0:
             return NOTHING
         if structure.rows is None:
-            return filled(structure.tree, self._last, self._children)
+            return filled(
+                structure.tree,
+                self._last,
+                lambda token, count: [(child, self.strategy, child) for child in self.ranked(token, count)],
+            )
         rows = self.rows(self._last, structure.rows, structure.gamma)
         # The first tokens of rows differ, so there is nothing to merge.
         return Proposal(tuple(chain.from_iterable(rows)), *_apart(self.strategy, len(rows), structure.gamma))
-
-    def _children(self, token: int, count: int) -> list[tuple[int, str, int]]:
-        return [(child, self.strategy, child) for child in self.ranked(token, count)]
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
         if self.capabilities.replay != "position":
             return None
         first = [self.ranked(token, 1)[0] for token in (prompt[-1], *text[:-1])]
         return one_hot(torch.tensor(first[: len(text)], dtype=torch.long, device=self._device), self._size)
+
+
+def check_siblings(structure: Structure, k: int) -> None:
+    """
+    Raises:
+        UsageError: the structure has more siblings than k tokens, so that some places would stay empty.
+    """
+    widest = max(map(len, structure.tree.children))
+    if widest > k:
+        raise UsageError(
+            f"Bad value drafter.k={k}: structure={structure.name} asks for {widest} tokens to follow one; raise "
+            "drafter.k to as many."
+        )
 
 
 @lru_cache(maxsize=256)

@@ -38,8 +38,10 @@ class DFlash(EagleFormat):
         check_target(files, target, layers=files.config.get("num_target_layers"))
         joined, width = reading.shape("fc.weight")[1], reading.number("hidden_size")
         numbers = inner.get("target_layer_ids", files.config.get("target_layer_ids"))
-        if numbers is None:
-            numbers = _usual(joined // width, depth)
+        if numbers is None:  # outputs of the middle block, or evenly from 1 to depth - 3
+            count = joined // width
+            evenly = (round(1 + place * (depth - 4) / (count - 1)) for place in range(count))
+            numbers = [depth // 2] if count == 1 else list(evenly)
         if not isinstance(numbers, list) or not all(type(number) is int for number in numbers):
             raise ModelLoadError(f"{files} has target_layer_ids={numbers!r}: they should be a list of whole numbers.")
         boundaries = [number + 1 for number in numbers] if layers is None else list(layers)
@@ -57,13 +59,6 @@ class SpeculatorsDFlash(EagleFormat):
         reading = Reading(files, files.setting("transformer_layer_config", dict))
         numbers = files.setting("aux_hidden_state_layer_ids", list) if layers is None else list(layers)
         return _network(reading, target, files.config, numbers)
-
-
-def _usual(features: int, depth: int) -> list[int]:
-    """Return the blocks whose outputs a file without numbers means: the middle one, or evenly from 1 to depth - 3."""
-    if features == 1:
-        return [depth // 2]
-    return [round(1 + place * (depth - 4) / (features - 1)) for place in range(features)]
 
 
 def _network(reading: Reading, target: Target, options: dict[str, Any], boundaries: list[int]) -> FeatureNetwork:

@@ -6,13 +6,12 @@ so that its layers have odd numbers.
 
 import logging
 import re
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import nn
 
 from specdec.errors import ModelLoadError
-from specdec.heads.draft_heads import DraftHeads
 from specdec.published.checkpoint_files import CheckpointFiles
 from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, fill, formats
 from specdec.published.residual_heads import LlamaPrefix, ResidualBlock, ResidualHeads
@@ -45,30 +44,29 @@ class _Layout(NamedTuple):
         return width * (head + 2) if self.grounded and layer == 0 else width
 
 
-@formats.register("Hydra")
-class Hydra(CheckpointFormat):
-    """Heads that read the drafted tokens, with or without a prefix layer (Hydra++)."""
-
-    drafters = ("grounded",)
+class _MlpHeads(CheckpointFormat):
+    grounded: ClassVar[bool]
 
     def matches(self, files: CheckpointFiles) -> bool:
-        return _is_read(files) and _layout(files).grounded
+        read = files.numbered(_BLOCK) and files.config.get("hydra_head_arch") not in _UNREAD
+        return bool(read) and _layout(files).grounded == self.grounded
 
-    def load(self, files: CheckpointFiles, target: Target) -> DraftHeads:
+    def load(self, files: CheckpointFiles, target: Target) -> ResidualHeads:
         return _load(files, target)
+
+
+@formats.register("Hydra")
+class Hydra(_MlpHeads):
+    """Heads that read the drafted tokens, with or without a prefix layer (Hydra++)."""
+
+    drafters, grounded = ("grounded",), True
 
 
 @formats.register("Hydra, not grounded")
-class HydraNotGrounded(CheckpointFormat):
+class HydraNotGrounded(_MlpHeads):
     """Heads that read no drafted tokens: Medusa's with a bias in the output layer."""
 
-    drafters = ("medusa", "blockwise")
-
-    def matches(self, files: CheckpointFiles) -> bool:
-        return _is_read(files) and not _layout(files).grounded
-
-    def load(self, files: CheckpointFiles, target: Target) -> DraftHeads:
-        return _load(files, target)
+    drafters, grounded = ("medusa", "blockwise"), False
 
 
 @formats.register("Hydra with attention heads")
@@ -81,12 +79,8 @@ class HydraAttention(CheckpointFormat):
         return files.config.get("hydra_head_arch") in _UNREAD
 
 
-def _is_read(files: CheckpointFiles) -> bool:
-    return any(map(_BLOCK.fullmatch, files.tensors)) and files.config.get("hydra_head_arch") not in _UNREAD
-
-
 def _layout(files: CheckpointFiles) -> _Layout:
-    places = [tuple(map(int, found.groups())) for found in map(_BLOCK.fullmatch, files.tensors) if found]
+    places = files.numbered(_BLOCK)
     prefix = any(name.startswith(_PREFIX) for name in files.tensors)
     count, last = (max(numbers) for numbers in zip(*places, strict=True))
     layout = _Layout(1 + count, (last + 1) // 2 if prefix else last + 1, False, prefix)
@@ -95,16 +89,20 @@ def _layout(files: CheckpointFiles) -> _Layout:
 
 def _load(files: CheckpointFiles, target: Target) -> ResidualHeads:
     layout = _layout(files)
-    first = files.tensors.get(f"{layout.block(0, 0)}.linear.bias")
-    last = files.tensors.get(f"{layout.output(0)}.bias")
-    check_target(
-        files,
-        target,
-        width=first.shape[0] if first else None,
-        vocabulary=last.shape[0] if last else None,
-    )
+    width, vocabulary = files.rows(f"{layout.block(0, 0)}.linear.bias"), files.rows(f"{layout.output(0)}.bias")
+    check_target(files, target, width=width, vocabulary=vocabulary)
+    prefix = None
+    if layout.prefix:
+        kind = "" if target.model is None else str(target.model.config.model_type)
+        if kind != "llama":
+            raise ModelLoadError(
+                f"{files} has a prefix layer, which is a layer of its target, a Llama; this target is "
+                f"{kind or 'no transformers model'}: use the target that it was made for."
+            )
     tokens, width = target.hidden.output_layer.shape
     with torch.device("meta"):
+        if layout.prefix:
+            prefix = LlamaPrefix(target.model.config)
         heads = ResidualHeads(
             [
                 [ResidualBlock(layout.read(head, layer, width), width) for layer in range(layout.layers)]
@@ -113,7 +111,7 @@ def _load(files: CheckpointFiles, target: Target) -> ResidualHeads:
             [nn.Linear(width, tokens) for _ in range(layout.heads)],
             vocab_size=tokens,
             embedding=target.hidden.embedding if layout.grounded else None,
-            prefix=_prefix(files, target) if layout.prefix else None,
+            prefix=prefix,
             offset=files.setting("hidden_state_offset", int, 0),
         )
     own = {name: tuple(weight.shape) for name, weight in heads.state_dict().items()}
@@ -126,7 +124,10 @@ def _load(files: CheckpointFiles, target: Target) -> ResidualHeads:
     demand_exactly(files, {theirs[name]: shape for name, shape in own.items()}, optional)
     weights = files.read(theirs.values())
     fill(heads, {name: weights[theirs[name]] for name in own}, target)
-    _compare_embeddings(files, target)
+    if _EMBEDDING in files.tensors:
+        published, embedding = files.tensor(_EMBEDDING).float(), target.hidden.embedding.detach().cpu().float()
+        if not torch.allclose(published, embedding, rtol=0.02, atol=1e-3):  # the rounding of 16-bit numbers is left out
+            logger.warning("%s was trained on a target with other embeddings.", files)
     return heads
 
 
@@ -140,21 +141,3 @@ def _published_name(name: str, layout: _Layout) -> str:
         return f"{layout.output(int(head))}.{part}"
     head, layer, part = rest.split(".", 2)
     return f"{layout.block(int(head), int(layer))}.{part}"
-
-
-def _prefix(files: CheckpointFiles, target: Target) -> LlamaPrefix:
-    kind = "" if target.model is None else str(target.model.config.model_type)
-    if kind != "llama":
-        raise ModelLoadError(
-            f"{files} has a prefix layer, which is a layer of its target, a Llama; this target is "
-            f"{kind or 'no transformers model'}: use the target that it was made for."
-        )
-    return LlamaPrefix(target.model.config)
-
-
-def _compare_embeddings(files: CheckpointFiles, target: Target) -> None:
-    """Warn if the target's embeddings are not those that the heads were trained on, which their file holds."""
-    if _EMBEDDING in files.tensors:
-        theirs, own = files.tensor(_EMBEDDING).float(), target.hidden.embedding.detach().cpu().float()
-        if not torch.allclose(theirs, own, rtol=0.02, atol=1e-3):  # the rounding of 16-bit numbers is left out
-            logger.warning("%s was trained on a target with other embeddings.", files)

@@ -45,7 +45,11 @@ class MlpSpeculatorFormat(CheckpointFormat):
             heads = StagedMlp(sizes)
         prefix = _PREFIX if any(name.startswith(_PREFIX) for name in files.tensors) else ""
         own = {name: tuple(weight.shape) for name, weight in heads.state_dict().items()}
-        copies = _copies(own, sizes)
+        copies: dict[str, str] = {}  # tensors that tied stages may repeat, and which each repeats
+        for name in own if sizes.tied else ():
+            module, stage, part = name.split(".")
+            if int(stage) == (min(sizes.stages, 2) - 1 if module == "proj" else 0):
+                copies |= {f"{module}.{other}.{part}": name for other in range(int(stage) + 1, sizes.stages)}
         demand_exactly(
             files,
             {prefix + name: shape for name, shape in own.items()},
@@ -67,16 +71,3 @@ class SpeculatorsMlp(CheckpointFormat):
 
     def matches(self, files: CheckpointFiles) -> bool:
         return files.config.get(SPECULATORS) == "mlp"
-
-
-def _copies(own: dict[str, tuple[int, ...]], sizes: StagedSizes) -> dict[str, str]:
-    """Return the tensors that tied stages may repeat, and which each repeats."""
-    if not sizes.tied:
-        return {}
-    found: dict[str, str] = {}
-    for name in own:
-        module, stage, part = name.split(".")
-        last = int(stage) == (min(sizes.stages, 2) - 1 if module == "proj" else 0)
-        if last:
-            found |= {f"{module}.{other}.{part}": name for other in range(int(stage) + 1, sizes.stages)}
-    return found

@@ -5,8 +5,8 @@ Heads and layers are counted from the tensors: configs say 2 heads where files h
 
 import logging
 import re
-from collections.abc import Iterable
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 
@@ -25,30 +25,29 @@ _OUTPUT = re.compile(r"(\d+)\.(\d+)\.weight")
 _JOINED = "medusa_head."
 
 
-@formats.register("Medusa-1")
-class Medusa1(CheckpointFormat):
-    """Heads with an output layer each, in files of their own (medusa_lm_head)."""
-
+class _HeadsAlone(CheckpointFormat):
     drafters = ("medusa", "blockwise")
+    own_outputs: ClassVar[bool]
 
     def matches(self, files: CheckpointFiles) -> bool:
-        return _some(_OUTPUT, files.tensors) and _some(_BLOCK, files.tensors)
+        return bool(files.numbered(_BLOCK)) and bool(files.numbered(_OUTPUT)) == self.own_outputs
 
-    def load(self, files: CheckpointFiles, target: Target) -> DraftHeads:
-        return _load(files, target, "", own_outputs=True)
+    def load(self, files: CheckpointFiles, target: Target) -> Heads:
+        return _load(files, target, "", self.own_outputs)
+
+
+@formats.register("Medusa-1")
+class Medusa1(_HeadsAlone):
+    """Heads with an output layer each, in files of their own (medusa_lm_head)."""
+
+    own_outputs = True
 
 
 @formats.register("Medusa version 2")
-class Medusa2File(CheckpointFormat):
+class Medusa2File(_HeadsAlone):
     """Heads that share the target's output layer: the file format "version 2", which holds residual layers alone."""
 
-    drafters = ("medusa", "blockwise")
-
-    def matches(self, files: CheckpointFiles) -> bool:
-        return _some(_BLOCK, files.tensors) and not _some(_OUTPUT, files.tensors)
-
-    def load(self, files: CheckpointFiles, target: Target) -> DraftHeads:
-        return _load(files, target, "", own_outputs=False)
+    own_outputs = False
 
 
 @formats.register("Medusa-2")
@@ -69,24 +68,15 @@ class Medusa2(CheckpointFormat):
                 name,
                 files.name,
             )
-        return _load(files, target, _JOINED, own_outputs=_some(_OUTPUT, _unprefixed(files, _JOINED)))
+        return _load(files, target, _JOINED, bool(files.numbered(_OUTPUT, _JOINED)))
 
 
 def _load(files: CheckpointFiles, target: Target, prefix: str, own_outputs: bool) -> Heads:
     """Load Medusa heads whose tensors' names begin with `prefix`; other tensors belong to the target in the file."""
-    names = _unprefixed(files, prefix)
-    pairs = [tuple(map(int, found.groups())) for found in map(_BLOCK.fullmatch, names) if found]
-    if not pairs:
-        pairs = [(0, 0)]  # what is missing is then named
+    pairs = files.numbered(_BLOCK, prefix) or [(0, 0)]  # what is missing is then named
     count, layers = (1 + max(places) for places in zip(*pairs, strict=True))
-    size = files.tensors.get(f"{prefix}0.0.linear.weight")
-    vocabulary = files.tensors.get(f"{prefix}0.{layers}.weight") if own_outputs else None
-    check_target(
-        files,
-        target,
-        width=size.shape[0] if size else None,
-        vocabulary=vocabulary.shape[0] if vocabulary else None,
-    )
+    vocabulary = files.rows(f"{prefix}0.{layers}.weight") if own_outputs else None
+    check_target(files, target, width=files.rows(f"{prefix}0.0.linear.weight"), vocabulary=vocabulary)
     tokens, width = target.hidden.output_layer.shape
     renamed, expected = {}, {}
     for head in range(count):
@@ -121,11 +111,3 @@ def medusa_network(name: str, count: int, layers: int, outputs: str, target: Tar
         heads = Heads(config, embedding.to("meta"), output.to("meta"))
     heads.rebind(embedding, output)
     return heads
-
-
-def _unprefixed(files: CheckpointFiles, prefix: str) -> list[str]:
-    return [name.removeprefix(prefix) for name in files.tensors if name.startswith(prefix)]
-
-
-def _some(pattern: re.Pattern[str], names: Iterable[str]) -> bool:
-    return any(map(pattern.fullmatch, names))

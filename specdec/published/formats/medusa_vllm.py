@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from specdec.errors import ModelLoadError
 from specdec.heads.draft_heads import DraftHeads
-from specdec.heads.network import Heads
 from specdec.published.checkpoint_files import CheckpointFiles
 from specdec.published.formats.medusa_heads import medusa_network
 from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, fill, formats
@@ -38,7 +37,7 @@ class MedusaVllm(CheckpointFormat):
     drafters = ("medusa", "blockwise")
 
     def matches(self, files: CheckpointFiles) -> bool:
-        return any(map(_BLOCK.fullmatch, files.tensors))
+        return bool(files.numbered(_BLOCK))
 
     def load(self, files: CheckpointFiles, target: Target) -> DraftHeads:
         sizes = {key: files.setting(size, int, 0) or None for key, size in _SIZES.items()}
@@ -62,11 +61,32 @@ class MedusaVllm(CheckpointFormat):
         weights = files.read(name for name in (*expected, *layout.outputs) if name != layout.token_map)
         for name in (name for blocks in layout.blocks for name in blocks):
             weights.setdefault(f"{name}.bias", torch.zeros(width))
+        heads: DraftHeads
         if token_map is None:
-            return _all_tokens(files.name, layout, weights, target)
-        if rows == tokens:
-            weights |= {name: weights[name][token_map] for name in layout.outputs}
-        return _some_tokens(layout, weights, token_map, target)
+            count, layers = len(layout.blocks), len(layout.blocks[0])
+            shared = "own" if len(layout.outputs) == count else "shared"
+            heads = medusa_network(files.name, count, layers, shared, target)
+            block, output = "heads.{}.blocks.{}.inner.{}", "outputs.{}"
+        else:
+            if rows == tokens:
+                weights |= {name: weights[name][token_map] for name in layout.outputs}
+            with torch.device("meta"):
+                heads = ResidualHeads(
+                    [[ResidualBlock(width, width) for _ in blocks] for blocks in layout.blocks],
+                    [nn.Linear(width, len(token_map), bias=False) for _ in layout.outputs],
+                    vocab_size=tokens,
+                    token_map=token_map,
+                )
+            block, output = "blocks.{}.{}.linear.{}", "outputs.{}.weight"
+        places = {
+            block.format(head, layer, part): f"{name}.{part}"
+            for head, blocks in enumerate(layout.blocks)
+            for layer, name in enumerate(blocks)
+            for part in ("weight", "bias")
+        }
+        places |= {output.format(place): name for place, name in enumerate(layout.outputs)}
+        fill(heads, {own: weights[theirs] for own, theirs in places.items()}, target)
+        return heads
 
 
 _SIZES = {"width": "hidden_size", "vocabulary": "vocab_size"}
@@ -74,8 +94,7 @@ _SIZES = {"width": "hidden_size", "vocabulary": "vocab_size"}
 
 def _layout(files: CheckpointFiles) -> _Layout:
     prefix = "medusa_heads." if any(name.startswith("medusa_heads.") for name in files.tensors) else ""
-    places = [tuple(map(int, found.groups())) for found in map(_BLOCK.fullmatch, files.tensors) if found]
-    count, layers = (1 + max(numbers) for numbers in zip(*places, strict=True))
+    count, layers = (1 + max(numbers) for numbers in zip(*files.numbered(_BLOCK), strict=True))
     outputs = [f"{prefix}lm_heads.{head}.weight" for head in range(count)]
     if files.setting("original_lm_head", bool, False):
         shared = f"{prefix}lm_head.weight"
@@ -99,37 +118,3 @@ def _token_map(files: CheckpointFiles, layout: _Layout, vocabulary: int) -> Tens
     if not whole or not len(tokens) or tokens.min() < 0 or tokens.max() >= vocabulary:
         raise ModelLoadError(f"{files} has a token_map that is not a list of different tokens below {vocabulary:,}.")
     return tokens.long()
-
-
-def _all_tokens(name: str, layout: _Layout, weights: dict[str, Tensor], target: Target) -> Heads:
-    count, layers = len(layout.blocks), len(layout.blocks[0])
-    heads = medusa_network(name, count, layers, "own" if len(layout.outputs) == count else "shared", target)
-    places = {
-        f"heads.{head}.blocks.{layer}.inner.{part}": f"{block}.{part}"
-        for head, blocks in enumerate(layout.blocks)
-        for layer, block in enumerate(blocks)
-        for part in ("weight", "bias")
-    }
-    places |= {f"outputs.{place}": output for place, output in enumerate(layout.outputs)}
-    fill(heads, {own: weights[theirs] for own, theirs in places.items()}, target)
-    return heads
-
-
-def _some_tokens(layout: _Layout, weights: dict[str, Tensor], token_map: Tensor, target: Target) -> ResidualHeads:
-    tokens, width = target.hidden.output_layer.shape
-    with torch.device("meta"):
-        heads = ResidualHeads(
-            [[ResidualBlock(width, width) for _ in blocks] for blocks in layout.blocks],
-            [nn.Linear(width, len(token_map), bias=False) for _ in layout.outputs],
-            vocab_size=tokens,
-            token_map=token_map,
-        )
-    places = {
-        f"blocks.{head}.{layer}.linear.{part}": f"{block}.{part}"
-        for head, blocks in enumerate(layout.blocks)
-        for layer, block in enumerate(blocks)
-        for part in ("weight", "bias")
-    }
-    places |= {f"outputs.{place}.weight": output for place, output in enumerate(layout.outputs)}
-    fill(heads, {own: weights[theirs] for own, theirs in places.items()}, target)
-    return heads

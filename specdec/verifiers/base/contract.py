@@ -74,22 +74,23 @@ class Verifier(ABC):
         return torch.minimum(p, q.to(p.dtype))
 
     def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
-        """Return the exact law [..., V] of the token emitted at a tested position of a chain, accepted or corrected.
+        """Return the exact law [..., V] of the token emitted at a tested position of a chain, accepted or corrected:
+        unless a rule says otherwise, p of a lossless one, and of others what passes and else `reference`.
 
         Args:
             p: [..., V] the target's law there.
             q: [..., V] the drafter's, one-hot for a deterministic draft.
             depth: [...] of the position in its draft, 1 after the root: some rules treat the first ones differently.
-        Raises:
-            NotImplementedError: a rule that is not lossless does not say it.
         """
-        if not self.capabilities.lossless:
-            raise NotImplementedError(f"{type(self).__name__} is not lossless and does not say what it emits")
-        return p
+        if self.capabilities.lossless:
+            return p
+        return passed_or_corrected(self.passed(p, q, depth), self.reference(p))
 
     def reference(self, p: Tensor) -> Tensor:
-        """Return the law [..., V] of the emitted token where nothing is drafted, with which `law` is compared."""
-        return p
+        """Return the law [..., V] of the emitted token where nothing is drafted, with which `law` is compared: of a
+        deterministic rule the first choice, else p.
+        """
+        return most_likely(p) if self.capabilities.deterministic else p
 
     def total_variation(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
         """Return the distance [...] between the laws emitted with a draft and without, sum |law - reference| / 2."""
