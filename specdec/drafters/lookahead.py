@@ -15,8 +15,7 @@ from specdec.ngrams.recent_pool import RecentPool
 from specdec.records import Draft, Source, TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
-from specdec.tree_building.lookup_filling import Proposal
-from specdec.tree_building.path_tree import PathTree
+from specdec.tree_building.lookup_filling import PathTree, Proposal
 
 AtLeastTwo = Annotated[int, Field(ge=2)]
 

@@ -218,7 +218,10 @@ def tokenize(corpus: NgramCorpus, tokenizer: Any, vocab_size: int) -> np.ndarray
 
 def _encoded(corpus: NgramCorpus, tokenizer: Any) -> Iterator[tuple[CorpusPart, Sequence[int]]]:
     encode = None
-    with _progress(corpus.size) as progress:
+    terminal = sys.stderr.isatty() or sys.stdout.isatty()
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    hidden = not terminal or corpus.size < _SHOWN
+    with Progress(*columns, TimeRemainingColumn(), console=get_console(), transient=True, disable=hidden) as progress:
         bar = progress.add_task("reading the n-gram corpus", total=corpus.size)
         for batch in _batches(corpus.parts()):
             texts = [part.content for part in batch if isinstance(part.content, str)]
@@ -258,11 +261,3 @@ def _encoder(tokenizer: Any) -> Callable[[list[str]], Iterable[Sequence[int]]]:
     fast.no_truncation()
     fast.no_padding()
     return lambda texts: (item.ids for item in fast.encode_batch_fast(texts, add_special_tokens=False))
-
-
-def _progress(size: int) -> Progress:
-    terminal = sys.stderr.isatty() or sys.stdout.isatty()
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    return Progress(
-        *columns, TimeRemainingColumn(), console=get_console(), transient=True, disable=not terminal or size < _SHOWN
-    )

@@ -32,7 +32,18 @@ def source_model(name: str | None, dtype: Dtype, target: Target) -> SourceModel 
         ModelLoadError: see `load_model`.
     """
     if name is None:
-        return _own(dtype, target)
+        if dtype != "auto":
+            raise UsageError(
+                f"Bad value drafter.dtype={dtype}: it is of drafter.model; the target's own model has target.dtype."
+            )
+        if target.model is None:
+            return None
+        if target.model.config.is_encoder_decoder:
+            raise UsageError(
+                "Bad value drafter.model=null: the target is an encoder-decoder, which says nothing about a token on "
+                "its own; use another drafter, such as ngram."
+            )
+        return SourceModel(target.model, "the target", target.describe(), target.tokenizer)
     path = model_path(name)
     model = load_model(path, dtype=resolve_dtype(dtype), device=target.device, attention="auto")
     if model.config.is_encoder_decoder:
@@ -52,18 +63,3 @@ def source_model(name: str | None, dtype: Dtype, target: Target) -> SourceModel 
             f"Bad value drafter.model={name}: its tokenizer is not the target's; use the target's own model."
         )
     return SourceModel(model, name, describe_model(model, path), target.tokenizer or tokenizer)
-
-
-def _own(dtype: Dtype, target: Target) -> SourceModel | None:
-    if dtype != "auto":
-        raise UsageError(
-            f"Bad value drafter.dtype={dtype}: it is of drafter.model; the target's own model has target.dtype."
-        )
-    if target.model is None:
-        return None
-    if target.model.config.is_encoder_decoder:
-        raise UsageError(
-            "Bad value drafter.model=null: the target is an encoder-decoder, which says nothing about a token on its "
-            "own; use another drafter, such as ngram."
-        )
-    return SourceModel(target.model, "the target", target.describe(), target.tokenizer)

@@ -97,16 +97,8 @@ class OpenVinoPeer(Peer):
 
         tokens = np.array([prompt.tokens], dtype=np.int64)
         inputs = openvino_genai.TokenizedInputs(openvino.Tensor(tokens), openvino.Tensor(np.ones_like(tokens)))
-        config = openvino_genai.GenerationConfig(**self._fields(sampling))
-        start = time.perf_counter()
-        output = self._pipeline.generate(inputs, config)
-        seconds = time.perf_counter() - start
-        new = [int(token) for token in output.tokens[0]]
-        return cut(new[:-1], new[-1], self._work.max_new_tokens, self._target.end_tokens), seconds
-
-    def _fields(self, sampling: SamplingConfig) -> dict[str, Any]:
-        """Return the fields of GenAI's generation config; penalties keep their defaults, which change nothing."""
-        # Without an end token, a pipeline takes the tokenizer's, or -1 and refuses it: one that never comes stands in.
+        # Penalties keep their defaults, which change nothing. Without an end token, a pipeline takes the tokenizer's,
+        # or -1 and refuses it: one that never comes stands in.
         ends = {token for token in self._target.end_tokens if token >= 0} or {self._target.vocab_size}
         fields: dict[str, Any] = {
             "max_new_tokens": self._work.max_new_tokens,
@@ -118,14 +110,25 @@ class OpenVinoPeer(Peer):
             given = {"top_k": sampling.top_k, "top_p": sampling.top_p, "min_p": sampling.min_p}
             fields |= {name: value for name, value in given.items() if value is not None}
             fields |= {"temperature": sampling.temperature, "rng_seed": self._work.seed}
-        return fields | self._method
+        config = openvino_genai.GenerationConfig(**fields | self._method)
+        start = time.perf_counter()
+        output = self._pipeline.generate(inputs, config)
+        seconds = time.perf_counter() - start
+        new = [int(token) for token in output.tokens[0]]
+        return cut(new[:-1], new[-1], self._work.max_new_tokens, self._target.end_tokens), seconds
 
     def _open(self, setting: Setting) -> Any:
         import openvino_genai
 
         options = {**_properties(self._target.model.dtype), **setting.options}
         if options["ATTENTION_BACKEND"] == "PA":
-            options["scheduler_config"] = self._scheduler()
+            # The paged cache is allocated at once, as ours is, and a prompt prefilled in one call. GenAI's default
+            # keeps the keys and values of earlier prompts: a second generation would be timed without its prefill.
+            config = options["scheduler_config"] = openvino_genai.SchedulerConfig()
+            config.enable_prefix_caching = False
+            slots = self._work.longest + self.ours[1] + 1
+            config.max_num_batched_tokens = slots
+            config.num_kv_blocks = -(-slots // _BLOCK) + 1
         if self._drafter is not None:
             folder, dtype = self._drafter
             own = {**_properties(dtype), "ENABLE_CPU_PINNING": options["ENABLE_CPU_PINNING"]}
@@ -133,20 +136,6 @@ class OpenVinoPeer(Peer):
         elif self._method:
             options["prompt_lookup"] = True
         return openvino_genai.LLMPipeline(self._folder, "CPU", **options)
-
-    def _scheduler(self) -> Any:
-        """Return how GenAI shares out its paged cache: all of it allocated at once, as ours is, and a prompt prefilled
-        in one call. Its default keeps the keys and values of earlier prompts, so that a second generation from the same
-        prompt would be timed without its prefill.
-        """
-        import openvino_genai
-
-        config = openvino_genai.SchedulerConfig()
-        config.enable_prefix_caching = False
-        slots = self._work.longest + self.ours[1] + 1
-        config.max_num_batched_tokens = slots
-        config.num_kv_blocks = -(-slots // _BLOCK) + 1
-        return config
 
 
 @engines.register("openvino")
@@ -159,7 +148,16 @@ class OpenVino(Engine):
     extra = "openvino"
 
     def peers(self, work: Work, held: ExitStack) -> list[Peer | Absent]:
-        _check(work)
+        target, sampling = work.target, work.target.sampling
+        if target.device.type != "cpu" or not target.in_one_piece:
+            raise LeftOut("OpenVINO is set against a target in one piece on a CPU only: use target.device=cpu")
+        cuts = [cut for cut in (sampling.top_k, sampling.top_p, sampling.min_p) if cut is not None]
+        if not sampling.greedy and (sampling.typical_p is not None or len(cuts) > 1):
+            raise LeftOut(
+                "OpenVINO has no typical_p and combines cuts in another order than ours, so that it would sample from "
+                "another law: compare with one of top_k, top_p and min_p at most"
+            )
+        _check_native(target.model.dtype)
         root = Path(held.enter_context(TemporaryDirectory(prefix="specdec-openvino-")))
         folder = _written(work.target.model, work, root / "target")
         dtype = str(work.target.model.dtype).removeprefix("torch.")
@@ -182,24 +180,6 @@ class OpenVino(Engine):
             held.callback(peer.close)
             found.append(peer)
         return found
-
-
-def _check(work: Work) -> None:
-    """
-    Raises:
-        LeftOut: OpenVINO cannot run the target, or sample as the run does.
-    """
-    target = work.target
-    if target.device.type != "cpu" or not target.in_one_piece:
-        raise LeftOut("OpenVINO is set against a target in one piece on a CPU only: use target.device=cpu")
-    sampling = target.sampling
-    cuts = [cut for cut in (sampling.top_k, sampling.top_p, sampling.min_p) if cut is not None]
-    if not sampling.greedy and (sampling.typical_p is not None or len(cuts) > 1):
-        raise LeftOut(
-            "OpenVINO has no typical_p and combines cuts in another order than ours, so that it would sample from "
-            "another law: compare with one of top_k, top_p and min_p at most"
-        )
-    _check_native(target.model.dtype)
 
 
 def _check_native(dtype: torch.dtype) -> None:

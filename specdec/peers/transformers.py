@@ -76,14 +76,10 @@ class TransformersPeer(Peer):
     def generate(self, prompt: Prompt, setting: Setting, sampling: SamplingConfig) -> tuple[tuple[int, ...], float]:
         ids = torch.tensor([prompt.tokens], device=self._target.device)
         options = {**_sampling_options(sampling), **self._options, **setting.options}
-        with _as_published(self._configs):
-            return self._timed(ids, options)
-
-    def _timed(self, ids: torch.Tensor, options: Mapping[str, Any]) -> tuple[tuple[int, ...], float]:
         target = self._target
-        _synchronize(target.device)
-        start = time.perf_counter()
-        with torch.inference_mode():
+        with _as_published(self._configs), torch.inference_mode():
+            _synchronize(target.device)
+            start = time.perf_counter()
             output = target.model.generate(
                 ids,
                 attention_mask=torch.ones_like(ids),
@@ -92,8 +88,8 @@ class TransformersPeer(Peer):
                 pad_token_id=min(target.end_tokens, default=0),
                 **options,
             )
-        _synchronize(target.device)
-        seconds = time.perf_counter() - start
+            _synchronize(target.device)
+            seconds = time.perf_counter() - start
         new = output[0, ids.shape[1] :].tolist()
         return cut(new[:-1], new[-1], self._limit, target.end_tokens), seconds
 

@@ -45,7 +45,17 @@ class FileSet(PromptSource):
 
     def __init__(self, config: FileConfig) -> None:
         self.config: FileConfig = config
-        self._template = _parsed(config)
+        try:  # (literal text, key after it); only plain keys, no attributes, no formats
+            self._template = [(literal, key) for literal, key, _, _ in string.Formatter().parse(config.template)]
+        except ValueError as error:
+            raise UsageError(
+                f"Bad value prompts.template={config.template!r}: {error}; a literal brace is written twice."
+            ) from None
+        if config.field not in {key for _, key in self._template}:
+            raise UsageError(
+                f"Bad value prompts.template={config.template!r}: it should contain {{{config.field}}}, "
+                "the field that prompts.field names."
+            )
 
     def read(self) -> SourceContent:
         records = self._records()
@@ -130,22 +140,6 @@ def _shortened(text: str, limit: int | None) -> str:
         return text
     head, _, cut_word = text[: limit + 1].rpartition(" ")
     return head or cut_word[:limit]
-
-
-def _parsed(config: FileConfig) -> list[tuple[str, str | None]]:
-    """Split the template into (literal text, key after it); only plain keys, no attributes, no formats."""
-    try:
-        parts = [(literal, key) for literal, key, _, _ in string.Formatter().parse(config.template)]
-    except ValueError as error:
-        raise UsageError(
-            f"Bad value prompts.template={config.template!r}: {error}; a literal brace is written twice."
-        ) from None
-    if config.field not in {key for _, key in parts}:
-        raise UsageError(
-            f"Bad value prompts.template={config.template!r}: it should contain {{{config.field}}}, "
-            "the field that prompts.field names."
-        )
-    return parts
 
 
 def _lookup(record: Mapping[str, Any], key: str, where: str, setting: str) -> Any:

@@ -62,20 +62,17 @@ class StdlibMix(PromptSource):
             taken = dict.fromkeys(KINDS, 0)
             for name in sorted(functions, key=_hash):
                 kind = KINDS[int(_hash(f"{module}/{name}"), 16) % len(KINDS)]
-                made = self._prompt(kind, text.split("\n"), functions[name])
+                lines, function = text.split("\n"), functions[name]
+                if kind == "code":
+                    made = cut_body(lines, function, self.config)
+                else:
+                    made = (self._cut_docstring if kind == "docstrings" else self._edit)(lines, function)
                 if made is not None:
                     entry = Entry(f"{self.config.name}/{kind}/{module}/{name}", kind, (made,))
                     found[kind].append((taken[kind], _hash(f"{kind}/{module}"), entry))
                     taken[kind] += 1
         entries = [entry for kind in KINDS for *_, entry in sorted(found[kind], key=lambda each: each[:2])]
         return SourceContent(entries, provenance(), {"absent_module": absent} if absent else {})
-
-    def _prompt(self, kind: str, lines: Sequence[str], function: Function) -> str | None:
-        if kind == "code":
-            return cut_body(lines, function, self.config)
-        if kind == "docstrings":
-            return self._cut_docstring(lines, function)
-        return self._edit(lines, function)
 
     def _cut_docstring(self, lines: Sequence[str], function: Function) -> str | None:
         """Return context, signature and half of the docstring, cut inside a paragraph; None if it is too short."""

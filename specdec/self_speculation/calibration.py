@@ -110,24 +110,20 @@ class CalibrationText:
         """
         if self._read is None:
             passages = torch.tensor(self._passages(), device=self.model.device)
-            text = self._continued(passages)
+            # The target goes on behind them: [B, context + tokens].
+            generator = generator_for(0, "calibration", "continuation", passages.device)
+            text, tokens, cache = passages, passages, None
+            for _ in range(self._count):
+                output = self.model(input_ids=tokens, use_cache=True, **{CACHE: cache})
+                cache = output[CACHE]
+                tokens = sample(probabilities(output.logits[:, -1], self._sampling), generator).unsqueeze(-1)
+                text = torch.cat([text, tokens], -1)
             self._read = text, self._laws(self.model, text)
         return self._read
 
     def _laws(self, model: Any, text: Tensor) -> Tensor:
         logits = model(input_ids=text[:, :-1], use_cache=False).logits[:, self._context - 1 :]
         return probabilities(logits, self._sampling)
-
-    def _continued(self, passages: Tensor) -> Tensor:
-        """Return the passages [B, context] with the target's text after them [B, context + tokens]."""
-        generator = generator_for(0, "calibration", "continuation", passages.device)
-        text, tokens, cache = passages, passages, None
-        for _ in range(self._count):
-            output = self.model(input_ids=tokens, use_cache=True, **{CACHE: cache})
-            cache = output[CACHE]
-            tokens = sample(probabilities(output.logits[:, -1], self._sampling), generator).unsqueeze(-1)
-            text = torch.cat([text, tokens], -1)
-        return text
 
     def _passages(self) -> list[list[int]]:
         config, target = self._config, self._target

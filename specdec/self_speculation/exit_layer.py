@@ -40,7 +40,10 @@ def choose_exit_layer(asked: int | Literal["auto"], config: CalibrationTextConfi
         return ExitLayer(_checked(asked, layers, f"Bad value drafter.exit_layer={asked}"), "config", {})
     if layers < 2:
         raise UsageError(f"Bad value drafter=early_exit: model {name} has {layers} layer, so there is nothing to skip.")
-    named = _named_by(target.model)
+    values = [
+        getattr(config, key, None) for config in (target.model.generation_config, target.model.config) for key in _NAMES
+    ]
+    named = next((value for value in values if isinstance(value, int) and value > 0), None)
     if named is not None:
         what = f"Bad value drafter.exit_layer=auto: model {name} names exit layer {named}"
         return ExitLayer(_checked(named, layers, what), "checkpoint", {})
@@ -61,12 +64,3 @@ def _checked(layer: int, layers: int, what: str) -> int:
             else f"{what}: the target has {layers} layer, so there is nothing to skip; use another drafter."
         )
     return layer
-
-
-def _named_by(model: Any) -> int | None:
-    for config in (model.generation_config, model.config):
-        for name in _NAMES:
-            layer = getattr(config, name, None)
-            if isinstance(layer, int) and layer > 0:
-                return layer
-    return None

@@ -93,19 +93,13 @@ class SkipSearch:
                 present = self._compare(present | unit for unit in self._units if not unit <= present)
             best, before = self._best(self._known), None
             while best is not None and best != before:
-                self._compare(self._neighbours(best))
+                inside = [unit for unit in self._units if unit <= best]
+                outside = [unit for unit in self._units if not unit <= best]
+                exchanged = ((best - old) | new for old in inside for new in outside)
+                self._compare([*(best | unit for unit in outside), *(best - unit for unit in inside), *exchanged])
                 best, before = self._best(self._known), best
         assert best is not None  # an early exit, if nothing else
         return SkippedParts(best, "search", self._known[best], len(self._known))
-
-    def _neighbours(self, skipped: Skipped) -> list[Skipped]:
-        inside = [unit for unit in self._units if unit <= skipped]
-        outside = [unit for unit in self._units if not unit <= skipped]
-        return [
-            *(skipped | unit for unit in outside),
-            *(skipped - unit for unit in inside),
-            *((skipped - old) | new for old in inside for new in outside),
-        ]
 
     def _compare(self, sets: Iterable[Skipped]) -> Skipped | None:
         """Evaluate sets, and return the best of them; None if there is none to evaluate, or no evaluation left."""

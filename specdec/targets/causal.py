@@ -172,23 +172,19 @@ class Causal(ModelTarget):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        return (*super().remarks, *self._spread_out)
-
-    @property
-    def _spread_out(self) -> tuple[str, ...]:
-        """Sentences about a model on several devices."""
+        spread: tuple[str, ...] = ()
         if self.tensor_parallel > 1:
-            return (
+            spread = (
                 f"The target's weights are shared out over {self.tensor_parallel} processes: every call waits for all "
                 "of them. There is no cost model and no roofline, which are those of one device.",
             )
-        if not self.in_one_piece:
-            return (
+        elif not self.in_one_piece:
+            spread = (
                 f"The target's modules lie on several devices ({spread_in_words(self.placed)}): a call runs through "
                 "them one after another and waits for what is moved, which a wide call pays once and plain decoding "
                 "pays for every token. Speedups of this run are distorted and say nothing of a model in one piece.",
             )
-        return ()
+        return (*super().remarks, *spread)
 
     @property
     def tags(self) -> dict[str, str]:
@@ -202,7 +198,8 @@ class Causal(ModelTarget):
 
 
 def _spread(config: CausalConfig, name: str, device: torch.device) -> dict[str, Any] | None:
-    """Return how the weights are laid out over several devices; None for a model in one piece.
+    """Return how the weights are laid out over several devices, and quantised as they are read; None for a model in one
+    piece as it was trained.
 
     Raises:
         UsageError: both ways at once, a way that does not fit the model or the machine.
@@ -218,27 +215,17 @@ def _spread(config: CausalConfig, name: str, device: torch.device) -> dict[str, 
             "the two."
         )
     if config.quantization is not None:
-        return _quantized(config, device)
+        for given, other in (
+            (config.tensor_parallel > 1, f"target.tensor_parallel={config.tensor_parallel}"),
+            (config.shape is not None, "target.model=random"),
+        ):
+            if given:
+                raise UsageError(f"Bad value {KEY}: it does not go with {other}; use one of the two.")
+        placed = {} if config.device_map is None else mapped(config.device_map)
+        return {**quantized_loading(config.quantization, device), **placed}
     if config.device_map is not None:
         return mapped(config.device_map)
     return sharded(name, config.tensor_parallel, device) if config.tensor_parallel > 1 else None
-
-
-def _quantized(config: CausalConfig, device: torch.device) -> dict[str, Any]:
-    """Return how the weights are quantised as they are read.
-
-    Raises:
-        UsageError: it does not go with another key; see `quantized_loading`.
-    """
-    for given, other in (
-        (config.tensor_parallel > 1, f"target.tensor_parallel={config.tensor_parallel}"),
-        (config.shape is not None, "target.model=random"),
-    ):
-        if given:
-            raise UsageError(f"Bad value {KEY}: it does not go with {other}; use one of the two.")
-    assert config.quantization is not None
-    placed = {} if config.device_map is None else mapped(config.device_map)
-    return {**quantized_loading(config.quantization, device), **placed}
 
 
 class _CausalStates(HiddenStates):

@@ -31,7 +31,7 @@ from specdec.targets import Target, targets
 from specdec.targets.causal import Causal
 from specdec.testing.drafter_contract import CHAIN_CHECKS, CHECKS, SIZE, Subject, require, walk
 from specdec.testing.part_contracts import PROMPT_CHECKS, STRUCTURE_CHECKS, TARGET_CHECKS
-from specdec.verifiers import Verifier, verifiers
+from specdec.verifiers import verifiers
 
 Make = Callable[[Target], Drafter]
 _SAMPLED = SamplingConfig(name="sampled", temperature=1.0, top_k=None, top_p=None, min_p=None, typical_p=None)
@@ -80,8 +80,12 @@ def cases_of(make: Make, capabilities: DrafterCapabilities) -> list[ConformanceC
         subject = _subject(make, capabilities, structure)
         for check in (*CHECKS, *CHAIN_CHECKS) if structure == "chain" else CHECKS:
             cases.append(ConformanceCase(f"{structure}: {_words(check)}", partial(check, subject)))
-        for name, checks in (("exact law of texts", _exact), ("greedy identity", _greedy)):
-            cases.append(ConformanceCase(f"{structure}: {name}", partial(checks, make, capabilities, structure)))
+        exact = partial(drafter_checks, make, verifiers.build({"name": "speculative_sampling"}), structure)
+        rule, shape = verifiers.build({"name": "greedy"}), small_structure(structure, _DEPTH)
+        greedy = partial(_alone, drafter_identity, make, rule, shape)
+        for name, checks in (("exact law of texts", exact), ("greedy identity", greedy)):
+            run = partial(_all_passed, checks, capabilities.lossless)
+            cases.append(ConformanceCase(f"{structure}: {name}", run))
     return cases
 
 
@@ -94,8 +98,11 @@ def verifier_cases(name: str, **changes: Any) -> list[ConformanceCase]:
     verifier = verifiers.build(_values("verifier", name) | changes)
     cases = []
     for structure in sorted(verifier.capabilities.handles & FILL.keys()):
-        for what, checks in (("exact law of rounds and texts", _rule), ("greedy identity", _rule_identity)):
-            cases.append(ConformanceCase(f"{structure}: {what}", partial(checks, verifier, structure)))
+        exact = partial(rule_checks, verifier, structure)
+        greedy = partial(identity_checks, verifier, small_structure(structure, _DEPTH))
+        for what, checks in (("exact law of rounds and texts", exact), ("greedy identity", greedy)):
+            run = partial(_all_passed, checks, verifier.capabilities.lossless)
+            cases.append(ConformanceCase(f"{structure}: {what}", run))
     return cases
 
 
@@ -151,7 +158,10 @@ def _subject(make: Make, capabilities: DrafterCapabilities, structure: str) -> S
     """Return a drafter for a table, or for a tiny model where it runs a part of the target's own."""
 
     def made() -> Drafter:
-        target = _target(capabilities)
+        if capabilities.runs_target:
+            target: Target = Causal(load_tiny_model("llama"), _SAMPLED)
+        else:
+            target = table_target(random_law(SIZE, 0), temperature=1.0)
         try:
             drafter = make(target)
         except UsageError as refusal:
@@ -164,12 +174,6 @@ def _subject(make: Make, capabilities: DrafterCapabilities, structure: str) -> S
     return Subject(made, partial(small_structure, structure), vocabulary)
 
 
-def _target(capabilities: DrafterCapabilities) -> Target:
-    if not capabilities.runs_target:
-        return table_target(random_law(SIZE, 0), temperature=1.0)
-    return Causal(load_tiny_model("llama"), _SAMPLED)
-
-
 def _something_is_proposed(make: Make, capabilities: DrafterCapabilities) -> None:
     """Check that the other cases are about something: a text that repeats itself gets a draft somewhere."""
     for structure in sorted(capabilities.fills & FILL.keys()):
@@ -179,34 +183,15 @@ def _something_is_proposed(make: Make, capabilities: DrafterCapabilities) -> Non
     require(False, "Nothing was proposed in any round of a text that repeats itself: the other cases say nothing.")
 
 
-def _exact(make: Make, capabilities: DrafterCapabilities, structure: str) -> None:
-    _claims(capabilities.lossless)
-    _all_passed(drafter_checks(make, verifiers.build({"name": "speculative_sampling"}), structure))
+def _alone(check: Callable[..., Check], *args: Any) -> list[Check]:
+    return [check(*args)]
 
 
-def _greedy(make: Make, capabilities: DrafterCapabilities, structure: str) -> None:
-    _claims(capabilities.lossless)
-    rule = verifiers.build({"name": "greedy"})
-    _all_passed([drafter_identity(make, rule, small_structure(structure, _DEPTH))])
-
-
-def _rule(verifier: Verifier, structure: str) -> None:
-    _claims(verifier.capabilities.lossless)
-    _all_passed(rule_checks(verifier, structure))
-
-
-def _rule_identity(verifier: Verifier, structure: str) -> None:
-    _claims(verifier.capabilities.lossless)
-    _all_passed(identity_checks(verifier, small_structure(structure, _DEPTH)))
-
-
-def _claims(lossless: bool) -> None:
+def _all_passed(checks_of: Callable[[], Sequence[Check]], lossless: bool) -> None:
+    """Raise AssertionError for the first check that failed, SkipTest where none of them applies."""
     if not lossless:
         raise SkipTest("it declares that it is not lossless")
-
-
-def _all_passed(checks: Sequence[Check]) -> None:
-    """Raise AssertionError for the first check that failed, SkipTest where none of them applies."""
+    checks = checks_of()
     for check in checks:
         require(check.verdict != "FAILED", f"{check.name}: {check.detail} ({check.statistic}).")
     if all(check.verdict == "not applicable" for check in checks):

@@ -95,7 +95,10 @@ def drafts_are_well_formed(subject: Subject) -> None:
     for gamma in (1, 2, 5):
         shape = subject.shape(gamma)
         for draft in walk(subject.make(), shape):
-            _check_tokens(draft, subject.vocabulary)
+            right = draft.tokens.dtype == torch.int64 and draft.tokens.shape == (len(draft),)
+            require(right, "Draft.tokens should be int64, one for each node of Draft.tree.")
+            within = ((draft.tokens >= 0) & (draft.tokens < subject.vocabulary)).all()
+            require(within, f"A draft has a token outside of the target's vocabulary of {subject.vocabulary}.")
             for asked, got, what in (
                 (shape.nodes, len(draft), "nodes"),
                 (shape.gamma, draft.tree.depth, "levels"),
@@ -110,14 +113,6 @@ def drafts_are_well_formed(subject: Subject) -> None:
             require(told, "An entry of Draft.source has no strategy, or a negative rank.")
             if shape.single:
                 require(draft.tree.is_chain, "A draft branches where a chain is asked for.")
-
-
-def _check_tokens(draft: Draft, vocabulary: int) -> None:
-    """Check type, shape and range of a draft's tokens."""
-    right = draft.tokens.dtype == torch.int64 and draft.tokens.shape == (len(draft),)
-    require(right, "Draft.tokens should be int64, one for each node of Draft.tree.")
-    within = ((draft.tokens >= 0) & (draft.tokens < vocabulary)).all()
-    require(within, f"A draft has a token outside of the target's vocabulary of {vocabulary}.")
 
 
 def draws_are_of_the_children(subject: Subject) -> None:

@@ -40,7 +40,19 @@ def write_answers(folder: Path, model_id: str, answers: Iterable[ModelAnswer]) -
     """
     ordered = sorted(answers, key=lambda answer: (isinstance(answer.question_id, str), answer.question_id))
     path = folder / "model_answer" / f"{model_id}.jsonl"
-    write_atomically(path, "".join(json.dumps(_line(model_id, answer)) + "\n" for answer in ordered))
+    lines = []
+    for answer in ordered:
+        choices = [{"index": index, "turns": list(turns)} for index, turns in enumerate(answer.choices)]
+        content = json.dumps([model_id, answer.question_id, choices, answer.seconds])
+        record = {
+            "question_id": answer.question_id,
+            "answer_id": uuid.uuid5(uuid.NAMESPACE_URL, content).hex,
+            "model_id": model_id,
+            "choices": choices,
+            "tstamp": answer.seconds,
+        }
+        lines.append(json.dumps(record) + "\n")
+    write_atomically(path, "".join(lines))
     return path
 
 
@@ -51,15 +63,3 @@ def write_questions(folder: Path, questions: Iterable[Mapping[str, Any]]) -> Pat
     path = folder / "question.jsonl"
     write_atomically(path, "".join(json.dumps(dict(question)) + "\n" for question in questions))
     return path
-
-
-def _line(model_id: str, answer: ModelAnswer) -> dict[str, Any]:
-    choices = [{"index": index, "turns": list(turns)} for index, turns in enumerate(answer.choices)]
-    content = json.dumps([model_id, answer.question_id, choices, answer.seconds])
-    return {
-        "question_id": answer.question_id,
-        "answer_id": uuid.uuid5(uuid.NAMESPACE_URL, content).hex,
-        "model_id": model_id,
-        "choices": choices,
-        "tstamp": answer.seconds,
-    }

@@ -140,17 +140,28 @@ def streams_of(
             if not stream.generated:
                 empty[stream.category] += 1
                 continue
-            _check_size(stream, context_length)
+            size = len(stream.prompt), len(stream.generated)
+            if context_length is not None and sum(size) > context_length:
+                raise BadLine(
+                    f"{stream.where}: {size[0]} + {size[1]} tokens do not fit the target's context of "
+                    f"{context_length}: shorten the text or leave it out."
+                )
             streams.append(stream)
     if lengths is not None and any(lengths in stream.accepted_lengths for stream in streams):
-        streams = [stream for stream in streams if _has_fitting(stream, lengths, faults)]
+        all_streams, streams = streams, []
+        for stream in all_streams:
+            with faults.line():
+                _fitting(stream, lengths)
+                streams.append(stream)
     faults.settle(f"{group}.skip_bad=true" if group in ("target", "prompts") else None)
     if not streams:
         raise UsageError(f"{path} holds no recorded stream for {key}: every line needs {PROMPT} and {OUTPUT}.")
     left_out = {"bad_line": {CATEGORY: faults.number}, "empty_output": dict(empty)}
     notes = [*faults.notes(), *([f"{empty.total():,} outputs without a token are left out."] if empty else [])]
-    found = streams if repeats else _named_apart(streams)
-    return StreamsRead(found, {why: n for why, n in left_out.items() if any(n.values())}, tuple(notes))
+    if not repeats:
+        apart = Names()  # of several with one id, the later ones get a number
+        streams = [replace(stream, id=apart(stream.id)) for stream in streams]
+    return StreamsRead(streams, {why: n for why, n in left_out.items() if any(n.values())}, tuple(notes))
 
 
 def fitting_lengths(streams: Sequence[Stream], name: str, option: str | None) -> tuple[list[Stream], tuple[str, ...]]:
@@ -183,13 +194,6 @@ def _fitting(stream: Stream, name: str) -> tuple[int, ...]:
     if name not in stream.accepted_lengths:
         raise BadLine(f"{stream.where}: no {name}.{LENGTHS}, which other lines have.")
     return lengths_by_position(stream.where, name, stream.accepted_lengths[name], len(stream.generated))
-
-
-def _has_fitting(stream: Stream, name: str, faults: LineFaults) -> bool:
-    before = faults.number
-    with faults.line():
-        _fitting(stream, name)
-    return faults.number == before
 
 
 def write_streams(path: Path, streams: Iterable[Stream]) -> None:
@@ -350,17 +354,3 @@ def _tokens(where: str, record: Mapping[str, Any], key: str, vocab_size: int | N
             "a text that this model wrote."
         )
     return tuple(tokens)
-
-
-def _check_size(stream: Stream, context_length: int | None) -> None:
-    if context_length is not None and len(stream.prompt) + len(stream.generated) > context_length:
-        raise BadLine(
-            f"{stream.where}: {len(stream.prompt)} + {len(stream.generated)} tokens do not fit the target's context of "
-            f"{context_length}: shorten the text or leave it out."
-        )
-
-
-def _named_apart(streams: list[Stream]) -> list[Stream]:
-    """Return the same streams; of several with one id, the later ones get a number."""
-    apart = Names()
-    return [replace(stream, id=apart(stream.id)) for stream in streams]

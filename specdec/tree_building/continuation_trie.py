@@ -46,15 +46,16 @@ class ContinuationTrie:
         """
         found = [row for node, row in self._ends.items() if not self._children[node] and row]
         if self.counted and len(found) > 1:
-            found.sort(key=self._total, reverse=True)
-        return found[:count]
 
-    def _total(self, row: Sequence[int]) -> int:
-        node, total = _ROOT, 0
-        for token in row:
-            node = self._children[node][token]
-            total += self._counts[node]
-        return total
+            def total(row: Sequence[int]) -> int:
+                node, counts = _ROOT, 0
+                for token in row:
+                    node = self._children[node][token]
+                    counts += self._counts[node]
+                return counts
+
+            found.sort(key=total, reverse=True)
+        return found[:count]
 
     def proposal(self, structure: Structure, strategy: str) -> Proposal:
         """Return what a structure takes: the best row for a chain, its k best rows, the tokens of each rank in a tree,

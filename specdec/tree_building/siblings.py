@@ -192,7 +192,10 @@ def growing(
             independent, because a token that two of them draw would have two q.
     """
     names = (strategy,) if isinstance(strategy, str) else tuple(strategy)
-    _check_way(structure, how, len(names))
+    if len(names) > 1 and (how == "independent" or structure.beam is not None):
+        raise ValueError("several models draw siblings without replacement, or rank them, on a given topology")
+    if structure.beam is not None and how != "ranked":
+        raise ValueError(f"a dynamic tree is made of ranked tokens, not of {how} draws")
     if structure.beam is not None:
         return (yield from _by_confidence(structure, structure.beam, names[0]))
     topology, ranks = structure.tree, sibling_ranks(structure.tree, structure.rows is not None)
@@ -242,13 +245,6 @@ def growing(
     drawn_again = how == "independent" and max(map(len, tests)) > 1
     draws = tuple(map(tuple, tests)) if drawn_again else None
     return Draft(tokens, _tree(tuple(parents)), torch.cat(drawn_from) if drawn_from else None, tuple(source), draws)
-
-
-def _check_way(structure: Structure, how: How, models: int) -> None:
-    if models > 1 and (how == "independent" or structure.beam is not None):
-        raise ValueError("several models draw siblings without replacement, or rank them, on a given topology")
-    if structure.beam is not None and how != "ranked":
-        raise ValueError(f"a dynamic tree is made of ranked tokens, not of {how} draws")
 
 
 def _by_confidence(structure: Structure, beam: Beam, strategy: str) -> Growth:

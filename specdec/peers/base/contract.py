@@ -146,8 +146,8 @@ class Peer(ABC):
         for setting in self._settings:
             try:
                 tokens, _ = self.generate(prompt, setting, greedy)
-                if self.converted:
-                    self._check(prompt, tokens)
+                if self.converted and (fault := departure(self._target, prompt.tokens, tokens)):
+                    raise LeftOut(fault)
                 sampling = self._target.sampling
                 seconds = min(self.generate(prompt, setting, sampling)[1] for _ in range(_TIMED_CALLS))
             except Exception as error:  # engines and compilers raise some ten unrelated types here
@@ -201,11 +201,6 @@ class Peer(ABC):
             "tried": self._tried,
             "failure": self.failure,
         }
-
-    def _check(self, prompt: Prompt, tokens: Sequence[int]) -> None:
-        fault = departure(self._target, prompt.tokens, tokens)
-        if fault:
-            raise LeftOut(fault)
 
 
 class Engine(ABC):

@@ -5,7 +5,6 @@ parts as transformers; others are refused.
 """
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,34 @@ def write_gguf(model: Any, path: Path, longest: int) -> None:
     arch = next(key for key, value in gguf.MODEL_ARCH_NAMES.items() if value == name)
     factors = _rope_factors(model, config, name)
     writer = gguf.GGUFWriter(path, name)
-    _write_shape(writer, config, getattr(gguf.LlamaFileType, _file_type(model.dtype)))
+    kinds = {"F32": "ALL_F32", "BF16": "MOSTLY_BF16", "F16": "MOSTLY_F16"}
+    head = _head_size(config)
+    writer.add_file_type(getattr(gguf.LlamaFileType, kinds[_DTYPES[model.dtype]]))
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_dimension_count(head)
+    writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("none")
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
-    for key, weight in _weights(model, config, name):
+    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
+    for key, weight in model.state_dict().items():
+        if key == "lm_head.weight" and config.tie_word_embeddings:
+            continue  # llama.cpp takes the embeddings where there is no output matrix
+        projection = key.split(".")[-2]
+        if name == "llama" and projection in heads:
+            weight = interleaved(weight, heads[projection])
         found = names.get_name(key, try_suffixes=(".weight", ".bias"))
         if found is None:
             raise LeftOut(f"llama.cpp has no place for the weight {key} of model type {config.model_type}.")
-        _add(writer, gguf, found, weight)
+        _add(writer, gguf, found, weight.detach().cpu())
     if factors is not None:
         _add(writer, gguf, "rope_freqs.weight", factors)
     try:
@@ -51,10 +71,6 @@ def write_gguf(model: Any, path: Path, longest: int) -> None:
         writer.write_tensors_to_file()
     finally:
         writer.close()
-
-
-def _file_type(dtype: torch.dtype) -> str:
-    return {"F32": "ALL_F32", "BF16": "MOSTLY_BF16", "F16": "MOSTLY_F16"}[_DTYPES[dtype]]
 
 
 def _checked(model: Any, config: Any, longest: int) -> str:
@@ -81,36 +97,6 @@ def _checked(model: Any, config: Any, longest: int) -> str:
         if fault:
             raise LeftOut(f"{reason}.")
     return ARCHITECTURES[kind]
-
-
-def _write_shape(writer: Any, config: Any, file_type: Any) -> None:
-    head = _head_size(config)
-    writer.add_file_type(file_type)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_key_length(head)
-    writer.add_value_length(head)
-    writer.add_rope_dimension_count(head)
-    writer.add_rope_freq_base(float(config.rope_parameters["rope_theta"]))
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
-    writer.add_vocab_size(config.vocab_size)
-    writer.add_tokenizer_model("none")
-
-
-def _weights(model: Any, config: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights by transformers' names, in the layout of llama.cpp."""
-    heads = {"q_proj": config.num_attention_heads, "k_proj": config.num_key_value_heads}
-    for key, weight in model.state_dict().items():
-        if key == "lm_head.weight" and config.tie_word_embeddings:
-            continue  # llama.cpp takes the embeddings where there is no output matrix
-        projection = key.split(".")[-2]
-        if name == "llama" and projection in heads:
-            weight = interleaved(weight, heads[projection])
-        yield key, weight.detach().cpu()
 
 
 def interleaved(weight: Tensor, heads: int) -> Tensor:

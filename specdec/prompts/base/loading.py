@@ -78,10 +78,13 @@ def load_prompts(
     chosen = list(islice(_usable_in_turn(content.entries, config, renderer, skipped), config.limit))
     if not chosen:
         raise UsageError(_nothing_usable(config.name, skipped, context_length, max_new_tokens))
+    digest = hashlib.sha256()
+    for entry, _ in chosen:
+        digest.update(json.dumps([entry.category, entry.turns, entry.tokens]).encode() + b"\n")
     return PromptSet(
         name=config.name,
         prompts=tuple(prompt for _, prompt in chosen),
-        content_hash=_content_hash(entry for entry, _ in chosen),
+        content_hash=digest.hexdigest(),
         skipped=skipped,
         provenance={**content.provenance, "chat_template": "applied" if chat else "none"},
         renderer=renderer,
@@ -115,13 +118,6 @@ def _usable(entries: Iterable[Entry], renderer: Renderer, skipped: Counts) -> It
             counts[entry.category] = counts.get(entry.category, 0) + 1
         else:
             yield entry, prompt
-
-
-def _content_hash(entries: Iterable[Entry]) -> str:
-    digest = hashlib.sha256()
-    for entry in entries:
-        digest.update(json.dumps([entry.category, entry.turns, entry.tokens]).encode() + b"\n")
-    return digest.hexdigest()
 
 
 def _nothing_usable(name: str, skipped: Counts, context_length: int, max_new_tokens: int) -> str:

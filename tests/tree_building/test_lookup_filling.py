@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.records import Source
-from specdec.tree_building.path_tree import PathTree
+from specdec.tree_building.lookup_filling import PathTree
 
 PATHS = st.lists(st.lists(st.integers(0, 2), max_size=4).map(tuple), max_size=10)
 
