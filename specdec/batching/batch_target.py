@@ -127,10 +127,7 @@ class CausalBatch(BatchTarget):
 
     def start(self, slot: int, text: TextStart) -> None:
         self._roots[slot] = self.decoder.start(slot, text.prompt)
-        self._keep_states(slot, self.decoder.states.get(slot))
-
-    def _keep_states(self, slot: int, states: Tensor | None) -> None:
-        if states is not None:
+        if (states := self.decoder.states.get(slot)) is not None:
             self.states[slot] = states
 
     def verify(self, drafts: Mapping[int, Draft]) -> dict[int, Tensor]:

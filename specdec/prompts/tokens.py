@@ -6,7 +6,7 @@ from pydantic import Field
 
 from specdec.config import typed
 from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
-from specdec.text.lines import told_apart
+from specdec.text.lines import Names
 
 
 @typed
@@ -24,7 +24,7 @@ class Tokens(PromptSource):
     def read(self) -> SourceContent:
         name = self.config.name
         # Named for its content, so that the same prompt draws the same randomness wherever it stands.
-        labels = told_apart("-".join(map(str, ids)) for ids in self.config.tokens)
+        labels = map(Names(), ("-".join(map(str, ids)) for ids in self.config.tokens))
         pairs = zip(labels, self.config.tokens, strict=True)
         entries = [Entry(f"{name}/{label}", name, tokens=tuple(ids)) for label, ids in pairs]
         return SourceContent(entries, {"source": "literal"})

@@ -26,6 +26,7 @@ class Structure(ABC):
     evaluates a draft is the target's business.
 
     Attributes:
+        gamma: the depth offered in a full round: gamma of a chain, w of rows, the depth of a tree.
         threshold: a drafter that reports its confidence drafts no further token once it puts the chance that all
             drafted so far are accepted below this; 0 always asks for the whole shape.
         rows: the number of continuations that share nothing but the root, 1 for a chain; None for a tree.
@@ -47,14 +48,10 @@ class Structure(ABC):
     depth_name: ClassVar[str] = "depth"
     sized_by: ClassVar[str] = "the size of the structure"
 
+    gamma: int
     threshold: float = 0.0
     rows: int | None = None
     beam: Beam | None = None
-
-    @property
-    @abstractmethod
-    def gamma(self) -> int:
-        """The depth offered in a full round: gamma of a chain, w of rows, the depth of a tree."""
 
     @property
     @abstractmethod

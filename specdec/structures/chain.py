@@ -26,26 +26,22 @@ class Chain(Structure):
             gamma: number of tokens; 0 before the last token of a text, which needs no draft.
             threshold: see `Structure`.
         """
-        self._gamma, self.threshold = gamma, threshold
+        self.gamma, self.threshold = gamma, threshold
 
     @classmethod
     def from_config(cls, config: ChainConfig) -> "Chain":
         return cls(config.gamma)
 
     @property
-    def gamma(self) -> int:
-        return self._gamma
-
-    @property
     def label(self) -> str:
-        return f"gamma {self._gamma}"
+        return f"gamma {self.gamma}"
 
     @property
     def tree(self) -> Tree:
-        return chain_tree(self._gamma)
+        return chain_tree(self.gamma)
 
     def resized(self, gamma: int) -> "Chain":
         return Chain(gamma, self.threshold)
 
     def until(self, threshold: float) -> "Chain":
-        return Chain(self._gamma, threshold)
+        return Chain(self.gamma, threshold)

@@ -36,15 +36,11 @@ class Dynamic(Structure):
             depth: the most levels; 0 before the last token of a text, which needs no draft.
         """
         self._beam = self.beam = beam
-        self._most, self._depth = nodes, depth
+        self._most, self.gamma = nodes, min(depth, nodes)
 
     @classmethod
     def from_config(cls, config: DynamicConfig) -> "Dynamic":
         return cls(config.nodes, config.depth, Beam(config.branching, config.beam))
-
-    @property
-    def gamma(self) -> int:
-        return min(self._depth, self._most)
 
     @property
     def nodes(self) -> int:

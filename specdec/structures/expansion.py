@@ -35,6 +35,7 @@ class Expansion(Structure):
         """
         self._widths = widths
         self._asked = widths[:depth]
+        self.gamma = len(self._asked)
 
     @classmethod
     def from_config(cls, config: ExpansionConfig) -> "Expansion":
@@ -46,10 +47,6 @@ class Expansion(Structure):
                 f"structure.nodes={config.nodes}; lower the widths or raise that limit."
             )
         return cls(widths)
-
-    @property
-    def gamma(self) -> int:
-        return len(self._asked)
 
     @property
     def label(self) -> str:

@@ -32,7 +32,7 @@ class Rows(Structure):
             w: tokens of each; 0 before the last token of a text, which needs no draft.
         """
         self.k = self.rows = k
-        self._width = w
+        self.gamma = w
 
     @classmethod
     def from_config(cls, config: RowsConfig) -> "Rows":
@@ -45,24 +45,20 @@ class Rows(Structure):
         return cls(config.k, config.w)
 
     @property
-    def gamma(self) -> int:
-        return self._width
-
-    @property
     def label(self) -> str:
-        return f"{self.k} rows of {self._width}"
+        return f"{self.k} rows of {self.gamma}"
 
     @property
     def nodes(self) -> int:
-        return self.k * self._width  # without the tree: `Target.check_draft` asks before it is made
+        return self.k * self.gamma  # without the tree: `Target.check_draft` asks before it is made
 
     @property
     def branches(self) -> int:
-        return self.k if self._width else 1
+        return self.k if self.gamma else 1
 
     @property
     def tree(self) -> Tree:
-        return _rows_tree(self.k, self._width)
+        return _rows_tree(self.k, self.gamma)
 
     def resized(self, gamma: int) -> "Rows":
         return Rows(self.k, gamma)

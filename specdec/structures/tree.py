@@ -58,6 +58,7 @@ class TokenTree(Structure):
         if gamma is not None and gamma > full.tree.depth and accuracy is not None:
             full = _built(accuracy, nodes, gamma)
         self._topology = full if gamma is None else _pruned(full, gamma)
+        self.gamma = self._topology.tree.depth
 
     @classmethod
     def from_config(cls, config: TokenTreeConfig) -> "TokenTree":
@@ -80,10 +81,6 @@ class TokenTree(Structure):
             raise UsageError("structure=tree has no tree: set structure.accuracy, structure.parents or structure.file.")
         accuracy = _checked(config.accuracy)
         return cls(_built(accuracy, config.nodes, config.depth), config.nodes, accuracy)
-
-    @property
-    def gamma(self) -> int:
-        return self.tree.depth
 
     @property
     def tree(self) -> Tree:

@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import json
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -202,9 +202,3 @@ class Names:
         self._last[name] = number
         self._last[f"{name}#{number}"] = 1
         return f"{name}#{number}"
-
-
-def told_apart(names: Iterable[str]) -> Iterator[str]:
-    """Yield the names; the second and later ones of a name get their number (see `Names`)."""
-    apart: Callable[[str], str] = Names()
-    yield from map(apart, names)

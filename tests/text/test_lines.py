@@ -5,7 +5,7 @@ import gzip
 import pytest
 
 from specdec.errors import UsageError
-from specdec.text.lines import BadLine, LineFaults, Names, file_digest, json_file, told_apart
+from specdec.text.lines import BadLine, LineFaults, Names, file_digest, json_file
 
 
 def values(path, skip=False, option="--skip-bad"):
@@ -71,8 +71,8 @@ def test_files_that_are_none(tmp_path):
 
 
 def test_names_are_told_apart_whatever_they_are():
-    assert list(told_apart(["a", "a", "b", "a"])) == ["a", "a#2", "b", "a#3"]
+    assert list(map(Names(), ["a", "a", "b", "a"])) == ["a", "a#2", "b", "a#3"]
     tricky = ["a", "a#2", "a", "a#2", "a"]
-    assert len(set(told_apart(tricky))) == 5
+    assert len(set(map(Names(), tricky))) == 5
     names = Names()
     assert [names(name) for name in ("a", "a", "b")] == ["a", "a#2", "b"] and names.repeated == 1
