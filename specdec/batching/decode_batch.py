@@ -74,15 +74,6 @@ class _Sequence:
         return Generation(prompt, tuple(self.tokens), tuple(self.rounds), self.prefill, self.finish or "failed")
 
 
-class _Step(NamedTuple):
-    """A step before its durations are known."""
-
-    slots: tuple[int, ...]
-    tokens: int
-    marks: Marks
-    prefills: tuple[tuple[object, object], ...]
-
-
 @torch.inference_mode()
 def decode_batch(
     *,
@@ -109,7 +100,7 @@ def decode_batch(
     drafter.reserve(longest + structure.nodes + 1)
     waiting = deque(enumerate(requests))
     done: dict[int, Generation] = {}
-    steps: list[_Step] = []
+    steps: list[tuple[tuple[int, ...], int, Marks, list[tuple[object, object]]]] = []  # before durations are known
     while waiting or batch.active:
         prefills: list[tuple[object, object]] = []
         try:
@@ -120,11 +111,24 @@ def decode_batch(
             unfinished = {each.place: each.generation() for each in batch.active.values()}
             error.partials = {**done, **unfinished}
             raise
-        steps.append(_Step(slots, tokens, marks, tuple(prefills)))
+        steps.append((slots, tokens, marks, prefills))
         for sequence in batch.leave():
             done[sequence.place] = sequence.generation()
     clock.synchronize()
-    return BatchDecoded([done[place] for place in range(len(requests))], [_measured(step, clock) for step in steps])
+    measured = [
+        BatchStep(
+            slots=slots,
+            tokens=tokens,
+            draft_s=clock.seconds(marks.start, marks.drafted),
+            verify_s=clock.seconds(marks.drafted, marks.verified),
+            accept_s=clock.seconds(marks.verified, marks.accepted),
+            commit_s=clock.seconds(marks.accepted, marks.committed),
+            prefills=len(prefills),
+            prefill_s=sum(clock.seconds(*each) for each in prefills),
+        )
+        for slots, tokens, marks, prefills in steps
+    ]
+    return BatchDecoded([done[place] for place in range(len(requests))], measured)
 
 
 class _Batch:
@@ -200,17 +204,3 @@ class _Batch:
             self.target.release(slot)
             self.drafter.release(slot)
         return list(finished.values())
-
-
-def _measured(step: _Step, clock: Clock) -> BatchStep:
-    marks = step.marks
-    return BatchStep(
-        slots=step.slots,
-        tokens=step.tokens,
-        draft_s=clock.seconds(marks.start, marks.drafted),
-        verify_s=clock.seconds(marks.drafted, marks.verified),
-        accept_s=clock.seconds(marks.verified, marks.accepted),
-        commit_s=clock.seconds(marks.accepted, marks.committed),
-        prefills=len(step.prefills),
-        prefill_s=sum(clock.seconds(*each) for each in step.prefills),
-    )

@@ -125,21 +125,17 @@ class FileSet(PromptSource):
         for literal, key in self._template:
             parts.append(literal)
             if key == self.config.field:
-                parts.append(_shortened(str(turn), self.config.max_characters))
+                field, limit = str(turn), self.config.max_characters
+                if limit is not None and len(field) > limit:  # after the last whole word; tokens differ by tokenizer
+                    head, _, cut_word = field[: limit + 1].rpartition(" ")
+                    field = head or cut_word[:limit]
+                parts.append(field)
             elif key is not None:
                 parts.append(str(_lookup(record, key, where, "prompts.template")))
         text = "".join(parts)
         if not text.isascii() and text != text.encode("utf-8", "ignore").decode("utf-8"):
             raise UsageError(f"{where}: {self.config.field} holds half a character (a lone surrogate).")
         return text.rstrip() if self.config.strip_end else text
-
-
-def _shortened(text: str, limit: int | None) -> str:
-    """Cut a text after the last whole word within `limit` characters; tokens would depend on the tokenizer."""
-    if limit is None or len(text) <= limit:
-        return text
-    head, _, cut_word = text[: limit + 1].rpartition(" ")
-    return head or cut_word[:limit]
 
 
 def _lookup(record: Mapping[str, Any], key: str, where: str, setting: str) -> Any:

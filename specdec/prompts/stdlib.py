@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from specdec.config import AtLeastOne, typed
-from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
+from specdec.prompts.base.contract import Counts, Entry, PromptSource, SetConfig, SourceContent, prompts
 from specdec.text.python_sources import held_out_modules, held_out_topics, installed_topics
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -43,12 +43,8 @@ class StdlibCode(PromptSource):
 
     def read(self) -> SourceContent:
         entries: list[Entry] = []
-        absent: dict[str, int] = {}
-        for module in held_out_modules():
-            text = module_source(module)
-            if text is None:
-                absent[module] = 1
-                continue
+        sources, absent = module_sources()
+        for module, text in sources.items():
             lines, found = text.split("\n"), dict[str, str]()
             for name, function in functions_of(ast.parse(text).body):
                 cut = cut_body(lines, function, self.config)
@@ -56,7 +52,7 @@ class StdlibCode(PromptSource):
                     found.setdefault(name, cut)  # a property's setter has its getter's name: the first stands
             for name in sorted(found, key=lambda name: hashlib.sha256(name.encode()).digest()):
                 entries.append(Entry(f"{self.config.name}/{module}/{name}", module, (found[name],)))
-        return SourceContent(entries, provenance(), {"absent_module": absent} if absent else {})
+        return SourceContent(entries, provenance(), absent)
 
 
 @prompts.register("stdlib_docs")
@@ -95,6 +91,14 @@ def module_source(module: str) -> str | None:
         if file.is_file():
             return file.read_text(encoding="utf-8")
     return None
+
+
+def module_sources() -> tuple[dict[str, str], Counts]:
+    """Return the sources of the held-out modules, and counts of those that are absent."""
+    sources = {module: module_source(module) for module in held_out_modules()}
+    absent = {module: 1 for module, text in sources.items() if text is None}
+    there = {module: text for module, text in sources.items() if text is not None}
+    return there, {"absent_module": absent} if absent else {}
 
 
 def paragraphs_before(lines: Sequence[str], end: int, room: int) -> Sequence[str]:

@@ -19,10 +19,9 @@ from specdec.prompts.stdlib import (
     first_line,
     functions_of,
     in_context,
-    module_source,
+    module_sources,
     provenance,
 )
-from specdec.text.python_sources import held_out_modules
 
 KINDS = ("code", "docstrings", "editing")
 
@@ -52,12 +51,8 @@ class StdlibMix(PromptSource):
 
     def read(self) -> SourceContent:
         found: dict[str, list[tuple[int, str, Entry]]] = {kind: [] for kind in KINDS}
-        absent: dict[str, int] = {}
-        for module in held_out_modules():
-            text = module_source(module)
-            if text is None:
-                absent[module] = 1
-                continue
+        sources, absent = module_sources()
+        for module, text in sources.items():
             functions = dict(reversed(list(functions_of(ast.parse(text).body))))  # of a repeated name the first stands
             taken = dict.fromkeys(KINDS, 0)
             for name in sorted(functions, key=_hash):
@@ -72,7 +67,7 @@ class StdlibMix(PromptSource):
                     found[kind].append((taken[kind], _hash(f"{kind}/{module}"), entry))
                     taken[kind] += 1
         entries = [entry for kind in KINDS for *_, entry in sorted(found[kind], key=lambda each: each[:2])]
-        return SourceContent(entries, provenance(), {"absent_module": absent} if absent else {})
+        return SourceContent(entries, provenance(), absent)
 
     def _cut_docstring(self, lines: Sequence[str], function: Function) -> str | None:
         """Return context, signature and half of the docstring, cut inside a paragraph; None if it is too short."""

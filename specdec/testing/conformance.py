@@ -82,7 +82,7 @@ def cases_of(make: Make, capabilities: DrafterCapabilities) -> list[ConformanceC
             cases.append(ConformanceCase(f"{structure}: {_words(check)}", partial(check, subject)))
         exact = partial(drafter_checks, make, verifiers.build({"name": "speculative_sampling"}), structure)
         rule, shape = verifiers.build({"name": "greedy"}), small_structure(structure, _DEPTH)
-        greedy = partial(_alone, drafter_identity, make, rule, shape)
+        greedy = partial(lambda *args: [drafter_identity(*args)], make, rule, shape)
         for name, checks in (("exact law of texts", exact), ("greedy identity", greedy)):
             run = partial(_all_passed, checks, capabilities.lossless)
             cases.append(ConformanceCase(f"{structure}: {name}", run))
@@ -181,10 +181,6 @@ def _something_is_proposed(make: Make, capabilities: DrafterCapabilities) -> Non
         if any(len(draft) for draft in walk(subject.make(), subject.shape(3))):
             return
     require(False, "Nothing was proposed in any round of a text that repeats itself: the other cases say nothing.")
-
-
-def _alone(check: Callable[..., Check], *args: Any) -> list[Check]:
-    return [check(*args)]
 
 
 def _all_passed(checks_of: Callable[[], Sequence[Check]], lossless: bool) -> None:

@@ -74,11 +74,11 @@ class StreamsRead:
     """The streams of a file, and what was left out of it.
 
     Attributes:
-        left_out: reason -> category -> streams.
+        left_out: reason -> category -> streams: repeated_prompt, bad_line, empty_output.
         notes: sentences on what was left out.
     """
 
-    streams: list[Stream]
+    streams: Sequence[Stream]
     left_out: Mapping[str, Mapping[str, int]]
     notes: tuple[str, ...]
 
@@ -90,7 +90,7 @@ def read_streams(
     key: str = "path",
     repeats: bool = False,
     context_length: int | None = None,
-) -> list[Stream]:
+) -> Sequence[Stream]:
     """Read the streams of a file; see `streams_of`.
 
     Raises:
@@ -239,21 +239,15 @@ def _text_streams(content: bytes, recording: Recording, tokenizer: Any, group: s
 
 
 @dataclass(frozen=True)
-class Recorded:
-    """The content of a recording.
+class Recorded(StreamsRead):
+    """The content of a recording, with one stream per prompt: greedy decoding writes one text after a prompt, so of
+    streams that begin with equal prompts the first counts and the others are left out.
 
     Attributes:
-        streams: one per prompt. Greedy decoding writes one text after a prompt, so of streams that begin with equal
-            prompts the first counts and the others are left out.
-        left_out: counts what was left out, reason -> category -> streams: repeated_prompt, bad_line, empty_output.
-        notes: sentences on lines that were left out.
         tokenizer: a transformers tokenizer; None if none was given.
         sha256: the hash of the file.
     """
 
-    streams: tuple[Stream, ...]
-    left_out: Mapping[str, Mapping[str, int]]
-    notes: tuple[str, ...]
     tokenizer: Any
     sha256: str
 

@@ -45,16 +45,7 @@ def write_openvino(model: Any, kinds: Collection[str], folder: Path) -> None:
         warnings.simplefilter("ignore")  # tracing warns of every branch that depends on a shape
         shapes = graph.state_shapes()
         frontend = FrontEndManager().load_by_framework("pytorch")
-        places = torch.arange(_PAST, _PAST + _TOKENS)
-        tokens = torch.zeros(_SEQUENCES, _TOKENS, dtype=torch.long)
-        example = (
-            tokens,
-            torch.ones(_SEQUENCES, _PAST + _TOKENS, dtype=torch.long),
-            places + tokens,
-            torch.arange(_SEQUENCES, dtype=torch.int32),
-            *(torch.zeros(_SEQUENCES, heads, _PAST, size) for heads, size in shapes),
-        )
-        traced = TorchScriptPythonDecoder(graph, example_input=example)
+        traced = TorchScriptPythonDecoder(graph, example_input=_example(shapes))
         written = frontend.convert(frontend.load(traced))
     apply_moc_transformations(written, False)
     past = [f"past_key_values.{place // 2}.{('key', 'value')[place % 2]}" for place in range(len(shapes))]
@@ -157,6 +148,19 @@ class _Graph(nn.Module):
             use_cache=True,
             **{CACHE: Cache(layers=layers)},
         ).logits
+
+
+def _example(shapes: list[tuple[int, int]]) -> tuple[Tensor, ...]:
+    """Return arguments of `_Graph` to trace it with."""
+    places = torch.arange(_PAST, _PAST + _TOKENS)
+    tokens = torch.zeros(_SEQUENCES, _TOKENS, dtype=torch.long)
+    return (
+        tokens,
+        torch.ones(_SEQUENCES, _PAST + _TOKENS, dtype=torch.long),
+        places + tokens,
+        torch.arange(_SEQUENCES, dtype=torch.int32),
+        *(torch.zeros(_SEQUENCES, heads, _PAST, size) for heads, size in shapes),
+    )
 
 
 def _begin_empty(written: Any) -> None:

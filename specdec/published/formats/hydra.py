@@ -52,7 +52,58 @@ class _MlpHeads(CheckpointFormat):
         return bool(read) and _layout(files).grounded == self.grounded
 
     def load(self, files: CheckpointFiles, target: Target) -> ResidualHeads:
-        return _load(files, target)
+        layout = _layout(files)
+        width, vocabulary = files.rows(f"{layout.block(0, 0)}.linear.bias"), files.rows(f"{layout.output(0)}.bias")
+        check_target(files, target, width=width, vocabulary=vocabulary)
+        prefix = None
+        if layout.prefix:
+            kind = "" if target.model is None else str(target.model.config.model_type)
+            if kind != "llama":
+                raise ModelLoadError(
+                    f"{files} has a prefix layer, which is a layer of its target, a Llama; this target is "
+                    f"{kind or 'no transformers model'}: use the target that it was made for."
+                )
+        tokens, width = target.hidden.output_layer.shape
+        with torch.device("meta"):
+            if layout.prefix:
+                prefix = LlamaPrefix(target.model.config)
+            heads = ResidualHeads(
+                [
+                    [ResidualBlock(layout.read(head, layer, width), width) for layer in range(layout.layers)]
+                    for head in range(layout.heads)
+                ],
+                [nn.Linear(width, tokens) for _ in range(layout.heads)],
+                vocab_size=tokens,
+                embedding=target.hidden.embedding if layout.grounded else None,
+                prefix=prefix,
+                offset=files.setting("hidden_state_offset", int, 0),
+            )
+        own = {name: tuple(weight.shape) for name, weight in heads.state_dict().items()}
+        theirs: dict[str, str] = {}  # our names -> the published ones
+        for name in own:
+            kind, rest = name.split(".", 1)
+            if kind == "prefix":
+                theirs[name] = _PREFIX + rest.removeprefix("model.")
+            elif kind == "outputs":
+                head, part = rest.split(".")
+                theirs[name] = f"{layout.output(int(head))}.{part}"
+            else:
+                head, layer, part = rest.split(".", 2)
+                theirs[name] = f"{layout.block(int(head), int(layer))}.{part}"
+        # Copies of the target's embeddings, which modules of the reference hold; and a table of positions.
+        optional: dict[str, tuple[int, ...]] = {_EMBEDDING: (tokens, width)}
+        if heads.prefix is not None:
+            optional[f"{_PREFIX}embed_tokens.weight"] = (tokens, width)
+            optional[f"{_PREFIX}layers.0.self_attn.rotary_emb.inv_freq"] = heads.prefix.frequencies
+        demand_exactly(files, {theirs[name]: shape for name, shape in own.items()}, optional)
+        weights = files.read(theirs.values())
+        fill(heads, {name: weights[theirs[name]] for name in own}, target)
+        if _EMBEDDING in files.tensors:
+            published, embedding = files.tensor(_EMBEDDING).float(), target.hidden.embedding.detach().cpu().float()
+            # The rounding of 16-bit numbers is left out.
+            if not torch.allclose(published, embedding, rtol=0.02, atol=1e-3):
+                logger.warning("%s was trained on a target with other embeddings.", files)
+        return heads
 
 
 @formats.register("Hydra")
@@ -85,59 +136,3 @@ def _layout(files: CheckpointFiles) -> _Layout:
     count, last = (max(numbers) for numbers in zip(*places, strict=True))
     layout = _Layout(1 + count, (last + 1) // 2 if prefix else last + 1, False, prefix)
     return layout._replace(grounded=f"{layout.block(0, 0)}.res_connection.weight" in files.tensors)
-
-
-def _load(files: CheckpointFiles, target: Target) -> ResidualHeads:
-    layout = _layout(files)
-    width, vocabulary = files.rows(f"{layout.block(0, 0)}.linear.bias"), files.rows(f"{layout.output(0)}.bias")
-    check_target(files, target, width=width, vocabulary=vocabulary)
-    prefix = None
-    if layout.prefix:
-        kind = "" if target.model is None else str(target.model.config.model_type)
-        if kind != "llama":
-            raise ModelLoadError(
-                f"{files} has a prefix layer, which is a layer of its target, a Llama; this target is "
-                f"{kind or 'no transformers model'}: use the target that it was made for."
-            )
-    tokens, width = target.hidden.output_layer.shape
-    with torch.device("meta"):
-        if layout.prefix:
-            prefix = LlamaPrefix(target.model.config)
-        heads = ResidualHeads(
-            [
-                [ResidualBlock(layout.read(head, layer, width), width) for layer in range(layout.layers)]
-                for head in range(layout.heads)
-            ],
-            [nn.Linear(width, tokens) for _ in range(layout.heads)],
-            vocab_size=tokens,
-            embedding=target.hidden.embedding if layout.grounded else None,
-            prefix=prefix,
-            offset=files.setting("hidden_state_offset", int, 0),
-        )
-    own = {name: tuple(weight.shape) for name, weight in heads.state_dict().items()}
-    theirs = {name: _published_name(name, layout) for name in own}
-    # Copies of the target's embeddings, which modules of the reference hold; and a table of positions.
-    optional: dict[str, tuple[int, ...]] = {_EMBEDDING: (tokens, width)}
-    if heads.prefix is not None:
-        optional[f"{_PREFIX}embed_tokens.weight"] = (tokens, width)
-        optional[f"{_PREFIX}layers.0.self_attn.rotary_emb.inv_freq"] = heads.prefix.frequencies
-    demand_exactly(files, {theirs[name]: shape for name, shape in own.items()}, optional)
-    weights = files.read(theirs.values())
-    fill(heads, {name: weights[theirs[name]] for name in own}, target)
-    if _EMBEDDING in files.tensors:
-        published, embedding = files.tensor(_EMBEDDING).float(), target.hidden.embedding.detach().cpu().float()
-        if not torch.allclose(published, embedding, rtol=0.02, atol=1e-3):  # the rounding of 16-bit numbers is left out
-            logger.warning("%s was trained on a target with other embeddings.", files)
-    return heads
-
-
-def _published_name(name: str, layout: _Layout) -> str:
-    """Return the published name of one of our tensors."""
-    kind, rest = name.split(".", 1)
-    if kind == "prefix":
-        return _PREFIX + rest.removeprefix("model.")
-    if kind == "outputs":
-        head, part = rest.split(".")
-        return f"{layout.output(int(head))}.{part}"
-    head, layer, part = rest.split(".", 2)
-    return f"{layout.block(int(head), int(layer))}.{part}"

@@ -46,7 +46,21 @@ class ModelTarget(Target):
             UsageError: `evaluation` is "rows", and the model takes trees in one sequence only.
         """
         decoder.model.eval().requires_grad_(False)
-        evaluation = self._usable(decoder, evaluation)
+        # The evaluation that the model can be trusted with: the one asked for, or else rows.
+        probed, kind = open_decoder(decoder), decoder.model.config.model_type
+        if not probed.packed and not probed.rows:
+            raise ModelLoadError(
+                f"Model {decoder.name} ({kind}) takes chains only: its logits differ from those of plain forward "
+                "passes both under a tree mask and in a batch; use another model."
+            )
+        if not probed.rows and evaluation == "rows":
+            raise UsageError(
+                f"Bad value target.evaluation=rows: in a batch the logits of model {decoder.name} ({kind}) differ from "
+                "those of plain forward passes; use packed."
+            )
+        if not probed.packed or not probed.rows:
+            evaluation = "packed" if probed.packed else "rows"
+            self.capabilities = replace(self.capabilities, evaluations=(evaluation,))
         self.decoder, self.model, self.name, self.device = decoder, decoder.model, decoder.name, decoder.device
         self.sampling, self.tokenizer, self.evaluation = sampling, tokenizer, evaluation
         self.vocab_size, self.context_length = decoder.vocab_size, decoder.context_length
@@ -55,26 +69,6 @@ class ModelTarget(Target):
         self._root = torch.zeros(1, dtype=torch.long, device=self.device)
         self._tree = chain_tree(0)  # of the last verified draft
         self._slot_bytes = decoder.cache.nbytes() // decoder.cache.capacity
-
-    def _usable(self, decoder: Decoder | Seq2SeqDecoder, asked: Evaluation) -> Evaluation:
-        """Probe the model, and return the evaluation that it can be trusted with: the one asked for, or else rows."""
-        probed = open_decoder(decoder)
-        if not probed.packed:
-            if not probed.rows:
-                raise ModelLoadError(
-                    f"Model {decoder.name} ({decoder.model.config.model_type}) takes chains only: its logits differ "
-                    "from those of plain forward passes both under a tree mask and in a batch; use another model."
-                )
-            self.capabilities = replace(self.capabilities, evaluations=("rows",))
-            return "rows"
-        if not probed.rows:
-            if asked == "rows":
-                raise UsageError(
-                    f"Bad value target.evaluation=rows: in a batch the logits of model {decoder.name} "
-                    f"({decoder.model.config.model_type}) differ from those of plain forward passes; use packed."
-                )
-            self.capabilities = replace(self.capabilities, evaluations=("packed",))
-        return asked
 
     def _copies(self, branches: int) -> int:
         return branches if self.evaluation == "rows" else 1
