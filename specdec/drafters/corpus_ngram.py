@@ -97,7 +97,21 @@ class CorpusNgram(Drafter):
         if width == 0:
             return EMPTY
         if not structure.single:
-            return self._branching(structure)
+
+            def after(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+                numbers: list[int] = tokens.tolist()
+                paths = [[numbers[ancestor] for ancestor in tree.path(node)] for node in nodes]
+                contexts = [self._last((*self._context, *path)) for path in paths]
+                if how != "ranked":
+                    return self._laws(contexts)
+                law = torch.from_numpy(np.stack([self._table.law(context) for context in contexts]))
+                return law if structure.beam is None else law.log_()
+
+            ranked = self._sampling.greedy or structure.beam is not None
+            how: How = "ranked" if ranked else self._siblings
+            draft = grow(structure, after, how, self._name, self._generator)
+            q = None if draft.q is None else draft.q.to(self._device)
+            return replace(draft, tokens=draft.tokens.to(self._device), q=q)
         context, tokens, laws = self._context, list[int](), list[Tensor]()
         for _ in range(width):
             if self._sampling.greedy:
@@ -113,24 +127,6 @@ class CorpusNgram(Drafter):
             q=torch.stack(laws).to(self._device) if laws else None,
             source=(Source(self._name, 0),) * width,
         )
-
-    def _branching(self, structure: Structure) -> Draft:
-        """Draft rows or a tree."""
-
-        def after(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-            numbers: list[int] = tokens.tolist()
-            paths = [[numbers[ancestor] for ancestor in tree.path(node)] for node in nodes]
-            contexts = [self._last((*self._context, *path)) for path in paths]
-            if not ranked:
-                return self._laws(contexts)
-            law = torch.from_numpy(np.stack([self._table.law(context) for context in contexts]))
-            return law if structure.beam is None else law.log_()
-
-        ranked = self._sampling.greedy or structure.beam is not None
-        how: How = "ranked" if ranked else self._siblings
-        draft = grow(structure, after, how, self._name, self._generator)
-        q = None if draft.q is None else draft.q.to(self._device)
-        return replace(draft, tokens=draft.tokens.to(self._device), q=q)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         tokens = (*prompt, *text)

@@ -11,7 +11,6 @@ from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
-from specdec.ngrams.recent_pool import RecentPool
 from specdec.records import Draft, Source, TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
@@ -27,6 +26,32 @@ class LookaheadConfig:
     ngram: AtLeastTwo
     candidates: AtLeastOne
     pool_from_prompt: bool
+
+
+class RecentPool:
+    """Keeps, for each first token, the continuations that were seen last (the n-gram pool of Lookahead decoding, Fu et
+    al. 2402.02057, section 3.2).
+    """
+
+    def __init__(self, most: int) -> None:
+        """
+        Args:
+            most: continuations kept for each first token.
+        """
+        self._most = most
+        self._latest: dict[int, dict[tuple[int, ...], None]] = {}  # in the order in which they were seen
+
+    def add(self, first: int, continuation: Sequence[int]) -> None:
+        """Take note of an n-gram. One that is known becomes the latest; the oldest goes where there are too many."""
+        known, seen = self._latest.setdefault(first, {}), tuple(continuation)
+        known.pop(seen, None)
+        known[seen] = None
+        if len(known) > self._most:
+            del known[next(iter(known))]
+
+    def after(self, first: int) -> list[tuple[int, ...]]:
+        """Return the continuations of `first`, latest first."""
+        return list(reversed(self._latest.get(first, {})))
 
 
 @drafters.register("lookahead")

@@ -15,10 +15,10 @@ from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.ngrams.finished_text import FinishedText
 from specdec.ngrams.suffix_index import SuffixIndex
-from specdec.records import Source, TextStart, chain_tree
+from specdec.records import Source, TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
-from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled, merged
+from specdec.tree_building.lookup_filling import NOTHING, Proposal, copied, filled, merged
 from specdec.tree_building.possible_rounds import (
     Continuations,
     PossibleRounds,
@@ -108,13 +108,11 @@ class Ngram(Lookup):
             for order in self._of_chain:
                 position = self._index.first(order)
                 if position is not None:
-                    row = tuple(text[position : position + width])
-                    return Proposal(row, chain_tree(len(row)), _FIRST * len(row))
+                    return copied(tuple(text[position : position + width]), "ngram")
             return NOTHING
         if structure.single:
-            for row in self._continuations(1, width, self._of_chain):
-                return Proposal(row, chain_tree(len(row)), _FIRST * len(row))
-            return NOTHING
+            rows = self._continuations(1, width, self._of_chain)
+            return copied(rows[0], "ngram") if rows else NOTHING
         if structure.rows is not None:
             return merged((row, Source("ngram", rank)) for rank, row in enumerate(self.rows(structure.rows, width)))
 
@@ -204,7 +202,6 @@ class Ngram(Lookup):
         return {token: [of_tokens.get(token, ()) for of_tokens in of_orders] for token in ranked}
 
 
-_FIRST = (Source("ngram", 0),)
 _BLOCK = 4096  # positions of a known text whose matches are in memory together
 
 

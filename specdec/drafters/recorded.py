@@ -13,12 +13,12 @@ from specdec.cost_model import DraftCost
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
-from specdec.records import Source, TextStart, chain_tree
+from specdec.records import TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.targets.replay import Replay
 from specdec.text.streams import Stream, fitting_lengths, read_streams
-from specdec.tree_building.lookup_filling import NOTHING, Proposal
+from specdec.tree_building.lookup_filling import NOTHING, Proposal, copied
 from specdec.tree_building.possible_rounds import PossibleRounds, chain_rounds
 
 
@@ -155,7 +155,7 @@ class RecordedLengths(Lookup):
         wrong = tuple((token + 1) % self._size for token in recorded[right:])
         tokens = recorded[:right] + wrong
         tokens += (0,) * (gamma - len(tokens))
-        return Proposal(tokens, chain_tree(gamma), (Source(self._field, 0),) * gamma)
+        return copied(tokens, self._field)
 
 
 def _check_same_texts(path: str, streams: Sequence[Stream], replayed: Sequence[Stream]) -> None:

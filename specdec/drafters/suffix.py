@@ -12,11 +12,11 @@ from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.ngrams.suffix_automaton import START, Match, SuffixAutomaton
-from specdec.records import Source, TextStart, chain_tree
+from specdec.records import TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.tree_building.continuation_trie import ContinuationTrie
-from specdec.tree_building.lookup_filling import NOTHING, Proposal
+from specdec.tree_building.lookup_filling import NOTHING, Proposal, copied
 from specdec.tree_building.possible_rounds import (
     Continuations,
     PossibleRounds,
@@ -112,7 +112,7 @@ class Suffix(Lookup):
             return NOTHING
         if structure.single:
             rows = self._rows(1, width)
-            return Proposal(rows[0], chain_tree(len(rows[0])), _FIRST * len(rows[0])) if rows else NOTHING
+            return copied(rows[0], "suffix") if rows else NOTHING
         rows = self._rows(self._config.matches_max, width)
         # A row that begins another one adds nothing to a tree, and `ContinuationTrie` leaves it out of rows.
         return ContinuationTrie(rows, counted=False).proposal(structure, "suffix") if rows else NOTHING
@@ -175,6 +175,3 @@ class Suffix(Lookup):
         found += (Found(match, True) for match in self._outputs.matches(self._place, most))
         found.sort(key=lambda item: item.match.length, reverse=True)  # own ones stay before others of their length
         return found[:most]
-
-
-_FIRST = (Source("suffix", 0),)

@@ -75,50 +75,29 @@ def load_eagle(path: str | Path, target: Target) -> EagleNetwork:
             f"{stored.target[:16]}; this one's have {hidden.identity[:16]}: use the target that it was trained on, or "
             "train one for this target with specdec.train."
         )
-    network = assembled(stored.config, stored.weights, target, str(path))
+    with torch.device("meta"):  # makes no weights, because those of the file are assigned
+        network = made(stored.config, hidden.embedding, hidden.output_layer)
+    wanted = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
+    shapes = {name: tuple(weight.shape) for name, weight in stored.weights.items()}
+    for name, shape in wanted.items():
+        if name not in shapes:
+            raise UsageError(f"Bad value drafter.model={path}: the tensor {name} is missing; use a complete file.")
+        if shape != shapes[name]:
+            raise UsageError(
+                f"Bad value drafter.model={path}: the tensor {name} has the shape {list(shapes[name])}, and config and "
+                f"target ask for {list(shape)}; use the target and the config that the file was made for."
+            )
+    extra = sorted(shapes.keys() - wanted.keys())
+    if extra:
+        raise UsageError(
+            f"Bad value drafter.model={path}: the tensor {extra[0]} has no place in the network of its config; use "
+            "the config that the file was made for."
+        )
+    network.load_state_dict(stored.weights, assign=True)
     assert isinstance(network, EagleNetwork), "specdec.train writes no others"
-    return network
+    return network.to(target.device, hidden.output_layer.dtype).eval().requires_grad_(False)
 
 
 def made(config: EagleConfig, embedding: Tensor, output: Tensor) -> FeatureNetwork:
     """Return a network of the config's form, with weights at random; see `FeatureNetwork`."""
     return (BlockNetwork if config.form == "dflash" else EagleNetwork)(config, embedding, output)
-
-
-def assembled(config: EagleConfig, weights: dict[str, Tensor], target: Target, where: str) -> FeatureNetwork:
-    """Return the network of a config and weights under its own names, in the target's dtype and on its device.
-
-    Args:
-        where: name of the file, for messages.
-    Raises:
-        UsageError: a tensor is missing, is one too many, or has another shape.
-    """
-    embedding, output = target.hidden.embedding, target.hidden.output_layer
-    with torch.device("meta"):  # makes no weights, because those of the file are assigned
-        network = made(config, embedding, output)
-    wanted = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
-    check_tensors(wanted, {name: tuple(weight.shape) for name, weight in weights.items()}, where)
-    network.load_state_dict(weights, assign=True)
-    return network.to(target.device, output.dtype).eval().requires_grad_(False)
-
-
-def check_tensors(wanted: dict[str, tuple[int, ...]], found: dict[str, tuple[int, ...]], where: str) -> None:
-    """Check that a file has exactly the tensors, with the shapes, that its config asks for.
-
-    Raises:
-        UsageError: names the first tensor that is missing, left over or of another shape.
-    """
-    for name in wanted:
-        if name not in found:
-            raise UsageError(f"Bad value drafter.model={where}: the tensor {name} is missing; use a complete file.")
-        if wanted[name] != found[name]:
-            raise UsageError(
-                f"Bad value drafter.model={where}: the tensor {name} has the shape {list(found[name])}, and config and "
-                f"target ask for {list(wanted[name])}; use the target and the config that the file was made for."
-            )
-    extra = sorted(found.keys() - wanted.keys())
-    if extra:
-        raise UsageError(
-            f"Bad value drafter.model={where}: the tensor {extra[0]} has no place in the network of its config; use "
-            "the config that the file was made for."
-        )

@@ -59,19 +59,29 @@ class MlpHead(nn.Module):
         return x
 
 
-class PrefixLayer(nn.Module):
-    """One layer of causal self-attention over the states of the prefix, residual and zero at the start.
-
-    It has no positions: the causal mask is enough for one layer to tell tokens apart.
-    """
+class _SelfAttention(nn.Module):
+    """The weights of a residual layer of self-attention over states of width `size`, zero at the start."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.heads = _attention_heads(size)
+        # Of about 64 dimensions each, a number that divides the width.
+        self.heads = next(heads for heads in range(max(1, size // 64), 0, -1) if size % heads == 0)
         self.norm = nn.RMSNorm(size)
         self.queries_keys_values = nn.Linear(size, 3 * size, bias=False)
         self.out = nn.Linear(size, size, bias=False)
         nn.init.zeros_(self.out.weight)
+
+    def mixed(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values [B, H, S, D/H] of x [B, S, D]."""
+        query, key, value = self.queries_keys_values(x).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        return query, key, value
+
+
+class PrefixLayer(_SelfAttention):
+    """One layer of causal self-attention over the states of the prefix, residual and zero at the start.
+
+    It has no positions: the causal mask is enough for one layer to tell tokens apart.
+    """
 
     def forward(self, states: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
         """
@@ -81,7 +91,7 @@ class PrefixLayer(nn.Module):
             states [B, S, D], and the keys and values of all tokens so far.
         """
         batch, length, size = states.shape
-        query, key, value = _by_attention_head(self.queries_keys_values(self.norm(states)), self.heads)
+        query, key, value = self.mixed(self.norm(states))
         before = 0
         if past is not None:
             before = past[0].shape[2]
@@ -91,7 +101,7 @@ class PrefixLayer(nn.Module):
         return states + self.out(attended.transpose(1, 2).reshape(batch, length, size)), (key, value)
 
 
-class DraftedAttention(nn.Module):
+class DraftedAttention(_SelfAttention):
     """One layer of causal self-attention over h_t and the embeddings of the tokens since, which all heads share: the
     concatenation that grounded heads read (2402.05109, section 3) becomes a sum whose weights depend on the tokens.
 
@@ -104,13 +114,8 @@ class DraftedAttention(nn.Module):
             size: width of a state and of an embedding, D.
             count: the most tokens since h_t.
         """
-        super().__init__()
-        self.heads = _attention_heads(size)
-        self.norm = nn.RMSNorm(size)
+        super().__init__(size)
         self.places = nn.Parameter(torch.zeros(count + 1, size))
-        self.queries_keys_values = nn.Linear(size, 3 * size, bias=False)
-        self.out = nn.Linear(size, size, bias=False)
-        nn.init.zeros_(self.out.weight)
 
     def forward(self, states: Tensor, embedded: Tensor) -> Tensor:
         """Return for each of k tokens [..., k, D] what it says of itself and finds before it.
@@ -121,21 +126,10 @@ class DraftedAttention(nn.Module):
         """
         read = torch.cat([states.unsqueeze(-2), embedded], -2)  # [..., k + 1, D]
         x = (self.norm(read) + self.places[: read.shape[-2]]).flatten(0, -3)  # [M, k + 1, D]
-        query, key, value = _by_attention_head(self.queries_keys_values(x), self.heads)
+        query, key, value = self.mixed(x)
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         found = x + self.out(attended.transpose(1, 2).reshape(x.shape))
         return found[:, 1:].reshape(embedded.shape)
-
-
-def _attention_heads(size: int) -> int:
-    """Return a number of attention heads that divides the width, of about 64 dimensions each."""
-    return next(heads for heads in range(max(1, size // 64), 0, -1) if size % heads == 0)
-
-
-def _by_attention_head(mixed: Tensor, heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Cut [B, S, 3 * D] into queries, keys and values [B, H, S, D/H]."""
-    query, key, value = mixed.unflatten(-1, (3, heads, -1)).permute(2, 0, 3, 1, 4)
-    return query, key, value
 
 
 class Heads(DraftHeads):

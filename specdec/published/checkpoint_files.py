@@ -52,8 +52,8 @@ class CheckpointFiles:
             ModelLoadError: a damaged file, a missing shard, a tensor that two files hold.
         """
         self.name, self.folder = name, folder
-        there = (path.name for path in folder.glob("*") if path.suffix in PICKLES)
-        self.pickles = tuple(sorted({*pickles, *there}))
+        own_pickles = (path.name for path in folder.glob("*") if path.suffix in PICKLES)
+        self.pickles = tuple(sorted({*pickles, *own_pickles}))
         self.config = self._read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
         self.tensors: dict[str, TensorInfo] = {}
         self._places: dict[str, Path] = {}
@@ -72,8 +72,20 @@ class CheckpointFiles:
                 raise ModelLoadError(
                     f"{self} has a damaged file {path.name}: {_one_line(error)}; fetch it again."
                 ) from None
+        there = {place.name for place in folder.glob("*.safetensors")}  # a place is a name, never a path
         for path in sorted(folder.glob("*.safetensors.index.json")):
-            self._check_index(path)
+            places = self._read_json(path).get("weight_map")
+            if not isinstance(places, dict):
+                raise ModelLoadError(f"{self} has a {path.name} without a weight_map.")
+            absent = sorted({str(place) for place in places.values()} - there)
+            if absent:
+                raise ModelLoadError(
+                    f"{self} lacks {listed(f'{each:.80}' for each in absent)}, which {path.name} names: get the whole "
+                    "checkpoint."
+                )
+            missing = sorted(own for own in places if own not in self.tensors)
+            if missing:
+                raise ModelLoadError(f"{self} lacks the tensors {listed(missing)}, which {path.name} names.")
 
     def __str__(self) -> str:
         return f"Checkpoint {KEY}={self.name}"
@@ -147,21 +159,6 @@ class CheckpointFiles:
         if not isinstance(values, dict):
             raise ModelLoadError(f"{self} has a {path.name} that is not a JSON object.")
         return values
-
-    def _check_index(self, path: Path) -> None:
-        places = self._read_json(path).get("weight_map")
-        if not isinstance(places, dict):
-            raise ModelLoadError(f"{self} has a {path.name} without a weight_map.")
-        there = {place.name for place in self.folder.glob("*.safetensors")}  # a place is a name, never a path
-        absent = sorted({str(place) for place in places.values()} - there)
-        if absent:
-            raise ModelLoadError(
-                f"{self} lacks {listed(f'{each:.80}' for each in absent)}, which {path.name} names: get the whole "
-                "checkpoint."
-            )
-        missing = sorted(name for name in places if name not in self.tensors)
-        if missing:
-            raise ModelLoadError(f"{self} lacks the tensors {listed(missing)}, which {path.name} names.")
 
 
 def open_checkpoint(name: str) -> CheckpointFiles:

@@ -23,14 +23,10 @@ def accepted_pmf(alpha: float, gamma: int) -> FloatArray:
 
 def tokens_per_round(alpha: ArrayLike, gamma: ArrayLike) -> Values:
     """Return Omega = E[T] = (1 - alpha^(gamma+1)) / (1 - alpha); gamma may be infinite (2211.17192, eq. 1)."""
-    return _geometric_sum(probability(alpha, "alpha"), count(gamma, "gamma", infinite=True) + 1)
-
-
-def _geometric_sum(alpha: FloatArray, terms: FloatArray) -> Values:
-    """Return 1 + alpha + ... + alpha^(terms-1), accurate for alpha next to 1."""
+    chance, terms = probability(alpha, "alpha"), count(gamma, "gamma", infinite=True) + 1
     with np.errstate(divide="ignore", invalid="ignore"):  # log 0, 0 * inf and 0 / 0 are replaced
-        total = -np.expm1(terms * np.log(alpha)) / (1 - alpha)
-    return np.where((alpha == 1) | (terms <= 1), terms, total)[()]  # and these exactly
+        total = -np.expm1(terms * np.log(chance)) / (1 - chance)  # accurate for alpha next to 1
+    return np.where((chance == 1) | (terms <= 1), terms, total)[()]  # and these exactly
 
 
 def tokens_per_round_slope(alpha: ArrayLike, gamma: ArrayLike) -> Values:

@@ -28,6 +28,11 @@ class Proposal(NamedTuple):
 NOTHING = Proposal((), chain_tree(0), ())
 
 
+def copied(row: tuple[int, ...], strategy: str) -> Proposal:
+    """Return a chain of tokens."""
+    return Proposal(row, chain_tree(len(row)), (Source(strategy, 0),) * len(row)) if row else NOTHING
+
+
 def merged(rows: Iterable[tuple[Sequence[int], Source]]) -> Proposal:
     """Return rows that share the root as one tree. A beginning that several rows share is one path, with the source of
     the first of them.
