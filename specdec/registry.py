@@ -1,7 +1,7 @@
 """Name -> class, one registry per family. `@drafters.register("ngram")` is all a new drafter needs.
 
 A class is made by its `from_config(config, ...)`, or by its constructor where that takes the config itself; the
-annotation of that `config` argument says what configures it.
+annotation of that `config` argument says what configures it. A class with neither has no settings but its name.
 """
 
 import importlib
@@ -13,14 +13,23 @@ from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any, ClassVar, Generic, TypeVar
 
-from specdec.config import validated
+from specdec.config import typed, validated
 from specdec.errors import UsageError, near_misses
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
+@typed
+class NameAlone:
+    """The configuration of a class without settings."""
+
+    name: str
+
+
 def _config_type(cls: type) -> type:
+    if cls.__init__ is object.__init__ and not hasattr(cls, "from_config"):
+        return NameAlone
     maker = getattr(vars(cls).get("from_config"), "__func__", None) or vars(cls).get("__init__")
     annotation = getattr(maker, "__annotations__", {}).get("config")
     if annotation is None:
@@ -113,6 +122,8 @@ class Registry(Generic[T]):
                 that do not fit each other.
         """
         cls = self.get(config.name)
+        if isinstance(config, NameAlone):
+            return cls()
         make: Callable[..., T] = getattr(cls, "from_config", cls)
         return make(config, **context)
 

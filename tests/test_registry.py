@@ -284,6 +284,16 @@ def test_a_choice_names_the_options():
     )
 
 
+def test_a_class_without_settings_has_its_name_alone(things):
+    @things.register("plain")
+    class Plain:
+        pass
+
+    assert type(things.build({"name": "plain"}, target=None)) is Plain
+    with pytest.raises(UsageError, match="size"):
+        things.build({"name": "plain", "size": 2})
+
+
 def test_a_class_that_does_not_say_what_configures_it_is_named(things):
     @things.register("bare")
     class Bare(Thing):

@@ -1,11 +1,8 @@
 """Block verification (Sun et al. 2403.10444, Algorithm 2): a chain is judged as a whole, not token by token."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from specdec.config import typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import one_hot, sample
 from specdec.verifiers.base.contract import (
@@ -16,11 +13,6 @@ from specdec.verifiers.base.contract import (
     verifiers,
 )
 from specdec.verifiers.greedy import Greedy
-
-
-@typed
-class BlockVerificationConfig:
-    name: Literal["block"]
 
 
 @verifiers.register("block")
@@ -36,10 +28,6 @@ class BlockVerification(Verifier):
     """
 
     capabilities = VerifierCapabilities(handles=frozenset({"chain"}), token_by_token=False)
-
-    @classmethod
-    def from_config(cls, config: BlockVerificationConfig) -> "BlockVerification":
-        return cls()
 
     def for_greedy(self) -> Verifier:
         # A token passes only where p has its point, and what corrects a rejection is that point.

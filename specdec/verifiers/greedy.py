@@ -1,19 +1,11 @@
 """Exact match with the target's own choice: what speculative sampling becomes when p is one-hot (Stern et al. 2018)."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from specdec.config import typed
 from specdec.records import Acceptance, Draft
 from specdec.structures.base import EVERY_STRUCTURE
 from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
-
-
-@typed
-class GreedyConfig:
-    name: Literal["greedy"]
 
 
 @verifiers.register("greedy")
@@ -21,10 +13,6 @@ class Greedy(Verifier):
     """Follow the target's argmax down the tree for as long as a child has that token; no randomness."""
 
     capabilities = VerifierCapabilities(handles=EVERY_STRUCTURE, greedy_only=True, deterministic=True)
-
-    @classmethod
-    def from_config(cls, config: GreedyConfig) -> "Greedy":
-        return cls()
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
         fetched: list[int] = torch.cat([p.argmax(dim=-1), draft.tokens]).tolist()

@@ -1,11 +1,8 @@
 """K-SEQ, the sequential rule of SpecTr (Sun et al. 2310.15141, Algorithm 2): K independent drafts of one position."""
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from specdec.config import typed
 from specdec.errors import UsageError
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual
@@ -14,11 +11,6 @@ from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, veri
 from specdec.verifiers.base.descent import at, descend
 from specdec.verifiers.greedy import Greedy
 from specdec.verifiers.speculative_sampling import accept_chain
-
-
-@typed
-class KSeqConfig:
-    name: Literal["k_seq"]
 
 
 @verifiers.register("k_seq")
@@ -34,10 +26,6 @@ class KSeq(Verifier):
     """
 
     capabilities = VerifierCapabilities(handles=EVERY_STRUCTURE)
-
-    @classmethod
-    def from_config(cls, config: KSeqConfig) -> "KSeq":
-        return cls()
 
     def for_greedy(self) -> Verifier:
         # A draw of p's point passes: q <= 1/rho there. No other does, and what is left of p is its point.

@@ -2,12 +2,9 @@
 rejection where a draft branches (SpecInfer 2305.09781, Algorithm 2; Sequoia 2402.12374, Algorithm 2; RSD 2402.14160).
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from specdec.config import typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual, sample
 from specdec.structures.base import EVERY_STRUCTURE
@@ -22,11 +19,6 @@ from specdec.verifiers.base.descent import at, can_look, descend
 from specdec.verifiers.greedy import Greedy
 
 
-@typed
-class SpeculativeSamplingConfig:
-    name: Literal["speculative_sampling"]
-
-
 @verifiers.register("speculative_sampling")
 class SpeculativeSampling(Verifier):
     """Accept x ~ q with probability min(1, p(x)/q(x)); at the first rejection draw from norm((p - q)_+).
@@ -38,10 +30,6 @@ class SpeculativeSampling(Verifier):
     """
 
     capabilities = VerifierCapabilities(handles=EVERY_STRUCTURE)
-
-    @classmethod
-    def from_config(cls, config: SpeculativeSamplingConfig) -> "SpeculativeSampling":
-        return cls()
 
     def for_greedy(self) -> Verifier:
         # A token passes only where p has its point, and what corrects a rejection is that point.

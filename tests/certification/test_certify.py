@@ -7,7 +7,7 @@ import pytest
 from specdec import certify
 from specdec.certification import certifier, greedy_identity
 from specdec.verifiers.base import verifiers
-from specdec.verifiers.speculative_sampling import SpeculativeSampling, SpeculativeSamplingConfig
+from specdec.verifiers.speculative_sampling import SpeculativeSampling
 
 LAW = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
 FEW = ("certificate.rounds=200", "certificate.places=2", "certificate.redraws=300", "certificate.redrafts=60")
@@ -78,10 +78,6 @@ class Foreign(SpeculativeSampling):
     """A rule of another package."""
 
     mistake = 0.0
-
-    @classmethod
-    def from_config(cls, config: SpeculativeSamplingConfig):
-        return cls()
 
     def accept(self, draft, p, generator):
         flat = p.new_full(p.shape, 1 / p.shape[-1])
