@@ -75,8 +75,9 @@ def load_eagle(path: str | Path, target: Target) -> EagleNetwork:
             f"{stored.target[:16]}; this one's have {hidden.identity[:16]}: use the target that it was trained on, or "
             "train one for this target with specdec.train."
         )
+    embedding, output = hidden.embedding, hidden.output_layer
     with torch.device("meta"):  # makes no weights, because those of the file are assigned
-        network = made(stored.config, hidden.embedding, hidden.output_layer)
+        network = made(stored.config, embedding, output)
     wanted = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
     shapes = {name: tuple(weight.shape) for name, weight in stored.weights.items()}
     for name, shape in wanted.items():
@@ -95,7 +96,7 @@ def load_eagle(path: str | Path, target: Target) -> EagleNetwork:
         )
     network.load_state_dict(stored.weights, assign=True)
     assert isinstance(network, EagleNetwork), "specdec.train writes no others"
-    return network.to(target.device, hidden.output_layer.dtype).eval().requires_grad_(False)
+    return network.to(target.device, output.dtype).eval().requires_grad_(False)
 
 
 def made(config: EagleConfig, embedding: Tensor, output: Tensor) -> FeatureNetwork:
