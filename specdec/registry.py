@@ -28,7 +28,7 @@ class NameAlone:
 
 
 def _config_type(cls: type) -> type:
-    if cls.__init__ is object.__init__ and not hasattr(cls, "from_config"):
+    if not any({"__init__", "from_config"} & vars(base).keys() for base in cls.__mro__[:-1]):
         return NameAlone
     maker = getattr(vars(cls).get("from_config"), "__func__", None) or vars(cls).get("__init__")
     annotation = getattr(maker, "__annotations__", {}).get("config")
