@@ -5,7 +5,7 @@ import re
 import pytest
 
 from specdec.errors import UsageError
-from specdec.prompts import stdlib_mix
+from specdec.prompts import stdlib, stdlib_mix
 from specdec.prompts.stdlib import module_source
 from specdec.text.python_sources import STDLIB, Document, held_out_modules, is_held_out
 
@@ -59,8 +59,8 @@ def test_an_edit_begins_the_same_function_with_its_argument_renamed(everything):
 
 
 def test_absent_modules_are_counted_and_none_at_all_is_refused(load, monkeypatch):
-    monkeypatch.setattr(stdlib_mix, "held_out_modules", lambda: ["statistics", "gone"])
+    monkeypatch.setattr(stdlib, "held_out_modules", lambda: ["statistics", "gone"])
     assert load("stdlib_mix").skipped == {"absent_module": {"gone": 1}}
-    monkeypatch.setattr(stdlib_mix, "held_out_modules", lambda: ["gone"])
+    monkeypatch.setattr(stdlib, "held_out_modules", lambda: ["gone"])
     with pytest.raises(UsageError, match=r"no usable prompt \(1 absent module\)"):
         load("stdlib_mix")
