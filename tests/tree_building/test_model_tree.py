@@ -98,7 +98,7 @@ def test_a_draft_leaves_no_node_in_the_cache(target, tiny_model, make_structure)
     drafter = SmallModel(shaken(tiny_model("llama")), target(temperature=1.0), siblings="without_replacement")
     drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     shape = make_structure("tree", 3)
-    model = drafter.tree_model(shape, ranked=True, strategy="model")
+    model = drafter.tree_model(shape, strategy="model")
     assert draft_tree([model], shape, "ranked", None).tree.depth == 3
     assert model.decoder.length == len(PROMPT)
     after = model.decoder.forward(torch.tensor([5]), chain_tree(0))[-1]
@@ -155,7 +155,7 @@ def test_branches_need_models_of_one_tokenizer_and_decoders_only(tiny_encoder_de
     drafter = SmallModel(model, EncoderDecoder(model, sampling(temperature=0.0)))
     drafter.translation = object()
     with pytest.raises(UsageError, match=r"drafter\.translate=true"):
-        drafter.tree_model(rows(2, 2), ranked=True, strategy="small_model")
+        drafter.tree_model(rows(2, 2), strategy="small_model")
 
 
 def test_logits_that_are_not_finite_end_the_run(target, tiny_model):
