@@ -10,7 +10,7 @@ from pathlib import Path
 
 from specdec.commands.plain import OneSentence, told_faults
 from specdec.signals import interruptible
-from specdec.tracking.late import logged_folders, run_folders, upload
+from specdec.tracking.upload import logged_folders, run_folders, upload
 
 DEFAULT = ("outputs", "multirun")
 

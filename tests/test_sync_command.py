@@ -42,7 +42,7 @@ def test_a_server_that_is_required_and_away_is_said_before_decoding(in_process, 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("nowhere",), "nowhere has no tracking.jsonl"),
+        (("nowhere",), "nowhere has no tracking.json"),
         (("--uri", "x"), "see `python -m specdec.sync --help`"),
     ],
 )

@@ -62,7 +62,8 @@ RUN_FILES = {  # files of a run's folder: what each holds; a test compares them 
     "environment.json": "versions, hardware, hashes, what the models' probe found",
     "config.yaml": "the resolved configuration",
     "status.json": "how the run ended, or how far it came",
-    "tracking.jsonl": "everything that the run logs, before MLflow hears of it",
+    "tracking.json": "what MLflow is to know of the run: name, parameters, tags, prompts, end",
+    "tracking_metrics.jsonl": "the metrics and curves for MLflow, a line at a time",
     "mirror.json": "which tracking store has the run",
     "specdec.log": "what the run said, with the seconds of every stage",
 }

@@ -1,4 +1,4 @@
-"""Logs a run: every line goes to the run's own journal first, and from there to MLflow, which is a mirror of it.
+"""Logs a run: what it says goes into the record in its own folder first, and from there to MLflow (`tracking.upload`).
 
 A store that fails costs a warning and no measurement, unless `tracking.required` says otherwise; `specdec.sync` uploads
 what it missed. Knows names, values and folders; nothing of decoding.
@@ -14,6 +14,7 @@ import re
 import shlex
 import socket
 import time
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,8 +22,7 @@ from urllib.parse import quote
 
 from specdec.config import TrackingConfig
 from specdec.errors import EnvironmentFault, Interrupted
-from specdec.tracking.journal import Entry, Journal
-from specdec.tracking.mirror import Mirror
+from specdec.tracking.record import RunRecord, now_ms
 from specdec.tracking.store import (
     HEARTBEAT,
     SQLITE,
@@ -39,6 +39,7 @@ from specdec.tracking.store import (
     unanswered,
 )
 from specdec.tracking.store import without_password as redacted
+from specdec.tracking.upload import Upload
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,8 @@ HEARTBEAT_SECONDS = 30.0
 
 
 class TrackedRun:
-    """One run: its journal, and the store's mirror of it. Without a store only the journal is written, and without a
-    folder for the journal nothing is.
+    """One run: its record, and its upload to the store. Without a store only the record is written, and without a
+    folder for the record nothing is.
 
     As a context it ends FINISHED, FAILED (with the tag `specdec.failure`) or, after a signal, KILLED.
 
@@ -58,18 +59,15 @@ class TrackedRun:
     and nothing more is sent.
     """
 
-    def __init__(self, journal: Journal, mirror: Mirror | None, link: str, required: bool) -> None:
+    def __init__(self, record: RunRecord | None, upload: Upload | None = None, link: str = "", required: bool = False):
         """
         Args:
-            journal: one that was begun.
+            record: one that was begun; None for a run that is logged nowhere.
             link: address of the run's experiment; "" without a store.
         """
         self.link = link
-        self._journal, self._mirror, self._required = journal, mirror, required
-        self._known = mirror  # also once the store failed: what it has stays there
-        self._overlaid: set[str] = set()
-        self._colours: dict[str, str] = {}  # by line
-        self._behind = False  # a signal arrived while the store was being written
+        self._record, self._upload, self._required = record, upload, required
+        self._known = upload  # also once the store failed: what it has stays there
         self._beaten = time.monotonic()
 
     @property
@@ -100,11 +98,24 @@ class TrackedRun:
 
     def metrics(self, values: Mapping[str, float | None], step: int | None = None) -> None:
         """Log numbers. NaN is kept; None and infinities, which MLflow would turn into 1.8e308, are left out."""
-        self._log({name: {step or 0: value} for name, value in values.items()}, {})
+        self.curves({name: {step or 0: value} for name, value in values.items()})
 
-    def curves(self, curves: Mapping[str, Mapping[int, float | None]]) -> None:
-        """Log curves on this run: {name: {step: value}}."""
-        self._log(curves, {})
+    def curves(self, curves: Mapping[str, Mapping[int, float | None]], line: str | None = None) -> None:
+        """Log curves on this run: {name: {step: value}}.
+
+        Args:
+            line: log them on the child run of this name instead.
+        """
+        if self._record is None:
+            return
+        points = [
+            (_accepted_name(name), int(step), float(value))
+            for name, points in curves.items()
+            for step, value in points.items()
+            if value is not None and not math.isinf(value)
+        ]
+        self._record.log(points, line)
+        self._send("logging metrics")
 
     def curve_children(self, key: str, lines: Mapping[str, Mapping[int, float | None]]) -> None:
         """Log every line under the same `key` on a child run of its own, so that one MLflow chart overlays them.
@@ -112,21 +123,17 @@ class TrackedRun:
         A line that was logged before, under another key, keeps its child run. Name and tags of a child say of which
         drafter, model and gamma its line is, because a chart may show the lines of several runs.
         """
-        self._overlaid.add(key)
-        tags_of_run = self._journal.header.get("tags", {})
-        about = {name: value for name, value in tags_of_run.items() if name in _TOLD_OF_CURVES}
         for line, points in lines.items():
-            colour = self._colours.setdefault(line, _COLOURS[len(self._colours) % len(_COLOURS)])
-            tags = {**about, "specdec.role": "curve", "specdec.line": line, "mlflow.runColor": colour}
-            self._log({key: points}, {"line": line, "name": _line_name(line, about), "about": tags})
+            self.curves({key: points}, line)
 
     def overlay(self, key: str) -> str:
         """Return the address of one chart with all lines that were logged under `key`, and under its `.ci_low` and
         `.ci_high`; "" if there are none.
         """
-        if self._known is None or not self._known.children:
+        if self._known is None or self._record is None or not self._known.children:
             return ""
-        keys = [key, *sorted(self._overlaid & {f"{key}.ci_low", f"{key}.ci_high"})]
+        overlaid = {name for each in self._record.logged if each.line is not None for name, *_ in each.points}
+        keys = [key, *sorted(overlaid & {f"{key}.ci_low", f"{key}.ci_high"})]
         view = {
             "runs": json.dumps(list(self._known.children.values())),
             "metric": json.dumps(key),
@@ -154,77 +161,65 @@ class TrackedRun:
             "source": redacted(json.dumps({**source, "sha256": sha256}, default=str)),
             "profile": json.dumps({"num_rows": rows}),
         }
-        if not any(entry.get("dataset") == described for entry in self._journal.entries):
-            self._write("logging the prompts", {"dataset": described})
+        self._tell("logging the prompts", dataset=described)
 
     def artifacts(self) -> None:
         """Upload the files of the run's folder, as they are now."""
-        if self._journal.folder is not None:
-            self._write("uploading files", {"artifacts": True})
+        self._tell("uploading files", files=now_ms())
 
     def tags(self, values: Mapping[str, str]) -> None:
-        accepted = {_accepted_name(name): redacted(str(value))[:5000] for name, value in values.items()}
-        self._write("writing tags", {"tags": accepted})
+        if self._record is not None:
+            self._tell("writing tags", tags={**self._record.tags, **_accepted_tags(values)})
 
     def heartbeat(self) -> None:
         """Log that the process is alive, at most twice a minute; call it between prompts, outside timing."""
-        if self._mirror is not None and time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
+        if self._upload is not None and time.monotonic() - self._beaten >= HEARTBEAT_SECONDS:
             self._beaten = time.monotonic()
             try:
-                self._mirror.tag("specdec.heartbeat", _now())
+                self._upload.tag("specdec.heartbeat", _now())
             except Exception as error:
                 self._lose("writing the heartbeat", error)
 
     def end(self, status: str) -> None:
         """End the run as FINISHED, FAILED or KILLED; only with FINISHED a fault of a required store is an error."""
         self._required = self._required and status == "FINISHED"
-        self._write("ending the run", {"end": status})
+        self._tell("ending the run", status=status, ended=now_ms())
 
     def discard(self) -> None:
         """Delete a run whose work never began."""
         self._required = False
-        self._write("deleting the run", {"discard": True})
+        self._tell("deleting the run", discarded=True)
 
-    def _log(self, curves: Mapping[str, Mapping[int, float | None]], line: Mapping[str, Any]) -> None:
-        points = [
-            [_accepted_name(name), int(step), float(value)]
-            for name, points in curves.items()
-            for step, value in points.items()
-            if value is not None and not math.isinf(value)
-        ]
-        self._write("logging metrics", {"metrics": points, **line})
+    def _tell(self, doing: str, **changes: Any) -> None:
+        """Change the record, then the store."""
+        if self._record is None:
+            return
+        for name, value in changes.items():
+            setattr(self._record, name, value)
+        self._record.save()
+        self._send(doing)
 
-    def _write(self, doing: str, entry: Entry) -> None:
-        """Write a line to the journal, then to the store."""
-        if not self._journal.entries:
+    def _send(self, doing: str) -> None:
+        if self._upload is None:
             return
-        entry = self._journal.append(entry)
-        if self._mirror is None:
-            return
-        behind, self._behind = self._behind, True
         try:
-            if behind:
-                self._mirror.catch_up()
-            else:
-                self._mirror.apply(entry)
-            self._behind = False
+            self._upload.send()
         except Exception as error:  # a store can raise anything
             self._lose(doing, error)
 
     def _lose(self, doing: str, error: Exception) -> None:
         """Go on without the store, or end the run where tracking is required."""
         reraise_interruption(error)
-        mirror, self._mirror = self._mirror, None
-        assert mirror is not None
-        if not unanswered(mirror.store, error):  # nobody waits for a silent server twice
-            mirror.abandon()
+        upload, self._upload = self._upload, None
+        assert upload is not None and self._record is not None
+        if not unanswered(upload.store, error):  # nobody waits for a silent server twice
+            upload.abandon()
+        later = _upload_later(self._record.folder)
         if self._required:
-            raise EnvironmentFault(
-                f"Tracking is required and failed while {doing}: {reason(error)}.{_upload(self._journal.folder)}"
-            ) from error
+            raise EnvironmentFault(f"Tracking is required and failed while {doing}: {reason(error)}.{later}") from error
         logger.warning(
             "Tracking failed while %s and is off for the rest of this run; the results stay on disk. %s.%s",
-            doing, reason(error), _upload(self._journal.folder),
+            doing, reason(error), later,
         )  # fmt: skip
 
 
@@ -265,82 +260,75 @@ def tracked_run(
         params: parameters with dotted keys.
         tags: tags beside role, host, process and heartbeat; `specdec.cell` identifies what was run.
         folder: folder that the command runs in; None for the working directory.
-        results: the run's own folder, for its journal and the files to upload; None if it has none. A folder that has a
-            journal already belongs to a run that goes on.
-        fresh: begin another run although the folder has a journal.
+        results: the run's own folder, for its record and the files to upload; None if it has none. A folder that has a
+            record already belongs to a run that goes on.
+        fresh: begin another run although the folder has a record.
     Raises:
         EnvironmentFault: tracking is required and the store fails.
     """
-    journal = Journal(results)
     folder = folder or Path.cwd()
     store = locate(config.uri, folder) if config.enabled else None
-    if journal.entries and not fresh and not journal.discarded:
-        journal.append({"again": _process_tags()})
+    record = None if results is None or fresh else RunRecord.read(results)
+    if record is not None and not record.discarded:
+        record.tags |= _process_tags()
+        record.status = record.ended = None
+        record.save()
     elif config.enabled or results is not None:
-        journal.begin(_header(config, store, name, params, tags, results))
+        record = _new_record(config, store, name, params, tags, results)
+        record.begin()
     if store is None:
-        return TrackedRun(journal, None, "", False)
+        return TrackedRun(record)
+    assert record is not None
     try:
         client, experiment_id = opened(store, config.experiment)
-        mirror = Mirror(client, store, (config.experiment, experiment_id), journal)
-        if len(journal.entries) == 1:
-            mirror.apply(journal.entries[0])
-        else:
-            mirror.catch_up()
+        upload = Upload(client, store, (config.experiment, experiment_id), record)
+        upload.send()
     except Exception as error:
         reraise_interruption(error)
         if config.required:
             raise EnvironmentFault(f"Tracking is required and no run could be opened: {reason(error)}.") from error
         logger.warning(
-            "Tracking is off for this run; the results stay on disk. %s.%s", reason(error), _upload(results)
+            "Tracking is off for this run; the results stay on disk. %s.%s", reason(error), _upload_later(results)
         )  # fmt: skip
-        return TrackedRun(journal, None, "", False)
-    return TrackedRun(journal, mirror, _link(store, experiment_id), config.required)
+        return TrackedRun(record)
+    return TrackedRun(record, upload, _link(store, experiment_id), config.required)
 
 
-# Told apart by readers with any colour vision (Okabe and Ito).
-_COLOURS = ("#000000", "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
-_TOLD_OF_CURVES = ("drafter", "model", "gamma", "specdec.overrides")
-
-
-def _header(
+def _new_record(
     config: TrackingConfig,
     store: Store | None,
     name: str,
     params: Mapping[str, Any],
     tags: Mapping[str, str],
     results: Path | None,
-) -> dict[str, Any]:
-    """Return the first line of a journal: all that makes the run in a store."""
+) -> RunRecord:
     own = {"specdec.role": "main", **_process_tags(), "mlflow.source.name": "specdec", "mlflow.source.type": "LOCAL"}
-    own["mlflow.user"] = _user()
-    own |= {_accepted_name(key): redacted(str(value))[:5000] for key, value in tags.items()}
+    own |= {"mlflow.user": _user(), **_accepted_tags(tags)}
     sweep, parent = os.environ.get(PARENT_RUN), None
     if sweep and own["specdec.role"] in ("main", "study"):
-        above = Journal(Path(sweep))
-        if above.entries:
-            parent = {"id": above.header["id"], "folder": os.path.relpath(sweep, results or Path.cwd())}
+        above = RunRecord.read(Path(sweep))
+        parent = None if above is None else above.id
         own["specdec.sweep_cell"] = os.environ.get(SWEEP_CELL, "")
-    return {
-        "store": "" if store is None else store.shown,
-        "experiment": config.experiment,
-        "name": redacted(config.run_name or name),
-        "params": {_accepted_name(key): redacted(str(value))[:6000] for key, value in params.items()},
-        "tags": own,
-        "parent": parent,
-    }
+    return RunRecord(
+        folder=results,
+        id=uuid.uuid4().hex,
+        store="" if store is None else store.shown,
+        experiment=config.experiment,
+        name=redacted(config.run_name or name),
+        params={_accepted_name(key): redacted(str(value))[:6000] for key, value in params.items()},
+        tags=own,
+        parent=parent,
+        began=now_ms(),
+    )
 
 
-def _upload(folder: Path | None) -> str:
+def _accepted_tags(values: Mapping[str, str]) -> dict[str, str]:
+    return {_accepted_name(name): redacted(str(value))[:5000] for name, value in values.items()}
+
+
+def _upload_later(folder: Path | None) -> str:
     """Return the sentence on how a run's results get into the store later; "" where nothing was kept."""
     return "" if folder is None else f" Upload them later: python -m specdec.sync {shlex.quote(str(folder))}"
-
-
-def _line_name(line: str, about: Mapping[str, str]) -> str:
-    """Return the name of a curve's run, such as `measured: ngram on pocket, gamma 4`, from the tags of its run."""
-    told = " on ".join(about[key].rstrip("/").rpartition("/")[2] for key in ("drafter", "model") if key in about)
-    gamma = f"gamma {about['gamma']}" if "gamma" in about else ""
-    return ": ".join(part for part in (line, ", ".join(part for part in (told, gamma) if part)) if part)
 
 
 def _user() -> str:

@@ -15,7 +15,7 @@ REFUSED = {
     "certify +drafter=ngram target.dtype=nope": "Bad value target.dtype='nope'",
     "train +heads=grounded heads.layers=x": "Bad value heads.layers='x'",
     "report": "Nothing to report on",
-    "sync nowhere": "nowhere has no tracking.jsonl",
+    "sync nowhere": "nowhere has no tracking.json",
     "convert nowhere.pt": "File nowhere.pt does not exist",
     "new drafter": "The following arguments are required: NAME",
 }

@@ -12,8 +12,10 @@ import pytest
 
 from specdec.commands import launchers
 from specdec.signals import interruptible
+from specdec.tracking.store import locate, opened
 
 # A command of its own, because workers have to load the task: a cell says who ran it, and the fifth one dies.
+
 CELLS = """
 import os, signal
 from pathlib import Path
@@ -76,7 +78,9 @@ def test_joblib_loses_the_dead_cell_alone(tmp_path: Path, made_database: Path) -
     )
     parent = json.loads((sweep / "mirror.json").read_text()).popitem()[1]
     below = [json.loads((sweep / str(cell) / "mirror.json").read_text()).popitem()[1] for cell in range(6) if cell != 4]
-    assert all(each["complete"] and each["parent"] == parent["run_id"] for each in below)
+    client, _ = opened(locate(None, tmp_path), "specdec")
+    nested = {client.get_run(each["run_id"]).data.tags["mlflow.parentRunId"] for each in below}
+    assert all(each["complete"] for each in below) and nested == {parent["run_id"]}
 
 
 @pytest.mark.slow

@@ -12,10 +12,9 @@ from mlflow.tracking import MlflowClient
 from specdec.config import TrackingConfig
 from specdec.errors import EnvironmentFault, Interrupted, UsageError
 from specdec.tracking import store
-from specdec.tracking.journal import JOURNAL, Journal
-from specdec.tracking.late import logged_folders, run_folders, upload
-from specdec.tracking.mirror import MIRRORS
+from specdec.tracking.record import METRICS, RECORD, RunRecord
 from specdec.tracking.store import locate, opened
+from specdec.tracking.upload import MIRRORS, logged_folders, run_folders, upload
 from specdec.tracking.writer import PARENT_RUN, SWEEP_CELL, tracked_run
 
 AWAY = "http://127.0.0.1:9"
@@ -88,7 +87,7 @@ def dump(here: Path) -> list[str]:
 def test_a_run_without_its_store_is_uploaded_as_if_it_had_been_there(here: Path) -> None:
     run(here / "live")
     expected = content(here, times=False)
-    began = {entry["time"] for entry in Journal(here / "live").entries}
+    ended = RunRecord.read(here / "live").ended
     assert {expected["a run"][0]} == {"FINISHED"} and set(expected) >= {"measured: ngram on pocket, gamma 4"}
     client, experiment = opened(locate(None, here), "late")
     for each in client.search_runs([experiment]):
@@ -99,8 +98,8 @@ def test_a_run_without_its_store_is_uploaded_as_if_it_had_been_there(here: Path)
     assert sync(here / "away", uri="sqlite:///mlflow.db") == ["uploaded"]
     assert content(here, times=False) == expected
     status, (start, end), *_ = content(here)["a run"]
-    entries = Journal(here / "away").entries
-    assert (start, end) == (entries[0]["time"], entries[-1]["time"]) and start > max(began)
+    record = RunRecord.read(here / "away")
+    assert (start, end) == (record.began, record.ended) and start > ended
     before = dump(here)
     assert sync(here / "away", uri="sqlite:///mlflow.db") == ["complete"] and dump(here) == before
     (said,) = json.loads((here / "away" / MIRRORS).read_text()).values()
@@ -200,14 +199,14 @@ def test_a_killed_run_is_uploaded_as_killed_and_a_running_one_left_alone(here: P
         )
         os._exit(9)
     os.waitpid(child, 0)
-    with (here / "killed" / JOURNAL).open("a") as file:
-        file.write('{"metrics": [["speedup", 0, 7')  # what the kill cut short
+    with (here / "killed" / METRICS).open("a") as file:
+        file.write('{"points": [["speedup", 0, 7')  # what the kill cut short
     alive = tracked_run(config(), name="alive", params={}, tags={}, results=here / "alive")
     assert sync(here, uri="sqlite:///mlflow.db") == ["running", "uploaded"]
     status, (start, end), params, _, history, _ = content(here)["killed"]
     assert (status, params) == ("KILLED", {"seed": "1"}) and start <= end
     assert [point[:2] for point in history["speedup"]] == [(0, "1.25")]
-    assert all(json.loads(line) for line in (here / "killed" / JOURNAL).read_text().splitlines())
+    assert sync(here / "killed", uri="sqlite:///mlflow.db") == ["complete"]
     assert content(here)["alive"][0] == "RUNNING"
     alive.end("FINISHED")
 
@@ -232,13 +231,13 @@ def test_a_run_that_was_logged_nowhere_is_uploaded_when_it_is_named(here: Path) 
 
 def test_what_cannot_be_uploaded_is_said_in_one_sentence(here: Path) -> None:
     (here / "empty").mkdir()
-    with pytest.raises(UsageError, match="has no tracking.jsonl"):
+    with pytest.raises(UsageError, match="has no tracking.json"):
         sync(here / "empty")
     run(here / "away", uri=AWAY)
     with pytest.raises(EnvironmentFault, match="does not answer"):
         sync(here / "away")
     run(here / "secret", uri="http://me:secret@127.0.0.1:9")
-    assert "secret" not in (here / "secret" / JOURNAL).read_text()
+    assert "secret" not in (here / "secret" / RECORD).read_text()
     with pytest.raises(UsageError, match="password is not kept: give the address with --tracking-uri"):
         sync(here / "secret")
 
