@@ -54,7 +54,7 @@ RUN_FILES = {  # files of a run's folder: what each holds; a test compares them 
     "sampled.parquet": "decoding at `measurement.sampled_temperature`, beside a greedy run",
     "quality.parquet": "what a rule that is not lossless did to the text",
     "peers.json": "other engines beside ours",
-    "run.json": "what was run",
+    "plan.json": "what was run",
     "session.json": "what was counted and left out",
     "traces.json": "the traced texts",
     "divergences.json": "where greedy outputs parted from the baseline's, and why",

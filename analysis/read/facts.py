@@ -1,4 +1,4 @@
-"""Records of what a run writes down about itself for the analysis: `run.json`, `session.json` and `status.json`.
+"""Records of what a run writes down about itself for the analysis: `plan.json`, `session.json` and `status.json`.
 
 The run fills them in, the analysis reads them back; nobody else knows the keys of these files.
 """
@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-STATUS_FILE = "status.json"
+PLAN_FILE, EARLIER_PLAN_FILE, STATUS_FILE = "plan.json", "run.json", "status.json"
 Standing = Literal["running", "finished", "killed", "failed"]
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts known before decoding begins: what is run (`run.json`).
+    """Facts known before decoding begins: what is run (`plan.json`, `run.json` in earlier versions).
 
     Attributes:
         drafter: the method of its rounds in every table; empty in runs of earlier versions.
@@ -69,7 +69,7 @@ class RunFacts:
         return cls(**{**values, **lists, "predicted": predicted, "beside": beside})
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the content of `run.json`."""
+        """Return the content of `plan.json`."""
         return asdict(self)
 
     def title(self, environment: Mapping[str, Any], *, shape: bool = True) -> str:

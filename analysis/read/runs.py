@@ -25,7 +25,7 @@ from specdec.tracking.store import reason
 from ..arms import Arms
 from ..intervals import Interval
 from ..rounds import check_once, check_rounds
-from .facts import STATUS_FILE, RunFacts, RunStatus, SessionFacts
+from .facts import EARLIER_PLAN_FILE, PLAN_FILE, STATUS_FILE, RunFacts, RunStatus, SessionFacts
 from .metric_names import current_name
 from .round_counts import read_arms
 
@@ -42,7 +42,7 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
     "calibration.json": "every run that began to decode",
     "cost.json": "every run with a value in measurement.cost_contexts and a target that does arithmetic",
     "environment.json": "every run",
-    "run.json": "every run of this version of specdec",
+    "plan.json": "every run of this version of specdec",
     "status.json": "every run of this version of specdec",
     "session.json": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
     "traces.json": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
@@ -83,8 +83,17 @@ class Run:
 
     def facts(self) -> RunFacts:
         """Read what was run, as the run wrote it down before decoding."""
-        with _as_written(self.fetch("run.json")):
-            facts = _RUN_FACTS.validate_python(asdict(RunFacts.from_json(self._json("run.json"))))
+        name = PLAN_FILE
+        try:
+            path = self.fetch(PLAN_FILE)
+        except UsageError as missing:
+            name = EARLIER_PLAN_FILE
+            try:
+                path = self.fetch(name)
+            except UsageError:
+                raise missing from None
+        with _as_written(path):
+            facts = _RUN_FACTS.validate_python(asdict(RunFacts.from_json(self._json(name))))
             return facts.beside[self.method] if self.method else facts
 
     def session(self) -> SessionFacts:

@@ -343,7 +343,7 @@ def _figure(outcome: CellOutcome, name: str) -> str:
 
 def _simulated(folder: Path) -> bool:
     """Return True if the times of some cell come from a cost model."""
-    facts = (path.parent.parent / "run.json" for path in _cells(folder))
+    facts = (path.parent.parent / name for path in _cells(folder) for name in ("plan.json", "run.json"))
     return any(json.loads(path.read_text(encoding="utf-8")).get("simulated") for path in facts if path.is_file())
 
 

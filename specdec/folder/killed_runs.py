@@ -6,7 +6,7 @@ Afterwards the run can be analysed, uploaded, and still be resumed.
 from pathlib import Path
 
 from specdec.analysis.pages.run_page import write_run
-from specdec.analysis.read.facts import RunFacts, RunStatus
+from specdec.analysis.read.facts import PLAN_FILE, RunFacts, RunStatus
 from specdec.analysis.read.find_runs import unsettled
 from specdec.folder.results import ROUNDS, ResultsFolder, drop_unreadable, finished_prompts, read_json
 from specdec.folder.session_files import Collected
@@ -31,7 +31,7 @@ def settle(folder: Path) -> None:
             for done in kept.values():
                 collected.add(Collected.from_dict(done.collected))
             results.compact()
-            facts = RunFacts.from_json(read_json(folder / "run.json") or {})
+            facts = RunFacts.from_json(read_json(folder / PLAN_FILE) or {})
             collected.write(results, [facts.drafter, *facts.beside])
             peers = read_json(folder / "peers.json")
             if peers is not None:

@@ -16,7 +16,7 @@ from specdec.analysis.findings import counted
 from specdec.analysis.pages.run_note import run_note
 from specdec.analysis.pages.run_page import write_run
 from specdec.analysis.pages.trace import read_traces
-from specdec.analysis.read.facts import RunStatus
+from specdec.analysis.read.facts import PLAN_FILE, RunStatus
 from specdec.analysis.runs.run_findings import RunFindings
 from specdec.clock import Clock, clock_for
 from specdec.config import RunConfig
@@ -89,7 +89,7 @@ def run_experiment(config: RunConfig, folder: Path, earlier: EarlierRuns | None 
         facts = replace(
             facts, notes=(*facts.notes, *claim_notes(config), *workers_note(config, parts), *_sittings_note(beginning))
         )
-        beginning.results.write_json("run.json", facts.as_dict())
+        beginning.results.write_json(PLAN_FILE, facts.as_dict())
         if beginning.sentence:
             tell(beginning.sentence)
         for note in facts.notes:

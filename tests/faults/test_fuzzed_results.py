@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow  # many examples of bad input
 
 
 SETTINGS = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
-OBJECTS = ("run.json", "session.json", "summary.json", "account.json", "environment.json", "calibration.json")
+OBJECTS = ("plan.json", "session.json", "summary.json", "account.json", "environment.json", "calibration.json")
 TABLES = ("rounds.parquet", "replay.parquet", "alpha.parquet", "generations.jsonl")
 QUICK = ("Summary", "By category", "As the papers define it", "Cost of a call", "Environment", "How to reproduce")
 READERS: tuple[Callable[[Run], Any], ...] = (

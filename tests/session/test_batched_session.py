@@ -99,7 +99,7 @@ def test_a_whole_run_calibrates_at_its_batch_and_its_account_multiplies_out(tmp_
     account = json.loads((tmp_path / "account.json").read_text())
     for gamma in account["gammas"].values():
         assert gamma["product"] == pytest.approx(gamma["speedup"], rel=1e-12)
-    facts = json.loads((tmp_path / "run.json").read_text())
+    facts = json.loads((tmp_path / "plan.json").read_text())
     assert facts["batch_size"] == 3 and facts["label"].endswith(", batch 3")
     assert "Decoded 3 sequences at a time" in (tmp_path / "report.md").read_text()
     assert found.metrics["tokens_per_round"] > 1

@@ -124,7 +124,7 @@ def test_only_rank_0_writes_and_each_holds_its_own_heads_of_the_cache(launched, 
     given |= {"mlflow.db", ".mlflow.db.lock", "mlartifacts", "together.json", "alone.json"}
     assert made - given == {"together", "alone", "together.ended.json", "alone.ended.json"}
     assert {path.name for path in (workplace / "together").iterdir()} == {"greedy", "sampled", "dead"}
-    notes = json.loads((workplace / "together" / "greedy" / "run.json").read_text())["notes"]
+    notes = json.loads((workplace / "together" / "greedy" / "plan.json").read_text())["notes"]
     assert "shared out over 2 processes" in notes[0]
     sessions = [json.loads((workplace / name / "greedy/session.json").read_text()) for name in ("together", "alone")]
     assert 2 * sessions[0]["cache_bytes"] == sessions[1]["cache_bytes"]
