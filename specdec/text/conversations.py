@@ -108,9 +108,24 @@ class Conversations:
         User and assistant take turns; all that comes after two turns of one speaker, or after an empty turn, is left
         out.
         """
+        turns = record.get("conversations") if isinstance(record, Mapping) else None
+        if not isinstance(turns, list):
+            raise UsageError(
+                f"{where}: no list 'conversations'; data.source needs records of the form "
+                '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}.'
+            )
         messages: Messages = []
         expected = "user"
-        for role, content in _turns(where, record):
+        for turn in turns:
+            speaker = turn.get("from") if isinstance(turn, Mapping) else None
+            if not isinstance(speaker, str) or not isinstance(turn.get("value"), str):
+                raise UsageError(f"{where}: a turn without the texts 'from' and 'value', which data.source needs.")
+            if speaker not in SPEAKERS:
+                raise UsageError(
+                    f"{where}: a turn from {speaker!r}; data.source knows {', '.join(SPEAKERS)}: rename it or leave "
+                    "the record out."
+                )
+            role, content = SPEAKERS[speaker], turn["value"].strip()
             if role == "system" and not messages:
                 messages.append({"role": role, "content": content})
                 continue
@@ -127,26 +142,6 @@ class Conversations:
             self.left_out["without an answer"] += 1
             return None
         return messages
-
-
-def _turns(where: str, record: Any) -> Iterator[tuple[str, str]]:
-    """Yield (role, text without white space around it) of a record's turns."""
-    turns = record.get("conversations") if isinstance(record, Mapping) else None
-    if not isinstance(turns, list):
-        raise UsageError(
-            f"{where}: no list 'conversations'; data.source needs records of the form "
-            '{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}]}.'
-        )
-    for turn in turns:
-        speaker = turn.get("from") if isinstance(turn, Mapping) else None
-        if not isinstance(speaker, str) or not isinstance(turn.get("value"), str):
-            raise UsageError(f"{where}: a turn without the texts 'from' and 'value', which data.source needs.")
-        if speaker not in SPEAKERS:
-            raise UsageError(
-                f"{where}: a turn from {speaker!r}; data.source knows {', '.join(SPEAKERS)}: rename it or leave "
-                "the record out."
-            )
-        yield SPEAKERS[speaker], turn["value"].strip()
 
 
 def _records_of(name: str, content: bytes) -> Iterator[tuple[str, Any]]:

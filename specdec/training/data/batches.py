@@ -82,16 +82,11 @@ class Batches:
             )
         bounds = [0, *(round(s * self.steps) for s in np.cumsum([stage.share for stage in data.stages]))]
         self.first_steps = bounds[:-1]
-        self.offsets = [
-            self._shuffled(bounds[i], bounds[i + 1], stage.sequence_length, seed) for i, stage in enumerate(data.stages)
-        ]
-
-    def _shuffled(self, first: int, last: int, length: int, seed: int) -> np.ndarray:
-        """Return the offsets of the sequences of steps first..last-1, each moved at most about `shuffle_window`."""
-        size = self.data.batch_tokens
-        offsets = np.arange(first * size, last * size, length)
-        jitter = np.random.default_rng([seed, 2, first]).random(len(offsets)) * self.data.shuffle_window
-        return offsets[np.argsort(np.arange(len(offsets)) + jitter, kind="stable")]
+        self.offsets = []  # of the sequences of each stage, each moved at most about `shuffle_window`
+        for first, last, stage in zip(bounds, bounds[1:], data.stages, strict=False):
+            offsets = np.arange(first * data.batch_tokens, last * data.batch_tokens, stage.sequence_length)
+            jitter = np.random.default_rng([seed, 2, first]).random(len(offsets)) * data.shuffle_window
+            self.offsets.append(offsets[np.argsort(np.arange(len(offsets)) + jitter, kind="stable")])
 
     def __call__(self, step: int) -> np.ndarray:
         """Return a step's sequences, each with the token after it, [B, S + 1] int64."""

@@ -4,7 +4,7 @@ continuations of them; tokens are kept on disk.
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,6 @@ from specdec.training.data.self_distillation import SelfDistillation
 from specdec.training.data.sequences import Sequences, SpecialTokens
 from specdec.training.data_recipes import (
     HeadDataConfig,
-    SelfDistillationConfig,
     SequencesConfig,
     SourceConfig,
     fingerprint,
@@ -52,23 +51,27 @@ def open_sequences(config: HeadDataConfig, target: Target, seed: int) -> Sequenc
             f"Bad value data.sequence_length={config.sequence_length}: the target's context has "
             f"{target.context_length} tokens."
         )
+    if config.generated is None:
+        return text_sequences(config, tokenizer, seed)
+    writer = SelfDistillation(config.generated, target, seed, config.sequence_length)
     folder = Path(config.folder).expanduser()
-    turns = isinstance(config.source, ConversationsConfig)
-    special = _special_tokens(config, tokenizer, as_they_are=config.generated is None)
-    writer = None
-    if config.generated is not None:
-        writer = SelfDistillation(config.generated, target, seed, config.sequence_length)
     store, content = _source_documents(config.source, tokenizer, folder)
-    if writer is not None and config.generated is not None:
-        content = fingerprint(config.generated, seed, config.sequence_length, target.hidden.identity, content)
-        place = folder / content[:16]
-        with FileLock(place.with_suffix(".lock")):
-            written = read_documents(place)
-            if written is None:
-                _check_space(config, config.generated, target)
-                written = writer.documents(store, turns, place)
-            store = written
-    return Sequences(store, config, seed, special, content)
+    content = fingerprint(config.generated, seed, config.sequence_length, target.hidden.identity, content)
+    place = folder / content[:16]
+    with FileLock(place.with_suffix(".lock")):
+        written = read_documents(place)
+        if written is None:
+            # Before the target writes for hours: the states of its texts have to fit on the disk.
+            generated, output = config.generated, target.hidden.output_layer
+            sequences = min(generated.texts, config.sequences or generated.texts)
+            sequences += min(generated.heldout_texts, config.heldout)
+            itemsize = states_dtype(config.states, output.dtype).itemsize
+            needed = sequences * config.sequence_length * output.shape[-1] * itemsize
+            if config.states.cache == "disk" and needed <= config.states.limit_gib * GIB:
+                check_space(config.states, needed)
+            written = writer.documents(store, isinstance(config.source, ConversationsConfig), place)
+    # What the target continues may begin in the middle of a text.
+    return Sequences(written, config, seed, SpecialTokens.none(tokenizer), content)
 
 
 def text_sequences(config: SequencesConfig, tokenizer: Any, seed: int) -> Sequences:
@@ -78,25 +81,9 @@ def text_sequences(config: SequencesConfig, tokenizer: Any, seed: int) -> Sequen
         UsageError: a source that is missing, empty, malformed or too short; keys are named.
     """
     store, content = _source_documents(config.source, tokenizer, Path(config.folder).expanduser())
-    return Sequences(store, config, seed, _special_tokens(config, tokenizer, as_they_are=True), content)
-
-
-def _special_tokens(config: SequencesConfig, tokenizer: Any, as_they_are: bool) -> SpecialTokens:
-    """Return the tokens around a document: none where conversations bring their own, or where what the target
-    continues may begin in the middle of a text.
-    """
-    plain = as_they_are and not isinstance(config.source, ConversationsConfig)
-    return SpecialTokens.of(tokenizer) if plain else SpecialTokens.none(tokenizer)
-
-
-def _check_space(config: HeadDataConfig, generated: SelfDistillationConfig, target: Target) -> None:
-    """Refuse, before the target writes for hours, texts whose hidden states would not fit on the disk."""
-    sequences = generated.texts if config.sequences is None else min(generated.texts, config.sequences)
-    sequences += min(generated.heldout_texts, config.heldout)
-    itemsize = states_dtype(config.states, target.hidden.output_layer.dtype).itemsize
-    needed = sequences * config.sequence_length * target.hidden.output_layer.shape[-1] * itemsize
-    if config.states.cache == "disk" and needed <= config.states.limit_gib * GIB:
-        check_space(config.states, needed)
+    own = isinstance(config.source, ConversationsConfig)  # conversations bring their special tokens
+    special = SpecialTokens.none(tokenizer) if own else SpecialTokens.of(tokenizer)
+    return Sequences(store, config, seed, special, content)
 
 
 def _source_documents(config: SourceConfig, tokenizer: Any, folder: Path) -> tuple[DocumentStore, str]:
@@ -127,12 +114,10 @@ def _source_documents(config: SourceConfig, tokenizer: Any, folder: Path) -> tup
             corpus = build_corpus(config)
             manifest |= {"corpus_sha256": corpus.manifest["sha256"], "sources": corpus.manifest["sources"]}
             parts = {"train": (d.text for d in corpus.training), "heldout": (d.text for d in corpus.heldout)}
-        return write_documents(place, _encoded(parts, tokenizer), manifest), content
-
-
-def _encoded(parts: Mapping[Part, Iterator[str]], tokenizer: Any) -> Iterator[tuple[Part, Encoded]]:
-    """Yield plain texts in tokens, all of them scored."""
-    for part, texts in parts.items():
-        for batch in batched(texts, ENCODED_AT_ONCE):
-            for tokens in encode_texts(tokenizer, batch, np.uint32):
-                yield part, Encoded(tokens, np.ones(len(tokens), dtype=bool))
+        encoded = (
+            (part, Encoded(tokens, np.ones(len(tokens), dtype=bool)))  # all of a plain text is scored
+            for part, texts in parts.items()
+            for batch in batched(texts, ENCODED_AT_ONCE)
+            for tokens in encode_texts(tokenizer, batch, np.uint32)
+        )
+        return write_documents(place, encoded, manifest), content

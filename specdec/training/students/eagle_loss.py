@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.training.recipes import EagleLossConfig
@@ -49,46 +49,49 @@ def draft_lines(network: EagleNetwork) -> Tensor:
     return ids.new_full((network.vocab_size,), -1).index_copy(0, ids, torch.arange(len(ids), device=ids.device))
 
 
-def eagle_loss(
-    network: EagleNetwork,
-    config: EagleLossConfig,
-    features: Tensor,
-    tokens: Tensor,
-    scored: Tensor,
-    scales: Sequence[float],
-    teacher: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """Return the weighted cross entropy and the weighted regression of all steps.
+class EagleLosses(nn.Module):
+    """The network and its loss, as one module for processes that train together."""
 
-    With a reduced draft vocabulary the laws are those over its tokens, and a position counts only if the target's most
-    likely token is among them (and the text's, as far as the loss is against that).
+    def __init__(self, network: EagleNetwork, config: EagleLossConfig) -> None:
+        super().__init__()
+        self.network, self.config = network, config
 
-    Args:
-        features: [B, S, k * D_t] of the target.
-        tokens, scored: [B, S].
-        scales: of the steps that are computed: the weight of each, divided by the number of positions that it is
-            averaged over.
-        teacher: [B, S, V] the target's own logits, if the loss has a share against its law.
-    """
-    laws = None if teacher is None else teacher.flatten(0, 1)
-    lines = drafted = None
-    if network.config.draft_vocabulary is not None:
-        lines = draft_lines(network)
-        drafted = None if laws is None else lines[laws.argmax(-1)] >= 0
-        laws = None if laws is None else laws[:, network.drafted_ids]
-    read = features + (torch.rand_like(features) - 0.5) * config.noise if config.noise else features
-    output, entropy, distance = network.output_layer, features.new_zeros(()), features.new_zeros(())
-    for step, (states, scale) in enumerate(zip(unrolled(network, read, tokens, len(scales)), scales, strict=True)):
-        where = positions(tokens, scored, step + 1)
-        if config.regression:
-            actual = features.flatten(0, 1)[where.laws]
-            apart = F.smooth_l1_loss(where.select(states.carried).to(actual.dtype), actual, reduction="sum")
-            distance = distance + config.regression * scale / features.shape[-1] * apart
-        if lines is not None:
-            where = _drafted(where, lines, drafted, config.teacher)
-        loss = cross_entropy(where.select(states.normed), output, where.targets, laws, where.laws, config.teacher)
-        entropy = entropy + config.cross_entropy * scale * loss
-    return entropy, distance
+    def forward(
+        self, tokens: Tensor, scored: Tensor, scales: Sequence[float], features: Tensor, teacher: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the weighted cross entropy and the weighted regression of all steps.
+
+        With a reduced draft vocabulary the laws are those over its tokens, and a position counts only if the target's
+        most likely token is among them (and the text's, as far as the loss is against that).
+
+        Args:
+            tokens, scored: [B, S].
+            scales: of the steps that are computed: the weight of each, divided by the number of positions that it is
+                averaged over.
+            features: [B, S, k * D_t] of the target.
+            teacher: [B, S, V] the target's own logits, if the loss has a share against its law.
+        """
+        network, config = self.network, self.config
+        laws = None if teacher is None else teacher.flatten(0, 1)
+        lines = drafted = None
+        if network.config.draft_vocabulary is not None:
+            lines = draft_lines(network)
+            drafted = None if laws is None else lines[laws.argmax(-1)] >= 0
+            laws = None if laws is None else laws[:, network.drafted_ids]
+        read = features + (torch.rand_like(features) - 0.5) * config.noise if config.noise else features
+        output, entropy, distance = network.output_layer, features.new_zeros(()), features.new_zeros(())
+        steps = zip(unrolled(network, read, tokens, len(scales)), scales, strict=True)
+        for step, (states, scale) in enumerate(steps):
+            where = positions(tokens, scored, step + 1)
+            if config.regression:
+                actual = features.flatten(0, 1)[where.laws]
+                apart = F.smooth_l1_loss(where.select(states.carried).to(actual.dtype), actual, reduction="sum")
+                distance = distance + config.regression * scale / features.shape[-1] * apart
+            if lines is not None:
+                where = _drafted(where, lines, drafted, config.teacher)
+            loss = cross_entropy(where.select(states.normed), output, where.targets, laws, where.laws, config.teacher)
+            entropy = entropy + config.cross_entropy * scale * loss
+        return entropy, distance
 
 
 def _drafted(where: Positions, lines: Tensor, drafted: Tensor | None, teacher: float) -> Positions:

@@ -2,16 +2,16 @@
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from specdec.eagle.eagle_checkpoint import load_eagle, read_eagle, save_eagle
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.errors import UsageError
 from specdec.targets.base import Target
 from specdec.training.data.sequences import Batch, Sequences
-from specdec.training.recipes import EagleLossConfig, EagleTrainConfig
+from specdec.training.recipes import EagleTrainConfig
 from specdec.training.students.accuracy import HeadAccuracy
-from specdec.training.students.eagle_loss import draft_lines, eagle_loss, unrolled
+from specdec.training.students.eagle_loss import EagleLosses, draft_lines, unrolled
 from specdec.training.students.state_student import StateStudent, per_position
 
 COUNTED_AT_ONCE = 256  # sequences
@@ -48,7 +48,7 @@ class EagleStudent(StateStudent):
             drafted = frequent_tokens(self.sequences, vocabulary, config.draft_vocabulary)
         return EagleNetwork.for_target(config, hidden, drafted)
 
-    def losses_module(self) -> "EagleLosses":
+    def losses_module(self) -> EagleLosses:
         if self.config.loss.regression:
             self.losses = ("train/cross_entropy", "train/regression")
         return EagleLosses(self.network, self.config.loss)
@@ -72,20 +72,6 @@ class EagleStudent(StateStudent):
         with torch.no_grad():
             steps, output = unrolled(network, states, tokens, len(accuracy.seen)), network.output_layer
             accuracy.add(((step.normed, output) for step in steps), tokens, scored, draft_lines(network)[tokens])
-
-
-class EagleLosses(nn.Module):
-    """The network and its loss, as one module for processes that train together."""
-
-    def __init__(self, network: EagleNetwork, loss: EagleLossConfig) -> None:
-        super().__init__()
-        self.network, self.loss = network, loss
-
-    def forward(
-        self, tokens: Tensor, scored: Tensor, scales: list[float], states: Tensor, teacher: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the weighted cross entropy and regression; see `eagle_loss`."""
-        return eagle_loss(self.network, self.loss, states, tokens, scored, scales, teacher)
 
 
 def frequent_tokens(sequences: Sequences, vocabulary: int, count: int) -> list[int]:

@@ -8,7 +8,7 @@ from fixtures.slow_eagle import SlowEagle, doubles
 from specdec.config import validated
 from specdec.targets.causal import Causal
 from specdec.training.recipes import EagleLossConfig
-from specdec.training.students.eagle_loss import draft_lines, eagle_loss, unrolled
+from specdec.training.students.eagle_loss import EagleLosses, draft_lines, unrolled
 
 EAGLE1 = dict(form="eagle1", boundaries=[], own_output=False)
 STEPS, DECAY = 3, 0.8
@@ -34,7 +34,7 @@ def scales() -> list[float]:
 
 def fast(network, target, config):
     features, logits = target.hidden.sequence(TEXTS, *network.config.offsets(target.hidden.layers))
-    return eagle_loss(network, config, features.clone(), TEXTS, SCORED, scales(), logits.clone())
+    return EagleLosses(network, config)(TEXTS, SCORED, scales(), features.clone(), logits.clone())
 
 
 def slow_steps(slow, network, target, text):

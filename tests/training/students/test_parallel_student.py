@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures.adapted_models import LINE, assert_a_kill_changes_nothing, trained, with_changes
+from fixtures.adapted_models import LINE, trained, with_changes
 from fixtures.drafting import chain, decoded
 from fixtures.refusals import refused
+from fixtures.trainings import assert_a_stop_changes_nothing
 from transformers import AutoModelForCausalLM
 
 from specdec import train
@@ -35,16 +36,19 @@ def changed(values: dict[str, Any], **changes: Any) -> ParallelTrainConfig:
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_to_the_same_weights(values):
-    def opened(folder: str | None, **changes: Any) -> ParallelStudent:
-        return ParallelStudent.open(changed(values, **({} if folder is None else {"output_dir": folder}), **changes))
+def test_a_killed_training_goes_on_to_the_same_weights(values, tmp_path):
+    def opened(**changes: Any) -> ParallelStudent:
+        return ParallelStudent.open(changed(values, **changes))
 
-    assert_a_kill_changes_nothing(opened)
-    other = values["output_dir"] + "2"
+    def opened_in(folder: str) -> ParallelStudent:
+        return opened(output_dir=str(tmp_path / folder))
+
+    assert_a_stop_changes_nothing(opened_in, lambda student: student.module.state_dict())
+    other = str(tmp_path / "stopped")
     for changes in (dict(seed=4), dict(parallel__keep=0.6), dict(optimizer__adam_lr=0.1), dict(data__steps=9)):
         with pytest.raises(UsageError, match="was written by another recipe, seed, model or text"):
-            Training(opened(other, **changes)).restore()
-    assert Training(opened(other, compile=True, parallel__name="x")).restore()
+            Training(opened(output_dir=other, **changes)).restore()
+    assert Training(opened(output_dir=other, compile=True, parallel__name="x")).restore()
 
 
 def test_gradients_do_not_depend_on_the_micro_batch(values):

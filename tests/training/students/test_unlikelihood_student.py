@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures.adapted_models import assert_a_kill_changes_nothing, trained, with_changes
+from fixtures.adapted_models import trained, with_changes
 from fixtures.refusals import refused
+from fixtures.trainings import assert_a_stop_changes_nothing
 
 from specdec import train
 from specdec.config import validated
@@ -43,18 +44,19 @@ def looping(values):
 
 
 @pytest.mark.slow
-def test_a_killed_training_goes_on_to_the_same_weights(values):
-    def opened(folder: str | None, **changes: Any) -> UnlikelihoodStudent:
-        return UnlikelihoodStudent.open(
-            changed(values, **({} if folder is None else {"output_dir": folder}), **changes)
-        )
+def test_a_killed_training_goes_on_to_the_same_weights(values, tmp_path):
+    def opened(**changes: Any) -> UnlikelihoodStudent:
+        return UnlikelihoodStudent.open(changed(values, **changes))
 
-    assert_a_kill_changes_nothing(opened)
-    other = values["output_dir"] + "2"
+    def opened_in(folder: str) -> UnlikelihoodStudent:
+        return opened(output_dir=str(tmp_path / folder))
+
+    assert_a_stop_changes_nothing(opened_in, lambda student: student.module.state_dict())
+    other = str(tmp_path / "stopped")
     for changes in (dict(seed=4), dict(unlikelihood__weight=0.6), dict(unlikelihood__prefix_tokens=9)):
         with pytest.raises(UsageError, match="was written by another recipe, seed, model or text"):
-            Training(opened(other, **changes)).restore()
-    assert Training(opened(other, compile=True, unlikelihood__name="x")).restore()
+            Training(opened(output_dir=other, **changes)).restore()
+    assert Training(opened(output_dir=other, compile=True, unlikelihood__name="x")).restore()
 
 
 def test_the_loss_is_that_of_the_definition():
