@@ -18,7 +18,7 @@ from specdec.drafters import Drafter
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.prompts import first_turn
-from specdec.replay.rank_accuracy import RankCounts, rank_counts
+from specdec.replay.rank_accuracy import rank_counts
 from specdec.replay.walk import Cell
 from specdec.structures import structures
 from specdec.studies.base import Bench, Study, studies
@@ -75,7 +75,10 @@ class EqualBudget(Study):
         for label, drafter in built.items():
             candidates[label] = plain_shapes(self._budgets)
             for half in (0, 1):
-                counts = self._counts(drafter, bench, [each for each in streams if halves[first_turn(each.id)] == half])
+                mine = [each for each in streams if halves[first_turn(each.id)] == half]
+                deepest = min(max(self._config.depths), self._budgets[-1])
+                counts = rank_counts(drafter, mine, bench.config.measurement.limit, self._config.ranks, deepest)
+                bench.heartbeat()
                 candidates[label] += trees(counts, half, self._budgets, self._config.depths)
                 counted += [{"drafter": label, "half": half, **line} for line in counts.rows()]
         strategies = [
@@ -109,12 +112,6 @@ class EqualBudget(Study):
                 "needs at least 2 prompts (prompts.limit)."
             )
         return built_lookups(bench, self._config.drafters, "equal_budget", fills=SHAPES)
-
-    def _counts(self, drafter: Lookup, bench: Bench, streams: Sequence[Stream]) -> RankCounts:
-        depth = min(max(self._config.depths), self._budgets[-1])
-        counts = rank_counts(drafter, streams, bench.config.measurement.limit, self._config.ranks, depth)
-        bench.heartbeat()
-        return counts
 
     def _sizes(self) -> list[Shape]:
         """Return plain steps and chains, so many that t(n) can be read off between them; all budgets among them."""

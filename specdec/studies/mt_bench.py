@@ -6,7 +6,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Annotated, Any, Literal
 
@@ -48,21 +48,6 @@ class MtBenchConfig:
         return self.temperatures.get(category, self.other_temperature)
 
 
-@dataclass(frozen=True)
-class _Answerer:
-    """One of the two that answer: the run's drafter under its rule, or plain decoding.
-
-    Attributes:
-        method: "plain", or the drafter's name.
-        model_id: the name of its file of answers.
-        rule: the run's verifier; plain decoding has one too, which finds nothing drafted.
-    """
-
-    method: str
-    model_id: str
-    rule: Verifier
-
-
 @studies.register("mt_bench")
 class MtBench(Study):
     """Files, below FOLDER of the run's folder: `model_answer/MODEL_ID.jsonl` for the drafter and for plain decoding,
@@ -88,23 +73,23 @@ class MtBench(Study):
         by_temperature: dict[float, list[Prompt]] = defaultdict(list)
         for prompt in asked:
             by_temperature[self._config.temperature(prompt.category)].append(prompt)
-        answerers = self._answerers(bench, max(by_temperature))
-        parts = bench.parts
+        rule = self._rule(bench, max(by_temperature))
+        parts, drafter = bench.parts, bench.config.drafter["name"]
         prepare(parts, max(asked, key=lambda prompt: len(prompt.tokens)), bench.config.measurement)
         capacity = parts.target.context_length + parts.primary.structure.nodes + 1
         lines: list[dict[str, Any]] = []
-        given: dict[str, list[ModelAnswer]] = {each.method: [] for each in answerers}
-        with bench.progress("answering", len(asked) * len(answerers)) as advance:
+        given: dict[str, list[ModelAnswer]] = {PLAIN: [], drafter: []}
+        with bench.progress("answering", len(asked) * len(given)) as advance:
             for temperature, several in sorted(by_temperature.items()):
                 drafting = replace(parts.primary, drafter=bench.at_temperature(temperature, capacity))
-                arms = {}
-                for each in answerers:
-                    rule = each.rule.for_greedy() if temperature == 0 else each.rule
-                    arm = replace(parts.baseline if each.method == PLAIN else drafting, verifier=rule)
-                    arms[each.method] = StudyArm({"method": each.method}, arm)
-                warm_up(bench, list(arms.values()), _turn(several[0]))
+                here = rule.for_greedy() if temperature == 0 else rule
+                arms = [
+                    StudyArm({"method": method}, replace(arm, verifier=here))
+                    for method, arm in ((PLAIN, parts.baseline), (drafter, drafting))
+                ]
+                warm_up(bench, arms, _turn(several[0]))
                 for prompt in several:
-                    order = list(arms.values())
+                    order = list(arms)
                     random.Random(f"{bench.config.seed}/{prompt.id}").shuffle(order)
                     for arm in order:
                         turns = self._answered(bench, arm, prompt, temperature, lines)
@@ -113,7 +98,7 @@ class MtBench(Study):
                         advance()
         return {
             "outputs": pd.DataFrame(lines),
-            "answers": self._written(bench, answerers, asked, given, pd.DataFrame(lines)),
+            "answers": self._written(bench, asked, given, pd.DataFrame(lines)),
             "skipped": bench.skipped(),
         }
 
@@ -139,8 +124,9 @@ class MtBench(Study):
             found[prompt] = question | {key: record[key] for key in ("reference",) if key in record}
         return found
 
-    def _answerers(self, bench: Bench, hottest: float) -> list[_Answerer]:
-        """Return the two that answer, and check all that can be wrong before anything is decoded.
+    def _rule(self, bench: Bench, hottest: float) -> Verifier:
+        """Return the run's verifier, and check all that can be wrong before anything is decoded. Plain decoding has it,
+        too, and it finds nothing drafted.
 
         Raises:
             UsageError: a part that the study cannot work with.
@@ -159,10 +145,7 @@ class MtBench(Study):
                 f"Bad value verifier={config.verifier['name']}: it is right only at temperature 0, and {study} answers "
                 f"at up to {hottest:g}; set study.force_temperature=0.0."
             )
-        target = PurePath(str(config.target.get("model", config.target["name"]))).name
-        mine = self._config.model_id or f"{target}-{drafter}-{config.verifier['name']}"
-        plain = f"{self._config.model_id or target}-{PLAIN}"
-        return [_Answerer(PLAIN, plain, rule), _Answerer(drafter, mine, rule)]
+        return rule
 
     def _answered(
         self, bench: Bench, arm: StudyArm, prompt: Prompt, temperature: float, lines: list[dict[str, Any]]
@@ -189,27 +172,30 @@ class MtBench(Study):
     def _written(
         self,
         bench: Bench,
-        answerers: Sequence[_Answerer],
         asked: Mapping[Prompt, dict[str, Any]],
         given: Mapping[str, Sequence[ModelAnswer]],
         outputs: pd.DataFrame,
     ) -> pd.DataFrame:
         """Write all files, and return the table `answers`."""
-        folder = bench.folder / FOLDER
+        config, folder = bench.config, bench.folder / FOLDER
         turns = self._config.choices * sum(1 + len(prompt.follow_ups) for prompt in asked)
         write_questions(folder, asked.values())
-        lines = [
-            {
-                "method": each.method,
-                "verifier": bench.config.verifier["name"],
-                "model_id": each.model_id,
-                "path": str(write_answers(folder, each.model_id, given[each.method]).relative_to(bench.folder)),
-                "questions": len(asked),
-                "missing": turns - int((outputs["method"] == each.method).sum()),
-                "chat": bench.parts.prompts.provenance["chat_template"] == "applied",
-            }
-            for each in answerers
-        ]
+        target = PurePath(str(config.target.get("model", config.target["name"]))).name
+        lines = []
+        for method, answers in given.items():
+            own = f"{target}-{method}-{config.verifier['name']}"
+            name = f"{self._config.model_id or target}-{PLAIN}" if method == PLAIN else self._config.model_id or own
+            lines.append(
+                {
+                    "method": method,
+                    "verifier": config.verifier["name"],
+                    "model_id": name,
+                    "path": str(write_answers(folder, name, answers).relative_to(bench.folder)),
+                    "questions": len(asked),
+                    "missing": turns - int((outputs["method"] == method).sum()),
+                    "chat": bench.parts.prompts.provenance["chat_template"] == "applied",
+                }
+            )
         return pd.DataFrame(lines)
 
 

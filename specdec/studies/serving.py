@@ -14,7 +14,7 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, Probability, typed
 from specdec.errors import UsageError
-from specdec.serving.arrivals import Arrival, ServedText, at_once, drawn_texts, poisson, recorded_times
+from specdec.serving.arrivals import Arrival, at_once, drawn_texts, poisson, recorded_times
 from specdec.serving.policies import AdaptiveGamma, FixedGamma, Policy
 from specdec.serving.server import Served, serve
 from specdec.serving.step_seconds import MeasuredSteps, ModelledSteps, StepSeconds
@@ -117,7 +117,10 @@ class Serving(Study):
             raise UsageError("Bad values study.run and study.law: texts come from one of them; set the other to null.")
         gammas = tuple(sorted(set(config.gammas)))
         times = () if config.arrival_times is None else tuple(arrival_times(Path(config.arrival_times).expanduser()))
-        batches = self._batches(bench, gammas)
+        batches: MeasuredBatches | None = None
+        if config.batching is not None:
+            name = config.method or str(bench.config.drafter["name"])
+            batches = open_batches(Path(config.batching).expanduser(), name, gammas, config.slots)
         texts = self._texts(bench, gammas)
         cost, modelled = self._costs(bench, gammas, batches)
         steps = modelled if batches is None else MeasuredSteps(batches.step_seconds(), modelled)
@@ -134,13 +137,6 @@ class Serving(Study):
             "closed": _NO_BATCHES if batches is None else _closed(plan, batches, modelled),
             "skipped": bench.skipped(),
         }
-
-    def _batches(self, bench: Bench, gammas: tuple[int, ...]) -> MeasuredBatches | None:
-        config = self._config
-        if config.batching is None:
-            return None
-        name = config.method or str(bench.config.drafter["name"])
-        return open_batches(Path(config.batching).expanduser(), name, gammas, config.slots)
 
     def _costs(
         self, bench: Bench, gammas: tuple[int, ...], measured: MeasuredBatches | None
@@ -224,7 +220,12 @@ def _simulated(bench: Bench, plan: _Plan, full: pd.DataFrame) -> dict[str, pd.Da
     config = plan.config
     plain = full[full["policy"] == FixedGamma(0).name]
     most = float(plain["requests"].sum() / plain["seconds"].sum())
-    alone = {id(each): _alone_s(each, plan.steps) for each in plan.texts.texts}
+    # By text, the latency of a request on an idle server that does not speculate.
+    alone: dict[int, float] = {}
+    for text in plan.texts.texts:
+        cached, steps = text.prompt_tokens - 1, plan.steps
+        rounds = sum(steps.step(1, 0, cached + place) for place in range(text.tokens))
+        alone[id(text)] = steps.prefill(1, cached) + rounds
     parts: dict[str, list[pd.DataFrame]] = {"served": [], "served_steps": [], "simulations": []}
     loads, makers = sorted(set(config.loads)), plan.policies()
     with bench.progress("simulating", len(loads) * len(makers) * config.replications) as advance:
@@ -239,12 +240,6 @@ def _simulated(bench: Bench, plan: _Plan, full: pd.DataFrame) -> dict[str, pd.Da
                         parts[name].append(table.assign(**keys))
                     advance()
     return {name: pd.concat(tables, ignore_index=True) for name, tables in parts.items()}
-
-
-def _alone_s(text: ServedText, steps: StepSeconds) -> float:
-    """Return the latency of a request on an idle server that does not speculate."""
-    cached = text.prompt_tokens - 1
-    return steps.prefill(1, cached) + sum(steps.step(1, 0, cached + place) for place in range(text.tokens))
 
 
 def _tables(served: Served, warmup: int, count: int, alone: Mapping[int, float]) -> dict[str, pd.DataFrame]:

@@ -78,8 +78,14 @@ class TreeSearch(Study):
         streams = bench.texts()
         halves = halves_of(streams)
         fitted, others = ([each for each in streams if halves[first_turn(each.id)] == half] for half in (0, 1))
-        counts, counted = self._counts(bench, fitted)
-        accuracy = counts.accuracy(config.depth)
+        drafter, limit = Fed(bench.parts.primary.drafter, bench.parts.target), bench.config.measurement.limit
+        counts: dict[str, RankCounts] = {}
+        with bench.progress("measuring accuracy by rank", len(fitted)) as advance:
+            for stream in fitted:
+                counts[stream.id] = rank_counts(drafter, [stream], limit, config.ranks, config.depth, config.depth)
+                advance()
+        accuracy = total(list(counts.values())).accuracy(config.depth)
+        counted = [{"prompt": first_turn(name), **line} for name, each in counts.items() for line in each.rows()]
         depths = range(1, config.depth + 1)
         trees = {(n, deepest): best_tree(accuracy, n, deepest) for n in self._budgets for deepest in depths}
         largest = self._arm(bench, "largest", given(trees[self._budgets[-1], config.depth].parents))
@@ -154,19 +160,6 @@ class TreeSearch(Study):
         widest = along((0,) * (config.depth - 1), config.ranks)
         parts.primary.drafter.prepare(longest + max(self._budgets[-1], widest.nodes) + 1, widest)
 
-    def _counts(self, bench: Bench, streams: Sequence[Stream]) -> tuple[RankCounts, list[dict[str, Any]]]:
-        """Return all counts together, and by prompt."""
-        config, parts = self._config, bench.parts
-        drafter, limit = Fed(parts.primary.drafter, parts.target), bench.config.measurement.limit
-        counts: list[RankCounts] = []
-        lines: list[dict[str, Any]] = []
-        with bench.progress("measuring accuracy by rank", len(streams)) as advance:
-            for stream in streams:
-                counts.append(rank_counts(drafter, [stream], limit, config.ranks, config.depth, config.depth))
-                lines += [{"prompt": first_turn(stream.id), **line} for line in counts[-1].rows()]
-                advance()
-        return total(counts), lines
-
     def _times(
         self, bench: Bench, trees: Mapping[tuple[int, int], RankedTree], largest: StudyArm, stream: Stream
     ) -> dict[str, pd.DataFrame]:
@@ -198,32 +191,29 @@ class TreeSearch(Study):
             tokens = expected_tokens(range(-1, gamma - 1), [0] * gamma, accuracy)
             size = (gamma, gamma, gamma)
             lines.append((f"chain {gamma}", "chain", *size, tokens, seconds.chain(gamma), json.dumps(_chain(gamma))))
+        shapes = []
         for n in self._budgets:
             within = [trees[n, deepest] for deepest in range(1, config.depth + 1)]
             fastest = max(within, key=lambda tree: tree.tokens / seconds.tree(len(tree), _depth(tree)))
-            lines.append(_tree_line(f"tree {n}", "tree", n, fastest, seconds))
+            shapes.append((f"tree {n}", "tree", n, fastest))
         chosen = choose_tree(
             accuracy, lambda tokens: seconds.outside(tokens - 1), seconds.level, self._budgets[-1], config.depth
         ).tree
         if len(chosen):
-            lines.append(_tree_line(CHOSEN, CHOSEN, len(chosen), chosen, seconds))
+            shapes.append((CHOSEN, CHOSEN, len(chosen), chosen))
+        for arm, shape, n, tree in shapes:
+            nodes, depth = len(tree), _depth(tree)
+            predicted = tree.tokens, seconds.tree(nodes, depth)
+            lines.append((arm, shape, n, nodes, depth, *predicted, json.dumps(given(tree.parents))))
         if "dynamic" in bench.parts.drafter.capabilities.fills & bench.parts.primary.verifier.capabilities.handles:
             for n in self._budgets:
                 values = {"name": "dynamic", "nodes": n, "depth": config.depth}
                 values |= {"branching": config.branching, "beam": config.beam}
-                shape = structures.build(values)
-                size = (n, shape.nodes, shape.gamma)
+                dynamic = structures.build(values)
+                size = (n, dynamic.nodes, dynamic.gamma)
                 lines.append((f"dynamic {n}", "dynamic", *size, nan, nan, json.dumps(values)))
-        return pd.DataFrame(lines, columns=_ARMS)
-
-
-_ARMS = ["arm", "shape", "budget", "nodes", "depth", "tokens", "seconds", "structure"]
-
-
-def _tree_line(arm: str, shape: str, budget: int, tree: RankedTree, seconds: RoundSeconds) -> tuple[Any, ...]:
-    nodes, depth = len(tree), _depth(tree)
-    values = json.dumps(given(tree.parents))
-    return arm, shape, budget, nodes, depth, tree.tokens, seconds.tree(nodes, depth), values
+        columns = ["arm", "shape", "budget", "nodes", "depth", "tokens", "seconds", "structure"]
+        return pd.DataFrame(lines, columns=columns)
 
 
 def _chain(gamma: int) -> dict[str, Any]:

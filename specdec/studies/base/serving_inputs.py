@@ -173,7 +173,7 @@ def cost_of_server(
         return ServerCost(cost, measured or not looks_up, (1.0, 1.0) if measured else (0.0, 0.0), _NO_CALLS)
     if isinstance(target, Replay):
         own = drafter.cost if isinstance(drafter, RecordedLengths) else None
-        cost = target.cost if own is None else validated(SimulatedCost, {**_values(target.cost), "draft": vars(own)})
+        cost = target.cost if own is None else validated(SimulatedCost, {**vars(target.cost), "draft": vars(own)})
         return ServerCost(cost, own is not None or not looks_up, (0.0, 0.0), _NO_CALLS)
     if "rows" not in target.capabilities.evaluations or "rows" not in target.capabilities.structures:
         raise UsageError(
@@ -181,10 +181,6 @@ def cost_of_server(
             "give the name of a cost model, such as study.cost=h100_llama31_8b."
         )
     return _measured(bench, shapes, calls, seconds)
-
-
-def _values(cost: SimulatedCost) -> dict[str, Any]:
-    return {**vars(cost), "draft": vars(cost.draft)}
 
 
 def _measured(bench: Bench, shapes: Mapping[str, Sequence[int]], calls: int, seconds: float) -> ServerCost:
