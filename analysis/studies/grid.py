@@ -123,6 +123,22 @@ def grid(
     return GridNumbers(texts, np.stack(by_repeat), compared)
 
 
+def _live_shapes(live: pd.DataFrame) -> pd.DataFrame:
+    """Return, by k and w of live runs beside plain decoding (w = 0): runs, tokens (per call), together (speedup of all
+    runs together), speedup and deviation (mean and standard deviation of the runs' speedups; NaN for one run) and
+    identical (share of texts that are the replayed ones).
+    """
+    plain, drafted = live[live["w"] == 0].groupby("repeat")["seconds"].sum(), live[live["w"] > 0]
+    sums = drafted.groupby(["k", "w"])[["tokens", "rounds", "seconds"]].sum()
+    by_run = drafted.groupby(["k", "w", "repeat"])["seconds"].sum().rdiv(plain, level="repeat")
+    shapes = by_run.groupby(["k", "w"]).agg(runs="size", speedup="mean", deviation="std")
+    return shapes.assign(
+        tokens=sums["tokens"] / sums["rounds"],
+        together=plain.sum() / sums["seconds"],
+        identical=drafted.groupby(["k", "w"])["identical"].mean(),
+    )
+
+
 def live_check(texts: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
     """Set live runs beside the prediction for the same texts, a line for each shape: k, w, streams, tokens_predicted,
     tokens_measured (per call), same_rounds (streams whose every live run took the rounds of the replay), identical
@@ -133,30 +149,21 @@ def live_check(texts: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
         texts: the texts of `GridNumbers`.
         live: the study's table.
     """
-    base = live[live["w"] == 0].groupby("repeat")["seconds"].sum()
-    found = []
-    for (k, w), runs in live[live["w"] > 0].groupby(["k", "w"]):
-        mine = texts[(texts["k"] == k) & (texts["w"] == w)].set_index("stream").loc[sorted(set(runs["stream"]))]
-        by_repeat = base / runs.groupby("repeat")["seconds"].sum()
-        measured = float(base.sum() / runs["seconds"].sum())
-        predicted = float(mine["plain_s"].sum() / mine["seconds"].sum(skipna=False))
-        same = runs["rounds"] == runs["stream"].map(mine["rounds"])
-        found.append(
-            {
-                "k": int(k),
-                "w": int(w),
-                "streams": len(mine),
-                "tokens_predicted": mine["tokens"].sum() / mine["rounds"].sum(),
-                "tokens_measured": runs["tokens"].sum() / runs["rounds"].sum(),
-                "same_rounds": int(same.groupby(runs["stream"]).all().sum()),
-                "identical": float(runs["identical"].mean()),
-                "speedup_predicted": predicted,
-                "speedup_measured": measured,
-                "deviation": float(by_repeat.std()),
-                "error": predicted / measured - 1,
-            }
-        )
-    return pd.DataFrame(found)
+    if live.empty:
+        return pd.DataFrame()
+    found = _live_shapes(live).rename(columns={"tokens": "tokens_measured", "together": "speedup_measured"})
+    keys = ["k", "w", "stream"]
+    runs = live.merge(texts[[*keys, "rounds"]], on=keys, suffixes=("", "_replayed"))
+    same = (runs["rounds"] == runs["rounds_replayed"]).groupby([runs[key] for key in keys]).all()
+    mine = texts.merge(same.index.to_frame(index=False), on=keys).groupby(["k", "w"])
+    sums = mine[["tokens", "rounds", "plain_s", "seconds"]].sum(skipna=False)
+    found = found.assign(
+        streams=mine.size(),
+        same_rounds=same.groupby(["k", "w"]).sum(),
+        tokens_predicted=sums["tokens"] / sums["rounds"],
+        speedup_predicted=sums["plain_s"] / sums["seconds"],
+    )
+    return found.assign(error=found["speedup_predicted"] / found["speedup_measured"] - 1).reset_index()
 
 
 @dataclass(frozen=True)
@@ -180,30 +187,14 @@ def whole_runs(whole: pd.DataFrame, replicates: int, seed: int) -> WholeRuns:
     seconds = compared.values["seconds"]
     with np.errstate(divide="ignore", invalid="ignore"):
         speedups = compared.beside(seconds, k=1, w=0) / seconds
-    plain = whole[whole["w"] == 0].groupby("repeat")["seconds"].sum()
     drafted = whole[whole["w"] > 0]
     # The fastest stands first, whatever the order of the runs was; the usual shape last.
     order = sorted(dict.fromkeys(zip(drafted["k"], drafted["w"], strict=True)), key=lambda shape: shape == USUAL)
     columns = [speedups[:, compared.place(*shape)] for shape in order]
-    lines = []
-    for (k, w), column in zip(order, columns, strict=True):
-        runs = drafted[(drafted["k"] == k) & (drafted["w"] == w)]
-        by_run = plain / runs.groupby("repeat")["seconds"].sum()
-        bounds = compared.interval(column)
-        lines.append(
-            {
-                **{
-                    "k": int(k),
-                    "w": int(w),
-                    "runs": len(by_run),
-                    "tokens": runs["tokens"].sum() / runs["rounds"].sum(),
-                },
-                **{"speedup": float(by_run.mean()), "deviation": float(by_run.std())},
-                **{"low": bounds.low, "high": bounds.high, "identical": float(runs["identical"].mean())},
-            }
-        )
-    lead = compared.interval(columns[0] - columns[1]) if len(order) > 1 else None
-    return WholeRuns(pd.DataFrame(lines), lead)
+    bounds = [compared.interval(column) for column in columns]
+    shapes = _live_shapes(whole).loc[order].reset_index()
+    shapes = shapes.assign(low=[each.low for each in bounds], high=[each.high for each in bounds])
+    return WholeRuns(shapes, compared.interval(columns[0] - columns[1]) if len(order) > 1 else None)
 
 
 def _by_category(found: GridNumbers) -> pd.DataFrame:
@@ -383,10 +374,11 @@ def plus_minus(mean: float, deviation: float) -> str:
 def _whole(whole: pd.DataFrame, fastest: Shape, about: About) -> Section:
     found = whole_runs(whole, about.replicates, about.seed)
     runs, streams = int(found.shapes["runs"].max()), int(whole["stream"].nunique())
+    lines = found.shapes.to_dict("records")
+    speedups = [plus_minus(line["speedup"], line["deviation"]) for line in lines]
     said = [
-        f"({line['k']}, {line['w']}) {plus_minus(line['speedup'], line['deviation'])} at {line['tokens']:.2f} tokens "
-        "per call"
-        for line in found.shapes.to_dict("records")
+        f"({line['k']}, {line['w']}) {shown} at {line['tokens']:.2f} tokens per call"
+        for line, shown in zip(lines, speedups, strict=True)
     ]
     answer = f"Speedup of {counted(runs, 'whole run')} of {counted(streams, 'text')}: {'; '.join(said)}"
     answer += "." if runs == 1 else ", mean ± standard deviation of the runs."
@@ -406,12 +398,9 @@ def _whole(whole: pd.DataFrame, fastest: Shape, about: About) -> Section:
         {
             "shape": _names(found.shapes),
             "tokens per call": found.shapes["tokens"].map("{:.3f}".format),
-            "speedup, mean ± deviation of the runs": [
-                plus_minus(line["speedup"], line["deviation"]) for line in found.shapes.to_dict("records")
-            ],
+            "speedup, mean ± deviation of the runs": speedups,
             "95% interval over prompts": [
-                "–" if np.isnan(line["low"]) else f"{line['low']:.2f} to {line['high']:.2f}"
-                for line in found.shapes.to_dict("records")
+                "–" if np.isnan(line["low"]) else f"{line['low']:.2f} to {line['high']:.2f}" for line in lines
             ],
             "texts as replayed": found.shapes["identical"].map("{:.0%}".format),
         }
@@ -444,14 +433,14 @@ def _live(check: pd.DataFrame, live: pd.DataFrame, about: About) -> Section:
         f"{worst['speedup_predicted']:.2f} predicted, {worst['speedup_measured']:.2f} live"
         + ("." if np.isnan(spread) else f"; the standard deviation over live repeats is at most {spread:.2f}."),
     )
-    spreads = check["deviation"].map(" ± {:.2f}".format, na_action="ignore").fillna("")
+    measured = zip(check["speedup_measured"], check["deviation"], strict=True)
     shown = pd.DataFrame(
         {
             "shape": _names(check),
             "tokens per call: replayed": check["tokens_predicted"].map("{:.3f}".format),
             "tokens per call: live": check["tokens_measured"].map("{:.3f}".format),
             "speedup: predicted": check["speedup_predicted"].map("{:.2f}".format),
-            "speedup: live": check["speedup_measured"].map("{:.2f}".format) + spreads,
+            "speedup: live": [plus_minus(mean, deviation) for mean, deviation in measured],
             "error": check["error"].map("{:+.1%}".format),
         }
     )
