@@ -7,7 +7,7 @@ function, so that they say the same.
 
 import json
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
@@ -20,7 +20,8 @@ from pydantic import TypeAdapter
 
 from specdec.errors import UsageError, near_misses
 
-from .read.mlflow_runs import study_files
+from .read.find_runs import studies_below
+from .read.mlflow_runs import files_of_study, study_files, study_ids
 
 Tables = Mapping[str, pd.DataFrame]
 """The tables of a study by name."""
@@ -239,6 +240,27 @@ def latest_study(tracking_uri: str, experiment: str, study: str) -> Findings:
     files = study_files(tracking_uri, experiment, study, overlay)
     described = json.loads(files.pop("study.json").read_text(encoding="utf-8"))
     return described_study(described, files.values(), f"{study} in {tracking_uri}").findings()
+
+
+def find_studies(names: Sequence[str], tracking_uri: str) -> list[FinishedStudy]:
+    """Return the finished studies that a user names as runs are named: by an output folder, a folder of several, an
+    MLflow run id or an experiment; in order, each once. Names of runs alone add none.
+
+    UsageError for a store that does not answer.
+    """
+    found: dict[str, FinishedStudy] = {}
+    for name in names:
+        folder = Path(name)
+        if folder.is_dir():
+            for below in studies_below(folder):
+                found.setdefault(str(below.resolve()), finished_study(below))
+        elif not folder.exists() and "/" not in name and "\\" not in name:
+            for run_id in study_ids(tracking_uri, name):
+                if run_id not in found:
+                    files = files_of_study(tracking_uri, run_id)
+                    described = json.loads(files.pop("study.json").read_text(encoding="utf-8"))
+                    found[run_id] = described_study(described, files.values(), f"run {run_id}")
+    return list(found.values())
 
 
 def described_study(described: Mapping[str, Any], files: Iterable[Path], source: str) -> FinishedStudy:

@@ -24,7 +24,7 @@ def find_runs(names: Sequence[str], tracking_uri: str) -> tuple[list[Run], list[
     for name in names:
         with _named(name):
             if holds_studies_alone(name, tracking_uri):
-                continue  # `study_sets.find_studies` reads them
+                continue  # `findings.find_studies` reads them
             if Path(name).is_dir():
                 found, remarks = _in_folder(Path(name))
             elif Path(name).exists():

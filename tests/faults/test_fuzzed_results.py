@@ -13,13 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from faults.answers import answered, spoiled, torn
-from specdec.analysis.findings import finished_study
+from specdec.analysis.findings import find_studies, finished_study
 from specdec.analysis.pages import report_chapters
 from specdec.analysis.pages.html import Chapter
 from specdec.analysis.pages.trace import read_traces, trace_html
 from specdec.analysis.read.find_runs import find_runs
 from specdec.analysis.read.runs import Run
-from specdec.analysis.study_sets.find_studies import find_studies
 from specdec.cost_model import from_run
 
 pytestmark = pytest.mark.slow  # many examples of bad input
