@@ -318,30 +318,25 @@ def _slowdown_section(
         )
         for name, part in cells.items()
     ]
-    return Section(
-        "How much longer a call takes", (answer, meaning, *_missing(times)), tuple(tables), (("slowdown", figure),)
-    )
+    # What was asked for and not timed, and why.
+    reasons = {"context": ("exceeds", "exceed", "what the target can hold"),
+               "memory": ("needs", "need", "more memory than there is")}  # fmt: skip
+    asked = times.groupby(["evaluation", "k", "w", "context"])["missing"].first()
+    notes = [
+        f"{counted(number, 'cell')} of {len(asked):,} {one if number == 1 else several} {what}"
+        for reason, (one, several, what) in reasons.items()
+        if (number := int((asked == reason).sum()))
+    ]
+    late = int((times["missing"] == "time").sum())
+    if late:
+        notes.append(f"{late:,} of {len(times):,} calls were not made because time (`study.seconds`) ran out")
+    text = (answer, meaning, *([f"Left out: {'; '.join(notes)}."] if notes else []))
+    return Section("How much longer a call takes", text, tuple(tables), (("slowdown", figure),))
 
 
 def _calls(cells: pd.DataFrame) -> str:
     least, most = int(cells["calls"].min()), int(cells["calls"].max())
     return counted(most, "call") if least == most else f"{least} to {most} calls"
-
-
-def _missing(times: pd.DataFrame) -> list[str]:
-    """Say what was asked for and not timed, and why."""
-    reasons = {"context": ("exceeds", "exceed", "what the target can hold"),
-               "memory": ("needs", "need", "more memory than there is")}  # fmt: skip
-    cells = times.groupby(["evaluation", "k", "w", "context"])["missing"].agg(["first", "last"])
-    notes = [
-        f"{counted(number, 'cell')} of {len(cells):,} {one if number == 1 else several} {what}"
-        for reason, (one, several, what) in reasons.items()
-        if (number := int((cells["first"] == reason).sum()))
-    ]
-    late = int((times["missing"] == "time").sum())
-    if late:
-        notes.append(f"{late:,} of {len(times):,} calls were not made because time (`study.seconds`) ran out")
-    return [f"Left out: {'; '.join(notes)}."] if notes else []
 
 
 def _table(cells: pd.DataFrame) -> pd.DataFrame:
@@ -472,27 +467,22 @@ def _context_section(times: pd.DataFrame, ways: Mapping[str, pd.DataFrame], cont
             f"takes {ratio:.2f} times as long as the one with fewest (median over {counted(sizes, 'size')}, {long:,} "
             f"cached): {why}."
         )
-    return Section("What context and evaluation change", (*sentences, *_ways_compared(ways, contexts)))
-
-
-def _ways_compared(cells: Mapping[str, pd.DataFrame], contexts: list[int]) -> list[str]:
-    """Say what a batch of rows costs over the same rows packed, by shape and context; nothing where one was timed."""
-    ratios = rows_over_packed(cells)
-    shapes = [each for each in ((10, 1), USUAL, (25, 14)) if len(_of_shape(ratios, each))]
+    ratios = rows_over_packed(ways)
     wide = ratios[(ratios["k"] > 1) & (ratios["w"] > 0)]
-    if wide.empty:
-        return []
-    shapes = shapes or [max(wide[["k", "w"]].itertuples(index=False, name=None))]
-    listed = "; ".join(
-        f"{shape} " + ", ".join(f"{_cell(ratios, shape, context, 'ratio'):.2f}" for context in contexts)
-        for shape in shapes
-    )
-    behind = ", ".join(f"{context:,}" for context in contexts)
-    return [
-        f"A call in rows takes so many times as long as one on the same rows packed, behind {behind} cached tokens: "
-        f"{listed}. Rows are the cheaper way in {(wide['ratio'] < 1).mean():.0%} of the {len(wide)} shapes and "
-        "contexts with more than one row: each row reads a cache of its own, but attends to no token of another."
-    ]
+    if len(wide):
+        shapes = [each for each in ((10, 1), USUAL, (25, 14)) if len(_of_shape(ratios, each))]
+        shapes = shapes or [max(wide[["k", "w"]].itertuples(index=False, name=None))]
+        listed = "; ".join(
+            f"{shape} " + ", ".join(f"{_cell(ratios, shape, context, 'ratio'):.2f}" for context in contexts)
+            for shape in shapes
+        )
+        sentences.append(
+            "A call in rows takes so many times as long as one on the same rows packed, behind "
+            f"{', '.join(f'{context:,}' for context in contexts)} cached tokens: {listed}. Rows are the cheaper way in "
+            f"{(wide['ratio'] < 1).mean():.0%} of the {len(wide)} shapes and contexts with more than one row: each row "
+            "reads a cache of its own, but attends to no token of another."
+        )
+    return Section("What context and evaluation change", tuple(sentences))
 
 
 # Pictures -------------------------------------------------------------------------------------------
