@@ -14,11 +14,11 @@ from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
 from specdec.eagle.draft_rows import BlockText, DraftRows, TextRows, drafts_along, text_of
-from specdec.eagle.eagle_checkpoint import KIND, load_eagle, shipped_eagle
+from specdec.eagle.eagle_checkpoint import EAGLE, load_eagle, shipped_eagle
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import UsageError
 from specdec.models.load import describe_weights
-from specdec.published.network_files import about_training, load_published, trained_path
+from specdec.published.network_files import load_published, trained_path
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.sampling import drawn, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
@@ -117,7 +117,7 @@ class Eagle(NetworkDrafter):
                 "Bad value drafter.model=pocket: this installation has no network 'eagle'; train one with "
                 "python -m specdec.train +eagle=pocket and give its file."
             )
-        return cls(load_eagle(path, target), target, about_training(KIND, path), config.drafts, config.siblings)
+        return cls(load_eagle(path, target), target, EAGLE.about(path), config.drafts, config.siblings)
 
     def _begin(self, generator: torch.Generator | None) -> None:
         super()._begin(generator)

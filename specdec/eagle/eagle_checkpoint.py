@@ -1,8 +1,7 @@
 """EAGLE networks on disk: one safetensors file with the config and the hash of the weights that were drafted for."""
 
-import re
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,52 +11,11 @@ from specdec.eagle.eagle_config import EagleConfig
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import UsageError
-from specdec.heads.trained_file import TrainedFile, read_trained, write_trained
+from specdec.heads.trained_file import TrainedKind, shipped_file
 from specdec.targets.base import Target
 
-KIND = "specdec.eagle"
-"""The kind of these files (`trained_file`)."""
-_USUAL_PLACE = re.compile(r"(?:^|/)models/eagle/(.+)/eagle\.safetensors$")  # where a training writes the network
-
-
-def shipped_eagle(name: str = "eagle") -> Path:
-    """Return the file of a network that comes with specdec, trained on the pocket target."""
-    return Path(__file__).parents[1] / "pocket" / "heads" / f"{name}.safetensors"
-
-
-def save_eagle(network: FeatureNetwork, path: Path, target: str, training: dict[str, Any]) -> None:
-    """Write the network, folders included; a reader never sees half a file.
-
-    Args:
-        target: `HiddenStates.identity` of the target that it reads.
-        training: JSON values.
-    """
-    write_trained(KIND, network, path, target, training)
-
-
-def read_eagle(path: str | Path, key: str = "drafter.model") -> TrainedFile[EagleConfig]:
-    """Read a file of `save_eagle`, without comparing it with any target.
-
-    Args:
-        key: configuration key of the file, for messages.
-    Raises:
-        UsageError: the file does not exist, or holds something else.
-    """
-    try:
-        return read_trained(KIND, EagleConfig, path)
-    except FileNotFoundError:
-        recipe = _USUAL_PLACE.search(Path(path).as_posix())
-        remedy = (
-            f"python -m specdec.train +eagle={recipe[1]} makes it"
-            if recipe
-            else "give a file that specdec.train wrote, or in a drafter pocket for the one that comes with specdec"
-        )
-        raise UsageError(f"EAGLE network {key}={path} does not exist: {remedy}.") from None
-    except ValueError:
-        raise UsageError(
-            f"EAGLE network {key}={path} is not a file of such a network: give the eagle.safetensors that "
-            "specdec.train wrote."
-        ) from None
+EAGLE = TrainedKind("specdec.eagle", EagleConfig, "eagle", "EAGLE network", "such a network", several=False)
+read_eagle, save_eagle, shipped_eagle = EAGLE.read, EAGLE.write, partial(shipped_file, "eagle")
 
 
 def load_eagle(path: str | Path, target: Target) -> EagleNetwork:

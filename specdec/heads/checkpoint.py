@@ -1,59 +1,17 @@
 """Heads on disk: one safetensors file with their config and the hash of the weights that they were trained on."""
 
-import re
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from specdec.errors import UsageError
 from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.network import Heads
-from specdec.heads.trained_file import TrainedFile, read_trained, write_trained
+from specdec.heads.trained_file import TrainedKind, shipped_file
 from specdec.targets.base import Target
 
-KIND = "specdec.heads"
-"""The kind of these files (`trained_file`)."""
-_USUAL_PLACE = re.compile(r"(?:^|/)models/heads/(.+)/heads\.safetensors$")  # where a training writes the heads
-
-
-def shipped_heads(name: str) -> Path:
-    """Return the file of heads that come with specdec, trained on the pocket target."""
-    return Path(__file__).parents[1] / "pocket" / "heads" / f"{name}.safetensors"
-
-
-def save_heads(heads: Heads, path: Path, target: str, training: dict[str, Any]) -> None:
-    """Write the heads, folders included; a reader never sees half a file.
-
-    Args:
-        target: `HiddenStates.identity` of the target that they read.
-        training: JSON values.
-    """
-    write_trained(KIND, heads, path, target, training)
-
-
-def read_heads(path: str | Path, key: str = "drafter.model") -> TrainedFile[HeadsConfig]:
-    """Read a file of `save_heads`, without comparing it with any target.
-
-    Args:
-        key: configuration key of the file, for messages.
-    Raises:
-        UsageError: the file does not exist, or holds something else.
-    """
-    try:
-        return read_trained(KIND, HeadsConfig, path)
-    except FileNotFoundError:
-        recipe = _USUAL_PLACE.search(Path(path).as_posix())
-        remedy = (
-            f"python -m specdec.train +heads={recipe[1]} makes them"
-            if recipe
-            else "give a file that specdec.train wrote, or in a drafter pocket for those that come with specdec"
-        )
-        raise UsageError(f"Heads {key}={path} do not exist: {remedy}.") from None
-    except ValueError:
-        raise UsageError(
-            f"Heads {key}={path} is not a file of heads: give the heads.safetensors that specdec.train wrote."
-        ) from None
+HEADS = TrainedKind("specdec.heads", HeadsConfig, "heads", "Heads", "heads", several=True)
+read_heads, save_heads, shipped_heads = HEADS.read, HEADS.write, shipped_file
 
 
 def load_heads(path: str | Path, target: Target) -> Heads:

@@ -1,11 +1,9 @@
 """The network that `drafter.model` names: a file that `specdec.train` wrote, or a published checkpoint."""
 
-import hashlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from specdec.heads.trained_file import training_of
-from specdec.models.load import content_hash, training_cost
+from specdec.models.load import content_hash
 from specdec.published.checkpoint_files import PICKLES, open_checkpoint
 from specdec.published.recognise import recognise, recorded_target
 from specdec.targets.base import Target
@@ -19,13 +17,6 @@ def trained_path(model: str, shipped: Path, name: str) -> Path | None:
     if (path / name).is_file():
         return path / name
     return None if path.suffix in PICKLES or not path.is_file() and path.suffix != ".safetensors" else path
-
-
-def about_training(kind: str, path: Path) -> dict[str, Any]:
-    """Return what is recorded of a file of a training: its hash, and what the training cost."""
-    with path.open("rb") as file:
-        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"sha256": sha256, "training": training_cost(training_of(kind, path))}
 
 
 class Published(NamedTuple):

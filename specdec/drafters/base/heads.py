@@ -12,11 +12,11 @@ from torch import Tensor
 from specdec.drafters.base.contract import BatchDrafter, DrafterCapabilities
 from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
 from specdec.errors import UsageError
-from specdec.heads.checkpoint import KIND, load_heads, shipped_heads
+from specdec.heads.checkpoint import HEADS, load_heads, shipped_heads
 from specdec.heads.choices import choices_of
 from specdec.heads.draft_heads import DraftHeads
 from specdec.models.load import describe_weights
-from specdec.published.network_files import about_training, load_published, trained_path
+from specdec.published.network_files import load_published, trained_path
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
@@ -97,7 +97,7 @@ class HeadsDrafter(NetworkDrafter):
         if heads.grounded != cls.grounded:
             kind, other = ("grounded", "grounded") if heads.grounded else ("not grounded", "medusa")
             raise UsageError(f"Bad value drafter.model={model}: these heads are {kind}; use +drafter={other}.")
-        return cls(heads, target, about_training(KIND, path), drafts, siblings)
+        return cls(heads, target, HEADS.about(path), drafts, siblings)
 
     def _begin(self, generator: torch.Generator | None, root: int = 0) -> None:
         super()._begin(generator)
