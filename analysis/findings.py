@@ -5,23 +5,16 @@ arms, in `specdec/studies`, does so there. A finished run, its folder, a report 
 function, so that they say the same.
 """
 
-import json
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from pathlib import Path
-from typing import Any
 
 import pandas as pd
 from matplotlib.figure import Figure
-from pydantic import TypeAdapter
 
 from specdec.errors import UsageError, near_misses
-
-from .read.find_runs import studies_below
-from .read.mlflow_runs import files_of_study, study_files, study_ids
 
 Tables = Mapping[str, pd.DataFrame]
 """The tables of a study by name."""
@@ -198,79 +191,13 @@ def _registered(study: str) -> tuple[Reader, str]:
     return _READERS[study]
 
 
+def overlay_of(study: str) -> str:
+    """Return the file of conf/experiment that runs a study. UsageError if there is no such study."""
+    return _registered(study)[1]
+
+
 def findings(study: str, tables: Tables, about: About) -> Findings:
     """Return what the tables of a study say."""
     reader, _ = _registered(study)
     found = reader(tables, about)
     return replace(found, sections=tuple(each.simulated() for each in found.sections)) if about.simulated else found
-
-
-def open_study(folder: Path | str) -> Findings:
-    """Return the findings of a finished study, from its output folder alone.
-
-    Raises:
-        UsageError: the folder holds no study.
-    """
-    return finished_study(folder).findings()
-
-
-def finished_study(folder: Path | str) -> FinishedStudy:
-    """Read a finished study from its output folder.
-
-    Raises:
-        UsageError: the folder holds no study.
-    """
-    folder = Path(folder)
-    try:
-        described = json.loads((folder / "study.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        raise UsageError(
-            f"{folder} holds no study (study.json): `python -m specdec.run +experiment=ngrammys_grid` makes one."
-        ) from None
-    return described_study(described, folder.glob("*.parquet"), str(folder))
-
-
-def latest_study(tracking_uri: str, experiment: str, study: str) -> Findings:
-    """Return the findings of the newest finished run of a study that MLflow has.
-
-    Raises:
-        UsageError: there is no such store, or no such run in it.
-    """
-    _, overlay = _registered(study)
-    files = study_files(tracking_uri, experiment, study, overlay)
-    described = json.loads(files.pop("study.json").read_text(encoding="utf-8"))
-    return described_study(described, files.values(), f"{study} in {tracking_uri}").findings()
-
-
-def find_studies(names: Sequence[str], tracking_uri: str) -> list[FinishedStudy]:
-    """Return the finished studies that a user names as runs are named: by an output folder, a folder of several, an
-    MLflow run id or an experiment; in order, each once. Names of runs alone add none.
-
-    UsageError for a store that does not answer.
-    """
-    found: dict[str, FinishedStudy] = {}
-    for name in names:
-        folder = Path(name)
-        if folder.is_dir():
-            for below in studies_below(folder):
-                found.setdefault(str(below.resolve()), finished_study(below))
-        elif not folder.exists() and "/" not in name and "\\" not in name:
-            for run_id in study_ids(tracking_uri, name):
-                if run_id not in found:
-                    files = files_of_study(tracking_uri, run_id)
-                    described = json.loads(files.pop("study.json").read_text(encoding="utf-8"))
-                    found[run_id] = described_study(described, files.values(), f"run {run_id}")
-    return list(found.values())
-
-
-def described_study(described: Mapping[str, Any], files: Iterable[Path], source: str) -> FinishedStudy:
-    """Return a study from the content of its `study.json` and the files of its tables."""
-    try:
-        about = TypeAdapter(About).validate_python({each.name: described[each.name] for each in fields(About)})
-        tables = {path.stem: pd.read_parquet(path) for path in files}
-        return FinishedStudy(str(described["study"]), tables, about, source)
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        what = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        raise UsageError(
-            f"{source} does not hold what a study writes ({what}): copy its files again, or run it again."
-        ) from None

@@ -79,6 +79,7 @@ def report(arguments: Sequence[str]) -> list[Path]:
     from specdec.analysis.pages.html import Chapter, write_report
     from specdec.analysis.pages.report_chapters import foreign_chapters, run_chapters
     from specdec.analysis.read.find_runs import find_runs, unsettled_below
+    from specdec.analysis.read.studies import find_studies
     from specdec.analysis.study_sets.side_by_side import study_chapters
 
     chapters: list[Chapter] = []

@@ -10,9 +10,9 @@ import pandas as pd
 import pytest
 
 from specdec import run
-from specdec.analysis.findings import open_study
 from specdec.analysis.read.mlflow_runs import load_runs
 from specdec.analysis.read.runs import open_folder
+from specdec.analysis.read.studies import open_study
 from specdec.analysis.research.alpha_table import alpha_table
 from specdec.config import config_dir
 from specdec.drafters import drafters

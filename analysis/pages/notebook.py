@@ -1,6 +1,5 @@
 """Shows sections in notebooks, and finds the runs that the overlay `notebooks` made."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,9 +7,10 @@ from pathlib import Path
 from specdec.errors import UsageError
 
 from ..account.shape_account import shape_section
-from ..findings import FinishedStudy, Section, described_study, finished_study, latest_study
-from ..read.mlflow_runs import RUN_ID, files_of_study, latest_run, load_runs, open_run, open_runs, study_ids
+from ..findings import Section
+from ..read.mlflow_runs import latest_run, load_runs, open_run, open_runs
 from ..read.runs import Run
+from ..read.studies import chosen_studies, latest_study
 from ..research.gpu_limit import RESULT, demonstration, read_gpu
 from ..research.grounded_gain import committed_section, gain_section
 from ..runs.compare import comparison_section
@@ -84,19 +84,6 @@ def own_run(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> R
         UsageError: as `own_runs`.
     """
     return own_runs(tracking_uri, experiment, chosen[:1])[0] if chosen else latest_run(tracking_uri, experiment)
-
-
-def chosen_studies(tracking_uri: str, chosen: Sequence[str]) -> list[FinishedStudy]:
-    """Return the studies among what a person chose: run ids of the store, or folders."""
-    found = []
-    for each in chosen:
-        if (Path(each) / "study.json").is_file():
-            found.append(finished_study(each))
-        elif RUN_ID.fullmatch(each) and study_ids(tracking_uri, each):
-            files = files_of_study(tracking_uri, each)
-            described = json.loads(files.pop("study.json").read_text(encoding="utf-8"))
-            found.append(described_study(described, files.values(), f"run {each} in {tracking_uri}"))
-    return found
 
 
 def chosen_runs(tracking_uri: str, chosen: Sequence[str]) -> list[Run]:

@@ -11,7 +11,7 @@ from ..figures import style
 from ..read.runs import Run, open_folder
 from ..runs.run_findings import RunFindings, run_findings
 from .html import section_blocks
-from .trace import read_traces, trace_html
+from .trace import trace_html
 
 
 def write_run(folder: Path) -> RunFindings:
@@ -28,8 +28,7 @@ def write_run(folder: Path) -> RunFindings:
     for section in found.sections:
         for name, figure in section.figures:
             style.save(figure, folder / "figures", name)
-    traces = read_traces(run.fetch("traces.json"))
-    (folder / "trace.html").write_text(trace_html(traces), encoding="utf-8")
+    (folder / "trace.html").write_text(trace_html(run.traces()), encoding="utf-8")
     return found
 
 

@@ -1,110 +1,17 @@
 """The picture of a decoding, after the opening figure of Leviathan et al. (2211.17192): a line per round with the text
 so far, the accepted draft tokens, the rejected one and what the target wrote instead. One self-contained HTML page.
 
-Reads `traces.json`, which the run wrote. Model output is only ever data here: it is escaped, and its control characters
-are shown as glyphs.
+Model output is only ever data here: it is escaped, and its control characters are shown as glyphs.
 """
 
 import html
-import json
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
-from pathlib import Path
 
-from pydantic import TypeAdapter
-
-from specdec.errors import UsageError
+from ..read.traces import Kind, Trace
 
 REPLACEMENT = "\ufffd"
 SHOWN_ROUNDS = 400  # rounds of one generation on the page
-
-
-class Kind(StrEnum):
-    """The fate of a token in its round. The last three are the target's own, at most one of them in a round."""
-
-    ACCEPTED = "accepted"
-    REJECTED = "rejected"
-    CORRECTION = "correction"
-    BONUS = "bonus"
-    PLAIN = "plain"  # nothing was drafted
-
-
-@dataclass(frozen=True)
-class Piece:
-    """One token of a round.
-
-    Attributes:
-        text: what the token adds to the text; never empty.
-        strategy, rank: which strategy proposed a draft token, and as which of its choices (0 is the first); "" and 0
-            for the target's own tokens.
-    """
-
-    kind: Kind
-    token: int
-    text: str
-    strategy: str = ""
-    rank: int = 0
-
-
-@dataclass(frozen=True)
-class TraceLine:
-    """One round.
-
-    Attributes:
-        so_far: the end of the output that was committed before the round.
-        unused: draft tokens that were neither accepted nor rejected: behind the rejection, behind a cut, or on other
-            branches.
-        end: "end_token", "limit" or "": what ended the text in this round.
-    """
-
-    number: int
-    so_far: str
-    pieces: tuple[Piece, ...]
-    offered: int
-    accepted: int
-    unused: int
-    end: str
-
-
-@dataclass(frozen=True)
-class Trace:
-    """One generation that is shown round by round, and what its header says.
-
-    Attributes:
-        structure: the draft asked for in every round, in words: "gamma 4", "10 rows of 10".
-        lossless: what the verifier declares.
-        prompt_end: the end of the prompt, as text.
-        tokens: number of tokens written.
-    """
-
-    prompt: str
-    drafter: str
-    structure: str
-    lossless: bool
-    prompt_end: str
-    tokens: int
-    lines: tuple[TraceLine, ...]
-
-    @property
-    def summary(self) -> str:
-        """The header in words, unescaped."""
-        rounds = len(self.lines)
-        rate = f"{self.tokens / rounds:.2f}" if rounds else "no"
-        counts = f"{rate} tokens per round ({self.tokens} tokens, {rounds} rounds)"
-        return f"drafter {self.drafter} · {self.structure} · {counts} · {'' if self.lossless else 'not '}lossless"
-
-
-_TRACES = TypeAdapter(list[Trace])
-
-
-def read_traces(path: Path) -> list[Trace]:
-    """Read `traces.json`. UsageError if it holds something else."""
-    try:
-        return _TRACES.validate_python(json.loads(path.read_text(encoding="utf-8")))
-    except (ValueError, RecursionError, OSError):  # pydantic's and json's own are ValueErrors
-        raise UsageError(f"{path} does not hold the traces of a run: copy it again, or run again.") from None
 
 
 # How text is shown --------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ runs log. A missing file is a UsageError that names the file and says what write
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -28,6 +28,7 @@ from ..rounds import check_once, check_rounds
 from .facts import EARLIER_PLAN_FILE, PLAN_FILE, STATUS_FILE, RunFacts, RunStatus, SessionFacts
 from .metric_names import current_name
 from .round_counts import read_arms
+from .traces import Trace, read_traces
 
 COMMAND = "python -m specdec.run +drafter=ngram"
 WRITTEN_BY = {  # file of a run: which runs write it; for the message where it is missing
@@ -193,18 +194,20 @@ class Run:
             _open_files[key] = found
         return found.of_methods(self._methods) if self.method or self.beside else found
 
-    def generation_counts(self) -> pd.DataFrame:
-        """Read one line per generation without its tokens and text."""
+    def generations(self, texts: bool = True) -> pd.DataFrame:
+        """Read one line per generation: key columns, tokens, seconds, flag and, with `texts`, token ids and text."""
         path = self.fetch("generations.jsonl")
+        left_out = () if texts else ("prompt_token_ids", "generated_token_ids", "text")
         with _as_written(path), path.open(encoding="utf-8") as lines:
-            short = (_without(_parsed(line, path, number), _TEXTS) for number, line in enumerate(lines, 1))
-            return self._own(pd.DataFrame(list(short)))
+            records = [
+                {name: value for name, value in _parsed(line, path, number).items() if name not in left_out}
+                for number, line in enumerate(lines, 1)
+            ]
+            return self._own(pd.DataFrame(records))
 
-    def generations(self) -> pd.DataFrame:
-        """Read one line per generation: key columns, tokens, seconds, flag, token ids, text."""
-        path = self.fetch("generations.jsonl")
-        lines = _text(path).splitlines()
-        return self._own(pd.DataFrame([_parsed(line, path, number) for number, line in enumerate(lines, 1)]))
+    def traces(self) -> list[Trace]:
+        """Read the generations that are shown round by round."""
+        return read_traces(self.fetch("traces.json"))
 
     def replay(self) -> pd.DataFrame:
         """Read what replays expect: tokens and rounds by gamma, kind, prompt and repeat.
@@ -360,13 +363,6 @@ class Run:
 
 # Rounds tables that are in use, by file and time of writing: sections of one page read the same one.
 _open_files: WeakValueDictionary[tuple[str, int], Arms] = WeakValueDictionary()
-_TEXTS = ("prompt_token_ids", "generated_token_ids", "text")
-
-
-def _without(record: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    for name in names:
-        record.pop(name, None)
-    return record
 
 
 def _no_table(path: Path, error: Exception) -> UsageError:

@@ -136,12 +136,9 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
     """Compute the figures and notes of the run's drafter, without sections."""
     facts, session, environment, standing = run.facts(), run.session(), run.environment(), run.standing()
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
-    arms, generations, replay, alpha_sums, peers = (
-        *(run.arms(), run.generation_counts(), run.replay(), run.alpha_sums(), run.peers()),
-    )
-    summary = summarise(
-        SharedWork.of(arms, facts.primary_gamma, alpha_sums, replay), generations, replicates, seed=seed
-    )
+    arms, replay, alpha_sums, peers = run.arms(), run.replay(), run.alpha_sums(), run.peers()
+    work = SharedWork.of(arms, facts.primary_gamma, alpha_sums, replay)
+    summary = summarise(work, run.generations(texts=False), replicates, seed=seed)
     primary, account = summary.primary, summary.primary.account
     cost = fitted_cost(run, run.calibration())
     # A recorded text is replayed to measure, so a replay of it would predict text that it has read.

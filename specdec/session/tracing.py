@@ -3,7 +3,8 @@
 import os
 from collections.abc import Callable, Iterator, Sequence
 
-from specdec.analysis.pages.trace import REPLACEMENT, Kind, Piece, Trace, TraceLine
+from specdec.analysis.pages.trace import REPLACEMENT
+from specdec.analysis.read.traces import Kind, Piece, Trace, TraceLine
 from specdec.records import Generation, Round
 
 Decode = Callable[[Sequence[int]], str]

@@ -7,7 +7,7 @@ import json
 import pytest
 from fixtures.measuring import timed_study
 
-from specdec.analysis.findings import described_study
+from specdec.analysis.read.studies import finished_study
 from specdec.analysis.studies import batching as told
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(7200)]
@@ -21,7 +21,7 @@ def test_the_pocket_target(tmp_path, monkeypatch):
     _, facts = timed_study(folder, OVERRIDES, monkeypatch)
     parts = ("study", "environment", "batching")
     about, environment, costs = (json.loads((folder / f"{part}.json").read_text(encoding="utf-8")) for part in parts)
-    study = described_study(about, folder.glob("*.parquet"), str(folder))
+    study = finished_study(folder)
     facts |= {"clock": "processor time of one thread", "environment": environment["code"], "cost": costs["cost"]}
     facts["study"] = {name: value for name, value in about.items() if name != "metrics"}
     told.write_committed(study.tables, facts)

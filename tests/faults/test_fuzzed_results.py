@@ -13,12 +13,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from faults.answers import answered, spoiled, torn
-from specdec.analysis.findings import find_studies, finished_study
 from specdec.analysis.pages import report_chapters
 from specdec.analysis.pages.html import Chapter
-from specdec.analysis.pages.trace import read_traces, trace_html
+from specdec.analysis.pages.trace import trace_html
 from specdec.analysis.read.find_runs import find_runs
 from specdec.analysis.read.runs import Run
+from specdec.analysis.read.studies import find_studies, finished_study
+from specdec.analysis.read.traces import read_traces
 from specdec.cost_model import from_run
 
 pytestmark = pytest.mark.slow  # many examples of bad input
@@ -29,7 +30,7 @@ OBJECTS = ("plan.json", "session.json", "summary.json", "account.json", "environ
 TABLES = ("rounds.parquet", "replay.parquet", "alpha.parquet", "generations.jsonl")
 QUICK = ("Summary", "By category", "As the papers define it", "Cost of a call", "Environment", "How to reproduce")
 READERS: tuple[Callable[[Run], Any], ...] = (
-    *(Run.facts, Run.session, Run.rounds, Run.generations, Run.generation_counts, Run.replay, Run.alpha_sums),
+    *(Run.facts, Run.session, Run.rounds, Run.generations, Run.replay, Run.alpha_sums),
     *(Run.account, Run.summary, Run.calibration, Run.environment),
     lambda each: [each.arms()[arm] for arm in each.arms()],
     lambda each: (each.title, each.setting, each.primary_gamma, each.drafters),

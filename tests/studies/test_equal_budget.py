@@ -8,8 +8,8 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from specdec.analysis.findings import latest_study, open_study
 from specdec.analysis.pages import notebook
+from specdec.analysis.read.studies import latest_study, open_study
 from specdec.config import config_dir
 from specdec.errors import UsageError
 from specdec.structures import structures

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from specdec.analysis.findings import open_study
+from specdec.analysis.read.studies import open_study
 from specdec.errors import UsageError
 from specdec.studies import studies
 

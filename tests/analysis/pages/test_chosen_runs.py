@@ -1,13 +1,11 @@
 """Which runs a notebook shows: those that a person chose, the overlay's, or the person's own."""
 
-from pathlib import Path
-
 import pandas as pd
 import pytest
 
 from specdec.analysis.findings import Findings, FinishedStudy, Section
 from specdec.analysis.pages import notebook
-from specdec.analysis.read import mlflow_runs
+from specdec.analysis.read import mlflow_runs, studies
 from specdec.analysis.research import alpha_table
 
 
@@ -57,10 +55,10 @@ def test_a_chosen_study_comes_before_the_newest(monkeypatch, tmp_path):
     for folder in folders.values():
         folder.mkdir()
         (folder / "study.json").write_text("{}", encoding="utf-8")
-    monkeypatch.setattr(notebook, "finished_study", lambda folder: study(Path(folder).name))
-    monkeypatch.setattr(notebook, "study_ids", lambda uri, name: [name] if name[0] == "e" else [])
-    monkeypatch.setattr(notebook, "files_of_study", lambda uri, run_id: {"study.json": folders["grid"] / "study.json"})
-    monkeypatch.setattr(notebook, "described_study", lambda described, files, source: study("equal_budget"))
+    monkeypatch.setattr(studies, "study_ids", lambda uri, name: [name] if name[0] == "e" else [])
+    monkeypatch.setattr(studies, "files_of_study", lambda uri, run_id: {})
+    kinds = {f"run {'e' * 32}": "equal_budget", **{str(folder): name for name, folder in folders.items()}}
+    monkeypatch.setattr(studies, "read_study", lambda files, source: study(kinds[source]))
     monkeypatch.setattr(notebook, "latest_study", lambda uri, experiment, name: Newest)
     monkeypatch.setattr(
         FinishedStudy, "findings", lambda self: Findings(sections=(Section(self.kind, (f"{self.kind}.",)),))

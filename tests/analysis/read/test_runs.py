@@ -145,7 +145,7 @@ def test_a_run_has_curves_metrics_and_tables_wherever_it_was_read(run):
     assert counts["prompt"].tolist() == in_file["prompt"].tolist()
     assert run.generations()["tokens"].tolist() == [7, 2]
     kept = [name for name in run.generations() if name not in ("prompt_token_ids", "generated_token_ids", "text")]
-    assert list(run.generation_counts()) == kept
+    assert list(run.generations(texts=False)) == kept
     assert run.account() == {"alpha": 0.6}
     assert run.calibration() == {"t1_s": 0.002}
     assert run.environment()["cpu"]["model"] == "EPYC"
