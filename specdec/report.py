@@ -6,14 +6,16 @@ No Hydra task: nothing is configured, nothing is run. Imports stay light, so `--
 
 import argparse
 import os
+import pkgutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from specdec.analysis.read import foreign
 from specdec.commands.plain import OneSentence, told_faults
 from specdec.errors import UsageError
 
-KINDS = ("auto", "accepted_lengths", "vllm", "vllm_prometheus", "spec_bench", "eagle", "specforge")
+KINDS = ("auto", *(module.name for module in pkgutil.iter_modules(foreign.__path__)))
 READERS = {"baseline": ("spec_bench", "eagle"), "bonus": ("accepted_lengths",), "field": ("accepted_lengths",)}
 REPLICATES = 2000  # of bootstraps that only the import of foreign results makes
 STORE = "sqlite:///mlflow.db"
@@ -96,9 +98,9 @@ def report(arguments: Sequence[str]) -> list[Path]:
         chapters += run_chapters(runs, notes) if runs else []
         chapters += study_chapters(studies)
     if options.imports:
-        from specdec.analysis.read.foreign.imported import ImportChoices
-        from specdec.analysis.read.foreign.importers import IMPORTERS
         from specdec.analysis.read.foreign.spec_bench import spec_bench_times
+        from specdec.analysis.read.imported import ImportChoices
+        from specdec.analysis.read.importers import IMPORTERS
 
         baseline = None if options.baseline is None else spec_bench_times(options.baseline, options.skip_bad)
         bonus = None if options.bonus is None else options.bonus == "included"

@@ -15,7 +15,7 @@ from specdec.theory.capped_geometric import tokens_per_round
 
 from ..arms import WORK
 from ..intervals import Columns
-from ..read.foreign.imported import Imported, PositionText, walked
+from ..read.imported import Imported, PositionText, walked
 from .gap_account import Account, gap_account, shared_alpha
 
 SHOWN = 32  # gammas shown at most: all up to here, for sources whose drafts are longer

@@ -17,7 +17,7 @@ from ..acceptance.model_sections import model_sections
 from ..account.account_sections import account_sections
 from ..engines.recommendation import TITLE as TO_SERVE
 from ..findings import Section
-from ..read.foreign.imported import Imported
+from ..read.imported import Imported
 from ..read.runs import Run
 from ..runs.comparable import Comparable, comparable, open_each
 from ..runs.compare import LEADERBOARD, comparison_sections, groups_in_words

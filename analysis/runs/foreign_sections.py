@@ -28,7 +28,7 @@ from ..arms import Arms
 from ..figures import run_figures
 from ..findings import Section, counted
 from ..intervals import Columns, Interval, bootstrap
-from ..read.foreign.imported import Imported
+from ..read.imported import Imported
 from ..rounds import distinct_generations
 
 REFITS = 200  # of models, for the intervals of what they predict

@@ -49,7 +49,7 @@ _LOOKUPS = ("ngram", "lookup", "pld", "suffix", "sam", "retrieval", "rest")
 class RecordedLengths(Lookup):
     """Proposes gamma tokens, of which exactly min(length - 1, gamma) are those of the recorded text and the others are
     wrong. `length` was recorded for the position at which the round begins; it counts the target's own token, as in
-    public traces. So a replay takes the rounds that `analysis.read.foreign.positions.walked` walks.
+    public traces. So a replay takes the rounds that `analysis.read.imported.walked` walks.
 
     Deterministic (q is a point mass). Lengths are those of the streams of target=replay, or of a file of its own. A
     prompt that is not among them gets no proposals. What was accepted depends on where the round began, so the replay

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from fixtures.drafting import chain
 
-from specdec.analysis.read.foreign.imported import ImportChoices, PositionText, walked
-from specdec.analysis.read.foreign.importers import IMPORTERS
+from specdec.analysis.read.imported import ImportChoices, PositionText, walked
+from specdec.analysis.read.importers import IMPORTERS
 from specdec.drafters import drafters
 from specdec.errors import UsageError
 from specdec.records import TextStart

@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from faults.answers import answered, lines_of, spoiled, torn
-from specdec.analysis.read.foreign.imported import ImportChoices
-from specdec.analysis.read.foreign.importers import IMPORTERS
 from specdec.analysis.read.foreign.spec_bench import spec_bench_times
+from specdec.analysis.read.imported import ImportChoices
+from specdec.analysis.read.importers import IMPORTERS
 from specdec.config import config_dir
 from specdec.cost_model import load_cost
 from specdec.prompts import load_prompts

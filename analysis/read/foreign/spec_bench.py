@@ -14,14 +14,13 @@ import pandas as pd
 from specdec.text.lengths import FirstLengths
 from specdec.text.lines import BadLine
 
-from .accepted_lengths import NO_OFFERS
-from .imported import ImportChoices, Imported, ImportedText, imported
-from .reading import ForeignFile, counts, keys_of, mapping, needed_gamma, within_gamma
+from ..foreign_lines import NO_OFFERS, ForeignFile, counts, keys_of, mapping, needed_gamma, within_gamma
+from ..imported import ImportChoices, Imported, ImportedText, imported
 
 KIND = "spec_bench"
 
 
-def spec_bench(path: Path, choices: ImportChoices) -> list[Imported]:
+def read(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the rounds of an answer file; a choice is a repeat, a turn is a text of the same prompt.
 
     gamma: draft tokens on the longest path (the depth, for trees). UsageError with file and line for another form.
@@ -32,11 +31,32 @@ def spec_bench(path: Path, choices: ImportChoices) -> list[Imported]:
     for line in file.lines():
         with file.line():
             values = answer(line.where, line.value)
-            turns = [_choice(line.where, each) for each in values["choices"]]
+            turns: list[Choice] = []
+            for choice in values["choices"]:
+                lengths = counts(line.where, "accept_lengths", choice.get("accept_lengths"), least=1, first=0)
+                steps = choice["decoding_steps"] if "decoding_steps" in choice else []
+                steps = counts(line.where, "decoding_steps", steps)
+                turns.append((lengths, *per_turn(line.where, choice), steps))
             for lengths, *_ in turns:
                 firsts.add(lengths)
             answers.append((line.where, *file.named(values, line.number), turns))
-    texts, joined = _texts(answers, gamma, firsts.are_placeholders)
+    texts: list[ImportedText] = []
+    joined = 0  # choices whose turns could not be told apart
+    for where, question, category, turns in answers:
+        number = 0  # of the text among those of its question
+        for lengths, tokens, seconds, steps in turns:
+            accepted = [length - 1 for length in lengths[firsts.are_placeholders or lengths[:1] == [0] :]]
+            within_gamma(where, accepted, gamma)
+            parts = _turns(accepted, tokens, steps)
+            if len(parts) < len(tokens):
+                joined += 1
+                tokens, seconds = [sum(tokens)], [sum(seconds)]
+            for part, written, time in zip(parts, tokens, seconds, strict=True):
+                offered = [gamma] * len(part)
+                texts.append(
+                    ImportedText(question, category, part, offered, repeat=number, tokens=written, seconds=time)
+                )
+                number += 1
     notes = [
         "Wall time is per turn, prefill included: speedup is end to end, and there is no t(1), so no account beyond "
         "acceptance.",
@@ -59,7 +79,7 @@ def spec_bench(path: Path, choices: ImportChoices) -> list[Imported]:
 
 
 def recognises(value: Any) -> bool:
-    """Return whether the first value of a file is of this kind."""
+    """Return whether a line is of this kind."""
     return "accept_lengths" in first_choice(value)
 
 
@@ -102,49 +122,15 @@ def answer(where: str, value: Any) -> dict[str, Any]:
 def per_turn(where: str, choice: Mapping[str, Any]) -> tuple[list[int], list[float]]:
     """Return tokens and seconds of each turn."""
     tokens, times = counts(where, "new_tokens", choice.get("new_tokens")), choice.get("wall_time")
-    if not isinstance(times, list) or not all(_is_time(time) for time in times):
+    if not isinstance(times, list) or not all(type(time) in (int, float) and 0 < time < 1e12 for time in times):
         raise BadLine(f"{where}: wall_time must be a list of seconds above 0, found {times!r:.80}.")
     if not tokens or len(tokens) != len(times):
         raise BadLine(f"{where}: new_tokens has {len(tokens)} entries and wall_time {len(times)}; one a turn each.")
     return tokens, [float(time) for time in times]
 
 
-def _is_time(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < 1e12
-
-
 # Lengths with the target's own token, tokens and seconds of each turn, and the steps that the file counts in each.
 Choice = tuple[list[int], list[int], list[float], list[int]]
-
-
-def _choice(where: str, choice: Mapping[str, Any]) -> Choice:
-    lengths = counts(where, "accept_lengths", choice.get("accept_lengths"), least=1, first=0)
-    steps = counts(where, "decoding_steps", choice["decoding_steps"]) if "decoding_steps" in choice else []
-    return lengths, *per_turn(where, choice), steps
-
-
-def _texts(
-    answers: list[tuple[str, str, str, list[Choice]]], gamma: int, placeholders: bool
-) -> tuple[list[ImportedText], int]:
-    """Return the turns of all answers as texts, and the number of choices whose turns could not be told apart."""
-    texts: list[ImportedText] = []
-    joined = 0
-    for where, question, category, turns in answers:
-        number = 0  # of the text among those of its question
-        for lengths, tokens, seconds, steps in turns:
-            accepted = [length - 1 for length in lengths[placeholders or lengths[:1] == [0] :]]
-            within_gamma(where, accepted, gamma)
-            parts = _turns(accepted, tokens, steps)
-            if len(parts) < len(tokens):
-                joined += 1
-                tokens, seconds = [sum(tokens)], [sum(seconds)]
-            for part, written, time in zip(parts, tokens, seconds, strict=True):
-                offered = [gamma] * len(part)
-                texts.append(
-                    ImportedText(question, category, part, offered, repeat=number, tokens=written, seconds=time)
-                )
-                number += 1
-    return texts, joined
 
 
 def _turns(accepted: list[int], tokens: list[int], steps: list[int]) -> list[list[int]]:
@@ -155,11 +141,7 @@ def _turns(accepted: list[int], tokens: list[int], steps: list[int]) -> list[lis
         if len(sizes) == len(tokens) and sum(sizes) == len(accepted):
             ends = [sum(sizes[: index + 1]) for index in range(len(sizes))]
             return [accepted[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-    return _by_tokens(accepted, tokens) or [accepted]
-
-
-def _by_tokens(accepted: list[int], tokens: list[int]) -> list[list[int]] | None:
-    """Split rounds where the committed tokens reach each turn's count exactly; None if they do not."""
+    # Where the committed tokens reach each turn's count exactly.
     parts: list[list[int]] = [[]]
     written = 0
     for number in accepted:
@@ -169,4 +151,4 @@ def _by_tokens(accepted: list[int], tokens: list[int]) -> list[list[int]] | None
         parts[-1].append(number)
         written += number + 1
     whole = len(parts) == len(tokens) and all(sum(p) + len(p) == n for p, n in zip(parts, tokens, strict=True))
-    return parts if whole else None
+    return parts if whole else [accepted]

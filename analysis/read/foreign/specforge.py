@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from specdec.errors import UsageError
 from specdec.text.lines import printable, unpacked
 
-from .imported import ImportChoices, Imported, TextTotals, plain_name, totals
-from .reading import needed_gamma
+from ..foreign_lines import needed_gamma
+from ..imported import ImportChoices, Imported, ImportedText, imported, plain_name
 
 KIND = "specforge"
 LARGEST_FILE = 64 << 20  # bytes: the format is a table of a few kilobytes
-FIELDS = ("batch_size", "steps", "topk", "num_draft_tokens")
+MEASURED = ("latency", "output_throughput", "accept_length")
 DERIVED = (
     "Tokens are latency times output_throughput, rounds are tokens over accept_length; the token that the prefill "
     "gives is among the tokens and not among the rounds, so tokens per round are a little too high."
@@ -41,28 +41,44 @@ class ServerSetting(NamedTuple):
         return ", ".join(f"{name} {value}" for name, value in self._asdict().items() if value is not None)
 
 
-def specforge(path: Path, choices: ImportChoices) -> list[Imported]:
+def read(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return one data set for each configuration that drafts; its texts are benchmarks, its repeats are runs.
 
     gamma: steps of the configuration; given for servers that were started by hand. UsageError for another form.
     """
-    found: dict[ServerSetting, list[TextTotals]] = {}
-    document = _document(path)
-    for benchmark, configurations in document.items():
-        if benchmark == "model":
+    settings: dict[ServerSetting, list[ImportedText]] = {}
+    with unpacked(path, f"The file {path}") as (content, _):
+        raw = content.read(LARGEST_FILE + 1)
+    if len(raw) > LARGEST_FILE:
+        raise UsageError(f"{path} is larger than {LARGEST_FILE >> 20} MiB: SpecForge writes a table, not a trace.")
+    try:
+        document = json.loads(raw.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{path}: not JSON ({getattr(error, 'msg', 'not UTF-8 or too deep')}).") from None
+    if not recognises(document):
+        raise UsageError(f"{path}: no benchmark with a list of configurations (batch_size, metrics) is in it.")
+    for key, configurations in document.items():
+        if (benchmark := printable(key)) == "model":
             continue
         for place, configuration in enumerate(_list(path, benchmark, configurations)):
             where = f"{path}: {benchmark:.60}[{place}]"
-            setting = _setting(where, configuration)
+            options = [configuration.get(name) for name in ServerSetting._fields]
+            if any(value is not None and (type(value) is not int or not 0 <= value < 2**31) for value in options):
+                raise UsageError(f"{where}: {', '.join(ServerSetting._fields)} must be whole numbers or null.")
             for run, metrics in enumerate(_list(path, benchmark, configuration.get("metrics"))):
-                text = _text(f"{where}.metrics[{run}]", benchmark, run, metrics)
-                found.setdefault(setting, []).append(text)
-    drafting = [setting for setting in found if setting.steps != 0]
+                at = f"{where}.metrics[{run}]"
+                seconds, rate, length = (_number(at, metrics, name) for name in MEASURED)
+                if length < 1:
+                    raise UsageError(f"{at}: accept_length is {length}, and a round gives at least one token.")
+                sums = {"tokens": seconds * rate, "rounds": seconds * rate / length, "seconds": seconds}
+                text = ImportedText(benchmark, benchmark, repeat=run, **sums)
+                settings.setdefault(ServerSetting(*options), []).append(text)
+    drafting = [setting for setting in settings if setting.steps != 0]
     made = []
     for setting in drafting:
-        notes = [DERIVED, WHOLE, *_against_plain(setting, found)]
+        notes = [DERIVED, WHOLE, *_against_plain(setting, settings)]
         name = f"{plain_name(path)}: {setting}" if len(drafting) > 1 else None
-        made.append(totals(path, KIND, setting.steps or needed_gamma(choices), found[setting], notes, name))
+        made.append(imported(path, KIND, setting.steps or needed_gamma(choices), settings[setting], notes, name=name))
     if not made:
         raise UsageError(f"{path} has no configuration with steps above 0: nothing was drafted in it.")
     return made
@@ -76,39 +92,10 @@ def recognises(value: Any) -> bool:
     return any(isinstance(item[0], Mapping) and {"batch_size", "metrics"} <= item[0].keys() for item in lists)
 
 
-def _document(path: Path) -> Mapping[str, Any]:
-    with unpacked(path, f"The file {path}") as (content, _):
-        raw = content.read(LARGEST_FILE + 1)
-    if len(raw) > LARGEST_FILE:
-        raise UsageError(f"{path} is larger than {LARGEST_FILE >> 20} MiB: SpecForge writes a table, not a trace.")
-    try:
-        document = json.loads(raw.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{path}: not JSON ({getattr(error, 'msg', 'not UTF-8 or too deep')}).") from None
-    if not recognises(document):
-        raise UsageError(f"{path}: no benchmark with a list of configurations (batch_size, metrics) is in it.")
-    return {printable(key): value for key, value in document.items()}
-
-
 def _list(path: Path, name: str, value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise UsageError(f"{path}: {name:.60} must be a list of configurations, each with a list of metrics.")
     return value
-
-
-def _setting(where: str, configuration: Mapping[str, Any]) -> ServerSetting:
-    values = [configuration.get(name) for name in FIELDS]
-    if any(value is not None and (type(value) is not int or not 0 <= value < 2**31) for value in values):
-        raise UsageError(f"{where}: {', '.join(FIELDS)} must be whole numbers or null.")
-    return ServerSetting(*values)
-
-
-def _text(where: str, benchmark: str, run: int, metrics: Mapping[str, Any]) -> TextTotals:
-    seconds, rate, length = (_number(where, metrics, key) for key in ("latency", "output_throughput", "accept_length"))
-    if length < 1:
-        raise UsageError(f"{where}: accept_length is {length}, and a round gives at least one token.")
-    tokens = seconds * rate
-    return TextTotals(benchmark, benchmark, run, tokens, tokens / length, seconds)
 
 
 def _number(where: str, metrics: Mapping[str, Any], key: str) -> float:
@@ -118,20 +105,18 @@ def _number(where: str, metrics: Mapping[str, Any], key: str) -> float:
     return float(value)
 
 
-def _against_plain(setting: ServerSetting, found: Mapping[ServerSetting, list[TextTotals]]) -> list[str]:
+def _against_plain(setting: ServerSetting, settings: Mapping[ServerSetting, list[ImportedText]]) -> list[str]:
     """Return a sentence with the throughput over the file's own plain decoding, where it has some."""
-    plain = [text for other, texts in found.items() if other.steps == 0 and other[0] == setting[0] for text in texts]
+    plain = [text for other, texts in settings.items() if other.steps == 0 and other[0] == setting[0] for text in texts]
     ratios = []
-    for benchmark in dict.fromkeys(text.prompt for text in found[setting]):
-        rates = [_rate(texts, benchmark) for texts in (found[setting], plain)]
-        if all(rates):
+    for benchmark in dict.fromkeys(text.prompt for text in settings[setting]):
+        rates = []  # tokens per second of the benchmark, its runs pooled
+        for texts in (settings[setting], plain):
+            runs = [text for text in texts if text.prompt == benchmark]
+            if runs:
+                rates.append(sum(text.tokens or 0.0 for text in runs) / sum(text.seconds for text in runs))
+        if len(rates) == 2:
             ratios.append(f"{benchmark} {rates[0] / rates[1]:.2f}")
     if not ratios:
         return ["The file has no plain decoding (steps 0) at this batch size, so no speedup."]
     return [f"Output throughput over the file's own plain decoding at batch size {setting[0]}: {', '.join(ratios)}."]
-
-
-def _rate(texts: list[TextTotals], benchmark: str) -> float:
-    """Return tokens per second of a benchmark, its runs pooled; 0 where there is none."""
-    runs = [text for text in texts if text.prompt == benchmark]
-    return sum(text.tokens for text in runs) / sum(text.seconds for text in runs) if runs else 0.0

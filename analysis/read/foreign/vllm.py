@@ -16,17 +16,24 @@ from typing import Any
 from specdec.errors import UsageError
 from specdec.text.lines import BadLine, Line
 
-from .accepted_lengths import NO_ENDS, NO_TIMES
-from .imported import ImportChoices, Imported, ImportedText, imported
-from .reading import MOST_ROUNDS, ForeignFile, count, counts, keys_of, mapping, needed_gamma, within_gamma
+from ..foreign_lines import (
+    MOST_ROUNDS,
+    NO_ENDS,
+    NO_TIMES,
+    UNORDERED,
+    ForeignFile,
+    count,
+    counts,
+    keys_of,
+    mapping,
+    needed_gamma,
+    within_gamma,
+)
+from ..imported import ImportChoices, Imported, ImportedText, imported
 
 KIND = "vllm"
 BELOW = ("metrics", "spec_decode_metrics", "speculative_decoding")
 FORMS = ("per_step_accepted", "acceptance_histogram", "histogram", "num_accepted_tokens_per_pos")
-UNORDERED = (
-    "It has totals per request and no order of rounds: tests of memory between rounds and of the previous round, and "
-    "the Markov model, are impossible."
-)
 SAME_OFFER = (
     "It does not say what each round offered, only the total: every round is taken to have offered gamma tokens."
 )
@@ -54,16 +61,17 @@ class RequestRounds:
     declared: int | None
     reach: int
 
-    @property
-    def longest(self) -> int:
-        return max([*self.accepted, *(self.offered or [])], default=0)
+    def text(self, name: str, category: str, gamma: int) -> ImportedText:
+        """Return the rounds of a text; each offered gamma tokens where the line does not say what was offered."""
+        offered = [gamma] * len(self.accepted) if self.offered is None else self.offered
+        return ImportedText(name, category, self.accepted, offered)
 
 
-def vllm(path: Path, choices: ImportChoices) -> list[Imported]:
+def read(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the rounds of vLLM's requests. Requests without a draft are left out and counted.
 
-    Gamma is what the lines declare, or else what was given. UsageError for lines of another form and totals that
-    contradict themselves, named with file and line, and for a length beyond gamma.
+    Gamma is what was given, what the lines declare, or else what they count. UsageError for lines of another form and
+    totals that contradict themselves, named with file and line, and for a length beyond gamma.
     """
     file = ForeignFile(path, choices)
     requests: list[tuple[str, str, str, RequestRounds]] = []
@@ -76,20 +84,27 @@ def vllm(path: Path, choices: ImportChoices) -> list[Imported]:
                 continue
             requests.append((line.where, *file.named(line.value, line.number), rounds))
     notes = [NO_TIMES, NO_SILENT, NO_ENDS, *file.settled()]
-    found = [rounds for *_, rounds in requests]
-    gamma = _gamma(found, choices)
+    every = [rounds for *_, rounds in requests]
+    declared = max((rounds.declared or 0 for rounds in every), default=0)
+    reach = max((rounds.reach for rounds in every), default=0)
+    gamma = choices.gamma or declared or reach or needed_gamma(choices)
     for where, _, _, rounds in requests:
-        _check_gamma(where, rounds, gamma)
-    texts = [ImportedText(name, category, *filled(rounds, gamma)) for _, name, category, rounds in requests]
-    ordered = all(rounds.offered is not None for rounds in found)
-    notes += [*([] if ordered else [UNORDERED, SAME_OFFER]), *short_notes(found, gamma)]
+        if rounds.declared not in (None, gamma):
+            raise UsageError(
+                f"{where}: num_spec_tokens is {rounds.declared}, but gamma is {gamma}: give --gamma {rounds.declared}, "
+                "and files of one gamma each."
+            )
+        within_gamma(where, [*rounds.accepted, *(rounds.offered or [])], gamma)
+    ordered = all(rounds.offered is not None for rounds in every)
+    notes += [*([] if ordered else [UNORDERED, SAME_OFFER]), *short_notes(every, gamma)]
     if silent:
         notes.append(f"{silent:,} requests without any draft are left out.")
+    texts = [rounds.text(name, category, gamma) for _, name, category, rounds in requests]
     return [imported(path, KIND, gamma, texts, notes, ordered=ordered)]
 
 
 def recognises(value: Any) -> bool:
-    """Return whether the first value of a file is of this kind."""
+    """Return whether a line is of this kind."""
     return isinstance(value, Mapping) and any(form in _below(value) for form in FORMS)
 
 
@@ -97,8 +112,8 @@ def _below(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the metrics themselves, below whatever keys they stand; nothing where a request has none."""
     for key in BELOW:
         if key in values and not any(form in values for form in FORMS):
-            found = values[key]
-            values = found if isinstance(found, Mapping) else {}
+            below = values[key]
+            values = below if isinstance(below, Mapping) else {}
     return values
 
 
@@ -136,30 +151,6 @@ def _request(line: Line) -> RequestRounds | None:
     if drafted is not None and drafted < sum(accepted):
         raise BadLine(f"{where}: {sum(accepted)} tokens were accepted but only {drafted} drafted.")
     return RequestRounds(accepted, None, drafted, declared, len(histogram) - 1)
-
-
-def _gamma(requests: Sequence[RequestRounds], choices: ImportChoices) -> int:
-    """Return the most that a round may offer: as given, as declared, or as counted. UsageError if nothing says it."""
-    if choices.gamma is not None:
-        return choices.gamma
-    declared = max((rounds.declared or 0 for rounds in requests), default=0)
-    return declared or max((rounds.reach for rounds in requests), default=0) or needed_gamma(choices)
-
-
-def _check_gamma(where: str, rounds: RequestRounds, gamma: int) -> None:
-    """Raise UsageError for a gamma that the line contradicts."""
-    if rounds.declared not in (None, gamma):
-        raise UsageError(
-            f"{where}: num_spec_tokens is {rounds.declared}, but gamma is {gamma}: give --gamma {rounds.declared}, and "
-            "files of one gamma each."
-        )
-    within_gamma(where, [rounds.longest], gamma)
-
-
-def filled(rounds: RequestRounds, gamma: int) -> tuple[Sequence[int], Sequence[int]]:
-    """Return accepted and offered tokens per round; gamma where the line does not say what was offered."""
-    offered = rounds.offered
-    return rounds.accepted, [gamma] * len(rounds.accepted) if offered is None else offered
 
 
 def short_notes(requests: Sequence[RequestRounds], gamma: int) -> list[str]:

@@ -10,14 +10,14 @@ difference between its last and its first one.
 import re
 from collections import defaultdict
 from pathlib import Path
+from typing import Any
 
 from specdec.errors import UsageError
 from specdec.text.lines import BadLine, decoded, file_lines, printable
 
-from .accepted_lengths import NO_ENDS, NO_TIMES
-from .imported import ImportChoices, Imported, ImportedText, imported, plain_name
-from .reading import MOST_COUNTED, ForeignFile, within_gamma
-from .vllm import NO_SILENT, SAME_OFFER, UNORDERED, RequestRounds, filled, histogram_of, short_notes
+from ..foreign_lines import MOST_COUNTED, NO_ENDS, NO_TIMES, UNORDERED, ForeignFile, within_gamma
+from ..imported import ImportChoices, Imported, imported, plain_name
+from .vllm import NO_SILENT, SAME_OFFER, RequestRounds, histogram_of, short_notes
 
 KIND = "vllm_prometheus"
 PREFIX = "vllm:spec_decode_num_"
@@ -31,65 +31,48 @@ NO_REQUESTS = (
 Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
-def vllm_prometheus(path: Path, choices: ImportChoices) -> list[Imported]:
+def read(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the rounds that the counters imply, one data set for each model that drafted.
 
     Gamma is the number of positions. UsageError for a page without these counters, for counters that contradict
     themselves, and for a gamma that is not the number of positions.
     """
     file = ForeignFile(path, choices)
-    samples, scrapes = _samples(path, file)
-    notes = [NO_TIMES, NO_SILENT, NO_ENDS, NO_REQUESTS, UNORDERED, SAME_OFFER, *file.settled()]
-    if scrapes > 1:
-        notes.append("The file has several scrapes: counted is what was drafted between the first and the last one.")
-    models: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for (name, labels), value in samples.items():
-        known = dict(labels)
-        models[known.get("model_name", "")][name.removeprefix(PREFIX) + known.get("position", "")] += value
-    made = [_made(path, model, counters, choices, notes) for model, counters in models.items()]
-    found = [source for source in made if source is not None]
-    if not found:
-        raise UsageError(f"{path} has no drafts: no counter {PREFIX}drafts above 0, as of a server that never drafted.")
-    return found
-
-
-def recognises(head: str) -> bool:
-    """Return whether the first lines of a file are such a page."""
-    return PREFIX in head or re.search(r"^(# (HELP|TYPE) )?vllm:", head, re.MULTILINE) is not None
-
-
-def _samples(path: Path, file: ForeignFile) -> tuple[dict[Series, float], int]:
-    """Return the counters, and how many scrapes the page holds."""
-    first: dict[Series, float] = {}
-    last: dict[Series, float] = {}
-    seen: dict[Series, int] = defaultdict(int)
+    samples: dict[Series, list[float]] = defaultdict(list)
     for number, raw in file_lines(path, f"The file {path}"):
         if not raw.startswith(PREFIX.encode()):
             continue
         with file.line():
             where = f"{path}:{number}"
-            series, value = _sample(where, decoded(where, raw, "save the page as it is"))
-            if series[0].endswith("_created"):
-                continue
-            seen[series] += 1
-            first.setdefault(series, value)
-            last[series] = value
-    scrapes = max(seen.values(), default=0)
-    if scrapes < 2:
-        return last, scrapes
-    return {series: value - (first[series] if seen[series] > 1 else 0.0) for series, value in last.items()}, scrapes
+            text = decoded(where, raw, "save the page as it is")
+            sample = SAMPLE.fullmatch(text)
+            try:
+                value = float(sample[3]) if sample else -1.0
+            except ValueError:
+                value = -1.0
+            if sample is None or not 0 <= value <= MOST_COUNTED:
+                raise BadLine(f"{where}: no sample of a counter (NAME{{LABELS}} NUMBER): {text!r:.80}.")
+            if not sample[1].endswith("_created"):
+                samples[sample[1], tuple(sorted(LABEL.findall(sample[2] or "")))].append(value)
+    notes = [NO_TIMES, NO_SILENT, NO_ENDS, NO_REQUESTS, UNORDERED, SAME_OFFER, *file.settled()]
+    scrapes = max(map(len, samples.values()), default=0)
+    if scrapes > 1:
+        notes.append("The file has several scrapes: counted is what was drafted between the first and the last one.")
+    models: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for (name, labels), values in samples.items():
+        known = dict(labels)
+        counter = name.removeprefix(PREFIX) + known.get("position", "")
+        models[known.get("model_name", "")][counter] += values[-1] - (values[0] if len(values) > 1 else 0.0)
+    sources = [_made(path, model, counters, choices, notes) for model, counters in models.items()]
+    made = [source for source in sources if source is not None]
+    if not made:
+        raise UsageError(f"{path} has no drafts: no counter {PREFIX}drafts above 0, as of a server that never drafted.")
+    return made
 
 
-def _sample(where: str, text: str) -> tuple[Series, float]:
-    """Return name and labels of a sample, and its value."""
-    found = SAMPLE.fullmatch(text)
-    try:
-        value = float(found[3]) if found else -1.0
-    except ValueError:
-        value = -1.0
-    if found is None or not 0 <= value <= MOST_COUNTED:
-        raise BadLine(f"{where}: no sample of a counter (NAME{{LABELS}} NUMBER): {text!r:.80}.")
-    return (found[1], tuple(sorted(LABEL.findall(found[2] or "")))), value
+def recognises(value: Any) -> bool:
+    """Return whether the text of a file is such a page."""
+    return isinstance(value, str) and re.search(rf"{PREFIX}|^(# (HELP|TYPE) )?vllm:", value, re.MULTILINE) is not None
 
 
 def _made(
@@ -120,9 +103,8 @@ def _made(
         drafted = None if drafted is None else round(drafted * len(accepted) / drafts)
     rounds = RequestRounds(accepted, None, drafted, None, gamma)
     said += short_notes([rounds], gamma)
-    text = ImportedText("all requests", "", *filled(rounds, gamma))
     name = f"{plain_name(path)}: {printable(model)}" if model else None
-    return imported(path, KIND, gamma, [text], said, ordered=False, name=name)
+    return imported(path, KIND, gamma, [rounds.text("all requests", "", gamma)], said, ordered=False, name=name)
 
 
 def thinned(histogram: list[int], most: int) -> list[int]:

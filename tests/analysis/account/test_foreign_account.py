@@ -9,7 +9,7 @@ import pytest
 
 from specdec.analysis.account.foreign_account import SHOWN, foreign_account, foreign_sums, foreign_values, shown_gamma
 from specdec.analysis.intervals import bootstrap_bounds, resampled_sums
-from specdec.analysis.read.foreign.imported import ImportedText, PositionLengths, PositionText, imported, walked
+from specdec.analysis.read.imported import ImportedText, PositionLengths, PositionText, imported, walked
 from specdec.theory.capped_geometric import tokens_per_round
 
 AGREEMENT = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # theory.md 4.3: 8, 6, 5, 4, 4 rounds at gamma 1, 2, 3, 5, 20

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from specdec.analysis.read.foreign.accepted_lengths import accepted_lengths
-from specdec.analysis.read.foreign.imported import ImportChoices
-from specdec.analysis.read.foreign.vllm import vllm
+from specdec.analysis.read.foreign.accepted_lengths import read as accepted_lengths
+from specdec.analysis.read.foreign.vllm import read as vllm
+from specdec.analysis.read.imported import ImportChoices
 from specdec.analysis.runs import foreign_sections as module
 from specdec.analysis.runs.foreign_sections import foreign_findings, side_by_side
 

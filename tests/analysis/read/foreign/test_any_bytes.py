@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from specdec.analysis.read.foreign.imported import ImportChoices
-from specdec.analysis.read.foreign.importers import IMPORTERS
+from specdec.analysis.read.imported import ImportChoices
+from specdec.analysis.read.importers import IMPORTERS
 from specdec.errors import UsageError
 from specdec.text.streams import fitting_lengths, streams_of
 

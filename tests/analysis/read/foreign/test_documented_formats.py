@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from specdec import report
-from specdec.analysis.read.foreign.imported import ImportChoices
-from specdec.analysis.read.foreign.importers import IMPORTERS, kind_of
+from specdec.analysis.read.imported import ImportChoices
+from specdec.analysis.read.importers import IMPORTERS, kind_of
 
 PAGE = Path(__file__).resolve().parents[4] / "notebooks" / "guide" / "foreign_formats.md"
 SECTION = re.compile(

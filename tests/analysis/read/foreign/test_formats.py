@@ -7,10 +7,10 @@ import pytest
 
 from specdec.analysis.acceptance.iid import memory
 from specdec.analysis.pages.report_chapters import foreign_chapters
-from specdec.analysis.read.foreign.imported import ImportChoices
-from specdec.analysis.read.foreign.importers import IMPORTERS, kind_of
 from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 from specdec.analysis.read.foreign.vllm_prometheus import thinned
+from specdec.analysis.read.imported import ImportChoices
+from specdec.analysis.read.importers import IMPORTERS, kind_of
 from specdec.errors import UsageError
 
 

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from specdec.analysis.acceptance.estimates import estimate_alpha, hazards
-from specdec.analysis.read.foreign.imported import ImportChoices, PositionLengths, PositionText, walked
-from specdec.analysis.read.foreign.importers import IMPORTERS
 from specdec.analysis.read.foreign.spec_bench import spec_bench_times
+from specdec.analysis.read.imported import ImportChoices, PositionLengths, PositionText, walked
+from specdec.analysis.read.importers import IMPORTERS
 from specdec.analysis.rounds import COLUMNS
 from specdec.analysis.runs.foreign_sections import foreign_findings
 from specdec.errors import UsageError

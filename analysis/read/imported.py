@@ -16,7 +16,7 @@ import pandas as pd
 from specdec.errors import UsageError
 from specdec.text.lines import printable
 
-from ...rounds import COLUMNS, SECONDS, check_rounds
+from ..rounds import COLUMNS, SECONDS, check_rounds
 
 ONLY_SUMS = (
     "It has sums of tokens and rounds only: tokens per round, but not which lengths were accepted. So there is no "
@@ -39,6 +39,37 @@ class ImportChoices:
     bonus: bool | None = None
     field: str | None = None
     skip_bad: bool = False
+
+
+@dataclass(frozen=True)
+class ImportedText:
+    """One text of a source before it becomes lines of tables: its rounds, or where nothing else is known its sums.
+
+    Attributes:
+        accepted, offered: draft tokens per round, equally many; a round that accepted fewer ends in a rejection.
+        committed: tokens per round; None: the accepted ones and the target's own. A round that commits no token of the
+            target was cut before one, so it is no rejection.
+        cut: truncation of the last round, "" if the source does not say that the text ended there.
+        context: tokens before the first round; None if the source does not say.
+        tokens, seconds: of the whole text, where the source counts them itself.
+        rounds: their number, where the source has sums only; it may be a quotient of printed figures.
+    """
+
+    prompt: str
+    category: str
+    accepted: Sequence[int] = ()
+    offered: Sequence[int] = ()
+    committed: Sequence[int] | None = None
+    cut: str = ""
+    repeat: int = 0
+    context: int | None = None
+    tokens: float | None = None
+    seconds: float = nan
+    rounds: float | None = None
+
+    def commits(self) -> np.ndarray:
+        """Return the tokens that each round commits."""
+        return np.array(self.accepted, dtype=int) + 1 if self.committed is None else np.array(self.committed, dtype=int)
 
 
 @dataclass(frozen=True)
@@ -117,31 +148,6 @@ class Imported:
         return replace(self, gamma=gamma, rounds=self.by_position.rounds(self.kind, gamma))
 
 
-@dataclass(frozen=True)
-class ImportedText:
-    """The rounds of one text before they become lines of a table.
-
-    Attributes:
-        accepted, offered: draft tokens per round, equally many; a round that accepted fewer ends in a rejection.
-        committed: tokens per round; None: the accepted ones and the target's own. A round that commits no token of the
-            target was cut before one, so it is no rejection.
-        cut: truncation of the last round, "" if the source does not say that the text ended there.
-        context: tokens before the first round; None if the source does not say.
-        tokens, seconds: of the whole text, where the source counts them itself.
-    """
-
-    prompt: str
-    category: str
-    accepted: Sequence[int]
-    offered: Sequence[int]
-    committed: Sequence[int] | None = None
-    cut: str = ""
-    repeat: int = 0
-    context: int | None = None
-    tokens: int | None = None
-    seconds: float = nan
-
-
 def imported(
     path: Path,
     kind: str,
@@ -152,43 +158,30 @@ def imported(
     ordered: bool = True,
     name: str | None = None,
 ) -> Imported:
-    """Make the tables of `texts`. UsageError if there is no round at all."""
-    if not any(len(text.accepted) for text in texts):
-        raise UsageError(f"{path} has no round: nothing was ever drafted in it.")
-    rounds = rounds_table(texts, kind, gamma)
-    columns = ["prompt", "category", "repeat", "tokens", "seconds"]
-    table = pd.DataFrame([[getattr(text, name) for name in columns] for text in texts], columns=columns)
-    committed = [int(_committed(text).sum()) for text in texts]
-    table["tokens"] = table["tokens"].fillna(pd.Series(committed)).astype(int)
-    table.insert(4, "rounds", [len(text.accepted) for text in texts])
-    has_times = bool(table["seconds"].notna().all())
-    known = name or plain_name(path)
-    return Imported(str(path), kind, gamma, rounds, tuple(notes), has_times, ordered, table, known)
-
-
-@dataclass(frozen=True)
-class TextTotals:
-    """The sums of one text, where a source has nothing else; `rounds` may be a quotient of printed figures."""
-
-    prompt: str
-    category: str
-    repeat: int
-    tokens: float
-    rounds: float
-    seconds: float
-
-
-def totals(
-    path: Path, kind: str, gamma: int, texts: Sequence[TextTotals], notes: Sequence[str], name: str | None = None
-) -> Imported:
-    """Make a data set of sums over rounds. UsageError if there is no round at all."""
-    table = pd.DataFrame(texts, columns=["prompt", "category", "repeat", "tokens", "rounds", "seconds"])
+    """Make the tables of `texts`, which have their rounds or their sums. UsageError if there is no round at all."""
+    sums = all(text.rounds is not None for text in texts)
+    table = pd.DataFrame(
+        {
+            "prompt": [text.prompt for text in texts],
+            "category": [text.category for text in texts],
+            "repeat": [text.repeat for text in texts],
+            "tokens": [int(text.commits().sum()) if text.tokens is None else text.tokens for text in texts],
+            "rounds": [len(text.accepted) if text.rounds is None else text.rounds for text in texts],
+            "seconds": [text.seconds for text in texts],
+        }
+    )
     if not table["rounds"].sum() > 0:
         raise UsageError(f"{path} has no round: nothing was ever drafted in it.")
-    has_times = bool(table["seconds"].notna().all())
-    none = pd.DataFrame(columns=list(COLUMNS))
     return Imported(
-        str(path), kind, gamma, none, (ONLY_SUMS, *notes), has_times, False, table, name or plain_name(path)
+        str(path),
+        kind,
+        gamma,
+        pd.DataFrame(columns=list(COLUMNS)) if sums else rounds_table(texts, kind, gamma),
+        (ONLY_SUMS, *notes) if sums else tuple(notes),
+        bool(table["seconds"].notna().all()),
+        ordered and not sums,
+        table,
+        name or plain_name(path),
     )
 
 
@@ -201,15 +194,19 @@ def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.D
     """Return the rounds of `texts`, one line each (`rounds.COLUMNS`); ValueError where they contradict themselves."""
     texts = [text for text in texts if len(text.accepted)]
     sizes = [len(text.accepted) for text in texts]
-    accepted, offered = (_joined([getattr(text, name) for text in texts]) for name in ("accepted", "offered"))
-    committed = [_committed(text) for text in texts]
-    before = [np.cumsum(part) - part for part in committed]  # tokens of the text before each round
-    cut = np.full(sum(sizes), "", dtype=object)
-    cut[np.cumsum(sizes, dtype=int) - 1] = [text.cut for text in texts]
+
+    def joined(parts: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
+        return np.concatenate([np.asarray(part, dtype=int) for part in parts] or [np.zeros(0, dtype=int)])
 
     def spread(values: Sequence[Any], kind: type = object) -> np.ndarray:
         return np.repeat(np.array(values, dtype=kind), sizes)
 
+    accepted, offered = (joined([getattr(text, name) for text in texts]) for name in ("accepted", "offered"))
+    commits = [text.commits() for text in texts]
+    committed = joined(commits)
+    before = [np.cumsum(part) - part for part in commits]  # tokens of the text before each round
+    cut = np.full(sum(sizes), "", dtype=object)
+    cut[np.cumsum(sizes, dtype=int) - 1] = [text.cut for text in texts]
     rounds = pd.DataFrame(  # in the order of COLUMNS
         {
             "cell": "imported",
@@ -218,16 +215,16 @@ def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.D
             "repeat": spread([text.repeat for text in texts], int),
             "prompt": spread([text.prompt for text in texts]),
             "category": spread([text.category for text in texts]),
-            "round": _joined([range(size) for size in sizes]),
+            "round": joined([range(size) for size in sizes]),
             "context": spread([nan if text.context is None else text.context for text in texts], float)
-            + _joined(before),
+            + joined(before),
             "offered_nodes": nan,
             "offered": offered,
             "accepted": accepted,
-            "committed": _joined(committed),
-            "rejected": (accepted < offered) & (_joined(committed) > accepted),
+            "committed": committed,
+            "rejected": (accepted < offered) & (committed > accepted),
             "truncation": cut,
-            "tokens_left": _joined([part.sum() - start for part, start in zip(committed, before, strict=True)]),
+            "tokens_left": joined([part.sum() - start for part, start in zip(commits, before, strict=True)]),
             "source": "",
             "rank": 0,
             "beta": [[]] * sum(sizes),
@@ -237,14 +234,6 @@ def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.D
     )
     check_rounds(rounds)
     return rounds
-
-
-def _committed(text: ImportedText) -> np.ndarray:
-    return np.array(text.accepted, dtype=int) + 1 if text.committed is None else np.array(text.committed, dtype=int)
-
-
-def _joined(parts: Sequence[Sequence[int] | np.ndarray]) -> np.ndarray:
-    return np.concatenate([np.asarray(part, dtype=int) for part in parts] or [np.zeros(0, dtype=int)])
 
 
 def walked(text: PositionText, gamma: int) -> ImportedText:

@@ -9,18 +9,16 @@ accepted and that tested it (evaluate_posterior in eagle/model/utils_alpha.py), 
 They give the accepted lengths of rounds, without order.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from specdec.errors import UsageError
 from specdec.text.lines import BadLine
 
-from .accepted_lengths import NO_ENDS, NO_TIMES
-from .imported import ImportChoices, Imported, ImportedText, TextTotals, imported, totals
-from .reading import MOST_ROUNDS, ForeignFile, counts, needed_gamma
+from ..foreign_lines import MOST_ROUNDS, NO_ENDS, NO_TIMES, UNORDERED, ForeignFile, counts, needed_gamma
+from ..imported import ImportChoices, Imported, ImportedText, imported
 from .spec_bench import answer, first_choice, per_turn
-from .vllm import UNORDERED
 
 KIND = "eagle"
 COUNTED = (
@@ -34,31 +32,30 @@ LAST_TURN = (
 )
 
 
-def eagle(path: Path, choices: ImportChoices) -> list[Imported]:
+def read(path: Path, choices: ImportChoices) -> list[Imported]:
     """Return the totals of every turn or, from files with counts by depth, rounds; a choice is a repeat.
 
     gamma: depth of the tree; counts by depth say it themselves. UsageError for lines of another form, named with file
     and line.
     """
     file = ForeignFile(path, choices)
-    turns: list[TextTotals] = []
+    turns: list[ImportedText] = []
     rounds: list[ImportedText] = []
     depths: set[int] = set()
     by_depth: set[bool] = set()
     for line in file.lines():
         with file.line():
             values = answer(line.where, line.value)
-            read = [_choice(line.where, choice) for choice in values["choices"]]
-            name, category = file.named(values, line.number)
-            repeat = 0
-            for number, (counted, of_turns) in enumerate(read):
-                by_depth.add(counted is not None)
-                if counted is not None:
-                    depths.add(counted[2])
-                    rounds.append(ImportedText(name, category, counted[0], counted[1], repeat=number))
-                for tokens, steps, seconds in of_turns:
-                    turns.append(TextTotals(name, category, repeat, tokens, steps, seconds))
-                    repeat += 1
+            counted = [_rounds_by_depth(line.where, choice) for choice in values["choices"]]
+            sums = [turn for choice in values["choices"] for turn in _turns(line.where, choice)]
+            who = file.named(values, line.number)
+            by_depth |= {depth is not None for depth in counted}
+            for repeat, depth in enumerate(counted):
+                if depth is not None:
+                    depths.add(depth[2])
+                    rounds.append(ImportedText(*who, depth[0], depth[1], repeat=repeat))
+            for repeat, (tokens, steps, seconds) in enumerate(sums):
+                turns.append(ImportedText(*who, repeat=repeat, tokens=tokens, rounds=steps, seconds=seconds))
         if len(by_depth) > 1:
             raise UsageError(f"{line.where}: answers with and without alpha and alpha_num are mixed in one file.")
     notes = file.settled()
@@ -66,34 +63,32 @@ def eagle(path: Path, choices: ImportChoices) -> list[Imported]:
         gamma = max([choices.gamma or 0, *depths])
         said = [NO_TIMES, LAST_TURN, UNORDERED, NO_ENDS, *notes]
         return [imported(path, KIND, gamma, rounds, said, ordered=False)]
-    return [totals(path, KIND, needed_gamma(choices), turns, [COUNTED, END_TO_END, *notes])]
+    return [imported(path, KIND, needed_gamma(choices), turns, [COUNTED, END_TO_END, *notes])]
 
 
 def recognises(value: Any) -> bool:
-    """Return whether the first value of a file is of this kind."""
+    """Return whether a line is of this kind."""
     choice = first_choice(value)
     return "idxs" in choice and "accept_lengths" not in choice
 
 
-Counted = tuple[Sequence[int], Sequence[int], int]  # accepted and offered per round, and the greatest depth
-
-
-def _choice(where: str, choice: Mapping[str, Any]) -> tuple[Counted | None, list[tuple[int, int, float]]]:
-    """Return the rounds by depth, if the choice counts them, and tokens, rounds and seconds of each turn."""
-    counted = None
-    if "alpha" in choice:
-        counted = _by_depth(where, *(counts(where, key, choice.get(key)) for key in ("alpha", "alpha_num")))
+def _turns(where: str, choice: Mapping[str, Any]) -> list[tuple[int, int, float]]:
+    """Return tokens, rounds and seconds of each turn."""
     tokens, seconds = per_turn(where, choice)
     steps = counts(where, "idxs", choice.get("idxs"))
     if len(steps) != len(tokens):
         raise BadLine(f"{where}: new_tokens has {len(tokens)} entries and idxs {len(steps)}; one a turn each.")
-    return counted, [(wrote, step + 1, time) for wrote, step, time in zip(tokens, steps, seconds, strict=True)]
+    return [(wrote, step + 1, time) for wrote, step, time in zip(tokens, steps, seconds, strict=True)]
 
 
-def _by_depth(where: str, accepted: list[int], tested: list[int]) -> Counted:
-    """Return accepted and offered tokens per round: of the rounds that accepted a depth, those that did not test the
-    next one had a path that ended there.
+def _rounds_by_depth(where: str, choice: Mapping[str, Any]) -> tuple[list[int], list[int], int] | None:
+    """Return accepted and offered tokens per round and the depth of the tree; None if a choice does not count them.
+
+    Of the rounds that accepted a depth, those that did not test the next one had a path that ended there.
     """
+    if "alpha" not in choice:
+        return None
+    accepted, tested = (counts(where, key, choice.get(key)) for key in ("alpha", "alpha_num"))
     if len(accepted) != len(tested) or not tested:
         raise BadLine(f"{where}: alpha has {len(accepted)} entries and alpha_num {len(tested)}; one for each depth.")
     reached = zip(accepted, tested, [*tested[1:], 0], strict=True)

@@ -14,6 +14,19 @@ from specdec.text.lines import BadLine, Line, LineFaults, Names, json_file, prin
 
 from .imported import ImportChoices
 
+NO_TIMES = "The source has no times: no speedup, no cost, and no account beyond acceptance."
+NO_OFFERS = (
+    "It does not say what each round offered: every round is taken to have offered gamma tokens, so a drafter that "
+    "proposed fewer looks as if it had been rejected."
+)
+NO_ENDS = (
+    "It does not say which rounds the end of the text cut: every round that accepted fewer than gamma counts as an "
+    "observed rejection."
+)
+UNORDERED = (
+    "It has totals per request and no order of rounds: tests of memory between rounds and of the previous round, and "
+    "the Markov model, are impossible."
+)
 IDS = ("question_id", "request_id", "id")
 OPTION = "--skip-bad"
 MOST_COUNTED = 2**53  # beyond it a floating-point counter no longer counts
@@ -43,8 +56,8 @@ class ForeignFile:
 
     def named(self, values: Mapping[str, Any], number: int) -> tuple[str, str]:
         """Return the name of a line's prompt, told apart from earlier ones, and its category."""
-        found = (values.get(key) for key in IDS)
-        name = next((str(each) for each in found if isinstance(each, str | int | float)), f"line {number}")
+        ids = (values.get(key) for key in IDS)
+        name = next((str(value) for value in ids if isinstance(value, str | int | float)), f"line {number}")
         category = values.get("category")
         return self.names(printable(name)), printable(category if isinstance(category, str) else "")
 
