@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import nan
 from typing import Any
 
 import numpy as np
@@ -56,7 +55,15 @@ def compare_shapes(runs: Sequence[Run]) -> Shapes:
             f"A chain and other shapes are to be compared, a run of each, and not {', '.join(found) or 'nothing'}: "
             f"`{COMMAND}` makes them."
         )
-    tables = [_table(run).add_prefix(f"{place}_") for place, run in enumerate(ordered)]
+    tables = []
+    for place, run in enumerate(ordered):
+        shared = run.arms().shared()
+        arms, baseline = shared.by_gamma(), prompt_sums(shared.plain())[["round_s", "tokens"]]
+        arm = prompt_sums(arms[max(arms) if run.primary_gamma is None else run.primary_gamma])
+        table = arm[["tokens", "rounds", "nodes", "draft_s", "verify_s"]].assign(
+            rest_s=arm["round_s"] - arm["draft_s"] - arm["verify_s"]
+        )
+        tables.append(table.join(baseline.set_axis(["plain_s", "plain_tokens"], axis=1)).add_prefix(f"{place}_"))
     common = pd.concat(tables, axis=1, join="inner").sort_index()
     if common.empty:
         raise UsageError(f"The runs of {', '.join(found)} have no prompt in common: `{COMMAND}` makes them anew.")
@@ -89,16 +96,6 @@ def _values(sums: Columns) -> dict[str, np.ndarray]:
     return values
 
 
-def _table(run: Run) -> pd.DataFrame:
-    """Return the sums by prompt of the run's primary gamma and of its baseline."""
-    shared = run.arms().shared()
-    arms, baseline = shared.by_gamma(), prompt_sums(shared.plain())
-    arm = prompt_sums(arms[max(arms) if run.primary_gamma is None else run.primary_gamma])
-    rest = arm["round_s"] - arm["draft_s"] - arm["verify_s"]
-    plain = baseline.rename(columns={"round_s": "plain_s", "tokens": "plain_tokens"})[["plain_s", "plain_tokens"]]
-    return arm[["tokens", "rounds", "nodes", "draft_s", "verify_s"]].assign(rest_s=rest).join(plain)
-
-
 def _name(run: Run) -> str:
     params = run.params
     name = params["structure.name"]
@@ -114,20 +111,40 @@ def shape_section(runs: Sequence[Run]) -> Section:
 
     UsageError as in `compare_shapes`, or if a run lacks what an account needs.
     """
-    found = compare_shapes(runs)
-    answer = " ".join(_sentence(found, place) for place in range(1, len(found.runs)))
+    shapes = compare_shapes(runs)
+    answer = " ".join(_sentence(shapes, place) for place in range(1, len(shapes.runs)))
+    rounds = [
+        {
+            "shape": name,
+            "nodes verified": f"{values['nodes'].estimate:.1f}",
+            "tokens per call": f"{values['tokens']:.2f}",
+            **{part: f"{values[part].estimate:.3f}" for part in (*_PARTS, "round")},
+            "speedup": f"{values['speedup']:.2f}",
+        }
+        for name, values in zip(shapes.names, shapes.values, strict=True)
+    ]
+    accounts = dict(zip(shapes.names, map(account_of, shapes.runs), strict=True))
+    # A shape may lack a factor, but the speedup stands last.
+    factors = [*dict.fromkeys(name for account in accounts.values() for name in account.factors), "speedup"]
+    columns = {
+        shape: [f"{account.intervals[name].estimate:.3f}" if name in account.intervals else "–" for name in factors]
+        for shape, account in accounts.items()
+    }
     return Section(
         "Chain, rows and tree, decoded live",
         (
             answer,
-            f"{found.prompts:,} prompts; differences are paired, intervals are 95% prompt-bootstrap intervals. "
+            f"{shapes.prompts:,} prompts; differences are paired, intervals are 95% prompt-bootstrap intervals. "
             "Times of a round are in plain steps of the same run.",
         ),
         tables=(
-            ("A round of each, in plain steps, and what it yields", _round_table(found)),
-            ("Factors from theory to the wall clock; their product is the speedup", _factor_table(found)),
+            ("A round of each, in plain steps, and what it yields", pd.DataFrame(rounds)),
+            (
+                "Factors from theory to the wall clock; their product is the speedup",
+                pd.DataFrame({"factor": factors, **columns}),
+            ),
         ),
-        figures=(("chain_rows_tree", figure(found)),),
+        figures=(("chain_rows_tree", figure(shapes)),),
     )
 
 
@@ -154,30 +171,6 @@ def _sentence(found: Shapes, place: int) -> str:
             said += f"; longer rounds eat {np.log1p(more) / np.log1p(gain.estimate):.0%} of what was gained"
         said += f", {_PARTS[largest]} most"
     return said + "."
-
-
-def _round_table(found: Shapes) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            "shape": name,
-            "nodes verified": f"{values['nodes'].estimate:.1f}",
-            "tokens per call": f"{values['tokens']:.2f}",
-            **{part: f"{values[part].estimate:.3f}" for part in (*_PARTS, "round")},
-            "speedup": f"{values['speedup']:.2f}",
-        }
-        for name, values in zip(found.names, found.values, strict=True)
-    )
-
-
-def _factor_table(found: Shapes) -> pd.DataFrame:
-    """Return a line per factor, a column per shape."""
-    accounts = [account_of(run) for run in found.runs]
-    values = [account.factors | {"speedup": account.speedup} for account in accounts]
-    # A shape may lack a factor, but the speedup stands last.
-    names = dict.fromkeys(name for account in accounts for name in account.factors) | {"speedup": None}
-    shapes = dict(zip(found.names, values, strict=True))
-    columns = {shape: [f"{Interval(own.get(name, nan)):.3f}" for name in names] for shape, own in shapes.items()}
-    return pd.DataFrame({"factor": list(names), **columns})
 
 
 @style.in_style

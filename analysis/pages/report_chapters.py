@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pandas as pd
 
@@ -19,7 +18,7 @@ from ..engines.recommendation import TITLE as TO_SERVE
 from ..findings import Section
 from ..read.imported import Imported
 from ..read.runs import Run
-from ..runs.comparable import Comparable, comparable, open_each
+from ..runs.comparable import comparable, open_each
 from ..runs.compare import LEADERBOARD, comparison_sections, groups_in_words
 from ..runs.drafters_section import TITLE, drafters_section
 from ..runs.foreign_sections import foreign_findings, side_by_side
@@ -75,11 +74,25 @@ FEWER = (
 def run_chapters(runs: Sequence[Run], notes: Sequence[str] = ()) -> list[Chapter]:
     """Make one chapter per run, after a comparison where there are several."""
     many = len(runs) > MANY
-    chapters = [Chapter(_heading(run), tuple(_sections(run, many)), folded=len(runs) > 1) for run in runs]
+    chapters = []
+    for run in runs:
+        sections: list[Section] = []
+        for title, make in OF_A_RUN:
+            lacking = {
+                drafters_section: not run.beside,
+                peers_section: run.params.get("measurement.peers", "[]") == "[]",
+            }
+            if not lacking.get(make):
+                fewer = REFITS if many and make is model_sections else {}
+                sections += _guarded(title, partial(make, run, **fewer))
+        at = "" if run.primary_gamma is None else f", gamma {run.primary_gamma}"
+        unfinished = "" if run.status == "FINISHED" else f" ({run.status.lower()})"
+        heading = f"{run.title}{at} [{run.name}]{unfinished}"
+        chapters.append(Chapter(heading, tuple(arranged(sections, run)), folded=len(runs) > 1))
     remarks = [*notes, *([FEWER] if many else [])]
-    if len(runs) == 1:
-        return [Chapter(chapter.title, (*chapter.sections, *_remarks(remarks))) for chapter in chapters]
-    return [*_compared(runs, remarks), *chapters]
+    if len(runs) > 1:
+        return [*_compared(runs, remarks), *chapters]
+    return [Chapter(chapter.title, (*chapter.sections, *_remarks(remarks))) for chapter in chapters]
 
 
 def _compared(runs: Sequence[Run], remarks: Sequence[str]) -> list[Chapter]:
@@ -89,10 +102,10 @@ def _compared(runs: Sequence[Run], remarks: Sequence[str]) -> list[Chapter]:
     boards: list[Section] = []
     behind: list[Section] = []
     for group in groups:
-        board, *others = _guarded(LEADERBOARD, partial(_both_sections, group, groups))
+        board, *others = _guarded(LEADERBOARD, partial(comparison_sections, group, groups))
         boards, behind = [*boards, board], [*behind, *others]
     said = [*groups_in_words(groups), *left_out, *remarks]
-    together = [("", runs)] if len(groups) < 2 else [(f": {each.heading}", each.runs) for each in groups]
+    together = [("", runs)] if len(groups) < 2 else [(f": {group.heading}", group.runs) for group in groups]
     fastest = [
         replace(section, title=FASTEST + name)
         for name, members in together
@@ -105,10 +118,6 @@ def _compared(runs: Sequence[Run], remarks: Sequence[str]) -> list[Chapter]:
     ]
 
 
-def _both_sections(group: Comparable, groups: Sequence[Comparable]) -> list[Section]:
-    return list(comparison_sections(group, groups))
-
-
 def _remarks(remarks: Sequence[str]) -> list[Section]:
     """Return a section about the report itself; none without anything to say."""
     return [Section("About this report", ("\n".join(f"- {note}" for note in remarks),))] if remarks else []
@@ -119,38 +128,12 @@ def foreign_chapters(sources: Sequence[Imported], baseline: pd.DataFrame | None,
 
     UsageError if one and its baseline share no timed prompt.
     """
-    found = [foreign_findings(source, baseline, replicates) for source in sources]
-    chapters = [
-        Chapter(f"Foreign results: {each.name} ({each.kind}, gamma {each.gamma})", each.sections) for each in found
-    ]
-    return [Chapter("Foreign results side by side", (side_by_side(found),)), *chapters] if len(found) > 1 else chapters
+    every = [foreign_findings(source, baseline, replicates) for source in sources]
+    chapters = [Chapter(f"Foreign results: {one.name} ({one.kind}, gamma {one.gamma})", one.sections) for one in every]
+    return [Chapter("Foreign results side by side", (side_by_side(every),)), *chapters] if len(every) > 1 else chapters
 
 
-def _heading(run: Run) -> str:
-    gamma = run.primary_gamma
-    at = f", gamma {gamma}" if gamma is not None else ""
-    unfinished = "" if run.status == "FINISHED" else f" ({run.status.lower()})"
-    return f"{run.title}{at} [{run.name}]{unfinished}"
-
-
-def _sections(run: Run, many: bool) -> list[Section]:
-    sections = [
-        section
-        for title, make in OF_A_RUN
-        if _has(run, make)
-        for section in _guarded(title, partial(make, run, **(REFITS if many and make is model_sections else {})))
-    ]
-    return arranged(sections, run)
-
-
-def _has(run: Run, make: Callable[..., Any]) -> bool:
-    """Return False for a section about what the run did not have: other drafters, other engines."""
-    if make is drafters_section:
-        return bool(run.beside)
-    return make is not peers_section or run.params.get("measurement.peers", "[]") != "[]"
-
-
-def _guarded(title: str, make: Callable[[], Section | list[Section]]) -> list[Section]:
+def _guarded(title: str, make: Callable[[], Section | Sequence[Section]]) -> list[Section]:
     """Return the sections of `make`, or one that names what keeps it from making them: a file, a key of one, or tables
     that allow no answer.
     """
@@ -163,4 +146,4 @@ def _guarded(title: str, make: Callable[[], Section | list[Section]]) -> list[Se
         logger.debug("The section %r cannot be made.", title, exc_info=True)
         damaged = UsageError(f"A file of the run holds values that no run writes ({type(error).__name__}: {error}).")
         return [missing_section(title, damaged)]
-    return made if isinstance(made, list) else [made]
+    return [made] if isinstance(made, Section) else list(made)

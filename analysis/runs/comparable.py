@@ -4,8 +4,8 @@ Figures of other models or machines do not compare, and what is paired by prompt
 other prompts must not keep all others from being compared.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from specdec.config import BASELINE
 from specdec.errors import UsageError
@@ -39,7 +39,7 @@ class Comparable:
 
     @property
     def runs(self) -> list[Run]:
-        return [each.run for each in self.members]
+        return [member.run for member in self.members]
 
 
 def open_each(runs: Sequence[Run]) -> tuple[list[OpenedRun], list[str]]:
@@ -60,21 +60,31 @@ def comparable(opened: Sequence[OpenedRun]) -> list[Comparable]:
     early belong together, and a trial on three prompts does not reduce the comparison of others to these three.
     """
     by_setting: dict[tuple[str, str], list[OpenedRun]] = {}
-    for each in opened:
-        by_setting.setdefault((each.run.setting, content_hash(each.run, "model")[:8]), []).append(each)
+    for member in opened:
+        key = (member.run.setting, content_hash(member.run, "model")[:8])
+        by_setting.setdefault(key, []).append(member)
     settings = [setting for setting, _ in by_setting]
-    groups = []
+    groups: list[tuple[str, tuple[OpenedRun, ...]]] = []
     for (setting, weights), members in by_setting.items():
         heading = f"{setting} [weights {weights}]" if settings.count(setting) > 1 else setting
         parts = _by_prompts(members)
-        headings = [heading if len(parts) == 1 else f"{heading}, {_prompts_in_words(part)}" for part in parts]
-        groups += [Comparable(name, tuple(part)) for name, part in zip(headings, parts, strict=True)]
-    return _told_apart(groups)
+        for part in parts:
+            most = max(len(next(iter(member.arms.values())).sums) for member in part)
+            name = part[0].run.params.get("prompts.name", "a set without a name")
+            prompts = f", {counted(most, 'prompt')} of {name}" if len(parts) > 1 else ""
+            groups.append((heading + prompts, tuple(part)))
+    headings = told_apart([heading for heading, _ in groups])
+    return [Comparable(heading, members) for heading, (_, members) in zip(headings, groups, strict=True)]
 
 
 def _by_prompts(members: Sequence[OpenedRun]) -> list[list[OpenedRun]]:
-    """Group the runs of one setting by shared prompts."""
-    texts = _texts(members)
+    """Group the runs of one setting by shared prompts; tokens are read only where the prompt sets differ."""
+    hashes = {content_hash(member.run, "prompts") for member in members}
+    texts: list[Texts] = []
+    for member in members:
+        tokens = prompt_tokens(member.run) if len(hashes) > 1 or "" in hashes else {}
+        names = map(str, next(iter(member.arms.values())).sums.index)
+        texts.append(Texts((name, tokens.get(name)) for name in names))
     groups: list[tuple[Texts, list[int]]] = []
     for place in sorted(range(len(members)), key=lambda at: -len(texts[at])):
         for at, (common, places) in enumerate(groups):
@@ -88,30 +98,11 @@ def _by_prompts(members: Sequence[OpenedRun]) -> list[list[OpenedRun]]:
     return [[members[place] for place in places] for places in ordered]
 
 
-def _texts(members: Sequence[OpenedRun]) -> list[Texts]:
-    """Return the prompts of each run; their tokens are read only where the prompt sets differ."""
-    hashes = {content_hash(each.run, "prompts") for each in members}
-    tokens = [prompt_tokens(each.run) if len(hashes) > 1 or "" in hashes else {} for each in members]
+def told_apart(names: Sequence[str]) -> list[str]:
+    """Number the names that are alike."""
     return [
-        Texts((str(name), own.get(str(name))) for name in next(iter(each.arms.values())).sums.index)
-        for each, own in zip(members, tokens, strict=True)
-    ]
-
-
-def _prompts_in_words(part: Iterable[OpenedRun]) -> str:
-    runs = list(part)
-    most = max(len(next(iter(each.arms.values())).sums) for each in runs)
-    return f"{counted(most, 'prompt')} of {runs[0].run.params.get('prompts.name', 'a set without a name')}"
-
-
-def _told_apart(groups: Sequence[Comparable]) -> list[Comparable]:
-    """Number the headings that are alike."""
-    names = [group.heading for group in groups]
-    return [
-        replace(group, heading=f"{group.heading} #{names[: place + 1].count(group.heading)}")
-        if names.count(group.heading) > 1
-        else group
-        for place, group in enumerate(groups)
+        f"{name} #{names[: place + 1].count(name)}" if names.count(name) > 1 else name
+        for place, name in enumerate(names)
     ]
 
 

@@ -15,7 +15,7 @@ from ..comparisons import LEVEL
 from ..findings import Section, counted
 from ..intervals import Interval
 from ..read.runs import Run
-from .comparable import Comparable, OpenedRun, common_prompts, comparable
+from .comparable import Comparable, OpenedRun, common_prompts, comparable, told_apart
 from .leaderboard import (
     QUANTITIES,
     RunArm,
@@ -85,21 +85,22 @@ def comparison_sections(
         groups: all that the page compares; where there are several, each says which it is.
         gamma: as `comparison_section` has it.
     """
-    runs, opened = group.runs, [each.arms for each in group.members]
-    arms = [chosen_arm(run, each, gamma) for run, each in zip(runs, opened, strict=True)]
+    runs, opened = group.runs, [member.arms for member in group.members]
+    arms = [chosen_arm(run, own, gamma) for run, own in zip(runs, opened, strict=True)]
     labels = arm_labels(arms)
     prompts, pairing = common_prompts(arms)
     at = f"At gamma {gamma}. " if gamma is not None else "Each run at its own primary gamma. "
     clock = "Time is simulated by a cost model. " if any(run.simulated for run in runs) else ""
-    named = differences_in_words(runs, labels)
-    notes = [
-        sentence for sentence in (clock + at + pairing, named, *_best_gammas(opened, replicates, seed)) if sentence
+    notes = [clock + at + pairing, differences_in_words(runs, labels)]
+    names = arm_labels([next(iter(own.values())) for own in opened])
+    notes += [
+        best_gamma_in_words(own, name.partition(", γ ")[0], replicates, seed)
+        for own, name in zip(opened, names, strict=True)
+        if len(own) > 1
     ]
+    notes = [sentence for sentence in notes if sentence]
     start = f"**{group.heading}.** " if len(groups) > 1 else ""
-    titles = (
-        (LEADERBOARD, BEHIND) if len(groups) < 2 else (f"{name}: {group.heading}" for name in (LEADERBOARD, BEHIND))
-    )
-    first, second = titles
+    first, second = (name if len(groups) < 2 else f"{name}: {group.heading}" for name in (LEADERBOARD, BEHIND))
     if len(arms) == 1:
         alone = score(arms, labels, prompts, replicates, seed)
         value = f"speedup {alone.interval('speedup', 0):.2f}, " if alone.known("speedup") else ""
@@ -111,7 +112,9 @@ def comparison_sections(
     scores = score(arms, labels, prompts, replicates, seed)
     quantity = "speedup" if scores.known("speedup") else "tokens_per_round"
     missing = "" if quantity == "speedup" else "Not every run has times and a baseline, so tokens per round are ranked."
-    pairs = _pairs(scores, quantity)
+    order = scores.order(quantity)
+    # All pairs of a few arms, the better first; of many arms the pairs with the best.
+    pairs = list(combinations(order, 2)) if len(order) <= ALL_PAIRS else [(order[0], arm) for arm in order[1:]]
     in_pairs = " ".join(f"{pair_in_words(scores, quantity, *pair)}." for pair in pairs)
     category = ", each category with its number of prompts" if categories(arms, prompts) else ""
     name = quantity.replace("_", " ")
@@ -123,30 +126,23 @@ def comparison_sections(
     if not scores.too_few:
         tables.append((f"Share of replicates in which a run holds a rank by {name}", rank_table(scores, quantity)))
     number = f"_{groups.index(group) + 1}" if len(groups) > 1 else ""
-    figures = [
-        (
-            f"leaderboard_{kind}{number}",
-            leaderboard_figure(scores, kind, title=f"{_first_place(scores, kind)}\n{group.heading}"),
-        )
-        for kind in dict.fromkeys((quantity, "tokens_per_round"))
-    ]
+    figures = []
+    for kind in dict.fromkeys((quantity, "tokens_per_round")):
+        best, *others = scores.order(kind)
+        title = f"{labels[best]} leads with {scores.values[kind][best]:.2f} {QUANTITIES[kind]}"
+        if scores.has_bootstrap:
+            close = sum(not scores.apart(kind, best, other) for other in others)
+            title += f"; {close or 'none'} of {len(others)} others cannot be told from it"
+        figure = leaderboard_figure(scores, kind, title=f"{title}\n{group.heading}")
+        figures.append((f"leaderboard_{kind}{number}", figure))
     answer = tuple(part for part in (start + leaderboard_in_words(scores, quantity), missing) if part)
     board = leaderboard(arms, labels, prompts, replicates, seed, quantity)
-    found = (
+    behind = tuple(part for part in (in_pairs, *notes) if part)
+    sections = (
         Section(first, answer, ((caption, board),), tuple(figures[:1])),
-        Section(second, tuple(part for part in (in_pairs, *notes) if part), tuple(tables), tuple(figures[1:])),
+        Section(second, behind, tuple(tables), tuple(figures[1:])),
     )
-    return (found[0].simulated(), found[1].simulated()) if clock else found
-
-
-def _best_gammas(opened: Sequence[dict[int, RunArm]], replicates: int, seed: int) -> list[str]:
-    """Say the best gamma of each run that has several."""
-    labels = arm_labels([next(iter(each.values())) for each in opened])
-    return [
-        best_gamma_in_words(each, label.partition(", γ ")[0], replicates, seed)
-        for each, label in zip(opened, labels, strict=True)
-        if len(each) > 1
-    ]
+    return (sections[0].simulated(), sections[1].simulated()) if clock else sections
 
 
 def chosen_arm(run: Run, arms: dict[int, RunArm], gamma: int | None) -> RunArm:
@@ -175,10 +171,7 @@ def arm_labels(arms: Sequence[RunArm]) -> list[str]:
         parts = [f"{key.rpartition('.')[2]} {arm.run.params[key]}" for key in differing]
         gamma = [f"γ {arm.gamma}"] if len({other.gamma for other in arms}) > 1 else []
         labels.append(", ".join([name, *parts, *gamma]))
-    return [
-        f"{label} #{labels[: place + 1].count(label)}" if labels.count(label) > 1 else label
-        for place, label in enumerate(labels)
-    ]
+    return told_apart(labels)
 
 
 # Words --------------------------------------------------------------------------------------------
@@ -253,25 +246,6 @@ def best_gamma_in_words(arms: dict[int, RunArm], label: str, replicates: int = 1
     close = [str(gammas[arm]) for arm in scores.order(quantity)[1:] if not scores.apart(quantity, best, arm)]
     told = f"not told apart from {_listed(close)}" if close else "told apart from every other"
     return f"{answer}; {told}. Best in the replicates: {held}."
-
-
-def _first_place(scores: Scores, quantity: str) -> str:
-    """Say in the title of a leaderboard who leads, and how many cannot be told from it."""
-    best, *others = scores.order(quantity)
-    leads = f"{scores.labels[best]} leads with {scores.values[quantity][best]:.2f} {QUANTITIES[quantity]}"
-    if not scores.has_bootstrap:
-        return leads
-    close = sum(not scores.apart(quantity, best, other) for other in others)
-    return f"{leads}; {close or 'none'} of {len(others)} others cannot be told from it"
-
-
-# Pairs --------------------------------------------------------------------------------------------
-
-
-def _pairs(scores: Scores, quantity: str) -> list[tuple[int, int]]:
-    """Return all pairs of a few arms, better first; of many arms the pairs with the best."""
-    order = scores.order(quantity)
-    return list(combinations(order, 2)) if len(order) <= ALL_PAIRS else [(order[0], arm) for arm in order[1:]]
 
 
 def pair_table(scores: Scores, pairs: Sequence[tuple[int, int]]) -> pd.DataFrame:

@@ -11,8 +11,6 @@ end token, so its figures are slightly higher. Plain decoding is that of the tar
 `.original`, that of the model which the target was before it was trained.
 """
 
-from collections.abc import Collection
-
 import numpy as np
 import pandas as pd
 
@@ -70,16 +68,12 @@ def category_members(names: pd.Series) -> dict[str, pd.Series]:
     Returns:
         Booleans over the prompts. On Spec-Bench MT-Bench's categories are also there together, as MULTI_TURN.
     """
-    found = sorted(set(names))
-    if len(found) < 2:
+    known = sorted(set(names))
+    if len(known) < 2:
         return {}
-    members = {name or "none": names == name for name in found}
-    if _is_spec_bench(found):
+    members = {name or "none": names == name for name in known}
+    of_mt_bench = MT_BENCH.intersection(known)
+    # Spec-Bench's: several of MT-Bench's categories, and some that are not.
+    if len(of_mt_bench) > 1 and of_mt_bench < set(known) <= MT_BENCH | SPEC_BENCH:
         members[MULTI_TURN] = names.isin(MT_BENCH)
     return members
-
-
-def _is_spec_bench(names: Collection[str]) -> bool:
-    """Return True if the categories are Spec-Bench's: several of them MT-Bench's, and some not."""
-    of_mt_bench = MT_BENCH.intersection(names)
-    return len(of_mt_bench) > 1 and of_mt_bench < set(names) <= MT_BENCH | SPEC_BENCH

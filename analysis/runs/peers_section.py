@@ -1,15 +1,47 @@
-"""Other engines beside ours, as a run wrote them down: a table for pages, and a sentence for each in the notes."""
+"""Other engines beside ours, as a run wrote them down: metrics, a sentence for each in the notes, a table for pages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from specdec.config import BASELINE
 
 from ..findings import Section
-from ..intervals import Interval, too_few
+from ..intervals import Columns, Interval, bootstrap, too_few
 from ..read.runs import Run
+
+
+def peer_metrics(
+    lines: Sequence[Mapping[str, Any]], read: Callable[[], pd.DataFrame], greedy: bool, replicates: int, seed: int
+) -> dict[str, float]:
+    """Return each peer's time per token over that of our arm which does the same, prefill included on both sides, with
+    its prompt bootstrap; under greedy also the share of the peer's outputs that are our baseline's, token for token.
+
+    Args:
+        lines: what the peers wrote, as `peers.json` has it.
+        read: reads our generations, with their tokens.
+    """
+    if not lines:
+        return {}
+    generations = read().assign(seconds=lambda t: t["prefill_s"] + t["decode_s"])
+    baseline = generations[generations["method"] == BASELINE].set_index(["prompt", "repeat"])["generated_token_ids"]
+    metrics: dict[str, float] = {}
+    for (name, method, gamma), peer in pd.DataFrame(list(lines)).groupby(["peer", "ours_method", "ours_gamma"]):
+        ours = generations[(generations["method"] == method) & (generations["gamma"] == gamma)]
+        sums, our_sums = (each.groupby("prompt")[["tokens", "seconds"]].sum() for each in (peer, ours))
+        if greedy:
+            texts = peer.set_index(["prompt", "repeat"])["generated_token_ids"]
+            same = [text == baseline[work] for work, text in texts.items()]
+            metrics[f"peer/{name}.identical"] = sum(same) / len(same)
+
+        def statistic(sums: Columns) -> dict[str, np.ndarray]:
+            return {"ratio": sums["seconds"] / sums["tokens"] / (sums["seconds_ours"] / sums["tokens_ours"])}
+
+        ratio = bootstrap(sums.join(our_sums.add_suffix("_ours")), statistic, replicates, seed)["ratio"]
+        metrics |= ratio.as_metrics(f"peer/{name}.ratio")
+    return metrics
 
 
 def peer_notes(described: Mapping[str, Any], metrics: Mapping[str, float]) -> list[str]:
@@ -19,39 +51,34 @@ def peer_notes(described: Mapping[str, Any], metrics: Mapping[str, float]) -> li
         described: `peers.json`.
         metrics: of the run; those of peers have the names `peer/<name>.*`.
     """
-    return [
-        *(_peer_note(peer, metrics) for peer in described["peers"]),
-        *(f"Peer {each['peer']} is left out: {each['reason']}" for each in described.get("left_out", ())),
-    ]
-
-
-def _peer_note(peer: Mapping[str, Any], metrics: Mapping[str, float]) -> str:
-    name, failure = peer["peer"], peer["failure"]
-    ratio = Interval.from_metrics(metrics, f"peer/{name}.ratio")
-    if f"peer/{name}.ratio" not in metrics:
-        return f"Peer {name} failed: {failure}" if failure else f"Peer {name} has decoded nothing yet."
-    said = (
-        f"Peer {name} ({peer['version']}, {peer['setting']}) takes {ratio:.2f} times our time per token with "
-        f"{_arm(peer)} ({peer['ours']['setting']}), prefill included."
-    )
-    same = metrics.get(f"peer/{name}.identical")
-    if same is not None:
-        said += f" {same:.0%} of its outputs are our baseline's, token for token."
-    if len(peer["tried"]) > 1:
-        said += f" Tried on the longest prompt: {_tried(peer)}."
-    return said + (f" It failed and is compared as far as it came: {failure}" if failure else "")
+    notes = []
+    for peer in described["peers"]:
+        name, failure = peer["peer"], peer["failure"]
+        if f"peer/{name}.ratio" not in metrics:
+            notes.append(f"Peer {name} failed: {failure}" if failure else f"Peer {name} has decoded nothing yet.")
+            continue
+        ratio, same = Interval.from_metrics(metrics, f"peer/{name}.ratio"), metrics.get(f"peer/{name}.identical")
+        said = (
+            f"Peer {name} ({peer['version']}, {peer['setting']}) takes {ratio:.2f} times our time per token with "
+            f"{_arm(peer)} ({peer['ours']['setting']}), prefill included."
+        )
+        if same is not None:
+            said += f" {same:.0%} of its outputs are our baseline's, token for token."
+        if len(peer["tried"]) > 1:
+            outcomes = (
+                f"{tried['setting']} "
+                + (f"{tried['seconds']:.3f} s" if "seconds" in tried else f"failed ({tried['failed']})")
+                for tried in peer["tried"]
+            )
+            said += f" Tried on the longest prompt: {', '.join(outcomes)}."
+        notes.append(said + (f" It failed and is compared as far as it came: {failure}" if failure else ""))
+    left_out = described.get("left_out", ())
+    return [*notes, *(f"Peer {peer['peer']} is left out: {peer['reason']}" for peer in left_out)]
 
 
 def _arm(peer: Mapping[str, Any]) -> str:
     ours = peer["ours"]
     return "the baseline" if ours["method"] == BASELINE else f"{ours['method']} at gamma {ours['gamma']}"
-
-
-def _tried(peer: Mapping[str, Any]) -> str:
-    return ", ".join(
-        f"{each['setting']} " + (f"{each['seconds']:.3f} s" if "seconds" in each else f"failed ({each['failed']})")
-        for each in peer["tried"]
-    )
 
 
 PEERS = "Beside other engines"

@@ -17,9 +17,9 @@ from ..read.runs import Run
 from .closing import MeasuredRun, closing_of_several, closing_sentences
 from .drafters_section import SideBySide, drafters_section
 from .model_curves import ENDS, MODELS, Curves, model_curves, model_metrics
-from .peers_section import peer_notes, peers_section
+from .peers_section import peer_metrics, peer_notes, peers_section
 from .quality import quality_metrics
-from .run_metrics import limit_metrics, null_metrics, operation_metrics, peer_metrics, total_variation
+from .run_metrics import limit_metrics, null_metrics, operation_metrics, total_variation
 from .run_notes import run_notes
 from .run_sections import (
     arranged,

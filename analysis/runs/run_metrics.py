@@ -2,13 +2,12 @@
 other engines on the same prompts. From what the run wrote down, by the names that are logged.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
 
-from specdec.config import BASELINE, NULL
+from specdec.config import NULL
 from specdec.theory.speedup import operations
 
 from ..arms import Arms
@@ -86,34 +85,3 @@ def limit_metrics(summary: Summary) -> dict[str, float]:
         "speedup.limit.realised": account.value("tokens_per_round") / bare,
         "cost/overhead_share": account.time["o"] / (bare + account.time["o"]),
     }
-
-
-def peer_metrics(
-    lines: Sequence[Mapping[str, Any]], read: Callable[[], pd.DataFrame], greedy: bool, replicates: int, seed: int
-) -> dict[str, float]:
-    """Return each peer's time per token over that of our arm which does the same, prefill included on both sides, with
-    its prompt bootstrap; under greedy also the share of the peer's outputs that are our baseline's, token for token.
-
-    Args:
-        lines: what the peers wrote, as `peers.json` has it.
-        read: reads our generations, with their tokens.
-    """
-    if not lines:
-        return {}
-    generations = read().assign(seconds=lambda t: t["prefill_s"] + t["decode_s"])
-    baseline = generations[generations["method"] == BASELINE].set_index(["prompt", "repeat"])["generated_token_ids"]
-    metrics: dict[str, float] = {}
-    for (name, method, gamma), peer in pd.DataFrame(list(lines)).groupby(["peer", "ours_method", "ours_gamma"]):
-        ours = generations[(generations["method"] == method) & (generations["gamma"] == gamma)]
-        sums, our_sums = (each.groupby("prompt")[["tokens", "seconds"]].sum() for each in (peer, ours))
-        if greedy:
-            texts = peer.set_index(["prompt", "repeat"])["generated_token_ids"]
-            same = [text == baseline[work] for work, text in texts.items()]
-            metrics[f"peer/{name}.identical"] = sum(same) / len(same)
-        ratio = bootstrap(sums.join(our_sums.add_suffix("_ours")), _ratio, replicates, seed)["ratio"]
-        metrics |= ratio.as_metrics(f"peer/{name}.ratio")
-    return metrics
-
-
-def _ratio(sums: Columns) -> dict[str, np.ndarray]:
-    return {"ratio": sums["seconds"] / sums["tokens"] / (sums["seconds_ours"] / sums["tokens_ours"])}

@@ -98,10 +98,23 @@ def summary_section(run: Run) -> Section:
     arms = {f"{arm['gamma']}{'*' if arm['primary'] else ''}": arm for arm in summary["arms"]}
     by_gamma = {name: _labelled(words, run.simulated) for name, words in BY_GAMMA.items()}
     caption = f"Every gamma (* is the primary one), with {LEVEL} prompt-bootstrap intervals"
+    speedup = Interval.from_metrics(run.metrics, "speedup")
+    subject = "Simulated speedup" if run.simulated else "Speedup"
+    if isnan(speedup.estimate):
+        said = "This run has no speedup."
+    elif not speedup.known:
+        said = f"**{subject} {speedup}** without an interval: nothing can be said about whether it differs from 1."
+    else:
+        if few := too_few(run.arms().texts["prompt"].nunique()):
+            verdict = f"not told apart from the baseline, {few}"
+        elif speedup.contains(1.0, slack=0.0):
+            verdict = "not told apart from the baseline: the interval contains 1"
+        else:
+            verdict = f"{'faster' if speedup.low > 1 else 'slower'} than the baseline"
+        said = f"**{subject} {speedup}**: {verdict} at gamma {run.primary_gamma}."
     refuted = summary.get("refuted", "")
-    speedup = _speedup_in_words(run)
     # A speedup beside outputs that are wrong is the second sentence, and says so.
-    text = (f"**{refuted}**", f"{speedup} It is no lossless speedup.") if refuted else (speedup,)
+    text = (f"**{refuted}**", f"{said} It is no lossless speedup.") if refuted else (said,)
     return Section("Summary", text, ((caption, _table("gamma", arms, by_gamma)),))
 
 
@@ -147,24 +160,6 @@ def arranged(sections: Sequence[Section], run: Run) -> list[Section]:
     return pages
 
 
-def _speedup_in_words(run: Run) -> str:
-    speedup = Interval.from_metrics(run.metrics, "speedup")
-    subject = "Simulated speedup" if run.simulated else "Speedup"
-    if isnan(speedup.estimate):
-        return "This run has no speedup."
-    if not speedup.known:
-        return f"**{subject} {speedup}** without an interval: nothing can be said about whether it differs from 1."
-    if few := too_few(run.arms().texts["prompt"].nunique()):
-        verdict = f"not told apart from the baseline, {few}"
-    elif speedup.low > 1:
-        verdict = "faster than the baseline"
-    elif speedup.high < 1:
-        verdict = "slower than the baseline"
-    else:
-        verdict = "not told apart from the baseline: the interval contains 1"
-    return f"**{subject} {speedup}**: {verdict} at gamma {run.primary_gamma}."
-
-
 # Curves -------------------------------------------------------------------------------------------
 
 
@@ -187,12 +182,22 @@ def curves_section(run: Run) -> Section:
                 rows[-1] |= {"error": missed.estimate, "error_low": missed.low, "error_high": missed.high}
         table = pd.DataFrame(rows)
         lines = run.lines(quantity)
+        points = dict(zip(table["gamma"], table["value"], strict=True))
+        gamma = run.primary_gamma if run.primary_gamma in points else next(iter(points), None)
+        title = label
+        if gamma is not None:  # what theory expects there, and what was measured
+            expected = [
+                f"{lines[key][gamma]:.2f} {said}" for key, said in TITLED.items() if gamma in lines.get(key, {})
+            ]
+            clock = "on that clock" if label.startswith("simulated") else "measured"
+            seen = ", ".join([*expected, f"{points[gamma]:.2f} {clock}"])
+            title = f"{label[:1].upper()}{label[1:]} at γ {gamma}: {seen}"
         # The models besides the formula are about acceptance alone: in tokens per round they are seen without costs.
         shown = {key: lines[key] for key in PRICED if key in lines} if quantity == "speedup" else lines
         figure = run_figures.curve(
             table,
             shown,
-            title=f"{_curve_title(run, table, lines, label)}\n{run.title}",
+            title=f"{title}\n{run.title}",
             ylabel=label,
             basis=run_figures.Basis(prompts, rounds, run.metrics.get("account/alpha")),
             primary_gamma=run.primary_gamma,
@@ -202,17 +207,6 @@ def curves_section(run: Run) -> Section:
         words += _priced_in_words(run, lines) if quantity == "speedup" else []
         figures.append((f"curve_{quantity}", figure))
     return Section("Curves over gamma", tuple(words), figures=tuple(figures))
-
-
-def _curve_title(run: Run, measured: pd.DataFrame, lines: Mapping[str, Mapping[int, float]], label: str) -> str:
-    """Say what the curve shows at the primary gamma: what theory expects, and what was measured."""
-    points = dict(zip(measured["gamma"], measured["value"], strict=True))
-    gamma = run.primary_gamma if run.primary_gamma in points else next(iter(points), None)
-    if gamma is None:
-        return label
-    expected = [f"{lines[name][gamma]:.2f} {words}" for name, words in TITLED.items() if gamma in lines.get(name, {})]
-    clock = "on that clock" if label.startswith("simulated") else "measured"
-    return f"{label[:1].upper()}{label[1:]} at γ {gamma}: {', '.join([*expected, f'{points[gamma]:.2f} {clock}'])}"
 
 
 def _priced_in_words(run: Run, lines: Mapping[str, Mapping[int, float]]) -> list[str]:
@@ -286,9 +280,22 @@ def papers_section(run: Run) -> Section:
 
     KeyError for a run of a version that did not log them.
     """
+    metrics = run.metrics
+    rate, overhead = metrics["acceleration_rate"], metrics["step_overhead"]
+    words = [
+        f"Acceleration rate {rate:.3f} over overhead {overhead:.3f} is the speedup, {rate / overhead:.3f} (Medusa). "
+        "The compression ratio is tokens over calls of the target: one call a round, so it is the rate again."
+    ]
+    if "speedup.original" in metrics:
+        names = ("speedup.original", "step_overhead.original", "speedup", "step_overhead")
+        values = [Interval.from_metrics(metrics, name) for name in names]
+        words.append(
+            "Against the model that the target was before it was trained, decoded on the same prompts between the "
+            f"other methods, the speedup is {values[0]} and the overhead {values[1]}; against the target's own "
+            f"baseline {values[2]} and {values[3]}."
+        )
     caption = f"At the primary gamma, prefill apart, with {LEVEL} prompt-bootstrap intervals"
-    text = _papers_in_words(run.metrics)
-    return Section("As the papers define it", text, ((caption, paper_table(run.metrics)),))
+    return Section("As the papers define it", tuple(words), ((caption, paper_table(metrics)),))
 
 
 def paper_table(metrics: Mapping[str, Any]) -> pd.DataFrame:
@@ -308,23 +315,6 @@ def _table(key: str, rows: Mapping[str, Mapping[str, Any]], columns: Mapping[str
             for name, row in rows.items()
         ]
     )
-
-
-def _papers_in_words(metrics: Mapping[str, Any]) -> tuple[str, ...]:
-    """Say how the columns of `paper_table` hang together, and what the original model changes, if there is one."""
-    rate, overhead = metrics["acceleration_rate"], metrics["step_overhead"]
-    words = [
-        f"Acceleration rate {rate:.3f} over overhead {overhead:.3f} is the speedup, {rate / overhead:.3f} (Medusa). "
-        "The compression ratio is tokens over calls of the target: one call a round, so it is the rate again."
-    ]
-    if "speedup.original" in metrics:
-        words.append(
-            "Against the model that the target was before it was trained, decoded on the same prompts between the "
-            f"other methods, the speedup is {Interval.from_metrics(metrics, 'speedup.original')} and the overhead "
-            f"{Interval.from_metrics(metrics, 'step_overhead.original')}; against the target's own baseline "
-            f"{Interval.from_metrics(metrics, 'speedup')} and {Interval.from_metrics(metrics, 'step_overhead')}."
-        )
-    return tuple(words)
 
 
 # Cost of a call -----------------------------------------------------------------------------------
@@ -353,7 +343,9 @@ def cost_section(run: Run) -> Section:
         return Section("Cost of a call", tuple(words), tuple(tables))
     words += [report.fit_in_words(), report.roofline_in_words()]
     bound = f"at {report.context} cached tokens; bound by arithmetic from {report.machine['threshold']:.3g}"
-    tables.append((f"Operations per byte over n, {bound}", _operations(report)))
+    intensity = intensity_table(report.model.products, report.context).reset_index()
+    intensity = intensity.rename(columns={n: f"n = {n}" for n in intensity.columns if isinstance(n, int)})
+    tables.append((f"Operations per byte over n, {bound}", intensity))
     return Section(
         "Cost of a call", tuple(words), tuple(tables), (("cost_model", cost_figure(report, title=run.title)),)
     )
@@ -373,11 +365,6 @@ def fitted_cost(run: Run, calibration: Mapping[str, Any]) -> CostReport | None:
             return None
         raise
     return cost_report(calibration["grid"], [Product(**item) for item in cost["products"]], cost["machine"])
-
-
-def _operations(report: CostReport) -> pd.DataFrame:
-    table = intensity_table(report.model.products, report.context).reset_index()
-    return table.rename(columns={n: f"n = {n}" for n in table.columns if isinstance(n, int)})
 
 
 # Where and how ------------------------------------------------------------------------------------

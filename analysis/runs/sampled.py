@@ -43,18 +43,17 @@ def sampled_metrics(texts: pd.DataFrame, replicates: int, seed: int) -> dict[str
     parts = [texts[which].groupby("prompt")[_SUMS].sum() for which in (~plain, plain)]
     sums = parts[0].join(parts[1].add_prefix("plain_"), how="inner").astype(float)
     metrics = {"temperature": float(texts["temperature"].iloc[0]), "prompts": float(len(sums))}
-    for name, interval in bootstrap(sums, _values, replicates, seed).items():
+
+    def values(s: Columns) -> dict[str, np.ndarray]:
+        ours, theirs, more = s["decode_s"], s["plain_decode_s"], s["tokens"] / s["plain_tokens"]
+        return {
+            "speedup": more * theirs / ours,
+            "speedup.end_to_end": more * (theirs + s["plain_prefill_s"]) / (ours + s["prefill_s"]),
+            "tokens_per_round": s["tokens"] / s["rounds"],
+            "alpha.mle": s["accepted"] / (s["accepted"] + s["rejected"]),
+        }
+
+    for name, interval in bootstrap(sums, values, replicates, seed).items():
         metrics |= interval.as_metrics(name)
     metrics["repetition.share"] = float(texts.groupby("prompt")["flagged"].any().mean())
     return {f"{FAMILY}{name}": value for name, value in metrics.items() if np.isfinite(value)}
-
-
-def _values(sums: Columns) -> dict[str, np.ndarray]:
-    ours, theirs = sums["decode_s"], sums["plain_decode_s"]
-    more = sums["tokens"] / sums["plain_tokens"]
-    return {
-        "speedup": more * theirs / ours,
-        "speedup.end_to_end": more * (theirs + sums["plain_prefill_s"]) / (ours + sums["prefill_s"]),
-        "tokens_per_round": sums["tokens"] / sums["rounds"],
-        "alpha.mle": sums["accepted"] / (sums["accepted"] + sums["rejected"]),
-    }

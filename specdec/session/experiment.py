@@ -13,8 +13,7 @@ from rich import get_console
 from specdec import ranks
 from specdec.analysis.cost.cost_report import cost_report
 from specdec.analysis.findings import counted
-from specdec.analysis.pages.run_note import run_note
-from specdec.analysis.pages.run_page import write_run
+from specdec.analysis.pages.run_page import run_note, write_run
 from specdec.analysis.read.facts import PLAN_FILE, RunStatus
 from specdec.analysis.read.traces import read_traces
 from specdec.analysis.runs.run_findings import RunFindings
