@@ -49,9 +49,9 @@ class Arms(Lazy[Arm]):
         """Take apart a table that is in memory."""
         texts = rounds.groupby(TEXT, sort=False, observed=True)["committed"]
         parts = rounds.groupby(["method", "gamma"], sort=True, observed=True)
-        found = {(str(method), int(gamma)): arm for (method, gamma), arm in parts}
+        arms = {(str(method), int(gamma)): arm for (method, gamma), arm in parts}
         return cls(
-            {key: partial(found.__getitem__, key) for key in found},
+            {key: partial(arms.__getitem__, key) for key in arms},
             texts.agg(tokens="sum", rounds="size").reset_index().astype(NAMES),
         )
 
@@ -66,7 +66,12 @@ class Arms(Lazy[Arm]):
             raise ValueError("the baseline and the speculative rounds have no prompt in common")
         if len(pairs) == len(done):
             return self
-        makers = {key: partial(_within, self._makers[key], pairs) for key in self}
+
+        def within(make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+            rounds = make()
+            return rounds[pd.MultiIndex.from_frame(rounds[WORK].astype({"prompt": "str"})).isin(pairs)]
+
+        makers = {key: partial(within, self._makers[key]) for key in self}
         return Arms(makers, self.texts[pd.MultiIndex.from_frame(self.texts[WORK]).isin(pairs)])
 
     def of_methods(self, methods: Sequence[str]) -> "Arms":
@@ -90,17 +95,12 @@ class Arms(Lazy[Arm]):
     def of_one_drafter(self, primary_gamma: int) -> Mapping[int, pd.DataFrame]:
         """Return `by_gamma`; ValueError for several drafters or cells, no baseline, or no primary gamma in it."""
         methods = sorted({method for method, _ in self} - {*PLAIN})
-        found = self.by_gamma()
-        if len(methods) != 1 or len(found) == len(self) or self.texts["cell"].nunique() != 1:
+        arms = self.by_gamma()
+        if len(methods) != 1 or len(arms) == len(self) or self.texts["cell"].nunique() != 1:
             raise ValueError(f"one cell with a baseline and one drafter is expected, got the drafters {methods}")
-        if primary_gamma not in found:
-            raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(found)}")
-        return found
+        if primary_gamma not in arms:
+            raise ValueError(f"no rounds at the primary gamma {primary_gamma}, only at {sorted(arms)}")
+        return arms
 
     def _joined(self, keys: Sequence[Arm]) -> pd.DataFrame:
         return self[keys[0]] if len(keys) == 1 else pd.concat([self[key] for key in keys])
-
-
-def _within(make: Callable[[], pd.DataFrame], pairs: pd.MultiIndex) -> pd.DataFrame:
-    rounds = make()
-    return rounds[pd.MultiIndex.from_frame(rounds[WORK].astype({"prompt": "str"})).isin(pairs)]

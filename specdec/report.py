@@ -77,7 +77,6 @@ def report(arguments: Sequence[str]) -> list[Path]:
     options = parser().parse_args(arguments)
     _check(options)
 
-    from specdec.analysis.findings import find_studies
     from specdec.analysis.pages.html import Chapter, write_report
     from specdec.analysis.pages.report_chapters import foreign_chapters, run_chapters
     from specdec.analysis.read.find_runs import find_runs, unsettled_below

@@ -5,7 +5,7 @@ text is escaped: names may hold anything. Knows nothing of runs.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -38,52 +38,33 @@ class Chapter:
     folded: bool = False
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A figure as SVG text.
-
-    Attributes:
-        name: of its file.
-        svg: with outlines of letters, for the file.
-        inline: with letters as text, for a page that brings their font.
-    """
-
-    name: str
-    svg: str
-    inline: str
-
-
 def write_report(folder: Path, title: str, chapters: Sequence[Chapter]) -> tuple[Path, Path]:
     """Write `report.html` and `report.md` (figures in `report_figures/`) into `folder`; each figure is drawn once.
 
     Figures of an earlier report there are removed. OSError if the folder cannot be written.
     """
-    drawn = _draw(chapters)
+    drawn: dict[int, str] = {}  # by the figure's id: SVG with letters as text, for a page that brings their font
+    blocks = [f"# {_plain(title)}"]  # of Markdown
     figures = folder / FIGURES
     figures.mkdir(parents=True, exist_ok=True)
     for old in figures.glob("*.svg"):
         old.unlink()
-    for each in drawn.values():
-        (figures / f"{each.name}.svg").write_text(each.svg, encoding="utf-8")
+    for number, chapter in enumerate(chapters, 1):
+        blocks.append(f"## {_plain(chapter.title)}")
+        for place, section in enumerate(chapter.sections, 1):
+            files = []
+            for name, figure in section.figures:  # names follow chapter and section, and are safe and unique
+                stem = f"{number:02}-{place:02}-{re.sub('[^A-Za-z0-9_-]+', '_', name)}"
+                taken = sum(file.startswith(f"{FIGURES}/{stem}") for file in files)
+                files.append(f"{FIGURES}/{stem}{f'_{taken + 1}' if taken else ''}.svg")
+                (folder / files[-1]).write_text(style.svg(figure), encoding="utf-8")  # with outlines of letters
+                with style.laid_out(figure):
+                    drawn[id(figure)] = _inline(style.svg(figure, letters=True), f"f{len(drawn)}")
+            blocks += section_blocks(section, "###", files)
     html, markdown = folder / "report.html", folder / "report.md"
     html.write_text(_html(title, chapters, drawn), encoding="utf-8")
-    markdown.write_text(_markdown(title, chapters, drawn), encoding="utf-8")
+    markdown.write_text("\n\n".join(blocks) + "\n", encoding="utf-8")
     return html, markdown
-
-
-def _draw(chapters: Sequence[Chapter]) -> dict[int, _Drawn]:
-    """Draw every figure, by its id; names follow chapter and section, are unique, and are safe as file names."""
-    drawn: dict[int, _Drawn] = {}
-    for number, chapter in enumerate(chapters, 1):
-        for place, section in enumerate(chapter.sections, 1):
-            for name, figure in section.figures:
-                stem = f"{number:02}-{place:02}-{re.sub('[^A-Za-z0-9_-]+', '_', name)}"
-                taken = sum(each.name.startswith(stem) for each in drawn.values())
-                outlined = style.svg(figure)
-                with style.laid_out(figure):
-                    inline = _inline(style.svg(figure, letters=True), f"f{len(drawn)}")
-                drawn[id(figure)] = _Drawn(stem + (f"_{taken + 1}" if taken else ""), outlined, inline)
-    return drawn
 
 
 def cell(value: object) -> str:
@@ -174,7 +155,7 @@ figure text { font-family: "Figures", "DejaVu Sans", sans-serif; white-space: pr
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; font-src data:"  # heat maps; letters of figures
 
 
-def _html(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> str:
+def _html(title: str, chapters: Sequence[Chapter], drawn: Mapping[int, str]) -> str:
     parts = [
         "<!doctype html>",
         '<html lang="en">',
@@ -183,7 +164,7 @@ def _html(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> 
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         f"<title>{escape(title)}</title>",
-        f"<style>{STYLESHEET}{font_face([each.inline for each in drawn.values()])}</style>",
+        f"<style>{STYLESHEET}{font_face(list(drawn.values()))}</style>",
         "</head>",
         "<body>",
         f"<h1>{escape(title)}</h1>",
@@ -196,7 +177,7 @@ def _html(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> 
             parts.append(f'<section>\n<h3 id="c{number}s{place}">{escape(section.title)}</h3>')
             parts += [_paragraph(text) for text in section.text]
             parts += [_table(caption, table) for caption, table in section.tables]
-            figures = [f"<figure>{drawn[id(figure)].inline}</figure>" for _, figure in section.figures]
+            figures = [f"<figure>{drawn[id(figure)]}</figure>" for _, figure in section.figures]
             parts += ['<div class="figures">', *figures, "</div>"] if len(figures) > 1 else figures
             parts.append("</section>")
         if chapter.folded:
@@ -230,14 +211,15 @@ def _paragraph(text: str) -> str:
 
 def _marked(text: str) -> str:
     """Escape text and mark **bold**, *emphasis* and `code`; what stands in code stays as it is."""
-    return "".join(
-        f"<code>{escape(part[1:-1])}</code>" if code else _emphasised(escape(part)) for part, code in _split(text)
-    )
-
-
-def _emphasised(text: str) -> str:
-    text = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", text)
-    return re.sub(r"(?<![\w*])\*(?=[^\s*])([^*]+)(?<=\S)\*(?![\w*])", r"<em>\1</em>", text)  # no product of numbers
+    marked = ""
+    for part, code in _split(text):
+        if code:
+            marked += f"<code>{escape(part[1:-1])}</code>"
+        else:
+            strong = re.sub(r"\*\*(.+?)\*\*", r"<strong>\1</strong>", escape(part))
+            # No product of numbers is emphasis.
+            marked += re.sub(r"(?<![\w*])\*(?=[^\s*])([^*]+)(?<=\S)\*(?![\w*])", r"<em>\1</em>", strong)
+    return marked
 
 
 def _split(text: str) -> Iterator[tuple[str, bool]]:
@@ -249,21 +231,18 @@ def _split(text: str) -> Iterator[tuple[str, bool]]:
 def _table(caption: str, table: pd.DataFrame) -> str:
     attribute = [' class="number"' if pd.api.types.is_numeric_dtype(kind) else "" for kind in table.dtypes]
     head = "".join(f"<th{kind}>{escape(str(name))}</th>" for name, kind in zip(table.columns, attribute, strict=True))
-    lines = (
-        "".join(_cell(cell(value), kind) for value, kind in zip(line, attribute, strict=True))
-        for line in table.itertuples(index=False, name=None)
-    )
-    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
+    body = ""
+    for line in table.itertuples(index=False, name=None):
+        body += "<tr>"
+        for value, kind in zip(line, attribute, strict=True):
+            text = cell(value)
+            whole = ' class="whole"' if not kind and _WITH_INTERVAL.fullmatch(text) else kind  # stays on one line
+            body += f"<td{whole}>{escape(text)}</td>"
+        body += "</tr>\n"
     return (
         f'<div class="table"><table><caption>{_marked(caption)}</caption>\n'
         f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table></div>"
     )
-
-
-def _cell(text: str, kind: str) -> str:
-    """Write one cell; a number stays on one line with its interval."""
-    whole = ' class="whole"' if not kind and _WITH_INTERVAL.fullmatch(text) else kind
-    return f"<td{whole}>{escape(text)}</td>"
 
 
 def _inline(svg: str, name: str) -> str:
@@ -275,16 +254,6 @@ def _inline(svg: str, name: str) -> str:
 
 
 # Markdown -----------------------------------------------------------------------------------------
-
-
-def _markdown(title: str, chapters: Sequence[Chapter], drawn: dict[int, _Drawn]) -> str:
-    blocks = [f"# {_plain(title)}"]
-    for chapter in chapters:
-        blocks.append(f"## {_plain(chapter.title)}")
-        for section in chapter.sections:
-            files = [f"{FIGURES}/{drawn[id(figure)].name}.svg" for _, figure in section.figures]
-            blocks += section_blocks(section, "###", files)
-    return "\n\n".join(blocks) + "\n"
 
 
 def section_blocks(section: Section, heading: str, files: Sequence[str]) -> list[str]:

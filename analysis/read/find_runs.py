@@ -1,7 +1,6 @@
 """Finds the runs that a user names by an output folder, a sweep's folder, an MLflow run id or an experiment."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 from specdec.errors import UsageError
@@ -22,43 +21,37 @@ def find_runs(names: Sequence[str], tracking_uri: str) -> tuple[list[Run], list[
     runs: dict[str, Run] = {}
     notes: list[str] = []
     for name in names:
-        with _named(name):
+        try:
             if holds_studies_alone(name, tracking_uri):
-                continue  # `findings.find_studies` reads them
+                continue  # `studies.find_studies` reads them
             if Path(name).is_dir():
-                found, remarks = _in_folder(Path(name))
+                named, remarks = _in_folder(Path(name))
             elif Path(name).exists():
                 raise UsageError(
                     f"{name} is a file: name a run's output folder, or import foreign results with --import."
                 )
             elif RUN_ID.fullmatch(name):
-                found, remarks = [open_run(tracking_uri, name)], []
+                named, remarks = [open_run(tracking_uri, name)], []
             elif "/" in name or "\\" in name:
                 raise UsageError(f"There is no folder {name}: name a run's output folder, a run id or an experiment.")
             else:
-                found, remarks = _in_experiment(name, tracking_uri)
-            runs |= {run.source: run for run in found if run.source not in runs}
-            notes += remarks
+                named, remarks = _in_experiment(name, tracking_uri)
+        except UsageError as error:
+            if name in str(error):
+                raise
+            # What was looked up, where the error does not say it: no store, say, to look it up in.
+            raise UsageError(
+                f"There is no folder {name}, and it cannot be looked up as a run or an experiment. {error}"
+            ) from None
+        runs |= {run.source: run for run in named if run.source not in runs}
+        notes += remarks
     return list(runs.values()), notes
-
-
-@contextmanager
-def _named(name: str) -> Iterator[None]:
-    """Add to a UsageError the name that was looked up, where it does not say it: no store, say, to look it up in."""
-    try:
-        yield
-    except UsageError as error:
-        if name in str(error):
-            raise
-        raise UsageError(
-            f"There is no folder {name}, and it cannot be looked up as a run or an experiment. {error}"
-        ) from None
 
 
 def unsettled_below(names: Sequence[str]) -> list[Path]:
     """Return the folders of such runs (`unsettled`) in and below the folders among some names."""
-    found = [path.parent for name in names if Path(name).is_dir() for path in Path(name).rglob(STATUS_FILE)]
-    return [folder for folder in found if unsettled(folder)]
+    folders = [path.parent for name in names if Path(name).is_dir() for path in Path(name).rglob(STATUS_FILE)]
+    return [folder for folder in folders if unsettled(folder)]
 
 
 def unsettled(folder: Path) -> bool:

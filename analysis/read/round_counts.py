@@ -51,8 +51,8 @@ class _ArmFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._files = [
-            pq.ParquetFile(each, read_dictionary=_NAMES)
-            for each in ([path] if path.is_file() else sorted(path.glob("*.parquet")))
+            pq.ParquetFile(part, read_dictionary=_NAMES)
+            for part in ([path] if path.is_file() else sorted(path.glob("*.parquet")))
         ]
         for file in self._files:
             self._refuse(check_columns, file.schema_arrow.names)
@@ -61,17 +61,17 @@ class _ArmFile:
 
     def texts(self) -> pd.DataFrame:
         """Look up which row groups hold the rounds of which arm; return the texts of all (see `Arms`)."""
-        found = []
+        parts = []
         for number, file in enumerate(self._files):
             for group in range(file.metadata.num_row_groups):
                 table = file.read_row_group(group, columns=[*TEXT, "committed"])
                 texts = table.group_by(TEXT, use_threads=False)
                 sums = texts.aggregate([("committed", "sum"), ("committed", "count")])
-                found.append(sums.to_pandas().astype(NAMES))
-                for method, gamma in found[-1][["method", "gamma"]].drop_duplicates().itertuples(index=False):
+                parts.append(sums.to_pandas().astype(NAMES))
+                for method, gamma in parts[-1][["method", "gamma"]].drop_duplicates().itertuples(index=False):
                     self._groups.setdefault((method, int(gamma)), []).append((number, group))
-        parts = pd.concat(found).groupby(TEXT, sort=False)[["committed_sum", "committed_count"]].sum()
-        return parts.set_axis(["tokens", "rounds"], axis=1).reset_index()
+        totals = pd.concat(parts).groupby(TEXT, sort=False)[["committed_sum", "committed_count"]].sum()
+        return totals.set_axis(["tokens", "rounds"], axis=1).reset_index()
 
     def read(self, arm: Arm) -> pd.DataFrame:
         """Return the rounds of an arm, sorted by generation; UsageError if they contradict themselves."""
@@ -99,7 +99,11 @@ class _ArmFile:
         columns: dict[str, Any] = {name: _joined(parts.pop(name)) for name in COUNTED}
         pa.default_memory_pool().release_unused()
         order = _order(columns)
-        rounds = pd.DataFrame({name: _taken(values, order) for name, values in columns.items()}, copy=False)
+        if order is not None:
+            for name, values in columns.items():
+                if not isinstance(values, np.ndarray) or values.strides[0]:  # else one value stands for all
+                    columns[name] = values.take(order)
+        rounds = pd.DataFrame(columns, copy=False)
         self._refuse(check_rounds, rounds)
         generation = numbered(rounds, GENERATION)
         same = generation[1:] == generation[:-1]
@@ -124,15 +128,12 @@ def _names(values: pa.ChunkedArray) -> pd.Categorical:
 def _numbers(values: pa.ChunkedArray) -> np.ndarray:
     """Return counts as small as they fit, or seconds."""
     array = values.to_numpy()
-    if array.dtype.kind != "i" or not len(array):
-        return array
-    fits = (each for each in (np.int16, np.int32) if _holds(each, array))
-    return array.astype(next(fits, np.int64))
-
-
-def _holds(small: Any, array: np.ndarray) -> bool:
-    limits = np.iinfo(small)
-    return bool(limits.min <= array.min() and array.max() <= limits.max)
+    if array.dtype.kind == "i" and len(array):
+        for small in (np.int16, np.int32):
+            if np.iinfo(small).min <= array.min() and array.max() <= np.iinfo(small).max:
+                return array.astype(small)
+        return array.astype(np.int64)
+    return array
 
 
 def _joined(parts: list[Any]) -> Any:
@@ -155,9 +156,3 @@ def _order(columns: dict[str, Any]) -> np.ndarray | None:
     if not (np.diff(key) < 0).any():
         return None
     return np.argsort(key, kind="stable")
-
-
-def _taken(values: Any, order: np.ndarray | None) -> Any:
-    if order is None or isinstance(values, np.ndarray) and not values.strides[0]:
-        return values
-    return values.take(order)

@@ -132,7 +132,7 @@ class Run:
         `+drafter=` is first where it is not named there.
         """
         order = [self.of_drafter(name) if self._has_settings(name) else self for name in self._asked]
-        return order if any(each is self for each in order) else [self, *order]
+        return order if any(run is self for run in order) else [self, *order]
 
     @property
     def _asked(self) -> list[str]:
@@ -143,10 +143,6 @@ class Run:
     def _has_settings(self, name: str) -> bool:
         return any(key.startswith(f"{SETTINGS}{name}.") for key in self.params)
 
-    @property
-    def _own_method(self) -> str:
-        return self.method or self.params.get("drafter.name", "")
-
     def _own(self, table: pd.DataFrame) -> pd.DataFrame:
         """Keep the lines of this drafter and of plain decoding, where the session had several drafters."""
         if not self.method and not self.beside or "method" not in table:
@@ -155,7 +151,7 @@ class Run:
 
     @property
     def _methods(self) -> list[str]:
-        return [*PLAIN, self._own_method]
+        return [*PLAIN, self.method or self.params.get("drafter.name", "")]
 
     def peers(self) -> dict[str, Any]:
         """Read the other engines (`peers`, `left_out`) and what they wrote (`generations`), where there are some."""
@@ -185,14 +181,13 @@ class Run:
         """
         path = self.fetch("rounds.parquet")
         key = (str(path), path.stat().st_mtime_ns)
-        found = _open_files.get(key)
-        if found is None:
+        arms = _open_files.get(key)
+        if arms is None:
             try:
-                found = read_arms(path)
+                arms = _open_files[key] = read_arms(path)
             except (ValueError, OSError, TypeError, KeyError) as error:
                 raise _no_table(path, error) from None
-            _open_files[key] = found
-        return found.of_methods(self._methods) if self.method or self.beside else found
+        return arms.of_methods(self._methods) if self.method or self.beside else arms
 
     def generations(self, texts: bool = True) -> pd.DataFrame:
         """Read one line per generation: key columns, tokens, seconds, flag and, with `texts`, token ids and text."""
