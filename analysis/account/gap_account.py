@@ -245,27 +245,33 @@ def account_values(
     }
     if t1_s is None:
         return values
-    g = sums["draft_s"] / sums["rounds"] / t1_s
-    v = sums["verify_s"] / sums["rounds"] / t1_s
-    o = sums["round_s"] / sums["rounds"] / t1_s - g - v
-    t_ar_s = sums["baseline_round_s"] / sums["baseline_tokens"]
-    speedup, overhead = t_ar_s * sums["tokens"] / sums["round_s"], (v + g) / (v + g + o)
+    costs = cost_values(sums, t1_s)
+    g, v, o, t_ar_s, speedup = costs.values()
+    overhead = (v + g) / (v + g + o)
     return {
         **values,
+        **costs,
         "draft": 1 / (1 + g),
         "verify": (1 + g) / (v + g),
         "overhead": overhead,
         "baseline": t_ar_s / t1_s,
-        "speedup": speedup,
-        "t_ar_s": t_ar_s,
-        "g": g,
-        "v": v,
-        "o": o,
         "formula": omega / (1 + g),
         "priced": omega / (v + g),
         "loop": overhead * t_ar_s / t1_s,
         "speedup_error": omega / (1 + g) / speedup - 1,
     }
+
+
+def cost_values(sums: Columns, t1_s: float | np.ndarray) -> dict[str, np.ndarray]:
+    """Return the split of a round's time into g, v and o, each over t1; the baseline's seconds per token; the speedup.
+
+    The speedup is tokens per round x t_ar_s over the round's seconds, (g + v + o) t1.
+    """
+    g = sums["draft_s"] / sums["rounds"] / t1_s
+    v = sums["verify_s"] / sums["rounds"] / t1_s
+    o = sums["round_s"] / sums["rounds"] / t1_s - g - v
+    t_ar_s = sums["baseline_round_s"] / sums["baseline_tokens"]
+    return {"g": g, "v": v, "o": o, "t_ar_s": t_ar_s, "speedup": t_ar_s * sums["tokens"] / sums["round_s"]}
 
 
 def gap_account(

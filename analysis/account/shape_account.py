@@ -15,6 +15,7 @@ from ..findings import Section
 from ..intervals import Columns, Interval, bootstrap
 from ..read.runs import Run
 from ..rounds import prompt_sums
+from .gap_account import cost_values
 from .run_account import account_of
 
 CHAIN = "chain"
@@ -60,10 +61,8 @@ def compare_shapes(runs: Sequence[Run]) -> Shapes:
         shared = run.arms().shared()
         arms, baseline = shared.by_gamma(), prompt_sums(shared.plain())[["round_s", "tokens"]]
         arm = prompt_sums(arms[max(arms) if run.primary_gamma is None else run.primary_gamma])
-        table = arm[["tokens", "rounds", "nodes", "draft_s", "verify_s"]].assign(
-            rest_s=arm["round_s"] - arm["draft_s"] - arm["verify_s"]
-        )
-        tables.append(table.join(baseline.set_axis(["plain_s", "plain_tokens"], axis=1)).add_prefix(f"{place}_"))
+        table = arm[["tokens", "rounds", "nodes", "draft_s", "verify_s", "round_s"]]
+        tables.append(table.join(baseline.add_prefix("baseline_")).add_prefix(f"{place}_"))
     common = pd.concat(tables, axis=1, join="inner").sort_index()
     if common.empty:
         raise UsageError(f"The runs of {', '.join(found)} have no prompt in common: `{COMMAND}` makes them anew.")
@@ -85,10 +84,10 @@ def _values(sums: Columns) -> dict[str, np.ndarray]:
     values: dict[str, np.ndarray] = {}
     for place in range(len({name.partition("_")[0] for name in sums})):
         own = _of_shape(sums, place)
-        plain = own["plain_s"] / own["plain_tokens"]
-        parts = {name: own[f"{name}_s"] / own["rounds"] / plain for name in _PARTS}
-        tokens, time = own["tokens"] / own["rounds"], parts["verify"] + parts["draft"] + parts["rest"]
-        nodes = own["nodes"] / own["rounds"]
+        costs = cost_values(own, own["baseline_round_s"] / own["baseline_tokens"])
+        parts = {"verify": costs["v"], "draft": costs["g"], "rest": costs["o"]}
+        tokens, nodes = own["tokens"] / own["rounds"], own["nodes"] / own["rounds"]
+        time = parts["verify"] + parts["draft"] + parts["rest"]
         shape = {"tokens": tokens, "nodes": nodes, **parts, "round": time, "speedup": tokens / time}
         values |= {f"{place}_{name}": value for name, value in shape.items()}
         for name, of in (("gain", "tokens"), ("net", "speedup")):

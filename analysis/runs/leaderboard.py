@@ -17,6 +17,7 @@ from scipy.stats import rankdata
 
 from specdec.errors import UsageError
 
+from ..account.gap_account import cost_values
 from ..comparisons import LEVEL, with_replicates
 from ..figures import style
 from ..findings import counted
@@ -75,16 +76,8 @@ def open_arms(run: Run) -> dict[int, RunArm]:
 
 def arm_values(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the QUANTITIES from sums; t(1) is the baseline's mean verification, as in a run's account."""
-    t1 = sums["baseline_verify_s"] / sums["baseline_rounds"]
-    g, v, whole = (sums[name] / sums["rounds"] / t1 for name in ("draft_s", "verify_s", "round_s"))
-    per_token = sums["baseline_round_s"] / sums["baseline_tokens"]
-    return {
-        "speedup": per_token * sums["tokens"] / sums["round_s"],
-        "tokens_per_round": sums["tokens"] / sums["rounds"],
-        "g": g,
-        "v": v,
-        "o": whole - g - v,
-    }
+    costs = cost_values(sums, sums["baseline_verify_s"] / sums["baseline_rounds"])
+    return {"tokens_per_round": sums["tokens"] / sums["rounds"], **costs}
 
 
 @dataclass(frozen=True)
