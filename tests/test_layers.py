@@ -164,13 +164,13 @@ def test_no_circles_between_rooms():
 
 # Files that carry one name on purpose: packages; what every family has in its `base`; and, in `specdec/studies` and
 # `analysis/studies`, the two halves of a study.
-FAMILIES = ("drafters", "peers", "prompts", "structures", "studies", "targets", "verifiers")
+FAMILIES = ("drafters", "foreign", "peers", "prompts", "structures", "studies", "targets", "verifiers")
 
 
 def _may_share(paths: list[Path]) -> bool:
     """Return whether files of one name belong to several families (registry names, bases), or to one study."""
     parts = [path.relative_to(ROOT).parts for path in paths]
-    families = [part[1] if part[0] == "specdec" else "analysis" for part in parts]
+    families = [part[1] if part[0] == "specdec" else "foreign" if part[-2] == "foreign" else "" for part in parts]
     if all(part[-2] == "studies" for part in parts):
         return True
     return len(set(families)) == len(families) and set(families) <= set(FAMILIES)

@@ -47,8 +47,8 @@ def factor_table(account: Account, simulated: bool = False) -> pd.DataFrame:
     timed = not isnan(account.t1_s)
     clock = "simulated by a cost model" if simulated else "measured, wall clock"
     last = {"factor": "speedup", "meaning": clock} if timed else {"factor": "tokens per round", "meaning": "measured"}
-    value = account.intervals["speedup" if timed else "tokens_per_round"]
-    lines.append({**last, "formula": "product", "value": value, "product": product, "effect": ""})
+    measured = account.intervals["speedup" if timed else "tokens_per_round"]
+    lines.append({**last, "formula": "product", "value": measured, "product": product, "effect": ""})
     return pd.DataFrame(lines)
 
 
@@ -111,8 +111,9 @@ def account_sections(run: Run) -> list[Section]:
             f"{explained(best.account.intervals['speedup'])} in {best.name}."
         )
         caption = "The account of each category, under its own alpha; intervals of the speedup over its prompts"
-        tables = ((caption, group_table(groups, "category")),)
-        sections.append(Section("The account by category", (sentence, *without_alpha(groups, "category")), tables))
+        table = group_table(groups, "category")
+        text = (sentence, *without_alpha(groups, "category"))
+        sections.append(Section("The account by category", text, ((caption, table),)))
     if account.prompts > 1:
         groups = sums.by("prompt")
         speedups = np.array([group.account.speedup for group in groups])

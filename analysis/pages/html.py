@@ -52,7 +52,7 @@ def write_report(folder: Path, title: str, chapters: Sequence[Chapter]) -> tuple
     for number, chapter in enumerate(chapters, 1):
         blocks.append(f"## {_plain(chapter.title)}")
         for place, section in enumerate(chapter.sections, 1):
-            files = []
+            files: list[str] = []
             for name, figure in section.figures:  # names follow chapter and section, and are safe and unique
                 stem = f"{number:02}-{place:02}-{re.sub('[^A-Za-z0-9_-]+', '_', name)}"
                 taken = sum(file.startswith(f"{FIGURES}/{stem}") for file in files)

@@ -78,11 +78,8 @@ def run_chapters(runs: Sequence[Run], notes: Sequence[str] = ()) -> list[Chapter
     for run in runs:
         sections: list[Section] = []
         for title, make in OF_A_RUN:
-            lacking = {
-                drafters_section: not run.beside,
-                peers_section: run.params.get("measurement.peers", "[]") == "[]",
-            }
-            if not lacking.get(make):
+            peers = run.params.get("measurement.peers", "[]") != "[]"
+            if (run.beside or make is not drafters_section) and (peers or make is not peers_section):
                 fewer = REFITS if many and make is model_sections else {}
                 sections += _guarded(title, partial(make, run, **fewer))
         at = "" if run.primary_gamma is None else f", gamma {run.primary_gamma}"

@@ -34,7 +34,7 @@ from .run_sections import (
 )
 from .sampled import sampled_metrics
 from .serving_sections import run_recommendation
-from .summary import summarise
+from .summary import Summary, summarise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,36 +182,15 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
     ]
     if peers["peers"] and not facts.single:
         notes.append(f"Other engines draft chains only: structure={facts.structure} has no peer but plain generation.")
-    lines, accounts = [], {}
-    for gamma, arm in summary.arms.items():
-        errors: dict[str, float] = {}
-        for name in FORMULA_ERRORS:
-            known = arm.account.intervals[name].as_metrics(name).items()
-            errors |= {key: value for key, value in known if not isnan(value)}
-        at_gamma = {"gamma": gamma, "primary": gamma == facts.primary_gamma}
-        lines.append({**at_gamma, **arm.metrics, **model_metrics(curves, gamma), **errors})
-        accounts[gamma] = {
-            "speedup": arm.account.speedup,
-            "product": arm.account.product,
-            "factors": arm.account.factors,
-            "time": arm.account.time,
-            "intervals": {name: vars(arm.account.intervals[name]) for name in (*arm.account.factors, *REPORTED)},
-            "iid": {name: vars(test) for name, test in arm.iid.items()},
-        }
     dtype = str(environment.get("model", {}).get("dtype", "float64"))
     measured = MeasuredRun(metrics, account, facts, session, standing, dtype)
     found = RunFindings(
         sections=(),
         metrics=metrics,
         curves=curves,
-        arms=lines,
+        arms=_lines(summary, curves),
         notes=notes,
-        account={
-            "alpha": summary.work.alpha,
-            "alpha_source": summary.alpha_source,
-            "primary_gamma": facts.primary_gamma,
-            "gammas": accounts,
-        },
+        account=_accounts(summary),
         alpha_source=summary.alpha_source,
         depth_name=facts.depth_name,
         drafter=facts.drafter,
@@ -221,6 +200,36 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
         refuted=refuted,
     )
     return found, measured, prediction
+
+
+def _lines(summary: Summary, curves: Curves) -> list[dict[str, Any]]:
+    """Return the metrics of every gamma, with the errors of the textbook formula and their paired intervals."""
+    lines = []
+    for gamma, arm in summary.arms.items():
+        line = {"gamma": gamma, "primary": arm is summary.primary, **arm.metrics, **model_metrics(curves, gamma)}
+        for name in FORMULA_ERRORS:
+            known = arm.account.intervals[name].as_metrics(name).items()
+            line |= {key: value for key, value in known if not isnan(value)}
+        lines.append(line)
+    return lines
+
+
+def _accounts(summary: Summary) -> dict[str, Any]:
+    """Return the factors, their intervals and the time split, by gamma: `account.json`."""
+    accounts = {
+        gamma: {
+            "speedup": arm.account.speedup,
+            "product": arm.account.product,
+            "factors": arm.account.factors,
+            "time": arm.account.time,
+            "intervals": {name: vars(arm.account.intervals[name]) for name in (*arm.account.factors, *REPORTED)},
+            "iid": {name: vars(test) for name, test in arm.iid.items()},
+        }
+        for gamma, arm in summary.arms.items()
+    }
+    work = summary.work
+    known = {"alpha": work.alpha, "alpha_source": summary.alpha_source, "primary_gamma": work.primary_gamma}
+    return {**known, "gammas": accounts}
 
 
 def _sections(run: Run, account: Account, prediction: HeldOutPrediction | Undetermined) -> list[Section]:

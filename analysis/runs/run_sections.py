@@ -149,7 +149,7 @@ def arranged(sections: Sequence[Section], run: Run) -> list[Section]:
     """
     figures = {name: figure for section in sections for name, figure in section.figures}
     shown = tuple((name, figures[name]) for name in FIRST_SCREEN if name in figures)
-    pages = []
+    pages: list[Section] = []
     for section in sections:
         others = tuple((name, figure) for name, figure in section.figures if name not in FIRST_SCREEN)
         page = replace(section, figures=others if pages else (*others, *shown))

@@ -70,8 +70,10 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
                 seconds, rate, length = (_number(at, metrics, name) for name in MEASURED)
                 if length < 1:
                     raise UsageError(f"{at}: accept_length is {length}, and a round gives at least one token.")
-                sums = {"tokens": seconds * rate, "rounds": seconds * rate / length, "seconds": seconds}
-                text = ImportedText(benchmark, benchmark, repeat=run, **sums)
+                tokens = seconds * rate
+                text = ImportedText(
+                    benchmark, benchmark, repeat=run, tokens=tokens, rounds=tokens / length, seconds=seconds
+                )
                 settings.setdefault(ServerSetting(*options), []).append(text)
     drafting = [setting for setting in settings if setting.steps != 0]
     made = []
