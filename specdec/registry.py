@@ -10,8 +10,7 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
-from importlib.util import find_spec
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from specdec.config import typed, validated
 from specdec.errors import UsageError, near_misses
@@ -40,22 +39,12 @@ def _config_type(cls: type) -> type:
     return getattr(sys.modules[cls.__module__], annotation) if isinstance(annotation, str) else annotation
 
 
-class UnknownName(UsageError):
-    """A name that no class of a family has."""
-
-
 class Registry(Generic[T]):
     """The classes of one family (`drafters`), filled by importing the family's package and its entry points.
 
     Another distribution adds members through the entry-point group `specdec.<family>`. One that cannot be imported is
     left out with a warning, and named where its member is asked for: the others work without it.
-
-    Class attributes:
-        one_by_one: only the files of names that are asked for are imported, where the name says the file; for a process
-            that answers one question. Otherwise the whole family is, the members of other distributions included.
     """
-
-    one_by_one: ClassVar[bool] = False
 
     def __init__(self, family: str, group: str) -> None:
         self.family = family
@@ -95,13 +84,12 @@ class Registry(Generic[T]):
         return sorted([*self._classes, *self._settings])
 
     def get(self, name: str) -> type[T]:
-        """Return the class of a name; UnknownName, with near misses and the full list, if there is none."""
-        if not self.one_by_one or not self._load_file(name):
-            self._load()
+        """Return the class of a name; UsageError, with near misses and the full list, if there is none."""
+        self._load()
         own = self._settings.get(name, name) if isinstance(name, str) else None
         if own not in self._classes:
             broken = "".join(f" The plugin {each!r} was left out: {why}." for each, why in self._broken.items())
-            raise UnknownName(
+            raise UsageError(
                 f"Unknown {self.group} {name!r}.{near_misses(str(name), self.all_names())} "
                 f"The {self.family} are: {', '.join(self.all_names())}.{broken}"
             )
@@ -130,12 +118,6 @@ class Registry(Generic[T]):
     def build(self, values: Mapping[str, Any], **context: Any) -> T:
         """Validate and construct in one go; raises UsageError."""
         return self.construct(self.config(values), **context)
-
-    def _load_file(self, name: Any) -> bool:
-        """Import the file that is called as the class is; return whether the class is known then."""
-        if name not in self._classes and find_spec(f"specdec.{self.family}.{name}") is not None:
-            importlib.import_module(f"specdec.{self.family}.{name}")
-        return name in self._classes
 
     def _load(self) -> None:
         if self._loaded:

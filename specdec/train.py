@@ -11,7 +11,6 @@ from typing import Any
 
 from specdec import ranks
 from specdec.commands import cli
-from specdec.commands.early import check_early
 from specdec.config import validated
 from specdec.errors import UsageError
 
@@ -31,18 +30,13 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float] | None:
         ranks.check_single(f"a training with +{kind}=")
     values = {**values, "output_dir": _folder(kind, values)}
 
-    def check() -> None:
-        from specdec.training.recipes import RECIPES, StateTrainConfig
-
-        config = validated(RECIPES[kind], values, source="the configuration" if kind == "recipe" else "")
-        if isinstance(config, StateTrainConfig):
-            from specdec.targets import targets
-
-            targets.config(config.target)
-
-    check_early(check)
+    from specdec.targets import targets
     from specdec.training import trainings
+    from specdec.training.recipes import RECIPES, StateTrainConfig
 
+    config = validated(RECIPES[kind], values, source="the configuration" if kind == "recipe" else "")
+    if isinstance(config, StateTrainConfig):
+        targets.config(config.target)
     outcome = trainings.run(kind, values)
     return None if outcome is None else outcome.metrics  # in a process that writes no files
 

@@ -1,6 +1,6 @@
 """The advice of `specdec.advise`: a forecast for every gamma, what it would take to pay, a verdict; and its file.
 
-Arithmetic and files only: the costs and the rounds come from `experiment.advisor`. Times are in units of t1, the
+Arithmetic and files only: the costs and the rounds come from `advice.advisor`. Times are in units of t1, the
 target's own one-token call, as in the gap account.
 """
 
@@ -15,9 +15,10 @@ import torch
 from specdec.analysis.engines.measured_drafter import Measured
 from specdec.analysis.engines.recommendation import Recommendation, recommend
 from specdec.analysis.intervals import Interval, too_few
-from specdec.config import RunConfig, flattened
+from specdec.config import flattened
 from specdec.environment import cpu
 from specdec.session.parts import Parts
+from specdec.text.writing import write_atomically
 from specdec.theory.capped_geometric import alpha_for
 
 _REMEDIES = {
@@ -117,12 +118,9 @@ class Advice:
 
     def save(self, *paths: Path) -> None:
         """Write to each path, whole or not at all."""
-        text = json.dumps(asdict(self), indent=1) + "\n"
         for path in paths:
             path.parent.mkdir(parents=True, exist_ok=True)
-            part = path.with_suffix(".part")
-            part.write_text(text, encoding="utf-8")
-            part.replace(path)
+            write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
 
 
 def predict(
@@ -182,10 +180,10 @@ def judge(predictions: list[Forecast], label: str) -> tuple[Forecast, str | None
     return best, blame, verdict
 
 
-def recommended(config: RunConfig, parts: Parts, predictions: list[Forecast]) -> Recommendation:
+def recommended(parts: Parts, predictions: list[Forecast]) -> Recommendation:
     """Recommend how to serve the drafter, from what is predicted for every gamma."""
     primary, device = parts.primary, parts.target.device
-    params = {key: str(value) for key, value in flattened(asdict(config)).items()}
+    params = {key: str(value) for key, value in flattened(parts.plan.config).items()}
     described = primary.drafter.describe()
     return recommend(
         Measured(

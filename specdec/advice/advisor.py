@@ -27,13 +27,11 @@ from specdec.advice.decoded_rounds import Speculated, predicted_walks
 from specdec.analysis.engines.recommendation import Recommendation
 from specdec.analysis.intervals import Columns, bootstrap
 from specdec.clock import Clock, clock_for
-from specdec.config import BASELINE, AdviseConfig
-from specdec.errors import UsageError
+from specdec.config import BASELINE
 from specdec.folder.results import ResultsFolder
 from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
-from specdec.plan.batch_checks import refuse_batches
-from specdec.plan.beside import refuse_several
-from specdec.plan.budget import refuse_budget, refuse_null
+from specdec.plan.plan import Plan
+from specdec.plan.rules import check
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
 from specdec.records import Draft, Generation, Request, TextStart, chain_tree
@@ -50,7 +48,7 @@ from specdec.replay.expected_rounds import (
 from specdec.sampling import generator_for
 from specdec.session.advice_key import kept_at, key_of, keyed_by
 from specdec.session.dtypes import arithmetic_notes
-from specdec.session.parts import Parts, build, limited, prepare
+from specdec.session.parts import Parts, open_parts, prepare
 from specdec.terminal import print_lines, print_links
 from specdec.text.streams import Stream, read_streams
 from specdec.timing.calls import Calibration, calibrate
@@ -80,94 +78,47 @@ class Costs:
         return float(np.interp(offered, sizes, [table[size] for size in sizes]))
 
 
-def advise(config: AdviseConfig, folder: Path) -> Advice:
+def advise(plan: Plan, folder: Path) -> Advice:
     """Predict every gamma of `measurement.gammas`, print and keep the advice.
 
     Raises:
         SpecdecError: see `specdec.errors`; UsageError also for drafters and verifiers that cannot be replayed.
     """
-    refuse_other_runs(config)
-    if config.measurement.threads is not None:
-        torch.set_num_threads(config.measurement.threads)
-    parts = build(config)
-    config = limited(config, parts.target)
-    _check_replay(config, parts)
-    recorded = None
-    if config.advice.text is not None:
-        target = parts.target
+    assert plan.advice is not None
+    parts, text = open_parts(plan), plan.advice.text
+    arm, target, decoded = parts.primary, parts.target, _is_speculated(parts)
+    if not decoded or arm.structure.branches > 1 or text is not None:
+        facts = {"can": arm.drafter.capabilities, "rule": arm.verifier.capabilities, "branches": arm.structure.branches}
+        check("replay", plan.case(decoded=decoded, simulated=target.clock() is not None, **facts))
+    recorded = prompts = None
+    if text is not None:
         recorded = read_streams(
-            config.advice.text,
+            text,
             target.vocab_size,
             key="advice.text",
             repeats=True,
             context_length=target.context_length,
         )
-    keyed = keyed_by(config, parts, _foreign_prompts(recorded, parts))
-    (folder / "config.yaml").write_text(yaml.safe_dump(asdict(config), sort_keys=False), encoding="utf-8")
-    advisor = _Advisor(config, parts, folder)
+        found = {stream.prompt for stream in recorded}
+        if found != {prompt.tokens for prompt in parts.prompts.prompts}:
+            prompts = key_of({"recorded": sorted(found)})  # not the configured ones: no run would find their advice
+    keyed = keyed_by(parts, prompts)
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(plan.config), sort_keys=False), encoding="utf-8")
+    advisor = _Advisor(parts, folder)
     advisor.measure(recorded)
     advice = advisor.conclude(keyed, recorded)
-    recommendation = recommended(config, parts, advice.predictions)
+    recommendation = recommended(parts, advice.predictions)
     advice = replace(advice, serving=recommendation.as_dict())
     advice.save(folder / "advice.json")
     try:
-        advice.save(kept_at(config.advice_dir, advice.key))
+        advice.save(kept_at(plan.advice_dir, advice.key))
     except OSError as error:
         logger.warning(
             "Runs will not find this advice: it cannot be written to advice_dir=%s (%s).",
-            config.advice_dir, error.strerror,
+            plan.advice_dir, error.strerror,
         )  # fmt: skip
     show(advice, recommendation, get_console(), folder)
     return advice
-
-
-def refuse_other_runs(config: AdviseConfig) -> None:
-    """Raise UsageError for a configuration that a run takes and advice does not."""
-    refuse_several(config, "specdec.advise predicts one drafter", "use measurement.drafters=[] and ask for each")
-    refuse_batches(config, "specdec.advise")
-    refuse_budget(config, "specdec.advise")
-    refuse_null(config, "specdec.advise")
-
-
-def _check_replay(config: AdviseConfig, parts: Parts) -> None:
-    drafter, verifier, structure = parts.primary.drafter, parts.primary.verifier, parts.primary.structure
-    name, greedy = config.drafter["name"], parts.target.sampling.greedy
-    unknown = _is_speculated(parts)
-    if unknown and structure.branches == 1 and config.advice.text is None:
-        return
-    instead = "measure it with python -m specdec.run"
-    if parts.target.clock() is not None:
-        raise UsageError(
-            f"Bad value target={config.target['name']}: its time is simulated, and advice rests on measured time; give "
-            "the model as the target and the recorded text as advice.text, or replay it with python -m specdec.run."
-        )
-    temperature = config.sampling["temperature"]
-    if drafter.capabilities.replay is None:
-        raise UsageError(
-            f"Bad value drafter={name}: it cannot be replayed along a text; without advice.text its chains "
-            f"(structure=chain) can be advised on, or {instead}."
-        )
-    if unknown:
-        raise UsageError(
-            f"Bad value sampling.temperature={temperature}: drafter {name!r} can be replayed along a text only under "
-            "sampling=greedy; for other temperatures its chains (structure=chain) can be advised on without "
-            f"advice.text, or {instead}."
-        )
-    if structure.branches > 1 and not greedy:
-        raise UsageError(
-            f"Bad value structure={config.structure['name']}: with sampling.temperature={temperature} only chains can "
-            f"be advised on; use structure=chain or sampling=greedy, or {instead}."
-        )
-    if not greedy and not verifier.capabilities.token_by_token:
-        raise UsageError(
-            f"Bad value verifier={config.verifier['name']}: the replay knows the rule of speculative sampling only; "
-            f"use verifier=speculative_sampling, or {instead}."
-        )
-    if greedy and not verifier.capabilities.lossless:
-        raise UsageError(
-            f"Bad value verifier={config.verifier['name']}: it accepts other tokens than those of the target's own "
-            f"text, which is what is replayed; use verifier=greedy, or {instead}."
-        )
 
 
 def _is_speculated(parts: Parts) -> bool:
@@ -176,21 +127,12 @@ def _is_speculated(parts: Parts) -> bool:
     return replay is None or (replay in ("copying", "calling") and not parts.target.sampling.greedy)
 
 
-def _foreign_prompts(recorded: Sequence[Stream] | None, parts: Parts) -> str | None:
-    """Return a hash of the recorded prompts where they are not the configured ones, whose advice no run would find."""
-    if recorded is None:
-        return None
-    found = {text.prompt for text in recorded}
-    if found == {prompt.tokens for prompt in parts.prompts.prompts}:
-        return None
-    return key_of({"recorded": sorted(found)})
-
-
 class _Advisor:
     """Collects what the prediction needs: baseline rounds, calibrations, one row of sums per text."""
 
-    def __init__(self, config: AdviseConfig, parts: Parts, folder: Path) -> None:
-        self._config, self._parts = config, parts
+    def __init__(self, parts: Parts, folder: Path) -> None:
+        self._parts, self._plan, self._seed = parts, parts.plan, parts.plan.seed
+        self._measurement = parts.plan.measurement
         self._target, self._drafter = parts.target, parts.primary.drafter
         self._replay_kind = parts.primary.drafter.capabilities.replay
         self._shapes = {arm.gamma: arm.structure for arm in parts.arms}
@@ -212,18 +154,16 @@ class _Advisor:
             # Nothing is decoded but the longest, which says what a token of the baseline costs.
             prompts = [max(texts, key=lambda prompt: len(prompt.tokens))]
         longest = max(prompts, key=lambda prompt: len(prompt.tokens))
-        prepare(self._parts, longest, self._config.measurement)
-        if self._config.measurement.warmup_tokens:
-            self._decode(longest, 0, self._config.measurement.warmup_tokens)
+        prepare(self._parts, longest)
+        if self._measurement.warmup_tokens:
+            self._decode(longest, 0, self._measurement.warmup_tokens)
         every = -(-len(prompts) // _CALIBRATIONS)
-        decoded: list[Stream] = []
         with progress_bar() as progress:
             bar = progress.add_task("advising", total=len(prompts) + len(recorded or ()))
             for index, prompt in enumerate(prompts):
                 if index % every == 0:
                     self._calibrate(prompt)
                 for text in self._baseline(prompt):
-                    decoded.append(text)
                     if self._speculated is not None:
                         self._speculate(index, text)
                     elif recorded is None:
@@ -236,27 +176,25 @@ class _Advisor:
 
     def _baseline(self, prompt: Prompt) -> Iterator[Stream]:
         """Decode a prompt, its later turns and its repeats without a drafter, exactly as a run does it."""
-        for repeat in range(self._config.measurement.repeats):
-            current: Prompt | None = prompt
-            while current is not None:
-                done = self._decode(current, repeat, self._config.measurement.limit)
+        for repeat in range(self._measurement.repeats):
+            answers: dict[str, tuple[int, ...]] = {}
+            for turn in self._parts.prompts.turns(prompt, answers):
+                done = self._decode(turn, repeat, self._parts.limit)
                 self._clock.synchronize()
-                key = GenerationKey("advise", BASELINE, 0, repeat, current.id, current.category)
+                key = GenerationKey("advise", BASELINE, 0, repeat, turn.id, turn.category)
                 tokenizer = self._target.tokenizer
                 words = "" if tokenizer is None else tokenizer.decode(done.tokens)
                 line = generation_line(key, done, self._clock, words, flagged=False)
                 self._results.append([round_table(key, done, self._clock)], [line])
-                yield Stream(current.id, current.category, current.tokens, done.tokens, repeat=repeat)
-                current = self._parts.prompts.follow_up(current, done.tokens)
+                yield Stream(turn.id, turn.category, turn.tokens, done.tokens, repeat=repeat)
+                answers[turn.id] = done.tokens
 
     def _decode(self, prompt: Prompt, repeat: int, limit: int) -> Generation:
-        arm = self._parts.baseline
-        purpose = f"accept/{arm.method}/{arm.gamma}/{repeat}"  # a run's own, so that sampled texts are its texts
-        generator = generator_for(self._config.seed, prompt.id, purpose, self._target.device)
-        return arm.decode(Request(prompt.tokens, limit, accept_generator=generator), self._clock)
+        arm = self._parts.baseline  # with a run's own generators, so that sampled texts are its texts
+        return arm.decode(arm.request(prompt, limit, self._seed, repeat), self._clock)
 
     def _calibrate(self, prompt: Prompt) -> None:
-        repeats = self._config.measurement.calibration_calls
+        repeats = self._measurement.calibration_calls
         self._calibrations.append(
             calibrate(
                 self._target,
@@ -264,7 +202,7 @@ class _Advisor:
                 self._parts.primary.structure,
                 prompt.tokens,
                 [shape.tree for shape in self._shapes.values()],
-                Timer(self._clock, repeats, generator_for(self._config.seed, prompt.id, "calibration")),
+                Timer(self._clock, repeats, generator_for(self._seed, prompt.id, "calibration")),
                 self._gammas,
             )
         )
@@ -275,7 +213,7 @@ class _Advisor:
         """Return the median seconds of the verifier's decision, by nodes offered (random tokens)."""
         trees = {len(tree): tree for tree in (chain_tree(0), *(shape.tree for shape in self._shapes.values()))}
         device, purpose = self._target.device, "calibration/accept"
-        generator = generator_for(self._config.seed, prompt.id, purpose, device)
+        generator = generator_for(self._seed, prompt.id, purpose, device)
         room = max(map(self._target.room, trees.values()))
         branches = max(shape.branches for shape in self._shapes.values())
         self._target.start(TextStart(prompt.tokens, len(prompt.tokens) + room, branches))
@@ -295,14 +233,8 @@ class _Advisor:
         """Decode what the baseline has answered, with the drafter at the largest gamma; its text may be another."""
         assert self._speculated is not None
         arm = max(self._parts.arms, key=lambda arm: arm.gamma)
-        seed, purpose, device = self._config.seed, f"accept/{arm.method}/{arm.gamma}/{text.repeat}", self._target.device
-        request = Request(
-            text.prompt,
-            self._config.measurement.limit,
-            draft_generator=generator_for(seed, text.id, f"draft/{text.repeat}"),
-            accept_generator=generator_for(seed, text.id, purpose, device),
-        )
-        done = arm.decode(request, self._clock)
+        prompt_of = Prompt(text.id, text.category, "", text.prompt)
+        done = arm.decode(arm.request(prompt_of, self._parts.limit, self._seed, text.repeat), self._clock)
         self._speculated.append(Speculated(prompt, done))
         stream = Stream(text.id, text.category, text.prompt, done.tokens, repeat=text.repeat)
         self._walks.append((stream, {}))
@@ -311,11 +243,11 @@ class _Advisor:
     def _replay(self, text: Stream) -> None:
         """Count the rounds that this text takes at every gamma."""
         tokens = text.generated
-        limit = max(self._config.measurement.limit, len(tokens))
+        limit = max(self._parts.limit, len(tokens))
 
         def request() -> Request:
-            generator = generator_for(self._config.seed, text.id, f"draft/{text.repeat}")
-            return Request(text.prompt, limit, draft_generator=generator, reference=tokens)
+            prompt = Prompt(text.id, text.category, "", text.prompt)
+            return self._parts.primary.request(prompt, limit, self._seed, text.repeat, tokens)
 
         along: Agreement | None = None
         if self._replay_kind != "calling":
@@ -362,8 +294,7 @@ class _Advisor:
                 table = table.join(base)
             else:  # timed on one text: the others are taken to cost the same per token
                 table = table.assign(**{name: table["tokens"] * per for name, per in per_token.items()})
-            measurement = self._config.measurement
-            intervals = bootstrap(table, _statistic, measurement.bootstrap, self._config.seed)
+            intervals = bootstrap(table, _statistic, self._measurement.bootstrap, self._seed)
             value = {name: interval.estimate for name, interval in intervals.items()}
             cost = RoundCost(
                 draft=value["g"],
@@ -379,7 +310,7 @@ class _Advisor:
             chain = self._shapes[gamma].branches == 1
             tau, speedup = intervals["tokens_per_round"], intervals["speedup"]
             predictions.append(predict(gamma, tau, speedup, cost, offered, chain))
-        best, blame, verdict = judge(predictions, self._parts.label)
+        best, blame, verdict = judge(predictions, self._parts.chosen.label)
         prompts = len({text.id for text, _ in self._walks})
         notes = [*arithmetic_notes(self._parts)]
         if best.gamma == max(self._gammas) and len(self._gammas) > 1 and blame is None:
@@ -402,9 +333,9 @@ class _Advisor:
         return Advice(
             key=key_of(keyed),
             keyed=keyed,
-            label=self._parts.label,
+            label=self._parts.chosen.label,
             replay=str(self._replay_kind) if self._speculated is None else "speculation",
-            source="baseline" if recorded is None else str(self._config.advice.text),
+            source="baseline" if recorded is None else str(self._plan.advice.text),
             prompts=prompts,
             tokens=sum(len(text.generated) for text, _ in self._walks),
             alpha=self._alpha[0] / self._alpha[1] if self._alpha[1] else None,

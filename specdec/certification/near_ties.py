@@ -9,10 +9,10 @@ from specdec.certification.checks import Check, Verdict
 from specdec.certification.statistical import Texts, Tick
 from specdec.clock import CpuClock
 from specdec.drafters.none import NoDrafter
-from specdec.records import Generation, Request
-from specdec.sampling import generator_for
-from specdec.session.arm import Arm
+from specdec.session.arm import Arm, seeded_request
 from specdec.session.divergence import Divergence, explain
+
+PURPOSES = "certify/greedy/draft", "certify/greedy/accept"
 
 
 def near_tie_check(
@@ -27,8 +27,9 @@ def near_tie_check(
     parted: list[Divergence] = []
     accepted = 0
     for name, tokens in texts:
-        baseline = _output(plain, name, tokens, max_new_tokens, seed)
-        output = _output(arm, name, tokens, max_new_tokens, seed, baseline.tokens)
+        asked = arm.target, (name, tokens), max_new_tokens, seed, PURPOSES
+        baseline = plain.decode(seeded_request(*asked), CpuClock())
+        output = arm.decode(seeded_request(*asked, baseline.tokens), CpuClock())
         accepted += sum(row.accepted for row in output.rounds)
         divergence = explain(arm.target, (name, arm.gamma), tokens, baseline.tokens, output.tokens)
         if divergence is not None:
@@ -56,16 +57,3 @@ def report(parted: Sequence[Divergence], outputs: int, accepted: int) -> Check:
         detail=f"{lead}: {places}" if parted else "",
         facts={"accepted_tokens": accepted, "divergences": [asdict(item) for item in parted]},
     )
-
-
-def _output(
-    arm: Arm, name: str, tokens: Sequence[int], limit: int, seed: int, reference: Sequence[int] | None = None
-) -> Generation:
-    request = Request(
-        tokens,
-        limit,
-        draft_generator=generator_for(seed, name, "certify/greedy/draft"),
-        accept_generator=generator_for(seed, name, "certify/greedy/accept", arm.target.device),
-        reference=reference,
-    )
-    return arm.decode(request, CpuClock())

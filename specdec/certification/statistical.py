@@ -2,7 +2,7 @@
 verdicts at a stated rate of false alarms.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import isnan
@@ -12,8 +12,7 @@ from specdec.certification.chi_square import Tested
 from specdec.certification.live_rounds import state_check, watch_rounds
 from specdec.certification.redrawn_rounds import Redraws, redraw
 from specdec.records import Request
-from specdec.sampling import generator_for
-from specdec.session.arm import Arm
+from specdec.session.arm import Arm, seeded_request
 
 Tick = Callable[[str, int], None]
 """`tick(what, amount)` is told what was done, and how much of it."""
@@ -68,29 +67,21 @@ def draw(arm: Arm, texts: Texts, draws: Draws, seed: int, tick: Tick = lambda wh
     Args:
         arm: the combination, at a temperature.
     """
-    live = watch_rounds(arm, _requests(arm, texts, draws, seed), draws.rounds, lambda done: tick("rounds", done))
+    limit = draws.max_new_tokens
+    requests = (drawn_request(arm, texts, limit, seed, number, f"text {number}") for number in count())
+    live = watch_rounds(arm, requests, draws.rounds, lambda done: tick("rounds", done))
     single: list[Tested] = []
     for place in range(draws.places):
-        request = _request(arm, texts, draws, seed, (place, f"place {place}"))
+        request = drawn_request(arm, texts, limit, seed, place, f"place {place}")
         single += redraw(arm, request, 1 + place % 5, draws.redraws, f"place {place + 1}")
         tick("places", 1)
     return DrawnTests(live.tests(), single, state_check(live))
 
 
-def _requests(arm: Arm, texts: Texts, draws: Draws, seed: int) -> Iterator[Request]:
-    """Yield the texts again and again, each time with other random numbers."""
-    for number in count():
-        yield _request(arm, texts, draws, seed, (number, f"text {number}"))
-
-
-def _request(arm: Arm, texts: Texts, draws: Draws, seed: int, which: tuple[int, str]) -> Request:
-    name, tokens = texts[which[0] % len(texts)]
-    return Request(
-        tokens,
-        draws.max_new_tokens,
-        draft_generator=generator_for(seed, name, f"certify/draft/{which[1]}"),
-        accept_generator=generator_for(seed, name, f"certify/accept/{which[1]}", arm.target.device),
-    )
+def drawn_request(arm: Arm, texts: Texts, limit: int, seed: int, number: int, purpose: str) -> Request:
+    """Return the text of a number, counted through `texts` again and again, with random numbers of its own purpose."""
+    purposes = f"certify/draft/{purpose}", f"certify/accept/{purpose}"
+    return seeded_request(arm.target, texts[number % len(texts)], limit, seed, purposes)
 
 
 def judged(drawn: DrawnTests, false_alarm: float) -> list[Check]:

@@ -7,22 +7,27 @@ import hashlib
 import logging
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from specdec import __version__, ranks
 from specdec.commands import sweep
 from specdec.commands.failures import ending, not_begun
 from specdec.commands.help_page import ASKING, help_page
 from specdec.commands.resumed_sweep import RESUMED_SWEEP, SWEPT_KEYS
-from specdec.config import config_dir
+from specdec.config import RunConfig, config_dir, validated
 from specdec.errors import SpecdecError, UsageError
 from specdec.folder.earlier_runs import EarlierRuns
+from specdec.plan.names import check_names
 from specdec.plugins import extend_search_path
 from specdec.progress import DETAILS, VERBOSE
 from specdec.signals import interruptible, unswallowed
+
+C = TypeVar("C", bound=RunConfig)
 
 # Hydra's own handler would print its trace helper and always exit with 1; we want its exceptions as they are.
 os.environ["HYDRA_FULL_ERROR"] = "1"
@@ -32,6 +37,7 @@ SWEEPING = ("-m", "--multirun")
 TELLING_ALL = ("-v", "--verbose")
 COLUMNS = "100"  # of what is printed where no terminal says how wide it is
 STORE_NAMES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # variables that conf/tracking reads
+LOG = "specdec.log"  # that conf/hydra/job_logging writes
 LONGEST_LABEL = 100  # characters of a folder's name
 
 
@@ -45,10 +51,17 @@ def options(group: str) -> list[str]:
     return list(GlobalHydra.instance().config_loader().get_group_options(group))
 
 
-def check_drafter(values: Mapping[str, Any]) -> None:
-    """Raise UsageError, with the choices, if the command line chose no drafter (call inside a Hydra task)."""
+def typed_config(config_type: type[C], values: Mapping[str, Any]) -> C:
+    """Return the typed configuration of a command (call inside a Hydra task).
+
+    Raises:
+        UsageError: no drafter was chosen, a part is not there, or a value of no part is wrong.
+    """
     if "drafter" not in values:
         raise UsageError(f"No drafter: add +drafter=NAME, one of {', '.join(options('drafter'))}.")
+    config = validated(config_type, values, source="the configuration")
+    check_names(values)
+    return config
 
 
 def refuse_targets(values: Any, where: str = "") -> None:
@@ -121,6 +134,8 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
             with unswallowed():
                 cell()
         except Exception as error:
+            if isinstance(error, UsageError):
+                _leave_nothing(output_dir())
             raise sweep.Stopped(error) from None
 
     error: BaseException | None = None
@@ -157,6 +172,25 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
         raise SystemExit(code)
 
 
+def _leave_nothing(folder: Path) -> None:
+    """Remove what Hydra wrote to the folder of a command that was refused, and the folder where Hydra named it."""
+    if not {path.name for path in folder.iterdir()} <= {".hydra", LOG}:
+        return  # a run has begun there, or an earlier one stands there
+    shutil.rmtree(folder / ".hydra", ignore_errors=True)
+    (folder / LOG).unlink(missing_ok=True)
+    if not _names_folder():
+        with suppress(OSError):  # until a folder is not empty
+            for empty in (folder, folder.parent, folder.parent.parent):
+                empty.rmdir()
+
+
+def _names_folder() -> bool:
+    """Return True if the command line named the folder of the run."""
+    from hydra.core.hydra_config import HydraConfig
+
+    return any(str(each).lstrip("+").startswith("hydra.run.dir=") for each in HydraConfig.get().overrides.hydra)
+
+
 def output_dir() -> Path:
     """Return the absolute folder that this run, or this cell of a sweep, writes to (call inside a Hydra task)."""
     from hydra.core.hydra_config import HydraConfig
@@ -170,14 +204,10 @@ def earlier_runs() -> EarlierRuns | None:
     A run looks beside its own folder, where all runs stand, unless the command line names the folder; a cell in the
     sweep that is resumed.
     """
-    from hydra.core.hydra_config import HydraConfig
-
-    hydra = HydraConfig.get()
     if sweep.in_cell():
         resumed = os.environ.get(RESUMED_SWEEP)
         return EarlierRuns(Path(resumed), sweep=True) if resumed else None
-    named = any(str(each).lstrip("+").startswith("hydra.run.dir=") for each in hydra.overrides.hydra)
-    return None if named else EarlierRuns(output_dir().parent.parent)
+    return None if _names_folder() else EarlierRuns(output_dir().parent.parent)
 
 
 def cell_label(without: Sequence[str] = ()) -> str:

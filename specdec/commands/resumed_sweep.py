@@ -5,8 +5,8 @@ Knows folders and overrides; nothing of cells. Imports stay light.
 
 import json
 import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,7 @@ class OpenSweep:
 
     def close(self, finished: bool) -> None:
         """Say how the sweep ended, and let others have its folder."""
-        record = SweepRecord(**{**asdict(self.record), "status": "finished" if finished else "unfinished"})
-        record.write(self.folder)
+        replace(self.record, status="finished" if finished else "unfinished").write(self.folder)
         self.lock.release()
 
 
@@ -82,16 +81,20 @@ def open_sweep(config: DictConfig, here: Path) -> OpenSweep:
     Raises:
         UsageError: the folder holds a finished sweep or another one; there is no sweep to resume; other code.
     """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
     overrides = [each for each in config.hydra.overrides.task if not each.lstrip("+").startswith("resume=")]
     now = SweepRecord(overrides, __version__, code_hash(), "running")
     own = here / str(config.hydra.sweep.dir)
-    resumed, sentence = _resumed(str(config.get("resume", NEVER)), own, _explicit(config), now)
+    named = any(each.lstrip("+").startswith("hydra.sweep.dir=") for each in config.hydra.overrides.hydra)
+    resumed, sentence = _resumed(str(config.get("resume", NEVER)), own, named, now)
     folder = own if resumed is None else resumed
     if resumed is not None:
         before = SweepRecord.read(resumed)
         if before is not None and before.overrides != overrides:
             # Hydra numbers the cells of other overrides anew: in the same folder they would overwrite others.
-            folder = _next_below(resumed)
+            numbers = (number for number in count(2) if not (resumed / f"again-{number}").exists())
+            folder = resumed / f"again-{next(numbers)}"
         os.environ[RESUMED_SWEEP] = str(resumed)
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
@@ -100,7 +103,8 @@ def open_sweep(config: DictConfig, here: Path) -> OpenSweep:
     except Timeout:
         raise UsageError(f"Another process is writing to the sweep in {folder}: wait until it ends.") from None
     now.write(folder)
-    os.environ[SWEPT_KEYS] = ",".join(_swept(overrides))
+    parsed: list[Any] = OverridesParser.create().parse_overrides(overrides)
+    os.environ[SWEPT_KEYS] = ",".join(each.key_or_group for each in parsed if each.is_sweep_override())
     # Workers of a cluster have another environment.
     own_values = {name: os.environ[name] for name in (RESUMED_SWEEP, SWEPT_KEYS, VERBOSE) if name in os.environ}
     write_atomically(folder / CELL_ENVIRONMENT, json.dumps(own_values) + "\n")
@@ -118,13 +122,12 @@ def forget_environment() -> None:
         os.environ.pop(name, None)
 
 
-def _explicit(config: DictConfig) -> bool:
-    """Return True if the command line named the sweep's folder."""
-    return any(each.lstrip("+").startswith("hydra.sweep.dir=") for each in config.hydra.overrides.hydra)
+def _resumed(resume: str, own: Path, named: bool, now: SweepRecord) -> tuple[Path | None, str]:
+    """Return the folder of the sweep that goes on, None for a new one, and a sentence about it.
 
-
-def _resumed(resume: str, own: Path, explicit: bool, now: SweepRecord) -> tuple[Path | None, str]:
-    """Return the folder of the sweep that goes on, None for a new one, and a sentence about it."""
+    Args:
+        named: the command line named the sweep's own folder.
+    """
     standing = SweepRecord.read(own)
     if resume not in (AUTO, NEVER):
         folder = Path(resume).resolve()
@@ -142,7 +145,7 @@ def _resumed(resume: str, own: Path, explicit: bool, now: SweepRecord) -> tuple[
             )
         _refuse_other_code(own, standing, now)
         return own, _going_on(own)
-    if resume == NEVER or explicit:
+    if resume == NEVER or named:
         return None, ""
     for path in sorted(own.parent.parent.glob(f"*/*/{RECORD}"), reverse=True):
         before = SweepRecord.read(path.parent)
@@ -170,13 +173,6 @@ def _refuse_other_code(folder: Path, before: SweepRecord, now: SweepRecord) -> N
         )
 
 
-def _next_below(folder: Path) -> Path:
-    number = 2
-    while (folder / f"again-{number}").exists():
-        number += 1
-    return folder / f"again-{number}"
-
-
 def redirect(config: DictConfig, folder: Path) -> None:
     """Make Hydra write the sweep to `folder`, in this process and in those of its launcher, wherever they start."""
     quoted = str(folder).replace("\\", "\\\\").replace("'", "\\'")
@@ -184,11 +180,3 @@ def redirect(config: DictConfig, folder: Path) -> None:
         config.hydra.sweep.dir = str(folder)
         # Every cell composes its configuration again, from the overrides.
         config.hydra.overrides.hydra.append(f"hydra.sweep.dir='{quoted}'")
-
-
-def _swept(overrides: Sequence[str]) -> list[str]:
-    """Return the keys of the overrides that have several values."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-
-    parsed: list[Any] = OverridesParser.create().parse_overrides(list(overrides))
-    return [each.key_or_group for each in parsed if each.is_sweep_override()]

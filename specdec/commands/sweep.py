@@ -195,7 +195,10 @@ def _run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
         sentence, code = known or (f"{type(error).__name__}: {error}", 1)
         print(f"specdec: cell {cell}: {sentence}", file=sys.stderr)
         write(code, sentence)
-        _free_memory()
+        gc.collect()  # the next cell in this process finds the memory of this one
+        torch = sys.modules.get("torch")
+        if torch is not None and torch.cuda.is_available():
+            torch.cuda.empty_cache()
     except SystemExit as error:
         code = error.code if isinstance(error.code, int) else 1
         write(code, f"The cell ended itself with exit code {code}.")
@@ -204,14 +207,6 @@ def _run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
     finally:
         for name in own:
             os.environ.pop(name, None)
-
-
-def _free_memory() -> None:
-    """Give the memory of a failed cell back, so that the next one in this process finds it."""
-    gc.collect()
-    torch = sys.modules.get("torch")
-    if torch is not None and torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def conclude(error: BaseException | None) -> int:
@@ -272,12 +267,11 @@ def read_outcomes(folder: Path) -> list[CellOutcome]:
 
 def _cells(folder: Path) -> list[Path]:
     """Return the files of Hydra's settings of a sweep's cells; those of sweeps below it are not its own."""
-    found = folder.rglob(".hydra/hydra.yaml")
-    return [path for path in found if not any((above / RECORD).exists() for above in _between(path.parent, folder))]
-
-
-def _between(inner: Path, outer: Path) -> list[Path]:
-    return [above for above in inner.parents if above != outer and outer in above.parents]
+    return [
+        path
+        for path in folder.rglob(".hydra/hydra.yaml")
+        if not any((above / RECORD).exists() for above in path.parents[1:] if folder in above.parents)
+    ]
 
 
 def drop_outcomes(folder: Path) -> None:

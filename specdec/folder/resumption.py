@@ -30,7 +30,7 @@ from specdec.folder.results import (
     finished_prompts,
     read_json,
 )
-from specdec.plan.budget import TimeBudget
+from specdec.plan.time_budget import TimeBudget
 from specdec.text.writing import LOCK, is_locked
 
 _STATUS_SECONDS = 1.0  # between two writings of a status

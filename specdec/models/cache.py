@@ -21,7 +21,7 @@ def cache_name(release: str) -> str:
     return "cache" if (int(major), int(minor)) >= (5, 24) else "past_key_values"
 
 
-CACHE = cache_name(version("transformers"))  # of the installed one; where placeholders stand for packages, too
+CACHE = cache_name(version("transformers"))  # of the installed one
 
 
 class PreallocatedLayer(CacheLayerMixin):

@@ -9,35 +9,35 @@ from typing import Any
 import torch
 
 from specdec import __version__
-from specdec.config import RunConfig
 from specdec.errors import UsageError
 from specdec.models.load import POCKET, content_hash, model_path
 from specdec.session.dtypes import used_dtypes, without_reasons
 from specdec.session.parts import Parts
 
 
-def keyed_by(config: RunConfig, parts: Parts, prompts: str | None = None) -> dict[str, Any]:
+def keyed_by(parts: Parts, prompts: str | None = None) -> dict[str, Any]:
     """Return everything that advice depends on, besides the machine's mood: contents, not names of files.
 
     Args:
         prompts: hash of other texts than the configured prompts.
     """
+    plan, chosen = parts.plan, parts.plan.chosen.values
     described = without_reasons(parts.target.describe())
     # What `describe` resolves (auto, a folder, a hub id) would give one model several keys.
     resolved = ("model", "dtype", "device", "attention", "prefill_chunk") if described else ()
-    target = {key: value for key, value in config.target.items() if key not in resolved} | described
+    target = {key: value for key, value in plan.target_values.items() if key not in resolved} | described
     if described and not described.get("sha256"):
-        target["model"] = config.target["model"]  # a hub id: its commit is in `described`
+        target["model"] = plan.target_values["model"]  # a hub id: its commit is in `described`
     return {
         "target": target,
-        "drafter": _content(config.drafter),
+        "drafter": _content(chosen.drafter),
         "drafter_dtypes": used_dtypes(parts.primary.drafter.describe()),
-        "verifier": config.verifier,
+        "verifier": chosen.verifier,
         # The gamma of a chain is one of the predictions; the size of another structure is more than its depth.
-        "structure": config.structure["name"] if config.structure["name"] == "chain" else config.structure,
+        "structure": "chain" if chosen.structure["name"] == "chain" else chosen.structure,
         "prompts": prompts or parts.prompts.content_hash,
-        "sampling": config.sampling,
-        "max_new_tokens": config.measurement.limit,
+        "sampling": plan.config["sampling"],
+        "max_new_tokens": parts.limit,
         "device": str(parts.target.device),
         "threads": torch.get_num_threads(),
         "version": __version__,
@@ -70,15 +70,15 @@ def kept_at(folder: str, key: str) -> Path:
     return Path.cwd() / folder / f"{key}.json"
 
 
-def predicted_speedups(config: RunConfig, parts: Parts) -> dict[int, float]:
+def predicted_speedups(parts: Parts) -> dict[int, float]:
     """Return the speedup that `specdec.advise` predicted for this very run, by gamma; nothing where nobody asked.
 
     Raises:
         UsageError: a file that is there and is no advice.
     """
-    if config.measurement.batch_size > 1:
+    if parts.plan.measurement.batch_size > 1:
         return {}  # advice is about one sequence at a time
-    path = kept_at(config.advice_dir, key_of(keyed_by(config, parts)))
+    path = kept_at(parts.plan.advice_dir, key_of(keyed_by(parts)))
     if not path.is_file():
         return {}
     try:

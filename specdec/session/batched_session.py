@@ -33,12 +33,12 @@ class BatchedSession(Session):
             UsageError: there is no memory for the key-value caches.
         """
         super().__init__(*given, **named)
-        self._slots = self._config.measurement.batch_size
+        self._slots = self._measurement.batch_size
         self._targets: dict[int, BatchTarget] = {}  # by the id of the target of one sequence
         self._drafters: dict[int, BatchDrafter] = {}
         self._decoded: dict[tuple[int, str], dict[int, Generation]] = {}  # repeat and prompt -> arm -> its output
         self._failed: NumericsError | None = None
-        longest = max(len(prompt.tokens) for prompt in self._parts.prompts.prompts) + self._config.measurement.limit
+        longest = len(self._parts.longest_prompt.tokens) + self._parts.limit
         for arm in (*self._parts.plain, *self._parts.speculative):
             target, _ = self._batched(arm)
             rooms = [target.room(each.structure.tree) for each in (*self._parts.plain, *self._parts.speculative)]
@@ -85,7 +85,7 @@ class BatchedSession(Session):
         """Decode a group of prompts by every method, so that `run_prompt` finds what it asks for."""
         if not prompts:
             return  # an earlier sitting of the run has decoded all of them
-        order = self._order(random.Random(f"{self._config.seed}/{repeat}/{prompts[0].id}"))
+        order = self._order(random.Random(f"{self._seed}/{repeat}/{prompts[0].id}"))
         self._decoded = {(repeat, prompt.id): {} for prompt in prompts}
         references: list[tuple[int, ...] | None] = [None] * len(prompts)
         for arm in order:

@@ -5,17 +5,15 @@ measurement share; and what the analysis has to know of the parts.
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from specdec import __version__
 from specdec.analysis.read.facts import RunFacts
 from specdec.code_version import code_hash
-from specdec.config import RunConfig, flattened
+from specdec.config import flattened
 from specdec.environment import capture
 from specdec.folder.identity import MISSING, RunIdentity
-from specdec.plan.budget import KEY as BUDGET
-from specdec.plan.budget import budget_of
 from specdec.plugins import is_foreign, source_hash
 from specdec.session.dtypes import arithmetic_notes, with_used_dtypes
 from specdec.session.parts import DrafterArms, Parts
@@ -28,9 +26,9 @@ _OPERATIONAL_MEASUREMENT = ("workers", "trace", "record")
 _CONTENT = ("sha256", "file_sha256", "commit", "digest", "corpus", "dtype")
 
 
-def identify(config: RunConfig, parts: Parts) -> RunIdentity:
+def identify(parts: Parts) -> RunIdentity:
     """Return the record of a run that has not begun."""
-    plain = asdict(config)
+    plan, chosen = parts.plan, parts.plan.chosen.values
     model, drafter = parts.target.describe(), parts.primary.drafter.describe()
     environment = {
         **capture(parts.target.device),
@@ -45,50 +43,44 @@ def identify(config: RunConfig, parts: Parts) -> RunIdentity:
             "skipped": {reason: dict(counts) for reason, counts in parts.prompts.skipped.items()},
             **parts.prompts.provenance,
         },
-        "seed": config.seed,
+        "seed": plan.seed,
     }
-    foreign = _foreign_code(parts)
+    arms = [each.primary for each in parts.drafters]
+    made = [parts.target, *(part for arm in arms for part in (arm.drafter, arm.verifier, arm.structure))]
+    foreign = {type(part).__module__: source_hash(type(part)) for part in made if is_foreign(type(part))}
     if foreign:
         environment["plugins"] = foreign
-    identity = _identity(plain, environment)
+    identity = _identity(plan.config, environment)
     environment["identity"] = identity
     tags = {
         "specdec.cell": identity["cell"],
         "specdec.version": __version__,
-        "drafter": config.drafter["name"],
+        "drafter": chosen.drafter["name"],
         **({"drafters": ", ".join(each.name for each in parts.drafters)} if parts.beside else {}),
-        "model": str(config.target.get("model", config.target["name"])),
+        "model": plan.model,
         "gamma": str(parts.primary.gamma),
-        "structure": str(config.structure["name"]),
-        "verifier": str(config.verifier["name"]),
+        "structure": str(chosen.structure["name"]),
+        "verifier": str(chosen.verifier["name"]),
         "prompts": parts.prompts.name,
-        "temperature": f"{_temperature(config):g}",
+        "temperature": f"{plan.sampling.temperature:g}",
         "dtype": str(model.get("dtype", "float64")),
         "time": "measured" if parts.target.clock() is None else "simulated",
         **({"mlflow.source.git.commit": code["commit"]} if (code := environment.get("code")) else {}),
         **parts.target.tags,
     }
-    params = with_used_dtypes(flattened(plain), {"target": model, "drafter": drafter})
-    params |= {key: value for key, value in _chosen(parts, model, drafter).items() if params.get(key) == "auto"}
-    params["measurement.null"] = config.study is None and parts.null is not None
-    params[BUDGET] = budget_of(config) if params[BUDGET] == "auto" else params[BUDGET]
-    return RunIdentity(params, environment, identity["cell"], tags, plain)
-
-
-def _temperature(config: RunConfig) -> float:
-    return float(config.sampling.get("temperature") or 0.0)
-
-
-def _chosen(parts: Parts, model: Mapping[str, Any], drafter: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was chosen for keys of the target and the drafter that can be `auto`."""
-    compilation = {None: False, "inductor": True}.get(model.get("compilation"), model.get("compilation"))
-    found = {
+    params = with_used_dtypes(flattened(plan.config), {"target": model, "drafter": drafter})
+    chosen_by_auto = {
         "target.device": str(parts.target.device),
         "target.attention": _setting_of_attention(model),
-        "target.compile": compilation,
+        "target.compile": {None: False, "inductor": True}.get(model.get("compilation"), model.get("compilation")),
         "drafter.attention": _setting_of_attention(drafter),
     }
-    return {key: value for key, value in found.items() if value is not None}
+    for key, value in chosen_by_auto.items():
+        if value is not None and params.get(key) == "auto":
+            params[key] = value
+    params["measurement.null"] = plan.study is None and parts.null is not None
+    params["measurement.budget_seconds"] = plan.budget_seconds
+    return RunIdentity(params, environment, identity["cell"], tags, dict(plan.config))
 
 
 def _setting_of_attention(described: Mapping[str, Any]) -> str | None:
@@ -100,27 +92,20 @@ def _setting_of_attention(described: Mapping[str, Any]) -> str | None:
 _USUAL_RULES = ("speculative_sampling", "greedy")  # of temperature above 0, and of 0: not told in a run's name
 
 
-def run_name(config: RunConfig, parts: Parts, identity: RunIdentity) -> str:
+def run_name(parts: Parts, identity: RunIdentity) -> str:
     """Return the name of a run: what it decodes, with what, of which prompts; then the beginning of the hash of its
     identity, so that runs that differ anywhere have different names.
     """
     beside = f" beside {', '.join(each.name for each in parts.beside)}" if parts.beside else ""
-    temperature = _temperature(config)
-    told = [
-        f"{parts.label} {parts.primary.structure.label}{beside}",
+    temperature = parts.plan.sampling.temperature
+    words = [
+        f"{parts.chosen.label} {parts.primary.structure.label}{beside}",
         parts.prompts.name,
         *([f"temperature {temperature:g}"] if temperature else []),
         *([identity.tags["verifier"]] if identity.tags["verifier"] not in _USUAL_RULES else []),
         identity.cell[:6],
     ]
-    return ", ".join(told)
-
-
-def _foreign_code(parts: Parts) -> dict[str, str]:
-    """Return the sha256 of the code of every part that is of another package, by its module."""
-    arms = [each.primary for each in parts.drafters]
-    made = [parts.target, *(part for arm in arms for part in (arm.drafter, arm.verifier, arm.structure))]
-    return {type(part).__module__: source_hash(type(part)) for part in made if is_foreign(type(part))}
+    return ", ".join(words)
 
 
 def _identity(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict[str, Any]:
@@ -150,17 +135,17 @@ def _identity(config: Mapping[str, Any], environment: Mapping[str, Any]) -> dict
     return json.loads(json.dumps({"cell": cell, **found, "machine": machine}, default=str))
 
 
-def run_facts(parts: Parts, max_new_tokens: int, predicted: Mapping[int, float] | None = None) -> RunFacts:
-    """Collect what the analysis needs to know of the parts, and of the limit of an output.
+def run_facts(parts: Parts, predicted: Mapping[int, float] | None = None) -> RunFacts:
+    """Collect what the analysis needs to know of the parts.
 
     Args:
         predicted: speedups that advice gave for this run, by gamma.
     """
-    others = {each.name: _facts_of(each, parts, max_new_tokens) for each in parts.beside}
-    return replace(_facts_of(parts.chosen, parts, max_new_tokens), predicted=dict(predicted or {}), beside=others)
+    others = {each.name: _facts_of(each, parts) for each in parts.beside}
+    return replace(_facts_of(parts.chosen, parts), predicted=dict(predicted or {}), beside=others)
 
 
-def _facts_of(drafting: DrafterArms, parts: Parts, max_new_tokens: int) -> RunFacts:
+def _facts_of(drafting: DrafterArms, parts: Parts) -> RunFacts:
     primary, verifier = drafting.primary.structure, drafting.primary.verifier
     judge = None if parts.judge is None else "target" if parts.original is None else "original"
     return RunFacts(
@@ -176,25 +161,26 @@ def _facts_of(drafting: DrafterArms, parts: Parts, max_new_tokens: int) -> RunFa
         lossless=verifier.capabilities.lossless,
         deterministic=verifier.capabilities.deterministic,
         greedy=parts.target.sampling.greedy,
-        forced=parts.forced,
+        forced=parts.plan.forced,
         simulated=parts.target.clock() is not None,
         judge=judge,
         target_flops=float(parts.target.flops_per_token),
         drafter_flops=float(drafting.primary.drafter.flops_per_token),
         predicted={},
-        batch_size=parts.batch_size,
-        notes=_notes(drafting, parts, max_new_tokens),
+        batch_size=parts.plan.measurement.batch_size,
+        notes=_notes(drafting, parts),
     )
 
 
-def _notes(drafting: DrafterArms, parts: Parts, max_new_tokens: int) -> tuple[str, ...]:
+def _notes(drafting: DrafterArms, parts: Parts) -> tuple[str, ...]:
     """Return what is said of recorded texts and of the drafter before anything is decoded."""
     target = parts.target
-    used = isinstance(target, Replay) and target.notes((each.tokens for each in parts.prompts.prompts), max_new_tokens)
+    used = isinstance(target, Replay) and target.notes((each.tokens for each in parts.prompts.prompts), parts.limit)
     batches: tuple[str, ...] = ()
-    if parts.batch_size > 1:
+    size = parts.plan.measurement.batch_size
+    if size > 1:
         batches = (
-            f"Decoded {parts.batch_size} sequences at a time, by eager calls: a round's times are its share of a step, "
+            f"Decoded {size} sequences at a time, by eager calls: a round's times are its share of a step, "
             "which all active sequences share evenly.",
         )
     arithmetic = arithmetic_notes(parts) if drafting is parts.chosen else ()

@@ -9,13 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from specdec.clock import Clock
-from specdec.config import RunConfig
-from specdec.drafters import drafters
+from specdec.plan.plan import Plan
 from specdec.prompts import Prompt
 from specdec.records import Generation, Request
 from specdec.sampling import SamplingConfig
 from specdec.session.arm import Arm
-from specdec.verifiers import verifiers
 
 SAMPLED_EVERY = 2  # of the prompts of a run, in their order: a line on all would add half to the time of a prompt
 
@@ -45,18 +43,18 @@ class SampledPair:
             arm.target.standardise(greedy)
 
 
-def sampled_pair(config: RunConfig, baseline: Arm, primary: Arm) -> SampledPair | None:
+def sampled_pair(plan: Plan, baseline: Arm, primary: Arm) -> SampledPair | None:
     """Return the pair of a run; None where `measurement.sampled_temperature` is null, the run is not greedy, or its
     parts do not decode with sampling one text at a time and without loss.
     """
-    temperature, target = config.measurement.sampled_temperature, baseline.target
-    can, rule = drafters.get(config.drafter["name"]).capabilities, verifiers.build(config.verifier)
+    temperature, target = plan.measurement.sampled_temperature, baseline.target
+    can, rule = plan.chosen.drafter_class.capabilities, plan.chosen.rule
     fits = (
         target.sampling.greedy
         and not target.capabilities.recorded
-        and config.measurement.batch_size == 1
-        and config.drafter["name"] != "none"
-        and not config.drafter.get("forced", False)
+        and plan.measurement.batch_size == 1
+        and plan.chosen.method != "none"
+        and not plan.forced
         and can.lossless
         and not can.needs_reference
         and rule.capabilities.lossless

@@ -13,7 +13,6 @@ import pyarrow as pa
 import torch
 
 from specdec.clock import Clock, SimulatedClock
-from specdec.config import RunConfig
 from specdec.drafters import Drafter
 from specdec.errors import NumericsError
 from specdec.folder.results import DonePrompt, PromptKey, ResultsFolder
@@ -22,7 +21,6 @@ from specdec.folder.session_files import Collected
 from specdec.prompts import Prompt
 from specdec.prompts.base.contract import turn_id
 from specdec.records import Generation, Request
-from specdec.sampling import generator_for
 from specdec.session.arm import Arm
 from specdec.session.divergence import explain
 from specdec.session.forced_target import Forced
@@ -88,7 +86,6 @@ class Session:
 
     def __init__(
         self,
-        config: RunConfig,
         parts: Parts,
         cell: str,
         results: ResultsFolder,
@@ -99,9 +96,9 @@ class Session:
         Args:
             cell: what makes two runs the same measurement, for the tables.
         """
-        self._config, self._parts, self.cell = config, parts, cell
+        self._parts, self.cell = parts, cell
         self._results, self._clock, self._peers = results, clock, list(peers)
-        self._target = parts.target
+        self._target, self._measurement, self._seed = parts.target, parts.plan.measurement, parts.plan.seed
         self._replays = Replays(parts.target)
         self._collected = Collected()  # of all prompts that are done
         self._prompt = Collected()  # of the prompt at hand
@@ -138,9 +135,8 @@ class Session:
         Raises:
             NumericsError: after the rounds so far are on disk.
         """
-        place = self._place(place)
-        parts = self._parts
-        dice = random.Random(f"{self._config.seed}/{repeat}/{prompt.id}")
+        place, parts = self._place(place), self._parts
+        dice = random.Random(f"{self._seed}/{repeat}/{prompt.id}")
         order = self._order(dice)
         peers_first = dice.random() < 0.5  # neither side always meets the warmer caches
         self._prompt = Collected()
@@ -150,7 +146,10 @@ class Session:
             if peers_first:
                 self._run_peers(prompt, repeat, dice)
             if parts.walks:
-                done = self._walk(order, prompt, repeat)
+                assert isinstance(self._clock, SimulatedClock)
+                asked, keep = self._asked(order[0], prompt, repeat, None), parts.primary if self._tracing else None
+                walked = decode_by_walking(order, asked, self._clock, keep)
+                done = {id(arm): generation for arm, generation in zip(order, walked, strict=True)}
             for arm in () if parts.walks else order:
                 done[id(arm)] = self._decode(arm, prompt, repeat, reference)
                 if arm is parts.baseline:
@@ -166,9 +165,19 @@ class Session:
             raise
         lines = self._lines(prompt, repeat, done)
         baseline = done[id(parts.baseline)]
+        work = {"prompt": prompt.id, "repeat": repeat}
         for arm in parts.speculative:
-            self._examine(prompt, repeat, arm, done[id(arm)], baseline)
-        self._replay_baseline(prompt, repeat, baseline)
+            output = done[id(arm)]
+            self._examine(prompt, arm, output, baseline)
+            if parts.walks:
+                self._replays.walked(arm, output, work)
+            else:
+                for kind, text in (("own", output.tokens), ("baseline", baseline.tokens)):
+                    asked = self._asked(arm, prompt, repeat, baseline.tokens)
+                    self._replays.rounds(kind, arm, asked, text, work)
+        for arm in (each.arms[0] for each in parts.drafters):
+            asked = self._asked(arm, prompt, repeat, baseline.tokens)
+            self._replays.alpha(arm, asked, baseline.tokens, work)
         found = self._prompt
         found.replays, found.alpha = self._replays.take()
         found.cache_bytes, found.peak_mb = self._held_bytes, peak_mb(self._target.device)
@@ -204,7 +213,7 @@ class Session:
             left_out: ids of the prompts that there was no time for.
         """
         self._collected.peak_mb = max(self._collected.peak_mb, peak_mb(self._target.device))
-        del self._collected.traces[self._config.measurement.traced :]  # every process has traced as many
+        del self._collected.traces[self._measurement.traced :]  # every process has traced as many
         self._collected.write(self._results, [each.name for each in self._parts.drafters], left_out)
 
     @property
@@ -257,38 +266,17 @@ class Session:
     def _decode(
         self, arm: Arm, prompt: Prompt, repeat: int, reference: tuple[int, ...] | None, limit: int | None = None
     ) -> Generation:
+        request = self._asked(arm, prompt, repeat, reference, limit)
         plain = any(arm is other for other in self._parts.plain)
-        if self._parts.forced and not plain:
+        if self._parts.plan.forced and not plain:
             assert reference is not None
             arm = replace(arm, target=Forced(arm.target, reference))
-        return arm.decode(self._asked(arm, prompt, repeat, reference, limit), self._clock)
+        return arm.decode(request, self._clock)
 
     def _asked(
         self, arm: Arm, prompt: Prompt, repeat: int, reference: Sequence[int] | None, limit: int | None = None
     ) -> Request:
-        """Return what an arm is asked to decode, with generators that are new at each call."""
-        purpose = f"accept/{arm.method}/{arm.gamma}/{repeat}"
-        accept_generator = generator_for(self._config.seed, prompt.id, purpose, self._target.device)
-        return replace(self._request(prompt, repeat, reference, limit), accept_generator=accept_generator)
-
-    def _walk(self, order: Sequence[Arm], prompt: Prompt, repeat: int) -> dict[int, Generation]:
-        """Decode by every arm at once, where they walk along recorded text."""
-        assert isinstance(self._clock, SimulatedClock)
-        keep = self._parts.primary if self._tracing else None
-        written = decode_by_walking(order, self._request(prompt, repeat, None), self._clock, keep)
-        return {id(arm): generation for arm, generation in zip(order, written, strict=True)}
-
-    def _request(
-        self, prompt: Prompt, repeat: int, reference: Sequence[int] | None, limit: int | None = None
-    ) -> Request:
-        # Drafts draw the same numbers at every gamma, so that an oracle's coins belong to positions and curves share
-        # their noise.
-        return Request(
-            prompt.tokens,
-            self._target.limit(prompt.tokens, limit or self._config.measurement.limit),
-            draft_generator=generator_for(self._config.seed, prompt.id, f"draft/{repeat}"),
-            reference=reference,
-        )
+        return arm.request(prompt, limit or self._parts.limit, self._seed, repeat, reference)
 
     def _lines(
         self, prompt: Prompt, repeat: int, done: dict[int, Generation]
@@ -315,19 +303,19 @@ class Session:
 
     def _read(self, tokens: tuple[int, ...]) -> tuple[str, bool]:
         """Return an output in words, and True if it fell into repetition."""
-        tokenizer, measurement = self._target.tokenizer, self._config.measurement
+        tokenizer, measurement = self._target.tokenizer, self._measurement
         flagged = repeated_share(tokens, measurement.repetition_period) >= measurement.repetition_share
         return "" if tokenizer is None else tokenizer.decode(tokens), flagged
 
     @property
     def _tracing(self) -> bool:
         """True as long as there are fewer traces than asked for."""
-        return len(self._collected.traces) < self._config.measurement.traced
+        return len(self._collected.traces) < self._measurement.traced
 
-    def _examine(self, prompt: Prompt, repeat: int, arm: Arm, output: Generation, baseline: Generation) -> None:
-        """Trace an output, compare it with the baseline's where it should be the same, and replay along it."""
+    def _examine(self, prompt: Prompt, arm: Arm, output: Generation, baseline: Generation) -> None:
+        """Trace an output, and compare it with the baseline's where it should be the same."""
         parts = self._parts
-        lossless = arm.verifier.capabilities.lossless and not parts.forced
+        lossless = arm.verifier.capabilities.lossless and not parts.plan.forced
         if arm is parts.primary and self._tracing:
             tokenizer = self._target.tokenizer
             decode = None if tokenizer is None else tokenizer.decode
@@ -338,19 +326,6 @@ class Session:
             divergence = explain(self._target, (prompt.id, arm.gamma), baseline.prompt, baseline.tokens, output.tokens)
             if divergence is not None:
                 self._prompt.divergences.append({"method": arm.method, **asdict(divergence)})
-        work = {"prompt": prompt.id, "repeat": repeat}
-        if parts.walks:
-            self._replays.walked(arm, output, work)
-            return
-        self._replays.rounds("own", arm, self._request(prompt, repeat, baseline.tokens), output.tokens, work)
-
-    def _replay_baseline(self, prompt: Prompt, repeat: int, baseline: Generation) -> None:
-        work = {"prompt": prompt.id, "repeat": repeat}
-        for arm in () if self._parts.walks else self._parts.speculative:
-            self._replays.rounds("baseline", arm, self._request(prompt, repeat, baseline.tokens), baseline.tokens, work)
-        request = self._request(prompt, repeat, baseline.tokens)
-        for each in self._parts.drafters:
-            self._replays.alpha(each.arms[0], request, baseline.tokens, work)
 
 
 def decode_conversation(
@@ -368,17 +343,14 @@ def decode_conversation(
         answers: of earlier repeats; those of this prompt are added.
         advance: called after every turn, with False for one that was kept.
     """
-    current: Prompt | None = conversation.prompt
-    place = conversation.place
-    while current is not None:
-        done = kept.get((conversation.repeat, current.id))
+    for place, turn in enumerate(parts.prompts.turns(conversation.prompt, answers), conversation.place):
+        done = kept.get((conversation.repeat, turn.id))
         if done is None:
-            output = session.run_prompt(current, conversation.repeat, place).tokens
+            output = session.run_prompt(turn, conversation.repeat, place).tokens
         else:
-            output = session.keep(current, done, place)
+            output = session.keep(turn, done, place)
         advance(done is None)
-        answer = answers.setdefault(current.id, output)
-        current, place = parts.prompts.follow_up(current, answer), place + 1
+        answers.setdefault(turn.id, output)
 
 
 def peak_mb(device: torch.device) -> float:

@@ -23,30 +23,47 @@ import torch
 
 from specdec.analysis.findings import counted
 from specdec.clock import clock_for
-from specdec.config import RunConfig
-from specdec.errors import EnvironmentFault, NumericsError, UsageError
+from specdec.errors import EnvironmentFault, NumericsError
 from specdec.folder.results import DonePrompt, PromptKey, ResultsFolder, finished_prompts
 from specdec.folder.resumption import Beginning
 from specdec.models.memory import available_bytes
+from specdec.plan.plan import Plan
+from specdec.plan.rules import check
 from specdec.prompts import first_turn
-from specdec.session.parts import Parts, build, limited, prepare
+from specdec.session.parts import Parts, open_parts, prepare
 from specdec.session.session import Answers, Conversation, Session, conversations, decode_conversation
 
 _LOOK_S = 0.5  # between two looks at the workers, in which a signal is noticed
 _ENDING_S = 5.0  # a process that was told to end gets so long before it is killed
 
 
-def workers_of(config: RunConfig, parts: Parts) -> int:
-    """Return how many processes decode a run: as many as asked for, and no more than there are prompts."""
-    return min(config.measurement.workers or 1, len(parts.prompts.prompts))
+def check_workers(parts: Parts) -> None:
+    """Check that the prompts of a run can be shared out.
+
+    Raises:
+        UsageError: a drafter that depends on the order of the prompts, other engines beside, too few GPUs, too little
+            memory.
+    """
+    if parts.workers == 1:
+        return
+    facts = {
+        "workers": parts.workers,
+        "device": parts.target.device.type,
+        "gpus": torch.cuda.device_count(),
+        "weights": int(parts.target.describe().get("weight_bytes", 0)),
+        "free": available_bytes(torch.device("cpu")),
+    }
+    for each in parts.drafters:
+        remembers = " ".join(f"drafter.{setting}" for setting in each.drafter.remembers.split())
+        check("workers", parts.plan.case(name=each.name, remembers=remembers, **facts))
 
 
 @contextmanager
-def divided_threads(config: RunConfig, parts: Parts) -> Iterator[None]:
+def divided_threads(parts: Parts) -> Iterator[None]:
     """Compute on a worker's share of the threads, where there are workers: what is calibrated in this process is
     compared with what they do.
     """
-    before, workers = torch.get_num_threads(), workers_of(config, parts)
+    before, workers = torch.get_num_threads(), parts.workers
     torch.set_num_threads(max(1, before // workers))
     try:
         yield
@@ -54,9 +71,9 @@ def divided_threads(config: RunConfig, parts: Parts) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def workers_note(config: RunConfig, parts: Parts) -> list[str]:
+def workers_note(parts: Parts) -> list[str]:
     """Return what a reader of times has to know of workers; to be called when the threads are divided."""
-    workers = workers_of(config, parts)
+    workers = parts.workers
     if workers == 1:
         return []
     where = "on a GPU each" if parts.target.device.type == "cuda" else f"with {torch.get_num_threads()} threads each"
@@ -67,55 +84,18 @@ def workers_note(config: RunConfig, parts: Parts) -> list[str]:
     ]
 
 
-def check_workers(config: RunConfig, parts: Parts) -> None:
-    """Check that the prompts of a run can be shared out.
-
-    Raises:
-        UsageError: a drafter that depends on the order of the prompts, other engines beside, too few GPUs, too little
-            memory.
-    """
-    workers = workers_of(config, parts)
-    if workers == 1:
-        return
-    said = f"Bad value measurement.workers={config.measurement.workers}:"
-    for each in parts.drafters:
-        if each.drafter.remembers:
-            raise UsageError(
-                f"{said} drafter {each.name} drafts from the outputs of earlier prompts, which other workers decode; "
-                f"use {' '.join(f'drafter.{one}' for one in each.drafter.remembers.split())}, or "
-                "measurement.workers=null."
-            )
-    if config.measurement.peers:
-        raise UsageError(
-            f"{said} measurement.peers are timed against our methods in one process that nothing disturbs; use "
-            "measurement.peers=[] or measurement.workers=null."
-        )
-    device = parts.target.device
-    if device.type == "cuda" and workers > torch.cuda.device_count():
-        raise UsageError(
-            f"{said} each worker takes a GPU, and there are {torch.cuda.device_count()}; use at most as many workers."
-        )
-    weights, free = int(parts.target.describe().get("weight_bytes", 0)), available_bytes(torch.device("cpu"))
-    if device.type == "cpu" and free is not None and workers * weights > free:
-        raise UsageError(
-            f"{said} each worker loads the target's {weights:,} bytes, and {free:,} are free; use fewer workers."
-        )
-
-
 @dataclass(frozen=True)
 class _Share:
     """The run as a worker has to know it.
 
     Attributes:
         number: of the worker, from 0; also names its files.
-        prompts: hash of the prompts that the run began with.
     """
 
     number: int
-    config: RunConfig
+    plan: Plan
     folder: Path
     cell: str
-    prompts: str
     threads: int
 
 
@@ -135,24 +115,19 @@ class _Worker:
         Raises:
             SpecdecError: the parts cannot be made a second time.
         """
-        torch.set_num_threads(share.threads)
-        config = share.config
-        if torch.cuda.is_available() and config.target.get("device", "cpu") != "cpu":
+        if torch.cuda.is_available() and share.plan.target_values.get("device", "cpu") != "cpu":
             torch.cuda.set_device(share.number)
-        self._parts = build(config)
-        if self._parts.prompts.content_hash != share.prompts:
-            raise UsageError("The prompts have changed since the run began: start it again.")
-        self._config = limited(config, self._parts.target)
+        self._parts = parts = open_parts(share.plan, share.threads)
         self._results = ResultsFolder(share.folder, str(share.number))
-        target, measurement = self._parts.target, self._config.measurement
-        clock = target.clock() or clock_for(target.device)
-        self._session = Session(self._config, self._parts, share.cell, self._results, clock)
-        longest = max(self._parts.prompts.prompts, key=lambda prompt: len(prompt.tokens))
-        prepare(self._parts, longest, measurement)
+        measurement = parts.plan.measurement
+        self._session = Session(
+            parts, share.cell, self._results, parts.target.clock() or clock_for(parts.target.device)
+        )
+        prepare(parts)
         if measurement.warmup_tokens:
-            self._session.warm_up(longest, measurement.warmup_tokens)
-        prompts = self._parts.prompts.prompts
-        self._conversations = {(each.repeat, each.number): each for each in conversations(prompts, measurement.repeats)}
+            self._session.warm_up(parts.longest_prompt, measurement.warmup_tokens)
+        order = conversations(parts.prompts.prompts, measurement.repeats)
+        self._conversations = {(each.repeat, each.number): each for each in order}
 
     def decode(self, place: tuple[int, int], kept: Mapping[PromptKey, DonePrompt], answers: Answers) -> _Decoded:
         """Decode what is left of a prompt; see `decode_conversation`."""
@@ -183,10 +158,17 @@ def _begin() -> None:
     threading.Thread(target=lambda: (wait_for([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
-def _decode(share: _Share, place: tuple[int, int], kept: Mapping[PromptKey, DonePrompt], answers: Answers) -> _Decoded:
-    if share.number not in _made:
-        _made[share.number] = _Worker(share)
-    return _made[share.number].decode(place, kept, answers)
+def _decode(
+    number: int,
+    share: _Share | None,
+    place: tuple[int, int],
+    kept: Mapping[PromptKey, DonePrompt],
+    answers: Answers,
+) -> _Decoded:
+    """Decode a prompt by the worker of a number; the first call makes it of its share, which only that call brings."""
+    if share is not None:
+        _made[number] = _Worker(share)
+    return _made[number].decode(place, kept, answers)
 
 
 def _close(number: int) -> None:
@@ -207,12 +189,14 @@ class _Process:
         pool: of this one process, so that the death of another one does not end it.
         process: known from its first prompt on.
         prompts: ids of those that it has finished.
+        begun: it has got its share.
     """
 
     share: _Share
     pool: ProcessPoolExecutor
     process: multiprocessing.process.BaseProcess | None = None
     prompts: list[str] = field(default_factory=list)
+    begun: bool = False
 
     def give(
         self, conversation: Conversation, kept: Mapping[PromptKey, DonePrompt], answers: Answers
@@ -221,7 +205,9 @@ class _Process:
         mine = conversation.repeat, conversation.prompt.id
         own = {key: done for key, done in kept.items() if (key[0], first_turn(key[1])) == mine}
         before = set(multiprocessing.active_children())
-        future = self.pool.submit(_decode, self.share, (conversation.repeat, conversation.number), own, answers)
+        place, share = (conversation.repeat, conversation.number), None if self.begun else self.share
+        future = self.pool.submit(_decode, self.share.number, share, place, own, answers)
+        self.begun = True
         self.process = self.process or next(iter(set(multiprocessing.active_children()) - before), None)
         return future
 
@@ -256,9 +242,7 @@ class _Process:
         self.pool.shutdown(wait=True, cancel_futures=True)
 
 
-def decode_by_workers(
-    config: RunConfig, parts: Parts, session: Session, beginning: Beginning, advance: Callable[[bool], None]
-) -> None:
+def decode_by_workers(parts: Parts, session: Session, beginning: Beginning, advance: Callable[[bool], None]) -> None:
     """Have workers decode all prompts that are not kept, and give the session what they collected, in the order of the
     run.
 
@@ -270,14 +254,11 @@ def decode_by_workers(
         EnvironmentFault: a worker died; what is on disk is kept.
     """
     folder = beginning.results.folder
-    workers = workers_of(config, parts)
     threads = torch.get_num_threads()
-    shares = [
-        _Share(number, config, folder, session.cell, parts.prompts.content_hash, threads) for number in range(workers)
-    ]
+    shares = [_Share(number, parts.plan, folder, session.cell, threads) for number in range(parts.workers)]
     try:
         with _started(shares, folder) as processes:
-            _share_out(config, parts, processes, beginning, advance)
+            _share_out(parts, processes, beginning, advance)
     finally:
         for done in finished_prompts(folder).values():
             session.collect(done)
@@ -306,14 +287,13 @@ def _started(shares: list[_Share], folder: Path) -> Iterator[list[_Process]]:
 
 
 def _share_out(
-    config: RunConfig,
     parts: Parts,
     processes: list[_Process],
     beginning: Beginning,
     advance: Callable[[bool], None],
 ) -> None:
     """Give every worker a prompt, and the next one when it is done."""
-    waiting = deque(conversations(parts.prompts.prompts, config.measurement.repeats))
+    waiting = deque(conversations(parts.prompts.prompts, parts.plan.measurement.repeats))
     answers: dict[int, Answers] = {}  # by the number of the prompt
     busy: dict[Future[_Decoded], tuple[_Process, Conversation]] = {}
     idle = deque(processes)

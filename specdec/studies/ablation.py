@@ -29,6 +29,6 @@ class Ablation(Study):
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         structure = check_rows(bench, "ablation")
-        strategy = Strategy({"k": structure["k"], "w": structure["w"]}, Cell(bench.config.drafter, structure))
+        strategy = Strategy({"k": structure["k"], "w": structure["w"]}, Cell(bench.values.drafter, structure))
         table, histograms = replay(bench, [strategy], bench.texts())
         return {"replay": table, "histograms": histograms, "skipped": bench.skipped()}

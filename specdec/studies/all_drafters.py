@@ -62,7 +62,7 @@ class AllDrafters(Study):
         streams = bench.texts()
         prepare_target(bench, [each.arm.structure for each in arms], streams)
         longest = max(streams, key=lambda stream: len(stream.prompt))
-        length = len(longest.prompt) + bench.config.measurement.limit
+        length = len(longest.prompt) + bench.parts.limit
         for each in arms:
             each.arm.drafter.prepare(length + each.arm.structure.nodes + 1, each.arm.structure)
             warm_up(bench, [each], longest)

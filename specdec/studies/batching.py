@@ -91,7 +91,7 @@ class Batching(Study):
             drafters.get(name)
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        name = bench.config.target["name"]
+        name = bench.plan.target_values["name"]
         if bench.simulated or name not in ("causal", "table"):
             raise UsageError(
                 f"Bad value target.name={name}: study 'batching' decodes several sequences at once, live; use "
@@ -204,7 +204,7 @@ class Batching(Study):
                 if repeat and time.perf_counter() - began > self._config.seconds:
                     break
                 prompts = rig.of_repeat(repeat, self._texts(self._batches[-1]))
-                sizes = random.Random(f"{bench.config.seed}/{repeat}").sample(self._batches, len(self._batches))
+                sizes = random.Random(f"{bench.plan.seed}/{repeat}").sample(self._batches, len(self._batches))
                 for batch in sizes:
                     lines += self._compared(bench, rig, arms, repeat, batch, prompts[: self._texts(batch)], offers)
                     advance()
@@ -223,7 +223,7 @@ class Batching(Study):
     ) -> list[dict[str, Any]]:
         """Return the lines of one repeat at one batch, and count what was offered."""
         order = [*[PLAIN] * PLAIN_RUNS, *arms]
-        random.Random(f"{bench.config.seed}/{repeat}/{batch}").shuffle(order)
+        random.Random(f"{bench.plan.seed}/{repeat}/{batch}").shuffle(order)
         done: list[tuple[Arm, BatchDecoded]] = [(arm, rig.decoded(arm, batch, prompts, repeat)) for arm in order]
         plain = [decoded for arm, decoded in done if arm == PLAIN]
         sums = [_measured(decoded, batch) for decoded in plain]
@@ -264,14 +264,14 @@ class _Rig:
     def __post_init__(self) -> None:
         parts = self.bench.parts
         self.prompts: list[Prompt] = list(parts.prompts.prompts)
-        random.Random(self.bench.config.seed).shuffle(self.prompts)
+        random.Random(self.bench.plan.seed).shuffle(self.prompts)
         self.target = batch_target(parts.target, self.largest)
         self.drafters = {
             name: batch_drafter(drafter, parts.target, self.largest)
             for name, drafter in [*self.made.items(), (PLAIN[0], NoDrafter())]
         }
-        longest = max(len(prompt.tokens) for prompt in self.prompts) + self.bench.config.measurement.limit
-        contexts, rows = self._contexts(), self.bench.config.measurement.cost_rows
+        longest = max(len(prompt.tokens) for prompt in self.prompts) + self.bench.parts.limit
+        contexts, rows = self._contexts(), self.bench.plan.measurement.cost_rows
         timed = max(contexts) + 1 + rows if contexts else 0
         capacity = max(longest + self.target.room(chain_tree(self.gamma)), timed)
         try:
@@ -287,13 +287,13 @@ class _Rig:
 
     def decoded(self, arm: Arm, batch: int, prompts: Sequence[Prompt], repeat: int) -> BatchDecoded:
         """Decode texts by a drafter and gamma, `batch` at once."""
-        config, (name, gamma) = self.bench.config, arm
+        seed, (name, gamma) = self.bench.plan.seed, arm
         requests = [
             Request(
                 prompt.tokens,
-                config.measurement.limit,
-                draft_generator=generator_for(config.seed, prompt.id, f"draft/{repeat}"),
-                accept_generator=generator_for(config.seed, prompt.id, f"accept/{repeat}"),
+                self.bench.parts.limit,
+                draft_generator=generator_for(seed, prompt.id, f"draft/{repeat}"),
+                accept_generator=generator_for(seed, prompt.id, f"accept/{repeat}"),
             )
             for prompt in prompts
         ]
@@ -319,13 +319,13 @@ class _Rig:
         )
 
     def _contexts(self) -> list[int]:
-        return self.bench.config.measurement.cost_contexts if self.bench.parts.target.products() else []
+        return self.bench.plan.measurement.cost_contexts if self.bench.parts.target.products() else []
 
     def cost_report(self) -> CostReport | None:
         """Fit the cost model to calls on one sequence, made by the engine of batches; None where there is no arithmetic
         to explain.
         """
-        measurement, target = self.bench.config.measurement, self.bench.parts.target
+        measurement, target = self.bench.plan.measurement, self.bench.parts.target
         contexts = self._contexts()
         if not contexts:
             return None

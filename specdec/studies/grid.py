@@ -67,7 +67,7 @@ class RowsGrid(Study):
         cells = {(k, w): {**values, "k": k, "w": w} for k, w in itertools.product(self._k, self._w)}
         shapes = {shape: structures.build(cell) for shape, cell in cells.items()}  # checks the budget, before decoding
         streams = bench.texts()
-        strategies = [Strategy({"k": k, "w": w}, Cell(bench.config.drafter, cell)) for (k, w), cell in cells.items()]
+        strategies = [Strategy({"k": k, "w": w}, Cell(bench.values.drafter, cell)) for (k, w), cell in cells.items()]
         table, _ = replay(bench, strategies, streams)
         contexts = _spread(streams, self._config.contexts)
         if bench.simulated:
@@ -105,7 +105,7 @@ class RowsGrid(Study):
         corners = [plain, *(arms[shape] for shape in self._corners())]
         live = interleaved(bench, corners, streams[-config.live_prompts :], config.repeats)
         # The choice is analysis' own: what is decoded whole is what the report calls the fastest.
-        fastest = grid(replayed, times, host, 1, bench.config.seed).best("speedup")
+        fastest = grid(replayed, times, host, 1, bench.plan.seed).best("speedup")
         chosen = [plain, *(arms[shape] for shape in dict.fromkeys([fastest, USUAL]) if shape in arms)]
         whole = interleaved(bench, chosen, streams, config.whole_runs)
         dtype = parts.target.describe().get("dtype", "float64")

@@ -87,8 +87,8 @@ class Lenience(Study):
         Raises:
             UsageError: a part that the study cannot work with.
         """
-        config, study = bench.config, "study 'lenience'"
-        name, shape = config.drafter["name"], config.structure["name"]
+        values, study = bench.values, "study 'lenience'"
+        name, shape = values.drafter["name"], values.structure["name"]
         if bench.simulated:
             raise UsageError(
                 f"Bad value target=replay: {study} needs the law of a target, which recorded texts do not "
@@ -111,12 +111,12 @@ class Lenience(Study):
     def _made(self, bench: Bench, form: Form) -> list[tuple[str, Drafter]]:
         """Return drafters with their names, the run's own first, made for a form: for greedy text at temperature 0."""
         bench.standardise(0.0 if form == "greedy" else self._config.temperature)
-        own = bench.config.drafter
+        own = bench.values.drafter
         values = [(str(own["name"]), own), *((name, composed_parts(name)["drafter"]) for name in self._config.others)]
         made = [(name, drafters.build(each, target=bench.parts.target)) for name, each in values]
         structure = bench.parts.primary.structure
         longest = max(len(prompt.tokens) for prompt in bench.parts.prompts.prompts)
-        made[0][1].prepare(longest + bench.config.measurement.limit + structure.nodes + 1, structure)
+        made[0][1].prepare(longest + bench.parts.limit + structure.nodes + 1, structure)
         bench.standardise(0.0)  # as `Bench.texts` expects it
         return made
 
@@ -141,7 +141,7 @@ class Lenience(Study):
         stream, text = plain.stream, plain.output.tokens
         for place, (name, drafter) in enumerate(made):
             for lenience in self._leniences:
-                generator = generator_for(bench.config.seed, stream.id, "alpha")
+                generator = generator_for(bench.plan.seed, stream.id, "alpha")
                 request = Request(stream.prompt, len(text), draft_generator=generator)
                 along = agreement(drafter, target, chain, text, request, rule=self._rule(form, lenience))
                 lines.append(

@@ -23,7 +23,7 @@ from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import Decoded, StudyArm, warm_up
 from specdec.text.model_answers import NO_ANSWER, ModelAnswer, write_answers, write_questions
 from specdec.text.streams import Stream
-from specdec.verifiers import Verifier, verifiers
+from specdec.verifiers import Verifier
 
 PLAIN = "plain"
 FOLDER = "data/mt_bench"
@@ -74,8 +74,8 @@ class MtBench(Study):
         for prompt in asked:
             by_temperature[self._config.temperature(prompt.category)].append(prompt)
         rule = self._rule(bench, max(by_temperature))
-        parts, drafter = bench.parts, bench.config.drafter["name"]
-        prepare(parts, max(asked, key=lambda prompt: len(prompt.tokens)), bench.config.measurement)
+        parts, drafter = bench.parts, bench.values.drafter["name"]
+        prepare(parts, max(asked, key=lambda prompt: len(prompt.tokens)))
         capacity = parts.target.context_length + parts.primary.structure.nodes + 1
         lines: list[dict[str, Any]] = []
         given: dict[str, list[ModelAnswer]] = {PLAIN: [], drafter: []}
@@ -90,7 +90,7 @@ class MtBench(Study):
                 warm_up(bench, arms, _turn(several[0]))
                 for prompt in several:
                     order = list(arms)
-                    random.Random(f"{bench.config.seed}/{prompt.id}").shuffle(order)
+                    random.Random(f"{bench.plan.seed}/{prompt.id}").shuffle(order)
                     for arm in order:
                         turns = self._answered(bench, arm, prompt, temperature, lines)
                         answer = ModelAnswer(asked[prompt]["question_id"], turns, time.time())
@@ -108,11 +108,10 @@ class MtBench(Study):
         Raises:
             UsageError: the prompts are not the questions of a file with ids.
         """
-        config = bench.config
-        source = prompts.build(config.prompts)
+        source = prompts.build(bench.plan.config["prompts"])
         if not isinstance(source, FileSet) or source.config.id_field is None:
             raise UsageError(
-                f"Bad value prompts={config.prompts['name']}: study 'mt_bench' answers questions that have an id; use "
+                f"Bad value prompts={source.config.name}: study 'mt_bench' answers questions that have an id; use "
                 "prompts=mt_bench prompts.path=question.jsonl."
             )
         records, field, id_field = source.records(), source.config.field, source.config.id_field
@@ -131,8 +130,8 @@ class MtBench(Study):
         Raises:
             UsageError: a part that the study cannot work with.
         """
-        config, study = bench.config, "study 'mt_bench'"
-        drafter, rule = config.drafter["name"], verifiers.build(config.verifier)
+        values, study = bench.values, "study 'mt_bench'"
+        drafter, rule = values.drafter["name"], bench.plan.chosen.rule
         if bench.simulated:
             raise UsageError(f"Bad value target=replay: {study} writes texts, which only a model does; use a model.")
         if drafter == "none" or drafters.get(drafter).capabilities.needs_reference:
@@ -142,7 +141,7 @@ class MtBench(Study):
             )
         if rule.capabilities.greedy_only and hottest > 0:
             raise UsageError(
-                f"Bad value verifier={config.verifier['name']}: it is right only at temperature 0, and {study} answers "
+                f"Bad value verifier={values.verifier['name']}: it is right only at temperature 0, and {study} answers "
                 f"at up to {hottest:g}; set study.force_temperature=0.0."
             )
         return rule
@@ -177,18 +176,18 @@ class MtBench(Study):
         outputs: pd.DataFrame,
     ) -> pd.DataFrame:
         """Write all files, and return the table `answers`."""
-        config, folder = bench.config, bench.folder / FOLDER
+        values, folder = bench.values, bench.folder / FOLDER
         turns = self._config.choices * sum(1 + len(prompt.follow_ups) for prompt in asked)
         write_questions(folder, asked.values())
-        target = PurePath(str(config.target.get("model", config.target["name"]))).name
+        target = PurePath(bench.plan.model).name
         lines = []
         for method, answers in given.items():
-            own = f"{target}-{method}-{config.verifier['name']}"
+            own = f"{target}-{method}-{values.verifier['name']}"
             name = f"{self._config.model_id or target}-{PLAIN}" if method == PLAIN else self._config.model_id or own
             lines.append(
                 {
                     "method": method,
-                    "verifier": config.verifier["name"],
+                    "verifier": values.verifier["name"],
                     "model_id": name,
                     "path": str(write_answers(folder, name, answers).relative_to(bench.folder)),
                     "questions": len(asked),

@@ -49,8 +49,8 @@ class PhaseTransition(Study):
         able = [way for way in config.evaluations if way in target.capabilities.evaluations]
         if not able:
             raise UsageError(
-                f"Bad value study.evaluations={config.evaluations}: target {bench.config.target['name']!r} evaluates "
-                f"drafts only as {', '.join(target.capabilities.evaluations)}; use that."
+                f"Bad value study.evaluations={config.evaluations}: target {bench.plan.target_values['name']!r} "
+                f"evaluates drafts only as {', '.join(target.capabilities.evaluations)}; use that."
             )
         shapes = [(1, 0), (1, 1), *((k, w) for k in config.k for w in config.w)]
         prompt = bench.parts.prompts.prompts[0].tokens

@@ -119,7 +119,7 @@ class Serving(Study):
         times = () if config.arrival_times is None else tuple(arrival_times(Path(config.arrival_times).expanduser()))
         batches: MeasuredBatches | None = None
         if config.batching is not None:
-            name = config.method or str(bench.config.drafter["name"])
+            name = config.method or str(bench.values.drafter["name"])
             batches = open_batches(Path(config.batching).expanduser(), name, gammas, config.slots)
         texts = self._texts(bench, gammas)
         cost, modelled = self._costs(bench, gammas, batches)
@@ -159,7 +159,7 @@ class Serving(Study):
             return texts_of_run(Path(config.run).expanduser(), config.method, gammas[-1])
         if config.law is not None:
             law = config.law
-            texts = drawn_texts(500, law.alpha, law.prompt_tokens, law.output_tokens, gammas[-1], bench.config.seed)
+            texts = drawn_texts(500, law.alpha, law.prompt_tokens, law.output_tokens, gammas[-1], bench.plan.seed)
             said = (
                 f"texts drawn from a law: alpha {law.alpha:g}, independent; prompts of {law.prompt_tokens:,} tokens, "
                 f"outputs geometric with mean {law.output_tokens:,}"
@@ -233,7 +233,7 @@ def _simulated(bench: Bench, plan: _Plan, full: pd.DataFrame) -> dict[str, pd.Da
             for replication in range(config.replications):
                 for make in makers:
                     policy = make()
-                    arrivals = plan.arrivals(load * most, bench.config.seed + replication)
+                    arrivals = plan.arrivals(load * most, bench.plan.seed + replication)
                     served = serve(arrivals, policy, plan.steps, config.slots, config.warmup + config.requests)
                     keys = {"policy": policy.name, "load": load, "rate": load * most, "replication": replication}
                     for name, table in _tables(served, config.warmup, config.requests, alone).items():

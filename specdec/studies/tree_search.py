@@ -78,7 +78,7 @@ class TreeSearch(Study):
         streams = bench.texts()
         halves = halves_of(streams)
         fitted, others = ([each for each in streams if halves[first_turn(each.id)] == half] for half in (0, 1))
-        drafter, limit = Fed(bench.parts.primary.drafter, bench.parts.target), bench.config.measurement.limit
+        drafter, limit = Fed(bench.parts.primary.drafter, bench.parts.target), bench.parts.limit
         counts: dict[str, RankCounts] = {}
         with bench.progress("measuring accuracy by rank", len(fitted)) as advance:
             for stream in fitted:
@@ -134,14 +134,14 @@ class TreeSearch(Study):
                 f"Bad value target.evaluation={parts.target.evaluation}: study 'tree_search' times packed calls; use "
                 "target.evaluation=packed."
             )
-        if "tree" not in parts.drafter.capabilities.fills:
+        if "tree" not in parts.chosen.drafter.capabilities.fills:
             raise UsageError(
-                f"Bad value drafter={bench.config.drafter['name']}: study 'tree_search' needs a drafter that fills "
+                f"Bad value drafter={bench.values.drafter['name']}: study 'tree_search' needs a drafter that fills "
                 "trees; use another."
             )
         if "tree" not in parts.primary.verifier.capabilities.handles:
             raise UsageError(
-                f"Bad value verifier={bench.config.verifier['name']}: it handles no trees; use "
+                f"Bad value verifier={bench.values.verifier['name']}: it handles no trees; use "
                 "verifier=speculative_sampling."
             )
         if len(parts.prompts.prompts) < 2:
@@ -149,14 +149,14 @@ class TreeSearch(Study):
                 "Study 'tree_search' builds trees on one half of the prompts and judges them on the other: it needs at "
                 "least 2 prompts (prompts.limit)."
             )
-        deepest = parts.drafter.capabilities.deepest
+        deepest = parts.chosen.drafter.capabilities.deepest
         if deepest is not None and deepest < config.depth:
             raise UsageError(
-                f"Bad value study.depth={config.depth}: drafter {bench.config.drafter['name']!r} drafts {deepest} "
+                f"Bad value study.depth={config.depth}: drafter {bench.values.drafter['name']!r} drafts {deepest} "
                 f"levels at most; use study.depth={deepest} or less."
             )
         # A drafter that ranks fewer tokens than `study.ranks` says so here.
-        longest = max(len(prompt.tokens) for prompt in parts.prompts.prompts) + bench.config.measurement.limit
+        longest = max(len(prompt.tokens) for prompt in parts.prompts.prompts) + bench.parts.limit
         widest = along((0,) * (config.depth - 1), config.ranks)
         parts.primary.drafter.prepare(longest + max(self._budgets[-1], widest.nodes) + 1, widest)
 
@@ -205,7 +205,8 @@ class TreeSearch(Study):
             nodes, depth = len(tree), _depth(tree)
             predicted = tree.tokens, seconds.tree(nodes, depth)
             lines.append((arm, shape, n, nodes, depth, *predicted, json.dumps(given(tree.parents))))
-        if "dynamic" in bench.parts.drafter.capabilities.fills & bench.parts.primary.verifier.capabilities.handles:
+        drafter, rule = bench.parts.chosen.drafter.capabilities, bench.parts.primary.verifier.capabilities
+        if "dynamic" in drafter.fills & rule.handles:
             for n in self._budgets:
                 values = {"name": "dynamic", "nodes": n, "depth": config.depth}
                 values |= {"branching": config.branching, "beam": config.beam}

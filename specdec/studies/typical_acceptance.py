@@ -14,7 +14,7 @@ from specdec.drafters import drafters
 from specdec.errors import UsageError
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import StudyArm, interleaved, outputs_of, warm_up
-from specdec.verifiers import Verifier, verifiers
+from specdec.verifiers import Verifier
 from specdec.verifiers.typical import Typical, TypicalConfig
 
 NO_EPSILON = 0.0
@@ -57,7 +57,7 @@ class TypicalAcceptance(Study):
         rules = self._rules(bench)
         streams, parts = bench.texts(), bench.parts
         longest = max(len(prompt.tokens) for prompt in parts.prompts.prompts)
-        capacity = longest + bench.config.measurement.limit + parts.primary.structure.nodes + 1
+        capacity = longest + bench.parts.limit + parts.primary.structure.nodes + 1
         outputs = []
         for temperature, several in rules.items():
             drafting = replace(parts.primary, drafter=bench.at_temperature(temperature, capacity))
@@ -85,9 +85,9 @@ class TypicalAcceptance(Study):
         Raises:
             UsageError: a part that the study cannot work with.
         """
-        config, study = bench.config, "study 'typical_acceptance'"
-        strict, typical = verifiers.build(config.verifier), Typical(self._config.typical)
-        shape = config.structure["name"]
+        values, study = bench.values, "study 'typical_acceptance'"
+        strict, typical = bench.plan.chosen.rule, Typical(self._config.typical)
+        shape = values.structure["name"]
         if bench.simulated:
             raise UsageError(
                 f"Bad value target=replay: {study} decodes at several temperatures, which recorded texts do not have; "
@@ -95,16 +95,16 @@ class TypicalAcceptance(Study):
             )
         if not strict.capabilities.lossless or strict.capabilities.greedy_only:
             raise UsageError(
-                f"Bad value verifier={config.verifier['name']}: {study} compares with a rule that is lossless at all "
+                f"Bad value verifier={values.verifier['name']}: {study} compares with a rule that is lossless at all "
                 "temperatures; use verifier=speculative_sampling."
             )
         if shape not in typical.capabilities.handles:
             raise UsageError(
                 f"Bad value structure={shape}: study.typical handles {', '.join(sorted(typical.capabilities.handles))}."
             )
-        if drafters.get(config.drafter["name"]).capabilities.needs_reference or config.drafter["name"] == "none":
+        if drafters.get(values.drafter["name"]).capabilities.needs_reference or values.drafter["name"] == "none":
             raise UsageError(
-                f"Bad value drafter={config.drafter['name']}: {study} needs one that proposes at any temperature; use "
+                f"Bad value drafter={values.drafter['name']}: {study} needs one that proposes at any temperature; use "
                 "another."
             )
         greedy = strict.for_greedy()

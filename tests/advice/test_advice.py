@@ -3,7 +3,7 @@
 import json
 import shlex
 from collections import Counter
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -201,7 +201,7 @@ def test_agreement_of_a_sampled_text_gives_fractional_rounds(table):
 
 def small_model_advice(structure, offered, verifier="speculative_sampling"):
     """Return what is recommended for a draft model that is predicted to pay at gamma 2, and to pay more at gamma 4."""
-    config = Configured(
+    config = dict(
         target={"name": "causal", "model": "/models/my target"},
         drafter={"name": "small_model", "model": "org/draft", "drafts": "sampled", "translate": False},
         structure=structure,
@@ -212,22 +212,13 @@ def small_model_advice(structure, offered, verifier="speculative_sampling"):
     shape = structures.build(structure)
     drafter = SimpleNamespace(describe=lambda: {"dtype": "float32"})
     primary = SimpleNamespace(structure=shape, drafter=drafter, verifier=verifiers.build({"name": verifier}))
-    parts = SimpleNamespace(primary=primary, target=SimpleNamespace(device=torch.device("cpu")))
+    plan = SimpleNamespace(config=config)
+    parts = SimpleNamespace(plan=plan, primary=primary, target=SimpleNamespace(device=torch.device("cpu")))
     predictions = [
         replace(prediction(3.30, COST, gamma=gamma, offered=offered), speedup=Interval(speedup, speedup - 0.1, 9.0))
         for gamma, speedup in ((2, 1.2), (4, 1.5))
     ]
-    return recommended(config, parts, predictions)
-
-
-@dataclass(frozen=True)
-class Configured:
-    target: dict
-    drafter: dict
-    structure: dict
-    verifier: dict
-    sampling: dict
-    measurement: dict
+    return recommended(parts, predictions)
 
 
 def test_advice_recommends_a_configuration_of_the_best_gamma():

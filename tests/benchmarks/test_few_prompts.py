@@ -15,7 +15,8 @@ from specdec.analysis.intervals import FEWEST, bootstrap, percentile_bounds, res
 from specdec.analysis.runs.run_metrics import null_metrics
 from specdec.clock import clock_for
 from specdec.folder.results import ResultsFolder
-from specdec.session.parts import build, prepare
+from specdec.plan.plan import plan
+from specdec.session.parts import open_parts, prepare
 from specdec.session.session import Session
 
 pytestmark = pytest.mark.benchmark
@@ -72,14 +73,14 @@ def test_the_null_control_of_real_runs(tmp_path, log_figure):
     overrides = ["+drafter=ngram", "measurement.null=true", "measurement.gammas=[]", "measurement.max_new_tokens=24"]
     overrides += ["target.compile=false", f"prompts.limit={FEWEST}", "structure.gamma=2"]
     config = composed(*overrides)
-    parts = build(config)
-    longest = max(parts.prompts.prompts, key=lambda prompt: len(prompt.tokens))
-    prepare(parts, longest, config.measurement)
+    parts = open_parts(plan(config))
+    prepare(parts)
     found = []
     for run in range(20):
-        seeded, results = replace(config, seed=run), ResultsFolder(tmp_path / str(run))
-        session = Session(seeded, parts, "cell", results, clock_for(parts.target.device))
-        session.warm_up(longest, 8)
+        seeded = replace(parts, plan=replace(parts.plan, seed=run))
+        results = ResultsFolder(tmp_path / str(run))
+        session = Session(seeded, "cell", results, clock_for(parts.target.device))
+        session.warm_up(parts.longest_prompt, 8)
         for prompt in parts.prompts.prompts:
             session.run_prompt(prompt, 0)
         results.compact()

@@ -17,9 +17,10 @@ from specdec.drafters.grounded import Grounded
 from specdec.drafters.medusa import Medusa
 from specdec.errors import NumericsError, UsageError
 from specdec.heads.checkpoint import save_heads
+from specdec.plan.plan import plan
 from specdec.records import Draft, Source, TextStart
 from specdec.sampling import generator_for
-from specdec.session.parts import build
+from specdec.session.parts import open_parts
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 
@@ -337,11 +338,8 @@ def run_of(file_of, table, group_values):
             measurement=group_values("measurement", "default", **tiny),
             tracking=group_values("tracking", "mlflow"),
         )
-        return build(
-            validated(
-                RunConfig, dict(config, study=None, seed=0, experiment_name=None, advice_dir="advice", resume="auto")
-            )
-        )
+        rest = {"study": None, "seed": 0, "experiment_name": None, "advice_dir": "advice", "resume": "auto"}
+        return open_parts(plan(validated(RunConfig, {**config, **rest})))
 
     return make
 
@@ -356,10 +354,13 @@ def test_a_structure_deeper_than_the_heads_is_refused_before_decoding(run_of, gr
 def test_points_of_the_curve_beyond_the_heads_or_a_given_tree_are_left_out(run_of, group_values):
     """Two points of a tree would be the same draft under two names, and no round could be told from another."""
     parts = run_of("medusa", group_values("structure", "chain", gamma=4), [1, 5, 6, 8])
-    assert [arm.gamma for arm in parts.arms] == [1, 4, 5] and parts.left_out == (6, 8)
+    assert [arm.gamma for arm in parts.arms] == [1, 4, 5] and parts.chosen.left_out == (6, 8)
     assert parts.primary.gamma == 4
     parts = run_of("medusa", group_values("structure", "tree", parents=[-1, -1, 0]), [1, 3, 4])
-    assert [(arm.gamma, arm.structure.gamma) for arm in parts.arms] == [(1, 1), (2, 2)] and parts.left_out == (3, 4)
+    assert [(arm.gamma, arm.structure.gamma) for arm in parts.arms] == [(1, 1), (2, 2)] and parts.chosen.left_out == (
+        3,
+        4,
+    )
 
 
 def test_blockwise_drafts_medusas_chain(target_at, random_heads, make_structure):

@@ -33,7 +33,7 @@ ROWS = (
         "2, key and bound; no run",
         (
             f"{RUN}[+drafter=ngram +gama=4]",
-            "tests/commands/test_early.py::test_a_configuration_is_refused_over_placeholders",
+            "tests/plan/test_refusals.py::test_a_configuration_is_refused_before_a_model_is_read",
             "tests/faults/test_fuzzed_configuration.py::test_command_lines",
             "tests/faults/test_fuzzed_configuration.py::test_values",
         ),

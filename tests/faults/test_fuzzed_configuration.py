@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
 from faults.answers import answered, spoiled
-from specdec.commands.cli import check_drafter
+from specdec.commands.cli import typed_config
 from specdec.commands.failures import ending, not_begun
-from specdec.config import RunConfig, config_dir, validated
-from specdec.plan.beside import settled
-from specdec.session.parts import build
+from specdec.config import RunConfig, config_dir
+from specdec.plan.plan import plan
+from specdec.session.parts import open_parts
 from specdec.tracking.store import locate
 
 pytestmark = pytest.mark.slow  # many examples of bad input
@@ -43,10 +43,9 @@ def composed(*overrides: str) -> Any:
 
 def begin(values: Any) -> None:
     """Do what a run does with its values before anything is decoded."""
-    check_drafter(values)
-    config = validated(RunConfig, values, source="the configuration")
+    config = typed_config(RunConfig, values)
     locate(config.tracking.uri, Path.cwd())
-    build(settled(config))
+    open_parts(plan(config))
 
 
 @pytest.fixture(scope="module")

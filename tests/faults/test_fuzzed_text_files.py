@@ -15,7 +15,7 @@ from specdec.analysis.read.imported import ImportChoices
 from specdec.analysis.read.importers import IMPORTERS
 from specdec.config import config_dir
 from specdec.cost_model import load_cost
-from specdec.prompts import load_prompts
+from specdec.prompts import load_prompts, read_prompts
 from specdec.structures.tree import load_tree
 from specdec.text.streams import streams_of
 
@@ -77,7 +77,7 @@ def test_prompt_files(tmp_path: Path, group_values: Any, content: bytes, templat
     path.write_bytes(content)
     fields = {"id_field": "id", "category_field": "kind", "template": template}
     values = group_values("prompts", "jsonl", path=str(path), **fields)
-    answered(lambda: load_prompts(values, tokenizer=Letters(), context_length=100, max_new_tokens=10))
+    answered(lambda: load_prompts(read_prompts(values), tokenizer=Letters(), context_length=100, max_new_tokens=10))
 
 
 def choice(**more: Any) -> dict[str, Any]:

@@ -154,9 +154,9 @@ def test_a_disk_that_fills_up_ends_the_run_as_failed(tracked, tmp_path, monkeypa
 
 
 def test_a_run_that_will_not_fit_is_refused(tracked, tmp_path, monkeypatch):
-    from specdec.session import disk_space
+    from specdec.session import experiment
 
-    monkeypatch.setattr(disk_space.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10 << 20}))
+    monkeypatch.setattr(experiment.shutil, "disk_usage", lambda folder: type("Usage", (), {"free": 10 << 20}))
     code, error = tracked("+drafter=oracle")
     assert code == 4 and " has 10 MB free, and this run may write " in one_sentence(error)
     assert statuses(tmp_path) == []

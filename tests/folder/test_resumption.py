@@ -12,11 +12,12 @@ from specdec.errors import UsageError
 from specdec.folder import results
 from specdec.folder.earlier_runs import EarlierRuns, KeptRun
 from specdec.folder.resumption import begun
+from specdec.plan.plan import plan
 from specdec.prompts import PromptSet
 from specdec.prompts.base.contract import turn_id
 from specdec.session import parts
 from specdec.session.identify import identify
-from specdec.session.parts import build
+from specdec.session.parts import open_parts
 from specdec.text.streams import Stream, write_streams
 
 NGRAM = ("+drafter=ngram",)
@@ -106,7 +107,7 @@ def test_the_calibration_of_the_first_sitting_is_kept(tmp_path):
 
 def begin(config, folder, earlier=None):
     """Return what `begun` gives, and end the run at once."""
-    with begun(config.resume, folder, identify(config, build(config)), earlier) as beginning:
+    with begun(config.resume, folder, identify(open_parts(plan(config))), earlier) as beginning:
         return beginning
 
 
@@ -185,7 +186,7 @@ def test_a_cell_of_a_resumed_sweep_is_kept_or_refused(finished, tmp_path, monkey
 
 def test_a_folder_that_a_living_run_writes_to_is_left_alone(unfinished, tmp_path):
     config = config_of(*NGRAM)
-    with begun("auto", unfinished, identify(config, build(config))):
+    with begun("auto", unfinished, identify(open_parts(plan(config)))):
         with pytest.raises(UsageError, match="Another process is writing to"):
             decode(config, unfinished)
         assert begin(config, tmp_path / "new", EarlierRuns(tmp_path)).results.folder == tmp_path / "new"

@@ -5,7 +5,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from specdec.config import RunConfig, config_dir, validated
-from specdec.plan.beside import settled
+from specdec.plan.plan import plan
 
 DRAWN = [-1, -1, -1, 0, 0, 1, 3, 6]
 
@@ -15,27 +15,27 @@ def composed():
     def values(*overrides):
         with initialize_config_dir(config_dir(), version_base="1.3"):
             config = compose("config", overrides=list(overrides))
-        return settled(validated(RunConfig, OmegaConf.to_container(config, resolve=True)))
+        return plan(validated(RunConfig, OmegaConf.to_container(config, resolve=True)))
 
     return values
 
 
 def test_medusas_heads_have_their_own_tree(composed):
-    own, grounded = (composed(f"+drafter={name}").structure["parents"] for name in ("medusa", "grounded"))
+    own, grounded = (composed(f"+drafter={name}").chosen.values.structure["parents"] for name in ("medusa", "grounded"))
     assert own != grounded == DRAWN
 
 
 def test_bars_of_both_kinds_stand_on_one_tree(composed):
-    config = composed("+experiment=grounded_bars", "+measurement.drafter_settings.medusa.drafter.model=other")
-    medusa = config.measurement.drafter_settings["medusa"]
-    assert medusa.structure == config.structure and config.structure["parents"] == DRAWN
+    heads = composed("+experiment=grounded_bars", "+measurement.drafter_settings.medusa.drafter.model=other")
+    chosen, (medusa,) = heads.chosen.values, (each.values for each in heads.drafters if each.method == "medusa")
+    assert medusa.structure == chosen.structure and chosen.structure["parents"] == DRAWN
     assert medusa.drafter["model"] == "other"
 
 
 def test_rules_are_compared_on_the_tree_of_the_page_of_claims(composed):
-    assert composed("+experiment=typical_acceptance").structure["parents"] == DRAWN
+    assert composed("+experiment=typical_acceptance").chosen.values.structure["parents"] == DRAWN
     other = composed("+experiment=typical_acceptance", "structure=tree", "structure.nodes=16")
-    assert other.structure["parents"] is None
+    assert other.chosen.values.structure["parents"] is None
 
 
 def test_the_sweep_over_both_kinds_asks_for_one_tree():

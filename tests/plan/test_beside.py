@@ -17,7 +17,7 @@ from specdec.analysis.pages.report_chapters import OF_A_RUN
 from specdec.analysis.read.runs import open_folder
 from specdec.analysis.runs.drafters_section import drafters_section
 from specdec.config import RunConfig, config_dir, validated
-from specdec.plan.beside import settled
+from specdec.plan.plan import plan
 from specdec.text.streams import Stream, write_streams
 
 QUICK = ("measurement.bootstrap=60", "measurement.gammas=[]", "tracking.enabled=false")
@@ -104,18 +104,18 @@ def test_each_drafter_decodes_as_if_it_were_alone(command, trace):
 
 def test_a_settled_configuration_stays_as_it_is():
     """A run's `config.yaml` runs it again, even where the YAMLs have become others since."""
-    own = {"drafter": {"order_max": 2}, "structure": {"name": "heads", "nodes": 5}, "verifier": {"name": "greedy"}}
+    own = {"drafter": {"order_max": 2}, "structure": {"name": "heads", "nodes": 9}, "verifier": {"name": "greedy"}}
     with initialize_config_dir(config_dir(), version_base="1.3"):
         values = OmegaConf.to_container(
             compose("config", ["+drafter=bigram", "measurement.drafters=[suffix,ngram,bigram]"]), resolve=True
         )
     values["measurement"]["drafter_settings"] = {"ngram": own}
-    once = settled(validated(RunConfig, values))
-    assert list(once.measurement.drafter_settings) == ["suffix", "ngram"]
-    found = once.measurement.drafter_settings["ngram"]
+    once = plan(validated(RunConfig, values))
+    assert [planned.method for planned in once.drafters] == ["bigram", "suffix", "ngram"]
+    found = once.drafters[2].values
     assert found.drafter["order_max"] == 2 and found.drafter["matches_max"] == 32
-    assert (found.structure["name"], found.structure["nodes"], found.verifier) == ("tree", 5, {"name": "greedy"})
-    assert settled(once) == once
+    assert (found.structure["name"], found.structure["nodes"], found.verifier) == ("tree", 9, {"name": "greedy"})
+    assert plan(validated(RunConfig, once.config)).config == once.config
 
 
 def _check_pairs(seen):

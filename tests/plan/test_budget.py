@@ -15,12 +15,14 @@ from specdec.config import RunConfig
 from specdec.errors import UsageError
 from specdec.folder import results
 from specdec.folder.earlier_runs import EarlierRuns
+from specdec.folder.identity import RunIdentity
 from specdec.folder.resumption import begun
-from specdec.plan.budget import FIRST_LOOK_S, LEAST, TimeBudget, budget_of
+from specdec.plan.plan import FIRST_LOOK_S, plan
+from specdec.plan.time_budget import LEAST, TimeBudget
 from specdec.prompts import Prompt
 from specdec.session import experiment
 from specdec.session.identify import identify
-from specdec.session.parts import build
+from specdec.session.parts import open_parts
 from specdec.session.session import Conversation, Session
 from specdec.tracking.writer import PARENT_RUN
 
@@ -125,12 +127,12 @@ def test_stages_add_up():
     ],
 )
 def test_only_the_first_look_is_bounded_unasked(overrides, seconds):
-    assert budget_of(composed(*overrides)) == seconds
+    assert plan(composed(*overrides)).budget_seconds == seconds
 
 
 def test_a_cell_of_a_sweep_is_not_bounded_unasked(monkeypatch, tmp_path):
     monkeypatch.setenv(PARENT_RUN, str(tmp_path))
-    assert budget_of(composed("+drafter=ngram")) is None
+    assert plan(composed("+drafter=ngram")).budget_seconds is None
 
 
 def test_a_budget_is_refused_where_several_processes_decode_one_prompt(in_process, monkeypatch):
@@ -161,7 +163,7 @@ def of_seconds(seconds: float, *overrides: str) -> RunConfig:
 def test_a_run_that_was_cut_is_finished_and_says_what_it_decoded(tmp_path, watch, monkeypatch, capsys):
     monkeypatch.setattr(experiment, "TimeBudget", partial(TimeBudget, now=watch))
     monkeypatch.setenv("SPECDEC_VERBOSE", "1")
-    experiment.run_experiment(of_seconds(70, "measurement.drafters=[suffix]"), tmp_path)
+    experiment.run_experiment(plan(of_seconds(70, "measurement.drafters=[suffix]")), tmp_path)
     said = " ".join(capsys.readouterr().out.split())
     run = open_folder(tmp_path)
     texts = run.generations()
@@ -197,7 +199,7 @@ def test_which_prompts_are_left_out_follows_from_the_seed_and_not_from_their_cos
     assert whole != cut_order(tmp_path / "other", watch, 1000, "seed=1")
     config = config_of("+drafter=ngram", PROMPTS)
     decode(config, tmp_path / "unbounded")
-    own = [prompt.id for prompt in build(config).prompts.prompts]
+    own = [prompt.id for prompt in open_parts(plan(config)).prompts.prompts]
     lines = found(tmp_path / "unbounded")["generations"]
     assert list(dict.fromkeys(line["prompt"] for line in lines)) == own != whole and sorted(own) == sorted(whole)
 
@@ -206,7 +208,7 @@ def test_which_prompts_are_left_out_follows_from_the_seed_and_not_from_their_cos
 def test_a_run_that_was_cut_is_not_gone_on_with(tmp_path, watch):
     cut_order(tmp_path / "first", watch, 70)
     config = of_seconds(70)
-    identity = identify(config, build(config))
+    identity = identify(open_parts(plan(config)))
     with (
         pytest.raises(UsageError, match="holds a finished run of the same measurement"),
         begun("auto", tmp_path / "first", identity),
@@ -227,20 +229,19 @@ def test_an_interrupted_run_goes_on_in_its_order_with_a_budget_of_its_own(tmp_pa
     assert list(dict.fromkeys(line["prompt"] for line in lines)) == whole[:9]
 
 
-def test_a_bound_belongs_to_the_identity_of_a_run():
+def identity_of(seconds: float | str | None) -> RunIdentity:
     config = config_of("+drafter=ngram", PROMPTS)
-    parts = build(config)
-    cells = {
-        identify(replace(config, measurement=replace(config.measurement, budget_seconds=seconds)), parts).cell
-        for seconds in (None, 60.0)
-    }
-    assert len(cells) == 2
+    bounded = replace(config, measurement=replace(config.measurement, budget_seconds=seconds))
+    return identify(open_parts(plan(bounded)))
+
+
+def test_a_bound_belongs_to_the_identity_of_a_run():
+    assert len({identity_of(seconds).cell for seconds in (None, 60.0)}) == 2
 
 
 def test_the_bound_that_auto_became_is_logged(monkeypatch):
-    monkeypatch.setattr("specdec.session.identify.budget_of", lambda config: FIRST_LOOK_S)
-    config = config_of("+drafter=ngram", PROMPTS)
-    parts = build(config)
-    for asked, logged in (("auto", FIRST_LOOK_S), (None, None), (60.0, 60.0)):
-        bounded = replace(config, measurement=replace(config.measurement, budget_seconds=asked))
-        assert identify(bounded, parts).params["measurement.budget_seconds"] == logged
+    monkeypatch.setattr("specdec.plan.plan._budget", lambda config: FIRST_LOOK_S)
+    assert identity_of("auto").params["measurement.budget_seconds"] == FIRST_LOOK_S
+    monkeypatch.undo()
+    for asked in (None, 60.0):
+        assert identity_of(asked).params["measurement.budget_seconds"] == asked

@@ -65,7 +65,7 @@ def values():
 @pytest.fixture(scope="session")
 def load(values):
     """`load(yaml_name, real=..., tokenizer=..., context=..., new=..., **overrides)` loads a prompt set."""
-    from specdec.prompts import load_prompts
+    from specdec.prompts import load_prompts, read_prompts
 
     def load_set(
         yaml_name: str,
@@ -77,7 +77,7 @@ def load(values):
         **keys: Any,
     ) -> Any:
         return load_prompts(
-            values(yaml_name, real, **keys),
+            read_prompts(values(yaml_name, real, **keys)),
             tokenizer=Characters() if tokenizer == "" else tokenizer,
             context_length=context,
             max_new_tokens=new,

@@ -85,10 +85,10 @@ def test_bad_values(load, keys, expected):
 
 
 def test_missing_name():
-    from specdec.prompts import load_prompts
+    from specdec.prompts import read_prompts
 
     with pytest.raises(UsageError, match="Missing key prompts.name"):
-        load_prompts({"limit": 3}, tokenizer=None, context_length=100, max_new_tokens=1)
+        read_prompts({"limit": 3})
 
 
 def test_text_without_a_tokenizer_and_tokens_outside_the_vocabulary(load):

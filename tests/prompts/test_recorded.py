@@ -3,7 +3,7 @@
 import pytest
 
 from specdec.errors import UsageError
-from specdec.prompts import load_prompts
+from specdec.prompts import load_prompts, read_prompts
 from specdec.text.streams import Stream, write_streams
 
 STREAMS = [
@@ -19,7 +19,7 @@ def load(path, **more):
         "tokenizer": None, "unit": "paragraph", "prompt_tokens": 2, "continuation_tokens": None,
         "skip_bad": False, "lengths": None,
     }  # fmt: skip
-    return load_prompts(values | more, tokenizer=None, context_length=100, max_new_tokens=8, vocab_size=6)
+    return load_prompts(read_prompts(values | more), tokenizer=None, context_length=100, max_new_tokens=8, vocab_size=6)
 
 
 def test_prompts_are_those_of_the_streams(tmp_path):

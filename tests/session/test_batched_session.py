@@ -11,13 +11,13 @@ import pytest
 from fixtures.resumed_runs import composed
 
 from specdec.clock import SimulatedClock
-from specdec.config import RunConfig
+from specdec.config import AdviceConfig, AdviseConfig, RunConfig
 from specdec.errors import NumericsError, UsageError
 from specdec.folder.results import ResultsFolder
-from specdec.plan.batch_checks import check_turns, refuse_batches
+from specdec.plan.plan import plan
 from specdec.session import experiment
 from specdec.session.batched_session import BatchedSession
-from specdec.session.parts import build
+from specdec.session.parts import open_parts
 from specdec.session.session import Session
 from specdec.targets.table import Table
 
@@ -36,9 +36,9 @@ def config_of(*overrides: str) -> RunConfig:
 def run(folder, *overrides: str) -> tuple[pd.DataFrame, list[dict]]:
     """The rounds and the generations of a session that decodes all prompts."""
     config = config_of(*overrides)
-    parts, results = build(config), ResultsFolder(folder)
+    parts, results = open_parts(plan(config)), ResultsFolder(folder)
     kind = BatchedSession if config.measurement.batch_size > 1 else Session
-    session = kind(config, parts, "cell", results, SimulatedClock())
+    session = kind(parts, "cell", results, SimulatedClock())
     prompts = parts.prompts.prompts
     for repeat in range(config.measurement.repeats):
         for place, prompt in enumerate(prompts):
@@ -90,7 +90,7 @@ def slow(monkeypatch):
 def test_a_whole_run_calibrates_at_its_batch_and_its_account_multiplies_out(tmp_path, slow):
     """A table evaluates slot after slot: a call on three takes three seconds, and a sequence's share is one."""
     found = experiment.run_experiment(
-        config_of("measurement.batch_size=3", "measurement.gammas=[]", *SAMPLED), tmp_path
+        plan(config_of("measurement.batch_size=3", "measurement.gammas=[]", *SAMPLED)), tmp_path
     )
     calibration = json.loads((tmp_path / "calibration.json").read_text())
     assert calibration["t1_s"] == 1.0 and {item["median_s"] for item in calibration["t_n"].values()} == {1.0}
@@ -110,8 +110,8 @@ def test_logits_that_are_not_finite_end_the_run_with_what_there_is(tmp_path, mon
     failed.
     """
     config = config_of("measurement.batch_size=2")
-    parts, results = build(config), ResultsFolder(tmp_path)
-    session = BatchedSession(config, parts, "cell", results, SimulatedClock())
+    parts, results = open_parts(plan(config)), ResultsFolder(tmp_path)
+    session = BatchedSession(parts, "cell", results, SimulatedClock())
     together, calls = BatchedSession._together, []
 
     def broken(self, arm, requests):
@@ -133,12 +133,14 @@ def test_logits_that_are_not_finite_end_the_run_with_what_there_is(tmp_path, mon
     assert set(rounds["prompt"]) == {prompts[0].id} and rounds.groupby(["method", "gamma"]).ngroups == 3
 
 
-def test_later_turns_studies_and_advice_are_refused():
+def test_later_turns_and_advice_are_refused(monkeypatch):
     config = config_of("measurement.batch_size=2")
-    plain = build(config_of()).prompts
+    plain = open_parts(plan(config_of())).prompts
     turns = replace(plain, name="talks", prompts=(replace(plain.prompts[0], follow_ups=("and then?",)),))
+    monkeypatch.setattr("specdec.session.parts.load_prompts", lambda *entries, **target: turns)
     with pytest.raises(UsageError, match="prompts=talks has later turns"):
-        check_turns(config, turns)
-    check_turns(config_of(), turns)
+        open_parts(plan(config))
+    assert open_parts(plan(config_of())).prompts is turns
+    advised = AdviseConfig(**vars(config), advice=AdviceConfig(text=None))
     with pytest.raises(UsageError, match="batch_size=2: specdec.advise decodes one sequence at a time"):
-        refuse_batches(config, "specdec.advise")
+        plan(advised)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from fixtures.resumed_runs import config_of
 
-from specdec.config import RunConfig
 from specdec.folder.identity import differences
+from specdec.plan.plan import plan
 from specdec.session.advice_key import key_of, keyed_by
 from specdec.session.identify import identify, run_facts
-from specdec.session.parts import Parts, build
+from specdec.session.parts import Parts, open_parts
 
 VOCABULARY = 11
 EMULATED = "arithmetic and would emulate it slowly: float32 is used instead."
@@ -41,7 +41,7 @@ def processor(monkeypatch):
     return report
 
 
-def made(folder: Path, *overrides: str, drafter: str = "small_model") -> tuple[RunConfig, Parts]:
+def made(folder: Path, *overrides: str, drafter: str = "small_model") -> Parts:
     model = f"drafter.of.model={folder}" if drafter == "staged" else f"drafter.models=[{folder},{folder}]"
     if drafter in ("small_model", "parallel", "model_bigram"):
         model = f"drafter.model={folder}"
@@ -49,7 +49,7 @@ def made(folder: Path, *overrides: str, drafter: str = "small_model") -> tuple[R
         *(f"+drafter={drafter}", model, "target=causal", f"target.model={folder}", "target.device=cpu"),
         *("target.compile=false", "prompts=tokens", "prompts.tokens=[[1,2,3,1,2]]", *overrides),
     )
-    return config, build(config)
+    return open_parts(plan(config))
 
 
 def dtypes_of(described: Any) -> set[str]:
@@ -73,31 +73,31 @@ def dtypes_of(described: Any) -> set[str]:
 @pytest.mark.parametrize("native", [True, False], ids=["native", "emulated"])
 def test_every_model_computes_in_the_arithmetic_of_the_processor(folder, processor, drafter, more, native):
     processor(native)
-    config, parts = made(folder, *more, drafter=drafter)
+    parts = made(folder, *more, drafter=drafter)
     used = "bfloat16" if native else "float32"
-    assert dtypes_of(parts.target.describe()) == dtypes_of(parts.drafter.describe()) == {used}
-    recorded = identify(config, parts)
+    assert dtypes_of(parts.target.describe()) == dtypes_of(parts.chosen.drafter.describe()) == {used}
+    recorded = identify(parts)
     model = recorded.environment["model"]
     assert (model["dtype"], model["dtype_asked"]) == (used, "auto (bfloat16)")
     assert (recorded.params["target.dtype"], recorded.params["target.dtype_asked"]) == (used, "auto")
     assert recorded.params["target.device"] == "cpu" and recorded.params["target.attention"] in ("sdpa", "eager")
     (key,) = (name for name in recorded.params if name.startswith("drafter.") and name.endswith("dtype"))
     assert (recorded.params[key], recorded.params[f"{key}_asked"]) == (used, "auto")
-    notes = [note for note in run_facts(parts, 8).notes if "arithmetic" in note]
+    notes = [note for note in run_facts(parts).notes if "arithmetic" in note]
     assert notes == ([] if native else [f"Target and drafter: This processor has no bfloat16 {EMULATED}"])
     assert ("dtype_reason" in model) == (not native)
 
 
 def test_a_dtype_that_is_named_is_obeyed_and_said_to_be_emulated(folder, processor):
     processor(False)
-    config, parts = made(folder, "target.dtype=bfloat16")
-    assert parts.target.model.dtype == torch.bfloat16 and parts.drafter.describe()["dtype"] == "float32"
+    parts = made(folder, "target.dtype=bfloat16")
+    assert parts.target.model.dtype == torch.bfloat16 and parts.chosen.drafter.describe()["dtype"] == "float32"
     emulates = "This processor has no bfloat16 arithmetic and emulates it slowly, as dtype=bfloat16 asks for"
-    said = [note for note in run_facts(parts, 8).notes if "arithmetic" in note]
+    said = [note for note in run_facts(parts).notes if "arithmetic" in note]
     assert len(said) == 2 and said[0].startswith(f"Target: {emulates}") and said[1].endswith(EMULATED)
-    assert identify(config, parts).environment["model"]["dtype_asked"] == "bfloat16"
+    assert identify(parts).environment["model"]["dtype_asked"] == "bfloat16"
     processor(True)
-    assert not [note for note in run_facts(made(folder, "target.dtype=bfloat16")[1], 8).notes if "arithmetic" in note]
+    assert not [note for note in run_facts(made(folder, "target.dtype=bfloat16")).notes if "arithmetic" in note]
 
 
 def test_another_processor_makes_another_measurement(folder, processor):
@@ -105,8 +105,8 @@ def test_another_processor_makes_another_measurement(folder, processor):
     found = {}
     for native in (True, False):
         processor(native)
-        config, parts = made(folder)
-        found[native] = identify(config, parts), key_of(keyed_by(config, parts))
+        parts = made(folder)
+        found[native] = identify(parts), key_of(keyed_by(parts))
     (first, first_key), (second, second_key) = found[True], found[False]
     assert first.cell != second.cell and first_key != second_key
     assert differences(first.environment["identity"], second.environment["identity"]) == [
@@ -119,13 +119,13 @@ def test_the_drafters_dtype_alone_makes_another_measurement(folder, processor):
     cells, keys = set(), set()
     for native in (True, False):
         processor(native)
-        config, parts = made(folder, "target.dtype=float32")
-        cells.add(identify(config, parts).cell)
-        keys.add(key_of(keyed_by(config, parts)))
+        parts = made(folder, "target.dtype=float32")
+        cells.add(identify(parts).cell)
+        keys.add(key_of(keyed_by(parts)))
     assert len(cells) == len(keys) == 2
 
 
 def test_advice_does_not_depend_on_how_a_dtype_was_asked_for(folder, processor):
     processor(False)
-    keys = {key_of(keyed_by(*made(folder, f"target.dtype={asked}"))) for asked in ("auto", "float32")}
+    keys = {key_of(keyed_by(made(folder, f"target.dtype={asked}"))) for asked in ("auto", "float32")}
     assert len(keys) == 1

@@ -1,21 +1,20 @@
 """The claim of a part of another package to be lossless is declared, until its combination passed a certificate."""
 
-from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 from fixtures.resumed_runs import composed
 
 from specdec.drafters import drafters
-from specdec.drafters.ngram import Ngram
-from specdec.plan.beside import settled
+from specdec.drafters.ngram import Ngram, NgramConfig
+from specdec.plan.plan import plan
 from specdec.session.foreign_claims import claim_notes, record_passed
 
 
 @pytest.fixture
-def config(monkeypatch, tmp_path):
-
+def made(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    return composed("+drafter=ngram")
+    return lambda: plan(composed("+drafter=ngram"))
 
 
 @pytest.fixture
@@ -23,29 +22,28 @@ def foreign(monkeypatch):
     """`ngram` is a class of this test's module, which is no part of specdec."""
 
     class Foreign(Ngram):
-        pass
+        @classmethod
+        def from_config(cls, config: NgramConfig, target: Any) -> Ngram:
+            return Ngram(config, target)
 
     drafters.names()
     monkeypatch.setitem(drafters._classes, "ngram", Foreign)
 
 
-def test_own_parts_need_no_note(config):
-    assert claim_notes(config) == ()
+def test_own_parts_need_no_note(made):
+    assert claim_notes(made()) == ()
 
 
-def test_a_foreign_claim_is_declared_until_it_passed(foreign, config, tmp_path):
-    (note,) = claim_notes(config)
+def test_a_foreign_claim_is_declared_until_it_passed(foreign, made, tmp_path):
+    (note,) = claim_notes(made())
     assert note.startswith("The claim of drafter ngram (") and "is declared, not proven" in note
-    record_passed(config, tmp_path / "certificate.json")
-    (note,) = claim_notes(config)
+    record_passed(made(), tmp_path / "certificate.json")
+    (note,) = claim_notes(made())
     assert "not proven" not in note and "this combination passed" in note
-    other = replace(config, drafter={**config.drafter, "order_max": 3})
+    other = plan(composed("+drafter=ngram", "drafter.order_max=3"))
     assert "is declared, not proven" in claim_notes(other)[0], "of other values nothing was shown"
 
 
-def test_a_drafter_beside_the_others_is_told_too(foreign, config):
-    measurement = replace(config.measurement, drafters=["ngram"])
-    none = {"name": "recycling", "k": 4, "persist": False}
-    both = settled(replace(config, drafter=none, measurement=measurement))
+def test_a_drafter_beside_the_others_is_told_too(foreign):
+    both = plan(composed("+drafter=recycling", "measurement.drafters=[ngram]"))
     assert ["ngram" in note for note in claim_notes(both)] == [True]
-    assert asdict(both)["drafter"]["name"] == "recycling"

@@ -5,8 +5,9 @@ from fixtures.resumed_runs import composed
 
 from specdec.clock import CpuClock
 from specdec.folder.results import ResultsFolder
+from specdec.plan.plan import plan
 from specdec.session.arm import Arm
-from specdec.session.parts import build
+from specdec.session.parts import open_parts
 from specdec.session.session import Session
 
 REPEATS = 2
@@ -16,8 +17,8 @@ REPEATS = 2
 def decoded(tmp_path, monkeypatch):
     """(gamma, repeat, request) of every text that a sampled session on the table target decodes."""
     config = composed("+debug=tiny", "+drafter=ngram", "sampling=temperature")
-    parts, found, repeat = build(config), [], 0
-    session = Session(config, parts, "cell", ResultsFolder(tmp_path), CpuClock())
+    parts, found, repeat = open_parts(plan(config)), [], 0
+    session = Session(parts, "cell", ResultsFolder(tmp_path), CpuClock())
     decode = Arm.decode
     monkeypatch.setattr(
         Arm, "decode", lambda arm, asked, clock: found.append((arm.gamma, repeat, asked)) or decode(arm, asked, clock)

@@ -80,9 +80,9 @@ def test_a_finished_run_that_is_kept_is_still_refuted(tmp_path):
 
     (tmp_path / "summary.json").write_text(json.dumps({"refuted": "Outputs refuted: all."}))
     with pytest.raises(NotLossless, match="Outputs refuted: all"):
-        run._stood(KeptRun(KeptMetrics({"speedup": 2.0}, tmp_path)))
+        run.metrics_of(KeptRun(KeptMetrics({"speedup": 2.0}, tmp_path)))
     (tmp_path / "summary.json").write_text("{}")
-    assert run._stood(KeptRun(KeptMetrics({"speedup": 2.0}, tmp_path))) == {"speedup": 2.0}
+    assert run.metrics_of(KeptRun(KeptMetrics({"speedup": 2.0}, tmp_path))) == {"speedup": 2.0}
 
 
 def test_near_ties_refute_nothing():

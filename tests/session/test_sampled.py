@@ -11,9 +11,10 @@ from fixtures.resumed_runs import SAMPLED, config_of, decode
 from specdec import run
 from specdec.clock import SimulatedClock
 from specdec.folder.results import ResultsFolder
+from specdec.plan.plan import plan
 from specdec.sampling import probabilities
 from specdec.session.arm import Arm
-from specdec.session.parts import build
+from specdec.session.parts import open_parts
 from specdec.session.session import Session
 
 LAW = "target.law=[[0.1,0.8,0.1],[0.1,0.1,0.8],[0.8,0.1,0.1]]"
@@ -23,7 +24,7 @@ OFF = (*ON, "measurement.sampled_temperature=null")
 
 def session_of(folder, *overrides: str) -> Session:
     config = config_of(*overrides)
-    return Session(config, build(config), "cell", ResultsFolder(folder), SimulatedClock())
+    return Session(open_parts(plan(config)), "cell", ResultsFolder(folder), SimulatedClock())
 
 
 @pytest.fixture
@@ -122,8 +123,8 @@ def test_a_resumed_run_has_the_lines_of_one_that_was_never_interrupted(tmp_path)
     ],
 )
 def test_runs_without_the_line(overrides):
-    assert build(config_of(*ON)).sampled is not None
-    assert build(config_of(*overrides)).sampled is None
+    assert open_parts(plan(config_of(*ON))).sampled is not None
+    assert open_parts(plan(config_of(*overrides))).sampled is None
 
 
 @pytest.mark.slow

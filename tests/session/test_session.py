@@ -15,12 +15,13 @@ from specdec.clock import SimulatedClock
 from specdec.config import RunConfig
 from specdec.folder.results import ResultsFolder
 from specdec.folder.resumption import Beginning
+from specdec.plan.plan import plan
 from specdec.records import TextStart
-from specdec.session import experiment
+from specdec.session import measure
 from specdec.session.advice_key import key_of, keyed_by
 from specdec.session.arm import Arm
 from specdec.session.identify import identify
-from specdec.session.parts import build
+from specdec.session.parts import open_parts
 from specdec.session.session import Session
 from specdec.structures import structures
 
@@ -46,14 +47,14 @@ class Made:
 
     def __init__(self, folder, *overrides: str) -> None:
         self.config, self.folder = config_of(*overrides), folder
-        self.parts, self.clock = build(self.config), SimulatedClock()
+        self.parts, self.clock = open_parts(plan(self.config)), SimulatedClock()
         self.results = ResultsFolder(folder)
         target, primary = self.parts.target, self.parts.primary
         self._slow(target, "verify", lambda draft: VERIFY + TOKEN * len(draft))
         self._slow(target, "commit", lambda *_: COMMIT)
         self._slow(primary.drafter, "draft", lambda structure: DRAFT * structure.gamma)
         self._slow(primary.verifier, "accept", lambda *_: ACCEPT)
-        self.session = Session(self.config, self.parts, "cell", self.results, self.clock)
+        self.session = Session(self.parts, "cell", self.results, self.clock)
 
     def _slow(self, part, verb: str, seconds: Callable[..., float]) -> None:
         """Let a part's verb move the clock."""
@@ -110,12 +111,12 @@ def test_every_method_is_warmed_up_before_anything_is_written(tmp_path, decoded)
 
 def test_a_run_warms_up_calibrates_and_then_decodes(tmp_path, decoded, monkeypatch):
     config = config_of()
-    parts, results = build(config), ResultsFolder(tmp_path)
+    parts, results = open_parts(plan(config)), ResultsFolder(tmp_path)
     calibrated: list[int] = []
-    calibrate = experiment.calibrate
-    monkeypatch.setattr(experiment, "calibrate", lambda *args: calibrated.append(len(decoded)) or calibrate(*args))
+    calibrate = measure.calibrate
+    monkeypatch.setattr(measure, "calibrate", lambda *args: calibrated.append(len(decoded)) or calibrate(*args))
     beginning = Beginning(results, {}, ())
-    experiment._measure(config, parts, identify(config, parts), beginning, lambda: None)
+    measure.measure(parts, identify(parts), beginning, lambda: None)
     warm = [gamma for gamma, limit in decoded if limit == 2]
     assert sorted(warm) == [0, 1, 2, 4] and decoded[:4] == [(gamma, 2) for gamma in warm]
     assert calibrated == [4] and len(decoded) == 4 + 6 * 4
@@ -159,7 +160,7 @@ def test_alpha_counts_the_positions_with_a_proposal(tmp_path, sampling):
     made.run()
     alpha = made.table("alpha").set_index("prompt")
     lines = [json.loads(line) for line in (tmp_path / "generations.jsonl").read_text().splitlines()]
-    drafter, one = made.parts.drafter, structures.build({"name": "chain", "gamma": 1})
+    drafter, one = made.parts.chosen.drafter, structures.build({"name": "chain", "gamma": 1})
     for line in (line for line in lines if line["method"] == "baseline"):
         prompt, text = line["prompt_token_ids"], line["generated_token_ids"]
         right = proposed = 0
@@ -204,7 +205,7 @@ def described(monkeypatch):
 
     def call(config: RunConfig, **facts: str):
         model = {"model": "m", "sha256": "a", "dtype": "float32", "device": "cpu"} | facts
-        parts = build(config)
+        parts = open_parts(plan(config))
         monkeypatch.setattr(type(parts.target), "describe", lambda self: model)
         return parts
 
@@ -213,7 +214,7 @@ def described(monkeypatch):
 
 def test_the_cell_is_that_of_the_weights_and_not_of_the_store(described):
     def cell(config: RunConfig, **facts: str) -> str:
-        return identify(config, described(config, **facts)).cell
+        return identify(described(config, **facts)).cell
 
     config = config_of()
     plain = cell(config)
@@ -225,7 +226,7 @@ def test_the_cell_is_that_of_the_weights_and_not_of_the_store(described):
 
 def test_advice_is_found_by_the_same_measurement_only(described):
     def key(config: RunConfig, **facts: str) -> str:
-        return key_of(keyed_by(config, described(config, **facts)))
+        return key_of(keyed_by(described(config, **facts)))
 
     config = config_of()
     plain = key(config)
@@ -248,7 +249,7 @@ def test_peers_come_first_and_last(tmp_path):
         told.append(written() == begin[0])
         return None
 
-    made.session = Session(made.config, made.parts, "cell", made.results, made.clock, [peer])
+    made.session = Session(made.parts, "cell", made.results, made.clock, [peer])
     begin = [0.0]
     for repeat in range(3):
         for prompt in made.parts.prompts.prompts:

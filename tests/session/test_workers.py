@@ -48,13 +48,13 @@ def command(in_process, tmp_path, monkeypatch):
 @pytest.fixture
 def in_threads(monkeypatch):
     """Threads in place of processes; transformers loads one model at a time."""
-    loading, build = threading.Lock(), workers.build
+    loading, open_parts = threading.Lock(), workers.open_parts
 
-    def build_alone(config):
+    def open_alone(plan, threads):
         with loading:
-            return build(config)
+            return open_parts(plan)
 
-    monkeypatch.setattr(workers, "build", build_alone)
+    monkeypatch.setattr(workers, "open_parts", open_alone)
     monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda count, context, begin: ThreadPoolExecutor(count))
 
 
@@ -132,7 +132,7 @@ def test_a_dead_worker_fails_the_run_which_can_be_resumed(command, tmp_path):
 def test_the_signal_that_killed_a_worker_is_told_also_where_its_pool_learned_it_first():
     process = SimpleNamespace(exitcode=None)  # another thread waits for it, and has not noted the code down yet
     pool = SimpleNamespace(shutdown=lambda wait: setattr(process, "exitcode", -9 if wait else None))
-    died = workers._Process(workers._Share(1, *[None] * 5), pool, process).death(2, "now")
+    died = workers._Process(workers._Share(1, *[None] * 4), pool, process).death(2, "now")
     assert str(died) == "Worker 1 of 2 died (signal 9) now, having finished none"
 
 

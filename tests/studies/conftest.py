@@ -16,6 +16,7 @@ from specdec.analysis.findings import Findings
 from specdec.analysis.read.studies import open_study
 from specdec.config import RunConfig, config_dir, validated
 from specdec.errors import UsageError
+from specdec.plan.plan import plan
 from specdec.studies.base.run_study import run_study
 
 Tables = dict[str, pd.DataFrame]
@@ -47,7 +48,7 @@ def study(
         folder = tmp_path / "out"
         shutil.rmtree(folder, ignore_errors=True)  # a folder is used by one run
         folder.mkdir()
-        found = run_study(validated(RunConfig, values), folder)
+        found = run_study(plan(validated(RunConfig, values)), folder)
         if experiment not in reopened:
             reopened.add(experiment)
             again = open_study(folder)

@@ -95,8 +95,8 @@ def test_what_drafts_with_the_targets_weights_needs_no_training(described, secon
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (("study.leave_out=[ngran]",), "Did you mean ngram?"),
-        (("study.nodes=0",), "study.nodes"),
+        (("study.leave_out=[ngran]", "~target.dtype"), "Did you mean ngram?"),
+        (("study.nodes=0", "~target.dtype"), "study.nodes"),
         (only("model_unigram", "ngram"), "study.leave_out=["),  # a table has no embeddings to rank
     ],
     ids=["unknown", "nodes", "cannot be made"],

@@ -101,6 +101,7 @@ def test_bad_input_is_one_sentence(refused, overrides, says):
 
 
 def test_recorded_texts_are_refused():
-    bench = SimpleNamespace(simulated=True, config=SimpleNamespace(target={"name": "replay"}))
+    parts = SimpleNamespace(target=SimpleNamespace(evaluation="packed"))
+    bench = SimpleNamespace(simulated=True, plan=SimpleNamespace(target_values={"name": "replay"}), parts=parts)
     with pytest.raises(UsageError, match="use target=causal"):
         Batching(SimpleNamespace(drafters=["ngram"], drafter_settings={}, batches=[1], gammas=[1])).run(bench)

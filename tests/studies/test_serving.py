@@ -131,8 +131,8 @@ def test_mistakes_are_one_sentence(refused, overrides, words):
 
 def test_a_target_that_takes_no_batches_needs_a_cost():
     can = SimpleNamespace(evaluations=("packed",), structures=frozenset({"chain"}))
-    parts = SimpleNamespace(target=SimpleNamespace(capabilities=can), drafter=None)
-    bench = SimpleNamespace(parts=parts, config=SimpleNamespace(target={"name": "other"}))
+    parts = SimpleNamespace(target=SimpleNamespace(capabilities=can), chosen=SimpleNamespace(drafter=None))
+    bench = SimpleNamespace(parts=parts, plan=SimpleNamespace(target_values={"name": "other"}))
     with pytest.raises(UsageError, match="target 'other' takes no batches that could be timed"):
         cost_of_server(bench, None, None, {}, 1, 1.0)
 

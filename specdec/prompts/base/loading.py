@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from specdec.errors import UsageError
-from specdec.prompts.base.contract import Counts, Entry, Prompt, SetConfig, prompts
+from specdec.prompts.base.contract import Counts, Entry, Prompt, SetConfig, SourceContent, prompts
 from specdec.prompts.base.rendering import Renderer
 
 TOO_LONG, EMPTY = "too_long", "empty"
@@ -36,20 +36,47 @@ class PromptSet:
         """
         return self.renderer.follow_up(prompt, answer)
 
+    def turns(self, first: Prompt, answers: Mapping[str, Sequence[int]]) -> Iterator[Prompt]:
+        """Yield the turns of a conversation. Before the next one is asked for, the caller puts the answer to each into
+        `answers`, by the id of the turn.
+        """
+        turn: Prompt | None = first
+        while turn is not None:
+            yield turn
+            turn = self.follow_up(turn, answers[turn.id])
+
     def said(self, prompt: Prompt, answer: Sequence[int]) -> str:
         """Return the text of an answer to `prompt`, as a later turn repeats it under a chat template."""
         return self.renderer.said(prompt, answer).strip()
 
 
+@dataclass(frozen=True)
+class PromptEntries:
+    """The entries of a prompt set as its source gives them, before they are rendered for a tokenizer."""
+
+    config: SetConfig
+    content: SourceContent
+
+
+def read_prompts(values: Mapping[str, Any]) -> PromptEntries:
+    """Read the prompt set that `values` (the config group `prompts`) describes.
+
+    Raises:
+        UsageError: an unknown set or key, a bad value, an unusable file.
+    """
+    source = prompts.build(values)
+    return PromptEntries(source.config, source.read())
+
+
 def load_prompts(
-    values: Mapping[str, Any],
+    entries: PromptEntries,
     *,
     tokenizer: Any,
     context_length: int,
     max_new_tokens: int,
     vocab_size: int | None = None,
 ) -> PromptSet:
-    """Load the prompts that `values` (the config group `prompts`) describes.
+    """Make prompts in tokens of the entries of a set.
 
     A limit counts usable prompts: where a prompt is too long or empty, the next of its category takes its place.
     Skipped prompts are counted up to the limit; without a limit, among all.
@@ -59,10 +86,9 @@ def load_prompts(
         context_length: tokens that the target can hold: those of a prompt and `max_new_tokens`.
         vocab_size: the target's, to check literal tokens; None checks nothing.
     Raises:
-        UsageError: an unknown set or key, a bad value, an unusable file, no usable prompt.
+        UsageError: no usable prompt, or one that the target cannot read.
     """
-    source = prompts.build(values)
-    config = source.config
+    config, content = entries.config, entries.content
     room = context_length - max_new_tokens
     if room < 1:
         raise UsageError(
@@ -71,7 +97,6 @@ def load_prompts(
         )
     chat = config.chat == "auto" and getattr(tokenizer, "chat_template", None) is not None
     renderer = Renderer(tokenizer, chat, room, vocab_size)
-    content = source.read()
     if tokenizer is None and any(entry.turns for entry in content.entries):
         raise UsageError(f"Prompt set {config.name!r} is text, and the target has no tokenizer: use prompts=tokens.")
     skipped: Counts = {reason: dict(counts) for reason, counts in content.absent.items()}

@@ -12,10 +12,10 @@ from typing import Any
 import pandas as pd
 
 from specdec.clock import Clock
-from specdec.config import RunConfig
+from specdec.config import DrafterSettings
 from specdec.drafters import Drafter, drafters
+from specdec.plan.plan import Plan
 from specdec.progress import progress_bar
-from specdec.prompts import Prompt
 from specdec.records import Request
 from specdec.registry import Registry
 from specdec.sampling import generator_for
@@ -37,11 +37,19 @@ class Bench:
         heartbeat: to be called now and then, so that the run is seen to be alive.
     """
 
-    config: RunConfig
     parts: Parts
     clock: Clock
     folder: Path
     heartbeat: Callable[[], None]
+
+    @property
+    def plan(self) -> Plan:
+        return self.parts.plan
+
+    @property
+    def values(self) -> DrafterSettings:
+        """The plain values of drafter, structure and verifier."""
+        return self.plan.chosen.values
 
     @property
     def simulated(self) -> bool:
@@ -67,18 +75,17 @@ class Bench:
         target, prompts = self.parts.target, self.parts.prompts
         if isinstance(target, Replay):
             return [target.stream(prompt.tokens) for prompt in prompts.prompts]
-        prepare(self.parts, max(prompts.prompts, key=lambda prompt: len(prompt.tokens)), self.config.measurement)
+        prepare(self.parts)
         streams: list[Stream] = []
+        answers: dict[str, tuple[int, ...]] = {}
         with self.progress("decoding", sum(1 + len(prompt.follow_ups) for prompt in prompts.prompts)) as advance:
-            for prompt in prompts.prompts:
-                current: Prompt | None = prompt
-                while current is not None:
-                    limit = target.limit(current.tokens, self.config.measurement.limit)
-                    answer = self.parts.baseline.decode(Request(current.tokens, limit), self.clock)
-                    ended = answer.finish == "end_token"
-                    streams.append(Stream(current.id, current.category, answer.prompt, answer.tokens, ended=ended))
-                    advance()
-                    current = prompts.follow_up(current, answer.tokens)
+            for turn in (turn for prompt in prompts.prompts for turn in prompts.turns(prompt, answers)):
+                limit = target.limit(turn.tokens, self.parts.limit)
+                answer = self.parts.baseline.decode(Request(turn.tokens, limit), self.clock)
+                ended = answer.finish == "end_token"
+                streams.append(Stream(turn.id, turn.category, answer.prompt, answer.tokens, ended=ended))
+                answers[turn.id] = answer.tokens
+                advance()
         write_streams(self.folder / "streams.jsonl", streams)
         return streams
 
@@ -93,13 +100,13 @@ class Bench:
             capacity: tokens of the longest text with its draft.
         """
         self.standardise(temperature)
-        drafter = drafters.build(self.config.drafter, target=self.parts.target)
+        drafter = drafters.construct(self.plan.chosen.config, target=self.parts.target)
         drafter.prepare(capacity, self.parts.primary.structure)
         return drafter
 
     def timer(self, purpose: str, calls: int, seconds: float = inf) -> Timer:
         """Return a timer of `calls` passes, which ends after `seconds`; `purpose` seeds its random tokens and order."""
-        generator = generator_for(self.config.seed, purpose, "cost")
+        generator = generator_for(self.plan.seed, purpose, "cost")
         return Timer(self.clock, calls, generator, seconds, self.heartbeat)
 
     def time_calls(

@@ -50,11 +50,11 @@ class StudyArm:
 
     def decode(self, bench: Bench, stream: Stream, repeat: int = 0, tokens: int | None = None) -> Generation:
         """Decode the prompt of a stream, at most the run's limit or so many tokens."""
-        target, seed = bench.parts.target, bench.config.seed
+        target, seed = bench.parts.target, bench.plan.seed
         accepting = "/".join(["accept", *map(str, self.keys.values()), str(repeat)])
         request = Request(
             stream.prompt,
-            target.limit(stream.prompt, tokens or bench.config.measurement.limit),
+            target.limit(stream.prompt, tokens or bench.parts.limit),
             draft_generator=generator_for(
                 seed, stream.id, "/".join(["draft", *filter(None, [self.draws]), str(repeat)])
             ),
@@ -115,7 +115,7 @@ def interleaved(
         for repeat in range(repeats):
             for stream in streams:
                 order = list(arms)
-                random.Random(f"{bench.config.seed}/{repeat}/{stream.id}").shuffle(order)
+                random.Random(f"{bench.plan.seed}/{repeat}/{stream.id}").shuffle(order)
                 for arm in order:
                     yield Decoded(arm, stream, repeat, arm.decode(bench, stream, repeat))
                     advance()
@@ -174,7 +174,7 @@ def prepare_target(bench: Bench, structures: Iterable[Structure], streams: Seque
     target, structures = bench.parts.target, list(structures)
     packed = target.evaluation == "packed"
     prompt = max(len(stream.prompt) for stream in streams)
-    longest = max(prompt + bench.config.measurement.limit, context + 1)
+    longest = max(prompt + bench.parts.limit, context + 1)
     capacity = longest + max(target.room(each.tree) for each in structures) + 1
     branches = max(each.branches for each in structures)
     target.check_memory(prompt, capacity, branches)

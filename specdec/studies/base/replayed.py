@@ -78,14 +78,14 @@ def check_rows(bench: Bench, study: str) -> dict[str, Any]:
     Raises:
         UsageError: it is not.
     """
-    config = bench.config
-    check_lookup(config.drafter["name"], study)
-    if config.structure["name"] != "rows":
+    values = bench.values
+    check_lookup(values.drafter["name"], study)
+    if values.structure["name"] != "rows":
         raise UsageError(
-            f"Bad value structure={config.structure['name']}: study {study!r} is about k rows of width w; use "
+            f"Bad value structure={values.structure['name']}: study {study!r} is about k rows of width w; use "
             "structure=rows."
         )
-    return config.structure
+    return values.structure
 
 
 def replay(
@@ -110,8 +110,8 @@ def replay(
             [strategy.cell for strategy in strategies],
             streams,
             target=bench.parts.target,
-            max_new_tokens=bench.config.measurement.limit,
-            workers=bench.config.measurement.workers or _cores(),
+            max_new_tokens=bench.parts.limit,
+            workers=bench.plan.measurement.workers or _cores(),
             progress=advance,
         )
     keys = pd.DataFrame([dict(strategy.keys) for strategy in strategies])

@@ -65,11 +65,11 @@ def texts_along(bench: Bench, streams: Sequence[Stream], gammas: Sequence[int]) 
     Raises:
         UsageError: see `lengths_ahead`; or the drafter drafts fewer tokens.
     """
-    drafter, target, deepest = bench.parts.drafter, bench.parts.target, max(gammas)
+    drafter, target, deepest = bench.parts.chosen.drafter, bench.parts.target, max(gammas)
     most = drafter.capabilities.deepest
     if most is not None and most < deepest:
         raise UsageError(
-            f"Bad value study.gammas: drafter {bench.config.drafter['name']!r} drafts {most} tokens at most, not "
+            f"Bad value study.gammas: drafter {bench.values.drafter['name']!r} drafts {most} tokens at most, not "
             f"{deepest}; lower them."
         )
     chains = [structures.build({"name": "chain", "gamma": gamma}) for gamma in gammas]
@@ -81,7 +81,7 @@ def texts_along(bench: Bench, streams: Sequence[Stream], gammas: Sequence[int]) 
             texts.append(ServedText(len(stream.prompt), by_gamma[deepest], by_gamma))
             advance()
     tokens = sum(each.tokens for each in texts)
-    source = f"{len(texts):,} greedy texts of {bench.parts.prompts.name}, {tokens:,} tokens, {bench.parts.label}"
+    source = f"{len(texts):,} greedy texts of {bench.parts.prompts.name}, {tokens:,} tokens, {bench.parts.chosen.label}"
     return ServedTexts(tuple(texts), source)
 
 
@@ -165,7 +165,7 @@ def cost_of_server(
     Raises:
         UsageError: see `load_cost`; or a target that takes no batches.
     """
-    target, drafter = bench.parts.target, bench.parts.drafter
+    target, drafter = bench.parts.target, bench.parts.chosen.drafter
     looks_up = drafter.looks_up if isinstance(drafter, RecordedLengths) else isinstance(drafter, Lookup)
     if name is not None or run is not None:
         cost = load_cost(str(name or run), Path(config_dir()) / "cost")
@@ -177,8 +177,8 @@ def cost_of_server(
         return ServerCost(cost, own is not None or not looks_up, (0.0, 0.0), _NO_CALLS)
     if "rows" not in target.capabilities.evaluations or "rows" not in target.capabilities.structures:
         raise UsageError(
-            f"Bad value study.cost=null: target {bench.config.target['name']!r} takes no batches that could be timed; "
-            "give the name of a cost model, such as study.cost=h100_llama31_8b."
+            f"Bad value study.cost=null: target {bench.plan.target_values['name']!r} takes no batches that could be "
+            "timed; give the name of a cost model, such as study.cost=h100_llama31_8b."
         )
     return _measured(bench, shapes, calls, seconds)
 
@@ -192,12 +192,12 @@ def _measured(bench: Bench, shapes: Mapping[str, Sequence[int]], calls: int, sec
     fit = fit_server_calls(times)
     depths = sorted(set(shapes["gammas"]))
     chains = [structures.build({"name": "chain", "gamma": depth}) for depth in depths]
-    drafts = time_drafts(parts.target, parts.drafter, chains, prompt, bench.timer("drafts", calls, seconds))
+    drafts = time_drafts(parts.target, parts.chosen.drafter, chains, prompt, bench.timer("drafts", calls, seconds))
     fixed, step = (0.0, 0.0)
     if len(drafts):
         by_depth = drafts.groupby("depth")["seconds"].median()
         fixed, step = _line(by_depth.index.to_list(), by_depth.to_list())
-    output = parts.primary.decode(Request(prompt, min(32, bench.config.measurement.limit)), bench.clock)
+    output = parts.primary.decode(Request(prompt, min(32, bench.parts.limit)), bench.clock)
     _, _, rest = host_seconds(output, bench.clock)
     values = {
         **dict.fromkeys(("token_s", "weights_s", "lookup_s", "lookup_share"), 0.0),
@@ -222,14 +222,14 @@ def _live_growth(bench: Bench, prompt: Sequence[int], gamma: int, slots: int) ->
             Request(
                 prompt,
                 _LIVE_TOKENS,
-                draft_generator=generator_for(bench.config.seed, f"live {place}", "draft"),
-                accept_generator=generator_for(bench.config.seed, f"live {place}", "accept"),
+                draft_generator=generator_for(bench.plan.seed, f"live {place}", "draft"),
+                accept_generator=generator_for(bench.plan.seed, f"live {place}", "accept"),
             )
             for place in range(batch)
         ]
         decoded = decode_batch(
             target=batch_target(parts.target, batch),
-            drafter=batch_drafter(parts.drafter, parts.target, batch),
+            drafter=batch_drafter(parts.chosen.drafter, parts.target, batch),
             verifier=parts.primary.verifier,
             structure=structures.build({"name": "chain", "gamma": gamma}),
             requests=requests,

@@ -1,19 +1,42 @@
-"""A wrong value is refused in one sentence, with code 2, before torch, transformers, pandas, scipy or MLflow loads.
+"""A wrong value is refused in one sentence, with code 2, before a model is read; a wrong name before torch is imported.
 
 With these, the list of bad inputs is complete: `tests/faults/test_bad_surroundings.py` has models, files, folders,
 stores and servers, `tests/test_registry.py` and `tests/test_new.py` have plugins, and
-`tests/session/test_interruption.py` has signals, as `test_cli.py` here does.
+`tests/experiment/test_interruption.py` has signals, as `tests/commands/test_cli.py` does.
 """
 
-import pytest
-from fixtures.light_process import CHECKS, Answers, answers, declarations
+import importlib
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
 
-# Asked of whole commands: some take half a second.
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from specdec.advice import advisor
+from specdec.certification import certifier
+from specdec.commands import cli
+from specdec.config import config_dir
+from specdec.errors import UsageError
+from specdec.plan.names import FAMILIES, check_names
+from specdec.registry import Registry
+from specdec.session import experiment
+from specdec.studies.base import run_study
+from specdec.training import trainings
+
+ROOTS = {"run": "config", "advise": "advise", "certify": "certify", "train": "train"}
+GROUPS = ("target", "drafter", "structure", "verifier", "prompts", "sampling")
+HEAVY = ("torch", "transformers", "pandas", "scipy", "numpy", "matplotlib", "mlflow")
+
+# Asked of whole commands, each in a process of its own.
 REFUSED = {
     "run +drafter=ngrm": "Unknown drafter 'ngrm'. Did you mean ngram?",
-    "run +drafter=ngram structure.gamma=-1": "Bad value structure.gamma=-1",
-    "certify +drafter=ngram target.dtype=nope": "Bad value target.dtype='nope'",
-    "train +heads=grounded heads.layers=x": "Bad value heads.layers='x'",
+    "run +drafter=ngram drafter.name=ngrm": "Unknown drafter 'ngrm'. Did you mean ngram?",
+    "certify +drafter=ngram +structure.k=4": "Unknown key structure.k: structure 'chain' has the keys gamma",
+    "advise +drafter=ngram measurement.drafters=[sufix]": "Unknown drafter 'sufix'. Did you mean suffix?",
     "report": "Nothing to report on",
     "sync nowhere": "nowhere has no tracking.json",
     "convert nowhere.pt": "File nowhere.pt does not exist",
@@ -26,7 +49,6 @@ TOLD = {
     "certify --help": "6 not lossless",
 }
 
-# Asked of the early checks alone, in one process.
 CONFIGURED = {
     "run +experiment=serving study.slots=x": "Bad value study.slots",
     "advise +drafter=ngram drafter.q=abc": "Bad value drafter.q='abc'",
@@ -166,54 +188,115 @@ RIGHT = [
 ]
 
 
-@pytest.fixture(scope="module")
-def answered(tmp_path_factory) -> Answers:
-    return answers([*REFUSED, *TOLD], [*CONFIGURED, *RIGHT], tmp_path_factory.mktemp("early"))
+class Passed(Exception):
+    """Nothing was refused."""
+
+
+@cache
+def composed(root: str, *choices: str) -> Any:
+    """Compose once for all that choose the same files: that takes longer than the checks."""
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        return compose(root, list(choices))
+
+
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """`refusal("run +drafter=ngram")` returns the sentence that a command answers before it opens its parts; "" where
+    it goes on.
+    """
+
+    def go_on(*_: Any) -> None:
+        raise Passed
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "output_dir", lambda: tmp_path)
+    monkeypatch.setattr(cli, "earlier_runs", lambda: None)
+    monkeypatch.setattr(cli, "options", lambda group: ["ngram"])
+    monkeypatch.setattr(cli, "cell_label", lambda *_: "")
+    monkeypatch.setattr(trainings, "run", go_on)
+    for module in (experiment, run_study):
+        monkeypatch.setattr(module, "open_tracked", go_on)
+    for module in (advisor, certifier):
+        monkeypatch.setattr(module, "open_parts", go_on)
+
+    def asked(line: str) -> str:
+        command, *overrides = line.split()
+        settings = [each for each in overrides if each[0] != "+" and each.partition("=")[0] not in GROUPS]
+        values = composed(ROOTS[command], *(each for each in overrides if each not in settings)).copy()
+        values.merge_with_dotlist(settings)
+        try:
+            importlib.import_module(f"specdec.{command}").task(OmegaConf.to_container(values, resolve=True))
+        except UsageError as error:
+            return str(error)
+        except Passed:
+            return ""
+        raise AssertionError(f"{line} ended")
+
+    return asked
 
 
 def test_the_list_of_bad_inputs_is_long():
     assert len(REFUSED) + len(CONFIGURED) >= 60
 
 
+@pytest.mark.parametrize("line", CONFIGURED)
+def test_a_configuration_is_refused_before_a_model_is_read(refusal, line, tmp_path):
+    assert CONFIGURED[line] in refusal(line)
+    assert not list(tmp_path.iterdir()), "a refusal leaves nothing behind"
+
+
+@pytest.mark.parametrize("line", RIGHT)
+def test_a_right_configuration_passes(refusal, line):
+    assert refusal(line) == ""
+
+
+@pytest.mark.parametrize("group", FAMILIES)
+def test_names_and_keys_of_the_yaml_files_are_those_of_the_registries(group):
+    """What is light to read says the same as what is heavy to import."""
+    package = importlib.import_module(f"specdec.{FAMILIES[group]}")
+    registry = next(each for each in vars(package).values() if isinstance(each, Registry))
+    with pytest.raises(UsageError) as registered:
+        registry.get("nothing of this name")
+    with pytest.raises(UsageError) as written:
+        check_names({group: {"name": "nothing of this name"}})
+    assert str(written.value) == str(registered.value)
+    for name in registry.all_names():
+        with pytest.raises(UsageError, match=f"Unknown key {group}.no_key: {group} {name!r} has the keys") as written:
+            check_names({group: {"name": name, "no_key": 1}})
+        with pytest.raises(UsageError, match="Unknown key|Missing key") as registered:
+            registry.config({"name": name, "no_key": 1})
+        said = [str(each.value).partition("keys ")[2].rstrip(".").split(", ") for each in (written, registered)]
+        assert sorted(said[0]) == sorted(said[1]) or "Missing" in str(registered.value)
+
+
+def _ended(line: str, folder: Path) -> tuple[int, str, str, set[str]]:
+    """Run a command in a process of its own; return its code, what it wrote, and what it had imported that is heavy."""
+    command, *arguments = line.split()
+    script = f"""
+import importlib, sys
+sys.argv = {[f"specdec.{command}", *arguments]!r}
+try:
+    importlib.import_module("specdec.{command}").main()
+finally:
+    print("heavy:", *(name for name in {HEAVY!r} if name in sys.modules), file=sys.stderr)
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=120)
+    error, _, heavy = done.stderr.rpartition("heavy:")
+    return done.returncode, done.stdout, error, set(heavy.split())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("line", REFUSED)
-def test_a_command_refuses_before_heavy_imports(answered, line):
-    answer = answered.commands[list(REFUSED).index(line)]
-    said = [each for each in answer.err.splitlines() if each.startswith("specdec: ")]
-    assert answer.code == 2, answer
-    assert len(said) == 1 and said[0].startswith(f"specdec: {REFUSED[line]}"), answer
-    assert "Traceback" not in answer.err
-    assert answer.heavy == []
+def test_a_command_refuses_before_heavy_imports(line, tmp_path):
+    code, _, error, heavy = _ended(line, tmp_path)
+    said = [each for each in error.splitlines() if each.startswith("specdec: ")]
+    assert code == 2 and "Traceback" not in error and not heavy, error
+    assert len(said) == 1 and said[0].startswith(f"specdec: {REFUSED[line]}"), error
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "no folder and no store is left behind"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("line", TOLD)
-def test_help_imports_nothing_heavy(answered, line):
-    answer = answered.commands[len(REFUSED) + list(TOLD).index(line)]
-    assert answer.code == 0 and TOLD[line] in answer.out and answer.heavy == []
-
-
-@pytest.mark.parametrize("line", CONFIGURED)
-def test_a_configuration_is_refused_over_placeholders(answered, line):
-    assert CONFIGURED[line] in answered.refusals[list(CONFIGURED).index(line)]
-
-
-@pytest.mark.parametrize("line", RIGHT)
-def test_a_right_configuration_passes_over_placeholders(answered, line):
-    assert answered.refusals[len(CONFIGURED) + RIGHT.index(line)] == ""
-
-
-def test_placeholders_give_the_configurations_and_declarations_of_every_class(answered):
-    assert answered.declared == declarations()
-
-
-@pytest.mark.parametrize("case", CHECKS)
-def test_only_a_refusal_counts(answered, case):
-    error, text, left, heavy = answered.checks[case]
-    expected = {
-        "it refuses, and would say more": ("UsageError", "Bad."),
-        "a name is unknown": ("UsageError", "Unknown drafter."),
-        "a signal stops the command": ("Terminated", "Stopped by SIGTERM; what was finished is on disk."),
-    }
-    assert (error, text) == expected.get(case, ("", ""))
-    assert not left and heavy == []
+def test_help_imports_nothing_heavy(line, tmp_path):
+    code, out, _, heavy = _ended(line, tmp_path)
+    assert code == 0 and TOLD[line] in out and not heavy

@@ -1,0 +1,257 @@
+"""From the configuration of a command to its plan: every value resolved, every refusal made that needs no model."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from functools import cache
+from typing import Any
+
+from specdec.config import (
+    AdviceConfig,
+    AdviseConfig,
+    CertificateConfig,
+    CertifyConfig,
+    DrafterSettings,
+    MeasurementConfig,
+    RunConfig,
+    TrackingConfig,
+    config_dir,
+    validated,
+)
+from specdec.drafters import Drafter, drafters
+from specdec.errors import UsageError
+from specdec.peers import engines
+from specdec.plan.compositions import composed_parts
+from specdec.plan.rules import Case, Command, about_drafter, check
+from specdec.prompts.base.loading import PromptEntries, read_prompts
+from specdec.sampling import SamplingConfig
+from specdec.structures import Structure, structures
+from specdec.targets import targets
+from specdec.tracking.writer import PARENT_RUN
+from specdec.verifiers import Verifier, verifiers
+
+FIRST_LOOK_S = 90.0  # budget of the command in the README: with its start and its report it then takes two minutes
+
+
+@dataclass(frozen=True)
+class PlannedDrafter:
+    """A validated drafter with its structure and acceptance rule; no model is loaded yet.
+
+    Attributes:
+        method: its name in every table.
+        values: plain values of `drafter`, `structure` and `verifier`, as a command line with this drafter alone has
+            them.
+        config: the typed configuration of the drafter.
+        rule: the acceptance rule as configured; `verifier` is its form for the run's temperature.
+    """
+
+    method: str
+    values: DrafterSettings
+    config: Any
+    structure: Structure
+    rule: Verifier
+    verifier: Verifier
+
+    @property
+    def drafter_class(self) -> type[Drafter]:
+        return drafters.get(self.values.drafter["name"])
+
+    @property
+    def forced(self) -> bool:
+        """True if the recorded text replaces the target's decisions (`drafter.forced`)."""
+        return bool(self.values.drafter.get("forced", False))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that a command does, as far as its configuration, the headers of models and the prompt files tell.
+
+    Attributes:
+        command: the command whose rules apply.
+        config: the resolved configuration as plain values: what `config.yaml` holds.
+        target: the typed configuration of the target; `target_values` are its plain ones.
+        drafters: that of `+drafter=` first, then those of `measurement.drafters`.
+        prompts: the entries of the prompt set, read and not yet in tokens.
+        budget_seconds: the time until the last prompt is decoded; None without a bound.
+        study: values of `study`, or None for a run without one.
+        advice, certificate: the sections that only these commands have.
+    """
+
+    command: Command
+    config: Mapping[str, Any]
+    target: Any
+    target_values: Mapping[str, Any]
+    drafters: tuple[PlannedDrafter, ...]
+    prompts: PromptEntries
+    sampling: SamplingConfig
+    measurement: MeasurementConfig
+    budget_seconds: float | None
+    study: Mapping[str, Any] | None
+    tracking: TrackingConfig
+    seed: int
+    resume: str
+    advice_dir: str
+    advice: AdviceConfig | None = None
+    certificate: CertificateConfig | None = None
+
+    @property
+    def chosen(self) -> PlannedDrafter:
+        """The drafter of `+drafter=`."""
+        return self.drafters[0]
+
+    @property
+    def forced(self) -> bool:
+        return self.chosen.forced
+
+    @property
+    def model(self) -> str:
+        """The target's model, or its kind where it has none."""
+        return str(self.target_values.get("model", self.target_values["name"]))
+
+    def case(self, drafter: PlannedDrafter | None = None, **facts: Any) -> Case:
+        """Return what the rules read: of the run, of one of its drafters (the chosen one by default), and `facts`."""
+        return Case(
+            command=self.command,
+            m=self.measurement,
+            target=self.target_values,
+            target_can=targets.get(self.target_values["name"]).capabilities,
+            sampling=self.sampling,
+            **vars((drafter or self.chosen).values),
+            **facts,
+        )
+
+
+def plan(config: RunConfig) -> Plan:
+    """Resolve a configuration and read its prompts; no model is loaded, and nothing is written.
+
+    Raises:
+        UsageError: the first fault.
+    """
+    command, who = _command(config)
+    measurement, name = config.measurement, str(config.drafter["name"])
+    others = [other for other in dict.fromkeys(measurement.drafters) if other != name]
+    sampling = validated(SamplingConfig, config.sampling, where="sampling")
+    settings = measurement.drafter_settings if command == "run" else {}
+    case = Case(
+        command=command, who=who, m=measurement, sampling=sampling, study=config.study, target=config.target,
+        drafter=config.drafter, beside=others, drafters=",".join(measurement.drafters),
+        stray=next((each for each in settings if each not in others), None),
+    )  # fmt: skip
+    check("configuration", case)
+    chosen = DrafterSettings(drafter=config.drafter, structure=config.structure, verifier=config.verifier)
+    values = {name: chosen, **{other: _beside(other, settings.get(other, DrafterSettings())) for other in others}}
+    values = {each: own for each, own in values.items() if each == name or own != chosen}  # a YAML of another name
+    case.beside, case.forced = [*values][1:], any(own.drafter.get("forced", False) for own in values.values())
+    if command == "run":
+        settings = {other: own for other, own in values.items() if other != name}
+        config = replace(config, measurement=replace(measurement, drafter_settings=settings))
+    target = targets.config(config.target)
+    for engine in measurement.peers:
+        engines.get(engine)
+    case.target_can = targets.get(config.target["name"]).capabilities
+    planned = []
+    for each, own in values.items():
+        with about_drafter(each, each != name):
+            planned.append(_planned(each, own, case))
+    return Plan(
+        command=command,
+        config=asdict(config),
+        target=target,
+        target_values=config.target,
+        drafters=tuple(planned),
+        prompts=read_prompts(config.prompts),
+        sampling=sampling,
+        measurement=config.measurement,
+        budget_seconds=_budget(config),
+        study=config.study,
+        tracking=config.tracking,
+        seed=config.seed,
+        resume=config.resume,
+        advice_dir=config.advice_dir,
+        advice=config.advice if isinstance(config, AdviseConfig) else None,
+        certificate=config.certificate if isinstance(config, CertifyConfig) else None,
+    )
+
+
+def _command(config: RunConfig) -> tuple[Command, str]:
+    """Return the command of a configuration, and its name as the subject of a sentence."""
+    if isinstance(config, CertifyConfig):
+        return "certify", "specdec.certify"
+    if isinstance(config, AdviseConfig):
+        return "advise", "specdec.advise"
+    return ("run", "specdec.run") if config.study is None else ("study", f"study {str(config.study['name'])!r}")
+
+
+def _beside(name: str, settings: DrafterSettings) -> DrafterSettings:
+    """Return the values of a drafter of `measurement.drafters`: those that `specdec.run +drafter=NAME` composes, with
+    `settings` in place of single ones.
+
+    A structure or rule of another name brings the values of its own YAML. Settings that name every value stay as they
+    are, even where the YAMLs have changed since: a run's `config.yaml` runs it again.
+    """
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    changes = asdict(settings)
+    # A name may be that of a YAML with some values changed, so what it composes to has the last word on it.
+    named = [f"{part}={changes[part].pop('name')}" for part in ("structure", "verifier") if "name" in changes[part]]
+    try:
+        values = composed_parts(name, *named)
+    except HydraException as error:
+        drafters.get(name)  # says which names there are
+        raise UsageError(f"Bad value measurement.drafters={name}: {str(error).splitlines()[0]}.") from None
+    merged = {part: OmegaConf.merge(values[part], changes[part]) for part in changes}
+    return validated(DrafterSettings, {part: OmegaConf.to_container(each) for part, each in merged.items()})
+
+
+def _planned(method: str, values: DrafterSettings, case: Case) -> PlannedDrafter:
+    """Type the values of a drafter, and check that its parts fit together."""
+    config, structure_config = drafters.config(values.drafter), structures.config(values.structure)
+    rule = verifiers.build(values.verifier)
+    verifier = rule.for_greedy() if case.sampling.greedy else rule
+    can = drafters.get(values.drafter["name"]).capabilities
+    vars(case).update(
+        vars(values), can=can, rule=rule.capabilities, greedy_rule=rule.for_greedy().capabilities,
+        shape=structures.get(values.structure["name"]).name, fills=", ".join(sorted(can.fills)),
+        handles=", ".join(sorted(rule.capabilities.handles)), evaluates=", ".join(sorted(case.target_can.structures)),
+    )  # fmt: skip
+    check("drafter", case)
+    return PlannedDrafter(method, values, config, structures.construct(structure_config), rule, verifier)
+
+
+def _budget(config: RunConfig) -> float | None:
+    """Return the seconds that a run may take until its last prompt is decoded; None without a bound.
+
+    `auto` is a bound on the command of the README alone, the first look of somebody who waits for it: on the default
+    target, prompts and measurement, with any drafter. Whoever sets a value of these has work of their own, which is not
+    cut short unasked, and so have the cells of a sweep and the files of `conf/experiment`.
+    """
+    asked = config.measurement.budget_seconds
+    if asked != "auto":
+        return asked
+    if config.experiment_name is not None or config.study is not None or os.environ.get(PARENT_RUN):
+        return None
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    hydra = GlobalHydra.instance()
+    searched = hydra.config_loader().get_search_path().get_path() if hydra.is_initialized() else []
+    composed, values = _without_arguments(tuple(str(each.path) for each in searched)), asdict(config)
+    groups = ("target", "prompts", "measurement")
+    usual = all(values[group] == OmegaConf.to_container(composed[group], resolve=True) for group in groups)
+    return FIRST_LOOK_S if usual else None
+
+
+@cache  # to compose it takes longer than all else that happens before the parts are loaded
+def _without_arguments(searched: tuple[str, ...]) -> Any:
+    """Return the configuration that Hydra composes of no arguments, of the folders of its search path.
+
+    Args:
+        searched: these folders; none where no command of Hydra runs, and our own is meant.
+    """
+    from hydra import compose, initialize_config_dir
+
+    if searched:
+        return compose("config")
+    with initialize_config_dir(config_dir(), version_base="1.3"):
+        return compose("config")

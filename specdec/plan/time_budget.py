@@ -1,0 +1,112 @@
+"""The wall-clock time of a run: the seconds that it may take until its last prompt is decoded, and where they went.
+
+When time runs short whole prompts are left out, for every method alike. Which ones follows from the run's seed, and
+from how many there was time for; never from what a prompt costs.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from specdec.analysis.findings import counted
+
+LEAST = 5  # prompts that are decoded in any case: intervals of fewer say nothing
+
+
+class TimeBudget:
+    """The time of one run, from the moment when this is made.
+
+    Attributes:
+        seconds: time until the last prompt is decoded; None without a bound.
+        left_out: ids of the prompts that there was no time for, in their order; once for each repeat.
+    """
+
+    def __init__(self, seconds: float | None, now: Callable[[], float] = time.monotonic) -> None:
+        """
+        Args:
+            now: returns seconds.
+        """
+        self.seconds = seconds
+        self.left_out: list[str] = []
+        self._now, self._begun, self._last_lap = now, now(), now()
+        self._begun_prompts = 0
+        self._took: list[float] = []  # seconds of each prompt that was decoded now
+        self._stages: dict[str, float] = {}
+
+    @property
+    def bound(self) -> bool:
+        """True if there is a bound."""
+        return self.seconds is not None
+
+    @property
+    def gone(self) -> float:
+        """Seconds since the run began."""
+        return self._now() - self._begun
+
+    def lap(self, stage: str) -> None:
+        """Put the time since the last call down to a stage of the run."""
+        now = self._now()
+        self._stages[stage] = self._stages.get(stage, 0.0) + now - self._last_lap
+        self._last_lap = now
+
+    @property
+    def stages(self) -> str:
+        """The seconds of all stages, in words."""
+        parts = ", ".join(f"{stage} {seconds:.1f}" for stage, seconds in self._stages.items())
+        return f"Seconds by stage: {parts}."
+
+    def expectation(self, left: int) -> str:
+        """Return in a sentence how many more prompts there will be time for, once the first one is decoded; "" before
+        and afterwards, and without a bound.
+
+        Args:
+            left: prompts that are still to be decoded.
+        """
+        if self.seconds is None or len(self._took) != 1 or not left:
+            return ""
+        took = self._took[0]
+        fit = left if took == 0 else max(LEAST - self._begun_prompts, int((self.seconds - self.gone) / took))
+        many = f"all {left} others" if fit >= left else f"about {max(fit, 0)} of the {left} others"
+        return (
+            f"Time budget: {self.gone:.0f} of {self.seconds:g} s are gone, with a first prompt of {took:.1f} s; {many} "
+            "are expected to fit."
+        )
+
+    @contextmanager
+    def decoding(self, turns: Sequence[str], kept: bool) -> Iterator[bool]:
+        """Tell if a prompt is to be decoded, and take its time. Once there was no time for one there is none for any
+        later one.
+
+        Args:
+            turns: ids of the prompt and of its later turns.
+            kept: an earlier sitting of the run has decoded it, or a part of it: it is never left out.
+        """
+        if not kept and not self._time_for_another():
+            self.left_out += turns
+            yield False
+            return
+        self._begun_prompts += 1
+        begin = self._now()
+        yield True
+        if not kept:
+            self._took.append(self._now() - begin)
+
+    def _time_for_another(self) -> bool:
+        if self.seconds is None:
+            return True
+        if self.left_out:
+            return False
+        if self._begun_prompts < LEAST:
+            return True
+        usual = sum(self._took) / len(self._took) if self._took else 0.0
+        return self.gone + usual <= self.seconds
+
+    def cut(self, prompts: int) -> str:
+        """Return in a sentence how many of a run's prompts were decoded; "" where all were."""
+        if not self.left_out:
+            return ""
+        return (
+            f"{prompts - len(self.left_out)} of {counted(prompts, 'prompt')} were decoded, in an order drawn by the "
+            f"seed, because the time budget of {self.seconds:g} s was spent (measurement.budget_seconds; null: no "
+            "bound)."
+        )

@@ -1,0 +1,190 @@
+"""What a run does with its opened parts: warm up, calibrate, decode every prompt by every method; all goes to disk."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from specdec import ranks
+from specdec.analysis.cost.cost_report import cost_report
+from specdec.analysis.findings import counted
+from specdec.clock import Clock, clock_for
+from specdec.errors import ModelLoadError
+from specdec.folder.identity import RunIdentity
+from specdec.folder.results import ResultsFolder, read_json
+from specdec.folder.resumption import Beginning
+from specdec.peers import OpenedPeers, Work, opened
+from specdec.plan.time_budget import TimeBudget
+from specdec.progress import detail, progress_bar, stage, tell
+from specdec.sampling import generator_for
+from specdec.session.batched_session import BatchedSession
+from specdec.session.parts import Parts, prepare
+from specdec.session.session import Answers, Session, conversations, decode_conversation
+from specdec.session.workers import decode_by_workers
+from specdec.targets.causal import Causal
+from specdec.timing.calls import calibrate, call_sizes, time_calls
+from specdec.timing.machine import measure_machine
+from specdec.timing.timer import Timer
+
+CALIBRATION = "calibration.json"
+SESSION = "session.json"
+_SECONDS_BEFORE = 10.0  # that comparisons with plain passes may take before anything is timed; others come at the end
+
+
+def measure(
+    parts: Parts,
+    identity: RunIdentity,
+    beginning: Beginning,
+    heartbeat: Callable[[], None],
+    budget: TimeBudget | None = None,
+) -> None:
+    """Measure what is left of a run.
+
+    A run that goes on keeps the calibration of its first sitting: one run has one point of reference, and its tables
+    are those of a run that was never interrupted.
+
+    Args:
+        heartbeat: called after each prompt.
+    """
+    plan, target, longest = parts.plan, parts.target, _longest_text(parts)
+    work = None
+    if plan.measurement.peers:
+        assert isinstance(target, Causal)  # checked before anything was loaded
+        drafter, structure = parts.chosen, parts.primary.structure
+        values = drafter.planned.values.drafter
+        work = Work(target, drafter.primary.drafter, values, structure, parts.limit, longest, plan.seed)
+    with opened(plan.measurement.peers, work) as others:
+        _measure_beside(parts, identity, beginning, heartbeat, others, budget or TimeBudget(None))
+
+
+def _longest_text(parts: Parts) -> int:
+    """Return the most tokens that a text of the run may have, prompt and output together."""
+    if any(prompt.follow_ups for prompt in parts.prompts.prompts):
+        return parts.target.context_length  # how long the later turns will be is not known yet
+    return min(len(parts.longest_prompt.tokens) + parts.limit, parts.target.context_length)
+
+
+def _measure_beside(
+    parts: Parts,
+    identity: RunIdentity,
+    beginning: Beginning,
+    heartbeat: Callable[[], None],
+    others: OpenedPeers,
+    budget: TimeBudget,
+) -> None:
+    measurement, target, results = parts.plan.measurement, parts.target, beginning.results
+    clock = target.clock() or clock_for(target.device)
+    kind = BatchedSession if measurement.batch_size > 1 else Session
+    session = kind(parts, identity.cell, results, clock, others.peers)
+    longest, longest_text = parts.longest_prompt, _longest_text(parts)
+    grid_sizes: list[int] = []  # of the calls for the cost model; none where there is no arithmetic to explain
+    if target.products() and measurement.cost_contexts and measurement.batch_size == 1:
+        # Each size costs a captured target a graph: powers of two are enough there.
+        captured = target.compilation == "inductor" and target.device.type == "cuda"
+        grid_sizes = call_sizes(measurement.cost_rows, 1 if captured else measurement.cost_dense)
+    with stage("Compile", "the calls that are timed"):
+        prepare(parts, longest, grid_sizes)
+    doubt = target.disagreement(longest_text, _SECONDS_BEFORE)
+    if doubt is not None:
+        raise ModelLoadError(f"{doubt} Use shorter texts, or another model.")
+    budget.lap("preparing")
+    if measurement.warmup_tokens:
+        with stage("Warm up", told=False):
+            session.warm_up(longest, measurement.warmup_tokens)
+    if others.peers:
+        with stage("Choose peers' settings", ", ".join(peer.name for peer in others.peers)):
+            before = (read_json(results.folder / "peers.json") or {}).get("peers", []) if beginning.kept else []
+            last = [set(), *({line["peer"] for line in done.collected["peers"]} for done in beginning.kept.values())]
+            others.tune(longest, before, last[-1])
+    _write_peers(others, results, ())
+    budget.lap("warming up")
+    known = read_json(results.folder / CALIBRATION) if beginning.kept else None
+    if known is None:
+        with stage("Calibrate", "single calls and drafts", told=False):
+            known = _calibration(parts, session, grid_sizes, clock)
+        results.write_json(CALIBRATION, known)
+    budget.lap("calibrating")
+    ranks.expect_within(ranks.SILENCE_S)
+    try:
+        _decode_all(parts, session, beginning, heartbeat, budget)
+    finally:
+        _write_peers(others, results, session.peer_lines)
+        session.finish(budget.left_out)
+    results.compact()
+    budget.lap("decoding")
+    with stage("Compare with plain passes", "around the lengths of the model's configuration"):
+        doubt = target.disagreement(longest_text)
+    if doubt is not None:
+        results.write_json(SESSION, {**(read_json(results.folder / SESSION) or {}), "doubt": doubt})
+    budget.lap("comparing")
+    if known["grid"] is not None:
+        # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.
+        dtype = getattr(torch, identity.environment["model"]["dtype"])
+        with stage("Measure the machine", "its memory and its arithmetic, for the cost of a call", told=False):
+            machine = measure_machine(target.device, dtype).as_dict()
+        results.write_json("cost.json", cost_report(known["grid"], target.products(), machine).as_dict())
+        budget.lap("cost model")
+
+
+def _write_peers(others: OpenedPeers, results: ResultsFolder, generations: Sequence[Mapping[str, Any]]) -> None:
+    described = others.describe(generations)
+    if described is not None:
+        results.write_json("peers.json", described)
+
+
+def _calibration(parts: Parts, session: Session, grid_sizes: list[int], clock: Clock) -> dict[str, Any]:
+    """Return the content of `calibration.json`: single calls, a drafter's step, and the grid of the cost model."""
+    measurement, target, seed = parts.plan.measurement, parts.target, parts.plan.seed
+    longest = parts.longest_prompt
+    timer = Timer(clock, measurement.calibration_calls, generator_for(seed, longest.id, "calibration"))
+    trees = [arm.structure.tree for arm in parts.arms]
+    calibration = session.calibrated(
+        lambda target, drafter: calibrate(target, drafter, parts.primary.structure, longest.tokens, trees, timer)
+    )
+    grid = None
+    if grid_sizes:
+        generator = generator_for(seed, longest.id, "cost")
+        timer = Timer(clock, measurement.cost_calls, generator, measurement.cost_seconds)
+        grid = time_calls(target, longest.tokens, grid_sizes, measurement.cost_contexts, timer).as_dict()
+    passes = {"target": dict(target.passes), "drafter": dict(parts.primary.drafter.passes)}
+    return {**calibration.as_dict(), "grid": grid, "passes": passes}
+
+
+def _decode_all(
+    parts: Parts,
+    session: Session,
+    beginning: Beginning,
+    heartbeat: Callable[[], None],
+    budget: TimeBudget,
+) -> None:
+    """Decode every prompt with its later turns, as often as the configuration says, except for those that are kept and
+    those that there is no time for.
+    """
+    methods = len(parts.plain) + len(parts.speculative)
+    tell(f"Decode: {counted(parts.turns, 'prompt')}, each by {counted(methods, 'method')} in turn ...")
+    with progress_bar() as progress:
+        bar = progress.add_task("decoding", total=parts.turns)
+
+        def advance(decoded: bool) -> None:
+            progress.advance(bar)
+            if decoded:
+                heartbeat()
+
+        if parts.workers > 1:
+            decode_by_workers(parts, session, beginning, advance)
+            return
+        answers: Answers = {}
+        prompts, size = parts.prompts.prompts, session.group
+        order = conversations(prompts, parts.plan.measurement.repeats, parts.plan.seed if budget.bound else None)
+        for done, conversation in enumerate(order, 1):
+            repeat, number = conversation.repeat, conversation.number
+            if number % size == 0 and size > 1:  # then no prompt is left out, and they are in their own order
+                group = prompts[number : number + size]
+                session.decode_ahead([prompt for prompt in group if (repeat, prompt.id) not in beginning.kept], repeat)
+            kept = (repeat, conversation.prompt.id) in beginning.kept
+            with budget.decoding(conversation.turns, kept) as there_is_time:
+                if there_is_time:
+                    decode_conversation(parts, session, conversation, beginning.kept, answers, advance)
+            if there_is_time and not kept:
+                for expected in filter(None, [budget.expectation(len(order) - done)]):
+                    detail(expected)
