@@ -199,5 +199,5 @@ def overlay_of(study: str) -> str:
 def findings(study: str, tables: Tables, about: About) -> Findings:
     """Return what the tables of a study say."""
     reader, _ = _registered(study)
-    found = reader(tables, about)
-    return replace(found, sections=tuple(each.simulated() for each in found.sections)) if about.simulated else found
+    said = reader(tables, about)
+    return replace(said, sections=tuple(section.simulated() for section in said.sections)) if about.simulated else said

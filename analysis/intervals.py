@@ -137,12 +137,12 @@ def bootstrap(
             return {name: Interval(float(value), nan, nan, level, 1) for name, value in estimates.items()}
         drawn = resampled_sums(sums, replicates, seed)
         values = statistic(dict(zip(names, drawn.T, strict=True)))
-    found = {}
+    intervals = {}
     for name, estimate in estimates.items():
         bounds = bootstrap_bounds(float(estimate), values[name], len(sums), level)
         low, high = np.clip(bounds, 0, 1) if name in shares else bounds
-        found[name] = Interval(float(estimate), float(low), float(high), level, len(sums))
-    return found
+        intervals[name] = Interval(float(estimate), float(low), float(high), level, len(sums))
+    return intervals
 
 
 def bootstrap_bounds(estimate: float, values: np.ndarray, prompts: int, level: float = 0.95) -> tuple[float, float]:

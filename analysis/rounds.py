@@ -85,8 +85,8 @@ def numbered(table: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
         if isinstance(values.dtype, pd.CategoricalDtype):
             codes, count = values.cat.codes.to_numpy(), len(values.cat.categories)
         else:
-            codes, found = pd.factorize(values)
-            count = len(found)
+            codes, distinct = pd.factorize(values)
+            count = len(distinct)
         size *= max(1, count)
         number *= max(1, count)
         number += codes
@@ -96,11 +96,11 @@ def numbered(table: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
 def in_order(rounds: pd.DataFrame) -> pd.DataFrame:
     """Sort by generation, then by round."""
     names = [rounds[column] for column in GENERATION]
-    if all(isinstance(each.dtype, pd.CategoricalDtype) or each.dtype.kind == "i" for each in names):
+    if all(isinstance(column.dtype, pd.CategoricalDtype) or column.dtype.kind == "i" for column in names):
         # As `read_round_counts` gives them: in order already.
         key = np.zeros(len(rounds), dtype=np.int64)
-        for each in (*names, rounds["round"]):
-            values = each.cat.codes.to_numpy() if isinstance(each.dtype, pd.CategoricalDtype) else each.to_numpy()
+        for column in (*names, rounds["round"]):
+            values = column.cat.codes.to_numpy() if isinstance(column.dtype, pd.CategoricalDtype) else column.to_numpy()
             key = key * (int(values.max(initial=0)) + 1) + values
         if not (np.diff(key) < 0).any():
             return rounds
@@ -154,8 +154,8 @@ def prompt_sums(rounds: pd.DataFrame) -> pd.DataFrame:
 def prompt_categories(rounds: pd.DataFrame) -> pd.Series:
     """Return the category of each prompt (index)."""
     first = ~rounds["prompt"].duplicated().to_numpy()
-    found = rounds.loc[first, ["prompt", "category"]].astype("str").set_index("prompt")["category"]
-    return found.sort_index()
+    categories = rounds.loc[first, ["prompt", "category"]].astype("str").set_index("prompt")["category"]
+    return categories.sort_index()
 
 
 def counts_by_prompt(rounds: pd.DataFrame, values: np.ndarray, size: int) -> pd.DataFrame:

@@ -50,10 +50,10 @@ class Shapes:
 def compare_shapes(runs: Sequence[Run]) -> Shapes:
     """Return the values of every shape. UsageError unless there is a chain, another shape, and a shared prompt."""
     ordered = sorted(runs, key=lambda run: run.params.get("structure.name") != CHAIN)
-    found = [run.params.get("structure.name", "unknown") for run in ordered]
-    if len(set(found)) < len(found) or found[:1] != [CHAIN] or len(found) < 2:
+    kinds = [run.params.get("structure.name", "unknown") for run in ordered]
+    if len(set(kinds)) < len(kinds) or kinds[:1] != [CHAIN] or len(kinds) < 2:
         raise UsageError(
-            f"A chain and other shapes are to be compared, a run of each, and not {', '.join(found) or 'nothing'}: "
+            f"A chain and other shapes are to be compared, a run of each, and not {', '.join(kinds) or 'nothing'}: "
             f"`{COMMAND}` makes them."
         )
     tables = []
@@ -65,7 +65,7 @@ def compare_shapes(runs: Sequence[Run]) -> Shapes:
         tables.append(table.join(baseline.add_prefix("baseline_")).add_prefix(f"{place}_"))
     common = pd.concat(tables, axis=1, join="inner").sort_index()
     if common.empty:
-        raise UsageError(f"The runs of {', '.join(found)} have no prompt in common: `{COMMAND}` makes them anew.")
+        raise UsageError(f"The runs of {', '.join(kinds)} have no prompt in common: `{COMMAND}` makes them anew.")
     params = ordered[0].params
     drawn = bootstrap(common.astype(float), _values, int(params["measurement.bootstrap"]), int(params["seed"]))
     values = tuple(_of_shape(drawn, place) for place in range(len(ordered)))
@@ -147,18 +147,18 @@ def shape_section(runs: Sequence[Run]) -> Section:
     )
 
 
-def _sentence(found: Shapes, place: int) -> str:
+def _sentence(shapes: Shapes, place: int) -> str:
     """Say what a shape accepts beyond the chain, and which part of its rounds takes that away."""
-    values, chain = found.values[place], found.values[0]
+    values, chain = shapes.values[place], shapes.values[0]
     gain, net, chain_round = values["gain"], values["net"], chain["round"].estimate
     longer = {name: (values[name].estimate - chain[name].estimate) / chain_round for name in _PARTS}
     more = values["round"].estimate / chain_round - 1
     listed = ", ".join(f"{_PARTS[name]} {value:+.1%}" for name, value in longer.items())
     largest = max(longer, key=longer.__getitem__)
-    plural = found.names[place].startswith("rows")
+    plural = shapes.names[place].startswith("rows")
     said = (
-        f"{'Rows' if plural else 'The tree'}{found.names[place][4:]} {'yield' if plural else 'yields'} "
-        f"{gain:+.1%} tokens per call against the {found.names[0]}, in rounds that take {more:+.1%} time "
+        f"{'Rows' if plural else 'The tree'}{shapes.names[place][4:]} {'yield' if plural else 'yields'} "
+        f"{gain:+.1%} tokens per call against the {shapes.names[0]}, in rounds that take {more:+.1%} time "
         f"({listed} of the chain's round): {net:+.1%} tokens per second"
     )
     if longer[largest] > 0 and gain.estimate > 0:
@@ -173,26 +173,26 @@ def _sentence(found: Shapes, place: int) -> str:
 
 
 @style.in_style
-def figure(found: Shapes) -> Figure:
+def figure(shapes: Shapes) -> Figure:
     """Draw the time per token of each shape by part of the round, in plain steps: 1 is plain decoding."""
     drawn, axes = style.new_figure(
-        f"Where the time of a token goes\n{found.runs[0].setting}",
-        f"{found.prompts:,} prompts, decoded live. A round's parts over the tokens that it yields; left of 1 is "
+        f"Where the time of a token goes\n{shapes.runs[0].setting}",
+        f"{shapes.prompts:,} prompts, decoded live. A round's parts over the tokens that it yields; left of 1 is "
         "faster than plain decoding.",
         height=4.0,
     )
-    left, tokens_per_call = np.zeros(len(found.names)), found.column("tokens")
-    places = np.arange(len(found.names))[::-1]
+    left, tokens_per_call = np.zeros(len(shapes.names)), shapes.column("tokens")
+    places = np.arange(len(shapes.names))[::-1]
     for name, label in _PARTS.items():
-        widths = found.column(name) / tokens_per_call
+        widths = shapes.column(name) / tokens_per_call
         axes.barh(places, widths, left=left, height=0.55, color=_COLOURS[name], hatch=_HATCHES[name],
                   edgecolor=style.BLACK, linewidth=0.8, label=label)  # fmt: skip
         left += widths
-    for place, end, tokens, speedup in zip(places, left, tokens_per_call, found.column("speedup"), strict=True):
+    for place, end, tokens, speedup in zip(places, left, tokens_per_call, shapes.column("speedup"), strict=True):
         axes.annotate(f"{tokens:.2f} tokens per call\nspeedup {speedup:.2f}", (end, place), xytext=(6, 0),
                       textcoords="offset points", va="center", fontsize=10)  # fmt: skip
     axes.axvline(1, color=style.GREY, linewidth=1.6, linestyle=(0, (1, 1.5)))
-    axes.set_yticks(places, list(found.names))
+    axes.set_yticks(places, list(shapes.names))
     axes.set(xlabel="time per token, in plain steps", xlim=(0, max(1.05, float(left.max()) * 1.45)))
     axes.grid(axis="y", visible=False)
     style.legend_above(axes, 2)

@@ -156,8 +156,8 @@ def _all_keys(node: yaml.MappingNode) -> Iterator[yaml.Node]:
 
 
 def _comment(line: str) -> str:
-    found = re.search(r"(?:^|\s)#\s*(.*)", line)
-    return found[1].strip() if found else ""
+    match = re.search(r"(?:^|\s)#\s*(.*)", line)
+    return match[1].strip() if match else ""
 
 
 def _key_tables(folder: Path) -> Iterator[str]:

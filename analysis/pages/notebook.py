@@ -92,7 +92,7 @@ def chosen_runs(tracking_uri: str, chosen: Sequence[str]) -> list[Run]:
     Raises:
         UsageError: one is neither.
     """
-    runs = [each for each in chosen if not chosen_studies(tracking_uri, [each])]
+    runs = [name for name in chosen if not chosen_studies(tracking_uri, [name])]
     return open_runs(tracking_uri, runs)
 
 
@@ -107,7 +107,7 @@ def study(tracking_uri: str, experiment: str, name: str, chosen: Sequence[str] =
 
 
 def _study(tracking_uri: str, experiment: str, name: str, chosen: Sequence[str]) -> tuple[Section, ...]:
-    own = [each for each in chosen_studies(tracking_uri, chosen) if each.kind == name]
+    own = [known for known in chosen_studies(tracking_uri, chosen) if known.kind == name]
     return (own[0].findings() if own else latest_study(tracking_uri, experiment, name)).sections
 
 
@@ -149,8 +149,8 @@ def heads_in_one_session(tracking_uri: str, experiment: str) -> tuple[Section, .
     try:
         return (gain_section(overlay_runs(tracking_uri, experiment, BARS_OVERLAY)[-1]),)
     except UsageError as error:
-        found = committed_section()
-        return (replace(found, text=(*found.text, str(error))),)
+        committed = committed_section()
+        return (replace(committed, text=(*committed.text, str(error))),)
 
 
 def batches(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:

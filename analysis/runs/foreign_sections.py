@@ -111,10 +111,10 @@ def foreign_findings(
     return ForeignFindings(source.name, source.kind, gamma, (*sections, *speed), row)
 
 
-def side_by_side(found: list[ForeignFindings]) -> Section:
+def side_by_side(data_sets: list[ForeignFindings]) -> Section:
     """Set several data sets beside each other, a line each."""
-    table = pd.DataFrame([each.row for each in found]).fillna("–")
-    return Section("Side by side", (SIDE_BY_SIDE,), ((f"{counted(len(found), 'data set')}", table),))
+    table = pd.DataFrame([data_set.row for data_set in data_sets]).fillna("–")
+    return Section("Side by side", (SIDE_BY_SIDE,), ((f"{counted(len(data_sets), 'data set')}", table),))
 
 
 def _slim(rounds: pd.DataFrame) -> pd.DataFrame:

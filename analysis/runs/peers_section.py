@@ -30,7 +30,7 @@ def peer_metrics(
     metrics: dict[str, float] = {}
     for (name, method, gamma), peer in pd.DataFrame(list(lines)).groupby(["peer", "ours_method", "ours_gamma"]):
         ours = generations[(generations["method"] == method) & (generations["gamma"] == gamma)]
-        sums, our_sums = (each.groupby("prompt")[["tokens", "seconds"]].sum() for each in (peer, ours))
+        sums, our_sums = (table.groupby("prompt")[["tokens", "seconds"]].sum() for table in (peer, ours))
         if greedy:
             texts = peer.set_index(["prompt", "repeat"])["generated_token_ids"]
             same = [text == baseline[work] for work, text in texts.items()]
@@ -107,9 +107,9 @@ def peers_section(run: Run) -> Section:
                 "left out or failed": peer["failure"] or "–",
             }
         )
-    for each in described.get("left_out", ()):
+    for omitted in described.get("left_out", ()):
         empty = dict.fromkeys(lines[0] if lines else ("its time per token over ours",), "–")
-        lines.append({**empty, "peer": each["peer"], "left out or failed": each["reason"]})
+        lines.append({**empty, "peer": omitted["peer"], "left out or failed": omitted["reason"]})
     return Section(
         PEERS,
         (_in_words(described["peers"], run.metrics, too_few(prompts)),),

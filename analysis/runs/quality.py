@@ -31,9 +31,9 @@ def quality_metrics(
     rounds = shared_work(rounds)
     done = pd.MultiIndex.from_frame(rounds[["prompt", "repeat"]].drop_duplicates())
     outputs = outputs[pd.MultiIndex.from_frame(outputs[["prompt", "repeat"]]).isin(done)]
-    arms = {"": [each[each["gamma"] == gamma] for each in (drafted(rounds), drafted(outputs))]}
+    arms = {"": [lines[lines["gamma"] == gamma] for lines in (drafted(rounds), drafted(outputs))]}
     for method in (BASELINE, ORIGINAL):
-        arms[f"{method}_"] = [each[each["method"] == method] for each in (rounds, outputs)]
+        arms[f"{method}_"] = [lines[lines["method"] == method] for lines in (rounds, outputs)]
     table = pd.concat([_sums(*arm).add_prefix(prefix) for prefix, arm in arms.items() if len(arm[0])], axis=1)
     possible = np.isfinite(table.filter(like="log_likelihood").to_numpy()).all()  # ln 0: what the model cannot write
     table = table.replace(-np.inf, 0.0)

@@ -96,20 +96,20 @@ def run_findings(run: Run) -> RunFindings:
     Raises:
         UsageError: the run lacks a file that it needs, or tables contradict themselves.
     """
-    found, measured, prediction = _of_one_drafter(run)
+    findings, measured, prediction = _of_one_drafter(run)
     if run.beside:
-        found = _with_others(run, found, measured)
-    seen = replace(run, metrics=found.metrics, curves=found.curves, concluded=found.summary)
+        findings = _with_others(run, findings, measured)
+    seen = replace(run, metrics=findings.metrics, curves=findings.curves, concluded=findings.summary)
     serving = run_recommendation(seen)
     sections = (*_sections(seen, measured.account, prediction), serving.section())
-    return replace(found, sections=sections, serving=serving.as_dict())
+    return replace(findings, sections=sections, serving=serving.as_dict())
 
 
-def _with_others(run: Run, found: RunFindings, measured: MeasuredRun) -> RunFindings:
+def _with_others(run: Run, findings: RunFindings, measured: MeasuredRun) -> RunFindings:
     """Add what the session's other drafters gave, their figures as `drafter/NAME/*`."""
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
-    metrics, curves, runs = dict(found.metrics), dict(found.curves), {found.drafter: measured}
-    verdicts = [found.refuted] if found.refuted else []
+    metrics, curves, runs = dict(findings.metrics), dict(findings.curves), {findings.drafter: measured}
+    verdicts = [findings.refuted] if findings.refuted else []
     others: dict[str, RunFindings] = {}
     notes: list[str] = []
     for name in run.beside:
@@ -117,15 +117,15 @@ def _with_others(run: Run, found: RunFindings, measured: MeasuredRun) -> RunFind
         others[name] = other
         metrics |= {f"drafter/{name}/{key}": value for key, value in other.metrics.items()}
         curves |= {f"drafter/{name}/{key}": curve for key, curve in other.curves.items()}
-        notes += [f"Drafter {name}: {note}" for note in other.notes if note not in (*found.notes, other.refuted)]
-        if other.refuted not in ("", found.refuted):
+        notes += [f"Drafter {name}: {note}" for note in other.notes if note not in (*findings.notes, other.refuted)]
+        if other.refuted not in ("", findings.refuted):
             verdicts.append(f"Drafter {name}: {other.refuted}")
     paired = SideBySide.of(run, replicates, seed)
     return replace(
-        found,
+        findings,
         metrics=metrics | paired.metrics(),
         curves=curves,
-        notes=[*verdicts, *paired.in_words(), *(note for note in found.notes if note not in verdicts), *notes],
+        notes=[*verdicts, *paired.in_words(), *(note for note in findings.notes if note not in verdicts), *notes],
         beside=others,
         closing=closing_of_several(runs, paired.two_fastest()),
         refuted=" ".join(verdicts),
@@ -184,7 +184,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
         notes.append(f"Other engines draft chains only: structure={facts.structure} has no peer but plain generation.")
     dtype = str(environment.get("model", {}).get("dtype", "float64"))
     measured = MeasuredRun(metrics, account, facts, session, standing, dtype)
-    found = RunFindings(
+    findings = RunFindings(
         sections=(),
         metrics=metrics,
         curves=curves,
@@ -199,7 +199,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
         closing=closing_sentences(measured),
         refuted=refuted,
     )
-    return found, measured, prediction
+    return findings, measured, prediction
 
 
 def _lines(summary: Summary, curves: Curves) -> list[dict[str, Any]]:

@@ -64,10 +64,10 @@ def null_metrics(arms: Arms, replicates: int, seed: int) -> dict[str, float]:
     def speedup(sums: Columns) -> dict[str, np.ndarray]:
         return {"speedup": sums["round_s_over"] / sums["tokens_over"] / (sums["round_s"] / sums["tokens"])}
 
-    found = bootstrap(table, speedup, replicates, seed)["speedup"]
-    metrics = {name: value for name, value in found.as_metrics("null/speedup").items() if np.isfinite(value)}
-    if found.known and not too_few(found.prompts):
-        metrics["null/floor"] = max(found.high, 1 / found.low) - 1
+    interval = bootstrap(table, speedup, replicates, seed)["speedup"]
+    metrics = {name: value for name, value in interval.as_metrics("null/speedup").items() if np.isfinite(value)}
+    if interval.known and not too_few(interval.prompts):
+        metrics["null/floor"] = max(interval.high, 1 / interval.low) - 1
     return metrics
 
 

@@ -246,18 +246,18 @@ def lengths_section(run: Run) -> Section:
 
 def category_section(run: Run) -> Section:
     """Show the headline figures of each category, where the prompts have more than one."""
-    found = by_category(run.metrics)
-    if not found:
+    categories = by_category(run.metrics)
+    if not categories:
         return Section("By category", ("The prompts of this run are of one category.",))
-    table = _table("category", dict(sorted(found.items())), {metric: metric for metric in OURS})
-    speedups = {name: values["speedup"] for name, values in found.items() if "speedup" in values}
+    table = _table("category", dict(sorted(categories.items())), {metric: metric for metric in OURS})
+    speedups = {name: values["speedup"] for name, values in categories.items() if "speedup" in values}
     words: tuple[str, ...] = ()
     if speedups:
         best, worst = max(speedups, key=speedups.__getitem__), min(speedups, key=speedups.__getitem__)
         words = (
-            f"Of {len(found)} categories the {_labelled('speedup', run.simulated)} is largest in "
-            f"{best}, {Interval.from_metrics(found[best], 'speedup')}, and smallest in {worst}, "
-            f"{Interval.from_metrics(found[worst], 'speedup')}.",
+            f"Of {len(categories)} categories the {_labelled('speedup', run.simulated)} is largest in "
+            f"{best}, {Interval.from_metrics(categories[best], 'speedup')}, and smallest in {worst}, "
+            f"{Interval.from_metrics(categories[worst], 'speedup')}.",
         )
     return Section("By category", words, ((f"At the primary gamma, with {LEVEL} prompt-bootstrap intervals", table),))
 
@@ -266,13 +266,13 @@ def by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """Return the metrics of BY_CATEGORY with their intervals, by category."""
     prefix = "category/"
     suffixes = sorted((f"/{metric}" for metric in BY_CATEGORY), key=len, reverse=True)
-    found: dict[str, dict[str, float]] = {}
+    categories: dict[str, dict[str, float]] = {}
     for key in metrics:
         suffix = next((end for end in suffixes if key.startswith(prefix) and key.endswith(end)), None)
         if suffix is not None:
             values = {f"{suffix[1:]}{end}": metrics[key + end] for end in ENDS if key + end in metrics}
-            found.setdefault(key.removeprefix(prefix).removesuffix(suffix), {}).update(values)
-    return found
+            categories.setdefault(key.removeprefix(prefix).removesuffix(suffix), {}).update(values)
+    return categories
 
 
 def papers_section(run: Run) -> Section:
@@ -301,9 +301,9 @@ def papers_section(run: Run) -> Section:
 def paper_table(metrics: Mapping[str, Any]) -> pd.DataFrame:
     """Return a line per category, and a last one for all prompts; cells are text. Columns: see `paper_metrics`."""
     columns = {name: words for name, words in {**RATES, **AGAINST_ORIGINAL}.items() if name in metrics}
-    found = by_category(metrics)
-    names = sorted(found, key=lambda name: (name == MULTI_TURN, name))  # what pools others stands behind them
-    rows = {**{name: found[name] for name in names}, "overall": metrics}
+    categories = by_category(metrics)
+    names = sorted(categories, key=lambda name: (name == MULTI_TURN, name))  # what pools others stands behind them
+    rows = {**{name: categories[name] for name in names}, "overall": metrics}
     return _table("category", rows, columns)
 
 
