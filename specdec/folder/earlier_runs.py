@@ -3,10 +3,11 @@
 Light, because sweeps read it before anything heavy is imported.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from specdec.text.writing import read_json
 
 AUTO, NEVER = "auto", "never"
 
@@ -44,7 +45,7 @@ class KeptRun:
     def refuted(self) -> str:
         """The sentence of its findings that refutes its outputs; "" where they are the target's own."""
         for name in ("summary.json", "study.json"):
-            path = self.metrics.folder / name
-            if path.is_file():
-                return str(json.loads(path.read_text(encoding="utf-8")).get("refuted", ""))
+            findings = read_json(self.metrics.folder / name)
+            if findings is not None:
+                return str(findings.get("refuted", ""))
         return ""

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from specdec.folder.results import ResultsFolder
-from specdec.text.writing import write_atomically
+from specdec.text.writing import read_json, write_atomically
 from specdec.tracking.store import without_password
 
 MISSING = "(none)"
@@ -45,11 +45,8 @@ def recorded_identity(folder: Path) -> dict[str, Any] | None:
     """Read the identity of the run in a folder; None where there is none: an earlier version's run, or a file that a
     kill cut off.
     """
-    try:
-        found = json.loads((folder / "environment.json").read_text(encoding="utf-8"))["identity"]
-    except (OSError, ValueError, TypeError, KeyError):
-        return None
-    return found if isinstance(found, dict) and "cell" in found else None
+    identity = (read_json(folder / "environment.json") or {}).get("identity")
+    return identity if isinstance(identity, dict) and "cell" in identity else None
 
 
 def differences(

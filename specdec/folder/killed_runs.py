@@ -8,9 +8,9 @@ from pathlib import Path
 from specdec.analysis.pages.run_page import write_run
 from specdec.analysis.read.facts import PLAN_FILE, RunFacts, RunStatus
 from specdec.analysis.read.find_runs import unsettled
-from specdec.folder.results import ROUNDS, ResultsFolder, drop_unreadable, finished_prompts, read_json
+from specdec.folder.results import ROUNDS, ResultsFolder, drop_unreadable, finished_prompts
 from specdec.folder.session_files import Collected
-from specdec.text.writing import is_locked
+from specdec.text.writing import is_locked, read_json
 
 
 def settle(folder: Path) -> None:
@@ -29,7 +29,7 @@ def settle(folder: Path) -> None:
         if kept:
             collected = Collected()
             for done in kept.values():
-                collected.add(Collected.from_dict(done.collected))
+                collected.add(Collected(**done.collected))
             results.compact()
             facts = RunFacts.from_json(read_json(folder / PLAN_FILE) or {})
             collected.write(results, [facts.drafter, *facts.beside])

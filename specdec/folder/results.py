@@ -38,7 +38,7 @@ class DonePrompt:
         prompt, repeat: key of the prompt; a later turn is a prompt of its own.
         place: of the prompt in the order of the run, which the tables keep whoever decoded it, and when.
         baseline: tokens of the baseline's output, which later turns continue and drafters remember.
-        collected: the prompt's share of what a session collects (`Collected.as_dict`).
+        collected: the prompt's share of what a session collects: the values of a `Collected`.
         clock: reading of a simulated clock at the end of the prompt; None where time is measured.
         rounds, generations: lines of the two tables; `ResultsFolder.append` counts them.
     """
@@ -55,15 +55,6 @@ class DonePrompt:
     @property
     def key(self) -> PromptKey:
         return self.repeat, self.prompt
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return the object in a JSON file that a run wrote; None if there is none, or no whole one."""
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return values if isinstance(values, dict) else None
 
 
 def finished_prompts(folder: Path) -> dict[PromptKey, DonePrompt]:

@@ -28,10 +28,9 @@ from specdec.folder.results import (
     ResultsFolder,
     drop_unreadable,
     finished_prompts,
-    read_json,
 )
 from specdec.plan.time_budget import TimeBudget
-from specdec.text.writing import LOCK, is_locked
+from specdec.text.writing import LOCK, is_locked, read_json
 
 _STATUS_SECONDS = 1.0  # between two writings of a status
 _LEFT_BY_RUNS = (STATUS_FILE, "config.yaml", "environment.json", GENERATIONS, ROUNDS, PARTS)

@@ -3,7 +3,7 @@
 It is plain data, so that a finished prompt's share goes to disk with its rounds, and a resumed run takes it back.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -84,12 +84,3 @@ class Collected:
             results.write_table("quality", self.quality, OUTPUTS)
         if self.divergences:
             results.write_json("divergences.json", self.divergences)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the values as JSON takes them."""
-        return asdict(self)
-
-    @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> "Collected":
-        """Take back what `as_dict` gave before it went through JSON."""
-        return cls(**values)

@@ -18,7 +18,7 @@ from specdec.analysis.runs.run_findings import RunFindings
 from specdec.errors import EnvironmentFault, Interrupted, SpecdecError
 from specdec.folder.earlier_runs import EarlierRuns, KeptRun
 from specdec.folder.identity import RunIdentity
-from specdec.folder.results import ROUNDS, ResultsFolder, read_json
+from specdec.folder.results import ROUNDS, ResultsFolder
 from specdec.folder.resumption import Beginning, begun, standing, write_sittings
 from specdec.plan.opening_line import opening_line
 from specdec.plan.plan import Plan
@@ -33,6 +33,7 @@ from specdec.session.workers import check_workers, divided_threads, workers_note
 from specdec.signals import raise_swallowed
 from specdec.terminal import print_lines, print_trace, run_links, show_run
 from specdec.text.streams import read_streams, write_streams
+from specdec.text.writing import read_json
 from specdec.tracking import writer as tracking
 from specdec.tracking.writer import TrackedRun
 

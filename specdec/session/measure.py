@@ -11,7 +11,7 @@ from specdec.analysis.findings import counted
 from specdec.clock import Clock, clock_for
 from specdec.errors import ModelLoadError
 from specdec.folder.identity import RunIdentity
-from specdec.folder.results import ResultsFolder, read_json
+from specdec.folder.results import ResultsFolder
 from specdec.folder.resumption import Beginning
 from specdec.peers import OpenedPeers, Work, opened
 from specdec.plan.time_budget import TimeBudget
@@ -22,6 +22,7 @@ from specdec.session.parts import Parts, prepare
 from specdec.session.session import Answers, Session, conversations, decode_conversation
 from specdec.session.workers import decode_by_workers
 from specdec.targets.causal import Causal
+from specdec.text.writing import read_json
 from specdec.timing.calls import calibrate, call_sizes, time_calls
 from specdec.timing.machine import measure_machine
 from specdec.timing.timer import Timer

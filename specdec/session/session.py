@@ -182,7 +182,7 @@ class Session:
         found.replays, found.alpha = self._replays.take()
         found.cache_bytes, found.peak_mb = self._held_bytes, peak_mb(self._target.device)
         clock = self._clock.mark() if isinstance(self._clock, SimulatedClock) else None
-        record = DonePrompt(prompt.id, repeat, place, baseline.tokens, found.as_dict(), clock)
+        record = DonePrompt(prompt.id, repeat, place, baseline.tokens, vars(found), clock)
         self._results.append(*lines, record)
         self._collected.add(found)
         self._remember(prompt, baseline.tokens)
@@ -203,7 +203,7 @@ class Session:
 
     def collect(self, done: DonePrompt) -> None:
         """Take what was collected of a prompt that is done. To be called in the order of the run."""
-        self._collected.add(Collected.from_dict(done.collected))
+        self._collected.add(Collected(**done.collected))
 
     def finish(self, left_out: Sequence[str] = ()) -> None:
         """Write what was collected of the prompts that are done. Memory is read here, before anything that is no part

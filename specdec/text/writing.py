@@ -1,7 +1,9 @@
-"""Writes a file whole or not at all; tells a folder that somebody writes to."""
+"""Writes a file whole or not at all, and reads one that may not be whole; tells a folder that somebody writes to."""
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -14,6 +16,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     part = path.with_name(path.name + ".part")
     part.write_bytes(content.encode() if isinstance(content, str) else content)
     os.replace(part, path)
+
+
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Return the object in a JSON file; None if there is none, or no whole one."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return values if isinstance(values, dict) else None
 
 
 def is_locked(folder: Path) -> bool:

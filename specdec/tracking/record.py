@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from specdec.text.writing import write_atomically
+from specdec.text.writing import read_json, write_atomically
 
 RECORD, METRICS = "tracking.json", "tracking_metrics.jsonl"
 JOURNAL = "tracking.jsonl"  # of earlier versions, which kept both in lines
@@ -71,9 +71,9 @@ class RunRecord:
     @classmethod
     def read(cls, folder: Path) -> "RunRecord | None":
         """Return the record in a folder; None if there is none."""
-        if not (folder / RECORD).is_file():
+        values = read_json(folder / RECORD)
+        if values is None:
             return _of_journal(folder)
-        values = json.loads((folder / RECORD).read_text(encoding="utf-8"))
         return cls(folder, **values, logged=[LoggedPoints(**line) for line in _whole_lines(folder / METRICS)])
 
     def begin(self) -> None:

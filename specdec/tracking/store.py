@@ -159,7 +159,14 @@ def opened(store: Store, experiment: str) -> tuple[Any, str]:
             check_schema(store, schema_of(store.database))
         quieten()
         if store.is_database_server:
-            _connect(store)
+            # Once, with a short limit: MLflow's own ten attempts take a minute and a half.
+            from sqlalchemy import create_engine
+
+            engine = create_engine(store.uri, connect_args={"connect_timeout": CONNECT_SECONDS})
+            try:
+                engine.connect().close()
+            finally:
+                engine.dispose()
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(tracking_uri=store.uri)
@@ -201,17 +208,6 @@ def serving(store: Store) -> str:
     if find_spec("flask") is not None:
         return command
     return f"pip install mlflow=={version('mlflow-skinny')} && {command}"
-
-
-def _connect(store: Store) -> None:
-    """Connect to a database server once, with a short limit: MLflow's own ten attempts take a minute and a half."""
-    from sqlalchemy import create_engine
-
-    engine = create_engine(store.uri, connect_args={"connect_timeout": CONNECT_SECONDS})
-    try:
-        engine.connect().close()
-    finally:
-        engine.dispose()
 
 
 def fault(store: Store, error: Exception) -> SpecdecError:

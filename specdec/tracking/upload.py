@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec.errors import UsageError
-from specdec.text.writing import write_atomically
+from specdec.text.writing import read_json, write_atomically
 from specdec.tracking.record import JOURNAL, METRICS, RECORD, LoggedPoints, RunRecord
 from specdec.tracking.store import Store, alive, fault, locate, locked, opened, reap, reraise_interruption
 
@@ -66,8 +66,8 @@ class Upload:
         if record.folder is not None:
             ended = record.discarded or record.status is not None
             complete = ended and (record.parent is None or self._parent is not None)
-            own = {"experiment": self._name, "run_id": self.run_id, "complete": complete}
-            known = mirrors(record.folder)
+            own = {"id": record.id, "experiment": self._name, "run_id": self.run_id, "complete": complete}
+            known = read_json(record.folder / MIRRORS) or {}
             if known.get(self.store.shown) != own:
                 text = json.dumps({**known, self.store.shown: own}, indent=1) + "\n"
                 write_atomically(record.folder / MIRRORS, text)
@@ -174,15 +174,6 @@ def _line_name(line: str, about: Mapping[str, str]) -> str:
     return ": ".join(part for part in (line, ", ".join(part for part in (told, gamma) if part)) if part)
 
 
-def mirrors(folder: Path) -> dict[str, Any]:
-    """Read which stores have the run of a folder, by their address; none if nothing was written or it is no JSON."""
-    try:
-        stores = json.loads((folder / MIRRORS).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return stores if isinstance(stores, dict) else {}
-
-
 def uploaded_files(folder: Path) -> Sequence[Path]:
     """List the files of a run's folder that a store gets: not the part-files that only serve resumption."""
     files = {path for pattern in ARTIFACTS for path in folder.glob(pattern) if path.is_file()}
@@ -254,9 +245,9 @@ def upload(
                 )
             store = locate(uri or record.store or None, here)
             name = experiment or record.experiment
-            known = mirrors(folder).get(store.shown, {})
+            known = (read_json(folder / MIRRORS) or {}).get(store.shown, {})
             finished = record.status is not None or record.discarded
-            if finished and known.get("complete") and known.get("experiment") == name:
+            if finished and known.get("complete") and (known.get("id"), known["experiment"]) == (record.id, name):
                 yield Uploaded(folder, "complete", store.shown, known["run_id"])
                 continue
             if not finished and alive(record.tags, record.touched()):

@@ -303,7 +303,11 @@ def _new_record(
     results: Path | None,
 ) -> RunRecord:
     own = {"specdec.role": "main", **_process_tags(), "mlflow.source.name": "specdec", "mlflow.source.type": "LOCAL"}
-    own |= {"mlflow.user": _user(), **_accepted_tags(tags)}
+    try:
+        own["mlflow.user"] = getpass.getuser()
+    except (OSError, KeyError):  # a container's process can have a number that no account has
+        own["mlflow.user"] = "unknown"
+    own |= _accepted_tags(tags)
     sweep, parent = os.environ.get(PARENT_RUN), None
     if sweep and own["specdec.role"] in ("main", "study"):
         above = RunRecord.read(Path(sweep))
@@ -329,13 +333,6 @@ def _accepted_tags(values: Mapping[str, str]) -> dict[str, str]:
 def _upload_later(folder: Path | None) -> str:
     """Return the sentence on how a run's results get into the store later; "" where nothing was kept."""
     return "" if folder is None else f" Upload them later: python -m specdec.sync {shlex.quote(str(folder))}"
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container's process can have a number that no account has
-        return "unknown"
 
 
 def _process_tags() -> dict[str, str]:

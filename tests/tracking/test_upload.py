@@ -146,6 +146,8 @@ def test_an_upload_that_broke_off_is_completed_and_doubles_nothing(
     assert content(here, times=False) != expected or call == "set_terminated"
     assert sync(here / "half") == ["uploaded"]
     assert content(here, times=False) == expected
+    (main,) = client.search_runs([experiment], "tags.`specdec.role` = 'main'")
+    assert main.data.tags["specdec.tracking.writer"] == "synced"
     before = dump(here)
     assert sync(here / "half") == ["complete"] and dump(here) == before
 
@@ -221,6 +223,14 @@ def test_a_run_that_goes_on_is_the_same_run(here: Path) -> None:
     assert status == "FINISHED" and "report.md" in files
     assert [point[:2] for point in history["curve/measured"]] == [(1, "1.5"), (2, "2.0")]
     assert sync(here / "one") == ["complete"]
+
+
+def test_a_run_that_begins_anew_in_a_folder_is_another_run(here: Path) -> None:
+    run(here / "one")
+    with tracked_run(config(uri=AWAY), name="anew", params={}, tags={}, results=here / "one", fresh=True):
+        pass
+    assert sync(here / "one", uri="sqlite:///mlflow.db") == ["uploaded"]
+    assert {content(here)[name][0] for name in ("a run", "anew")} == {"FINISHED"}
 
 
 def test_a_run_that_was_logged_nowhere_is_uploaded_when_it_is_named(here: Path) -> None:
