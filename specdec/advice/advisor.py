@@ -106,7 +106,7 @@ def advise(plan: Plan, folder: Path) -> Advice:
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(plan.config), sort_keys=False), encoding="utf-8")
     advisor = _Advisor(parts, folder)
     advisor.measure(recorded)
-    advice = advisor.conclude(keyed, recorded)
+    advice = advisor.conclude(keyed, recorded, text or "baseline")
     recommendation = recommended(parts, advice.predictions)
     advice = replace(advice, serving=recommendation.as_dict())
     advice.save(folder / "advice.json")
@@ -131,7 +131,7 @@ class _Advisor:
     """Collects what the prediction needs: baseline rounds, calibrations, one row of sums per text."""
 
     def __init__(self, parts: Parts, folder: Path) -> None:
-        self._parts, self._plan, self._seed = parts, parts.plan, parts.plan.seed
+        self._parts, self._seed = parts, parts.plan.seed
         self._measurement = parts.plan.measurement
         self._target, self._drafter = parts.target, parts.primary.drafter
         self._replay_kind = parts.primary.drafter.capabilities.replay
@@ -267,8 +267,8 @@ class _Advisor:
         self._walks.append((text, walks))
         self._drafter.remember(text.prompt, tokens)
 
-    def conclude(self, keyed: dict[str, Any], recorded: Sequence[Stream] | None) -> Advice:
-        """Turn what was measured into advice."""
+    def conclude(self, keyed: dict[str, Any], recorded: Sequence[Stream] | None, source: str) -> Advice:
+        """Turn what was measured into advice; `source` is the file of recorded texts, or "baseline"."""
         if self._speculated is not None:
             predicted = predicted_walks(self._speculated, self._gammas)
             self._walks = [(text, walks) for (text, _), walks in zip(self._walks, predicted, strict=True)]
@@ -335,7 +335,7 @@ class _Advisor:
             keyed=keyed,
             label=self._parts.chosen.label,
             replay=str(self._replay_kind) if self._speculated is None else "speculation",
-            source="baseline" if recorded is None else str(self._plan.advice.text),
+            source=source,
             prompts=prompts,
             tokens=sum(len(text.generated) for text, _ in self._walks),
             alpha=self._alpha[0] / self._alpha[1] if self._alpha[1] else None,

@@ -108,7 +108,7 @@ class Plan:
         """The target's model, or its kind where it has none."""
         return str(self.target_values.get("model", self.target_values["name"]))
 
-    def case(self, drafter: PlannedDrafter | None = None, **facts: Any) -> Case:
+    def case(self, drafter: PlannedDrafter | None = None, /, **facts: Any) -> Case:
         """Return what the rules read: of the run, of one of its drafters (the chosen one by default), and `facts`."""
         return Case(
             command=self.command,

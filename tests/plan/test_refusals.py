@@ -16,6 +16,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from specdec import run
 from specdec.advice import advisor
 from specdec.certification import certifier
 from specdec.commands import cli
@@ -82,6 +83,7 @@ CONFIGURED = {
     "run +drafter=ngram target.prefill_chunk=0": "Bad value target.prefill_chunk=0",
     "run +drafter=recycling target=replay target.path=x target.vocab_size=9": "Bad value drafter=recycling",
     "run +drafter=ngram prompts.limit=0": "Bad value prompts.limit=0",
+    "run +drafter=ngram prompts=jsonl prompts.path=nowhere.jsonl": "prompts.path=nowhere.jsonl does not exist",
     "run +drafter=ngram measurement.repeats=0": "Bad value measurement.repeats=0",
     "run +drafter=ngram measurement.gammas=[0]": "Bad value measurement.gammas.0=0",
     "run +drafter=ngram target=table measurement.peers=[transformers]": "Bad value measurement.peers",
@@ -248,6 +250,12 @@ def test_a_configuration_is_refused_before_a_model_is_read(refusal, line, tmp_pa
 @pytest.mark.parametrize("line", RIGHT)
 def test_a_right_configuration_passes(refusal, line):
     assert refusal(line) == ""
+
+
+def test_a_refused_run_leaves_no_folder_and_no_store(in_process, tmp_path):
+    ended = in_process(run, "+drafter=ngram", "+debug=tiny", "prompts=jsonl", "prompts.path=nowhere.jsonl")
+    assert ended.code == 2 and "does not exist" in ended.error
+    assert not [path for path in tmp_path.rglob("*") if path.name != ".mlflow.db.lock"]
 
 
 @pytest.mark.parametrize("group", FAMILIES)
