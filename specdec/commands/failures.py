@@ -54,8 +54,10 @@ def _ending(error: BaseException) -> tuple[str, int] | None:
             EnvironmentFault.exit_code,
         )
     if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+        named = f"The file {error.filename}" if error.filename else "A file"
+        remedy = OPEN_FILES if error.errno in TOO_MANY else PERMISSIONS
         return (
-            f"{_unusable(error)} {OPEN_FILES if error.errno in TOO_MANY else PERMISSIONS}",
+            f"{named} cannot be used ({error.strerror or _one_line(error)}). {remedy}",
             EnvironmentFault.exit_code,
         )
     if is_out_of_memory(error):
@@ -105,12 +107,6 @@ def _composition_sentence(error: Exception) -> str:
     if twice:
         return f"{twice[1]} is chosen twice: if it has a default, write {twice[1]}=NAME without the plus."
     return text
-
-
-def _unusable(error: OSError) -> str:
-    """Name the file that failed, and why."""
-    named = f"The file {error.filename}" if error.filename else "A file"
-    return f"{named} cannot be used ({error.strerror or _one_line(error)})."
 
 
 def _unknown_key(cause: Any) -> str:

@@ -287,7 +287,8 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     names = sweep.headline or tuple(sorted({name for cell in outcomes for name in cell.results}))[:_COLUMNS]
     header = ["cell", "overrides", *names, "exit code", "fault"]
     lines = [
-        [str(cell.cell), " ".join(_varied(cell, outcomes)), *(_figure(cell, name) for name in names)]
+        [str(cell.cell), " ".join(_varied(cell, outcomes))]
+        + [f"{cell.results[name]:.3f}" if name in cell.results else "" for name in names]
         + [str(cell.exit_code), cell.sentence or ("kept: finished before" if cell.kept else "")]
         for cell in outcomes
     ]
@@ -328,11 +329,6 @@ def _varied(outcome: CellOutcome, outcomes: list[CellOutcome]) -> list[str]:
     """Return the overrides that not all cells share."""
     shared = set.intersection(*(set(o.overrides) for o in outcomes)) if len(outcomes) > 1 else set()
     return [override for override in outcome.overrides if override not in shared]
-
-
-def _figure(outcome: CellOutcome, name: str) -> str:
-    value = outcome.results.get(name)
-    return "" if value is None else f"{value:.3f}"
 
 
 def _simulated(folder: Path) -> bool:

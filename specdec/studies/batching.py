@@ -28,8 +28,8 @@ from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
 from specdec.plan.compositions import composed_parts
 from specdec.prompts import Prompt
-from specdec.records import Request, Round, chain_tree
-from specdec.sampling import generator_for
+from specdec.records import Round, chain_tree
+from specdec.session.arm import seeded_request
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import outcome
@@ -287,15 +287,10 @@ class _Rig:
 
     def decoded(self, arm: Arm, batch: int, prompts: Sequence[Prompt], repeat: int) -> BatchDecoded:
         """Decode texts by a drafter and gamma, `batch` at once."""
-        seed, (name, gamma) = self.bench.plan.seed, arm
+        parts, seed, (name, gamma) = self.bench.parts, self.bench.plan.seed, arm
+        purposes = f"draft/{repeat}", f"accept/{repeat}"
         requests = [
-            Request(
-                prompt.tokens,
-                self.bench.parts.limit,
-                draft_generator=generator_for(seed, prompt.id, f"draft/{repeat}"),
-                accept_generator=generator_for(seed, prompt.id, f"accept/{repeat}"),
-            )
-            for prompt in prompts
+            seeded_request(parts.target, (prompt.id, prompt.tokens), parts.limit, seed, purposes) for prompt in prompts
         ]
         return decode_batch(
             target=_sized(self.target, batch),

@@ -155,15 +155,15 @@ class MtBench(Study):
         choices: list[list[str]] = []
         for choice in range(self._config.choices):
             turns: list[str] = []
-            current: Prompt | None = prompt
-            while current is not None:
-                stream = _turn(current)
+            answers: dict[str, tuple[int, ...]] = {}
+            for number, turn in enumerate(bench.parts.prompts.turns(prompt, answers), 1):
+                stream = _turn(turn)
                 output = arm.decode(bench, stream, choice)
                 line = Decoded(arm, stream, choice, output).line(bench.clock)
-                place = {"prompt": prompt.id, "choice": choice, "turn": len(turns) + 1}
+                place = {"prompt": prompt.id, "choice": choice, "turn": number}
                 lines.append({**line, **place, "temperature": temperature})
-                turns.append(bench.parts.prompts.said(current, output.tokens))
-                current = bench.parts.prompts.follow_up(current, output.tokens)
+                turns.append(bench.parts.prompts.said(turn, output.tokens))
+                answers[turn.id] = output.tokens
             missing = 1 + len(prompt.follow_ups) - len(turns)
             choices.append(turns + [NO_ANSWER] * missing)
         return choices

@@ -10,9 +10,8 @@ import pandas as pd
 
 from specdec.clock import Clock
 from specdec.prompts import first_turn
-from specdec.records import Generation, Request
-from specdec.sampling import generator_for
-from specdec.session.arm import Arm
+from specdec.records import Generation
+from specdec.session.arm import Arm, seeded_request
 from specdec.session.divergence import explain
 from specdec.session.output_quality import log_likelihood
 from specdec.structures import Structure
@@ -50,17 +49,11 @@ class StudyArm:
 
     def decode(self, bench: Bench, stream: Stream, repeat: int = 0, tokens: int | None = None) -> Generation:
         """Decode the prompt of a stream, at most the run's limit or so many tokens."""
-        target, seed = bench.parts.target, bench.plan.seed
+        drafting = "/".join(["draft", *filter(None, [self.draws]), str(repeat)])
         accepting = "/".join(["accept", *map(str, self.keys.values()), str(repeat)])
-        request = Request(
-            stream.prompt,
-            target.limit(stream.prompt, tokens or bench.parts.limit),
-            draft_generator=generator_for(
-                seed, stream.id, "/".join(["draft", *filter(None, [self.draws]), str(repeat)])
-            ),
-            accept_generator=generator_for(seed, stream.id, accepting, target.device),
-            reference=stream.generated,
-        )
+        limit, text = tokens or bench.parts.limit, (stream.id, stream.prompt)
+        purposes = drafting, accepting
+        request = seeded_request(bench.parts.target, text, limit, bench.plan.seed, purposes, stream.generated)
         output = self.arm.decode(request, bench.clock)
         bench.clock.synchronize()
         return output

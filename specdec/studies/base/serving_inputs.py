@@ -24,8 +24,8 @@ from specdec.drafters.recorded import RecordedLengths
 from specdec.errors import UsageError
 from specdec.records import Request
 from specdec.replay.lengths_ahead import lengths_ahead
-from specdec.sampling import generator_for
 from specdec.serving.arrivals import ServedText
+from specdec.session.arm import seeded_request
 from specdec.structures import structures
 from specdec.studies.base.contract import Bench
 from specdec.studies.base.live_runs import host_seconds
@@ -219,12 +219,7 @@ def _live_growth(bench: Bench, prompt: Sequence[int], gamma: int, slots: int) ->
     parts, drafts, rest = bench.parts, dict[int, float](), dict[int, float]()
     for batch in sorted({1, slots}):
         requests = [
-            Request(
-                prompt,
-                _LIVE_TOKENS,
-                draft_generator=generator_for(bench.plan.seed, f"live {place}", "draft"),
-                accept_generator=generator_for(bench.plan.seed, f"live {place}", "accept"),
-            )
+            seeded_request(parts.target, (f"live {place}", prompt), _LIVE_TOKENS, bench.plan.seed, ("draft", "accept"))
             for place in range(batch)
         ]
         decoded = decode_batch(
