@@ -286,11 +286,6 @@ def _answer(found: BatchNumbers, tables: Tables, about: About) -> Section:
         *_schedules(found, about),
         *about.caveats(tables["skipped"]),
     )
-    title = f"Speedup at equal batch\n{about.title}"
-    caption = (
-        f"Markers: measured, with 95% intervals over {counted(found.repeats, 'repeat')}; dotted: the formula with the "
-        "cost model of single calls. Below the line plain decoding is faster."
-    )
     ends = []
     for drafter in found.drafters:
         for gamma in (*found.gammas_of(drafter), BEST):
@@ -304,8 +299,7 @@ def _answer(found: BatchNumbers, tables: Tables, about: About) -> Section:
         ("Batch behind which speculation does not pay: measured (95%), and as predicted", pd.DataFrame(ends)),
         ("Speedup at equal batch with the best gamma (95%), and the gammas chosen", best_table(found)),
     )
-    figure = _speedup_figure(found, title=title, caption=caption)
-    return Section("Up to which batch speculation pays", text, shown, (("batching_speedup", figure),))
+    return Section("Up to which batch speculation pays", text, shown, (("batching_speedup", _speedups(found, about)),))
 
 
 def _unit(found: BatchNumbers, facts: pd.Series) -> str:
@@ -479,7 +473,12 @@ def _calls(found: BatchNumbers, tables: Tables, about: About) -> Section:
 
 
 @style.in_style
-def _speedup_figure(found: BatchNumbers, title: str, caption: str) -> Figure:
+def _speedups(found: BatchNumbers, about: About) -> Figure:
+    title = f"Speedup at equal batch\n{about.title}"
+    caption = (
+        f"Markers: measured, with 95% intervals over {counted(found.repeats, 'repeat')}; dotted: the formula with the "
+        "cost model of single calls. Below the line plain decoding is faster."
+    )
     rows = len(found.drafters)
     figure, panels = style.new_panels(title, caption, 1.2 + 2.7 * rows, rows, sharex=True)
     for axes, drafter in zip(panels[:, 0], found.drafters, strict=True):

@@ -444,12 +444,22 @@ def _live(check: pd.DataFrame, live: pd.DataFrame, about: About) -> Section:
             "error": check["error"].map("{:+.1%}".format),
         }
     )
-    figure = _predicted_and_live(
-        check,
-        title=f"Predicted and live speedup in the corner shapes\n{about.title}",
-        caption=f"{counted(streams, 'prompt')} of {about.prompts}, {counted(repeats, 'repeat')} interleaved with plain "
-        "decoding; bars: standard deviation over repeats. Predictions are for the same texts.",
-    )
+    with style.styled():
+        figure, axes = style.new_figure(
+            f"Predicted and live speedup in the corner shapes\n{about.title}",
+            f"{counted(streams, 'prompt')} of {about.prompts}, {counted(repeats, 'repeat')} interleaved with plain "
+            "decoding; bars: standard deviation over repeats. Predictions are for the same texts.",
+            height=4.2,
+        )
+        places = np.arange(len(check))
+        pictures.level(axes, 1)
+        axes.plot(places - 0.08, check["speedup_predicted"], linestyle="none", marker="o", markersize=9,
+                  fillstyle="none", markeredgewidth=2, color=style.BLUE, label="predicted")  # fmt: skip
+        axes.errorbar(places + 0.08, check["speedup_measured"], yerr=check["deviation"].fillna(0.0), linestyle="none",
+                      marker="D", color=style.ORANGE, label="live")  # fmt: skip
+        axes.set_xticks(places, _names(check))
+        axes.set(xlabel="shape (k, w)", ylabel="speedup", xlim=(-0.6, len(check) - 0.4), ylim=(0, None))
+        style.legend_above(axes, 2)
     caption = f"{counted(streams, 'text')} decoded live, {counted(repeats, 'repeat')}"
     return Section("Live runs in the corners", text, ((caption, shown),), (("live", figure),))
 
@@ -490,20 +500,4 @@ def _maps(panels: Mapping[str, tuple[pd.DataFrame, str, Shape | None]], *, title
         each.set_title(name, fontsize=11, loc="left")
         each.set_ylabel("k, rows")
     axes[-1, 0].set_xlabel("w, draft tokens in a row")
-    return figure
-
-
-@style.in_style
-def _predicted_and_live(check: pd.DataFrame, *, title: str, caption: str) -> Figure:
-    """Draw the speedup of each shape, predicted beside measured."""
-    figure, axes = style.new_figure(title, caption, height=4.2)
-    places = np.arange(len(check))
-    pictures.level(axes, 1)
-    axes.plot(places - 0.08, check["speedup_predicted"], linestyle="none", marker="o", markersize=9, fillstyle="none",
-              markeredgewidth=2, color=style.BLUE, label="predicted")  # fmt: skip
-    axes.errorbar(places + 0.08, check["speedup_measured"], yerr=check["deviation"].fillna(0.0), linestyle="none",
-                  marker="D", color=style.ORANGE, label="live")  # fmt: skip
-    axes.set_xticks(places, _names(check))
-    axes.set(xlabel="shape (k, w)", ylabel="speedup", xlim=(-0.6, len(check) - 0.4), ylim=(0, None))
-    style.legend_above(axes, 2)
     return figure

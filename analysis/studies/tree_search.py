@@ -225,12 +225,18 @@ def _accuracy(accuracy: pd.DataFrame, counts: pd.DataFrame, about: About) -> Sec
         "what is left to go wrong there. Trees are built from these shares.",
     )
     prompts = counted(counts["prompt"].nunique(), "prompt")
-    figure = _over_depth(
-        accuracy,
-        title=f"Accuracy of the drafter's choices by depth\n{about.title}",
-        caption=f"{prompts} of {about.prompts}, the half that trees are built on; bars: 95% prompt-bootstrap "
-        "intervals.",
-    )
+    with style.styled():
+        figure, axes = style.new_figure(
+            f"Accuracy of the drafter's choices by depth\n{about.title}",
+            f"{prompts} of {about.prompts}, the half that trees are built on; bars: 95% prompt-bootstrap intervals.",
+        )
+        for rank, part in seen[seen["rank"] < 4].groupby("rank"):
+            across = (part["level"] + 0.03 * rank).tolist()
+            pictures.line(axes, across, intervals(part, "share"), style.look(rank), f"choice {rank + 1}")
+        axes.set(xlabel="depth in the draft", ylabel="share that is the target's next token")
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        pictures.percent_axis(axes)
+        style.legend_above(axes, 4)
     lines = []
     for level, part in seen.groupby("level"):
         shares = zip(part["rank"], printed(part, "share", ".3f"), strict=True)
@@ -242,19 +248,3 @@ def _accuracy(accuracy: pd.DataFrame, counts: pd.DataFrame, about: About) -> Sec
         tables=(("Share of drafts whose choice of each rank was right", pd.DataFrame(lines)),),
         figures=(("rank_accuracy", figure),),
     )
-
-
-@style.in_style
-def _over_depth(accuracy: pd.DataFrame, *, title: str, caption: str) -> Figure:
-    """Draw the share of drafts whose first choice, second, ... was right, by depth: a line for each of four ranks."""
-    figure, axes = style.new_figure(title, caption)
-    for rank in range(4):
-        part = accuracy[(accuracy["rank"] == rank) & (accuracy["tested"] > 0)]
-        if len(part):
-            across = (part["level"] + 0.03 * rank).tolist()
-            pictures.line(axes, across, intervals(part, "share"), style.look(rank), f"choice {rank + 1}")
-    axes.set(xlabel="depth in the draft", ylabel="share that is the target's next token")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    pictures.percent_axis(axes)
-    style.legend_above(axes, 4)
-    return figure

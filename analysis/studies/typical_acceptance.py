@@ -4,7 +4,6 @@ typical acceptance loses for it.
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from ..comparisons import compare, interval, intervals, metrics_of, printed
 from ..figures import pictures, style
@@ -107,11 +106,19 @@ def _rates(cells: pd.DataFrame, settings: pd.Series, notes: tuple[str, ...], cou
         "At temperature 0 the three rules are exact match, one and the same; the speedup of a rule is over decoding "
         "without drafts at its own temperature."
     )
-    figure = _over_temperature(
-        cells,
-        title=f"Tokens per call as the temperature rises, epsilon {settings['epsilon']:g}\n{about.title}",
-        caption=f"{counts}; bars: 95% prompt-bootstrap intervals. At temperature 0 all rules are exact match.",
-    )
+    with style.styled():
+        figure, axes = style.new_figure(
+            f"Tokens per call as the temperature rises, epsilon {settings['epsilon']:g}\n{about.title}",
+            f"{counts}; bars: 95% prompt-bootstrap intervals. At temperature 0 all rules are exact match.",
+        )
+        pictures.level(axes, float(greedy["rate"]))
+        for rule in ("greedy", "rejection", "typical"):
+            name, look = _RULES[rule]
+            part = cells[cells["rule"].isin(["greedy", rule])].sort_values("temperature")  # at 0 greedy is all rules
+            pictures.line(axes, part["temperature"].tolist(), intervals(part, "rate"), look, name)
+        axes.set(xlabel="sampling temperature", ylabel="tokens per call")
+        axes.set_xlim(left=-0.03)
+        style.legend_above(axes, 3)
     return Section(
         "Tokens per call as the temperature rises",
         (*text, *notes),
@@ -137,12 +144,21 @@ def _quality(cells: pd.DataFrame, settings: pd.Series, counts: str, about: About
         "emits at a position, given its draft, and the target's at that temperature; a rule that always takes one "
         "token is far from it even where that token is the likeliest.",
     )
-    figure = _rate_against_quality(
-        pd.concat([here, cells[cells["rule"] == "greedy"]]),
-        title=f"Tokens per call against likelihood at temperature {temperature:g}\n{about.title}",
-        caption=f"{counts}; bars: 95% prompt-bootstrap intervals. Numbers beside points: epsilon; greedy text has "
-        "temperature 0.",
-    )
+    with style.styled():
+        figure, axes = style.new_figure(
+            f"Tokens per call against likelihood at temperature {temperature:g}\n{about.title}",
+            f"{counts}; bars: 95% prompt-bootstrap intervals. Numbers beside points: epsilon; greedy text has "
+            "temperature 0.",
+        )
+        for rule, (name, look) in _RULES.items():
+            part = sweep if rule == "typical" else (cells if rule == "greedy" else here)
+            part = part[part["rule"] == rule]
+            pictures.line(axes, intervals(part, "rate"), intervals(part, "log_likelihood"), look, name)
+        for point in sweep.to_dict("records"):
+            axes.annotate(f"{point['epsilon']:g}", (point["rate"], point["log_likelihood"]), xytext=(5, 5),
+                          textcoords="offset points", fontsize=10)  # fmt: skip
+        axes.set(xlabel="tokens per call", ylabel="log-likelihood of a token, nats")
+        style.legend_above(axes, 2)
     caption = f"Typical acceptance at temperature {temperature:g} over epsilon, and the other rules"
     return Section("What the text loses", text, ((caption, _table(here)),), (("rate_against_quality", figure),))
 
@@ -163,38 +179,3 @@ def _table(cells: pd.DataFrame) -> pd.DataFrame:
             "decided otherwise": printed(ordered, "otherwise", ".3f"),
         }
     )
-
-
-# Pictures -------------------------------------------------------------------------------------------
-
-
-@style.in_style
-def _over_temperature(cells: pd.DataFrame, *, title: str, caption: str) -> Figure:
-    """Draw tokens per call of each rule over temperature; at temperature 0 greedy text stands for all rules."""
-    figure, axes = style.new_figure(title, caption)
-    greedy = cells[cells["rule"] == "greedy"]
-    pictures.level(axes, float(greedy["rate"].iloc[0]))
-    for rule in ("greedy", "rejection", "typical"):
-        name, look = _RULES[rule]
-        part = greedy if rule == "greedy" else pd.concat([greedy, cells[cells["rule"] == rule]])
-        part = part.sort_values("temperature")
-        pictures.line(axes, part["temperature"].tolist(), intervals(part, "rate"), look, name)
-    axes.set(xlabel="sampling temperature", ylabel="tokens per call")
-    axes.set_xlim(left=-0.03)
-    style.legend_above(axes, 3)
-    return figure
-
-
-@style.in_style
-def _rate_against_quality(cells: pd.DataFrame, *, title: str, caption: str) -> Figure:
-    """Draw the log-likelihood of a token over tokens per call: a line through the epsilons, other rules beside it."""
-    figure, axes = style.new_figure(title, caption)
-    for rule, (name, look) in _RULES.items():
-        part = cells[cells["rule"] == rule].sort_values("epsilon")
-        pictures.line(axes, intervals(part, "rate"), intervals(part, "log_likelihood"), look, name)
-    for point in cells[cells["rule"] == "typical"].to_dict("records"):
-        axes.annotate(f"{point['epsilon']:g}", (point["rate"], point["log_likelihood"]), xytext=(5, 5),
-                      textcoords="offset points", fontsize=10)  # fmt: skip
-    axes.set(xlabel="tokens per call", ylabel="log-likelihood of a token, nats")
-    style.legend_above(axes, 2)
-    return figure
