@@ -396,8 +396,8 @@ def _bound_section(
         said = [f"Products become bound by arithmetic one by one: {listed}."] if reached else []
         never = [names for names, value in crossed.items() if value is None]
         if never:
-            largest = int(lines["rows_evaluated"].max())
-            said.append(f"{'; '.join(never)}: bound by memory at all sizes measured, up to {largest} tokens.")
+            most = int(lines["rows_evaluated"].max())
+            said.append(f"{'; '.join(never)}: bound by memory at all sizes measured, up to {most} tokens.")
         sentences.append(" ".join(said))
     steps = [] if tiles is None else tiles.steps(_ZOOM)
     if steps:
