@@ -224,17 +224,15 @@ def write_committed(tables: Tables, facts: Mapping[str, Any], path: Path = RESUL
     """Write the tables of a study, with five digits, behind the facts of where and how it was made; `study` among them
     holds the values of `About`.
     """
-    columns = {name: {key: _short(table[key]) for key in table} for name, table in tables.items()}
+    short = {
+        name: {key: [None if value != value else float(f"{value:.{_DIGITS}g}") for value in column]
+               if pd.api.types.is_float_dtype(column) else column.tolist() for key, column in table.items()}
+        for name, table in tables.items()
+    }  # fmt: skip
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in facts.items()]
-    told = [f"  {json.dumps(name)}: {json.dumps(values, separators=(',', ':'))}" for name, values in columns.items()]
+    told = [f"  {json.dumps(name)}: {json.dumps(values, separators=(',', ':'))}" for name, values in short.items()]
     lines.append(' "tables": {\n' + ",\n".join(told) + "\n }")
     path.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
-
-
-def _short(column: pd.Series) -> list[Any]:
-    if not pd.api.types.is_float_dtype(column):
-        return list(column.tolist())
-    return [None if np.isnan(value) else float(f"{value:.{_DIGITS}g}") for value in column]
 
 
 def committed_study(path: Path = RESULT) -> FinishedStudy:

@@ -38,8 +38,7 @@ def findings(tables: Tables, about: About) -> Findings:
         prompts = counted(int(cells["prompts"].iloc[0]), "prompt")
         caption = f"{prompts} of {about.prompts}, greedy texts replayed; {bands}. w: tokens of each row."
         figure, axes = style.new_figure(f"Tokens per call against top-k\n{about.title}", caption)
-        draw(axes, cells)
-        pictures.level(axes, 1, "plain decoding")
+        draw(axes, cells, "plain decoding")
         axes.set(xlabel="k, rows: the first tokens of the ranking", ylabel="tokens per call", xlim=(0, None))
         style.legend_above(axes, 2)
     names = [f"{name}, w = {w}" for name, w in zip(cells["drafter"], cells["w"], strict=True)]
@@ -73,11 +72,14 @@ def best_of(cells: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(best, ignore_index=True)
 
 
-def draw(axes: Axes, cells: pd.DataFrame) -> None:
-    """Draw tokens per call over k: a colour for each drafter, a dash for each w, intervals as bands."""
+def draw(axes: Axes, cells: pd.DataFrame, plain: str = "") -> None:
+    """Draw tokens per call over k: a colour for each drafter, a dash for each w, intervals as bands; and the level of
+    plain decoding, under a name.
+    """
     names, widths = ({each: at for at, each in enumerate(sorted(set(cells[key])))} for key in ("drafter", "w"))
     for (name, w), part in cells.groupby(["drafter", "w"]):
         colour, marker, *_ = style.look(names[name])
         axes.fill_between(part["k"], part["tokens_low"], part["tokens_high"], color=colour, alpha=0.12, linewidth=0)
         axes.plot(part["k"], part["tokens"], color=colour, linestyle=style.look(widths[w]).dash, marker=marker,
                   markersize=5, label=f"{name}, w = {w}")  # fmt: skip
+    pictures.level(axes, 1, plain)

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 from functools import partial
 
 import pandas as pd
-from matplotlib.axes import Axes
 
 from ..comparisons import interval, printed, tokens_per_call
-from ..figures import pictures
 from ..findings import Section
 from ..studies.topk import ENOUGH, best_of, draw
 from .labels import Labelled, caveats, panels, settings
@@ -42,7 +40,7 @@ def topk_sets(studies: Sequence[Labelled]) -> list[Section]:
             f"{ENOUGH:.0%} by k": ["–" if pd.isna(k) else f"{k:.0f}" for k in best["enough"]],
         }
         tables.append(pd.DataFrame(shown))
-        drawn[each.label] = partial(_panel, cells=cells)
+        drawn[each.label] = partial(draw, cells=cells)
     text = [f"The strategy with most tokens per call at its best k, by prompt set: {'; '.join(answer)}."]
     if chances:
         text.append(
@@ -62,8 +60,3 @@ def topk_sets(studies: Sequence[Labelled]) -> list[Section]:
     table = pd.concat(tables, ignore_index=True)
     title = "Tokens per call against top-k, by prompt set"
     return [Section(title, (*text, *caveats(studies)), ((caption, table),), (("topk_sets", figure),))]
-
-
-def _panel(panel: Axes, cells: pd.DataFrame) -> None:
-    draw(panel, cells)
-    pictures.level(panel, 1)

@@ -69,7 +69,12 @@ class RowsGrid(Study):
         streams = bench.texts()
         strategies = [Strategy({"k": k, "w": w}, Cell(bench.values.drafter, cell)) for (k, w), cell in cells.items()]
         table, _ = replay(bench, strategies, streams)
-        contexts = _spread(streams, self._config.contexts)
+        # Numbers of cached tokens between the shortest prompt and the end of the longest text.
+        low = max(1, min(len(stream.prompt) for stream in streams) - 1)
+        high = max(len(stream.prompt) + len(stream.generated) for stream in streams)
+        steps = self._config.contexts - 1
+        contexts = sorted({round(low + (high - low) * step / steps) for step in range(steps + 1)} if steps else
+                          {(low + high) // 2})  # fmt: skip
         if bench.simulated:
             tables = self._simulated(bench, list(cells), contexts)
         else:
@@ -129,12 +134,3 @@ class RowsGrid(Study):
             "live": none,
             "whole": none,
         }
-
-
-def _spread(streams: Sequence[Stream], count: int) -> list[int]:
-    """Return `count` numbers of cached tokens between the shortest prompt and the end of the longest text."""
-    low = max(1, min(len(stream.prompt) for stream in streams) - 1)
-    high = max(len(stream.prompt) + len(stream.generated) for stream in streams)
-    if count == 1:
-        return [(low + high) // 2]
-    return sorted({round(low + (high - low) * step / (count - 1)) for step in range(count)})

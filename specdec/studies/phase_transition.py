@@ -16,7 +16,7 @@ from specdec.studies.base import Bench, Study, studies
 from specdec.targets.base.contract import Evaluation
 from specdec.theory.roofline import Product, threshold
 from specdec.timing.machine import Machine, measure_machine
-from specdec.timing.shapes import Shape, tokens_evaluated
+from specdec.timing.shapes import tokens_evaluated
 
 
 @typed
@@ -74,25 +74,18 @@ def _intensity(
     if machine is None:
         return pd.DataFrame(columns=_COLUMNS)
     bound = threshold(machine.bytes_per_second, machine.flops_per_second)
-    lines = [
-        (
-            *(product.name, product.inputs or 0, product.outputs or 0),
-            *(k, w, context, evaluation, tokens_evaluated(k, w, evaluation)),
-            *(float(copies * product.bytes(context)), float(copies * product.flops(tokens, context))),
-            *(float(product.intensity(tokens, context)), bound),
-        )
-        for k, w, context, evaluation in cells
-        for product in products
-        for copies, tokens in [_shared((k, w), evaluation, product)]
-    ]
+    lines = []
+    for k, w, context, evaluation in cells:
+        evaluated = tokens_evaluated(k, w, evaluation)
+        for product in products:
+            # A batch with a sequence for each row reads a copy of the cache for each; weights are read once for all.
+            copies, tokens = (k, w + 1) if product.cached and evaluation == "rows" else (1, evaluated)
+            lines.append(
+                (
+                    *(product.name, product.inputs or 0, product.outputs or 0),
+                    *(k, w, context, evaluation, evaluated),
+                    *(float(copies * product.bytes(context)), float(copies * product.flops(tokens, context))),
+                    *(float(product.intensity(tokens, context)), bound),
+                )
+            )
     return pd.DataFrame(lines, columns=_COLUMNS)
-
-
-def _shared(shape: Shape, evaluation: str, product: Product) -> tuple[int, int]:
-    """Return how many times a call on a shape reads the matrices of a product, and for how many tokens each time.
-    A batch with a sequence for each row reads a copy of the cache for each; weights are read once for all.
-    """
-    k, w = shape
-    if product.cached and evaluation == "rows":
-        return k, w + 1
-    return 1, tokens_evaluated(k, w, evaluation)
