@@ -36,8 +36,8 @@ class StrategyComparison:
 
     def place(self, *keys: Any) -> int | None:
         """Return the place of a strategy by all its keys, None where it was not compared."""
-        found = np.flatnonzero((self.cells == list(keys)).all(axis=1))
-        return int(found[0]) if len(found) else None
+        places = np.flatnonzero((self.cells == list(keys)).all(axis=1))
+        return int(places[0]) if len(places) else None
 
     def beside(self, values: np.ndarray, **other: Any) -> np.ndarray:
         """Return for each strategy the values [1 + B, C] of its partner, which has `other` in place of some keys; NaN
@@ -64,10 +64,10 @@ class StrategyComparison:
         """
         table = self.cells.copy()
         for name, values in statistics.items():
-            found = [(interval or self.interval)(column) for column in values.T]
+            bounded = [(interval or self.interval)(column) for column in values.T]
             table[name] = values[0]
-            table[f"{name}_low"] = np.array([each.low for each in found])
-            table[f"{name}_high"] = np.array([each.high for each in found])
+            table[f"{name}_low"] = np.array([value.low for value in bounded])
+            table[f"{name}_high"] = np.array([value.high for value in bounded])
         return table
 
 
@@ -131,12 +131,12 @@ def metrics_of(table: pd.DataFrame, name: str, quantities: Mapping[str, str], bo
         quantities: what -> column.
         bounds: whether the bounds of the columns are metrics, too.
     """
-    found: dict[str, float] = {}
+    metrics: dict[str, float] = {}
     for line in table.to_dict("records"):
         for what, column in quantities.items():
             key = name.format(**{**line, "what": what})
-            found |= interval(line, column).as_metrics(key) if bounds else {key: line[column]}
-    return finite(found)
+            metrics |= interval(line, column).as_metrics(key) if bounds else {key: line[column]}
+    return finite(metrics)
 
 
 def curves_of(

@@ -8,7 +8,6 @@ from typing import Literal
 import pandas as pd
 
 from specdec.config import typed
-from specdec.replay.walk import Cell
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.replayed import Strategy, check_rows, replay
 
@@ -29,6 +28,6 @@ class Ablation(Study):
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         structure = check_rows(bench, "ablation")
-        strategy = Strategy({"k": structure["k"], "w": structure["w"]}, Cell(bench.values.drafter, structure))
+        strategy = Strategy({"k": structure["k"], "w": structure["w"]}, bench.values.drafter, structure)
         table, histograms = replay(bench, [strategy], bench.texts())
         return {"replay": table, "histograms": histograms, "skipped": bench.skipped()}

@@ -19,7 +19,6 @@ from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.prompts import first_turn
 from specdec.replay.rank_accuracy import rank_counts
-from specdec.replay.walk import Cell
 from specdec.structures import structures
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.candidates import SHAPES, Candidate, choose, halves_of, plain_shapes, trees
@@ -82,7 +81,7 @@ class EqualBudget(Study):
                 candidates[label] += trees(counts, half, self._budgets, self._config.depths)
                 counted += [{"drafter": label, "half": half, **line} for line in counts.rows()]
         strategies = [
-            Strategy({"drafter": label, **each.keys}, Cell(self._config.drafters[label], each.structure))
+            Strategy({"drafter": label, **each.keys}, self._config.drafters[label], each.structure)
             for label, several in candidates.items()
             for each in several
         ]

@@ -13,7 +13,6 @@ from pydantic import Field
 
 from specdec.analysis.studies.grid import USUAL, grid
 from specdec.config import AtLeastOne, typed
-from specdec.replay.walk import Cell
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import HOST, OUTPUTS, StudyArm, host_times, interleaved, outputs_of, prepare_target
@@ -67,7 +66,7 @@ class RowsGrid(Study):
         cells = {(k, w): {**values, "k": k, "w": w} for k, w in itertools.product(self._k, self._w)}
         shapes = {shape: structures.build(cell) for shape, cell in cells.items()}  # checks the budget, before decoding
         streams = bench.texts()
-        strategies = [Strategy({"k": k, "w": w}, Cell(bench.values.drafter, cell)) for (k, w), cell in cells.items()]
+        strategies = [Strategy({"k": k, "w": w}, bench.values.drafter, cell) for (k, w), cell in cells.items()]
         table, _ = replay(bench, strategies, streams)
         # Numbers of cached tokens between the shortest prompt and the end of the longest text.
         low = max(1, min(len(stream.prompt) for stream in streams) - 1)

@@ -8,7 +8,6 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.replay.walk import Cell
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.replayed import Strategy, built_lookups, replay
 
@@ -43,7 +42,8 @@ class TopK(Study):
         strategies = [
             Strategy(
                 {"drafter": label, "k": k, "w": w},
-                Cell(values, {"name": "rows", "k": k, "w": w, "budget": k * (w + 1)}),
+                values,
+                {"name": "rows", "k": k, "w": w, "budget": k * (w + 1)},
             )
             for label, values in config.drafters.items()
             for w in sorted(set(config.w))

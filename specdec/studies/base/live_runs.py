@@ -3,6 +3,7 @@
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import nan
 from statistics import mean
 from typing import Any
 
@@ -18,7 +19,6 @@ from specdec.structures import Structure
 from specdec.studies.base.contract import Bench
 from specdec.targets.base import Target
 from specdec.text.streams import Stream
-from specdec.verifiers import Verifier
 
 WARM = 4  # tokens of a run that is not counted
 HOST = ("nodes", "draft_s", "overhead_s")
@@ -72,7 +72,12 @@ class Decoded:
         """Return the keys of the arm and OUTPUTS."""
         rounds, stream = self.output.rounds, self.stream
         marks = [each.marks for each in rounds]
-        tv, otherwise = departures(self.output, self.arm.arm.verifier)
+        tv, otherwise = 0.0, 0.0
+        if not self.arm.arm.verifier.capabilities.lossless:
+            departures = [each.departure for each in rounds if each.departure is not None]
+            known = len(departures) == len(rounds)
+            tv = sum((sum(each.tv) for each in departures), 0.0) if known else nan
+            otherwise = sum((each.otherwise or 0.0 for each in departures), 0.0) if known else nan
         return {
             **self.arm.keys,
             "repeat": self.repeat,
@@ -126,7 +131,7 @@ def outputs_of(bench: Bench, decoded: Iterable[Decoded], likelihood: bool = Fals
         if likelihood:
             score = log_likelihood(bench.parts.target, each.stream.prompt, each.output.tokens)
             lines[-1]["log_likelihood"] = score
-    return pd.DataFrame(lines, columns=None if lines else [*OUTPUTS]).astype({"tv": float, "otherwise": float})
+    return pd.DataFrame(lines, columns=None if lines else [*OUTPUTS])
 
 
 def host_times(
@@ -190,16 +195,6 @@ def outcome(target: Target, key: tuple[str, int], prompt: Sequence[int], expecte
 def decoding_seconds(output: Generation, clock: Clock) -> float:
     """Return the seconds of all rounds of a text, prefill apart."""
     return sum(clock.seconds(each.marks.start, each.marks.committed) for each in output.rounds)
-
-
-def departures(output: Generation, verifier: Verifier) -> tuple[float | None, float | None]:
-    """Return the sums over a text of total variation and of the chance to decide otherwise, None where not known."""
-    if verifier.capabilities.lossless:
-        return 0.0, 0.0
-    known = [each.departure for each in output.rounds if each.departure is not None]
-    if len(known) < len(output.rounds):
-        return None, None
-    return sum(sum(each.tv) for each in known), sum(each.otherwise or 0.0 for each in known)
 
 
 def host_seconds(output: Generation, clock: Clock) -> tuple[list[int], list[float], list[float]]:

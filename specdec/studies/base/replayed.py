@@ -24,11 +24,12 @@ class Strategy:
 
     Attributes:
         keys: what tells it from the study's other strategies, a column each.
-        cell: the drafter and the structure.
+        drafter, structure: config values, as `conf/` has them.
     """
 
     keys: Mapping[str, Any]
-    cell: Cell
+    drafter: Mapping[str, Any]
+    structure: Mapping[str, Any]
 
 
 def check_lookup(drafter: str, study: str) -> None:
@@ -99,6 +100,7 @@ def replay(
         (rows offered, summed over rounds), and tokens to proposals as `replay_grid` has them. And the histograms of
         `replay_grid`, with keys and prompt too.
     """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with progress_bar() as progress:
         bar = progress.add_task("replaying", total=None)
 
@@ -107,11 +109,11 @@ def replay(
             bench.heartbeat()
 
         grid = replay_grid(
-            [strategy.cell for strategy in strategies],
+            [Cell(strategy.drafter, strategy.structure) for strategy in strategies],
             streams,
             target=bench.parts.target,
             max_new_tokens=bench.parts.limit,
-            workers=bench.plan.measurement.workers or _cores(),
+            workers=bench.plan.measurement.workers or cores,
             progress=advance,
         )
     keys = pd.DataFrame([dict(strategy.keys) for strategy in strategies])
@@ -129,8 +131,3 @@ def replay(
 
 
 _KEPT = ["cell", "stream", "category", "tokens", "rounds", "offered", "nodes", "accepted", "rejections", "proposals"]
-
-
-def _cores() -> int:
-    """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
