@@ -17,7 +17,7 @@ from scipy.stats import t as student
 
 from specdec.theory.queueing import utilisation
 
-from ..comparisons import curves_of, finite, interval, intervals, metrics_of
+from ..comparisons import curves_of, interval, intervals, metrics_of, printed
 from ..figures import pictures, style
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
@@ -45,19 +45,30 @@ _QUEUED = ("ttft", "ttft_p99", "latency_p50", "latency_p90", "latency_p99")  # g
 def findings(tables: Tables, about: About) -> Findings:
     """Read all tables of the study but `call_times`."""
     found = serving_numbers(tables)
-    sections = [_answer(found), _over_load(found), _latencies(found), _choices(found), _assumptions(found)]
+    ends = policy_ends(found)
+    sections = [_answer(found, ends), _over_load(found), _latencies(found), _choices(found), _assumptions(found)]
     check = closed_check(tables)
     if len(check):
         sections.append(_check(check))
     skipped = about.caveats(tables["skipped"])
     if skipped:
         sections.append(Section("Prompts", skipped))
+    # Policies are named without a space. A load at which speculation stops paying is 0 where it never pays, and absent
+    # where the largest load still does.
+    ends, cells = (each.replace({"policy": r" "}, {"policy": ""}, regex=True) for each in (ends, found.cells))
+    cells["per_cent"] = (100 * cells["load"]).round().astype(int)
     shown = {column: column for column in ("goodput", "tpot", "latency_p99")}
-    cells = found.cells.assign(per_cent=(100 * found.cells["load"]).round().astype(int))
-    cells["slug"] = cells["policy"].map(_slug)
-    curves = curves_of(cells, "curve/serving/simulated.{what}.{slug}", ["slug"], "per_cent", shown)
-    metrics = metrics_of(cells, "serving/simulated.{slug}.{what}.{load:g}", shown)
-    return Findings(tuple(sections), metrics | _metrics(found, check), curves)
+    curves = curves_of(cells, "curve/serving/simulated.{what}.{policy}", ["policy"], "per_cent", shown)
+    metrics = metrics_of(cells, "serving/simulated.{policy}.{what}.{load:g}", shown)
+    names = {"capacity": "capacity", "switch_off_load": "load", "switch_off_batch": "batch"}
+    names["switch_off_load.goodput"] = "goodput"
+    metrics |= metrics_of(ends, "serving/simulated.{policy}.{what}", names)
+    metrics |= metrics_of(ends, "serving/simulated.{policy}.{what}", {"model_batch": "model_batch"}, bounds=False)
+    for by in ("by_steps", "by_model") if len(check) else ():
+        ratios = check.assign(ratio=check[by] / check["measured"])
+        name = f"serving/simulated.{by}_over_measured.{{batch:g}}.{{gamma:g}}"
+        metrics |= metrics_of(ratios, name, {"": "ratio"}, bounds=False)
+    return Findings(tuple(sections), {"serving/simulated.little_error": found.little, **metrics}, curves)
 
 
 # Numbers --------------------------------------------------------------------------------------------
@@ -248,43 +259,34 @@ def _change(value: np.ndarray, plain: np.ndarray) -> np.ndarray:
         return np.where(value == plain, 0.0, value / plain - 1)
 
 
-def _slug(policy: str) -> str:
-    return policy.replace(" ", "")
-
-
-def _metrics(found: ServingNumbers, check: pd.DataFrame) -> dict[str, float]:
-    """Return the other `serving/simulated.*`; a load at which speculation stops paying is 0 where it never pays, and
-    absent where the largest load still does.
+def policy_ends(found: ServingNumbers) -> pd.DataFrame:
+    """Return a line for each policy, with _low and _high: capacity, and of those that draft load and batch (see
+    `SwitchOff`) and goodput (the load by goodput); and of fixed gammas model_batch.
     """
-    values: dict[str, float] = {"serving/simulated.little_error": found.little}
+    lines = []
     for policy in found.policies:
-        name = f"serving/simulated.{_slug(policy)}"
-        values |= found.capacity[policy].as_metrics(f"{name}.capacity")
+        line = {"policy": policy, "model_batch": nan}
+        values = {"capacity": found.capacity[policy]} | dict.fromkeys(("load", "batch", "goodput"), Interval(nan))
         if policy != NONE:
             off = found.switch_off(policy)
-            values |= off.load.as_metrics(f"{name}.switch_off_load") | off.batch.as_metrics(f"{name}.switch_off_batch")
-            values |= found.switch_off(policy, "goodput").load.as_metrics(f"{name}.switch_off_load.goodput")
-    for gamma in sorted(set(found.step_times["gamma"]) - {0}):
-        values[f"serving/simulated.gamma{gamma}.model_batch"] = found.model_batch(gamma)
-    for line in check.to_dict("records"):
-        for by in ("by_steps", "by_model"):
-            ratio = line[by] / line["measured"]
-            values[f"serving/simulated.{by}_over_measured.{line['batch']:g}.{line['gamma']:g}"] = ratio
-    return finite(values)
+            values |= {"load": off.load, "batch": off.batch, "goodput": found.switch_off(policy, "goodput").load}
+            line["model_batch"] = nan if policy == ADAPTIVE else found.model_batch(int(policy.split()[1]))
+        for name, value in values.items():
+            line |= {name: value.estimate, f"{name}_low": value.low, f"{name}_high": value.high}
+        lines.append(line)
+    return pd.DataFrame(lines)
 
 
 # Words ----------------------------------------------------------------------------------------------
 
 
-def _load_in_words(found: ServingNumbers, off: SwitchOff) -> str:
-    if off.load.estimate == ALWAYS:
+def _load_in_words(found: ServingNumbers, load: Interval) -> str:
+    if load.estimate == ALWAYS:
         return f"above {found.loads[-1]:g}, the largest that was simulated"
-    if off.load.estimate == NEVER:
-        return "0: no load pays"
-    return f"{off.load:.2f}"
+    return "0: no load pays" if load.estimate == NEVER else f"{load:.2f}"
 
 
-def _answer(found: ServingNumbers) -> Section:
+def _answer(found: ServingNumbers, ends: pd.DataFrame) -> Section:
     best, text = found.best_fixed, []
     if best is None:
         text.append(
@@ -313,31 +315,27 @@ def _answer(found: ServingNumbers) -> Section:
         f"{adaptive[0]:.2f} times as long as without drafts at a load of {found.loads[0]:g}, {adaptive.max():.2f} "
         "times at the worst load."
     )
-    lines = []
-    for policy in found.policies:
-        if policy == NONE:
-            continue
-        off, good = found.switch_off(policy), found.switch_off(policy, "goodput")
-        batch = found.model_batch(int(policy.split()[1])) if policy != ADAPTIVE else nan
-        lines.append(
-            {
-                "policy (simulated)": policy,
-                "worse per token from load": _load_in_words(found, off),
-                "sequences in a step there": "–" if not off.load.known else f"{off.batch:.1f}",
-                "batch by cost model alone": "–" if np.isnan(batch) else "none" if batch == ALWAYS else f"{batch:.0f}",
-                "less goodput from load": _load_in_words(found, good),
-                "capacity, requests/s": f"{found.capacity[policy]:.3g}",
-            }
-        )
+    drafting = ends[ends["policy"] != NONE].reset_index(drop=True)
+    lines = pd.DataFrame(
+        {
+            "policy (simulated)": drafting["policy"],
+            "worse per token from load": [_load_in_words(found, load) for load in intervals(drafting, "load")],
+            "sequences in a step there": printed(drafting, "batch", ".1f"),
+            "batch by cost model alone": [
+                "–" if np.isnan(batch) else "none" if batch == ALWAYS else f"{batch:.0f}"
+                for batch in drafting["model_batch"]
+            ],
+            "less goodput from load": [_load_in_words(found, load) for load in intervals(drafting, "goodput")],
+            "capacity, requests/s": printed(drafting, "capacity", ".3g"),
+        }
+    )
     text.append(
         "A load is offered requests per second over the requests per second that plain decoding finishes when its "
         f"slots are always full, {found.capacity[NONE]:.3g}. All policies serve the same requests at the same times; "
         f"intervals are 95%, over {found.capacity[NONE].prompts} independent replications."
     )
     caption = "Simulated: the load from which on plain decoding is better, by policy"
-    return Section(
-        "Simulated: at which load should a server stop speculating?", tuple(text), ((caption, pd.DataFrame(lines)),)
-    )
+    return Section("Simulated: at which load should a server stop speculating?", tuple(text), ((caption, lines),))
 
 
 def _over_load(found: ServingNumbers) -> Section:
