@@ -141,7 +141,11 @@ class _Server:
                 yield self._wake
                 self._wake = None
             if self._queue and len(self._active) < self._slots:
-                admitted = self._admit()
+                free = self._slots - len(self._active)  # for those that have waited longest
+                admitted = [self._queue.popleft() for _ in islice(range(free), len(self._queue))]
+                self._active += admitted
+                for each in admitted:
+                    each.admitted = self._env.now
                 tokens = sum(each.text.prompt_tokens - 1 for each in admitted)
                 duration = self._seconds.prefill(len(admitted), tokens)
                 self._served.prefill_s += duration
@@ -154,15 +158,6 @@ class _Server:
             yield self._env.timeout(duration)
             finished = self._commit(start, duration, gamma)
             self._open -= sum(each.number < waited_for for each in finished)
-
-    def _admit(self) -> list[ServedRequest]:
-        """Give free slots to the requests that have waited longest."""
-        free = self._slots - len(self._active)
-        admitted = [self._queue.popleft() for _ in islice(range(free), len(self._queue))]
-        for each in admitted:
-            each.admitted = self._env.now
-        self._active += admitted
-        return admitted
 
     def _commit(self, start: float, duration: float, gamma: int) -> list[ServedRequest]:
         """End a round of all sequences; return those that finished in it."""

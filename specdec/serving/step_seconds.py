@@ -87,11 +87,6 @@ class MeasuredSteps(StepSeconds):
             batches = sorted(batch for batch, depth in seconds if depth == gamma)
             self._lines[gamma] = np.array(batches, float), np.array([seconds[batch, gamma] for batch in batches])
 
-    @property
-    def gammas(self) -> tuple[int, ...]:
-        """The gammas that were measured."""
-        return tuple(self._lines)
-
     def prefill(self, prompts: int, tokens: int) -> float:
         return self._prefills.prefill(prompts, tokens)
 
