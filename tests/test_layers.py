@@ -71,20 +71,13 @@ def _tree(module: str) -> ast.Module:
 
 
 @cache
-def _imports(module: str, *, at_the_top: bool) -> set[str]:
-    """Modules of this project that `module` imports: those that run when it is loaded, or all of them."""
-    path = MODULES[module]
-    package = module if path.name == "__init__.py" else module.rpartition(".")[0]
-    inside = {
-        id(node)
-        for function in ast.walk(_tree(module))
-        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
-        for node in ast.walk(function)
-    }
-    found = set()
-    for node in ast.walk(_tree(module)):
-        if at_the_top and id(node) in inside:
-            continue
+def _imports(module: str) -> set[str]:
+    """Return the modules of this project that `module` imports, at its top or within functions."""
+    package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
+    found: set[str] = set()
+    nodes: list[ast.AST] = [_tree(module)]
+    for node in nodes:  # grows while it is read: statements alone can import, and expressions are most of a tree
+        nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -103,7 +96,7 @@ def test_every_module_has_a_layer():
 
 
 def test_imports_point_down():
-    graph = {module: _imports(module, at_the_top=False) for module in MODULES}
+    graph = {module: _imports(module) for module in MODULES}
     upwards = [
         f"{module} imports {other}, which stands above it"
         for module, others in graph.items()
@@ -149,7 +142,7 @@ def _circle(graph: dict[str, set[str]]) -> list[str]:
 
 
 def test_no_circles_between_modules():
-    graph = {module: _imports(module, at_the_top=False) for module in MODULES}
+    graph = {module: _imports(module) for module in MODULES}
     assert not _circle(graph)
 
 
@@ -158,7 +151,7 @@ def test_no_circles_between_rooms():
     graph: dict[str, set[str]] = {}
     for module in MODULES:
         room = _room(module)
-        graph.setdefault(room, set()).update(_room(other) for other in _imports(module, at_the_top=False))
+        graph.setdefault(room, set()).update(_room(other) for other in _imports(module))
     assert not _circle({room: others - {room} for room, others in graph.items()})
 
 

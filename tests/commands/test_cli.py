@@ -185,8 +185,9 @@ def test_the_task_gets_plain_values_and_a_folder_of_its_own(
     assert "INFO specdec.test: a line" in (first / "specdec.log").read_text()
 
 
-@pytest.mark.parametrize("config", ["config", "advise", "certify", "train"])
-@pytest.mark.parametrize("flag", ["-v", "--verbose", ""])
+@pytest.mark.parametrize(
+    ("config", "flag"), [("config", "-v"), ("config", ""), ("advise", "--verbose"), ("certify", "-v"), ("train", "-v")]
+)
 def test_every_command_takes_the_flag_that_shows_all(command, capsys, config, flag) -> None:
     seen = []
 

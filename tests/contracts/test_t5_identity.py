@@ -26,11 +26,12 @@ from specdec.verifiers.base.contract import verifiers
 
 LOSSLESS = [name for name in verifiers.names() if verifiers.get(name).capabilities.lossless]
 CASES = [
-    (kind, drafter, verifier, shape)
+    (kind, drafter, verifier, shape, gamma)
     for kind in sorted(ENCODER_DECODERS)
     for drafter in drafters.names()
     for verifier in LOSSLESS
     for shape in structures.names()
+    for gamma in ((1, 4) if shape == "chain" else (3,))
     if drafters.get(drafter).capabilities.lossless
     and shape in drafters.get(drafter).capabilities.fills & verifiers.get(verifier).capabilities.handles
 ]
@@ -107,22 +108,21 @@ def test_the_texts_do_not_collapse(encoder_decoder, own_greedy):
     assert len(set(own_greedy(encoder_decoder))) >= 6
 
 
-@pytest.mark.parametrize(("encoder_decoder", "drafter", "verifier", "shape"), two_tiers(CASES))
+@pytest.mark.parametrize(("encoder_decoder", "drafter", "verifier", "shape", "gamma"), two_tiers(CASES))
 def test_output_is_the_models_own(
-    encoder_decoder, own_greedy, target_of, drafter_of, make_structure, drafter, verifier, shape
+    encoder_decoder, own_greedy, target_of, drafter_of, make_structure, drafter, verifier, shape, gamma
 ):
     target, own = target_of(encoder_decoder, 0.0), own_greedy(encoder_decoder)
-    for gamma in (1, 4) if shape == "chain" else (3,):
-        try:
-            built = drafter_of(drafter, target, encoder_decoder)
-            reference = own if built.capabilities.needs_reference else None
-            rule = verifiers.build({"name": verifier})
-            generation = decoded(target, built, rule, make_structure(shape, gamma), reference)
-        except UsageError as refusal:
-            assert "encoder-decoder" in str(refusal)
-            pytest.skip(str(refusal))
-        assert generation.tokens == own
-        assert sum(len(row.committed) for row in generation.rounds) == NEW_TOKENS
+    try:
+        built = drafter_of(drafter, target, encoder_decoder)
+        reference = own if built.capabilities.needs_reference else None
+        rule = verifiers.build({"name": verifier})
+        generation = decoded(target, built, rule, make_structure(shape, gamma), reference)
+    except UsageError as refusal:
+        assert "encoder-decoder" in str(refusal)
+        pytest.skip(str(refusal))
+    assert generation.tokens == own
+    assert sum(len(row.committed) for row in generation.rounds) == NEW_TOKENS
     if drafter in ("oracle", "small_model"):
         accepted = sum(row.accepted for row in generation.rounds)
         assert 0 < accepted and any(row.rejected for row in generation.rounds), "both branches must have been taken"

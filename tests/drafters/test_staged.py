@@ -238,7 +238,13 @@ class Reader(Drafter):
 
 
 @pytest.mark.parametrize(
-    "needs", [{}, {"reads_states": True}, {"reads_logits": True}, dict(reads_states=True, reads_logits=True)]
+    "needs",
+    [
+        {},
+        pytest.param({"reads_states": True}, marks=pytest.mark.slow),
+        pytest.param({"reads_logits": True}, marks=pytest.mark.slow),
+        dict(reads_states=True, reads_logits=True),
+    ],
 )
 def test_states_and_logits_are_the_models_own(tiny_model, sampling, needs):
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))

@@ -28,7 +28,7 @@ from specdec.theory.dependence import greedy_rounds, replay_rounds
 from specdec.verifiers import verifiers
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
-LIMIT = 40
+LIMIT = 24
 REPLAYABLE = [
     (name, shape, gamma)
     for name in drafters.names()
@@ -83,7 +83,7 @@ def test_replay_gives_the_rounds_of_live_greedy_decoding(
 
 
 @pytest.mark.parametrize(("name", "shape"), [("ngram", "chain"), ("ngram", "tree"), ("oracle", "chain")])
-@pytest.mark.parametrize("limit", [1, 13, 30])
+@pytest.mark.parametrize("limit", [1, 13, 20])
 def test_a_walk_offers_what_live_decoding_offers(target, text, drafter_values, make_structure, name, shape, limit):
     """At the end of a text the room is less than the structure, and nothing is offered for the last token."""
     drafter = drafters.build(drafter_values(name, target.vocab_size, target), target=target)

@@ -106,10 +106,10 @@ def test_a_model_that_is_true_does_not_miss():
 
 
 def test_each_model_predicts_best_where_it_is_true():
-    markov = pd.concat([simulation.markov(100, 300, gamma, 2, 0.4, 0.9) for gamma in (1, 4, 8)])
-    differing = pd.concat([simulation.heterogeneous(400, 120, g, 3, (2, 1), tokens=120) for g in (1, 2, 4, 8)])
+    markov = pd.concat([simulation.markov(60, 200, gamma, 2, 0.4, 0.9) for gamma in (1, 4, 8)])
+    differing = pd.concat([simulation.heterogeneous(200, 120, g, 3, (2, 1), tokens=120) for g in (1, 4, 8)])
     for rounds, model in ((markov, "markov"), (differing, "prompt_beta")):
-        result = P.predict(Arms.of(rounds), replicates=50, refits=0)
+        result = P.predict(Arms.of(rounds), replicates=10, refits=0)
         assert best(result) == model
         assert result.models["mean_error"].iloc[0] < 0.02
 

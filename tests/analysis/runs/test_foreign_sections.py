@@ -29,7 +29,7 @@ def trace(tmp_path_factory):
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
     lines = []
     for number in range(16):
-        size = 1500 if number == 0 else int(generator.integers(40, 80))
+        size = 600 if number == 0 else int(generator.integers(20, 40))
         one, two = (np.minimum(generator.geometric(1 - p, size), 4).tolist() for p in (0.6, 0.3))
         lines.append({"id": f"t{number:02}", "acc_one": {"acc_len": one}, "acc_two": {"acc_len": two}})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
