@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures.measuring import composed
+from fixtures.small_parts import composed
 
 from specdec.analysis.arms import Arms
 from specdec.analysis.intervals import FEWEST, bootstrap, percentile_bounds, resampled_sums

@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 import torch
-from fixtures.measuring import composed
+from fixtures.small_parts import composed
 
 from specdec.analysis.research.heads_tree import CARTESIAN, CHANCES, DRAWN, JOINT
 from specdec.clock import CpuClock

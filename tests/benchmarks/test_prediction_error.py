@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import torch
 from fixtures import recorded_lengths
-from fixtures.measuring import composed, gpt2_tokens
+from fixtures.measuring import gpt2_tokens
+from fixtures.small_parts import composed
 
 from specdec.analysis.acceptance.prediction import predict
 from specdec.analysis.arms import Arms

@@ -7,7 +7,6 @@ import pytest
 from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
 from specdec.config import RunConfig, config_dir, validated
 from specdec.drafters.base import drafters
@@ -124,63 +123,28 @@ def test_no_drafter_is_a_default():
     assert "drafter" not in composed()
 
 
-@pytest.mark.parametrize(
-    "override",
-    [
-        "structure.gamma=7",
-        "target.dtype=float32",
-        "target.device=cpu",
-        "target.model=x",
-        "target.compile=false",
-        "target.evaluation=packed",
-        "sampling.temperature=0.7",
-        "sampling.top_k=5",
-        "sampling.top_p=0.9",
-        "prompts.limit=3",
-        "measurement.max_new_tokens=9",
-        "measurement.gammas=[1,2]",
-        "measurement.repeats=2",
-        "measurement.peers=[transformers]",
-        "measurement.trace=true",
-        "tracking.uri=http://localhost:1",
-        "tracking.experiment=x",
-        "seed=4",
-    ],
+# Some override names are fixed, because documents and scripts use them.
+FIXED = (
+    "structure.gamma=7 target.dtype=float32 target.device=cpu target.model=x target.compile=false "
+    "target.evaluation=packed sampling.temperature=0.7 sampling.top_k=5 sampling.top_p=0.9 prompts.limit=3 "
+    "measurement.max_new_tokens=9 measurement.gammas=[1,2] measurement.repeats=2 measurement.peers=[transformers] "
+    "measurement.trace=true tracking.uri=http://localhost:1 tracking.experiment=x seed=4"
 )
-def test_names_that_documents_use_can_be_overridden(override):
-    """Some override names are fixed, because documents and scripts use them."""
-    check(composed("+drafter=ngram", override))
+
+
+def test_names_that_documents_use_can_be_overridden():
+    check(composed("+drafter=ngram", *FIXED.split()))
 
 
 def test_alpha_can_be_overridden():
     assert composed("+drafter=oracle", "drafter.alpha=0.5")["drafter"]["alpha"] == 0.5
 
 
-@pytest.mark.parametrize("override", ["structure.gama=7", "nothing=1", "+drafter=ngrm", "structure=chian"])
-def test_hydra_refuses_what_is_not_there(override):
-    drafter = [] if "drafter" in override else ["+drafter=ngram"]
-    with pytest.raises((HydraException, OmegaConfBaseException)):
-        composed(*drafter, override)
-
-
 @pytest.mark.parametrize(
-    "override",
-    [
-        "+structure.w=3",
-        "+drafter.alpha=0.5",
-        "+measurement.x=1",
-        "+unknown=1",
-        "structure.gamma=0",
-        "structure.gamma=abc",
-        "sampling.temperature=-1",
-        "sampling.temperature=nan",
-        "measurement.gammas=[0]",
-        "seed=-1",
-        "tracking.experiment=''",
-    ],
+    "override", ["+structure.w=3", "+drafter.alpha=0.5", "+measurement.x=1", "+unknown=1", "tracking.experiment=''"]
 )
 def test_the_strict_pass_refuses_the_rest(override):
-    """What Hydra lets through, `+` included."""
+    """What Hydra lets through; `tests/test_registry.py` has values, `tests/commands/test_cli.py` what Hydra refuses."""
     key = override.lstrip("+").partition("=")[0]
     with pytest.raises(UsageError) as raised:
         check(composed("+drafter=ngram", override))

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fixtures.drafting import chain, composed, decoded, law_error, shaken
+from fixtures.drafting import chain, decoded, law_error, shaken
 from fixtures.refusals import refused
+from fixtures.small_parts import composed
 
 from specdec.drafters.adaptive import Adaptive
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters

@@ -4,8 +4,9 @@ from math import log, sqrt
 
 import pytest
 import torch
-from fixtures.drafting import chain, composed, decoded, law_error, ngram
+from fixtures.drafting import chain, decoded, law_error, ngram
 from fixtures.refusals import refused
+from fixtures.small_parts import composed
 
 from specdec.certification.table_drafts import TableDrafter
 from specdec.drafters.adaptive import Adaptive

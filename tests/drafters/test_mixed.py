@@ -1,7 +1,8 @@
 """Rows shared out between context and bigram, against lists made by hand from each of the two on its own."""
 
 import pytest
-from fixtures.drafting import chain, composed, rows
+from fixtures.drafting import chain, rows
+from fixtures.small_parts import composed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fixtures.drafting import chain, composed, ngram, shaken, tokens_of_calls
+from fixtures.drafting import chain, ngram, shaken, tokens_of_calls
+from fixtures.small_parts import composed
 
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.early_exit import EarlyExit

@@ -96,6 +96,12 @@ def torn(draw: st.DrawFn, content: bytes) -> bytes:
     return bytes(made)
 
 
+def files_of(value: Any, most: int = 2) -> st.SearchStrategy[bytes]:
+    """Return a JSON file of a spoiled value, or the torn file of the right one."""
+    spoiled_files = spoiled(value, most=most).map(lambda value: json.dumps(value).encode())
+    return st.one_of(spoiled_files, spoiled_files, torn(json.dumps(value).encode()))
+
+
 def lines_of(values: list[Any]) -> bytes:
     """Return values as JSON lines; a lone half of a character stays one, as JSON can spell it."""
     return "".join(json.dumps(value) + "\n" for value in values).encode()

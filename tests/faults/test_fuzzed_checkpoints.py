@@ -12,7 +12,7 @@ from fixtures.tiny_checkpoints import PUBLISHED, write_checkpoint
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from faults.answers import answered, spoiled, torn
+from faults.answers import answered, files_of, spoiled, torn
 from specdec.drafters import drafters
 from specdec.eagle.eagle_checkpoint import load_eagle, shipped_eagle
 from specdec.heads.checkpoint import load_heads, shipped_heads
@@ -41,6 +41,16 @@ def of_header(content: bytes) -> st.SearchStrategy[bytes]:
     return st.one_of(spoiled(header).map(packed), torn(content))
 
 
+def write_one_spoiled(folder: Path, file: str, weights: bytes, config: Any, data: st.DataObject) -> None:
+    """Write weights and config of a checkpoint, one of the two spoiled."""
+    if data.draw(st.booleans()):
+        config = data.draw(spoiled(config))
+    else:
+        weights = data.draw(of_header(weights))
+    (folder / file).write_bytes(weights)
+    (folder / "config.json").write_text(json.dumps(config))
+
+
 @pytest.fixture(scope="module")
 def target(tiny_llama, sampling):
     return Causal(tiny_llama(40, context=128), sampling(temperature=0.0))
@@ -61,13 +71,7 @@ def published(tmp_path_factory):
 @SETTINGS
 @given(data=st.data())
 def test_published_heads(tmp_path: Path, published: Any, target: Any, group_values: Any, name: str, data: Any) -> None:
-    weights, config = published[name]
-    if data.draw(st.booleans()):
-        config = data.draw(spoiled(config))
-    else:
-        weights = data.draw(of_header(weights))
-    (tmp_path / PUBLISHED[name].file).write_bytes(weights)
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_one_spoiled(tmp_path, PUBLISHED[name].file, *published[name], data)
     values = group_values("drafter", PUBLISHED[name].drafter, model=str(tmp_path))
     answered(lambda: drafters.build(values, target=target))
 
@@ -76,7 +80,7 @@ INDEX = {"metadata": {"total_size": 3}, "weight_map": {"a": "model.safetensors"}
 
 
 @SETTINGS
-@given(index=st.one_of(spoiled(INDEX).map(lambda value: json.dumps(value).encode()), torn(json.dumps(INDEX).encode())))
+@given(index=files_of(INDEX))
 def test_indexes_of_shards(tmp_path: Path, published: Any, index: bytes) -> None:
     (tmp_path / "model.safetensors").write_bytes(published["medusa_1"][0])
     (tmp_path / "model.safetensors.index.json").write_bytes(index)
@@ -93,13 +97,7 @@ def model_files(tmp_path_factory, tiny_model):
 @SETTINGS
 @given(data=st.data())
 def test_models(tmp_path: Path, model_files: Any, data: Any) -> None:
-    weights, config = model_files
-    if data.draw(st.booleans()):
-        config = data.draw(spoiled(config))
-    else:
-        weights = data.draw(of_header(weights))
-    (tmp_path / "model.safetensors").write_bytes(weights)
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    write_one_spoiled(tmp_path, "model.safetensors", *model_files, data)
     answered(lambda: load_model(str(tmp_path), dtype=None, device=torch.device("cpu"), attention="auto"))
 
 

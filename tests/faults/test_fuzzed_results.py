@@ -12,7 +12,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from faults.answers import answered, spoiled, torn
+from faults.answers import answered, files_of, torn
 from specdec.analysis.pages import report_chapters
 from specdec.analysis.pages.html import Chapter
 from specdec.analysis.pages.trace import trace_html
@@ -71,9 +71,7 @@ def report(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 @SETTINGS
 @given(data=st.data())
 def test_objects(report: Callable[[str, bytes], str], finished: Path, name: str, data: st.DataObject) -> None:
-    content = (finished / name).read_bytes()
-    values = spoiled(json.loads(content), most=3).map(lambda value: json.dumps(value).encode())
-    report(name, data.draw(st.one_of(values, values, torn(content))))
+    report(name, data.draw(files_of(json.loads((finished / name).read_bytes()), most=3)))
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -87,25 +85,21 @@ def test_tables(report: Callable[[str, bytes], str], finished: Path, name: str, 
 @given(data=st.data())
 def test_configurations(report: Callable[[str, bytes], str], finished: Path, data: st.DataObject) -> None:
     content = (finished / "config.yaml").read_bytes()
-    values = spoiled(yaml.safe_load(content)).map(lambda value: json.dumps(value).encode())
-    report("config.yaml", data.draw(st.one_of(values, torn(content))))
+    report("config.yaml", data.draw(st.one_of(files_of(yaml.safe_load(content)), torn(content))))
 
 
 @SETTINGS
 @given(data=st.data())
 def test_traces(tmp_path: Path, finished: Path, data: st.DataObject) -> None:
-    content = (finished / "traces.json").read_bytes()
-    values = spoiled(json.loads(content)).map(lambda value: json.dumps(value).encode())
-    (tmp_path / "traces.json").write_bytes(data.draw(st.one_of(values, torn(content))))
+    (tmp_path / "traces.json").write_bytes(data.draw(files_of(json.loads((finished / "traces.json").read_bytes()))))
     answered(lambda: trace_html(read_traces(tmp_path / "traces.json")))
 
 
 @SETTINGS
 @given(data=st.data())
 def test_costs_of_a_run(tmp_path: Path, finished: Path, data: st.DataObject) -> None:
-    content = (finished / "calibration.json").read_bytes()
-    values = spoiled(json.loads(content)).map(lambda value: json.dumps(value).encode())
-    (tmp_path / "calibration.json").write_bytes(data.draw(st.one_of(values, torn(content))))
+    calibration = files_of(json.loads((finished / "calibration.json").read_bytes()))
+    (tmp_path / "calibration.json").write_bytes(data.draw(calibration))
     (tmp_path / "rounds.parquet").write_bytes(data.draw(torn((finished / "rounds.parquet").read_bytes())))
     answered(lambda: from_run(tmp_path))
 
@@ -116,9 +110,7 @@ STUDY: dict[str, Any] = {
 
 
 @SETTINGS
-@given(
-    content=st.one_of(spoiled(STUDY).map(lambda value: json.dumps(value).encode()), torn(json.dumps(STUDY).encode()))
-)
+@given(content=files_of(STUDY))
 def test_studies(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "study.json").write_bytes(content)
     answered(lambda: finished_study(tmp_path))

@@ -1,6 +1,5 @@
 """Files of lines, trees and costs that are spoiled at random: each is read, or refused in one sentence with code 2."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from faults.answers import answered, lines_of, spoiled, torn
+from faults.answers import answered, files_of, lines_of, spoiled, torn
 from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 from specdec.analysis.read.imported import ImportChoices
 from specdec.analysis.read.importers import IMPORTERS
@@ -154,9 +153,7 @@ TREE = {"parents": [-1, -1, 0, 0, 1, 2], "ranks": [0, 1, 0, 1, 0, 0]}
 
 
 @SETTINGS
-@given(
-    content=st.one_of(spoiled(TREE).map(lambda value: json.dumps(value).encode()), torn(yaml.safe_dump(TREE).encode()))
-)
+@given(content=st.one_of(files_of(TREE), torn(yaml.safe_dump(TREE).encode())))
 def test_tree_files(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tree.yaml"
     path.write_bytes(content)
@@ -168,9 +165,7 @@ COST = yaml.safe_load(sorted(COSTS.glob("*.yaml"))[0].read_text())
 
 
 @SETTINGS
-@given(
-    content=st.one_of(spoiled(COST).map(lambda value: json.dumps(value).encode()), torn(yaml.safe_dump(COST).encode()))
-)
+@given(content=st.one_of(files_of(COST), torn(yaml.safe_dump(COST).encode())))
 def test_cost_files(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "cost.yaml"
     path.write_bytes(content)

@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from fixtures.plain_laws import EXACT, PROMPT, VOCABULARY, assert_like_plain, check_slots, nodes_to, plain, tolerance_of
+from fixtures.plain_laws import EXACT, PROMPT, VOCABULARY, assert_like_plain, check_slots, plain, tolerance_of
 
 from specdec.errors import ModelLoadError
 from specdec.records import EMPTY, Draft, TextStart, chain_tree
@@ -37,7 +37,7 @@ def test_after_every_commit_the_cache_is_that_of_the_text(architecture, target_o
         assert not draft.tree.is_chain
         assert_like_plain(target, text, [], draft)
         deepest = draft.tree.depths.index(draft.tree.depth)
-        path = nodes_to(draft.tree, (-1, 0, 3, deepest)[seed])
+        path = list(draft.tree.path((-1, 0, 3, deepest)[seed]))
         target.commit(path, next_token=(11 * seed + 1) % VOCABULARY)
         text += [*draft.tokens[path].tolist(), (11 * seed + 1) % VOCABULARY]
     used = target.decoder.cache
