@@ -13,11 +13,12 @@ from fixtures.small_parts import composed
 
 from specdec.analysis.research.heads_tree import CARTESIAN, CHANCES, DRAWN, JOINT
 from specdec.clock import CpuClock
+from specdec.plan.plan import plan
 from specdec.records import Request
 from specdec.replay.answers import TextStates
 from specdec.replay.expected_rounds import rounds_along
 from specdec.replay.rank_accuracy import Fed, rank_counts, rank_paths, total
-from specdec.session.parts import build
+from specdec.session.parts import open_parts
 from specdec.structures import structures
 from specdec.structures.tree import given
 from specdec.studies.base.candidates import halves_of
@@ -36,7 +37,7 @@ PRODUCTS = ((4, 3, 2), (2, 2, 2, 2), (4, 4, 4, 4))
 def parts(name):
     settings = [f"+drafter={name}", f"prompts.limit={PROMPTS}", f"measurement.max_new_tokens={TOKENS}"]
     settings += ["target.device=cpu", "target.dtype=float32", "measurement.gammas=[]"]
-    return build(composed(*settings))
+    return open_parts(plan(composed(*settings)))
 
 
 @pytest.fixture(scope="module")

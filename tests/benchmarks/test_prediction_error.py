@@ -16,10 +16,11 @@ from fixtures.small_parts import composed
 from specdec.analysis.acceptance.prediction import predict
 from specdec.analysis.arms import Arms
 from specdec.clock import CpuClock
+from specdec.plan.plan import plan
 from specdec.records import Request
 from specdec.replay.answers import TextStates
 from specdec.replay.expected_rounds import Starts, agreement, starts_along
-from specdec.session.parts import build
+from specdec.session.parts import open_parts
 
 pytestmark = pytest.mark.benchmark
 DEEPEST = 15
@@ -89,7 +90,7 @@ def answers():
 def parts(name, limit):
     settings = ["structure=chain", "structure.gamma=1", "measurement.gammas=[1]", f"prompts.limit={limit}"]
     settings += ["measurement.max_new_tokens=192", "target.device=cpu", f"+drafter={name}"]
-    return build(composed(*settings))
+    return open_parts(plan(composed(*settings)))
 
 
 @pytest.mark.parametrize("text", ["answers", "code"])
