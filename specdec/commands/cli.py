@@ -176,6 +176,10 @@ def _leave_nothing(folder: Path) -> None:
     """Remove what Hydra wrote to the folder of a command that was refused, and the folder where Hydra named it."""
     if not {path.name for path in folder.iterdir()} <= {".hydra", LOG}:
         return  # a run has begun there, or an earlier one stands there
+    for handler in logging.getLogger().handlers[:]:
+        if isinstance(handler, logging.FileHandler) and Path(handler.baseFilename) == folder / LOG:
+            logging.getLogger().removeHandler(handler)  # nothing is to be written there again
+            handler.close()
     shutil.rmtree(folder / ".hydra", ignore_errors=True)
     (folder / LOG).unlink(missing_ok=True)
     if not _names_folder():

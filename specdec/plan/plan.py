@@ -27,6 +27,7 @@ from specdec.prompts.base.loading import PromptEntries, read_prompts
 from specdec.sampling import SamplingConfig
 from specdec.structures import Structure, structures
 from specdec.targets import targets
+from specdec.text.streams import Recording
 from specdec.tracking.writer import PARENT_RUN
 from specdec.verifiers import Verifier, verifiers
 
@@ -146,6 +147,8 @@ def plan(config: RunConfig) -> Plan:
         settings = {other: own for other, own in values.items() if other != name}
         config = replace(config, measurement=replace(measurement, drafter_settings=settings))
     target = targets.config(config.target)
+    if isinstance(target, Recording):
+        target.require_path("target")  # the prompts' path is the same one, and not what is to be given
     for engine in measurement.peers:
         engines.get(engine)
     case.target_can = targets.get(config.target["name"]).capabilities

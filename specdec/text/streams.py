@@ -38,6 +38,13 @@ class Recording:
     skip_bad: bool  # leave lines that cannot be used out and count them, instead of refusing the file
     lengths: Annotated[str, Field(min_length=1)] | None  # what every stream has to have accepted lengths of
 
+    def require_path(self, group: str) -> None:
+        """Raise UsageError where no file is named; `group` is the config group of these keys."""
+        if self.path is None:
+            raise UsageError(
+                f"Missing key {group}.path: give the file of recorded streams (or of text, with {group}.format=text)."
+            )
+
 
 @dataclass(frozen=True)
 class Stream:
@@ -267,10 +274,8 @@ def open_recording(recording: Recording, group: str, vocab_size: int | None = No
         UsageError: no such file, no stream in it, or a fault, named with file and line; text without a tokenizer.
         ModelLoadError: a tokenizer that cannot be loaded.
     """
-    if recording.path is None:
-        raise UsageError(
-            f"Missing key {group}.path: give the file of recorded streams (or of text, with {group}.format=text)."
-        )
+    recording.require_path(group)
+    assert recording.path is not None
     from specdec.models.load import load_tokenizer, model_path
 
     tokenizer = None if recording.tokenizer is None else load_tokenizer(model_path(recording.tokenizer))

@@ -36,7 +36,7 @@ class LoggedPoints:
 
 @dataclass
 class RunRecord:
-    """All that a store is to know of a run, beside the files of its folder.
+    """A run as a store is to know it, beside the files of its folder.
 
     Attributes:
         folder: the run's; None keeps the record in memory only.
