@@ -17,7 +17,7 @@ SAMPLED = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
 
 
 @pytest.fixture
-def command(in_process, made_database, tmp_path, unwritten_pictures):
+def command(in_process, made_database, tmp_path, undrawn_pictures):
     """`command(module, ...)` runs a command; it gives exit code, the folder of its output and standard error."""
 
     def call(module, *arguments: str) -> tuple[int, Path | None, str]:

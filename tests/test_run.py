@@ -165,7 +165,7 @@ def test_tables_agree_with_each_other(finished_run, name):
     assert (baseline["committed"] == 1).all() and (baseline["offered"] == 0).all()
 
 
-@pytest.mark.usefixtures("unwritten_pictures")
+@pytest.mark.usefixtures("undrawn_pictures")
 def test_oracle_replay_is_exact_and_no_test_of_the_model_rejects(command, tmp_path):
     """Coins of alpha 0.8 at gamma 5 along 6 prompts of 400 tokens. The replay flips the same coins, so that drift is 1.
 
@@ -242,7 +242,7 @@ def test_a_drafter_of_another_vocabulary_is_refused(command, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("arguments", [("+drafter=none",), ("+drafter=ngram", "measurement.max_new_tokens=1")])
-@pytest.mark.usefixtures("unwritten_pictures")
+@pytest.mark.usefixtures("undrawn_pictures")
 def test_runs_without_any_proposal_are_reported(command, tmp_path, arguments):
     code, error = command("+debug=tiny", "tracking.enabled=false", *arguments)
     assert code == 0, error
@@ -515,7 +515,7 @@ def test_a_draft_longer_than_the_room_left_is_clamped_and_counted(command, tmp_p
     assert finished.metrics["lossless/identical"] == 1
 
 
-@pytest.mark.usefixtures("unwritten_pictures")
+@pytest.mark.usefixtures("undrawn_pictures")
 def test_results_do_not_depend_on_prompt_order(command, tmp_path):
     """One generator per (prompt, purpose): sampling the same prompts in another order gives the same texts."""
     texts = []

@@ -1,8 +1,11 @@
 """The loop that a CUDA graph holds, without its graph: it drafts what single calls draft, and looks at nothing."""
 
+from itertools import product
+
 import pytest
 import torch
 from fixtures.decoding import decode, seeded
+from fixtures.two_tiers import two_tiers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.compiled import draft_loop, traced
@@ -105,14 +108,14 @@ def count_loops(monkeypatch):
 
 
 @torch.inference_mode()
-@pytest.mark.parametrize("how", CUTS, ids=str)
-@pytest.mark.parametrize("drafts", ["sampled", "greedy"])
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize(
+    ("name", "drafts", "cut"), two_tiers([*product(("llama", "gemma3"), ("sampled", "greedy"), range(len(CUTS)))])
+)
 def test_the_drafts_are_those_of_single_calls(
-    tiny_model, target_of, make_structure, looped, count_loops, name, drafts, how
+    tiny_model, target_of, make_structure, looped, count_loops, name, drafts, cut
 ):
     """After every number of accepted tokens, and between shorter and longer drafts, which take single calls."""
-    target = target_of(**how)
+    target = target_of(**CUTS[cut])
     pair = begin(SmallModel(tiny_model(name), target, drafts=drafts), looped(target, name, drafts=drafts))
     count_loops.clear()  # that of the check against plain calls
     asked = [(3, 0), (3, 3), (3, 1), (3, 2), (2, 2), (3, 3), (5, 1), (3, 0), (1, 0), (3, 1)]  # gamma, accepted

@@ -16,7 +16,7 @@ QUICK = ("measurement.bootstrap=50", "measurement.gammas=[2]", "tracking.enabled
 
 
 @pytest.fixture
-def command(in_process, tmp_path, unwritten_pictures):
+def command(in_process, tmp_path, undrawn_pictures):
     """`command(name, ...)` runs specdec.run into the folder `name`; it gives the folder."""
 
     def call(name, *arguments):
