@@ -46,7 +46,7 @@ def test_drafts_are_those_of_a_plain_forward(tiny_model, sampling, make_structur
 
     monkeypatch.setattr(drafter, "draft", checked)
     seen = []
-    for shape, limit in (("chain", 70), ("tree", 40), ("rows", 30)):
+    for shape, limit in (("chain", 50), ("tree", 24), ("rows", 20)):
         rounds, drafts = watched(target, drafter, make_structure(shape, 3), PROMPT, limit)
         seen += rounds
         for text, draft in drafts:

@@ -174,7 +174,7 @@ def test_a_greedy_chain_is_the_models_own(tiny_model, sampling, random_heads, ma
     outer = shaken(target.model, 0.05, seed=3)
     inner = make_structure(shape, 3)
     drafter = staged(outer, target, WAYS[way](outer, random_heads), inner)
-    for text, draft, alone in walk(drafter, SmallModel(outer, target), 16):
+    for text, draft, alone in walk(drafter, SmallModel(outer, target), 12):
         assert draft.tokens.tolist() == alone.tokens.tolist(), len(text)
         assert draft.q is None and len(draft.source) == 5
 

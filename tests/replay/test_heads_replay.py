@@ -26,7 +26,7 @@ from specdec.targets.causal import Causal
 from specdec.theory.dependence import replay_rounds_by_start
 
 PROMPT = (7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19)
-TOKENS = 60
+TOKENS = 40
 KINDS = {
     "medusa": (Medusa, {"output": "own"}),
     "medusa_prefix": (Medusa, {"output": "own", "prefix": True}),
