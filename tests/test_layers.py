@@ -1,6 +1,7 @@
 """The architecture as a test: no import points upwards, none is hidden from the interpreter, and there is no circle."""
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -111,6 +112,41 @@ def test_imports_point_down():
         if module.startswith("specdec.analysis") and _part(other) not in ANALYSIS_SEES
     ]
     assert not unseen
+
+
+# The drawing of the README: rooms on the way of a value, and the rooms behind each, of which it knows nothing.
+BEHIND = {
+    "plan": {"session", "folder", "studies", "advice", "certification"},
+    "folder": {"session", "studies", "advice", "certification"},
+    "tracking": {"plan", "session", "folder", "studies", "advice", "certification"},
+    "analysis": {"plan", "session", "folder", "studies", "advice", "certification", "tracking"},
+}
+SEES_THE_CONFIGURATION = {"specdec.config", "specdec.plan.plan", "specdec.commands.cli", "specdec.run"}
+WRITES_MLFLOW = {"specdec.tracking.store", "specdec.tracking.upload", "specdec.analysis.read.mlflow_runs"}
+
+
+def test_the_drawing_of_the_readme_is_true():
+    """Nobody behind a plan sees a configuration; a run folder stands between decoding and analysis."""
+    drawing = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert "configuration -> plan -> session" in drawing and "> run folder -> findings <" in drawing
+    backwards = [
+        f"{module} imports {other}"
+        for module in MODULES
+        for room, behind in BEHIND.items()
+        if module.startswith(f"specdec.{room}.")
+        for other in sorted(_imports(module))
+        if other.split(".")[1] in behind and other != "specdec.tracking.store"
+    ]
+    assert not backwards
+    texts = {module: path.read_text(encoding="utf-8") for module, path in MODULES.items()}
+    assert {module for module, text in texts.items() if re.search(r"\bRunConfig\b", text)} == SEES_THE_CONFIGURATION
+    assert {
+        module for module, text in texts.items() if re.search(r"^ *(from|import) mlflow\b", text, re.M)
+    } == WRITES_MLFLOW
+    readers = {module for module, text in texts.items() if re.search(r"\bread_parquet\(", text)}
+    assert {module.rpartition(".")[0] for module in readers if module.startswith("specdec.analysis")} == {
+        "specdec.analysis.read"
+    }
 
 
 def test_no_import_is_hidden_behind_type_checking():
