@@ -57,13 +57,13 @@ def differences(
     Args:
         parts: those that are compared; `machine` is another one.
     """
-    found = []
+    differ = []
     for part in parts:
         old, new = before.get(part, {}), now.get(part, {})
         for key in sorted({*old, *new}):
             if old.get(key, MISSING) != new.get(key, MISSING):
-                found.append(f"{part}: {key} {_short(old.get(key, MISSING))} -> {_short(new.get(key, MISSING))}")
-    return found
+                differ.append(f"{part}: {key} {_short(old.get(key, MISSING))} -> {_short(new.get(key, MISSING))}")
+    return differ
 
 
 def _short(value: Any) -> str:

@@ -113,13 +113,13 @@ def begun(
     in_sweep = earlier is not None and earlier.sweep
     if resume not in (AUTO, NEVER) and not in_sweep:
         folder = _asked_for(resume)
-    found = _standing(folder, identity, resume, keep_finished=in_sweep)
-    if found is None and earlier is not None and resume != NEVER:
-        found = _among_earlier(earlier, identity)
-    if isinstance(found, KeptRun):
-        yield found
+    chosen = _standing(folder, identity, resume, keep_finished=in_sweep)
+    if chosen is None and earlier is not None and resume != NEVER:
+        chosen = _among_earlier(earlier, identity)
+    if isinstance(chosen, KeptRun):
+        yield chosen
         return
-    folder = found or folder
+    folder = chosen or folder
     lock = FileLock(folder / LOCK)
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -129,9 +129,9 @@ def begun(
     try:
         sitting = {"began": identity.environment["captured"], "prompts_kept": 0}
         beginning = Beginning(ResultsFolder(folder), {}, (sitting,))
-        if found and by_prompt:
+        if chosen and by_prompt:
             beginning = _resumed(beginning)
-        elif found:
+        elif chosen:
             sentence = f"The unfinished run in {folder} begins again: it keeps nothing on the way."
             beginning = replace(beginning, sentence=sentence)
         write_sittings(beginning.results, identity, beginning)

@@ -196,7 +196,7 @@ def run_folders(folders: Sequence[Path]) -> list[Path]:
     Raises:
         UsageError: a folder is not there, or has no run.
     """
-    found: dict[Path, None] = {}
+    holding: dict[Path, None] = {}
     for folder in folders:
         below = sorted({path.parent for name in (RECORD, JOURNAL) for path in folder.rglob(name)})
         if not below:
@@ -204,8 +204,8 @@ def run_folders(folders: Sequence[Path]) -> list[Path]:
                 f"{folder} has no {RECORD}, so there is nothing to upload: name the output folder of a run, or of a "
                 "sweep."
             )
-        found |= dict.fromkeys(below)
-    return list(found)
+        holding |= dict.fromkeys(below)
+    return list(holding)
 
 
 def logged_folders(above: Sequence[Path]) -> list[Path]:
