@@ -157,27 +157,27 @@ class LiveTallies:
         """Count the rounds of a text, and compare their laws with those of a fresh pass over it."""
         tokens, end = generation.tokens, len(generation.tokens)
         fresh = _fresh_laws(target, generation) if self.texts < _FRESH_TEXTS else None
-        for place, known, following in _places(generation, seen):
-            p, token = known.rows[0], tokens[place]
-            self._count_first(p, known.q, token)
+        place = 0  # of the first token of a round in the output
+        for number, row in enumerate(generation.rounds):
+            known, p, token = seen[number], seen[number].rows[0], tokens[place]
+            chances, group = rank_class(p, token)
+            self.by_rank.add_one(chances, group)
+            self.by_rank.impossible += int(p[token] == 0)
+            if known.q is not None:
+                self.by_ratio.add_one(*ratio_class(p, known.q, token))
             self._compare(p, fresh, place)
             # A second token is there unless the end token or the limit came first, which the first one decides.
-            if token in target.end_tokens or place + 1 >= end:
-                continue
-            law = known.rows[1] if len(known.rows) > 1 else None if following is None else following.rows[0]
-            if law is not None:
-                self._count_second(p, token, law, tokens[place + 1])
-                self._compare(law, fresh, place + 1)
+            if token not in target.end_tokens and place + 1 < end:
+                following = seen[number + 1].rows[0] if number + 1 < len(seen) else None
+                law = known.rows[1] if len(known.rows) > 1 else following
+                if law is not None:
+                    self._count_second(group, law, tokens[place + 1])
+                    self._compare(law, fresh, place + 1)
+            place += len(row.committed)
         self.texts += 1
 
-    def _count_first(self, p: Tensor, q: Tensor | None, token: int) -> None:
-        self.by_rank.add_one(*rank_class(p, token))
-        self.by_rank.impossible += int(p[token] == 0)
-        if q is not None:
-            self.by_ratio.add_one(*ratio_class(p, q, token))
-
-    def _count_second(self, p: Tensor, first: int, law: Tensor, token: int) -> None:
-        _, group = rank_class(p, first)
+    def _count_second(self, group: int, law: Tensor, token: int) -> None:
+        """Count a second token under its law, by its class and that of the first one (`group`)."""
         chances, cell = rank_class(law, token)
         padded = np.zeros(_FIRST * len(chances))
         begin = min(group, _FIRST - 1) * len(chances)
@@ -191,14 +191,6 @@ class LiveTallies:
         own, wide = (laws[place] for laws in fresh)
         self.apart.append(float((p - own).abs().sum() / 2))
         self.rounding.append(float((own - wide).abs().sum() / 2))
-
-
-def _places(generation: Generation, seen: Sequence[Seen]) -> Iterator[tuple[int, Seen, Seen | None]]:
-    """Yield for each round the place of its first token in the output, what it saw, and what the next round saw."""
-    place = 0
-    for number, row in enumerate(generation.rounds):
-        yield place, seen[number], seen[number + 1] if number + 1 < len(seen) else None
-        place += len(row.committed)
 
 
 def _fresh_laws(target: Target, generation: Generation) -> tuple[Tensor, Tensor]:

@@ -97,10 +97,12 @@ def _judged(tests: Sequence[Tested], level: float) -> Check:
     worst = min(tests, key=lambda test: test.p_value)
     failed = [test for test in tests if test.p_value < level]
     name = worst.name if len(tests) == 1 else worst.name.partition(": ")[2] + f", {len(tests)} single places"
-    facts = {
-        "level": level,
-        "tests": [{**vars(test), "detectable_tv": _number(test.detectable(level))} for test in tests],
-    }
+    shifts = [test.detectable(level) for test in tests]
+    lines = [
+        {**vars(test), "detectable_tv": None if isnan(shift) else shift}
+        for test, shift in zip(tests, shifts, strict=True)
+    ]
+    facts = {"level": level, "tests": lines}
     draws = sum(test.draws for test in tests)
     compared = "q, the law told with each draft" if "their own q" in name else "p, the target's law there"
     if not any(test.freedom for test in tests):
@@ -125,7 +127,3 @@ def power_sentences(drawn: DrawnTests, false_alarm: float) -> list[str]:
         if known:
             sentences.append(f"{what} by a total variation of {known[len(known) // 2]:.3f} or more")
     return sentences
-
-
-def _number(value: float) -> float | None:
-    return None if isnan(value) else value

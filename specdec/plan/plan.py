@@ -133,9 +133,11 @@ def plan(config: RunConfig) -> Plan:
     others = [other for other in dict.fromkeys(measurement.drafters) if other != name]
     sampling = validated(SamplingConfig, config.sampling, where="sampling")
     settings = measurement.drafter_settings if command == "run" else {}
+    processes = config.target.get("tensor_parallel", 1)
     case = Case(
         command=command, who=who, m=measurement, sampling=sampling, study=config.study, target=config.target,
         drafter=config.drafter, beside=others, drafters=",".join(measurement.drafters),
+        processes=processes if isinstance(processes, int) else 1,  # else refused with the target's own keys
         stray=next((each for each in settings if each not in others), None),
     )  # fmt: skip
     check("configuration", case)

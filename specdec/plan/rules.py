@@ -142,15 +142,10 @@ def _in_step(broken: Callable[[Any], bool], key: str, instead: str) -> Rule:
     would decide what is called next.
     """
     return Rule(
-        "configuration", lambda c: _processes(c) > 1 and broken(c), key,
+        "configuration", lambda c: c.processes > 1 and broken(c), key,
         "the {c.target[tensor_parallel]} processes of target.tensor_parallel={c.target[tensor_parallel]} have to make "
         f"the same calls, and with this they would not; use {instead}, or target.tensor_parallel=1.", _RUN | _STUDY,
     )  # fmt: skip
-
-
-def _processes(c: Any) -> int:
-    asked = c.target.get("tensor_parallel", 1)
-    return asked if isinstance(asked, int) else 1  # any other value is refused with the target's own keys
 
 
 def _has_workers(c: Any) -> bool:

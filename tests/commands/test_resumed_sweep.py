@@ -15,7 +15,6 @@ from mlflow.tracking import MlflowClient
 
 from specdec import run, train
 from specdec.analysis.figures import style
-from specdec.analysis.pages import run_page
 from specdec.commands import resumed_sweep
 from specdec.errors import Interrupted, UsageError
 from specdec.folder import results
@@ -31,7 +30,6 @@ def light(monkeypatch, logging_as_before):
     """Every prompt at once on disk, no pictures, and handlers and signals as they were."""
     monkeypatch.setattr(results, "_KEPT_S", -1.0)
     monkeypatch.setattr(style, "save", lambda *args, **keys: None)
-    monkeypatch.setattr(run_page, "_markdown", lambda *args: "")
     yield
     assert "SPECDEC_RESUMED_SWEEP" not in os.environ
 
