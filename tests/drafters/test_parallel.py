@@ -209,7 +209,7 @@ def test_compiled_passes_draft_the_same(model, tiny_model, sampling, parallel, p
     drafter = Parallel(model, Causal(tiny_model("llama"), how, compilation="trace"), mask_token=MASK)
     drafter.prepare(64, chain(4))
     assert drafter._decoder.passes.sizes == (0, 1)
-    steps = drafter._decoder._compiled.steps
+    steps = drafter._decoder.passes.steps
     for size, other in passes.items():
         steps[size] = steps.pop(other)
     calls, evaluate = [], drafter._decoder.forward

@@ -143,7 +143,7 @@ def test_a_disk_that_fills_up_ends_the_run_as_failed(tracked, tmp_path, monkeypa
     real = Path.open
 
     def full(self, *mode, **options):
-        return real(Path("/dev/full") if self.name == "generations.jsonl" else self, *mode, **options)
+        return real(Path("/dev/full") if self.name == "generations.tmp" else self, *mode, **options)
 
     monkeypatch.setattr(Path, "open", full)
     code, error = tracked("+drafter=oracle", "hydra.run.dir=full")

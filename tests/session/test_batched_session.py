@@ -15,7 +15,7 @@ from specdec.config import AdviceConfig, AdviseConfig, RunConfig
 from specdec.errors import NumericsError, UsageError
 from specdec.folder.results import ResultsFolder
 from specdec.plan.plan import plan
-from specdec.session import experiment
+from specdec.session import experiment, measure
 from specdec.session.batched_session import BatchedSession
 from specdec.session.parts import open_parts
 from specdec.session.session import Session
@@ -82,7 +82,7 @@ def slow(monkeypatch):
         return verify(self, draft)
 
     monkeypatch.setattr(Table, "verify", slowed)
-    monkeypatch.setattr(experiment, "clock_for", lambda device: clock)
+    monkeypatch.setattr(measure, "clock_for", lambda device: clock)
     return clock
 
 
