@@ -132,7 +132,7 @@ def curve(
         axes.plot(gammas, [values[g] for g in gammas], color=colour, linestyle=dash, marker=marker, label=label)
         for gamma in gammas:
             style.point_tip(axes, gamma, values[gamma], f"{label}, γ {gamma:g}: {values[gamma]:.3f}")
-    # What lies between the formula and the measurement: first what costs explain, then the rest.
+    # The gap between formula and measurement is shaded in two parts: what costs explain, then the rest.
     table = measured.sort_values("gamma")
     formula, priced, points = (
         lines.get("capped_geometric", {}),

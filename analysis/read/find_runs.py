@@ -39,7 +39,7 @@ def find_runs(names: Sequence[str], tracking_uri: str) -> tuple[list[Run], list[
         except UsageError as error:
             if name in str(error):
                 raise
-            # What was looked up, where the error does not say it: no store, say, to look it up in.
+            # The error may not name what was looked up, as where there is no store to look it up in.
             raise UsageError(
                 f"There is no folder {name}, and it cannot be looked up as a run or an experiment. {error}"
             ) from None

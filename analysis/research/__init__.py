@@ -1,3 +1,3 @@
-"""What this project itself measured of the papers' claims, of heads, of predictions and of a GPU: read from committed
-results and chosen runs, apart from what every run needs.
+"""Findings of our own on the papers' claims, on heads, on predictions and on a GPU, read from committed results and
+chosen runs. No ordinary run needs them.
 """

@@ -16,7 +16,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 BENCHMARK = "python -m pytest -n 0 -m benchmark tests/benchmarks/{}.py"  # the command that makes a file of results
 
 Measured = Mapping[str, Any]
-"""What a benchmark writes about one thing that it measured."""
+"""The figures that a benchmark writes about one thing that it measured."""
 T = TypeVar("T")
 
 

@@ -318,7 +318,7 @@ def _slowdown_section(
         )
         for name, part in cells.items()
     ]
-    # What was asked for and not timed, and why.
+    # Calls that were asked for and not timed are named with the reason.
     reasons = {"context": ("exceeds", "exceed", "what the target can hold"),
                "memory": ("needs", "need", "more memory than there is")}  # fmt: skip
     asked = times.groupby(["evaluation", "k", "w", "context"])["missing"].first()

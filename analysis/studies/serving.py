@@ -347,7 +347,7 @@ def _over_load(found: ServingNumbers) -> Section:
     target = f"within {recording['target_factor']:g} times what they would take alone on the server, without drafts"
     if not pd.isna(recording["target_s"]):
         target = f"within {recording['target_s']:g} s of their arrival"
-    # Which simulations have no steady state, and which have hardly had the time to reach it.
+    # `over` are simulations without a steady state, `near` those that have hardly had the time to reach it.
     over, near = [], []
     for policy in found.policies:
         lines = found.of(policy)

@@ -1,1 +1,1 @@
-"""What makes calls of a model fast: traced and compiled passes, CUDA graphs. `passes.compile_decoder` is the door."""
+"""Faster calls of a model: traced and compiled passes, CUDA graphs. `passes.compile_decoder` is the door."""

@@ -191,8 +191,8 @@ class CompiledPasses:
         mask = self._decoder.masks.view(batch.chain, prefix, self.cache.capacity)
         if kind == _ROOTS and _ROOTS not in self.steps and prefix > 2:
             # Two sequences: the cache has more copies and more slots, and equal numbers would be taken for one.
-            self.steps[_ROOTS] = self._traced(1)
-            self.steps[_ROOTS](sequences[:2], prefix, mask)  # type: ignore[arg-type]
+            self.steps[_ROOTS] = roots = self._traced(1)
+            roots(sequences[:2], prefix, mask)
             self.cache.length = prefix  # what was written stands in a free slot
         step = self.steps.get(kind)
         return None if step is None or isinstance(step, StaticStep) else step(sequences, prefix, mask)

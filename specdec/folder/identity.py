@@ -1,4 +1,4 @@
-"""What a run is: the record that it makes of itself before it begins, and in which values two such records differ."""
+"""The record that a run makes of itself before it begins, and the values in which two such records differ."""
 
 import json
 import re

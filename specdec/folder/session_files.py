@@ -1,4 +1,4 @@
-"""What a session leaves for the analysis beside rounds and generations: of one prompt, and of all of them together.
+"""The files that a session leaves for the analysis beside rounds and generations, and one prompt's share of them.
 
 It is plain data, so that a finished prompt's share goes to disk with its rounds, and a resumed run takes it back.
 """

@@ -64,7 +64,7 @@ class _SelfAttention(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        # Of about 64 dimensions each, a number that divides the width.
+        # Heads have about 64 dimensions each, and their number divides the width.
         self.heads = next(heads for heads in range(max(1, size // 64), 0, -1) if size % heads == 0)
         self.norm = nn.RMSNorm(size)
         self.queries_keys_values = nn.Linear(size, 3 * size, bias=False)
