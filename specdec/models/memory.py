@@ -1,9 +1,8 @@
 """Measures the memory that a device has left for what is about to be allocated."""
 
-import os
-from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import torch
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -16,23 +15,11 @@ def available_bytes(device: torch.device) -> int | None:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type != "cpu":
         return None
-    known = [size for size in (_of_the_machine(), _of_the_cgroup(_CGROUPS)) if size is not None]
-    return min(known, default=None)
+    machine, container = psutil.virtual_memory().available, _left_by_cgroup(_CGROUPS)
+    return machine if container is None else min(machine, container)
 
 
-def _of_the_machine(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Return the bytes that can be had without swapping; where that is not known, all memory of the machine."""
-    with suppress(OSError):
-        for line in meminfo.read_text(encoding="ascii").splitlines():
-            if line.startswith("MemAvailable:"):
-                return int(line.split()[1]) * 1024
-    try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        return None
-
-
-def _of_the_cgroup(root: Path) -> int | None:
+def _left_by_cgroup(root: Path) -> int | None:
     """Return the bytes that a container's limit leaves, file caches counted as free; None without a limit.
 
     Version 2 of cgroups is asked first, then version 1.

@@ -1,4 +1,4 @@
-"""A transformers decoder without some of its parts: the weights are shared, the modules around them are not.
+"""A transformers decoder without some of its parts: a copy of the modules over the same weights.
 
 A decoder's blocks each add what an attention and what an MLP find to the residual stream, so that a model without some
 of them is still a model. Knows neither caches nor drafting.
@@ -17,7 +17,6 @@ from specdec.errors import UsageError
 PartKind = Literal["attention", "mlp"]
 KINDS: tuple[PartKind, ...] = ("attention", "mlp")
 
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_forward_hooks_with_kwargs", "_forward_pre_hooks_with_kwargs")
 _WRITTEN = re.compile(r"(\d+)(?:\.(attention|mlp))?")
 
 
@@ -70,7 +69,18 @@ def blocks_of(model: Any, name: str) -> nn.ModuleList:
         UsageError: the model's layout is not known: no list of as many modules as it has layers, or several, or a block
             without exactly one attention.
     """
-    return _find(model, name)[1]
+    layers = model.config.get_text_config().num_hidden_layers
+    lists = [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.ModuleList) and len(module) == layers and all(_attention_of(block) for block in module)
+    ]
+    if len(lists) != 1:
+        raise UsageError(
+            f"Model {name} ({model.config.model_type}) keeps its layers in a way that specdec does not know, so a part "
+            "of it cannot draft: use another drafter, such as small_model."
+        )
+    return lists[0]
 
 
 def partial_model(model: Any, skipped: Collection[ModelPart], name: str) -> Any:
@@ -85,68 +95,50 @@ def partial_model(model: Any, skipped: Collection[ModelPart], name: str) -> Any:
         UsageError: see `blocks_of`; also for a block that is not there, for a part that the model does not have as a
             module of its own, and where no attention would be left.
     """
-    path, blocks = _find(model, name)
-    beyond = [part.block for part in skipped if not 0 <= part.block < len(blocks)]
+    layers = len(blocks_of(model, name))
+    beyond = [part.block for part in skipped if not 0 <= part.block < layers]
     if beyond:
-        raise UsageError(f"Model {name} has no block {max(beyond)}: its {len(blocks)} blocks count from 0.")
-    kept = [block for block in range(len(blocks)) if not {ModelPart(block, kind) for kind in KINDS} <= set(skipped)]
+        raise UsageError(f"Model {name} has no block {max(beyond)}: its {layers} blocks count from 0.")
+    kept = [block for block in range(layers) if not {ModelPart(block, kind) for kind in KINDS} <= set(skipped)]
     if all(ModelPart(block, "attention") in skipped for block in kept):
         raise UsageError(f"Model {name} without {written_parts(skipped)} has no attention left: skip less.")
-    modules, attentions = nn.ModuleList(), 0
-    for block in kept:
-        without = [kind for kind in KINDS if ModelPart(block, kind) in skipped]
-        modules.append(_renumbered(_without(blocks[block], without, name), attentions))
-        attentions += "attention" not in without
-    config = _shorter(model.config, len(blocks), kept)
-    twin = module = _twin(model)
-    old = model
-    for step in path:  # down to the module that holds the blocks
-        _replace_config(module, model.config, config)
-        old = old._modules[step]
-        module._modules[step] = modules if old is blocks else _twin(old)
-        module = module._modules[step]
+    # What stands in the memory of a deep copy counts as copied already, so that all but the weights is.
+    weights = {id(weight): weight for weight in (*model.parameters(), *model.buffers())}
+    twin = copy.deepcopy(model, weights)
+    blocks, attentions = blocks_of(twin, name), 0
+    for place in kept:
+        block: Any = blocks[place]
+        for kind in KINDS:
+            if ModelPart(place, kind) in skipped:
+                part = _attention_of(block) if kind == "attention" else "mlp"
+                if part is None or part not in block._modules:
+                    raise UsageError(
+                        f"Model {name} ({type(block).__name__}) has no {kind} as a module of its own: skip whole "
+                        "blocks."
+                    )
+                block._modules[part] = _Nothing(with_weights=kind == "attention")
+        for module in block.modules():
+            if hasattr(module, "layer_idx"):
+                module.layer_idx = attentions
+        attentions += ModelPart(place, "attention") not in skipped
+    for place in sorted(set(range(layers)) - set(kept), reverse=True):
+        del blocks[place]
+    text = twin.config.get_text_config()
+    for key, value in list(vars(text).items()):
+        if isinstance(value, list) and len(value) == layers:  # with an entry for each layer
+            setattr(text, key, [value[place] for place in kept])
+    text.num_hidden_layers = len(kept)
     return twin.eval()
-
-
-def _find(model: Any, name: str) -> tuple[list[str], nn.ModuleList]:
-    """Return the names of the modules on the way to the blocks, and the blocks."""
-    layers = model.config.get_text_config().num_hidden_layers
-    found = [
-        (place.split("."), module)
-        for place, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and len(module) == layers and all(_attention_of(each) for each in module)
-    ]
-    if len(found) != 1:
-        raise UsageError(
-            f"Model {name} ({model.config.model_type}) keeps its layers in a way that specdec does not know, so a part "
-            "of it cannot draft: use another drafter, such as small_model."
-        )
-    return found[0]
 
 
 def _attention_of(block: nn.Module) -> str | None:
     """Return the name of a block's attention: the only one of its modules that holds a layer of a cache."""
-    names = [name for name, module in block.named_children() if _uses_cache(module)]
+    names = [
+        name
+        for name, module in block.named_children()
+        if any(hasattr(below, "layer_idx") for below in module.modules())
+    ]
     return names[0] if len(names) == 1 else None
-
-
-def _uses_cache(module: nn.Module) -> bool:
-    return any(hasattr(below, "layer_idx") for below in module.modules())
-
-
-def _without(block: nn.Module, kinds: Collection[PartKind], name: str) -> nn.Module:
-    """Return the block, with parts that add nothing in place of those of these kinds."""
-    if not kinds:
-        return block
-    twin = _twin(block)
-    for kind in kinds:
-        place = _attention_of(block) if kind == "attention" else "mlp"
-        if place is None or place not in block._modules:
-            raise UsageError(
-                f"Model {name} ({type(block).__name__}) has no {kind} as a module of its own: skip whole blocks."
-            )
-        twin._modules[place] = _Nothing(with_weights=kind == "attention")
-    return twin
 
 
 class _Nothing(nn.Module):
@@ -163,46 +155,3 @@ class _Nothing(nn.Module):
     def forward(self, hidden_states: Tensor, *args: Any, **options: Any) -> Any:
         nothing = torch.zeros_like(hidden_states)
         return (nothing, None) if self._with_weights else nothing
-
-
-def _twin(module: Any) -> Any:
-    """Return a copy of a module that shares its weights and the modules below, but can be given others."""
-    twin = copy.copy(module)
-    twin._modules = dict(module._modules)
-    for hooks in _HOOKS:
-        setattr(twin, hooks, getattr(module, hooks).copy())
-    return twin
-
-
-def _renumbered(module: Any, number: int) -> Any:
-    """Return the module with layer `number` of a cache for what uses one."""
-    if not _uses_cache(module):
-        return module
-    twin = _twin(module)
-    if hasattr(module, "layer_idx"):
-        twin.layer_idx = number
-    for name, child in module._modules.items():
-        twin._modules[name] = _renumbered(child, number)
-    return twin
-
-
-def _shorter(config: Any, layers: int, kept: Collection[int]) -> Any:
-    """Return a copy of a configuration for the layers that are kept: their number, and every list with an entry for
-    each layer.
-    """
-    shorter = copy.deepcopy(config)
-    text = shorter.get_text_config()
-    for key, value in list(vars(text).items()):
-        if isinstance(value, list) and len(value) == layers:
-            setattr(text, key, [value[layer] for layer in kept])
-    text.num_hidden_layers = len(kept)
-    return shorter
-
-
-def _replace_config(module: Any, old: Any, new: Any) -> None:
-    """Give a module the new configuration in place of the old one, or of the part of it that describes the text."""
-    own = getattr(module, "config", None)
-    if own is old:
-        module.config = new
-    elif own is old.get_text_config():
-        module.config = new.get_text_config()

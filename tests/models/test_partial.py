@@ -34,7 +34,7 @@ def test_the_first_layers_are_the_models_own(architecture, tiny_model):
     for first in range(1, layers):
         part = partial_model(model, block_parts(range(first, layers)), architecture)
         assert {weight.data_ptr() for weight in part.parameters()} <= weights
-        handle = model.get_output_embeddings().register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+        handle = part.get_output_embeddings().register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
         logits = part(TOKENS, use_cache=False).logits
         handle.remove()
         norm = [module for name, module in model.named_modules() if name.split(".")[-1] in NORMS and "." in name]
