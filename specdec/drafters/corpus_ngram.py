@@ -1,10 +1,8 @@
 """An n-gram language model of a corpus as a drafter: the unigram and bigram rows of Leviathan et al., Table 3."""
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Literal, Self
 
 import numpy as np
@@ -14,8 +12,8 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
-from specdec.errors import UsageError
-from specdec.ngrams.corpus import NgramCorpus, open_corpus, tokenize, tokenizer_digest
+from specdec.ngrams.cache_folder import made_once
+from specdec.ngrams.corpus import open_corpus, tokenize, tokenizer_digest
 from specdec.ngrams.kneser_ney import NgramTable
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
 from specdec.sampling import one_hot, probabilities, sample
@@ -161,33 +159,26 @@ _CHUNK = 256  # contexts whose laws are standardised at once
 
 
 def _fitted(config: CorpusNgramConfig, target: Target) -> NgramTable:
-    """Return the model of the configured corpus, from the cache if it is there; a damaged file is replaced.
+    """Return the model of the configured corpus, from the cache if it is there.
 
     Raises:
-        UsageError: see `open_corpus` and `tokenize`.
+        UsageError: see `open_corpus`, `tokenize` and `made_once`.
     """
     corpus = open_corpus(config.corpus, config.field)
+
+    def fit() -> NgramTable:
+        logger.info("Fitting an n-gram model of order %d on %s", config.order, corpus.name)
+        stream = tokenize(corpus, target.tokenizer, target.vocab_size)
+        return NgramTable.fit(stream, target.vocab_size, config.order, config.discount)
+
     if config.cache_dir is None:
-        return _fit(config, target, corpus)
+        return fit()
     key = f"{corpus.digest()}/{tokenizer_digest(target.tokenizer)}/{target.vocab_size}/{config.order}"
-    path = Path(config.cache_dir).expanduser() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.safetensors"
-    if path.exists():
-        try:
-            return NgramTable.load(path, config.discount)
-        except ValueError as error:
-            logger.warning("The n-gram model %s is damaged (%s): it is fitted again.", path, error)
-    table = _fit(config, target, corpus)
-    try:
-        table.save(path)
-    except OSError as error:
-        raise UsageError(
-            f"Bad value drafter.cache_dir={config.cache_dir}: the fitted model cannot be written there "
-            f"({error.strerror}); give another folder, or null to keep none."
-        ) from None
-    return table
-
-
-def _fit(config: CorpusNgramConfig, target: Target, corpus: NgramCorpus) -> NgramTable:
-    logger.info("Fitting an n-gram model of order %d on %s", config.order, corpus.name)
-    stream = tokenize(corpus, target.tokenizer, target.vocab_size)
-    return NgramTable.fit(stream, target.vocab_size, config.order, config.discount)
+    return made_once(
+        config.cache_dir,
+        key,
+        "n-gram model",
+        fit,
+        lambda path, table: table.save(path),
+        lambda path: NgramTable.load(path, config.discount),
+    )

@@ -1,7 +1,6 @@
 """The target without some of its layers as a drafter (Draft & Verify 2309.08168; SWIFT 2410.06916)."""
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
@@ -11,7 +10,6 @@ from specdec.drafters.base import drafters
 from specdec.drafters.base.network_drafter import Drafts
 from specdec.drafters.base.own_model import OwnModel, own_model
 from specdec.drafters.small_model import SmallModel
-from specdec.errors import UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.partial import parse_parts, partial_model, written_parts
 from specdec.self_speculation.calibration import CalibrationText, CalibrationTextConfig
@@ -80,15 +78,8 @@ class LayerSkip(OwnModel):
         whole = own_model(target, "layer_skip")
         if config.skip != "auto":
             return cls(whole, SkippedParts(parse_parts(config.skip), "config"), config.drafts, config.siblings)
-        folder = None if config.cache_dir is None else Path(config.cache_dir).expanduser()
         calibration = CalibrationText(config, whole)
-        try:
-            skipped = kept_search(folder, whole.hidden.identity, calibration, config.units, config.evaluations)
-        except OSError as error:
-            raise UsageError(
-                f"Bad value drafter.cache_dir={config.cache_dir}: the layers that were found cannot be kept there "
-                f"({error.strerror}); give another folder, or null to keep nothing."
-            ) from None
+        skipped = kept_search(config.cache_dir, whole.hidden.identity, calibration, config.units, config.evaluations)
         return cls(whole, skipped, config.drafts, config.siblings)
 
     def describe(self) -> dict[str, Any]:

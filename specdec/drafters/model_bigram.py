@@ -1,9 +1,9 @@
 """The target's own bigram: its most likely tokens after each single token of its vocabulary, in a table made once."""
 
+import json
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
@@ -13,12 +13,14 @@ from specdec.drafters.base import drafters
 from specdec.drafters.base.token_lookup import TokenLookup
 from specdec.errors import UsageError
 from specdec.models.load import Dtype
-from specdec.ngrams.bigram_table import BigramTable, Form, kept_table, tabulate, tabulate_law, weights_hash
+from specdec.ngrams.bigram_table import BigramTable, Form, tabulate, tabulate_law
+from specdec.ngrams.cache_folder import made_once, read_arrays, write_arrays
 from specdec.ngrams.source_model import SourceModel, source_model
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
 
+_FORMAT = "specdec bigram table 1"
 _LARGEST_LAW = 4096  # tokens of a target without a model, which is asked token by token
 
 
@@ -80,7 +82,7 @@ class ModelBigram(TokenLookup):
     @classmethod
     def from_config(cls, config: ModelBigramConfig, target: Target) -> "ModelBigram":
         source = source_model(config.model, config.dtype, target)
-        table = _of_law(config, target) if source is None else _of_model(config, source)
+        table = _of_law(config, target) if source is None else _of_model(config, source, target)
         return cls(table, target, config.k, config.extend, {} if source is None else source.described)
 
     def ranked(self, token: int, count: int) -> Sequence[int]:
@@ -105,7 +107,7 @@ class ModelBigram(TokenLookup):
         return dict(self._described)
 
 
-def _of_model(config: ModelBigramConfig, source: SourceModel) -> BigramTable:
+def _of_model(config: ModelBigramConfig, source: SourceModel, target: Target) -> BigramTable:
     begin = source.model.config.get_text_config().bos_token_id if config.begin else None
     if config.begin and begin is None:
         raise UsageError(f"Bad value drafter.begin=true: {source.name} has no begin token; use false.")
@@ -117,15 +119,16 @@ def _of_model(config: ModelBigramConfig, source: SourceModel) -> BigramTable:
 
     if config.cache_dir is None:
         return make()
-    described = source.described
-    weights = described.get("sha256") or described.get("commit") or weights_hash(source.model)
-    try:
-        return kept_table(Path(config.cache_dir).expanduser(), weights, form, make)
-    except OSError as error:
-        raise UsageError(
-            f"Bad value drafter.cache_dir={config.cache_dir}: the bigram table cannot be kept there "
-            f"({error.strerror}); give another folder, or null to keep none."
-        ) from None
+    # A model that was made in memory has neither; it is the target's own.
+    weights = source.described.get("sha256") or source.described.get("commit") or target.hidden.identity
+    return made_once(
+        config.cache_dir,
+        f"{_FORMAT}/{weights}/{json.dumps(asdict(form))}",
+        "bigram table",
+        make,
+        lambda path, table: write_arrays(path, vars(table), _FORMAT),
+        lambda path: BigramTable(**read_arrays(path, _FORMAT)),
+    )
 
 
 def _of_law(config: ModelBigramConfig, target: Target) -> BigramTable:

@@ -2,6 +2,8 @@
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -92,7 +94,9 @@ class ModelUnigram(TokenLookup):
                 f"Model {source.name} cannot be ranked by its embeddings: the output's have {u.shape[1]} dimensions "
                 f"and the input's {v.shape[1]}; use another drafter, as model_bigram."
             )
-        corpus = _Beginning(open_corpus(config.corpus, config.field), config.calibration)
+        whole = open_corpus(config.corpus, config.field)
+        size = min(whole.size, config.calibration)
+        corpus = replace(whole, size=size, parts=partial(_beginning, whole, config.calibration))
         text = tokenize(corpus, source.tokenizer, target.vocab_size)
         drafter = cls(unigram_scores(u, v).cpu().numpy(), text, target, config.k, source.described)
         logger.info(
@@ -136,20 +140,10 @@ def _widened(embedding: Tensor) -> Iterator[Tensor]:
     return (chunk.double() for chunk in embedding.split(_CHUNK))
 
 
-class _Beginning(NgramCorpus):
-    """The blocks of a corpus up to the one in which `length` characters, or token ids, are reached."""
-
-    def __init__(self, corpus: NgramCorpus, length: int) -> None:
-        self._corpus, self._length = corpus, length
-        self.name, self.size = corpus.name, min(corpus.size, length)
-
-    def digest(self) -> str:
-        return f"{self._corpus.digest()}/{self._length}"
-
-    def parts(self) -> Iterator[CorpusPart]:
-        left = self._length
-        for part in self._corpus.parts():
-            yield part
-            left -= len(part.content)
-            if left <= 0:
-                return
+def _beginning(corpus: NgramCorpus, length: int) -> Iterator[CorpusPart]:
+    """Yield the parts of a corpus up to the one in which `length` characters, or token ids, are reached."""
+    for part in corpus.parts():
+        yield part
+        length -= len(part.content)
+        if length <= 0:
+            return

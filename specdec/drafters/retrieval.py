@@ -1,6 +1,5 @@
 """Retrieval: the tokens that follow the last ones in a large text, looked up in the order of all its suffixes."""
 
-import hashlib
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,8 @@ from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
-from specdec.ngrams.corpus import NgramCorpus, open_corpus, tokenize, tokenizer_digest
+from specdec.ngrams.cache_folder import made_once
+from specdec.ngrams.corpus import open_corpus, tokenize, tokenizer_digest
 from specdec.ngrams.datastore import (
     Datastore,
     Manifest,
@@ -144,33 +144,25 @@ def _facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def _built(config: RetrievalConfig, target: Target) -> tuple[Datastore, dict[str, Any]]:
-    """Return the datastore of the configured corpus, from the cache if it is there; a damaged one is replaced."""
+    """Return the datastore of the configured corpus, from the cache if it is there."""
     corpus = open_corpus(config.corpus, config.field)
+
+    def build() -> tuple[Datastore, dict[str, Any]]:
+        logger.info("Building a datastore of %s", corpus.name)
+        store = in_memory(tokenize(corpus, target.tokenizer, target.vocab_size), target.vocab_size)
+        return store, {"tokens": store.tokens, "source": corpus.name}
+
     if config.cache_dir is None:
-        stream = _tokenized(corpus, target)
-        return in_memory(stream, target.vocab_size), {"tokens": len(stream), "source": corpus.name}
+        return build()
     tokenizer, digest = tokenizer_digest(target.tokenizer), corpus.digest()
-    key = f"{digest}/{tokenizer}/{target.vocab_size}"
-    folder = Path(config.cache_dir).expanduser() / hashlib.sha256(key.encode()).hexdigest()[:16]
-    try:
-        if folder.exists():
-            try:
-                manifest = read_manifest(folder)
-                return open_datastore(folder, manifest), _facts(manifest)
-            except ValueError as error:
-                logger.warning("The datastore %s is damaged (%s): it is built again.", folder, error)
-        stream = _tokenized(corpus, target)
-        write_datastore(folder, stream, tokenizer, target.vocab_size, (corpus.name, digest))
+
+    def write(folder: Path, built: tuple[Datastore, dict[str, Any]]) -> None:
+        write_datastore(folder, built[0], tokenizer, (corpus.name, digest))
         logger.info("Wrote the datastore %s", folder)
+
+    def read(folder: Path) -> tuple[Datastore, dict[str, Any]]:
         manifest = read_manifest(folder)
         return open_datastore(folder, manifest), _facts(manifest)
-    except OSError as error:
-        raise UsageError(
-            f"Bad value drafter.cache_dir={config.cache_dir}: the datastore cannot be written there "
-            f"({error.strerror}); give another folder, or null to keep none."
-        ) from None
 
-
-def _tokenized(corpus: NgramCorpus, target: Target) -> Any:
-    logger.info("Building a datastore of %s", corpus.name)
-    return tokenize(corpus, target.tokenizer, target.vocab_size)
+    key = f"{digest}/{tokenizer}/{target.vocab_size}"
+    return made_once(config.cache_dir, key, "datastore", build, write, read, suffix="")

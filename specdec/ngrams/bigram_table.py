@@ -1,13 +1,9 @@
 """Tables of the tokens that a language model ranks first after every single token: made in one batched pass over the
-vocabulary, and kept in a file. Knows neither configuration nor drafting.
+vocabulary. Knows neither configuration nor drafting.
 """
 
-import hashlib
-import json
-import logging
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,12 +12,8 @@ from torch import Tensor
 
 from specdec.errors import ModelLoadError
 from specdec.models.cache import CACHE
-from specdec.ngrams.array_file import read_arrays, write_arrays
 from specdec.progress import progress_bar
-
-logger = logging.getLogger(__name__)
-
-_FORMAT = "specdec bigram table 1"
+from specdec.sampling import among_largest
 
 
 @dataclass(frozen=True)
@@ -53,56 +45,6 @@ class BigramTable:
 
     first: np.ndarray
     rest: np.ndarray
-
-    def save(self, path: Path, weights: str, form: Form) -> None:
-        """Write the table; a reader never sees half a file."""
-        write_arrays(path, vars(self), {"format": _FORMAT, "weights": weights, "form": _text(form)})
-
-    @classmethod
-    def load(cls, path: Path, weights: str, form: Form) -> "BigramTable":
-        """Read what `save` wrote.
-
-        Raises:
-            ValueError: the file is damaged, or was made from other weights or in another form; the message says which.
-        """
-        try:
-            arrays, metadata = read_arrays(path, _FORMAT)
-        except ValueError as error:
-            raise ValueError(f"is damaged ({error})") from None
-        if metadata["weights"] != weights:
-            raise ValueError("was made from other weights")
-        if metadata["form"] != _text(form):
-            raise ValueError("was made in another form")
-        return cls(**arrays)
-
-
-def kept_table(folder: Path, weights: str, form: Form, make: Callable[[], BigramTable]) -> BigramTable:
-    """Return the table of these weights and this form from `folder`; make and keep it if it is not there.
-
-    A table that does not fit is made again, with a warning.
-
-    Raises:
-        OSError: the file cannot be read or written.
-    """
-    name = hashlib.sha256(f"{_FORMAT}/{weights}/{_text(form)}".encode()).hexdigest()[:16]
-    path = folder / f"{name}.safetensors"
-    if path.exists():
-        try:
-            return BigramTable.load(path, weights, form)
-        except ValueError as error:
-            logger.warning("The bigram table %s %s: it is made again.", path, error)
-    table = make()
-    table.save(path, weights, form)
-    return table
-
-
-def weights_hash(model: Any) -> str:
-    """Return the sha256 of names and values of all parameters, for weights that no file or commit stands for."""
-    digest = hashlib.sha256()
-    for name, weight in model.named_parameters():
-        digest.update(f"{name}{tuple(weight.shape)}{weight.dtype}".encode())
-        digest.update(weight.detach().contiguous().view(-1).view(torch.uint8).cpu().numpy().data)
-    return digest.hexdigest()
 
 
 @torch.inference_mode()
@@ -165,12 +107,9 @@ def tabulate_law(law: Callable[[list[int]], Tensor], size: int, form: Form) -> B
 def top_tokens(logits: Tensor, k: int) -> Tensor:
     """Return the tokens [B, k] with the largest logits [B, V], best first, equals in the order of their numbers.
 
-    The order of equals in `topk` is arbitrary, and equals are common in 16-bit; so only its smallest value is used.
+    The order of equals in `topk` is arbitrary, and equals are common in 16-bit.
     """
-    smallest = logits.topk(k, dim=-1).values[:, -1:]
-    above, tied = logits > smallest, logits == smallest
-    kept = above | (tied & (tied.cumsum(-1) <= k - above.sum(-1, keepdim=True)))
-    tokens = kept.nonzero()[:, 1].reshape(len(logits), k)
+    tokens = among_largest(logits, k).nonzero()[:, 1].reshape(len(logits), k)
     order = logits.gather(-1, tokens).sort(dim=-1, descending=True, stable=True).indices
     return tokens.gather(-1, order)
 
@@ -188,7 +127,3 @@ def continued(model: Any, tokens: Tensor, count: int) -> Tensor:
 
 def _int32(tokens: Tensor) -> np.ndarray:
     return tokens.cpu().numpy().astype(np.int32)
-
-
-def _text(form: Form) -> str:
-    return json.dumps(asdict(form))

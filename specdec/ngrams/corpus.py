@@ -7,7 +7,6 @@ import hashlib
 import json
 import sys
 import sysconfig
-from abc import ABC, abstractmethod
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,7 +22,6 @@ from specdec.text.lines import unpacked
 from specdec.text.python_sources import (
     GENERATED,
     STDLIB,
-    Document,
     content_hash,
     held_out_modules,
     is_held_out,
@@ -55,103 +53,101 @@ class CorpusPart:
     read: int
 
 
-class NgramCorpus(ABC):
-    """A source of text. `name` is for messages, `size` in bytes."""
+@dataclass(frozen=True)
+class NgramCorpus:
+    """A source of text.
+
+    Attributes:
+        name: for messages.
+        size: in bytes.
+        digest: returns a hash of all that `parts` yields.
+        parts: yields the documents in order, part by part; UsageError where a file is damaged or not UTF-8, or a line
+            does not fit.
+    """
 
     name: str
     size: int
-
-    @abstractmethod
-    def digest(self) -> str:
-        """Return a hash of all that `parts` yields."""
-
-    @abstractmethod
-    def parts(self) -> Iterator[CorpusPart]:
-        """Yield the documents in order, part by part.
-
-        Raises:
-            UsageError: a file is damaged or not UTF-8, or a line does not fit.
-        """
+    digest: Callable[[], str]
+    parts: Callable[[], Iterator[CorpusPart]]
 
 
-class StandardLibraryCorpus(NgramCorpus):
-    """The running interpreter's sources, without held-out modules, tests and generated tables: offline text that every
+def open_corpus(path: str | None, field: str | None) -> NgramCorpus:
+    """Open the corpus that `drafter.corpus` and `drafter.field` describe: a local file, gzip or not, of plain text (one
+    document), or of JSON lines whose `field` is a text, a list of texts (a document each) or a list of token ids.
+    Without a file it is the running interpreter's standard library.
+
+    Raises:
+        UsageError: the file is missing or unreadable, or there is a field without a file.
+    """
+    if path is None:
+        if field is not None:
+            raise UsageError(f"Bad value drafter.field={field}: it needs drafter.corpus, a JSON-lines file.")
+        return _standard_library()
+    noun, file = f"Corpus file drafter.corpus={path}", Path(path).expanduser()
+    with unpacked(file, noun):
+        size = file.stat().st_size
+
+    def digest() -> str:
+        with file.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest() + (f"/{field}" if field else "")
+
+    def parts() -> Iterator[CorpusPart]:
+        with unpacked(file, noun) as (stream, raw):
+            if field is None:
+                yield from _text_parts(path, noun, stream, raw.tell)
+            else:
+                yield from _line_parts(path, field, stream, raw.tell)
+
+    return NgramCorpus(f"drafter.corpus={path}", size, digest, parts)
+
+
+def _standard_library() -> NgramCorpus:
+    """Return the interpreter's sources, without held-out modules, tests and generated tables: offline text that every
     installation has, and none of it in the prompts `stdlib_code`.
     """
+    modules = held_out_modules()
+    documents = [
+        item
+        for item in read_python_files(Path(sysconfig.get_path("stdlib")), STDLIB, _SKIPPED)
+        if not is_held_out(item, modules) and not GENERATED.search(item.text[:2000])
+    ]
 
-    name = "the standard library"
-
-    def __init__(self) -> None:
-        modules = held_out_modules()
-        found = read_python_files(Path(sysconfig.get_path("stdlib")), STDLIB, _SKIPPED)
-        self._documents: list[Document] = [
-            item for item in found if not is_held_out(item, modules) and not GENERATED.search(item.text[:2000])
-        ]
-        self.size = sum(len(item.text) for item in self._documents)
-
-    def digest(self) -> str:
-        return content_hash(self._documents)
-
-    def parts(self) -> Iterator[CorpusPart]:
+    def parts() -> Iterator[CorpusPart]:
         read = 0
-        for item in self._documents:
+        for item in documents:
             read += len(item.text)
             yield CorpusPart(item.text, True, item.name, read)
 
+    size = sum(len(item.text) for item in documents)
+    return NgramCorpus("the standard library", size, lambda: content_hash(documents), parts)
 
-class FileCorpus(NgramCorpus):
-    """A local file, gzip or not: plain text (one document), or JSON lines whose `field` is a text, a list of texts (a
-    document each) or a list of token ids.
 
-    Raises:
-        UsageError: no such file.
-    """
+def _text_parts(path: str, noun: str, stream: BinaryIO, position: Callable[[], int]) -> Iterator[CorpusPart]:
+    """Cut the text at the first newline after `_PART` bytes; a longer line is cut after `_PART` bytes more."""
+    decoder = getincrementaldecoder("utf-8")()
+    before, first = 0, True
+    while True:
+        content = stream.read(_PART)
+        content += stream.readline(_PART)
+        kept = decoder.getstate()[0]  # the beginning of a character cut in two
+        try:
+            text = decoder.decode(content, final=not content)
+        except UnicodeDecodeError as error:
+            raise UsageError(
+                f"{noun} is not UTF-8 text at byte {before - len(kept) + error.start}: convert it."
+            ) from None
+        if not content:
+            return
+        before += len(content)
+        yield CorpusPart(text, first, path, position())
+        first = False
 
-    def __init__(self, name: str, field: str | None) -> None:
-        self.name = f"drafter.corpus={name}"
-        self._file, self._path, self._field = name, Path(name).expanduser(), field
-        self._noun = f"Corpus file {self.name}"
-        with unpacked(self._path, self._noun):
-            self.size = self._path.stat().st_size
 
-    def digest(self) -> str:
-        with self._path.open("rb") as stream:
-            return hashlib.file_digest(stream, "sha256").hexdigest() + (f"/{self._field}" if self._field else "")
-
-    def parts(self) -> Iterator[CorpusPart]:
-        with unpacked(self._path, self._noun) as (stream, raw):
-            yield from (self._text if self._field is None else self._records)(stream, raw.tell)
-
-    def _text(self, stream: BinaryIO, position: Callable[[], int]) -> Iterator[CorpusPart]:
-        """Cut the text at the first newline after `_PART` bytes; a longer line is cut after `_PART` bytes more."""
-        decoder = getincrementaldecoder("utf-8")()
-        before, first = 0, True
-        while True:
-            content = stream.read(_PART)
-            content += stream.readline(_PART)
-            kept = decoder.getstate()[0]  # the beginning of a character cut in two
-            try:
-                text = decoder.decode(content, final=not content)
-            except UnicodeDecodeError as error:
-                raise UsageError(
-                    f"{self._noun} is not UTF-8 text at byte {before - len(kept) + error.start}: convert it."
-                ) from None
-            if not content:
-                return
-            before += len(content)
-            yield CorpusPart(text, first, self._file, position())
-            first = False
-
-    def _records(self, stream: BinaryIO, position: Callable[[], int]) -> Iterator[CorpusPart]:
-        for number, raw in enumerate(stream, start=1):
-            if raw.strip():
-                where = f"{self._file}:{number}"
-                value = self._value(raw, where)
-                texts = value if isinstance(value, list) and isinstance(next(iter(value), None), str) else [value]
-                for content in texts:
-                    yield CorpusPart(content, True, where, position())
-
-    def _value(self, raw: bytes, where: str) -> Any:
+def _line_parts(path: str, field: str, stream: BinaryIO, position: Callable[[], int]) -> Iterator[CorpusPart]:
+    for number, raw in enumerate(stream, start=1):
+        if not raw.strip():
+            continue
+        where = f"{path}:{number}"
         try:
             record = json.loads(raw.decode("utf-8"))
         except UnicodeDecodeError:
@@ -160,28 +156,14 @@ class FileCorpus(NgramCorpus):
             raise UsageError(
                 f"{where}: not JSON; drafter.field is for JSON lines, a plain text needs drafter.field=null."
             ) from None
-        if not isinstance(record, dict) or self._field not in record:
-            raise UsageError(f"{where}: no key {self._field!r}; drafter.field should name one that every line has.")
-        value = record[self._field]
-        if isinstance(value, str) or (isinstance(value, list) and {type(item) for item in value} in _LISTS):
-            return value
-        raise UsageError(f"{where}: {self._field!r} should be a text, a list of texts or a list of token ids.")
-
-
-_LISTS: list[set[type]] = [set(), {str}, {int}]
-
-
-def open_corpus(path: str | None, field: str | None) -> NgramCorpus:
-    """Open the corpus that `drafter.corpus` and `drafter.field` describe.
-
-    Raises:
-        UsageError: the file is missing or unreadable, or there is a field without a file.
-    """
-    if path is not None:
-        return FileCorpus(path, field)
-    if field is not None:
-        raise UsageError(f"Bad value drafter.field={field}: it needs drafter.corpus, a JSON-lines file.")
-    return StandardLibraryCorpus()
+        if not isinstance(record, dict) or field not in record:
+            raise UsageError(f"{where}: no key {field!r}; drafter.field should name one that every line has.")
+        value = record[field]
+        kinds = {type(item) for item in value} if isinstance(value, list) else None
+        if not isinstance(value, str) and kinds not in (set(), {str}, {int}):
+            raise UsageError(f"{where}: {field!r} should be a text, a list of texts or a list of token ids.")
+        for content in value if kinds == {str} else [value]:
+            yield CorpusPart(content, True, where, position())
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
@@ -195,28 +177,27 @@ def tokenizer_digest(tokenizer: Any) -> str:
 def tokenize(corpus: NgramCorpus, tokenizer: Any, vocab_size: int) -> np.ndarray:
     """Return the corpus in the target's tokens [T] int32, with a `BOUNDARY` before every document.
 
-    Args:
-        tokenizer: the target's; None where it has none, then the corpus has to hold token ids.
     Raises:
-        UsageError: an empty corpus, text without a tokenizer, tokens outside the vocabulary; see `NgramCorpus.parts`.
+        UsageError: an empty corpus; see `encoded`.
     """
     boundary = np.array([BOUNDARY], dtype=np.int32)
     parts: list[np.ndarray] = []
-    for part, tokens in _encoded(corpus, tokenizer):
-        ids = np.asarray(tokens, dtype=np.int64)
-        if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
-            raise UsageError(
-                f"{part.where}: token {ids.max() if ids.min() >= 0 else ids.min()} is not among the target's "
-                f"{vocab_size} tokens; the corpus of a drafter has to be tokenised as the target's text is."
-            )
-        parts += [boundary, ids.astype(np.int32)] if part.first else [ids.astype(np.int32)]
+    for part, ids in encoded(corpus, tokenizer, vocab_size):
+        parts += [boundary, ids] if part.first else [ids]
     stream = np.concatenate(parts) if parts else boundary
     if not (stream >= 0).any():
         raise UsageError(f"Corpus {corpus.name} is empty: give a file with text.")
     return stream
 
 
-def _encoded(corpus: NgramCorpus, tokenizer: Any) -> Iterator[tuple[CorpusPart, Sequence[int]]]:
+def encoded(corpus: NgramCorpus, tokenizer: Any, vocab_size: int) -> Iterator[tuple[CorpusPart, np.ndarray]]:
+    """Yield each part of a corpus with the target's tokens [T] int32 of it.
+
+    Args:
+        tokenizer: the target's; None where it has none, then the corpus has to hold token ids.
+    Raises:
+        UsageError: text without a tokenizer, tokens outside the vocabulary; see `NgramCorpus.parts`.
+    """
     encode = None
     terminal = sys.stderr.isatty() or sys.stdout.isatty()
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
@@ -232,9 +213,15 @@ def _encoded(corpus: NgramCorpus, tokenizer: Any) -> Iterator[tuple[CorpusPart, 
                 )
             if texts and encode is None:
                 encode = _encoder(tokenizer)
-            encoded = iter(encode(texts) if encode else ())
+            tokens = iter(encode(texts) if encode else ())
             for part in batch:
-                yield part, next(encoded) if isinstance(part.content, str) else part.content
+                ids = np.asarray(next(tokens) if isinstance(part.content, str) else part.content, dtype=np.int64)
+                if len(ids) and not 0 <= ids.min() <= ids.max() < vocab_size:
+                    raise UsageError(
+                        f"{part.where}: token {ids.max() if ids.min() >= 0 else ids.min()} is not among the target's "
+                        f"{vocab_size} tokens; the corpus of a drafter has to be tokenised as the target's text is."
+                    )
+                yield part, ids.astype(np.int32)
             progress.update(bar, completed=batch[-1].read)
 
 

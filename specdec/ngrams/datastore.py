@@ -105,7 +105,7 @@ class Datastore:
             boundary: the number between documents, which no continuation passes; None where there is none.
             opened_by: opens the files again, in another process; None for a datastore that is in memory.
         """
-        self.chunks, self._boundary, self._opened_by = tuple(chunks), boundary, opened_by
+        self.chunks, self.boundary, self._opened_by = tuple(chunks), boundary, opened_by
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Send files to another process by their names, and what is in memory as arrays."""
@@ -113,7 +113,7 @@ class Datastore:
             return self._opened_by, ()
         return _of_arrays, (
             [(np.asarray(each.tokens), np.asarray(each.suffixes)) for each in self.chunks],
-            self._boundary,
+            self.boundary,
         )
 
     @property
@@ -150,8 +150,8 @@ class Datastore:
             chunk, start, _ = ranges[index]
             place = chunk.suffixes[start + number - before] + length
             row = chunk.tokens[place : place + width].tolist()
-            if self._boundary in row:
-                del row[row.index(self._boundary) :]
+            if self.boundary in row:
+                del row[row.index(self.boundary) :]
             if row:
                 rows.append(row)
         return rows
@@ -210,11 +210,11 @@ def _of_arrays(chunks: Sequence[tuple[np.ndarray, np.ndarray]], boundary: int | 
     return Datastore([Chunk(tokens.data, suffixes.data) for tokens, suffixes in chunks], boundary)
 
 
-def write_datastore(folder: Path, stream: np.ndarray, tokenizer: str, vocab_size: int, about: tuple[str, str]) -> None:
+def write_datastore(folder: Path, store: Datastore, tokenizer: str, about: tuple[str, str]) -> None:
     """Write a datastore; a reader never sees half a folder. What `folder` held before is replaced.
 
     Args:
-        stream: see `stored_tokens`.
+        store: made by `in_memory`.
         about: name and hash of the text.
     Raises:
         OSError: the folder cannot be written.
@@ -224,14 +224,16 @@ def write_datastore(folder: Path, stream: np.ndarray, tokenizer: str, vocab_size
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir()
     try:
-        tokens = stored_tokens(stream, vocab_size)
+        (chunk,), vocab_size = store.chunks, store.boundary
+        assert vocab_size is not None
+        tokens = np.asarray(chunk.tokens)
         np.save(part / "tokens.npy", tokens)
-        np.save(part / "suffixes.npy", suffix_order(tokens))
+        np.save(part / "suffixes.npy", np.asarray(chunk.suffixes))
         manifest = Manifest(
             tokenizer,
             vocab_size,
             tokens=len(tokens),
-            documents=int((stream < 0).sum()),
+            documents=int((tokens == vocab_size).sum()),
             source=about[0],
             source_digest=about[1],
             sha256={name: _sha256(part / f"{name}.npy") for name in _FILES},

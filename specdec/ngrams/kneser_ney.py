@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from specdec.ngrams.array_file import read_arrays, write_arrays
+from specdec.ngrams.cache_folder import read_arrays, write_arrays
 
 _CHUNK = 2**23  # n-grams that are sorted at once
 _FORMAT = "specdec n-gram table 1"
@@ -105,7 +105,7 @@ class NgramTable:
         arrays = {"unigrams": self.unigrams}
         for number, level in enumerate(self.levels, start=2):
             arrays |= {f"{number}.{name}": array for name, array in vars(level).items()}
-        write_arrays(path, arrays, {"format": _FORMAT})
+        write_arrays(path, arrays, _FORMAT)
 
     @classmethod
     def load(cls, path: Path, discount: float) -> "NgramTable":
@@ -114,7 +114,7 @@ class NgramTable:
         Raises:
             ValueError: the file is damaged, or holds something else; the message says which.
         """
-        arrays, _ = read_arrays(path, _FORMAT)
+        arrays = read_arrays(path, _FORMAT)
         numbers = range(2, 2 + len(arrays) // 3)
         levels = [Level(*(arrays[f"{n}.{name}"] for name in ("offsets", "tokens", "counts"))) for n in numbers]
         return cls(arrays["unigrams"], levels, discount)

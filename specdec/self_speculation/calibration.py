@@ -3,7 +3,8 @@ itself goes on. Prompts and outputs of a run have no part in it.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from itertools import islice
 from typing import Annotated, Any
 
@@ -16,7 +17,7 @@ from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.models.cache import CACHE
 from specdec.models.decoder import flops_per_token
-from specdec.ngrams.corpus import NgramCorpus, open_corpus, tokenizer_digest
+from specdec.ngrams.corpus import CorpusPart, NgramCorpus, encoded, open_corpus, tokenizer_digest
 from specdec.sampling import generator_for, probabilities, sample
 from specdec.targets.causal import Causal
 from specdec.theory.speedup import speedup
@@ -95,31 +96,27 @@ class CalibrationText:
             "dtype": str(target.model.dtype).removeprefix("torch."),
         }
         self._config, self._target = config, target
-        self._read: tuple[Tensor, Tensor] | None = None
 
     @torch.inference_mode()
     def worth(self, model: Any) -> Worth:
         """Return the worth of another model over the target's tokens. One pass over the text, without a cache."""
-        text, p = self._text()
+        text, p = self._text
         alpha = float(torch.minimum(p, self._laws(model, text)).sum(-1).mean())
         return Worth.at(min(alpha, 1.0), flops_per_token(model) / flops_per_token(self.model))
 
+    @cached_property
     def _text(self) -> tuple[Tensor, Tensor]:
-        """Return the text [B, S] and the target's laws [B, tokens, V] along its last tokens; written at the first
-        call.
-        """
-        if self._read is None:
-            passages = torch.tensor(self._passages(), device=self.model.device)
-            # The target goes on behind them: [B, context + tokens].
-            generator = generator_for(0, "calibration", "continuation", passages.device)
-            text, tokens, cache = passages, passages, None
-            for _ in range(self._count):
-                output = self.model(input_ids=tokens, use_cache=True, **{CACHE: cache})
-                cache = output[CACHE]
-                tokens = sample(probabilities(output.logits[:, -1], self._sampling), generator).unsqueeze(-1)
-                text = torch.cat([text, tokens], -1)
-            self._read = text, self._laws(self.model, text)
-        return self._read
+        """The text [B, S] and the target's laws [B, tokens, V] along its last tokens."""
+        passages = torch.tensor(self._passages(), device=self.model.device)
+        # The target goes on behind them: [B, context + tokens].
+        generator = generator_for(0, "calibration", "continuation", passages.device)
+        text, tokens, cache = passages, passages, None
+        for _ in range(self._count):
+            output = self.model(input_ids=tokens, use_cache=True, **{CACHE: cache})
+            cache = output[CACHE]
+            tokens = sample(probabilities(output.logits[:, -1], self._sampling), generator).unsqueeze(-1)
+            text = torch.cat([text, tokens], -1)
+        return text, self._laws(self.model, text)
 
     def _laws(self, model: Any, text: Tensor) -> Tensor:
         logits = model(input_ids=text[:, :-1], use_cache=False).logits[:, self._context - 1 :]
@@ -131,7 +128,10 @@ class CalibrationText:
             generator = generator_for(0, "calibration", "passages")
             shape = (config.passages, config.context)
             return torch.randint(target.vocab_size, shape, generator=generator).tolist()
-        parts = list(islice(_middles(self._corpus, target.tokenizer, config.context, target.vocab_size), _PARTS))
+        count = config.context
+        middles = replace(self._corpus, size=0, parts=partial(_middles, self._corpus, count))  # 0: without a bar
+        passages = encoded(middles, target.tokenizer, target.vocab_size)
+        parts = list(islice((ids[:count].tolist() for _, ids in passages if len(ids) >= count), _PARTS))
         if len(parts) < config.passages:
             raise UsageError(
                 f"Bad value drafter.passages={config.passages}: corpus {self._corpus.name} has {len(parts)} texts of "
@@ -140,29 +140,8 @@ class CalibrationText:
         return [parts[index * len(parts) // config.passages] for index in range(config.passages)]
 
 
-def _middles(corpus: NgramCorpus, tokenizer: Any, count: int, vocab_size: int) -> Iterator[list[int]]:
-    """Yield `count` tokens from the middle of every part of a corpus that has as many.
-
-    Raises:
-        UsageError: text without a tokenizer, or tokens that the target does not have.
-    """
+def _middles(corpus: NgramCorpus, count: int) -> Iterator[CorpusPart]:
+    """Yield the middle of every part of a corpus, long enough for `count` tokens where the part is."""
     for part in corpus.parts():
         content = part.content[len(part.content) // 2 :]
-        if isinstance(content, str):
-            if tokenizer is None:
-                raise UsageError(
-                    f"Corpus {corpus.name} is text, and the target has no tokenizer: give JSON lines with lists of "
-                    "token ids, and name their key with drafter.field."
-                )
-            cut = content[: _CHARACTERS * count]
-            tokens = tokenizer(cut, add_special_tokens=False, verbose=False)["input_ids"]
-        else:
-            tokens = list(content)
-        tokens = tokens[:count]
-        if tokens and not 0 <= min(tokens) <= max(tokens) < vocab_size:
-            raise UsageError(
-                f"{part.where}: token {max(tokens)} is not among the target's {vocab_size} tokens; the corpus of a "
-                "drafter has to be tokenised as the target's text is."
-            )
-        if len(tokens) == count:
-            yield tokens
+        yield replace(part, content=content[: _CHARACTERS * count if isinstance(content, str) else count])

@@ -1,12 +1,10 @@
 """The parts of a target to leave out for the best drafter, searched for and kept in a file."""
 
-import hashlib
 import json
-import logging
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from specdec.errors import UsageError
 from specdec.models.partial import (
@@ -18,11 +16,10 @@ from specdec.models.partial import (
     partial_model,
     written_parts,
 )
+from specdec.ngrams.cache_folder import made_once
 from specdec.progress import progress_bar
 from specdec.self_speculation.calibration import CalibrationText, Worth
 from specdec.text.writing import write_atomically
-
-logger = logging.getLogger(__name__)
 
 Units = Literal["blocks", "parts"]
 Skipped = frozenset[ModelPart]
@@ -123,39 +120,34 @@ class SkipSearch:
 
 
 def kept_search(
-    folder: Path | None, weights: str, calibration: CalibrationText, units: Units, most: int
+    cache_dir: str | None, weights: str, calibration: CalibrationText, units: Units, most: int
 ) -> SkippedParts:
-    """Return the set of an earlier search for the same weights and settings from `folder`; search and keep what was
-    found if it is not there. A file that does not fit is made again, with a warning.
+    """Return the set of an earlier search for the same weights and settings from `cache_dir`; search and keep what was
+    found if it is not there.
 
     Args:
-        folder: None keeps nothing.
+        cache_dir: None keeps nothing.
         weights: hash of the target's.
         most: sets to compare at most.
     Raises:
-        OSError: the file cannot be read or written.
-        UsageError: see `SkipSearch`.
+        UsageError: see `SkipSearch` and `made_once`.
     """
+    search = SkipSearch(calibration, units, most)
+    if cache_dir is None:
+        return search.run()
     about = {"format": _FORMAT, "weights": weights, "units": units, "evaluations": most, **calibration.about}
-    text = json.dumps(about, sort_keys=True)
-    path = None
-    if folder is not None:
-        path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
-        if path.exists():
-            try:
-                return _loaded(json.loads(path.read_text(encoding="utf-8")), json.loads(text))
-            except (ValueError, KeyError, TypeError) as error:
-                logger.warning("The skipped layers in %s are damaged (%s): they are searched for again.", path, error)
-    found = SkipSearch(calibration, units, most).run()
-    if path is not None:
-        assert found.worth is not None
-        kept = {"about": about, "skip": written_parts(found.parts), "compared": found.compared}
-        written = json.dumps({**kept, "worth": asdict(found.worth)}, indent=1, sort_keys=True)
-        write_atomically(path, written.encode())
-    return found
 
+    def write(path: Path, skipped: SkippedParts) -> None:
+        assert skipped.worth is not None
+        values = {"about": about, "skip": written_parts(skipped.parts), "compared": skipped.compared}
+        write_atomically(path, json.dumps({**values, "worth": asdict(skipped.worth)}, indent=1, sort_keys=True))
 
-def _loaded(kept: dict[str, Any], about: dict[str, Any]) -> SkippedParts:
-    if kept["about"] != about:
-        raise ValueError("made with other settings")
-    return SkippedParts(parse_parts(kept["skip"]), "search", Worth(**kept["worth"]), kept["compared"])
+    def read(path: Path) -> SkippedParts:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            return SkippedParts(parse_parts(values["skip"]), "search", Worth(**values["worth"]), values["compared"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+
+    key = json.dumps(about, sort_keys=True)
+    return made_once(cache_dir, key, "set of skipped layers", search.run, write, read, suffix=".json")

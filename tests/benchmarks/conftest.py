@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from fixtures.measuring import machine
 
-from specdec.ngrams.corpus import StandardLibraryCorpus
+from specdec.ngrams.corpus import open_corpus
 
 RESULTS = Path(__file__).resolve().parents[2] / "analysis" / "results"
 
@@ -43,7 +43,7 @@ def copied_library(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int], 
 
     def make(megabytes: int) -> Path:
         path = tmp_path_factory.mktemp("corpus") / "text.txt"
-        source = "\n".join(str(block.content) for block in StandardLibraryCorpus().parts())
+        source = "\n".join(str(block.content) for block in open_corpus(None, None).parts())
         copy = written = 0
         with path.open("w", encoding="utf-8") as stream:
             while written < megabytes * 10**6:

@@ -25,10 +25,10 @@ MEGABYTES = 100  # of tokens, in two bytes each
 
 BUILD = """
 from pathlib import Path
-from specdec.ngrams.datastore import write_datastore
+from specdec.ngrams.datastore import in_memory, write_datastore
 stream = tokenize(corpus, tokenizer, len(tokenizer))[:int(sys.argv[3])]
 read, about = time.perf_counter(), (corpus.name, corpus.digest())
-write_datastore(Path(sys.argv[2]), stream, tokenizer_digest(tokenizer), len(tokenizer), about)
+write_datastore(Path(sys.argv[2]), in_memory(stream, len(tokenizer)), tokenizer_digest(tokenizer), about)
 written = time.perf_counter()
 print(read - start, written - read, time.process_time() - spent, len(stream), before, peak())
 """

@@ -77,7 +77,7 @@ def test_a_search_is_kept_and_found_again(tiny_llama, sampling, values, tmp_path
         assert drafters.build(asked, target=target).describe() == first
     file.write_text(json.dumps({"about": 1}))
     assert drafters.build(asked, target=target).describe() == first
-    assert "are damaged" in caplog.text and json.loads(file.read_text())["skip"] == first["skip"]
+    assert "is damaged" in caplog.text and json.loads(file.read_text())["skip"] == first["skip"]
     others = (
         (Causal(tiny_llama(13, layers=3, seed=1), sampling()), {}),
         (Causal(tiny_llama(13, layers=3), sampling(temperature=0.5)), {}),

@@ -16,7 +16,7 @@ from fixtures.slow_drafters import SlowDrafter, along_paths, along_ranks, pocket
 
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
-from specdec.ngrams.datastore import write_datastore
+from specdec.ngrams.datastore import in_memory, write_datastore
 from specdec.records import TextStart
 
 SIZE = 5
@@ -135,7 +135,7 @@ def test_a_damaged_datastore_is_built_again_in_the_cache_and_refused_elsewhere(b
 
 
 def test_an_empty_datastore_proposes_nothing(build, tmp_path, table, random_law, make_structure):
-    write_datastore(tmp_path / "empty", np.empty(0, dtype=np.int32), "", SIZE, ("nothing", ""))
+    write_datastore(tmp_path / "empty", in_memory(np.empty(0, dtype=np.int32), SIZE), "", ("nothing", ""))
     (tmp_path / "empty.idx").write_bytes(b"")
     target = table(random_law(SIZE, 3))
     for name in ("empty", "empty.idx"):
@@ -156,8 +156,9 @@ def test_an_index_of_rest_is_read(build, tmp_path):
 
 
 def test_bad_input_is_named_in_one_sentence(build, corpus, tmp_path):
-    write_datastore(tmp_path / "other", np.array([-1, 1, 2], dtype=np.int32), "another", SIZE, ("text", ""))
-    write_datastore(tmp_path / "larger", np.array([-1, 1, 2], dtype=np.int32), "", SIZE + 1, ("text", ""))
+    for name, tokenizer, size in (("other", "another", SIZE), ("larger", "", SIZE + 1)):
+        store = in_memory(np.array([-1, 1, 2], dtype=np.int32), size)
+        write_datastore(tmp_path / name, store, tokenizer, ("text", ""))
     (tmp_path / "none").mkdir()
     (tmp_path / "blocked").write_text("a file")
     model = {"corpus": None, "field": None}

@@ -17,7 +17,7 @@ from specdec.drafters import drafters
 from specdec.eagle.eagle_checkpoint import load_eagle, shipped_eagle
 from specdec.heads.checkpoint import load_heads, shipped_heads
 from specdec.models.load import load_model
-from specdec.ngrams.array_file import read_arrays, write_arrays
+from specdec.ngrams.cache_folder import read_arrays, write_arrays
 from specdec.published.checkpoint_files import open_checkpoint
 from specdec.published.recognise import matching
 from specdec.targets.causal import Causal
@@ -122,7 +122,7 @@ def test_files_of_trainings(tmp_path: Path, target: Any, kind: str, data: Any) -
 @given(data=st.data())
 def test_tables_of_ngrams(tmp_path: Path, data: Any) -> None:
     path = tmp_path / "table.safetensors"
-    write_arrays(path, {"a": np.arange(3), "b": np.ones(2)}, {"format": "f", "more": "x"})
+    write_arrays(path, {"a": np.arange(3), "b": np.ones(2)}, "f")
     path.write_bytes(data.draw(of_header(path.read_bytes())))
     try:
         read_arrays(path, "f")

@@ -64,7 +64,7 @@ def test_suffixes_are_in_the_order_of_the_tokens(vocab_size):
 
 @pytest.fixture
 def folder(tmp_path):
-    write_datastore(tmp_path / "store", stream([[1, 2, 3, 1, 2], [2, 3]]), "abc", 9, ("a text", "its hash"))
+    write_datastore(tmp_path / "store", in_memory(stream([[1, 2, 3, 1, 2], [2, 3]]), 9), "abc", ("a text", "its hash"))
     return tmp_path / "store"
 
 
@@ -86,13 +86,13 @@ def test_another_process_opens_the_files_again(folder):
 
 
 def test_writing_again_replaces(folder):
-    write_datastore(folder, stream([[4, 5]]), "abc", 9, ("another", "hash"))
+    write_datastore(folder, in_memory(stream([[4, 5]]), 9), "abc", ("another", "hash"))
     assert open_datastore(folder, read_manifest(folder)).continuations([4], 1, 2, 3, 3) == [[5]]
     assert [path.name for path in folder.parent.iterdir()] == ["store"]
 
 
 def test_an_empty_datastore_has_no_continuations(tmp_path):
-    write_datastore(tmp_path / "store", np.empty(0, dtype=np.int32), "", 9, ("nothing", ""))
+    write_datastore(tmp_path / "store", in_memory(np.empty(0, dtype=np.int32), 9), "", ("nothing", ""))
     store = open_datastore(tmp_path / "store", read_manifest(tmp_path / "store"))
     assert store.tokens == 0 and store.continuations([1, 2], 1, 4, 3, 3) == []
 
