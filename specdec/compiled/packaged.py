@@ -21,7 +21,7 @@ from specdec.compiled.cache_attention import attention_by_kernel
 from specdec.compiled.packages import PackageFolder, machine_identity, weights_hash
 from specdec.models.cache import KVCache
 from specdec.models.forward_pass import Pass, run_model
-from specdec.models.masks import Mask
+from specdec.models.masks import Masks
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +63,7 @@ class PackagedStep:
         self._cache, self._buffers = cache, _buffers(cache)
         self._offsets = torch.arange(cache.capacity, device=device)
 
-    def __call__(self, tokens: Tensor, prefix: int, mask: Mask, offsets: Tensor | None = None) -> Pass:
+    def __call__(self, tokens: Tensor, prefix: int, masks: Masks, offsets: Tensor | None = None) -> Pass:
         """Evaluate tokens [N].
 
         Args:
@@ -71,9 +71,13 @@ class PackagedStep:
         """
         size = len(tokens)
         places = (self._offsets[:size] if offsets is None else offsets) + prefix
-        masks = (mask,) if isinstance(mask, Tensor) else tuple(mask.values())
         # Contiguous, because the strides of a view of the mask's buffer depend on the buffer.
-        given = [tokens.unsqueeze(0), places.unsqueeze(0), *(each.contiguous() for each in masks), *self._buffers]
+        given = [
+            tokens.unsqueeze(0),
+            places.unsqueeze(0),
+            *(mask.contiguous() for mask in masks.values()),
+            *self._buffers,
+        ]
         found = self._run(given)
         self._cache.length = prefix + size
         return Pass(found[0][0], found[1][0] if len(found) > 1 else None)
@@ -150,8 +154,8 @@ class _Exported(nn.Module):
             layer.keys, layer.values = buffers[2 * index : 2 * index + 2]
             layer.dtype, layer.device, layer.is_initialized = layer.keys.dtype, layer.keys.device, True
         self._cache.length = masks[0].shape[-1] - tokens.shape[-1]
-        mask = dict(zip(self._kinds, masks, strict=True)) if len(masks) > 1 else masks[0]
-        result = run_model(self.model, self._cache, self._kept, tokens, places, mask)
+        of_kinds = dict(zip(self._kinds, masks, strict=True))
+        result = run_model(self.model, self._cache, self._kept, tokens, places, of_kinds)
         return [result.logits] if result.states is None else [result.logits, result.states]
 
 

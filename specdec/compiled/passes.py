@@ -23,6 +23,7 @@ from specdec.errors import UsageError
 from specdec.models.cache import KVCache
 from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import Pass
+from specdec.models.masks import Masks
 from specdec.models.path_batch import PathBatch
 from specdec.records import Tree, chain_tree
 from specdec.signals import raise_swallowed
@@ -83,7 +84,7 @@ def _missing_program(device: torch.device) -> str | None:
 class Step(Protocol):
     """A pass on tokens behind the first `prefix` slots of the cache; it sets the cache's length."""
 
-    def __call__(self, tokens: Tensor, prefix: int, mask: Any, offsets: Tensor | None = None) -> Pass:
+    def __call__(self, tokens: Tensor, prefix: int, masks: Masks, offsets: Tensor | None = None) -> Pass:
         """Evaluate tokens [N], or a batch of chains [B, N].
 
         Args:
@@ -169,9 +170,6 @@ class CompiledPasses:
         """
         return tuple(sorted(self.steps))
 
-    def holds(self, capacity: int, copies: int) -> bool:
-        return capacity <= self.cache.capacity and copies <= self.cache.allocated
-
     def evaluate(self, tokens: Tensor, tree: Tree) -> Pass | None:
         prefix, count = self.cache.length, len(tokens)
         step = self.steps.get(count) or self.steps.get(_ANY if count <= self._widest else _WIDE)
@@ -180,22 +178,22 @@ class CompiledPasses:
             graphs = [each for each in self.steps.values() if isinstance(each, StaticStep) and each.fits(count, prefix)]
             graph = min(graphs, key=lambda each: each.size, default=None)
             return None if graph is None else graph(tokens, prefix, tree)
-        mask = self._decoder.masks.view(tree, prefix, self.cache.capacity)
+        masks = self._decoder.masks.view(tree, prefix, self.cache.capacity)
         offsets = None if tree.is_chain else tree.offsets.to(self._decoder.device, non_blocking=True)
-        return step(tokens, prefix, mask, offsets)
+        return step(tokens, prefix, masks, offsets)
 
     def evaluate_batch(self, sequences: Tensor, batch: PathBatch) -> Pass | None:
         prefix, kind = self.cache.length, _ROOTS if sequences.shape[1] == 1 else _BATCH
         if _BATCH not in self.steps:
             return None
-        mask = self._decoder.masks.view(batch.chain, prefix, self.cache.capacity)
+        masks = self._decoder.masks.view(batch.chain, prefix, self.cache.capacity)
         if kind == _ROOTS and _ROOTS not in self.steps and prefix > 2:
             # Two sequences: the cache has more copies and more slots, and equal numbers would be taken for one.
             self.steps[_ROOTS] = roots = self._traced(1)
-            roots(sequences[:2], prefix, mask)
+            roots(sequences[:2], prefix, masks)
             self.cache.length = prefix  # what was written stands in a free slot
         step = self.steps.get(kind)
-        return None if step is None or isinstance(step, StaticStep) else step(sequences, prefix, mask)
+        return None if step is None or isinstance(step, StaticStep) else step(sequences, prefix, masks)
 
     def _traced(self, tokens: int | None) -> TracedStep:
         return TracedStep(self._decoder.model, self.cache, tokens, self._decoder.kept)

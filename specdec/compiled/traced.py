@@ -14,7 +14,7 @@ from specdec.compiled.packed_products import pack_products
 from specdec.compiled.weight_reads import read_weights_first
 from specdec.models.cache import KVCache
 from specdec.models.forward_pass import Pass, only_sequence, run_model
-from specdec.models.masks import Mask
+from specdec.models.masks import Masks
 
 Result = TypeVar("Result")
 
@@ -41,10 +41,9 @@ class TracedStep:
             kept: layers whose states are wanted (see `run_model`).
         """
 
-        def step(tokens: Tensor, positions: Tensor, mask: Mask) -> Pass:
-            some = mask if isinstance(mask, Tensor) else next(iter(mask.values()))
-            cache.length = some.shape[-1] - tokens.shape[-1]
-            return run_model(model, cache, kept, tokens, positions, mask)
+        def step(tokens: Tensor, positions: Tensor, masks: Masks) -> Pass:
+            cache.length = next(iter(masks.values())).shape[-1] - tokens.shape[-1]
+            return run_model(model, cache, kept, tokens, positions, masks)
 
         self._step = torch.compile(
             with_own_code(step),
@@ -57,7 +56,7 @@ class TracedStep:
         self._made = False
         self.packed = self.read_first = 0
 
-    def __call__(self, tokens: Tensor, prefix: int, mask: Mask, offsets: Tensor | None = None) -> Pass:
+    def __call__(self, tokens: Tensor, prefix: int, masks: Masks, offsets: Tensor | None = None) -> Pass:
         """Evaluate tokens [N], or a batch of chains [B, N], whose logits are then [B, N, V].
 
         Args:
@@ -66,7 +65,7 @@ class TracedStep:
         offsets = self._offsets[: tokens.shape[-1]] if offsets is None else offsets
         step = self._step if self._made else self._make
         batch = tokens if tokens.dim() == 2 else tokens.unsqueeze(0)
-        result: Pass = step(batch, (offsets + prefix).expand(len(batch), -1), mask)
+        result: Pass = step(batch, (offsets + prefix).expand(len(batch), -1), masks)
         return result if tokens.dim() == 2 else only_sequence(result)
 
     def _replayed(self, record: torch.fx.GraphModule, inputs: Sequence[Tensor], **options: Any) -> Callable[..., Any]:
@@ -78,10 +77,10 @@ class TracedStep:
         vars(record).update(record.named_buffers())
         return record.forward
 
-    def _make(self, tokens: Tensor, positions: Tensor, mask: Mask) -> Pass:
+    def _make(self, tokens: Tensor, positions: Tensor, masks: Masks) -> Pass:
         from torch._inductor import config
 
-        for view in [mask] if isinstance(mask, Tensor) else mask.values():
+        for view in masks.values():
             torch._dynamo.mark_dynamic(view, [2, 3] if self._any else 3)
         dynamic = [*([0] if len(tokens) > 1 else []), *([1] if self._any else [])]
         for each in (tokens, positions) if dynamic else ():
@@ -89,7 +88,7 @@ class TracedStep:
         self._made = True
         # Set globally, not as an option of `torch.compile`: Dynamo itself must know, to keep weights out of the inputs.
         with config.patch(freezing=True):
-            result: Pass = self._step(tokens, positions, mask)
+            result: Pass = self._step(tokens, positions, masks)
         return result
 
 

@@ -29,9 +29,8 @@ from specdec.models.load import (
     resolve_dtype,
 )
 from specdec.models.probe import open_decoder, said_of
-from specdec.models.ragged_decoder import RaggedDecoder
+from specdec.models.ragged_decoder import RaggedDecoder, SlotDecoder
 from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
-from specdec.models.slot_decoder import SlotDecoder
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.sampling import drawn, one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure

@@ -155,6 +155,10 @@ class KVCache(Cache):
         for layer in self.layers:
             layer.length = value
 
+    def holds(self, capacity: int, copies: int) -> bool:
+        """Tell if there is room for a text of `capacity` slots in as many copies."""
+        return capacity <= self.capacity and copies <= self.allocated
+
     @contextmanager
     def writing_to(self, places: Tensor, slots: int) -> Iterator[None]:
         """Let calls within the context write to the slots `places` [n] and attend to the first `slots` slots."""

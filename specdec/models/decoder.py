@@ -4,7 +4,8 @@ Masks and positions are passed to the model explicitly; a mask is a view, so a c
 neither sampling nor acceptance.
 """
 
-from collections.abc import Iterable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from typing import Any
 
@@ -15,7 +16,7 @@ from specdec.errors import ModelLoadError
 from specdec.models.attention import pin_attention, use_own_attention
 from specdec.models.cache import KVCache
 from specdec.models.forward_pass import Pass, Passes, only_sequence, run_model
-from specdec.models.masks import Mask, MaskBuffers
+from specdec.models.masks import MaskBuffers
 from specdec.models.path_batch import PathBatch, path_batch, root_batch
 from specdec.models.probed import Probed
 from specdec.models.spread import main_device
@@ -26,7 +27,7 @@ _BUCKET = 512  # the capacity of a cache of passes is a multiple of this number 
 _ATTENTION = ("full_attention", "sliding_attention")
 
 
-class CachedModel:
+class CachedModel(ABC):
     """A model and the cache of one text.
 
     Attributes:
@@ -59,6 +60,29 @@ class CachedModel:
         """Return how many slots hold the text so far because another model evaluated it, and may not be written to."""
         return 0
 
+    def forward_paths(self, tokens: Tensor, tree: Tree) -> Tensor:
+        """Append `tokens` [N+1], the root and the nodes of `tree`, behind the cached tokens, with every path from the
+        root to a leaf as a sequence behind its own copy of the prefix.
+
+        If there are more sequences than copies, this call first makes a larger cache.
+
+        Returns:
+            logits [N+1, V], those of a node from the first sequence that holds it.
+        """
+        return self._forward_batch(tokens, path_batch(tree))
+
+    def forward_roots(self, token: Tensor, sequences: int) -> Tensor:
+        """Evaluate the root [1] alone in each of `sequences` sequences, behind a copy of the prefix for each.
+
+        Returns:
+            logits [1, V], those of the first sequence.
+        """
+        return self._forward_batch(token, root_batch(sequences))
+
+    @abstractmethod
+    def _forward_batch(self, tokens: Tensor, batch: PathBatch) -> Tensor:
+        """Evaluate `tokens` [N+1] in the sequences of `batch`; return logits [N+1, V]."""
+
 
 class Decoder(CachedModel):
     """One decoder-only model and the cache of one text.
@@ -67,6 +91,8 @@ class Decoder(CachedModel):
         layers: number of the model's layers.
         states: hidden states [N+1, D] of the tokens of the last call, where `keep_states` asked for them; of several
             layers side by side.
+        windows: the tokens back that each kind of attention layer sees; None for all.
+        prefill_options: arguments of the model for a call whose logits nobody reads.
         passes: what serves calls on texts in its cache in place of the modules (`specdec.compiled`); None: nothing.
         masks: buffers of the masks over a cache.
     """
@@ -85,23 +111,13 @@ class Decoder(CachedModel):
         use_own_attention(model)
         pin_attention(self.device)
         self.layers: int = config.num_hidden_layers
-        self._windows = attention_windows(config, name)
+        self.windows = attention_windows(config, name)
         # The prefill needs no logits: models that can limit them compute those of one token only.
         lean = "logits_to_keep" in signature(model.forward).parameters
-        self._no_logits: dict[str, int] = {"logits_to_keep": 1} if lean else {}
+        self.prefill_options: dict[str, int] = {"logits_to_keep": 1} if lean else {}
         self.cache = KVCache(self.layers, 1)
-        self.masks = MaskBuffers(self._windows, model.dtype, self.device)
+        self.masks = MaskBuffers(self.windows, model.dtype, self.device)
         self.passes: Passes | None = None
-
-    @property
-    def windows(self) -> dict[str, int | None]:
-        """The tokens back that each kind of attention layer sees; None for all."""
-        return self._windows
-
-    @property
-    def prefill_options(self) -> dict[str, int]:
-        """Arguments of the model for a call whose logits nobody reads."""
-        return self._no_logits
 
     def keep_states(self, offsets: Iterable[int]) -> None:
         """Leave the hidden states of these layers in `states` after every call from now on.
@@ -122,7 +138,7 @@ class Decoder(CachedModel):
 
     def fits_passes(self, cache: KVCache, capacity: int, copies: int) -> bool:
         """Tell if passes that write into this cache serve texts of this capacity."""
-        return capacity <= cache.capacity and copies <= cache.allocated
+        return cache.holds(capacity, copies)
 
     @property
     def loops(self) -> bool:
@@ -144,24 +160,37 @@ class Decoder(CachedModel):
             capacity: slots that prompt, output and the largest draft need together.
             copies: copies of the prefix; a batch of `forward_paths` needs one for each sequence.
         """
-        if self.passes is not None and self.passes.holds(capacity, copies):
-            self.cache = self.passes.cache
+        of_passes = None if self.passes is None else self.passes.cache
+        if of_passes is not None and of_passes.over is None and of_passes.holds(capacity, copies):
+            self.cache = of_passes
             self.cache.restart(copies)
         else:
             self.cache = KVCache(self.layers, capacity, copies)
-        found: list[Tensor] = []
-        for begin in range(0, len(prompt) - 1, self.prefill_chunk):
-            end = min(begin + self.prefill_chunk, len(prompt) - 1)
-            chunk = torch.tensor(prompt[begin:end], device=self.device)
-            self.forward(chunk, chain_tree(len(chunk) - 1), **self._no_logits)
-            if self.states is not None:
-                found.append(self.states)
-        if self.kept:
-            embedding = self.model.get_input_embeddings().weight
-            size = len(self.kept) * embedding.shape[1]
-            self.states = torch.cat(found) if found else embedding.new_empty(0, size)
+
+        def evaluate(chunk: Tensor) -> Tensor | None:
+            self.forward(chunk, chain_tree(len(chunk) - 1), **self.prefill_options)
+            return self.states
+
+        self.states = self.prefilled(prompt, evaluate)
         self.cache.broadcast()
         return prompt[-1]
+
+    def prefilled(self, prompt: Sequence[int], evaluate: Callable[[Tensor], Tensor | None]) -> Tensor | None:
+        """Evaluate all tokens of a prompt but the last, some at a time; return their states [len(prompt) - 1, D], where
+        they are kept.
+
+        Args:
+            evaluate: appends tokens [N] to the text and returns their states.
+        """
+        found = []
+        for begin in range(0, len(prompt) - 1, self.prefill_chunk):
+            end = min(begin + self.prefill_chunk, len(prompt) - 1)
+            found.append(evaluate(torch.tensor(prompt[begin:end], device=self.device)))
+        if not self.kept:
+            return None
+        embedding = self.model.get_input_embeddings().weight
+        empty = embedding.new_empty(0, len(self.kept) * embedding.shape[1])
+        return torch.cat([states for states in found if states is not None]) if found else empty
 
     @staticmethod
     def slots_for(prompt: int, capacity: int, copies: int) -> int:
@@ -187,31 +216,13 @@ class Decoder(CachedModel):
 
     def plain(self, tokens: Tensor, tree: Tree, **options: int) -> Pass:
         """Evaluate the tokens of `forward` by the model's own modules."""
-        mask = self.masks.view(tree, self.cache.length, self.cache.capacity)
+        masks = self.masks.view(tree, self.cache.length, self.cache.capacity)
         places = (tree.offsets.to(self.device, non_blocking=True) + self.cache.length).unsqueeze(0)
-        return only_sequence(run_model(self.model, self.cache, self.kept, tokens.unsqueeze(0), places, mask, **options))
-
-    def forward_paths(self, tokens: Tensor, tree: Tree) -> Tensor:
-        """Evaluate the tokens of `forward`, with every path from the root to a leaf as a sequence behind its own copy
-        of the prefix.
-
-        If there are more sequences than copies, this call first makes a larger cache.
-
-        Returns:
-            logits [N+1, V], those of a node from the first sequence that holds it.
-        """
-        return self._forward_batch(tokens, path_batch(tree))
-
-    def forward_roots(self, token: Tensor, sequences: int) -> Tensor:
-        """Evaluate the root [1] alone in each of `sequences` sequences, behind a copy of the prefix for each.
-
-        Returns:
-            logits [1, V], those of the first sequence.
-        """
-        return self._forward_batch(token, root_batch(sequences))
+        return only_sequence(
+            run_model(self.model, self.cache, self.kept, tokens.unsqueeze(0), places, masks, **options)
+        )
 
     def _forward_batch(self, tokens: Tensor, batch: PathBatch) -> Tensor:
-        """Evaluate `tokens` [N+1] in the sequences of `batch`; return logits [N+1, V]."""
         if len(batch) > self.cache.copies:
             self.cache = self.cache.grown(len(batch))
         prefix, passes = self.cache.length, self.passes
@@ -220,10 +231,11 @@ class Decoder(CachedModel):
         if passes is not None and self.cache is passes.cache and prefix:
             result = passes.evaluate_batch(sequences, batch)
         if result is None:
-            mask = self.masks.view(batch.chain, prefix, self.cache.capacity)
+            masks = self.masks.view(batch.chain, prefix, self.cache.capacity)
+            # A view for each sequence: some models do not take one for all.
+            masks = {kind: view.expand(len(batch), -1, -1, -1) for kind, view in masks.items()}
             positions = (batch.chain.offsets.to(self.device, non_blocking=True) + prefix).expand(len(batch), -1)
-            each = _in_every_sequence(mask, len(batch))
-            result = run_model(self.model, self.cache, self.kept, sequences, positions, each)
+            result = run_model(self.model, self.cache, self.kept, sequences, positions, masks)
         places = batch.places.to(self.device, non_blocking=True)
         self.states = None if result.states is None else result.states.flatten(0, 1)[places]
         return result.logits.flatten(0, 1)[places]
@@ -239,13 +251,6 @@ class Decoder(CachedModel):
     @property
     def flops_per_token(self) -> float:
         return flops_per_token(self.model)
-
-
-def _in_every_sequence(mask: Mask, sequences: int) -> Mask:
-    """Return views of a mask for as many sequences: some models do not take one for all."""
-    if isinstance(mask, Tensor):
-        return mask.expand(sequences, -1, -1, -1)
-    return {kind: view.expand(sequences, -1, -1, -1) for kind, view in mask.items()}
 
 
 def flops_per_token(model: Any) -> float:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.models.cache import CACHE, KVCache
-from specdec.models.masks import Mask
+from specdec.models.masks import Masks, for_model
 from specdec.models.path_batch import PathBatch
 from specdec.records import Tree
 
@@ -28,7 +28,7 @@ class Pass(NamedTuple):
 
 
 def run_model(
-    model: Any, cache: KVCache, kept: Sequence[int], tokens: Tensor, positions: Tensor, mask: Mask, **options: int
+    model: Any, cache: KVCache, kept: Sequence[int], tokens: Tensor, positions: Tensor, masks: Masks, **options: int
 ) -> Pass:
     """Run a transformers decoder on a batch of tokens [B, N].
 
@@ -37,7 +37,7 @@ def run_model(
         options: further arguments of the model.
     """
     output = model(
-        input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=True,
+        input_ids=tokens, attention_mask=for_model(masks), position_ids=positions, use_cache=True,
         output_hidden_states=bool(kept), **{CACHE: cache}, **options,
     )  # fmt: skip
     return Pass(output.logits, joined_states(output.hidden_states, kept) if kept else None)
@@ -72,10 +72,6 @@ class Passes(Protocol):
 
     @property
     def sizes(self) -> tuple[int, ...]: ...
-
-    def holds(self, capacity: int, copies: int) -> bool:
-        """Tell if the cache has these slots and copies."""
-        ...
 
     def evaluate(self, tokens: Tensor, tree: Tree) -> Pass | None:
         """Evaluate the root and the nodes of a tree [N+1] behind the cache's present length; None without a pass."""
@@ -119,9 +115,8 @@ def static_pass(
         for kind, window in windows.items():
             within = seen if window is None else seen & (behind < window)
             masks[kind] = torch.where(within, hidden.new_zeros(()), hidden)[None, None]
-        mask = masks if len(masks) > 1 else next(iter(masks.values()))
         with cache.writing_to(places, slots):
-            return only_sequence(run_model(model, cache, kept, tokens.unsqueeze(0), positions.unsqueeze(0), mask))
+            return only_sequence(run_model(model, cache, kept, tokens.unsqueeze(0), positions.unsqueeze(0), masks))
 
     return forward
 

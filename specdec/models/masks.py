@@ -9,8 +9,10 @@ from torch import Tensor
 
 from specdec.records import Tree
 
-Mask = Tensor | dict[str, Tensor]
-"""An additive mask [1, 1, N+1, prefix + N+1]; for a model that mixes kinds of layers, one by the name of each kind."""
+Masks = dict[str, Tensor]
+"""Additive masks [1, 1, N+1, prefix + N+1] by the name of each kind of attention layer."""
+Mask = Tensor | Masks
+"""Masks as transformers takes them: by kind for a model that mixes kinds of layers, else the only one."""
 
 _COLUMNS = 512  # buffers are this wide or a multiple: caches of texts of similar length then share them
 _KEPT = 32  # the most buffers that are kept
@@ -18,6 +20,11 @@ _LONG_CHAIN = 64  # tokens; the square buffer of a longer chain, a prefill, is n
 # The lines of a mask that a GPU reads begin at multiples of this number of elements: torch's memory-efficient kernel
 # refuses other addresses, and a view of a buffer begins anywhere.
 _ALIGNMENT = 8
+
+
+def for_model(masks: Masks) -> Mask:
+    """Return masks as transformers takes them."""
+    return masks if len(masks) > 1 else next(iter(masks.values()))
 
 
 class MaskBuffers:
@@ -34,10 +41,10 @@ class MaskBuffers:
         self.aligned = device.type == "cuda"
         self._buffers: dict[tuple[bool, int, int], list[_Buffer]] = {}
 
-    def view(self, tree: Tree, prefix: int, capacity: int) -> Mask:
-        """Return the mask of the root and the nodes of `tree` behind `prefix` slots of a cache of `capacity` slots.
+    def view(self, tree: Tree, prefix: int, capacity: int) -> Masks:
+        """Return the masks of the root and the nodes of `tree` behind `prefix` slots of a cache of `capacity` slots.
 
-        The next call may overwrite it.
+        The next call may overwrite them.
         """
         tokens = len(tree) + 1
         if tree.is_chain and tokens > _LONG_CHAIN:
@@ -52,8 +59,7 @@ class MaskBuffers:
                     self._buffers.clear()
                 self._buffers[key] = self._made(key[1], columns)
             buffers = self._buffers[key]
-        views = {kind: buffer.view(tree, prefix) for kind, buffer in zip(self._windows, buffers, strict=True)}
-        return views if len(views) > 1 else next(iter(views.values()))
+        return {kind: buffer.view(tree, prefix) for kind, buffer in zip(self._windows, buffers, strict=True)}
 
     def _made(self, tokens: int, columns: int) -> list["_Buffer"]:
         made = [_Buffer(tokens, columns, window, self._dtype, self._device) for window in self._windows.values()]

@@ -1,5 +1,5 @@
 """A transformers decoder over many texts at once: tokens in, logits out. Shared by batched targets and batched
-drafters.
+drafters; `SlotDecoder` is one text of it for what works with a decoder of one.
 
 Each text has its own length, and a call evaluates another number of new tokens of each, padded to the longest. Masks
 and positions are explicit, so that no text sees padding or another text. Knows neither sampling nor acceptance.
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import run_model
-from specdec.models.masks import Mask, MaskBuffers
+from specdec.models.masks import MaskBuffers, Masks
 from specdec.models.ragged_cache import RaggedCache
 from specdec.records import Tree, chain_tree
 
@@ -61,17 +61,14 @@ class RaggedDecoder:
         """
         self.cache.take(slot)
         self._prefix[slot] = 0
-        found: list[Tensor] = []
-        lean = self.decoder.prefill_options
-        for begin in range(0, len(tokens) - 1, self.decoder.prefill_chunk):
-            chunk = tokens[begin : min(begin + self.decoder.prefill_chunk, len(tokens) - 1)]
-            self.forward([slot], [torch.tensor(chunk, device=self.device)], None, **lean)
-            if slot in self.states:
-                found.append(self.states[slot])
-        if self.decoder.kept:
-            embedding = self.decoder.model.get_input_embeddings().weight
-            size = len(self.decoder.kept) * embedding.shape[1]
-            self.states[slot] = torch.cat(found) if found else embedding.new_empty(0, size)
+
+        def evaluate(chunk: Tensor) -> Tensor | None:
+            self.forward([slot], [chunk], None, **self.decoder.prefill_options)
+            return self.states.get(slot)
+
+        states = self.decoder.prefilled(tokens, evaluate)
+        if states is not None:
+            self.states[slot] = states
         return tokens[-1]
 
     @torch.inference_mode()
@@ -111,8 +108,8 @@ class RaggedDecoder:
                 self.states[slot] = result.states[row, :count]
         return [logits[slot] for slot in slots]
 
-    def _masks(self, trees: Sequence[Tree], prefixes: Sequence[int], width: int) -> Mask:
-        """Return the additive mask [B, 1, n, longest] of a call, or one for each kind of layer."""
+    def _masks(self, trees: Sequence[Tree], prefixes: Sequence[int], width: int) -> Masks:
+        """Return the additive masks [B, 1, n, longest] of a call, one for each kind of layer."""
         longest = max(prefix + len(tree) + 1 for prefix, tree in zip(prefixes, trees, strict=True))
         shape, dtype = (len(trees), 1, width, longest), self.decoder.model.dtype
         masks = {
@@ -120,11 +117,9 @@ class RaggedDecoder:
             for kind in self.decoder.windows
         }
         for row, (tree, prefix) in enumerate(zip(trees, prefixes, strict=True)):
-            own = self._buffers.view(tree, prefix, self.cache.capacity)
-            views = [own] if isinstance(own, Tensor) else own.values()
-            for mask, view in zip(masks.values(), views, strict=True):
-                mask[row, :, : len(tree) + 1, : view.shape[-1]] = view[0]
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+            for kind, view in self._buffers.view(tree, prefix, self.cache.capacity).items():
+                masks[kind][row, :, : len(tree) + 1, : view.shape[-1]] = view[0]
+        return masks
 
     @torch.inference_mode()
     def commit(self, slot: int, path: Sequence[int]) -> None:
@@ -146,3 +141,33 @@ class RaggedDecoder:
         self.cache.release(slot)
         self.states.pop(slot, None)
         self._prefix.pop(slot, None)
+
+
+class SlotDecoder(Decoder):
+    """A decoder whose text stands in one slot. Its own calls are on that text alone; calls on many slots at once are
+    the ragged decoder's, and both may take turns.
+    """
+
+    def __init__(self, ragged: RaggedDecoder, slot: int) -> None:
+        decoder = ragged.decoder
+        super().__init__(decoder.model, decoder.name, decoder.prefill_chunk)
+        self._ragged, self._slot = ragged, slot
+        self.probed, self.context_length = decoder.probed, decoder.context_length
+
+    @property
+    def length(self) -> int:
+        """The number of evaluated tokens, 0 before a text; setting it forgets those behind."""
+        return self._ragged.cache.lengths.get(self._slot, 0)
+
+    @length.setter
+    def length(self, value: int) -> None:
+        if self._slot in self._ragged.cache.lengths:
+            self._ragged.rewind(self._slot, value)
+
+    def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
+        """Begin a new text in the slot; see `Decoder.start`. The ragged decoder has reserved its capacity."""
+        return self._ragged.start(self._slot, prompt)
+
+    def forward(self, tokens: Tensor, tree: Tree, **options: int) -> Tensor:
+        """Evaluate tokens of this text alone; see `Decoder.forward`."""
+        return self._ragged.forward([self._slot], [tokens], [tree], **options)[0]

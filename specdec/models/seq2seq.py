@@ -15,8 +15,8 @@ from transformers.cache_utils import EncoderDecoderCache
 from specdec.errors import ModelLoadError
 from specdec.models.cache import CACHE, KVCache
 from specdec.models.decoder import CachedModel, Decoder
-from specdec.models.masks import MaskBuffers
-from specdec.models.path_batch import PathBatch, path_batch, root_batch
+from specdec.models.masks import MaskBuffers, for_model
+from specdec.models.path_batch import PathBatch
 from specdec.records import Tree, chain_tree
 
 # The modules that make keys and values of the cross-attention, under T5's names and under BART's.
@@ -89,15 +89,7 @@ class Seq2SeqDecoder(CachedModel):
             )
         return self._logits(tokens.unsqueeze(0), tree)[0]
 
-    def forward_paths(self, tokens: Tensor, tree: Tree) -> Tensor:
-        """Evaluate a tree as the batch of its paths (see `Decoder.forward_paths`); all sequences share the prompt."""
-        return self._forward_batch(tokens, path_batch(tree))
-
-    def forward_roots(self, token: Tensor, sequences: int) -> Tensor:
-        """Evaluate the root alone in each of `sequences` sequences (see `Decoder.forward_roots`)."""
-        return self._forward_batch(token, root_batch(sequences))
-
-    def _forward_batch(self, tokens: Tensor, batch: PathBatch) -> Tensor:
+    def _forward_batch(self, tokens: Tensor, batch: PathBatch) -> Tensor:  # all sequences share the prompt
         if len(batch) > self.cache.copies:
             self._caches.self_attention_cache = self.cache = self.cache.grown(len(batch))
         logits = self._logits(tokens[batch.index.to(self.device, non_blocking=True)], batch.chain)
@@ -109,7 +101,7 @@ class Seq2SeqDecoder(CachedModel):
         logits: Tensor = self.model(
             encoder_outputs=(self._encoded.expand(len(tokens), -1, -1),),
             decoder_input_ids=tokens,
-            decoder_attention_mask=self._masks.view(chain, self.length, self.cache.capacity),
+            decoder_attention_mask=for_model(self._masks.view(chain, self.length, self.cache.capacity)),
             use_cache=True,
             **{CACHE: self._caches},
         ).logits

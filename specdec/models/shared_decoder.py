@@ -59,10 +59,7 @@ class SharedDecoder(Decoder):
             self._share()
             self.length = self._other.length
             return prompt[-1]
-        made, self.passes = self.passes, None  # they write into the other decoder's cache
-        root = super().start(prompt, capacity, copies)
-        self.passes = made
-        return root
+        return super().start(prompt, capacity, copies)
 
     def follow(self) -> int:
         if self.cache.over is None:

@@ -76,7 +76,7 @@ def on_a_gpu(monkeypatch):
     def compile_without_capture(decoder, rows, capacity, mode, packages=None):
         compile_decoder(decoder, (), capacity, mode)
         for count in rows:
-            decoder.passes.steps[count] = StaticStep(decoder.model, decoder.cache, count, decoder._windows)
+            decoder.passes.steps[count] = StaticStep(decoder.model, decoder.cache, count, decoder.windows)
 
     made: list[StaticLoop] = []
     monkeypatch.setattr(small_model, "compile_decoder", compile_without_capture)

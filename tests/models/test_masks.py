@@ -12,9 +12,16 @@ LARGE, AS_LARGE = Tree((-1, 0, 1, -1, 3, 0)), Tree((-1, 0, 0, -1, 3, 3))
 TREES = [chain_tree(0), chain_tree(1), chain_tree(5), Tree((-1, -1)), LARGE, AS_LARGE, LARGE, chain_tree(6)]
 
 
-def made(*windows: int | None) -> MaskBuffers:
-    kinds = {f"kind{index}": window for index, window in enumerate(windows)}
-    return MaskBuffers(kinds, torch.float64, torch.device("cpu"))
+class Buffers(MaskBuffers):
+    """The buffers of a model with one kind of layers."""
+
+    def view(self, tree, prefix, capacity):
+        (view,) = super().view(tree, prefix, capacity).values()
+        return view
+
+
+def made(window: int | None) -> Buffers:
+    return Buffers({"full_attention": window}, torch.float64, torch.device("cpu"))
 
 
 def defined(tree: Tree, prefix: int, window: int | None) -> torch.Tensor:
@@ -40,7 +47,8 @@ def test_a_mask_is_what_its_definition_says(window):
 
 
 def test_a_model_that_mixes_kinds_gets_one_by_name():
-    views = made(None, 4).view(TREES[4], 9, 40)
+    kinds = {"kind0": None, "kind1": 4}
+    views = MaskBuffers(kinds, torch.float64, torch.device("cpu")).view(TREES[4], 9, 40)
     assert list(views) == ["kind0", "kind1"]
     assert torch.equal(views["kind0"], defined(TREES[4], 9, None))
     assert torch.equal(views["kind1"], defined(TREES[4], 9, 4))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.models.masks import Mask
+from specdec.models.masks import Mask, for_model
 from specdec.training.recipes import SubtasksConfig
 
 UNSCORED = -100  # the target of a row that predicts nothing, as `torch.nn.functional.cross_entropy` ignores it
@@ -68,7 +68,7 @@ class MaskRows:
                 seen = visible & (positions.unsqueeze(-1) - positions.unsqueeze(-2) < window)
             masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).unsqueeze(1)
             masks[kind].masked_fill_(~seen.unsqueeze(1), torch.finfo(dtype).min)
-        return masks if len(masks) > 1 else next(iter(masks.values()))
+        return for_model(masks)
 
 
 def mask_rows(
