@@ -10,14 +10,14 @@ import multiprocessing
 import os
 import signal
 import threading
+import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from multiprocessing.connection import wait as wait_for
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -99,54 +99,6 @@ class _Share:
     threads: int
 
 
-@dataclass(frozen=True)
-class _Decoded:
-    """A prompt that a worker is done with: which of its turns it decoded, and the answers to them."""
-
-    turns: list[bool]
-    answers: Answers
-
-
-class _Worker:
-    """The side of the worker: its own parts, and a session that writes files of its own."""
-
-    def __init__(self, share: _Share) -> None:
-        """
-        Raises:
-            SpecdecError: the parts cannot be made a second time.
-        """
-        if torch.cuda.is_available() and share.plan.target_values.get("device", "cpu") != "cpu":
-            torch.cuda.set_device(share.number)
-        self._parts = parts = open_parts(share.plan, share.threads)
-        self._results = ResultsFolder(share.folder, str(share.number))
-        measurement = parts.plan.measurement
-        self._session = Session(
-            parts, share.cell, self._results, parts.target.clock() or clock_for(parts.target.device)
-        )
-        prepare(parts)
-        if measurement.warmup_tokens:
-            self._session.warm_up(parts.longest_prompt, measurement.warmup_tokens)
-        order = conversations(parts.prompts.prompts, measurement.repeats)
-        self._conversations = {(each.repeat, each.number): each for each in order}
-
-    def decode(self, place: tuple[int, int], kept: Mapping[PromptKey, DonePrompt], answers: Answers) -> _Decoded:
-        """Decode what is left of a prompt; see `decode_conversation`."""
-        turns: list[bool] = []
-        try:
-            decode_conversation(self._parts, self._session, self._conversations[place], kept, answers, turns.append)
-        except NumericsError as error:
-            error.partial = None  # on disk; too large, and on a GPU not able, to be sent
-            self._results.close()
-            raise
-        return _Decoded(turns, answers)
-
-    def close(self) -> None:
-        self._results.close()
-
-
-_made: dict[int, _Worker] = {}  # the worker of this process, by its number
-
-
 def _begin() -> None:
     """Prepare a process for its work: it ends with the one that started it, and only by its word."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one decides
@@ -155,91 +107,123 @@ def _begin() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     # Else a worker whose run was killed would go on writing into a folder that is resumed.
-    threading.Thread(target=lambda: (wait_for([parent.sentinel]), os._exit(1)), daemon=True).start()
+    threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
-def _decode(
-    number: int,
-    share: _Share | None,
-    place: tuple[int, int],
-    kept: Mapping[PromptKey, DonePrompt],
-    answers: Answers,
-) -> _Decoded:
-    """Decode a prompt by the worker of a number; the first call makes it of its share, which only that call brings."""
-    if share is not None:
-        _made[number] = _Worker(share)
-    return _made[number].decode(place, kept, answers)
+def _opened(share: _Share, results: ResultsFolder) -> tuple[Parts, Session]:
+    """Open the worker's own parts, and a session that writes files of its own.
+
+    Raises:
+        SpecdecError: the parts cannot be made a second time.
+    """
+    if torch.cuda.is_available() and share.plan.target_values.get("device", "cpu") != "cpu":
+        torch.cuda.set_device(share.number)
+    parts = open_parts(share.plan, share.threads)
+    session = Session(parts, share.cell, results, parts.target.clock() or clock_for(parts.target.device))
+    prepare(parts)
+    if parts.plan.measurement.warmup_tokens:
+        session.warm_up(parts.longest_prompt, parts.plan.measurement.warmup_tokens)
+    return parts, session
 
 
-def _close(number: int) -> None:
-    """Drop the worker of this process, with what it has finished on disk."""
-    if number in _made:
-        _made.pop(number).close()
+def _work(pipe: Connection, share: _Share) -> None:
+    """Decode the prompts that come through a pipe, one by one, and answer each with the turns that were decoded and
+    the answers to them, or with the fault; None ends the worker, which says None when all is on disk.
+    """
+    _begin()
+    results = ResultsFolder(share.folder, str(share.number))
+    opened: tuple[Parts, Session] | None = None
+    while (given := pipe.recv()) is not None:
+        conversation, kept, answers = given
+        turns: list[bool] = []  # False for one that was kept
+        try:
+            opened = opened or _opened(share, results)
+            decode_conversation(*opened, conversation, kept, answers, turns.append)
+        except Exception as error:
+            if isinstance(error, NumericsError):
+                error.partial = None  # on disk; too large, and on a GPU not able, to be sent
+            error.add_note(traceback.format_exc())
+            pipe.send(error)
+        else:
+            pipe.send((turns, answers))
+    results.close()
+    pipe.send(None)
 
 
 class _WorkerDied(EnvironmentFault):
     """The death of a worker, which may have cut off what it was writing."""
 
 
-@dataclass
-class _Process:
-    """The side of the run: a worker, and what it is doing.
+class _Worker:
+    """The side of the run: a worker's process, the pipe to it, and what it is doing.
 
     Attributes:
-        pool: of this one process, so that the death of another one does not end it.
-        process: known from its first prompt on.
         prompts: ids of those that it has finished.
-        begun: it has got its share.
+        at_hand: what it decodes; None before its first prompt.
     """
 
-    share: _Share
-    pool: ProcessPoolExecutor
-    process: multiprocessing.process.BaseProcess | None = None
-    prompts: list[str] = field(default_factory=list)
-    begun: bool = False
+    def __init__(self, share: _Share, workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._share, self._workers = share, workers
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=_work, args=(theirs, share))
+        self._process.start()
+        theirs.close()  # so that the pipe ends with the process
+        self.prompts: list[str] = []
+        self.at_hand: Conversation | None = None
 
-    def give(
-        self, conversation: Conversation, kept: Mapping[PromptKey, DonePrompt], answers: Answers
-    ) -> Future[_Decoded]:
-        """Have the process decode a prompt; return what will say that it is done."""
+    def give(self, conversation: Conversation, kept: Mapping[PromptKey, DonePrompt], answers: Answers) -> None:
+        """Have the process decode a prompt."""
         mine = conversation.repeat, conversation.prompt.id
         own = {key: done for key, done in kept.items() if (key[0], first_turn(key[1])) == mine}
-        before = set(multiprocessing.active_children())
-        place, share = (conversation.repeat, conversation.number), None if self.begun else self.share
-        future = self.pool.submit(_decode, self.share.number, share, place, own, answers)
-        self.begun = True
-        self.process = self.process or next(iter(set(multiprocessing.active_children()) - before), None)
-        return future
+        self.at_hand = conversation
+        with suppress(BrokenPipeError):  # it died: `answer` says so
+            self.pipe.send((conversation, own, answers))
 
-    def close(self, workers: int) -> None:
-        """Have the process write what still waits for its next prompt.
+    def answer(self) -> tuple[list[bool], Answers]:
+        """Return what became of the prompt at hand.
+
+        Raises:
+            Exception: as the worker raised it.
+            EnvironmentFault: it died.
+        """
+        assert self.at_hand is not None
+        answer = self._received(f"while it decoded prompt {self.at_hand.prompt.id!r}")
+        if isinstance(answer, Exception):
+            raise answer
+        self.prompts.append(self.at_hand.prompt.id)
+        decoded: tuple[list[bool], Answers] = answer
+        return decoded
+
+    def close(self) -> None:
+        """Have the process write what still waits for its next prompt, and end.
 
         Raises:
             EnvironmentFault: it died.
         """
-        try:
-            self.pool.submit(_close, self.share.number).result()
-        except BrokenProcessPool:
-            raise self.death(workers, "before it had written its last prompts") from None
+        with suppress(BrokenPipeError):
+            self.pipe.send(None)
+        self._received("before it had written its last prompts")
+        self._process.join()
 
-    def death(self, workers: int, when: str) -> "_WorkerDied":
-        """Return the fault that says how the process died."""
-        # The pool waits for its process, too, and whoever comes second learns no exit code: so the pool comes first.
-        self.pool.shutdown(wait=True)
-        code = None if self.process is None else self.process.exitcode
-        how = f" (signal {-code})" if code is not None and code < 0 else ""
-        return _WorkerDied(
-            f"Worker {self.share.number} of {workers} died{how} {when}, having finished "
-            f"{', '.join(self.prompts) or 'none'}"
-        )
+    def _received(self, when: str) -> Any:
+        try:
+            return self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            self._process.join()
+            code = self._process.exitcode
+            how = f" (signal {-code})" if code is not None and code < 0 else ""
+            raise _WorkerDied(
+                f"Worker {self._share.number} of {self._workers} died{how} {when}, having finished "
+                f"{', '.join(self.prompts) or 'none'}"
+            ) from None
 
     def end(self) -> None:
         """End the process at once."""
-        if self.process is not None and self.process.is_alive():
-            self.process.terminate()
-            self.process.join(_ENDING_S)
-            self.process.kill()
-        self.pool.shutdown(wait=True, cancel_futures=True)
+        self._process.terminate()
+        self._process.join(_ENDING_S)
+        self._process.kill()
+        self._process.join()
 
 
 def decode_by_workers(parts: Parts, session: Session, beginning: Beginning, advance: Callable[[bool], None]) -> None:
@@ -253,30 +237,18 @@ def decode_by_workers(parts: Parts, session: Session, beginning: Beginning, adva
             hand.
         EnvironmentFault: a worker died; what is on disk is kept.
     """
-    folder = beginning.results.folder
-    threads = torch.get_num_threads()
-    shares = [_Share(number, parts.plan, folder, session.cell, threads) for number in range(parts.workers)]
+    folder, count = beginning.results.folder, parts.workers
+    workers: list[_Worker] = []
     try:
-        with _started(shares, folder) as processes:
-            _share_out(parts, processes, beginning, advance)
-    finally:
-        for done in finished_prompts(folder).values():
-            session.collect(done)
-
-
-@contextmanager
-def _started(shares: list[_Share], folder: Path) -> Iterator[list[_Process]]:
-    """Start the workers, and end them. What they have finished is on disk then."""
-    context = multiprocessing.get_context("spawn")
-    processes = [_Process(share, ProcessPoolExecutor(1, context, _begin)) for share in shares]
-    try:
-        yield processes
-        for each in processes:
-            each.close(len(processes))
-            each.pool.shutdown()
+        for number in range(count):
+            share = _Share(number, parts.plan, folder, session.cell, torch.get_num_threads())
+            workers.append(_Worker(share, count))
+        _share_out(parts, workers, beginning, advance)
+        for worker in workers:
+            worker.close()
     except BaseException as error:
-        for each in processes:
-            each.end()
+        for worker in workers:
+            worker.end()
         if isinstance(error, _WorkerDied):
             kept = counted(len(finished_prompts(folder)), "prompt")
             raise EnvironmentFault(
@@ -284,55 +256,45 @@ def _started(shares: list[_Share], folder: Path) -> Iterator[list[_Process]]:
                 "goes on with them (resume=auto); if memory ran out, use fewer measurement.workers."
             ) from None
         raise
+    finally:
+        for done in finished_prompts(folder).values():
+            session.collect(done)
 
 
-def _share_out(
-    parts: Parts,
-    processes: list[_Process],
-    beginning: Beginning,
-    advance: Callable[[bool], None],
-) -> None:
+def _share_out(parts: Parts, workers: Sequence[_Worker], beginning: Beginning, advance: Callable[[bool], None]) -> None:
     """Give every worker a prompt, and the next one when it is done."""
-    waiting = deque(conversations(parts.prompts.prompts, parts.plan.measurement.repeats))
+    waiting = conversations(parts.prompts.prompts, parts.plan.measurement.repeats)
     answers: dict[int, Answers] = {}  # by the number of the prompt
-    busy: dict[Future[_Decoded], tuple[_Process, Conversation]] = {}
-    idle = deque(processes)
+    busy: dict[Any, _Worker] = {}  # by its pipe
+    idle = deque(workers)
     fault: Exception | None = None
     while busy or (waiting and fault is None):
-        while idle and waiting and fault is None:
-            found = _next(waiting, answers, busy)
-            if found is None:
+        while idle and fault is None:
+            # A later repeat continues the answers of the first: it waits while a worker has that one at hand.
+            ready = (c for c in waiting if c.repeat == 0 or not c.prompt.follow_ups or c.number in answers)
+            conversation = next(ready, None)
+            if conversation is None:
                 break
+            waiting.remove(conversation)
             worker = idle.popleft()
-            busy[worker.give(found, beginning.kept, dict(answers.get(found.number, {})))] = worker, found
-        for future in wait(busy, _LOOK_S, FIRST_COMPLETED).done:
-            worker, conversation = busy.pop(future)
+            worker.give(conversation, beginning.kept, answers.get(conversation.number, {}))
+            busy[worker.pipe] = worker
+        for pipe in wait(busy, _LOOK_S):
+            worker = busy.pop(pipe)
             try:
-                decoded = future.result()
-            except BrokenProcessPool:
-                fault = fault or worker.death(len(processes), f"while it decoded prompt {conversation.prompt.id!r}")
+                turns, more = worker.answer()
+            except _WorkerDied as error:
+                fault = fault or error
                 continue
             except Exception as error:
                 fault = fault or error
             else:
-                answers.setdefault(conversation.number, {}).update(decoded.answers)
-                worker.prompts.append(conversation.prompt.id)
-                for turn in decoded.turns:
+                assert worker.at_hand is not None
+                answers.setdefault(worker.at_hand.number, {}).update(more)
+                for turn in turns:
                     advance(turn)
             idle.append(worker)
     if fault is not None:
         for worker in idle:
-            worker.close(len(processes))
+            worker.close()
         raise fault
-
-
-def _next(
-    waiting: deque[Conversation], answers: Mapping[int, Answers], busy: Mapping[Future[_Decoded], object]
-) -> Conversation | None:
-    """Take the next prompt whose later turns continue an answer that is known; None where all wait for one at hand."""
-    for conversation in waiting:
-        if conversation.repeat == 0 or not conversation.prompt.follow_ups or conversation.number in answers:
-            waiting.remove(conversation)
-            return conversation
-    assert busy
-    return None

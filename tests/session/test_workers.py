@@ -6,13 +6,10 @@ Real processes where that is the point; elsewhere threads do the work of process
 import json
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
@@ -54,8 +51,22 @@ def in_threads(monkeypatch):
         with loading:
             return open_parts(plan)
 
+    class Context:
+        """That of multiprocessing, as far as workers use it; both ends of a pipe are in this process."""
+
+        @staticmethod
+        def Pipe():
+            mine, theirs = multiprocessing.Pipe()
+            theirs.close = lambda: None
+            return mine, theirs
+
+        class Process(threading.Thread):
+            exitcode = None
+            terminate = kill = lambda self: None
+
     monkeypatch.setattr(workers, "open_parts", open_alone)
-    monkeypatch.setattr(workers, "ProcessPoolExecutor", lambda count, context, begin: ThreadPoolExecutor(count))
+    monkeypatch.setattr(workers, "_begin", lambda: None)
+    monkeypatch.setattr(workers.multiprocessing, "get_context", lambda _: Context)
 
 
 def untimed(folder: Path) -> dict[str, object]:
@@ -129,13 +140,6 @@ def test_a_dead_worker_fails_the_run_which_can_be_resumed(command, tmp_path):
     assert untimed(folder) == untimed(alone)
 
 
-def test_the_signal_that_killed_a_worker_is_told_also_where_its_pool_learned_it_first():
-    process = SimpleNamespace(exitcode=None)  # another thread waits for it, and has not noted the code down yet
-    pool = SimpleNamespace(shutdown=lambda wait: setattr(process, "exitcode", -9 if wait else None))
-    died = workers._Process(workers._Share(1, *[None] * 4), pool, process).death(2, "now")
-    assert str(died) == "Worker 1 of 2 died (signal 9) now, having finished none"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "code"), [(NumericsError, 4), (UsageError, 2)])
 def test_the_fault_of_a_worker_is_that_of_the_run(command, in_threads, monkeypatch, fault, code):
@@ -164,27 +168,23 @@ def test_the_fault_of_a_worker_is_that_of_the_run(command, in_threads, monkeypat
     assert done >= {prompt for _, prompt in finished_prompts(folder)} != set()  # from which the run goes on
 
 
-def test_a_numerics_fault_travels_without_its_rounds(tmp_path):
-    """A worker's results, which are sent to the run, are small and free of a device's events."""
-
-    worker = object.__new__(workers._Worker)
+def test_a_numerics_fault_travels_without_its_rounds(monkeypatch, tmp_path):
+    """What a worker sends to the run is small and free of a device's events."""
     error = NumericsError("The logits are not finite.")
     error.partial = threading.Lock()  # cannot be pickled, as an event of a GPU
 
     def decode(*_):
         raise error
 
-    closed = []
-    worker._parts = worker._session = None
-    worker._conversations = {(0, 0): None}
-    worker._results = type("Results", (), {"close": lambda self: closed.append(True)})()
-    original, workers.decode_conversation = workers.decode_conversation, decode
-    try:
-        with pytest.raises(NumericsError) as raised:
-            worker.decode((0, 0), {}, {})
-    finally:
-        workers.decode_conversation = original
-    assert str(pickle.loads(pickle.dumps(raised.value))) == "The logits are not finite." and closed == [True]
+    monkeypatch.setattr(workers, "_begin", lambda: None)
+    monkeypatch.setattr(workers, "_opened", lambda *_: (None, None))
+    monkeypatch.setattr(workers, "decode_conversation", decode)
+    mine, theirs = multiprocessing.Pipe()
+    for given in ((None, {}, {}), None):
+        mine.send(given)
+    workers._work(theirs, workers._Share(0, None, tmp_path, "", 1))
+    sent = mine.recv()
+    assert isinstance(sent, NumericsError) and str(sent) == "The logits are not finite." and mine.recv() is None
 
 
 @pytest.mark.slow
