@@ -96,18 +96,6 @@ class MeasurementConfig:
     repetition_period: AtLeastOne
     repetition_share: Probability
 
-    @property
-    def limit(self) -> int:
-        """The most tokens of an output, as a number. Where the configuration leaves it open, `session.parts.limited`
-        has read it off the recorded texts.
-
-        Raises:
-            ValueError: it is still open.
-        """
-        if self.max_new_tokens is None:
-            raise ValueError("measurement.max_new_tokens is null: `limited` gives the number")
-        return self.max_new_tokens
-
 
 @typed
 class TrackingConfig:

@@ -39,8 +39,6 @@ COLUMNS = "100"  # of what is printed where no terminal says how wide it is
 STORE_NAMES = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME")  # variables that conf/tracking reads
 LOG = "specdec.log"  # that conf/hydra/job_logging writes
 LONGEST_LABEL = 100  # characters of a folder's name
-
-
 SHARED = ("config", "train")  # roots of the commands that several processes can run together; they say what not
 
 
@@ -80,27 +78,6 @@ def refuse_targets(values: Any, where: str = "") -> None:
         refuse_targets(value, f"{place}.")
 
 
-def _told(config_name: str, arguments: Sequence[str]) -> bool:
-    """Print the help or the version if the command line asks for it; return whether it does."""
-    if "--version" in arguments:
-        print(f"specdec {__version__}")
-    elif asked := set(arguments).intersection(ASKING):
-        print(help_page(config_name, [each for each in arguments if each not in (*asked, *SWEEPING)]))
-    else:
-        return False
-    return True
-
-
-def _set_output() -> None:
-    """Take `-v` off the command line, which Hydra does not know, and let all processes of the command know it."""
-    os.environ.pop(VERBOSE, None)
-    if set(sys.argv[1:]).intersection(TELLING_ALL):
-        os.environ[VERBOSE] = "1"
-        sys.argv[1:] = [argument for argument in sys.argv[1:] if argument not in TELLING_ALL]
-    if not any(map(os.isatty, (0, 1, 2))):
-        os.environ.setdefault("COLUMNS", COLUMNS)
-
-
 def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, float] | None]) -> None:
     """Compose `config_name`, call `task` with plain resolved values, and end the process with the right exit code.
 
@@ -114,8 +91,13 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
     for name in STORE_NAMES:
         if not os.environ.get(name, "").strip():  # an empty variable counts as none, as it does for MLflow
             os.environ.pop(name, None)
-    _set_output()
-    sys.argv[1:] = sorted(sys.argv[1:], key=lambda each: each not in SWEEPING)  # Hydra takes -m before or after them
+    os.environ.pop(VERBOSE, None)
+    if set(sys.argv[1:]).intersection(TELLING_ALL):  # all processes of the command know it then; Hydra does not
+        os.environ[VERBOSE] = "1"
+    if not any(map(os.isatty, (0, 1, 2))):
+        os.environ.setdefault("COLUMNS", COLUMNS)
+    arguments = [argument for argument in sys.argv[1:] if argument not in TELLING_ALL]
+    sys.argv[1:] = sorted(arguments, key=lambda each: each not in SWEEPING)  # Hydra takes -m before or after them
 
     def resolved(cfg: DictConfig) -> None:
         nonlocal begun
@@ -144,7 +126,11 @@ def main(config_name: str, task: Callable[[Mapping[str, Any]], Mapping[str, floa
             if config_name not in SHARED:
                 ranks.check_single(f"specdec.{config_name}")
             extend_search_path()
-            if not _told(config_name, sys.argv[1:]):
+            if "--version" in arguments:
+                print(f"specdec {__version__}")
+            elif not ASKING.isdisjoint(arguments):
+                print(help_page(config_name, [each for each in arguments if each not in (*ASKING, *SWEEPING)]))
+            else:
                 with unswallowed():
                     hydra.main(version_base="1.3", config_path=config_dir(), config_name=config_name)(resolved)()
         except sweep.Stopped as stopped:

@@ -10,7 +10,7 @@ from string import Template
 from specdec.config import config_dir
 from specdec.plugins import conf_folders
 
-ASKING = ("--help", "-h")
+ASKING = {"--help", "-h"}
 _INTERNAL = "hydra"  # the group and the key of Hydra's own settings, which --hydra-help explains
 _GLOBAL = "# @package _global_"
 

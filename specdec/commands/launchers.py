@@ -15,8 +15,11 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from itertools import groupby
 from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from specdec.errors import Interrupted, UsageError
 from specdec.text.writing import write_atomically
@@ -85,7 +88,9 @@ def _again(original: Any, folder: Path) -> Launch:
                 raise
             except Exception as error:
                 logger.warning("Cell %d died alone, too (%s).", cell, type(error).__name__)
-        for group in _runs([cell for cell in lost if cell not in begun]):
+        others = enumerate(cell for cell in lost if cell not in begun)
+        for _, neighbours in groupby(others, lambda pair: pair[1] - pair[0]):  # launchers number on from the first one
+            group = [cell for _, cell in neighbours]
             launch(self, [cells[cell] for cell in group], group[0])
         return []  # results come back through files
 
@@ -96,9 +101,16 @@ def _apart(original: Any, folder: Path) -> Launch:
     """Return a `launch` that waits for each cell on its own."""
 
     def launch(self: Any, job_overrides: Sequence[Sequence[str]], initial_job_idx: int) -> Sequence[Any]:
-        if hasattr(self, "ray_cfg"):
-            _start_ray(self.ray_cfg.init)
-        places = threading.Semaphore(_at_once(self))
+        if hasattr(self, "ray_cfg"):  # the cluster is started or joined once, before several threads would
+            import ray
+
+            if not ray.is_initialized():
+                settings: Any = OmegaConf.to_container(self.ray_cfg.init, resolve=True)
+                ray.init(**settings)
+        at_once = int(getattr(self, "params", {}).get("array_parallelism") or ALL_AT_ONCE)
+        if getattr(self, "_EXECUTOR", "") == "local":
+            at_once = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        places = threading.Semaphore(at_once)
         faults: dict[int, BaseException] = {}
 
         def start(cell: int, overrides: Sequence[str]) -> None:
@@ -124,35 +136,6 @@ def _apart(original: Any, folder: Path) -> Launch:
         return []  # results come back through files
 
     return launch
-
-
-def _at_once(launcher: Any) -> int:
-    """Return how many cells may be launched at the same time."""
-    settings = getattr(launcher, "params", {})
-    if getattr(launcher, "_EXECUTOR", "") == "local":
-        return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return int(settings.get("array_parallelism") or ALL_AT_ONCE)
-
-
-def _start_ray(settings: Any) -> None:
-    """Start or join the cluster once, before several threads would."""
-    import ray
-    from omegaconf import OmegaConf
-
-    if not ray.is_initialized():
-        plain: Any = OmegaConf.to_container(settings, resolve=True)
-        ray.init(**plain)
-
-
-def _runs(cells: Sequence[int]) -> list[list[int]]:
-    """Split increasing numbers where one is left out: launchers number cells on from the first one."""
-    found: list[list[int]] = []
-    for cell in cells:
-        if found and found[-1][-1] == cell - 1:
-            found[-1].append(cell)
-        else:
-            found.append([cell])
-    return found
 
 
 PROCESS = "process.json"

@@ -32,7 +32,7 @@ from specdec.commands.resumed_sweep import (
 )
 from specdec.config import TrackingConfig, validated
 from specdec.errors import Interrupted, SpecdecError, UsageError
-from specdec.folder.earlier_runs import KeptMetrics
+from specdec.folder.earlier_runs import KeptRun
 from specdec.progress import verbose
 from specdec.signals import interruptible, unswallowed
 from specdec.text.writing import write_atomically
@@ -203,7 +203,7 @@ def _run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
         code = error.code if isinstance(error.code, int) else 1
         write(code, f"The cell ended itself with exit code {code}.")
     else:
-        write(0, "", results, str(returned.folder) if isinstance(returned, KeptMetrics) else "")
+        write(0, "", results, str(returned.folder) if isinstance(returned, KeptRun) else "")
     finally:
         for name in own:
             os.environ.pop(name, None)
@@ -224,31 +224,25 @@ def conclude(error: BaseException | None) -> int:
     forget_environment()
     if sweep is None:
         return 0
-    if isinstance(error, (Interrupted, KeyboardInterrupt)):
+    interrupted = isinstance(error, (Interrupted, KeyboardInterrupt))
+    if interrupted:
         stop_cells(sweep.folder)
-    try:
-        return _concluded(sweep, error)
-    finally:
-        finished = error is None and all(outcome.exit_code == 0 for outcome in read_outcomes(sweep.folder))
-        sweep.opened.close(finished)
-
-
-def _concluded(sweep: Sweep, error: BaseException | None) -> int:
     outcomes = read_outcomes(sweep.folder)
-    if all(outcome.exit_code == UsageError.exit_code for outcome in outcomes):
-        sweep.run.discard()
-        return UsageError.exit_code
     failed = sum(outcome.exit_code != 0 for outcome in outcomes)
-    status = "FINISHED" if error is None and not failed else "FAILED"
-    if isinstance(error, (Interrupted, KeyboardInterrupt)):
-        status = "KILLED"
+    finished = error is None and not failed
     try:
-        _summarise(sweep, outcomes)
+        if all(outcome.exit_code == UsageError.exit_code for outcome in outcomes):
+            sweep.run.discard()
+            return UsageError.exit_code
+        try:
+            _summarise(sweep, outcomes)
+        finally:
+            sweep.run.end("FINISHED" if finished else "KILLED" if interrupted else "FAILED")
     finally:
-        sweep.run.end(status)
+        sweep.opened.close(finished)
     if failed and error is None:
         print(f"specdec: {failed} of {len(outcomes)} cells failed; the table says why.", file=sys.stderr)
-    return 0 if status == "FINISHED" else FAILED_CELLS
+    return 0 if finished else FAILED_CELLS
 
 
 def read_outcomes(folder: Path) -> list[CellOutcome]:
@@ -284,6 +278,10 @@ def drop_outcomes(folder: Path) -> None:
 
 def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     """Write `sweep.csv` and `sweep.md` to the sweep's folder and the parent run, and the table to the terminal."""
+    from rich import get_console
+    from rich.table import Table
+    from rich.text import Text
+
     names = sweep.headline or tuple(sorted({name for cell in outcomes for name in cell.results}))[:_COLUMNS]
     header = ["cell", "overrides", *names, "exit code", "fault"]
     lines = [
@@ -299,52 +297,32 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     (sweep.folder / "sweep.md").write_text(text + "\n", encoding="utf-8")
     sweep.run.artifacts()
     for name in names:
-        drawn = _lines(outcomes, name)
+        drawn: dict[str, dict[int, float]] = {}  # a line for each combination of the overrides other than gamma
+        for outcome in outcomes:
+            varied = _varied(outcome, outcomes)
+            gammas = [override.removeprefix(_GAMMA) for override in varied if override.startswith(_GAMMA)]
+            others = [override.removeprefix("+drafter=") for override in varied if not override.startswith(_GAMMA)]
+            if name in outcome.results:  # where gamma was not swept, the number of the cell takes its place
+                step = int(gammas[0]) if gammas and gammas[0].isdigit() else outcome.cell
+                drawn.setdefault(" ".join(others) or "all", {})[step] = outcome.results[name]
         # Logged twice: on the parent run, for MLflow's collapsed list, and on a child of each line, for one chart.
         sweep.run.curves({f"sweep/{name}/{label}": points for label, points in drawn.items()})
         sweep.run.curve_children(f"sweep/{name}", drawn)
-    _print(header, lines, title="Simulated" if _simulated(sweep.folder) else "")
+    facts = (path.parent.parent / name for path in _cells(sweep.folder) for name in ("plan.json", "run.json"))
+    simulated = any(json.loads(path.read_text("utf-8")).get("simulated") for path in facts if path.is_file())
+    table = Table(title="Simulated" if simulated else None)  # the times of some cell come from a cost model
+    for name in header:
+        table.add_column(name.replace("_", " "), overflow="fold")
+    for line in lines:
+        table.add_row(*map(Text, line))
+    get_console().print(table)
     if shown := sweep.run.link if verbose() else sweep.run.short_link:
         print(shown)
     if verbose() and names and (overlay := sweep.run.overlay(f"sweep/{names[0]}")):
         print(f"overlay: {overlay}")
 
 
-def _lines(outcomes: list[CellOutcome], name: str) -> dict[str, dict[int, float]]:
-    """Return one line for each combination of the overrides other than gamma: {line: {gamma: result}}. Where gamma was
-    not swept, the number of the cell takes its place.
-    """
-    lines: dict[str, dict[int, float]] = {}
-    for outcome in outcomes:
-        varied = _varied(outcome, outcomes)
-        gammas = [override.removeprefix(_GAMMA) for override in varied if override.startswith(_GAMMA)]
-        others = [override.removeprefix("+drafter=") for override in varied if not override.startswith(_GAMMA)]
-        if name in outcome.results:
-            step = int(gammas[0]) if gammas and gammas[0].isdigit() else outcome.cell
-            lines.setdefault(" ".join(others) or "all", {})[step] = outcome.results[name]
-    return lines
-
-
 def _varied(outcome: CellOutcome, outcomes: list[CellOutcome]) -> list[str]:
     """Return the overrides that not all cells share."""
     shared = set.intersection(*(set(o.overrides) for o in outcomes)) if len(outcomes) > 1 else set()
     return [override for override in outcome.overrides if override not in shared]
-
-
-def _simulated(folder: Path) -> bool:
-    """Return True if the times of some cell come from a cost model."""
-    facts = (path.parent.parent / name for path in _cells(folder) for name in ("plan.json", "run.json"))
-    return any(json.loads(path.read_text(encoding="utf-8")).get("simulated") for path in facts if path.is_file())
-
-
-def _print(header: list[str], lines: list[list[str]], title: str) -> None:
-    from rich import get_console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title or None)
-    for name in header:
-        table.add_column(name.replace("_", " "), overflow="fold")
-    for line in lines:
-        table.add_row(*(Text(cell) for cell in line))
-    get_console().print(table)

@@ -27,25 +27,22 @@ class EarlierRuns:
     sweep: bool = False
 
 
-class KeptMetrics(dict[str, float]):
-    """The metrics of a run that was finished before and is kept as it is."""
+class KeptRun(dict[str, float]):
+    """The metrics of a finished run that is kept as it is, and stands for the one that was asked for."""
 
     def __init__(self, metrics: Mapping[str, float], folder: Path) -> None:
         super().__init__(metrics)
         self.folder = folder
 
-
-@dataclass(frozen=True)
-class KeptRun:
-    """A finished run that stands for the one that was asked for."""
-
-    metrics: KeptMetrics
+    @property
+    def metrics(self) -> "KeptRun":
+        return self
 
     @property
     def refuted(self) -> str:
         """The sentence of its findings that refutes its outputs; "" where they are the target's own."""
         for name in ("summary.json", "study.json"):
-            findings = read_json(self.metrics.folder / name)
+            findings = read_json(self.folder / name)
             if findings is not None:
                 return str(findings.get("refuted", ""))
         return ""

@@ -17,7 +17,7 @@ from specdec.analysis.findings import counted
 from specdec.analysis.read.facts import STATUS_FILE, RunStatus
 from specdec.analysis.read.runs import open_folder
 from specdec.errors import Interrupted, UsageError
-from specdec.folder.earlier_runs import AUTO, NEVER, EarlierRuns, KeptMetrics, KeptRun
+from specdec.folder.earlier_runs import AUTO, NEVER, EarlierRuns, KeptRun
 from specdec.folder.identity import RunIdentity, differences, recorded_identity
 from specdec.folder.results import (
     GENERATIONS,
@@ -112,7 +112,14 @@ def begun(
     """
     in_sweep = earlier is not None and earlier.sweep
     if resume not in (AUTO, NEVER) and not in_sweep:
-        folder = _asked_for(resume)
+        folder = Path(resume)
+        if not folder.is_dir():
+            raise UsageError(f"Bad value resume={resume}: there is no such folder; give that of a run, or resume=auto.")
+        if not _holds_run(folder):
+            raise UsageError(
+                f"Bad value resume={resume}: there is no run in this folder; give the one with the run's config.yaml, "
+                "and for a sweep add -m."
+            )
     chosen = _standing(folder, identity, resume, keep_finished=in_sweep)
     if chosen is None and earlier is not None and resume != NEVER:
         chosen = _among_earlier(earlier, identity)
@@ -138,18 +145,6 @@ def begun(
         yield beginning
     finally:
         lock.release()
-
-
-def _asked_for(resume: str) -> Path:
-    folder = Path(resume)
-    if not folder.is_dir():
-        raise UsageError(f"Bad value resume={resume}: there is no such folder; give that of a run, or resume=auto.")
-    if not _holds_run(folder):
-        raise UsageError(
-            f"Bad value resume={resume}: there is no run in this folder; give the one with the run's config.yaml, and "
-            "for a sweep add -m."
-        )
-    return folder
 
 
 def _holds_run(folder: Path) -> bool:
@@ -216,7 +211,7 @@ def _kept(folder: Path) -> KeptRun:
     study = read_json(folder / "study.json")
     logged = open_folder(folder).metrics if study is None else study["metrics"]
     metrics = {name: value for name, value in logged.items() if value is not None and value == value}
-    return KeptRun(KeptMetrics(metrics, folder))
+    return KeptRun(metrics, folder)
 
 
 def _among_earlier(earlier: EarlierRuns, identity: RunIdentity) -> Path | KeptRun | None:

@@ -31,7 +31,7 @@ from specdec.session.measure import CALIBRATION, measure
 from specdec.session.parts import Parts, open_parts, open_tracked
 from specdec.session.workers import check_workers, divided_threads, workers_note
 from specdec.signals import raise_swallowed
-from specdec.terminal import print_lines, print_trace, run_links, show_run
+from specdec.terminal import print_trace, run_links, show_run
 from specdec.text.streams import read_streams, write_streams
 from specdec.text.writing import read_json
 from specdec.tracking import writer as tracking
@@ -68,7 +68,7 @@ def run_experiment(plan: Plan, folder: Path, earlier: EarlierRuns | None = None)
         identity = identify(parts)
     with divided_threads(parts), begun(plan.resume, folder, identity, earlier) as beginning:
         if isinstance(beginning, KeptRun):
-            print_lines(get_console(), f"Kept: {beginning.metrics.folder} holds this measurement, finished.")
+            tell(f"Kept: {beginning.folder} holds this measurement, finished.")
             return beginning
         facts = run_facts(parts, predicted)
         notes = [*facts.notes, *claim_notes(plan), *workers_note(parts)]
@@ -172,7 +172,7 @@ def follow_experiment(plan: Plan, folder: Path) -> None:
         if calibration is not None:
             results.write_json(CALIBRATION, calibration)
         nobody = RunIdentity({}, {}, "", {})
-        measure(parts, nobody, Beginning(results, kept, ()), lambda: None)
+        measure(parts, nobody, Beginning(results, kept, ()), lambda: None, TimeBudget(None))
 
 
 def _tell_part(folder: Path, tracked: TrackedRun) -> None:

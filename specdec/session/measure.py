@@ -33,11 +33,7 @@ _SECONDS_BEFORE = 10.0  # that comparisons with plain passes may take before any
 
 
 def measure(
-    parts: Parts,
-    identity: RunIdentity,
-    beginning: Beginning,
-    heartbeat: Callable[[], None],
-    budget: TimeBudget | None = None,
+    parts: Parts, identity: RunIdentity, beginning: Beginning, heartbeat: Callable[[], None], budget: TimeBudget
 ) -> None:
     """Measure what is left of a run.
 
@@ -47,84 +43,68 @@ def measure(
     Args:
         heartbeat: called after each prompt.
     """
-    plan, target, longest = parts.plan, parts.target, _longest_text(parts)
-    work = None
-    if plan.measurement.peers:
-        assert isinstance(target, Causal)  # checked before anything was loaded
-        drafter, structure = parts.chosen, parts.primary.structure
-        values = drafter.planned.values.drafter
-        work = Work(target, drafter.primary.drafter, values, structure, parts.limit, longest, plan.seed)
-    with opened(plan.measurement.peers, work) as others:
-        _measure_beside(parts, identity, beginning, heartbeat, others, budget or TimeBudget(None))
-
-
-def _longest_text(parts: Parts) -> int:
-    """Return the most tokens that a text of the run may have, prompt and output together."""
-    if any(prompt.follow_ups for prompt in parts.prompts.prompts):
-        return parts.target.context_length  # how long the later turns will be is not known yet
-    return min(len(parts.longest_prompt.tokens) + parts.limit, parts.target.context_length)
-
-
-def _measure_beside(
-    parts: Parts,
-    identity: RunIdentity,
-    beginning: Beginning,
-    heartbeat: Callable[[], None],
-    others: OpenedPeers,
-    budget: TimeBudget,
-) -> None:
     measurement, target, results = parts.plan.measurement, parts.target, beginning.results
-    clock = target.clock() or clock_for(target.device)
-    kind = BatchedSession if measurement.batch_size > 1 else Session
-    session = kind(parts, identity.cell, results, clock, others.peers)
-    longest, longest_text = parts.longest_prompt, _longest_text(parts)
-    grid_sizes: list[int] = []  # of the calls for the cost model; none where there is no arithmetic to explain
-    if target.products() and measurement.cost_contexts and measurement.batch_size == 1:
-        # Each size costs a captured target a graph: powers of two are enough there.
-        captured = target.compilation == "inductor" and target.device.type == "cuda"
-        grid_sizes = call_sizes(measurement.cost_rows, 1 if captured else measurement.cost_dense)
-    with stage("Compile", "the calls that are timed"):
-        prepare(parts, longest, grid_sizes)
-    doubt = target.disagreement(longest_text, _SECONDS_BEFORE)
-    if doubt is not None:
-        raise ModelLoadError(f"{doubt} Use shorter texts, or another model.")
-    budget.lap("preparing")
-    if measurement.warmup_tokens:
-        with stage("Warm up", told=False):
-            session.warm_up(longest, measurement.warmup_tokens)
-    if others.peers:
-        with stage("Choose peers' settings", ", ".join(peer.name for peer in others.peers)):
-            before = (read_json(results.folder / "peers.json") or {}).get("peers", []) if beginning.kept else []
-            last = [set(), *({line["peer"] for line in done.collected["peers"]} for done in beginning.kept.values())]
-            others.tune(longest, before, last[-1])
-    _write_peers(others, results, ())
-    budget.lap("warming up")
-    known = read_json(results.folder / CALIBRATION) if beginning.kept else None
-    if known is None:
-        with stage("Calibrate", "single calls and drafts", told=False):
-            known = _calibration(parts, session, grid_sizes, clock)
-        results.write_json(CALIBRATION, known)
-    budget.lap("calibrating")
-    ranks.expect_within(ranks.SILENCE_S)
-    try:
-        _decode_all(parts, session, beginning, heartbeat, budget)
-    finally:
-        _write_peers(others, results, session.peer_lines)
-        session.finish(budget.left_out)
-    results.compact()
-    budget.lap("decoding")
-    with stage("Compare with plain passes", "around the lengths of the model's configuration"):
-        doubt = target.disagreement(longest_text)
-    if doubt is not None:
-        results.write_json(SESSION, {**(read_json(results.folder / SESSION) or {}), "doubt": doubt})
-    budget.lap("comparing")
-    if known["grid"] is not None:
-        # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.
-        dtype = getattr(torch, identity.environment["model"]["dtype"])
-        with stage("Measure the machine", "its memory and its arithmetic, for the cost of a call", told=False):
-            machine = measure_machine(target.device, dtype).as_dict()
-        results.write_json("cost.json", cost_report(known["grid"], target.products(), machine).as_dict())
-        budget.lap("cost model")
+    longest = parts.longest_prompt
+    longest_text = min(len(longest.tokens) + parts.limit, target.context_length)
+    if any(prompt.follow_ups for prompt in parts.prompts.prompts):
+        longest_text = target.context_length  # how long the later turns will be is not known yet
+    work = None
+    if measurement.peers:
+        assert isinstance(target, Causal)  # checked before anything was loaded
+        values = parts.chosen.planned.values.drafter
+        structure = parts.primary.structure
+        work = Work(target, parts.primary.drafter, values, structure, parts.limit, longest_text, parts.plan.seed)
+    with opened(measurement.peers, work) as others:
+        clock = target.clock() or clock_for(target.device)
+        kind = BatchedSession if measurement.batch_size > 1 else Session
+        session = kind(parts, identity.cell, results, clock, others.peers)
+        grid_sizes: list[int] = []  # of the calls for the cost model; none where there is no arithmetic to explain
+        if target.products() and measurement.cost_contexts and measurement.batch_size == 1:
+            # Each size costs a captured target a graph: powers of two are enough there.
+            captured = target.compilation == "inductor" and target.device.type == "cuda"
+            grid_sizes = call_sizes(measurement.cost_rows, 1 if captured else measurement.cost_dense)
+        with stage("Compile", "the calls that are timed"):
+            prepare(parts, grid_sizes=grid_sizes)
+        doubt = target.disagreement(longest_text, _SECONDS_BEFORE)
+        if doubt is not None:
+            raise ModelLoadError(f"{doubt} Use shorter texts, or another model.")
+        budget.lap("preparing")
+        if measurement.warmup_tokens:
+            with stage("Warm up", told=False):
+                session.warm_up(longest, measurement.warmup_tokens)
+        if others.peers:
+            with stage("Choose peers' settings", ", ".join(peer.name for peer in others.peers)):
+                before = (read_json(results.folder / "peers.json") or {}).get("peers", []) if beginning.kept else []
+                last = [{line["peer"] for line in done.collected["peers"]} for done in beginning.kept.values()]
+                others.tune(longest, before, last[-1] if last else set())
+        _write_peers(others, results, ())
+        budget.lap("warming up")
+        known = read_json(results.folder / CALIBRATION) if beginning.kept else None
+        if known is None:
+            with stage("Calibrate", "single calls and drafts", told=False):
+                known = _calibration(parts, session, grid_sizes, clock)
+            results.write_json(CALIBRATION, known)
+        budget.lap("calibrating")
+        ranks.expect_within(ranks.SILENCE_S)
+        try:
+            _decode_all(parts, session, beginning, heartbeat, budget)
+        finally:
+            _write_peers(others, results, session.peer_lines)
+            session.finish(budget.left_out)
+        results.compact()
+        budget.lap("decoding")
+        with stage("Compare with plain passes", "around the lengths of the model's configuration"):
+            doubt = target.disagreement(longest_text)
+        if doubt is not None:
+            results.write_json(SESSION, {**(read_json(results.folder / SESSION) or {}), "doubt": doubt})
+        budget.lap("comparing")
+        if known["grid"] is not None:
+            # Here, after the peak of memory was read: the buffers of these measurements are no part of the run.
+            dtype = getattr(torch, identity.environment["model"]["dtype"])
+            with stage("Measure the machine", "its memory and its arithmetic, for the cost of a call", told=False):
+                machine = measure_machine(target.device, dtype).as_dict()
+            results.write_json("cost.json", cost_report(known["grid"], target.products(), machine).as_dict())
+            budget.lap("cost model")
 
 
 def _write_peers(others: OpenedPeers, results: ResultsFolder, generations: Sequence[Mapping[str, Any]]) -> None:

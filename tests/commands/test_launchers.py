@@ -111,8 +111,20 @@ def test_ray_spreads_cells_over_the_nodes_of_a_cluster(tmp_path: Path, monkeypat
         cluster.shutdown()
 
 
-def test_numbers_are_split_where_one_is_left_out() -> None:
-    assert launchers._runs([2, 3, 5, 6, 7, 9]) == [[2, 3], [5, 6, 7], [9]]
+def test_cells_that_were_lost_before_they_began_are_launched_again_in_neighbouring_groups(tmp_path: Path) -> None:
+    launched: list[tuple[int, int]] = []
+
+    def launch(_: object, overrides: list[list[str]], first: int) -> list[object]:
+        launched.append((first, len(overrides)))
+        if len(launched) == 1:
+            for cell in (0, 1, 4, 8):
+                (tmp_path / str(cell)).mkdir()
+                (tmp_path / str(cell) / launchers.OUTCOME).touch()
+            raise OSError("the pool died")
+        return []
+
+    launchers._again(launch, tmp_path)(None, [[]] * 10, 0)
+    assert launched == [(0, 10), (2, 2), (5, 3), (9, 1)]
 
 
 def test_two_processes_take_two_gpus_and_a_third_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -177,7 +177,7 @@ def test_a_cell_of_a_resumed_sweep_is_kept_or_refused(finished, tmp_path, monkey
     config, sweep = config_of(*NGRAM), EarlierRuns(tmp_path, sweep=True)
     (finished / "summary.json").write_text(json.dumps({"metrics": {"speedup": 1.5, "alpha.mle": None}}))
     kept = begin(config, tmp_path / "cell", sweep)
-    assert isinstance(kept, KeptRun) and kept.metrics == {"speedup": 1.5} and kept.metrics.folder == finished
+    assert isinstance(kept, KeptRun) and kept.metrics == {"speedup": 1.5} and kept.folder == finished
     assert begin(config_of(*NGRAM, "seed=1"), tmp_path / "cell", sweep).results.folder == tmp_path / "cell"
     monkeypatch.setattr("specdec.session.identify.code_hash", lambda: "f" * 64)
     with pytest.raises(UsageError, match=r"same configuration and other code or data.*code: sha256"):

@@ -76,13 +76,13 @@ def test_a_sweep_counts_such_a_cell_as_failed(parting, in_process, made_database
 
 def test_a_finished_run_that_is_kept_is_still_refuted(tmp_path):
     from specdec.errors import NotLossless
-    from specdec.folder.earlier_runs import KeptMetrics, KeptRun
+    from specdec.folder.earlier_runs import KeptRun
 
     (tmp_path / "summary.json").write_text(json.dumps({"refuted": "Outputs refuted: all."}))
     with pytest.raises(NotLossless, match="Outputs refuted: all"):
-        run.metrics_of(KeptRun(KeptMetrics({"speedup": 2.0}, tmp_path)))
+        run.metrics_of(KeptRun({"speedup": 2.0}, tmp_path))
     (tmp_path / "summary.json").write_text("{}")
-    assert run.metrics_of(KeptRun(KeptMetrics({"speedup": 2.0}, tmp_path))) == {"speedup": 2.0}
+    assert run.metrics_of(KeptRun({"speedup": 2.0}, tmp_path)) == {"speedup": 2.0}
 
 
 def test_near_ties_refute_nothing():

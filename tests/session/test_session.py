@@ -16,6 +16,7 @@ from specdec.config import RunConfig
 from specdec.folder.results import ResultsFolder
 from specdec.folder.resumption import Beginning
 from specdec.plan.plan import plan
+from specdec.plan.time_budget import TimeBudget
 from specdec.records import TextStart
 from specdec.session import measure
 from specdec.session.advice_key import key_of, keyed_by
@@ -116,7 +117,7 @@ def test_a_run_warms_up_calibrates_and_then_decodes(tmp_path, decoded, monkeypat
     calibrate = measure.calibrate
     monkeypatch.setattr(measure, "calibrate", lambda *args: calibrated.append(len(decoded)) or calibrate(*args))
     beginning = Beginning(results, {}, ())
-    measure.measure(parts, identify(parts), beginning, lambda: None)
+    measure.measure(parts, identify(parts), beginning, lambda: None, TimeBudget(None))
     warm = [gamma for gamma, limit in decoded if limit == 2]
     assert sorted(warm) == [0, 1, 2, 4] and decoded[:4] == [(gamma, 2) for gamma in warm]
     assert calibrated == [4] and len(decoded) == 4 + 6 * 4

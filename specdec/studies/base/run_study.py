@@ -41,7 +41,7 @@ def run_study(plan: Plan, folder: Path, earlier: EarlierRuns | None = None) -> F
     with begun(plan.resume, folder, identity, earlier, by_prompt=False) as beginning:
         say = partial(get_console().print, markup=False, highlight=False)
         if isinstance(beginning, KeptRun):
-            say(f"Kept: {beginning.metrics.folder} holds this study, finished.", soft_wrap=True)
+            say(f"Kept: {beginning.folder} holds this study, finished.", soft_wrap=True)
             return beginning
         if beginning.sentence:
             say(beginning.sentence, soft_wrap=True)
