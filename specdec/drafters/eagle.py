@@ -14,11 +14,10 @@ from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
 from specdec.eagle.draft_rows import BlockText, DraftRows, TextRows, drafts_along, text_of
-from specdec.eagle.eagle_checkpoint import EAGLE, load_eagle, shipped_eagle
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import UsageError
 from specdec.models.load import describe_weights
-from specdec.published.network_files import load_published, trained_path
+from specdec.published.network_files import TRAINED_EAGLE
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.sampling import drawn, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
@@ -100,24 +99,11 @@ class Eagle(NetworkDrafter):
             config: `model` is `pocket`, a file that `specdec.train` wrote (or its folder), or a published checkpoint,
                 by its folder or hub id.
         """
-        path = trained_path(config.model, shipped_eagle(), "eagle.safetensors")
-        if path is None:
-            network, about = load_published(config.model, target, "eagle", layers=config.layers)
-            if boundaries := network.config.boundaries:
-                form = about["format"]
-                logger.info("%s (%s) reads the inputs of blocks %s of the target.", config.model, form, boundaries)
-            return cls(network, target, about, config.drafts, config.siblings)
-        if config.layers is not None:
-            raise UsageError(
-                "Bad value drafter.layers: a file that specdec.train wrote records its layers; use null, or give a "
-                "published checkpoint."
-            )
-        if config.model == "pocket" and not path.is_file():
-            raise UsageError(
-                "Bad value drafter.model=pocket: this installation has no network 'eagle'; train one with "
-                "python -m specdec.train +eagle=pocket and give its file."
-            )
-        return cls(load_eagle(path, target), target, EAGLE.about(path), config.drafts, config.siblings)
+        network, about = TRAINED_EAGLE.open(config.model, target, "eagle", "eagle", layers=config.layers)
+        if "format" in about and (boundaries := network.config.boundaries):
+            form = about["format"]
+            logger.info("%s (%s) reads the inputs of blocks %s of the target.", config.model, form, boundaries)
+        return cls(network, target, about, config.drafts, config.siblings)
 
     def _begin(self, generator: torch.Generator | None) -> None:
         super()._begin(generator)

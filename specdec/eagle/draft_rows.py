@@ -10,8 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec.eagle.block_network import BlockNetwork
-from specdec.eagle.eagle_network import EagleNetwork
+from specdec.eagle.eagle_network import BlockNetwork, EagleNetwork
 from specdec.eagle.feature_network import FeatureNetwork, KeysValues
 from specdec.records import Tree
 

@@ -5,14 +5,14 @@ Knows heads, tokens and topologies; neither targets nor how a law is standardise
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from specdec.heads.draft_heads import DraftHeads
-from specdec.heads.network import Heads
-from specdec.heads.one_pass import ParallelHeads
+from specdec.heads.network import Heads, MlpHead
 from specdec.records import Tree
 from specdec.tree_building.siblings import index_on, sibling_ranks
 
@@ -24,10 +24,49 @@ After = Callable[[Tensor], Tensor]
 begin with the root."""
 
 
-class Choices(Protocol):
-    """Makes the proposals of one round for B sequences from their states h_t [B, D], as `Heads.contextual` returns
-    them.
+class StackedLayer(NamedTuple):
+    """One linear layer of all K heads: weights [K, in, out] and biases [K, 1, out]. On a CPU a product with one vector
+    takes as long as its start-up: four small ones cost four times as much as one.
     """
+
+    weight: Tensor
+    bias: Tensor
+
+    @classmethod
+    def of(cls, layers: list[nn.Linear]) -> "StackedLayer":
+        """Copy the same layer of every head."""
+        weight = torch.stack([layer.weight.detach().T for layer in layers])
+        return cls(weight, torch.stack([layer.bias.detach().unsqueeze(0) for layer in layers]))
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return [k, B, out] for inputs [k, B, in] of the first k heads."""
+        return torch.baddbmm(self.bias[: len(x)], x, self.weight[: len(x)])
+
+
+class IndependentChoices:
+    """Choices of heads that read h_t alone (Medusa 2401.10774, 2.1): one pass gives all depths. All nodes of a depth
+    have the same choices below them, so a tree is a part of the Cartesian product of the heads' choices.
+
+    States h_t are [B, D], of B sequences, as `Heads.contextual` returns them.
+    """
+
+    def __init__(self, heads: Heads) -> None:
+        self._heads = heads
+        self._blocks: list[tuple[StackedLayer, StackedLayer | None]] = []
+        for blocks in zip(*(head.blocks for head in heads.heads if isinstance(head, MlpHead)), strict=True):
+            outer = [block.outer for block in blocks if block.outer is not None]
+            inner = StackedLayer.of([block.inner for block in blocks])
+            self._blocks.append((inner, StackedLayer.of(outer) if outer else None))
+
+    def logits(self, states: Tensor, count: int) -> Tensor:
+        """Return the logits [count, B, V] of the first `count` heads; the other heads are not computed."""
+        x = states.expand(count, -1, -1)
+        for inner, outer in self._blocks:
+            hidden = F.silu(inner(x))
+            x = x + (hidden if outer is None else outer(hidden))
+        if self._heads.config.output == "own":
+            return torch.stack([self._heads.logits(k, x[k - 1]) for k in range(1, count + 1)])
+        return self._heads.logits(1, x)
 
     def first(self, states: Tensor, roots: Tensor, tree: Tree) -> Tensor:
         """Return tokens [B, N] for the nodes of a tree, the same one for all sequences: a node of rank j gets the
@@ -37,34 +76,19 @@ class Choices(Protocol):
             roots: [B] the tokens of the roots.
             tree: at most as deep as there are heads; no node has more children than there are tokens.
         """
-        ...
-
-    def laws(self, states: Tensor, depth: int, standardise: Standardise) -> After:
-        """Return the function that gives the laws after paths, for drafts of at most `depth` levels."""
-        ...
-
-
-class IndependentChoices:
-    """Choices of heads that read h_t alone (Medusa 2401.10774, 2.1): one pass gives all depths. All nodes of a depth
-    have the same choices below them, so a tree is a part of the Cartesian product of the heads' choices.
-    """
-
-    def __init__(self, heads: Heads) -> None:
-        self._logits = ParallelHeads(heads)
-
-    def first(self, states: Tensor, roots: Tensor, tree: Tree) -> Tensor:
         width, places = _by_depth(tree)
-        best = self._logits(states, tree.depth).topk(width, dim=-1).indices  # [depth, B, width]
+        best = self.logits(states, tree.depth).topk(width, dim=-1).indices  # [depth, B, width]
         return best.transpose(0, 1).flatten(1).index_select(1, index_on(best.device, places))
 
     def laws(self, states: Tensor, depth: int, standardise: Standardise) -> After:
-        rows = standardise(self._logits(states, depth))
+        """Return the function that gives the laws after paths, for drafts of at most `depth` levels."""
+        rows = standardise(self.logits(states, depth))
         return lambda drafted: rows[drafted.shape[-1] - 1].unsqueeze(1).expand(-1, drafted.shape[1], -1)
 
 
 class SequentialChoices:
     """Choices of grounded heads (Hydra 2402.05109, section 3), which also read the tokens of the path: one pass for
-    each level, over all its nodes that have children.
+    each level, over all its nodes that have children. For the methods see `IndependentChoices`.
     """
 
     def __init__(self, heads: DraftHeads) -> None:
@@ -95,7 +119,7 @@ class SequentialChoices:
         return logits.expand(batch * paths, -1).unflatten(0, (batch, paths))
 
 
-def choices_of(heads: DraftHeads) -> Choices:
+def choices_of(heads: DraftHeads) -> IndependentChoices | SequentialChoices:
     """Return the choices of these heads; only our own network can be asked for all of its heads at once."""
     return IndependentChoices(heads) if isinstance(heads, Heads) and not heads.grounded else SequentialChoices(heads)
 

@@ -1,1 +1,1 @@
-"""Published checkpoints of drafters: their files, their formats and, where they are heads, their networks."""
+"""Networks of drafters on disk: files of trainings, and published checkpoints with their formats and networks."""

@@ -6,7 +6,7 @@ Knows no format. Pickles are never opened here: `python -m specdec.convert` is t
 import json
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -108,13 +108,15 @@ class CheckpointFiles:
                 found[name] = opened[place].get_tensor(name)
             return found
 
-    def setting(self, key: str, kind: type[T], default: T | None = None) -> T:
+    def setting(self, key: str, kind: type[T], default: T | None = None, config: Mapping[str, Any] | None = None) -> T:
         """Return a value of the config; a key that is missing or null gives `default`.
 
+        Args:
+            config: a part of the config that has the key; None for the whole.
         Raises:
             ModelLoadError: the key is missing and has no default, or its value is not of this kind.
         """
-        value = self.config.get(key)
+        value = (self.config if config is None else config).get(key)
         if value is None:
             value = default
         if value is None:
@@ -130,9 +132,12 @@ class CheckpointFiles:
         return self.tensors[name].shape[0] if name in self.tensors else None
 
     def numbered(self, pattern: re.Pattern[str], prefix: str = "") -> list[tuple[int, ...]]:
-        """Return the numbers in the names of the tensors that match a pattern whole, behind a beginning of all."""
+        """Return the numbers in the names of the tensors that match a pattern whole, behind a beginning of all; names
+        with numbers beyond any that so few tensors reach are left out.
+        """
         names = (name.removeprefix(prefix) for name in self.tensors if name.startswith(prefix))
-        return [tuple(map(int, match.groups())) for match in map(pattern.fullmatch, names) if match]
+        numbers = (tuple(map(int, match.groups())) for match in map(pattern.fullmatch, names) if match)
+        return [places for places in numbers if max(places) < len(self.tensors)]
 
     def check_parts(self, key: str, number: int) -> None:
         """Refuse a number of layers or stages that these files cannot hold, before anything of that size is made.

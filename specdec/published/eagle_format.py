@@ -7,27 +7,25 @@ format differ in what they leave out: biases, norms of queries and keys, embeddi
 import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from specdec.config import validated
-from specdec.eagle.eagle_checkpoint import made
 from specdec.eagle.eagle_config import EagleConfig
+from specdec.eagle.eagle_network import eagle_network
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import ModelLoadError, UsageError
-from specdec.published.checkpoint_files import LARGEST, CheckpointFiles
-from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly
+from specdec.published.checkpoint_files import CheckpointFiles
+from specdec.published.recognise import NetworkFormat, check_target, weights_of
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
 
 DECODER_LAYER = "layers.0.self_attn.q_proj.weight"
-Convention = Literal["boundaries", "asked"]
-"""The meaning of layer numbers whose list begins with neither 1 nor 2: inputs of blocks, or not known."""
 
 
-class EagleFormat(CheckpointFormat):
+class EagleFormat(NetworkFormat):
     """A format of EAGLE networks. `load` takes `layers`: boundaries of the target that the features are taken from, in
     place of what the config says.
     """
@@ -87,13 +85,9 @@ class Reading:
         Raises:
             ModelLoadError: it is missing and has no default, or is something else.
         """
-        value = self.config.get(key)
-        value = default if value is None else value
-        if type(value) is not int or value < 1:
-            found = "no" if value is None else f"{value!r} as"
-            raise ModelLoadError(f"{self.files} has {found} {key} in its config.json: it should be a whole number.")
-        if value > LARGEST:
-            raise ModelLoadError(f"{self.files} has a {key} in its config.json that is larger than any size.")
+        value = self.files.setting(key, int, default, self.config)
+        if value < 1:
+            raise ModelLoadError(f"{self.files} has {value} as {key} in its config.json: it should be a whole number.")
         if key == "num_hidden_layers":
             self.files.check_parts(key, value)
         return value
@@ -149,9 +143,8 @@ class Reading:
                 "high": "high_freq_factor",
                 "original": "original_max_position_embeddings",
             }
-            return {"kind": kind, "factor": scaling.get("factor")} | {
-                own: scaling.get(theirs) for own, theirs in keys.items()
-            }
+            keys["factor"] = "factor"
+            return {"kind": kind} | {own: scaling.get(theirs) for own, theirs in keys.items()}
         raise ModelLoadError(
             f"{self.files} has the rotary scaling {kind!r} in its config.json: linear and llama3 are read, because "
             "others change with the length of the text or are not established for drafters."
@@ -173,85 +166,31 @@ class Reading:
         check_target(self.files, target, width=config.target_hidden, vocabulary=vocabulary)
         embedding, output = target.hidden.embedding, target.hidden.output_layer
         with torch.device("meta"):  # makes no weights, because those of the file are assigned
-            network = made(config, embedding, output)
-        wanted = {self._in_file(name): tuple(value.shape) for name, value in network.state_dict().items()}
+            network = eagle_network(config, embedding, output)
+        shapes: dict[str, tuple[int, ...] | None] = {}
+        if config.mask_token is not None and self.has("mask_hidden"):  # three shapes are about
+            shape, size = self.files.tensors[self.places["mask_hidden"]].shape, config.features * config.target_hidden
+            shapes["mask_hidden"] = shape if shape in ((1, size), (1, 1, size)) else (size,)
+        reduced = config.draft_vocabulary is not None
+        if reduced:
+            shapes["d2t"] = (network.draft_size,)
+            # Some exporters leave it out: it follows from d2t.
+            shapes["t2d"] = (network.vocab_size,) if self.has("t2d") else None
         optional = {self.places[name]: self.files.tensors[self.places[name]].shape for name in unused if self.has(name)}
-        if config.mask_token is not None and self.has("mask_hidden"):  # two shapes are about
-            shape, size = self.files.tensors[self.places["mask_hidden"]].shape, wanted["mask_hidden"]
-            wanted["mask_hidden"] = shape if shape in (size, (1, *size), (1, 1, *size)) else size
-        if config.draft_vocabulary is not None and not self.has("t2d"):
-            wanted.pop("t2d")  # some exporters leave it out: it follows from d2t
-        demand_exactly(self.files, wanted, optional)
-        weights = {
-            name: self.files.tensor(self._in_file(name))
-            for name in network.state_dict()
-            if self.has(name) and name not in ("d2t", "t2d")
-        }
+        weights = weights_of(self.files, network, lambda name: self.places.get(name, name), shapes, optional)
         if "mask_hidden" in weights:
             weights["mask_hidden"] = weights["mask_hidden"].flatten()
-        ids = self._drafted(network) if config.draft_vocabulary is not None else None
-        if ids is not None:
-            network.d2t = torch.empty(len(ids), dtype=torch.long)
-            network.t2d = torch.empty(network.vocab_size, dtype=torch.bool)
-            network.draft_only(ids)
-            weights |= {"d2t": network.d2t, "t2d": network.t2d}
+        if reduced:  # d2t holds distances, never ids
+            weights["d2t"] = weights["d2t"].long()
+            ids = weights["d2t"] + torch.arange(network.draft_size)
+            if not (ids.diff() > 0).all() or ids[0] < 0 or ids[-1] >= network.vocab_size:
+                raise ModelLoadError(
+                    f"{self.files} has a d2t that gives no ascending ids below {network.vocab_size}: it should hold "
+                    "the distance from each draft token's number to the target's."
+                )
+            drafted = torch.zeros(network.vocab_size, dtype=torch.bool).index_fill(0, ids, True)
+            if not torch.equal(weights.setdefault("t2d", drafted).bool(), drafted):
+                raise ModelLoadError(f"{self.files} has d2t and t2d that name different tokens: fetch it again.")
+            weights["t2d"] = drafted
         network.load_state_dict(weights, assign=True)
         return network.to(target.device, output.dtype).eval().requires_grad_(False)
-
-    def _in_file(self, name: str) -> str:
-        return self.places.get(name, name)
-
-    def _drafted(self, network: FeatureNetwork) -> list[int]:
-        """Return the ids of the tokens that can be drafted; d2t holds distances, never ids."""
-        d2t = self.files.tensor(self._in_file("d2t")).long()
-        ids = d2t + torch.arange(len(d2t))
-        if not (ids.diff() > 0).all() or ids[0] < 0 or ids[-1] >= network.vocab_size:
-            raise ModelLoadError(
-                f"{self.files} has a d2t that gives no ascending ids below {network.vocab_size}: it should hold the "
-                "distance from each draft token's number to the target's."
-            )
-        if self.has("t2d"):
-            t2d = self.files.tensor(self._in_file("t2d")).bool()
-            if t2d.nonzero().flatten().tolist() != ids.tolist():
-                raise ModelLoadError(f"{self.files} has d2t and t2d that name different tokens: fetch it again.")
-        found: list[int] = ids.tolist()
-        return found
-
-
-def boundaries_of(files: CheckpointFiles, numbers: Any, features: int, depth: int, convention: Convention) -> list[int]:
-    """Return the inputs of blocks that a checkpoint's layer numbers mean, for a target of `depth` blocks.
-
-    A list that begins with 1 counts outputs of blocks, as SpecForge and ModelOpt do, so each stands for the input of
-    the next block; one that begins with 2 counts inputs (the rule of sgl-project/sglang#25454). Without numbers
-    EAGLE-3's own are meant: 2, half the depth, and 3 before the end.
-
-    Args:
-        numbers: as the config has them; None where it has none.
-        features: number of layers that `fc` reads.
-    Raises:
-        ModelLoadError: numbers that are none, another number of them, or a convention that cannot be told.
-    """
-    if numbers is None and features == 3 and depth >= 6:
-        return [2, depth // 2, depth - 3]
-    if numbers is None:
-        raise ModelLoadError(
-            f"{files} does not say which {features} layers of the target it reads, and the usual ones do not fit a "
-            f"target of {depth} layers: give drafter.layers."
-        )
-    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers) or not numbers:
-        raise ModelLoadError(f"{files} has the layer numbers {numbers!r}: they should be a list of whole numbers.")
-    if len(numbers) != features:
-        raise ModelLoadError(f"{files} names the {len(numbers)} layers {numbers}, and its fc reads {features}.")
-    if numbers[0] == 1:
-        return [number + 1 for number in numbers]
-    if numbers[0] != 2 and convention == "asked":
-        above = [number + 1 for number in numbers]
-        raise ModelLoadError(
-            f"{files} names the layers {numbers}, which may be inputs or outputs of blocks: give "
-            f"drafter.layers={_plain(numbers)} for inputs, or drafter.layers={_plain(above)} for outputs."
-        )
-    return list(numbers)
-
-
-def _plain(numbers: Sequence[int]) -> str:
-    return f"[{','.join(map(str, numbers))}]"

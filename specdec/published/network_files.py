@@ -1,37 +1,50 @@
-"""The network that `drafter.model` names: a file that `specdec.train` wrote, or a published checkpoint."""
+"""The network that `drafter.model` names: a file that `specdec.train` wrote, or a published checkpoint.
 
+A training writes one safetensors file with the config of the network, the hash of the target's weights that it reads,
+and the trainer's record.
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from specdec.models.load import content_hash
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from specdec.config import validated
+from specdec.eagle.eagle_config import EagleConfig
+from specdec.eagle.eagle_network import eagle_network
+from specdec.errors import UsageError
+from specdec.heads.heads_config import HeadsConfig
+from specdec.heads.network import Heads
+from specdec.models.load import content_hash, training_cost
 from specdec.published.checkpoint_files import PICKLES, open_checkpoint
-from specdec.published.recognise import recognise, recorded_target
+from specdec.published.recognise import NetworkFormat, recognise, recorded_target
 from specdec.targets.base import Target
+from specdec.text.writing import write_atomically
+
+C = TypeVar("C")
 
 
-def trained_path(model: str, shipped: Path, name: str) -> Path | None:
-    """Return the file of a training: `shipped` for `pocket`, a file, or the one called `name` in a folder. None where
-    `model` is a published checkpoint, by its folder or hub id.
-    """
-    path = shipped if model == "pocket" else Path(model).expanduser()
-    if (path / name).is_file():
-        return path / name
-    return None if path.suffix in PICKLES or not path.is_file() and path.suffix != ".safetensors" else path
-
-
-class Published(NamedTuple):
-    """The network of a published checkpoint, in the target's dtype and on its device.
+class LoadedNetwork(NamedTuple):
+    """A network in the target's dtype and on its device.
 
     Attributes:
-        about: what is recorded: format, the target's name in the checkpoint, commit, and the hash of a folder's
-            safetensors, "" for a hub id.
+        about: what is recorded of it. Of a published checkpoint: format, the target's name in it, commit, and the hash
+            of a folder's safetensors, "" for a hub id; of a file of a training: its hash and what the training cost.
     """
 
     network: Any
     about: dict[str, Any]
 
 
-def load_published(model: str, target: Target, drafter: str, **options: Any) -> Published:
+def load_published(model: str, target: Target, drafter: str, **options: Any) -> LoadedNetwork:
     """Load a published checkpoint for a target.
 
     Args:
@@ -39,11 +52,173 @@ def load_published(model: str, target: Target, drafter: str, **options: Any) -> 
         drafter: name of the drafter that will use it.
         options: see the formats' `load`.
     Raises:
-        ModelLoadError: see `open_checkpoint`, `recognise` and `CheckpointFormat.load`.
+        ModelLoadError: see `open_checkpoint`, `recognise` and `NetworkFormat.load`.
         UsageError: a target without hidden states.
     """
     files = open_checkpoint(model)
     name, form = recognise(files, drafter)
+    assert isinstance(form, NetworkFormat)
     network = form.load(files, target, **options).eval().requires_grad_(False)
     about = {"format": name, "made_for": recorded_target(files), "commit": files.commit}
-    return Published(network, about | {"sha256": content_hash(str(Path(model).expanduser()))})
+    return LoadedNetwork(network, about | {"sha256": content_hash(str(Path(model).expanduser()))})
+
+
+@dataclass(frozen=True)
+class TrainedFile(Generic[C]):
+    """The contents of a file.
+
+    Attributes:
+        target: hash of the weights that the network reads (`HiddenStates.identity`).
+        training: how it was made, as the trainer recorded it.
+    """
+
+    config: C
+    target: str
+    training: dict[str, Any]
+    weights: dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class TrainedKind(Generic[C]):
+    """A kind of network that `specdec.train` writes, with the words of its messages.
+
+    Attributes:
+        key: of the metadata, which tells files of different kinds apart.
+        config: the type of its config.
+        network: makes the network of a config, from the target's input embeddings and output layer.
+        group: of its recipes: a training with one writes models/GROUP/RECIPE/GROUP.safetensors.
+        name, content: words for a file, and for what it holds.
+        several: the name is a plural.
+    """
+
+    key: str
+    config: type[C]
+    network: Callable[[C, Tensor, Tensor], Any]
+    group: str
+    name: str
+    content: str
+    several: bool
+
+    def write(self, network: Any, path: Path, target: str, training: dict[str, Any]) -> None:
+        """Write a network, folders included; a reader never sees half a file.
+
+        Args:
+            network: a module with its typed `config`.
+            target: `HiddenStates.identity` of the target that it reads.
+            training: JSON values.
+        """
+        about = {"config": asdict(network.config), "target": target, "training": training}
+        weights = {name: weight.detach().cpu().contiguous() for name, weight in network.state_dict().items()}
+        write_atomically(path, save(weights, metadata={self.key: json.dumps(about, sort_keys=True)}))
+
+    def read(self, path: str | Path, key: str = "drafter.model") -> TrainedFile[C]:
+        """Read a file of `write`, without comparing it with any target.
+
+        Args:
+            key: configuration key of the file, for messages.
+        Raises:
+            UsageError: the file does not exist, is of another kind, or damaged.
+        """
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = json.loads((file.metadata() or {})[self.key])
+                weights = {name: file.get_tensor(name) for name in file.keys()}
+            config = validated(self.config, about["config"], where=self.key)
+            return TrainedFile(config, str(about["target"]), dict(about["training"]), weights)
+        except FileNotFoundError:
+            recipe = re.search(rf"(?:^|/)models/{self.group}/(.+)/{self.group}\.safetensors$", Path(path).as_posix())
+            ones = "those that come" if self.several else "the one that comes"
+            remedy = f"give a file that specdec.train wrote, or in a drafter pocket for {ones} with specdec"
+            if recipe:
+                made = "them" if self.several else "it"
+                remedy = f"python -m specdec.train +{self.group}={recipe[1]} makes {made}"
+            does = "do" if self.several else "does"
+            raise UsageError(f"{self.name} {key}={path} {does} not exist: {remedy}.") from None
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, UsageError):
+            raise UsageError(
+                f"{self.name} {key}={path} is not a file of {self.content}: give the {self.group}.safetensors that "
+                "specdec.train wrote."
+            ) from None
+
+    def load(self, path: str | Path, target: Target) -> Any:
+        """Load a network for the target that it was trained on, in its dtype and on its device.
+
+        Raises:
+            UsageError: it was trained on other weights (both hashes are named), the target has no hidden states, or the
+                tensors are not those of the config.
+        """
+        stored, hidden = self.read(path), target.hidden
+        if stored.target != hidden.identity:
+            several = ("they", "were", "heads for this one")
+            they, were, one = several if self.several else ("it", "was", "one for this target")
+            raise UsageError(
+                f"{self.name} drafter.model={path} {were} trained on a target whose weights have the hash "
+                f"{stored.target[:16]}; this one's have {hidden.identity[:16]}: use the target that {they} {were} "
+                f"trained on, or train {one} with specdec.train."
+            )
+        with torch.device("meta"):  # makes no weights, because those of the file are assigned
+            network = self.network(stored.config, hidden.embedding, hidden.output_layer)
+        wanted = {name: list(weight.shape) for name, weight in network.state_dict().items()}
+        shapes = {name: list(weight.shape) for name, weight in stored.weights.items()}
+        for name in sorted(wanted.keys() | shapes.keys()):
+            if name not in shapes:
+                fault = f"the tensor {name} is missing; use a complete file"
+            elif name not in wanted:
+                fault = f"the tensor {name} has no place in the network of its config; use the config that the file "
+                fault += "was made for"
+            elif shapes[name] != wanted[name]:
+                fault = f"the tensor {name} has the shape {shapes[name]}, and config and target ask for {wanted[name]};"
+                fault += " use the target and the config that the file was made for"
+            else:
+                continue
+            raise UsageError(f"Bad value drafter.model={path}: {fault}.")
+        network.load_state_dict(stored.weights, assign=True)
+        return network.to(target.device, hidden.output_layer.dtype).eval().requires_grad_(False)
+
+    def open(self, model: str, target: Target, drafter: str, shipped: str, **options: Any) -> LoadedNetwork:
+        """Load the network that `drafter.model` names.
+
+        Args:
+            model: `pocket`, a file that `specdec.train` wrote (or its folder), or a published checkpoint, by its folder
+                or hub id.
+            drafter: name of the drafter that will use it.
+            shipped: the network that `pocket` is.
+            options: of a published checkpoint, see the formats' `load`.
+        Raises:
+            UsageError: see `load` and `load_published`.
+        """
+        path = shipped_file(shipped) if model == "pocket" else Path(model).expanduser()
+        if (path / f"{self.group}.safetensors").is_file():
+            path = path / f"{self.group}.safetensors"
+        elif path.suffix in PICKLES or not path.is_file() and path.suffix != ".safetensors":
+            return load_published(model, target, drafter, **options)
+        for name, value in options.items():
+            if value is not None:
+                raise UsageError(
+                    f"Bad value drafter.{name}: a file that specdec.train wrote records its {name}; use null, or give "
+                    "a published checkpoint."
+                )
+        if model == "pocket" and not path.is_file():
+            words = ("heads", "some", shipped, "their") if self.several else ("network", "one", "pocket", "its")
+            thing, example, recipe, whose = words
+            raise UsageError(
+                f"Bad value drafter.model=pocket: this installation has no {thing} {shipped!r}; train {example} with "
+                f"python -m specdec.train +{self.group}={recipe} and give {whose} file."
+            )
+        network = self.load(path, target)
+        with path.open("rb") as file:
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        with safe_open(path, framework="pt") as stored:
+            training = dict(json.loads(stored.metadata()[self.key])["training"])
+        return LoadedNetwork(network, {"sha256": sha256, "training": training_cost(training)})
+
+
+def shipped_file(name: str) -> Path:
+    """Return the file of a network that comes with specdec, trained on the pocket target."""
+    return Path(__file__).parents[1] / "pocket" / "heads" / f"{name}.safetensors"
+
+
+TRAINED_HEADS = TrainedKind("specdec.heads", HeadsConfig, Heads, "heads", "Heads", "heads", several=True)
+TRAINED_EAGLE = TrainedKind(
+    "specdec.eagle", EagleConfig, eagle_network, "eagle", "EAGLE network", "such a network", several=False
+)

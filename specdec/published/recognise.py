@@ -6,8 +6,8 @@ ignore them leave a network at its random initial values.
 
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
@@ -38,6 +38,11 @@ class CheckpointFormat(ABC):
     def matches(self, files: CheckpointFiles) -> bool:
         """Return whether config and tensor names are those of this format; shapes are checked later."""
 
+
+class NetworkFormat(CheckpointFormat):
+    """A format whose networks are read here."""
+
+    @abstractmethod
     def load(self, *args: Any, **options: Any) -> nn.Module:
         """Return the network of some files for a target, in its dtype and on its device.
 
@@ -48,21 +53,13 @@ class CheckpointFormat(ABC):
             ModelLoadError: other tensors than those of the format, another target's sizes, or something in the config
                 that is not established.
         """
-        raise NotImplementedError(self.refusal)
 
 
 formats: Registry[CheckpointFormat] = Registry("published.formats", "checkpoint format")
 
 
-class Recognised(NamedTuple):
-    """The format of a checkpoint, and the name that messages and records give it."""
-
-    name: str
-    format: CheckpointFormat
-
-
-def recognise(files: CheckpointFiles, drafter: str) -> Recognised:
-    """Return the format of a checkpoint that `drafter` is to read.
+def recognise(files: CheckpointFiles, drafter: str) -> tuple[str, CheckpointFormat]:
+    """Return the format of a checkpoint that `drafter` is to read, behind the name that messages and records give it.
 
     Raises:
         ModelLoadError: pickled weights (with the command that converts them), no known format (with what was found),
@@ -72,11 +69,10 @@ def recognise(files: CheckpointFiles, drafter: str) -> Recognised:
         raise ModelLoadError(
             f"{files} holds pickled weights ({files.pickles[0]}), never opened here: {pickles_sentence(files)}."
         )
-    found = matching(files)
-    if len(found) > 1:
-        names = listed((name for name, _ in found), 9)
-        raise ModelLoadError(f"{files} fits several formats ({names}): give a folder with one drafter.")
-    if not found:
+    matches = matching(files)
+    if len(matches) > 1:
+        raise ModelLoadError(f"{files} fits several formats ({listed(matches, 9)}): give a folder with one drafter.")
+    if not matches:
         there = f"the config keys {listed(sorted(files.config), 8)}" if files.config else "no config.json"
         there += f" and the tensors {listed(sorted(files.tensors), 4)}" if files.tensors else " and no tensors"
         if files.pickles:
@@ -86,16 +82,18 @@ def recognise(files: CheckpointFiles, drafter: str) -> Recognised:
             f"{files} is of no known format: it has {there}. The formats are: {known}. A complete model drafts with "
             "+drafter=small_model."
         )
-    if found[0].format.refusal:
-        raise ModelLoadError(f"{files} is of the format {found[0].name}, which is not read: {found[0].format.refusal}.")
-    if drafter not in found[0].format.drafters:
-        raise ModelLoadError(f"{files} is of the format {found[0].name}: use +drafter={found[0].format.drafters[0]}.")
-    return found[0]
+    ((name, form),) = matches.items()
+    if form.refusal:
+        raise ModelLoadError(f"{files} is of the format {name}, which is not read: {form.refusal}.")
+    if drafter not in form.drafters:
+        raise ModelLoadError(f"{files} is of the format {name}: use +drafter={form.drafters[0]}.")
+    return name, form
 
 
-def matching(files: CheckpointFiles) -> list[Recognised]:
-    """Return the formats that match a checkpoint: one, or none where its format is not known."""
-    return [Recognised(name, each) for name in formats.names() if (each := formats.get(name)()).matches(files)]
+def matching(files: CheckpointFiles) -> dict[str, CheckpointFormat]:
+    """Return the formats that match a checkpoint by name: one, or none where its format is not known."""
+    every = {name: formats.get(name)() for name in formats.names()}
+    return {name: form for name, form in every.items() if form.matches(files)}
 
 
 def demand_exactly(
@@ -174,6 +172,31 @@ def target_name(target: Target) -> str:
 
 def _last(name: str) -> str:
     return name.rstrip("/").rpartition("/")[2].casefold()
+
+
+def weights_of(
+    files: CheckpointFiles,
+    network: nn.Module,
+    named: Callable[[str], str],
+    shapes: Mapping[str, tuple[int, ...] | None] | None = None,
+    optional: Shapes | None = None,
+    ignored: tuple[str, ...] = (),
+) -> dict[str, Tensor]:
+    """Return the weights of a network from the files, which have exactly these tensors, by the network's own names.
+
+    Args:
+        named: gives the file's name of a tensor that the network calls so.
+        shapes: the shapes of tensors that differ from the network's; None for one that the file does not have.
+        optional, ignored: see `demand_exactly`.
+    Raises:
+        ModelLoadError: see `demand_exactly`.
+    """
+    own = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
+    wanted: dict[str, tuple[int, ...] | None] = {**own, **(shapes or {})}
+    expected = {named(name): shape for name, shape in wanted.items() if shape is not None}
+    demand_exactly(files, expected, optional, ignored)
+    tensors = files.read(expected)
+    return {name: tensors[named(name)] for name in wanted if wanted[name] is not None}
 
 
 def fill(network: nn.Module, weights: Mapping[str, Tensor], target: Target) -> None:

@@ -23,7 +23,7 @@ from specdec.analysis.read.runs import Run, open_folder
 from specdec.analysis.research import heads_ablation
 from specdec.analysis.rounds import drafted, prompt_sums
 from specdec.config import BASELINE, config_dir
-from specdec.heads.checkpoint import load_heads, read_heads, state_offset
+from specdec.published.network_files import TRAINED_HEADS
 from specdec.training.students.accuracy import HeadAccuracy
 from specdec.training.students.head_student import HeadStudent
 from specdec.training.students.state_student import load_target
@@ -54,7 +54,7 @@ def trained(variant: str) -> Path:
 
 def decoded(path: Path, *structure: str) -> Run:
     """A run of the overlay with these heads, on the prompts of all."""
-    kind = "grounded" if read_heads(path).config.grounded else "medusa"
+    kind = "grounded" if TRAINED_HEADS.read(path).config.grounded else "medusa"
     folder = Path("outputs/heads_ablation", time.strftime("%Y-%m-%d_%H-%M-%S"))
     overlay = ("+experiment=grounded_ablation", "hydra.mode=RUN", "hydra.sweeper.params=null")
     command("run", *overlay, f"+drafter={kind}", f"drafter.model={path}", *structure, f"hydra.run.dir={folder}")
@@ -68,13 +68,13 @@ def along_text(path: Path, run: Run, group_values: Callable[..., dict[str, Any]]
     """
     values = group_values("target", "causal", dtype=run.params["target.dtype"], compile=False)
     target = load_target(values, torch.device("cpu"))
-    heads = load_heads(path, target)
+    heads = TRAINED_HEADS.load(path, target)
     found: dict[str, list[Any]] = {"repetitive": [], "asked": [], "hits": []}
     texts = run.generations()
     for text in texts[texts["method"] == BASELINE].sort_values("prompt").itertuples():
         tokens = torch.tensor([text.prompt_token_ids + text.generated_token_ids])
         scored = torch.arange(tokens.shape[1]).unsqueeze(0) >= len(text.prompt_token_ids)
-        states, _ = target.hidden.sequence(tokens, state_offset(heads.config, target))
+        states, _ = target.hidden.sequence(tokens, heads.config.offset_of(target.hidden.layers))
         count = HeadAccuracy(len(heads))
         HeadStudent.count(count, heads, states, tokens, scored)
         found["repetitive"].append(bool(text.flagged))
@@ -96,7 +96,7 @@ def rounded(value: float) -> float | None:
 
 
 def row(variant: str, path: Path, run: Run, group_values: Callable[..., dict[str, Any]]) -> dict[str, Any]:
-    stored = read_heads(path)
+    stored = TRAINED_HEADS.read(path)
     heldout, places = stored.training["heldout"], range(1, stored.config.count + 1)
     accuracies = ("top1", "top1_given_earlier", "top5", "top5_given_earlier")
     environment, rounds = run.environment(), run.rounds()

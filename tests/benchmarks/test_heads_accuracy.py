@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from specdec.analysis.research.heads_training import KINDS
-from specdec.heads.checkpoint import load_heads, read_heads, shipped_heads, state_offset
 from specdec.prompts.stdlib import module_source
+from specdec.published.network_files import TRAINED_HEADS, shipped_file
 from specdec.text.encoding import encode_texts
 from specdec.text.python_sources import held_out_modules
 from specdec.training.data.sequences import SpecialTokens
@@ -38,8 +38,9 @@ def test_accuracy_of_the_shipped_heads_by_text(group_values, log_figure):
     values = group_values("target", "causal", dtype="float32", compile=False)
     target = load_target(values, torch.device("cpu"))
     special = SpecialTokens.of(target.tokenizer)
-    heads = {name: load_heads(shipped_heads(name), target) for name in KINDS}
-    assert {state_offset(each.config, target) for each in heads.values()} == {0}  # all read the last layer's states
+    heads = {name: TRAINED_HEADS.load(shipped_file(name), target) for name in KINDS}
+    # All read the last layer's states.
+    assert {each.config.offset_of(target.hidden.layers) for each in heads.values()} == {0}
     by_text = {name: {"asked": [], "top1": [], "top5": []} for name in heads}
     texts = {module: source for module in held_out_modules() if (source := module_source(module))}
     for source in texts.values():
@@ -56,10 +57,10 @@ def test_accuracy_of_the_shipped_heads_by_text(group_values, log_figure):
             by_text[name]["top1"].append(count.hits[:, 0].tolist())
             by_text[name]["top5"].append(count.hits[:, 4].tolist())
     for name, found in by_text.items():
-        stored = read_heads(shipped_heads(name))
+        stored = TRAINED_HEADS.read(shipped_file(name))
         log_figure(
             heads=name,
-            file_sha256=hashlib.sha256(shipped_heads(name).read_bytes()).hexdigest(),
+            file_sha256=hashlib.sha256(shipped_file(name).read_bytes()).hexdigest(),
             **{"target": stored.target, "trained_tokens": stored.training["tokens"]},
             text="held-out modules of the standard library",
             **{"piece_tokens": LENGTH, "pieces": PIECES, "dtype": "float32", "texts": list(texts)},

@@ -14,7 +14,7 @@ from specdec.drafters.base.contract import BatchDrafter
 from specdec.drafters.grounded import Grounded
 from specdec.drafters.medusa import Medusa
 from specdec.drafters.small_model import SmallModel
-from specdec.heads.one_pass import ParallelHeads
+from specdec.heads.choices import IndependentChoices
 from specdec.records import Request, TextStart
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
@@ -155,10 +155,13 @@ def test_a_step_takes_as_many_calls_as_a_single_text_does(made, monkeypatch):
 
     target, drafter = made("medusa", 0.0)
     passes: list[tuple[int, ...]] = []
-    whole = ParallelHeads.__call__
-    monkeypatch.setattr(
-        ParallelHeads, "__call__", lambda self, states, count: passes.append(states.shape) or whole(self, states, count)
-    )
+    whole = IndependentChoices.logits
+
+    def noted(self, states, count):
+        passes.append(states.shape)
+        return whole(self, states, count)
+
+    monkeypatch.setattr(IndependentChoices, "logits", noted)
     batch = drafter.batched(3)
     states = torch.zeros(9, target.hidden.output_layer.shape[1], dtype=torch.float64)
     for slot in range(3):

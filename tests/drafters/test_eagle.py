@@ -8,10 +8,10 @@ from fixtures.slow_eagle import SlowEagle, doubles, features_of, random_rounds
 from specdec.config import validated
 from specdec.drafters.base import drafters
 from specdec.drafters.eagle import Eagle
-from specdec.eagle.eagle_checkpoint import save_eagle
 from specdec.eagle.eagle_config import EagleConfig
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.errors import NumericsError, UsageError
+from specdec.published.network_files import TRAINED_EAGLE
 from specdec.records import Request, TextStart
 from specdec.replay.expected_rounds import expected_rounds
 from specdec.sampling import generator_for, probabilities
@@ -231,7 +231,7 @@ def test_layers_that_the_target_has_not_are_refused(target_at, random_eagle):
 def test_what_a_drafter_is_made_of_is_recorded(target_at, random_eagle, group_values, tmp_path):
     target = target_at()
     network, path = random_eagle(target), tmp_path / "eagle.safetensors"
-    save_eagle(network, path, target.hidden.identity, {"tokens": 8, "seconds": 3.0, "seed": 1})
+    TRAINED_EAGLE.write(network, path, target.hidden.identity, {"tokens": 8, "seconds": 3.0, "seed": 1})
     for model in (path, tmp_path):
         drafter = drafters.build(group_values("drafter", "eagle", model=str(model)), target=target)
         described = drafter.describe()
@@ -245,6 +245,6 @@ def test_what_a_drafter_is_made_of_is_recorded(target_at, random_eagle, group_va
 
 
 def test_an_installation_without_a_pocket_network_says_how_to_make_one(target_at, group_values, monkeypatch, tmp_path):
-    monkeypatch.setattr("specdec.drafters.eagle.shipped_eagle", lambda: tmp_path / "eagle.safetensors")
+    monkeypatch.setattr("specdec.published.network_files.shipped_file", lambda name: tmp_path / f"{name}.safetensors")
     with pytest.raises(UsageError, match=r"drafter\.model=pocket.*specdec\.train \+eagle=pocket"):
         drafters.build(group_values("drafter", "eagle"), target=target_at())

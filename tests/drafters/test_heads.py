@@ -16,8 +16,8 @@ from specdec.drafters.blockwise import BlockwiseHeads
 from specdec.drafters.grounded import Grounded
 from specdec.drafters.medusa import Medusa
 from specdec.errors import NumericsError, UsageError
-from specdec.heads.checkpoint import save_heads
 from specdec.plan.plan import plan
+from specdec.published.network_files import TRAINED_HEADS
 from specdec.records import Draft, Source, TextStart
 from specdec.sampling import generator_for
 from specdec.session.parts import open_parts
@@ -262,7 +262,7 @@ def file_of(random_heads, tmp_path):
     @cache
     def save(target, **make) -> str:
         path = tmp_path / f"{'-'.join(make)}.safetensors"
-        save_heads(random_heads(target, **make), path, target.hidden.identity, {})
+        TRAINED_HEADS.write(random_heads(target, **make), path, target.hidden.identity, {})
         return str(path)
 
     return save
@@ -287,7 +287,7 @@ def test_heads_of_the_other_kind_are_named(target_at, file_of, group_values, nam
 def test_an_installation_without_pocket_heads_says_how_to_make_some(
     target_at, group_values, monkeypatch, tmp_path, name
 ):
-    monkeypatch.setattr("specdec.drafters.base.heads.shipped_heads", lambda kind: tmp_path / f"{kind}.safetensors")
+    monkeypatch.setattr("specdec.published.network_files.shipped_file", lambda kind: tmp_path / f"{kind}.safetensors")
     with pytest.raises(UsageError, match=r"drafter\.model=pocket.*specdec\.train \+heads="):
         drafters.build(group_values("drafter", name), target=target_at())
 

@@ -7,10 +7,10 @@ import torch
 from fixtures.slow_eagle import SlowEagle, doubles, features_of
 
 from specdec.config import validated
-from specdec.eagle.eagle_checkpoint import load_eagle, read_eagle, save_eagle
 from specdec.eagle.eagle_config import EagleConfig
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.errors import UsageError
+from specdec.published.network_files import TRAINED_EAGLE
 from specdec.targets.causal import Causal
 
 SHAPE = dict(name="test", hidden=16, intermediate=24, heads=4, kv_heads=2, head_dim=8, target_hidden=16)
@@ -139,24 +139,24 @@ def test_states_that_the_target_does_not_give_are_refused(boundary, sentence):
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_is_read_is_what_was_written(network_of, target, tmp_path, variant):
     network, path = network_of(VARIANTS[variant]), tmp_path / "deep" / "eagle.safetensors"
-    save_eagle(network, path, target.hidden.identity, {"steps": 3})
-    stored = read_eagle(path)
+    TRAINED_EAGLE.write(network, path, target.hidden.identity, {"steps": 3})
+    stored = TRAINED_EAGLE.read(path)
     assert (stored.config, stored.target, stored.training) == (network.config, target.hidden.identity, {"steps": 3})
-    loaded = load_eagle(path, target)
+    loaded = TRAINED_EAGLE.load(path, target)
     assert not loaded.training and not any(weight.requires_grad for weight in loaded.parameters())
     torch.testing.assert_close(quick_rows(loaded, target, TOKENS), quick_rows(network, target, TOKENS))
 
 
 def test_a_file_for_another_target_is_refused(network_of, target, tiny_llama, sampling, tmp_path):
-    save_eagle(network_of(EAGLE3), tmp_path / "eagle.safetensors", target.hidden.identity, {})
+    TRAINED_EAGLE.write(network_of(EAGLE3), tmp_path / "eagle.safetensors", target.hidden.identity, {})
     other = Causal(tiny_llama(23, seed=1), sampling(temperature=0.0))
     with pytest.raises(UsageError, match=f"{target.hidden.identity[:16]}.*{other.hidden.identity[:16]}"):
-        load_eagle(tmp_path / "eagle.safetensors", other)
+        TRAINED_EAGLE.load(tmp_path / "eagle.safetensors", other)
 
 
 def test_a_missing_file_names_the_recipe(tmp_path):
     with pytest.raises(UsageError, match=r"specdec\.train \+eagle=small makes it"):
-        read_eagle(tmp_path / "models" / "eagle" / "small" / "eagle.safetensors")
+        TRAINED_EAGLE.read(tmp_path / "models" / "eagle" / "small" / "eagle.safetensors")
     (tmp_path / "x").write_text("no tensors")
     with pytest.raises(UsageError, match="is not a file of such a network"):
-        read_eagle(tmp_path / "x")
+        TRAINED_EAGLE.read(tmp_path / "x")

@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 from faults.answers import answered, files_of, spoiled, torn
 from specdec.drafters import drafters
-from specdec.eagle.eagle_checkpoint import load_eagle, shipped_eagle
-from specdec.heads.checkpoint import load_heads, shipped_heads
 from specdec.models.load import load_model
 from specdec.ngrams.cache_folder import read_arrays, write_arrays
 from specdec.published.checkpoint_files import open_checkpoint
+from specdec.published.network_files import TRAINED_EAGLE, TRAINED_HEADS, shipped_file
 from specdec.published.recognise import matching
 from specdec.targets.causal import Causal
 
@@ -105,7 +104,8 @@ def test_models(tmp_path: Path, model_files: Any, data: Any) -> None:
 @SETTINGS
 @given(data=st.data())
 def test_files_of_trainings(tmp_path: Path, target: Any, kind: str, data: Any) -> None:
-    shipped, load = (shipped_heads("medusa"), load_heads) if kind == "heads" else (shipped_eagle(), load_eagle)
+    shipped = shipped_file("medusa" if kind == "heads" else "eagle")
+    load = (TRAINED_HEADS if kind == "heads" else TRAINED_EAGLE).load
     content = shipped.read_bytes()
     (size,) = struct.unpack("<Q", content[:8])
     header, body = json.loads(content[8 : 8 + size]), content[8 + size :]

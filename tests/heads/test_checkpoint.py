@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import save_file
 
 from specdec.errors import UsageError
-from specdec.heads.checkpoint import load_heads, read_heads, save_heads, state_offset
+from specdec.published.network_files import TRAINED_HEADS
 from specdec.targets.causal import Causal
 
 TRAINING = {"recipe": "test", "steps": 3, "accuracy": [0.5, 0.25]}
@@ -18,12 +18,12 @@ def path(tmp_path):
 
 def test_what_is_read_is_what_was_written(target, random_heads, make, path):
     heads = random_heads(target, **make)
-    save_heads(heads, path, target.hidden.identity, TRAINING)
+    TRAINED_HEADS.write(heads, path, target.hidden.identity, TRAINING)
     assert [file.name for file in path.parent.iterdir()] == [path.name], "no part of a file is left"
-    stored = read_heads(path)
+    stored = TRAINED_HEADS.read(path)
     assert (stored.config, stored.target, stored.training) == (heads.config, target.hidden.identity, TRAINING)
     before = torch.get_rng_state()
-    loaded = load_heads(path, target)
+    loaded = TRAINED_HEADS.load(path, target)
     assert torch.equal(before, torch.get_rng_state()), "nothing is drawn"
     assert loaded.config == heads.config and not loaded.training
     assert not any(weight.requires_grad for weight in loaded.parameters())
@@ -36,17 +36,17 @@ def test_what_is_read_is_what_was_written(target, random_heads, make, path):
 
 
 def test_heads_get_the_targets_dtype(target, random_heads, path):
-    save_heads(random_heads(target, output="own").bfloat16(), path, target.hidden.identity, {})
-    assert {weight.dtype for weight in read_heads(path).weights.values()} == {torch.bfloat16}
-    assert {weight.dtype for weight in load_heads(path, target).parameters()} == {torch.float64}
+    TRAINED_HEADS.write(random_heads(target, output="own").bfloat16(), path, target.hidden.identity, {})
+    assert {weight.dtype for weight in TRAINED_HEADS.read(path).weights.values()} == {torch.bfloat16}
+    assert {weight.dtype for weight in TRAINED_HEADS.load(path, target).parameters()} == {torch.float64}
 
 
 def test_heads_of_other_weights_are_refused_and_both_are_named(target, random_heads, tiny_llama, sampling, path):
-    save_heads(random_heads(target), path, target.hidden.identity, {})
+    TRAINED_HEADS.write(random_heads(target), path, target.hidden.identity, {})
     other = Causal(tiny_llama(23, seed=1), sampling(temperature=0.0))
     assert other.hidden.identity != target.hidden.identity
     with pytest.raises(UsageError) as raised:
-        load_heads(path, other)
+        TRAINED_HEADS.load(path, other)
     sentence = str(raised.value)
     assert target.hidden.identity[:16] in sentence and other.hidden.identity[:16] in sentence and str(path) in sentence
 
@@ -64,7 +64,7 @@ def test_what_is_no_file_of_heads_is_named(target, tmp_path, content):
         about = {"specdec.heads": '{"config": {"count": 3}, "target": "", "training": {}}'}
         save_file({"a": torch.ones(2)}, path, metadata=None if content == "other tensors" else about)
     with pytest.raises(UsageError, match="drafter.model=.*x.safetensors") as raised:
-        load_heads(path, target)
+        TRAINED_HEADS.load(path, target)
     assert ("not exist" in str(raised.value)) == (content is None) and "\n" not in str(raised.value)
 
 
@@ -72,17 +72,17 @@ def test_a_target_without_a_model_has_none(group_values, random_heads, target, s
     from specdec.targets.base import targets
     from specdec.text.streams import Stream, write_streams
 
-    save_heads(random_heads(target), path, target.hidden.identity, {})
+    TRAINED_HEADS.write(random_heads(target), path, target.hidden.identity, {})
     write_streams(path.with_name("s.jsonl"), [Stream("0", "c", (1, 2), (3, 4))])
     values = group_values("target", "replay", path=str(path.with_name("s.jsonl")), vocab_size=23)
     with pytest.raises(UsageError, match="target=causal"):
-        load_heads(path, targets.build(values, sampling=sampling(temperature=0.0)))
+        TRAINED_HEADS.load(path, targets.build(values, sampling=sampling(temperature=0.0)))
 
 
 @pytest.mark.parametrize(("state", "offset", "layer"), [("hidden", 0, 2), ("hidden", 2, 0), ("embeddings", 0, 0)])
 def test_the_states_of_a_layer(target, random_heads, state, offset, layer):
     heads, tokens = random_heads(target, state=state, offset=offset), torch.tensor([[5, 1, 4]])
-    found, _ = target.hidden.sequence(tokens, state_offset(heads.config, target))
+    found, _ = target.hidden.sequence(tokens, heads.config.offset_of(target.hidden.layers))
     own = target.model(input_ids=tokens, output_hidden_states=True).hidden_states[layer]
     assert torch.equal(found, own)
     assert (layer == 0) == torch.equal(found, target.hidden.embedding[tokens])

@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 from specdec import run
 from specdec.analysis.read.runs import open_folder
 from specdec.config import config_dir
-from specdec.heads.checkpoint import save_heads
+from specdec.published.network_files import TRAINED_HEADS
 from specdec.targets.base import targets
 
 CONF = Path(config_dir())
@@ -54,7 +54,7 @@ def test_the_sweep_compares_heads_on_one_tree_and_the_same_prompts(
     target = targets.build(values, sampling=sampling(temperature=0.0))
     for name in MADE:
         heads = random_heads(target, grounded=True, mixer="gru" if name == "gru" else "mlp")
-        save_heads(
+        TRAINED_HEADS.write(
             heads.bfloat16(), tmp_path / f"models/heads/ablation/{name}/heads.safetensors", target.hidden.identity, {}
         )
     files = [path for path in swept() if Path(path).parent.name in MADE]

@@ -13,7 +13,7 @@ from fixtures.commands import run_in
 
 from specdec.config import config_dir
 from specdec.drafters import drafters
-from specdec.heads.checkpoint import save_heads
+from specdec.published.network_files import TRAINED_HEADS
 from specdec.targets.base import targets
 
 
@@ -86,7 +86,7 @@ def run_store(
     target = targets.build(values, sampling=sampling(temperature=0.0))
     for name in HEADS:
         some = random_heads(target, count=4, grounded=name == "grounded", output="shared")
-        save_heads(some, folder / f"{name}.safetensors", target.hidden.identity, {})
+        TRAINED_HEADS.write(some, folder / f"{name}.safetensors", target.hidden.identity, {})
     heads = [
         [
             *("+experiment=heads", "+debug=tiny", "hydra.mode=RUN", "hydra.sweeper.params=null", "~target.dtype"),

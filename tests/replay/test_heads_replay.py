@@ -16,7 +16,7 @@ from specdec.drafters.blockwise import BlockwiseHeads
 from specdec.drafters.grounded import Grounded
 from specdec.drafters.medusa import Medusa
 from specdec.drafters.none import NoDrafter
-from specdec.heads.checkpoint import save_heads
+from specdec.published.network_files import TRAINED_HEADS
 from specdec.records import Request
 from specdec.replay.answers import TextStates
 from specdec.replay.expected_rounds import agreement, expected_rounds, rounds_along, starts_along
@@ -158,7 +158,8 @@ def test_expected_rounds_of_each_sampled_text_are_exact(
 def test_a_session_and_its_advice_have_the_rounds_of_heads(in_process, tmp_path, group_values, sampling, random_heads):
     """In float64 the replay is the run, so drift is 1; and advice foretells the run."""
     target = targets.build(group_values("target", "table"), sampling=sampling(temperature=0.0))
-    save_heads(random_heads(target, count=4), tmp_path / "heads.safetensors", target.hidden.identity, training={})
+    heads = random_heads(target, count=4)
+    TRAINED_HEADS.write(heads, tmp_path / "heads.safetensors", target.hidden.identity, training={})
     common = ("+drafter=medusa", "drafter.model=heads.safetensors", "structure=chain", "structure.gamma=4")
     tiny = (*common, "+debug=tiny", "measurement.gammas=[2]")
     ended = in_process(advise, *tiny, "hydra.run.dir=advice_run")

@@ -12,11 +12,10 @@ from torch import Tensor
 from specdec.drafters.base.contract import BatchDrafter, DrafterCapabilities
 from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
 from specdec.errors import UsageError
-from specdec.heads.checkpoint import HEADS, load_heads, shipped_heads
 from specdec.heads.choices import choices_of
 from specdec.heads.draft_heads import DraftHeads
 from specdec.models.load import describe_weights
-from specdec.published.network_files import load_published, trained_path
+from specdec.published.network_files import TRAINED_HEADS
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
@@ -84,20 +83,11 @@ class HeadsDrafter(NetworkDrafter):
         Raises:
             UsageError: no such file, heads of another kind or of other weights, a target without hidden states.
         """
-        path = trained_path(model, shipped_heads(cls.shipped), "heads.safetensors")
-        if path is None:
-            published = load_published(model, target, cls.strategy)
-            return cls(published.network, target, published.about, drafts, siblings)
-        if model == "pocket" and not path.is_file():
-            raise UsageError(
-                f"Bad value drafter.model=pocket: this installation has no heads {cls.shipped!r}; train some with "
-                f"python -m specdec.train +heads={cls.shipped} and give their file."
-            )
-        heads = load_heads(path, target)
+        heads, about = TRAINED_HEADS.open(model, target, cls.strategy, cls.shipped)
         if heads.grounded != cls.grounded:
             kind, other = ("grounded", "grounded") if heads.grounded else ("not grounded", "medusa")
             raise UsageError(f"Bad value drafter.model={model}: these heads are {kind}; use +drafter={other}.")
-        return cls(heads, target, HEADS.about(path), drafts, siblings)
+        return cls(heads, target, about, drafts, siblings)
 
     def _begin(self, generator: torch.Generator | None, root: int = 0) -> None:
         super()._begin(generator)

@@ -1,16 +1,14 @@
 """EAGLE-1, EAGLE-2 (the same files) and EAGLE-3 as their authors, SpecForge and ModelOpt publish them."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import ModelLoadError
 from specdec.published.checkpoint_files import SPECULATORS, CheckpointFiles
-from specdec.published.eagle_format import DECODER_LAYER, Convention, EagleFormat, Reading, boundaries_of
+from specdec.published.eagle_format import DECODER_LAYER, EagleFormat, Reading
 from specdec.published.recognise import formats
 from specdec.targets.base import Target
-
-_MIDLAYER = {"midlayer.": "layers.0."}
 
 
 @formats.register("EAGLE-1")
@@ -63,9 +61,9 @@ class Eagle3(EagleFormat):
                 "set it to false in config.json for the first, or publish it as speculators for the second."
             )
         flags["own_embedding"] = files.config.get("target_hidden_size") is not None  # the target's has another width
+        reading = Reading(files, files.config, {"midlayer.": "layers.0."})
         numbers = flags.pop("eagle_aux_hidden_state_layer_ids")
-        layer_numbers = LayerNumbers(numbers, layers, "asked")
-        return eagle3_network(Reading(files, files.config, _MIDLAYER), target, flags, layer_numbers)
+        return eagle3_network(reading, target, flags, numbers, layers, inputs=False)
 
 
 _FLAGS = (
@@ -99,24 +97,56 @@ def eagle1_network(reading: Reading, target: Target, fc_bias: bool) -> FeatureNe
     return reading.network(target, values | {"fc_bias": fc_bias or reading.has("fc.bias")}, ["embed_tokens.weight"])
 
 
-class LayerNumbers(NamedTuple):
-    """The target's layers that a network reads.
+def boundaries_of(files: CheckpointFiles, numbers: Any, features: int, depth: int, inputs: bool) -> list[int]:
+    """Return the inputs of blocks that a checkpoint's layer numbers mean, for a target of `depth` blocks.
 
-    Attributes:
-        written: as the config has them; None where it has none.
-        given: `drafter.layers`, which are boundaries and count instead; None for those of the config.
-        convention: what `written` may mean.
+    A list that begins with 1 counts outputs of blocks, as SpecForge and ModelOpt do, so each stands for the input of
+    the next block; one that begins with 2 counts inputs (the rule of sgl-project/sglang#25454). Without numbers
+    EAGLE-3's own are meant: 2, half the depth, and 3 before the end.
+
+    Args:
+        numbers: as the config has them; None where it has none.
+        features: number of layers that `fc` reads.
+        inputs: numbers that begin with neither 1 nor 2 are inputs of blocks; otherwise that is not known.
+    Raises:
+        ModelLoadError: numbers that are none, another number of them, or a convention that cannot be told.
     """
+    if numbers is None and features == 3 and depth >= 6:
+        return [2, depth // 2, depth - 3]
+    if numbers is None:
+        raise ModelLoadError(
+            f"{files} does not say which {features} layers of the target it reads, and the usual ones do not fit a "
+            f"target of {depth} layers: give drafter.layers."
+        )
+    if not isinstance(numbers, list) or not all(type(number) is int for number in numbers) or not numbers:
+        raise ModelLoadError(f"{files} has the layer numbers {numbers!r}: they should be a list of whole numbers.")
+    if len(numbers) != features:
+        raise ModelLoadError(f"{files} names the {len(numbers)} layers {numbers}, and its fc reads {features}.")
+    if numbers[0] == 1:
+        return [number + 1 for number in numbers]
+    if numbers[0] != 2 and not inputs:
+        given, above = (f"[{','.join(map(str, each))}]" for each in (numbers, [number + 1 for number in numbers]))
+        raise ModelLoadError(
+            f"{files} names the layers {numbers}, which may be inputs or outputs of blocks: give "
+            f"drafter.layers={given} for inputs, or drafter.layers={above} for outputs."
+        )
+    return list(numbers)
 
-    written: Any
-    given: Sequence[int] | None
-    convention: Convention
 
-
-def eagle3_network(reading: Reading, target: Target, flags: dict[str, Any], numbers: LayerNumbers) -> FeatureNetwork:
+def eagle3_network(
+    reading: Reading,
+    target: Target,
+    flags: dict[str, Any],
+    numbers: Any,
+    layers: Sequence[int] | None,
+    *,
+    inputs: bool,
+) -> FeatureNetwork:
     """Return a network of the EAGLE-3 form.
 
     Args:
+        numbers, inputs: the target's layers that the network reads, see `boundaries_of`.
+        layers: `drafter.layers`, which are boundaries and count instead; None for those of the config.
         flags: those of `EagleConfig`, None where the config has none; of norms before `fc` tensors then tell.
     Raises:
         ModelLoadError: see `Reading.network` and `boundaries_of`.
@@ -128,12 +158,9 @@ def eagle3_network(reading: Reading, target: Target, flags: dict[str, Any], numb
     if joined % width:
         raise ModelLoadError(f"{files} has fc for {joined} values, which are no features of width {width}.")
     features = joined // width
-    if numbers.given is None:
-        boundaries = boundaries_of(files, numbers.written, features, depth, numbers.convention)
-    elif len(numbers.given) == features:
-        boundaries = list(numbers.given)
-    else:
-        raise ModelLoadError(f"Bad value drafter.layers={list(numbers.given)}: {files} reads {features} layers.")
+    if layers is not None and len(layers) != features:
+        raise ModelLoadError(f"Bad value drafter.layers={list(layers)}: {files} reads {features} layers.")
+    boundaries = boundaries_of(files, numbers, features, depth, inputs) if layers is None else list(layers)
     drafted = files.config.get("draft_vocab_size") or reading.shape("lm_head.weight")[0]
     reduced = drafted != vocabulary
     norms = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}

@@ -13,7 +13,7 @@ from torch import nn
 
 from specdec.errors import ModelLoadError
 from specdec.published.checkpoint_files import CheckpointFiles
-from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, fill, formats
+from specdec.published.recognise import CheckpointFormat, NetworkFormat, check_target, fill, formats, weights_of
 from specdec.published.residual_heads import LlamaPrefix, ResidualBlock, ResidualHeads
 from specdec.targets.base import Target
 
@@ -39,12 +39,23 @@ class _Layout(NamedTuple):
     def output(self, head: int) -> str:
         return f"hydra_lm_head.{head}{'.1' if self.prefix else ''}"
 
+    def published(self, name: str) -> str:
+        """Return the file's name of a tensor of the network."""
+        kind, rest = name.split(".", 1)
+        if kind == "prefix":
+            return _PREFIX + rest.removeprefix("model.")
+        if kind == "outputs":
+            head, part = rest.split(".")
+            return f"{self.output(int(head))}.{part}"
+        head, layer, part = rest.split(".", 2)
+        return f"{self.block(int(head), int(layer))}.{part}"
+
     def read(self, head: int, layer: int, width: int) -> int:
         """Return how many numbers a block reads."""
         return width * (head + 2) if self.grounded and layer == 0 else width
 
 
-class _MlpHeads(CheckpointFormat):
+class _MlpHeads(NetworkFormat):
     grounded: ClassVar[bool]
 
     def matches(self, files: CheckpointFiles) -> bool:
@@ -78,26 +89,12 @@ class _MlpHeads(CheckpointFormat):
                 prefix=prefix,
                 offset=files.setting("hidden_state_offset", int, 0),
             )
-        own = {name: tuple(weight.shape) for name, weight in heads.state_dict().items()}
-        theirs: dict[str, str] = {}  # our names -> the published ones
-        for name in own:
-            kind, rest = name.split(".", 1)
-            if kind == "prefix":
-                theirs[name] = _PREFIX + rest.removeprefix("model.")
-            elif kind == "outputs":
-                head, part = rest.split(".")
-                theirs[name] = f"{layout.output(int(head))}.{part}"
-            else:
-                head, layer, part = rest.split(".", 2)
-                theirs[name] = f"{layout.block(int(head), int(layer))}.{part}"
         # Copies of the target's embeddings, which modules of the reference hold; and a table of positions.
         optional: dict[str, tuple[int, ...]] = {_EMBEDDING: (tokens, width)}
         if heads.prefix is not None:
             optional[f"{_PREFIX}embed_tokens.weight"] = (tokens, width)
             optional[f"{_PREFIX}layers.0.self_attn.rotary_emb.inv_freq"] = heads.prefix.frequencies
-        demand_exactly(files, {theirs[name]: shape for name, shape in own.items()}, optional)
-        weights = files.read(theirs.values())
-        fill(heads, {name: weights[theirs[name]] for name in own}, target)
+        fill(heads, weights_of(files, heads, layout.published, optional=optional), target)
         if _EMBEDDING in files.tensors:
             published, embedding = files.tensor(_EMBEDDING).float(), target.hidden.embedding.detach().cpu().float()
             # The rounding of 16-bit numbers is left out.

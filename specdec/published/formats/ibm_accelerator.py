@@ -5,7 +5,7 @@ import torch
 from specdec.errors import ModelLoadError
 from specdec.heads.draft_heads import DraftHeads
 from specdec.published.checkpoint_files import SPECULATORS, CheckpointFiles
-from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, fill, formats
+from specdec.published.recognise import CheckpointFormat, NetworkFormat, check_target, fill, formats, weights_of
 from specdec.published.staged_mlp import StagedMlp, StagedSizes
 from specdec.targets.base import Target
 
@@ -14,7 +14,7 @@ _SHARED = 16  # stages for each tensor that tied ones share, far above any publi
 
 
 @formats.register("MLP speculator")
-class MlpSpeculatorFormat(CheckpointFormat):
+class MlpSpeculatorFormat(NetworkFormat):
     """Tensors `emb.{i}`, `proj.{i}`, `ln.{i}` and `head.{i}`, with or without `speculator.` before them.
 
     Stages that are tied have one embedding, norm and output layer and one projection from stage 1 on; a file holds each
@@ -50,16 +50,12 @@ class MlpSpeculatorFormat(CheckpointFormat):
             module, stage, part = name.split(".")
             if int(stage) == (min(sizes.stages, 2) - 1 if module == "proj" else 0):
                 copies |= {f"{module}.{other}.{part}": name for other in range(int(stage) + 1, sizes.stages)}
-        demand_exactly(
-            files,
-            {prefix + name: shape for name, shape in own.items()},
-            {prefix + copy: own[name] for copy, name in copies.items()},
-        )
-        weights = files.read(prefix + name for name in own)
+        optional = {prefix + copy: own[name] for copy, name in copies.items()}
+        weights = weights_of(files, heads, prefix.__add__, optional=optional)
         for copy, name in copies.items():
-            if prefix + copy in files.tensors and not torch.equal(files.tensor(prefix + copy), weights[prefix + name]):
+            if prefix + copy in files.tensors and not torch.equal(files.tensor(prefix + copy), weights[name]):
                 raise ModelLoadError(f"{files} says tie_weights, and its {copy} differs from its {name}.")
-        fill(heads, {name: weights[prefix + name] for name in own}, target)
+        fill(heads, weights, target)
         return heads
 
 

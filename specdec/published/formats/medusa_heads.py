@@ -11,55 +11,70 @@ from typing import ClassVar
 import torch
 
 from specdec.config import validated
-from specdec.heads.draft_heads import DraftHeads
 from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.network import Heads
 from specdec.published.checkpoint_files import CheckpointFiles
-from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, fill, formats, target_name
+from specdec.published.recognise import NetworkFormat, check_target, fill, formats, target_name, weights_of
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
 
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(?:weight|bias)")
 _OUTPUT = re.compile(r"(\d+)\.(\d+)\.weight")
-_JOINED = "medusa_head."
 
 
-class _HeadsAlone(CheckpointFormat):
+class _MedusaHeads(NetworkFormat):
+    """Heads whose tensors' names begin with `prefix`; other tensors belong to the target in the file."""
+
     drafters = ("medusa", "blockwise")
-    own_outputs: ClassVar[bool]
-
-    def matches(self, files: CheckpointFiles) -> bool:
-        return bool(files.numbered(_BLOCK)) and bool(files.numbered(_OUTPUT)) == self.own_outputs
+    prefix: ClassVar[str] = ""
 
     def load(self, files: CheckpointFiles, target: Target) -> Heads:
-        return _load(files, target, "", self.own_outputs)
+        prefix = self.prefix
+        pairs = files.numbered(_BLOCK, prefix) or [(0, 0)]  # what is missing is then named
+        count, layers = (1 + max(places) for places in zip(*pairs, strict=True))
+        own_outputs = bool(files.numbered(_OUTPUT, prefix))
+        vocabulary = files.rows(f"{prefix}0.{layers}.weight") if own_outputs else None
+        check_target(files, target, width=files.rows(f"{prefix}0.0.linear.weight"), vocabulary=vocabulary)
+
+        def published(name: str) -> str:
+            kind, head, *place = name.split(".")
+            if kind == "outputs":
+                return f"{prefix}{head}.{layers}.weight"
+            return f"{prefix}{head}.{place[1]}.linear.{place[3]}"
+
+        heads = medusa_network(files.name, count, layers, "own" if own_outputs else "tied", target)
+        others = tuple(name for name in files.tensors if not name.startswith(prefix))
+        fill(heads, weights_of(files, heads, published, ignored=others), target)
+        return heads
 
 
 @formats.register("Medusa-1")
-class Medusa1(_HeadsAlone):
+class Medusa1(_MedusaHeads):
     """Heads with an output layer each, in files of their own (medusa_lm_head)."""
 
-    own_outputs = True
+    def matches(self, files: CheckpointFiles) -> bool:
+        return bool(files.numbered(_BLOCK) and files.numbered(_OUTPUT))
 
 
 @formats.register("Medusa version 2")
-class Medusa2File(_HeadsAlone):
+class Medusa2File(_MedusaHeads):
     """Heads that share the target's output layer: the file format "version 2", which holds residual layers alone."""
 
-    own_outputs = False
+    def matches(self, files: CheckpointFiles) -> bool:
+        return bool(files.numbered(_BLOCK)) and not files.numbered(_OUTPUT)
 
 
 @formats.register("Medusa-2")
-class Medusa2(CheckpointFormat):
+class Medusa2(_MedusaHeads):
     """Heads trained together with their target, in one checkpoint with it: `target.model` is the same folder."""
 
-    drafters = ("medusa", "blockwise")
+    prefix = "medusa_head."
 
     def matches(self, files: CheckpointFiles) -> bool:
-        return any(name.startswith(_JOINED) for name in files.tensors)
+        return any(name.startswith(self.prefix) for name in files.tensors)
 
-    def load(self, files: CheckpointFiles, target: Target) -> DraftHeads:
+    def load(self, files: CheckpointFiles, target: Target) -> Heads:
         name = target_name(target)
         if name and name != files.name and Path(name).expanduser().resolve() != files.folder.resolve():
             logger.warning(
@@ -68,30 +83,7 @@ class Medusa2(CheckpointFormat):
                 name,
                 files.name,
             )
-        return _load(files, target, _JOINED, bool(files.numbered(_OUTPUT, _JOINED)))
-
-
-def _load(files: CheckpointFiles, target: Target, prefix: str, own_outputs: bool) -> Heads:
-    """Load Medusa heads whose tensors' names begin with `prefix`; other tensors belong to the target in the file."""
-    pairs = files.numbered(_BLOCK, prefix) or [(0, 0)]  # what is missing is then named
-    count, layers = (1 + max(places) for places in zip(*pairs, strict=True))
-    vocabulary = files.rows(f"{prefix}0.{layers}.weight") if own_outputs else None
-    check_target(files, target, width=files.rows(f"{prefix}0.0.linear.weight"), vocabulary=vocabulary)
-    tokens, width = target.hidden.output_layer.shape
-    renamed, expected = {}, {}
-    for head in range(count):
-        for layer in range(layers):
-            for part, shape in (("weight", (width, width)), ("bias", (width,))):
-                name = f"{prefix}{head}.{layer}.linear.{part}"
-                renamed[name], expected[name] = f"heads.{head}.blocks.{layer}.inner.{part}", shape
-        if own_outputs:
-            name = f"{prefix}{head}.{layers}.weight"
-            renamed[name], expected[name] = f"outputs.{head}", (tokens, width)
-    others = tuple(name for name in files.tensors if not name.startswith(prefix))
-    demand_exactly(files, expected, ignored=others)
-    heads = medusa_network(files.name, count, layers, "own" if own_outputs else "tied", target)
-    fill(heads, {renamed[name]: weight for name, weight in files.read(expected).items()}, target)
-    return heads
+        return super().load(files, target)
 
 
 def medusa_network(name: str, count: int, layers: int, outputs: str, target: Target) -> Heads:

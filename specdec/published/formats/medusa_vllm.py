@@ -12,7 +12,7 @@ from specdec.errors import ModelLoadError
 from specdec.heads.draft_heads import DraftHeads
 from specdec.published.checkpoint_files import CheckpointFiles
 from specdec.published.formats.medusa_heads import medusa_network
-from specdec.published.recognise import CheckpointFormat, check_target, demand_exactly, fill, formats
+from specdec.published.recognise import NetworkFormat, check_target, fill, formats, weights_of
 from specdec.published.residual_heads import ResidualBlock, ResidualHeads
 from specdec.targets.base import Target
 
@@ -27,9 +27,18 @@ class _Layout(NamedTuple):
     outputs: list[str]
     token_map: str
 
+    def published(self, name: str) -> str:
+        """Return the file's name of a tensor of either network: `heads.0.blocks.1.inner.bias` or
+        `blocks.0.1.linear.bias`, `outputs.0` or `outputs.0.weight`.
+        """
+        numbers = [int(part) for part in name.split(".") if part.isdigit()]
+        if len(numbers) == 1:
+            return self.outputs[numbers[0]]
+        return f"{self.blocks[numbers[0]][numbers[1]]}.{name.rpartition('.')[2]}"
+
 
 @formats.register("Medusa for vLLM")
-class MedusaVllm(CheckpointFormat):
+class MedusaVllm(NetworkFormat):
     """Heads named `blocks.{i}.layers.{j}` and `lm_heads.{i}`. With a `token_map`, row r of an output layer is for the
     token token_map[r], and tokens that are not in it cannot be drafted.
     """
@@ -47,29 +56,11 @@ class MedusaVllm(CheckpointFormat):
         layout = _layout(files)
         token_map = _token_map(files, layout, target.vocab_size)
         tokens, width = target.hidden.output_layer.shape
-        expected: dict[str, tuple[int, ...]] = {}
-        for name in (name for blocks in layout.blocks for name in blocks):
-            expected[f"{name}.weight"] = (width, width)
-            if layout.biased:
-                expected[f"{name}.bias"] = (width,)
-        rows = tokens
-        if token_map is not None:
-            expected[layout.token_map] = tuple(token_map.shape)
-            there = files.tensors.get(layout.outputs[0])  # rows of the drafted tokens, or of all
-            rows = len(token_map) if there is None or there.shape[0] != tokens else tokens
-        demand_exactly(files, {**expected, **dict.fromkeys(layout.outputs, (rows, width))})
-        weights = files.read(name for name in (*expected, *layout.outputs) if name != layout.token_map)
-        for name in (name for blocks in layout.blocks for name in blocks):
-            weights.setdefault(f"{name}.bias", torch.zeros(width))
-        heads: DraftHeads
         if token_map is None:
             count, layers = len(layout.blocks), len(layout.blocks[0])
             shared = "own" if len(layout.outputs) == count else "shared"
-            heads = medusa_network(files.name, count, layers, shared, target)
-            block, output = "heads.{}.blocks.{}.inner.{}", "outputs.{}"
+            heads: DraftHeads = medusa_network(files.name, count, layers, shared, target)
         else:
-            if rows == tokens:
-                weights |= {name: weights[name][token_map] for name in layout.outputs}
             with torch.device("meta"):
                 heads = ResidualHeads(
                     [[ResidualBlock(width, width) for _ in blocks] for blocks in layout.blocks],
@@ -77,15 +68,21 @@ class MedusaVllm(CheckpointFormat):
                     vocab_size=tokens,
                     token_map=token_map,
                 )
-            block, output = "blocks.{}.{}.linear.{}", "outputs.{}.weight"
-        places = {
-            block.format(head, layer, part): f"{name}.{part}"
-            for head, blocks in enumerate(layout.blocks)
-            for layer, name in enumerate(blocks)
-            for part in ("weight", "bias")
-        }
-        places |= {output.format(place): name for place, name in enumerate(layout.outputs)}
-        fill(heads, {own: weights[theirs] for own, theirs in places.items()}, target)
+        shapes: dict[str, tuple[int, ...] | None] = {}  # of what the file may have otherwise
+        optional = {}
+        if token_map is not None:
+            optional[layout.token_map] = tuple(token_map.shape)
+            there = files.tensors.get(layout.outputs[0])
+            if there is not None and there.shape[0] == tokens:  # rows of all tokens, not of the drafted ones alone
+                shapes |= {f"outputs.{place}.weight": (tokens, width) for place in range(len(layout.outputs))}
+        biases = [name for name in heads.state_dict() if name.endswith(".bias")]
+        if not layout.biased:
+            shapes |= dict.fromkeys(biases)
+        weights = weights_of(files, heads, layout.published, shapes, optional)
+        weights |= {name: torch.zeros(width) for name in biases if name not in weights}
+        if token_map is not None:
+            weights |= {name: weights[name][token_map] for name, shape in shapes.items() if shape is not None}
+        fill(heads, weights, target)
         return heads
 
 

@@ -7,7 +7,7 @@ from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import ModelLoadError
 from specdec.published.checkpoint_files import SPECULATORS, CheckpointFiles
 from specdec.published.eagle_format import EagleFormat, Reading
-from specdec.published.formats.eagle_published import LayerNumbers, eagle1_network, eagle3_network, refuse_layers
+from specdec.published.formats.eagle_published import eagle1_network, eagle3_network, refuse_layers
 from specdec.published.recognise import formats
 from specdec.targets.base import Target
 
@@ -73,4 +73,4 @@ def _network(
     keys = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
     flags = flags | {key: files.setting(key, bool, False) for key in keys}
     numbers = files.config.get("eagle_aux_hidden_state_layer_ids")
-    return eagle3_network(Reading(files, decoder), target, flags, LayerNumbers(numbers, layers, "boundaries"))
+    return eagle3_network(Reading(files, decoder), target, flags, numbers, layers, inputs=True)

@@ -4,9 +4,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.eagle.eagle_checkpoint import load_eagle, read_eagle, save_eagle
 from specdec.eagle.eagle_network import EagleNetwork
 from specdec.errors import UsageError
+from specdec.published.network_files import TRAINED_EAGLE
 from specdec.targets.base import Target
 from specdec.training.data.sequences import Batch, Sequences
 from specdec.training.recipes import EagleTrainConfig
@@ -22,7 +22,7 @@ class EagleStudent(StateStudent):
 
     kind, unit, noun = "eagle", "step", "EAGLE network"
     watched = "heldout/step_1.top1"
-    save, load, read = staticmethod(save_eagle), staticmethod(load_eagle), staticmethod(read_eagle)
+    files = TRAINED_EAGLE
 
     config: EagleTrainConfig
 

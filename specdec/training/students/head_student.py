@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from specdec.errors import UsageError
-from specdec.heads.checkpoint import load_heads, read_heads, save_heads, state_offset
 from specdec.heads.network import Heads
+from specdec.published.network_files import TRAINED_HEADS
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.training.data.sequences import Batch
@@ -23,7 +23,7 @@ class HeadStudent(StateStudent):
     kind, unit, noun = "heads", "head", "file of heads"
     watched = "heldout/head_1.top1"
     rates = "optimizer.learning_rate"
-    save, load, read = staticmethod(save_heads), staticmethod(load_heads), staticmethod(read_heads)
+    files = TRAINED_HEADS
 
     config: HeadTrainConfig
 
@@ -41,7 +41,7 @@ class HeadStudent(StateStudent):
             if not isinstance(target, Causal):
                 raise UsageError(f"Target {type(target).__name__} is no model that can be trained: use target=causal.")
             self.before = score_target(target, self.heldout_parts(None))
-            self.backbone = Backbone(target, state_offset(config.heads, target), config.lora, config.seed)
+            self.backbone = Backbone(target, config.heads.offset_of(target.hidden.layers), config.lora, config.seed)
             self.network.rebind(*self.backbone.ends())
             self.losses = ("train/heads_loss", "train/backbone_loss")
         self.backbone_start = config.loss.backbone.first_step(self.steps) or 0
@@ -60,7 +60,7 @@ class HeadStudent(StateStudent):
 
     @staticmethod
     def offsets(config: HeadTrainConfig, target: Target) -> tuple[int, ...]:
-        return (state_offset(config.heads, target),)
+        return (config.heads.offset_of(target.hidden.layers),)
 
     def scales(self, batch: Batch, step: int) -> list[float]:
         loss = self.config.loss

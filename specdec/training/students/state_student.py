@@ -6,11 +6,10 @@ nor their loss.
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import islice
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -19,8 +18,8 @@ from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 
 from specdec.errors import UsageError
-from specdec.heads.trained_file import TrainedFile
 from specdec.models.arithmetic import arithmetic_of
+from specdec.published.network_files import TrainedKind
 from specdec.sampling import SamplingConfig
 from specdec.targets.base import Target, targets
 from specdec.training.data.head_data import open_sequences
@@ -46,7 +45,7 @@ class StateStudent(SequenceStudent):
     Class attributes:
         unit: what the network has several of, in the metrics' names and in messages: head or step.
         noun: what the file of a network holds, for messages.
-        save, load, read: write the file, load the network from it for a target, and read it without a target.
+        files: the files that are written.
 
     Attributes:
         target_identity: the hash of the target's weights, as they were at the beginning.
@@ -58,9 +57,7 @@ class StateStudent(SequenceStudent):
     origin = "another recipe, seed, target or data"
     unit: ClassVar[str]
     noun: ClassVar[str]
-    save: Callable[[Any, Path, str, dict[str, Any]], None]
-    load: Callable[[Path, Target], Any]
-    read: Callable[[str, str], TrainedFile[Any]]
+    files: ClassVar[TrainedKind[Any]]
 
     config: Any
     network: Any
@@ -153,7 +150,7 @@ class StateStudent(SequenceStudent):
         path, wanted = self.config.init, asdict(network.config)
         if path is None:
             return network
-        stored = self.read(path, "init")
+        stored = self.files.read(path, "init")
         if stored.target != self.target_identity:
             raise UsageError(
                 f"The {self.noun} init={path} was trained on a target whose weights have the hash "
@@ -263,13 +260,13 @@ class StateStudent(SequenceStudent):
             summary["target_before"] = {"sha256": self.target_identity, **self.before}
         identity = target.hidden.identity
         summary["target"] = identity
-        self.save(network, path, identity, summary)
-        metrics = self.scored_by(self.load(path, target), target, self.heldout_parts(None))
+        self.files.write(network, path, identity, summary)
+        metrics = self.scored_by(self.files.load(path, target), target, self.heldout_parts(None))
         loss, nats = "", "heldout/target.nats_per_token"
         if self.before:
             metrics |= {name.replace("heldout/", "heldout/before."): value for name, value in self.before.items()}
             loss = f"; the backbone's held-out loss was {self.before[nats]:.4f} and is {metrics[nats]:.4f} nats"
-        self.save(network, path, identity, summary | {"heldout": metrics})
+        self.files.write(network, path, identity, summary | {"heldout": metrics})
         summary |= {"bytes": path.stat().st_size, "heldout": metrics}
         tops = ", ".join(f"{metrics[f'heldout/{self.unit}_{number + 1}.top1']:.3f}" for number in range(self.units))
         return self.finished(

@@ -11,7 +11,7 @@ import pytest
 from specdec.analysis.research import heads_accuracy
 from specdec.analysis.research.heads_accuracy import accuracies, accuracy_section, load_accuracy
 from specdec.errors import UsageError
-from specdec.heads.checkpoint import shipped_heads
+from specdec.published.network_files import shipped_file
 
 TEXTS = [f"t{number:02}" for number in range(20)]
 
@@ -107,5 +107,5 @@ def test_other_positions_are_refused_and_a_missing_file_says_what_makes_it(tmp_p
 
 def test_the_committed_result_is_of_the_heads_that_come_with_specdec():
     for name, entry in load_accuracy(heads_accuracy.RESULT).items():
-        assert entry["file_sha256"] == hashlib.sha256(shipped_heads(name).read_bytes()).hexdigest()
+        assert entry["file_sha256"] == hashlib.sha256(shipped_file(name).read_bytes()).hexdigest()
         assert len(entry["texts"]) == len(set(entry["texts"])) >= 20

@@ -7,8 +7,7 @@ import pytest
 import torch
 from fixtures.trainings import beginnings
 
-from specdec.eagle.eagle_checkpoint import load_eagle, read_eagle, shipped_eagle
-from specdec.heads.checkpoint import load_heads, read_heads, shipped_heads
+from specdec.published.network_files import TRAINED_EAGLE, TRAINED_HEADS, shipped_file
 from specdec.targets import targets
 from specdec.training.pocket.cards import heads_card
 from specdec.training.pocket.publish import shipped_name
@@ -18,7 +17,7 @@ from specdec.training.students.head_student import HeadStudent
 
 NAMES = ("medusa", "grounded")
 SHIPPED = (*NAMES, "eagle")
-FOLDER = shipped_heads("medusa").parent
+FOLDER = shipped_file("medusa").parent
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +33,17 @@ def summary(name: str) -> dict:
 def test_together_at_most_16_megabytes():
     assert {file.stem for file in FOLDER.glob("*.safetensors")} == set(SHIPPED)
     assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 16e6
-    assert shipped_eagle().stat().st_size <= 4e6
+    assert shipped_file("eagle").stat().st_size <= 4e6
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_card_history_and_file_agree_with_the_summary(name):
     told = summary(name)
-    stored = read_eagle(shipped_eagle()) if name == "eagle" else read_heads(shipped_heads(name))
+    stored = TRAINED_EAGLE.read(shipped_file("eagle")) if name == "eagle" else TRAINED_HEADS.read(shipped_file(name))
     assert told["recipe"]["eagle" if name == "eagle" else "heads"]["name"] == stored.config.name
     assert shipped_name(told) == name
     assert told["target"] == stored.target
-    assert told["bytes"] == shipped_heads(name).stat().st_size
+    assert told["bytes"] == shipped_file(name).stat().st_size
     assert name == "eagle" or told["seconds"] < 20 * 60, "a head is to be trained in under 20 minutes"
     rows = list(csv.DictReader((FOLDER / f"history_{name}.csv").read_text(encoding="utf-8").splitlines()))
     assert [int(row["step"]) for row in rows] == list(range(1, told["steps"] + 1))
@@ -62,7 +61,7 @@ def test_accuracies_are_those_of_the_card(target):
     scored = torch.ones_like(tokens, dtype=torch.bool)
     first = {}
     for name in NAMES:
-        heads = load_heads(shipped_heads(name), target)
+        heads = TRAINED_HEADS.load(shipped_file(name), target)
         counted = HeadAccuracy(len(heads))
         HeadStudent.count(counted, heads, states, tokens, scored)
         found = counted.metrics()
@@ -73,7 +72,7 @@ def test_accuracies_are_those_of_the_card(target):
         first[name] = found["heldout/head_1.top1"]
     assert first["grounded"] > first["medusa"] + 0.03, "the token between makes a difference"
 
-    network = load_eagle(shipped_eagle(), target)
+    network = TRAINED_EAGLE.load(shipped_file("eagle"), target)
     counted = HeadAccuracy(3, "step")
     features = target.hidden.sequence(tokens, *network.config.offsets(target.hidden.layers))[0]
     EagleStudent.count(counted, network, features, tokens, scored)

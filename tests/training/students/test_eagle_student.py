@@ -15,8 +15,8 @@ from fixtures.trainings import assert_a_stop_changes_nothing
 
 from specdec.config import validated
 from specdec.drafters.base import drafters
-from specdec.eagle.eagle_checkpoint import load_eagle, read_eagle
 from specdec.errors import UsageError
+from specdec.published.network_files import TRAINED_EAGLE
 from specdec.text.document_store import DocumentStore, Encoded, write_documents
 from specdec.training import trainings
 from specdec.training.data.hidden_states import StateSource
@@ -104,11 +104,11 @@ def test_an_overfitted_drafter_is_right_and_its_drafts_are_accepted(values, stor
     for step in (1, 2, 3):
         assert outcome.summary["heldout"][f"heldout/step_{step}.top1"] == 1.0
     path = outcome.folder / "eagle.safetensors"
-    stored = read_eagle(path)
+    stored = TRAINED_EAGLE.read(path)
     assert stored.training["heldout"] == outcome.summary["heldout"]
     assert json.loads((outcome.folder / "summary.json").read_text())["bytes"] == path.stat().st_size
     target = load_target(training.student.config.target, torch.device("cpu"))
-    assert stored.target == target.hidden.identity and load_eagle(path, target).config.form == form
+    assert stored.target == target.hidden.identity and TRAINED_EAGLE.load(path, target).config.form == form
 
     drafter = drafters.build(group_values("drafter", "eagle", model=str(path)), target=target)
     generation = decoded(target, drafter, make_structure("chain", 3), PROMPT, LENGTH - len(PROMPT), rule="greedy")
@@ -144,7 +144,7 @@ def test_a_training_goes_on_from_a_file_of_its_kind_alone(values, store):
     first = trained(opened(changed(values, data__steps=2), store)).finish()
     file = str(first.folder / "eagle.safetensors")
     begun = opened(changed(values, init=file), store)
-    stored = read_eagle(file).weights
+    stored = TRAINED_EAGLE.read(file).weights
     assert all(torch.equal(weight, stored[name]) for name, weight in weights(begun).items())
     with pytest.raises(UsageError, match="has layers=1 and the recipe has eagle.layers=2"):
         opened(changed(values, init=file, eagle__layers=2), store)

@@ -14,8 +14,8 @@ from fixtures.trainings import assert_a_stop_changes_nothing
 
 from specdec.config import validated
 from specdec.errors import NumericsError, UsageError
-from specdec.heads.checkpoint import load_heads, read_heads, save_heads
 from specdec.heads.network import Heads
+from specdec.published.network_files import TRAINED_HEADS
 from specdec.text.document_store import DocumentStore, Encoded, write_documents
 from specdec.training import trainings
 from specdec.training.data.hidden_states import StateSource
@@ -144,10 +144,10 @@ def test_training_lowers_the_loss_and_what_is_written_drafts(values, store):
 
     path = outcome.folder / "heads.safetensors"
     target = load_target(training.student.config.target, torch.device("cpu"))
-    heads = load_heads(path, target)
+    heads = TRAINED_HEADS.load(path, target)
     again = training.student.scored_by(heads, target, training.student.sequences.heldout())
     assert again == pytest.approx(outcome.summary["heldout"], nan_ok=True)
-    stored = read_heads(path)
+    stored = TRAINED_HEADS.read(path)
     assert stored.target == target.hidden.identity == outcome.summary["target"]
     assert stored.training["tokens"] == 60 * 4 * LENGTH and stored.training["seed"] == 3
     assert stored.training["heldout"] == pytest.approx(again, nan_ok=True)
@@ -170,9 +170,9 @@ def test_a_trained_backbone_is_saved_with_heads_that_carry_its_hash(values, stor
     outcome = training.finish()
     after = load_target(values["target"] | {"model": str(outcome.folder / "backbone")}, torch.device("cpu"))
     assert after.hidden.identity != original.hidden.identity
-    heads = load_heads(outcome.folder / "heads.safetensors", after)
+    heads = TRAINED_HEADS.load(outcome.folder / "heads.safetensors", after)
     with pytest.raises(UsageError, match=f"{after.hidden.identity[:16]}.*{original.hidden.identity[:16]}"):
-        load_heads(outcome.folder / "heads.safetensors", original)
+        TRAINED_HEADS.load(outcome.folder / "heads.safetensors", original)
     held = list(training.student.sequences.heldout())
     scores = [score_target(each, held) for each in (original, after)]
     name = "heldout/target.nats_per_token"
@@ -237,7 +237,7 @@ def test_adapters_keep_the_original_and_merge_into_the_saved_backbone(values, st
     outcome = training.finish()
     merged = load_target(values["target"] | {"model": str(outcome.folder / "backbone")}, torch.device("cpu"))
     torch.testing.assert_close(merged.hidden.sequence(tokens, 0)[1], adapted, rtol=1e-4, atol=1e-4)
-    load_heads(outcome.folder / "heads.safetensors", merged)
+    TRAINED_HEADS.load(outcome.folder / "heads.safetensors", merged)
     files = {path.name for path in (outcome.folder / "backbone").iterdir()}
     assert "model.safetensors" in files and not any("adapter" in name for name in files)
 
@@ -263,7 +263,7 @@ def test_heads_go_on_from_a_file(values, store, tmp_path):
     joint = {"backbone": "joint", "loss__backbone": 1.0, "output_dir": str(tmp_path / "second")}
     config = changed(values, heads__output="shared", init=str(path), **joint)
     second = opened(config, store)
-    begun, stored = second.network.state_dict(), read_heads(path).weights
+    begun, stored = second.network.state_dict(), TRAINED_HEADS.read(path).weights
     assert set(begun) == set(stored)
     for name, weight in begun.items():
         assert torch.equal(weight, stored[name]), name
@@ -273,10 +273,10 @@ def test_heads_of_another_target_or_kind_are_no_beginning(values, store, tmp_pat
     config = changed(values)
     target = load_target(config.target, torch.device("cpu"))
     heads = Heads(config.heads, target.hidden.embedding, target.hidden.output_layer)
-    save_heads(heads, tmp_path / "other.safetensors", "f" * 64, {})
+    TRAINED_HEADS.write(heads, tmp_path / "other.safetensors", "f" * 64, {})
     with pytest.raises(UsageError, match=f"init=.*other.*{'f' * 16}.*{target.hidden.identity[:16]}"):
         opened(changed(values, init=str(tmp_path / "other.safetensors")), store)
-    save_heads(heads, tmp_path / "kind.safetensors", target.hidden.identity, {})
+    TRAINED_HEADS.write(heads, tmp_path / "kind.safetensors", target.hidden.identity, {})
     with pytest.raises(UsageError, match="has layers=1 and the recipe has heads.layers=2"):
         opened(changed(values, init=str(tmp_path / "kind.safetensors"), heads__layers=2), store)
     with pytest.raises(UsageError, match="Heads init=nowhere do not exist"):

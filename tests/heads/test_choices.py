@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.heads.one_pass import ParallelHeads
+from specdec.heads.choices import IndependentChoices
 
 
 @pytest.mark.parametrize("output", ["tied", "shared", "own"])
@@ -11,7 +11,7 @@ from specdec.heads.one_pass import ParallelHeads
 def test_logits_are_those_of_the_heads(target, random_heads, output, blocks):
     heads = random_heads(target, output=output, **blocks)
     states = torch.randn(3, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    parallel, nothing = ParallelHeads(heads), torch.zeros(1, 0, dtype=torch.long)
+    parallel, nothing = IndependentChoices(heads).logits, torch.zeros(1, 0, dtype=torch.long)
     for count in (1, 3, 5):
         together = parallel(states, count)
         assert together.shape == (count, 3, heads.vocab_size)
@@ -23,9 +23,9 @@ def test_logits_are_those_of_the_heads(target, random_heads, output, blocks):
 def test_the_others_are_not_computed(target, random_heads):
     heads = random_heads(target, output="own")
     state = torch.ones(1, 16, dtype=torch.float64)
-    expected = ParallelHeads(heads)(state, 2)
+    expected = IndependentChoices(heads).logits(state, 2)
     for part in (heads.heads[2], heads.outputs[2:]):
         for weight in part.parameters():
             weight.fill_(torch.nan)
-    assert torch.equal(ParallelHeads(heads)(state, 2), expected) and torch.isfinite(expected).all()
-    assert torch.isnan(ParallelHeads(heads)(state, 3)).any()
+    assert torch.equal(IndependentChoices(heads).logits(state, 2), expected) and torch.isfinite(expected).all()
+    assert torch.isnan(IndependentChoices(heads).logits(state, 3)).any()
