@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch._inductor.compile_fx  # first, because inductor's modules import each other
 from torch._inductor import ir
+from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.cpp_template import CppTemplate
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
 from torch._inductor.lowering import lowerings
@@ -283,8 +285,6 @@ def _lowered(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Any
 @contextmanager
 def attention_kernel(operation: Any) -> Iterator[None]:
     """Have inductor compile an operation, which takes what `AttentionKernel` does and a scaling, as that kernel."""
-    from torch._inductor.codegen.cpp import CppScheduling
-
     fuses = CppScheduling.can_fuse_vertical
 
     def can_fuse(scheduling: Any, node1: Any, node2: Any) -> bool:

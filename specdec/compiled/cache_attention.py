@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib import import_module
 from typing import Any
 
 import torch
@@ -56,32 +55,19 @@ def attend(
 
 
 @contextmanager
-def kernel_for_attention() -> Iterator[None]:
-    """Have inductor compile `cache_attention` as the kernel within the context."""
-    import_module("torch._inductor.compile_fx")  # first, because inductor's modules import each other
-    from specdec.compiled.attention_kernel import attention_kernel
-
-    with attention_kernel(torch.ops.specdec.cache_attention.default):
-        yield
-
-
-@contextmanager
 def attention_by_kernel(model: Any) -> Iterator[None]:
     """Let a model compute its attention by `cache_attention` within the context, where it is transformers' `sdpa`, and
     inductor compile that as the kernel.
     """
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
+    from specdec.compiled.attention_kernel import attention_kernel
 
     before = model.config._attn_implementation
     if before not in _REPLACED:
         yield
         return
-    AttentionInterface.register(NAME, attend)
-    AttentionMaskInterface.register(NAME, sdpa_mask)
-    model.set_attn_implementation(NAME)
+    attention.switch_attention(model, NAME, attend)
     try:
-        with kernel_for_attention():
+        with attention_kernel(torch.ops.specdec.cache_attention.default):
             yield
     finally:
         model.set_attn_implementation(before)

@@ -54,10 +54,12 @@ def trusted(
     return None
 
 
-def trusted_step(decoder: Decoder, cache: KVCache, count: int) -> StaticStep | None:
-    """Return a pass on `count` tokens in CUDA graphs, compared with plain calls; None, with a warning, without."""
+def trusted_step(decoder: Decoder, count: int) -> StaticStep | None:
+    """Return a pass on `count` tokens in CUDA graphs, compared with plain calls; None, with a warning, without. Call
+    while no text is in the decoder's cache.
+    """
     return trusted(
-        lambda: StaticStep(decoder.model, cache, count, decoder.windows, decoder.kept),
+        lambda: StaticStep(decoder, count),
         lambda step: step_departure(step, decoder),
         decoder.model.dtype,
         f"{decoder.name}: a call on {count} tokens",
@@ -69,7 +71,7 @@ def trusted_loop(decoder: Decoder, gamma: int, choose: Callable[[Tensor, Tensor]
     calls; None, with a warning, where there is none. Call while no text is in the cache.
     """
     return trusted(
-        lambda: StaticLoop(decoder.model, decoder.cache, decoder.windows, gamma, choose),
+        lambda: StaticLoop(decoder, gamma, choose),
         lambda loop: loop_departure(loop, decoder),
         decoder.model.dtype,
         f"{decoder.name}: a draft of {gamma} tokens",

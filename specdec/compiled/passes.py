@@ -142,7 +142,7 @@ def _give_passes(
     decoder.forward(torch.zeros(2, dtype=torch.long, device=decoder.device), chain_tree(1))  # makes the buffers
     for count in sorted(wanted - {_BATCH}):
         if graphs:
-            graph = trusted_step(decoder, cache, count)
+            graph = trusted_step(decoder, count)
             if graph is not None:
                 passes.steps[count] = graph
         elif mode == "trace" or decoder.device.type == "cuda" or not passes.compile(count, packages):

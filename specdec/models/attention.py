@@ -10,7 +10,7 @@ heads that share keys give several lines anyway. It then also uses the kernel th
 greedy outputs differ at near-ties.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -81,21 +81,29 @@ def _kernel_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def use_own_attention(model: Any) -> bool:
     """Switch a loaded model to `grouped_queries` or `two_queries` where that is faster; return whether it did."""
-    from transformers import AttentionInterface, AttentionMaskInterface
-    from transformers.masking_utils import sdpa_mask
-
     if model.device.type != "cpu" or model.config._attn_implementation != _STOCK:
         return False
     if any(getattr(module, "num_key_value_groups", 1) > 1 for module in model.modules()):
-        name, function = GROUPED, grouped_queries
+        switch_attention(model, GROUPED, grouped_queries)
     elif model.dtype in (torch.bfloat16, torch.float16):
-        name, function = NAME, two_queries
+        switch_attention(model, NAME, two_queries)
     else:
         return False
+    return True
+
+
+def switch_attention(model: Any, name: str, function: Callable[..., tuple[Tensor, None]]) -> None:
+    """Have a model call `function` as its attention, with the masks of `sdpa`.
+
+    Args:
+        name: under which transformers and the records of runs know it.
+    """
+    from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers.masking_utils import sdpa_mask
+
     AttentionInterface.register(name, function)
     AttentionMaskInterface.register(name, sdpa_mask)
     model.set_attn_implementation(name)
-    return True
 
 
 def pin_attention(device: torch.device) -> None:

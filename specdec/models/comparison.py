@@ -276,10 +276,10 @@ class Comparison:
         """Make two calls of fixed shape, as a captured loop does: the cache learns of its length only afterwards."""
         decoder = self._decoder
         assert isinstance(decoder, Decoder)
-        text, begin = torch.tensor([self._begin(), self._root, *self._chain], device=self._device), decoder.length
+        text = torch.tensor([self._begin(), self._root, *self._chain], device=self._device)
+        prefix = torch.tensor([decoder.length], device=self._device)
         call = static_pass(decoder.model, decoder.cache, decoder.windows)
-        places = torch.arange(len(text), device=self._device) + begin
-        found = [call(text[part], places[part]).logits for part in (slice(0, 2), slice(2, 4))]
+        found = [call(text[:2], prefix).logits, call(text[2:], prefix + 2).logits]
         return [logit_error(torch.cat(found), self._plain[0, :4])]
 
     def _text_across(self, border: int) -> Sequence[Tensor]:

@@ -101,15 +101,16 @@ def static_pass(
         kept: layers whose states are wanted (see `run_model`).
         slots: None for the whole capacity.
     Returns:
-        (tokens [N], places [N], below = None) -> logits [N, V] and states, of tokens that are written to these slots of
-        the cache, which follow one another: a chain, or the draft whose topology is `below`. It leaves the cache's
-        length as it is.
+        (tokens [N], prefix [1], below = None) -> logits [N, V] and states, of tokens that are written to the slots of
+        the cache from `prefix` on: a chain, or the draft whose topology is `below`. It leaves the cache's length as it
+        is.
     """
     slots = cache.capacity if slots is None else slots
     columns = torch.arange(slots, device=model.device)
     hidden = torch.full((), torch.finfo(model.dtype).min, dtype=model.dtype, device=model.device)
 
-    def forward(tokens: Tensor, places: Tensor, below: Below | None = None) -> Pass:
+    def forward(tokens: Tensor, prefix: Tensor, below: Below | None = None) -> Pass:
+        places = prefix + torch.arange(len(tokens), device=model.device)
         positions, behind, seen = _sight(places, columns, below)
         masks = {}
         for kind, window in windows.items():

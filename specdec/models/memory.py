@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import psutil
 import torch
 
 _CGROUPS = Path("/sys/fs/cgroup")
@@ -15,6 +14,8 @@ def available_bytes(device: torch.device) -> int | None:
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
     if device.type != "cpu":
         return None
+    import psutil  # here, because the script for GPUs runs without it
+
     machine, container = psutil.virtual_memory().available, _left_by_cgroup(_CGROUPS)
     return machine if container is None else min(machine, container)
 

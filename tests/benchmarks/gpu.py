@@ -155,7 +155,7 @@ class Bench:
             if how == BOTH:
                 made = copy.copy(self.step(name, size, COMPILED))
             else:
-                made = StaticStep(decoder.model, decoder.cache, size, decoder.windows)
+                made = StaticStep(decoder, size)
             if how == COMPILED:
                 began = time.perf_counter()
                 made.optimise()
@@ -175,7 +175,7 @@ class Bench:
                 likely = logits[0].topk(width).indices
                 return Choice(likely, likely[:1], None)
 
-            made = StaticLoop(decoder.model, decoder.cache, decoder.windows, gamma, choose)
+            made = StaticLoop(decoder, gamma, choose)
             if how == BOTH:
                 began = time.perf_counter()
                 made.optimise()

@@ -77,7 +77,7 @@ class Halved(nn.Module):
 )
 @torch.no_grad()
 def test_the_kernel_is_attention(dtype, heads, groups, head, value, threads, options, tmp_path):
-    from specdec.compiled.cache_attention import kernel_for_attention
+    from specdec.compiled.attention_kernel import attention_kernel
 
     torch.manual_seed(0)
     before = torch.get_num_threads()
@@ -88,7 +88,7 @@ def test_the_kernel_is_attention(dtype, heads, groups, head, value, threads, opt
         length, number = torch.export.Dim.DYNAMIC, torch.export.Dim.DYNAMIC
         dynamic = ({2: number}, None, None, {2: number, 3: length})
         example = (query, key, values, mask[..., : CAPACITY - 1].contiguous())
-        with kernel_for_attention():
+        with attention_kernel(torch.ops.specdec.cache_attention.default):
             program = torch.export.export(Halved(), example, dynamic_shapes=dynamic, strict=False)
             path = str(tmp_path / "attention.pt2")
             torch._inductor.aoti_compile_and_package(

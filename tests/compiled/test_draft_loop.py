@@ -8,7 +8,7 @@ from fixtures.decoding import decode, seeded
 from fixtures.two_tiers import two_tiers
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from specdec.compiled import draft_loop, traced
+from specdec.compiled import cuda_graphs, traced
 from specdec.compiled.cuda_graphs import StaticStep
 from specdec.compiled.draft_loop import StaticLoop
 from specdec.compiled.passes import compile_decoder
@@ -76,7 +76,7 @@ def on_a_gpu(monkeypatch):
     def compile_without_capture(decoder, rows, capacity, mode, packages=None):
         compile_decoder(decoder, (), capacity, mode)
         for count in rows:
-            decoder.passes.steps[count] = StaticStep(decoder.model, decoder.cache, count, decoder.windows)
+            decoder.passes.steps[count] = StaticStep(decoder, count)
 
     made: list[StaticLoop] = []
     monkeypatch.setattr(small_model, "compile_decoder", compile_without_capture)
@@ -143,7 +143,7 @@ class Replayed:
     def __init__(self, run):
         self._run, self.result = run, run()
 
-    def replay(self):
+    def __call__(self):
         for static, new in zip(self.result, self._run(), strict=True):
             static.copy_(new)
         return self.result
@@ -159,8 +159,8 @@ def test_a_recorded_loop_drafts_the_same(tiny_model, target_of, make_structure, 
         own = traced.with_own_code(function)
         return torch.compile(own, fullgraph=True, backend="eager", options=options)
 
-    monkeypatch.setattr(draft_loop, "captured", Replayed)
-    monkeypatch.setattr(draft_loop, "compiled", recorded)
+    monkeypatch.setattr(cuda_graphs, "captured", Replayed)
+    monkeypatch.setattr(cuda_graphs, "compiled", recorded)
     target = target_of(temperature=1.0)
     pair = [SmallModel(tiny_model("llama"), target) for _ in range(2)]
     (loop,) = on_a_gpu(pair[1], make_structure("chain", GAMMA))
@@ -205,9 +205,7 @@ def test_the_host_waits_once_in_a_round(target_of, make_structure, looped, monke
     """
     target = target_of(temperature=temperature)
     compile_decoder(target.decoder, (), 64, "trace")
-    target.decoder.passes.steps[GAMMA + 1] = StaticStep(
-        target.model, target.decoder.cache, GAMMA + 1, target.decoder.windows
-    )
+    target.decoder.passes.steps[GAMMA + 1] = StaticStep(target.decoder, GAMMA + 1)
     verifier = verifiers.build({"name": "speculative_sampling"})
     _, drafter = begin(target, looped(target))
     seen = []

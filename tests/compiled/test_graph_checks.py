@@ -38,7 +38,7 @@ def decoder(tiny_model, monkeypatch):
 @pytest.mark.parametrize("size", [1, 2, 5])
 def test_a_right_pass_is_trusted(decoder, name, size):
     made = decoder(name)
-    assert step_departure(StaticStep(made.model, made.cache, size, made.windows), made) < 1e-6
+    assert step_departure(StaticStep(made, size), made) < 1e-6
     assert made.length == 0 and not made.cache.layers[0].keys.any(), "the cache is free for the next text"
 
 
@@ -46,7 +46,7 @@ def test_a_right_pass_is_trusted(decoder, name, size):
 @pytest.mark.parametrize("wrong", ["a slot ahead is seen", "trees are taken for chains", "positions", "one bucket"])
 def test_a_wrong_pass_is_not(decoder, monkeypatch, wrong):
     made = decoder()
-    step, sight = StaticStep(made.model, made.cache, 5, made.windows), forward_pass._sight
+    step, sight = StaticStep(made, 5), forward_pass._sight
 
     def off(places, columns, below):
         positions, behind, seen = sight(places, columns, below)
@@ -81,7 +81,7 @@ def test_a_loop_is_compared_with_plain_calls(decoder, greedy):
 
         return choose
 
-    loop = StaticLoop(made.model, made.cache, made.windows, 4, chosen(0))
+    loop = StaticLoop(made, 4, chosen(0))
     assert loop_departure(loop, made) < 1e-6
 
     def of_another_model(passes):
@@ -167,7 +167,7 @@ def test_a_pass_gives_its_states_too(decoder):
     made.keep_states((0, 1))
     compile_decoder(made, {}, 64, "trace")
     made.start(TEXT, 64)
-    made.passes.steps[5] = StaticStep(made.model, made.cache, 5, made.windows, (0, 1))
+    made.passes.steps[5] = StaticStep(made, 5)
     tokens = torch.tensor([4, 9, 1])
     made.forward(tokens, chain_tree(2))
     plain = made.model(input_ids=torch.tensor([[*TEXT[:-1], *tokens]]), output_hidden_states=True).hidden_states

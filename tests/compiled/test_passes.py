@@ -44,7 +44,7 @@ def eager_and_static(tiny_model, monkeypatch):
         eager, static = (Decoder(tiny_model(name), name, 512) for _ in range(2))
         compile_decoder(static, {}, 64, "trace")
         for size in sizes:
-            static.passes.steps[size] = StaticStep(static.model, static.cache, size, static.windows)
+            static.passes.steps[size] = StaticStep(static, size)
         return eager, static
 
     return make

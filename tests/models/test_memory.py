@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import psutil
 import torch
 
 from specdec.models import memory
@@ -30,7 +31,7 @@ def test_a_container_has_its_limit(tmp_path):
 
 
 def test_the_smaller_of_the_two_counts(monkeypatch):
-    monkeypatch.setattr(memory.psutil, "virtual_memory", lambda: SimpleNamespace(available=10))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=10))
     for limit, free in ((None, 10), (4, 4), (40, 10)):
         monkeypatch.setattr(memory, "_left_by_cgroup", lambda root, limit=limit: limit)
         assert memory.available_bytes(torch.device("cpu")) == free
