@@ -12,6 +12,8 @@ import pandas as pd
 from .intervals import Interval, bootstrap_bounds, resampled_sums
 
 LEVEL = 0.95
+OF_RULES = ["tokens", "rounds", "seconds", "offers", "log_likelihood", "tv", "otherwise"]
+"""The columns of texts that `StrategyComparison.of_rules` reads."""
 K = TypeVar("K")
 
 
@@ -48,6 +50,24 @@ class StrategyComparison:
         places = {key: place for place, key in enumerate(keys)}
         none = np.full(len(values), np.nan)
         return np.stack([values[:, places[key]] if key in places else none for key in partners], axis=1)
+
+    def of_rules(self, plain: Mapping[str, Any], strict: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """Return what rules of acceptance earn and cost, [1 + B, C] each: rate (tokens per round), speedup (seconds per
+        token of the partner without drafts over the rule's), lead (rate less that of the partner without loss),
+        log_likelihood and tv (per token) and otherwise (per round with a proposal).
+
+        Args:
+            plain, strict: the keys of those partners, see `beside`.
+        """
+        rate, per_token = self.ratio("tokens", "rounds"), self.ratio("seconds", "tokens")
+        return {
+            "rate": rate,
+            "speedup": self.beside(per_token, **plain) / per_token,
+            "lead": rate - self.beside(rate, **strict),
+            "log_likelihood": self.ratio("log_likelihood", "tokens"),
+            "tv": self.ratio("tv", "tokens"),
+            "otherwise": self.ratio("otherwise", "offers"),
+        }
 
     def interval(self, values: np.ndarray) -> Interval:
         """Return a statistic [1 + B] of the data and the replicates as an Interval; a single prompt gives no bounds."""
@@ -118,6 +138,18 @@ def printed(table: pd.DataFrame, name: str, form: str) -> list[str]:
     bounded = f"{name}_low" in table
     values = intervals(table, name) if bounded else map(Interval, table[name])
     return [f"{each:{form}}" for each in values]
+
+
+def listed(table: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
+    """Return a table for people.
+
+    Args:
+        columns: heading -> a column as it is, or with a number format behind it, such as "tokens:.2f", printed with the
+            bounds that it has.
+    """
+    split = {heading: column.partition(":") for heading, column in columns.items()}
+    shown = {heading: printed(table, name, form) if form else table[name] for heading, (name, _, form) in split.items()}
+    return pd.DataFrame(shown).reset_index(drop=True)
 
 
 # Metrics and curves -----------------------------------------------------------------------------------

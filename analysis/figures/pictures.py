@@ -1,15 +1,17 @@
 """The few shapes of picture that studies and runs share: lines with intervals, grouped bars, heat maps, dots.
 
-Each draws into axes that `style` made; titles, captions and labels are the caller's business.
+`chart` makes a whole figure of lines; the others draw into axes that `style` made.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import NullLocator, PercentFormatter
@@ -46,7 +48,7 @@ def line(
         places,
         [each.estimate for each in up],
         xerr=whiskers(wide) if wide else None,
-        yerr=whiskers(up),
+        yerr=whiskers(up) if any(each.known for each in up) else None,
         color=look.colour,
         marker=look.marker,
         linestyle=look.dash if len(up) > 1 else "none",
@@ -58,17 +60,81 @@ def line(
         style.point_tip(axes, place, value.estimate, f"{label}, {place:g}: {value:.4g}")
 
 
+Line = tuple[Sequence[float] | Sequence[Interval], Sequence[Interval], Look]
+"""A line of a chart: places across, values up, and its look."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes of a chart.
+
+    Attributes:
+        lines: by the name in the legend; names that begin with "_" are not in it.
+        level: a dotted horizontal line, and its name.
+        zero: whether the vertical axis begins at 0.
+        share: of the figure's height, beside the other panels' shares.
+    """
+
+    ylabel: str
+    lines: Mapping[str, Line]
+    level: tuple[float, str] | None = None
+    zero: bool = False
+    share: float = 1.0
+
+
+@style.in_style
+def chart(
+    *panels: Panel,
+    title: str,
+    caption: str,
+    xlabel: str,
+    ticks: Sequence[float] = (),
+    base: int = 2,
+    columns: int = 3,
+    height: float = style.HEIGHT,
+) -> Figure:
+    """Draw lines with intervals, in panels one below the other that share their horizontal axis.
+
+    Args:
+        ticks: of a logarithmic horizontal axis, in powers of `base`; none for a linear one.
+        columns: of the legend, which stands above the first panel.
+    """
+    shares = [panel.share for panel in panels]
+    figure, grid = style.new_panels(title, caption, height, len(panels), sharex=True, height_ratios=shares)
+    for axes, panel in zip(grid[:, 0], panels, strict=True):
+        if panel.level is not None:
+            level(axes, *panel.level)
+        for name, (across, up, look) in panel.lines.items():
+            line(axes, across, up, look, name)
+        if ticks:
+            log_axis(axes, ticks, base=base)
+        if panel.zero:
+            axes.set_ylim(bottom=0)
+        axes.set_ylabel(panel.ylabel)
+    grid[-1, 0].set_xlabel(xlabel)
+    style.legend_above(grid[0, 0], columns)
+    return figure
+
+
+def over(table: pd.DataFrame, across: str, up: str, look: Look) -> Line:
+    """Return a table's column with its bounds over another column."""
+    bounded = intervals(table, up) if f"{up}_low" in table else [Interval(value) for value in table[up]]
+    return table[across].tolist(), bounded, look
+
+
 _APART = {"chain": 1.0, "rows": 2**-0.06, "tree": 2**0.06, "dynamic": 2**-0.06}
 
 
-def structure_lines(axes: Axes, cells: pd.DataFrame, name: str) -> None:
-    """Draw a column with its bounds over `budget`, a line for each structure (`shape`), in the look that it has in all
-    pictures; side by side, because as bands intervals would cover each other.
+def structure_lines(cells: pd.DataFrame, name: str) -> dict[str, Line]:
+    """Return a column with its bounds over `budget`, a line for each structure (`shape`), in the look that it has in
+    all pictures; side by side, because as bands intervals would cover each other.
     """
-    for shape, apart in _APART.items():
-        part = cells[cells["shape"] == shape].sort_values("budget")
-        if len(part):
-            line(axes, (part["budget"] * apart).tolist(), intervals(part, name), style.STRUCTURES[shape], shape)
+    parts = {shape: cells[cells["shape"] == shape].sort_values("budget") for shape in _APART}
+    return {
+        shape: over(part.assign(budget=part["budget"] * _APART[shape]), "budget", name, style.STRUCTURES[shape])
+        for shape, part in parts.items()
+        if len(part)
+    }
 
 
 def named_rows(axes: Axes, names: Sequence[str]) -> None:
