@@ -114,6 +114,47 @@ def with_replicates(sums: np.ndarray, replicates: int, seed: int) -> np.ndarray:
     return np.concatenate([sums.sum(axis=0, keepdims=True), drawn])
 
 
+@dataclass(frozen=True)
+class ReplayedSpeedups:
+    """Tokens per call and speedup of strategies whose rounds were replayed and whose seconds are predicted.
+
+    Attributes:
+        texts: a line for each strategy and stream: the replay, with `seconds` and `plain_s`.
+        compared: sums over prompts.
+        statistics: tokens (per call) and speedup, [1 + B, C] each; the speedup of what could not be timed is NaN.
+        cells: a line for each strategy: its keys, tokens and speedup with _low and _high, nodes (mean of a draft), and
+            what a study knows besides.
+    """
+
+    texts: pd.DataFrame
+    compared: StrategyComparison
+    statistics: Mapping[str, np.ndarray]
+    cells: pd.DataFrame
+
+    @classmethod
+    def of(cls, texts: pd.DataFrame, keys: Sequence[str], replicates: int, seed: int) -> "ReplayedSpeedups":
+        """Add up texts with their seconds."""
+        compared = compare(texts, keys, ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
+        statistics = {"tokens": compared.ratio("tokens", "rounds"), "speedup": compared.ratio("plain_s", "seconds")}
+        cells = compared.table(statistics).assign(nodes=compared.ratio("nodes", "rounds")[0])
+        return cls(texts, compared, statistics, cells)
+
+    def place(self, *keys: Any) -> int:
+        """Return the place of a strategy, which has been compared."""
+        place = self.compared.place(*keys)
+        assert place is not None, keys
+        return place
+
+    def line(self, *keys: Any) -> pd.Series:
+        """Return the line of `cells` of a strategy."""
+        return self.cells.loc[self.place(*keys)]
+
+    def lead(self, name: str, first: Sequence[Any], second: Sequence[Any]) -> Interval:
+        """Return how much `tokens` or `speedup` one strategy has beyond another, in the same replicates."""
+        values = self.statistics[name]
+        return self.compared.interval(values[:, self.place(*first)] - values[:, self.place(*second)])
+
+
 def tokens_per_call(table: pd.DataFrame, keys: Sequence[str], replicates: int, seed: int) -> pd.DataFrame:
     """Return committed tokens per target call by strategy: keys, tokens, tokens_low, tokens_high, prompts."""
     compared = compare(table, keys, ["tokens", "rounds"], replicates, seed)

@@ -4,15 +4,15 @@ agree with what was predicted.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ..comparisons import StrategyComparison, compare, curves_of, finite, interval, printed
+from ..comparisons import ReplayedSpeedups, compare, curves_of, finite, interval, listed, metrics_of, printed
 from ..cost.block_seconds import repeats_of, stream_seconds
 from ..figures import pictures, style
+from ..figures.pictures import Panel, over
 from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
 
@@ -27,100 +27,83 @@ _EXACT = ("float32", "float64")
 
 @register("grid", overlay="ngrammys_grid")
 def findings(tables: Tables, about: About) -> Findings:
-    """Read `replay`, `block_times`, `host_times`, `live`, `whole` and `skipped`."""
-    replay, live, whole = tables["replay"], tables["live"], tables["whole"]
-    found = grid(replay, tables["block_times"], tables["host_times"], about.replicates, about.seed)
-    check = live_check(found.texts, live)
-    sections = [_tokens(found, tables["skipped"], about), _speed(found, tables["block_times"], about)]
+    """Read `replay`, `block_times`, `host_times`, `live`, `whole` and `skipped`.
+
+    Metrics best_k and best_w are those of the fastest shape, `whole.*` those of whole runs of the fastest (best) and
+    the usual one (10x10).
+    """
+    live, whole = tables["live"], tables["whole"]
+    found = grid(tables["replay"], tables["block_times"], tables["host_times"], about.replicates, about.seed)
+    fastest, longest = best(found, "speedup"), best(found, "tokens")
+    sections = [_tokens(found, longest, tables["skipped"], about), _speed(found, fastest, tables["block_times"], about)]
+    metrics: dict[str, float] = {
+        "grid/best_k": fastest[0],
+        "grid/best_w": fastest[1],
+        "grid/speedup.best.tokens_per_call": found.line(*fastest)["tokens"],
+        "grid/best_tokens_per_call": found.line(*longest)["tokens"],
+        "grid/best_tokens_per_call.k": longest[0],
+        "grid/best_tokens_per_call.w": longest[1],
+        **interval(found.line(*fastest), "speedup").as_metrics("grid/speedup.best"),
+    }
+    if found.compared.place(*USUAL) is not None:
+        usual = found.line(*USUAL)
+        metrics |= {"grid/speedup.10x10": usual["speedup"], "grid/tokens_per_call.10x10": usual["tokens"]}
+        metrics |= found.lead("speedup", fastest, USUAL).as_metrics("grid/speedup.lead")
     if len(whole):
-        sections.append(_whole(whole, found.best("speedup"), about))
+        runs = whole_runs(whole, about.replicates, about.seed)
+        sections.append(_whole(runs, int(whole["stream"].nunique()), fastest, about))
+        usual_runs = runs.shapes[(runs.shapes["k"] == USUAL[0]) & (runs.shapes["w"] == USUAL[1])]
+        for name, lines in (("best", runs.shapes.iloc[:1]), ("10x10", usual_runs)):
+            metrics |= metrics_of(lines, f"grid/whole.{name}.speedup", {"": "speedup"})
+            plain = {"deviation": "deviation", "tokens_per_call": "tokens"}
+            metrics |= metrics_of(lines, f"grid/whole.{name}.{{what}}", plain, bounds=False)
+        if runs.lead is not None:
+            metrics |= runs.lead.as_metrics("grid/whole.lead")
+    check = live_check(found.texts, live)
     if len(check):
         sections.append(_live(check, live, about))
+        metrics["grid/live.same_rounds"] = check["same_rounds"].sum() / check["streams"].sum()
+        metrics["grid/live.worst_error"] = check["error"].abs().max()
     quantities = {"tokens_per_call": "tokens", "speedup": "speedup"}
-    curves = curves_of(found.shapes, "curve/grid/{what}.k{k}", ["k"], "w", quantities)
-    metrics = _metrics(found, check, whole_runs(whole, about.replicates, about.seed) if len(whole) else None)
-    return Findings(tuple(sections), metrics, curves)
+    curves = curves_of(found.cells, "curve/grid/{what}.k{k}", ["k"], "w", quantities)
+    return Findings(tuple(sections), finite(metrics), curves)
 
 
 # Numbers --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class GridNumbers:
-    """Tokens per call and speedup of all shapes.
-
-    Attributes:
-        texts: the replay, a line for each shape and stream, with predicted `seconds` and `plain_s`, means of the
-            repeats.
-        by_repeat: predicted speedup of each shape by repeat, [repeats, C].
-        compared: sums over prompts by shape.
-    """
-
-    texts: pd.DataFrame
-    by_repeat: np.ndarray
-    compared: StrategyComparison
-
-    @cached_property
-    def statistics(self) -> Mapping[str, np.ndarray]:
-        """Tokens per call and speedup, [1 + B, C] each; the speedup of a shape that could not be timed is NaN."""
-        ratio = self.compared.ratio
-        return {"tokens": ratio("tokens", "rounds"), "speedup": ratio("plain_s", "seconds")}
-
-    @cached_property
-    def shapes(self) -> pd.DataFrame:
-        """A line for each shape: k, w, tokens and speedup, both with _low and _high, deviation (standard deviation of
-        the speedup over repeats; NaN for one repeat), nodes (mean of a draft).
-        """
-        return self.compared.table(self.statistics).assign(
-            deviation=np.std(self.by_repeat, axis=0, ddof=1) if len(self.by_repeat) > 1 else np.nan,
-            nodes=self.compared.ratio("nodes", "rounds")[0],
-        )
-
-    def best(self, name: str) -> Shape:
-        """Return the shape with most `tokens` or `speedup`; of equal ones the smallest."""
-        line = self.shapes.loc[self.shapes[name].idxmax()]
-        return int(line["k"]), int(line["w"])
-
-    def has(self, shape: Shape) -> bool:
-        """Return True if the shape is part of the grid."""
-        return self.compared.place(*shape) is not None
-
-    def value(self, name: str, shape: Shape) -> float:
-        """Return a column of `shapes` for one shape."""
-        return float(self.shapes.loc[self.compared.place(*shape), name])
-
-    def interval(self, name: str, shape: Shape) -> Interval:
-        """Return `tokens` or `speedup` of one shape."""
-        return interval(self.shapes.loc[self.compared.place(*shape)], name)
-
-    def lead(self, name: str, shape: Shape, other: Shape) -> Interval:
-        """Return how much one shape has beyond another, in the same replicates."""
-        values = self.statistics[name]
-        return self.compared.interval(values[:, self.compared.place(*shape)] - values[:, self.compared.place(*other)])
-
-    def steadiness(self, name: str, shape: Shape) -> float:
-        """Return the share of replicates in which `shape` is the best, NaN from one prompt: low where many shapes are
-        nearly as good.
-        """
-        values = self.statistics[name][1:]
-        best = np.nanargmax(values[np.isfinite(values).any(axis=1)], axis=1)
-        return float(np.mean(best == self.compared.place(*shape))) if len(best) else float("nan")
-
-
 def grid(
     replay: pd.DataFrame, block_times: pd.DataFrame, host_times: pd.DataFrame, replicates: int, seed: int
-) -> GridNumbers:
-    """Compute the numbers from the study's tables."""
+) -> ReplayedSpeedups:
+    """Compute tokens per call and speedup by k and w from the study's tables; seconds are means of the repeats, and
+    cells have `deviation`, the standard deviation of the speedup over repeats; NaN for one repeat.
+    """
     seconds, plain = stream_seconds(replay, repeats_of(block_times, host_times))
     texts = replay.assign(seconds=seconds.mean(axis=0), plain_s=plain.mean(axis=0))
     untimed = texts["seconds"].isna().groupby([texts["k"], texts["w"]]).transform("any")
     texts.loc[untimed, "seconds"] = np.nan  # a speedup over some of the texts would not compare with the others
-    compared = compare(texts, ["k", "w"], ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
+    found = ReplayedSpeedups.of(texts, ["k", "w"], replicates, seed)
     by_repeat = []
     for mine, base in zip(seconds, plain, strict=True):
         totals = replay[["k", "w"]].assign(mine=mine, base=base).groupby(["k", "w"]).sum(skipna=False)
         by_repeat.append((totals["base"] / totals["mine"]).to_numpy())
-    return GridNumbers(texts, np.stack(by_repeat), compared)
+    found.cells["deviation"] = np.std(by_repeat, axis=0, ddof=1) if len(by_repeat) > 1 else np.nan
+    return found
+
+
+def best(found: ReplayedSpeedups, name: str) -> Shape:
+    """Return the shape with most `tokens` or `speedup`; of equal ones the smallest."""
+    line = found.cells.loc[found.cells[name].idxmax()]
+    return int(line["k"]), int(line["w"])
+
+
+def steadiness(found: ReplayedSpeedups, name: str, shape: Shape) -> float:
+    """Return the share of replicates in which `shape` is the best, NaN from one prompt: low where many shapes are
+    nearly as good.
+    """
+    values = found.statistics[name][1:]
+    places = np.nanargmax(values[np.isfinite(values).any(axis=1)], axis=1)
+    return float(np.mean(places == found.place(*shape))) if len(places) else float("nan")
 
 
 def _live_shapes(live: pd.DataFrame) -> pd.DataFrame:
@@ -172,8 +155,9 @@ class WholeRuns:
 
     Attributes:
         shapes: a line for each shape, in the order of the table: k, w, runs, tokens (per call), speedup and deviation
-            (mean and standard deviation of the runs' speedups; NaN for one run), low and high (95% prompt-bootstrap
-            interval of the speedup of all runs together), identical (share of texts that are the replayed ones).
+            (mean and standard deviation of the runs' speedups; NaN for one run), speedup_low and speedup_high (95%
+            prompt-bootstrap interval of the speedup of all runs together), identical (share of texts that
+            are the replayed ones).
         lead: how much larger the first shape's speedup is than the second's, paired; None of one shape.
     """
 
@@ -193,177 +177,125 @@ def whole_runs(whole: pd.DataFrame, replicates: int, seed: int) -> WholeRuns:
     columns = [speedups[:, compared.place(*shape)] for shape in order]
     bounds = [compared.interval(column) for column in columns]
     shapes = _live_shapes(whole).loc[order].reset_index()
-    shapes = shapes.assign(low=[each.low for each in bounds], high=[each.high for each in bounds])
+    shapes = shapes.assign(speedup_low=[bound.low for bound in bounds], speedup_high=[bound.high for bound in bounds])
     return WholeRuns(shapes, compared.interval(columns[0] - columns[1]) if len(order) > 1 else None)
 
 
-def _by_category(found: GridNumbers) -> pd.DataFrame:
-    """Return the fastest shape and the one with most tokens per call for every category of enough prompts; empty where
-    there are not two such categories.
-    """
-    lines = []
-    for category, part in found.texts.groupby("category"):
-        if part["prompt"].nunique() < _LEAST:
-            continue
-        totals = part.groupby(["k", "w"])[["tokens", "rounds", "seconds", "plain_s"]].sum()
-        tokens, speed = totals["tokens"] / totals["rounds"], totals["plain_s"] / totals["seconds"].replace(0.0, np.nan)
-        fastest = speed.idxmax()
-        lines.append(
-            {
-                "category": category,
-                "prompts": part["prompt"].nunique(),
-                "fastest shape": str(fastest),
-                "speedup": f"{speed.max():.2f}",
-                "its tokens per call": f"{tokens[fastest]:.2f}",
-                "most tokens per call": f"{tokens.max():.2f} at {tokens.idxmax()}",
-            }
+# Tokens per call and speedup ------------------------------------------------------------------------
+
+
+def _tokens(found: ReplayedSpeedups, longest: Shape, skipped: pd.DataFrame, about: About) -> Section:
+    most, prompts = found.line(*longest), counted(found.compared.prompts, "prompt")
+    enough = "No shape gains anything over plain decoding."
+    if most["tokens"] > 1:
+        near = found.cells[found.cells["tokens"] - 1 >= 0.9 * (most["tokens"] - 1)].sort_values("nodes").iloc[0]
+        enough = (
+            f"Nine tenths of its gain over plain decoding come with ({int(near['k'])}, {int(near['w'])}): "
+            f"{near['tokens']:.2f} tokens per call from {near['nodes']:.0f} nodes a round, where the best has "
+            f"{most['nodes']:.0f}."
         )
-    return pd.DataFrame(lines) if len(lines) > 1 else pd.DataFrame()
-
-
-def _metrics(found: GridNumbers, check: pd.DataFrame, whole: WholeRuns | None) -> dict[str, float]:
-    """Return `grid/*`: best_k and best_w are those of the fastest shape, `whole.*` those of whole runs of the fastest
-    (best) and the usual one (10x10).
-    """
-    fastest, longest = found.best("speedup"), found.best("tokens")
-    metrics: dict[str, float] = {
-        "grid/best_k": fastest[0],
-        "grid/best_w": fastest[1],
-        **found.interval("speedup", fastest).as_metrics("grid/speedup.best"),
-        "grid/speedup.best.tokens_per_call": found.value("tokens", fastest),
-        "grid/best_tokens_per_call": found.value("tokens", longest),
-        "grid/best_tokens_per_call.k": longest[0],
-        "grid/best_tokens_per_call.w": longest[1],
-    }
-    if found.has(USUAL):
-        metrics |= {
-            "grid/speedup.10x10": found.value("speedup", USUAL),
-            "grid/tokens_per_call.10x10": found.value("tokens", USUAL),
-            **found.lead("speedup", fastest, USUAL).as_metrics("grid/speedup.lead"),
-        }
-    if len(check):
-        metrics["grid/live.same_rounds"] = check["same_rounds"].sum() / check["streams"].sum()
-        metrics["grid/live.worst_error"] = check["error"].abs().max()
-    for at, line in enumerate([] if whole is None else whole.shapes.to_dict("records")):
-        usual = (line["k"], line["w"]) == USUAL
-        for name in [*(["best"] if at == 0 else []), *(["10x10"] if usual else [])]:
-            metrics |= Interval(line["speedup"], line["low"], line["high"]).as_metrics(f"grid/whole.{name}.speedup")
-            metrics[f"grid/whole.{name}.deviation"] = line["deviation"]
-            metrics[f"grid/whole.{name}.tokens_per_call"] = line["tokens"]
-    if whole is not None and whole.lead is not None:
-        metrics |= whole.lead.as_metrics("grid/whole.lead")
-    return finite(metrics)
-
-
-# Tokens per call ------------------------------------------------------------------------------------
-
-
-def _tokens(found: GridNumbers, skipped: pd.DataFrame, about: About) -> Section:
-    longest, prompts = found.best("tokens"), counted(found.compared.prompts, "prompt")
-    shapes, gain = found.shapes, found.value("tokens", longest) - 1
-    near = shapes[shapes["tokens"] - 1 >= 0.9 * gain].sort_values("nodes").iloc[0]
-    enough = (
-        f"Nine tenths of its gain over plain decoding come with ({int(near['k'])}, {int(near['w'])}): "
-        f"{near['tokens']:.2f} tokens per call from {near['nodes']:.0f} nodes a round, where the best has "
-        f"{found.value('nodes', longest):.0f}."
-    )
     text = (
-        f"Most tokens per call: {found.interval('tokens', longest):.2f} with the shape {longest}"
+        f"Most tokens per call: {interval(most, 'tokens'):.2f} with the shape {longest}"
         f"{_compared(found, 'tokens', longest, ', ')}.",
-        enough if gain > 0 else "No shape gains anything over plain decoding.",
+        enough,
         *about.origin(found.texts, skipped),
     )
     figure = _maps(
-        {"Tokens per call of the target, its own token included": (found.shapes, "tokens", longest)},
+        {"Tokens per call of the target, its own token included": (found.cells, "tokens", longest)},
         title=f"Tokens per call over k rows of width w\n{about.title}",
-        caption=f"{prompts} of {about.prompts}; greedy texts replayed, which is exact. {_frames('the most')}",
+        caption=f"{prompts} of {about.prompts}; greedy texts replayed, which is exact. Frame: the most;",
     )
     caption = f"Tokens per call with 95% intervals over {prompts}"
     return Section("Tokens per call", text, ((caption, _table(found, "tokens")),), (("tokens_per_call", figure),))
 
 
-def _compared(found: GridNumbers, name: str, best: Shape, joint: str) -> str:
+def _compared(found: ReplayedSpeedups, name: str, chosen: Shape, joint: str) -> str:
     """Set the best shape against the usual one; empty where it is that one, or that one was not part of the grid."""
-    if best == USUAL or not found.has(USUAL):
+    if chosen == USUAL or found.compared.place(*USUAL) is None:
         return ""
-    lead = found.lead(name, best, USUAL)
+    lead = found.lead(name, chosen, USUAL)
     verdict = ": the best is better beyond chance" if lead.low > 0 else ": no difference beyond chance"
     return (
-        f"{joint}{USUAL} has {found.interval(name, USUAL):.2f}, the difference being {lead:.2f} (paired)"
+        f"{joint}{USUAL} has {interval(found.line(*USUAL), name):.2f}, the difference being {lead:.2f} (paired)"
         f"{verdict if lead.known else ''}"
     )
 
 
-def _table(found: GridNumbers, name: str) -> pd.DataFrame:
+def _table(found: ReplayedSpeedups, name: str) -> pd.DataFrame:
     """Return values with their intervals: w down, k across."""
-    shown = found.shapes.assign(text=printed(found.shapes, name, ".2f"))
+    shown = found.cells.assign(text=printed(found.cells, name, ".2f"))
     return shown.pivot(index="w", columns="k", values="text").rename(columns="k = {}".format).reset_index()
 
 
-# Speedup --------------------------------------------------------------------------------------------
-
-
-def _speed(found: GridNumbers, times: pd.DataFrame, about: About) -> Section:
-    fastest, repeats = found.best("speedup"), len(found.by_repeat)
-    prompts = counted(found.compared.prompts, "prompt")
-    kind = "simulated speedup" if about.simulated else "speedup"
-    steady = found.steadiness("speedup", fastest)
+def _speed(found: ReplayedSpeedups, fastest: Shape, times: pd.DataFrame, about: About) -> Section:
+    line, repeats = found.line(*fastest), int(times["repeat"].nunique())
+    prompts, kind = counted(found.compared.prompts, "prompt"), "simulated speedup" if about.simulated else "speedup"
+    mean, steady = kind.capitalize(), steadiness(found, "speedup", fastest)
+    how = (
+        "All seconds, of calls, drafts and commits alike, come from a cost model: nothing was timed, and no live run "
+        "exists to check them."
+    )
+    if not about.simulated:
+        contexts = ", ".join(f"{context:,}" for context in sorted(times["context"].unique()))
+        calls, late = int(times.groupby(["k", "w", "context"])["call"].nunique().max()), times["missing"] == "time"
+        how = (
+            f"Seconds of a round: the call from t(k, w, context) of every shape behind {contexts} cached tokens "
+            f"({counted(calls, 'call')} each). Between these, time is on straight lines in tokens evaluated and in "
+            "context, since drafts whose rows begin alike are smaller than their shape. The time of drafting, "
+            "accepting and committing comes from short live runs in five shapes, on straight lines in draft nodes."
+        )
+        if late.any():
+            how += f" {late.sum():,} of {len(times):,} calls were not made because study.seconds ran out."
     text = [
-        f"Fastest: the shape {fastest} with a {kind} of {found.interval('speedup', fastest):.2f} over plain decoding"
+        f"Fastest: the shape {fastest} with a {kind} of {interval(line, 'speedup'):.2f} over plain decoding"
         f"{_compared(found, 'speedup', fastest, '; ')}.",
         "It is chosen and judged on the same texts, which favours it a little"
         + ("" if np.isnan(steady) else f"; it is the best in {steady:.0%} of the resampled sets of prompts")
         + ".",
-        _how(times, about, repeats),
+        how,
     ]
-    mean = kind.capitalize()
-    panels: dict[str, tuple[pd.DataFrame, str, Shape | None]] = {mean: (found.shapes, "speedup", fastest)}
+    panels: dict[str, tuple[pd.DataFrame, str, Shape | None]] = {mean: (found.cells, "speedup", fastest)}
     if repeats > 1:
         text.append(
-            "The intervals say how far other prompts would move a speedup, the standard deviation over repeats "
-            f"({found.value('deviation', fastest):.2f} for the fastest shape) how far timing again would."
+            "The intervals say how far other prompts would move a speedup, the standard deviation over "
+            f"{counted(repeats, 'repeat')} of all timing ({line['deviation']:.2f} for the fastest shape) how far "
+            "timing again would."
         )
-        panels = {
-            f"{mean}, mean of {counted(repeats, 'repeat')}": (found.shapes, "speedup", fastest),
-            "Standard deviation over the repeats of the timing": (found.shapes, "deviation", None),
-        }
-    missing = int(found.shapes["speedup"].isna().sum())
+        panels["Standard deviation over the repeats of the timing"] = (found.cells, "deviation", None)
+    missing = int(found.cells["speedup"].isna().sum())
     if missing:
         text.append(f"{counted(missing, 'shape')} could not be timed and have no speedup (grey).")
     figure = _maps(
         panels,
         title=f"{mean} over k rows of width w\n{about.title}",
         caption=f"{prompts} of {about.prompts}. Rounds by replay, seconds {about.source}; over plain decoding. "
-        f"{_frames('the fastest')}",
+        "Frame: the fastest;",
     )
     tables = [(f"{mean} with 95% intervals over {prompts}", _table(found, "speedup"))]
-    categories = _by_category(found)
-    if len(categories):
-        tables.append((f"Best shapes by category of at least {_LEAST} prompts, without intervals", categories))
+    # The best shapes of every category of enough prompts, where there are two such categories.
+    categories = []
+    for category, part in found.texts.groupby("category"):
+        if part["prompt"].nunique() >= _LEAST:
+            totals = part.groupby(["k", "w"])[["tokens", "rounds", "seconds", "plain_s"]].sum()
+            tokens = totals["tokens"] / totals["rounds"]
+            speed = totals["plain_s"] / totals["seconds"].replace(0.0, np.nan)
+            categories.append(
+                {
+                    "category": category,
+                    "prompts": part["prompt"].nunique(),
+                    "fastest shape": str(speed.idxmax()),
+                    "speedup": f"{speed.max():.2f}",
+                    "its tokens per call": f"{tokens[speed.idxmax()]:.2f}",
+                    "most tokens per call": f"{tokens.max():.2f} at {tokens.idxmax()}",
+                }
+            )
+    if len(categories) > 1:
+        caption = f"Best shapes by category of at least {_LEAST} prompts, without intervals"
+        tables.append((caption, pd.DataFrame(categories)))
     return Section(mean, tuple(text), tuple(tables), (("speedup", figure),))
 
 
-def _how(times: pd.DataFrame, about: About, repeats: int) -> str:
-    if about.simulated:
-        return (
-            "All seconds, of calls, drafts and commits alike, come from a cost model: nothing was timed, and no live "
-            "run exists to check them."
-        )
-    contexts = ", ".join(f"{context:,}" for context in sorted(times["context"].unique()))
-    calls = int(times.groupby(["k", "w", "context"])["call"].nunique().max())
-    note = (
-        f"Seconds of a round: the call from t(k, w, context) of every shape behind {contexts} cached tokens "
-        f"({counted(calls, 'call')} each). Between these, time is on straight lines in tokens evaluated and in "
-        "context, since drafts whose rows begin alike are smaller than their shape. The time of drafting, accepting "
-        "and committing comes from short live runs in five shapes, on straight lines in draft nodes."
-    )
-    late = times["missing"] == "time"
-    if late.any():
-        note += f" {late.sum():,} of {len(times):,} calls were not made because study.seconds ran out."
-    return note + (f" {counted(repeats, 'repeat')} of all timing." if repeats > 1 else "")
-
-
-# Whole runs -----------------------------------------------------------------------------------------
+# Live runs ------------------------------------------------------------------------------------------
 
 
 def plus_minus(mean: float, deviation: float) -> str:
@@ -371,108 +303,85 @@ def plus_minus(mean: float, deviation: float) -> str:
     return f"{mean:.2f}" + ("" if np.isnan(deviation) else f" ± {deviation:.2f}")
 
 
-def _whole(whole: pd.DataFrame, fastest: Shape, about: About) -> Section:
-    found = whole_runs(whole, about.replicates, about.seed)
-    runs, streams = int(found.shapes["runs"].max()), int(whole["stream"].nunique())
-    lines = found.shapes.to_dict("records")
-    speedups = [plus_minus(line["speedup"], line["deviation"]) for line in lines]
+def _whole(found: WholeRuns, texts: int, fastest: Shape, about: About) -> Section:
+    runs, shapes = int(found.shapes["runs"].max()), found.shapes
+    names = _names(shapes)
+    speedups = [plus_minus(*pair) for pair in zip(shapes["speedup"], shapes["deviation"], strict=True)]
     said = [
-        f"({line['k']}, {line['w']}) {shown} at {line['tokens']:.2f} tokens per call"
-        for line, shown in zip(lines, speedups, strict=True)
+        f"{name} {speedup} at {tokens:.2f} tokens per call"
+        for name, speedup, tokens in zip(names, speedups, shapes["tokens"], strict=True)
     ]
-    answer = f"Speedup of {counted(runs, 'whole run')} of {counted(streams, 'text')}: {'; '.join(said)}"
-    answer += "." if runs == 1 else ", mean ± standard deviation of the runs."
-    text = [answer]
+    answer = f"Speedup of {counted(runs, 'whole run')} of {counted(texts, 'text')}: {'; '.join(said)}"
+    text = [answer + ("." if runs == 1 else ", mean ± standard deviation of the runs.")]
     if found.lead is not None:
         verdict = ""
         if found.lead.known:
-            better = "is faster beyond chance" if found.lead.low > 0 else "is slower beyond chance"
-            none = "does not differ beyond chance" if found.lead.low <= 0 <= found.lead.high else better
-            verdict = f": the shape chosen {none} on other prompts"
-        text.append(f"The first leads by {found.lead:.2f} (paired by text){verdict}.")
+            side = {-1: "is slower", 0: "does not differ", 1: "is faster"}[found.lead.side]
+            verdict = f": the shape chosen {side} beyond chance on other prompts"
+        text.append(f"The first leads by {found.lead.estimate:.2f} (paired by text){verdict}.")
     text.append(
         f"The shape {fastest} was chosen by its predicted speedup on the same texts. Each text is decoded in all "
         "shapes and plainly in turn; seconds are those of decoding, prefill apart."
     )
-    shown = pd.DataFrame(
-        {
-            "shape": _names(found.shapes),
-            "tokens per call": found.shapes["tokens"].map("{:.3f}".format),
-            "speedup, mean ± deviation of the runs": speedups,
-            "95% interval over prompts": [
-                "–" if np.isnan(line["low"]) else f"{line['low']:.2f} to {line['high']:.2f}" for line in lines
-            ],
-            "texts as replayed": found.shapes["identical"].map("{:.0%}".format),
-        }
-    )
-    caption = f"{counted(runs, 'whole run')} of {counted(streams, 'text')} of {about.prompts}"
+    columns = {"shape": "shape", "tokens per call": "tokens:.3f", "speedup, mean ± deviation of the runs": "runs",
+               "95% interval over prompts": "speedup:.2f", "texts as replayed": "identical:.0%"}  # fmt: skip
+    caption = f"{counted(runs, 'whole run')} of {counted(texts, 'text')} of {about.prompts}"
+    shown = listed(shapes.assign(shape=names, runs=speedups), columns)
     return Section("Whole runs", tuple(text), ((caption, shown),))
-
-
-# Live runs ------------------------------------------------------------------------------------------
 
 
 def _live(check: pd.DataFrame, live: pd.DataFrame, about: About) -> Section:
     dtype, streams = str(live["dtype"].iloc[0]), int(check["streams"].max())
-    repeats = int(live["repeat"].nunique())
+    repeats, names, spread = int(live["repeat"].nunique()), _names(check), check["deviation"].max()
     same, of = int(check["same_rounds"].sum()), int(check["streams"].sum())
     worst = check.loc[check["error"].abs().idxmax()]
-    rounds = (
-        f"In {same} of {of} cases (a text in a corner shape) live decoding took exactly as many rounds as the replay"
-    )
+    end = f"; in {dtype} rounding can change a token where two are nearly as likely, in float32 it does not."
     if same == of:
-        rounds += ": tokens per call are the same."
+        end = ": tokens per call are the same."
     elif dtype in _EXACT:
-        rounds += f"; in {dtype} it should have in all, and did not: a fault."
-    else:
-        rounds += f"; in {dtype} rounding can change a token where two are nearly as likely, in float32 it does not."
-    spread = check["deviation"].max()
+        end = f"; in {dtype} it should have in all, and did not: a fault."
     text = (
-        rounds,
+        f"In {same} of {of} cases (a text in a corner shape) live decoding took exactly as many rounds as the replay"
+        f"{end}",
         f"Predicted speedups are off by {worst['error']:+.1%} at worst, at ({int(worst['k'])}, {int(worst['w'])}): "
         f"{worst['speedup_predicted']:.2f} predicted, {worst['speedup_measured']:.2f} live"
         + ("." if np.isnan(spread) else f"; the standard deviation over live repeats is at most {spread:.2f}."),
     )
-    measured = zip(check["speedup_measured"], check["deviation"], strict=True)
-    shown = pd.DataFrame(
-        {
-            "shape": _names(check),
-            "tokens per call: replayed": check["tokens_predicted"].map("{:.3f}".format),
-            "tokens per call: live": check["tokens_measured"].map("{:.3f}".format),
-            "speedup: predicted": check["speedup_predicted"].map("{:.2f}".format),
-            "speedup: live": [plus_minus(mean, deviation) for mean, deviation in measured],
-            "error": check["error"].map("{:+.1%}".format),
-        }
+    measured = [plus_minus(*pair) for pair in zip(check["speedup_measured"], check["deviation"], strict=True)]
+    columns = {"shape": "shape", "tokens per call: replayed": "tokens_predicted:.3f",
+               "tokens per call: live": "tokens_measured:.3f", "speedup: predicted": "speedup_predicted:.2f",
+               "speedup: live": "live", "error": "error:+.1%"}  # fmt: skip
+    places = check.assign(before=np.arange(len(check)) - 0.08, behind=np.arange(len(check)) + 0.08)
+    spread_of = {"low": check["speedup_measured"] - check["deviation"],
+                 "high": check["speedup_measured"] + check["deviation"]}  # fmt: skip
+    places = places.assign(**{f"speedup_measured_{end}": values for end, values in spread_of.items()})
+    figure = pictures.chart(
+        Panel(
+            "speedup",
+            {
+                "predicted": over(places, "before", "speedup_predicted", style.Look(style.BLUE, "o", "none")),
+                "live": over(places, "behind", "speedup_measured", style.Look(style.ORANGE, "D", "none")),
+            },
+            (1.0, ""),
+            zero=True,
+        ),
+        title=f"Predicted and live speedup in the corner shapes\n{about.title}",
+        caption=f"{counted(streams, 'prompt')} of {about.prompts}, {counted(repeats, 'repeat')} interleaved with plain "
+        "decoding; bars: standard deviation over repeats. Predictions are for the same texts.",
+        xlabel="shape (k, w)",
+        height=4.2,
     )
-    with style.styled():
-        figure, axes = style.new_figure(
-            f"Predicted and live speedup in the corner shapes\n{about.title}",
-            f"{counted(streams, 'prompt')} of {about.prompts}, {counted(repeats, 'repeat')} interleaved with plain "
-            "decoding; bars: standard deviation over repeats. Predictions are for the same texts.",
-            height=4.2,
-        )
-        places = np.arange(len(check))
-        pictures.level(axes, 1)
-        axes.plot(places - 0.08, check["speedup_predicted"], linestyle="none", marker="o", markersize=9,
-                  fillstyle="none", markeredgewidth=2, color=style.BLUE, label="predicted")  # fmt: skip
-        axes.errorbar(places + 0.08, check["speedup_measured"], yerr=check["deviation"].fillna(0.0), linestyle="none",
-                      marker="D", color=style.ORANGE, label="live")  # fmt: skip
-        axes.set_xticks(places, _names(check))
-        axes.set(xlabel="shape (k, w)", ylabel="speedup", xlim=(-0.6, len(check) - 0.4), ylim=(0, None))
-        style.legend_above(axes, 2)
+    figure.axes[0].set_xticks(range(len(check)), names)
     caption = f"{counted(streams, 'text')} decoded live, {counted(repeats, 'repeat')}"
+    shown = listed(check.assign(shape=names, live=measured), columns)
     return Section("Live runs in the corners", text, ((caption, shown),), (("live", figure),))
 
 
-def _names(check: pd.DataFrame) -> list[str]:
-    return [f"({k}, {w})" for k, w in zip(check["k"], check["w"], strict=True)]
+def _names(shapes: pd.DataFrame) -> list[str]:
+    return [f"({k}, {w})" for k, w in zip(shapes["k"], shapes["w"], strict=True)]
 
 
 # Pictures -------------------------------------------------------------------------------------------
-
-
-def _frames(best: str) -> str:
-    return f"Frame: {best}; dashed: the usual {USUAL}."
 
 
 @style.in_style
@@ -486,6 +395,7 @@ def _maps(panels: Mapping[str, tuple[pd.DataFrame, str, Shape | None]], *, title
     grids = {name: shapes.pivot(index="k", columns="w", values=column) for name, (shapes, column, _) in panels.items()}
     rows = [max(2, len(values)) for values in grids.values()]
     height = 1.5 + sum(0.75 + 0.42 * count for count in rows)
+    caption = f"{caption} dashed: the usual {USUAL}."
     figure, axes = style.new_panels(title, caption, height, rows=len(panels), height_ratios=rows)
     for each, (name, values) in zip(axes[:, 0], grids.items(), strict=True):
         scale = pictures.scale_of(values)

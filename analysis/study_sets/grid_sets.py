@@ -9,10 +9,11 @@ from functools import cached_property
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ..comparisons import ReplayedSpeedups, interval
 from ..figures import pictures, style
 from ..findings import Section, counted
 from ..intervals import Interval
-from ..studies.grid import USUAL, GridNumbers, Shape, WholeRuns, grid, plus_minus, whole_runs
+from ..studies.grid import USUAL, Shape, WholeRuns, best, grid, plus_minus, whole_runs
 from .labels import Labelled, caveats, settings
 
 BEST = "(k*, w*)"
@@ -23,7 +24,7 @@ class Judged(Labelled):
     """A study with its numbers and, where it decoded whole texts live, those of its whole runs."""
 
     @cached_property
-    def numbers(self) -> GridNumbers:
+    def numbers(self) -> ReplayedSpeedups:
         about, tables = self.study.about, self.study.tables
         return grid(tables["replay"], tables["block_times"], tables["host_times"], about.replicates, about.seed)
 
@@ -35,12 +36,12 @@ class Judged(Labelled):
     @cached_property
     def fastest(self) -> Shape:
         """The shape with the largest predicted speedup, which is the one that is decoded whole."""
-        return self.numbers.best("speedup")
+        return best(self.numbers, "speedup")
 
     @property
     def shapes(self) -> dict[str, Shape]:
         """The fastest shape, and the usual one where the grid has it, by what they are called."""
-        return {BEST: self.fastest} | ({f"{USUAL}": USUAL} if self.numbers.has(USUAL) else {})
+        return {BEST: self.fastest} | ({f"{USUAL}": USUAL} if self.numbers.compared.place(*USUAL) is not None else {})
 
     def speedup(self, shape: Shape) -> tuple[float, float, str]:
         """Return mean and standard deviation of the speedup, and what they are the mean of: whole runs, or repeats of
@@ -50,7 +51,8 @@ class Judged(Labelled):
             if (line["k"], line["w"]) == shape:
                 return line["speedup"], line["deviation"], counted(line["runs"], "whole run")
         how = "simulated" if self.study.about.simulated else "predicted"
-        return self.numbers.value("speedup", shape), self.numbers.value("deviation", shape), how
+        line = self.numbers.line(*shape)
+        return line["speedup"], line["deviation"], how
 
     def said(self, shape: Shape) -> str:
         """Return the speedup with its deviation as text."""
@@ -84,7 +86,7 @@ def _main_table(found: Sequence[Judged]) -> Section:
             shape, shown = each.shapes.get(kind), "–"
             if shape is not None:
                 named = f"{shape}: " if kind == BEST else ""
-                shown = f"{named}{each.said(shape)} ({numbers.value('tokens', shape):.2f} tokens)"
+                shown = f"{named}{each.said(shape)} ({numbers.line(*shape)['tokens']:.2f} tokens)"
             cells = by_model.setdefault((about.title, kind), {})
             cells[f"{about.prompts} (again)" if about.prompts in cells else about.prompts] = shown
         for shape in dict.fromkeys(each.shapes.values()):
@@ -94,10 +96,10 @@ def _main_table(found: Sequence[Judged]) -> Section:
                     "prompt set": each.label,
                     "prompts": numbers.compared.prompts,
                     "shape": f"{shape}" + (f" = {BEST}" if shape == each.fastest else ""),
-                    "tokens per call": f"{numbers.interval('tokens', shape):.2f}",
+                    "tokens per call": f"{interval(numbers.line(*shape), 'tokens'):.2f}",
                     "speedup": each.said(shape),
                     "mean of": sources[-1],
-                    "predicted speedup": f"{numbers.interval('speedup', shape):.2f}",
+                    "predicted speedup": f"{interval(numbers.line(*shape), 'speedup'):.2f}",
                 }
             )
     text.append(
@@ -133,7 +135,7 @@ def _bars(found: Sequence[Judged]) -> Figure:
             groups[kind].append(Interval(mean, mean - deviation, mean + deviation))
             if shape is not None:
                 top = mean if pd.isna(deviation) else mean + deviation
-                axes.annotate(f"{each.numbers.value('tokens', shape):.2f}", (at + 0.4 * (index - 0.5), top),
+                axes.annotate(f"{each.numbers.line(*shape)['tokens']:.2f}", (at + 0.4 * (index - 0.5), top),
                               xytext=(0, 4), textcoords="offset points", ha="center", fontsize=10)  # fmt: skip
     pictures.bars(axes, groups)
     pictures.level(axes, 1)
@@ -154,11 +156,11 @@ def _maps_figure(found: Sequence[Judged]) -> Figure:
     title = f"Tokens per call and speedup, by prompt set\n{settings(found)}"
     figure, axes = style.new_panels(title, caption, 1.7 + 2.3 * len(found), len(found), 2)
     for column, (name, what) in enumerate((("tokens", "tokens per call"), ("speedup", "speedup"))):
-        grids = [each.numbers.shapes.pivot(index="k", columns="w", values=name) for each in found]
+        grids = [each.numbers.cells.pivot(index="k", columns="w", values=name) for each in found]
         scale = pictures.scale_of(*grids)
         for panel, each, values in zip(axes[:, column], found, grids, strict=True):
             image = pictures.heat_map(panel, values, scale, ticks=8)
-            pictures.frame(panel, values, each.numbers.best(name))
+            pictures.frame(panel, values, best(each.numbers, name))
             pictures.frame(panel, values, USUAL, dashed=True)
             panel.set_title(style.wrapped(f"{each.label}: {what}", 36), fontsize=10.5)
         axes[-1, column].set_xlabel("w, draft tokens in a row")
@@ -170,9 +172,9 @@ def _maps_figure(found: Sequence[Judged]) -> Figure:
 
 def _maps(found: Sequence[Judged]) -> Section:
     listed = "; ".join(
-        f"{each.label} {shape} with {each.numbers.interval('tokens', shape):.2f}"
+        f"{each.label} {shape} with {interval(each.numbers.line(*shape), 'tokens'):.2f}"
         for each in found
-        for shape in [each.numbers.best("tokens")]
+        for shape in [best(each.numbers, "tokens")]
     )
     text = f"The shape with most tokens per call, whatever it costs: {listed}."
     return Section("The grids, by prompt set", (text,), figures=(("grid_sets", _maps_figure(found)),))

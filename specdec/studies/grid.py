@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import pandas as pd
 from pydantic import Field
 
-from specdec.analysis.studies.grid import USUAL, grid
+from specdec.analysis.studies.grid import USUAL, best, grid
 from specdec.config import AtLeastOne, typed
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
@@ -109,7 +109,7 @@ class RowsGrid(Study):
         corners = [plain, *(arms[shape] for shape in self._corners())]
         live = interleaved(bench, corners, streams[-config.live_prompts :], config.repeats)
         # The choice is analysis' own: what is decoded whole is what the report calls the fastest.
-        fastest = grid(replayed, times, host, 1, bench.plan.seed).best("speedup")
+        fastest = best(grid(replayed, times, host, 1, bench.plan.seed), "speedup")
         chosen = [plain, *(arms[shape] for shape in dict.fromkeys([fastest, USUAL]) if shape in arms)]
         whole = interleaved(bench, chosen, streams, config.whole_runs)
         dtype = parts.target.describe().get("dtype", "float64")

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.findings import About, findings
-from specdec.analysis.studies.grid import grid, live_check, whole_runs
+from specdec.analysis.studies.grid import best, grid, live_check, steadiness, whole_runs
 
 K, W = (1, 5, 10), (1, 4, 10)
 PROMPTS = 12
@@ -70,13 +70,13 @@ def whole(best=(5, 4), faster=FASTER):
 @pytest.mark.slow
 def test_whole_runs_have_the_mean_and_the_deviation_of_the_runs():
     found = whole_runs(whole(), 200, 0)
-    best, usual = found.shapes.to_dict("records")
+    chosen, usual = found.shapes.to_dict("records")
     by_run = [2 / factor for factor in FASTER]
-    assert (best["k"], best["w"], best["runs"]) == (5, 4, 3) and (usual["k"], usual["w"]) == (10, 10)
-    assert best["speedup"] == pytest.approx(statistics.mean(by_run))
-    assert best["deviation"] == pytest.approx(statistics.stdev(by_run))
+    assert (chosen["k"], chosen["w"], chosen["runs"]) == (5, 4, 3) and (usual["k"], usual["w"]) == (10, 10)
+    assert chosen["speedup"] == pytest.approx(statistics.mean(by_run))
+    assert chosen["deviation"] == pytest.approx(statistics.stdev(by_run))
     assert (usual["speedup"], usual["deviation"]) == pytest.approx((1.5, 0))
-    assert (best["tokens"], usual["tokens"]) == (2, 3) and best["identical"] == pytest.approx(11 / 12)
+    assert (chosen["tokens"], usual["tokens"]) == (2, 3) and chosen["identical"] == pytest.approx(11 / 12)
     # All runs together: 18 s over 9 s; every text is alike, so other prompts would change nothing.
     assert (found.lead.estimate, found.lead.low, found.lead.high) == pytest.approx((0.5, 0.5, 0.5))
     alone = whole_runs(whole((10, 10), (1.0,)).drop_duplicates(["k", "w", "stream"]), 200, 0)
@@ -94,10 +94,10 @@ def test_whole_runs_have_the_mean_and_the_deviation_of_the_runs():
 
 def test_the_best_shapes_are_found_with_their_intervals():
     found = grid(replay(), *times(), 500, 0)
-    assert found.best("tokens") == (10, 10)  # as (10, 10), and no other, has both k > 6 and w > 8
+    assert best(found, "tokens") == (10, 10)  # as (10, 10), and no other, has both k > 6 and w > 8
     expected = 60 * PROMPTS / sum(60 - 18 - 16 + p % 3 for p in range(PROMPTS))
-    assert found.value("tokens", (10, 10)) == pytest.approx(expected)
-    low, high = (found.value(f"tokens_{end}", (10, 10)) for end in ("low", "high"))
+    assert found.line(*(10, 10))["tokens"] == pytest.approx(expected)
+    low, high = (found.line(*(10, 10))[f"tokens_{end}"] for end in ("low", "high"))
     assert low < expected < high
     # Per repeat: rounds of a shape by its call, against 60 plain steps of 1.01.
     by_hand = {}
@@ -105,11 +105,11 @@ def test_the_best_shapes_are_found_with_their_intervals():
         for w in W:
             rounds = sum(60 - 3 * min(k, 6) - 2 * min(w, 8) + p % 3 for p in range(PROMPTS))
             by_hand[k, w] = [60 * PROMPTS * 1.01 / (rounds * (1.01 + 0.01 * k * w) * s) for s in (1.0, 1.5)]
-    best = max(by_hand, key=lambda shape: by_hand[shape][0])
-    assert found.best("speedup") == best != (10, 10)
+    fastest = max(by_hand, key=lambda shape: by_hand[shape][0])
+    assert best(found, "speedup") == fastest != (10, 10)
     # The mean over repeats is that of the seconds.
-    assert found.value("speedup", best) == pytest.approx(by_hand[best][0] / 1.25)
-    assert found.value("deviation", best) == pytest.approx(np.std(by_hand[best], ddof=1))
+    assert found.line(*fastest)["speedup"] == pytest.approx(by_hand[fastest][0] / 1.25)
+    assert found.line(*fastest)["deviation"] == pytest.approx(np.std(by_hand[fastest], ddof=1))
 
 
 def test_the_lead_is_paired():
@@ -117,16 +117,16 @@ def test_the_lead_is_paired():
     found = grid(replay(lambda k, w, p: 30 if (k, w) == (5, 4) else 40), *times(), 500, 0)
     lead = found.lead("tokens", (5, 4), (10, 10))
     assert (lead.estimate, lead.low, lead.high) == pytest.approx((0.5, 0.5, 0.5))
-    assert found.steadiness("tokens", (5, 4)) == 1
+    assert steadiness(found, "tokens", (5, 4)) == 1
 
 
 def test_a_shape_that_was_not_timed_has_no_speedup_and_is_not_the_best():
     calls, host = times()
     calls.loc[calls["rows_evaluated"] > 51, ["seconds", "missing"]] = [np.nan, "memory"]
     found = grid(replay(), calls, host, 100, 0)
-    speedups = found.shapes.set_index(["k", "w"])["speedup"]
+    speedups = found.cells.set_index(["k", "w"])["speedup"]
     assert np.isnan(speedups[10, 10]) and speedups.notna().sum() == 8
-    assert found.best("speedup") != (10, 10)
+    assert best(found, "speedup") != (10, 10)
     tables = {
         "replay": replay(),
         "block_times": calls,
