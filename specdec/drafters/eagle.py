@@ -10,16 +10,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from specdec.compiled.draft_loop import joined
 from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
-from specdec.eagle.draft_rows import BlockText, DraftRows, TextRows, drafts_along, text_of
+from specdec.eagle.draft_rows import BlockText, TextRows, drafts_along, text_of
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import UsageError
 from specdec.models.load import describe_weights
 from specdec.published.network_files import TRAINED_EAGLE
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
-from specdec.sampling import drawn, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 from specdec.tree_building.siblings import Siblings, grow
@@ -140,7 +140,15 @@ class Eagle(NetworkDrafter):
         structure = structure.clamped(self._deepest)
         rows = text.draft(structure.gamma)
         if structure.single:
-            return self.checked(self._chain(structure, rows))
+            chain, logits = self.new_chain(structure.gamma, structure.threshold), rows.first
+            while True:
+                wide = self.network.over_target(logits)  # [1, V]
+                choice = self.choose(wide, chain.next_uniform)
+                if not chain.goes_on(choice, wide):
+                    break
+                logits = rows.next(choice.tokens)
+            tokens, _, q = joined(chain.choices)
+            return self.checked(Draft(tokens, chain_tree(len(tokens)), q, _SOURCE * len(tokens)))
         laws = self.standardise(structure)
         return self.checked(
             grow(
@@ -151,32 +159,6 @@ class Eagle(NetworkDrafter):
                 self.generator,
             )
         )
-
-    def _chain(self, structure: Structure, rows: DraftRows) -> Draft:
-        """Draft with a pass for each token, until gamma or the threshold."""
-        gamma, threshold, chance = structure.gamma, structure.threshold, 1.0
-        uniforms = None  # drawn at once, so that a threshold changes no token
-        if not self._greedy:
-            uniforms = torch.rand(gamma, generator=self.generator, device=self._device, dtype=torch.float64)
-        tokens, laws = list[Tensor](), list[Tensor]()
-        logits = rows.first
-        while True:
-            wide = self.network.over_target(logits)  # [1, V]
-            if uniforms is None:
-                tokens.append(wide.max(-1).indices)
-            else:
-                laws.append(probabilities(wide, self.sampling))
-                tokens.append(drawn(laws[-1], uniforms[len(tokens)]))
-            if len(tokens) == gamma:
-                break
-            if threshold > 0:
-                # Read after the draw, which is never undone: withdrawing unlikely tokens would bias the output.
-                chance *= float(wide.softmax(-1, dtype=torch.float32).gather(-1, tokens[-1].unsqueeze(-1)))
-                if chance < threshold:
-                    break
-            logits = rows.next(tokens[-1])
-        size = len(tokens)
-        return Draft(torch.cat(tokens), chain_tree(size), torch.cat(laws) if laws else None, _SOURCE * size)
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         super().commit(tokens)

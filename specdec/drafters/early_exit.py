@@ -5,14 +5,14 @@ from typing import Any, Literal
 from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import drafters
+from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.network_drafter import Drafts
-from specdec.drafters.base.own_model import OwnModel, own_model
 from specdec.drafters.small_model import SmallModel
 from specdec.models.shared_decoder import SharedDecoder
 from specdec.records import TextStart
-from specdec.self_speculation.calibration import CalibrationTextConfig
+from specdec.self_speculation.calibration import CalibrationTextConfig, own_model
 from specdec.self_speculation.exit_layer import ExitLayer, choose_exit_layer
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.tree_building.siblings import Siblings
@@ -27,7 +27,7 @@ class EarlyExitConfig(CalibrationTextConfig):
 
 
 @drafters.register("early_exit")
-class EarlyExit(OwnModel):
+class EarlyExit(SmallModel):
     """Drafts with the target's first E layers, its final norm and its output layer (LayerSkip 2404.16710, section 4.3).
 
     q is the law of that model, standardised by the target's own sampling, and each token is drawn from it; under a
@@ -49,6 +49,11 @@ class EarlyExit(OwnModel):
         exit: the exit layer, and how it was chosen.
     """
 
+    capabilities = DrafterCapabilities(
+        fills=EVERY_STRUCTURE, runs_target=True, reports_confidence=True, replay="position"
+    )
+    strategy = "early_exit"
+
     def __init__(
         self,
         target: Causal,
@@ -61,12 +66,9 @@ class EarlyExit(OwnModel):
             UsageError: a model whose layout is not known.
             ModelLoadError: a model whose first layers do not work alone.
         """
-        self.exit = chosen
-        self._decoder = SharedDecoder(target.decoder, chosen.layer)
-        self._layers = target.decoder.layers
-        model = self._decoder.model
-        drafter = SmallModel(model, target, decoder=self._decoder, drafts=drafts, siblings=siblings)
-        super().__init__(drafter, "early_exit")
+        self.exit, self._layers = chosen, target.decoder.layers
+        self._shared = SharedDecoder(target.decoder, chosen.layer)
+        super().__init__(self._shared.model, target, decoder=self._shared, drafts=drafts, siblings=siblings)
 
     @classmethod
     def from_config(cls, config: EarlyExitConfig, target: Target) -> "EarlyExit":
@@ -74,7 +76,7 @@ class EarlyExit(OwnModel):
         return cls(whole, choose_exit_layer(config.exit_layer, config, whole), config.drafts, config.siblings)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self._decoder.in_step = text.in_step
+        self._shared.in_step = text.in_step
         super().start(text, states)
 
     def describe(self) -> dict[str, Any]:

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters.base import drafters
+from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.network_drafter import Drafts
-from specdec.drafters.base.own_model import OwnModel, own_model
 from specdec.drafters.small_model import SmallModel
 from specdec.models.decoder import Decoder
 from specdec.models.partial import parse_parts, partial_model, written_parts
-from specdec.self_speculation.calibration import CalibrationText, CalibrationTextConfig
+from specdec.self_speculation.calibration import CalibrationText, CalibrationTextConfig, own_model
 from specdec.self_speculation.skip_search import SkippedParts, Units, kept_search
+from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.tree_building.siblings import Siblings
@@ -38,7 +38,7 @@ class LayerSkipConfig(CalibrationTextConfig):
 
 
 @drafters.register("layer_skip")
-class LayerSkip(OwnModel):
+class LayerSkip(SmallModel):
     """Drafts with the target's own model without a set of attentions and MLPs (Draft & Verify 2309.08168, section 3).
 
     q is the law of that model, standardised by the target's own sampling, and each token is drawn from it; under a
@@ -55,6 +55,11 @@ class LayerSkip(OwnModel):
         skipped: the parts that are left out, and how they were chosen.
     """
 
+    capabilities = DrafterCapabilities(
+        fills=EVERY_STRUCTURE, runs_target=True, reports_confidence=True, replay="position"
+    )
+    strategy = "layer_skip"
+
     def __init__(
         self,
         target: Causal,
@@ -70,8 +75,7 @@ class LayerSkip(OwnModel):
         self.skipped = skipped
         model = partial_model(target.model, skipped.parts, target.name)
         decoder = Decoder(model, target.name, target.decoder.prefill_chunk)
-        drafter = SmallModel(model, target, decoder=decoder, drafts=drafts, siblings=siblings)
-        super().__init__(drafter, "layer_skip")
+        super().__init__(model, target, decoder=decoder, drafts=drafts, siblings=siblings)
 
     @classmethod
     def from_config(cls, config: LayerSkipConfig, target: Target) -> "LayerSkip":

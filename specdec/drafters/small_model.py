@@ -2,8 +2,8 @@
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Annotated, Any, Literal
+from dataclasses import asdict, replace
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 from pydantic import Field
@@ -16,7 +16,7 @@ from specdec.compiled.passes import compile_decoder
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.contract import BatchDrafter
-from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
+from specdec.drafters.base.network_drafter import Drafts, GrowingChain, NetworkDrafter
 from specdec.errors import NumericsError, UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.load import (
@@ -32,7 +32,7 @@ from specdec.models.probe import open_decoder, said_of
 from specdec.models.ragged_decoder import RaggedDecoder, SlotDecoder
 from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
-from specdec.sampling import drawn, one_hot, probabilities
+from specdec.sampling import one_hot, probabilities
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 from specdec.tree_building.model_tree import Growing, TreeModel, draft_tree, draft_trees
@@ -51,43 +51,6 @@ class SmallModelConfig:
     translate: bool
     prefill_chunk: AtLeastOne
     revision: Annotated[str, Field(min_length=1)] | None
-
-
-@dataclass
-class _Chain:
-    """A chain that is being drafted.
-
-    Attributes:
-        pending: committed tokens that the cache lacks, the root last.
-        gamma, threshold: when it ends (`Structure.threshold`).
-        uniforms: the numbers [gamma] that it is drawn with; None where it is greedy.
-        choices: its tokens so far.
-        chance: the model's chance of all of them.
-    """
-
-    pending: list[int]
-    gamma: int
-    threshold: float
-    uniforms: Tensor | None
-    choices: list[Choice] = field(default_factory=list)
-    chance: float = 1.0
-
-    @property
-    def next_uniform(self) -> Tensor:
-        """The number [] that the next token is drawn with."""
-        assert self.uniforms is not None
-        return self.uniforms[len(self.choices)]
-
-    def goes_on(self, choice: Choice, logits: Tensor) -> bool:
-        """Append a token, chosen by logits [1, V]; return whether there is one more to draft."""
-        self.choices.append(choice)
-        if len(self.choices) == self.gamma:
-            return False
-        if self.threshold > 0:
-            # Read after the draw, which is never undone: withdrawing unlikely tokens would bias the output.
-            confidence = logits.softmax(-1, dtype=torch.float32).gather(-1, choice.tokens.unsqueeze(-1))
-            self.chance *= float(confidence)
-        return self.chance >= self.threshold
 
 
 @drafters.register("small_model")
@@ -111,10 +74,13 @@ class SmallModel(NetworkDrafter):
 
     Attributes:
         model: the transformers model.
-        strategy: the name in `Source`; a drafter that drafts in this way with a model of its own making sets its own.
         translation: between the tokenizers, where they differ.
+
+    Class attributes:
+        strategy: the name in `Source`.
     """
 
+    strategy: ClassVar[str] = "small_model"
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, reports_confidence=True, replay="position")
 
     def __init__(
@@ -149,7 +115,6 @@ class SmallModel(NetworkDrafter):
         super().__init__(target, drafts, siblings)
         self.model, self.tokenizer = model, tokenizer
         self._decoder = decoder or decoder_of(model, self.name, 512)
-        self.strategy = "small_model"
         open_decoder(self._decoder)
         self._size = target.vocab_size
         self._compilation, self._packages = target.compilation, target.packages
@@ -210,7 +175,7 @@ class SmallModel(NetworkDrafter):
             self._loop = trusted_loop(
                 self._decoder,
                 structure.gamma,
-                lambda logits, uniform: self._choose(self.align(logits), uniform),
+                lambda logits, uniform: self.choose(self.align(logits), uniform),
             )
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
@@ -243,36 +208,31 @@ class SmallModel(NetworkDrafter):
             if tree is None:
                 return EMPTY
             return self.checked(draft_tree([tree.model], tree.structure, self.how(structure), self.generator))
-        chain = self._begun_chain(structure)
-        if chain is None:
+        begun = self._begun_chain(structure)
+        if begun is None:
             return EMPTY
+        pending, chain = begun
         loop = self._loop
         if loop is not None and loop.gamma == chain.gamma and not chain.threshold and loop.cache is self._decoder.cache:
             context = self._context()
-            if len(chain.pending) <= 2 <= len(context):
+            if len(pending) <= 2 <= len(context):
                 return self._chain(loop(context[-2:], len(context) - 2, chain.uniforms))
         # A call of the model for each token, until gamma or the threshold.
-        tokens = torch.tensor(chain.pending).to(self._device, non_blocking=True)
+        tokens = torch.tensor(pending).to(self._device, non_blocking=True)
         while True:
             logits = self.align(self._decoder.forward(tokens, chain_tree(len(tokens) - 1))[-1:])  # [1, V]
-            choice = self._choose(logits, None if chain.uniforms is None else chain.next_uniform)
+            choice = self.choose(logits, chain.next_uniform)
             if not chain.goes_on(choice, logits):
                 return self._chain(joined(chain.choices))
             tokens = choice.read
 
-    def _begun_chain(self, structure: Structure) -> _Chain | None:
-        """Roll the cache back for a draft of the present round, and return that draft without a token; None where none
-        fits in the model's context.
+    def _begun_chain(self, structure: Structure) -> tuple[list[int], GrowingChain] | None:
+        """Roll the cache back for a draft of the present round; return the committed tokens that the cache lacks, the
+        root last, and the draft without a token. None where none fits in the model's context.
         """
         context = self._context()
         gamma = self._within(structure.gamma, context)
-        if gamma < 1:
-            return None
-        pending, uniforms = self._pending(context, gamma), None
-        if not self._greedy:
-            # Drawn at once, so that every way of drafting uses the same numbers.
-            uniforms = torch.rand(gamma, generator=self.generator, device=self._device, dtype=torch.float64)
-        return _Chain(pending, gamma, structure.threshold, uniforms)
+        return None if gamma < 1 else (self._pending(context, gamma), self.new_chain(gamma, structure.threshold))
 
     def _chain(self, drafted: Choice) -> Draft:
         """Return a draft of these tokens, and keep in mind what the cache holds of them."""
@@ -327,20 +287,11 @@ class SmallModel(NetworkDrafter):
         self._drafted = None
         return self._pending(self._text, 0)
 
-    def _choose(self, logits: Tensor, uniform: Tensor | None) -> Choice:
-        """Choose the next token of each of B texts by logits [B, V] over the target's tokens.
-
-        Args:
-            uniform: numbers [B, 1], or [] for one text; greedy drafts need none.
-        """
-        q = None
-        if self._greedy:
-            tokens = logits.max(dim=-1).indices
-        else:
-            assert uniform is not None
-            q = probabilities(logits, self.sampling)
-            tokens = drawn(q, uniform)
-        return Choice(tokens, tokens if self.translation is None else self.translation.to_drafter(tokens), q)
+    def choose(self, logits: Tensor, uniform: Tensor | None) -> Choice:
+        choice = super().choose(logits, uniform)
+        if self.translation is None:
+            return choice
+        return choice._replace(read=self.translation.to_drafter(choice.tokens))
 
     def _pending(self, context: list[int], gamma: int) -> list[int]:
         """Roll the cache back to what it shares with the committed text; return the missing tokens, at least one."""
@@ -416,10 +367,12 @@ class SmallModel(NetworkDrafter):
         return self._decoder.prefill_chunk
 
     def batched(self, slots: int) -> "BatchedSmallModel | None":
-        """See `Drafter.batched`; None with `translate`, for a model that does not compute so, and over the cache of
-        another model.
+        """See `Drafter.batched`; None with `translate`, for a model that does not compute so, and for a part of the
+        target's own.
         """
-        if self.translation is not None or type(self._decoder) is not Decoder or not self._decoder.probed.packed:
+        if self.translation is not None or self.capabilities.runs_target:
+            return None
+        if not isinstance(self._decoder, Decoder) or not self._decoder.probed.packed:
             return None
         ragged = RaggedDecoder(self._decoder, slots)
         texts = [copy.copy(self) for _ in range(slots)]
@@ -466,38 +419,33 @@ class BatchedSmallModel(BatchDrafter):
 
     def draft(self, structures: Mapping[int, Structure]) -> dict[int, Draft]:
         drafts = dict.fromkeys(structures, EMPTY)
-        chains: dict[int, _Chain] = {}
+        chains: dict[int, tuple[list[int], GrowingChain]] = {}
         trees: dict[int, Growing] = {}
         for slot, structure in structures.items():
             text = self.texts[slot]
             if structure.single:
-                chain = text._begun_chain(structure)
-                if chain is not None:
-                    chains[slot] = chain
-            else:
-                tree = text._growing(structure)
-                if tree is not None:
-                    trees[slot] = tree
-        if chains:
-            drafts |= self._chains(chains)
+                if (begun := text._begun_chain(structure)) is not None:
+                    chains[slot] = begun
+            elif (tree := text._growing(structure)) is not None:
+                trees[slot] = tree
+        drafts |= self._chains(chains)
         if trees:
-            slot = next(iter(trees))
-            grown = draft_trees(trees, self._ragged, self.texts[slot].how(structures[slot]))
+            how = self.texts[next(iter(trees))].how(structures[next(iter(trees))])
+            grown = draft_trees(trees, self._ragged, how)
             drafts |= {slot: self.texts[slot].checked(draft) for slot, draft in grown.items()}
         return drafts
 
-    def _chains(self, chains: Mapping[int, "_Chain"]) -> dict[int, Draft]:
+    def _chains(self, begun: Mapping[int, tuple[list[int], GrowingChain]]) -> dict[int, Draft]:
         """Draft chains, a call for each token; a text leaves when its draft is long enough or no longer likely."""
-        any_text = next(iter(self.texts))
-        read = {slot: torch.tensor(chain.pending).to(self._ragged.device) for slot, chain in chains.items()}
+        any_text = self.texts[0]
+        chains = {slot: chain for slot, (_, chain) in begun.items()}
+        read = {slot: torch.tensor(pending).to(self._ragged.device) for slot, (pending, _) in begun.items()}
         while read:
             slots = list(read)
             calls = self._ragged.forward(slots, list(read.values()))
             logits = any_text.align(torch.cat([each[-1:] for each in calls]))  # [B, V]
-            uniforms = None
-            if chains[slots[0]].uniforms is not None:
-                uniforms = torch.stack([chains[slot].next_uniform for slot in slots]).unsqueeze(-1)
-            chosen = any_text._choose(logits, uniforms)
+            numbers = [uniform for slot in slots if (uniform := chains[slot].next_uniform) is not None]
+            chosen = any_text.choose(logits, torch.stack(numbers).unsqueeze(-1) if numbers else None)
             read = {}
             for place, slot in enumerate(slots):
                 at = slice(place, place + 1)

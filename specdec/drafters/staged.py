@@ -34,7 +34,7 @@ class StagedConfig:
     @classmethod
     def _of_is_a_model(cls, of: dict[str, Any]) -> dict[str, Any]:
         checked_part("of", of)
-        if not issubclass(drafters.get(of["name"]), SmallModel):
+        if drafters.get(of["name"]) is not SmallModel:
             raise UsageError(
                 f"Bad value drafter.of.name={of['name']}: it should be small_model, because proposals are checked "
                 "against the law of a model; a drafter that is fast already, or staged itself, belongs in drafter.by."

@@ -19,6 +19,7 @@ from specdec.models.cache import CACHE
 from specdec.models.decoder import flops_per_token
 from specdec.ngrams.corpus import CorpusPart, NgramCorpus, encoded, open_corpus, tokenizer_digest
 from specdec.sampling import generator_for, probabilities, sample
+from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.theory.speedup import speedup
 
@@ -36,6 +37,21 @@ class CalibrationTextConfig:
     passages: AtLeastOne
     context: AtLeastOne
     tokens: AtLeastOne
+
+
+def own_model(target: Target, drafter: str) -> Causal:
+    """Return the target as one whose model can draft for it.
+
+    Raises:
+        UsageError: the target has no network, or an encoder-decoder's.
+    """
+    if isinstance(target, Causal):
+        return target
+    has = "has no network" if target.model is None else "is an encoder-decoder"
+    raise UsageError(
+        f"Bad value drafter={drafter}: it drafts with layers of the target's own model, and the target {has}; use "
+        "target=causal."
+    )
 
 
 @dataclass(frozen=True)

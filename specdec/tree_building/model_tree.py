@@ -1,7 +1,7 @@
 """Rows and trees drafted by models, level by level, over the caches of their chain drafts."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from specdec.models.decoder import Decoder
 from specdec.models.ragged_decoder import RaggedDecoder
 from specdec.records import Draft, Tree, chain_tree
 from specdec.structures.base import Structure
-from specdec.tree_building.siblings import Asked, How, Laws, grow, grow_together, growing, index_on
+from specdec.tree_building.siblings import Asked, How, grow, grow_together, growing, index_on
 
 
 class TreeModel(NamedTuple):
@@ -39,36 +39,45 @@ def draft_tree(models: Sequence[TreeModel], structure: Structure, how: How, gene
     Args:
         models: at least one.
     """
-    lengths = [model.decoder.length + len(model.pending) for model in models]
-    each = [_laws_after(model) for model in models]
+    readings = [Reading(model) for model in models]
 
-    def after(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-        return torch.stack([laws(tokens, tree, nodes) for laws in each])  # [K, M, V]
+    def after(*asked: Any) -> Tensor:
+        laws = [each.laws(each.model.decoder.forward(*each.reads(*asked)), *asked) for each in readings]
+        return torch.stack(laws) if len(laws) > 1 else laws[0]  # [K, M, V]
 
-    if len(models) == 1:
-        draft = grow(structure, each[0], how, models[0].strategy, generator)
-    else:
-        draft = grow(structure, after, how, [model.strategy for model in models], generator)
-    for model, length in zip(models, lengths, strict=True):
-        model.decoder.length = length
+    draft = grow(structure, after, how, [model.strategy for model in models], generator)
+    for each in readings:
+        each.model.decoder.length = each.committed
     return draft
 
 
-def _laws_after(model: TreeModel) -> Laws:
-    """Return the laws of one model after nodes of the draft so far."""
-    decoder, pending = model.decoder, model.pending
-    committed = decoder.length + len(pending)
-    lacking = torch.tensor(pending, device=decoder.device)
+class Reading:
+    """The calls of one model that drafts a tree.
 
-    def after(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+    Attributes:
+        committed: slots of the text in its cache, once it has read what is pending.
+    """
+
+    def __init__(self, model: TreeModel) -> None:
+        self.model, self.committed = model, model.decoder.length + len(model.pending)
+        self._lacking = torch.tensor(model.pending, device=model.decoder.device)
+
+    def reads(self, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> tuple[Tensor, Tree]:
+        """Return what the next call evaluates, for laws after nodes of the draft so far: ids beyond the model's own
+        stand for no token; it reads its first one instead.
+        """
         if len(tree) == 0:
-            return model.laws(decoder.forward(lacking, chain_tree(len(pending) - 1))[-1:])
-        decoder.length = committed - 1
-        read = _read_after(lacking[-1:], tokens, decoder)
-        wanted = index_on(decoder.device, tuple(node + 1 for node in nodes))
-        return model.laws(decoder.forward(read, tree).index_select(0, wanted))
+            return self._lacking, chain_tree(len(self._lacking) - 1)
+        self.model.decoder.length = self.committed - 1
+        known = torch.where(tokens < self.model.decoder.vocab_size, tokens, 0)
+        return torch.cat([self._lacking[-1:], known]), tree
 
-    return after
+    def laws(self, logits: Tensor, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+        """Return the laws after the nodes, by the logits of that call."""
+        if len(tree) == 0:
+            return self.model.laws(logits[-1:])
+        wanted = index_on(logits.device, tuple(node + 1 for node in nodes))
+        return self.model.laws(logits.index_select(0, wanted))
 
 
 class Growing(NamedTuple):
@@ -81,37 +90,18 @@ class Growing(NamedTuple):
 
 def draft_trees(texts: Mapping[int, Growing], ragged: RaggedDecoder, how: How) -> dict[int, Draft]:
     """Draft for the texts of several slots as `draft_tree` does for one, with one call of the model for each level."""
-    decoders = {slot: each.model.decoder for slot, each in texts.items()}
-    committed = {slot: decoders[slot].length + len(each.model.pending) for slot, each in texts.items()}
-    lacking = {slot: torch.tensor(each.model.pending, device=ragged.device) for slot, each in texts.items()}
+    readings = {slot: Reading(text.model) for slot, text in texts.items()}
 
     def after(asked: Mapping[int, Asked]) -> dict[int, Tensor]:
-        read, trees = list[Tensor](), list[Tree]()
-        for slot, (tokens, tree, _) in asked.items():
-            if len(tree) == 0:
-                read.append(lacking[slot])
-                trees.append(chain_tree(len(lacking[slot]) - 1))
-                continue
-            decoders[slot].length = committed[slot] - 1
-            read.append(_read_after(lacking[slot][-1:], tokens, decoders[slot]))
-            trees.append(tree)
-        logits = dict(zip(asked, ragged.forward(list(asked), read, trees), strict=True))
-        laws: dict[int, Tensor] = {}
-        for slot, (_, tree, nodes) in asked.items():
-            wanted = index_on(ragged.device, tuple(node + 1 for node in nodes))
-            last = logits[slot].index_select(0, wanted) if len(tree) else logits[slot][-1:]
-            laws[slot] = texts[slot].model.laws(last)
-        return laws
+        read = [readings[slot].reads(*wanted) for slot, wanted in asked.items()]
+        calls = ragged.forward(list(asked), [tokens for tokens, _ in read], [tree for _, tree in read])
+        return {
+            slot: readings[slot].laws(logits, *wanted)
+            for (slot, wanted), logits in zip(asked.items(), calls, strict=True)
+        }
 
-    growths = {slot: growing(each.structure, how, each.model.strategy, each.generator) for slot, each in texts.items()}
+    growths = {slot: growing(text.structure, how, text.model.strategy, text.generator) for slot, text in texts.items()}
     drafts = grow_together(growths, after)
-    for slot, decoder in decoders.items():
-        decoder.length = committed[slot]
+    for reading in readings.values():
+        reading.model.decoder.length = reading.committed
     return drafts
-
-
-def _read_after(root: Tensor, tokens: Tensor, decoder: Decoder) -> Tensor:
-    """Return root and drafted tokens as the model reads them: ids beyond its own stand for no token; it reads its first
-    one instead.
-    """
-    return torch.cat([root, torch.where(tokens < decoder.vocab_size, tokens, 0)])

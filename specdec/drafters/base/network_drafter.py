@@ -1,21 +1,56 @@
 """The part that drafters with a network share: how tokens are chosen by its laws, and the check of q."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
+from specdec.compiled.draft_loop import Choice
 from specdec.drafters.base.contract import Drafter
 from specdec.errors import NumericsError
 from specdec.records import Draft
-from specdec.sampling import all_finite, generator_on, probabilities
+from specdec.sampling import all_finite, drawn, generator_on, probabilities
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.tree_building.siblings import How, Siblings
 
 Drafts = Literal["sampled", "greedy"]
+
+
+@dataclass
+class GrowingChain:
+    """A chain that is being drafted token by token.
+
+    Attributes:
+        gamma, threshold: when it ends (`Structure.threshold`).
+        uniforms: the numbers [gamma] that it is drawn with; None where it is greedy.
+        choices: its tokens so far.
+        chance: the network's chance of all of them.
+    """
+
+    gamma: int
+    threshold: float
+    uniforms: Tensor | None
+    choices: list[Choice] = field(default_factory=list)
+    chance: float = 1.0
+
+    @property
+    def next_uniform(self) -> Tensor | None:
+        """The number [] that the next token is drawn with."""
+        return None if self.uniforms is None else self.uniforms[len(self.choices)]
+
+    def goes_on(self, choice: Choice, logits: Tensor) -> bool:
+        """Append a token, chosen by logits [1, V]; return whether there is one more to draft."""
+        self.choices.append(choice)
+        if len(self.choices) == self.gamma:
+            return False
+        if self.threshold > 0:
+            # Read after the draw, which is never undone: withdrawing unlikely tokens would bias the output.
+            confidence = logits.softmax(-1, dtype=torch.float32).gather(-1, choice.tokens.unsqueeze(-1))
+            self.chance *= float(confidence)
+        return self.chance >= self.threshold
 
 
 class NetworkDrafter(Drafter):
@@ -53,6 +88,29 @@ class NetworkDrafter(Drafter):
         if self.how(structure) == "ranked":
             return lambda logits: logits
         return lambda logits: probabilities(logits, self.sampling)
+
+    def new_chain(self, gamma: int, threshold: float) -> GrowingChain:
+        """Return a chain without a token. All of its numbers are drawn at once, so that a threshold changes no token
+        and every way of drafting uses the same ones.
+        """
+        uniforms = None
+        if not self._greedy:
+            uniforms = torch.rand(gamma, generator=self.generator, device=self._device, dtype=torch.float64)
+        return GrowingChain(gamma, threshold, uniforms)
+
+    def choose(self, logits: Tensor, uniform: Tensor | None) -> Choice:
+        """Choose the next token of each of B texts by logits [B, V] over the target's tokens.
+
+        Args:
+            uniform: numbers [B, 1], or [] for one text; greedy drafts need none.
+        """
+        if self._greedy:
+            tokens = logits.max(dim=-1).indices
+            return Choice(tokens, tokens, None)
+        assert uniform is not None
+        q = probabilities(logits, self.sampling)
+        tokens = drawn(q, uniform)
+        return Choice(tokens, tokens, q)
 
     def chances_of(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """Return q [...] of tokens [...] in chains, float64, by logits [..., V]."""
