@@ -26,10 +26,10 @@
 from IPython.display import Markdown
 
 from specdec.analysis.figures import run_figures, theory_figures
+from specdec.analysis.findings.standing_section import standing_section, timeline_section
 from specdec.analysis.pages import notebook
 from specdec.analysis.papers import published
 from specdec.analysis.rounds import measured_curve
-from specdec.analysis.runs.standing_section import standing_section, timeline_section
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder

@@ -14,11 +14,11 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from specdec.analysis.findings.run_findings import RunFindings
+from specdec.analysis.findings.sampled import FAMILY as SAMPLED
 from specdec.analysis.intervals import Interval
 from specdec.analysis.pages.trace import ENDS, visible, visible_piece
 from specdec.analysis.read.traces import Kind, Trace
-from specdec.analysis.runs.run_findings import RunFindings
-from specdec.analysis.runs.sampled import FAMILY as SAMPLED
 from specdec.progress import verbose
 from specdec.tracking.writer import TrackedRun
 

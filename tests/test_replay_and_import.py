@@ -10,12 +10,12 @@ import pytest
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.account.run_account import account_of
 from specdec.analysis.account.verdicts import formula_verdict
+from specdec.analysis.findings import foreign_sections
+from specdec.analysis.findings.foreign_sections import foreign_findings
 from specdec.analysis.pages.report_chapters import run_chapters
 from specdec.analysis.read.foreign.accepted_lengths import read as accepted_lengths
 from specdec.analysis.read.imported import ImportChoices
 from specdec.analysis.read.runs import open_folder
-from specdec.analysis.runs import foreign_sections
-from specdec.analysis.runs.foreign_sections import foreign_findings
 
 GAMMA = 3
 QUICK = ("measurement.warmup_tokens=0", "measurement.bootstrap=200", "measurement.calibration_calls=1", "seed=0")

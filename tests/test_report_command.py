@@ -8,9 +8,9 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 
 from specdec import report, run
+from specdec.analysis.findings.run_sections import reproduce_section
 from specdec.analysis.read.find_runs import find_runs
 from specdec.analysis.read.studies import find_studies
-from specdec.analysis.runs.run_sections import reproduce_section
 from specdec.errors import UsageError
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from specdec.analysis.runs.run_findings import RunFindings
+from specdec.analysis.findings.run_findings import RunFindings
 from specdec.terminal import show_run, summary_lines
 
 SAMPLED = {

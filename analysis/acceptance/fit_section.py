@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ..figures import pictures, style
-from ..findings import Section, counted
 from ..intervals import Columns, bootstrap
+from ..sections import Section, counted
 from .estimates import depth_sums, estimate_alpha, hazards
 from .models import beta_geometric, compare_models, followers
 

@@ -3,9 +3,9 @@
 import pandas as pd
 
 from ..figures import run_figures
-from ..findings import Section
 from ..read.runs import Run
 from ..rounds import measured_curve
+from ..sections import Section
 
 NAMES = {  # no replay among them: it reads the very texts that were measured
     "capped_geometric": "capped geometric",

@@ -6,8 +6,8 @@ from math import isnan, nan
 
 import pandas as pd
 
-from ..findings import Section, counted
 from ..intervals import Interval
+from ..sections import Section, counted
 from . import effects
 from .iid import IidTest, iid_tests, implementation, previous_round, prompts_beta, same_alpha
 

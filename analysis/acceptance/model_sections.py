@@ -8,9 +8,9 @@ import pandas as pd
 from specdec.errors import UsageError
 
 from ..arms import Arms
-from ..findings import Section
 from ..read.runs import Run
 from ..rounds import distinct_generations, drafted, prompt_sums, shared_work
+from ..sections import Section
 from .fit_section import fit_section
 from .iid_section import Evidence, tests_section
 from .prediction_section import prediction_section

@@ -7,8 +7,8 @@ from matplotlib.ticker import PercentFormatter
 from ..arms import Arms
 from ..comparisons import interval, intervals
 from ..figures import pictures, style
-from ..findings import Section, counted
 from ..intervals import Interval
+from ..sections import Section, counted
 from .prediction import LABELS, ROUNDING, HeldOutPrediction, Undetermined, predict
 
 _LINES = {  # model: name in the legend, colour, dash, marker

@@ -6,9 +6,9 @@ from math import isnan, nan
 import numpy as np
 import pandas as pd
 
-from ..findings import Section
 from ..intervals import Interval
 from ..read.runs import Run
+from ..sections import Section
 from .gap_account import EXACT, Account
 from .run_account import GroupAccount, account_sums
 from .verdicts import explained, formula_verdict, losses, time_split, verdict

@@ -11,10 +11,10 @@ from matplotlib.figure import Figure
 from specdec.errors import UsageError
 
 from ..figures import style
-from ..findings import Section
 from ..intervals import Columns, Interval, bootstrap
 from ..read.runs import Run
 from ..rounds import prompt_sums
+from ..sections import Section
 from .gap_account import cost_values
 from .run_account import account_of
 

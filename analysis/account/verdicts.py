@@ -10,8 +10,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from ..comparisons import interval
-from ..findings import counted
 from ..intervals import Interval, too_few
+from ..sections import counted
 from .gap_account import EXACT, Account
 
 FORMULA_ERRORS = ("tokens_error", "speedup_error")  # intervals of an account, by gamma in `summary.json`

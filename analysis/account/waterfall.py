@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from ..figures import style
-from ..findings import counted
 from ..intervals import Interval
+from ..sections import counted
 from .gap_account import EXACT, Account
 
 # Ticks within a decade, for an axis whose high end is at most the first number times its low end.

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from specdec.theory.roofline import call_flops
 
 from ..figures import style
-from ..findings import counted
+from ..sections import counted
 from .cost_report import HOLDS, CostReport
 
 FEW = 5  # tokens of a call that the title names, or the nearest size: a draft of 4 and its root

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..findings import Section
+from ..sections import Section
 from .llama_cpp_flags import llama_cpp
 from .measured_drafter import Configuration, Measured
 from .sglang_flags import sglang

@@ -16,9 +16,9 @@ from specdec.config import BASELINE, PLAIN
 from specdec.theory.capped_geometric import accepted_pmf, tokens_per_round
 
 from ..arms import Arm, Arms
-from ..findings import counted
 from ..intervals import Columns, Interval, bootstrap
 from ..rounds import counts_by_prompt, drafted
+from ..sections import counted
 from . import pictures, style
 
 # Theory -------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ import pandas as pd
 
 from ..figures import style
 from ..figures.lighter import font_face
-from ..findings import Section
 from ..intervals import Interval
+from ..sections import Section
 
 FIGURES = "report_figures"  # folder beside report.md
 EMPTY = "–"  # a cell without a value

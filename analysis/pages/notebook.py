@@ -7,14 +7,14 @@ from pathlib import Path
 from specdec.errors import UsageError
 
 from ..account.shape_account import shape_section
-from ..findings import Section
+from ..findings.compare import comparison_section
+from ..findings.run_sections import papers_section
 from ..read.mlflow_runs import latest_run, load_runs, open_run, open_runs
 from ..read.runs import Run
 from ..read.studies import chosen_studies, latest_study
 from ..research.gpu_limit import RESULT, demonstration, read_gpu
 from ..research.grounded_gain import committed_section, gain_section
-from ..runs.compare import comparison_section
-from ..runs.run_sections import papers_section
+from ..sections import Section
 from ..studies.batching import committed_in_words, committed_study
 from ..studies.serving import committed_sections
 from .html import markdown_table

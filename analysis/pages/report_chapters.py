@@ -15,15 +15,12 @@ from specdec.errors import UsageError
 from ..acceptance.model_sections import model_sections
 from ..account.account_sections import account_sections
 from ..engines.recommendation import TITLE as TO_SERVE
-from ..findings import Section
-from ..read.imported import Imported
-from ..read.runs import Run
-from ..runs.comparable import comparable, open_each
-from ..runs.compare import LEADERBOARD, comparison_sections, groups_in_words
-from ..runs.drafters_section import TITLE, drafters_section
-from ..runs.foreign_sections import foreign_findings, side_by_side
-from ..runs.peers_section import PEERS, peers_section
-from ..runs.run_sections import (
+from ..findings.comparable import comparable, open_each
+from ..findings.compare import LEADERBOARD, comparison_sections, groups_in_words
+from ..findings.drafters_section import TITLE, drafters_section
+from ..findings.foreign_sections import foreign_findings, side_by_side
+from ..findings.peers_section import PEERS, peers_section
+from ..findings.run_sections import (
     NOTES,
     arranged,
     category_section,
@@ -37,8 +34,11 @@ from ..runs.run_sections import (
     reproduce_section,
     summary_section,
 )
-from ..runs.serving_sections import FASTEST, fastest_section, serving_section
-from ..runs.standing_section import STANDING, TIMELINE, standing_section, timeline_section
+from ..findings.serving_sections import FASTEST, fastest_section, serving_section
+from ..findings.standing_section import STANDING, TIMELINE, standing_section, timeline_section
+from ..read.imported import Imported
+from ..read.runs import Run
+from ..sections import Section
 from .html import Chapter
 
 logger = logging.getLogger(__name__)

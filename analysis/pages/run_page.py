@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..figures import style
+from ..findings.run_findings import RunFindings, run_findings
 from ..read.runs import open_folder
-from ..runs.run_findings import RunFindings, run_findings
 from .html import section_blocks
 from .trace import trace_html
 

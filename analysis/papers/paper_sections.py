@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ..figures import pictures, style
-from ..findings import Section, counted
+from ..sections import Section, counted
 from . import paper_tables
 from .paper_tables import INPUTS, KEY, NO, YES, coverage, printed_figures
 from .published import leviathan_table_1, table_1_in_words

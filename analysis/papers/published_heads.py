@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from ..findings import Section
+from ..sections import Section
 from .paper_tables import KEY, NO, identities, printed_figures
 
 SYSTEMS = {  # system: pattern of its drafters' names; Medusa's Table 3 names what each line adds ("plus ...")

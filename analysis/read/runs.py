@@ -221,11 +221,11 @@ class Run:
         return self._own(self._table("alpha.parquet"))
 
     def quality(self) -> pd.DataFrame:
-        """Read one line per output that was judged (`analysis.runs.quality.OUTPUTS`)."""
+        """Read one line per output that was judged (`analysis.findings.quality.OUTPUTS`)."""
         return self._own(self._table("quality.parquet"))
 
     def sampled(self) -> pd.DataFrame:
-        """Read one line per text that was sampled beside a greedy run (`analysis.runs.sampled.COLUMNS`), by plain
+        """Read one line per text that was sampled beside a greedy run (`analysis.findings.sampled.COLUMNS`), by plain
         decoding and by the drafter of `+drafter=`; empty where there is none.
         """
         if self.method or self.params.get("measurement.sampled_temperature", "None") == "None":

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from specdec.errors import UsageError
 
-from ..findings import About, Findings, FinishedStudy, overlay_of
+from ..sections import About, Findings, FinishedStudy, overlay_of
 from .find_runs import STUDY, studies_below
 from .mlflow_runs import RUN_ID, files_of_study, study_ids
 

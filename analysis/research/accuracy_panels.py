@@ -13,8 +13,8 @@ from matplotlib.figure import Figure
 from specdec.errors import UsageError
 
 from ..figures import pictures, style
-from ..findings import Section, counted
 from ..intervals import Interval
+from ..sections import Section, counted
 from .heads_ablation import COMMAND, GROUNDED, RESULT, TREE, WORDS, Measured, deepest, load_ablation, steepness
 
 TITLE = "Accuracy by head, for every variant"

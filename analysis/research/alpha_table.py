@@ -16,11 +16,11 @@ from specdec.config import BASELINE
 from specdec.errors import UsageError
 
 from ..figures import style
-from ..findings import counted
 from ..intervals import Interval
 from ..papers.published import ROUNDING
 from ..read.mlflow_runs import load_runs, open_run, open_runs
 from ..read.runs import Run
+from ..sections import counted
 
 OVERLAY = "leviathan_alpha"
 SHORT = "notebooks"  # overlay of shorter runs, which stand in where OVERLAY has left none

@@ -16,10 +16,10 @@ import pandas as pd
 from specdec.theory.speedup import oracle_gain
 from specdec.theory.speedup import speedup as formula_speedup
 
-from ..findings import Section
 from ..intervals import Interval
 from ..papers.paper_tables import COST, printed_figures
 from ..papers.published import load_published
+from ..sections import Section
 from . import claim_results as results
 from . import grounded_gain, heads_ablation, heads_accuracy, heads_tree
 from .claim_results import Measured

@@ -16,8 +16,8 @@ import pandas as pd
 from specdec.errors import UsageError
 
 from ..figures import pictures, style
-from ..findings import Section
 from ..intervals import Interval
+from ..sections import Section
 
 RESULT = Path(__file__).parents[1] / "results" / "gpu.json"
 SCRIPT = Path(__file__).parents[2] / "tests" / "benchmarks" / "gpu.py"

@@ -8,10 +8,10 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
-from ..findings import Section
+from ..findings.drafters_section import drafters_section
 from ..intervals import Interval
 from ..read.runs import Run
-from ..runs.drafters_section import drafters_section
+from ..sections import Section
 from .committed import BENCHMARK, RESULTS
 
 PUBLISHED_SPEEDUP = 1.07  # "Not So Speculative Decoding": grounded over independent heads, Vicuna-7B, MT-Bench, greedy

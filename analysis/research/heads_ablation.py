@@ -13,8 +13,8 @@ import pandas as pd
 from specdec.errors import UsageError
 
 from ..figures import pictures, style
-from ..findings import Section, counted
 from ..intervals import Columns, Interval, bootstrap
+from ..sections import Section, counted
 from .committed import BENCHMARK, RESULTS, Measured, load_figures, paired, rate, rate_difference
 from .heads_training import accuracy_by_head
 

@@ -12,8 +12,8 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
-from ..findings import Section, counted
 from ..intervals import Columns, bootstrap
+from ..sections import Section, counted
 from .committed import BENCHMARK, RESULTS, Measured, load_figures
 from .heads_training import KINDS, accuracy_by_head
 

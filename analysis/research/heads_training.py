@@ -10,8 +10,8 @@ from matplotlib.figure import Figure
 from specdec.errors import UsageError
 
 from ..figures import pictures, style
-from ..findings import Section
 from ..intervals import Interval
+from ..sections import Section
 
 SHIPPED = "the heads that come with specdec"
 FLAT_END = (

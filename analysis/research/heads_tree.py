@@ -10,8 +10,8 @@ import pandas as pd
 from specdec.errors import UsageError
 from specdec.theory.path_trees import RankPath
 
-from ..findings import Section, counted
 from ..intervals import Interval
+from ..sections import Section, counted
 from .committed import BENCHMARK, RESULTS, Measured, load_figures, paired, rate, rate_difference
 
 RESULT = RESULTS / "heads_tree.json"

@@ -7,7 +7,7 @@ import pandas as pd
 
 from ..acceptance.prediction import LABELS
 from ..comparisons import interval
-from ..findings import Section, counted
+from ..sections import Section, counted
 from .committed import RESULTS
 
 RESULT = RESULTS / "prediction_error.json"

@@ -17,8 +17,8 @@ from ..comparisons import (
     with_replicates,
 )
 from ..figures import pictures, style
-from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
+from ..sections import About, Findings, Section, Tables, counted, register
 
 _MOST = 16  # numbers under the bars
 _WON = "share of the rounds that it wins"

@@ -9,9 +9,9 @@ from matplotlib.figure import Figure
 
 from ..comparisons import finite
 from ..figures import style
-from ..findings import About, Findings, Section, Tables, counted, register
+from ..findings.leaderboard import BASELINE_SUMS, OWN_SUMS, QUANTITIES, ArmSums, Scores, leaderboard_figure, score
 from ..papers.published import load_published
-from ..runs.leaderboard import BASELINE_SUMS, OWN_SUMS, QUANTITIES, ArmSums, Scores, leaderboard_figure, score
+from ..sections import About, Findings, Section, Tables, counted, register
 
 PLAIN = "baseline"
 PUBLISHED_SOURCE, PUBLISHED_MODEL, PUBLISHED_TASK = "Spec-Bench leaderboard", "Vicuna-7B-v1.3", "Overall"

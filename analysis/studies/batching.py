@@ -21,8 +21,8 @@ from ..cost.break_even import batch_in_words, few_units_interval, interval_in_wo
 from ..engines.vllm_flags import DRAFTS, batch_schedule
 from ..engines.vllm_flags import ENGINE as VLLM
 from ..figures import pictures, style
-from ..findings import About, Findings, FinishedStudy, Section, Tables, counted, register
 from ..intervals import Interval
+from ..sections import About, Findings, FinishedStudy, Section, Tables, counted, register
 
 RESULT = Path(__file__).parents[1] / "results" / "batching.json"
 BEST = 0  # in place of a gamma: the best at each batch

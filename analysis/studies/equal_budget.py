@@ -11,7 +11,7 @@ from ..comparisons import ReplayedSpeedups, curves_of, interval, listed, metrics
 from ..cost.block_seconds import repeats_of, stream_seconds
 from ..figures import pictures
 from ..figures.pictures import Panel, structure_lines
-from ..findings import About, Findings, Section, Tables, counted, register
+from ..sections import About, Findings, Section, Tables, counted, register
 
 KEYS = ["drafter", "shape", "budget"]  # the tables call a structure's name its shape
 REFERENCE = "chain"

@@ -13,8 +13,8 @@ from ..comparisons import ReplayedSpeedups, compare, curves_of, finite, interval
 from ..cost.block_seconds import repeats_of, stream_seconds
 from ..figures import pictures, style
 from ..figures.pictures import Panel, over
-from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
+from ..sections import About, Findings, Section, Tables, counted, register
 
 Shape = tuple[int, int]
 """k rows of w tokens each."""

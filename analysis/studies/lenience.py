@@ -12,7 +12,7 @@ from ..comparisons import OF_RULES, compare, interval, listed, metrics_of, print
 from ..figures import pictures, style
 from ..figures.pictures import Panel, over
 from ..figures.style import Look
-from ..findings import About, Findings, Section, Tables, counted, register
+from ..sections import About, Findings, Section, Tables, counted, register
 
 KEYS = ["form", "lenience"]
 PLAIN, STRICT = 0.0, 1.0  # in the column lenience: text without drafts, and speculative sampling

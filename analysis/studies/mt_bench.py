@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from ..comparisons import compare, interval, intervals, metrics_of, printed
 from ..figures import pictures, style
-from ..findings import About, Findings, Section, Tables, counted, register
+from ..sections import About, Findings, Section, Tables, counted, register
 
 PLAIN = "plain"
 ALL = "all"

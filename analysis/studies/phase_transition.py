@@ -15,7 +15,7 @@ from scipy.optimize import isotonic_regression
 
 from ..comparisons import finite
 from ..figures import pictures, style
-from ..findings import About, Findings, Section, Tables, counted, register
+from ..sections import About, Findings, Section, Tables, counted, register
 
 Shape = tuple[int, int]
 """k rows of w draft tokens each."""

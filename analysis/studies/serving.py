@@ -19,8 +19,8 @@ from specdec.theory.queueing import utilisation
 
 from ..comparisons import curves_of, interval, intervals, metrics_of, printed
 from ..figures import pictures, style
-from ..findings import About, Findings, Section, Tables, counted, register
 from ..intervals import Interval
+from ..sections import About, Findings, Section, Tables, counted, register
 
 NONE, ADAPTIVE = "none", "adaptive"  # policies: plain decoding, and the gamma that is chosen anew for each step
 ALWAYS, NEVER = inf, 0.0  # the largest load still pays; no load pays

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from ..comparisons import curves_of, interval, metrics_of, printed, tokens_per_call
 from ..figures import pictures, style
-from ..findings import About, Findings, Section, Tables, counted, register
+from ..sections import About, Findings, Section, Tables, counted, register
 
 ENOUGH = 0.9  # share of what the largest k gains
 

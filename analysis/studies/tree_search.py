@@ -8,7 +8,7 @@ import pandas as pd
 from ..comparisons import compare, curve, curves_of, interval, listed, metrics_of, printed
 from ..figures import pictures, style
 from ..figures.pictures import Panel, over
-from ..findings import About, Findings, Section, Tables, counted, register
+from ..sections import About, Findings, Section, Tables, counted, register
 
 PLAIN, CHOSEN = "plain", "chosen"
 QUANTITIES = {"tokens_per_round": "tokens", "speedup": "speedup"}  # name in MLflow -> column

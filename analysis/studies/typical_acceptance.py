@@ -9,7 +9,7 @@ from ..comparisons import OF_RULES, compare, interval, intervals, listed, metric
 from ..figures import pictures, style
 from ..figures.pictures import Panel, over
 from ..figures.style import Look
-from ..findings import About, Findings, Section, Tables, counted, register
+from ..sections import About, Findings, Section, Tables, counted, register
 
 KEYS = ["temperature", "rule", "epsilon"]
 METRICS = {  # name in MLflow -> column

@@ -9,8 +9,8 @@ from matplotlib.figure import Figure
 
 from ..comparisons import interval, tokens_per_call
 from ..figures import pictures
-from ..findings import Section
 from ..intervals import Interval
+from ..sections import Section
 from ..studies.ablation import contributions, distribution, share_groups, strategies
 from .labels import Labelled, caveats, panels, settings
 

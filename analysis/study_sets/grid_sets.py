@@ -11,8 +11,8 @@ from matplotlib.figure import Figure
 
 from ..comparisons import ReplayedSpeedups, interval
 from ..figures import pictures, style
-from ..findings import Section, counted
 from ..intervals import Interval
+from ..sections import Section, counted
 from ..studies.grid import USUAL, Shape, WholeRuns, best, grid, plus_minus, whole_runs
 from .labels import Labelled, caveats, settings
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..figures import style
-from ..findings import FinishedStudy
+from ..sections import FinishedStudy
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from ..findings import FinishedStudy, Section
 from ..pages.html import Chapter
+from ..sections import FinishedStudy, Section
 from .ablation_sets import ablation_sets
 from .grid_sets import grid_sets
 from .labels import Labelled, labelled

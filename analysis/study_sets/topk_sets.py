@@ -8,7 +8,7 @@ from functools import partial
 import pandas as pd
 
 from ..comparisons import interval, printed, tokens_per_call
-from ..findings import Section
+from ..sections import Section
 from ..studies.topk import ENOUGH, best_of, draw
 from .labels import Labelled, caveats, panels, settings
 

@@ -13,9 +13,9 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from specdec.analysis.findings import counted
 from specdec.analysis.read.facts import STATUS_FILE, RunStatus
 from specdec.analysis.read.runs import open_folder
+from specdec.analysis.sections import counted
 from specdec.errors import Interrupted, UsageError
 from specdec.folder.earlier_runs import AUTO, NEVER, EarlierRuns, KeptRun
 from specdec.folder.identity import RunIdentity, differences, recorded_identity

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
+from specdec.analysis.findings.quality import OUTPUTS
+from specdec.analysis.findings.sampled import COLUMNS
 from specdec.analysis.read.facts import SessionFacts
-from specdec.analysis.runs.quality import OUTPUTS
-from specdec.analysis.runs.sampled import COLUMNS
 from specdec.folder.results import ResultsFolder
 
 

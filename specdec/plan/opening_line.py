@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from specdec.analysis.findings import counted
+from specdec.analysis.sections import counted
 from specdec.environment import cpu
 from specdec.models.arithmetic import format_name, model_arithmetic
 from specdec.models.load import model_path, resolve_device, resolve_dtype

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from specdec.analysis.findings import counted
+from specdec.analysis.sections import counted
 
 LEAST = 5  # prompts that are decoded in any case: intervals of fewer say nothing
 

@@ -10,11 +10,11 @@ from typing import Any
 from rich import get_console
 
 from specdec import ranks
-from specdec.analysis.findings import counted
+from specdec.analysis.findings.run_findings import RunFindings
 from specdec.analysis.pages.run_page import run_note, write_run
 from specdec.analysis.read.facts import PLAN_FILE, RunStatus
 from specdec.analysis.read.traces import read_traces
-from specdec.analysis.runs.run_findings import RunFindings
+from specdec.analysis.sections import counted
 from specdec.errors import EnvironmentFault, Interrupted, SpecdecError
 from specdec.folder.earlier_runs import EarlierRuns, KeptRun
 from specdec.folder.identity import RunIdentity

@@ -7,7 +7,7 @@ import torch
 
 from specdec import ranks
 from specdec.analysis.cost.cost_report import cost_report
-from specdec.analysis.findings import counted
+from specdec.analysis.sections import counted
 from specdec.clock import Clock, clock_for
 from specdec.errors import ModelLoadError
 from specdec.folder.identity import RunIdentity

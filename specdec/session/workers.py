@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from specdec.analysis.findings import counted
+from specdec.analysis.sections import counted
 from specdec.clock import clock_for
 from specdec.errors import EnvironmentFault, NumericsError
 from specdec.folder.results import DonePrompt, PromptKey, ResultsFolder, finished_prompts

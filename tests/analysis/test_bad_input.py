@@ -19,11 +19,11 @@ from specdec.analysis.figures.run_figures import (
     curve_in_words,
     time_split,
 )
+from specdec.analysis.findings.compare import comparison_section
+from specdec.analysis.findings.summary import Summary, summarise
 from specdec.analysis.read import mlflow_runs
 from specdec.analysis.read.runs import Run
 from specdec.analysis.rounds import measured_curve
-from specdec.analysis.runs.compare import comparison_section
-from specdec.analysis.runs.summary import Summary, summarise
 from specdec.errors import UsageError
 
 PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}

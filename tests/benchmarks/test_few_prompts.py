@@ -11,8 +11,8 @@ import pytest
 from fixtures.small_parts import composed
 
 from specdec.analysis.arms import Arms
+from specdec.analysis.findings.run_metrics import null_metrics
 from specdec.analysis.intervals import FEWEST, bootstrap, percentile_bounds, resampled_sums
-from specdec.analysis.runs.run_metrics import null_metrics
 from specdec.clock import clock_for
 from specdec.folder.results import ResultsFolder
 from specdec.plan.plan import plan

@@ -13,11 +13,11 @@ import pytest
 from fixtures.measured_commands import finished, provenance
 from fixtures.measuring import kept_figures, write_lines
 
+from specdec.analysis.findings.run_sections import by_category
 from specdec.analysis.intervals import Interval
 from specdec.analysis.read.runs import Run
 from specdec.analysis.research import grounded_gain
 from specdec.analysis.rounds import prompt_sums
-from specdec.analysis.runs.run_sections import by_category
 from specdec.config import BASELINE
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]

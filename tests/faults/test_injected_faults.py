@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import specdec.registry
 from specdec import hub, run
+from specdec.analysis.findings.run_notes import run_notes
 from specdec.analysis.read.facts import RunFacts, SessionFacts
 from specdec.analysis.read.runs import open_folder
-from specdec.analysis.runs.run_notes import run_notes
 from specdec.drafters import drafters
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models.load import load_model

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fixtures.plain_rounds import decoded
 
-from specdec.analysis.runs.peers_section import peer_notes
+from specdec.analysis.findings.peers_section import peer_notes
 from specdec.drafters.none import NoDrafter
 from specdec.peers import Setting, Work
 from specdec.peers.transformers import Transformers, TransformersPeer, settings

@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 
 from specdec import run
 from specdec.analysis.figures import style
+from specdec.analysis.findings.drafters_section import drafters_section
 from specdec.analysis.pages.report_chapters import OF_A_RUN
 from specdec.analysis.read.runs import open_folder
-from specdec.analysis.runs.drafters_section import drafters_section
 from specdec.config import RunConfig, config_dir, validated
 from specdec.plan.plan import plan
 from specdec.text.streams import Stream, write_streams

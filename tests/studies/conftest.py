@@ -12,8 +12,8 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from specdec import run as run_command
-from specdec.analysis.findings import Findings
 from specdec.analysis.read.studies import open_study
+from specdec.analysis.sections import Findings
 from specdec.config import RunConfig, config_dir, validated
 from specdec.errors import UsageError
 from specdec.plan.plan import plan

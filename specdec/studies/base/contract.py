@@ -146,7 +146,7 @@ class Study(ABC):
 
     @abstractmethod
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        """Return tables by name; each becomes `<name>.parquet`, and `analysis.findings` reads nothing else.
+        """Return tables by name; each becomes `<name>.parquet`, and `analysis.sections` reads nothing else.
 
         Raises:
             UsageError: a part that the study cannot work with.

@@ -7,8 +7,8 @@ from typing import Any
 from rich import get_console
 
 from specdec.analysis.figures import style
-from specdec.analysis.findings import About, Findings, findings
 from specdec.analysis.pages.html import Chapter, write_report
+from specdec.analysis.sections import About, Findings, findings
 from specdec.clock import clock_for
 from specdec.folder.earlier_runs import EarlierRuns, KeptRun
 from specdec.folder.identity import RunIdentity

@@ -9,8 +9,8 @@ import pytest
 from fixtures import simulated_rounds as simulation
 
 from specdec.analysis.acceptance.model_sections import model_sections
-from specdec.analysis.findings import Section
 from specdec.analysis.read.runs import Run, _in_folder
+from specdec.analysis.sections import Section
 from specdec.theory.dependence import replay_rounds
 
 

@@ -3,10 +3,10 @@
 import pandas as pd
 import pytest
 
-from specdec.analysis.findings import Findings, FinishedStudy, Section
 from specdec.analysis.pages import notebook
 from specdec.analysis.read import mlflow_runs, studies
 from specdec.analysis.research import alpha_table
+from specdec.analysis.sections import Findings, FinishedStudy, Section
 
 
 @pytest.fixture

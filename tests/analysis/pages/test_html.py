@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.figures import style
-from specdec.analysis.findings import Section
 from specdec.analysis.pages.html import FIGURES, Chapter, _marked, cell, markdown_table, write_report
+from specdec.analysis.sections import Section
 
 EVIL = 'a <script>alert("x")</script> | `b` & <b>'
 

@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pandas as pd
 
-from specdec.analysis.findings import Section
 from specdec.analysis.pages.run_page import run_note
+from specdec.analysis.sections import Section
 
 
 def test_the_note_has_links_verdict_and_table_and_no_picture():

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.findings import About, findings
+from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.ablation import contributions, distribution, strategies
 
 ABOUT = About("mixed on pocket (float32), a machine", "stdlib_code", False, 300, 0)

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from specdec.analysis.findings import About, findings
+from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.all_drafters import frontier, spread
 
 ABOUT = About("model (float32), machine", "prompts", simulated=False, replicates=300, seed=0)

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.comparisons import interval
-from specdec.analysis.findings import About, findings
+from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.batching import (
     batch_numbers,
     call_errors,

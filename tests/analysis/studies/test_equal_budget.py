@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.findings import About, findings
+from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.equal_budget import budgets
 
 ABOUT = About("model (float32), machine", "prompts", simulated=False, replicates=300, seed=0)

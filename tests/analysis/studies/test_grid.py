@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.findings import About, findings
+from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.grid import best, grid, live_check, steadiness, whole_runs
 
 K, W = (1, 5, 10), (1, 4, 10)

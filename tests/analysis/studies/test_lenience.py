@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.findings import About, findings
+from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.lenience import drafter_alphas, rules
 from specdec.theory.speedup import optimal_gamma
 

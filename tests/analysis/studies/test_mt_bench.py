@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from specdec.analysis.findings import About, findings
+from specdec.analysis.sections import About, findings
 
 ABOUT = About("medusa on some-model (bfloat16), a computer", "mt_bench", False, 200, 1)
 

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.findings import About, findings
+from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.phase_transition import (
     crossing,
     growth,

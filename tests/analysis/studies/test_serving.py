@@ -5,8 +5,8 @@ from math import inf, isnan
 import pandas as pd
 import pytest
 
-from specdec.analysis.findings import About, findings
 from specdec.analysis.pages import notebook
+from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.serving import (
     ALWAYS,
     NEVER,

@@ -7,8 +7,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.findings import About, FinishedStudy
 from specdec.analysis.read.studies import find_studies
+from specdec.analysis.sections import About, FinishedStudy
 from specdec.analysis.study_sets.labels import labelled
 from specdec.analysis.study_sets.side_by_side import side_by_side, study_chapters
 from specdec.errors import UsageError

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from specdec.analysis.findings import About, findings
+from specdec.analysis.sections import About, findings
 
 
 def table():

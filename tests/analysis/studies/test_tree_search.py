@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.cost.round_seconds import round_seconds
-from specdec.analysis.findings import About, findings
+from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.tree_search import CHOSEN, PLAIN, rank_accuracy, tree_search
 
 ABOUT = About("model (float32), machine", "prompts", simulated=False, replicates=300, seed=0)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from specdec.analysis.acceptance.estimates import estimate_alpha, hazards
+from specdec.analysis.findings.foreign_sections import foreign_findings
 from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 from specdec.analysis.read.imported import ImportChoices, PositionLengths, PositionText, walked
 from specdec.analysis.read.importers import IMPORTERS
 from specdec.analysis.rounds import COLUMNS
-from specdec.analysis.runs.foreign_sections import foreign_findings
 from specdec.errors import UsageError
 
 

@@ -18,10 +18,10 @@ from ..account.verdicts import curve_verdict
 from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
 from ..figures import run_figures
-from ..findings import Section
 from ..intervals import Interval, too_few
 from ..read.runs import Run
 from ..rounds import drafted
+from ..sections import Section
 from .paper_metrics import AGAINST_ORIGINAL, MULTI_TURN, RATES
 from .summary import BY_CATEGORY, OURS
 

@@ -14,9 +14,9 @@ from matplotlib.figure import Figure
 from specdec.config import BASELINE
 
 from ..figures import pictures, style
-from ..findings import Section, counted
 from ..intervals import Interval
 from ..read.runs import Run
+from ..sections import Section, counted
 from .compare import arm_labels, chosen_arm, differences_in_words, pair_in_words, pair_table
 from .leaderboard import MOST_CATEGORIES, RunArm, Scores, open_arms, score
 from .run_sections import by_category

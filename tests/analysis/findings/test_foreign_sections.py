@@ -6,11 +6,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from specdec.analysis.findings import foreign_sections as module
+from specdec.analysis.findings.foreign_sections import foreign_findings, side_by_side
 from specdec.analysis.read.foreign.accepted_lengths import read as accepted_lengths
 from specdec.analysis.read.foreign.vllm import read as vllm
 from specdec.analysis.read.imported import ImportChoices
-from specdec.analysis.runs import foreign_sections as module
-from specdec.analysis.runs.foreign_sections import foreign_findings, side_by_side
 
 SMALL = {"replicates": 100}
 

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pandas as pd
 
 from specdec.analysis.figures import style
-from specdec.analysis.findings import Section
-from specdec.analysis.runs.run_sections import arranged
+from specdec.analysis.findings.run_sections import arranged
+from specdec.analysis.sections import Section
 
 MEASURED, SIMULATED = (SimpleNamespace(simulated=simulated) for simulated in (False, True))
 

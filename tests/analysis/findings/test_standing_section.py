@@ -5,7 +5,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from specdec.analysis.runs.standing_section import standing_section, timeline_section
+from specdec.analysis.findings.standing_section import standing_section, timeline_section
 from specdec.errors import UsageError
 
 SLOW = {"draft_s": 0.0, "verify_s": 0.020, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.020}

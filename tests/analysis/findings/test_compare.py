@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.runs import compare
-from specdec.analysis.runs.comparable import OpenedRun, comparable, open_each
-from specdec.analysis.runs.leaderboard import Scores, open_arms
+from specdec.analysis.findings import compare
+from specdec.analysis.findings.comparable import OpenedRun, comparable, open_each
+from specdec.analysis.findings.leaderboard import Scores, open_arms
 from specdec.errors import UsageError
 
 TIMES = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}

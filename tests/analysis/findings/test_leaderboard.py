@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from specdec.analysis.findings import leaderboard as board
 from specdec.analysis.read.runs import Run
 from specdec.analysis.rounds import measured_curve
-from specdec.analysis.runs import leaderboard as board
 from specdec.errors import UsageError
 
 PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.025}

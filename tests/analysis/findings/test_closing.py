@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from specdec.analysis.account.gap_account import Account
+from specdec.analysis.findings.closing import MeasuredRun, closing_of_several, closing_sentences
 from specdec.analysis.intervals import Interval
 from specdec.analysis.read.facts import RunFacts, RunStatus, SessionFacts
-from specdec.analysis.runs.closing import MeasuredRun, closing_of_several, closing_sentences
 
 FACTS = RunFacts(
     label="ngram on pocket",

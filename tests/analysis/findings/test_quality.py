@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.runs.quality import OUTPUTS, quality_metrics
+from specdec.analysis.findings.quality import OUTPUTS, quality_metrics
 
 
 def tables(prompts=6, known=True, correct=None, likelihood=-3.0):

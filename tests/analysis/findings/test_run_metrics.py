@@ -7,9 +7,9 @@ import pytest
 
 from specdec.analysis.account.run_account import SharedWork
 from specdec.analysis.arms import Arms
-from specdec.analysis.runs.run_metrics import limit_metrics, null_metrics, operation_metrics
-from specdec.analysis.runs.run_notes import control_notes
-from specdec.analysis.runs.summary import summarise
+from specdec.analysis.findings.run_metrics import limit_metrics, null_metrics, operation_metrics
+from specdec.analysis.findings.run_notes import control_notes
+from specdec.analysis.findings.summary import summarise
 
 OURS = {"draft_s": 0.003, "verify_s": 0.0225, "accept_s": 0.0014, "commit_s": 0.0005, "round_s": 0.0274}
 PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.001, "round_s": 0.021}

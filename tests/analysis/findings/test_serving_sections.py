@@ -7,10 +7,15 @@ from typing import Any
 
 import pytest
 
+from specdec.analysis.findings.serving_sections import (
+    fastest_section,
+    measured_depths,
+    run_recommendation,
+    serving_section,
+)
 from specdec.analysis.pages.report_chapters import run_chapters
 from specdec.analysis.read.facts import RunFacts
 from specdec.analysis.read.runs import Run
-from specdec.analysis.runs.serving_sections import fastest_section, measured_depths, run_recommendation, serving_section
 from specdec.errors import UsageError
 
 FACTS = RunFacts(

@@ -10,9 +10,9 @@ from specdec.analysis.acceptance.prediction import predict
 from specdec.analysis.acceptance.prediction_section import held_out
 from specdec.analysis.account.run_account import SharedWork
 from specdec.analysis.arms import Arms
+from specdec.analysis.findings.model_curves import model_curves, model_metrics
+from specdec.analysis.findings.summary import summarise
 from specdec.analysis.intervals import stretch
-from specdec.analysis.runs.model_curves import model_curves, model_metrics
-from specdec.analysis.runs.summary import summarise
 
 FACTS = SimpleNamespace(simulated=False, predicted={2: 1.7})
 TIMES = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}

@@ -20,10 +20,10 @@ from specdec.errors import UsageError
 from ..account.gap_account import cost_values
 from ..comparisons import LEVEL, with_replicates
 from ..figures import style
-from ..findings import counted
 from ..intervals import Interval, bootstrap_bounds, too_few
 from ..read.runs import Run
 from ..rounds import prompt_categories, prompt_sums
+from ..sections import counted
 
 QUANTITIES = {  # quantity: what an axis calls it
     "speedup": "speedup over the baseline",

@@ -8,9 +8,9 @@ import pandas as pd
 
 from specdec.config import BASELINE
 
-from ..findings import Section
 from ..intervals import Columns, Interval, bootstrap, too_few
 from ..read.runs import Run
+from ..sections import Section
 
 
 def peer_metrics(

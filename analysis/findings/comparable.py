@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from specdec.config import BASELINE
 from specdec.errors import UsageError
 
-from ..findings import counted
 from ..read.runs import Run
+from ..sections import counted
 from .leaderboard import RunArm, open_arms
 
 Texts = frozenset[tuple[str, tuple[int, ...] | None]]

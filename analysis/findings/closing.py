@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 from ..account.gap_account import Account
 from ..account.verdicts import losses, unsettled
-from ..findings import counted
 from ..intervals import Interval, too_few
 from ..read.facts import RunFacts, RunStatus, SessionFacts
+from ..sections import counted
 
 
 @dataclass(frozen=True)

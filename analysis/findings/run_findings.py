@@ -12,8 +12,8 @@ from ..account.account_sections import account_section
 from ..account.gap_account import REPORTED, Account
 from ..account.run_account import SharedWork
 from ..account.verdicts import FORMULA_ERRORS, formula_verdict, verdict
-from ..findings import Findings, Section
 from ..read.runs import Run
+from ..sections import Findings, Section
 from .closing import MeasuredRun, closing_of_several, closing_sentences
 from .drafters_section import SideBySide, drafters_section
 from .model_curves import ENDS, MODELS, Curves, model_curves, model_metrics

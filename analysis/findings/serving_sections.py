@@ -8,9 +8,9 @@ from specdec.errors import UsageError
 
 from ..engines.measured_drafter import Measured
 from ..engines.recommendation import TITLE, Recommendation, recommend
-from ..findings import Section, counted
 from ..intervals import Interval
 from ..read.runs import Run
+from ..sections import Section, counted
 from .comparable import content_hash
 
 FASTEST = "To serve the fastest"

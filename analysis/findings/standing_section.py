@@ -7,8 +7,8 @@ from specdec.errors import UsageError
 from ..figures import theory_figures
 from ..figures.theory_figures import Standing, standing_in_words
 from ..figures.timeline import stretch, timeline
-from ..findings import Section, counted
 from ..read.runs import Run
+from ..sections import Section, counted
 
 STANDING, TIMELINE = "Where this run stands", "A few rounds, to scale"
 

@@ -26,10 +26,10 @@ from ..account.gap_account import PARTS, Account, gap_account
 from ..account.verdicts import curve_verdict, formula_verdict
 from ..arms import Arms
 from ..figures import run_figures
-from ..findings import Section, counted
 from ..intervals import Columns, Interval, bootstrap
 from ..read.imported import Imported
 from ..rounds import distinct_generations
+from ..sections import Section, counted
 
 REFITS = 200  # of models, for the intervals of what they predict
 TOP = 5  # texts whose share of all tokens is looked at

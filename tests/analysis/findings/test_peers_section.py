@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from specdec.analysis.runs.peers_section import peer_metrics, peer_notes, peers_section
+from specdec.analysis.findings.peers_section import peer_metrics, peer_notes, peers_section
 
 
 def test_ratios_are_over_the_arm_that_does_the_same():

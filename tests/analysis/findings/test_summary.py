@@ -8,7 +8,7 @@ import pytest
 
 from specdec.analysis.account.run_account import SharedWork
 from specdec.analysis.arms import Arms
-from specdec.analysis.runs.summary import Summary, summarise
+from specdec.analysis.findings.summary import Summary, summarise
 from specdec.theory.capped_geometric import tokens_per_round
 
 T1_S = 0.019

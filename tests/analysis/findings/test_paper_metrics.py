@@ -14,12 +14,12 @@ from specdec.analysis.acceptance.prediction import predict
 from specdec.analysis.account.run_account import SharedWork, account_of
 from specdec.analysis.arms import Arms
 from specdec.analysis.figures.run_figures import time_split
+from specdec.analysis.findings.leaderboard import open_arms
+from specdec.analysis.findings.paper_metrics import AGAINST_ORIGINAL, MT_BENCH, PAPERS, category_members
+from specdec.analysis.findings.run_sections import category_section, paper_table, papers_section
+from specdec.analysis.findings.summary import summarise
 from specdec.analysis.read.runs import Run
 from specdec.analysis.rounds import measured_curve
-from specdec.analysis.runs.leaderboard import open_arms
-from specdec.analysis.runs.paper_metrics import AGAINST_ORIGINAL, MT_BENCH, PAPERS, category_members
-from specdec.analysis.runs.run_sections import category_section, paper_table, papers_section
-from specdec.analysis.runs.summary import summarise
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
 

@@ -3,7 +3,7 @@
 import pandas as pd
 import pytest
 
-from specdec.analysis.runs.sampled import COLUMNS, sampled_metrics
+from specdec.analysis.findings.sampled import COLUMNS, sampled_metrics
 
 
 def texts() -> pd.DataFrame:

@@ -12,9 +12,9 @@ import pandas as pd
 from specdec.errors import UsageError
 
 from ..comparisons import LEVEL
-from ..findings import Section, counted
 from ..intervals import Interval
 from ..read.runs import Run
+from ..sections import Section, counted
 from .comparable import Comparable, OpenedRun, common_prompts, comparable, told_apart
 from .leaderboard import (
     QUANTITIES,

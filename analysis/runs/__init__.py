@@ -1,1 +1,0 @@
-"""The metrics and sections of a run, and runs side by side."""
