@@ -39,7 +39,7 @@ def draft_tree(models: Sequence[TreeModel], structure: Structure, how: How, gene
     Args:
         models: at least one.
     """
-    readings = [Reading(model) for model in models]
+    readings = [TreeReading(model) for model in models]
 
     def after(*asked: Any) -> Tensor:
         laws = [each.laws(each.model.decoder.forward(*each.reads(*asked)), *asked) for each in readings]
@@ -51,7 +51,7 @@ def draft_tree(models: Sequence[TreeModel], structure: Structure, how: How, gene
     return draft
 
 
-class Reading:
+class TreeReading:
     """The calls of one model that drafts a tree.
 
     Attributes:
@@ -90,7 +90,7 @@ class Growing(NamedTuple):
 
 def draft_trees(texts: Mapping[int, Growing], ragged: RaggedDecoder, how: How) -> dict[int, Draft]:
     """Draft for the texts of several slots as `draft_tree` does for one, with one call of the model for each level."""
-    readings = {slot: Reading(text.model) for slot, text in texts.items()}
+    readings = {slot: TreeReading(text.model) for slot, text in texts.items()}
 
     def after(asked: Mapping[int, Asked]) -> dict[int, Tensor]:
         read = [readings[slot].reads(*wanted) for slot, wanted in asked.items()]
