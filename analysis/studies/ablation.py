@@ -11,6 +11,7 @@ from ..comparisons import (
     curve,
     interval,
     intervals,
+    listed,
     metrics_of,
     printed,
     tokens_per_call,
@@ -23,6 +24,17 @@ from ..sections import About, Findings, Section, Tables, counted, register
 _MOST = 16  # numbers under the bars
 _WON = "share of the rounds that it wins"
 _SHARES = {"of_rows": "rows offered", "of_wins": "accepted rows", "tokens": "accepted tokens"}
+_COLUMNS = {"strategy": "strategy", "rows a round": "rows:.2f", "share of rows": "of_rows:.0%",
+            "rounds won": "wins:.0%", "share of accepted rows": "of_wins:.0%", "accepted of its rows": "per_row:.1%",
+            "share of accepted tokens": "tokens:.0%", "accepted length when it wins": "length:.2f"}  # fmt: skip
+_HISTOGRAMS = {  # histogram -> heading, name of the figure, its title, words below and beside it, name of a value
+    "accepted": ("Accepted length", "accepted_lengths", "Accepted length by strategy", "accepted tokens", _WON,
+                 "accepted tokens"),
+    "rank": ("Rank of the accepted row", "ranks", "Rank of the accepted row by strategy",
+             "rank that the strategy gave the accepted row", _WON, "rank"),
+    "allotment": ("Allotment of rows", "allotment", "Rows of a round by strategy; a row that two offer counts for the "
+                  "first", "rows that the strategy has in a round", "share of all rounds", "rows in a round"),
+}  # fmt: skip
 
 
 @register("ablation", overlay="ngrammys_ablation")
@@ -36,27 +48,80 @@ def findings(tables: Tables, about: About) -> Findings:
         return Findings((Section("Contribution of strategies", (text, *origin)),))
     parts = contributions(histograms, replay, names, about.replicates, about.seed)
     whole = tokens_per_call(replay, ["k", "w"], about.replicates, about.seed).iloc[0]
-    found = {
-        name: {each: distribution(histograms, replay, name, each, about) for each in names}
-        for name in ("accepted", "rank", "allotment")
+    shares = {
+        name: {each: distribution(histograms, replay, name, each, about) for each in names} for name in _HISTOGRAMS
     }
-    for table in found["rank"].values():
+    for table in shares["rank"].values():
         table["value"] += 1  # shown from 1
-    sections = (
-        _contribution(parts, whole, replay, origin, about),
-        _lengths(found["accepted"], parts, replay, about),
-        _ranks(found["rank"], replay, about),
-        _allotment(found["allotment"], parts, replay, about),
-    )
+    k, w, lines = int(replay["k"].iloc[0]), int(replay["w"].iloc[0]), parts.to_dict("records")
+    first = parts.loc[parts["tokens"].fillna(0.0).idxmax()]
+    answer = [
+        f"{first['strategy']} has {interval(first, 'tokens'):.0%} of the accepted draft tokens and "
+        f"{interval(first, 'of_rows'):.0%} of the rows. With {k} rows of {w} a call yields "
+        f"{interval(whole, 'tokens'):.2f} tokens; in {1 - parts['wins'].sum():.0%} of {int(replay['rounds'].sum()):,} "
+        "rounds no row is accepted."
+    ]
+    if len(parts) > 1:
+        ordered = parts.sort_values("per_row", ascending=False, kind="stable").to_dict("records")
+        others = ", ".join(f"{100 * line['per_row']:.1f} of {line['strategy']}" for line in ordered[1:])
+        answer.append(
+            f"A row of {ordered[0]['strategy']} is worth most: {100 * ordered[0]['per_row']:.1f} of a hundred are "
+            f"accepted, {others}. Strategies are not alternatives here: the first that offers a row is credited with "
+            "it, and later ones fill the places that are left."
+        )
+    caption = "Contribution by strategy, with 95% prompt-bootstrap intervals"
+    groups = {line["strategy"]: [interval(line, name) for name in _SHARES] for line in lines}
+    title = "Who has the rows, and whose are accepted"
+    figure = _bars(groups, list(_SHARES.values()), "", "share by strategy", title, replay, about)
+    figure.axes[0].set_ylim(0, 1)
+    figures = (("contribution", figure),)
+    sections = [
+        Section("Contribution of strategies", (*answer, *origin), ((caption, listed(parts, _COLUMNS)),), figures)
+    ]
+    won = "; ".join(f"{line['strategy']} {interval(line, 'length'):.2f}" for line in lines if line["wins"] > 0)
+    full, ranks, rows = [], [], []
+    for line in lines:
+        name = line["strategy"]
+        of = {histogram: several[name].set_index("value")["share"] for histogram, several in shares.items()}
+        if len(of["accepted"]):
+            full.append(f"{name} {of['accepted'].get(w, 0.0):.0%}")
+        if len(of["rank"]):
+            needed = of["rank"].index[int(np.searchsorted(of["rank"].cumsum(), 0.9 - 1e-9))]
+            ranks.append(f"{name} {of['rank'].get(1, 0.0):.0%} at rank 1, 90% up to rank {needed}")
+        none = of["allotment"].get(0, 0.0)
+        rows.append(f"{name} {interval(line, 'rows'):.2f} rows, none in {none:.0%} of the rounds")
+    words = {
+        "accepted": (
+            f"Mean accepted tokens in the rounds that a strategy wins: {won}.",
+            f"Share of the rounds that a strategy wins with all {w} tokens of its row: {'; '.join(full)}. There longer "
+            "rows would give more.",
+        )
+        if won
+        else ("No row of any strategy was accepted.",),
+        "rank": (
+            *([f"Where the accepted row stood in its strategy's own order: {'; '.join(ranks)}."] if ranks else []),
+            "Where several rows begin alike, the tokens that they share count for the first of them.",
+        ),
+        "allotment": (f"A round has {k} rows; on average they are: {'; '.join(rows)}.",),
+    }
+    for histogram, (heading, figure_name, title, below, beside, value) in _HISTOGRAMS.items():
+        found = shares[histogram]
+        values = sorted({int(each) for table in found.values() for each in table["value"]})
+        drawn = share_groups({name: table for name, table in found.items() if len(table)}, values)
+        figure = _bars(drawn, list(map(str, values)), below, beside, title, replay, about)
+        shown = {name: dict(zip(table["value"], printed(table, "share", ".1%"), strict=True))
+                 for name, table in found.items()}  # fmt: skip
+        wide = pd.DataFrame(shown, index=values, dtype=object).fillna("–").rename_axis(value).reset_index()
+        sections.append(Section(heading, words[histogram], (("Shares of rounds", wide),), ((figure_name, figure),)))
     metrics = {"ablation/tokens_per_call": float(whole["tokens"])}
     quantities = {name: name for name in ("rows", "wins", "of_rows", "of_wins", "per_row", "tokens", "length")}
     metrics |= metrics_of(parts, "ablation/{strategy}.{what}", quantities, bounds=False)
     curves = {
         f"curve/ablation/{name}.{strategy}": curve(table, "value", "share")
-        for name, several in found.items()
+        for name, several in shares.items()
         for strategy, table in several.items()
     }
-    return Findings(sections, metrics, curves)
+    return Findings(tuple(sections), metrics, curves)
 
 
 # Numbers --------------------------------------------------------------------------------------------
@@ -128,108 +193,6 @@ def contributions(
     return StrategyComparison(pd.DataFrame({"strategy": list(names)}), {}, len(per_prompt)).table(statistics)
 
 
-# Words ----------------------------------------------------------------------------------------------
-
-
-def _contribution(
-    parts: pd.DataFrame, whole: pd.Series, replay: pd.DataFrame, origin: tuple[str, ...], about: About
-) -> Section:
-    k, w = int(replay["k"].iloc[0]), int(replay["w"].iloc[0])
-    first = parts.loc[parts["tokens"].fillna(0.0).idxmax()]
-    text = [
-        f"{first['strategy']} has {interval(first, 'tokens'):.0%} of the accepted draft tokens and "
-        f"{interval(first, 'of_rows'):.0%} of the rows. With {k} rows of {w} a call yields "
-        f"{interval(whole, 'tokens'):.2f} tokens; in {1 - parts['wins'].sum():.0%} of {int(replay['rounds'].sum()):,} "
-        "rounds no row is accepted."
-    ]
-    if len(parts) > 1:
-        ordered = parts.sort_values("per_row", ascending=False, kind="stable").to_dict("records")
-        others = ", ".join(f"{100 * line['per_row']:.1f} of {line['strategy']}" for line in ordered[1:])
-        text.append(
-            f"A row of {ordered[0]['strategy']} is worth most: {100 * ordered[0]['per_row']:.1f} of a hundred are "
-            f"accepted, {others}. Strategies are not alternatives here: the first that offers a row is credited with "
-            "it, and later ones fill the places that are left."
-        )
-    shown = pd.DataFrame(
-        {
-            "strategy": parts["strategy"],
-            "rows a round": printed(parts, "rows", ".2f"),
-            "share of rows": printed(parts, "of_rows", ".0%"),
-            "rounds won": printed(parts, "wins", ".0%"),
-            "share of accepted rows": printed(parts, "of_wins", ".0%"),
-            "accepted of its rows": printed(parts, "per_row", ".1%"),
-            "share of accepted tokens": printed(parts, "tokens", ".0%"),
-            "accepted length when it wins": printed(parts, "length", ".2f"),
-        }
-    )
-    groups = {line["strategy"]: [interval(line, name) for name in _SHARES] for line in parts.to_dict("records")}
-    title = "Who has the rows, and whose are accepted"
-    figure = _bars(groups, list(_SHARES.values()), "", "share by strategy", title, replay, about)
-    figure.axes[0].set_ylim(0, 1)
-    return Section(
-        "Contribution of strategies",
-        (*text, *origin),
-        tables=(("Contribution by strategy, with 95% prompt-bootstrap intervals", shown),),
-        figures=(("contribution", figure),),
-    )
-
-
-def _lengths(found: Mapping[str, pd.DataFrame], parts: pd.DataFrame, replay: pd.DataFrame, about: About) -> Section:
-    w = int(replay["w"].iloc[0])
-    won = [line for line in parts.to_dict("records") if line["wins"] > 0]
-    text = ["No row of any strategy was accepted."]
-    if won:
-        listed = "; ".join(f"{line['strategy']} {interval(line, 'length'):.2f}" for line in won)
-        text = [f"Mean accepted tokens in the rounds that a strategy wins: {listed}."]
-    full = "; ".join(
-        f"{name} {table.loc[table['value'] == w, 'share'].sum():.0%}" for name, table in found.items() if len(table)
-    )
-    if full:
-        text.append(
-            f"Share of the rounds that a strategy wins with all {w} tokens of its row: {full}. There longer rows would "
-            "give more."
-        )
-    figure = _bars_of(found, "accepted tokens", _WON, "Accepted length by strategy", replay, about)
-    return Section("Accepted length", tuple(text), _table(found, "accepted tokens"), (("accepted_lengths", figure),))
-
-
-def _ranks(found: Mapping[str, pd.DataFrame], replay: pd.DataFrame, about: About) -> Section:
-    listed = []
-    for name, table in found.items():
-        if table.empty:
-            continue
-        first = table.loc[table["value"] == 1, "share"].sum()
-        needed = int(table["value"].iloc[int(np.searchsorted(table["share"].cumsum(), 0.9 - 1e-9))])
-        listed.append(f"{name} {first:.0%} at rank 1, 90% up to rank {needed}")
-    text = [f"Where the accepted row stood in its strategy's own order: {'; '.join(listed)}."] if listed else []
-    text.append("Where several rows begin alike, the tokens that they share count for the first of them.")
-    below = "rank that the strategy gave the accepted row"
-    figure = _bars_of(found, below, _WON, "Rank of the accepted row by strategy", replay, about)
-    return Section("Rank of the accepted row", tuple(text), _table(found, "rank"), (("ranks", figure),))
-
-
-def _allotment(found: Mapping[str, pd.DataFrame], parts: pd.DataFrame, replay: pd.DataFrame, about: About) -> Section:
-    listed = []
-    for line in parts.to_dict("records"):
-        table = found[str(line["strategy"])]
-        none = table.loc[table["value"] == 0, "share"].sum()
-        listed.append(f"{line['strategy']} {interval(line, 'rows'):.2f} rows, none in {none:.0%} of the rounds")
-    title = "Rows of a round by strategy; a row that two offer counts for the first"
-    figure = _bars_of(found, "rows that the strategy has in a round", "share of all rounds", title, replay, about)
-    text = (f"A round has {int(replay['k'].iloc[0])} rows; on average they are: {'; '.join(listed)}.",)
-    return Section("Allotment of rows", text, _table(found, "rows in a round"), (("allotment", figure),))
-
-
-def _table(found: Mapping[str, pd.DataFrame], what: str) -> tuple[tuple[str, pd.DataFrame]]:
-    """Return a table of shares: values down, strategies across."""
-    columns = {
-        name: pd.Series(printed(table, "share", ".1%"), index=table["value"], dtype=object)
-        for name, table in found.items()
-    }
-    wide = pd.DataFrame(columns).sort_index().fillna("–").rename_axis(what).reset_index()
-    return (("Shares of rounds", wide),)
-
-
 # Pictures -------------------------------------------------------------------------------------------
 
 
@@ -240,14 +203,6 @@ def share_groups(found: Mapping[str, pd.DataFrame], values: Sequence[int]) -> di
         known = dict(zip(table["value"], intervals(table, "share"), strict=True))
         groups[name] = [known.get(value, Interval(0.0)) for value in values]
     return groups
-
-
-def _bars_of(
-    found: Mapping[str, pd.DataFrame], xlabel: str, ylabel: str, title: str, replay: pd.DataFrame, about: About
-) -> Figure:
-    values = sorted({int(value) for table in found.values() for value in table["value"]})
-    drawn = {name: table for name, table in found.items() if len(table)}
-    return _bars(share_groups(drawn, values), list(map(str, values)), xlabel, ylabel, title, replay, about)
 
 
 @style.in_style

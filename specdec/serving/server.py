@@ -1,4 +1,4 @@
-"""The event loop of a simulated server with continuous batching, on simpy.
+"""The event loop of a simulated server with continuous batching.
 
 Between two steps the oldest waiting requests take the free slots (first come, first served); their prompts are
 prefilled together, in a call that all others wait for; then every sequence takes one round of the same gamma. A
@@ -7,12 +7,9 @@ reader when their round ends. Knows no laws, files or statistics.
 """
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
-
-import simpy
 
 from specdec.serving.arrivals import Arrival, ServedText
 from specdec.serving.policies import Policy
@@ -94,99 +91,76 @@ def serve(
         slots: the most sequences in a batch.
         count: later arrivals go on loading the server but need not finish; None: as many as arrive.
     """
-    return _Server(arrivals, policy, seconds, slots, count).run()
+    if count is None:
+        expected = list(arrivals)
+        arrivals, count = iter(expected), len(expected)
+    served, now, coming = Served(), 0.0, next(arrivals, None)
+    queue: deque[ServedRequest] = deque()
+    active: list[ServedRequest] = []
+    present, changed = 0, 0.0  # requests in the system, and since when so many
+
+    def count_present(at: float, change: int) -> None:
+        """Add the area up to some second, then change the number of requests in the system."""
+        nonlocal present, changed
+        served.area += present * (at - changed)
+        present, changed = present + change, at
+
+    def arrive(until: float) -> None:
+        nonlocal coming
+        while coming is not None and coming.at <= until:
+            request = ServedRequest(len(served.requests), coming.text, coming.at)
+            served.requests.append(request)
+            queue.append(request)
+            count_present(coming.at, 1)
+            coming = next(arrivals, None)
+
+    waiting_for = count  # requests that have not finished
+    while waiting_for:
+        if not active and not queue and coming is not None:
+            now = max(now, coming.at)  # an idle server waits
+        arrive(now)
+        if queue and len(active) < slots:
+            free = slots - len(active)  # for those that have waited longest
+            admitted = [queue.popleft() for _ in islice(range(free), len(queue))]
+            active += admitted
+            tokens = sum(each.text.prompt_tokens - 1 for each in admitted)
+            duration = seconds.prefill(len(admitted), tokens)
+            served.prefill_s += duration
+            for each in admitted:
+                each.admitted, each.prefilled = now, now + duration
+            now += duration
+        cached = sum(each.cached for each in active)
+        gamma = policy.gamma(len(active), cached)
+        duration = seconds.step(len(active), gamma, cached)
+        committed, left = _commit(active, gamma, now + duration)
+        policy.saw(gamma, committed, left)
+        served.steps.append(ServedStep(now, duration, len(active), gamma, sum(committed)))
+        now += duration
+        if finished := [each for each in active if each.finished is not None]:
+            arrive(now)
+            count_present(now, -len(finished))
+            active = [each for each in active if each.finished is None]
+            waiting_for -= sum(each.number < count for each in finished)
+    arrive(now)
+    count_present(now, 0)
+    served.ended = now
+    return served
 
 
-class _Server:
-    def __init__(
-        self, arrivals: Iterator[Arrival], policy: Policy, seconds: StepSeconds, slots: int, count: int | None
-    ) -> None:
-        self._policy, self._seconds, self._slots = policy, seconds, slots
-        self._env = simpy.Environment()
-        self._queue: deque[ServedRequest] = deque()
-        self._active: list[ServedRequest] = []
-        self._wake: simpy.Event | None = None  # what an idle server waits for
-        self._served = Served()
-        self._present, self._changed = 0, 0.0  # requests in the system, and since when so many
-        self._open = count  # requests that the simulation still waits for
-        if count is None:
-            expected = list(arrivals)
-            arrivals, self._open = iter(expected), len(expected)
-        self._arrivals = arrivals
-
-    def run(self) -> Served:
-        if self._open:
-            self._env.process(self._arrive())
-            self._env.run(until=self._env.process(self._work()))
-        self._count_present(0)
-        self._served.ended = self._env.now
-        return self._served
-
-    def _arrive(self) -> Generator[simpy.Event, Any, None]:
-        for number, arrival in enumerate(self._arrivals):
-            if arrival.at > self._env.now:
-                yield self._env.timeout(arrival.at - self._env.now)
-            request = ServedRequest(number, arrival.text, self._env.now)
-            self._served.requests.append(request)
-            self._queue.append(request)
-            self._count_present(1)
-            if self._wake is not None and not self._wake.triggered:
-                self._wake.succeed()
-
-    def _work(self) -> Generator[simpy.Event, Any, None]:
-        waited_for = self._open or 0
-        while self._open:
-            if not self._active and not self._queue:
-                self._wake = self._env.event()
-                yield self._wake
-                self._wake = None
-            if self._queue and len(self._active) < self._slots:
-                free = self._slots - len(self._active)  # for those that have waited longest
-                admitted = [self._queue.popleft() for _ in islice(range(free), len(self._queue))]
-                self._active += admitted
-                for each in admitted:
-                    each.admitted = self._env.now
-                tokens = sum(each.text.prompt_tokens - 1 for each in admitted)
-                duration = self._seconds.prefill(len(admitted), tokens)
-                self._served.prefill_s += duration
-                yield self._env.timeout(duration)
-                for each in admitted:
-                    each.prefilled = self._env.now
-            cached = sum(each.cached for each in self._active)
-            gamma = self._policy.gamma(len(self._active), cached)
-            start, duration = self._env.now, self._seconds.step(len(self._active), gamma, cached)
-            yield self._env.timeout(duration)
-            finished = self._commit(start, duration, gamma)
-            self._open -= sum(each.number < waited_for for each in finished)
-
-    def _commit(self, start: float, duration: float, gamma: int) -> list[ServedRequest]:
-        """End a round of all sequences; return those that finished in it."""
-        now, most = self._env.now, gamma + 1
-        left: list[int] = []
-        committed: list[int] = []
-        finished: list[ServedRequest] = []
-        for each in self._active:  # plainly, because this is where a simulation spends its time
-            lengths, position = each.text.of(gamma), each.position
-            rest = len(lengths) - position
-            tokens = min(lengths[position], most, rest)  # ServedText.committed
-            left.append(rest)
-            committed.append(tokens)
-            each.position = position + tokens
-            each.rounds += 1
-            if each.first is None:
-                each.first = now
-            if tokens == rest:
-                finished.append(each)
-        self._policy.saw(gamma, committed, left)
-        self._served.steps.append(ServedStep(start, duration, len(self._active), gamma, sum(committed)))
-        if finished:
-            for each in finished:
-                each.finished = now
-            self._active = [each for each in self._active if each.finished is None]
-            self._count_present(-len(finished))
-        return finished
-
-    def _count_present(self, change: int) -> None:
-        """Add the area up to now, then change the number of requests in the system."""
-        self._served.area += self._present * (self._env.now - self._changed)
-        self._present, self._changed = self._present + change, self._env.now
+def _commit(active: list[ServedRequest], gamma: int, now: float) -> tuple[list[int], list[int]]:
+    """End a round of all sequences; return the tokens that each committed, and those that it had left."""
+    left: list[int] = []
+    committed: list[int] = []
+    for each in active:  # plainly, because this is where a simulation spends its time
+        lengths, position = each.text.of(gamma), each.position
+        rest = len(lengths) - position
+        tokens = min(lengths[position], gamma + 1, rest)  # ServedText.committed
+        left.append(rest)
+        committed.append(tokens)
+        each.position = position + tokens
+        each.rounds += 1
+        if each.first is None:
+            each.first = now
+        if tokens == rest:
+            each.finished = now
+    return committed, left
