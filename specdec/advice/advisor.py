@@ -35,7 +35,6 @@ from specdec.plan.rules import check
 from specdec.progress import progress_bar
 from specdec.prompts import Prompt
 from specdec.records import Draft, Generation, Request, TextStart, chain_tree
-from specdec.replay.answers import TextStates
 from specdec.replay.expected_rounds import (
     Agreement,
     Starts,
@@ -45,6 +44,7 @@ from specdec.replay.expected_rounds import (
     rounds_along,
     starts_along,
 )
+from specdec.replay.walk import TextStates
 from specdec.sampling import generator_for
 from specdec.session.advice_key import kept_at, key_of, keyed_by
 from specdec.session.dtypes import arithmetic_notes
@@ -253,8 +253,8 @@ class _Advisor:
         if self._replay_kind != "calling":
             longest = self._parts.primary.structure
             along = agreement(self._drafter, self._target, longest, tokens, request(), self._states)
-            self._alpha[0] += sum(along.beta)
-            self._alpha[1] += sum(along.proposed)
+            self._alpha[0] += float(along.beta.sum())
+            self._alpha[1] += int(along.proposed.sum())
         walks = {}
         for gamma, shape in self._shapes.items():
             where = (self._drafter, self._target, shape, tokens, request())

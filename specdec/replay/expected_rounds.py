@@ -1,8 +1,8 @@
 """Reads off the target's own text how a drafter would have fared, without decoding again."""
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -11,11 +11,14 @@ from torch import Tensor
 
 from specdec.clock import Clock, CpuClock
 from specdec.drafters.base import Drafter
-from specdec.records import Request, Tree
-from specdec.replay.answers import Led, TextStates
+from specdec.drafters.base.lookup import Lookup
+from specdec.errors import UsageError
+from specdec.records import Request
+from specdec.replay.walk import Led, TextStates, walk
 from specdec.sampling import one_hot, probabilities
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
+from specdec.text.streams import Stream
 from specdec.theory.dependence import replay_rounds, replay_rounds_by_start
 from specdec.verifiers.base import Verifier
 
@@ -32,9 +35,9 @@ class Agreement:
             when greedy.
     """
 
-    proposed: tuple[bool, ...]
-    beta: tuple[float, ...]
-    m: tuple[float, ...]
+    proposed: np.ndarray
+    beta: np.ndarray
+    m: np.ndarray
 
 
 @torch.inference_mode()
@@ -71,30 +74,28 @@ def agreement(
     laws = drafter.laws(prompt, text) if structure.branches == 1 else None
     if laws is not None:
         return _agreement_of_laws(p, laws, torch.tensor(list(text), device=laws.device), rule)
+    single, free = structure.resized(1), replace(request, max_new_tokens=len(text) + 1)
+    if p is None and isinstance(drafter, Lookup):
+        (possible,) = drafter.possible_rounds(prompt, text, free.max_new_tokens, [single])
+        if possible is not None:
+            passed = (possible.accepted > 0).astype(float)
+            return Agreement(possible.offered > 0, passed, passed)
     led = Led(drafter, target, states)
-    led.start(request, text, structure)
-    single = structure.resized(1)
-    proposed, beta, m = [], [], []
-    for index, token in enumerate(text):
-        draft = drafter.draft(single)
-        proposed.append(len(draft) > 0)
-        if not proposed[-1]:
-            beta.append(0.0)
-            m.append(0.0)
-        else:
-            guesses: list[int] = draft.tokens.tolist()  # one, unless the structure branches
-            if p is None:
-                beta.append(float(token in guesses) if draft.q is None else float(draft.q[0, token]))
-                m.append(beta[-1])
-            elif draft.q is None:
-                point = one_hot(draft.tokens[0], p.shape[-1])
-                beta.append(float(p[index, guesses[0]] if rule is None else _beta(p[index], point, rule)))
-                m.append(float(token in guesses))  # q is 1 there, so min(1, q/p) is 1
-            else:
-                beta.append(float(_beta(p[index], draft.q[0], rule)))
-                m.append(min(1.0, float(draft.q[0, token] / p[index, token])))
-        led.step(token)
-    return Agreement(tuple(proposed), tuple(beta), tuple(m))
+    proposed, (beta, m) = np.zeros(len(text), dtype=bool), np.zeros((2, len(text)))
+    for _, position, proposal, path in led.steps(free, text, [single], every=True):
+        if not proposal.tokens:
+            continue
+        proposed[position] = True
+        guess, token, q = proposal.tokens[0], text[position], led.q  # one guess, unless the structure branches
+        beta[position] = m[position] = float(bool(path)) if q is None else float(q[0, token])
+        if p is not None and q is None:
+            point = one_hot(torch.tensor(guess, device=p.device), p.shape[-1])
+            beta[position] = float(p[position, guess] if rule is None else _beta(p[position], point, rule))
+            # q is 1 at the guess, so min(1, q/p) is 1 where that is the token
+        elif p is not None and q is not None:
+            beta[position] = float(_beta(p[position], q[0], rule))
+            m[position] = min(1.0, float(q[0, token] / p[position, token]))
+    return Agreement(proposed, beta, m)
 
 
 def _laws_of_target(target: Target, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
@@ -120,7 +121,7 @@ def _agreement_of_laws(p: Tensor | None, q: Tensor, text: Tensor, rule: Verifier
         beta = _beta(p, q, rule)
         # A token of the text that p forbids to rounding would divide by 0; q forbids it too or accepts it.
         m = (q_text.to(p.dtype) / p.gather(-1, of_text).squeeze(-1)).nan_to_num(0.0).clamp_max(1.0)
-    return Agreement((True,) * len(text), tuple(beta.tolist()), tuple(m.tolist()))
+    return Agreement(np.ones(len(text), dtype=bool), beta.double().cpu().numpy(), m.double().cpu().numpy())
 
 
 @dataclass(frozen=True)
@@ -178,16 +179,19 @@ def starts_along(
         if given is not None and not len(prompt) - 1:
             reach[0] = 0  # there is no state before the second token
     else:
-        reach, q = np.zeros(size, dtype=int), np.zeros((size, gamma))
-        led = Led(drafter, target, states)
-        led.start(request, text, structure)
-        for position, token in enumerate(text):
-            draft = drafter.draft(structure.clamped(request.max_new_tokens - position - 1))
-            if draft.q is not None:
-                raise ValueError("a drafter that draws its tokens needs `chances` to be replayed from every position")
-            reach[position] = len(draft)
-            q[position, : len(_agreed(draft.tree, draft.tokens.tolist(), text[position:]))] = 1.0
-            led.step(token)
+        possible, reach = None, np.zeros(size, dtype=int)
+        if isinstance(drafter, Lookup):
+            (possible,) = drafter.possible_rounds(prompt, text, request.max_new_tokens, [structure])
+        accepted = np.zeros(size, dtype=int)
+        if possible is not None:
+            reach, accepted = possible.offered, possible.accepted
+        else:
+            led = Led(drafter, target, states)
+            for _, position, proposal, path in led.steps(request, text, [structure], every=True):
+                if led.q is not None:
+                    raise ValueError("a drafter that draws its tokens needs `chances` to be replayed at every position")
+                reach[position], accepted[position] = len(proposal.tokens), len(path)
+        q = (np.arange(gamma) < accepted[:, None]).astype(float)
     if target.sampling.greedy:
         return Starts(reach, q)
     of_text = torch.tensor(list(text), device=target.device).unsqueeze(-1)
@@ -238,43 +242,12 @@ def rounds_along(
     Args:
         request, states: see `agreement`.
     """
-    text = tuple(text)
-    led = Led(drafter, target, states)
-    led.start(request, text, structure)
-    offered: defaultdict[int, float] = defaultdict(float)
-    marks: list[tuple[object, ...]] = []
-    position = 0
-    while position < len(text):
-        start = clock.mark()
-        draft = drafter.draft(structure.clamped(request.max_new_tokens - position - 1))
-        drafted = clock.mark()
-        path = _agreed(draft.tree, draft.tokens.tolist(), text[position:])
-        committed = text[position : position + len(path) + 1]
-        led.answer(draft, path, committed)
-        began = clock.mark()
-        led.commit(draft, committed)
-        marks.append((start, drafted, began, clock.mark()))
-        position += len(committed)
-        offered[len(draft)] += 1
+    led = Led(drafter, target, states, clock)
+    offered = Counter(len(proposal.tokens) for _, _, proposal, _ in led.steps(request, text, [structure]))
     clock.synchronize()
-    return Walk(
-        dict(offered),
-        draft_s=sum(clock.seconds(start, drafted) for start, drafted, _, _ in marks),
-        commit_s=sum(clock.seconds(began, ended) for _, _, began, ended in marks),
-        calls=len(marks) if drafter.capabilities.replay == "calling" else 0,
-    )
-
-
-def _agreed(tree: Tree, tokens: Sequence[int], text: Sequence[int]) -> list[int]:
-    """Return the nodes of the draft that are the text, from the root down: siblings differ, so there is one way."""
-    path: list[int] = []
-    while len(path) < len(text):
-        children = tree.children[path[-1] + 1 if path else 0]
-        child = next((child for child in children if tokens[child] == text[len(path)]), None)
-        if child is None:
-            break
-        path.append(child)
-    return path
+    drafts, commits = ([clock.seconds(*marks) for marks in led.marks[which::2]] for which in (0, 1))
+    calls = offered.total() if drafter.capabilities.replay == "calling" else 0
+    return Walk(dict(offered), draft_s=sum(drafts), commit_s=sum(commits), calls=calls)
 
 
 def expected_walk(starts: Starts, max_new_tokens: int) -> Walk:
@@ -316,9 +289,50 @@ def expected_rounds(
         return float(replay_rounds(agreement(drafter, target, structure, text, request, states).m, structure.gamma))
     if replay in (None, "calling"):
         return None
+    if target.sampling.greedy and isinstance(drafter, Lookup):
+        return float(len(walk(drafter, [structure], request, text)[0]))
     if target.sampling.greedy:
         # On any clock: the times are not used here.
         return rounds_along(drafter, target, structure, text, request, CpuClock(), states).rounds
     if replay == "start" and chain:
         return replay_rounds_by_start(starts_along(drafter, target, structure, text, request, states).m)
     return None
+
+
+def lengths_ahead(
+    drafter: Drafter, target: Target, chains: Sequence[Structure], stream: Stream
+) -> dict[int, tuple[int, ...]]:
+    """Return by gamma, for every token of a greedy text, the most tokens that a round which starts there commits, the
+    target's own included: such a round accepts min(length - 1, gamma) (theory.md 4.7).
+
+    The end of the text is no limit of a draft: what lies beyond it is not accepted. Drafters that look tokens up may
+    draft other tokens where they draft more; of all others the deepest chain tells those of the shorter ones.
+
+    Args:
+        chains: structures, one for each gamma.
+    Raises:
+        UsageError: a drafter whose rounds depend on earlier ones, so that a position has no length of its own.
+    """
+    deepest = max(chains, key=lambda chain: chain.gamma)
+    text, gamma = stream.generated, deepest.gamma
+    request, replay = Request(stream.prompt, len(text) + gamma + 1), drafter.capabilities.replay
+    if isinstance(drafter, Lookup):
+        possible = drafter.possible_rounds(stream.prompt, text, request.max_new_tokens, chains)
+        accepted = {
+            chain.gamma: rounds.accepted for chain, rounds in zip(chains, possible, strict=True) if rounds is not None
+        }
+        if len(accepted) == len(chains):
+            return {gamma: tuple((lengths + 1).tolist()) for gamma, lengths in accepted.items()}
+    states = TextStates(target)
+    if replay == "position":
+        starts = Starts.of_positions(agreement(drafter, target, deepest, text, request, states), gamma)
+    elif replay == "start":
+        starts = starts_along(drafter, target, deepest, text, request, states)
+    else:
+        raise UsageError(
+            "Bad value drafter: what this drafter accepts depends on the rounds before, so that it has no accepted "
+            "length at each position; use one of another kind, such as ngram, small_model or grounded, or a finished "
+            "run of it (study.run)."
+        )
+    lengths = tuple((1 + np.cumprod(starts.m > 0.5, axis=1).sum(axis=1)).tolist())
+    return {chain.gamma: lengths for chain in chains}

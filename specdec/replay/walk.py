@@ -1,239 +1,347 @@
-"""Replays recorded streams without a target and without tensors: the rounds that greedy decoding takes, at a hundred
-thousand tokens a second, so that a grid of strategies costs seconds. Knows no time and no statistics.
+"""Walks along texts that are written already: what a drafter drafts wherever a round begins, or at every position, and
+which nodes of it are the text's. The rounds that drafters which look tokens up take are kept in columns.
 
-Rounds are exactly those of `generate` on target=replay with the same drafter and structure.
+The target's hidden state of a token depends on the tokens before it alone. So those of every round follow from one pass
+over the whole text, and are what they were in decoding up to rounding. The logits over a draft need a call on it.
 """
 
-import multiprocessing
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 
-import pandas as pd
+import numpy as np
+import torch
+from torch import Tensor
 
-from specdec.drafters import drafters
+from specdec.clock import Clock
+from specdec.drafters.base import Drafter
 from specdec.drafters.base.lookup import Lookup
-from specdec.errors import UsageError
-from specdec.records import TextStart
-from specdec.replay.shared_walk import NONE, Track, lead
-from specdec.structures import Structure, structures
+from specdec.records import EMPTY, Request, Source, TextStart, Tree
+from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.text.streams import Stream
 from specdec.tree_building.lookup_filling import Proposal
+from specdec.tree_building.possible_rounds import PossibleRounds, chain_rounds
+
+NONE = Source("", 0)  # of a round without a proposal
 
 
-@dataclass(frozen=True)
-class StreamRounds:
-    """The rounds of one stream, one entry of every list per round; see `records.Round` for the terms.
+def agreed(tree: Tree, tokens: Sequence[int], text: Sequence[int], position: int = 0) -> Sequence[int]:
+    """Return the nodes of a draft that are the text's from `position` on, from the root down: siblings differ, so there
+    is one way.
+    """
+    if tree.is_chain:
+        at, size = position, len(text)
+        for token in tokens:
+            if at == size or token != text[at]:
+                break
+            at += 1
+        return range(at - position)
+    children, path = tree.children, [-1]
+    for wanted in text[position : position + tree.depth]:
+        for child in children[path[-1] + 1]:
+            if tokens[child] == wanted:
+                path.append(child)
+                break
+        else:
+            break
+    return path[1:]
+
+
+class TextStates:
+    """The hidden states of texts, each from one teacher-forced pass; the last text's are kept, because walks at several
+    gammas ask for them again.
+
+    They come from the prefill of prompt and text, which is what a target can do with a text of any length: in chunks,
+    without logits, in the arithmetic of decoding, and into its cache, whose own text is lost.
+    """
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self._tokens: tuple[int, ...] = ()
+        self._states: Tensor | None = None
+
+    @torch.inference_mode()
+    def of(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
+        """Return `Target.states` [S+N-1, D] of all tokens of prompt and text but the last; None where none are kept."""
+        tokens = (*prompt, *text)
+        if tokens != self._tokens:
+            self._target.start(TextStart(tokens, len(tokens) + 1))
+            self._tokens, self._states = tokens, self._target.states
+        return self._states
+
+
+Step = tuple[int, int, Proposal, Sequence[int]]
+"""A draft along a text: the number of the structure that was asked for, the tokens of the text before the draft, the
+draft in plain numbers, and its nodes that are the text's, from the root down.
+"""
+
+
+class Led:
+    """A drafter on its way along a text, which gets what it reads of the target after each round.
+
+    States come from `TextStates`. Where the replay is "calling", the target is called on every draft as in decoding.
 
     Attributes:
-        tokens: committed in all of them.
+        q: [N, V] of the last draft; None for point masses.
+        marks: where there is a clock, its readings before and after each draft, and before and after each commit.
+    """
+
+    def __init__(
+        self, drafter: Drafter, target: Target | None, states: TextStates | None = None, clock: Clock | None = None
+    ) -> None:
+        """
+        Args:
+            target: None for a drafter that reads nothing of it.
+            states: shared between walks along the same text.
+            clock: drafts are timed, and made as in decoding; without it those of look-ups stay plain numbers.
+        """
+        self.q: Tensor | None = None
+        self.marks: list[tuple[object, object]] = []
+        self._drafter, self._target, self._texts, self._clock = drafter, target, states, clock
+        self._calls = drafter.capabilities.replay == "calling"
+        self._draft = EMPTY
+        self._states: Tensor | None = None  # of the whole text
+        self._place = 0  # of the root among the tokens of prompt and text
+        self.propose: Callable[[Structure], Proposal] = self._propose
+        if isinstance(drafter, Lookup) and not self._calls and clock is None:
+            self.propose = drafter.propose
+
+    def steps(
+        self,
+        request: Request,
+        text: Sequence[int],
+        structures: Sequence[Structure],
+        every: bool = False,
+        propose: Callable[[Structure, int], Proposal] | None = None,
+    ) -> Iterator[Step]:
+        """Yield the rounds in which greedy decoding writes `text`, by position; or the drafts at every position of it.
+
+        Args:
+            request: what the text answers, and the limit of the output: nothing is offered beyond its last token.
+            structures: of the drafts; of several, rounds are mixed, so that none may depend on those before it.
+            propose: drafts what a structure asks for at a position, in place of `Led.propose`.
+        """
+        text, limit = tuple(text), request.max_new_tokens
+        self._start(request, text, max(structures, key=lambda structure: structure.nodes))
+        due: dict[int, list[int]] = {0: list(range(len(structures)))}  # the structures whose next draft begins there
+        known = 0  # tokens that the drafter was told of
+        own = self.propose
+        path: Sequence[int] = ()
+        for position in range(len(text)):
+            here = due.pop(position, None)
+            if here is None:
+                continue
+            if known < position:
+                self._commit(text[known:position], None if every else path)
+                known = position
+            room = limit - position - 1
+            for number in here:
+                shape = structures[number]
+                shape = shape if shape.gamma <= room else shape.clamped(room)
+                proposal = own(shape) if propose is None else propose(shape, position)
+                path = agreed(proposal.tree, proposal.tokens, text, position)
+                yield number, position, proposal, path
+                due.setdefault(position + (1 if every else len(path) + 1), []).append(number)
+        if text:
+            self._commit(text[known:], None if every else path)
+
+    def _start(self, request: Request, text: Sequence[int], largest: Structure) -> None:
+        length, self._place = len(request.prompt) + len(text), len(request.prompt) - 1
+        given = self._states = None
+        if self._calls:
+            assert self._target is not None
+            room = self._target.room(largest.tree)
+            self._target.start(TextStart(request.prompt, length + room, largest.branches))
+            given = self._target.states
+        elif self._drafter.capabilities.reads_states:
+            assert self._target is not None
+            self._texts = self._texts or TextStates(self._target)
+            self._states = self._texts.of(request.prompt, text)
+            given = None if self._states is None else self._states[: self._place]
+        random, reference = request.draft_generator, request.reference
+        start = TextStart(request.prompt, length + largest.nodes + 1, generator=random, reference=reference)
+        self._drafter.start(start, given)
+
+    def _propose(self, structure: Structure) -> Proposal:
+        start = self._clock and self._clock.mark()
+        self._draft = draft = self._drafter.draft(structure)
+        if self._clock is not None:
+            self.marks.append((start, self._clock.mark()))
+        self.q = draft.q
+        return Proposal(tuple(draft.tokens.tolist()), draft.tree, draft.source)
+
+    def _commit(self, tokens: Sequence[int], path: Sequence[int] | None) -> None:
+        """Have target and drafter do their part of a round.
+
+        Args:
+            path: nodes of the last draft that are the text's; None for a round without a draft, which has one token.
+            tokens: those of the path and the one behind it; fewer at the end of the text.
+        """
+        given, draft = None, EMPTY if path is None else self._draft
+        if self._calls:
+            assert self._target is not None
+            self._target.verify(draft)
+            self._target.commit(path or (), tokens[-1])
+            given = self._target.states
+        elif self._states is not None:
+            given = self._states[self._place : self._place + len(tokens)]
+            self._place += len(tokens)
+        start = self._clock and self._clock.mark()
+        if self._calls and self._drafter.capabilities.reads_logits:
+            assert self._target is not None and self._target.logits is not None
+            self._drafter.observe(draft, self._target.logits)
+        self._drafter.commit(tokens, given)
+        if self._clock is not None:
+            self.marks.append((start, self._clock.mark()))
+
+
+# Rounds in columns --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class RoundColumns:
+    """The rounds of one output in columns [R]; see `records.Round` for the terms.
+
+    Attributes:
+        tokens: committed in all rounds.
         position: tokens of the text before the round.
-        offered, nodes: depth of the draft, and nodes of it.
+        offered, nodes, leaves: depth of the draft, its nodes, and its paths.
         accepted, rejected: what of its depth became text, and whether a rejection was observed.
-        strategy, rank: the source of the last accepted node, or of the first offered one where none was accepted.
-        allotment: strategy -> paths (rows) of the draft that it proposed; empty dicts unless asked for.
+        strategy, rank: the source of the last accepted node, or of the first offered one where none was accepted; the
+            strategy by its number in `strategies`.
+        proposals: the drafts themselves; None where they were not kept.
     """
 
     tokens: int
-    position: list[int] = field(default_factory=list)
-    offered: list[int] = field(default_factory=list)
-    nodes: list[int] = field(default_factory=list)
-    accepted: list[int] = field(default_factory=list)
-    rejected: list[bool] = field(default_factory=list)
-    strategy: list[str] = field(default_factory=list)
-    rank: list[int] = field(default_factory=list)
-    allotment: list[dict[str, int]] = field(default_factory=list)
+    position: np.ndarray
+    offered: np.ndarray
+    nodes: np.ndarray
+    leaves: np.ndarray
+    accepted: np.ndarray
+    rank: np.ndarray
+    rejected: np.ndarray
+    strategy: np.ndarray
+    strategies: tuple[str, ...]
+    proposals: Sequence[Proposal] | None = None
 
     def __len__(self) -> int:
         return len(self.position)
 
+    @property
+    def committed(self) -> np.ndarray:
+        """Tokens [R] appended to the text in each round: up to where the next one begins."""
+        return np.diff(self.position, append=self.tokens)
 
-def replay_stream(
-    drafter: Lookup, structure: Structure, stream: Stream, max_new_tokens: int, allotment: bool = False
-) -> StreamRounds:
-    """Return the rounds in which greedy decoding writes `stream`, or its first `max_new_tokens`.
+
+def walk(
+    drafter: Lookup, structures: Sequence[Structure], request: Request, text: Sequence[int], keep: int = -1
+) -> list[RoundColumns]:
+    """Return the rounds in which greedy decoding writes `text` with drafts of each structure.
+
+    They are those of `generate` on target=replay. A drafter that depends on earlier rounds (its replay is "copying") is
+    led along the text once for each structure.
 
     Args:
-        allotment: keep which strategies proposed how many rows of each round.
+        request: its limit is more than `text` where an end token ends that before.
+        text: tokens that are written: the recorded ones, up to the limit.
+        keep: the number of the structure whose drafts are kept; -1 keeps none.
+    """
+    possible = drafter.possible_rounds(request.prompt, text, request.max_new_tokens, structures)
+    known: dict[int, RoundColumns] = {}
+    for number, rounds in enumerate(possible):
+        if rounds is not None and number != keep:
+            known[number] = taken(rounds)
+    drafted = [number for number in range(len(structures)) if number not in known]
+    together = drafter.capabilities.replay in ("position", "start")
+    for group in [drafted] if together and drafted else [[number] for number in drafted]:
+        columns = _drafted(drafter, [structures[number] for number in group], request, text, keep in group)
+        known |= zip(group, columns, strict=True)
+    return [known[number] for number in range(len(structures))]
+
+
+def replay_stream(drafter: Lookup, structure: Structure, stream: Stream, max_new_tokens: int) -> RoundColumns:
+    """Return the rounds in which greedy decoding writes `stream`, or its first `max_new_tokens`; with the drafts, where
+    the rounds do not follow without making them.
     """
     limit = stream.limit(max_new_tokens)
     text = stream.generated[:limit]
-    capacity = len(stream.prompt) + limit + structure.nodes + 1
-    track = Track(structure, keep=allotment)
-    lead(drafter, [track], TextStart(stream.prompt, capacity, reference=text), text, limit)
-    return StreamRounds(
-        tokens=len(text),
-        position=track.position,
-        offered=track.offered,
-        nodes=track.nodes,
-        accepted=track.accepted,
-        rejected=track.rejected,
-        strategy=track.strategy,
-        rank=track.rank,
-        allotment=[_allotment(proposal) for proposal in track.proposals or ()],
+    (possible,) = drafter.possible_rounds(stream.prompt, text, limit, [structure])
+    if possible is not None:
+        return taken(possible)
+    return _drafted(drafter, [structure], Request(stream.prompt, limit, reference=text), text, True)[0]
+
+
+def _drafted(
+    drafter: Lookup, structures: Sequence[Structure], request: Request, text: Sequence[int], keep: bool
+) -> list[RoundColumns]:
+    """Lead a drafter along `text` and return its rounds with each structure."""
+    size, several = len(text), range(len(structures))
+    rows: list[list[tuple[int, ...]]] = [[] for _ in several]
+    strategies: list[list[str]] = [[] for _ in several]
+    proposals: list[list[Proposal]] = [[] for _ in several]
+    # The loop runs once a round, a few microseconds long.
+    for number, position, proposal, path in Led(drafter, None).steps(request, text, structures):
+        tokens, tree, source = proposal
+        accepted, last = len(path), path[-1] if path else -1
+        # A draft that agrees to the end of the text was cut there: what came after it is not known.
+        rejected = accepted < size - position and bool(tree.children[last + 1])
+        origin = source[max(last, 0)] if source else NONE
+        rows[number].append((position, tree.depth, len(tokens), len(tree.leaves), accepted, origin.rank, rejected))
+        strategies[number].append(origin.strategy)
+        if keep:
+            proposals[number].append(proposal)
+    made = []
+    for number in several:
+        columns = np.fromiter(chain.from_iterable(rows[number]), dtype=np.int32).reshape(-1, 7).T.copy()
+        names = tuple(dict.fromkeys(strategies[number]))
+        made.append(
+            RoundColumns(
+                tokens=size,
+                position=columns[0],
+                offered=columns[1],
+                nodes=columns[2],
+                leaves=columns[3],
+                accepted=columns[4],
+                rank=columns[5],
+                rejected=columns[6].astype(bool),
+                strategy=np.array([names.index(name) for name in strategies[number]], dtype=np.int16),
+                strategies=names,
+                proposals=proposals[number] if keep else None,
+            )
+        )
+    return made
+
+
+def taken(possible: PossibleRounds) -> RoundColumns:
+    """Return the rounds that are taken: each begins behind what the one before it committed."""
+    size = len(possible.accepted)
+    following: list[int] = (np.arange(size) + possible.accepted + 1).tolist()
+    begins, position = [], 0
+    while position < size:
+        begins.append(position)
+        position = following[position]
+    at = np.array(begins, dtype=np.int32)
+    offered, nodes, leaves, accepted, rank = (
+        column[at].astype(np.int32)
+        for column in (possible.offered, possible.nodes, possible.leaves, possible.accepted, possible.rank)
+    )
+    return RoundColumns(
+        tokens=size,
+        position=at,
+        offered=offered,
+        nodes=nodes,
+        leaves=leaves,
+        accepted=accepted,
+        # A draft that agrees to the end of the text was cut there: what came after it is not known.
+        rejected=~possible.ended[at] & (accepted < size - at),
+        strategy=(offered == 0).astype(np.int16),
+        strategies=(possible.strategy, NONE.strategy),
+        rank=rank,
     )
 
 
-def _allotment(proposal: Proposal) -> dict[str, int]:
-    leaves = proposal.tree.leaves if proposal.source else ()
-    return dict(Counter(proposal.source[leaf].strategy for leaf in leaves))
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One strategy of a grid: config values of a drafter and of a structure, as `conf/` has them."""
-
-    drafter: Mapping[str, Any]
-    structure: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The result of replaying streams in every cell. Tables join on `cell` (its number) and `stream` (its id).
-
-    Attributes:
-        table: one line per cell and stream: cell, drafter, structure, gamma, nodes_max, stream, category, tokens,
-            rounds, offered (depth, summed), nodes (summed), accepted, rejections, proposals (rounds that had one).
-        histograms: one line per cell, stream, histogram, strategy and value that occurred, with its `count` of rounds:
-            "accepted": accepted tokens, of the rounds that the strategy won ("" where nothing was accepted);
-            "rank": rank of the accepted node's source, of the rounds that the strategy won;
-            "allotment": rows that the strategy had in a round.
-    """
-
-    table: pd.DataFrame
-    histograms: pd.DataFrame
-
-
-def replay_grid(
-    cells: Sequence[Cell],
-    streams: Sequence[Stream],
-    *,
-    target: Target,
-    max_new_tokens: int,
-    workers: int,
-    progress: Callable[[int, int], None] = lambda done, of: None,
-) -> Grid:
-    """Replay every stream in every cell, shared out over `workers` processes; the same tables for any number of them.
-
-    Drafters are built once, here: one that needs the target's model makes its tables now, and the processes get what it
-    made.
-
-    Args:
-        target: what drafters are built beside; not used for anything else.
-        progress: called with the tokens replayed so far and those to replay.
-    Raises:
-        UsageError: a drafter that does not look tokens up, or a structure that it cannot fill.
-    """
-    built = _built(cells, target)
-    work = [(cell, index) for cell in range(len(cells)) for index in range(len(streams))]
-    total, done = len(cells) * sum(_size(stream, max_new_tokens) for stream in streams), 0
-    lines: list[dict[str, Any]] = []
-    counts: list[dict[str, Any]] = []
-    bench = _Bench(built, tuple(streams), max_new_tokens)
-    for (cell, index), (row, histogram) in zip(work, _results(bench, work, workers), strict=True):
-        drafter, structure = built[cell]
-        stream = streams[index]
-        key = {"cell": cell, "stream": stream.id, "category": stream.category}
-        about = {"drafter": cells[cell].drafter["name"], "structure": structure.name}
-        lines.append({**key, **about, "gamma": structure.gamma, "nodes_max": structure.nodes, **row})
-        counts += [
-            {**key, "histogram": name, "strategy": strategy, "value": value, "count": count}
-            for (name, strategy, value), count in histogram.items()
-        ]
-        done += row["tokens"]
-        progress(done, total)
-    columns = ["cell", "stream", "category", "histogram", "strategy", "value", "count"]
-    return Grid(pd.DataFrame(lines), pd.DataFrame(counts, columns=columns))
-
-
-def _size(stream: Stream, max_new_tokens: int) -> int:
-    return min(len(stream.generated), max_new_tokens)
-
-
-def _built(cells: Sequence[Cell], target: Target) -> list[tuple[Lookup, Structure]]:
-    """Build the drafter and the structure of each cell; cells with equal drafters share one."""
-    made: dict[str, Lookup] = {}
-    pairs = []
-    for cell in cells:
-        key = repr(sorted(cell.drafter.items()))
-        if key not in made:
-            drafter = drafters.build(cell.drafter, target=target)
-            if not isinstance(drafter, Lookup):
-                raise UsageError(
-                    f"Bad value drafter={cell.drafter['name']}: recorded text is replayed by drafters that look tokens "
-                    "up, not by models."
-                )
-            if drafter.capabilities.replay == "calling":
-                raise UsageError(
-                    f"Bad value drafter={cell.drafter['name']}: it learns from the target's calls, which recorded text "
-                    "has not; decode with python -m specdec.run, or compare it with +experiment=all_drafters."
-                )
-            made[key] = drafter
-        structure = structures.build(cell.structure)
-        if structure.name not in made[key].capabilities.fills:
-            raise UsageError(
-                f"Bad value structure={structure.name}: drafter {cell.drafter['name']!r} fills only "
-                f"{', '.join(sorted(made[key].capabilities.fills))}."
-            )
-        pairs.append((made[key], structure))
-    return pairs
-
-
-@dataclass(frozen=True)
-class _Bench:
-    """Everything that a process needs to replay any stream in any cell."""
-
-    built: Sequence[tuple[Lookup, Structure]]
-    streams: Sequence[Stream]
-    max_new_tokens: int
-
-    def replay(self, item: tuple[int, int]) -> tuple[dict[str, int], Counter[tuple[str, str, int]]]:
-        """Return the line and the histograms of one (cell, stream)."""
-        cell, index = item
-        rounds = replay_stream(*self.built[cell], self.streams[index], self.max_new_tokens, allotment=True)
-        row = {
-            "tokens": rounds.tokens,
-            "rounds": len(rounds),
-            "offered": sum(rounds.offered),
-            "nodes": sum(rounds.nodes),
-            "accepted": sum(rounds.accepted),
-            "rejections": sum(rounds.rejected),
-            "proposals": sum(1 for nodes in rounds.nodes if nodes),
-        }
-        histogram: Counter[tuple[str, str, int]] = Counter()
-        for accepted, strategy, rank in zip(rounds.accepted, rounds.strategy, rounds.rank, strict=True):
-            histogram["accepted", strategy if accepted else NONE, accepted] += 1
-            if accepted:
-                histogram["rank", strategy, rank] += 1
-        for allotment in rounds.allotment:
-            for strategy, count in allotment.items():
-                histogram["allotment", strategy, count] += 1
-        return row, histogram
-
-
-_bench: _Bench | None = None  # of a worker process
-
-
-def _begin(bench: _Bench) -> None:
-    global _bench
-    _bench = bench
-
-
-def _replay(item: tuple[int, int]) -> tuple[dict[str, int], Counter[tuple[str, str, int]]]:
-    assert _bench is not None
-    return _bench.replay(item)
-
-
-def _results(
-    bench: _Bench, work: Sequence[tuple[int, int]], workers: int
-) -> Iterator[tuple[dict[str, int], Counter[tuple[str, str, int]]]]:
-    """Yield one result per item of `work`, in its order."""
-    workers = min(workers, len(work))
-    if workers <= 1:
-        yield from map(bench.replay, work)
-        return
-    # Not forked: a process that has threads, as torch's, cannot be copied safely.
-    with multiprocessing.get_context("spawn").Pool(workers, _begin, (bench,)) as pool:
-        yield from pool.imap(_replay, work, chunksize=max(1, min(64, len(work) // (4 * workers))))
+def plain_columns(size: int) -> RoundColumns:
+    """Return the rounds of plain decoding of a text of `size` tokens: one for each."""
+    nothing = np.zeros(size, dtype=np.int64)
+    return taken(chain_rounds(nothing, nothing, NONE.strategy))

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from specdec.clock import SimulatedClock
 from specdec.drafters.base import Drafter
 from specdec.drafters.base.lookup import Lookup
-from specdec.records import Generation, Request, TextStart
-from specdec.replay.shared_walk import RoundColumns, plain_columns, walk
-from specdec.replay.walked_rounds import WalkedRounds, Writing
+from specdec.records import Generation, Request
+from specdec.replay.walk import RoundColumns, plain_columns, walk
+from specdec.replay.walked_rounds import WalkedRounds
 from specdec.session.arm import Arm
 from specdec.targets.base import Target
 from specdec.targets.replay import Replay
@@ -40,32 +40,28 @@ def decode_by_walking(
     Args:
         keep: the arm whose single rounds will be asked for.
     """
-    target, limit = arms[0].target, request.max_new_tokens
+    target, prompt = arms[0].target, tuple(request.prompt)
     assert isinstance(target, Replay)
     text, finish = recorded_text(target, request)
     of_drafter: dict[int, list[Arm]] = {}
     for arm in arms:
         if isinstance(arm.drafter, Priced):
             of_drafter.setdefault(id(arm.drafter.drafter), []).append(arm)
-    found: dict[int, RoundColumns] = {}
+    columns: dict[int, RoundColumns] = {}
     for speculative in of_drafter.values():
         drafter = speculative[0].drafter
         assert isinstance(drafter, Priced) and isinstance(drafter.drafter, Lookup)
-        structures = [arm.structure for arm in speculative]
-        room = max(structure.nodes for structure in structures) + 1
-        start = TextStart(request.prompt, len(request.prompt) + limit + room, reference=request.reference)
         kept = next((number for number, arm in enumerate(speculative) if arm is keep), -1)
-        columns = walk(drafter.drafter, structures, start, text, limit, kept)
-        found |= {id(arm): each for arm, each in zip(speculative, columns, strict=True)}
+        walked = walk(drafter.drafter, [arm.structure for arm in speculative], request, text, kept)
+        columns |= zip(map(id, speculative), walked, strict=True)
     written = []
     for arm in arms:
         began = clock.mark()
         clock.advance(target.prefill_s(request.prompt))
         prefilled = clock.mark()
         price = arm.drafter.price if isinstance(arm.drafter, Priced) else Price(target.cost, target.evaluation, None)
-        chain = arm.structure.branches == 1
-        writing = Writing(tuple(request.prompt), text, finish, price, chain, prefilled)
-        rounds = WalkedRounds(found.get(id(arm)) or plain_columns(len(text)), writing)
+        own, chain = columns.get(id(arm)) or plain_columns(len(text)), arm.structure.branches == 1
+        rounds = WalkedRounds(own, prompt, text, finish, price, chain, prefilled)
         clock.reach(float(rounds.marks[-1]))
-        written.append(Generation(writing.prompt, text, rounds, (began, prefilled), finish))
+        written.append(Generation(prompt, text, rounds, (began, prefilled), finish))
     return written

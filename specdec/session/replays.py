@@ -5,10 +5,9 @@ from typing import Any
 
 from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.base.wrapper import Wrapper
-from specdec.records import Generation, Request, TextStart
-from specdec.replay.answers import TextStates
+from specdec.records import Generation, Request
 from specdec.replay.expected_rounds import agreement, expected_rounds
-from specdec.replay.shared_walk import first_tokens
+from specdec.replay.walk import TextStates
 from specdec.session.arm import Arm
 from specdec.targets.base import Target
 
@@ -65,17 +64,13 @@ class Replays:
         known = _has_replay(arm) if rule.lossless else rule.any_depth and arm.structure.branches == 1
         if not known or arm.drafter.capabilities.replay in (None, "calling"):
             return
-        work = {"method": arm.method, **work}
-        inner = arm.drafter.drafter if isinstance(arm.drafter, Wrapper) else arm.drafter
-        if isinstance(inner, Lookup) and arm.target.sampling.greedy:
-            room = len(request.prompt) + len(text) + arm.structure.nodes + 1
-            start = TextStart(request.prompt, room, reference=request.reference)
-            hits, drafts = first_tokens(inner, arm.structure, start, tuple(text))
-            self._alpha.append({**work, "numerator": float(hits), "denominator": drafts})
-        else:
-            where = (arm.drafter, arm.target, arm.structure, text, request, self._states)
-            along = agreement(*where, None if rule.lossless else arm.verifier)
-            self._alpha.append({**work, "numerator": sum(along.beta), "denominator": sum(along.proposed)})
+        drafter = arm.drafter.drafter if isinstance(arm.drafter, Wrapper) else arm.drafter
+        if not (isinstance(drafter, Lookup) and arm.target.sampling.greedy):
+            drafter = arm.drafter
+        where = (drafter, arm.target, arm.structure, text, request, self._states)
+        along = agreement(*where, None if rule.lossless else arm.verifier)
+        sums = {"numerator": float(along.beta.sum()), "denominator": int(along.proposed.sum())}
+        self._alpha.append({"method": arm.method, **work, **sums})
 
 
 def _has_replay(arm: Arm) -> bool:

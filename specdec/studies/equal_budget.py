@@ -76,7 +76,7 @@ class EqualBudget(Study):
             for half in (0, 1):
                 mine = [each for each in streams if halves[first_turn(each.id)] == half]
                 deepest = min(max(self._config.depths), self._budgets[-1])
-                counts = rank_counts(drafter, mine, bench.parts.limit, self._config.ranks, deepest)
+                counts = rank_counts(drafter, None, mine, bench.parts.limit, self._config.ranks, deepest)
                 bench.heartbeat()
                 candidates[label] += trees(counts, half, self._budgets, self._config.depths)
                 counted += [{"drafter": label, "half": half, **line} for line in counts.rows()]

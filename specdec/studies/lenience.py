@@ -146,6 +146,10 @@ class Lenience(Study):
                 along = agreement(drafter, target, chain, text, request, rule=self._rule(form, lenience))
                 lines.append(
                     {"drafter": name, "own": place == 0, "form": form, "lenience": lenience, "stream": stream.id}
-                    | {"prompt": first_turn(stream.id), "chance": sum(along.beta), "positions": sum(along.proposed)}
+                    | {
+                        "prompt": first_turn(stream.id),
+                        "chance": float(along.beta.sum()),
+                        "positions": int(along.proposed.sum()),
+                    }
                 )
         return lines

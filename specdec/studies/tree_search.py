@@ -20,7 +20,7 @@ from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.prompts import first_turn
 from specdec.records import Tree
-from specdec.replay.rank_accuracy import Fed, RankCounts, along, rank_counts, total
+from specdec.replay.rank_accuracy import RankCounts, along, rank_counts, total
 from specdec.structures import structures
 from specdec.structures.tree import TokenTree, given, save_tree
 from specdec.studies.base import Bench, Study, studies
@@ -78,11 +78,13 @@ class TreeSearch(Study):
         streams = bench.texts()
         halves = halves_of(streams)
         fitted, others = ([each for each in streams if halves[first_turn(each.id)] == half] for half in (0, 1))
-        drafter, limit = Fed(bench.parts.primary.drafter, bench.parts.target), bench.parts.limit
+        drafter, target, limit = bench.parts.primary.drafter, bench.parts.target, bench.parts.limit
         counts: dict[str, RankCounts] = {}
         with bench.progress("measuring accuracy by rank", len(fitted)) as advance:
             for stream in fitted:
-                counts[stream.id] = rank_counts(drafter, [stream], limit, config.ranks, config.depth, config.depth)
+                counts[stream.id] = rank_counts(
+                    drafter, target, [stream], limit, config.ranks, config.depth, config.depth
+                )
                 advance()
         accuracy = total(list(counts.values())).accuracy(config.depth)
         counted = [{"prompt": first_turn(name), **line} for name, each in counts.items() for line in each.rows()]

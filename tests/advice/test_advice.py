@@ -121,7 +121,7 @@ def test_the_key_ignores_the_order_of_keys_only():
 
 
 def along(m, proposed=None):
-    return Agreement(tuple(proposed or [True] * len(m)), tuple(m), tuple(m))
+    return Agreement(np.array(proposed or [True] * len(m)), np.array(m), np.array(m))
 
 
 def walk_of(along, gamma, limit):

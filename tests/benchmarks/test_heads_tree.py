@@ -15,9 +15,9 @@ from specdec.analysis.research.heads_tree import CARTESIAN, CHANCES, DRAWN, JOIN
 from specdec.clock import CpuClock
 from specdec.plan.plan import plan
 from specdec.records import Request
-from specdec.replay.answers import TextStates
 from specdec.replay.expected_rounds import rounds_along
-from specdec.replay.rank_accuracy import Fed, rank_counts, rank_paths, total
+from specdec.replay.rank_accuracy import rank_counts, rank_paths, total
+from specdec.replay.walk import TextStates
 from specdec.session.parts import open_parts
 from specdec.structures import structures
 from specdec.structures.tree import given
@@ -63,9 +63,9 @@ def searched(built, halves):
     """By kind of heads: the counts of ranks, and the rank path at every position of the texts to search on."""
     found = {}
     for name, each in built.items():
-        fed = Fed(each.primary.drafter, each.target)
-        paths = [path for stream in halves[0] for path in rank_paths(fed, stream, TOKENS, RANKS, DEPTH)]
-        found[name] = rank_counts(fed, halves[0], TOKENS, RANKS, DEPTH, DEPTH), paths
+        drafter, target = each.primary.drafter, each.target
+        paths = [path for stream in halves[0] for path in rank_paths(drafter, target, stream, TOKENS, RANKS, DEPTH)]
+        found[name] = rank_counts(drafter, target, halves[0], TOKENS, RANKS, DEPTH, DEPTH), paths
     return found
 
 

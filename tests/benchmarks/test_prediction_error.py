@@ -18,8 +18,8 @@ from specdec.analysis.arms import Arms
 from specdec.clock import CpuClock
 from specdec.plan.plan import plan
 from specdec.records import Request
-from specdec.replay.answers import TextStates
 from specdec.replay.expected_rounds import Starts, agreement, starts_along
+from specdec.replay.walk import TextStates
 from specdec.session.parts import open_parts
 
 pytestmark = pytest.mark.benchmark

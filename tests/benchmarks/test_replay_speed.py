@@ -19,9 +19,8 @@ from fixtures.measuring import VOCABULARY, Anywhere, gpt2_tokens, phrases, zipf
 
 from specdec.drafters import drafters
 from specdec.folder.rounds_table import GenerationKey, round_table
-from specdec.records import Request, TextStart
-from specdec.replay.shared_walk import walk
-from specdec.replay.walk import replay_stream
+from specdec.records import Request
+from specdec.replay.walk import replay_stream, walk
 from specdec.session.arm import Arm
 from specdec.session.recorded_walk import decode_by_walking
 from specdec.structures import structures
@@ -111,8 +110,8 @@ def test_all_gammas_in_one_walk(name, shape, shared_data, tmp_path, group_values
         began = time.process_time()
         for group in groups:
             for stream in target.streams:
-                start = TextStart(stream.prompt, 10_000)
-                found = walk(drafter, group, start, stream.generated, len(stream.generated))
+                request = Request(stream.prompt, len(stream.generated))
+                found = walk(drafter, group, request, stream.generated)
                 assert len(found) == len(group)
         used[kind] = time.process_time() - began
     tokens = sum(len(stream.generated) for stream in target.streams) * len(sizes)

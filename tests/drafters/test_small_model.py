@@ -122,7 +122,7 @@ def test_drafts_end_with_the_models_context(target, tiny_llama):
     assert len(drafter.draft(chain(4))) == 0
     assert drafter.laws(PROMPT, [1, 2, 3]) is not None and drafter.laws(PROMPT, [1, 2, 3, 4]) is None
     along = agreement(drafter, beside, chain(4), (1, 2, 3, 4, 5), Request(PROMPT, 5))
-    assert along.proposed == (True, True, True, False, False)
+    assert along.proposed.tolist() == [True, True, True, False, False]
 
 
 class FakeTokenizer:

@@ -12,7 +12,6 @@ from specdec.decode import generate
 from specdec.drafters import drafters
 from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.records import EMPTY, Draft, Request, chain_tree
-from specdec.replay.answers import TextStates
 from specdec.replay.expected_rounds import (
     Starts,
     agreement,
@@ -21,6 +20,7 @@ from specdec.replay.expected_rounds import (
     rounds_along,
     starts_along,
 )
+from specdec.replay.walk import TextStates
 from specdec.sampling import generator_for, sample
 from specdec.structures import structures
 from specdec.targets.causal import Causal
@@ -104,8 +104,8 @@ def test_agreement_of_the_oracle_is_its_coins(target, text, group_values):
     structure = structures.build({"name": "chain", "gamma": 3})
     along = agreement(drafter, target, structure, text, request(text))
     coins = torch.rand(len(text), generator=generator_for(0, "p", "draft")) < 0.6
-    assert along.beta == along.m == tuple(coins.double().tolist())
-    assert all(along.proposed)
+    assert along.beta.tolist() == along.m.tolist() == coins.double().tolist()
+    assert along.proposed.all()
     # theory.md 4.3, another way to count the rounds of agreement bits
     assert replay_rounds(along.m, 3) == pytest.approx(greedy_rounds(coins.numpy(), 3))
 
@@ -119,7 +119,7 @@ def test_agreement_when_sampling_is_p_of_the_proposal(group_values, table):
     along = agreement(drafter, target, structure, text, asked)
     # Proposals: 1 (seen after 0), 2 (after 0 1), 0 (after 2), 2 (after 1); beta is p of the proposal after the text.
     assert along.beta == pytest.approx((law[0][1], law[1][2], law[2][0], law[1][2]))
-    assert along.m == (1.0, 1.0, 0.0, 0.0)
+    assert along.m.tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
 class Markov(Drafter):
@@ -188,7 +188,7 @@ def test_drawn_drafts_take_the_rounds_that_enumeration_counts(table, enumeration
         assert walk.rounds == rounds
         before = (0, *tokens[:-1])
         beta = [0.0 if last == silent else float(torch.minimum(P[last], Q[last]).sum()) for last in before]
-        assert along.beta == pytest.approx(beta) and along.proposed == tuple(last != silent for last in before)
+        assert along.beta == pytest.approx(beta) and along.proposed.tolist() == [last != silent for last in before]
         if silent is None:
             assert walk.offered == pytest.approx(offered, abs=1e-12)
 

@@ -18,8 +18,8 @@ from specdec.drafters.medusa import Medusa
 from specdec.drafters.none import NoDrafter
 from specdec.published.network_files import TRAINED_HEADS
 from specdec.records import Request
-from specdec.replay.answers import TextStates
 from specdec.replay.expected_rounds import agreement, expected_rounds, rounds_along, starts_along
+from specdec.replay.walk import TextStates
 from specdec.structures import structures
 from specdec.targets import targets
 from specdec.targets.causal import Causal
@@ -112,8 +112,8 @@ def test_agreement_is_that_of_the_first_head(target, text, fitted):
     drafter, request = fitted("grounded"), Request(PROMPT, TOKENS)
     along = agreement(drafter, target, chain(4), text, request)
     starts = starts_along(drafter, target, chain(4), text, request)
-    assert along.beta == along.m == tuple(starts.m[:, 0]) and all(along.proposed)
-    assert 0.1 < sum(along.beta) / TOKENS < 0.9
+    assert along.beta.tolist() == along.m.tolist() == starts.m[:, 0].tolist() and along.proposed.all()
+    assert 0.1 < along.beta.mean() < 0.9
 
 
 LAW = [[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.35, 0.25, 0.4]]

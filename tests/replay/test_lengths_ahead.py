@@ -6,7 +6,7 @@ from fixtures.plain_rounds import decoded
 from specdec.drafters import drafters
 from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
-from specdec.replay.lengths_ahead import lengths_ahead
+from specdec.replay.expected_rounds import lengths_ahead
 from specdec.serving.arrivals import ServedText
 from specdec.structures import structures
 from specdec.targets.causal import Causal

@@ -8,12 +8,13 @@ import torch
 
 import specdec.drafters.ngram
 from specdec.drafters import drafters
-from specdec.records import TextStart
-from specdec.replay.shared_walk import Track, first_tokens, lead, walk
+from specdec.records import Request
+from specdec.replay.expected_rounds import agreement, expected_rounds, starts_along
+from specdec.replay.walk import walk
 from specdec.structures import structures
 from specdec.structures.tree import given
 
-ANYWHERE = SimpleNamespace(device=torch.device("cpu"))
+ANYWHERE = SimpleNamespace(device=torch.device("cpu"), sampling=SimpleNamespace(greedy=True))
 NGRAMS = [("auto", 32, 1), ("longest", 3, 1), (2, 1, 1), (1, 8, 1), ("auto", 2, 2)]
 SUFFIXES = [(1, 1.0, 0.0, 16), (2, 2.0, -1.0, 2), (1, 0.5, 1.5, 16), (1, 100.0, 0.0, 3)]
 CASES = [
@@ -51,6 +52,15 @@ def in_lists(columns):
     return {name: getattr(columns, name).tolist() for name in names} | {"strategy": strategies}
 
 
+def vars_in_lists(columns):
+    return {name: values.tolist() for name, values in vars(columns).items()}
+
+
+def unknown(prompt, text, limit, structures):
+    """`possible_rounds` of a drafter that has to draft."""
+    return [None] * len(structures)
+
+
 @pytest.mark.parametrize(("name", "keys"), CASES, ids=str)
 def test_columns_are_the_rounds_that_are_drafted(name, keys, group_values, monkeypatch):
     """Over random texts, for every structure; the blocks of a text are so small that it has several."""
@@ -62,14 +72,16 @@ def test_columns_are_the_rounds_that_are_drafted(name, keys, group_values, monke
             prompt, text, limit = stream(dice)
             drafter.remember(prompt, text)
         prompt, text, limit = stream(dice)
-        start = TextStart(prompt, 1000)
+        request = Request(prompt, limit)
         asked = shapes(dice, group_values)
-        for structure, found in zip(asked, walk(drafter, asked, start, text, limit), strict=True):
-            track = Track(structure)
-            lead(drafter, [track], start, text, limit)
-            assert in_lists(found) == in_lists(track.columns(len(text))), (structure.label, prompt, text, limit)
-            rounds += len(found)
-            several += sum(track.rank)
+        columns = walk(drafter, asked, request, text)
+        with monkeypatch.context() as patch:
+            patch.setattr(drafter, "possible_rounds", unknown)
+            drafted = walk(drafter, asked, request, text)
+        for structure, one, two in zip(asked, columns, drafted, strict=True):
+            assert in_lists(one) == in_lists(two), (structure.label, prompt, text, limit)
+            rounds += len(one)
+            several += one.rank.sum()
     assert rounds > 500 and (several > 10 or keys["matches_max"] == 1)
 
 
@@ -77,22 +89,28 @@ def test_columns_are_the_rounds_that_are_drafted(name, keys, group_values, monke
 def test_no_draft_is_made_where_columns_say_it(name, group_values, monkeypatch):
     drafter, dice = drafters.build(group_values("drafter", name), target=ANYWHERE), random.Random(1)
     asked = shapes(dice, group_values)
-    prompt, text = [1, 2, 3, 1, 2], [3, 1, 2, 3, 1, 1]
+    request, text = Request([1, 2, 3, 1, 2], 6), [3, 1, 2, 3, 1, 1]
     monkeypatch.setattr(drafter, "propose", None)
-    assert all(len(found) for found in walk(drafter, asked, TextStart(prompt, 100), text, 6))
+    assert all(len(rounds) for rounds in walk(drafter, asked, request, text))
+    chain, where = asked[0], (asked[0], text, request)
+    assert agreement(drafter, ANYWHERE, *where).proposed.any()
+    assert starts_along(drafter, ANYWHERE, *where).reach.max() <= chain.gamma
+    assert expected_rounds(drafter, ANYWHERE, *where) > 1
 
 
 @pytest.mark.parametrize("name", ["ngram", "suffix"])
 @pytest.mark.parametrize("shape", ["chain", "rows", "tree"])
-def test_first_tokens_are_those_of_drafts_at_every_position(name, shape, group_values, make_structure, monkeypatch):
+def test_what_columns_say_of_positions_is_what_drafts_there_say(name, shape, group_values, make_structure, monkeypatch):
     drafter, dice = drafters.build(group_values("drafter", name), target=ANYWHERE), random.Random(2)
-    structure, counted = make_structure(shape, 3), [0, 0]
+    structure, hits, drafts = make_structure(shape, 3), 0, 0
     for _ in range(30):
-        prompt, text, _ = stream(dice)
-        start = TextStart(prompt, 1000)
-        found = first_tokens(drafter, structure, start, text)
+        prompt, text, limit = stream(dice)
+        where = drafter, ANYWHERE, structure, text, Request(prompt, limit)
+        columns = agreement(*where)
+        starts = starts_along(*where) if shape == "chain" else None
         with monkeypatch.context() as patch:
-            patch.setattr(drafter, "possible_rounds", lambda *some: [None])
-            assert found == first_tokens(drafter, structure, start, text)
-        counted = [one + two for one, two in zip(counted, found, strict=True)]
-    assert 0 < counted[0] < counted[1]
+            patch.setattr(drafter, "possible_rounds", unknown)
+            assert vars_in_lists(columns) == vars_in_lists(agreement(*where))
+            assert starts is None or vars_in_lists(starts) == vars_in_lists(starts_along(*where))
+        hits, drafts = hits + columns.beta.sum(), drafts + columns.proposed.sum()
+    assert 0 < hits < drafts

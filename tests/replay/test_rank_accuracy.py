@@ -8,8 +8,9 @@ import torch
 
 from specdec.drafters import Drafter, drafters
 from specdec.drafters.base import DrafterCapabilities
+from specdec.drafters.base.wrapper import Wrapper
 from specdec.records import Draft, Source
-from specdec.replay.rank_accuracy import Fed, RankCounts, rank_counts, rank_paths, total
+from specdec.replay.rank_accuracy import RankCounts, rank_counts, rank_paths, total
 from specdec.replay.walk import replay_stream
 from specdec.structures import structures
 from specdec.targets.causal import Causal
@@ -51,7 +52,7 @@ def full_tree(ranks, depth):
 @pytest.mark.parametrize(("ranks", "depth"), [(1, 5), (2, 3), (3, 2)])
 def test_they_are_those_of_the_full_trees_rounds(ngram, ranks, depth):
     texts = streams()
-    counts = rank_counts(ngram, texts, 1000, ranks, depth)
+    counts = rank_counts(ngram, None, texts, 1000, ranks, depth)
     rounds = [replay_stream(ngram, full_tree(ranks, depth), stream, 1000) for stream in texts]
     first, later = counts.hits
     accepted = [count for each in rounds for count in each.accepted]
@@ -66,19 +67,19 @@ def test_they_are_those_of_the_full_trees_rounds(ngram, ranks, depth):
         assert later[0] > later[1] > 0, "the test has nothing to count"
     # A round begins behind the path of the one before it, and the full tree accepts all of it.
     for stream in streams():
-        paths = rank_paths(ngram, stream, 1000, ranks, depth)
+        paths = rank_paths(ngram, None, stream, 1000, ranks, depth)
         assert len(paths) == len(stream.generated)
         replayed = replay_stream(ngram, full_tree(ranks, depth), stream, 1000)
-        assert [len(paths[position]) for position in replayed.position] == list(replayed.accepted)
+        assert [len(paths[position]) for position in replayed.position] == replayed.accepted.tolist()
 
 
 def test_the_limit_of_tokens_holds(ngram):
     texts = streams(count=1)
     short = [Stream("0", "", texts[0].prompt, texts[0].generated[:20])]
-    assert rank_counts(ngram, texts, 20, 2, 3) == rank_counts(ngram, short, 1000, 2, 3)
+    assert rank_counts(ngram, None, texts, 20, 2, 3) == rank_counts(ngram, None, short, 1000, 2, 3)
     texts = streams()
-    apart = [rank_counts(ngram, [text], 1000, 2, 3) for text in texts]
-    assert total(apart) == rank_counts(ngram, texts, 1000, 2, 3)
+    apart = [rank_counts(ngram, None, [text], 1000, 2, 3) for text in texts]
+    assert total(apart) == rank_counts(ngram, None, texts, 1000, 2, 3)
     assert total(apart[:1]) == apart[0]
 
 
@@ -92,7 +93,7 @@ def test_accuracies_are_chances_even_where_nothing_was_seen():
 
 def test_levels_are_counted_apart(ngram):
     texts = streams()
-    two, three = (rank_counts(ngram, texts, 1000, 2, 3, levels) for levels in (2, 3))
+    two, three = (rank_counts(ngram, None, texts, 1000, 2, 3, levels) for levels in (2, 3))
     assert three.tested[0] == two.tested[0] and sum(three.tested[1:]) == two.tested[1]
     assert three.hits[0] == two.hits[0]
     assert tuple(map(sum, zip(*three.hits[1:], strict=True))) == two.hits[1]
@@ -130,7 +131,7 @@ def test_a_drafter_that_is_fed_reads_the_states_of_the_text(tiny_llama, sampling
     target = Causal(tiny_llama(4, context=128), sampling(temperature=0.0))
     target.hidden.keep(1)
     drafter, texts = Oblivious(), streams(count=2)
-    counts = rank_counts(Fed(drafter, target), texts, 1000, 2, 3, 3)
+    counts = rank_counts(drafter, target, texts, 1000, 2, 3, 3)
     assert counts.tested[0] > counts.tested[1] > counts.tested[2] > 0
     for text, (tokens, states) in zip(texts, drafter.texts, strict=True):
         assert tokens == [*text.prompt, *text.generated]
@@ -140,7 +141,6 @@ def test_a_drafter_that_is_fed_reads_the_states_of_the_text(tiny_llama, sampling
         torch.testing.assert_close(read, own[0, :-1], atol=1e-12, rtol=1e-9)
 
 
-def test_feeding_a_look_up_changes_nothing(ngram, tiny_llama, sampling):
-    target = Causal(tiny_llama(4), sampling(temperature=0.0))
+def test_a_look_up_counts_the_same_in_tensors(ngram):
     texts = streams(count=3)
-    assert rank_counts(Fed(ngram, target), texts, 1000, 3, 3) == rank_counts(ngram, texts, 1000, 3, 3)
+    assert rank_counts(Wrapper(ngram), None, texts, 1000, 3, 3) == rank_counts(ngram, None, texts, 1000, 3, 3)

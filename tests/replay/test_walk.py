@@ -2,6 +2,7 @@
 
 import pickle
 import random
+from collections import Counter
 
 import pandas as pd
 import pytest
@@ -13,8 +14,9 @@ from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.folder.rounds_table import GenerationKey, round_table
 from specdec.records import Request, Source, chain_tree
-from specdec.replay.walk import Cell, replay_grid, replay_stream
+from specdec.replay.walk import replay_stream
 from specdec.structures import structures
+from specdec.studies.base.replayed import Strategy, replay_grid
 from specdec.targets import targets
 from specdec.text.streams import Stream, write_streams
 from specdec.tree_building.lookup_filling import Proposal
@@ -73,16 +75,16 @@ def test_rounds_are_those_of_the_loop(target, live, drafter_values, make_structu
                     clock=target.clock(),
                 )
                 rows = round_table(GenerationKey("", name, gamma, 0, "", ""), loop, target.clock()).to_pandas()
-                fast = replay_stream(drafter, structure, each, limit, allotment=True)
+                fast = replay_stream(drafter, structure, each, limit)
                 assert fast.tokens == len(loop.tokens) and len(fast) == len(loop.rounds)
-                assert [at + len(each.prompt) for at in fast.position] == list(rows["context"])
-                assert fast.nodes == list(rows["offered_nodes"])
+                assert (fast.position + len(each.prompt)).tolist() == list(rows["context"])
+                assert fast.nodes.tolist() == list(rows["offered_nodes"])
                 for column in ("offered", "accepted", "rejected", "rank"):
-                    assert getattr(fast, column) == list(rows[column]), column
-                assert fast.strategy == list(rows["source"])
-                for allotment, row in zip(fast.allotment, loop.rounds, strict=True):
-                    of = [row.source[leaf].strategy for leaf in row.tree.leaves]
-                    assert allotment == {strategy: of.count(strategy) for strategy in of}
+                    assert getattr(fast, column).tolist() == list(rows[column]), column
+                assert [fast.strategies[number] for number in fast.strategy] == list(rows["source"])
+                assert fast.leaves.tolist() == [len(row.tree.leaves) for row in loop.rounds]
+                for draft, row in zip(fast.proposals or (), loop.rounds, strict=fast.proposals is not None):
+                    assert draft == (row.draft_tokens, row.tree, row.source)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -90,7 +92,7 @@ def test_drafters_can_be_sent_to_a_process(live, drafter_values, make_structure,
     drafter, chain = drafters.build(drafter_values(name, SIZE), target=live), make_structure("chain", 4)
     sent = pickle.loads(pickle.dumps(drafter))
     one, two = (replay_stream(each, chain, STREAMS[0], 100) for each in (drafter, sent))
-    assert one == two and len(one) > 10
+    assert one.position.tolist() == two.position.tolist() and len(one) > 10
 
 
 def test_text_after_the_end_token_is_offered_and_not_counted():
@@ -105,53 +107,86 @@ def test_text_after_the_end_token_is_offered_and_not_counted():
         def propose(self, structure):
             return Proposal((1, 2, 3, 9)[: structure.gamma], chain_tree(min(4, structure.gamma)), (Source("a", 0),) * 4)
 
+    def columns(rounds):
+        return tuple(getattr(rounds, name).tolist() for name in ("position", "offered", "accepted", "rejected"))
+
     chain = structures.build({"name": "chain", "gamma": 4})
     ended = replay_stream(Ahead(), chain, Stream("a", "c", (0,), (1, 2, 3), {}, ended=True), 100)
-    assert (ended.offered, ended.accepted, ended.rejected) == ([4], [3], [False])
+    assert columns(ended) == ([0], [4], [3], [False])
     cut = replay_stream(Ahead(), chain, Stream("a", "c", (0,), (1, 2, 3)), 100)
-    assert (cut.offered, cut.accepted, cut.rejected) == ([2], [2], [False])
+    assert columns(cut) == ([0], [2], [2], [False])
     wrong = replay_stream(Ahead(), chain, Stream("a", "c", (0,), (1, 5, 1, 2), {}, ended=True), 100)
-    assert (wrong.position, wrong.accepted, wrong.rejected) == ([0, 2], [1, 2], [True, False])
+    assert columns(wrong) == ([0, 2], [4, 4], [1, 2], [True, False])
 
 
-def cells(group_values):
+def strategies(group_values):
     ngram = group_values("drafter", "ngram")
     shapes = [group_values("structure", "chain", gamma=3), group_values("structure", "rows", k=3, w=4)]
-    return [Cell(ngram | {"matches_max": most}, shape) for most in (32, 1) for shape in shapes]
+    return [
+        Strategy({"most": most, "shape": shape["name"]}, ngram | {"matches_max": most}, shape)
+        for most in (32, 1)
+        for shape in shapes
+    ]
 
 
 def test_a_grid_is_the_sum_of_its_streams(target, group_values):
     heard = []
-    chosen = cells(group_values)
-    grid = replay_grid(
+    chosen = strategies(group_values)
+    table, histograms = replay_grid(
         chosen, STREAMS, target=target, max_new_tokens=100, workers=1, progress=lambda *now: heard.append(now)
     )
-    assert len(grid.table) == len(chosen) * len(STREAMS)
+    assert len(table) == len(chosen) * len(STREAMS)
     assert heard[-1] == (len(chosen) * 203, len(chosen) * 203)
-    for row in grid.table.itertuples():
-        (each,) = (each for each in STREAMS if each.id == row.stream)
-        cell = chosen[row.cell]
-        drafter = drafters.build(cell.drafter, target=target)
-        rounds = replay_stream(drafter, structures.build(cell.structure), each, 100, allotment=True)
-        assert (row.tokens, row.rounds, row.nodes) == (min(100, len(each.generated)), len(rounds), sum(rounds.nodes))
-        assert (row.offered, row.accepted) == (sum(rounds.offered), sum(rounds.accepted))
-        counts = grid.histograms[(grid.histograms["cell"] == row.cell) & (grid.histograms["stream"] == row.stream)]
-        lengths = counts[counts["histogram"] == "accepted"]
-        assert lengths["count"].sum() == row.rounds
-        assert (lengths["count"] * lengths["value"]).sum() == row.accepted
-        assert set(lengths[lengths["value"] == 0]["strategy"]) <= {""}
-        won = counts[counts["histogram"] == "rank"]["count"].sum()
-        assert won == sum(1 for accepted in rounds.accepted if accepted)
-        assert counts[counts["histogram"] == "allotment"]["count"].sum() == row.proposals
-    assert grid.table["accepted"].sum() > 0
+    for strategy in chosen:
+        drafter, structure = drafters.build(strategy.drafter, target=target), structures.build(strategy.structure)
+        for each in STREAMS:
+            own, counts = (
+                columns[
+                    (columns["most"] == strategy.keys["most"])
+                    & (columns["shape"] == strategy.keys["shape"])
+                    & (columns["stream"] == each.id)
+                ]
+                for columns in (table, histograms)
+            )
+            (row,) = own.itertuples()
+            rounds = replay_stream(drafter, structure, each, 100)
+            assert (row.tokens, row.rounds, row.nodes) == (
+                min(100, len(each.generated)),
+                len(rounds),
+                rounds.nodes.sum(),
+            )
+            assert (row.offered, row.accepted, row.paths) == tuple(
+                column.sum() for column in (rounds.offered, rounds.accepted, rounds.leaves)
+            )
+            lengths = counts[counts["histogram"] == "accepted"]
+            assert lengths["count"].sum() == row.rounds
+            assert (lengths["count"] * lengths["value"]).sum() == row.accepted
+            assert set(lengths[lengths["value"] == 0]["strategy"]) <= {""}
+            assert counts[counts["histogram"] == "rank"]["count"].sum() == (rounds.accepted > 0).sum()
+            assert counts[counts["histogram"] == "allotment"]["count"].sum() == row.proposals
+    assert table["accepted"].sum() > 0
+
+
+def test_a_draft_that_is_mixed_is_allotted_to_its_sources(live, target, drafter_values, group_values):
+    """Rows of a mixed drafter, counted one by one from the drafts that were made."""
+    rows = group_values("structure", "rows", k=4, w=3)
+    mixed = Strategy({}, drafter_values("mixed", SIZE), rows)
+    _, histograms = replay_grid([mixed], STREAMS[:1], target=live, max_new_tokens=100, workers=1)
+    rounds = replay_stream(drafters.build(mixed.drafter, target=live), structures.build(rows), STREAMS[0], 100)
+    wanted = Counter()
+    for draft in rounds.proposals:
+        wanted.update(Counter(draft.source[leaf].strategy for leaf in draft.tree.leaves).items())
+    rows = histograms[histograms["histogram"] == "allotment"]
+    assert dict(zip(zip(rows["strategy"], rows["value"], strict=True), rows["count"], strict=True)) == wanted
+    assert len(set(rows["strategy"])) > 1
 
 
 @pytest.mark.slow
 def test_processes_change_nothing(target, group_values):
-    chosen = cells(group_values)[:2]
+    chosen = strategies(group_values)[:2]
     one, two = (replay_grid(chosen, STREAMS, target=target, max_new_tokens=60, workers=workers) for workers in (1, 2))
-    pd.testing.assert_frame_equal(one.table, two.table)
-    pd.testing.assert_frame_equal(one.histograms, two.histograms)
+    for alone, shared in zip(one, two, strict=True):
+        pd.testing.assert_frame_equal(alone, shared)
 
 
 def test_what_a_grid_refuses(target, group_values):
@@ -161,6 +196,6 @@ def test_what_a_grid_refuses(target, group_values):
         ("recycling", chain, "drafter=recycling: it learns from the target's calls"),
         ("ngram", tree, "structure"),
     ):
-        cell = Cell(group_values("drafter", drafter), structure)
+        strategy = Strategy({}, group_values("drafter", drafter), structure)
         with pytest.raises(UsageError, match=words):
-            replay_grid([cell], STREAMS, target=target, max_new_tokens=9, workers=1)
+            replay_grid([strategy], STREAMS, target=target, max_new_tokens=9, workers=1)

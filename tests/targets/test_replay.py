@@ -65,9 +65,9 @@ def same_rounds(live, replayed, drafter, structure, streams, limit):
         two = decoded(replayed, drafter, structure, stream.prompt, replayed.limit(stream.prompt, limit))
         assert rounds_of(two) == rounds_of(one) and two.finish == one.finish
         fast = replay_stream(drafter, structure, stream, limit)
-        assert fast.accepted == [row.accepted for row in one.rounds]
-        assert fast.offered == [row.tree.depth for row in one.rounds]
-        assert fast.rejected == [row.rejected for row in one.rounds]
+        assert fast.accepted.tolist() == [row.accepted for row in one.rounds]
+        assert fast.offered.tolist() == [row.tree.depth for row in one.rounds]
+        assert fast.rejected.tolist() == [row.rejected for row in one.rounds]
     return two
 
 

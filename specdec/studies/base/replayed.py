@@ -1,8 +1,10 @@
 """Parts that studies which replay texts share: checks of drafters, and strategies replayed on all cores, by prompt."""
 
+import multiprocessing
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +15,10 @@ from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.progress import progress_bar
 from specdec.prompts import first_turn
-from specdec.replay.walk import Cell, replay_grid
+from specdec.replay.walk import replay_stream
+from specdec.structures import Structure, structures
 from specdec.studies.base.contract import Bench
+from specdec.targets.base import Target
 from specdec.text.streams import Stream
 
 
@@ -92,14 +96,7 @@ def check_rows(bench: Bench, study: str) -> dict[str, Any]:
 def replay(
     bench: Bench, strategies: Sequence[Strategy], streams: Sequence[Stream]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Replay every stream by every strategy.
-
-    Returns:
-        A table with a line for each strategy and stream: its keys, stream, prompt (the unit of the bootstrap: turns of
-        a conversation share one), category, context (mean number of cached tokens over the text's positions), paths
-        (rows offered, summed over rounds), and tokens to proposals as `replay_grid` has them. And the histograms of
-        `replay_grid`, with keys and prompt too.
-    """
+    """Replay every stream by every strategy; see `replay_grid`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with progress_bar() as progress:
         bar = progress.add_task("replaying", total=None)
@@ -108,26 +105,151 @@ def replay(
             progress.update(bar, completed=done, total=of)
             bench.heartbeat()
 
-        grid = replay_grid(
-            [Cell(strategy.drafter, strategy.structure) for strategy in strategies],
+        return replay_grid(
+            strategies,
             streams,
             target=bench.parts.target,
             max_new_tokens=bench.parts.limit,
             workers=bench.plan.measurement.workers or cores,
             progress=advance,
         )
-    keys = pd.DataFrame([dict(strategy.keys) for strategy in strategies])
-    histograms = keys.merge(grid.histograms, left_index=True, right_on="cell")
-    table = keys.merge(grid.table[_KEPT], left_index=True, right_on="cell")
-    length = {stream.id: len(stream.prompt) for stream in streams}
-    table["context"] = table["stream"].map(length) - 1 + (table["tokens"] + 1) / 2
-    rows = histograms[histograms["histogram"] == "allotment"]
-    paths = (rows["value"] * rows["count"]).groupby([rows["cell"], rows["stream"]]).sum().rename("paths")
-    table = table.join(paths, on=["cell", "stream"])
-    table["paths"] = table["paths"].fillna(0).astype(int)
-    for each in (table, histograms):
-        each["prompt"] = each["stream"].map(first_turn)
-    return table.drop(columns="cell").reset_index(drop=True), histograms.drop(columns="cell").reset_index(drop=True)
 
 
-_KEPT = ["cell", "stream", "category", "tokens", "rounds", "offered", "nodes", "accepted", "rejections", "proposals"]
+def replay_grid(
+    strategies: Sequence[Strategy],
+    streams: Sequence[Stream],
+    *,
+    target: Target,
+    max_new_tokens: int,
+    workers: int,
+    progress: Callable[[int, int], None] = lambda done, of: None,
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Replay every stream by every strategy, shared out over `workers` processes; the same tables for any number of
+    them. Drafters are built once, here: one that needs the target's model makes its tables now, and the processes get
+    what it made.
+
+    Args:
+        target: what drafters are built beside; not used for anything else.
+        progress: called with the tokens replayed so far and those to replay.
+    Returns:
+        A table with a line for each strategy and stream: the strategy's keys, stream (its id), prompt (the unit of the
+        bootstrap: turns of a conversation share one), category, context (mean number of cached tokens over the text's
+        positions), tokens, rounds, offered (depth, summed), nodes (summed), accepted, rejections, proposals (rounds
+        that had one), and paths (rows offered, summed). And histograms, a line for keys, stream, histogram, strategy
+        and value that occurred, with its `count` of rounds:
+
+        "accepted": accepted tokens, of the rounds that the strategy won ("" where nothing was accepted);
+        "rank": rank of the accepted node's source, of the rounds that the strategy won;
+        "allotment": rows that the strategy had in a round.
+    Raises:
+        UsageError: a drafter that does not look tokens up, or a structure that it cannot fill.
+    """
+    replayer = _Replayer(_built(strategies, target), tuple(streams), max_new_tokens)
+    work = [(strategy, stream) for strategy in range(len(strategies)) for stream in range(len(streams))]
+    total = len(strategies) * sum(min(len(stream.generated), max_new_tokens) for stream in streams)
+    lines: list[dict[str, Any]] = []
+    counts: list[dict[str, Any]] = []
+    done = 0
+    for (strategy, number), (row, histograms) in zip(work, _results(replayer, work, workers), strict=True):
+        stream = streams[number]
+        key = {**strategies[strategy].keys, "stream": stream.id, "category": stream.category}
+        prompt, context = first_turn(stream.id), len(stream.prompt) - 1 + (row["tokens"] + 1) / 2
+        paths = sum(value * count for (name, _, value), count in histograms.items() if name == "allotment")
+        lines.append({**key, **row, "context": context, "paths": paths, "prompt": prompt})
+        counts += [
+            {**key, "histogram": name, "strategy": source, "value": value, "count": count, "prompt": prompt}
+            for (name, source, value), count in histograms.items()
+        ]
+        done += row["tokens"]
+        progress(done, total)
+    return pd.DataFrame(lines), pd.DataFrame(counts)
+
+
+def _built(strategies: Sequence[Strategy], target: Target) -> list[tuple[Lookup, Structure]]:
+    """Build the drafter and the structure of each strategy; those with equal drafters share one."""
+    made: dict[str, Lookup] = {}
+    pairs = []
+    for strategy in strategies:
+        key, name = repr(sorted(strategy.drafter.items())), strategy.drafter["name"]
+        if key not in made:
+            drafter = drafters.build(strategy.drafter, target=target)
+            if not isinstance(drafter, Lookup):
+                raise UsageError(
+                    f"Bad value drafter={name}: recorded text is replayed by drafters that look tokens up, not by "
+                    "models."
+                )
+            if drafter.capabilities.replay == "calling":
+                raise UsageError(
+                    f"Bad value drafter={name}: it learns from the target's calls, which recorded text has not; decode "
+                    "with python -m specdec.run, or compare it with +experiment=all_drafters."
+                )
+            made[key] = drafter
+        structure, fills = structures.build(strategy.structure), made[key].capabilities.fills
+        if structure.name not in fills:
+            raise UsageError(
+                f"Bad value structure={structure.name}: drafter {name!r} fills only {', '.join(sorted(fills))}."
+            )
+        pairs.append((made[key], structure))
+    return pairs
+
+
+@dataclass(frozen=True)
+class _Replayer:
+    """Everything that a process needs to replay any stream by any strategy."""
+
+    built: Sequence[tuple[Lookup, Structure]]
+    streams: Sequence[Stream]
+    max_new_tokens: int
+
+    def __call__(self, item: tuple[int, int]) -> tuple[dict[str, int], Counter[tuple[str, str, int]]]:
+        """Return the sums and the histograms of one strategy and stream."""
+        strategy, stream = item
+        rounds = replay_stream(*self.built[strategy], self.streams[stream], self.max_new_tokens)
+        row = {
+            "tokens": rounds.tokens,
+            "rounds": len(rounds),
+            "offered": int(rounds.offered.sum()),
+            "nodes": int(rounds.nodes.sum()),
+            "accepted": int(rounds.accepted.sum()),
+            "rejections": int(rounds.rejected.sum()),
+            "proposals": int((rounds.nodes > 0).sum()),
+        }
+        sources = [rounds.strategies[number] for number in rounds.strategy.tolist()]
+        histograms: Counter[tuple[str, str, int]] = Counter()
+        for accepted, source, rank in zip(rounds.accepted.tolist(), sources, rounds.rank.tolist(), strict=True):
+            histograms["accepted", source if accepted else "", accepted] += 1
+            if accepted:
+                histograms["rank", source, rank] += 1
+        if rounds.proposals is None:  # all of a draft has one source
+            rows = (Counter({source: leaves}) for source, leaves in zip(sources, rounds.leaves.tolist(), strict=True))
+        else:
+            rows = (Counter(each.source[leaf].strategy for leaf in each.tree.leaves) for each in rounds.proposals)
+        for allotment in rows:
+            histograms.update(("allotment", source, count) for source, count in allotment.items() if count)
+        return row, histograms
+
+
+_replayer: _Replayer | None = None  # of a worker process
+
+
+def _begin(replayer: _Replayer) -> None:
+    global _replayer
+    _replayer = replayer
+
+
+def _replay(item: tuple[int, int]) -> tuple[dict[str, int], Counter[tuple[str, str, int]]]:
+    assert _replayer is not None
+    return _replayer(item)
+
+
+def _results(
+    replayer: _Replayer, work: Sequence[tuple[int, int]], workers: int
+) -> Iterator[tuple[dict[str, int], Counter[tuple[str, str, int]]]]:
+    """Yield one result per item of `work`, in its order."""
+    workers = min(workers, len(work))
+    if workers <= 1:
+        yield from map(replayer, work)
+        return
+    # Not forked: a process that has threads, as torch's, cannot be copied safely.
+    with multiprocessing.get_context("spawn").Pool(workers, _begin, (replayer,)) as pool:
+        yield from pool.imap(_replay, work, chunksize=max(1, min(64, len(work) // (4 * workers))))

@@ -23,7 +23,7 @@ from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.recorded import RecordedLengths
 from specdec.errors import UsageError
 from specdec.records import Request
-from specdec.replay.lengths_ahead import lengths_ahead
+from specdec.replay.expected_rounds import lengths_ahead
 from specdec.serving.arrivals import ServedText
 from specdec.session.arm import seeded_request
 from specdec.structures import structures
