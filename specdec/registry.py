@@ -29,14 +29,14 @@ class NameAlone:
 def _config_type(cls: type) -> type:
     if not any({"__init__", "from_config"} & vars(base).keys() for base in cls.__mro__[:-1]):
         return NameAlone
-    maker = getattr(vars(cls).get("from_config"), "__func__", None) or vars(cls).get("__init__")
+    maker = getattr(getattr(cls, "from_config", None), "__func__", None) or vars(cls).get("__init__")
     annotation = getattr(maker, "__annotations__", {}).get("config")
     if annotation is None:
         raise TypeError(
             f"{cls.__qualname__} needs a classmethod `from_config`, or a constructor, with `config: ITS_CONFIG`, a "
             "class made by `typed`"
         )
-    return getattr(sys.modules[cls.__module__], annotation) if isinstance(annotation, str) else annotation
+    return getattr(sys.modules[maker.__module__], annotation) if isinstance(annotation, str) else annotation
 
 
 class Registry(Generic[T]):

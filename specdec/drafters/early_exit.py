@@ -71,7 +71,7 @@ class EarlyExit(SmallModel):
         super().__init__(self._shared.model, target, decoder=self._shared, drafts=drafts, siblings=siblings)
 
     @classmethod
-    def from_config(cls, config: EarlyExitConfig, target: Target) -> "EarlyExit":
+    def from_config(cls, config: EarlyExitConfig, target: Target) -> "EarlyExit":  # type: ignore[override]
         whole = own_model(target, "early_exit")
         return cls(whole, choose_exit_layer(config.exit_layer, config, whole), config.drafts, config.siblings)
 

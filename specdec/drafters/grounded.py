@@ -1,22 +1,7 @@
 """Grounded heads ("Not So Speculative Decoding", later Hydra, 2402.05109): each also reads what was drafted before."""
 
-from typing import Annotated, Literal
-
-from pydantic import Field
-
-from specdec.config import typed
 from specdec.drafters.base import drafters
-from specdec.drafters.base.heads import Drafts, HeadsDrafter
-from specdec.targets.base import Target
-from specdec.tree_building.siblings import Siblings
-
-
-@typed
-class GroundedConfig:
-    name: Literal["grounded"]
-    model: Annotated[str, Field(min_length=1)]
-    drafts: Drafts
-    siblings: Siblings
+from specdec.drafters.base.heads import HeadsDrafter
 
 
 @drafters.register("grounded")
@@ -26,7 +11,3 @@ class Grounded(HeadsDrafter):
     """
 
     strategy, grounded, shipped = "grounded", True, "grounded"
-
-    @classmethod
-    def from_config(cls, config: GroundedConfig, target: Target) -> "Grounded":
-        return cls.from_file(config.model, target, config.drafts, config.siblings)

@@ -78,7 +78,7 @@ class LayerSkip(SmallModel):
         super().__init__(model, target, decoder=decoder, drafts=drafts, siblings=siblings)
 
     @classmethod
-    def from_config(cls, config: LayerSkipConfig, target: Target) -> "LayerSkip":
+    def from_config(cls, config: LayerSkipConfig, target: Target) -> "LayerSkip":  # type: ignore[override]
         whole = own_model(target, "layer_skip")
         if config.skip != "auto":
             return cls(whole, SkippedParts(parse_parts(config.skip), "config"), config.drafts, config.siblings)

@@ -32,7 +32,7 @@ class MlpSpeculator(HeadsDrafter):
     strategy, grounded = "mlp_speculator", True
 
     @classmethod
-    def from_config(cls, config: MlpSpeculatorConfig, target: Target) -> "MlpSpeculator":
+    def from_config(cls, config: MlpSpeculatorConfig, target: Target) -> "MlpSpeculator":  # type: ignore[override]
         if config.model is None:
             raise UsageError(
                 "Missing value drafter.model: give the folder or hub id of an MLP speculator that was made for the "

@@ -53,14 +53,6 @@ class Expansion(Structure):
         return f"expansion {' x '.join(map(str, self._asked))}, {self.nodes} nodes"
 
     @property
-    def nodes(self) -> int:
-        return sum(prod(self._asked[:level]) for level in range(1, self.gamma + 1))
-
-    @property
-    def branches(self) -> int:
-        return prod(self._asked)
-
-    @property
     def tree(self) -> Tree:
         return _expanded(self._asked)
 

@@ -13,7 +13,7 @@ from specdec.sampling import among_largest
 from specdec.verifiers.base.contract import (
     Verifier,
     VerifierCapabilities,
-    chain_acceptance,
+    first_choice_acceptance,
     passed_or_corrected,
     verifiers,
 )
@@ -61,13 +61,8 @@ class BlockwiseRule(Verifier):
         return self if self._forced else Greedy()
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
-        chosen, offered = p.argmax(-1), len(draft)
-        if offered == 0:
-            return chain_acceptance(draft, None, chosen[0])
-        depth = torch.arange(1, offered + 1, device=p.device)
-        passed = self._passing(p[:offered], depth).gather(-1, draft.tokens.unsqueeze(-1)).squeeze(-1)
-        accepted = passed.cumprod(0).sum()
-        return chain_acceptance(draft, accepted, chosen.index_select(0, accepted.reshape(1))[0])
+        depth = torch.arange(1, len(draft) + 1, device=p.device)
+        return first_choice_acceptance(draft, p, self._passing(p[: len(draft)], depth))
 
     def passed(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
         return q.to(p.dtype) * self._passing(p, depth)

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
-from specdec.sampling import residual, sample
+from specdec.sampling import residual
 from specdec.verifiers.base.contract import (
     Verifier,
     VerifierCapabilities,
-    chain_acceptance,
-    correction,
+    first_choice_acceptance,
     passed_or_corrected,
     verifiers,
 )
 from specdec.verifiers.greedy import Greedy
+from specdec.verifiers.speculative_sampling import accept_chain
 
 
 @typed
@@ -56,29 +56,18 @@ class Lenient(Verifier):
         return Greedy()
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
-        offered = len(draft)
-        if offered == 0:
-            return chain_acceptance(draft, None, p[0].argmax() if self._greedy else sample(p[0], generator))
-        tokens = draft.tokens.unsqueeze(-1)
-        p_token = p[:offered].gather(-1, tokens).squeeze(-1)  # [N]
         if self._greedy:
-            passed = p_token >= self._lenience * p[:offered].amax(-1)
-        else:
-            bound = torch.rand(offered, generator=generator, device=p.device, dtype=p.dtype) * self._lenience
-            if draft.q is not None:
-                bound = bound * draft.q.gather(-1, tokens).squeeze(-1)
-            passed = bound < p_token
-        accepted = passed.cumprod(0).sum()
-        if self._greedy:
-            next_token = p[accepted].argmax()
-        else:
-            next_token = sample(correction(draft, p, accepted, kept=self._kept), generator)
-        return chain_acceptance(draft, accepted, next_token)
+            return first_choice_acceptance(draft, p, self._likely(p[: len(draft)]))
+        return accept_chain(draft, p, generator, self._lenience, self._kept)
+
+    def _likely(self, p: Tensor) -> Tensor:
+        """Return a mask [..., V] of the tokens that the greedy form accepts under p [..., V]."""
+        return p >= self._lenience * p.amax(-1, keepdim=True)
 
     def passed(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
         q = q.to(p.dtype)
         if self._greedy:
-            return q * (p >= self._lenience * p.amax(-1, keepdim=True))
+            return q * self._likely(p)
         return torch.minimum(q, p / self._lenience)
 
     def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:

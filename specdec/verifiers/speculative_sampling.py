@@ -41,19 +41,28 @@ class SpeculativeSampling(Verifier):
         return descend(draft, p, generator, _multi_round)
 
 
-def accept_chain(draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
-    """Decide all positions of a chain at once; after an empty draft the token is drawn from p[0]."""
+def accept_chain(
+    draft: Draft, p: Tensor, generator: torch.Generator | None, lenience: float = 1.0, kept: float = 1.0
+) -> Acceptance:
+    """Decide all positions of a chain at once, each token with min(1, p / (lenience q)); after an empty draft the token
+    is drawn from p[0].
+
+    Args:
+        kept: the share of q that is taken off p after a rejection.
+    """
     offered = len(draft)
     if offered == 0:
         return chain_acceptance(draft, None, sample(p[0], generator))
     tokens = draft.tokens.unsqueeze(-1)
     p_token = p[:offered].gather(-1, tokens).squeeze(-1)  # [N]
     bound = torch.rand(offered, generator=generator, device=p.device, dtype=p.dtype)
+    if lenience < 1.0:
+        bound = bound * lenience
     if draft.q is not None:
         # u < p/q, written without the division: q may be 0 only where a token cannot have been drawn.
         bound = bound * draft.q.gather(-1, tokens).squeeze(-1)
     accepted = (bound < p_token).cumprod(0).sum()
-    return chain_acceptance(draft, accepted, sample(correction(draft, p, accepted), generator))
+    return chain_acceptance(draft, accepted, sample(correction(draft, p, accepted, kept=kept), generator))
 
 
 def _multi_round(draft: Draft, p: Tensor, children: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,11 +4,13 @@ import copy
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Self
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
+from specdec.config import typed
 from specdec.drafters.base.contract import BatchDrafter, DrafterCapabilities
 from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
 from specdec.errors import UsageError
@@ -22,6 +24,16 @@ from specdec.targets.base import Target
 from specdec.tree_building.siblings import Asked, Siblings, grow_together, growing, sibling_ranks
 
 _POSITIONS = 256  # whose laws are in memory at a time, when a text is replayed
+
+
+@typed
+class HeadsConfig:
+    """The keys of a drafter over heads."""
+
+    name: str
+    model: Annotated[str, Field(min_length=1)]
+    drafts: Drafts
+    siblings: Siblings
 
 
 class HeadsDrafter(NetworkDrafter):
@@ -74,20 +86,20 @@ class HeadsDrafter(NetworkDrafter):
         self._begin(None)
 
     @classmethod
-    def from_file(cls, model: str, target: Target, drafts: Drafts, siblings: Siblings = "without_replacement") -> Self:
+    def from_config(cls, config: HeadsConfig, target: Target) -> Self:
         """Return a drafter over the heads of a file, or of a published checkpoint.
 
         Args:
-            model: `pocket`, a file that `specdec.train` wrote (or its folder), or a published checkpoint, by its
-                folder or hub id.
+            config: `model` is `pocket`, a file that `specdec.train` wrote (or its folder), or a published checkpoint,
+                by its folder or hub id.
         Raises:
             UsageError: no such file, heads of another kind or of other weights, a target without hidden states.
         """
-        heads, about = TRAINED_HEADS.open(model, target, cls.strategy, cls.shipped)
+        heads, about = TRAINED_HEADS.open(config.model, target, cls.strategy, cls.shipped)
         if heads.grounded != cls.grounded:
             kind, other = ("grounded", "grounded") if heads.grounded else ("not grounded", "medusa")
-            raise UsageError(f"Bad value drafter.model={model}: these heads are {kind}; use +drafter={other}.")
-        return cls(heads, target, about, drafts, siblings)
+            raise UsageError(f"Bad value drafter.model={config.model}: these heads are {kind}; use +drafter={other}.")
+        return cls(heads, target, about, config.drafts, config.siblings)
 
     def _begin(self, generator: torch.Generator | None, root: int = 0) -> None:
         super()._begin(generator)
@@ -105,14 +117,7 @@ class HeadsDrafter(NetworkDrafter):
             self.state = contextual[0, -1]
 
     def draft(self, structure: Structure) -> Draft:
-        shape = structure.clamped(len(self.heads))
-        if self.state is None or shape.gamma == 0:
-            return EMPTY
-        return (_ranked if self.ranks(shape) else _grown)({0: self}, {0: shape})[0]
-
-    def forget(self) -> None:
-        """Forget the text."""
-        self._begin(None)
+        return draft_together({0: self}, {0: structure})[0]
 
     def ranks(self, shape: Structure) -> bool:
         """Return whether a draft has ranked tokens on the topology of the structure: no beam chooses it, and no node
@@ -149,7 +154,7 @@ class HeadsDrafter(NetworkDrafter):
     def batched(self, slots: int) -> "BatchedHeads":
         texts = [copy.copy(self) for _ in range(slots)]
         for text in texts:
-            text.forget()
+            text._begin(None)
         return BatchedHeads(texts)
 
     def describe(self) -> dict[str, Any]:
@@ -170,25 +175,26 @@ class BatchedHeads(BatchDrafter):
     texts: Sequence[HeadsDrafter]
 
     def draft(self, structures: Mapping[int, Structure]) -> dict[int, Draft]:
-        drafts: dict[int, Draft] = {}
-        ranked: defaultdict[Tree, dict[int, Structure]] = defaultdict(dict)
-        grown: defaultdict[int, dict[int, Structure]] = defaultdict(dict)
-        for slot, structure in structures.items():
-            text = self.texts[slot]
-            shape = structure.clamped(len(text.heads))
-            if text.state is None or shape.gamma == 0:
-                drafts[slot] = EMPTY
-            elif text.ranks(shape):
-                ranked[shape.tree][slot] = shape
-            else:
-                grown[shape.gamma][slot] = shape
-        for draw, groups in ((_ranked, ranked.values()), (_grown, grown.values())):
-            for alike in groups:
-                drafts |= draw({slot: self.texts[slot] for slot in alike}, alike)
-        return {slot: drafts[slot] for slot in structures}
+        return draft_together({slot: self.texts[slot] for slot in structures}, structures)
 
     def release(self, slot: int) -> None:
-        self.texts[slot].forget()
+        self.texts[slot]._begin(None)
+
+
+def draft_together(texts: Mapping[int, HeadsDrafter], structures: Mapping[int, Structure]) -> dict[int, Draft]:
+    """Draft for several texts, those of one shape together."""
+    drafts = dict.fromkeys(texts, EMPTY)
+    ranked: defaultdict[Tree, dict[int, Structure]] = defaultdict(dict)
+    grown: defaultdict[int, dict[int, Structure]] = defaultdict(dict)
+    for slot, text in texts.items():
+        shape = structures[slot].clamped(len(text.heads))
+        if text.state is not None and shape.gamma > 0:
+            group = ranked[shape.tree] if text.ranks(shape) else grown[shape.gamma]
+            group[slot] = shape
+    for draw, groups in ((_ranked, ranked.values()), (_grown, grown.values())):
+        for alike in groups:
+            drafts |= draw({slot: texts[slot] for slot in alike}, alike)
+    return drafts
 
 
 def _ranked(texts: Mapping[int, HeadsDrafter], shapes: Mapping[int, Structure]) -> dict[int, Draft]:

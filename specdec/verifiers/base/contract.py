@@ -90,7 +90,7 @@ class Verifier(ABC):
         """Return the law [..., V] of the emitted token where nothing is drafted, with which `law` is compared: of a
         deterministic rule the first choice, else p.
         """
-        return most_likely(p) if self.capabilities.deterministic else p
+        return one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype) if self.capabilities.deterministic else p
 
     def total_variation(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
         """Return the distance [...] between the laws emitted with a draft and without, sum |law - reference| / 2."""
@@ -114,11 +114,6 @@ def passed_or_corrected(passed: Tensor, corrected: Tensor) -> Tensor:
     otherwise drawn from `corrected` [..., V].
     """
     return passed + (1 - passed.sum(-1, keepdim=True)).clamp_min(0.0) * corrected
-
-
-def most_likely(p: Tensor) -> Tensor:
-    """Return a point mass [..., V] on the target's first choice: what a rule for greedy text emits without a draft."""
-    return one_hot(p.argmax(-1), p.shape[-1]).to(p.dtype)
 
 
 def correction(draft: Draft, p: Tensor, accepted: Tensor, scaled: Tensor | None = None, kept: float = 1.0) -> Tensor:
@@ -151,6 +146,19 @@ def chain_acceptance(draft: Draft, accepted: Tensor | None, next_token: Tensor) 
         return Acceptance((), int(next_token), rejected=False, tokens=())
     count, token, *tokens = torch.cat([accepted.reshape(1), next_token.reshape(1), draft.tokens]).tolist()
     return Acceptance(tuple(range(count)), token, rejected=count < len(tokens), tokens=tuple(tokens))
+
+
+def first_choice_acceptance(draft: Draft, p: Tensor, passing: Tensor) -> Acceptance:
+    """Return the decision that keeps a chain's tokens for as long as they pass, and goes on with argmax p.
+
+    Args:
+        passing: [N, V] the tokens that pass at each position.
+    """
+    chosen = p.argmax(-1)
+    if len(draft) == 0:
+        return chain_acceptance(draft, None, chosen[0])
+    accepted = passing.gather(-1, draft.tokens.unsqueeze(-1)).squeeze(-1).cumprod(0).sum()
+    return chain_acceptance(draft, accepted, chosen.index_select(0, accepted.reshape(1))[0])
 
 
 verifiers: Registry[Verifier] = Registry("verifiers", "verifier")
