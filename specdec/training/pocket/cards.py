@@ -1,67 +1,16 @@
-"""Cards of the models that the package ships, made of the records of their trainings: no figure is typed by hand."""
+"""Figures of the cards of the models that the package ships, made of the records of their trainings: no figure is typed
+by hand.
+
+The words of a card stand in its `MODEL_CARD.md` alone; each figure or table in it stands between `<!-- NAME -->` and
+`<!-- / -->`, and is put there by this module.
+"""
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 Summary = Mapping[str, Any]  # the content of a `summary.json`
-
-MODELS = """\
-# Pocket models
-
-A target and a drafter small enough to ship, so that specdec's first command needs no download.
-**They demonstrate the tool and are evidence of nothing else**: speedups and acceptance measured with them
-say nothing about any real model. They continue Python source text and do not follow instructions.
-
-| | target | drafter |
-|---|---|---|
-{rows}
-
-{against_loops}Held-out text: {modules} files of the standard-library modules named in `holdout.json`, read from Python
-{python}, and {topics} topics of `pydoc_data`. The shipped bfloat16 weights are scored, in float32, in windows
-of {context} tokens that do not overlap; the end-of-text token is not counted. Bits per byte divide by the
-UTF-8 bytes of the scored tokens and can be compared across tokenizers; nats per token cannot.
-
-## Recipe
-
-`python -m specdec.train +recipe=pocket_target`, then `python -m specdec.train +recipe=pocket_drafter`, on one
-corpus with one tokenizer. Muon (`torch.optim.Muon`) for the matrices of the layers, AdamW for embeddings and
-norms; learning rates grow linearly from zero, stay constant, and fall linearly to zero. Arithmetic: {arithmetic}.
-The tokenizer is a byte-level BPE of {vocabulary:,} pieces, trained on the training part only; `<|endoftext|>`
-stands between documents.
-
-```json
-{recipe}
-```
-
-`history_target.csv` and `history_drafter.csv` have one line per step. Unlike the table, their held-out columns
-score a fixed slice of the held-out code, in the arithmetic of training and in shorter windows. Seconds count
-training alone, all sittings together; the machine did other work at the same time.
-
-## Hardware
-
-{hardware}
-
-## Corpus
-
-{corpus_bytes:,} bytes in {corpus_files:,} files, {corpus_tokens:,} tokens; content hash
-`{corpus_sha256}`.
-The standard library and the language reference were read {passes} times, and a seeded random part
-of the packages once. `corpus.json` has hashes per source, and counts the dropped files by reason: tests, vendored and
-generated files, repetitions, and every file that repeats a held-out module (tests are found by name, copies by shared
-lines).
-
-| source | version | licence as stated by the distribution | files | bytes | sha256 |
-|---|---|---|---|---|---|
-{sources}
-
-## Licence
-
-The weights and the tokenizer come under specdec's licence (Apache-2.0). They were trained on sources under
-the licences listed above: PSF-2.0 for the standard library and its reference; BSD, MIT, Apache and similar
-permissive licences for the packages, whose authors hold the rights in those texts. A model of this kind can
-repeat passages of its training text: its output is a demonstration, not code to reuse.
-"""
 
 AGAINST_LOOPS = """\
 **The target that ships is this one after a second training, against the loops that it wrote**
@@ -78,110 +27,23 @@ The first {prefix} tokens of a sequence are continued greedily to its length. A 
 {share:.0%} of it lies in one loop of at most {period} tokens. What was made unlikely in training are the tokens of the
 third and later rounds of such loops, with this recipe:
 
-```json
 {recipe}
-```
 
-`history_unlikelihood.csv` has one line per step.
-
-"""
-
-HEADS = """\
-# Heads and a feature drafter of the pocket target
-
-They draft for the pocket target from its own hidden states, so that `+drafter=medusa`, `+drafter=grounded`,
-`+drafter=blockwise` and `+drafter=eagle` need no download. **They demonstrate the tool and are evidence of nothing
-else**: see the [pocket models' card](../MODEL_CARD.md). They work only with the target whose weights have the hash that
-they carry (`{target}`).
-
-| | {names} |
-|---|{rules}
-{rows}
-
-The held-out text is the standard-library modules that the pocket models never saw. The top-1 accuracy of head k, or of
-step k of the feature drafter, counts how often its most likely token is the token k places after the next one, the
-top-5 accuracy how often one of its five most likely tokens is; what reads earlier tokens is given the true ones. In
-brackets is the accuracy where all earlier heads or steps were right, as in a draft whose earlier tokens are accepted.
-The target's own accuracy at the next token is {reference}. Notebook 04 has both over training, and intervals.
-
-## Recipe
-
-{commands}
-
-The target is frozen; the loss is against its own law at the predicted position (`loss.teacher`). `history_*.csv` has
-one line per step. Seconds count training alone, all sittings together; computing the hidden states took some minutes
-more.
-
-```json
-{recipe}
-```
-
-## Hardware
-
-{hardware}
-
-## Text
-
-The Python sources that the pocket models' card names, as far as they were installed, in the target's tokens; content
-hash `{corpus}`. The summaries have the version and licence of every source.
-
-## Licence
-
-As the pocket models: specdec's own (Apache-2.0), trained on sources under the licences that the summaries list.
-"""
-
-PARALLEL = """\
-# The pocket drafter, drafting in parallel
-
-The [pocket drafter](../MODEL_CARD.md), adapted to draft all tokens of a round in one call over mask tokens (PARD,
-2504.18583), so that `+drafter=parallel` needs no download. **It demonstrates the tool and is evidence of nothing
-else.** Shape, tokenizer and context are the pocket drafter's. The mask token is {mask_token}, in `config.json` as
-`pard_token`: a byte that UTF-8 text never holds.
-
-| | |
-|---|---|
-{rows}
-
-The tokens are those of the text; with the masks behind them, {inputs:,} tokens went through the model. Training the
-pocket drafter came first, and its tokens and seconds are on its own card.
-
-| draft token | masks read | top-1 | top-1 where all earlier ones were right | nats per token |
-|---|---|---|---|---|
-{accuracies}
-
-Draft token k is read behind k - 1 masks. The held-out text is the standard-library modules that the pocket models never
-saw; the shipped bfloat16 weights are scored, in float32, in sequences of {length} tokens. A dash stands where the
-earlier tokens never were all right.
-
-## Recipe
-
-`python -m specdec.train +parallel={name}`. Subtask k of the training predicts the token k + 1 places ahead from k
-masks, and is kept behind a share max(keep^k, keep_least) of the positions. The loss is the mean cross entropy over all
-that is kept.
-`history_parallel.csv` has one line per step. Seconds count training alone, all sittings together, on a machine that did
-other work at the same time.
-
-```json
-{recipe}
-```
-
-## Hardware
-
-{hardware}
-
-## Text
-
-The Python sources that the pocket models' card names, as far as they were installed; content hash `{corpus}`.
-`summary_parallel.json` has the version and licence of every source.
-
-## Licence
-
-As the pocket models: specdec's own (Apache-2.0), trained on sources under the licences that the summary lists.
-"""
+`history_unlikelihood.csv` has one line per step."""
 
 
-def models_card(target: Summary, drafter: Summary, corpus: Summary, again: Summary | None) -> str:
-    """Return the card of target and drafter.
+def refreshed(card: str, figures: Mapping[str, str]) -> str:
+    """Return a card with these figures, by name, in the places of its old ones. KeyError for a place without one."""
+
+    def new(place: re.Match[str]) -> str:
+        name, line = place.groups()
+        return f"<!-- {name} -->{line}{figures[name]}{line}<!-- / -->"
+
+    return re.sub(r"<!-- (\w+) -->(\n?).*?\n?<!-- / -->", new, card, flags=re.DOTALL)
+
+
+def models_figures(target: Summary, drafter: Summary, corpus: Summary, again: Summary | None) -> dict[str, str]:
+    """Return the figures of the card of target and drafter.
 
     Args:
         target, drafter: with the last figure of their history as `monitor`.
@@ -219,23 +81,23 @@ def models_card(target: Summary, drafter: Summary, corpus: Summary, again: Summa
     }
     # Older summaries say what their recipe asked for alone.
     arithmetic = target.get("arithmetic", "bfloat16" if target["recipe"]["bfloat16"] else "float32")
-    return MODELS.format(
-        rows=table(rows, models.values()),
+    return dict(
+        table=table(rows, models),
         against_loops="" if again is None else against_loops(again),
-        modules=sum(name.startswith("stdlib:") for name in corpus["held_out"]),
-        topics=sum(name.startswith("pydoc_data:") for name in corpus["held_out"]),
+        modules=str(sum(name.startswith("stdlib:") for name in corpus["held_out"])),
+        topics=str(sum(name.startswith("pydoc_data:") for name in corpus["held_out"])),
         python=corpus["python"],
-        context=target["recipe"]["model"]["context"],
-        vocabulary=target["recipe"]["corpus"]["vocabulary"],
+        context=str(target["recipe"]["model"]["context"]),
+        vocabulary=f"{target['recipe']['corpus']['vocabulary']:,}",
         arithmetic="bfloat16 autocast over float32 weights" if arithmetic == "bfloat16" else "float32",
-        recipe=json.dumps({role: chosen(s, "model", "data", "optimizer") for role, s in models.items()}, indent=1),
+        recipe=listing({role: chosen(s, "model", "data", "optimizer") for role, s in models.items()}),
         hardware=machines["target"] if one_machine else "\n".join(f"- {r}: {m}" for r, m in machines.items()),
-        corpus_bytes=sum(s["bytes"] for s in sources.values()),
-        corpus_files=sum(s["files"] for s in sources.values()),
-        corpus_tokens=sum(s["tokens"] for s in sources.values()),
-        corpus_sha256=corpus["sha256"],
+        **{f"corpus_{unit}": f"{sum(s[unit] for s in sources.values()):,}" for unit in ("bytes", "files", "tokens")},
+        corpus_sha256=f"`{corpus['sha256']}`",
         passes=" and ".join(f"{s['recipe']['data']['stdlib_passes']:g} ({r})" for r, s in models.items()),
-        sources="\n".join(
+        sources="| source | version | licence as stated by the distribution | files | bytes | sha256 |\n"
+        "|---|---|---|---|---|---|\n"
+        + "\n".join(
             f"| {name} | {s['version']} | {s['licence']} | {s['files']} | {s['bytes']:,} | `{s['sha256'][:16]}` |"
             for name, s in sources.items()
         ),
@@ -257,12 +119,12 @@ def against_loops(summary: Summary) -> str:
         period=settings["repetition_period"],
         before=held["before"],
         after=held["after"],
-        recipe=json.dumps(chosen(summary, "unlikelihood", "data", "optimizer", source=False), indent=1),
+        recipe=listing(chosen(summary, "unlikelihood", "data", "optimizer", source=False)),
     )
 
 
-def heads_card(summaries: Mapping[str, Summary]) -> str:
-    """Return the card of heads and feature drafters, by name."""
+def heads_figures(summaries: Mapping[str, Summary]) -> dict[str, str]:
+    """Return the figures of the card of heads and feature drafters, by name."""
     first = next(iter(summaries.values()))
 
     def accuracy(number: int, top: int) -> Callable[[Summary], str]:
@@ -288,37 +150,37 @@ def heads_card(summaries: Mapping[str, Summary]) -> str:
     }
     recipes = {name: chosen(s, kind_of(s), "loss", "optimizer", "data") for name, s in summaries.items()}
     choices = [f"+{kind_of(s)}={s['recipe'][kind_of(s)]['name']}" for s in summaries.values()]
-    return HEADS.format(
-        target=first["target"],
-        names=" | ".join(summaries),
-        rules="---|" * len(summaries),
-        rows=table(rows, summaries.values()),
+    return dict(
+        target=f"`{first['target']}`",
+        table=table(rows, summaries),
         reference=f"{first['heldout']['heldout/target.top1']:.3f}",
         commands="\n".join(f"- `python -m specdec.train {choice}`" for choice in choices),
-        recipe=json.dumps(recipes, indent=1),
+        recipe=listing(recipes),
         hardware="\n".join(sorted(set(map(hardware_line, summaries.values())))),
-        corpus=first["data"]["corpus_sha256"],
+        corpus_sha256=f"`{first['data']['corpus_sha256']}`",
     )
 
 
-def parallel_card(summary: Summary) -> str:
-    """Return the card of the model that drafts in parallel."""
-    recipe, lines = summary["recipe"], []
+def parallel_figures(summary: Summary) -> dict[str, str]:
+    """Return the figures of the card of the model that drafts in parallel."""
+    recipe = summary["recipe"]
+    lines = ["| draft token | masks read | top-1 | top-1 where all earlier ones were right | nats per token |"]
+    lines.append("|---|---|---|---|---|")
     for k in range(1, recipe["parallel"]["ahead"] + 1):
         names = [f"heldout/token_{k}.{name}" for name in ("top1", "top1_given_earlier", "nats_per_token")]
         cells = [f"{summary['heldout'][name]:.3f}" if name in summary["heldout"] else "-" for name in names]
         lines.append("| " + " | ".join([str(k), str(k - 1), *cells]) + " |")
     rows = {"parameters": lambda s: f"{s['parameters']:,}", "files (bytes)": lambda s: f"{s['bytes']:,}", **EFFORT}
-    return PARALLEL.format(
-        mask_token=summary["mask_token"],
-        rows=table(rows, [summary]),
-        inputs=summary["inputs"],
+    return dict(
+        mask_token=str(summary["mask_token"]),
+        table=table(rows, {"": summary}),
+        inputs=f"{summary['inputs']:,}",
         accuracies="\n".join(lines),
-        length=recipe["data"]["sequence_length"],
-        name=recipe["parallel"]["name"],
-        recipe=json.dumps(chosen(summary, "parallel", "data", "optimizer", source=False), indent=1),
+        length=str(recipe["data"]["sequence_length"]),
+        command=f"`python -m specdec.train +parallel={recipe['parallel']['name']}`",
+        recipe=listing(chosen(summary, "parallel", "data", "optimizer", source=False)),
         hardware=hardware_line(summary),
-        corpus=summary["data"]["corpus_sha256"],
+        corpus_sha256=f"`{summary['data']['corpus_sha256']}`",
     )
 
 
@@ -337,10 +199,17 @@ def kind_of(summary: Summary) -> str:
     return next((kind for kind in kinds if kind in summary["recipe"]), "recipe")
 
 
-def table(rows: Mapping[str, Callable[[Summary], str]], summaries: Iterable[Summary]) -> str:
-    """Return the lines of a Markdown table: a label, then each summary's value as the label's function shows it."""
-    columns = list(summaries)
-    return "\n".join(f"| {label} | " + " | ".join(map(show, columns)) + " |" for label, show in rows.items())
+def table(rows: Mapping[str, Callable[[Summary], str]], summaries: Mapping[str, Summary]) -> str:
+    """Return a Markdown table: a label in each line, then each summary's value as the label's function shows it."""
+    lines = ["| |" + "".join(f" {name} |" if name else " |" for name in summaries), "|---" * (1 + len(summaries)) + "|"]
+    for label, show in rows.items():
+        lines.append(f"| {label} | {' | '.join(map(show, summaries.values()))} |")
+    return "\n".join(lines)
+
+
+def listing(values: Mapping[str, Any]) -> str:
+    """Return values as a block of JSON."""
+    return f"```json\n{json.dumps(values, indent=1)}\n```"
 
 
 def chosen(summary: Summary, *keys: str, source: bool = True) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Copies finished trainings to where the package ships them, and writes the cards from their records.
+"""Copies finished trainings to where the package ships them, and puts the figures of their records into the cards.
 
     python -m specdec.training.pocket.publish models/pocket_target models/pocket_drafter specdec/pocket
     python -m specdec.training.pocket.publish models/unlikelihood/pocket specdec/pocket
@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import specdec
 from specdec.errors import UsageError
-from specdec.training.pocket.cards import heads_card, kind_of, models_card, parallel_card
+from specdec.training.pocket.cards import heads_figures, kind_of, models_figures, parallel_figures, refreshed
 
 
 def publish(folders: Sequence[Path], destination: Path) -> None:
@@ -44,6 +45,9 @@ def publish(folders: Sequence[Path], destination: Path) -> None:
     texts = {s["corpus_sha256"] if kinds == {"recipe"} else s["data"]["corpus_sha256"] for s in summaries.values()}
     if len(texts) > 1 or len({summary.get("target") for summary in summaries.values()}) > 1:
         raise UsageError(f"{', '.join(trainings)} differ in their text or target: train them on one.")
+    # The words of the card that ships, before a folder that it may lie in is made anew.
+    below = "heads" if on_states else "parallel" if "parallel" in summaries else ""
+    card = (Path(specdec.__file__).parent / "pocket" / below / "MODEL_CARD.md").read_text(encoding="utf-8")
     destination.mkdir(parents=True, exist_ok=True)
     for name, (folder, summary) in trainings.items():
         if on_states:
@@ -61,12 +65,13 @@ def publish(folders: Sequence[Path], destination: Path) -> None:
         shutil.copyfile(folder / "history.csv", destination / f"history_{name}.csv")
         shutil.copyfile(folder / "summary.json", destination / f"summary_{name}.json")
     if on_states:
-        (destination / "MODEL_CARD.md").write_text(heads_card(summaries), encoding="utf-8")
+        figures = heads_figures(summaries)
     elif "parallel" in summaries:
-        card = parallel_card(summaries["parallel"])
-        (destination / "parallel" / "MODEL_CARD.md").write_text(card, encoding="utf-8")
+        figures = parallel_figures(summaries["parallel"])
     else:
-        write_card(destination)
+        figures = models_figures(**records(destination))
+    place = destination / "parallel" if "parallel" in summaries else destination
+    (place / "MODEL_CARD.md").write_text(refreshed(card, figures), encoding="utf-8")
 
 
 def shipped_name(summary: dict[str, Any]) -> str:
@@ -77,21 +82,20 @@ def shipped_name(summary: dict[str, Any]) -> str:
     return str(recipe["heads"]["name"] if kind == "heads" else recipe.get("role", kind))
 
 
-def write_card(destination: Path) -> None:
-    """Write the `MODEL_CARD.md` of target and drafter from the records that lie beside it."""
+def records(folder: Path) -> dict[str, Any]:
+    """Return the records of target and drafter in a folder, as `models_figures` takes them."""
 
     def record(name: str) -> dict[str, Any]:
-        content: dict[str, Any] = json.loads((destination / name).read_text(encoding="utf-8"))
+        content: dict[str, Any] = json.loads((folder / name).read_text(encoding="utf-8"))
         return content
 
     models = {}
     for role in ("target", "drafter"):
-        history = list(csv.DictReader((destination / f"history_{role}.csv").read_text(encoding="utf-8").splitlines()))
+        history = list(csv.DictReader((folder / f"history_{role}.csv").read_text(encoding="utf-8").splitlines()))
         monitor = {"monitor": float(history[-1]["heldout_nats_per_token"])}
         models[role] = record(f"summary_{role}.json") | monitor
-    again = record("summary_unlikelihood.json") if (destination / "summary_unlikelihood.json").is_file() else None
-    card = models_card(**models, corpus=record("corpus.json"), again=again)
-    (destination / "MODEL_CARD.md").write_text(card, encoding="utf-8")
+    again = record("summary_unlikelihood.json") if (folder / "summary_unlikelihood.json").is_file() else None
+    return {**models, "corpus": record("corpus.json"), "again": again}
 
 
 if __name__ == "__main__":

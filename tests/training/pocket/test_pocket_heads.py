@@ -9,7 +9,6 @@ from fixtures.trainings import beginnings
 
 from specdec.published.network_files import TRAINED_EAGLE, TRAINED_HEADS, shipped_file
 from specdec.targets import targets
-from specdec.training.pocket.cards import heads_card
 from specdec.training.pocket.publish import shipped_name
 from specdec.training.students.accuracy import HeadAccuracy
 from specdec.training.students.eagle_student import EagleStudent
@@ -47,11 +46,6 @@ def test_card_history_and_file_agree_with_the_summary(name):
     assert name == "eagle" or told["seconds"] < 20 * 60, "a head is to be trained in under 20 minutes"
     rows = list(csv.DictReader((FOLDER / f"history_{name}.csv").read_text(encoding="utf-8").splitlines()))
     assert [int(row["step"]) for row in rows] == list(range(1, told["steps"] + 1))
-
-
-def test_card_is_made_of_the_summaries():
-    card = (FOLDER / "MODEL_CARD.md").read_text(encoding="utf-8")
-    assert card == heads_card({name: summary(name) for name in SHIPPED})
 
 
 @pytest.mark.slow

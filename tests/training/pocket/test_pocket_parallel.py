@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from specdec.drafters.base import drafters
 from specdec.models.load import load_model, model_path
 from specdec.targets import targets
-from specdec.training.pocket.cards import parallel_card
 from specdec.training.recipes import SubtasksConfig
 from specdec.training.students.accuracy import DraftAccuracy
 from specdec.training.students.mask_rows import mask_rows
@@ -22,8 +21,7 @@ FOLDER = Path(model_path("pocket", "parallel"))
 SUMMARY = json.loads((FOLDER.parent / "summary_parallel.json").read_text(encoding="utf-8"))
 
 
-def test_card_and_history_agree_with_the_summary():
-    assert (FOLDER / "MODEL_CARD.md").read_text(encoding="utf-8") == parallel_card(SUMMARY)
+def test_history_and_config_agree_with_the_summary():
     rows = list(csv.DictReader((FOLDER.parent / "history_parallel.csv").read_text(encoding="utf-8").splitlines()))
     assert [int(row["step"]) for row in rows] == list(range(1, SUMMARY["steps"] + 1))
     config = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
