@@ -17,7 +17,6 @@ from specdec.errors import UsageError
 
 KINDS = ("auto", *(module.name for module in pkgutil.iter_modules(foreign.__path__)))
 READERS = {"baseline": ("spec_bench", "eagle"), "bonus": ("accepted_lengths",), "field": ("accepted_lengths",)}
-REPLICATES = 2000  # of bootstraps that only the import of foreign results makes
 STORE = "sqlite:///mlflow.db"
 
 
@@ -78,7 +77,7 @@ def report(arguments: Sequence[str]) -> list[Path]:
     _check(options)
 
     from specdec.analysis.pages.html import Chapter, write_report
-    from specdec.analysis.pages.report_chapters import foreign_chapters, run_chapters
+    from specdec.analysis.pages.report_chapters import run_chapters
     from specdec.analysis.read.find_runs import find_runs, unsettled_below
     from specdec.analysis.read.studies import find_studies
     from specdec.analysis.study_sets.side_by_side import study_chapters
@@ -99,13 +98,12 @@ def report(arguments: Sequence[str]) -> list[Path]:
     if options.imports:
         from specdec.analysis.read.foreign.spec_bench import spec_bench_times
         from specdec.analysis.read.imported import ImportChoices
-        from specdec.analysis.read.importers import IMPORTERS
+        from specdec.analysis.read.importers import convert
 
         baseline = None if options.baseline is None else spec_bench_times(options.baseline, options.skip_bad)
         bonus = None if options.bonus is None else options.bonus == "included"
         choices = ImportChoices(options.gamma, bonus, options.field, options.skip_bad)
-        sources = [source for kind, file in options.imports for source in IMPORTERS[kind](Path(file), choices)]
-        chapters += foreign_chapters(sources, baseline, REPLICATES)
+        chapters += run_chapters(convert(options.imports, choices, options.out / "imported", baseline))
     title = f"Speculative decoding: {how}, explained" if options.runs else "Speculative decoding: foreign results"
     try:
         return list(write_report(options.out, title, chapters))

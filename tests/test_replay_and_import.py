@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from fixtures.imported_folders import folder_of
 
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.account.run_account import account_of
@@ -49,10 +50,10 @@ def replayed(command, trace, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_replay_and_an_import_of_one_file_say_the_same(replayed, trace, monkeypatch):
+def test_a_replay_and_an_import_of_one_file_say_the_same(replayed, trace, monkeypatch, tmp_path):
     monkeypatch.setattr(foreign_sections, "REFITS", 5)
     (source,) = accepted_lengths(trace, ImportChoices(gamma=GAMMA))
-    imported = foreign_findings(source, replicates=200)
+    imported = foreign_findings(folder_of(source, tmp_path / "run", replicates=200))
     sentence = formula_verdict(account_of(replayed))
     assert imported.sections[0].text[0] == f"**{sentence}**"
     assert "alpha 0." in sentence and "by more than chance" in sentence and "(" in sentence.split("error of")[1]

@@ -128,6 +128,10 @@ def test_foreign_results_are_reported_without_any_run(command, tmp_path):
     markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     assert "## Foreign results" in markdown and "no speedup" in markdown
     assert "### Summary" in markdown and "### Is acceptance independent and the same everywhere?" in markdown
+    code, error = command("report/imported/trace", "--out", "again")
+    assert code == 0, error
+    again = (tmp_path / "again" / "report.md").read_text(encoding="utf-8")
+    assert again.partition("\n## ")[2] == markdown.partition("\n## ")[2]  # the folder has all that the file says
 
 
 BAD = [

@@ -7,9 +7,8 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
-from ..arms import Arms
 from ..read.runs import Run
-from ..rounds import distinct_generations, drafted, prompt_sums, shared_work
+from ..rounds import distinct_generations, prompt_sums
 from ..sections import Section
 from .fit_section import fit_section
 from .iid_section import Evidence, tests_section
@@ -19,6 +18,7 @@ RECORDED = (
     "The text was recorded and the run is its replay, so a replay neither predicts this run nor tests it: it would "
     "agree by construction."
 )
+ONE_GAMMA = "It has lengths at one gamma only: nothing predicts another one, and no alpha of the text is known."
 
 
 def model_sections(run: Run, replicates: int = 2000, refits: int = 200, seed: int = 0) -> list[Section]:
@@ -26,41 +26,64 @@ def model_sections(run: Run, replicates: int = 2000, refits: int = 200, seed: in
 
     A part that the run's data cannot give is a sentence that says why and what would give it.
     """
-    rounds = run.rounds()
-    speculative = drafted(rounds)
-    tested = (speculative["accepted"] + speculative["rejected"]).groupby(speculative["gamma"]).sum()
-    if not tested.all() or tested.empty:
-        where = ", ".join(str(gamma) for gamma in tested.index[tested == 0])
+    arms, imported = run.arms(), run.imported()
+    tested, offered = {}, 0
+    for depth, rounds in arms.by_gamma().items():
+        tested[depth] = int(rounds["accepted"].sum() + rounds["rejected"].sum())
+        offered += int(rounds["offered"].sum())
+    if not tested or not all(tested.values()):
+        where = ", ".join(str(depth) for depth, positions in tested.items() if not positions)
         why = f"No draft token was tested at gamma {where}" + (
-            ": the drafter never made a proposal." if not (speculative["offered"] > 0).any() else "."
+            "." if offered else ": the drafter never made a proposal."
         )
         return [Section("Models of acceptance", (f"{why} There is no acceptance to model, test or predict.",))]
     replay, lacking_replay = _optional(run.replay)
     alpha_sums, lacking_alpha = _optional(run.alpha_sums)
-    shared = shared_work(rounds)
-    arms = distinct_generations(drafted(shared))
-    primary = run.primary_gamma
-    gamma = primary if primary is not None and (arms["gamma"] == primary).any() else int(arms["gamma"].max())
-    if run.simulated:  # what was recorded is replayed to measure: a replay of it says nothing more
-        replay, lacking_replay = None, RECORDED
+    shared = arms.shared().by_gamma()
+    gamma = run.primary_gamma if run.primary_gamma in shared else max(shared)
+    if run.simulated or imported:  # what was recorded is replayed to measure: a replay of it says nothing more
+        replay, lacking_replay = None, "" if imported else RECORDED
+    no_replay = Evidence.no_replay
+    if run.simulated:
+        no_replay = "the run is itself a replay of recorded text"
+    elif imported:
+        no_replay = "the source has no replay besides itself"
     own = None if replay is None else replay[(replay["kind"] == "own") & (replay["gamma"] == gamma)]
-    done = drafted(shared[shared["gamma"] == gamma])
+    done = shared[gamma]
     own = None if own is None or own.empty else own[own["prompt"].isin(done["prompt"])]
     evidence = Evidence(
-        rounds=arms[arms["gamma"] == gamma],
-        sums={int(depth): prompt_sums(arm) for depth, arm in arms.groupby("gamma", sort=True)},
+        rounds=distinct_generations(done),
+        sums={depth: prompt_sums(distinct_generations(rounds)) for depth, rounds in shared.items()},
         done=done,
         replay=own,
-        no_replay="the run is itself a replay of recorded text" if run.simulated else Evidence.no_replay,
+        no_replay=no_replay,
+        ordered=imported is None or imported.ordered,
     )
+    fitted = [evidence.rounds]
+    if max(shared) != gamma:
+        fitted.append(distinct_generations(shared[max(shared)]))
     along_baseline = None if replay is None else replay[replay["kind"] == "baseline"]
-    predicted = prediction_section(Arms.of(rounds), alpha_sums, along_baseline, run.title, replicates, seed)
+    predicted = prediction_section(arms, alpha_sums, along_baseline, run.title, replicates, seed)
     lacking = tuple(text for text in (lacking_alpha, lacking_replay) if text and predicted.tables)
-    return [
-        tests_section(evidence, replicates, refits, seed),
-        fit_section(arms, gamma, run.title, replicates, seed),
-        replace(predicted, text=(*predicted.text, *lacking)),
-    ]
+    predicted = replace(predicted, text=(*predicted.text, *lacking))
+    if imported and imported.longest is None:
+        predicted = Section(predicted.title, (ONE_GAMMA,))
+    made = []
+    for title, make in (
+        (
+            "Is acceptance independent and the same everywhere?",
+            lambda: tests_section(evidence, replicates, refits, seed),
+        ),
+        (
+            "Which model describes the rounds?",
+            lambda: fit_section(pd.concat(fitted), gamma, run.title, replicates, seed, evidence.ordered),
+        ),
+    ):
+        try:
+            made.append(make())
+        except ValueError as error:
+            made.append(Section(title, (f"Not available: {error}.",)))
+    return [*made, predicted]
 
 
 def _optional(read: Callable[[], pd.DataFrame]) -> tuple[pd.DataFrame | None, str]:

@@ -163,7 +163,7 @@ def shared_alpha(rounds: pd.DataFrame, text_sums: pd.DataFrame | None) -> tuple[
 
 def account_table(
     speculative: pd.DataFrame,
-    baseline_sums: pd.DataFrame,
+    baseline_sums: pd.DataFrame | None,
     gamma: int,
     replay: pd.DataFrame | None = None,
     alpha_sums: pd.DataFrame | None = None,
@@ -171,16 +171,18 @@ def account_table(
     """Return all that the account needs as sums by prompt (index): resampling its lines resamples the account.
 
     cap_0 ... cap_gamma count rounds by the draft tokens that could have counted: those offered, but at most one less
-    than the tokens left. `baseline_sums` are the `prompt_sums` of the baseline; `replay` has prompt, tokens and
-    expected rounds along the same texts; `alpha_sums` has prompt, numerator, denominator. ValueError if the tables
-    differ in their prompts or a round offered more than gamma.
+    than the tokens left. `baseline_sums` are the `prompt_sums` of the baseline, None where nothing was timed; `replay`
+    has prompt, tokens and expected rounds along the same texts; `alpha_sums` has prompt, numerator, denominator.
+    ValueError if the tables differ in their prompts or a round offered more than gamma.
     """
     if len(speculative) and speculative["offered"].max() > gamma:
         raise ValueError(f"a round offered {speculative['offered'].max()} tokens, more than gamma {gamma}")
     cap = np.minimum(speculative["offered"], speculative["tokens_left"] - 1)
     caps = counts_by_prompt(speculative, cap.to_numpy(dtype=np.int64), gamma + 1).add_prefix("cap_")
     table = prompt_sums(speculative)[["tokens", "rounds", "draft_s", "verify_s", "round_s"]].join(caps)
-    parts = {"baseline": baseline_sums[["tokens", "round_s"]].add_prefix("baseline_")}
+    parts = {}
+    if baseline_sums is not None:
+        parts["baseline"] = baseline_sums[["tokens", "round_s"]].add_prefix("baseline_")
     if replay is not None:
         parts["replay"] = replay.groupby("prompt")[["tokens", "rounds"]].sum().add_prefix("replay_")
     if alpha_sums is not None:
@@ -191,7 +193,7 @@ def account_table(
         if len(lacking):
             raise ValueError(f"the {name} figures lack {len(lacking)} prompts, the first is {lacking[0]!r}")
         table = table.join(part)
-    if set(table.index) != set(parts["baseline"].index):
+    if baseline_sums is not None and set(table.index) != set(baseline_sums.index):
         raise ValueError("the baseline covers prompts that the speculative rounds do not")
     return table.astype(float)
 

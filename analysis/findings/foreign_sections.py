@@ -5,37 +5,31 @@ the source cannot give is absent, and the section about its origin says so. Of s
 nothing is said of single lengths.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
-from math import nan
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
+from specdec.config import BASELINE
 from specdec.errors import UsageError
 from specdec.theory.capped_geometric import alpha_for, tokens_per_round
 
 from ..acceptance.estimates import estimate_alpha, hazards, kaplan_meier_tokens, omega_error, robust_error
-from ..acceptance.fit_section import fit_section
-from ..acceptance.iid_section import Evidence, tests_section
-from ..acceptance.prediction_section import prediction_section
+from ..acceptance.model_sections import model_sections
 from ..account.account_sections import factor_table
-from ..account.foreign_account import SHOWN, ForeignSums, foreign_account, foreign_sums, foreign_values, shown_gamma
+from ..account.foreign_account import foreign_sums, foreign_values
 from ..account.gap_account import PARTS, Account, gap_account
 from ..account.verdicts import curve_verdict, formula_verdict
-from ..arms import Arms
 from ..figures import run_figures
 from ..intervals import Columns, Interval, bootstrap
-from ..read.imported import Imported
-from ..rounds import distinct_generations
+from ..read.facts import ImportFacts
+from ..read.runs import Run
 from ..sections import Section, counted
 
 REFITS = 200  # of models, for the intervals of what they predict
 TOP = 5  # texts whose share of all tokens is looked at
 SHARE = 0.2  # of the tokens in TOP texts, from which on it is said
-NO_REPLAY = "the source has no replay besides itself"
-NO_DEPTHS = "It has lengths at one gamma only: nothing predicts another one, and no alpha of the text is known."
 FITTED = (
     "Alpha is not that of the text: it was fitted to the rounds that the formula is compared with, because the source "
     "has no lengths by position. So the error above says how far the shape of the formula is off, not its level, and "
@@ -66,49 +60,55 @@ class ForeignFindings:
 
 @dataclass(frozen=True)
 class _Data:
-    """A data set with what its sections share: at every gamma its account and the `foreign_values` beside it."""
+    """A data set with what its sections share: at every gamma its sums, account and the `foreign_values` beside it."""
 
-    source: Imported
-    sums: ForeignSums
+    facts: ImportFacts
+    texts: pd.DataFrame
+    rounds: pd.DataFrame  # at the gamma of the page
+    sums: Mapping[int, pd.DataFrame]
     accounts: Mapping[int, Account]
     beside: Mapping[int, Mapping[str, Interval]]
     replicates: int
     seed: int
 
     @property
+    def gamma(self) -> int:
+        return self.facts.gamma
+
+    @property
     def account(self) -> Account:
-        return self.accounts[self.source.gamma]
+        return self.accounts[self.gamma]
 
     @property
     def title(self) -> str:
-        return f"{self.source.name} (imported, {self.source.kind})"
+        return f"{self.facts.name} (imported, {self.facts.kind})"
 
 
-def foreign_findings(
-    source: Imported, baseline: pd.DataFrame | None = None, replicates: int = 2000, seed: int = 0
-) -> ForeignFindings:
-    """Return what a data set says; `baseline` (prompt, repeat, tokens, seconds) adds the speedup.
+def foreign_findings(run: Run) -> ForeignFindings:
+    """Return what the folder of an imported file says.
 
     Raises:
-        UsageError: it and the baseline share no timed prompt.
+        UsageError: it and its baseline share no timed prompt.
     """
-    speed = [] if baseline is None else [speed_section(source, baseline, replicates, seed)]
-    gamma, texts = source.gamma, source.texts
-    if source.totals_only:
-        sections, figures = _totals(source, replicates, seed)
+    facts, generations = run.imported(), run.generations()
+    assert facts is not None
+    replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
+    plain = generations["method"] == BASELINE
+    texts, baseline = generations[~plain], generations[plain]
+    if facts.totals_only:
+        sections, figures = _totals(facts, texts, replicates, seed)
     else:
-        gamma = shown_gamma(source)
-        source = source if gamma == source.gamma else source.at(gamma)
-        source = replace(source, rounds=_slim(source.rounds))
-        sections, figures = _of_rounds(source, replicates, seed)
+        sections, figures = _of_rounds(run, facts, texts, replicates, seed)
+    if len(baseline):
+        sections.append(speed_section(facts, texts, baseline, replicates, seed))
     row = {
-        "data set": source.name,
+        "data set": facts.name,
         "texts": f"{len(texts):,}",
         "tokens": f"{texts['tokens'].sum():,.0f}",
-        "gamma": str(gamma),
+        "gamma": str(facts.gamma),
         **figures,
     }
-    return ForeignFindings(source.name, source.kind, gamma, (*sections, *speed), row)
+    return ForeignFindings(facts.name, facts.kind, facts.gamma, tuple(sections), row)
 
 
 def side_by_side(data_sets: list[ForeignFindings]) -> Section:
@@ -117,89 +117,62 @@ def side_by_side(data_sets: list[ForeignFindings]) -> Section:
     return Section("Side by side", (SIDE_BY_SIDE,), ((f"{counted(len(data_sets), 'data set')}", table),))
 
 
-def _slim(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Return the columns that the sections read, in half the space: a long trace has a million rounds."""
-    kept = rounds.drop(columns=["context", "source", "rank", "beta"])
-    small = {"int64": np.int32, "float64": np.float32}
-    return kept.astype({name: small[str(kind)] for name, kind in kept.dtypes.items() if str(kind) in small})
-
-
-def _origin(source: Imported, gammas: list[int]) -> Section:
+def _origin(facts: ImportFacts, texts: pd.DataFrame, held: str, walked: str = "") -> Section:
     """Say what the file holds, and what it does not."""
-    held = "sums" if source.totals_only else counted(len(source.rounds), "round")
-    walked = f"; rounds at gamma {gammas[0]} to {gammas[-1]}" if len(gammas) > 1 else ""
     size = (
-        f"Foreign results, imported from `{source.source}` as {source.kind}: {held} of "
-        f"{counted(len(source.texts), 'text')} and {counted(source.texts['prompt'].nunique(), 'prompt')} at gamma "
-        f"{source.gamma}{walked}. Model, hardware and settings are those of whoever made the file; nothing here "
-        "compares with runs of our own."
+        f"Foreign results, imported from `{facts.source}` as {facts.kind}: {held} of {counted(len(texts), 'text')} and "
+        f"{counted(texts['prompt'].nunique(), 'prompt')} at gamma {facts.gamma}{walked}. Model, hardware and settings "
+        "are those of whoever made the file; nothing here compares with runs of our own."
     )
-    notes = list(source.notes)
-    if source.by_position is not None and source.by_position.longest > SHOWN:
-        notes.append(
-            f"Drafts reach up to {source.by_position.longest} tokens; gammas are shown up to {SHOWN}, larger ones with "
-            "--gamma."
-        )
-    return Section("What the file holds, and what it does not", (size, "\n".join(f"- {note}" for note in notes)))
+    return Section("What the file holds, and what it does not", (size, "\n".join(f"- {note}" for note in facts.notes)))
 
 
 # Sources with rounds ------------------------------------------------------------------------------
 
 
-def _of_rounds(source: Imported, replicates: int, seed: int) -> tuple[list[Section], dict[str, str]]:
+def _of_rounds(
+    run: Run, facts: ImportFacts, texts: pd.DataFrame, replicates: int, seed: int
+) -> tuple[list[Section], dict[str, str]]:
     """Return the sections of a source with rounds, and the figures of its line among others."""
-    sums = foreign_sums(source)
-    origin = _origin(source, sorted(sums.tables))
-    try:
-        accounts = {
-            gamma: foreign_account(table, gamma, sums.alpha_of_text, replicates, seed)
-            for gamma, table in sums.tables.items()
-        }
-    except ValueError as error:
-        return [origin, Section("Acceptance", (f"{str(error)[:1].upper()}{str(error)[1:]}.",))], {}
-    beside = {gamma: bootstrap(table, foreign_values, replicates, seed) for gamma, table in sums.tables.items()}
-    data = _Data(source, sums, accounts, beside, replicates, seed)
-    account, prediction = data.account, _prediction(data)
+    rounds, sums = run.arms().by_gamma()[facts.gamma], foreign_sums(run)
+    walked = f"; rounds at gamma {min(sums)} to {max(sums)}" if len(sums) > 1 else ""
+    origin = _origin(facts, texts, counted(len(rounds), "round"), walked)
+    if not all("alpha_numerator" in table and table["alpha_denominator"].sum() > 0 for table in sums.values()):
+        return [origin, Section("Acceptance", ("No draft token was ever tested, so there is no alpha.",))], {}
+    of_text = facts.longest is not None
+    accounts = {
+        gamma: gap_account(table, gamma, replicates=replicates, seed=seed, alpha_of_text=of_text)
+        for gamma, table in sums.items()
+    }
+    beside = {gamma: bootstrap(table, foreign_values, replicates, seed) for gamma, table in sums.items()}
+    data = _Data(facts, texts, rounds, sums, accounts, beside, replicates, seed)
+    tests, fit, prediction = model_sections(run, replicates, REFITS, seed)
+    account = data.account
     summary = [f"**{formula_verdict(account)}**", _requests(data)]
-    summary += [] if account.alpha_of_text else [FITTED]
+    summary += [] if of_text else [FITTED]
     summary += [prediction.text[0]] if prediction.tables else []
-    # With lengths by position every text is a prompt of its own; else repeats may be copies.
-    distinct = source.rounds if source.by_position is not None else distinct_generations(source.rounds)
-    evidence = Evidence(distinct, sums.tables, no_replay=NO_REPLAY, ordered=source.ordered)
-    fit = partial(fit_section, distinct, source.gamma, data.title, replicates, seed, ordered=source.ordered)
-    sections = [
-        Section("Summary", tuple(summary)),
-        origin,
-        _gap(account),
-        *([_curves(data)] if len(accounts) > 1 else []),
-        _guarded(
-            "Is acceptance independent and the same everywhere?",
-            partial(tests_section, evidence, replicates, REFITS, seed),
-        ),
-        _guarded("Which model describes the rounds?", fit),
-        prediction,
-        _rounds(data),
-    ]
-    if source.rounds["category"].nunique() > 1:
+    curves = [_curves(data)] if len(accounts) > 1 else []
+    sections = [Section("Summary", tuple(summary)), origin, _gap(account), *curves, tests, fit, prediction]
+    sections.append(_rounds(data))
+    if texts["category"].nunique() > 1:
         sections.append(_categories(data))
-    formula = account.factors["omega"]
     best = prediction.tables[0][1].iloc[0] if prediction.tables else None
     return sections, {
         "tokens per round": f"{account.intervals['tokens_per_round']:.3f}",
-        "textbook formula": f"{formula:.3f}" + ("" if account.alpha_of_text else " (alpha fitted)"),
+        "textbook formula": f"{account.factors['omega']:.3f}" + ("" if of_text else " (alpha fitted)"),
         "its error (paired)": f"{account.intervals['tokens_error']:+.1%}",
-        "mean over requests": f"{beside[source.gamma]['requests_mean']:.3f}",
+        "mean over requests": f"{beside[facts.gamma]['requests_mean']:.3f}",
         "best model's worst error, held out": "–" if best is None else f"{best['worst']} ({best['model']})",
     }
 
 
 def _requests(data: _Data) -> str:
     """Set the mean over requests beside the pooled ratio, and warn where few texts hold most tokens."""
-    texts = data.source.texts
+    texts = data.texts
     tokens = np.sort(texts["tokens"].to_numpy(dtype=float))[::-1]
     said = (
         f"Pooled over all rounds it is {data.account.intervals['tokens_per_round']:.3f} tokens per round, in the mean "
-        f"over {counted(len(texts), 'request')} {data.beside[data.source.gamma]['requests_mean']:.3f}."
+        f"over {counted(len(texts), 'request')} {data.beside[data.gamma]['requests_mean']:.3f}."
     )
     share, equal = tokens[:TOP].sum() / max(tokens.sum(), 1.0), TOP / len(tokens)
     if len(tokens) > TOP and share >= SHARE and share >= 2 * equal:
@@ -248,7 +221,7 @@ def _curves(data: _Data) -> Section:
         points.append({"gamma": gamma, "value": measured.estimate, **measured.bounds, **point})
         rows.append(
             {
-                "gamma": f"{gamma}{'*' if gamma == data.source.gamma else ''}",
+                "gamma": f"{gamma}{'*' if gamma == data.gamma else ''}",
                 "tokens per round": f"{measured:.3f}",
                 "mean over requests": f"{data.beside[gamma]['requests_mean']:.3f}",
                 "textbook formula": f"{account.factors['omega']:.3f}",
@@ -263,7 +236,7 @@ def _curves(data: _Data) -> Section:
         lines,
         title=data.title,
         basis=run_figures.Basis(data.account.prompts, 0, data.account.alpha),
-        primary_gamma=data.source.gamma,
+        primary_gamma=data.gamma,
     )
     return Section(
         "Curves over gamma",
@@ -276,41 +249,9 @@ def _curves(data: _Data) -> Section:
     )
 
 
-def _guarded(title: str, make: Callable[[], Section]) -> Section:
-    """Return a section, or one that says why the data allow none."""
-    try:
-        return make()
-    except ValueError as error:
-        return Section(title, (f"Not available for this file: {error}.",))
-
-
-def _prediction(data: _Data) -> Section:
-    """Predict every gamma on texts that no model was fitted to."""
-    lengths, kind = data.source.by_position, data.source.kind
-    if lengths is None:
-        return Section("What would each model have predicted?", (NO_DEPTHS,))
-
-    def rounds(gamma: int) -> pd.DataFrame:
-        return _slim(lengths.rounds(kind, gamma))
-
-    table = data.sums.tables[max(data.accounts)]
-    alpha = table[["alpha_numerator", "alpha_denominator"]].set_axis(["numerator", "denominator"], axis=1)
-    return prediction_section(
-        Arms(
-            {(kind, gamma): partial(rounds, gamma) for gamma in data.accounts},
-            data.sums.texts.assign(cell="imported", method=kind),
-        ),
-        alpha.rename_axis("prompt").reset_index(),
-        None,
-        data.title,
-        data.replicates,
-        data.seed,
-    )
-
-
 def _rounds(data: _Data) -> Section:
     """Show the estimates of alpha, acceptance by depth, and accepted lengths against the formula's law."""
-    rounds, gamma, values = data.source.rounds, data.source.gamma, data.beside[data.source.gamma]
+    rounds, gamma, values = data.rounds, data.gamma, data.beside[data.gamma]
     alpha, (error, design_effect), table = estimate_alpha(rounds), robust_error(rounds), hazards(rounds)
     by_formula = float(tokens_per_round(alpha.alpha, gamma))
     drawn = "prompt bootstrap"
@@ -347,12 +288,12 @@ def _rounds(data: _Data) -> Section:
 
 def _categories(data: _Data) -> Section:
     """Show acceptance by category, each under its own alpha."""
-    names = data.source.texts.groupby("prompt")["category"].first()
-    table = data.sums.tables[data.source.gamma]
+    names = data.texts.groupby("prompt")["category"].first()
+    table = data.sums[data.gamma]
     rows = []
     for name, part in table.groupby(names.reindex(table.index), sort=True):
-        gamma, drawn = data.source.gamma, (data.replicates, data.seed)
-        account, values = gap_account(part, gamma, None, nan, *drawn), bootstrap(part, foreign_values, *drawn)
+        account = gap_account(part, data.gamma, replicates=data.replicates, seed=data.seed)
+        values = bootstrap(part, foreign_values, data.replicates, data.seed)
         rows.append(
             {
                 "category": name or "none",
@@ -372,26 +313,27 @@ def _categories(data: _Data) -> Section:
 # Sources with sums only ---------------------------------------------------------------------------
 
 
-def _totals(source: Imported, replicates: int, seed: int) -> tuple[list[Section], dict[str, str]]:
+def _totals(
+    facts: ImportFacts, texts: pd.DataFrame, replicates: int, seed: int
+) -> tuple[list[Section], dict[str, str]]:
     """Return the sections of a source of sums, and the figures of its line among others."""
 
     def measured(texts: pd.DataFrame) -> Interval:
         sums = texts.groupby("prompt")[["tokens", "rounds"]].sum()
         return bootstrap(sums, lambda s: {"tau": s["tokens"] / s["rounds"]}, replicates, seed)["tau"]
 
-    texts = source.texts
     tokens, drafted = measured(texts), texts[texts["rounds"] > 0]
     of_requests = f"{float((drafted['tokens'] / drafted['rounds']).mean()):.3f}"
-    alpha = alpha_for(tokens.estimate, {source.gamma: 1.0}) if tokens.estimate >= 1 else None
+    alpha = alpha_for(tokens.estimate, {facts.gamma: 1.0}) if tokens.estimate >= 1 else None
     implied = (
         f"The textbook formula gives this at alpha {alpha:.3f}, an alpha that was solved from the figure itself: "
         "that the formula agrees is its construction, neither a prediction nor a test."
         if alpha is not None
-        else f"No alpha gives this at gamma {source.gamma}: a round has 1 to {source.gamma + 1} tokens. Give the depth "
+        else f"No alpha gives this at gamma {facts.gamma}: a round has 1 to {facts.gamma + 1} tokens. Give the depth "
         "of the source's drafts with --gamma."
     )
     said = f"**{tokens:.3f} tokens per round**, {of_requests} in the mean over texts."
-    sections = [_origin(source, []), Section("Tokens per round", (said, implied))]
+    sections = [_origin(facts, texts, "sums"), Section("Tokens per round", (said, implied))]
     if texts["category"].nunique() > 1:
         rows = [
             {"category": name or "none", "texts": f"{len(part):,}", "tokens per round": f"{measured(part):.3f}"}
@@ -405,15 +347,18 @@ def _totals(source: Imported, replicates: int, seed: int) -> tuple[list[Section]
 # Speed --------------------------------------------------------------------------------------------
 
 
-def speed_section(source: Imported, baseline: pd.DataFrame, replicates: int, seed: int) -> Section:
+def speed_section(
+    facts: ImportFacts, texts: pd.DataFrame, baseline: pd.DataFrame, replicates: int, seed: int
+) -> Section:
     """Return the speedup, prefill included, over the prompts that both files have."""
-    ours = source.texts.groupby("prompt")[["tokens", "seconds"]].sum()
+    timed = texts.reindex(columns=["prompt", "tokens", "seconds"])
+    ours = timed.groupby("prompt")[["tokens", "seconds"]].sum()
     theirs = baseline.groupby("prompt")[["tokens", "seconds"]].sum().add_prefix("baseline_")
     table = ours.join(theirs, how="inner").astype(float)
-    if not source.has_times or table.empty or not (table[["tokens", "baseline_tokens"]].sum() > 0).all():
-        raise UsageError(f"{source.source} and its baseline have no timed prompt in common: there is no speedup.")
+    if timed["seconds"].isna().any() or table.empty or not (table[["tokens", "baseline_tokens"]].sum() > 0).all():
+        raise UsageError(f"{facts.source} and its baseline have no timed prompt in common: there is no speedup.")
     if not (table[["seconds", "baseline_seconds"]] > 0).all(axis=None):
-        raise UsageError(f"{source.source} or its baseline has a prompt that took no time: there is no speedup.")
+        raise UsageError(f"{facts.source} or its baseline has a prompt that took no time: there is no speedup.")
 
     def statistic(sums: Columns) -> dict[str, np.ndarray]:
         rate, baseline = sums["tokens"] / sums["seconds"], sums["baseline_tokens"] / sums["baseline_seconds"]

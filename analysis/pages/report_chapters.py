@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
-import pandas as pd
-
 from specdec.errors import UsageError
 
 from ..acceptance.model_sections import model_sections
@@ -36,7 +34,6 @@ from ..findings.run_sections import (
 )
 from ..findings.serving_sections import FASTEST, fastest_section, serving_section
 from ..findings.standing_section import STANDING, TIMELINE, standing_section, timeline_section
-from ..read.imported import Imported
 from ..read.runs import Run
 from ..sections import Section
 from .html import Chapter
@@ -72,7 +69,10 @@ FEWER = (
 
 
 def run_chapters(runs: Sequence[Run], notes: Sequence[str] = ()) -> list[Chapter]:
-    """Make one chapter per run, after a comparison where there are several."""
+    """Make one chapter per run, after a comparison where there are several; those of imported files stand last."""
+    if imports := [run for run in runs if run.imported()]:
+        own = [run for run in runs if not run.imported()]
+        return [*(run_chapters(own, notes) if own else []), *foreign_chapters(imports)]
     many = len(runs) > MANY
     chapters = []
     for run in runs:
@@ -120,12 +120,12 @@ def _remarks(remarks: Sequence[str]) -> list[Section]:
     return [Section("About this report", ("\n".join(f"- {note}" for note in remarks),))] if remarks else []
 
 
-def foreign_chapters(sources: Sequence[Imported], baseline: pd.DataFrame | None, replicates: int) -> list[Chapter]:
-    """Make a chapter per imported data set, after a table of all where there are several.
+def foreign_chapters(runs: Sequence[Run]) -> list[Chapter]:
+    """Make a chapter per folder of an imported file, after a table of all where there are several.
 
     UsageError if one and its baseline share no timed prompt.
     """
-    every = [foreign_findings(source, baseline, replicates) for source in sources]
+    every = [foreign_findings(run) for run in runs]
     chapters = [Chapter(f"Foreign results: {one.name} ({one.kind}, gamma {one.gamma})", one.sections) for one in every]
     return [Chapter("Foreign results side by side", (side_by_side(every),)), *chapters] if len(every) > 1 else chapters
 

@@ -88,6 +88,30 @@ class RunFacts:
 
 
 @dataclass(frozen=True)
+class ImportFacts:
+    """Facts about a folder that was made of a foreign file, in its `plan.json`.
+
+    Attributes:
+        name: what tells the data set apart from others, with the drafter where the file has several.
+        source, kind: the file, and its format.
+        gamma: the one that a report is about.
+        longest: the most draft tokens that any length by position accepts; None for other sources.
+        ordered: True if the order of a text's rounds is known; without it no analysis may look at neighbours.
+        totals_only: there is no rounds table, only tokens and rounds of whole texts.
+        notes: sentences on what the source does not contain and what was assumed.
+    """
+
+    name: str
+    source: str
+    kind: str
+    gamma: int
+    longest: int | None
+    ordered: bool
+    totals_only: bool
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class SessionFacts:
     """Facts that decoding left besides the tables (`session.json`, written when the last prompt is done).
 

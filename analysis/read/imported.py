@@ -1,23 +1,32 @@
-"""Rounds tables made of foreign files: what an importer gives, and how its texts become tables.
+"""What an importer gives, and the run folder that is written of it.
 
 A source says less than a run of ours. `Imported.notes` say what it does not contain; seconds and sizes that nobody
 recorded are NaN, never zero, and no statistic uses them.
 """
 
+import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from math import nan
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import yaml
 
+from specdec.config import BASELINE
 from specdec.errors import UsageError
 from specdec.text.lines import printable
 
-from ..rounds import COLUMNS, SECONDS, check_rounds
+from ..rounds import SECONDS, check_rounds
+from .facts import PLAN_FILE, ImportFacts
 
+CELL = "imported"
+SHOWN = 32  # gammas shown at most: all up to here, for sources whose drafts are longer
+REPLICATES = 2000  # of bootstraps: a trace has many prompts
 ONLY_SUMS = (
     "It has sums of tokens and rounds only: tokens per round, but not which lengths were accepted. So there is no "
     "alpha of its own, no test of the i.i.d. model and no prediction for another gamma."
@@ -93,96 +102,143 @@ class PositionText:
 
 
 @dataclass(frozen=True)
-class PositionLengths:
-    """Accepted lengths by position of one drafter on one data set: every gamma can be walked from them.
-
-    Attributes:
-        longest: the most draft tokens that any length accepts. A larger gamma shows nothing more.
-    """
-
-    texts: tuple[PositionText, ...]
-    longest: int
-
-    def rounds(self, method: str, gamma: int) -> pd.DataFrame:
-        """Return the rounds that decoding with drafts of `gamma` tokens takes (`rounds.COLUMNS`)."""
-        return rounds_table([walked(text, gamma) for text in self.texts], method, gamma)
-
-
-@dataclass(frozen=True)
 class Imported:
-    """Foreign rounds of one data set and one drafter, with what is known about them.
+    """What a file says about one drafter on one data set; `write_folder` makes a run folder of it.
 
     Attributes:
-        rounds: `analysis.rounds.COLUMNS`; NaN in columns that the source does not have. No line at all where the source
-            has sums over rounds only (`totals_only`).
+        gamma: the one that a report is about; lengths by position have all others as well.
+        records: texts with the rounds or the sums that the file has, or with lengths by position.
         notes: sentences on what the source does not contain and what was assumed.
-        has_times: True if `texts` has seconds.
         ordered: True if the order of a text's rounds is known; without it no analysis may look at neighbours.
-        texts: one line per text: prompt, category, repeat, tokens, rounds, seconds (of the whole text, prefill
-            included).
         name: what tells it apart from others in one report: the file's name, with the drafter's where the file has
             several.
-        by_position: lengths by position, where the source has them; `rounds` are then walked at `gamma`.
     """
 
     source: str
     kind: str
     gamma: int
-    rounds: pd.DataFrame
+    records: "tuple[ImportedText | PositionText, ...]"
     notes: tuple[str, ...]
-    has_times: bool
     ordered: bool
-    texts: pd.DataFrame
     name: str
-    by_position: PositionLengths | None = None
+
+    @property
+    def longest(self) -> int | None:
+        """The most draft tokens that any length by position accepts; None for other sources."""
+        lengths = [record.lengths for record in self.records if isinstance(record, PositionText)]
+        return max(int(text.max(initial=1)) for text in lengths) - 1 if lengths else None
 
     @property
     def totals_only(self) -> bool:
         """True where the source has no single rounds: tokens and rounds of whole texts are all that it says."""
-        return self.rounds.empty
+        return all(isinstance(record, ImportedText) and record.rounds is not None for record in self.records)
 
-    def at(self, gamma: int) -> "Imported":
-        """Return the same data set walked at another gamma. ValueError if lengths are not by position."""
-        if self.by_position is None:
-            raise ValueError(f"{self.name} has lengths of rounds at gamma {self.gamma} only")
-        return replace(self, gamma=gamma, rounds=self.by_position.rounds(self.kind, gamma))
+    def at(self, gamma: int) -> list[ImportedText]:
+        """Return the texts with their rounds at one gamma: lengths by position are walked."""
+        return [walked(text, gamma) if isinstance(text, PositionText) else text for text in self.records]
+
+    @property
+    def rounds(self) -> pd.DataFrame:
+        """The rounds at `gamma`; no line where the source has sums only."""
+        return rounds_table([] if self.totals_only else self.at(self.gamma), self.kind, self.gamma)
+
+    @property
+    def texts(self) -> pd.DataFrame:
+        """A line per text: prompt, category, repeat, tokens, rounds, seconds (of the whole text, prefill included)."""
+        lines = [
+            {
+                "prompt": text.prompt,
+                "category": text.category,
+                "repeat": text.repeat,
+                "tokens": int(text.commits().sum()) if text.tokens is None else text.tokens,
+                "rounds": len(text.accepted) if text.rounds is None else text.rounds,
+                "seconds": text.seconds,
+            }
+            for text in self.at(self.gamma)
+        ]
+        return pd.DataFrame(lines)
 
 
 def imported(
     path: Path,
     kind: str,
     gamma: int,
-    texts: Sequence[ImportedText],
+    records: Sequence[ImportedText | PositionText],
     notes: Sequence[str],
     *,
     ordered: bool = True,
     name: str | None = None,
 ) -> Imported:
-    """Make the tables of `texts`, which have their rounds or their sums. UsageError if there is no round at all."""
-    sums = all(text.rounds is not None for text in texts)
-    table = pd.DataFrame(
-        {
-            "prompt": [text.prompt for text in texts],
-            "category": [text.category for text in texts],
-            "repeat": [text.repeat for text in texts],
-            "tokens": [int(text.commits().sum()) if text.tokens is None else text.tokens for text in texts],
-            "rounds": [len(text.accepted) if text.rounds is None else text.rounds for text in texts],
-            "seconds": [text.seconds for text in texts],
-        }
-    )
-    if not table["rounds"].sum() > 0:
+    """Return what a file says about one drafter. UsageError if there is no round at all."""
+    source = Imported(str(path), kind, gamma, tuple(records), tuple(notes), ordered, name or plain_name(path))
+    if not records or not source.texts["rounds"].sum() > 0:
         raise UsageError(f"{path} has no round: nothing was ever drafted in it.")
-    return Imported(
-        str(path),
-        kind,
-        gamma,
-        pd.DataFrame(columns=list(COLUMNS)) if sums else rounds_table(texts, kind, gamma),
-        (ONLY_SUMS, *notes) if sums else tuple(notes),
-        bool(table["seconds"].notna().all()),
-        ordered and not sums,
-        table,
-        name or plain_name(path),
-    )
+    return replace(source, notes=(ONLY_SUMS, *notes), ordered=False) if source.totals_only else source
+
+
+def write_folder(
+    source: Imported, folder: Path, baseline: pd.DataFrame | None = None, replicates: int = REPLICATES
+) -> None:
+    """Write what a file says as a run folder, which `runs.open_folder` reads.
+
+    Columns that nobody recorded are absent from the rounds table, or null where statistics count them; of a source of
+    sums there is no such table. Lengths by position have rounds at every gamma up to `SHOWN`, in `alpha.parquet` the
+    positions whose first draft token agrees, and in `replay.parquet` (kind "along") the rounds that each text would
+    take if every draft token were as good as a first one.
+
+    Args:
+        baseline: plain decoding of the same prompts (prompt, repeat, tokens, seconds).
+        replicates: of the bootstraps of whoever reads the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {
+        "import": {"kind": source.kind, "source": source.source},
+        "drafter": {"name": source.kind},
+        "structure": {"name": "chain", "gamma": source.gamma},
+        "measurement": {"bootstrap": replicates},
+        "seed": 0,
+    }
+    said = {field.name: getattr(source, field.name) for field in fields(ImportFacts)}
+    texts = source.texts.assign(method=source.kind, gamma=source.gamma).to_dict("records")
+    if baseline is not None:
+        texts += baseline.assign(method=BASELINE, gamma=0, category="").to_dict("records")
+    known = ({name: value for name, value in line.items() if value == value} for line in texts)  # NaN is not JSON
+    for name, content in (
+        ("config.yaml", yaml.safe_dump(config, sort_keys=False)),
+        (PLAN_FILE, json.dumps(said, indent=1)),
+        ("generations.jsonl", "".join(json.dumps({"cell": CELL, **line}) + "\n" for line in known)),
+    ):
+        (folder / name).write_text(content, encoding="utf-8")
+    positions = [record for record in source.records if isinstance(record, PositionText) and len(record.lengths)]
+    gammas = [source.gamma]
+    if source.longest is not None:
+        gammas = sorted({*range(1, min(source.longest, SHOWN) + 1), source.gamma})
+    alpha = [(text.prompt, text.repeat, int((text.lengths > 1).sum()), len(text.lengths)) for text in positions]
+    along = []
+    for gamma in gammas if positions else []:
+        for text in positions:
+            size = len(text.lengths)
+            places = np.where(text.lengths > 1, size, np.arange(size))
+            stops = np.minimum.accumulate(places[::-1])[::-1]  # the next position that disagrees
+            single = walked(replace(text, lengths=(stops - np.arange(size) + 1).astype(np.int32)), gamma)
+            along.append((gamma, "along", text.prompt, text.repeat, size, len(single.accepted)))
+    for name, columns, lines in (
+        ("alpha", ("prompt", "repeat", "numerator", "denominator"), alpha),
+        ("replay", ("gamma", "kind", "prompt", "repeat", "tokens", "rounds"), along),
+    ):
+        pd.DataFrame(lines, columns=columns).assign(method=source.kind).to_parquet(folder / f"{name}.parquet")
+    (folder / "rounds.parquet").unlink(missing_ok=True)
+    if source.totals_only:
+        return
+    writer: pq.ParquetWriter | None = None
+    for gamma in gammas:  # an arm after the other: all gammas of a long trace would not fit into memory
+        rounds = rounds_table(source.at(gamma), source.kind, gamma)
+        names = ("cell", "method", "prompt", "category", "truncation")
+        table = pa.Table.from_pandas(rounds.astype(dict.fromkeys(names, "category")), preserve_index=False)
+        writer = writer or pq.ParquetWriter(folder / "rounds.parquet", table.schema)
+        writer.write_table(table, row_group_size=len(table))
+    assert writer is not None
+    writer.close()
 
 
 def plain_name(path: Path) -> str:
@@ -191,7 +247,9 @@ def plain_name(path: Path) -> str:
 
 
 def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.DataFrame:
-    """Return the rounds of `texts`, one line each (`rounds.COLUMNS`); ValueError where they contradict themselves."""
+    """Return the rounds of `texts`, one line each (`rounds.COUNTED` and context); ValueError where they contradict
+    themselves.
+    """
     texts = [text for text in texts if len(text.accepted)]
     sizes = [len(text.accepted) for text in texts]
 
@@ -207,9 +265,9 @@ def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.D
     before = [np.cumsum(part) - part for part in commits]  # tokens of the text before each round
     cut = np.full(sum(sizes), "", dtype=object)
     cut[np.cumsum(sizes, dtype=int) - 1] = [text.cut for text in texts]
-    rounds = pd.DataFrame(  # in the order of COLUMNS
+    rounds = pd.DataFrame(
         {
-            "cell": "imported",
+            "cell": CELL,
             "method": method,
             "gamma": gamma,
             "repeat": spread([text.repeat for text in texts], int),
@@ -225,9 +283,6 @@ def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.D
             "rejected": (accepted < offered) & (committed > accepted),
             "truncation": cut,
             "tokens_left": joined([part.sum() - start for part, start in zip(commits, before, strict=True)]),
-            "source": "",
-            "rank": 0,
-            "beta": [[]] * sum(sizes),
             **dict.fromkeys(SECONDS, nan),
         },
         copy=False,

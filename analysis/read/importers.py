@@ -7,16 +7,20 @@ about the whole file as one JSON document, and about its text. `auto` tells the 
 
 import json
 import pkgutil
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from specdec.errors import UsageError
 from specdec.text.lines import file_lines
 
 from . import foreign
-from .imported import ImportChoices, Imported
+from .imported import ImportChoices, Imported, write_folder
+from .runs import Run, open_folder
 
 HEAD = 1 << 20  # bytes that are looked at to tell a format
 FIRST = 50  # lines of them that may be the first of their kind; those before are bad ones
@@ -34,6 +38,28 @@ IMPORTERS: dict[str, Callable[[Path, ImportChoices], list[Imported]]] = {
     **{kind: module.read for kind, module in _FORMATS.items()},
     "auto": auto,
 }
+
+
+def convert(
+    files: Sequence[tuple[str, str]], choices: ImportChoices, folder: Path, baseline: pd.DataFrame | None = None
+) -> list[Run]:
+    """Write a run folder below `folder` for each data set of some files, and return their runs.
+
+    Args:
+        files: kind and path of each.
+        baseline: plain decoding of the same prompts, as `spec_bench.spec_bench_times` reads it.
+
+    Raises:
+        UsageError: a file cannot be read; then nothing is written.
+    """
+    sources = [source for kind, file in files for source in IMPORTERS[kind](Path(file), choices)]
+    runs: list[Run] = []
+    for source in sources:
+        name = re.sub(r"[^\w.,=-]+", "_", source.name)[:80]
+        name = f"{len(runs)}_{name}" if any(run.name == name for run in runs) else name
+        write_folder(source, folder / name, baseline)
+        runs.append(open_folder(folder / name))
+    return runs
 
 
 def kind_of(path: Path) -> str:

@@ -25,7 +25,7 @@ from specdec.tracking.store import reason
 from ..arms import Arms
 from ..intervals import Interval
 from ..rounds import check_once, check_rounds
-from .facts import EARLIER_PLAN_FILE, PLAN_FILE, STATUS_FILE, RunFacts, RunStatus, SessionFacts
+from .facts import EARLIER_PLAN_FILE, PLAN_FILE, STATUS_FILE, ImportFacts, RunFacts, RunStatus, SessionFacts
 from .metric_names import current_name
 from .round_counts import read_arms
 from .traces import Trace, read_traces
@@ -96,6 +96,13 @@ class Run:
         with _as_written(path):
             facts = _RUN_FACTS.validate_python(asdict(RunFacts.from_json(self._json(name))))
             return facts.beside[self.method] if self.method else facts
+
+    def imported(self) -> ImportFacts | None:
+        """Read what the folder says about the foreign file that it was made of; None for a run of ours."""
+        if "import.kind" not in self.params:
+            return None
+        with _as_written(self.fetch(PLAN_FILE)):
+            return _IMPORT_FACTS.validate_python(self._json(PLAN_FILE))
 
     def session(self) -> SessionFacts:
         """Read what decoding left besides the tables."""
@@ -339,6 +346,8 @@ class Run:
     @property
     def title(self) -> str:
         """Drafter, model, dtype and hardware, with the shape of the drafts where they are not chains."""
+        if imported := self.imported():
+            return f"{imported.name} (imported, {imported.kind})"
         try:
             return self.facts().title(self.environment())
         except UsageError:  # a run of an earlier version
@@ -366,6 +375,7 @@ def _no_table(path: Path, error: Exception) -> UsageError:
 
 _COPY = "copy the file again, or run again"
 _RUN_FACTS, _SESSION_FACTS = TypeAdapter(RunFacts), TypeAdapter(SessionFacts)
+_IMPORT_FACTS = TypeAdapter(ImportFacts)
 
 
 def _text(path: Path) -> str:

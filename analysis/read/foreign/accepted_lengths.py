@@ -13,7 +13,6 @@ acc_len[0] stands for the token of the prefill. Token ids are not needed; where 
 come from another run.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,7 @@ from specdec.text.lengths import LENGTHS, FirstLengths, drafters_of, lengths_by_
 from specdec.text.lines import BadLine, Line
 
 from ..foreign_lines import NO_ENDS, NO_OFFERS, NO_TIMES, ForeignFile, counts, keys_of, needed_gamma, within_gamma
-from ..imported import (
-    ImportChoices,
-    Imported,
-    ImportedText,
-    PositionLengths,
-    PositionText,
-    imported,
-    plain_name,
-    walked,
-)
+from ..imported import SHOWN, ImportChoices, Imported, ImportedText, PositionText, imported, plain_name
 
 KIND = "accepted_lengths"
 FIELDS = {"accepted": False, "accept_lengths": True}  # field: True if it counts the target's own token
@@ -161,14 +151,17 @@ class _Positions:
                 if firsts.are_placeholders or text.lengths[0] == 0:
                     text.lengths[0] = 1  # a placeholder, which may be larger or 0, counts as nothing accepted
             longest = max(int(text.lengths.max()) - 1 for text in texts)
-            gamma = self._choices.gamma or max(1, longest)
+            gamma = self._choices.gamma or min(max(1, longest), SHOWN)
             said = [*notes, *([firsts.note(key)] if firsts.are_placeholders else []), WALKED]
             if longest < gamma:
                 said.append(
                     f"No recorded length accepts more than {longest} draft tokens: if the drafter was never asked for "
                     f"more, rounds at gamma {gamma} that look like rejections were cut by the recording."
                 )
+            if longest > SHOWN:
+                said.append(
+                    f"Drafts reach up to {longest} tokens; gammas are shown up to {SHOWN}, larger ones with --gamma."
+                )
             name = f"{plain_name(path)}: {key}" if len(self._texts) > 1 else None
-            source = imported(path, KIND, gamma, [walked(text, gamma) for text in texts], said, name=name)
-            made.append(replace(source, by_position=PositionLengths(tuple(texts), longest)))
+            made.append(imported(path, KIND, gamma, texts, said, name=name))
         return made

@@ -1,15 +1,16 @@
 """The account of imported rounds: factors that multiply out, and data in which only one of them is at work."""
 
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fixtures.imported_folders import folder_of
 
-from specdec.analysis.account.foreign_account import SHOWN, foreign_account, foreign_sums, foreign_values, shown_gamma
+from specdec.analysis.account.foreign_account import foreign_sums, foreign_values
+from specdec.analysis.account.gap_account import gap_account
 from specdec.analysis.intervals import bootstrap_bounds, resampled_sums
-from specdec.analysis.read.imported import ImportedText, PositionLengths, PositionText, imported, walked
+from specdec.analysis.read.imported import SHOWN, ImportedText, PositionText, imported
 from specdec.theory.capped_geometric import tokens_per_round
 
 AGREEMENT = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # theory.md 4.3: 8, 6, 5, 4, 4 rounds at gamma 1, 2, 3, 5, 20
@@ -26,23 +27,29 @@ def runs(bits, longest=10**6):
 
 def data_set(*texts, gamma=3):
     parts = [PositionText(f"p{i}", "", 0, np.array(lengths), None, False) for i, lengths in enumerate(texts)]
-    longest = max(int(part.lengths.max()) - 1 for part in parts)
-    walks = [walked(part, gamma) for part in parts]
-    lengths = PositionLengths(tuple(parts), longest)
-    return replace(imported(Path("trace.jsonl"), "accepted_lengths", gamma, walks, ()), by_position=lengths)
+    return imported(Path("trace.jsonl"), "accepted_lengths", gamma, parts, ())
 
 
-def account(source, gamma, replicates=200):
-    sums = foreign_sums(source)
-    return foreign_account(sums.tables[gamma], gamma, sums.alpha_of_text, replicates, seed=0)
+@pytest.fixture
+def sums(tmp_path):
+    """The sums of a data set, by gamma."""
+    return lambda source: foreign_sums(folder_of(source, tmp_path))
+
+
+@pytest.fixture
+def account(sums):
+    def made(source, gamma, replicates=200):
+        return gap_account(sums(source)[gamma], gamma, replicates=replicates, seed=0)
+
+    return made
 
 
 @pytest.mark.parametrize("gamma, rounds", [(1, 8), (2, 6), (3, 5), (4, 4)])
-def test_a_text_by_hand(gamma, rounds):
+def test_a_text_by_hand(gamma, rounds, account):
     """Nine of thirteen positions agree; the same walk by agreement and by lengths, so depth does nothing."""
     found = account(data_set(runs(AGREEMENT)), gamma)
     omega = sum((9 / 13) ** k for k in range(gamma + 1))
-    assert found.alpha == pytest.approx(9 / 13) and found.alpha_of_text
+    assert found.alpha == pytest.approx(9 / 13)
     assert found.value("tokens_per_round") == pytest.approx(13 / rounds)
     assert found.value("tokens_error") == pytest.approx(omega / (13 / rounds) - 1)
     assert found.value("depth") == pytest.approx(1)
@@ -63,7 +70,7 @@ def bits(generator, texts, size, rise=None):
 
 
 @pytest.mark.parametrize("gamma", [1, 3, 7])
-def test_the_factors_multiply_out(gamma):
+def test_the_factors_multiply_out(gamma, account):
     generator = np.random.default_rng(0)
     texts = [runs(text, longest=7) for text in bits(generator, 6, 150, rise=0.5)]
     found = account(data_set(*texts), gamma)
@@ -73,7 +80,7 @@ def test_the_factors_multiply_out(gamma):
 
 
 @pytest.mark.slow
-def test_each_part_answers_to_its_own_cause():
+def test_each_part_answers_to_its_own_cause(account):
     generator = np.random.default_rng(1)
     independent = bits(generator, 40, 400)
     alike = account(data_set(*[runs(text) for text in independent]), 3).intervals
@@ -87,7 +94,7 @@ def test_each_part_answers_to_its_own_cause():
     assert shallow["depth"].estimate < 0.9
 
 
-def test_the_gap_is_paired_by_prompt():
+def test_the_gap_is_paired_by_prompt(account):
     """The interval of the error is that of the ratio over the same resampled prompts, far narrower than both sides'."""
     generator = np.random.default_rng(2)
     texts = bits(generator, 30, 200)
@@ -105,27 +112,19 @@ def test_the_gap_is_paired_by_prompt():
     assert high - low < 0.5 * (measured.high - measured.low) / measured.estimate
 
 
-def test_the_mean_over_requests_counts_every_text_once():
-    sums = foreign_sums(data_set(runs([1] * 40), runs([0] * 4))).tables[3].sum()
-    assert sums["tokens"] / sums["rounds"] == pytest.approx(44 / 14)
-    assert foreign_values(sums)["requests_mean"] == pytest.approx((4 + 1) / 2)
+def test_the_mean_over_requests_counts_every_text_once(sums):
+    table = sums(data_set(runs([1] * 40), runs([0] * 4)))[3].sum()
+    assert table["tokens"] / table["rounds"] == pytest.approx(44 / 14)
+    assert foreign_values(table)["requests_mean"] == pytest.approx((4 + 1) / 2)
 
 
-def test_rounds_alone_have_a_fitted_alpha_and_no_parts():
+def test_rounds_alone_have_a_fitted_alpha_and_no_parts(sums, account):
     source = imported(Path("x"), "vllm", 2, [ImportedText("p", "", [2, 0, 1], [2, 2, 2])], ())
-    sums = foreign_sums(source)
-    found = foreign_account(sums.tables[2], 2, sums.alpha_of_text, 10, 0)
-    assert not found.alpha_of_text and list(sums.tables) == [2]
+    found = account(source, 2, 10)
+    assert list(sums(source)) == [2]
     assert found.alpha == pytest.approx(3 / 5) and list(found.factors) == ["omega", "offered", "dependence"]
 
 
-def test_very_long_drafts_are_shown_as_far_as_gammas_go():
-    source = data_set(runs([1] * 60), gamma=60)
-    assert shown_gamma(source) == SHOWN == max(foreign_sums(source).tables)
-    assert shown_gamma(data_set(runs([1] * 60), gamma=40)) == 40
-
-
-def test_nothing_tested_is_said():
-    source = imported(Path("x"), "vllm", 2, [ImportedText("p", "", [0, 0], [0, 0])], ())
-    with pytest.raises(ValueError, match="no draft token was ever tested"):
-        account(source, 2)
+def test_very_long_drafts_are_shown_as_far_as_gammas_go(sums):
+    assert max(sums(data_set(runs([1] * 60), gamma=SHOWN))) == SHOWN
+    assert max(sums(data_set(runs([1] * 60), gamma=40))) == 40

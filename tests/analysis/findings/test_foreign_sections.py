@@ -1,18 +1,16 @@
 """The page of an imported data set: what it says first, what it cannot say, and several data sets side by side."""
 
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from fixtures.imported_folders import folder_of
 
 from specdec.analysis.findings import foreign_sections as module
 from specdec.analysis.findings.foreign_sections import foreign_findings, side_by_side
 from specdec.analysis.read.foreign.accepted_lengths import read as accepted_lengths
 from specdec.analysis.read.foreign.vllm import read as vllm
-from specdec.analysis.read.imported import ImportChoices
-
-SMALL = {"replicates": 100}
+from specdec.analysis.read.imported import ImportChoices, ImportedText, imported
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -37,8 +35,9 @@ def trace(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(trace):
-    return [foreign_findings(source, replicates=100) for source in accepted_lengths(trace, ImportChoices())]
+def found(trace, tmp_path_factory):
+    sources = accepted_lengths(trace, ImportChoices())
+    return [foreign_findings(folder_of(source, tmp_path_factory.mktemp("import"))) for source in sources]
 
 
 def named(found, title):
@@ -63,14 +62,14 @@ def test_the_page_has_every_gamma_the_account_and_a_prediction(found):
 
 
 @pytest.mark.slow
-def test_few_texts_that_hold_most_tokens_are_said(found, trace):
+def test_few_texts_that_hold_most_tokens_are_said(found, trace, tmp_path):
     text = named(found[0], "Summary").text[1]
     assert "Few texts hold most tokens" in text and "of 16 hold" in text and "in the mean over 16 requests" in text
     lines = [line for line in trace.read_text().splitlines()][1:]
     even = trace.parent / "even.jsonl"
     even.write_text("\n".join(lines))
     source = accepted_lengths(even, ImportChoices(field="acc_one"))[0]
-    assert "Few texts" not in named(foreign_findings(source, **SMALL), "Summary").text[1]
+    assert "Few texts" not in named(foreign_findings(folder_of(source, tmp_path / "run")), "Summary").text[1]
 
 
 def test_data_sets_stand_side_by_side(found):
@@ -84,7 +83,7 @@ def test_totals_without_an_order_make_no_claim_about_neighbours(tmp_path):
     path = tmp_path / "metrics.jsonl"
     lines = [{"histogram": [4, 3, 2, 1], "num_draft_tokens": 30, "request_id": name} for name in "abc"]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    found = foreign_findings(vllm(path, ImportChoices(gamma=3))[0], **SMALL)
+    found = foreign_findings(folder_of(vllm(path, ImportChoices(gamma=3))[0], tmp_path / "run"))
     tests = named(found, "Is acceptance independent and the same everywhere?").tables[0][1].set_index("question")
     assert "no order of rounds" in tests.loc["Do neighbouring rounds resemble each other?", "reading"]
     assert "no order of rounds" in tests.loc["Does it matter whether the round before was full?", "reading"]
@@ -98,19 +97,18 @@ def test_totals_without_an_order_make_no_claim_about_neighbours(tmp_path):
 def test_data_without_a_spread_still_make_every_section(tmp_path, lengths):
     path = tmp_path / "trace.jsonl"
     path.write_text("".join(json.dumps({"accepted": each}) + "\n" for each in (lengths, lengths[:2])))
-    found = foreign_findings(accepted_lengths(path, ImportChoices(gamma=4))[0], **SMALL)
+    found = foreign_findings(folder_of(accepted_lengths(path, ImportChoices(gamma=4))[0], tmp_path / "run"))
     assert len(found.sections) == 7
 
 
 def test_one_prompt_has_no_interval_and_says_so(tmp_path):
     path = tmp_path / "trace.jsonl"
     path.write_text(json.dumps({"accepted": [0, 1, 2, 4, 0, 3, 1]}) + "\n")
-    found = foreign_findings(accepted_lengths(path, ImportChoices(gamma=4))[0], **SMALL)
+    found = foreign_findings(folder_of(accepted_lengths(path, ImportChoices(gamma=4))[0], tmp_path / "run"))
     assert "Without an interval no difference can be called real" in named(found, "Summary").text[0]
 
 
-def test_a_source_in_which_nothing_was_drafted_ends_in_a_sentence(trace):
-    source = accepted_lengths(trace, ImportChoices(field="acc_one"))[0]
-    silent = source.rounds.assign(offered=0, accepted=0, rejected=False, committed=1)
-    found = foreign_findings(replace(source, rounds=silent, by_position=None), **SMALL)
+def test_a_source_in_which_nothing_was_drafted_ends_in_a_sentence(tmp_path):
+    source = imported(tmp_path, "vllm", 3, [ImportedText(name, "", [0, 0], [0, 0]) for name in "ab"], ())
+    found = foreign_findings(folder_of(source, tmp_path / "run"))
     assert found.sections[-1].text == ("No draft token was ever tested, so there is no alpha.",)

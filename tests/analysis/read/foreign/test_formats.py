@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
+from fixtures.imported_folders import folder_of
 
 from specdec.analysis.acceptance.iid import memory
-from specdec.analysis.pages.report_chapters import foreign_chapters
+from specdec.analysis.pages.report_chapters import run_chapters
 from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 from specdec.analysis.read.foreign.vllm_prometheus import thinned
 from specdec.analysis.read.imported import ImportChoices
@@ -84,14 +85,12 @@ def test_every_drafter_of_a_file_is_a_data_set_that_walks_at_any_gamma(write):
     path = write(positions(acc_a=[1, 4, 3, 2, 1], acc_b=[1, 1, 1]), positions(acc_b=[3, 2, 1]), name="both.jsonl.gz")
     first, second = IMPORTERS["accepted_lengths"](path, ImportChoices())
     assert (first.name, second.name) == ("both: acc_a", "both: acc_b")
-    assert (first.gamma, first.by_position.longest, second.gamma) == (3, 3, 2)
-    assert first.at(1).rounds["accepted"].tolist() == [0, 1, 1]
-    assert first.at(9).rounds["committed"].tolist() == [1, 4]
-    assert [len(text.lengths) for text in second.by_position.texts] == [3, 3]
+    assert (first.gamma, first.longest, second.gamma) == (3, 3, 2)
+    assert first.at(1)[0].accepted.tolist() == [0, 1, 1]
+    assert first.at(9)[0].committed.tolist() == [1, 4]
+    assert [len(text.lengths) for text in second.records] == [3, 3]
     (only,) = IMPORTERS["accepted_lengths"](path, ImportChoices(field="acc_a", skip_bad=True))
     assert only.name == "both" and "no acc_a.acc_len; the line has acc_b" in notes_of(only)
-    with pytest.raises(ValueError, match="lengths of rounds at gamma 2 only"):
-        IMPORTERS["accepted_lengths"](write({"accepted": [1]}), ImportChoices(2))[0].at(1)
 
 
 def test_a_bad_field_concerns_its_own_data_set(write):
@@ -200,17 +199,18 @@ def test_eagles_counts_by_depth_are_rounds(write):
         IMPORTERS["eagle"](write(eagle_line(1, alpha=[6], alpha_num=[7]), eagle_line(2)), ImportChoices(3))
 
 
-def test_sums_make_a_page_that_says_only_what_they_hold(write):
+def test_sums_make_a_page_that_says_only_what_they_hold(write, tmp_path):
     path = write(eagle_line(1), eagle_line(2, new_tokens=[18], idxs=[4]))
     (source,) = IMPORTERS["eagle"](path, ImportChoices(5))
     baseline = spec_bench_times(write(eagle_line(1, wall_time=[1.5]), eagle_line(2, wall_time=[1.0]), name="b.jsonl"))
     assert source.totals_only and source.texts["rounds"].tolist() == [4, 5]
-    (chapter,) = foreign_chapters([source], baseline, 100)
+    (chapter,) = run_chapters([folder_of(source, tmp_path / "run", baseline)])
     titles = [section.title for section in chapter.sections]
     assert titles == ["What the file holds, and what it does not", "Tokens per round", "Speed"]
     text = " ".join(" ".join(section.text) for section in chapter.sections)
     assert "3.111 (" in text and "neither a prediction nor a test" in text
-    (shallow,) = foreign_chapters(IMPORTERS["eagle"](path, ImportChoices(2)), None, 100)
+    (source,) = IMPORTERS["eagle"](path, ImportChoices(2))
+    (shallow,) = run_chapters([folder_of(source, tmp_path / "shallow")])
     assert "No alpha gives this at gamma 2" in shallow.sections[1].text[1]
     assert "Speedup 3.5" in text  # (28 / 1.0) / (20 / 2.5)
 

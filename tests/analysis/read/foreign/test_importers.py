@@ -2,13 +2,14 @@
 
 import numpy as np
 import pytest
+from fixtures.imported_folders import folder_of
 
 from specdec.analysis.acceptance.estimates import estimate_alpha, hazards
 from specdec.analysis.findings.foreign_sections import foreign_findings
 from specdec.analysis.read.foreign.spec_bench import spec_bench_times
-from specdec.analysis.read.imported import ImportChoices, PositionLengths, PositionText, walked
+from specdec.analysis.read.imported import ImportChoices, PositionText, rounds_table, walked
 from specdec.analysis.read.importers import IMPORTERS
-from specdec.analysis.rounds import COLUMNS
+from specdec.analysis.rounds import COUNTED
 from specdec.errors import UsageError
 
 
@@ -51,8 +52,7 @@ def test_lengths_per_round_give_theorys_estimates(write):
     assert (estimate.accepted, estimate.rejected) == (127, 88)
     assert estimate.alpha == pytest.approx(0.590698, abs=1e-6)
     assert hazards(source.rounds)["acceptance"].tolist() == pytest.approx([0.6, 0.583333, 0.571429, 0.6], abs=1e-6)
-    assert list(COLUMNS) == list(source.rounds)
-    assert not source.has_times and source.ordered
+    assert {*COUNTED} < {*source.rounds} and source.ordered and source.texts["seconds"].isna().all()
     assert source.rounds["round_s"].isna().all()
     assert any("no times" in note for note in source.notes)
 
@@ -122,9 +122,9 @@ def test_nothing_is_offered_beyond_a_recording_that_stops():
 def test_a_round_that_accepts_the_end_token_is_cut_and_is_no_rejection():
     assert rounds_of([5, 5, 5], 4, ended=True) == [(4, 3, 3)]  # three tokens left, all accepted: none of the target
     assert rounds_of([3, 9, 9], 4, ended=True) == [(4, 2, 3)]  # two accepted, and the target's own is the last
-    table = PositionLengths((one_text([5, 5, 5], ended=True),), 4).rounds("x", 4)
+    table = rounds_table([walked(one_text([5, 5, 5], ended=True), 4)], "x", 4)
     assert table[["rejected", "truncation", "tokens_left"]].values.tolist() == [[False, "end_token", 3]]
-    table = PositionLengths((one_text([1, 3, 9, 9], ended=True),), 8).rounds("x", 4)
+    table = rounds_table([walked(one_text([1, 3, 9, 9], ended=True), 4)], "x", 4)
     assert table[["rejected", "truncation", "tokens_left"]].values.tolist() == [[True, "", 4], [True, "end_token", 3]]
 
 
@@ -183,7 +183,7 @@ def test_spec_bench_turns_are_texts_of_one_prompt(write, steps):
     source = spec_bench(write(answer(81, [3, 1, 2, 5, 1], [6, 6], [0.5, 0.25], steps)), 4)
     assert accepted_by_text(source) == {("81", 0): [2, 0, 1], ("81", 1): [4, 0]}
     assert source.texts[["tokens", "seconds"]].to_numpy().tolist() == [[6, 0.5], [6, 0.25]]
-    assert source.has_times and set(source.rounds["category"]) == {"writing"}
+    assert set(source.rounds["category"]) == {"writing"}
 
 
 def test_spec_bench_turns_that_cannot_be_told_apart_are_joined_and_said(write):
@@ -192,10 +192,10 @@ def test_spec_bench_turns_that_cannot_be_told_apart_are_joined_and_said(write):
     assert any("1 answers" in note for note in source.notes)
 
 
-def test_spec_bench_speedup_is_the_ratio_of_totals(write):
+def test_spec_bench_speedup_is_the_ratio_of_totals(write, tmp_path):
     path = write(answer(1, [3, 1, 2], [6], [1.0]), answer(2, [5, 5], [10], [1.0], category="qa"))
     vanilla = write(answer(1, [], [8], [4.0]), answer(2, [], [12], [4.0]), name="vanilla.jsonl")
-    sections = foreign_findings(spec_bench(path, 4), spec_bench_times(vanilla)).sections
+    sections = foreign_findings(folder_of(spec_bench(path, 4), tmp_path / "run", spec_bench_times(vanilla))).sections
     assert [section.title for section in sections][-2:] == ["By category", "Speed"]
     figures = sections[-1].tables[0][1].set_index("figure").iloc[:, 0]
     assert figures["speedup, ratio of totals"].startswith("3.2000")  # (16 / 2) / (20 / 8)
@@ -203,10 +203,11 @@ def test_spec_bench_speedup_is_the_ratio_of_totals(write):
     assert figures["ratio of the prompts' mean speeds, as Spec-Bench prints it"] == "3.2000"  # 8 / 2.5
 
 
-def test_no_timed_prompt_in_common_is_said(write):
+def test_no_timed_prompt_in_common_is_said(write, tmp_path):
     vanilla = write(answer(9, [], [8], [4.0]), name="vanilla.jsonl")
+    source = spec_bench(write(answer(1, [3], [3], [1.0])), 4)
     with pytest.raises(UsageError, match="no timed prompt in common"):
-        foreign_findings(spec_bench(write(answer(1, [3], [3], [1.0])), 4), spec_bench_times(vanilla))
+        foreign_findings(folder_of(source, tmp_path / "run", spec_bench_times(vanilla)))
 
 
 # What is wrong ------------------------------------------------------------------------------------
