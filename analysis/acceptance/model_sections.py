@@ -40,7 +40,9 @@ def model_sections(run: Run, replicates: int = 2000, refits: int = 200, seed: in
     replay, lacking_replay = _optional(run.replay)
     alpha_sums, lacking_alpha = _optional(run.alpha_sums)
     shared = arms.shared().by_gamma()
-    gamma = run.primary_gamma if run.primary_gamma in shared else max(shared)
+    gamma = run.primary_gamma
+    if gamma is None or gamma not in shared:
+        gamma = max(shared)
     if run.simulated or imported:  # what was recorded is replayed to measure: a replay of it says nothing more
         replay, lacking_replay = None, "" if imported else RECORDED
     no_replay = Evidence.no_replay

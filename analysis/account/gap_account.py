@@ -6,9 +6,10 @@ time into verification v, drafting g and the rest o, each over t(1), does not de
 imported files have them, have the factors of acceptance alone, whose product is the measured tokens per round.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import nan, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -264,10 +265,11 @@ def account_values(
     }
 
 
-def cost_values(sums: Columns, t1_s: float | np.ndarray) -> dict[str, np.ndarray]:
+def cost_values(sums: Mapping[str, Any], t1_s: float | np.ndarray) -> dict[str, Any]:
     """Return the split of a round's time into g, v and o, each over t1; the baseline's seconds per token; the speedup.
 
-    The speedup is tokens per round x t_ar_s over the round's seconds, (g + v + o) t1.
+    The speedup is tokens per round x t_ar_s over the round's seconds, (g + v + o) t1. Runs, shapes of drafts and advice
+    share this function; times may be in any unit that t1_s has too.
     """
     g = sums["draft_s"] / sums["rounds"] / t1_s
     v = sums["verify_s"] / sums["rounds"] / t1_s

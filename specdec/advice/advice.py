@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from specdec.analysis.account.gap_account import cost_values
 from specdec.analysis.engines.measured_drafter import Measured
 from specdec.analysis.engines.recommendation import Recommendation, recommend
 from specdec.analysis.intervals import Interval, too_few
@@ -50,8 +51,10 @@ class RoundCost:
         return self.draft + self.verify + self.overhead
 
     def speedup(self, tokens_per_round: float) -> float:
-        """Return t_AR over the time that a round takes per token."""
-        return tokens_per_round * self.baseline / self.round
+        """Return t_AR over the time that a round takes per token, as the account of a run has it."""
+        costs = {"draft_s": self.draft, "verify_s": self.verify, "round_s": self.round}
+        plain = {"baseline_round_s": self.baseline, "baseline_tokens": 1.0}
+        return float(cost_values({"rounds": 1.0, "tokens": tokens_per_round, **costs, **plain}, 1.0)["speedup"])
 
 
 @dataclass(frozen=True)
@@ -108,19 +111,10 @@ class Advice:
     notes: list[str]
     serving: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def best(self) -> Forecast:
-        return self.at(self.best_gamma)  # type: ignore[return-value]
-
-    def at(self, gamma: int) -> Forecast | None:
-        """Return the forecast for one gamma; None if it was not asked for."""
-        return next((item for item in self.predictions if item.gamma == gamma), None)
-
-    def save(self, *paths: Path) -> None:
-        """Write to each path, whole or not at all."""
-        for path in paths:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
+    def save(self, path: Path) -> None:
+        """Write to a path, whole or not at all."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
 
 
 def predict(

@@ -24,6 +24,7 @@ from rich.table import Table
 
 from specdec.advice.advice import Advice, RoundCost, judge, predict, recommended
 from specdec.advice.decoded_rounds import Speculated, predicted_walks
+from specdec.analysis.account.gap_account import cost_values
 from specdec.analysis.engines.recommendation import Recommendation
 from specdec.analysis.intervals import Columns, bootstrap
 from specdec.clock import Clock, clock_for
@@ -379,21 +380,16 @@ class _Advisor:
 
 
 def _statistic(sums: Columns) -> dict[str, np.ndarray]:
-    """Return the quantities of the gap account from sums over prompts."""
-    t1, t_ar = sums["verify_s"] / sums["committed"], sums["round_s"] / sums["committed"]
-    tau, baseline = sums["tokens"] / sums["rounds"], t_ar / t1
-    g, v = sums["draft"] / sums["rounds"], sums["verify"] / sums["rounds"]
-    # Costs of a round beside draft and verification: the baseline's own, accepting more than nothing, and what the
+    """Return the quantities of the gap account from sums over prompts, times over t1: `baseline` is t_AR."""
+    t1 = sums["verify_s"] / sums["committed"]
+    plain = sums["round_s"] / t1
+    # A round takes beside draft and verification: the baseline's own rest, accepting more than nothing, and what the
     # drafter takes to note what was committed.
-    o = baseline - 1 + (sums["accept"] + sums["commit"]) / sums["rounds"]
-    return {
-        "tokens_per_round": tau,
-        "speedup": tau * baseline / (g + v + o),
-        "g": g,
-        "v": v,
-        "o": o,
-        "baseline": baseline,
-    }
+    rest = sums["rounds"] * (plain / sums["committed"] - 1) + sums["accept"] + sums["commit"]
+    times = {"draft_s": sums["draft"], "verify_s": sums["verify"], "round_s": sums["draft"] + sums["verify"] + rest}
+    done = {"rounds": sums["rounds"], "tokens": sums["tokens"]}
+    values = cost_values({**done, **times, "baseline_round_s": plain, "baseline_tokens": sums["committed"]}, 1.0)
+    return {"tokens_per_round": sums["tokens"] / sums["rounds"], "baseline": values.pop("t_ar_s"), **values}
 
 
 def show(advice: Advice, recommendation: Recommendation, console: Console, folder: Path) -> None:
