@@ -112,7 +112,8 @@ def chart(
             axes.set_ylim(bottom=0)
         axes.set_ylabel(panel.ylabel)
     grid[-1, 0].set_xlabel(xlabel)
-    style.legend_above(grid[0, 0], columns)
+    if any(not name.startswith("_") for name in panels[0].lines):
+        style.legend_above(grid[0, 0], columns)
     return figure
 
 

@@ -5,7 +5,6 @@ says so in every heading, table, figure and metric; the comparison with study `b
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from math import inf, isfinite, nan, sqrt
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,9 @@ from scipy.stats import t as student
 
 from specdec.theory.queueing import utilisation
 
-from ..comparisons import curves_of, interval, intervals, metrics_of, printed
+from ..comparisons import curves_of, interval, intervals, listed, metrics_of, printed
 from ..figures import pictures, style
+from ..figures.pictures import Line, Panel, over
 from ..intervals import Interval
 from ..sections import About, Findings, Section, Tables, counted, register
 
@@ -27,17 +27,13 @@ ALWAYS, NEVER = inf, 0.0  # the largest load still pays; no load pays
 SLACK = 0.01  # disadvantages below 1% are none: with little load all policies have the same goodput, up to the edges
 SETTLED = 0.95  # of the capacity: above it a queue takes longer to settle than a simulation lasts
 _KEYS = ["policy", "load", "replication"]
-_VALUES = {  # column -> (words, format, factor)
-    "goodput": ("goodput, tokens/s", ".3g", 1),
-    "throughput": ("throughput, tokens/s", ".3g", 1),
-    "met": ("within the target", ".0%", 1),
-    "tpot": ("ms per output token", ".3g", 1e3),
-    "ttft": ("first token, s", ".3g", 1),
-    "ttft_p99": ("first token p99, s", ".3g", 1),
-    "latency_p50": ("latency p50, s", ".3g", 1),
-    "latency_p90": ("latency p90, s", ".3g", 1),
-    "latency_p99": ("latency p99, s", ".3g", 1),
-}
+_MS = 1e3  # times per output token are shown in milliseconds
+_CELL = {"load": "load", "policy": "policy", "rho": "used:.2f", "queue": "queue"}  # heading -> column and format
+_RATES = {"goodput, tokens/s": "goodput:.3g", "throughput, tokens/s": "throughput:.3g", "within the target": "met:.0%",
+          "ms per output token": "tpot_ms:.3g"}  # fmt: skip
+_WAITS = {"first token, s": "ttft:.3g", "first token p99, s": "ttft_p99:.3g", "latency p50, s": "latency_p50:.3g",
+          "latency p90, s": "latency_p90:.3g", "latency p99, s": "latency_p99:.3g"}  # fmt: skip
+_SETTLES = ("goodput", "throughput", "met", "tpot")
 _QUEUED = ("ttft", "ttft_p99", "latency_p50", "latency_p90", "latency_p99")  # grow with the length of an overloaded run
 
 
@@ -45,8 +41,7 @@ _QUEUED = ("ttft", "ttft_p99", "latency_p50", "latency_p90", "latency_p99")  # g
 def findings(tables: Tables, about: About) -> Findings:
     """Read all tables of the study but `call_times`."""
     found = serving_numbers(tables)
-    ends = policy_ends(found)
-    sections = [_answer(found, ends), _over_load(found), _latencies(found), _choices(found), _assumptions(found)]
+    sections = [_answer(found), _over_load(found), _latencies(found), _choices(found), _assumptions(found)]
     check = closed_check(tables)
     if len(check):
         sections.append(_check(check))
@@ -55,6 +50,7 @@ def findings(tables: Tables, about: About) -> Findings:
         sections.append(Section("Prompts", skipped))
     # Policies are named without a space. A load at which speculation stops paying is 0 where it never pays, and absent
     # where the largest load still does.
+    ends = found.ends.reset_index()
     ends, cells = (each.replace({"policy": r" "}, {"policy": ""}, regex=True) for each in (ends, found.cells))
     cells["per_cent"] = (100 * cells["load"]).round().astype(int)
     shown = {column: column for column in ("goodput", "tpot", "latency_p99")}
@@ -106,88 +102,47 @@ def stops_paying_at(loads: Sequence[float], worse: Sequence[float] | np.ndarray)
 
 
 @dataclass(frozen=True)
-class SwitchOff:
-    """The load at which a policy should be switched off.
-
-    Attributes:
-        load: over the capacity of plain decoding, with the interval over replications; `ALWAYS` or `NEVER` without one.
-        batch: mean sequences in a step of the policy at that load.
-    """
-
-    load: Interval
-    batch: Interval
-
-
-@dataclass(frozen=True)
 class ServingNumbers:
     """The study in numbers.
 
     Attributes:
-        runs: a line for each simulation: policy, load, replication, the columns of `_VALUES`, batch and gamma (means
-            over the steps of the window), rate.
         cells: a line for each policy and load: used (rho, offered requests over what the policy finishes at full slots;
-            a queue settles below 1) and the columns of `_VALUES` with _low and _high over replications; what grows with
-            the queue is missing where there is no steady state.
-        capacity: policy -> requests per second at full slots, over replications.
+            a queue settles below 1), and _SETTLES and _QUEUED with _low and _high over replications; what grows with
+            the queue is missing where there is no steady state. tpot_ms is tpot in milliseconds.
+        ends: by policy, with _low and _high over replications: capacity (requests per second at full slots), load (over
+            the capacity of plain decoding, from which on plain decoding takes less time per output token; `ALWAYS` or
+            `NEVER` without bounds), batch (mean sequences in a step of the policy at that load) and goodput (that load
+            by goodput). And model_batch: the smallest batch at which a step without drafts commits more tokens per
+            second by the cost model, at the texts' mean tokens per round; `ALWAYS` where none up to the slots does
+            (theory.md 7.4). Missing for plain decoding.
         recording, step_times, chosen: the tables `recording` (its line) and `step_times`; and mean gamma of the
             adaptive policy by batch, with the steps.
+        best_fixed: the fixed gamma whose tokens take least time at the smallest load; None where plain decoding takes
+            less.
+        adaptive: time per output token of the adaptive policy over that of plain decoding, by load.
         little: the largest relative error of Little's law over all simulations.
     """
 
-    runs: pd.DataFrame
     cells: pd.DataFrame
-    capacity: Mapping[str, Interval]
+    ends: pd.DataFrame
     recording: Mapping[str, Any]
     step_times: pd.DataFrame
     chosen: pd.DataFrame
+    best_fixed: str | None
+    adaptive: np.ndarray
     little: float
 
-    @cached_property
+    @property
     def policies(self) -> list[str]:
-        return list(dict.fromkeys(self.runs["policy"]))
+        return list(self.ends.index)
 
-    @cached_property
+    @property
     def loads(self) -> list[float]:
-        return sorted(float(load) for load in self.runs["load"].unique())
+        return sorted(float(load) for load in self.cells["load"].unique())
 
     def of(self, policy: str) -> pd.DataFrame:
         """Return the lines of `cells` of a policy by ascending load."""
         return self.cells[self.cells["policy"] == policy]
-
-    def values(self, policy: str, column: str) -> np.ndarray:
-        """Return a column of all simulations of a policy, [loads, replications]."""
-        mine = self.runs[self.runs["policy"] == policy]
-        return mine.pivot(index="load", columns="replication", values=column).sort_index().to_numpy()
-
-    def switch_off(self, policy: str, column: str = "tpot") -> SwitchOff:
-        """Return where plain decoding begins to be better in time per output token, or in goodput. Replications are
-        paired: all policies of one serve the same requests.
-        """
-        sign = -1 if column == "goodput" else 1  # less goodput is worse, a longer time per token is
-        mine, plain = self.values(policy, column), self.values(NONE, column)  # [loads, replications]
-        each = np.array([stops_paying_at(self.loads, values) for values in (sign * _change(mine, plain)).T])
-        load = stops_paying_at(self.loads, sign * _change(mine.mean(axis=1), plain.mean(axis=1)))
-        if not (isfinite(load) and np.isfinite(each).all() and (each > 0).all()):
-            return SwitchOff(Interval(load), Interval(nan))
-        batches = self.values(policy, "batch")
-        at = [np.interp(load, self.loads, column) for load, column in zip(each, batches.T, strict=True)]
-        return SwitchOff(over_replications(each), over_replications(at))
-
-    def model_batch(self, gamma: int) -> float:
-        """Return the smallest batch at which a step without drafts commits more tokens per second by the cost model, at
-        the texts' mean tokens per round; `ALWAYS` where none up to the slots does (theory.md 7.4).
-        """
-        plain, mine = (self.step_times[self.step_times["gamma"] == each].sort_values("batch") for each in (0, gamma))
-        rate = mine["tokens_per_round"].to_numpy() / mine["seconds"].to_numpy()
-        lost = np.flatnonzero(rate < 1 / plain["seconds"].to_numpy())
-        return float(mine["batch"].iloc[lost[0]]) if len(lost) else ALWAYS
-
-    @cached_property
-    def best_fixed(self) -> str | None:
-        """The fixed gamma whose tokens take least time at the smallest load; None where plain decoding takes less."""
-        fixed = [policy for policy in self.policies if policy not in (NONE, ADAPTIVE)]
-        best = min([NONE, *fixed], key=lambda policy: float(self.values(policy, "tpot")[0].mean()))
-        return None if best == NONE else best
 
 
 def serving_numbers(tables: Tables) -> ServingNumbers:
@@ -204,26 +159,74 @@ def serving_numbers(tables: Tables) -> ServingNumbers:
     runs, lines = simulation_values(tables), []
     for (policy, load), part in runs.groupby(["policy", "load"], sort=False):
         used = float(utilisation(load * capacity[NONE].estimate, capacity[str(policy)].estimate))
-        line = {"policy": policy, "load": float(load), "used": used}
-        for column in _VALUES:
+        line = {"policy": policy, "load": float(load), "used": used, "queue": "settles" if used < 1 else "grows"}
+        for column in (*_SETTLES, *_QUEUED):
             value = over_replications(part[column]) if used < 1 or column not in _QUEUED else Interval(nan)
             # Student's interval, cut to the values that a column can have: none is negative, a share is at most 1.
-            line[column], line[f"{column}_low"] = value.estimate, max(value.low, 0.0)
-            line[f"{column}_high"] = min(value.high, 1.0 if column == "met" else inf)
+            low, high = max(value.low, 0.0), min(value.high, 1.0 if column == "met" else inf)
+            line |= {column: value.estimate, f"{column}_low": low, f"{column}_high": high}
         lines.append(line)
+    cells = pd.DataFrame(lines).sort_values("load", kind="stable", ignore_index=True)
+    for end in ("", "_low", "_high"):
+        cells[f"tpot_ms{end}"] = _MS * cells[f"tpot{end}"]
+    policies, loads = list(dict.fromkeys(runs["policy"])), sorted(float(load) for load in runs["load"].unique())
+    wide = runs.pivot(index=["policy", "load"], columns="replication").sort_index()
+    tpot = {policy: wide.loc[policy]["tpot"].to_numpy() for policy in policies}  # [loads, replications]
+    best = min((policy for policy in policies if policy != ADAPTIVE), key=lambda policy: float(tpot[policy][0].mean()))
+    ends, step_times = [], tables["step_times"]
+    for policy in policies:
+        values = {"capacity": capacity[policy]} | dict.fromkeys(("load", "batch", "goodput"), Interval(nan))
+        model_batch = nan
+        if policy != NONE:
+            # Replications are paired: all policies of one serve the same requests.
+            slower = _change(tpot[policy], tpot[NONE]), _change(tpot[policy].mean(axis=1), tpot[NONE].mean(axis=1))
+            good, plain = (wide.loc[name]["goodput"].to_numpy() for name in (policy, NONE))
+            fewer = -_change(good, plain), -_change(good.mean(axis=1), plain.mean(axis=1))
+            values["load"], values["batch"] = _switch_off(loads, *slower, wide.loc[policy]["batch"].to_numpy())
+            values["goodput"], _ = _switch_off(loads, *fewer, wide.loc[policy]["batch"].to_numpy())
+        if policy not in (NONE, ADAPTIVE):
+            own, mine = (
+                step_times[step_times["gamma"] == gamma].sort_values("batch") for gamma in (0, int(policy.split()[1]))
+            )
+            rate = mine["tokens_per_round"].to_numpy() / mine["seconds"].to_numpy()
+            lost = np.flatnonzero(rate < 1 / own["seconds"].to_numpy())
+            model_batch = float(mine["batch"].iloc[lost[0]]) if len(lost) else ALWAYS
+        line = {"policy": policy, "model_batch": model_batch}
+        for name, value in values.items():
+            line |= {name: value.estimate, f"{name}_low": value.low, f"{name}_high": value.high}
+        ends.append(line)
     return ServingNumbers(
-        runs=runs,
-        cells=pd.DataFrame(lines).sort_values("load", kind="stable", ignore_index=True),
-        capacity=capacity,
+        cells=cells,
+        ends=pd.DataFrame(ends).set_index("policy"),
         recording={str(name): value for name, value in recording.items()},
-        step_times=tables["step_times"],
+        step_times=step_times,
         chosen=chosen[["batch", "gamma", "steps"]],
+        best_fixed=None if best == NONE else best,
+        adaptive=tpot[ADAPTIVE].mean(axis=1) / tpot[NONE].mean(axis=1),
         little=float(tables["simulations"]["little"].max()),
     )
 
 
+def _switch_off(
+    loads: Sequence[float], worse: np.ndarray, on_average: np.ndarray, batches: np.ndarray
+) -> tuple[Interval, Interval]:
+    """Return the load at which a policy should be switched off, and its sequences in a step there.
+
+    Args:
+        worse, batches: its disadvantage, and its sequences, [loads, replications].
+        on_average: the disadvantage of the means over replications, [loads].
+    """
+    each = np.array([stops_paying_at(loads, values) for values in worse.T])
+    load = stops_paying_at(loads, on_average)
+    if not (isfinite(load) and np.isfinite(each).all() and (each > 0).all()):
+        return Interval(load), Interval(nan)
+    at = [np.interp(here, loads, column) for here, column in zip(each, batches.T, strict=True)]
+    return over_replications(each), over_replications(at)
+
+
 def simulation_values(tables: Tables) -> pd.DataFrame:
-    """Return a line for each simulation, see `ServingNumbers.runs`.
+    """Return a line for each simulation: policy, load, replication, _SETTLES and _QUEUED, rate, and batch and gamma
+    (means over the steps of the window).
 
     Time per output token runs from the end of the prefill to the last token, over all tokens: a first round may give
     several, so that leaving out the first token and its time, as for plain decoding, would flatter speculation.
@@ -259,24 +262,6 @@ def _change(value: np.ndarray, plain: np.ndarray) -> np.ndarray:
         return np.where(value == plain, 0.0, value / plain - 1)
 
 
-def policy_ends(found: ServingNumbers) -> pd.DataFrame:
-    """Return a line for each policy, with _low and _high: capacity, and of those that draft load and batch (see
-    `SwitchOff`) and goodput (the load by goodput); and of fixed gammas model_batch.
-    """
-    lines = []
-    for policy in found.policies:
-        line = {"policy": policy, "model_batch": nan}
-        values = {"capacity": found.capacity[policy]} | dict.fromkeys(("load", "batch", "goodput"), Interval(nan))
-        if policy != NONE:
-            off = found.switch_off(policy)
-            values |= {"load": off.load, "batch": off.batch, "goodput": found.switch_off(policy, "goodput").load}
-            line["model_batch"] = nan if policy == ADAPTIVE else found.model_batch(int(policy.split()[1]))
-        for name, value in values.items():
-            line |= {name: value.estimate, f"{name}_low": value.low, f"{name}_high": value.high}
-        lines.append(line)
-    return pd.DataFrame(lines)
-
-
 # Words ----------------------------------------------------------------------------------------------
 
 
@@ -286,36 +271,34 @@ def _load_in_words(found: ServingNumbers, load: Interval) -> str:
     return "0: no load pays" if load.estimate == NEVER else f"{load:.2f}"
 
 
-def _answer(found: ServingNumbers, ends: pd.DataFrame) -> Section:
-    best, text = found.best_fixed, []
-    if best is None:
-        text.append(
-            "Simulated: with this drafter, this acceptance and these costs, no fixed gamma pays, even on a server "
-            "that is nearly idle."
-        )
-    else:
-        off, gamma = found.switch_off(best), int(best.split()[1])
-        sentence = f"Simulated: a server that drafts {counted(gamma, 'token')} should stop at "
-        if off.load.estimate == ALWAYS:
-            sentence += f"no load up to {found.loads[-1]:g}, the largest"
-        else:
-            sentence += f"a load of {off.load:.2f} of what plain decoding can serve"
-        if off.load.known:
-            rate = off.load.estimate * found.capacity[NONE].estimate
-            sentence += (
-                f", {rate:.3g} requests per second, where its steps hold {off.batch:.1f} sequences: from there on a "
-                "token takes less time without drafts"
+def _answer(found: ServingNumbers) -> Section:
+    best, capacity = found.best_fixed, interval(found.ends.loc[NONE], "capacity")
+    replications = found.recording["replications"]
+    text = [
+        "Simulated: with this drafter, this acceptance and these costs, no fixed gamma pays, even on a server that is "
+        "nearly idle."
+    ]
+    if best is not None:
+        off, gamma = found.ends.loc[best], int(best.split()[1])
+        load = interval(off, "load")
+        stop = f"a load of {load:.2f} of what plain decoding can serve"
+        if load.estimate == ALWAYS:
+            stop = f"no load up to {found.loads[-1]:g}, the largest"
+        if load.known:
+            stop += (
+                f", {load.estimate * capacity.estimate:.3g} requests per second, where its steps hold "
+                f"{interval(off, 'batch'):.1f} sequences: from there on a token takes less time without drafts"
             )
-        text.append(
-            sentence + f". On a nearly idle server, gamma {gamma} is the fixed one whose tokens take least time."
-        )
-    adaptive = found.values(ADAPTIVE, "tpot").mean(axis=1) / found.values(NONE, "tpot").mean(axis=1)
+        text = [
+            f"Simulated: a server that drafts {counted(gamma, 'token')} should stop at {stop}. On a nearly idle "
+            f"server, gamma {gamma} is the fixed one whose tokens take least time."
+        ]
     text.append(
         "Simulated: choosing gamma anew for each step by SmartSpec's rule (2406.14066), a token takes "
-        f"{adaptive[0]:.2f} times as long as without drafts at a load of {found.loads[0]:g}, {adaptive.max():.2f} "
-        "times at the worst load."
+        f"{found.adaptive[0]:.2f} times as long as without drafts at a load of {found.loads[0]:g}, "
+        f"{found.adaptive.max():.2f} times at the worst load."
     )
-    drafting = ends[ends["policy"] != NONE].reset_index(drop=True)
+    drafting = found.ends.drop(index=NONE).reset_index()
     lines = pd.DataFrame(
         {
             "policy (simulated)": drafting["policy"],
@@ -331,8 +314,8 @@ def _answer(found: ServingNumbers, ends: pd.DataFrame) -> Section:
     )
     text.append(
         "A load is offered requests per second over the requests per second that plain decoding finishes when its "
-        f"slots are always full, {found.capacity[NONE]:.3g}. All policies serve the same requests at the same times; "
-        f"intervals are 95%, over {found.capacity[NONE].prompts} independent replications."
+        f"slots are always full, {capacity:.3g}. All policies serve the same requests at the same times; "
+        f"intervals are 95%, over {replications} independent replications."
     )
     caption = "Simulated: the load from which on plain decoding is better, by policy"
     return Section("Simulated: at which load should a server stop speculating?", tuple(text), ((caption, lines),))
@@ -370,28 +353,17 @@ def _over_load(found: ServingNumbers) -> Section:
     )
     figures = (
         ("goodput", _figure(found, "goodput", "tokens per second within the target", "Simulated: goodput over load")),
-        ("time_per_token", _figure(found, "tpot", "ms per output token", "Simulated: time per output token over load")),
+        (
+            "time_per_token",
+            _figure(found, "tpot_ms", "ms per output token", "Simulated: time per output token over load"),
+        ),
     )
-    table = ("Simulated: rates by policy and load", _table(found, ("goodput", "throughput", "met", "tpot")))
+    table = ("Simulated: rates by policy and load", _table(found, _RATES))
     return Section("Simulated: goodput and time per token", text, (table,), figures)
 
 
-def _table(found: ServingNumbers, columns: Sequence[str]) -> pd.DataFrame:
-    cells = found.cells
-    shown = {
-        "load": cells["load"].map("{:g}".format),
-        "policy": cells["policy"],
-        "rho": cells["used"].map("{:.2f}".format),
-        "queue": ["settles" if used < 1 else "grows" for used in cells["used"]],
-    }
-    for column in columns:
-        words, form, factor = _VALUES[column]
-        shown[words] = [f"{_scaled(value, factor):{form}}" for value in intervals(cells, column)]
-    return pd.DataFrame(shown)
-
-
-def _scaled(value: Interval, factor: float) -> Interval:
-    return Interval(factor * value.estimate, factor * value.low, factor * value.high)
+def _table(found: ServingNumbers, columns: Mapping[str, str]) -> pd.DataFrame:
+    return listed(found.cells.assign(load=found.cells["load"].map("{:g}".format)), _CELL | columns)
 
 
 def _latencies(found: ServingNumbers) -> Section:
@@ -407,7 +379,7 @@ def _latencies(found: ServingNumbers) -> Section:
         "it; both contain the wait for a slot and the prefill, which stops all other sequences."
     )
     figure = _figure(found, "latency_p99", "p99 of latency, s", "Simulated: tail latency over load")
-    table = ("Simulated: latencies by policy and load", _table(found, [*_QUEUED]))
+    table = ("Simulated: latencies by policy and load", _table(found, _WAITS))
     return Section("Simulated: latency", tuple(text), (table,), (("latency_p99", figure),))
 
 
@@ -420,13 +392,12 @@ def _choices(found: ServingNumbers) -> Section:
         "gamma with the most expected tokens per second of that batch, by the cost model and the acceptance at each "
         "depth that it has seen so far.",
     )
-    with style.styled():
-        caption = f"Simulated: means over all steps of all loads, {int(chosen['steps'].sum()):,} steps."
-        figure, axes = style.new_figure("Simulated: draft tokens by size of the batch", caption)
-        look = _look(found, ADAPTIVE)
-        axes.plot(chosen["batch"], chosen["gamma"], color=look.colour, marker=look.marker, linestyle=look.dash)
-        axes.set(xlabel="sequences in a step", ylabel="draft tokens of each, mean")
-        axes.set_ylim(bottom=0)
+    figure = pictures.chart(
+        Panel("draft tokens of each, mean", {"_": over(chosen, "batch", "gamma", _look(found, ADAPTIVE))}, zero=True),
+        title="Simulated: draft tokens by size of the batch",
+        caption=f"Simulated: means over all steps of all loads, {int(chosen['steps'].sum()):,} steps.",
+        xlabel="sequences in a step",
+    )
     return Section("Simulated: what the adaptive policy chooses", text, figures=(("adaptive_gamma", figure),))
 
 
@@ -592,26 +563,24 @@ def _look(found: ServingNumbers, policy: str) -> style.Look:
     return style.look(found.policies.index(policy) - 1)
 
 
-@style.in_style
 def _figure(found: ServingNumbers, column: str, ylabel: str, title: str) -> Figure:
     """Draw a value over the load, a line for each policy; overloaded points are hollow and not joined."""
-    factor = _VALUES[column][2]
     caption = (
         f"Simulated, {found.recording['arrivals']}, {found.recording['slots']} slots. Bars: 95% intervals over "
         f"{found.recording['replications']} replications."
     )
     if column not in _QUEUED:
         caption += " Hollow: overloaded, the queue grows."
-    figure, axes = style.new_figure(title, caption)
+    lines: dict[str, Line] = {}
     for policy in found.policies:
-        look, lines = _look(found, policy), found.of(policy)
-        settled, over = lines[lines["used"] < 1], lines[lines["used"] >= 1]
+        settled = found.of(policy).query("used < 1")
         if len(settled):
-            values = [_scaled(value, factor) for value in intervals(settled, column)]
-            pictures.line(axes, settled["load"].tolist(), values, look, policy)
-        if column not in _QUEUED:
-            axes.plot(over["load"], factor * over[column], look.marker, color=look.colour, markerfacecolor="white")
-    axes.set(xlabel="load: offered requests over the capacity of plain decoding", ylabel=ylabel, xlim=(0, None))
-    axes.set_ylim(bottom=0)
-    style.legend_above(axes, 3)
+            lines[policy] = over(settled, "load", column, _look(found, policy))
+    xlabel = "load: offered requests over the capacity of plain decoding"
+    figure = pictures.chart(Panel(ylabel, lines, zero=True), title=title, caption=caption, xlabel=xlabel)
+    for policy in () if column in _QUEUED else found.policies:
+        overloaded, look = found.of(policy).query("used >= 1"), _look(found, policy)
+        marks = {"color": look.colour, "markersize": style.RC["lines.markersize"], "markerfacecolor": "white"}
+        figure.axes[0].plot(overloaded["load"], overloaded[column], look.marker, **marks)
+    figure.axes[0].set(xlim=(0, None), ylim=(0, None))
     return figure

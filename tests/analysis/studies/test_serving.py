@@ -105,14 +105,14 @@ def test_where_speculation_is_to_be_switched_off():
     used = found.of("gamma 2").set_index("load")["used"]
     assert used[0.6] == pytest.approx(0.75) and used[1.0] >= 1
     assert found.best_fixed == "gamma 2"
-    off = found.switch_off("gamma 2")
+    off = found.ends.loc["gamma 2"]
     # From -12.5% at 0.6 to +25% at 1.0, a third of the way; batches of 4 and 8 there.
-    assert off.load.estimate == pytest.approx(0.6 + 0.4 / 3) and off.batch.estimate == pytest.approx(4 + 4 / 3)
-    assert found.switch_off("adaptive").load.estimate == ALWAYS
+    assert off["load"] == pytest.approx(0.6 + 0.4 / 3) and off["batch"] == pytest.approx(4 + 4 / 3)
+    assert found.ends.loc["adaptive", "load"] == ALWAYS
     # Goodput: plain decoding is within 22 s at 0.6, and so is gamma 2; at 1.0 nobody is.
-    assert found.switch_off("gamma 2", "goodput").load.estimate == ALWAYS
+    assert off["goodput"] == ALWAYS
     # 2 tokens a round against 1: 2 (1 + 0.2 B) < 1 + 0.6 B from B = 6 on, where B = 5 is even.
-    assert found.model_batch(2) == 6
+    assert off["model_batch"] == 6
 
 
 @pytest.mark.slow
