@@ -362,7 +362,7 @@ def _over_load(found: ServingNumbers) -> Section:
     return Section("Simulated: goodput and time per token", text, (table,), figures)
 
 
-def _table(found: ServingNumbers, columns: Mapping[str, str]) -> pd.DataFrame:
+def _table(found: ServingNumbers, columns: dict[str, str]) -> pd.DataFrame:
     return listed(found.cells.assign(load=found.cells["load"].map("{:g}".format)), _CELL | columns)
 
 

@@ -53,11 +53,9 @@ class AllDrafters(Study):
             drafters.get(name)
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        if bench.simulated:
-            raise UsageError(
-                "Bad value target.name=replay: study 'all_drafters' decodes live; use target=causal, or compare "
-                "drafters that look tokens up with +experiment=ngrammys_grid."
-            )
+        bench.needs_model(
+            "decodes live; use target=causal, or compare drafters that look tokens up with +experiment=ngrammys_grid."
+        )
         arms = list(self._arms(bench))
         streams = bench.texts()
         prepare_target(bench, [each.arm.structure for each in arms], streams)

@@ -15,19 +15,19 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters import Drafter
-from specdec.drafters.base.lookup import Lookup
-from specdec.errors import UsageError
 from specdec.prompts import first_turn
 from specdec.replay.rank_accuracy import rank_counts
 from specdec.structures import structures
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.candidates import SHAPES, Candidate, choose, halves_of, plain_shapes, trees
-from specdec.studies.base.live_runs import HOST, StudyArm, host_times
+from specdec.studies.base.live_runs import StudyArm, host_times
 from specdec.studies.base.replayed import Strategy, built_lookups, replay
-from specdec.targets.replay import Replay
 from specdec.text.streams import Stream
 from specdec.timing.calls import call_sizes
 from specdec.timing.shapes import Shape
+
+KEYS = ["drafter", "shape", "budget"]
+PLAIN = {"drafter": "", "shape": "plain", "budget": 0}
 
 
 @typed
@@ -66,7 +66,8 @@ class EqualBudget(Study):
         self._budgets = sorted(set(config.budgets))
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        built = self._checked(bench)
+        bench.needs_halves("chooses structures", "compares structures by the tokens of")
+        built = built_lookups(bench, self._config.drafters, "equal_budget", fills=SHAPES)
         streams = bench.texts()
         halves = halves_of(streams)
         candidates: dict[str, list[Candidate]] = {}
@@ -88,61 +89,37 @@ class EqualBudget(Study):
         table, _ = replay(bench, strategies, streams)
         table["half"] = table["prompt"].map(halves)
         choices = choose(table, candidates)
-        times = self._simulated(bench, choices) if bench.simulated else self._measured(bench, built, choices, streams)
+        # Plain steps and chains, so many that t(n) can be read off between them; all budgets among them.
+        tokens = {*call_sizes(self._budgets[-1] + 1, 4), *(n + 1 for n in self._budgets)}
+        sizes: list[Shape] = [(1, n - 1) for n in sorted(tokens)]
+        probed = choices[choices["half"] == 0]
+        if bench.simulated:
+            contexts = sorted(set(self._config.contexts))
+            times = bench.simulated_calls(sizes, contexts)
+            drafting = [({name: line[name] for name in KEYS}, line["budget"]) for line in probed.to_dict("records")]
+            host = bench.simulated_host([(PLAIN, 0), *drafting], contexts[len(contexts) // 2])
+        else:
+            times, host = self._measured(bench, built, probed, sizes, streams[0])
         return {
             "replay": table,
             "choices": choices,
             "accuracy": pd.DataFrame(counted),
-            **times,
+            "block_times": times,
+            "host_times": host,
             "skipped": bench.skipped(),
         }
 
-    def _checked(self, bench: Bench) -> dict[str, Lookup]:
-        """Build the drafters and check all else that can be wrong, before decoding, which takes a while."""
-        target = bench.parts.target
-        if target.evaluation != "packed":
-            raise UsageError(
-                f"Bad value target.evaluation={target.evaluation}: study 'equal_budget' compares structures by the "
-                "tokens of packed calls; use target.evaluation=packed."
-            )
-        if len(bench.parts.prompts.prompts) < 2:
-            raise UsageError(
-                "Study 'equal_budget' chooses structures on one half of the prompts and judges them on the other: it "
-                "needs at least 2 prompts (prompts.limit)."
-            )
-        return built_lookups(bench, self._config.drafters, "equal_budget", fills=SHAPES)
-
-    def _sizes(self) -> list[Shape]:
-        """Return plain steps and chains, so many that t(n) can be read off between them; all budgets among them."""
-        tokens = {*call_sizes(self._budgets[-1] + 1, 4), *(n + 1 for n in self._budgets)}
-        return [(1, n - 1) for n in sorted(tokens)]
-
     def _measured(
-        self, bench: Bench, built: Mapping[str, Drafter], choices: pd.DataFrame, streams: Sequence[Stream]
-    ) -> dict[str, pd.DataFrame]:
+        self, bench: Bench, built: Mapping[str, Drafter], probed: pd.DataFrame, sizes: Sequence[Shape], stream: Stream
+    ) -> tuple[pd.DataFrame, pd.DataFrame]:
+        """Return `block_times`, and `host_times` of the chosen candidates."""
         config, parts = self._config, bench.parts
-        times = bench.time_calls(streams[0].prompt, self._sizes(), config.contexts, config.calls, config.seconds)
-        plain = replace(parts.baseline, verifier=parts.primary.verifier)
-        arms = [StudyArm({"drafter": "", "shape": "plain", "budget": 0}, plain)]
-        for line in choices[choices["half"] == 0].to_dict("records"):
+        times = bench.time_calls(stream.prompt, sizes, config.contexts, config.calls, config.seconds)
+        arms = [StudyArm(PLAIN, replace(parts.baseline, verifier=parts.primary.verifier))]
+        for line in probed.to_dict("records"):
             structure = structures.build(json.loads(line["structure"]))
             arm = replace(parts.primary, drafter=built[line["drafter"]], structure=structure)
-            arms.append(StudyArm({name: line[name] for name in ("drafter", "shape", "budget")}, arm))
-        longest = len(streams[0].prompt) + config.probe_tokens + 2 * self._budgets[-1] + 2
+            arms.append(StudyArm({name: line[name] for name in KEYS}, arm))
+        longest = len(stream.prompt) + config.probe_tokens + 2 * self._budgets[-1] + 2
         parts.target.prepare({each.arm.structure.nodes + 1 for each in arms}, longest)
-        host = host_times(bench, arms, streams[0], 1, config.probe_tokens, average=median)
-        return {"block_times": times.assign(repeat=0), "host_times": host}
-
-    def _simulated(self, bench: Bench, choices: pd.DataFrame) -> dict[str, pd.DataFrame]:
-        """Return both tables by the cost model of a target without a model."""
-        target = bench.parts.target
-        assert isinstance(target, Replay)
-        cost, contexts = target.cost, sorted(set(self._config.contexts))
-        times = bench.simulated_calls(self._sizes(), contexts)
-        host: list[tuple[Any, ...]] = [(0, "", "plain", 0, 0.0, 0.0, cost.overhead_s)]
-        for line in choices[choices["half"] == 0].to_dict("records"):
-            key = (0, line["drafter"], line["shape"], line["budget"])
-            look = cost.lookup_seconds(cost.seconds(line["budget"] + 1, contexts[len(contexts) // 2]))
-            host.append((*key, float(line["budget"]), look, cost.overhead_s))
-        columns = ["repeat", "drafter", "shape", "budget", *HOST]
-        return {"block_times": times, "host_times": pd.DataFrame(host, columns=columns)}
+        return times.assign(repeat=0), host_times(bench, arms, stream, 1, config.probe_tokens, average=median)

@@ -15,9 +15,8 @@ from specdec.analysis.studies.grid import USUAL, best, grid
 from specdec.config import AtLeastOne, typed
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.base.live_runs import HOST, OUTPUTS, StudyArm, host_times, interleaved, outputs_of, prepare_target
+from specdec.studies.base.live_runs import OUTPUTS, StudyArm, host_times, interleaved, outputs_of, prepare_target
 from specdec.studies.base.replayed import Strategy, check_rows, replay
-from specdec.targets.replay import Replay
 from specdec.text.streams import Stream
 from specdec.timing.shapes import Shape
 
@@ -74,8 +73,15 @@ class RowsGrid(Study):
         steps = self._config.contexts - 1
         contexts = sorted({round(low + (high - low) * step / steps) for step in range(steps + 1)} if steps else
                           {(low + high) // 2})  # fmt: skip
-        if bench.simulated:
-            tables = self._simulated(bench, list(cells), contexts)
+        if bench.simulated:  # by the cost model of a target without a model
+            probed = [({"k": k, "w": w}, k * w) for k, w in sorted([*self._corners(), PLAIN])]
+            none = pd.DataFrame(columns=["k", "w", *OUTPUTS, "dtype"])
+            tables = {
+                "block_times": bench.simulated_calls([PLAIN, *cells], contexts),
+                "host_times": bench.simulated_host(probed, contexts[len(contexts) // 2]),
+                "live": none,
+                "whole": none,
+            }
         else:
             tables = self._measured(bench, streams, shapes, contexts, table)
         return {"replay": table, **tables, "skipped": bench.skipped()}
@@ -117,19 +123,3 @@ class RowsGrid(Study):
             name: outputs_of(bench, runs).assign(dtype=dtype) for name, runs in (("live", live), ("whole", whole))
         }
         return {"block_times": times, "host_times": host, **outputs}
-
-    def _simulated(self, bench: Bench, shapes: Sequence[Shape], contexts: Sequence[int]) -> dict[str, pd.DataFrame]:
-        """Return the tables of times by the cost model of a target without a model."""
-        target = bench.parts.target
-        assert isinstance(target, Replay)
-        cost, context = target.cost, contexts[len(contexts) // 2]
-        probed = sorted([*self._corners(), PLAIN])
-        drafts = [cost.lookup_seconds(cost.seconds(k * w + 1, context)) if w else 0.0 for k, w in probed]
-        host = [(0, k, w, float(k * w), draft, cost.overhead_s) for (k, w), draft in zip(probed, drafts, strict=True)]
-        none = pd.DataFrame(columns=["k", "w", *OUTPUTS, "dtype"])
-        return {
-            "block_times": bench.simulated_calls([PLAIN, *shapes], contexts),
-            "host_times": pd.DataFrame(host, columns=["repeat", "k", "w", *HOST]),
-            "live": none,
-            "whole": none,
-        }

@@ -2,7 +2,7 @@
 decoding live, sampled and greedy: tokens per round, time, and what the text loses.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
@@ -59,21 +59,45 @@ class Lenience(Study):
         self._config = config
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
+        config, parts = self._config, bench.parts
         self._check(bench)
-        made = {form: self._made(bench, form) for form in self._config.forms}
+        leniences = sorted({1.0, *config.leniences}, reverse=True)  # 1 always, because others are compared with it
+        own = bench.values.drafter
+        values = {str(own["name"]): own, **{name: composed_parts(name)["drafter"] for name in config.others}}
+        longest = max(len(prompt.tokens) for prompt in parts.prompts.prompts)
+        capacity = longest + parts.limit + parts.primary.structure.nodes + 1
+        made: dict[Form, dict[str, Drafter]] = {}  # by name, the run's own first
+        for form in config.forms:
+            bench.standardise(0.0 if form == "greedy" else config.temperature)
+            made[form] = {name: drafters.build(each, target=parts.target) for name, each in values.items()}
+            next(iter(made[form].values())).prepare(capacity, parts.primary.structure)
+        bench.standardise(0.0)  # as `Bench.texts` expects it
         streams = bench.texts()
-        bench.standardise(self._config.temperature)
+        bench.standardise(config.temperature)
         outputs: list[pd.DataFrame] = []
         alphas: list[dict[str, Any]] = []
-        for form, drafters_of_form in made.items():
-            arms = self._arms(bench, form, drafters_of_form[0][1])
+        for form, of_form in made.items():
+            rules = {each: Lenient(replace(config.lenient, form=form, lenience=each)) for each in leniences}
+            drafting = replace(parts.primary, drafter=next(iter(of_form.values())))
+            arms = [
+                StudyArm({"form": form, "lenience": lenience}, replace(arm, verifier=rule), draws=form)
+                for lenience, arm, rule in (
+                    (PLAIN, parts.baseline, rules[1.0]),
+                    *((lenience, drafting, rule) for lenience, rule in rules.items()),
+                )
+            ]
             warm_up(bench, arms, streams[0])
-            decoded = list(interleaved(bench, arms, streams, self._config.repeats))
+            decoded = list(interleaved(bench, arms, streams, config.repeats))
             outputs.append(outputs_of(bench, decoded, likelihood=True))
-            for each in decoded:
-                if each.repeat == 0 and each.arm.keys["lenience"] == PLAIN:
-                    alphas += self._alphas(bench, form, drafters_of_form, each)
-        settings = {"gamma": bench.parts.primary.gamma, "temperature": self._config.temperature}
+            plain = [each for each in decoded if each.repeat == 0 and each.arm.keys["lenience"] == PLAIN]
+            alphas += [
+                {"drafter": name, "own": name == own["name"], "form": form, "lenience": lenience}
+                | self._alpha(bench, drafter, rule, text)
+                for text in plain
+                for name, drafter in of_form.items()
+                for lenience, rule in rules.items()
+            ]
+        settings = {"gamma": parts.primary.gamma, "temperature": config.temperature}
         return {
             "outputs": pd.concat(outputs, ignore_index=True),
             "alphas": pd.DataFrame(alphas),
@@ -87,69 +111,23 @@ class Lenience(Study):
         Raises:
             UsageError: a part that the study cannot work with.
         """
-        values, study = bench.values, "study 'lenience'"
-        name, shape = values.drafter["name"], values.structure["name"]
-        if bench.simulated:
-            raise UsageError(
-                f"Bad value target=replay: {study} needs the law of a target, which recorded texts do not "
-                "have; use a model."
-            )
+        name, shape = bench.values.drafter["name"], bench.values.structure["name"]
+        bench.needs_model("needs the law of a target, which recorded texts do not have; use a model.", "target")
         if shape not in Lenient.capabilities.handles:
             raise UsageError(f"Bad value structure={shape}: the lenient rule handles chains only; use structure=chain.")
         can = drafters.get(name).capabilities
         if can.needs_reference or can.replay in (None, "calling"):
             raise UsageError(
-                f"Bad value drafter={name}: {study} needs one whose alpha can be read off a text at any temperature, "
-                "such as small_model; use another."
+                f"Bad value drafter={name}: study 'lenience' needs one whose alpha can be read off a text at any "
+                "temperature, such as small_model; use another."
             )
 
-    @property
-    def _leniences(self) -> list[float]:
-        """All leniences, from strict on; 1 is always among them, because the others are compared with it."""
-        return sorted({1.0, *self._config.leniences}, reverse=True)
-
-    def _made(self, bench: Bench, form: Form) -> list[tuple[str, Drafter]]:
-        """Return drafters with their names, the run's own first, made for a form: for greedy text at temperature 0."""
-        bench.standardise(0.0 if form == "greedy" else self._config.temperature)
-        own = bench.values.drafter
-        values = [(str(own["name"]), own), *((name, composed_parts(name)["drafter"]) for name in self._config.others)]
-        made = [(name, drafters.build(each, target=bench.parts.target)) for name, each in values]
-        structure = bench.parts.primary.structure
-        longest = max(len(prompt.tokens) for prompt in bench.parts.prompts.prompts)
-        made[0][1].prepare(longest + bench.parts.limit + structure.nodes + 1, structure)
-        bench.standardise(0.0)  # as `Bench.texts` expects it
-        return made
-
-    def _rule(self, form: Form, lenience: float) -> Lenient:
-        return Lenient(replace(self._config.lenient, form=form, lenience=lenience))
-
-    def _arms(self, bench: Bench, form: Form, drafter: Drafter) -> list[StudyArm]:
-        """Return plain decoding, and the run's drafter at each lenience."""
-        parts = bench.parts
-        plain = replace(parts.baseline, verifier=self._rule(form, 1.0))
-        arms = [StudyArm({"form": form, "lenience": PLAIN}, plain, draws=form)]
-        for lenience in self._leniences:
-            arm = replace(parts.primary, drafter=drafter, verifier=self._rule(form, lenience))
-            arms.append(StudyArm({"form": form, "lenience": lenience}, arm, draws=form))
-        return arms
-
-    def _alphas(
-        self, bench: Bench, form: Form, made: Sequence[tuple[str, Drafter]], plain: Decoded
-    ) -> list[dict[str, Any]]:
-        """Return lines of `alphas` along one text: one for each drafter and lenience."""
-        chain, target, lines = structures.build({"name": "chain", "gamma": 1}), bench.parts.target, []
+    def _alpha(self, bench: Bench, drafter: Drafter, rule: Lenient, plain: Decoded) -> dict[str, Any]:
+        """Return a text, and the chances that tokens of a drafter pass a rule along it."""
         stream, text = plain.stream, plain.output.tokens
-        for place, (name, drafter) in enumerate(made):
-            for lenience in self._leniences:
-                generator = generator_for(bench.plan.seed, stream.id, "alpha")
-                request = Request(stream.prompt, len(text), draft_generator=generator)
-                along = agreement(drafter, target, chain, text, request, rule=self._rule(form, lenience))
-                lines.append(
-                    {"drafter": name, "own": place == 0, "form": form, "lenience": lenience, "stream": stream.id}
-                    | {
-                        "prompt": first_turn(stream.id),
-                        "chance": float(along.beta.sum()),
-                        "positions": int(along.proposed.sum()),
-                    }
-                )
-        return lines
+        generator = generator_for(bench.plan.seed, stream.id, "alpha")
+        request = Request(stream.prompt, len(text), draft_generator=generator)
+        chain = structures.build({"name": "chain", "gamma": 1})
+        along = agreement(drafter, bench.parts.target, chain, text, request, rule=rule)
+        place = {"stream": stream.id, "prompt": first_turn(stream.id)}
+        return {**place, "chance": float(along.beta.sum()), "positions": int(along.proposed.sum())}

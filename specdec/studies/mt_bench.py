@@ -132,8 +132,7 @@ class MtBench(Study):
         """
         values, study = bench.values, "study 'mt_bench'"
         drafter, rule = values.drafter["name"], bench.plan.chosen.rule
-        if bench.simulated:
-            raise UsageError(f"Bad value target=replay: {study} writes texts, which only a model does; use a model.")
+        bench.needs_model("writes texts, which only a model does; use a model.", "target")
         if drafter == "none" or drafters.get(drafter).capabilities.needs_reference:
             raise UsageError(
                 f"Bad value drafter={drafter}: {study} needs one that proposes, and at any temperature; use another. "

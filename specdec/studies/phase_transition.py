@@ -42,10 +42,7 @@ class PhaseTransition(Study):
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         config, target = self._config, bench.parts.target
-        if bench.simulated:
-            raise UsageError(
-                "Bad value target.name=replay: study 'phase_transition' times the calls of a model; use target=causal."
-            )
+        bench.needs_model("times the calls of a model; use target=causal.")
         able = [way for way in config.evaluations if way in target.capabilities.evaluations]
         if not able:
             raise UsageError(

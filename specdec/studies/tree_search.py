@@ -127,15 +127,8 @@ class TreeSearch(Study):
             UsageError: there is such a part.
         """
         parts, config = bench.parts, self._config
-        if bench.simulated:
-            raise UsageError(
-                "Bad value target.name=replay: study 'tree_search' times calls and decodes live; use target=causal."
-            )
-        if parts.target.evaluation != "packed":
-            raise UsageError(
-                f"Bad value target.evaluation={parts.target.evaluation}: study 'tree_search' times packed calls; use "
-                "target.evaluation=packed."
-            )
+        bench.needs_model("times calls and decodes live; use target=causal.")
+        bench.needs_halves("builds trees", "times")
         if "tree" not in parts.chosen.drafter.capabilities.fills:
             raise UsageError(
                 f"Bad value drafter={bench.values.drafter['name']}: study 'tree_search' needs a drafter that fills "
@@ -145,11 +138,6 @@ class TreeSearch(Study):
             raise UsageError(
                 f"Bad value verifier={bench.values.verifier['name']}: it handles no trees; use "
                 "verifier=speculative_sampling."
-            )
-        if len(parts.prompts.prompts) < 2:
-            raise UsageError(
-                "Study 'tree_search' builds trees on one half of the prompts and judges them on the other: it needs at "
-                "least 2 prompts (prompts.limit)."
             )
         deepest = parts.chosen.drafter.capabilities.deepest
         if deepest is not None and deepest < config.depth:

@@ -14,7 +14,6 @@ from specdec.drafters import drafters
 from specdec.errors import UsageError
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import StudyArm, interleaved, outputs_of, warm_up
-from specdec.verifiers import Verifier
 from specdec.verifiers.typical import Typical, TypicalConfig
 
 NO_EPSILON = 0.0
@@ -31,10 +30,6 @@ class TypicalAcceptanceConfig:
     epsilons: list[Annotated[float, Field(gt=0.0, lt=1.0)]]
     epsilon_temperature: Positive
     repeats: AtLeastOne
-
-
-Rule = tuple[str, float, Verifier]
-"""Name, epsilon, and the rule itself; "plain" drafts nothing."""
 
 
 @studies.register("typical_acceptance")
@@ -54,10 +49,21 @@ class TypicalAcceptance(Study):
         self._config = config
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        rules = self._rules(bench)
-        streams, parts = bench.texts(), bench.parts
+        self._check(bench)
+        config, parts, strict, typical = self._config, bench.parts, bench.plan.chosen.rule, self._config.typical
+        greedy, usual = strict.for_greedy(), Typical(typical)
+        # Rules by temperature: name, epsilon, and the rule itself; "plain" drafts nothing.
+        rules = {0.0: [("plain", NO_EPSILON, greedy), ("greedy", NO_EPSILON, greedy)]}
+        for temperature in sorted({*config.temperatures, config.epsilon_temperature}):
+            rules[temperature] = [("plain", NO_EPSILON, strict), ("rejection", NO_EPSILON, strict)]
+            rules[temperature].append(("typical", typical.epsilon, usual))
+        rules[config.epsilon_temperature] += [
+            ("typical", epsilon, Typical(replace(typical, epsilon=epsilon, delta=None)))
+            for epsilon in sorted({*config.epsilons} - {typical.epsilon})
+        ]
+        streams = bench.texts()
         longest = max(len(prompt.tokens) for prompt in parts.prompts.prompts)
-        capacity = longest + bench.parts.limit + parts.primary.structure.nodes + 1
+        capacity = longest + parts.limit + parts.primary.structure.nodes + 1
         outputs = []
         for temperature, several in rules.items():
             drafting = replace(parts.primary, drafter=bench.at_temperature(temperature, capacity))
@@ -67,11 +73,11 @@ class TypicalAcceptance(Study):
                 keys = {"rule": name, "epsilon": epsilon, "temperature": temperature}
                 arms.append(StudyArm(keys, arm, draws=str(temperature)))
             warm_up(bench, arms, streams[0])
-            outputs.append(outputs_of(bench, interleaved(bench, arms, streams, self._config.repeats), likelihood=True))
+            outputs.append(outputs_of(bench, interleaved(bench, arms, streams, config.repeats), likelihood=True))
         settings = {
-            "epsilon": self._config.typical.epsilon,
-            "delta": self._config.typical.delta,
-            "epsilon_temperature": self._config.epsilon_temperature,
+            "epsilon": typical.epsilon,
+            "delta": typical.delta,
+            "epsilon_temperature": config.epsilon_temperature,
         }
         return {
             "outputs": pd.concat(outputs, ignore_index=True),
@@ -79,44 +85,24 @@ class TypicalAcceptance(Study):
             "skipped": bench.skipped(),
         }
 
-    def _rules(self, bench: Bench) -> dict[float, list[Rule]]:
-        """Return the rules by temperature, and check all that can be wrong before anything is decoded.
+    def _check(self, bench: Bench) -> None:
+        """Check all that can be wrong before anything is decoded.
 
         Raises:
             UsageError: a part that the study cannot work with.
         """
-        values, study = bench.values, "study 'typical_acceptance'"
-        strict, typical = bench.plan.chosen.rule, Typical(self._config.typical)
-        shape = values.structure["name"]
-        if bench.simulated:
+        values, can, handled = bench.values, bench.plan.chosen.rule.capabilities, Typical.capabilities.handles
+        drafter, shape = values.drafter["name"], values.structure["name"]
+        bench.needs_model("decodes at several temperatures, which recorded texts do not have; use a model.", "target")
+        if not can.lossless or can.greedy_only:
             raise UsageError(
-                f"Bad value target=replay: {study} decodes at several temperatures, which recorded texts do not have; "
-                "use a model."
+                f"Bad value verifier={values.verifier['name']}: study 'typical_acceptance' compares with a rule that "
+                "is lossless at all temperatures; use verifier=speculative_sampling."
             )
-        if not strict.capabilities.lossless or strict.capabilities.greedy_only:
+        if shape not in handled:
+            raise UsageError(f"Bad value structure={shape}: study.typical handles {', '.join(sorted(handled))}.")
+        if drafter == "none" or drafters.get(drafter).capabilities.needs_reference:
             raise UsageError(
-                f"Bad value verifier={values.verifier['name']}: {study} compares with a rule that is lossless at all "
-                "temperatures; use verifier=speculative_sampling."
+                f"Bad value drafter={drafter}: study 'typical_acceptance' needs one that proposes at any temperature; "
+                "use another."
             )
-        if shape not in typical.capabilities.handles:
-            raise UsageError(
-                f"Bad value structure={shape}: study.typical handles {', '.join(sorted(typical.capabilities.handles))}."
-            )
-        if drafters.get(values.drafter["name"]).capabilities.needs_reference or values.drafter["name"] == "none":
-            raise UsageError(
-                f"Bad value drafter={values.drafter['name']}: {study} needs one that proposes at any temperature; use "
-                "another."
-            )
-        greedy = strict.for_greedy()
-        rules: dict[float, list[Rule]] = {0.0: [("plain", NO_EPSILON, greedy), ("greedy", NO_EPSILON, greedy)]}
-        usual = self._config.typical.epsilon
-        for temperature in sorted({*self._config.temperatures, self._config.epsilon_temperature}):
-            rules[temperature] = [
-                ("plain", NO_EPSILON, strict),
-                ("rejection", NO_EPSILON, strict),
-                ("typical", usual, typical),
-            ]
-        for epsilon in sorted({*self._config.epsilons} - {usual}):
-            swept = Typical(replace(self._config.typical, epsilon=epsilon, delta=None))
-            rules[self._config.epsilon_temperature].append(("typical", epsilon, swept))
-        return rules

@@ -1,6 +1,7 @@
 """The study end to end on the table target: candidates, choices on one half, and what may be wrong."""
 
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pandas as pd
@@ -13,7 +14,7 @@ from specdec.analysis.read.studies import latest_study, open_study
 from specdec.config import config_dir
 from specdec.errors import UsageError
 from specdec.structures import structures
-from specdec.studies import studies
+from specdec.studies import Bench, studies
 from specdec.text.streams import Stream, write_streams
 
 SMALL = ("~study.drafters.mixed", "study.budgets=[2,6]", "study.depths=[2,4]", "study.calls=1")
@@ -119,5 +120,7 @@ def test_the_live_overlay_compares_equal_budgets():
 
 def test_batches_of_rows_are_refused(group_values):
     study = studies.build(group_values("study", "equal_budget"))
+    plan = SimpleNamespace(study={"name": "equal_budget"})
+    parts = SimpleNamespace(target=SimpleNamespace(evaluation="rows"), plan=plan)
     with pytest.raises(UsageError, match="use target.evaluation=packed"):
-        study.run(SimpleNamespace(parts=SimpleNamespace(target=SimpleNamespace(evaluation="rows"))))
+        study.run(Bench(parts, None, Path(), None))

@@ -8,7 +8,7 @@ import pytest
 
 from specdec.analysis.read.studies import open_study
 from specdec.errors import UsageError
-from specdec.studies import studies
+from specdec.studies import Bench, studies
 
 SMALL = ("phase_transition", "study.k=[1,3]", "study.w=[0,1,2]", "study.contexts=[8,24]", "study.calls=2")
 
@@ -85,5 +85,7 @@ def test_bad_values_are_one_sentence_before_anything_is_built(command, tmp_path,
 
 def test_recorded_streams_have_no_calls_to_time(group_values):
     study = studies.build(group_values("study", "phase_transition"))
-    with pytest.raises(UsageError, match="use target=causal"):
-        study.run(SimpleNamespace(simulated=True, parts=SimpleNamespace(target=None)))
+    plan = SimpleNamespace(study={"name": "phase_transition"})
+    parts = SimpleNamespace(target=SimpleNamespace(clock=lambda: "simulated"), plan=plan)
+    with pytest.raises(UsageError, match="study 'phase_transition' times .* use target=causal"):
+        study.run(Bench(parts, None, Path(), None))

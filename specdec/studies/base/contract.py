@@ -2,7 +2,7 @@
 
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
@@ -14,6 +14,7 @@ import pandas as pd
 from specdec.clock import Clock
 from specdec.config import DrafterSettings
 from specdec.drafters import Drafter, drafters
+from specdec.errors import UsageError
 from specdec.plan.plan import Plan
 from specdec.progress import progress_bar
 from specdec.records import Request
@@ -55,6 +56,36 @@ class Bench:
     def simulated(self) -> bool:
         """True where times come from a cost model."""
         return self.parts.target.clock() is not None
+
+    def needs_model(self, why: str, key: str = "target.name") -> None:
+        """Refuse a target without a model.
+
+        Raises:
+            UsageError: there is one; the sentence says that the study `why`.
+        """
+        if self.simulated:
+            assert self.plan.study is not None
+            raise UsageError(f"Bad value {key}=replay: study {self.plan.study['name']!r} {why}")
+
+    def needs_halves(self, why: str, calls: str) -> None:
+        """Refuse calls that are not packed, and a single prompt.
+
+        Raises:
+            UsageError: the target evaluates in rows, or there is one prompt; the sentence says what the study does with
+                `calls`, and with halves.
+        """
+        assert self.plan.study is not None
+        name, evaluation = self.plan.study["name"], self.parts.target.evaluation
+        if evaluation != "packed":
+            raise UsageError(
+                f"Bad value target.evaluation={evaluation}: study {name!r} {calls} packed calls; use "
+                "target.evaluation=packed."
+            )
+        if len(self.parts.prompts.prompts) < 2:
+            raise UsageError(
+                f"Study {name!r} {why} on one half of the prompts and judges them on the other: it needs at least 2 "
+                "prompts (prompts.limit)."
+            )
 
     @contextmanager
     def progress(self, task: str, total: int) -> Iterator[Callable[[], None]]:
@@ -138,6 +169,22 @@ class Bench:
             cell = {"k": k, "w": w, "context": context, "evaluation": target.evaluation, "rows_evaluated": tokens}
             seconds = target.cost.seconds(tokens, context, k if target.evaluation == "rows" and w else 1)
             lines.append({**cell, "call": 0, "seconds": seconds, "missing": "", "repeat": 0})
+        return pd.DataFrame(lines)
+
+    def simulated_host(self, arms: Iterable[tuple[Mapping[str, Any], int]], context: int) -> pd.DataFrame:
+        """Return times as `live_runs.host_times` does, in the seconds of the cost model.
+
+        Args:
+            arms: keys, and nodes of a draft, which is looked up.
+            context: cached tokens.
+        """
+        target = self.parts.target
+        assert isinstance(target, Replay)
+        cost, lines = target.cost, []
+        for keys, nodes in arms:
+            draft = cost.lookup_seconds(cost.seconds(nodes + 1, context)) if nodes else 0.0
+            line = {"repeat": 0, **keys, "nodes": float(nodes), "draft_s": draft, "overhead_s": cost.overhead_s}
+            lines.append(line)
         return pd.DataFrame(lines)
 
 
