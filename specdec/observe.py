@@ -45,6 +45,19 @@ class Decided(NamedTuple):
         """Positions of a chain that were tested: the accepted ones and the rejected one."""
         return self.accepted + self.rejected
 
+    @property
+    def draft_laws(self) -> Tensor:
+        """The law [T, V] that each tested token of a chain was drawn from, in the type of p."""
+        draft, p = self.draft, self.p
+        if draft.q is None:
+            return one_hot(draft.tokens[: self.tested], p.shape[-1]).to(p)
+        return draft.q[: self.tested].to(p)
+
+    @property
+    def depths(self) -> Tensor:
+        """The depth [T] of each tested position of a chain, 1 after the root."""
+        return torch.arange(1, self.tested + 1, device=self.p.device)
+
 
 def record(decided: Decided, verifier: Verifier, context: int, finish: str, marks: Marks, batch: int = 1) -> Round:
     """Return what is kept of a round.
@@ -55,6 +68,9 @@ def record(decided: Decided, verifier: Verifier, context: int, finish: str, mark
         batch: sequences that shared the step (`Round.batch`).
     """
     chain, lossy = decided.chain, not verifier.capabilities.lossless
+    tv: tuple[float, ...] = ()
+    if lossy and chain:
+        tv = tuple(verifier.total_variation(decided.p[: decided.tested], decided.draft_laws, decided.depths).tolist())
     return Round(
         context=context,
         draft_tokens=decided.acceptance.tokens,
@@ -67,7 +83,7 @@ def record(decided: Decided, verifier: Verifier, context: int, finish: str, mark
         truncation=finish,
         beta=_beta(verifier, decided) if chain else (),
         marks=marks,
-        tv=_total_variation(verifier, decided) if lossy and chain else (),
+        tv=tv,
         departure=departure(verifier, decided) if lossy else None,
         batch=batch,
     )
@@ -81,16 +97,10 @@ def _beta(verifier: Verifier, decided: Decided) -> tuple[float, ...]:
     if tested == 0:
         return ()
     if not verifier.capabilities.lossless:
-        return tuple(verifier.passed(p[:tested], _chain_laws(decided), _depths(decided)).sum(-1).tolist())
+        return tuple(verifier.passed(p[:tested], decided.draft_laws, decided.depths).sum(-1).tolist())
     if draft.q is None:
         return tuple(p[:tested].gather(-1, draft.tokens[:tested].unsqueeze(-1)).squeeze(-1).tolist())
     return tuple(torch.minimum(p[:tested], draft.q[:tested]).sum(-1).tolist())
-
-
-def _total_variation(verifier: Verifier, decided: Decided) -> tuple[float, ...]:
-    """Return how far a lossy rule is from its own text without a draft, at each tested position of a chain."""
-    p = decided.p[: decided.tested]
-    return tuple(verifier.total_variation(p, _chain_laws(decided), _depths(decided)).tolist())
 
 
 def departure(verifier: Verifier, decided: Decided) -> Departure | None:
@@ -120,7 +130,7 @@ def departure(verifier: Verifier, decided: Decided) -> Departure | None:
     # The laws at the committed positions, [C, V].
     laws = p[[0, *(node + 1 for node in decided.acceptance.path)]][: len(decided.committed)]
     if decided.chain:
-        emitted = verifier.law(laws[:tested], _chain_laws(decided), _depths(decided))
+        emitted = verifier.law(laws[:tested], decided.draft_laws, decided.depths)
         law = torch.cat([emitted, verifier.reference(laws[tested:])])
         tv = ((law - laws).abs().sum(-1) / 2).tolist()
     else:
@@ -134,7 +144,12 @@ def departure(verifier: Verifier, decided: Decided) -> Departure | None:
         if decided.rejected:
             agreement *= _strict_chance(draft, p, kept[-1] if kept else -1, None)
     else:
-        agreement = _chain_agreement(verifier, decided)
+        token_laws = (p[:tested], decided.draft_laws)
+        p_token, q_token = (law.gather(-1, draft.tokens[:tested, None]).squeeze(-1) for law in token_laws)
+        strict = (p_token / q_token).clamp_max(1.0).tolist()
+        chances = list(zip(strict, verifier.acceptance(p_token, q_token).tolist(), strict=True))
+        agreement = prod(min(s, a) / a for s, a in chances[: decided.accepted])
+        agreement *= prod((1 - max(s, a)) / (1 - a) for s, a in chances[decided.accepted :])
     return Departure(tuple(tv), max(0.0, 1 - agreement))
 
 
@@ -152,28 +167,3 @@ def _strict_chance(draft: Draft, p: Tensor, node: int, chosen: int | None) -> fl
         none_yet *= 1 - chance
         law = residual(law, q)
     return none_yet if chosen is None else passed
-
-
-def _chain_laws(decided: Decided) -> Tensor:
-    """Return the law [T, V] that each tested token of a chain was drawn from, in the type of p."""
-    draft, p, tested = decided.draft, decided.p, decided.tested
-    if draft.q is None:
-        return one_hot(draft.tokens[:tested], p.shape[-1]).to(p)
-    return draft.q[:tested].to(p)
-
-
-def _depths(decided: Decided) -> Tensor:
-    """Return the depth [T] of each tested position of a chain, 1 after the root."""
-    return torch.arange(1, decided.tested + 1, device=decided.p.device)
-
-
-def _chain_agreement(verifier: Verifier, decided: Decided) -> float:
-    """Return the chance that speculative sampling decides as `verifier` did on the tested tokens of a chain."""
-    tokens = decided.draft.tokens[: decided.tested].unsqueeze(-1)
-    laws = decided.p[: decided.tested], _chain_laws(decided)
-    p_token, q_token = (law.gather(-1, tokens).squeeze(-1) for law in laws)
-    strict = (p_token / q_token).clamp_max(1.0).tolist()
-    own = verifier.acceptance(p_token, q_token).tolist()
-    chances = list(zip(strict, own, strict=True))
-    kept = prod(min(s, a) / a for s, a in chances[: decided.accepted])
-    return kept * prod((1 - max(s, a)) / (1 - a) for s, a in chances[decided.accepted :])

@@ -4,8 +4,6 @@ Inductor's own loops give whole heads to threads, load a key again for every tok
 Here the threads share the keys of all heads evenly, and a key or value is loaded once for up to eight tokens.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,6 +13,8 @@ from torch._inductor.codegen.cpp import CppScheduling
 from torch._inductor.codegen.cpp_template import CppTemplate
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
 from torch._inductor.lowering import lowerings
+
+from specdec.compiled import cache_attention  # noqa: F401, which defines the operation
 
 _ROWS = 8  # at most so many rows at once: their sums stay in the processor's registers
 _KEYS = 64  # at once: they stay in its first cache
@@ -282,21 +282,14 @@ def _lowered(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Any
     return AttentionKernel(nodes, layout, scaling).generate().output_node()
 
 
-@contextmanager
-def attention_kernel(operation: Any) -> Iterator[None]:
-    """Have inductor compile an operation, which takes what `AttentionKernel` does and a scaling, as that kernel."""
-    fuses = CppScheduling.can_fuse_vertical
+_fuses = CppScheduling.can_fuse_vertical
 
-    def can_fuse(scheduling: Any, node1: Any, node2: Any) -> bool:
-        # Inductor would leave an operation behind attention to this kernel, whose template does not write one.
-        return not isinstance(getattr(node1.node, "template", None), AttentionKernel) and fuses(
-            scheduling, node1, node2
-        )
 
-    lowerings[operation] = _lowered
-    CppScheduling.can_fuse_vertical = can_fuse  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        CppScheduling.can_fuse_vertical = fuses  # type: ignore[method-assign]
-        del lowerings[operation]
+def _can_fuse(scheduling: Any, node1: Any, node2: Any) -> bool:
+    # Inductor would leave an operation behind attention to this kernel, whose template does not write one.
+    return not isinstance(getattr(node1.node, "template", None), AttentionKernel) and _fuses(scheduling, node1, node2)
+
+
+# From the import of this module on, inductor compiles the operation as the kernel.
+lowerings[torch.ops.specdec.cache_attention.default] = _lowered
+CppScheduling.can_fuse_vertical = _can_fuse  # type: ignore[method-assign]

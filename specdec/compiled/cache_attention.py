@@ -56,18 +56,13 @@ def attend(
 
 @contextmanager
 def attention_by_kernel(model: Any) -> Iterator[None]:
-    """Let a model compute its attention by `cache_attention` within the context, where it is transformers' `sdpa`, and
-    inductor compile that as the kernel.
-    """
-    from specdec.compiled.attention_kernel import attention_kernel
-
+    """Let a model compute its attention by `cache_attention` within the context, where it is transformers' `sdpa`."""
     before = model.config._attn_implementation
     if before not in _REPLACED:
         yield
         return
     attention.switch_attention(model, NAME, attend)
     try:
-        with attention_kernel(torch.ops.specdec.cache_attention.default):
-            yield
+        yield
     finally:
         model.set_attn_implementation(before)

@@ -6,15 +6,31 @@ Inductor's templates use AMX or else convert every weight to float32, which take
 from typing import Any
 
 import torch
+import torch._inductor.kernel.mm  # first, because the templates and the products import each other
 from torch._inductor.codegen.cpp_micro_gemm import (
     CppMicroGemmConfig,
     CppMicroGemmFP32Vec,
     LayoutType,
     generate_gemm_config,
+    register_micro_gemm,
 )
 from torch._inductor.cpu_vec_isa import VecAVX512
 
 
+def _fits(config: CppMicroGemmConfig, m: Any, n: Any, k: Any, alpha: float, threads: int, **options: Any) -> bool:
+    return options["vec_isa"].is_avx512_bf16_supported() and k % 2 == 0 and alpha == 1
+
+
+# From the import of this module on, inductor has the kernel among its own.
+@register_micro_gemm(
+    *generate_gemm_config(
+        VecAVX512,
+        [(8, 48, 2), (8, 32, 2), (16, 16, 2)],
+        input_dtype=torch.bfloat16,
+        output_dtype=torch.float,
+        extra_check=_fits,
+    )
+)
 class DotProducts(CppMicroGemmFP32Vec):
     """A kernel for a block of a product: weights lie as pairs of rows, which one instruction multiplies and adds up in
     float32.
@@ -48,9 +64,6 @@ inline void {{kernel_name}}_kernel(
         if constexpr (row == 0) {
             // [K / 2, N, 2]
             const {{input2_t}}* weights = B + k * ldb + col * 32;
-            if constexpr (BLOCK_M == 1) {
-                __builtin_prefetch(reinterpret_cast<const char*>(weights) + 4096);
-            }
             b[col] = (__m512bh) _mm512_loadu_si512(weights);
         }
         c[i] = _mm512_dpbf16_ps(c[i], a, b[col]);
@@ -67,16 +80,3 @@ inline void {{kernel_name}}_kernel(
     def get_b_layout(self) -> LayoutType:
         """Return the layout of the weights: two rows after one another, column by column."""
         return LayoutType.VNNI2
-
-
-def _fits(config: CppMicroGemmConfig, m: Any, n: Any, k: Any, alpha: float, threads: int, **options: Any) -> bool:
-    return options["vec_isa"].is_avx512_bf16_supported() and k % 2 == 0 and alpha == 1
-
-
-CONFIGS = generate_gemm_config(
-    VecAVX512,
-    [(8, 48, 2), (8, 32, 2), (16, 16, 2)],
-    input_dtype=torch.bfloat16,
-    output_dtype=torch.float,
-    extra_check=_fits,
-)

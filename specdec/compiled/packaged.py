@@ -8,8 +8,7 @@ both serve every length of the prefix, and trees.
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from specdec.models.masks import Masks
 logger = logging.getLogger(__name__)
 
 _VOLATILE = ("transformers_version", "name_or_path")
-_FORMAT = 5  # changes whenever the passes below do
+_FORMAT = 6  # changes whenever the passes below do
 _SETTINGS: dict[str, Any] = {
     "freezing": True,
     "cpp.enable_concat_linear": True,
@@ -37,21 +36,6 @@ _TEMPLATES: dict[str, Any] = {
     "max_autotune_gemm_backends": "CPP",
 }
 _EXAMPLE = (7, 40)  # tokens and prefix of the example call: sizes that occur nowhere else, as equal ones are merged
-
-
-# Inductor's template reads 16-bit weights by masked loads of twice the width, which take a Zen 5 four times as long as
-# plain loads of the same values do; the replacement is ATen's own function for that.
-_SLOW_LOAD = """auto b = VectorizedIn::loadu(B + k * ldb + col * VLEN, VLEN);
-            vb[col] = at::vec::convert<{{compute_t}}>(b);"""
-_FAST_LOAD = """at::vec::load_fp32_from_{{ "bf16" if input2_dtype == torch.bfloat16 else "fp16" }}(
-                B + k * ldb + col * VLEN, vb[col]);"""
-
-# A pass on one token waits for memory, because a processor's own prefetching ends with a page: ask for the next one.
-_LOADS = "        if constexpr (row == 0) {"
-_PREFETCHED_LOADS = f"""{_LOADS}
-            if constexpr (ROWS == 1 && col * VLEN * sizeof(*B) % 64 == 0) {{
-                __builtin_prefetch(reinterpret_cast<const char*>(B + k * ldb + col * VLEN) + 4096);
-            }}"""
 
 
 class PackagedStep:
@@ -162,11 +146,13 @@ class _Exported(nn.Module):
 def _write_package(
     model: Any, cache: KVCache, kinds: Sequence[str], kept: Sequence[int], any_number: bool, path: Path
 ) -> None:
+    for name in ("attention_kernel", "dot_products"):  # kernels of ours, which inductor uses from their import on
+        import_module(f"specdec.compiled.{name}")
     size, prefix = (_EXAMPLE[0] if any_number else 1), _EXAMPLE[1]
     dynamic = torch.export.Dim.DYNAMIC
     count = {1: dynamic} if any_number else None
     columns = {2: dynamic, 3: dynamic} if any_number else {3: dynamic}
-    with torch.inference_mode(False), torch.no_grad(), attention_by_kernel(model), _quick_products():
+    with torch.inference_mode(False), torch.no_grad(), attention_by_kernel(model):
         # New tensors, because those of the cache may be marked as made for inference, which cannot be exported.
         buffers = [torch.zeros(buffer.shape, dtype=buffer.dtype) for buffer in _buffers(cache)]
         places = torch.arange(size).unsqueeze(0)
@@ -184,27 +170,6 @@ def _write_package(
 def _settings(dtype: torch.dtype) -> dict[str, Any]:
     """Return inductor's settings; float64 has no templates."""
     return _SETTINGS | ({} if dtype == torch.float64 else _TEMPLATES)
-
-
-@contextmanager
-def _quick_products() -> Iterator[None]:
-    """Have inductor use the processor's dot products, read 16-bit weights without masks, where its template is as
-    expected, and prefetch the weights of products with one row.
-    """
-    import_module("torch._inductor.compile_fx")  # first, because the templates and the products import each other
-    import_module("torch._inductor.kernel.mm")
-    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec, micro_gemm_configs
-
-    from specdec.compiled.dot_products import CONFIGS, DotProducts
-
-    before = CppMicroGemmFP32Vec.TEMPLATE_KERNEL
-    CppMicroGemmFP32Vec.TEMPLATE_KERNEL = before.replace(_SLOW_LOAD, _FAST_LOAD).replace(_LOADS, _PREFETCHED_LOADS)
-    micro_gemm_configs[DotProducts] = CONFIGS
-    try:
-        yield
-    finally:
-        CppMicroGemmFP32Vec.TEMPLATE_KERNEL = before
-        del micro_gemm_configs[DotProducts]
 
 
 def _buffers(cache: KVCache) -> list[Tensor]:

@@ -35,8 +35,14 @@ def pack_products(record: GraphModule) -> int:
     Left as they are: products on another device or in a type that gains nothing, those whose packed result differs in
     a bit on this processor, and all of them where a second copy of the weights would take too much memory.
     """
-    groups = deque(_groups(record))
-    asked = [weights for group in groups if _known(weights := _weights(record, group)) is None]
+    by_tokens: dict[Any, list[Node]] = {}  # the products of the same tokens are one
+    if torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        for node in record.graph.nodes:
+            weight = stored_weight(record, node)
+            if weight is not None and weight.device.type == "cpu" and weight.dtype == torch.bfloat16:
+                by_tokens.setdefault((node.args[0], node.args[2] is None), []).append(node)
+    groups = deque(by_tokens.values())
+    asked = [weights for group in groups if _known(weights := _stored(record, group, 1)) is None]
     new = sum(weight.nbytes for weights in asked for weight in weights)
     free = available_bytes(torch.device("cpu"))
     if not groups or (free is not None and new * _MEMORY > free):
@@ -45,7 +51,7 @@ def pack_products(record: GraphModule) -> int:
     replaced = 0
     while groups:
         group = groups.popleft()
-        weights, biases = _weights(record, group), _biases(record, group)
+        weights, biases = _stored(record, group, 1), _stored(record, group, 2)
         packed = _known(weights)
         if packed is None:
             packed = torch.ops.mkldnn._reorder_linear_weight(torch.cat(weights).detach())
@@ -88,16 +94,6 @@ def _kernel() -> Any:
     return torch.ops.mkldnn._linear_pointwise.default
 
 
-def _groups(record: GraphModule) -> list[list[Node]]:
-    """Return the products that packed weights may serve, those of the same tokens together."""
-    found: dict[Any, list[Node]] = {}
-    for node in record.graph.nodes:
-        weight = stored_weight(record, node)
-        if weight is not None and _may_gain(weight):
-            found.setdefault((node.args[0], node.args[2] is None), []).append(node)
-    return list(found.values())
-
-
 def stored_weight(record: GraphModule, node: Node) -> Tensor | None:
     """Return the weight of a linear product whose weight and bias are stored in the model: neither computed by the
     pass nor given to it. None for any other node.
@@ -106,20 +102,16 @@ def stored_weight(record: GraphModule, node: Node) -> Tensor | None:
         return None
     _, *given = node.args
     stored = [isinstance(each, Node) and each.op == "get_attr" for each in given if each is not None]
-    return _stored(record, given[0]) if all(stored) else None
+    if not all(stored):
+        return None
+    weight: Tensor = _stored(record, [node], 1)[0]
+    return weight
 
 
-def _stored(record: GraphModule, node: Any) -> Tensor:
-    tensor: Tensor = attrgetter(node.target)(record)
-    return tensor
-
-
-def _weights(record: GraphModule, group: Sequence[Node]) -> list[Tensor]:
-    return [_stored(record, node.args[1]) for node in group]
-
-
-def _biases(record: GraphModule, group: Sequence[Node]) -> list[Tensor | None]:
-    return [None if node.args[2] is None else _stored(record, node.args[2]) for node in group]
+def _stored(record: GraphModule, group: Sequence[Node], place: int) -> list[Any]:
+    """Return the weights (at place 1 of the arguments) or the biases (2), tensors or None, of a group of products."""
+    named = [node.args[place] for node in group]
+    return [attrgetter(node.target)(record) if isinstance(node, Node) else None for node in named]
 
 
 def _known(weights: Sequence[Tensor]) -> Tensor | None:
@@ -130,15 +122,6 @@ def _known(weights: Sequence[Tensor]) -> Tensor | None:
 
 def _identity(weights: Sequence[Tensor]) -> tuple[tuple[int, int], ...]:
     return tuple((id(weight), 0 if weight.is_inference() else weight._version) for weight in weights)
-
-
-def _may_gain(weight: Tensor) -> bool:
-    return (
-        weight.device.type == "cpu"
-        and weight.dtype == torch.bfloat16
-        and torch.backends.mkldnn.is_available()
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
 
 
 def _equal(weights: Sequence[Tensor], packed: Tensor, biased: bool) -> bool:
@@ -177,7 +160,7 @@ def _replace(record: GraphModule, group: Sequence[Node], packed: Tensor, bias: T
                 group[0].args[0],
                 [copied(node.args[1]) for node in group],
                 [copied(node.args[2]) for node in group],
-                [len(weight) for weight in _weights(record, group)],
+                [len(weight) for weight in _stored(record, group, 1)],
                 graph.get_attr(name),
                 None if bias is None else graph.get_attr(f"{name}_bias"),
             ),

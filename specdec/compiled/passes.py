@@ -8,7 +8,7 @@ and captured in a CUDA graph. All passes write into one cache of fixed capacity,
 import logging
 import time
 from collections.abc import Collection
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from specdec.errors import UsageError
 from specdec.models.cache import KVCache
 from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import Pass
-from specdec.models.masks import Masks
 from specdec.models.path_batch import PathBatch
 from specdec.records import Tree, chain_tree
 from specdec.signals import raise_swallowed
@@ -55,42 +54,23 @@ def mode_for(wanted: bool | str, device: torch.device) -> Mode | None:
         return None
     if wanted == "trace":
         return "trace"
-    missing = _missing_program(device)
-    if missing is None:
-        return "inductor"
-    if wanted is True:
-        raise UsageError(
-            f"Bad value target.compile=true: compiling needs {missing}, which was not found; install it, "
-            "or use target.compile=auto to go on without."
-        )
-    logger.warning("target.compile=auto: %s was not found, so calls are traced, not compiled.", missing)
-    return "trace"
-
-
-def _missing_program(device: torch.device) -> str | None:
-    """Name the program that compilation needs and this machine lacks; None if there is none."""
     if device.type != "cpu":
-        return None  # CUDA graphs need no compiler
+        return "inductor"  # CUDA graphs need no compiler
     from torch._inductor.cpp_builder import get_cpp_compiler
     from torch._inductor.exc import InvalidCxxCompiler
 
     try:
         get_cpp_compiler()
     except InvalidCxxCompiler:
-        return "a C++ compiler (g++ or clang++)"
-    return None
-
-
-class Step(Protocol):
-    """A pass on tokens behind the first `prefix` slots of the cache; it sets the cache's length."""
-
-    def __call__(self, tokens: Tensor, prefix: int, masks: Masks, offsets: Tensor | None = None) -> Pass:
-        """Evaluate tokens [N], or a batch of chains [B, N].
-
-        Args:
-            offsets: [N] distances of the root and the nodes of a tree from its root; None for a chain.
-        """
-        ...
+        missing = "a C++ compiler (g++ or clang++)"
+        if wanted is True:
+            raise UsageError(
+                f"Bad value target.compile=true: compiling needs {missing}, which was not found; install it, "
+                "or use target.compile=auto to go on without."
+            ) from None
+        logger.warning("target.compile=auto: %s was not found, so calls are traced, not compiled.", missing)
+        return "trace"
+    return "inductor"
 
 
 @torch.inference_mode()
@@ -112,18 +92,6 @@ def compile_decoder(
     Args:
         packages: where passes compiled for a CPU are kept; None: until the process ends.
     """
-    try:
-        _give_passes(decoder, sizes, capacity, mode, copies, packages or PackageFolder(None))
-    except (torch._dynamo.exc.TorchDynamoException, ConstraintViolationError) as error:
-        raise_swallowed()  # torch takes a signal that arrives while it traces for a fault of the model
-        decoder.passes = None
-        reason = str(error).strip().splitlines()[0]
-        logger.warning("%s cannot be traced, so its calls stay eager: %s", decoder.name, reason)
-
-
-def _give_passes(
-    decoder: Decoder, sizes: Collection[int], capacity: int, mode: Mode, copies: int, packages: PackageFolder
-) -> None:
     graphs = decoder.device.type == "cuda" and mode == "inductor" and decoder.probed.static
     wanted = set(sizes)
     if sizes and not graphs:
@@ -133,24 +101,31 @@ def _give_passes(
     made = decoder.passes
     if made is not None and wanted <= set(made.sizes) and decoder.fits_passes(made.cache, capacity, copies):
         return
+    decoder.passes = None
     cache = decoder.cache_for_passes(capacity, copies)
     if cache is None:
-        decoder.passes = None
         return
+    packages = packages or PackageFolder(None)
     passes = CompiledPasses(decoder, cache)
     decoder.cache, decoder.passes = cache, passes
     decoder.forward(torch.zeros(2, dtype=torch.long, device=decoder.device), chain_tree(1))  # makes the buffers
-    for count in sorted(wanted - {_BATCH}):
-        if graphs:
-            graph = trusted_step(decoder, count)
-            if graph is not None:
-                passes.steps[count] = graph
-        elif mode == "trace" or decoder.device.type == "cuda" or not passes.compile(count, packages):
-            passes.trace(count)
-    if isinstance(passes.steps.get(_ANY), PackagedStep):
-        passes.choose_by_width(max(sizes))
-    if copies > 1:
-        passes.trace_batches(copies)
+    try:
+        for count in sorted(wanted - {_BATCH}):
+            if graphs:
+                graph = trusted_step(decoder, count)
+                if graph is not None:
+                    passes.steps[count] = graph
+            elif mode == "trace" or decoder.device.type == "cuda" or not passes.compile(count, packages):
+                passes.trace(count)
+        if isinstance(passes.steps.get(_ANY), PackagedStep):
+            passes.choose_by_width(max(sizes))
+        if copies > 1:
+            passes.trace_batches(copies)
+    except (torch._dynamo.exc.TorchDynamoException, ConstraintViolationError) as error:
+        raise_swallowed()  # torch takes a signal that arrives while it traces for a fault of the model
+        decoder.passes = None
+        reason = str(error).strip().splitlines()[0]
+        logger.warning("%s cannot be traced, so its calls stay eager: %s", decoder.name, reason)
 
 
 class CompiledPasses:
@@ -158,7 +133,7 @@ class CompiledPasses:
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
         self.cache = cache
-        self.steps: dict[int, Step | StaticStep] = {}
+        self.steps: dict[int, TracedStep | PackagedStep | StaticStep] = {}
         self.choices: dict[str, dict[str, Any]] = {}
         self._decoder = decoder
         self._widest = _UNLIMITED  # tokens that the compiled pass for any number serves

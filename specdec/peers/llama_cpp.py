@@ -126,7 +126,7 @@ class LlamaPeer(Peer):
         limit, end_tokens = self._limit, self._target.end_tokens
         engine.reset()
         if isinstance(engine.draft_model, SecondModel):
-            engine.draft_model.reset()
+            engine.draft_model.engine.reset()
         new: list[int] = []
         start = time.perf_counter()
         for token in engine.generate(list(prompt.tokens), **sampling_options(sampling)):
@@ -142,7 +142,7 @@ class LlamaPeer(Peer):
             _, engine = self._open
             self._open = None
             if isinstance(engine.draft_model, SecondModel):
-                engine.draft_model.close()
+                engine.draft_model.engine.close()
             engine.close()
 
     def _engine(self, setting: Setting) -> Any:
@@ -168,20 +168,12 @@ class SecondModel:
         Args:
             engine: a `llama_cpp.Llama`, which evaluates only what its cache lacks of the text.
         """
-        self._engine, self._gamma = engine, gamma
+        self.engine, self._gamma = engine, gamma
 
     def __call__(self, input_ids: np.ndarray, /, **options: Any) -> np.ndarray:
         """Return gamma tokens that follow a text [S]."""
-        drafts = self._engine.generate(input_ids.tolist(), temp=0.0)
+        drafts = self.engine.generate(input_ids.tolist(), temp=0.0)
         return np.array([next(drafts) for _ in range(self._gamma)], dtype=np.intc)
-
-    def reset(self) -> None:
-        """Forget the text before."""
-        self._engine.reset()
-
-    def close(self) -> None:
-        """Free the model."""
-        self._engine.close()
 
 
 def settings(work: Work) -> list[Setting]:

@@ -89,17 +89,12 @@ def test_a_second_decoder_reads_the_packages_and_gives_the_numbers_of_plain_modu
 
 
 @pytest.mark.slow
-def test_what_inductor_writes_reads_quickly(folder):
-    """Its texts are changed where they are as expected: with a release of torch that writes others, this fails."""
-    from torch._inductor.codegen.cpp_micro_gemm import CppMicroGemmFP32Vec
-
-    assert packaged._SLOW_LOAD in CppMicroGemmFP32Vec.TEMPLATE_KERNEL
+def test_packages_attend_by_our_kernel(folder):
     for package in ("llama-one-*", "llama-any-*"):
         (path,) = folder.glob(package)
         with ZipFile(path) as archive:
-            kernels = [archive.read(name).decode() for name in archive.namelist() if name.endswith("kernel.cpp")]
-        written = "".join(kernels)
-        assert "ROWS == 1 && col * VLEN" in written and "prefetch<HEAD>(keys" in written
+            kernels = [archive.read(name) for name in archive.namelist() if name.endswith("kernel.cpp")]
+        assert b"merge(Row& row" in b"".join(kernels)
 
 
 @pytest.mark.slow

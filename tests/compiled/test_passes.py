@@ -208,24 +208,19 @@ def test_one_record_serves_every_batch(eager_and_traced, name, most):
     assert recordings() == graphs, "nothing is recorded twice"
 
 
-def test_without_a_compiler_true_is_refused_and_auto_goes_on(monkeypatch, caplog):
-    cpu = torch.device("cpu")
-    assert mode_for(True, cpu) == "inductor"
-    monkeypatch.setattr(passes, "_missing_program", lambda device: "a C++ compiler (g++ or clang++)")
-    assert mode_for(False, cpu) is None and mode_for("trace", cpu) == "trace"
-    with pytest.raises(UsageError, match=r"target\.compile=true: .*g\+\+.*target\.compile=auto") as refused:
-        mode_for(True, cpu)
-    assert refused.value.exit_code == 2
-    assert mode_for("auto", cpu) == "trace"
-    assert "traced, not compiled" in caplog.text
-
-
-def test_the_compiler_is_looked_for(monkeypatch):
+def test_without_a_compiler_true_is_refused_and_auto_goes_on(caplog):
     from torch._inductor import config
 
+    cpu = torch.device("cpu")
+    assert mode_for(True, cpu) == "inductor"
     with config.patch({"cpp.cxx": ("no-such-compiler",)}):
-        assert passes._missing_program(torch.device("cpu")) is not None
-    assert passes._missing_program(torch.device("cuda")) is None
+        assert mode_for(False, cpu) is None and mode_for("trace", cpu) == "trace"
+        assert mode_for(True, torch.device("cuda")) == "inductor"
+        with pytest.raises(UsageError, match=r"target\.compile=true: .*g\+\+.*target\.compile=auto") as refused:
+            mode_for(True, cpu)
+        assert refused.value.exit_code == 2
+        assert mode_for("auto", cpu) == "trace"
+    assert "traced, not compiled" in caplog.text
 
 
 @pytest.mark.slow
@@ -251,7 +246,7 @@ def test_a_signal_that_arrives_while_a_model_is_traced_ends_the_command(tiny_mod
             error.args = (f"{error.args[0]}\n\nfrom user code:\n  File ...",)
             raise torch._dynamo.exc.InternalTorchDynamoError(str(error)) from error
 
-    monkeypatch.setattr(passes, "_give_passes", traced)
+    monkeypatch.setattr(passes.CompiledPasses, "trace", traced)
     with pytest.raises(Interrupted) as ended, interruptible():
         compile_decoder(decoder, {1, 3}, 64, "trace")
     assert str(ended.value) == "Stopped by SIGINT; what was finished is on disk." and ended.value.exit_code == 130
