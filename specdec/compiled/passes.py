@@ -129,7 +129,13 @@ def compile_decoder(
 
 
 class CompiledPasses:
-    """Passes by their number of tokens, and the cache that they write into (see `forward_pass.Passes`)."""
+    """Passes that serve some of a decoder's calls in place of its modules.
+
+    Attributes:
+        cache: the cache that they write into.
+        steps: the passes by their number of tokens, or one of the keys above.
+        choices: by the calls, in words, which kind of pass serves them, and how far it is from plain modules.
+    """
 
     def __init__(self, decoder: Decoder, cache: KVCache) -> None:
         self.cache = cache
@@ -146,6 +152,7 @@ class CompiledPasses:
         return tuple(sorted(self.steps))
 
     def evaluate(self, tokens: Tensor, tree: Tree) -> Pass | None:
+        """Evaluate the root and the nodes of a tree [N+1] behind the cache's present length; None without a pass."""
         prefix, count = self.cache.length, len(tokens)
         step = self.steps.get(count) or self.steps.get(_ANY if count <= self._widest else _WIDE)
         if step is None or isinstance(step, StaticStep):
@@ -158,6 +165,7 @@ class CompiledPasses:
         return step(tokens, prefix, masks, offsets)
 
     def evaluate_batch(self, sequences: Tensor, batch: PathBatch) -> Pass | None:
+        """Evaluate [B, L] chains behind copies of the prefix; None without a pass."""
         prefix, kind = self.cache.length, _ROOTS if sequences.shape[1] == 1 else _BATCH
         if _BATCH not in self.steps:
             return None

@@ -75,14 +75,14 @@ class PreallocatedLayer(CacheLayerMixin):
         values[:, :, start : self.length] = value_states
         return keys[:, :, : self.length], values[:, :, : self.length]
 
-    def move(self, copy: int, source: Tensor, start: int, copies: int) -> None:
-        """Copy the slots `source` [n] of one copy to the slots from `start` on, in the first `copies` copies.
+    def move(self, copy: int, source: Tensor, start: int, to: slice | int) -> None:
+        """Copy the slots `source` [n] of one copy to the slots from `start` on, in the copies `to`.
 
         Source and destination may overlap, because indexing reads into a new tensor before anything is written.
         """
         assert self.keys is not None and self.values is not None
         for buffer in (self.keys, self.values):
-            buffer[:copies, :, start : start + len(source)] = buffer[copy][:, source]
+            buffer[to, :, start : start + len(source)] = buffer[copy][:, source]
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
@@ -208,7 +208,7 @@ class KVCache(Cache):
                 if layer.is_initialized:
                     if index is None or index.device != layer.keys.device:  # layers may lie on several devices
                         index = torch.tensor(tuple(slots)).to(layer.keys.device, non_blocking=True)
-                    layer.move(copy, index, prefix, self.copies)
+                    layer.move(copy, index, prefix, slice(self.copies))
         self.length = length
 
     def read_by(self, batch: int) -> None:

@@ -4,7 +4,7 @@ Two kinds of checks: logits have to be those of a plain pass, within what roundi
 (later tokens, other branches, rejected tokens) has to change nothing at all in calls of one shape.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from math import gcd
 from typing import Any
@@ -103,12 +103,15 @@ class Comparison:
 
     def causal(self) -> bool:
         """Return whether later tokens change no logits at earlier places."""
-        return self._agrees("causal", self._causality, _SHARED, self._exact)
+        return self._agrees("causal", self._causality, hidden=True)
 
     def chain(self) -> bool:
         """Return whether a chain behind a rejection agrees, whatever was rejected."""
         return self._agrees("chain", self._chain_after_a_rejection) and self._agrees(
-            "rejected", self._rejected_tokens, _SHARED, self._exact
+            # What follows two rejected chains.
+            "rejected",
+            lambda: [_change(self._behind_rejected(self._others[:3]), self._behind_rejected(self._wrong))],
+            hidden=True,
         )
 
     def packed(self) -> bool:
@@ -117,13 +120,13 @@ class Comparison:
         if not isinstance(decoder, Decoder):
             return False
         return self._agrees("packed", lambda: self._tree(self._in_one_sequence)) and self._agrees(
-            "branches", lambda: self._other_branches(self._in_one_sequence), _SHARED, self._exact
+            "branches", lambda: self._other_branches(self._in_one_sequence), hidden=True
         )
 
     def rows(self) -> bool:
         """Return whether the same tree agrees with its paths as a batch; `chain` comes before."""
         return self._agrees("rows", lambda: self._tree(self._as_batch)) and self._agrees(
-            "sequences", lambda: self._other_branches(self._as_batch), _SHARED, self._exact
+            "sequences", lambda: self._other_branches(self._as_batch), hidden=True
         )
 
     def pieces(self) -> bool:
@@ -138,24 +141,13 @@ class Comparison:
         """Return whether a text agrees that crosses the length `border` in two calls."""
         return self._agrees("crossing", lambda: self._text_across(border))
 
-    @property
-    def _exact(self) -> bool:
-        return not tokens_meet(self._decoder.model)
-
-    def _agrees(
-        self,
-        check: str,
-        errors: Callable[[], Sequence[Tensor]],
-        tolerances: Mapping[torch.dtype, float] | None = None,
-        exactly: bool = False,
-    ) -> bool:
+    def _agrees(self, check: str, errors: Callable[[], Sequence[Tensor]], hidden: bool = False) -> bool:
         """Make a comparison, keep its error, and return whether that is within the tolerance; a fault of the model is
         kept as its reason.
 
         Args:
             errors: returns those of the tokens, in groups of which each has to be within the tolerance.
-            tolerances: others than those of a comparison with plain passes.
-            exactly: no difference is allowed.
+            hidden: they are changes by tokens that may not be seen, none of which is allowed unless tokens meet.
         """
         try:
             found = errors()
@@ -164,17 +156,18 @@ class Comparison:
                 raise
             self.faults[check] = " ".join(f"{error}".split())[:200] or type(error).__name__
             return False
-        middle = self._dtype in BITS_16 and tolerances is None
+        middle = self._dtype in BITS_16 and not hidden
         largest = max((float(group.median() if middle else group.max()) for group in found), default=0.0)
         self.errors[check] = largest
-        return largest <= (0.0 if exactly else (tolerances or self._tolerances).get(self._dtype, 0.08))
-
-    @property
-    def _tolerances(self) -> Mapping[torch.dtype, float]:
-        tf32 = self._device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
-        layers = self._decoder.layers if isinstance(self._decoder, Decoder) else _FEWEST
-        allowed = min(_TOLERANCES[torch.float32], _A_LAYER * max(_FEWEST, layers))
-        return {**_TOLERANCES, torch.float32: _TF32 if tf32 else allowed}
+        if hidden:
+            allowed = _SHARED.get(self._dtype, 0.08) if tokens_meet(self._decoder.model) else 0.0
+        elif self._dtype == torch.float32:
+            tf32 = self._device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
+            layers = self._decoder.layers if isinstance(self._decoder, Decoder) else _FEWEST
+            allowed = _TF32 if tf32 else min(_TOLERANCES[self._dtype], _A_LAYER * max(_FEWEST, layers))
+        else:
+            allowed = _TOLERANCES.get(self._dtype, 0.08)
+        return largest <= allowed
 
     def _plain_pass(self) -> Sequence[Tensor]:
         """Keep the logits [B, 7, V] of all continuations: the law after the prompt, and those after each of the six
@@ -221,10 +214,6 @@ class Comparison:
         self._decoder.cache.commit(self._committed, [])
         root = self._evaluate([self._root], chain_tree(0))  # a step of plain decoding
         return torch.cat([before, root, self._evaluate(self._chain, chain_tree(1))])
-
-    def _rejected_tokens(self) -> Sequence[Tensor]:
-        """Compare what follows two rejected chains."""
-        return [_change(self._behind_rejected(self._others[:3]), self._behind_rejected(self._wrong))]
 
     def _in_one_sequence(self, nodes: Sequence[int], tree: Tree = TREE) -> Tensor:
         """Verify a tree behind the committed text, its nodes in one sequence."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from specdec.errors import ModelLoadError
 from specdec.models.attention import pin_attention, use_own_attention
 from specdec.models.cache import KVCache
-from specdec.models.forward_pass import Pass, Passes, only_sequence, run_model
+from specdec.models.forward_pass import Pass, only_sequence, run_model
 from specdec.models.masks import MaskBuffers
 from specdec.models.path_batch import PathBatch, path_batch, root_batch
 from specdec.models.probed import Probed
@@ -93,7 +93,8 @@ class Decoder(CachedModel):
             layers side by side.
         windows: the tokens back that each kind of attention layer sees; None for all.
         prefill_options: arguments of the model for a call whose logits nobody reads.
-        passes: what serves calls on texts in its cache in place of the modules (`specdec.compiled`); None: nothing.
+        passes: what serves calls on texts in its cache in place of the modules, a `specdec.compiled` `CompiledPasses`,
+            which this module knows nothing of; None: nothing.
         masks: buffers of the masks over a cache.
     """
 
@@ -117,7 +118,7 @@ class Decoder(CachedModel):
         self.prefill_options: dict[str, int] = {"logits_to_keep": 1} if lean else {}
         self.cache = KVCache(self.layers, 1)
         self.masks = MaskBuffers(self.windows, model.dtype, self.device)
-        self.passes: Passes | None = None
+        self.passes: Any = None
 
     def keep_states(self, offsets: Iterable[int]) -> None:
         """Leave the hidden states of these layers in `states` after every call from now on.
@@ -147,8 +148,9 @@ class Decoder(CachedModel):
 
     @property
     def choices(self) -> dict[str, dict[str, Any]]:
-        """The kind of pass that serves the calls on each number of tokens (see `Passes`)."""
-        return {} if self.passes is None else self.passes.choices
+        """The kind of pass that serves the calls on each number of tokens (see `CompiledPasses`)."""
+        choices: dict[str, dict[str, Any]] = {} if self.passes is None else self.passes.choices
+        return choices
 
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
         """Begin a new text: prefill the prompt except its last token, and return that token, the root of round 1.
@@ -206,7 +208,7 @@ class Decoder(CachedModel):
             logits [N+1, V], or of fewer tokens where `options` ask for that.
         """
         passes = self.passes
-        result = None
+        result: Pass | None = None
         if passes is not None and self.cache is passes.cache and self.cache.length and not options:
             result = passes.evaluate(tokens, tree)
         if result is None:
@@ -227,7 +229,7 @@ class Decoder(CachedModel):
             self.cache = self.cache.grown(len(batch))
         prefix, passes = self.cache.length, self.passes
         sequences = tokens[batch.index.to(self.device, non_blocking=True)]  # [B, L]
-        result = None
+        result: Pass | None = None
         if passes is not None and self.cache is passes.cache and prefix:
             result = passes.evaluate_batch(sequences, batch)
         if result is None:

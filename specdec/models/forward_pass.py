@@ -1,18 +1,16 @@
-"""One forward pass of a transformers decoder over our cache, and what may stand in its place.
+"""One forward pass of a transformers decoder over our cache.
 
 The caller places the tokens and says what each of them sees.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from specdec.models.cache import CACHE, KVCache
 from specdec.models.masks import Masks, for_model
-from specdec.models.path_batch import PathBatch
-from specdec.records import Tree
 
 
 class Pass(NamedTuple):
@@ -56,30 +54,6 @@ def joined_states(states: Sequence[Tensor], kept: Sequence[int]) -> Tensor:
 def only_sequence(batch: Pass) -> Pass:
     """Return the result of the only sequence of a batch of size one."""
     return Pass(batch.logits[0], None if batch.states is None else batch.states[0])
-
-
-class Passes(Protocol):
-    """Passes that serve some of a decoder's calls in place of its modules (`specdec.compiled`).
-
-    Attributes:
-        cache: the cache that they write into.
-        sizes: numbers of tokens that a pass was made for (`specdec.compiled.passes` has the names of other kinds).
-        choices: by the calls, in words, which kind of pass serves them, and how far it is from plain modules.
-    """
-
-    cache: KVCache
-    choices: dict[str, dict[str, Any]]
-
-    @property
-    def sizes(self) -> tuple[int, ...]: ...
-
-    def evaluate(self, tokens: Tensor, tree: Tree) -> Pass | None:
-        """Evaluate the root and the nodes of a tree [N+1] behind the cache's present length; None without a pass."""
-        ...
-
-    def evaluate_batch(self, sequences: Tensor, batch: PathBatch) -> Pass | None:
-        """Evaluate [B, L] chains behind copies of the prefix; None without a pass."""
-        ...
 
 
 class Below(NamedTuple):

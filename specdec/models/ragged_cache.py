@@ -59,11 +59,6 @@ class RaggedLayer(PreallocatedLayer):
             read.append(buffer[chosen, :, :longest])
         return read[0], read[1]
 
-    def keep(self, row: int, source: Tensor, start: int) -> None:
-        """Copy the places `source` [n] of a row to those from `start` on; the two may overlap."""
-        for buffer in (self.keys, self.values):
-            buffer[row, :, start : start + len(source)] = buffer[row][:, source]
-
     def copy_row(self, source: int, row: int, length: int) -> None:
         """Copy the first `length` places of a row to another row."""
         for buffer in (self.keys, self.values):
@@ -152,7 +147,7 @@ class RaggedCache(Cache):
                 if layer.is_initialized:
                     if index is None:
                         index = torch.tensor(tuple(places)).to(layer.keys.device, non_blocking=True)
-                    layer.keep(self._rows[slot], index, prefix)
+                    layer.move(self._rows[slot], index, prefix, self._rows[slot])
         self.lengths[slot] = length
 
     def nbytes(self) -> int:
