@@ -4,14 +4,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal, Self
 
-from pydantic import field_validator, model_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from specdec.config import AtLeastOne, Probability, typed
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.base.contract import Replay
-from specdec.drafters.base.nested import named_below
-from specdec.drafters.base.wrapper import Wrapper
+from specdec.drafters.base.nested import Wrapper, named_below
 from specdec.errors import UsageError
 from specdec.records import Draft, TextStart
 from specdec.structures.base import Structure
@@ -28,17 +27,11 @@ class AdaptiveConfig:
     threshold: Probability
     length: AtLeastOne
 
-    @field_validator("of")
-    @classmethod
-    def _of_is_a_drafter(cls, of: dict[str, Any]) -> dict[str, Any]:
-        """Check the wrapped drafter's config before any weight is read. Raises UsageError."""
-        with named_below("of"):
-            drafters.config(of)
-        return of
-
     @model_validator(mode="after")
     def _of_can_be_wrapped(self) -> Self:
-        """Check what the wrapped drafter declares. Raises UsageError."""
+        """Check the wrapped drafter's config and what it declares, before any weight is read. Raises UsageError."""
+        with named_below("of"):
+            drafters.config(self.of)
         name = self.of["name"]
         wrapped = drafters.get(name).capabilities
         refused = ""

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import inf, log, sqrt
 from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from specdec.config import AtLeastOne, Probability, typed
@@ -30,37 +30,28 @@ class CascadeConfig:
     discount: Annotated[Probability, Field(gt=0.0)]
     exploration: Cost
 
-    # All checks come before any weight is read; they raise UsageError.
-    @field_validator("of")
-    @classmethod
-    def _of_are_drafters(cls, of: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        if not of:
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        """Check the parts' configs, and that depths and costs are some of theirs, before any weight is read. Raises
+        UsageError.
+        """
+        if not self.of:
             raise UsageError(
                 "Bad value drafter.of={}: there is nothing to choose from; name drafters below it, as in "
                 "+drafter@drafter.of.context=ngram."
             )
-        for label, values in of.items():
+        for label, values in self.of.items():
             checked_part(f"of.{label}", values)
-        return of
-
-    @field_validator("gammas")
-    @classmethod
-    def _gammas_are_some(cls, gammas: list[int] | None) -> list[int] | None:
-        if gammas is not None and not gammas:
+        if self.gammas == []:
             raise UsageError(
                 "Bad value drafter.gammas=[]: give depths to choose from, or null for the structure's own."
             )
-        return gammas
-
-    @model_validator(mode="after")
-    def _costs_are_of_parts(self) -> Self:
-        costs = self.costs or {}
-        unknown = sorted(costs.keys() - self.of.keys())
-        if unknown:
-            raise UsageError(
-                f"Bad value drafter.costs.{unknown[0]}={costs[unknown[0]]}: drafter.of has no such drafter; it has "
-                f"{', '.join(self.of)}."
-            )
+        for label, cost in sorted((self.costs or {}).items()):
+            if label not in self.of:
+                raise UsageError(
+                    f"Bad value drafter.costs.{label}={cost}: drafter.of has no such drafter; it has "
+                    f"{', '.join(self.of)}."
+                )
         return self
 
 

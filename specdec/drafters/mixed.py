@@ -5,28 +5,19 @@ from dataclasses import replace
 from itertools import chain, islice
 from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
-from specdec.drafters.base.lookup import Lookup
+from specdec.drafters.base.lookup import Lookup, TokenLookup
 from specdec.drafters.base.nested import named_below
-from specdec.drafters.base.token_lookup import TokenLookup
 from specdec.drafters.ngram import Matches, Ngram
 from specdec.errors import UsageError
 from specdec.records import Source, TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled, merged
-
-
-def _checked(place: str, values: dict[str, Any], needed: type, what: str) -> dict[str, Any]:
-    with named_below(place):
-        drafters.config(values)
-    if not issubclass(drafters.get(values["name"]), needed):
-        raise UsageError(f"Bad value drafter.{place}.name={values['name']}: it should be {what}.")
-    return values
 
 
 @typed
@@ -37,19 +28,17 @@ class MixedConfig:
     context_rows: Annotated[int, Field(ge=0)] | None
     fill: bool
 
-    # All checks come before any weight is read; they raise UsageError.
-    @field_validator("context")
-    @classmethod
-    def _context_matches(cls, context: dict[str, Any]) -> dict[str, Any]:
-        return _checked("context", context, Ngram, "ngram")
-
-    @field_validator("bigram")
-    @classmethod
-    def _bigram_ranks(cls, bigram: dict[str, Any]) -> dict[str, Any]:
-        return _checked("bigram", bigram, TokenLookup, "model_bigram or model_unigram")
-
     @model_validator(mode="after")
-    def _shares_have_a_number(self) -> Self:
+    def _parts_fit(self) -> Self:
+        """Check the parts' configs and the shares before any weight is read. Raises UsageError."""
+        for place, values, needed, what in (
+            ("context", self.context, Ngram, "ngram"),
+            ("bigram", self.bigram, TokenLookup, "model_bigram or model_unigram"),
+        ):
+            with named_below(place):
+                drafters.config(values)
+            if not issubclass(drafters.get(values["name"]), needed):
+                raise UsageError(f"Bad value drafter.{place}.name={values['name']}: it should be {what}.")
         if self.context_rows is None and not self.fill:
             raise UsageError(
                 "Bad value drafter.fill=false: fixed shares need a drafter.context_rows, how many are the context's."

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import drafters
-from specdec.drafters.base.token_lookup import TokenLookup
+from specdec.drafters.base.lookup import TokenLookup
 from specdec.errors import UsageError
 from specdec.models.load import Dtype
 from specdec.ngrams.bigram_table import BigramTable, Form, tabulate, tabulate_law

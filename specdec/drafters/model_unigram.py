@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import drafters
-from specdec.drafters.base.token_lookup import TokenLookup
+from specdec.drafters.base.lookup import TokenLookup
 from specdec.errors import UsageError
 from specdec.models.load import Dtype
 from specdec.ngrams.corpus import CorpusPart, NgramCorpus, open_corpus, tokenize

@@ -96,8 +96,16 @@ class RecordedLengths(Lookup):
     def from_config(cls, config: RecordedLengthsConfig, target: Target) -> "RecordedLengths":
         if config.path is not None:
             streams: Sequence[Stream] = read_streams(config.path, target.vocab_size, key="drafter.path")
-            if isinstance(target, Replay):
-                _check_same_texts(config.path, streams, target.streams)
+            if isinstance(target, Replay):  # lengths would be replayed where they were not recorded
+                texts = {stream.prompt: stream.generated for stream in reversed(streams)}
+                absent = sum(stream.prompt not in texts for stream in target.streams)
+                others = sum(texts.get(item.prompt, item.generated) != item.generated for item in target.streams)
+                if absent or others:
+                    raise UsageError(
+                        f"Bad value drafter.path={config.path}: of the target's {len(target.streams):,} streams it "
+                        f"lacks {absent:,} and has another text for {others:,}; give the file of lengths that were "
+                        "recorded beside the texts of target.path."
+                    )
         elif isinstance(target, Replay):
             streams = target.streams
         else:
@@ -105,7 +113,16 @@ class RecordedLengths(Lookup):
                 "Bad value drafter=recorded: it proposes what was recorded beside a text, so it needs the text; use "
                 "target=replay target.path=FILE."
             )
-        field = _chosen(streams, config.field)
+        names = sorted(set.intersection(*(set(stream.accepted_lengths) for stream in streams)))
+        named = f"those that every stream has are: {', '.join(names)}" if names else "not every stream has any"
+        if config.field is None and len(names) != 1:
+            raise UsageError(
+                "Bad value drafter.field=null: it should say which accepted lengths to replay, such as acc_eagle in "
+                f'{{"acc_eagle": {{"acc_len": [...]}}}}; {named}.'
+            )
+        field = config.field or names[0]
+        if field not in names:
+            raise UsageError(f"Bad value drafter.field={field}: no accepted lengths of that name; {named}.")
         option = f"target.skip_bad=true and drafter.field={field}" if config.path is None else None
         fitting, notes = fitting_lengths(streams, field, option)
         cost = None
@@ -156,31 +173,3 @@ class RecordedLengths(Lookup):
         tokens = recorded[:right] + wrong
         tokens += (0,) * (gamma - len(tokens))
         return copied(tokens, self._field)
-
-
-def _check_same_texts(path: str, streams: Sequence[Stream], replayed: Sequence[Stream]) -> None:
-    """Refuse a file of other texts: its lengths would be replayed where they were not recorded."""
-    texts = {stream.prompt: stream.generated for stream in reversed(streams)}
-    absent = sum(stream.prompt not in texts for stream in replayed)
-    others = sum(texts.get(stream.prompt, stream.generated) != stream.generated for stream in replayed)
-    if absent or others:
-        raise UsageError(
-            f"Bad value drafter.path={path}: of the target's {len(replayed):,} streams it lacks {absent:,} and has "
-            f"another text for {others:,}; give the file of lengths that were recorded beside the texts of target.path."
-        )
-
-
-def _chosen(streams: Sequence[Stream], field: str | None) -> str:
-    """Return the name of the lengths to use, which every stream has."""
-    names = sorted(set.intersection(*(set(stream.accepted_lengths) for stream in streams)))
-    if field in names:
-        return str(field)
-    said = f"those that every stream has are: {', '.join(names)}" if names else "not every stream has any"
-    if field is not None:
-        raise UsageError(f"Bad value drafter.field={field}: no accepted lengths of that name; {said}.")
-    if len(names) != 1:
-        raise UsageError(
-            f"Bad value drafter.field=null: it should say which accepted lengths to replay, such as acc_eagle in "
-            f'{{"acc_eagle": {{"acc_len": [...]}}}}; {said}.'
-        )
-    return names[0]

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
-from specdec.drafters.base.lookup import Lookup
-from specdec.drafters.base.token_lookup import check_siblings
+from specdec.drafters.base.lookup import Lookup, check_siblings
 from specdec.records import Draft, TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target

@@ -26,8 +26,7 @@ from specdec.ngrams.datastore import (
 from specdec.records import TextStart
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
-from specdec.tree_building.continuation_trie import ContinuationTrie
-from specdec.tree_building.lookup_filling import NOTHING, Proposal
+from specdec.tree_building.lookup_filling import NOTHING, ContinuationTrie, Proposal
 
 logger = logging.getLogger(__name__)
 

@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal, cast
+from typing import Any, Literal, Self, cast
 
 import torch
-from pydantic import field_validator
+from pydantic import model_validator
 from torch import Tensor
 
 from specdec.config import typed
@@ -29,30 +29,19 @@ class StagedConfig:
     by: dict[str, Any]
     structure: dict[str, Any]
 
-    # All checks come before any weight is read; they raise UsageError.
-    @field_validator("of")
-    @classmethod
-    def _of_is_a_model(cls, of: dict[str, Any]) -> dict[str, Any]:
-        checked_part("of", of)
-        if drafters.get(of["name"]) is not SmallModel:
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        """Check the parts' configs before any weight is read. Raises UsageError."""
+        checked_part("of", self.of)
+        if drafters.get(self.of["name"]) is not SmallModel:
             raise UsageError(
-                f"Bad value drafter.of.name={of['name']}: it should be small_model, because proposals are checked "
+                f"Bad value drafter.of.name={self.of['name']}: it should be small_model, because proposals are checked "
                 "against the law of a model; a drafter that is fast already, or staged itself, belongs in drafter.by."
             )
-        return of
-
-    @field_validator("by")
-    @classmethod
-    def _by_proposes(cls, by: dict[str, Any]) -> dict[str, Any]:
-        checked_part("by", by)
-        return by
-
-    @field_validator("structure")
-    @classmethod
-    def _structure_is_one(cls, structure: dict[str, Any]) -> dict[str, Any]:
+        checked_part("by", self.by)
         with named_below("structure", group="structure"):
-            structures.config(structure)
-        return structure
+            structures.config(self.structure)
+        return self
 
 
 @drafters.register("staged")

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, Literal
 
 import numpy as np
 from pydantic import Field
@@ -15,8 +15,7 @@ from specdec.ngrams.suffix_automaton import START, Match, SuffixAutomaton
 from specdec.records import TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
-from specdec.tree_building.continuation_trie import ContinuationTrie
-from specdec.tree_building.lookup_filling import NOTHING, Proposal, copied
+from specdec.tree_building.lookup_filling import NOTHING, ContinuationTrie, Proposal, copied
 from specdec.tree_building.possible_rounds import (
     Continuations,
     PossibleRounds,
@@ -34,13 +33,6 @@ class SuffixConfig:
     offset: float
     matches_max: AtLeastOne
     earlier_outputs: Annotated[int, Field(ge=0)]
-
-
-class Found(NamedTuple):
-    """A match, and the text that it is in."""
-
-    match: Match
-    earlier: bool
 
 
 _BETWEEN = -1  # stands behind every earlier output: no match passes it
@@ -81,12 +73,9 @@ class Suffix(Lookup):
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._text = SuffixAutomaton()
         self._limit, self._place = self._limits.get(tuple(text.prompt), len(self._outputs.text)), START
-        self._append(text.prompt)
+        self.commit(text.prompt)
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        self._append(tokens)
-
-    def _append(self, tokens: Sequence[int]) -> None:
         self._text.extend(tokens)
         if self._limit:
             for token in tokens:
@@ -125,7 +114,7 @@ class Suffix(Lookup):
         found: list[tuple[int, int, int, bool]] = []
         for place, token in enumerate(text):
             found += [(place, *match, earlier) for match, earlier in self._matches(most)]
-            self._append((token,))
+            self.commit((token,))
         matches = np.array(found, dtype=np.int64).reshape(-1, 4).T
         return [self._rounds_of(matches, prompt, text, limit, structure) for structure in structures]
 
@@ -170,8 +159,9 @@ class Suffix(Lookup):
                     rows.append(tuple(row))
         return rows
 
-    def _matches(self, most: int) -> list[Found]:
-        found = [Found(match, False) for match in self._text.repeats(most)]
-        found += (Found(match, True) for match in self._outputs.matches(self._place, most))
-        found.sort(key=lambda item: item.match.length, reverse=True)  # own ones stay before others of their length
-        return found[:most]
+    def _matches(self, most: int) -> list[tuple[Match, bool]]:
+        """Return at most `most` matches, the longest first, each with True where it is in an earlier output."""
+        matches = [(match, False) for match in self._text.repeats(most)]
+        matches += ((match, True) for match in self._outputs.matches(self._place, most))
+        matches.sort(key=lambda item: item[0].length, reverse=True)  # own ones stay before others of their length
+        return matches[:most]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from specdec.drafters.base.lookup import Lookup
-from specdec.drafters.base.wrapper import Wrapper
+from specdec.drafters.base.nested import Wrapper
 from specdec.records import Generation, Request
 from specdec.replay.expected_rounds import agreement, expected_rounds
 from specdec.replay.walk import TextStates

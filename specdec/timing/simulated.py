@@ -10,7 +10,7 @@ from specdec.clock import SimulatedClock
 from specdec.cost_model import DraftCost, SimulatedCost
 from specdec.drafters.base import Drafter
 from specdec.drafters.base.lookup import Lookup
-from specdec.drafters.base.wrapper import Wrapper
+from specdec.drafters.base.nested import Wrapper
 from specdec.drafters.recorded import RecordedLengths
 from specdec.records import Draft, TextStart
 from specdec.structures.base import Structure

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.records import EMPTY, Draft, Source, Tree
+from specdec.records import EMPTY, Draft, Source, Tree, shared_tree
 from specdec.sampling import sample
 from specdec.structures.base import Beam, Structure
 
@@ -210,7 +210,7 @@ def growing(
         wanted = [(node, places) for node, places in below if places]
         if not wanted:
             break
-        law = yield Asked(tokens, _tree(tuple(parents)), [node for node, _ in wanted])  # [M, V]
+        law = yield Asked(tokens, shared_tree(tuple(parents)), [node for node, _ in wanted])  # [M, V]
         if how == "independent":
             children = independent(law, [len(places) for _, places in wanted], generator)
             numbers: Sequence[int] = children.tokens.tolist()
@@ -244,7 +244,8 @@ def growing(
         return EMPTY
     drawn_again = how == "independent" and max(map(len, tests)) > 1
     draws = tuple(map(tuple, tests)) if drawn_again else None
-    return Draft(tokens, _tree(tuple(parents)), torch.cat(drawn_from) if drawn_from else None, tuple(source), draws)
+    q = torch.cat(drawn_from) if drawn_from else None
+    return Draft(tokens, shared_tree(tuple(parents)), q, tuple(source), draws)
 
 
 def _by_confidence(structure: Structure, beam: Beam, strategy: str) -> Growth:
@@ -298,12 +299,6 @@ def _subtree(parents: Sequence[int], nodes: Sequence[int]) -> Tree:
 def _taken(tokens: Tensor, nodes: Sequence[int]) -> Tensor:
     """Return the tokens of some nodes, without waiting for the device."""
     return tokens[torch.tensor(nodes, dtype=torch.long).to(tokens.device, non_blocking=True)]
-
-
-@lru_cache(maxsize=256)
-def _tree(parents: tuple[int, ...]) -> Tree:
-    """Return a tree. Kept: most rounds have the topology of the round before, and a tree remembers its mask."""
-    return Tree(parents)
 
 
 @lru_cache(maxsize=64)

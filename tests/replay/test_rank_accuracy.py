@@ -8,7 +8,7 @@ import torch
 
 from specdec.drafters import Drafter, drafters
 from specdec.drafters.base import DrafterCapabilities
-from specdec.drafters.base.wrapper import Wrapper
+from specdec.drafters.base.nested import Wrapper
 from specdec.records import Draft, Source
 from specdec.replay.rank_accuracy import RankCounts, rank_counts, rank_paths, total
 from specdec.replay.walk import replay_stream

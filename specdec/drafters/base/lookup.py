@@ -1,15 +1,24 @@
-"""The part that drafters which look tokens up share: their proposals are plain numbers, and point masses."""
+"""The part that drafters which look tokens up share: their proposals are plain numbers, and point masses. `TokenLookup`
+is that of drafters which rank a few tokens after the last one.
+"""
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+from itertools import chain
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
-from specdec.drafters.base.contract import Drafter
-from specdec.records import EMPTY, Draft
+from specdec.drafters.base.contract import Drafter, DrafterCapabilities
+from specdec.errors import UsageError
+from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
+from specdec.sampling import one_hot
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
-from specdec.tree_building.lookup_filling import Proposal
+from specdec.tree_building.lookup_filling import NOTHING, Proposal, filled
 from specdec.tree_building.possible_rounds import PossibleRounds
 
 
@@ -40,3 +49,86 @@ class Lookup(Drafter):
     def draft(self, structure: Structure) -> Draft:
         tokens, tree, source = self.propose(structure)
         return Draft(torch.tensor(tokens, device=self._device), tree, source=source) if tokens else EMPTY
+
+
+class TokenLookup(Lookup):
+    """Proposes by a fixed ranking of the tokens that may follow each token; a proposal depends on the last token alone.
+
+    Class attributes:
+        strategy: the name in `Source`.
+    """
+
+    capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="position")
+    strategy: ClassVar[str]
+
+    def __init__(self, target: Target, k: int) -> None:
+        """
+        Args:
+            k: number of tokens that are ranked after each; all of a vocabulary that has fewer.
+        """
+        super().__init__(target)
+        self._k = k
+        self._size = target.vocab_size
+        self.capabilities = replace(self.capabilities, vocab_size=self._size)
+        self._last = 0
+
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        check_siblings(structure, self._k)
+
+    @abstractmethod
+    def ranked(self, token: int, count: int) -> Sequence[int]:
+        """Return the first `count` tokens of the ranking after `token`, best first; fewer where no more are known."""
+
+    @abstractmethod
+    def rows(self, token: int, k: int, w: int) -> list[tuple[int, ...]]:
+        """Return at most `k` continuations of `token`, of `w` tokens each: row j begins with the token of rank j. Fewer
+        where no more are known.
+        """
+
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self._last = text.prompt[-1]
+
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        self._last = tokens[-1]
+
+    def propose(self, structure: Structure) -> Proposal:
+        """Propose chains and rows as `rows` gives them. In a tree, the child of rank j of a token x is the token of
+        rank j after x; where there is none, the node is left out with all nodes below it.
+        """
+        if structure.gamma == 0:
+            return NOTHING
+        if structure.rows is None:
+            return filled(
+                structure.tree,
+                self._last,
+                lambda token, count: [(child, self.strategy, child) for child in self.ranked(token, count)],
+            )
+        rows = self.rows(self._last, structure.rows, structure.gamma)
+        # The first tokens of rows differ, so there is nothing to merge.
+        return Proposal(tuple(chain.from_iterable(rows)), *_apart(self.strategy, len(rows), structure.gamma))
+
+    def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
+        if self.capabilities.replay != "position":
+            return None
+        first = [self.ranked(token, 1)[0] for token in (prompt[-1], *text[:-1])]
+        return one_hot(torch.tensor(first[: len(text)], dtype=torch.long, device=self._device), self._size)
+
+
+def check_siblings(structure: Structure, k: int) -> None:
+    """
+    Raises:
+        UsageError: the structure has more siblings than k tokens, so that some places would stay empty.
+    """
+    widest = max(map(len, structure.tree.children))
+    if widest > k:
+        raise UsageError(
+            f"Bad value drafter.k={k}: structure={structure.name} asks for {widest} tokens to follow one; raise "
+            "drafter.k to as many."
+        )
+
+
+@lru_cache(maxsize=256)
+def _apart(strategy: str, k: int, w: int) -> tuple[Tree, tuple[Source, ...]]:
+    """Return topology and sources of k rows of w tokens that share nothing but the root."""
+    tree = chain_tree(w) if k == 1 else Tree(tuple(node - 1 if node % w else -1 for node in range(k * w)))
+    return tree, tuple(Source(strategy, node // w) for node in range(k * w))

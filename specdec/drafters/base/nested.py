@@ -4,12 +4,16 @@ part's keys where these stand in the configuration.
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from torch import Tensor
+
 from specdec.drafters.base.contract import Drafter, drafters
 from specdec.errors import UsageError
+from specdec.records import Draft, TextStart
+from specdec.structures.base import Structure
 from specdec.targets.base import Target
 
 
@@ -80,3 +84,61 @@ def described(parts: Mapping[str, Drafter]) -> dict[str, Any]:
     if models and all({"tokens", "seconds"} <= one.keys() for one in training):
         found["training"] = {key: sum(one[key] for one in training) for key in ("tokens", "seconds")}
     return found
+
+
+class Wrapper(Drafter):
+    """A drafter that does everything as `drafter` does. Subclasses override what they change.
+
+    Attributes:
+        drafter: the one within.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.drafter = drafter
+        self.capabilities = drafter.capabilities
+
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        self.drafter.prepare(capacity, structure)
+
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self.drafter.start(text, states)
+
+    def draft(self, structure: Structure) -> Draft:
+        return self.drafter.draft(structure)
+
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        self.drafter.commit(tokens, states)
+
+    def retract(self, count: int) -> bool:
+        return self.drafter.retract(count)
+
+    def observe(self, draft: Draft, logits: Tensor) -> None:
+        self.drafter.observe(draft, logits)
+
+    @property
+    def remembers(self) -> str:
+        return self.drafter.remembers and f"of.{self.drafter.remembers}"
+
+    def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
+        self.drafter.remember(prompt, output)
+
+    def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
+        return self.drafter.laws(prompt, text)
+
+    def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
+        return self.drafter.chances(prompt, text, states, depth)
+
+    def describe(self) -> dict[str, Any]:
+        return self.drafter.describe()
+
+    @property
+    def passes(self) -> Mapping[str, Mapping[str, Any]]:
+        return self.drafter.passes
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self.drafter.notes
+
+    @property
+    def flops_per_token(self) -> float:
+        return self.drafter.flops_per_token
