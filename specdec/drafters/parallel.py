@@ -149,10 +149,7 @@ class Parallel(NetworkDrafter):
         # 1. One call gives the laws of all levels, and leaves no mask in the cache.
         pending, decoder = self._model.lacking(), self._decoder
         kept, size = decoder.length + len(pending), len(pending) + gamma - 1
-        passes = decoder.passes
-        if passes is not None and decoder.cache is passes.cache and 0 not in passes.sizes:  # 0 serves every number
-            room = min(decoder.cache.capacity, decoder.context_length) - decoder.length
-            size = min((compiled for compiled in passes.sizes if size <= compiled <= room), default=size)
+        size = self._compiled_size(size)
         masks = [self.mask_token] * (size - len(pending))
         read = torch.tensor([*pending, *masks]).to(self._device, non_blocking=True)
         logits = decoder.forward(read, chain_tree(size - 1))[len(pending) - 1 : len(pending) - 1 + gamma]
@@ -169,6 +166,14 @@ class Parallel(NetworkDrafter):
             return after[depth].expand(len(nodes), -1)
 
         return self.checked(grow(shape, laws, self.how(structure), "parallel", self.generator))
+
+    def _compiled_size(self, needed: int) -> int:
+        """Return how many tokens a call has: `needed`, or those of a compiled pass, where that has room for them."""
+        decoder, passes = self._decoder, self._decoder.passes
+        if passes is None or decoder.cache is not passes.cache or 0 in passes.sizes:  # 0 serves every number of tokens
+            return needed
+        room = min(decoder.cache.capacity, decoder.context_length) - decoder.length
+        return min((size for size in passes.sizes if needed <= size <= room), default=needed)
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         super().commit(tokens)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import count
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import Field
@@ -28,25 +28,16 @@ class TokenTreeConfig:
     depth: DraftSize
 
 
-class Topology(NamedTuple):
-    """A tree, and the rank [N] of each node among its siblings: 0, 1, ... in the order of the nodes."""
-
-    tree: Tree
-    ranks: tuple[int, ...]
-
-
 @structures.register("tree")
 class TokenTree(Structure):
-    """One topology for every round. A node of rank j gets the drafter's (j+1)-th choice after the node's parent.
-
-    Attributes:
-        ranks: [N] rank of each node among its siblings.
+    """One topology for every round. A node of rank j among its siblings gets the drafter's (j+1)-th choice after the
+    node's parent.
     """
 
     name = "tree"
     sized_by = "structure.nodes"
 
-    def __init__(self, full: Topology, nodes: int, accuracy: Accuracy | None = None, gamma: int | None = None) -> None:
+    def __init__(self, full: Tree, nodes: int, accuracy: Accuracy | None = None, gamma: int | None = None) -> None:
         """
         Args:
             full: the configured tree.
@@ -55,10 +46,10 @@ class TokenTree(Structure):
             gamma: depth that is asked for (see `resized`); None asks for `full`.
         """
         self._full, self._nodes, self._accuracy = full, nodes, accuracy
-        if gamma is not None and gamma > full.tree.depth and accuracy is not None:
+        if gamma is not None and gamma > full.depth and accuracy is not None:
             full = _built(accuracy, nodes, gamma)
-        self._topology = full if gamma is None else _pruned(full, gamma)
-        self.gamma = self._topology.tree.depth
+        self._tree = full if gamma is None else _pruned(full, gamma)
+        self.gamma = self._tree.depth
 
     @classmethod
     def from_config(cls, config: TokenTreeConfig) -> "TokenTree":
@@ -66,10 +57,10 @@ class TokenTree(Structure):
             raise UsageError("structure.file and structure.parents each say what the tree is: set one of them to null.")
         if config.file is not None or config.parents is not None:
             where = config.file or "structure.parents"
-            full = _topology(config.parents, None, where) if config.file is None else load_tree(config.file)
+            full = _checked_tree(config.parents, None, where) if config.file is None else load_tree(config.file)
             for key, size, limit in (
-                ("nodes", len(full.tree), config.nodes),
-                ("depth", full.tree.depth, config.depth),
+                ("nodes", len(full), config.nodes),
+                ("depth", full.depth, config.depth),
             ):
                 if size > limit:
                     what = f"has {size} nodes" if key == "nodes" else f"is {size} deep"
@@ -84,11 +75,7 @@ class TokenTree(Structure):
 
     @property
     def tree(self) -> Tree:
-        return self._topology.tree
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        return self._topology.ranks
+        return self._tree
 
     def resized(self, gamma: int) -> "TokenTree":
         """Return the configured tree without its nodes below depth `gamma`; 0 leaves none.
@@ -106,7 +93,7 @@ def given(parents: Sequence[int]) -> dict[str, Any]:
     return values | {"nodes": len(parents), "depth": Tree(tuple(parents)).depth}
 
 
-def load_tree(path: str | Path) -> Topology:
+def load_tree(path: str | Path) -> Tree:
     """Read a tree from a YAML file with `parents` and, optionally, `ranks`: two lists with a number for each node.
 
     Raises:
@@ -125,44 +112,48 @@ def load_tree(path: str | Path) -> Topology:
         raise UsageError(f"Tree file structure.file={path} is empty: {_LAYOUT}.")
     if not isinstance(values, dict) or "parents" not in values or not values.keys() <= {"parents", "ranks"}:
         raise UsageError(f"Tree file structure.file={path} is not a tree: {_LAYOUT}.")
-    return _topology(values["parents"], values.get("ranks"), str(path))
+    return _checked_tree(values["parents"], values.get("ranks"), str(path))
 
 
 _LAYOUT = 'it should hold "parents: [-1, -1, 0, ...]" and may hold "ranks: [0, 1, 0, ...]", a number for each node'
 
 
-def save_tree(path: Path, parents: Sequence[int], ranks: Sequence[int]) -> None:
+def save_tree(path: Path, parents: Sequence[int]) -> None:
     """Write the YAML file that `structure.file` reads, and the folders that it needs.
 
     Raises:
         UsageError: as `load_tree`, before anything is written.
     """
-    topology = _topology(list(parents), list(ranks), str(path))
-    values = {"parents": list(topology.tree.parents), "ranks": list(topology.ranks)}
+    tree = _checked_tree(list(parents), None, str(path))
+    values = {"parents": list(tree.parents), "ranks": _ranks(tree.parents)}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(yaml.safe_dump(values, default_flow_style=None, sort_keys=False, width=120), encoding="utf-8")
 
 
-def _topology(parents: Any, ranks: Any, where: str) -> Topology:
+def _ranks(parents: Sequence[int]) -> list[int]:
+    """Return the rank of each node among its siblings: 0, 1, ... in the order of the nodes."""
+    seen = {parent: count() for parent in (-1, *parents)}
+    return [next(seen[parent]) for parent in parents]
+
+
+def _checked_tree(parents: Any, ranks: Any, where: str) -> Tree:
     if not _whole_numbers(parents) or not parents:
         raise UsageError(f"Bad tree in {where}: parents should be a list of whole numbers, one for each node.")
     try:
         tree = shared_tree(tuple(parents))
     except ValueError as error:
         raise UsageError(f"Bad tree in {where}: {error} (-1 is the root, the first node is 0).") from None
-    seen = {parent: count() for parent in (-1, *parents)}
-    expected = tuple(next(seen[parent]) for parent in parents)
     if ranks is None:
-        return Topology(tree, expected)
+        return tree
     if not _whole_numbers(ranks) or len(ranks) != len(parents):
         raise UsageError(f"Bad tree in {where}: ranks should be a list of {len(parents)} whole numbers, as parents is.")
-    for node, (rank, place) in enumerate(zip(ranks, expected, strict=True)):
+    for node, (rank, place) in enumerate(zip(ranks, _ranks(parents), strict=True)):
         if rank != place:
             raise UsageError(
                 f"Bad tree in {where}: node {node} has rank {rank} where {place} is due: a drafter fills the children "
                 "of a node with its first choices, so their ranks are 0, 1, 2, ... in this order."
             )
-    return Topology(tree, expected)
+    return tree
 
 
 def _whole_numbers(values: Any) -> bool:
@@ -187,20 +178,18 @@ def _checked(accuracy: list[Any]) -> Accuracy:
 
 
 @lru_cache(maxsize=64)
-def _built(accuracy: Accuracy, nodes: int, depth: int) -> Topology:
+def _built(accuracy: Accuracy, nodes: int, depth: int) -> Tree:
     tree = best_tree(accuracy, nodes, depth)
     if not tree.parents:
         raise UsageError("structure.accuracy makes an empty tree: give the first rank a chance above 0.")
-    return Topology(shared_tree(tree.parents), tree.ranks)
+    return shared_tree(tree.parents)
 
 
 @lru_cache(maxsize=256)
-def _pruned(topology: Topology, depth: int) -> Topology:
-    """Return a topology without nodes below `depth`. Kept, because the last rounds of every text ask for the same."""
-    tree, ranks = topology
+def _pruned(tree: Tree, depth: int) -> Tree:
+    """Return a tree without nodes below `depth`. Kept, because the last rounds of every text ask for the same."""
     if depth >= tree.depth:
-        return topology
+        return tree
     kept = [node for node, level in enumerate(tree.depths) if level <= depth]
     number = {-1: -1} | {node: new for new, node in enumerate(kept)}
-    parents = tuple(number[tree.parents[node]] for node in kept)
-    return Topology(shared_tree(parents), tuple(ranks[node] for node in kept))
+    return shared_tree(tuple(number[tree.parents[node]] for node in kept))

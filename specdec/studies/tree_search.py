@@ -100,7 +100,7 @@ class TreeSearch(Study):
             tree = structures.build(json.loads(line["structure"]))
             assert isinstance(tree, TokenTree)
             path = bench.folder / "trees" / f"{line['arm'].replace(' ', '_')}.yaml"
-            save_tree(path, tree.tree.parents, tree.ranks)
+            save_tree(path, tree.tree.parents)
         drafting = [
             self._arm(bench, line["arm"], json.loads(line["structure"]))
             for line in arms.to_dict("records")

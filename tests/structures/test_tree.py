@@ -8,6 +8,7 @@ from specdec.records import Tree
 from specdec.structures import structures
 from specdec.structures.tree import TokenTree, load_tree, save_tree
 from specdec.theory.trees import best_tree, expected_tokens
+from specdec.tree_building.siblings import sibling_ranks
 
 FALLING = [0.6, 0.2, 0.1, 0.05]
 COMB = [-1, -1, 0, 0, 2, 2]  # two children of the root, then two of each level's first node
@@ -34,7 +35,7 @@ def error(build, **changes) -> str:
 def test_the_yaml_builds_the_best_tree_for_its_accuracy(build, group_values):
     values, tree = group_values("structure", "tree"), build()
     best = best_tree(values["accuracy"], values["nodes"], values["depth"])
-    assert (tree.tree.parents, tree.ranks) == (best.parents, best.ranks)
+    assert (tree.tree.parents, sibling_ranks(tree.tree)) == (best.parents, best.ranks)
     assert (tree.nodes, tree.gamma) == (values["nodes"], values["depth"])
     assert tree.branches == len(tree.tree.leaves) > 1
 
@@ -44,32 +45,33 @@ def test_accuracy_may_differ_by_depth_and_rise_with_rank(build):
     tree = build(accuracy=heads, nodes=20)
     assert tree.tree.parents == (-1, -1, 0, 1, 2, 3) and tree.gamma == 3  # all that these heads can fill
     rising = build(accuracy=[0.1, 0.5, 0.0, 0.4], nodes=5)
-    assert rising.tree.parents == (-1, -1, -1, -1, 1) and rising.ranks == (0, 1, 2, 3, 0)
+    assert rising.tree.parents == (-1, -1, -1, -1, 1)
 
 
 def test_nodes_and_depth_limit_a_built_tree(build):
     assert build(accuracy=FALLING, nodes=7, depth=9).nodes == 7
     flat = build(accuracy=FALLING, nodes=7, depth=2)
-    assert flat.gamma == 2 and expected_tokens(flat.tree.parents, flat.ranks, FALLING) == pytest.approx(2.56)
+    assert flat.gamma == 2 and expected_tokens(flat.tree.parents, sibling_ranks(flat.tree), FALLING) == pytest.approx(
+        2.56
+    )
 
 
 def test_given_parents_and_a_file_are_the_same_tree(build, tmp_path):
     given = build(parents=COMB)
-    assert given.tree.parents == tuple(COMB) and given.ranks == (0, 1, 0, 1, 0, 1) and given.gamma == 3
+    assert given.tree.parents == tuple(COMB) and given.gamma == 3
     file = tmp_path / "kept" / "comb.yaml"
-    save_tree(file, given.tree.parents, given.ranks)
-    read = build(file=str(file))
-    assert (read.tree, read.ranks) == (given.tree, given.ranks)
+    save_tree(file, given.tree.parents)
+    assert yaml.safe_load(file.read_text())["ranks"] == [0, 1, 0, 1, 0, 1]
+    assert build(file=str(file)).tree == given.tree
     file.write_text(yaml.safe_dump({"parents": COMB}))  # ranks are the order of siblings
-    assert load_tree(file).ranks == given.ranks
+    assert load_tree(file) == given.tree
 
 
 def test_a_built_tree_survives_its_file(build, tmp_path):
     built = build()
-    save_tree(tmp_path / "tree.yaml", built.tree.parents, built.ranks)
+    save_tree(tmp_path / "tree.yaml", built.tree.parents)
     assert (tmp_path / "tree.yaml").read_text().count("\n") < 12  # lists in lines, not a line a number
-    read = load_tree(tmp_path / "tree.yaml")
-    assert read == (built.tree, built.ranks)
+    assert load_tree(tmp_path / "tree.yaml") == built.tree
 
 
 @pytest.mark.parametrize("depth", range(4))
@@ -79,17 +81,16 @@ def test_resized_drops_what_is_deeper(build, depth):
         kept = [node for node, level in enumerate(tree.tree.depths) if level <= depth]
         assert small.gamma == depth and small.nodes == len(kept)
         assert small.tree.parents == tuple(tree.tree.parents[node] for node in kept)  # level order: no renumbering
-        assert small.ranks == tuple(tree.ranks[node] for node in kept)
 
 
 def test_resized_renumbers_where_levels_are_mixed(build):
     small = build(parents=[-1, 0, 1, 0, -1, 4, 5]).resized(2)  # depth first: 0 1 2 | 3 | 4 5 6
-    assert small.tree.parents == (-1, 0, 0, -1, 3) and small.ranks == (0, 0, 1, 1, 0)
+    assert small.tree.parents == (-1, 0, 0, -1, 3)
 
 
 def test_nothing_is_left_at_depth_zero(build):
     empty = build().resized(0)
-    assert (empty.gamma, empty.nodes, empty.branches, empty.ranks) == (0, 0, 1, ())
+    assert (empty.gamma, empty.nodes, empty.branches) == (0, 0, 1)
     assert build().clamped(0).nodes == 0
 
 
@@ -182,7 +183,7 @@ def test_files_that_cannot_be_read(build, tmp_path):
 
 
 def test_a_file_is_held_to_the_limits(build, tmp_path):
-    save_tree(tmp_path / "comb.yaml", COMB, (0, 1, 0, 1, 0, 1))
+    save_tree(tmp_path / "comb.yaml", COMB)
     assert "comb.yaml has 6 nodes, more than structure.nodes=4" in error(
         build, file=str(tmp_path / "comb.yaml"), nodes=4
     )
@@ -190,5 +191,5 @@ def test_a_file_is_held_to_the_limits(build, tmp_path):
 
 def test_no_bad_tree_is_saved(tmp_path):
     with pytest.raises(UsageError, match="node 0 has parent 0"):
-        save_tree(tmp_path / "tree.yaml", [0], [0])
+        save_tree(tmp_path / "tree.yaml", [0])
     assert not (tmp_path / "tree.yaml").exists()
