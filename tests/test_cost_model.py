@@ -6,12 +6,13 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from oracles.calls import cache_bytes, call_seconds
 
 from specdec.analysis.cost.call_cost import CallCost as Fitted
 from specdec.config import config_dir
 from specdec.cost_model import DraftCost, SimulatedCost, from_run, load_cost
 from specdec.errors import UsageError
-from specdec.theory.roofline import Product, cache_bytes, call_seconds
+from specdec.theory.roofline import Product
 
 CONF = Path(config_dir()) / "cost"
 PRODUCTS = (

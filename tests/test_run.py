@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from oracles.rounds import finite_tokens_per_round
 
 from specdec import run
 from specdec.analysis.read.mlflow_runs import load_runs
@@ -20,7 +21,6 @@ from specdec.drafters.none import NoDrafter
 from specdec.errors import NumericsError
 from specdec.ngrams import corpus
 from specdec.targets.table import Table
-from specdec.theory.capped_geometric import finite_tokens_per_round
 
 GAMMAS = {1, 2, 4}
 KINDS = ("png", "svg")

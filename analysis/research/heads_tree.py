@@ -8,7 +8,6 @@ from pathlib import Path
 import pandas as pd
 
 from specdec.errors import UsageError
-from specdec.theory.path_trees import RankPath
 
 from ..intervals import Interval
 from ..sections import Section, counted
@@ -45,7 +44,7 @@ def searched_accuracy(entries: Sequence[Measured]) -> list[list[float]]:
     return next([list(level) for level in entry["accuracy"]] for entry in entries if entry["shape"] == ACCURACY)
 
 
-def searched_paths(entries: Sequence[Measured]) -> dict[str, list[RankPath]]:
+def searched_paths(entries: Sequence[Measured]) -> dict[str, list[tuple[int, ...]]]:
     """Return by kind of heads the rank paths that its trees are searched with, each as often as it was counted."""
     counts = {entry["heads"]: entry["paths"] for entry in entries if entry["shape"] == ACCURACY}
     return {

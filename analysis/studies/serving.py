@@ -14,8 +14,6 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 
-from specdec.theory.queueing import utilisation
-
 from ..comparisons import curves_of, interval, intervals, listed, metrics_of, printed
 from ..figures import pictures, style
 from ..figures.pictures import Line, Panel, over
@@ -158,7 +156,7 @@ def serving_numbers(tables: Tables) -> ServingNumbers:
     chosen["gamma"] = chosen["drafted"] / chosen["steps"]
     runs, lines = simulation_values(tables), []
     for (policy, load), part in runs.groupby(["policy", "load"], sort=False):
-        used = float(utilisation(load * capacity[NONE].estimate, capacity[str(policy)].estimate))
+        used = load * capacity[NONE].estimate / capacity[str(policy)].estimate
         line = {"policy": policy, "load": float(load), "used": used, "queue": "settles" if used < 1 else "grows"}
         for column in (*_SETTLES, *_QUEUED):
             value = over_replications(part[column]) if used < 1 or column not in _QUEUED else Interval(nan)

@@ -15,10 +15,10 @@ from specdec.structures import Structure, structures
 from specdec.structures.tree import given
 from specdec.targets.base import Target
 from specdec.text.streams import Stream
-from specdec.theory.path_trees import RankPath
 from specdec.tree_building.lookup_filling import Proposal
 
 Vector = tuple[float, ...]
+RankPath = tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def rank_counts(
 def rank_paths(
     drafter: Drafter, target: Target | None, stream: Stream, max_new_tokens: int, ranks: int, depth: int
 ) -> tuple[RankPath, ...]:
-    """Return the rank path at every position of a text, for `theory.path_trees`: the ranks of its next tokens, each
+    """Return the rank path at every position: the ranks of its next tokens, each
     behind those before it, while they are among the first `ranks` choices; at most `depth`.
 
     Every position, because the tree to be found decides where rounds begin.

@@ -62,28 +62,6 @@ def accepted_per_offered(alpha: ArrayLike, gamma: ArrayLike) -> Values:
     return (tokens_per_round(alpha, length) - 1) / length
 
 
-def expected_rounds(alpha: float, gamma: int, tokens: int) -> FloatArray:
-    """Return R(0 ... tokens) [tokens + 1], the expected rounds to write an output of exactly n tokens.
-
-    R(n) = 1 + sum_{k<gamma} alpha^k (1 - alpha) R(n-k-1) + alpha^gamma R(n-gamma-1), R(n <= 0) = 0. O(tokens gamma).
-    """
-    pmf, length = accepted_pmf(alpha, gamma), int(count(tokens, "tokens"))
-    rounds = np.zeros(length + 1)
-    for n in range(1, length + 1):
-        reach = min(n, len(pmf))
-        rounds[n] = 1 + pmf[:reach] @ rounds[n - reach : n][::-1]
-    return rounds
-
-
-def finite_tokens_per_round(alpha: float, gamma: int, lengths: ArrayLike) -> float:
-    """Return sum N / sum R(N), the pooled tokens per round of outputs with N = `lengths` [P] tokens. A test oracle."""
-    sizes = count(lengths, "lengths", minimum=1).astype(np.int64).ravel()
-    if sizes.size == 0:
-        raise ValueError("lengths is empty: there is no output to average over")
-    rounds = expected_rounds(alpha, gamma, int(sizes.max()))
-    return float(sizes.sum() / rounds[sizes].sum())
-
-
 def tokens_per_round_rows(alpha: ArrayLike, width: int, rows: ArrayLike) -> Values:
     """Return the expected tokens of a round with k independent rows of width w: (w + 1) - sum_{i<=w} (1 - alpha^i)^k.
 

@@ -4,7 +4,6 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specdec.theory.arguments import Values, count, probability
-from specdec.theory.capped_geometric import tokens_per_round
 
 
 def product_identity(hazards: ArrayLike) -> Values:
@@ -62,32 +61,3 @@ def replay_rounds_by_start(m: ArrayLike) -> float:
     for start in reversed(range(size)):
         value[start] = 1 + exactly[start] @ value[start + 1 : start + gamma + 2]
     return float(value[0])
-
-
-def greedy_rounds(agreement: ArrayLike, gamma: int) -> int:
-    """Return the rounds of a greedy drafter that agrees with the text where `agreement` [N] is 1 (theory.md 4.3).
-
-    A test oracle. A run of L ones and the zero behind it take ceil((L + 1) / (gamma + 1)) rounds; a last run of r ones
-    without a zero takes ceil(r / (gamma + 1)). ValueError for anything but zeros and ones.
-    """
-    bits, cap = np.asarray(agreement), int(count(gamma, "gamma"))
-    if bits.ndim != 1 or not np.isin(bits, (0, 1)).all():
-        raise ValueError("agreement must be one vector of zeros and ones")
-    closed_by = np.flatnonzero(bits == 0)
-    stretches = np.diff(np.concatenate(([-1], closed_by, [len(bits) - 1])))  # L + 1 each; the last is r
-    return int(np.ceil(stretches / (cap + 1)).sum())
-
-
-def markov_tokens_per_round(a01: ArrayLike, a11: ArrayLike, gamma: ArrayLike) -> Values:
-    """Return the long-run tokens per round when agreement along the text is a two-state Markov chain (theory.md 4.6).
-
-    A test oracle. With a01 = P(1 | 0) and a11 = P(1 | 1): (1 + a01 / (1 - a11)) / (1 + a01 a11^gamma / (1 -
-    a11^(gamma+1))), numerator and denominator times 1 - a11, so that a11 = 1 gives gamma + 1. ValueError for a01 = 0
-    with a11 = 1: the mean then depends on where the chain starts.
-    """
-    rise, stay = np.broadcast_arrays(probability(a01, "a01"), probability(a11, "a11"))
-    if np.any((rise == 0) & (stay == 1)):
-        raise ValueError("a01 = 0 with a11 = 1 never changes state, so its long-run mean is not defined")
-    cap = count(gamma, "gamma")
-    full = rise * stay**cap / tokens_per_round(stay, cap)
-    return ((1 - stay + rise) / (1 - stay + full))[()]

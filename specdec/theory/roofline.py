@@ -75,25 +75,6 @@ def call_flops(products: Iterable[Product], rows: ArrayLike, context: ArrayLike)
     return sum(product.flops(rows, context) for product in products)
 
 
-def cache_bytes(
-    tokens: ArrayLike, layers: int, kv_heads: int, head_size: int, bytes_per_value: float, copies: ArrayLike = 1
-) -> Values:
-    """Return KV, the bytes of keys and values of `tokens` cached tokens, once for each copy. A test oracle."""
-    return count(tokens, "tokens") * 2 * layers * kv_heads * head_size * bytes_per_value * count(copies, "copies")
-
-
-def call_seconds(
-    read_bytes: ArrayLike, flops: ArrayLike, bandwidth: float, throughput: float, fixed: ArrayLike = 0.0
-) -> Values:
-    """Return t(n) = max(bytes / bandwidth, flops / throughput) + fixed, in seconds. A test oracle.
-
-    It assumes that reading and computing overlap fully; `fixed` is launch and communication.
-    """
-    reading = nonnegative(read_bytes, "read_bytes") / positive(bandwidth, "bandwidth")
-    computing = nonnegative(flops, "flops") / positive(throughput, "throughput")
-    return (np.maximum(reading, computing) + nonnegative(fixed, "fixed"))[()]
-
-
 def threshold(bandwidth: float, throughput: float) -> float:
     """Return throughput / bandwidth: from so many operations per byte on, a product is bound by arithmetic."""
     return float(positive(throughput, "throughput") / positive(bandwidth, "bandwidth"))

@@ -10,6 +10,7 @@ from collections import Counter
 import pytest
 import torch
 from fixtures.small_parts import composed
+from oracles.path_trees import tree_of_paths
 
 from specdec.analysis.research.heads_tree import CARTESIAN, CHANCES, DRAWN, JOINT
 from specdec.clock import CpuClock
@@ -23,7 +24,6 @@ from specdec.structures import structures
 from specdec.structures.tree import given
 from specdec.studies.base.candidates import halves_of
 from specdec.text.streams import Stream
-from specdec.theory.path_trees import tree_of_paths
 from specdec.theory.trees import best_tree
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from fixtures.two_tiers import two_tiers
+from oracles import multi_draft
 from torch import Tensor
 
 from specdec.certification.enumeration import Unfollowed
@@ -37,7 +38,6 @@ from specdec.errors import UsageError
 from specdec.records import Acceptance, Draft, TextStart
 from specdec.sampling import residual, sample
 from specdec.structures.base import Structure, structures
-from specdec.theory import multi_draft
 from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
 
 REFUSED = ("k_seq", "without_replacement")
@@ -349,7 +349,7 @@ OF_THREE = pytest.param(
     [*(pytest.param(*case, id=" ".join(case[:2])) for case in RULES), OF_THREE],
 )
 def test_the_chance_that_one_of_several_drafts_is_accepted(enumeration, table, verifier, way, theory, expected):
-    """theory.md 1.4's table, through the real rules; `specdec.theory` computes it another way."""
+    """theory.md 1.4's table, through the real rules; the oracle computes it another way."""
     target, q = table([P] * 4, temperature=1.0), torch.tensor([Q] * 4, dtype=torch.float64)
     for drafts, chance in enumerate(expected, start=2):
         shape = structures.build({"name": "rows", "k": drafts, "w": 1, "budget": 8})

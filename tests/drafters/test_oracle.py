@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 from fixtures.drafting import chain, decoded
+from oracles import rounds
 
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
@@ -113,7 +114,7 @@ def test_rounds_follow_the_finite_length_closed_form(cycle, alpha, gamma):
         generation = decoded(cycle, drafter, chain(gamma), [0], length, text=f"text {text}", reference=baseline.tokens)
         assert generation.tokens == baseline.tokens
         total += len(generation.rounds)
-    expected = capped_geometric.expected_rounds(alpha, gamma, length)[-1]
+    expected = rounds.expected_rounds(alpha, gamma, length)[-1]
     error = math.sqrt(rounds_variance(alpha, gamma, length) / texts)
     assert abs(total / texts - expected) < 5 * error
     assert error < 0.03 * expected, "the test would see a difference of 15%"

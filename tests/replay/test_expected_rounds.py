@@ -6,6 +6,7 @@ import pytest
 import torch
 from fixtures.plain_rounds import decoded
 from fixtures.two_tiers import two_tiers
+from oracles.rounds import greedy_rounds
 
 from specdec.clock import CpuClock
 from specdec.decode import generate
@@ -24,7 +25,7 @@ from specdec.replay.walk import TextStates
 from specdec.sampling import generator_for, sample
 from specdec.structures import structures
 from specdec.targets.causal import Causal
-from specdec.theory.dependence import greedy_rounds, replay_rounds
+from specdec.theory.dependence import replay_rounds
 from specdec.verifiers import verifiers
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)

@@ -4,12 +4,12 @@ from itertools import islice
 
 import numpy as np
 import pytest
+from oracles.queueing import capacity, mean_wait, saturation, shared_processor_s
 
 from specdec.serving.arrivals import Arrival, ServedText, at_once, drawn_texts, poisson, recorded_times
 from specdec.serving.policies import AdaptiveGamma, FixedGamma
 from specdec.serving.server import serve
 from specdec.serving.step_seconds import StepSeconds
-from specdec.theory.queueing import capacity, mean_wait, saturation, shared_processor_s
 
 
 class Steps(StepSeconds):

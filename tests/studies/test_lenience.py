@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from oracles.acceptance import beta
 
 from specdec.studies import lenience as module
-from specdec.theory.acceptance import beta
 
 LAW = [[0.45, 0.35, 0.2], [0.1, 0.35, 0.55], [0.5, 0.2, 0.3]]
 TOKENS = "prompts.tokens=[[0,1,2,0,1,2],[1,2,2,1,2],[2,0,1,2,0]]"

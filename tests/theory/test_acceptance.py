@@ -4,8 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-
-from specdec.theory.acceptance import (
+from oracles.acceptance import (
     beta,
     block_weights,
     entropy,

@@ -4,15 +4,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.calls import break_even_batch, call_seconds, roofline_break_even_batch, verification_ratio
 
-from specdec.theory.batch_speedup import (
-    batch_speedup,
-    break_even_batch,
-    longest_of_batch,
-    roofline_break_even_batch,
-    verification_ratio,
-)
-from specdec.theory.roofline import call_seconds
+from specdec.theory.batch_speedup import batch_speedup, longest_of_batch
 
 
 @given(st.integers(1, 8), st.floats(0.05, 0.95), st.floats(0, 0.3), st.floats(0.5, 200))

@@ -6,15 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oracles.rounds import expected_rounds, greedy_rounds, markov_tokens_per_round
 
-from specdec.theory.capped_geometric import expected_rounds, tokens_per_round
-from specdec.theory.dependence import (
-    greedy_rounds,
-    markov_tokens_per_round,
-    product_identity,
-    replay_rounds,
-    replay_rounds_by_start,
-)
+from specdec.theory.capped_geometric import tokens_per_round
+from specdec.theory.dependence import product_identity, replay_rounds, replay_rounds_by_start
 
 M = np.array([0.9, 0.5, 1.0, 0.2, 0.8, 0.7])
 

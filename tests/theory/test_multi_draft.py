@@ -4,9 +4,8 @@ from itertools import chain, combinations, permutations, product
 
 import numpy as np
 import pytest
-
-from specdec.theory import acceptance
-from specdec.theory.multi_draft import (
+from oracles import acceptance
+from oracles.multi_draft import (
     k_seq,
     k_seq_rho,
     multi_round,

@@ -4,8 +4,8 @@ from itertools import combinations, product
 
 import numpy as np
 import pytest
+from oracles.path_trees import tree_of_paths
 
-from specdec.theory.path_trees import tree_of_paths
 from specdec.theory.trees import best_tree
 
 RANKS, DEPTH = 3, 3

@@ -2,17 +2,9 @@
 
 import numpy as np
 import pytest
+from oracles.calls import cache_bytes, call_seconds
 
-from specdec.theory.roofline import (
-    Product,
-    cache_bytes,
-    call_bytes,
-    call_flops,
-    call_seconds,
-    padded_rows,
-    ridge_rows,
-    threshold,
-)
+from specdec.theory.roofline import Product, call_bytes, call_flops, padded_rows, ridge_rows, threshold
 
 P, BANDWIDTH, THROUGHPUT = 6.738e9, 1.935e12, 3.12e14
 CACHE = {"tokens": 1024, "layers": 32, "kv_heads": 32, "head_size": 128, "bytes_per_value": 2}

@@ -8,9 +8,9 @@ from math import prod
 import numpy as np
 import pytest
 import torch
+from oracles.acceptance import block_weights, expected_accepted
 
 from specdec.records import Draft, chain_tree
-from specdec.theory.acceptance import block_weights, expected_accepted
 from specdec.verifiers.base.contract import verifiers
 
 BLOCK = verifiers.build({"name": "block"})

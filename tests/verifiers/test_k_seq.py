@@ -3,9 +3,9 @@
 import pytest
 import torch
 from fixtures.refusals import refused
+from oracles import multi_draft
 
 from specdec.records import Draft, Tree
-from specdec.theory import multi_draft
 from specdec.verifiers.base.contract import verifiers
 from specdec.verifiers.k_seq import acceptance_scale
 

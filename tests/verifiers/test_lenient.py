@@ -9,6 +9,7 @@ import torch
 import yaml
 from fixtures.drafting import chain
 from hydra.core.global_hydra import GlobalHydra
+from oracles.acceptance import beta
 
 from specdec import run
 from specdec.certification.table_drafts import TableDrafter
@@ -19,7 +20,6 @@ from specdec.drafters import drafters
 from specdec.records import Draft, Request, chain_tree
 from specdec.sampling import SamplingConfig, generator_for, one_hot
 from specdec.targets import targets
-from specdec.theory.acceptance import beta
 from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
 
 P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)

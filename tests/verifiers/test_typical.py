@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
+from oracles.acceptance import typical_threshold
 
 from specdec.errors import UsageError
 from specdec.records import Draft, Tree, chain_tree
 from specdec.sampling import one_hot
-from specdec.theory.acceptance import typical_threshold
 from specdec.verifiers import verifiers
 
 SETTINGS = [(0.09, 0.3), (0.3, None), (0.02, 2.0), (0.6, 0.9)]

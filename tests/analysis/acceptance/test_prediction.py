@@ -7,14 +7,15 @@ import numpy as np
 import pandas as pd
 import pytest
 from fixtures import simulated_rounds as simulation
+from oracles.rounds import expected_rounds, markov_tokens_per_round
 from scipy.stats import beta as beta_law
 
 from specdec.analysis.acceptance import laws
 from specdec.analysis.acceptance import prediction as P
 from specdec.analysis.acceptance.prediction_section import prediction_in_words
 from specdec.analysis.arms import Arms
-from specdec.theory.capped_geometric import expected_rounds, tokens_per_round
-from specdec.theory.dependence import markov_tokens_per_round, replay_rounds
+from specdec.theory.capped_geometric import tokens_per_round
+from specdec.theory.dependence import replay_rounds
 
 GAMMAS = (1, 5, 10, 15)
 

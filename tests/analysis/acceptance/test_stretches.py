@@ -7,13 +7,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from fixtures import simulated_rounds as simulation
+from oracles.rounds import expected_rounds, markov_tokens_per_round
 
 from specdec.analysis.acceptance import prediction as P
 from specdec.analysis.acceptance import stretches as S
 from specdec.analysis.acceptance.prediction_section import one_sentence
 from specdec.analysis.arms import Arms
-from specdec.theory.capped_geometric import expected_rounds
-from specdec.theory.dependence import markov_tokens_per_round
 
 GAMMAS = (1, 2, 5, 12)
 

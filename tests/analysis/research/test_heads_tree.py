@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
+from oracles.path_trees import tree_of_paths
 
 from specdec.analysis.research import heads_tree
 from specdec.analysis.research.heads_tree import ACCURACY, CHANCES, DRAWN, JOINT, OWN
 from specdec.config import config_dir
 from specdec.errors import UsageError
 from specdec.structures import structures
-from specdec.theory.path_trees import tree_of_paths
 from specdec.theory.trees import best_tree
 
 Row = dict[str, Any]

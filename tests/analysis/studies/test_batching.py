@@ -9,6 +9,7 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
+from oracles.calls import break_even_batch
 
 from specdec.analysis.comparisons import interval
 from specdec.analysis.sections import About, findings
@@ -19,7 +20,6 @@ from specdec.analysis.studies.batching import (
     committed_study,
     write_committed,
 )
-from specdec.theory.batch_speedup import break_even_batch
 
 ABOUT = About("none on pocket (float32), a computer", "stdlib_code", False, 300, 1)
 BATCHES, GAMMAS = (1, 2, 4, 8, 16, 32), (2, 4)

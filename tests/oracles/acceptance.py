@@ -1,6 +1,6 @@
 """Acceptance rules of a chain draft, as laws over a vocabulary (theory.md 1.1 to 1.3).
 
-A test oracle: the verifiers are tested against these formulas; decoding uses `specdec.sampling` and
+The verifiers are tested against these formulas; decoding uses `specdec.sampling` and
 `specdec.verifiers`. `p` and `q` [..., V] are the probabilities of target and drafter after the same standardisation.
 """
 

@@ -1,6 +1,6 @@
 """Several drafts for one position (theory.md 1.4): the chance that one of them is accepted, and the law of the token.
 
-A test oracle: the verifiers are tested against it, and nothing else calls it. `p` and `q` [V] are the laws of target
+The verifiers are tested against it. `p` and `q` [V] are the laws of target
 and drafter at the position, `drafts` is K. Each rule emits exactly p. ValueError for laws that do not sum to 1 or
 differ in length, and for K below 1.
 """
