@@ -26,7 +26,7 @@ def settle() -> str:
     """
     for name in (OFFLINE, "TRANSFORMERS_OFFLINE"):
         if os.environ.get(name, "").upper() in _YES:
-            return _told_offline(name)
+            return _found.get("why") or f"{name} is set"
     why = _silent(os.environ.get(ENDPOINT) or "https://huggingface.co")
     if why:
         # For what is imported from here on, and for what is there already.
@@ -61,10 +61,6 @@ def not_cached(name: str, why: str) -> str:
         f"from the local cache {HF_HUB_CACHE}, and the hub is not asked ({why}): give a folder, or fetch it where "
         f"there is a network with `hf download {name}`."
     )
-
-
-def _told_offline(name: str) -> str:
-    return _found.get("why") or f"{name} is set"
 
 
 _found: dict[str, str] = {}  # why the hub was found to be silent: `settle` then sets the variable itself

@@ -475,7 +475,7 @@ def _medusa(basis: ClaimEvidence) -> Iterator[Claim]:
         entry["shape"]: entry for entry in heads_tree.trees_of(heads_tree.load_trees(), heads_ablation.INDEPENDENT)
     }
     sparse, dense = trees[f"{heads_tree.CHANCES} 64"], trees["product 4x4x4x4"]
-    beyond = heads_tree.gain(sparse, dense)
+    beyond = heads_ablation.difference(sparse, dense)
     yield claim(
         "A tree of 64 nodes found by search accepts more than a dense one several times its size",
         "Figure 4: 64 nodes against 256, no figures printed",

@@ -50,7 +50,7 @@ def load_ablation(path: Path | str = RESULT) -> list[Measured]:
 
     def read(entries: list[Measured]) -> list[Measured]:
         for entry in entries:
-            _counts(entry)
+            prompt_counts(entry)[["asked_1", "hits_1"]]
         return entries
 
     return load_figures(path, COMMAND, "ablations", "ablations of heads", read)
@@ -68,12 +68,14 @@ def ablation_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
 # Numbers --------------------------------------------------------------------------------------------
 
 
-def _counts(measured: Measured) -> pd.DataFrame:
-    """Return by prompt the tokens and rounds, and for each head the tokens that it was asked for and its hits."""
+def prompt_counts(measured: Measured) -> pd.DataFrame:
+    """Return by prompt the tokens and rounds and, where heads were judged, for each the tokens that it was asked for
+    and its hits.
+    """
     counts = measured["by_prompt"]
     columns = {"tokens": counts["tokens"], "rounds": counts["rounds"]}
     for name in ("asked", "hits"):
-        columns |= {f"{name}_{head}": values for head, values in enumerate(zip(*counts[name], strict=True), 1)}
+        columns |= {f"{name}_{head}": values for head, values in enumerate(zip(*counts.get(name, ()), strict=True), 1)}
     return pd.DataFrame(columns, index=counts["prompts"]).astype(float)
 
 
@@ -117,7 +119,7 @@ def both(first: Measured, second: Measured) -> pd.DataFrame:
     Raises:
         UsageError: they share no prompt.
     """
-    table = paired(_counts(first), _counts(second))
+    table = paired(prompt_counts(first), prompt_counts(second))
     if table.empty:
         raise UsageError(
             f"Ablations {first['variant']} and {second['variant']} have no prompt in common: `{COMMAND}` makes both."
@@ -127,7 +129,7 @@ def both(first: Measured, second: Measured) -> pd.DataFrame:
 
 def tokens_per_round(measured: Measured) -> Interval:
     """Return the tokens per round of one entry."""
-    return rate(_counts(measured))
+    return rate(prompt_counts(measured))
 
 
 def difference(first: Measured, second: Measured, prompts: Sequence[str] | None = None) -> Interval:
@@ -138,32 +140,6 @@ def difference(first: Measured, second: Measured, prompts: Sequence[str] | None 
     """
     table = both(first, second)
     return rate_difference(table if prompts is None else table[table.index.isin(prompts)])
-
-
-def compared(entries: Sequence[Measured]) -> pd.DataFrame:
-    """Return a line for each entry: tokens per round, and its difference to the grounded heads of that structure and
-    text with most heads in use.
-
-    Columns: variant, structure, depth, prompts, tokens_per_round, ci_low, ci_high, difference, difference_low,
-    difference_high; the last three are NaN without grounded heads, and 0 for these themselves.
-    """
-    lines = []
-    for entry in entries:
-        rate = tokens_per_round(entry)
-        plain = plain_beside(entries, entry)
-        beyond = Interval(np.nan) if plain is None else difference(entry, plain)
-        lines.append(
-            {
-                **{name: entry[name] for name in ("variant", "structure", "depth")},
-                "prompts": rate.prompts,
-                "tokens_per_round": rate.estimate,
-                **rate.bounds,
-                "difference": beyond.estimate,
-                "difference_low": beyond.low,
-                "difference_high": beyond.high,
-            }
-        )
-    return pd.DataFrame(lines)
 
 
 @dataclass(frozen=True)

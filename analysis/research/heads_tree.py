@@ -9,9 +9,9 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
-from ..intervals import Interval
 from ..sections import Section, counted
-from .committed import BENCHMARK, RESULTS, Measured, load_figures, paired, rate, rate_difference
+from .committed import BENCHMARK, RESULTS, Measured, load_figures
+from .heads_ablation import difference, prompt_counts, tokens_per_round
 
 RESULT = RESULTS / "heads_tree.json"
 COMMAND = BENCHMARK.format("test_heads_tree")
@@ -28,7 +28,7 @@ def load_trees(path: Path | str = RESULT) -> list[Measured]:
 
     def read(entries: list[Measured]) -> list[Measured]:
         for tree in trees_of(entries):
-            _counts(tree)
+            prompt_counts(tree)
         return entries
 
     return load_figures(path, COMMAND, "trees of heads", "trees of heads", read)
@@ -53,22 +53,6 @@ def searched_paths(entries: Sequence[Measured]) -> dict[str, list[tuple[int, ...
     }
 
 
-def _counts(measured: Measured) -> pd.DataFrame:
-    """Return tokens and rounds by prompt."""
-    counts = measured["by_prompt"]
-    return pd.DataFrame({name: counts[name] for name in ("tokens", "rounds")}, index=counts["prompts"]).astype(float)
-
-
-def tokens_per_round(measured: Measured) -> Interval:
-    """Return the tokens per round of one entry."""
-    return rate(_counts(measured))
-
-
-def gain(first: Measured, second: Measured) -> Interval:
-    """Return tokens per round of the first tree less the second's, the same prompts resampled for both."""
-    return rate_difference(paired(_counts(first), _counts(second)))
-
-
 def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
     """Return the section on trees of heads; where there is no result yet, one that says what makes it."""
     title = "Which tree for heads"
@@ -83,11 +67,12 @@ def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
     drawn_by_hand, products, lines = [], [], []
     for heads, trees in by_kind.items():
         joint, drawn = trees[JOINT], trees[DRAWN]
+        beyond = {shape: f"{difference(trees[shape], drawn):+.3f}" for shape in (JOINT, CHANCES, OWN)}
         drawn_by_hand.append(
             f"With {heads} heads the tree of {joint['nodes']} nodes that was found jointly for all heads yields "
-            f"{tokens_per_round(joint):.3f} tokens per round, {gain(joint, drawn):+.3f} beyond the one that was drawn "
-            f"by hand; the one found by chances {gain(trees[CHANCES], drawn):+.3f}, the one found jointly for these "
-            f"heads alone {gain(trees[OWN], drawn):+.3f}."
+            f"{tokens_per_round(joint):.3f} tokens per round, {beyond[JOINT]} beyond the one that was drawn "
+            f"by hand; the one found by chances {beyond[CHANCES]}, the one found jointly for these "
+            f"heads alone {beyond[OWN]}."
         )
         dense = max(
             (tree for shape, tree in trees.items() if shape.startswith(CARTESIAN)), key=lambda tree: int(tree["nodes"])
@@ -95,8 +80,8 @@ def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
         sparse = _by_chances(trees, 64)
         products.append(
             f"With {heads} heads the best tree of {sparse['nodes']} nodes yields {tokens_per_round(sparse):.2f} tokens "
-            f"per round, {gain(sparse, dense):+.3f} beside the full product of {dense['nodes']}, whose calls evaluate "
-            f"{(dense['nodes'] + 1) / (sparse['nodes'] + 1):.1f} times as many tokens."
+            f"per round, {difference(sparse, dense):+.3f} beside the full product of {dense['nodes']}, whose calls "
+            f"evaluate {(dense['nodes'] + 1) / (sparse['nodes'] + 1):.1f} times as many tokens."
         )
         for shape, tree in trees.items():
             best = _by_chances(trees, int(tree["nodes"]))
@@ -108,7 +93,7 @@ def tree_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
                     "nodes": tree["nodes"],
                     "depth": tree["depth"],
                     "tokens per round": f"{tokens_per_round(tree):.3f}",
-                    "beyond the one by chances": f"{gain(tree, best):+.3f}" if beside else "",
+                    "beyond the one by chances": f"{difference(tree, best):+.3f}" if beside else "",
                 }
             )
     text = (

@@ -151,10 +151,6 @@ class FeatureNetwork(nn.Module):
         self.d2t.copy_(ids - torch.arange(self.draft_size, device=ids.device))
         self.t2d.zero_()[ids] = True
 
-    def rebind(self, embedding: Tensor, output: Tensor) -> None:
-        """Read the embeddings and output layer of another target from now on, such as a copy of it."""
-        self._target = (embedding, output)
-
     def logits(self, normed: Tensor) -> Tensor:
         """Return the logits [..., W] for states [..., D] after the final norm."""
         return F.linear(normed, self.output_layer.to(normed.dtype))

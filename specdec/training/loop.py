@@ -116,7 +116,7 @@ class Training:
         Raises:
             Interrupted: a signal arrived; the step at hand was finished and a checkpoint written.
         """
-        student, pace, steps = self.student, self.student.config.pace, self.student.steps
+        student, pace, steps = self.student, self.student.pace, self.student.steps
         student.begin()
         began, saved = time.perf_counter(), time.monotonic()
         before = self.progress.seconds
@@ -220,7 +220,7 @@ def train(student: Student) -> FinishedTraining | None:
     with tracked_run(config.tracking, **about, results=student.folder, fresh=True) as tracked:
         history = {int(line["step"] or 0): line for line in training.progress.history}
         if history:  # so that the new run shows the whole curve
-            every = config.pace.log_every_steps
+            every = student.pace.log_every_steps
             curves = {"train/loss": {step: line["train_loss"] for step, line in history.items() if step % every == 0}}
             for name in student.scores:
                 values = {step: line[column(name)] for step, line in history.items()}

@@ -46,11 +46,6 @@ class TrainingConfig:
     device: Literal["auto", "cpu", "cuda"]
     threads: AtLeastOne | None
 
-    @property
-    def pace(self) -> PaceConfig:
-        """The pace that the recipe asks for."""
-        raise NotImplementedError
-
 
 @typed
 class OptimizerConfig:
@@ -234,10 +229,6 @@ class ModelTrainConfig(TrainingConfig):
 
     recipe: Annotated[Recipe, PlainValidator(_by_corpus)]
 
-    @property
-    def pace(self) -> PaceConfig:
-        return self.recipe.monitor
-
 
 def model_fingerprint(config: ModelTrainConfig, corpus_hash: str) -> str:
     """Hash what must not change when a training is resumed: all that touches the weights, not logging or paths."""
@@ -272,10 +263,6 @@ class SequenceTrainConfig(TrainingConfig):
     micro_batch: AtLeastOne
     bfloat16: bool
     monitor: MonitorConfig
-
-    @property
-    def pace(self) -> PaceConfig:
-        return self.monitor
 
     @model_validator(mode="after")
     def _divides(self) -> "SequenceTrainConfig":

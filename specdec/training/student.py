@@ -22,6 +22,7 @@ from specdec.training.optimizer import schedule
 from specdec.training.recipes import (
     HeadOptimizerConfig,
     OptimizerConfig,
+    PaceConfig,
     SequenceTrainConfig,
     TrainingConfig,
     recipe_values,
@@ -56,6 +57,7 @@ class Student(ABC):
         rates: the keys of the learning rates, for messages.
 
     Attributes:
+        pace: of measuring, logging and saving on the way.
         name, folder: the name of the tracked run, and the place of the training's files.
         steps: steps of the optimizer in all.
         step_tokens: tokens of a step.
@@ -73,6 +75,7 @@ class Student(ABC):
     rates: ClassVar[str] = "the learning rates of optimizer"
 
     config: TrainingConfig
+    pace: PaceConfig
     name: str
     folder: Path
     steps: int
@@ -204,7 +207,7 @@ class SequenceStudent(Student):
         Args:
             identities: of the model that is read or trained, for the fingerprint.
         """
-        self.config, self.sequences = config, sequences
+        self.config, self.pace, self.sequences = config, config.monitor, sequences
         name = validated(FolderPart, {"name": getattr(config, self.kind).name}, where=self.kind).name
         self.name, self.folder = name, Path(config.output_dir or f"models/{self.kind}/{name}")
         self.steps, self.step_tokens = sequences.steps, sequences.batch_size * sequences.length

@@ -4,7 +4,6 @@ With `-k gru` a part of it is run. A variant is trained in two minutes or so on 
 go on where they stopped, below `models/` of the working folder; the file keeps what other parts have found.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -126,15 +125,14 @@ def row(variant: str, path: Path, run: Run, group_values: Callable[..., dict[str
 
 
 def record(found: dict[str, Any]) -> None:
-    """Add the row, or put it in the place of an earlier one on the same text, and draw all comparisons anew."""
+    """Add the row, or put it in the place of an earlier one on the same text."""
     key = ("structure", "variant", "depth")
 
     def place(one: dict[str, Any]) -> list[str]:
         return [str(part) for part in (*(one[name] for name in key), *heads_ablation.text_of(one))]
 
     rows = sorted([*(one for one in kept_figures(RESULT) if place(one) != place(found)), found], key=place)
-    table = heads_ablation.compared(rows)
-    write_lines(RESULT, machine(), figures=rows, compared=json.loads(table.round(4).to_json(orient="records")))
+    write_lines(RESULT, machine(), figures=rows)
 
 
 def measured(variant: str, group_values: Callable[..., dict[str, Any]], *structure: str) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The loop that every training runs in: a stopped and resumed one draws the random numbers that it would have drawn."""
 
-from types import SimpleNamespace
-
 import torch
 
 from specdec.training.loop import Training
@@ -16,8 +14,8 @@ class Draws(Student):
     open = part_losses = export = None
 
     def __init__(self, folder, steps):
-        pace = PaceConfig(heldout_every_steps=100, log_every_steps=100, checkpoint_seconds=100)
-        self.config, self.folder, self.steps, self.drawn = SimpleNamespace(pace=pace), folder, steps, []
+        self.pace = PaceConfig(heldout_every_steps=100, log_every_steps=100, checkpoint_seconds=100)
+        self.folder, self.steps, self.drawn = folder, steps, []
 
     def take_step(self, step):
         self.drawn.append((step, float(torch.rand(()))))

@@ -57,17 +57,6 @@ class Backbone(nn.Module):
             self.model.train(training)
         return logits
 
-    def trained_state(self) -> dict[str, Tensor]:
-        """Return the weights that change, for a checkpoint."""
-        return {name: weight.detach() for name, weight in self.named_parameters() if weight.requires_grad}
-
-    def load_trained_state(self, state: dict[str, Tensor]) -> None:
-        """Take back what `trained_state` returned."""
-        with torch.no_grad():
-            for name, weight in self.named_parameters():
-                if weight.requires_grad:
-                    weight.copy_(state[name])
-
     def save(self, folder: Path) -> None:
         """Write model and tokenizer as `from_pretrained` reads them, adapters merged, in the model's original dtype."""
         model = self.model.merge_and_unload() if self.adapted else self.model

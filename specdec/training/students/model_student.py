@@ -46,7 +46,7 @@ class ModelStudent(Student):
 
     def __init__(self, config: ModelTrainConfig, corpus: TokenizedCorpus) -> None:
         self.config, self.recipe, self.corpus = config, config.recipe, corpus
-        recipe, tokenizer = config.recipe, corpus.tokenizer
+        self.pace, recipe, tokenizer = config.recipe.monitor, config.recipe, corpus.tokenizer
         self.device = training_device(config.device)
         self.dtype = training_dtype(recipe.bfloat16, self.device)
         self.name, self.folder = recipe.name, Path(config.output_dir or f"models/{recipe.name}")

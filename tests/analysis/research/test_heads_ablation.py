@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 
 from specdec.analysis.research import heads_ablation
-from specdec.analysis.research.heads_ablation import both, compared, deepest, difference, load_ablation, steepness
+from specdec.analysis.research.heads_ablation import (
+    both,
+    deepest,
+    difference,
+    load_ablation,
+    plain_beside,
+    steepness,
+)
 from specdec.errors import UsageError
 
 Row = dict[str, Any]
@@ -70,22 +77,15 @@ def test_only_shared_prompts_count_and_only_those_asked_for(row):
         both(first, row("grounded", prompts=["elsewhere"]))
 
 
-def test_compared_sets_every_row_against_the_deepest_grounded_heads_of_its_structure(row):
+def test_entries_are_set_against_the_deepest_grounded_heads_of_their_structure(row):
     rows = [
         *(row("grounded", 1.2 + 0.1 * depth, depth=depth) for depth in (1, 5)),
         row("medusa", 1.5), row("grounded", 1.3, structure="chain"), row("medusa", 1.2, structure="chain"),
     ]  # fmt: skip
-    table = compared(rows).set_index(["structure", "variant", "depth"])
-    assert table.loc[("tree", "grounded", 5), ["difference", "difference_low", "difference_high"]].tolist() == [0, 0, 0]
-    for key, expected in (
-        (("tree", "grounded", 1), -0.4),
-        (("tree", "medusa", 5), -0.2),
-        (("chain", "medusa", 5), -0.1),
-    ):
-        assert table.loc[key, "difference"] == pytest.approx(expected, abs=0.02)
-        assert table.loc[key, "difference_low"] <= table.loc[key, "difference"] <= table.loc[key, "difference_high"]
-    alone = compared([row("medusa")])
-    assert alone["difference"].isna().all() and alone["tokens_per_round"].notna().all()
+    for entry, expected in zip(rows, (-0.4, 0.0, -0.2, 0.0, -0.1), strict=True):
+        beyond = difference(entry, plain_beside(rows, entry))
+        assert beyond.estimate == pytest.approx(expected, abs=0.02) and beyond.low <= beyond.estimate <= beyond.high
+    assert plain_beside([row("medusa")], row("medusa")) is None
 
 
 def trained_on(text: str, date: str, entry: Row) -> Row:
@@ -100,9 +100,10 @@ def test_variants_are_set_against_plain_heads_of_their_own_text(row):
         trained_on("new", "2026-11-22", row("gru", 1.7, seed=0)),
         trained_on("other", "2026-11-23", row("prefix", 1.9)),  # without plain heads of its text
     ]  # fmt: skip
-    table = compared(rows).set_index("variant")["difference"]
-    assert table["layers_2"] == pytest.approx(0.1, abs=0.02) and table["gru"] == pytest.approx(0.0, abs=0.02)
-    assert np.isnan(table["prefix"])
+    beyond = {entry["variant"]: difference(entry, plain_beside(rows, entry)) for entry in rows[:-1]}
+    assert beyond["layers_2"].estimate == pytest.approx(0.1, abs=0.02)
+    assert beyond["gru"].estimate == pytest.approx(0.0, abs=0.02)
+    assert plain_beside(rows, rows[-1]) is None
     section = heads_ablation.variants_section(rows)
     assert "More tokens per round than plain grounded heads: two blocks, +0.10" in section.text[0]
     assert "Not told apart: a GRU" in section.text[0] and "attention over the prefix" not in section.text[0]
@@ -215,13 +216,8 @@ def test_a_file_is_read_back_and_a_missing_one_says_what_makes_it(row, tmp_path:
 
 
 @pytest.mark.skipif(not heads_ablation.RESULT.is_file(), reason="the ablations have not been measured yet")
-def test_the_committed_result_has_all_variants_and_its_differences_follow_from_its_counts():
-    stored = json.loads(heads_ablation.RESULT.read_text(encoding="utf-8"))
+def test_the_committed_result_has_all_variants_on_the_same_prompts():
     rows = load_ablation()
     assert {row["variant"] for row in rows} >= {"grounded", "medusa"}
-    again = compared(rows).round(4).to_dict("records")
-    assert [{key: None if value != value else value for key, value in line.items()} for line in again] == [
-        pytest.approx(line) for line in stored["compared"]
-    ]
     assert len({tuple(row["by_prompt"]["prompts"]) for row in rows}) == 1
     assert len({row["nodes"] for row in rows if (row["structure"], row["depth"]) == ("tree", 5)}) == 1

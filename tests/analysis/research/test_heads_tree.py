@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from oracles.path_trees import tree_of_paths
 
 from specdec.analysis.research import heads_tree
+from specdec.analysis.research.heads_ablation import difference, tokens_per_round
 from specdec.analysis.research.heads_tree import ACCURACY, CHANCES, DRAWN, JOINT, OWN
 from specdec.config import config_dir
 from specdec.errors import UsageError
@@ -49,10 +50,10 @@ def rows() -> Callable[..., list[Row]]:
 
 def test_a_gain_is_paired_by_prompt(rows):
     drawn, _, found, *_ = rows(0.1)
-    gain = heads_tree.gain(found, drawn)
+    gain = difference(found, drawn)
     tokens = [np.sum(each["by_prompt"]["tokens"]) for each in (found, drawn)]
     assert gain.estimate == pytest.approx((tokens[0] - tokens[1]) / np.sum(drawn["by_prompt"]["rounds"]))
-    alone = heads_tree.tokens_per_round(found)
+    alone = tokens_per_round(found)
     assert 0 < gain.low < gain.high and gain.high - gain.low < 0.2 * (alone.high - alone.low)
 
 
@@ -103,10 +104,10 @@ def test_the_trees_that_come_along_are_those_that_were_judged():
         heads: {each["shape"]: each for each in heads_tree.trees_of(heads_tree.load_trees(), heads)}
         for heads in ("medusa", "grounded")
     }
-    own = {heads: heads_tree.gain(trees[OWN], trees[DRAWN]) for heads, trees in by_kind.items()}
+    own = {heads: difference(trees[OWN], trees[DRAWN]) for heads, trees in by_kind.items()}
     assert f"{own['medusa']:.3f}" == "0.091 (0.059 to 0.123)"
     assert f"{own['grounded']:.3f}" == "-0.014 (-0.036 to 0.004)"
-    assert heads_tree.gain(by_kind["grounded"][JOINT], by_kind["grounded"][DRAWN]).low < 0
+    assert difference(by_kind["grounded"][JOINT], by_kind["grounded"][DRAWN]).low < 0
 
 
 def shipped(name: str) -> list[int]:
