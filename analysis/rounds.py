@@ -1,10 +1,10 @@
-"""The rounds table, one line per round: its columns and order, its sums by prompt, and what a run measured by gamma.
+"""The rounds table, one line per round: its columns and order, and its sums by prompt.
 
 A generation is one output: the lines that share GENERATION, in the order of `round`. Experiments write the table;
 nothing here knows how.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import pandas as pd
@@ -12,7 +12,6 @@ import pandas as pd
 from specdec.config import PLAIN
 
 from .arms import Arms
-from .intervals import Columns, bootstrap
 
 GENERATION = ["cell", "method", "gamma", "repeat", "prompt"]
 SECONDS = ("draft_s", "verify_s", "accept_s", "commit_s", "round_s")  # the last is at least the sum of the others
@@ -163,31 +162,3 @@ def counts_by_prompt(rounds: pd.DataFrame, values: np.ndarray, size: int) -> pd.
     codes, prompts = pd.factorize(rounds["prompt"], sort=True)
     counts = np.bincount(codes * size + values, minlength=len(prompts) * size).reshape(len(prompts), size)
     return pd.DataFrame(counts, index=pd.Index(prompts.astype("str"), name="prompt"))
-
-
-def measured_curve(
-    rounds: pd.DataFrame, quantity: str = "tokens_per_round", replicates: int = 10_000, seed: int = 0
-) -> pd.DataFrame:
-    """Return what a run measured at each gamma, `tokens_per_round` or `speedup`, with prompt-bootstrap intervals.
-
-    Columns: gamma, value, ci_low, ci_high, prompts, rounds. Over the work that every gamma has done; prefill apart,
-    repeats pooled. ValueError without speculative rounds.
-    """
-
-    def values(sums: Columns) -> Mapping[str, np.ndarray]:
-        if quantity == "tokens_per_round":
-            return {quantity: sums["tokens"] / sums["rounds"]}
-        per_token = sums["baseline_round_s"] / sums["baseline_tokens"]
-        return {"speedup": per_token * sums["tokens"] / sums["round_s"]}
-
-    shared = Arms.of(rounds).shared()
-    baseline = prompt_sums(shared.plain()).add_prefix("baseline_")
-    lines = []
-    for gamma, arm in shared.by_gamma().items():
-        table = prompt_sums(arm).join(baseline).fillna(0.0)
-        interval = bootstrap(table, values, replicates, seed)[quantity]
-        size = {"prompts": len(table), "rounds": len(arm)}
-        lines.append({"gamma": gamma, "value": interval.estimate, **interval.bounds, **size})
-    if not lines:
-        raise ValueError("the rounds table has only the baseline's rounds")
-    return pd.DataFrame(lines)

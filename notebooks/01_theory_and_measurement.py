@@ -26,10 +26,10 @@
 from IPython.display import Markdown
 
 from specdec.analysis.figures import run_figures, theory_figures
+from specdec.analysis.findings.run_sections import curves_section, lengths_section
 from specdec.analysis.findings.standing_section import standing_section, timeline_section
 from specdec.analysis.pages import notebook
 from specdec.analysis.papers import published
-from specdec.analysis.rounds import measured_curve
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
@@ -84,16 +84,8 @@ theory_figures.oracle_bound()
 
 # %%
 run = notebook.own_run(tracking_uri, experiment, chosen)
-rounds = run.rounds()
-tokens = measured_curve(rounds, "tokens_per_round")
-alpha = run.metrics.get("account/alpha")
-basis = run_figures.Basis(int(tokens["prompts"].max()), int(tokens["rounds"].sum()), alpha)
-about = dict(title=run.title, basis=basis, primary_gamma=run.primary_gamma)
-run_figures.curve(tokens, run.lines("tokens_per_round"), **about)
-
-# %%
-speedups = measured_curve(rounds, "speedup")
-run_figures.curve(speedups, run.lines("speedup"), ylabel="speedup over the baseline", **about)
+curves = curves_section(run)
+notebook.show(curves)
 
 # %% [markdown]
 # Where the run stands in the pictures above, at its own $\alpha$, $c$ and $\gamma$.
@@ -112,10 +104,7 @@ notebook.show(timeline_section(run))
 # tokens cost.
 
 # %%
-run_figures.accepted_lengths(rounds, alpha, run.primary_gamma, title=run.title)
-
-# %%
-run_figures.time_split(run.arms(), title=run.title)
+notebook.show(lengths_section(run))
 
 # %% [markdown]
 # ## Lenience
@@ -131,8 +120,8 @@ notebook.show(*notebook.study(tracking_uri, experiment, "lenience"))
 
 # %%
 Markdown(
-    f"**{run.title}.** {run_figures.curve_in_words(tokens, run.lines('tokens_per_round'))}\n\n"
-    f"{run_figures.curve_in_words(tokens, run.lines('tokens_per_round'), model='replay')}\n\n"
-    f"{run_figures.curve_in_words(speedups, run.lines('speedup'), 'speedup')}\n\n"
+    f"**{run.title}.** {curves.text[0]}\n\n"
+    f"{run_figures.curve_in_words(run.points(), run.lines(), model='replay')}\n\n"
+    f"{curves.text[1]}\n\n"
     f"{published.table_1_in_words(table_1)}"
 )

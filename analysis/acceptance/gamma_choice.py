@@ -4,7 +4,7 @@ import pandas as pd
 
 from ..figures import run_figures
 from ..read.runs import Run
-from ..rounds import measured_curve
+from ..rounds import drafted
 from ..sections import Section
 
 NAMES = {  # no replay among them: it reads the very texts that were measured
@@ -18,19 +18,20 @@ def gamma_choice(run: Run) -> Section:
     """Set measured speedup by gamma beside what was foretold: by the textbook formula with the alpha of the target's
     own text, by acceptance at each position on prompts that it was not fitted to, and by advice.
     """
-    measured = measured_curve(run.rounds(), "speedup")
+    measured, texts = run.points("speedup"), drafted(run.arms().texts)
     lines = {name: values for name, values in run.lines("speedup").items() if name in NAMES}
     table = measured.set_index("gamma")[["value", "ci_low", "ci_high"]].rename(columns={"value": "measured"})
     for name, values in lines.items():
         table[NAMES[name]] = pd.Series(values, dtype=float)
     caption = "Speedup by gamma: measured with 95% prompt-bootstrap intervals, and foretold"
-    prompts, rounds = int(measured["prompts"].max()), int(measured["rounds"].sum())
     figure = run_figures.curve(
         measured,
         lines,
         title=f"The γ that is best, and the γ that theory would have chosen\n{run.title}",
         ylabel="speedup over the baseline",
-        basis=run_figures.Basis(prompts, rounds, run.metrics.get("account/alpha")),
+        basis=run_figures.Basis(
+            texts["prompt"].nunique(), int(texts["rounds"].sum()), run.metrics.get("account/alpha")
+        ),
         primary_gamma=run.primary_gamma,
     )
     tables = ((caption, table.reset_index().round(3)),)

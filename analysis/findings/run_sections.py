@@ -165,23 +165,12 @@ def arranged(sections: Sequence[Section], run: Run) -> list[Section]:
 
 def curves_section(run: Run) -> Section:
     """Show tokens per round and speedup over gamma, measured and by each model; in words where they part."""
-    arms = run.summary()["arms"]
     texts = drafted(run.arms().texts)
-    prompts, rounds = texts["prompt"].nunique(), int(texts["rounds"].sum())
+    basis = run_figures.Basis(texts["prompt"].nunique(), int(texts["rounds"].sum()), run.metrics.get("account/alpha"))
     words, figures = [], []
-    for quantity, name, error in (
-        ("tokens_per_round", "tokens per round", "tokens_error"),
-        ("speedup", "speedup over the baseline", "speedup_error"),
-    ):
+    for quantity, name in (("tokens_per_round", "tokens per round"), ("speedup", "speedup over the baseline")):
         label = _labelled(name, run.simulated)
-        rows = []
-        for arm in arms:
-            value, missed = Interval.from_metrics(arm, quantity), Interval.from_metrics(arm, error)
-            rows.append({"gamma": arm["gamma"], "value": value.estimate, **value.bounds})
-            if not isnan(missed.estimate):
-                rows[-1] |= {"error": missed.estimate, "error_low": missed.low, "error_high": missed.high}
-        table = pd.DataFrame(rows)
-        lines = run.lines(quantity)
+        table, lines = run.points(quantity), run.lines(quantity)
         points = dict(zip(table["gamma"], table["value"], strict=True))
         gamma = run.primary_gamma if run.primary_gamma in points else next(iter(points), None)
         title = label
@@ -199,7 +188,7 @@ def curves_section(run: Run) -> Section:
             shown,
             title=f"{title}\n{run.title}",
             ylabel=label,
-            basis=run_figures.Basis(prompts, rounds, run.metrics.get("account/alpha")),
+            basis=basis,
             primary_gamma=run.primary_gamma,
         )
         paired = "error" in table  # an older run logged no paired errors

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from math import nan
+from math import isnan, nan
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
@@ -54,6 +54,7 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
     "config.yaml": "every run",
 }
 CURVES = {"tokens_per_round": "curve/", "speedup": "curve/speedup/"}  # quantity: how the names of its curves begin
+ERRORS = {"tokens_per_round": "tokens_error", "speedup": "speedup_error"}  # quantity: the error of its formula
 SETTINGS = "measurement.drafter_settings."  # parameters of the other drafters of a session: this, name, their own key
 OWN_PARTS = ("drafter.", "structure.", "verifier.")  # parameters that each drafter of a session has for itself
 
@@ -280,6 +281,18 @@ class Run:
         return {
             name: dict(self.curves[key]) for key, name in names.items() if name != "measured" and name.isidentifier()
         }
+
+    def points(self, quantity: str = "tokens_per_round") -> pd.DataFrame:
+        """Return the measured `tokens_per_round` or `speedup` at every gamma, from the summary: gamma, value, ci_low,
+        ci_high; and error, error_low, error_high of the textbook formula, where the run logged it.
+        """
+        rows = []
+        for arm in self.summary()["arms"]:
+            value, missed = Interval.from_metrics(arm, quantity), Interval.from_metrics(arm, ERRORS[quantity])
+            rows.append({"gamma": arm["gamma"], "value": value.estimate, **value.bounds})
+            if not isnan(missed.estimate):
+                rows[-1] |= {"error": missed.estimate, "error_low": missed.low, "error_high": missed.high}
+        return pd.DataFrame(rows)
 
     def whole_number(self, key: str) -> int:
         """Return the value of a configuration key that holds a whole number.

@@ -21,9 +21,10 @@ from specdec.analysis.figures.run_figures import (
 )
 from specdec.analysis.findings.compare import comparison_section
 from specdec.analysis.findings.summary import Summary, summarise
+from specdec.analysis.intervals import bootstrap
 from specdec.analysis.read import mlflow_runs
 from specdec.analysis.read.runs import Run
-from specdec.analysis.rounds import measured_curve
+from specdec.analysis.rounds import prompt_sums
 from specdec.errors import UsageError
 
 PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
@@ -107,7 +108,11 @@ def test_a_comparison_of_little_data(odd, stored_run, kind: str) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_figures_of_little_data_say_what_they_lack(odd, kind: str) -> None:
     rounds = odd(kind)
-    measured = measured_curve(rounds, replicates=60)
+    points = []
+    for gamma, arm in Arms.of(rounds).shared().by_gamma().items():
+        tokens = bootstrap(prompt_sums(arm), lambda s: {"tokens": s["tokens"] / s["rounds"]}, 60)["tokens"]
+        points.append({"gamma": gamma, "value": tokens.estimate, **tokens.bounds})
+    measured = pd.DataFrame(points)
     figure = curve(measured, {"capped_geometric": {2: 2.0}}, title="t", basis=Basis(3))
     single = kind in ("one prompt", "one round")
     assert ("no intervals" in figure.get_supxlabel()) == single

@@ -7,8 +7,8 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.findings import leaderboard as board
+from specdec.analysis.intervals import bootstrap
 from specdec.analysis.read.runs import Run
-from specdec.analysis.rounds import measured_curve
 from specdec.errors import UsageError
 
 PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.025}
@@ -31,15 +31,21 @@ def arms(rounds: pd.DataFrame, stored_run: Callable[..., Run]) -> list[board.Run
     return list(board.open_arms(stored_run(rounds)).values())
 
 
-def test_values_and_intervals_are_those_of_the_measured_curve(rounds: pd.DataFrame, arms: list[board.RunArm]) -> None:
+def test_values_and_intervals_are_ratios_of_sums_with_a_prompt_bootstrap(arms: list[board.RunArm]) -> None:
     scores = board.score(arms, ["one", "two"], list("abcd"), replicates=300)
-    for quantity in ("speedup", "tokens_per_round"):
-        curve = measured_curve(rounds, quantity, replicates=300)
-        for index, row in enumerate(curve.itertuples()):
-            interval = scores.interval(quantity, index)
-            assert (interval.estimate, interval.low, interval.high) == pytest.approx(
-                (row.value, row.ci_low, row.ci_high)
-            )
+    for index, arm in enumerate(arms):
+        expected = bootstrap(
+            arm.sums,
+            lambda s: {
+                "speedup": s["baseline_round_s"] / s["baseline_tokens"] * s["tokens"] / s["round_s"],
+                "tokens_per_round": s["tokens"] / s["rounds"],
+            },
+            replicates=300,
+        )
+        for quantity, interval in expected.items():
+            ours = scores.interval(quantity, index)
+            bounds = (interval.estimate, interval.low, interval.high)
+            assert (ours.estimate, ours.low, ours.high) == pytest.approx(bounds)
     assert [scores.values[name][1] for name in "gvo"] == pytest.approx([0.2, 1.2, 0.1])
     # An arm against itself differs by exactly nothing; resampled apart it would not.
     scores = board.score([arms[1], arms[1]], ["x", "y"], list("abcd"), replicates=200)

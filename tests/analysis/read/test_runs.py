@@ -13,7 +13,7 @@ import yaml
 from specdec.analysis.papers.published import COLUMNS, leviathan_table_1, load_published, table_1_in_words
 from specdec.analysis.read import mlflow_runs
 from specdec.analysis.read.runs import open_folder
-from specdec.analysis.rounds import GENERATION, measured_curve
+from specdec.analysis.rounds import GENERATION
 from specdec.errors import UsageError
 
 CURVES = {
@@ -223,25 +223,6 @@ def test_damaged_and_foreign_folders_are_explained(tmp_path):
     with pytest.raises(UsageError, match=r"account.json:1: an object was expected"):
         open_folder(folder).account()
     assert isnan(open_folder(folder).metrics["alpha.mle"])
-
-
-def test_the_measured_curve_is_ratios_of_sums_over_shared_work(make_rounds):
-    plain = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
-    drafted = plain | {"round_s": 0.03}
-    baseline = make_rounds({"a": [0] * 6, "b": [0] * 6}, 0, method="baseline", durations=plain)
-    two = make_rounds({"a": [2, 2], "b": [1, 1, 1]}, 2, durations=drafted)
-    one = make_rounds({"a": [1, 1, 1], "b": [0, 1, 1, 0]}, 1, durations=drafted)
-    extra = make_rounds({"c": [2, 2]}, 2, durations=drafted)  # not done by the others
-    table = measured_curve(pd.concat([baseline, two, one, extra]), replicates=200)
-    assert table["gamma"].tolist() == [1, 2]
-    assert table["value"].tolist() == pytest.approx([12 / 7, 12 / 5])
-    assert table["rounds"].tolist() == [7, 5]
-    assert table["prompts"].tolist() == [2, 2]
-    assert ((table["ci_low"] <= table["value"]) & (table["value"] <= table["ci_high"])).all()
-    speedups = measured_curve(pd.concat([baseline, two, one]), "speedup", replicates=200)
-    assert speedups["value"].tolist() == pytest.approx([0.02 / (7 * 0.03 / 12), 0.02 / (5 * 0.03 / 12)])
-    with pytest.raises(ValueError, match="only the baseline"):
-        measured_curve(baseline)
 
 
 def test_table_1_is_recomputed_beside_the_printed_values():
