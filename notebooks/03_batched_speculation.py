@@ -69,7 +69,7 @@ notebook.show(*budget)
 # Three runs at one budget. What a shape accepts beyond the chain, and which part of a round takes it away.
 
 # %%
-live = notebook.live_shapes(tracking_uri, experiment, chosen)
+live = notebook.live("chain_rows_tree", tracking_uri, experiment, chosen)
 notebook.show(*live)
 
 # %% [markdown]

@@ -81,7 +81,7 @@ notebook.show(panels)
 # Rate over overhead is the speedup, for every category.
 
 # %%
-live = notebook.live_heads(tracking_uri, experiment, chosen)
+live = notebook.live("heads", tracking_uri, experiment, chosen)
 notebook.show(*live)
 
 # %% [markdown]
@@ -91,7 +91,7 @@ notebook.show(*live)
 # grounded over independent heads is 1.07.
 
 # %%
-bars = notebook.heads_in_one_session(tracking_uri, experiment)
+bars = notebook.live("grounded_bars", tracking_uri, experiment)
 notebook.show(*bars)
 
 # %% [markdown]

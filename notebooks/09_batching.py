@@ -43,7 +43,7 @@ chosen = []  # run ids or folders of studies, instead of the newest
 # ## Up to which batch each drafter pays
 
 # %%
-batches = notebook.batches(tracking_uri, experiment, chosen)
+batches = notebook.study(tracking_uri, experiment, "batching", chosen)
 notebook.show(*batches)
 
 # %% [markdown]
@@ -57,7 +57,7 @@ notebook.show(*batches)
 # this notebook shows those that come with the repository.
 
 # %%
-server = notebook.server_under_load(tracking_uri, experiment, chosen)
+server = notebook.study(tracking_uri, experiment, "serving", chosen)
 notebook.show(*server)
 
 # %% [markdown]

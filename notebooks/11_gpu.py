@@ -30,14 +30,14 @@
 from IPython.display import Markdown
 
 from specdec.analysis.pages import notebook
-from specdec.analysis.research.gpu_limit import answer
+from specdec.analysis.research.gpu_limit import RESULT, answer, demonstration, read_gpu
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # of the other notebooks; this one reads a file of the repository
 experiment = "specdec"
 
 # %%
-sections = notebook.gpu_limit()
+sections = (read_gpu(RESULT) or demonstration()).sections()
 Markdown(sections[0].text[-1])
 
 # %%

@@ -1,8 +1,7 @@
 """Shows sections in notebooks, and finds the runs that the overlay `notebooks` made."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from specdec.errors import UsageError
 
@@ -12,7 +11,6 @@ from ..findings.run_sections import papers_section
 from ..read.mlflow_runs import latest_run, load_runs, open_run, open_runs
 from ..read.runs import Run
 from ..read.studies import chosen_studies, latest_study
-from ..research.gpu_limit import RESULT, demonstration, read_gpu
 from ..research.grounded_gain import committed_section, gain_section
 from ..sections import Section
 from ..studies.batching import committed_in_words, committed_study
@@ -20,9 +18,6 @@ from ..studies.serving import committed_sections
 from .html import markdown_table
 
 OVERLAY = "notebooks"
-SHAPES_OVERLAY = "chain_rows_tree"
-HEADS_OVERLAY = "heads"
-BARS_OVERLAY = "grounded_bars"
 
 
 def show(*sections: Section, heading: str = "") -> None:
@@ -83,92 +78,50 @@ def own_run(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> R
     Raises:
         UsageError: as `own_runs`.
     """
-    return own_runs(tracking_uri, experiment, chosen[:1])[0] if chosen else latest_run(tracking_uri, experiment)
-
-
-def chosen_runs(tracking_uri: str, chosen: Sequence[str]) -> list[Run]:
-    """Return the runs among what a person chose, which are all that are no studies.
-
-    Raises:
-        UsageError: one is neither.
-    """
-    runs = [name for name in chosen if not chosen_studies(tracking_uri, [name])]
-    return open_runs(tracking_uri, runs)
+    return open_runs(tracking_uri, chosen[:1])[0] if chosen else latest_run(tracking_uri, experiment)
 
 
 def study(tracking_uri: str, experiment: str, name: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
     """Return what a study found: the first of its name in `chosen`, run ids or folders, or else the newest finished one
-    of the experiment; without one, a section that says what makes one.
+    of the experiment; without one what a committed one found, if any, and a section that says what makes one.
     """
     try:
-        return _study(tracking_uri, experiment, name, chosen)
+        own = [known for known in chosen_studies(tracking_uri, chosen) if known.kind == name]
+        return (own[0].findings() if own else latest_study(tracking_uri, experiment, name)).sections
     except UsageError as error:
-        return (Section(name, (str(error),)),)
+        committed: tuple[Section, ...] = ()
+        if name == "serving":
+            committed = committed_sections()
+        elif name == "batching":
+            first, *others = committed_study().findings().sections
+            committed = (replace(first, text=(*first.text, committed_in_words())), *others)
+        return (*committed, Section(name, (str(error),)))
 
 
-def _study(tracking_uri: str, experiment: str, name: str, chosen: Sequence[str]) -> tuple[Section, ...]:
-    own = [known for known in chosen_studies(tracking_uri, chosen) if known.kind == name]
-    return (own[0].findings() if own else latest_study(tracking_uri, experiment, name)).sections
-
-
-def server_under_load(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
-    """Show study `serving`, of `chosen` or the newest; without one, what makes one, and what committed ones found."""
-    try:
-        return _study(tracking_uri, experiment, "serving", chosen)
-    except UsageError as error:
-        return (*committed_sections(), Section("serving", (str(error),)))
-
-
-def live_shapes(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
-    """Compare chain, rows and tree, decoded live: the runs of `chosen`, or else of the overlay `chain_rows_tree`.
-
-    Where there are none, say what makes them.
+def live(overlay: str, tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
+    """Return what runs of an overlay found, which decoded live (see `LIVE`): those of `chosen` that are no studies, or
+    else the newest of the overlay. Where there are none, say what makes them, behind what a committed one found.
     """
+    each, sections_of, committed = LIVE[overlay]
     try:
-        runs = chosen_runs(tracking_uri, chosen)
-        return (shape_section(runs or overlay_runs(tracking_uri, experiment, SHAPES_OVERLAY, each="structure.name")),)
+        runs = open_runs(tracking_uri, [name for name in chosen if not chosen_studies(tracking_uri, [name])])
+        return sections_of(runs or overlay_runs(tracking_uri, experiment, overlay, each))
     except UsageError as error:
-        return (Section(SHAPES_OVERLAY, (str(error),)),)
+        return (*committed(), Section(overlay, (str(error),)))
 
 
-def live_heads(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
-    """Compare Medusa and grounded heads as the runs of `chosen`, or else the overlay `heads`, decoded them live, and
-    show for each the rates by category as the papers define them; or say what makes these runs.
-    """
-    try:
-        runs = chosen_runs(tracking_uri, chosen) or overlay_runs(tracking_uri, experiment, HEADS_OVERLAY)
-    except UsageError as error:
-        return (Section(HEADS_OVERLAY, (str(error),)),)
+def _heads(runs: Sequence[Run]) -> tuple[Section, ...]:
+    """Compare Medusa and grounded heads, and show for each the rates by category as the papers define them."""
     return (comparison_section(runs), *(replace(papers_section(run), title=run.title) for run in runs))
 
 
-def heads_in_one_session(tracking_uri: str, experiment: str) -> tuple[Section, ...]:
-    """Show plain decoding, independent and grounded heads as the overlay `grounded_bars` decoded them in one session;
-    without such a run, what makes one, and what a committed one found.
-    """
-    try:
-        return (gain_section(overlay_runs(tracking_uri, experiment, BARS_OVERLAY)[-1]),)
-    except UsageError as error:
-        committed = committed_section()
-        return (replace(committed, text=(*committed.text, str(error))),)
-
-
-def batches(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
-    """Return what study `batching` found, of `chosen` or the newest; without one, what the committed run found, with
-    where it was made and the command that makes one.
-    """
-    try:
-        return _study(tracking_uri, experiment, "batching", chosen)
-    except UsageError as error:
-        first, *others = committed_study().findings().sections
-        return (replace(first, text=(*first.text, committed_in_words(), str(error))), *others)
-
-
-def gpu_limit(path: Path = RESULT) -> tuple[Section, ...]:
-    """Return what the committed GPU measurement found; without one, what the script makes of toys on the spot, which
-    says in every section that it is no measurement.
-    """
-    return (read_gpu(path) or demonstration()).sections()
+Sections = tuple[Section, ...]
+LIVE: dict[str, tuple[str, Callable[[Sequence[Run]], Sections], Callable[[], Sections]]] = {
+    # overlay: the parameter that tells its runs apart, sections of these, and what stands in for them
+    "chain_rows_tree": ("structure.name", lambda runs: (shape_section(runs),), tuple),
+    "heads": ("drafter.name", _heads, tuple),
+    "grounded_bars": ("drafter.name", lambda runs: (gain_section(runs[-1]),), lambda: (committed_section(),)),
+}
 
 
 def answers(runs: Sequence[Run], sections: Sequence[Section]) -> str:

@@ -64,14 +64,15 @@ def test_a_chosen_study_comes_before_the_newest(monkeypatch, tmp_path):
         FinishedStudy, "findings", lambda self: Findings(sections=(Section(self.kind, (f"{self.kind}.",)),))
     )
     chosen = [str(folders["grid"]), "e" * 32, str(folders["batching"]), "f" * 32]
-    for name, expected in (("grid", "grid"), ("equal_budget", "equal_budget"), ("phase_transition", "newest")):
-        assert notebook.study("", "specdec", name, chosen)[0].title == expected
-    assert notebook.batches("", "specdec", chosen)[0].title == "batching"
-    assert notebook.server_under_load("", "specdec", chosen)[0].title == "newest"
+    for name in ("grid", "equal_budget", "batching"):
+        assert notebook.study("", "specdec", name, chosen)[0].title == name
+    for name in ("phase_transition", "serving"):
+        assert notebook.study("", "specdec", name, chosen)[0].title == "newest"
     monkeypatch.setattr(notebook, "open_runs", lambda uri, runs: runs)
-    assert notebook.chosen_runs("", chosen) == ["f" * 32]
+    monkeypatch.setattr(notebook, "shape_section", lambda runs: Section(runs, ()))
+    assert notebook.live("chain_rows_tree", "", "specdec", chosen)[0].title == ["f" * 32]
 
 
 def test_a_choice_that_is_nothing_is_said(tmp_path):
-    (said,) = notebook.live_shapes("sqlite:///none.db", "specdec", [str(tmp_path)])
+    (said,) = notebook.live("chain_rows_tree", "sqlite:///none.db", "specdec", [str(tmp_path)])
     assert "no run's output folder" in said.text[0]

@@ -160,5 +160,5 @@ def test_committed_results_are_shown_where_there_is_no_run(tmp_path, monkeypatch
         raise UsageError("nothing here")
 
     monkeypatch.setattr(notebook, "latest_study", no_run)
-    shown = notebook.server_under_load("sqlite:///none.db", "specdec")
+    shown = notebook.study("sqlite:///none.db", "specdec", "serving")
     assert shown[0].title.startswith("Simulated") and shown[-1].text == ("nothing here",)
