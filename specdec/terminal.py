@@ -15,7 +15,6 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec.analysis.findings.run_findings import RunFindings
-from specdec.analysis.findings.sampled import FAMILY as SAMPLED
 from specdec.analysis.intervals import Interval
 from specdec.analysis.pages.trace import ENDS, visible, visible_piece
 from specdec.analysis.read.traces import Kind, Trace
@@ -93,9 +92,11 @@ def summary_lines(found: RunFindings) -> list[list[str]]:
             depth = f"{arm['gamma']}{'*' if arm['primary'] else ''}{' best' if arm is fastest else ''}"
             lines.append([depth, *_cells(arm)])
             names.append(name)
-        if name == found.drafter and f"{SAMPLED}speedup" in found.metrics:
+        if name == found.drafter and "sampled/speedup" in found.metrics:
             sampled = {
-                key.removeprefix(SAMPLED): value for key, value in found.metrics.items() if key.startswith(SAMPLED)
+                key.removeprefix("sampled/"): value
+                for key, value in found.metrics.items()
+                if key.startswith("sampled/")
             }
             lines.append([f"T={sampled['temperature']:g}", *_cells(sampled)])
             names.append(name)

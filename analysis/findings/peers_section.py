@@ -1,47 +1,15 @@
-"""Other engines beside ours, as a run wrote them down: metrics, a sentence for each in the notes, a table for pages."""
+"""Other engines beside ours, as a run wrote them down: a sentence for each in the notes, and a table for pages."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from specdec.config import BASELINE
 
-from ..intervals import Columns, Interval, bootstrap, too_few
+from ..intervals import Interval, too_few
 from ..read.runs import Run
 from ..sections import Section
-
-
-def peer_metrics(
-    lines: Sequence[Mapping[str, Any]], read: Callable[[], pd.DataFrame], greedy: bool, replicates: int, seed: int
-) -> dict[str, float]:
-    """Return each peer's time per token over that of our arm which does the same, prefill included on both sides, with
-    its prompt bootstrap; under greedy also the share of the peer's outputs that are our baseline's, token for token.
-
-    Args:
-        lines: what the peers wrote, as `peers.json` has it.
-        read: reads our generations, with their tokens.
-    """
-    if not lines:
-        return {}
-    generations = read().assign(seconds=lambda t: t["prefill_s"] + t["decode_s"])
-    baseline = generations[generations["method"] == BASELINE].set_index(["prompt", "repeat"])["generated_token_ids"]
-    metrics: dict[str, float] = {}
-    for (name, method, gamma), peer in pd.DataFrame(list(lines)).groupby(["peer", "ours_method", "ours_gamma"]):
-        ours = generations[(generations["method"] == method) & (generations["gamma"] == gamma)]
-        sums, our_sums = (table.groupby("prompt")[["tokens", "seconds"]].sum() for table in (peer, ours))
-        if greedy:
-            texts = peer.set_index(["prompt", "repeat"])["generated_token_ids"]
-            same = [text == baseline[work] for work, text in texts.items()]
-            metrics[f"peer/{name}.identical"] = sum(same) / len(same)
-
-        def statistic(sums: Columns) -> dict[str, np.ndarray]:
-            return {"ratio": sums["seconds"] / sums["tokens"] / (sums["seconds_ours"] / sums["tokens_ours"])}
-
-        ratio = bootstrap(sums.join(our_sums.add_suffix("_ours")), statistic, replicates, seed)["ratio"]
-        metrics |= ratio.as_metrics(f"peer/{name}.ratio")
-    return metrics
 
 
 def peer_notes(described: Mapping[str, Any], metrics: Mapping[str, float]) -> list[str]:

@@ -17,9 +17,16 @@ from ..sections import Findings, Section
 from .closing import MeasuredRun, closing_of_several, closing_sentences
 from .drafters_section import SideBySide, drafters_section
 from .model_curves import ENDS, MODELS, Curves, model_curves, model_metrics
-from .peers_section import peer_metrics, peer_notes, peers_section
-from .quality import quality_metrics
-from .run_metrics import limit_metrics, null_metrics, operation_metrics, total_variation
+from .peers_section import peer_notes, peers_section
+from .run_metrics import (
+    limit_metrics,
+    null_metrics,
+    operation_metrics,
+    peer_metrics,
+    quality_metrics,
+    sampled_metrics,
+    total_variation,
+)
 from .run_notes import run_notes
 from .run_sections import (
     arranged,
@@ -32,7 +39,6 @@ from .run_sections import (
     papers_section,
     summary_section,
 )
-from .sampled import sampled_metrics
 from .serving_sections import run_recommendation
 from .summary import Summary, summarise
 

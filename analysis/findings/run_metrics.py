@@ -1,20 +1,55 @@
-"""The metrics of a run besides those of its rounds: arithmetic, losslessness, memory, the limit without overhead, and
-other engines on the same prompts. From what the run wrote down, by the names that are logged.
+"""The metrics of a run besides those of its rounds: arithmetic, losslessness, the machine's noise, the limit without
+overhead, the quality of texts, texts that were sampled, and other engines on the same prompts. From what the run wrote
+down, by the names that are logged.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from specdec.config import NULL
+from specdec.config import BASELINE, NULL, ORIGINAL
 from specdec.theory.speedup import operations
 
 from ..arms import Arms
-from ..intervals import Columns, bootstrap, too_few
+from ..comparisons import finite
+from ..intervals import Columns, Statistic, bootstrap, too_few
 from ..read.facts import RunFacts
-from ..rounds import drafted, prompt_sums
+from ..rounds import drafted, prompt_sums, shared_work
 from .summary import Summary
+
+OUTPUTS = ("cell", "method", "gamma", "repeat", "prompt", "category", "tokens", "log_likelihood", "correct")
+"""Columns of `quality.parquet`, a line for each output (see `specdec.session.output_quality`); correct is missing where
+no reference answer is known."""
+SAMPLED = (
+    "temperature",
+    "method",
+    "gamma",
+    "repeat",
+    "prompt",
+    "category",
+    "tokens",
+    "rounds",
+    "accepted",
+    "rejected",
+    "prefill_s",
+    "decode_s",
+    "flagged",
+)
+"""Columns of `sampled.parquet`, a line for each text that was drawn at a temperature beside a greedy run: counts and
+seconds are sums over its rounds."""
+_SAMPLED_SUMS = ["tokens", "rounds", "accepted", "rejected", "prefill_s", "decode_s"]
+
+
+def _known(
+    family: str, table: pd.DataFrame, statistic: Statistic, replicates: int, seed: int, shares: Collection[str] = ()
+) -> dict[str, float]:
+    """Return the values of a statistic with their bounds as metrics of a family, those that the data can give."""
+    intervals = bootstrap(table, statistic, replicates, seed, shares=shares)
+    return finite(
+        {key: value for name, its in intervals.items() for key, value in its.as_metrics(family + name).items()}
+    )
 
 
 def operation_metrics(summary: Summary, facts: RunFacts) -> dict[str, float]:
@@ -45,8 +80,7 @@ def total_variation(read: Callable[[], pd.DataFrame], facts: RunFacts, replicate
     arm = drafted(rounds[rounds["gamma"] == facts.primary_gamma])
     sums = pd.DataFrame({"prompt": arm["prompt"], "tv": arm["tv"].map(sum), "tested": arm["tv"].map(len)})
     table = sums.groupby("prompt").sum().astype(float)
-    tv = bootstrap(table, lambda s: {"tv": s["tv"] / s["tested"]}, replicates, seed, shares=("tv",))["tv"]
-    return {name: value for name, value in tv.as_metrics("lossless/tv").items() if np.isfinite(value)}
+    return _known("lossless/", table, lambda s: {"tv": s["tv"] / s["tested"]}, replicates, seed, shares=("tv",))
 
 
 def null_metrics(arms: Arms, replicates: int, seed: int) -> dict[str, float]:
@@ -65,7 +99,7 @@ def null_metrics(arms: Arms, replicates: int, seed: int) -> dict[str, float]:
         return {"speedup": sums["round_s_over"] / sums["tokens_over"] / (sums["round_s"] / sums["tokens"])}
 
     interval = bootstrap(table, speedup, replicates, seed)["speedup"]
-    metrics = {name: value for name, value in interval.as_metrics("null/speedup").items() if np.isfinite(value)}
+    metrics = finite(interval.as_metrics("null/speedup"))
     if interval.known and not too_few(interval.prompts):
         metrics["null/floor"] = max(interval.high, 1 / interval.low) - 1
     return metrics
@@ -85,3 +119,131 @@ def limit_metrics(summary: Summary) -> dict[str, float]:
         "speedup.limit.realised": account.value("tokens_per_round") / bare,
         "cost/overhead_share": account.time["o"] / (bare + account.time["o"]),
     }
+
+
+def quality_metrics(
+    rounds: pd.DataFrame, outputs: pd.DataFrame, gamma: int, replicates: int, seed: int
+) -> dict[str, float]:
+    """Return `quality/*`, what a lossy rule or a trained backbone does to the text of a run: of the drafter at one gamma,
+    `quality/baseline_*` of its baseline and, where the target was trained, `quality/original_*` of plain
+    decoding with the model that it was; each with the `.ci_low` and `.ci_high` of a prompt bootstrap.
+
+    log_likelihood: mean per token, in nats; log_likelihood.over_baseline is the drafter's mean less the baseline's, on
+    the same prompts. tv: mean over the tokens of the text. decided_otherwise: mean over rounds with a proposal.
+    gsm8k_exact_match: share of outputs. What the data cannot give is absent: tv and decided_otherwise where they are
+    not known of every round, exact match without reference answers, likelihoods where an output has none.
+    """
+    rounds = shared_work(rounds)
+    done = pd.MultiIndex.from_frame(rounds[["prompt", "repeat"]].drop_duplicates())
+    outputs = outputs[pd.MultiIndex.from_frame(outputs[["prompt", "repeat"]]).isin(done)]
+    arms = {"": [lines[lines["gamma"] == gamma] for lines in (drafted(rounds), drafted(outputs))]}
+    for method in (BASELINE, ORIGINAL):
+        arms[f"{method}_"] = [lines[lines["method"] == method] for lines in (rounds, outputs)]
+    table = pd.concat([_quality_sums(*arm).add_prefix(prefix) for prefix, arm in arms.items() if len(arm[0])], axis=1)
+    possible = np.isfinite(table.filter(like="log_likelihood").to_numpy()).all()  # ln 0: what the model cannot write
+    table = table.replace(-np.inf, 0.0)
+    metrics = _known("quality/", table, _quality_values, replicates, seed, shares=_QUALITY_SHARES)
+    return {name: value for name, value in metrics.items() if possible or "log_likelihood" not in name}
+
+
+def _quality_sums(rounds: pd.DataFrame, outputs: pd.DataFrame) -> pd.DataFrame:
+    """Return sums per prompt (index) of one method; zeros for what is not known of all of its rounds."""
+    known = rounds["departure"].map(len)
+    decided = rounds["otherwise"].notna()
+    of_rounds = pd.DataFrame(
+        {
+            "prompt": rounds["prompt"],
+            "tv": rounds["departure"].map(sum),
+            "tv_tokens": known * (known == rounds["committed"]).all(),
+            "otherwise": rounds["otherwise"].fillna(0.0),
+            "decided": decided * (decided == (rounds["offered"] > 0)).all(),
+        }
+    )
+    of_outputs = pd.DataFrame(
+        {
+            "prompt": outputs["prompt"],
+            "tokens": outputs["tokens"],
+            "log_likelihood": outputs["log_likelihood"],
+            "correct": outputs["correct"].eq(True),
+            "judged": outputs["correct"].notna(),
+        }
+    )
+    return of_rounds.groupby("prompt").sum().join(of_outputs.groupby("prompt").sum()).astype(float)
+
+
+_QUALITY_SHARES = (
+    "decided_otherwise",
+    *(f"{method}{share}" for method in ("", f"{BASELINE}_", f"{ORIGINAL}_") for share in ("tv", "gsm8k_exact_match")),
+)
+
+
+def _quality_values(sums: Columns) -> dict[str, np.ndarray]:
+    values = {"decided_otherwise": sums["otherwise"] / sums["decided"]}
+    for method in ("", f"{BASELINE}_", f"{ORIGINAL}_"):
+        if f"{method}tokens" not in sums:
+            continue
+        values[f"{method}log_likelihood"] = sums[f"{method}log_likelihood"] / sums[f"{method}tokens"]
+        values[f"{method}tv"] = sums[f"{method}tv"] / sums[f"{method}tv_tokens"]
+        values[f"{method}gsm8k_exact_match"] = sums[f"{method}correct"] / sums[f"{method}judged"]
+    values["log_likelihood.over_baseline"] = values["log_likelihood"] - values["baseline_log_likelihood"]
+    return values
+
+
+def sampled_metrics(texts: pd.DataFrame, replicates: int, seed: int) -> dict[str, float]:
+    """Return `sampled/*`: temperature, prompts, speedup, speedup.end_to_end, tokens_per_round and alpha.mle of the
+    primary structure, with the `.ci_low` and `.ci_high` of a prompt bootstrap, and repetition.share, of prompts with a
+    text that falls into a loop. Repeats are pooled; empty without texts, and what the data cannot give is absent.
+
+    Its baseline decoded the same prompts at the same temperature, in turn with the drafter. The texts are other ones
+    than the baseline's, because both are drawn: they follow one law, and speedup compares the time of a token.
+    """
+    if texts.empty:
+        return {}
+    plain = texts["method"] == BASELINE
+    parts = [texts[which].groupby("prompt")[_SAMPLED_SUMS].sum() for which in (~plain, plain)]
+    sums = parts[0].join(parts[1].add_prefix("plain_"), how="inner").astype(float)
+    metrics = {"temperature": float(texts["temperature"].iloc[0]), "prompts": float(len(sums))}
+
+    def values(s: Columns) -> dict[str, np.ndarray]:
+        ours, theirs, more = s["decode_s"], s["plain_decode_s"], s["tokens"] / s["plain_tokens"]
+        return {
+            "speedup": more * theirs / ours,
+            "speedup.end_to_end": more * (theirs + s["plain_prefill_s"]) / (ours + s["prefill_s"]),
+            "tokens_per_round": s["tokens"] / s["rounds"],
+            "alpha.mle": s["accepted"] / (s["accepted"] + s["rejected"]),
+        }
+
+    metrics["repetition.share"] = float(texts.groupby("prompt")["flagged"].any().mean())
+    measured = _known("sampled/", sums, values, replicates, seed)
+    return {f"sampled/{name}": value for name, value in metrics.items()} | measured
+
+
+def peer_metrics(
+    lines: Sequence[Mapping[str, Any]], read: Callable[[], pd.DataFrame], greedy: bool, replicates: int, seed: int
+) -> dict[str, float]:
+    """Return each peer's time per token over that of our arm which does the same, prefill included on both sides, with
+    its prompt bootstrap; under greedy also the share of the peer's outputs that are our baseline's, token for token.
+
+    Args:
+        lines: what the peers wrote, as `peers.json` has it.
+        read: reads our generations, with their tokens.
+    """
+    if not lines:
+        return {}
+    generations = read().assign(seconds=lambda t: t["prefill_s"] + t["decode_s"])
+    baseline = generations[generations["method"] == BASELINE].set_index(["prompt", "repeat"])["generated_token_ids"]
+    metrics: dict[str, float] = {}
+    for (name, method, gamma), peer in pd.DataFrame(list(lines)).groupby(["peer", "ours_method", "ours_gamma"]):
+        ours = generations[(generations["method"] == method) & (generations["gamma"] == gamma)]
+        sums, our_sums = (table.groupby("prompt")[["tokens", "seconds"]].sum() for table in (peer, ours))
+        if greedy:
+            texts = peer.set_index(["prompt", "repeat"])["generated_token_ids"]
+            same = [text == baseline[work] for work, text in texts.items()]
+            metrics[f"peer/{name}.identical"] = sum(same) / len(same)
+
+        def statistic(sums: Columns) -> dict[str, np.ndarray]:
+            return {"ratio": sums["seconds"] / sums["tokens"] / (sums["seconds_ours"] / sums["tokens_ours"])}
+
+        ratio = bootstrap(sums.join(our_sums.add_suffix("_ours")), statistic, replicates, seed)["ratio"]
+        metrics |= ratio.as_metrics(f"peer/{name}.ratio")
+    return metrics

@@ -229,12 +229,12 @@ class Run:
         return self._own(self._table("alpha.parquet"))
 
     def quality(self) -> pd.DataFrame:
-        """Read one line per output that was judged (`analysis.findings.quality.OUTPUTS`)."""
+        """Read one line per output that was judged (`analysis.findings.run_metrics.OUTPUTS`)."""
         return self._own(self._table("quality.parquet"))
 
     def sampled(self) -> pd.DataFrame:
-        """Read one line per text that was sampled beside a greedy run (`analysis.findings.sampled.COLUMNS`), by plain
-        decoding and by the drafter of `+drafter=`; empty where there is none.
+        """Read one line per text that was sampled beside a greedy run (`analysis.findings.run_metrics.SAMPLED`), by
+        plain decoding and by the drafter of `+drafter=`; empty where there is none.
         """
         if self.method or self.params.get("measurement.sampled_temperature", "None") == "None":
             return pd.DataFrame()

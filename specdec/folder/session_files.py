@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from specdec.analysis.findings.quality import OUTPUTS
-from specdec.analysis.findings.sampled import COLUMNS
+from specdec.analysis.findings.run_metrics import OUTPUTS, SAMPLED
 from specdec.analysis.read.facts import SessionFacts
 from specdec.folder.results import ResultsFolder
 
@@ -79,7 +78,7 @@ class Collected:
         results.write_table("replay", lines, ("method", "gamma", "kind", "prompt", "repeat", "tokens", "rounds"))
         results.write_table("alpha", self.alpha, ("method", "prompt", "repeat", "numerator", "denominator"))
         if self.sampled:
-            results.write_table("sampled", self.sampled, COLUMNS)
+            results.write_table("sampled", self.sampled, SAMPLED)
         if self.quality:
             results.write_table("quality", self.quality, OUTPUTS)
         if self.divergences:

@@ -69,7 +69,7 @@ def sampled_pair(plan: Plan, baseline: Arm, primary: Arm) -> SampledPair | None:
 def sampled_line(
     pair: SampledPair, arm: Arm, prompt: Prompt, repeat: int, generation: Generation, clock: Clock, flagged: bool
 ) -> dict[str, Any]:
-    """Return a line of `sampled.parquet` (`analysis.findings.sampled.COLUMNS`); the device must be synchronised."""
+    """Return a line of `sampled.parquet` (`analysis.findings.run_metrics.SAMPLED`); the device must be synchronised."""
     rounds = generation.rounds
     return {
         "temperature": pair.sampling.temperature,

@@ -5,7 +5,8 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from specdec.analysis.findings.peers_section import peer_metrics, peer_notes, peers_section
+from specdec.analysis.findings.peers_section import peer_notes, peers_section
+from specdec.analysis.findings.run_metrics import peer_metrics
 
 
 def test_ratios_are_over_the_arm_that_does_the_same():

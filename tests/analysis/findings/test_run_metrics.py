@@ -2,12 +2,21 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pandas as pd
 import pytest
 
 from specdec.analysis.account.run_account import SharedWork
 from specdec.analysis.arms import Arms
-from specdec.analysis.findings.run_metrics import limit_metrics, null_metrics, operation_metrics
+from specdec.analysis.findings.run_metrics import (
+    OUTPUTS,
+    SAMPLED,
+    limit_metrics,
+    null_metrics,
+    operation_metrics,
+    quality_metrics,
+    sampled_metrics,
+)
 from specdec.analysis.findings.run_notes import control_notes
 from specdec.analysis.findings.summary import summarise
 
@@ -78,3 +87,112 @@ def test_the_note_says_the_noise_and_when_the_control_fails(make_rounds):
     apart = {"null/speedup": 1.06, "null/speedup.ci_low": 1.02, "null/speedup.ci_high": 1.1, "null/floor": 0.1}
     assert "leaves out 1" in control_notes(apart)[0]
     assert "too few prompts" in control_notes({"null/speedup": 1.06})[0]
+
+
+# The quality of texts: ratios of sums, what is absent, and that prompts are resampled ------------------------------
+
+
+def tables(prompts=6, known=True, correct=None, likelihood=-3.0):
+    """Two rounds of a drafter at gamma 2 and three of the baseline for every prompt."""
+    rounds, outputs = [], []
+    for number in range(prompts):
+        key = {"cell": "c", "repeat": 0, "prompt": f"p{number}", "category": ""}
+        for method, gamma, committed in (("typical", 2, (3, 1)), ("baseline", 0, (1, 1, 1))):
+            for index, count in enumerate(committed):
+                offered = 2 if gamma else 0
+                rounds.append(
+                    key
+                    | {"method": method, "gamma": gamma, "round": index, "committed": count, "offered": offered}
+                    | {"departure": [0.1 * number] * count if known or not gamma else []}
+                    | {"otherwise": 0.5 * index if gamma and known else np.nan}
+                )
+            tokens = sum(committed)
+            value = likelihood * tokens * (1 if gamma else 0.5) + number
+            right = None if correct is None else correct[method][number]
+            outputs.append(
+                key | {"method": method, "gamma": gamma, "tokens": tokens, "log_likelihood": value, "correct": right}
+            )
+    return pd.DataFrame(rounds), pd.DataFrame(outputs, columns=list(OUTPUTS))
+
+
+def metrics(*args, **kwargs):
+    return quality_metrics(*tables(*args, **kwargs), gamma=2, replicates=400, seed=1)
+
+
+def test_every_figure_is_a_ratio_of_sums():
+    found = metrics()
+    extra = sum(range(6))
+    assert found["quality/log_likelihood"] == pytest.approx((-3.0 * 24 + extra) / 24)
+    assert found["quality/baseline_log_likelihood"] == pytest.approx((-1.5 * 18 + extra) / 18)
+    assert found["quality/log_likelihood.over_baseline"] == pytest.approx(
+        found["quality/log_likelihood"] - found["quality/baseline_log_likelihood"]
+    )
+    assert found["quality/tv"] == pytest.approx(0.1 * 2.5) == found["quality/baseline_tv"]
+    assert found["quality/decided_otherwise"] == pytest.approx(0.25)
+    for name in ("log_likelihood", "baseline_log_likelihood", "tv"):
+        low, high = found[f"quality/{name}.ci_low"], found[f"quality/{name}.ci_high"]
+        assert low < found[f"quality/{name}"] < high
+    # All prompts decide otherwise equally often.
+    assert found["quality/decided_otherwise.ci_low"] == found["quality/decided_otherwise.ci_high"] == 0.25
+    assert not [name for name in found if "gsm8k" in name]
+    correct = {"typical": [True, False, False, None, True, False], "baseline": [True, True, True, None, True, False]}
+    found = metrics(correct=correct)
+    assert found["quality/gsm8k_exact_match"] == pytest.approx(2 / 5)
+    assert found["quality/baseline_gsm8k_exact_match"] == pytest.approx(4 / 5)
+
+
+def test_what_is_not_known_of_every_round_is_absent():
+    found = metrics(known=False)
+    assert "quality/tv" not in found and "quality/decided_otherwise" not in found
+    assert found["quality/baseline_tv"] == pytest.approx(0.25) and "quality/log_likelihood" in found
+    rounds, outputs = tables()
+    rounds.at[0, "departure"] = [0.2]  # of three committed tokens
+    assert "quality/tv" not in quality_metrics(rounds, outputs, 2, 100, 0)
+
+
+def test_a_text_without_a_chance_has_no_mean():
+    rounds, outputs = tables()
+    outputs.loc[0, "log_likelihood"] = -np.inf
+    found = quality_metrics(rounds, outputs, 2, 100, 0)
+    assert not [name for name in found if "likelihood" in name] and "quality/tv" in found
+
+
+def test_one_prompt_has_no_interval():
+    found = metrics(prompts=1)
+    assert "quality/log_likelihood" in found and not [name for name in found if ".ci_" in name]
+
+
+def test_only_work_that_all_methods_did_counts():
+    rounds, outputs = tables()
+    unfinished = (rounds["prompt"] == "p5") & (rounds["method"] == "typical")
+    found = quality_metrics(
+        rounds[~unfinished], outputs[~((outputs["prompt"] == "p5") & (outputs["gamma"] == 2))], 2, 9, 0
+    )
+    assert found["quality/tv"] == pytest.approx(0.1 * 2.0) == found["quality/baseline_tv"]
+
+
+# Texts at a temperature, against sums by hand -----------------------------------------------------
+
+
+def texts() -> pd.DataFrame:
+    """Two prompts, of which the drafter gains a factor of 2 and of 1.5 on a token; its texts have other lengths."""
+    lines = [
+        (0.5, "baseline", 0, 0, "a", "x", 10, 10, 0, 0, 1.0, 10.0, False),
+        (0.5, "ours", 4, 0, "a", "x", 20, 5, 16, 3, 2.0, 10.0, True),
+        (0.5, "baseline", 0, 0, "b", "x", 30, 30, 0, 0, 1.0, 30.0, False),
+        (0.5, "ours", 4, 0, "b", "x", 30, 15, 15, 13, 1.0, 20.0, False),
+    ]
+    return pd.DataFrame(lines, columns=list(SAMPLED))
+
+
+def test_times_of_a_token_are_compared_not_times_of_a_text():
+    found = sampled_metrics(texts(), 2000, 0)
+    assert (found["sampled/temperature"], found["sampled/prompts"], found["sampled/repetition.share"]) == (0.5, 2, 0.5)
+    assert found["sampled/speedup"] == pytest.approx((40 / 40) / (30 / 50))
+    assert found["sampled/speedup.end_to_end"] == pytest.approx((42 / 40) / (33 / 50))
+    assert found["sampled/tokens_per_round"] == pytest.approx(50 / 20)
+    assert found["sampled/alpha.mle"] == pytest.approx(31 / 47)
+    assert found["sampled/speedup.ci_low"] <= 1.5 + 1e-9 and found["sampled/speedup.ci_high"] >= 2 - 1e-9
+    found = sampled_metrics(texts().iloc[:3], 100, 0)
+    assert found["sampled/speedup"] == pytest.approx(2) and "sampled/speedup.ci_low" not in found
+    assert sampled_metrics(pd.DataFrame(), 100, 0) == {}
