@@ -124,8 +124,8 @@ def limit_metrics(summary: Summary) -> dict[str, float]:
 def quality_metrics(
     rounds: pd.DataFrame, outputs: pd.DataFrame, gamma: int, replicates: int, seed: int
 ) -> dict[str, float]:
-    """Return `quality/*`, what a lossy rule or a trained backbone does to the text of a run: of the drafter at one gamma,
-    `quality/baseline_*` of its baseline and, where the target was trained, `quality/original_*` of plain
+    """Return `quality/*`, what a lossy rule or a trained backbone does to the text of a run: of the drafter at one
+    gamma, `quality/baseline_*` of its baseline and, where the target was trained, `quality/original_*` of plain
     decoding with the model that it was; each with the `.ci_low` and `.ci_high` of a prompt bootstrap.
 
     log_likelihood: mean per token, in nats; log_likelihood.over_baseline is the drafter's mean less the baseline's, on

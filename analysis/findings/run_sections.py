@@ -22,8 +22,7 @@ from ..intervals import Interval, too_few
 from ..read.runs import Run
 from ..rounds import drafted
 from ..sections import Section
-from .paper_metrics import AGAINST_ORIGINAL, MULTI_TURN, RATES
-from .summary import BY_CATEGORY, OURS
+from .summary import AGAINST_ORIGINAL, BY_CATEGORY, MULTI_TURN, OURS, RATES
 
 LEVEL = "95%"
 NOTES = "Notes and figures"
@@ -288,7 +287,7 @@ def papers_section(run: Run) -> Section:
 
 
 def paper_table(metrics: Mapping[str, Any]) -> pd.DataFrame:
-    """Return a line per category, and a last one for all prompts; cells are text. Columns: see `paper_metrics`."""
+    """Return a line per category, and a last one for all prompts; cells are text. Columns: see `summary`."""
     columns = {name: words for name, words in {**RATES, **AGAINST_ORIGINAL}.items() if name in metrics}
     categories = by_category(metrics)
     names = sorted(categories, key=lambda name: (name == MULTI_TURN, name))  # what pools others stands behind them

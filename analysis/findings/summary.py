@@ -2,7 +2,19 @@
 
 Repeats are pooled. A metric that the data cannot give (one prompt has no interval, gamma 1 no depth test) is
 absent; `ArmSummary.iid` and the intervals say why. The run's other metrics (lossless, memory, peers) come
-from elsewhere.
+from `run_metrics`.
+
+Speed is also given as the papers on Medusa, Hydra, REST and Lookahead define it, from the same sums.
+
+acceleration_rate: tokens over decoding steps (Medusa, 2401.10774, Table 1; Hydra's average acceptance length).
+step_overhead: seconds of a step over seconds of a step of plain decoding (Medusa), which is one token.
+speedup: their quotient (Medusa); ours, prefill apart, is that number.
+compression_ratio: tokens over calls of the target (Lookahead, 2402.02057; Spec-Bench's mean accepted tokens).
+
+A round is one call of the target, and the call on the prompt gives no token, so rate and ratio are one number here, and
+both are 1 for plain decoding. Tokens are those committed: Spec-Bench's logs count the last step before it is cut at the
+end token, so its figures are slightly higher. Plain decoding is that of the target itself, or, in names that end in
+`.original`, that of the model which the target was before it was trained.
 """
 
 from collections.abc import Mapping
@@ -20,8 +32,24 @@ from ..account.run_account import SharedWork
 from ..arms import WORK, Arms
 from ..intervals import Columns, Interval, bootstrap
 from ..rounds import check_rounds, distinct_generations, prompt_categories, prompt_sums
-from .paper_metrics import PAPERS, category_members, paper_values
 
+RATES = {  # metric: what a table calls it
+    "acceleration_rate": "acceleration rate",
+    "step_overhead": "overhead",
+    "speedup": "speedup",
+    "compression_ratio": "compression ratio",
+    "throughput/tokens_per_s": "tokens/s",
+    "throughput/baseline_tokens_per_s": "baseline tokens/s",
+}
+AGAINST_ORIGINAL = {
+    "step_overhead.original": "overhead (original)",
+    "speedup.original": "speedup (original)",
+    "throughput/original_tokens_per_s": "original tokens/s",
+}
+PAPERS = (*RATES, *AGAINST_ORIGINAL)
+MULTI_TURN = "mt_bench"  # what Spec-Bench calls MT-Bench's eight categories together, one of its six subtasks
+MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"})
+SPEC_BENCH = frozenset({"translation", "summarization", "qa", "math_reasoning", "rag"})  # its other subtasks
 OURS = ("speedup", "tokens_per_round", "alpha.mle", "accepted_per_offered")
 SHARES = ("alpha.mle", "accepted_per_offered", "cost/prefill_share", "proposals.share")
 WITH_INTERVAL = ("tokens_per_round", "alpha.mle", *PAPERS)
@@ -134,21 +162,37 @@ def _of(generations: pd.DataFrame, method: str, gamma: int) -> pd.DataFrame:
 
 
 def headline_values(sums: Columns) -> dict[str, np.ndarray]:
-    """Return the headline figures from sums of the whole run, of each prompt [P], or of the replicates [B]."""
+    """Return the headline figures from sums of the whole run, of each prompt [P], or of the replicates [B].
+
+    Figures against the original model need `original_tokens` and `original_round_s`.
+    """
     baseline_s, baseline_tokens = sums["baseline_round_s"], sums["baseline_tokens"]
     baseline_total_s, total_s = baseline_s + sums["baseline_prefill_s"], sums["round_s"] + sums["prefill_s"]
-    per_token = baseline_s / baseline_tokens
-    return {
+    per_token, rate = baseline_s / baseline_tokens, sums["tokens"] / sums["rounds"]
+    step_s = sums["round_s"] / sums["rounds"]
+    values = {
         "speedup": per_token * sums["tokens"] / sums["round_s"],
         "speedup.end_to_end": baseline_total_s / baseline_tokens * sums["tokens"] / total_s,
         "cost/prefill_share": sums["baseline_prefill_s"] / baseline_total_s,
-        "tokens_per_round": sums["tokens"] / sums["rounds"],
+        "tokens_per_round": rate,
         "alpha.mle": sums["distinct_accepted"] / sums["distinct_tested"],
         "accepted_per_offered": sums["accepted"] / sums["offered"],
         "nodes_per_round": sums["nodes"] / sums["rounds"],
         "proposals.share": sums["proposals"] / sums["rounds"],
-        **paper_values(sums),
+        "acceleration_rate": rate,
+        "step_overhead": step_s / per_token,
+        "compression_ratio": rate,
+        "throughput/tokens_per_s": sums["tokens"] / sums["round_s"],
+        "throughput/baseline_tokens_per_s": 1 / per_token,
     }
+    if "original_round_s" in sums:
+        original_s = sums["original_round_s"] / sums["original_tokens"]
+        values |= {
+            "step_overhead.original": step_s / original_s,
+            "speedup.original": original_s * sums["tokens"] / sums["round_s"],
+            "throughput/original_tokens_per_s": 1 / original_s,
+        }
+    return values
 
 
 def _headline(table: pd.DataFrame, replicates: int, seed: int) -> dict[str, float]:
@@ -192,3 +236,22 @@ def _by_category(table: pd.DataFrame, category: pd.Series, replicates: int, seed
         wanted = [metric + end for metric in BY_CATEGORY for end in ("", ".ci_low", ".ci_high")]
         metrics |= {f"category/{name}/{key}": headline[key] for key in wanted if key in headline}
     return metrics
+
+
+def category_members(names: pd.Series) -> dict[str, pd.Series]:
+    """Return which prompts are in each category, by name; none where there is one category only.
+
+    Args:
+        names: category of each prompt (index), "" for a prompt without one, which is in "none".
+    Returns:
+        Booleans over the prompts. On Spec-Bench MT-Bench's categories are also there together, as MULTI_TURN.
+    """
+    known = sorted(set(names))
+    if len(known) < 2:
+        return {}
+    members = {name or "none": names == name for name in known}
+    of_mt_bench = MT_BENCH.intersection(known)
+    # Spec-Bench's: several of MT-Bench's categories, and some that are not.
+    if len(of_mt_bench) > 1 and of_mt_bench < set(known) <= MT_BENCH | SPEC_BENCH:
+        members[MULTI_TURN] = names.isin(MT_BENCH)
+    return members

@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
 from specdec import advise, certify, convert, new, report, run, sync
-from specdec.analysis.pages.notebook import OVERLAY, SHAPES_OVERLAY
+from specdec.analysis.pages.notebook import OVERLAY
 from specdec.config import AdviseConfig, CertifyConfig, RunConfig, config_dir, validated
 from specdec.drafters.base import drafters
 from specdec.studies.base.contract import studies
@@ -146,7 +146,7 @@ def test_the_overlay_of_the_notebooks_makes_what_they_read():
     assert set(cells) == {path.stem for path in Path(config_dir(), "notebook").glob("*.yaml")}
     found = {studies.config(cell.study).name for cell in cells.values() if cell.study}
     assert found == {"grid", "phase_transition", "equal_budget"}
-    shapes = [cell for cell in cells.values() if cell.experiment_name == SHAPES_OVERLAY]
+    shapes = [cell for cell in cells.values() if cell.experiment_name == "chain_rows_tree"]
     assert {cell.structure["name"] for cell in shapes} == {"chain", "rows", "tree"}
     chains = [cell for cell in cells.values() if cell.experiment_name == OVERLAY]
     assert len(chains) == 4 and all(cell.measurement.gammas == [1, 2, 4, 8] for cell in chains)

@@ -15,9 +15,8 @@ from specdec.analysis.account.run_account import SharedWork, account_of
 from specdec.analysis.arms import Arms
 from specdec.analysis.figures.run_figures import time_split
 from specdec.analysis.findings.leaderboard import open_arms
-from specdec.analysis.findings.paper_metrics import AGAINST_ORIGINAL, MT_BENCH, PAPERS, category_members
 from specdec.analysis.findings.run_sections import category_section, paper_table, papers_section
-from specdec.analysis.findings.summary import summarise
+from specdec.analysis.findings.summary import AGAINST_ORIGINAL, MT_BENCH, PAPERS, category_members, summarise
 from specdec.analysis.read.runs import Run
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
