@@ -14,7 +14,6 @@ from ..account.run_account import SharedWork
 from ..account.verdicts import FORMULA_ERRORS, formula_verdict, verdict
 from ..read.runs import Run
 from ..sections import Findings, Section
-from .closing import MeasuredRun, closing_of_several, closing_sentences
 from .drafters_section import SideBySide, drafters_section
 from .model_curves import ENDS, MODELS, Curves, model_curves, model_metrics
 from .peers_section import peer_notes, peers_section
@@ -27,7 +26,6 @@ from .run_metrics import (
     sampled_metrics,
     total_variation,
 )
-from .run_notes import run_notes
 from .run_sections import (
     arranged,
     category_section,
@@ -39,6 +37,7 @@ from .run_sections import (
     papers_section,
     summary_section,
 )
+from .sentences import MeasuredRun, closing_of_several, closing_sentences, run_notes
 from .serving_sections import run_recommendation
 from .summary import Summary, summarise
 
@@ -177,19 +176,19 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
         metrics |= {"prompts/done": standing.prompts_done, "prompts/left_out": standing.left_out}
     if facts.primary_gamma in facts.predicted:
         metrics["speedup.predicted"] = facts.predicted[facts.primary_gamma]
+    dtype = str(environment.get("model", {}).get("dtype", "float64"))
+    measured = MeasuredRun(metrics, account, facts, session, standing, dtype)
     refuted = "" if facts.simulated or facts.forced else session.refuted
     notes = [
         *([refuted] if refuted else []),
         *([standing.note] if standing and standing.note else []),
         formula_verdict(account),
         verdict(account, facts.simulated, control.get("null/floor", 0.0)),
-        *run_notes(run, metrics, facts, session, environment["prompts"]),
+        *run_notes(run, measured, environment["prompts"]),
         *peer_notes(peers, metrics),
     ]
     if peers["peers"] and not facts.single:
         notes.append(f"Other engines draft chains only: structure={facts.structure} has no peer but plain generation.")
-    dtype = str(environment.get("model", {}).get("dtype", "float64"))
-    measured = MeasuredRun(metrics, account, facts, session, standing, dtype)
     findings = RunFindings(
         sections=(),
         metrics=metrics,

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import specdec.registry
 from specdec import hub, run
-from specdec.analysis.findings.run_notes import run_notes
+from specdec.analysis.findings.sentences import MeasuredRun, run_notes
 from specdec.analysis.read.facts import RunFacts, SessionFacts
 from specdec.analysis.read.runs import open_folder
 from specdec.drafters import drafters
@@ -114,7 +114,8 @@ def test_rejections_without_a_residual_are_counted(make_rounds, stored_run, fini
 
     def notes(greedy: bool) -> list[str]:
         facts, session = finished_facts(greedy=greedy, lossless=True), SessionFacts(0, 0, 0, 0, 0.0)
-        return run_notes(stored_run(rounds), {}, facts, session, {"skipped": {}, "count": 9})
+        measured = MeasuredRun({}, None, facts, session, None, "float32")
+        return run_notes(stored_run(rounds), measured, {"skipped": {}, "count": 9})
 
     (note,) = notes(greedy=False)
     assert note.startswith("Rounding: 2 of 2 rejections fell where drafter and target agree")

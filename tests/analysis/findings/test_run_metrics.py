@@ -17,7 +17,7 @@ from specdec.analysis.findings.run_metrics import (
     quality_metrics,
     sampled_metrics,
 )
-from specdec.analysis.findings.run_notes import control_notes
+from specdec.analysis.findings.sentences import control_notes
 from specdec.analysis.findings.summary import summarise
 
 OURS = {"draft_s": 0.003, "verify_s": 0.0225, "accept_s": 0.0014, "commit_s": 0.0005, "round_s": 0.0274}

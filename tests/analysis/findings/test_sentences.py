@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from specdec.analysis.account.gap_account import Account
-from specdec.analysis.findings.closing import MeasuredRun, closing_of_several, closing_sentences
+from specdec.analysis.findings.sentences import MeasuredRun, closing_of_several, closing_sentences
 from specdec.analysis.intervals import Interval
 from specdec.analysis.read.facts import RunFacts, RunStatus, SessionFacts
 
