@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
-from typing import Annotated, Any, overload
+from typing import Annotated, Any
 
 import numpy as np
 import yaml
@@ -27,12 +27,6 @@ class DraftCost:
     fixed_s: Seconds
     step_s: Seconds
     cached_s: Seconds
-
-    @overload
-    def seconds(self, depth: int, context: int = 0) -> float: ...
-
-    @overload
-    def seconds(self, depth: np.ndarray, context: np.ndarray) -> np.ndarray: ...
 
     def seconds(self, depth: Any, context: Any = 0) -> Any:
         """Return the seconds of a draft `depth` deep behind `context` cached tokens; an empty one costs nothing.
@@ -76,12 +70,6 @@ class SimulatedCost:
     lookup_share: Seconds
     draft: DraftCost
     overhead_s: Seconds
-
-    @overload
-    def seconds(self, rows: int, context: int, copies: int = 1) -> float: ...
-
-    @overload
-    def seconds(self, rows: np.ndarray, context: np.ndarray, copies: np.ndarray) -> np.ndarray: ...
 
     def seconds(self, rows: Any, context: Any, copies: Any = 1) -> Any:
         """Return the seconds of a call on `rows` tokens, in `copies` sequences that each read `context` cached ones.
@@ -141,8 +129,31 @@ def from_run(folder: Path) -> SimulatedCost:
     Raises:
         UsageError: the folder has no calibration, or it cannot be read.
     """
+    source = f"measured by the run in {folder}"
     try:
-        return _derived(folder)
+        calibration = _json(folder / "calibration.json")
+        drafts = {int(depth): median(times) for depth, times in calibration["drafts"].items() if times}
+        draft_fixed, draft_step = _line(drafts)
+        if (folder / "cost.json").is_file():
+            calls = _fitted(_json(folder / "cost.json"))
+        else:
+            fixed, row = _line({int(rows): median(times) for rows, times in calibration["calls"].items()})
+            calls = {"fixed_s": fixed, "row_s": row, "tile": 1, "overlap": False}
+            calls |= dict.fromkeys(("token_s", "weights_s", "cached_s", "key_s"), 0.0)
+            source += f", at {calibration['context']} cached tokens only"
+        overhead = 0.0  # of a run that was stopped before its first round
+        if (folder / "rounds.parquet").is_file():
+            import pandas as pd
+
+            rounds = pd.read_parquet(folder / "rounds.parquet", columns=["round_s", "draft_s", "verify_s"])
+            overhead = max(0.0, float((rounds["round_s"] - rounds["draft_s"] - rounds["verify_s"]).mean()))
+        rest = {
+            "lookup_s": median(drafts.values()) if drafts else 0.0,
+            "draft": {"fixed_s": draft_fixed, "step_s": draft_step, "cached_s": 0.0},
+            "overhead_s": overhead,
+        }
+        values = {"name": folder.resolve().name, "source": source, "lookup_share": 0.0, **calls, **rest}
+        return validated(SimulatedCost, values, where="cost")
     except UsageError:
         raise
     except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError, OSError) as error:
@@ -151,28 +162,6 @@ def from_run(folder: Path) -> SimulatedCost:
             f"Bad value target.cost: the files in {folder} are not what a run writes ({what}): give the output folder "
             "of another run."
         ) from None
-
-
-def _derived(folder: Path) -> SimulatedCost:
-    calibration = _json(folder / "calibration.json")
-    drafts = {int(depth): median(times) for depth, times in calibration["drafts"].items() if times}
-    draft_fixed, draft_step = _line(drafts)
-    source = f"measured by the run in {folder}"
-    rest = {
-        "name": folder.resolve().name,
-        "lookup_s": median(drafts.values()) if drafts else 0.0,
-        "lookup_share": 0.0,
-        "draft": {"fixed_s": draft_fixed, "step_s": draft_step, "cached_s": 0.0},
-        "overhead_s": _overhead(folder),
-    }
-    if (folder / "cost.json").is_file():
-        calls = _fitted(_json(folder / "cost.json"))
-    else:
-        fixed, row = _line({int(rows): median(times) for rows, times in calibration["calls"].items()})
-        calls = {"fixed_s": fixed, "row_s": row, "token_s": 0.0, "weights_s": 0.0, "cached_s": 0.0, "key_s": 0.0}
-        calls |= {"tile": 1, "overlap": False}
-        source += f", at {calibration['context']} cached tokens only"
-    return validated(SimulatedCost, {**calls, **rest, "source": source}, where="cost")
 
 
 def cost_of_fit(cost: Mapping[str, Any], name: str, source: str) -> SimulatedCost:
@@ -216,17 +205,6 @@ def _line(times: Mapping[int, float]) -> tuple[float, float]:
     slope = sum((x - x_mean) * (y - y_mean) for x, y in times.items()) / sum((x - x_mean) ** 2 for x in times)
     slope = min(max(slope, 0.0), y_mean / x_mean)
     return y_mean - slope * x_mean, slope
-
-
-def _overhead(folder: Path) -> float:
-    """Return the mean seconds of a round beside draft and verification; 0 if the run was stopped before its first."""
-    import pandas as pd
-
-    path = folder / "rounds.parquet"
-    if not path.is_file():
-        return 0.0
-    rounds = pd.read_parquet(path, columns=["round_s", "draft_s", "verify_s"])
-    return max(0.0, float((rounds["round_s"] - rounds["draft_s"] - rounds["verify_s"]).mean()))
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Live runs of chain, rows and tree side by side: what each accepts, and which part of a round takes it away."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -57,42 +56,35 @@ def compare_shapes(runs: Sequence[Run]) -> Shapes:
             f"`{COMMAND}` makes them."
         )
     tables = []
-    for place, run in enumerate(ordered):
+    for run in ordered:
         shared = run.arms().shared()
         arms, baseline = shared.by_gamma(), prompt_sums(shared.plain())[["round_s", "tokens"]]
         arm = prompt_sums(arms[max(arms) if run.primary_gamma is None else run.primary_gamma])
-        table = arm[["tokens", "rounds", "nodes", "draft_s", "verify_s", "round_s"]]
-        tables.append(table.join(baseline.add_prefix("baseline_")).add_prefix(f"{place}_"))
-    common = pd.concat(tables, axis=1, join="inner").sort_index()
-    if common.empty:
+        tables.append(arm.join(baseline.add_prefix("baseline_")))
+    pairs = [table.join(tables[0].add_prefix("chain_"), how="inner") for table in tables]
+    common = sorted(set.intersection(*(set(pair.index) for pair in pairs)))
+    if not common:
         raise UsageError(f"The runs of {', '.join(kinds)} have no prompt in common: `{COMMAND}` makes them anew.")
-    params = ordered[0].params
-    drawn = bootstrap(common.astype(float), _values, int(params["measurement.bootstrap"]), int(params["seed"]))
-    values = tuple(_of_shape(drawn, place) for place in range(len(ordered)))
+    drawn = int(ordered[0].params["measurement.bootstrap"]), int(ordered[0].params["seed"])
+    values = tuple(bootstrap(pair.loc[common], _values, *drawn) for pair in pairs)
     return Shapes(tuple(ordered), tuple(_name(run) for run in ordered), values, len(common))
 
 
-def _of_shape(columns: Mapping[str, Any], place: int) -> dict[str, Any]:
-    """Return the columns of one shape, without the place that begins their names."""
-    return {name.partition("_")[2]: column for name, column in columns.items() if name.startswith(f"{place}_")}
-
-
 def _values(sums: Columns) -> dict[str, np.ndarray]:
-    """Return the values of `Shapes`, their names begun by the place of the shape. Times are in plain steps of the same
-    run: runs need not have been made in the same minute.
+    """Return the values of a shape from its sums and, as `chain_`, those of the chain. Times are in plain steps of the
+    same run: runs need not have been made in the same minute.
     """
-    values: dict[str, np.ndarray] = {}
-    for place in range(len({name.partition("_")[0] for name in sums})):
-        own = _of_shape(sums, place)
+
+    def of_round(own: Columns) -> dict[str, np.ndarray]:
         costs = cost_values(own, own["baseline_round_s"] / own["baseline_tokens"])
         parts = {"verify": costs["v"], "draft": costs["g"], "rest": costs["o"]}
-        tokens, nodes = own["tokens"] / own["rounds"], own["nodes"] / own["rounds"]
-        time = parts["verify"] + parts["draft"] + parts["rest"]
-        shape = {"tokens": tokens, "nodes": nodes, **parts, "round": time, "speedup": tokens / time}
-        values |= {f"{place}_{name}": value for name, value in shape.items()}
-        for name, of in (("gain", "tokens"), ("net", "speedup")):
-            values[f"{place}_{name}"] = values[f"{place}_{of}"] / values[f"0_{of}"] - 1
-    return values
+        tokens, time = own["tokens"] / own["rounds"], costs["v"] + costs["g"] + costs["o"]
+        nodes = own["nodes"] / own["rounds"]
+        return {"tokens": tokens, "nodes": nodes, **parts, "round": time, "speedup": tokens / time}
+
+    values = of_round(sums)
+    chain = of_round({name.removeprefix("chain_"): sums[name] for name in sums if name.startswith("chain_")})
+    return values | {name: values[of] / chain[of] - 1 for name, of in (("gain", "tokens"), ("net", "speedup"))}
 
 
 def _name(run: Run) -> str:
