@@ -79,7 +79,6 @@ def report(arguments: Sequence[str]) -> list[Path]:
     from specdec.analysis.pages.html import Chapter, write_report
     from specdec.analysis.pages.report_chapters import run_chapters
     from specdec.analysis.read.find_runs import find_runs, unsettled_below
-    from specdec.analysis.read.studies import find_studies
     from specdec.analysis.study_sets.side_by_side import study_chapters
 
     chapters: list[Chapter] = []
@@ -89,8 +88,7 @@ def report(arguments: Sequence[str]) -> list[Path]:
             from specdec.folder.killed_runs import settle
 
             settle(folder)
-        runs, notes = find_runs(options.runs, options.tracking_uri)
-        studies = find_studies(options.runs, options.tracking_uri)
+        runs, studies, notes = find_runs(options.runs, options.tracking_uri)
         simulated = [*(run.simulated for run in runs), *(study.about.simulated for study in studies)]
         how = "simulated" if all(simulated) else "measured"
         chapters += run_chapters(runs, notes) if runs else []

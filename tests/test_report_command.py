@@ -10,7 +10,6 @@ from hydra.core.global_hydra import GlobalHydra
 from specdec import report, run
 from specdec.analysis.findings.run_sections import reproduce_section
 from specdec.analysis.read.find_runs import find_runs
-from specdec.analysis.read.studies import find_studies
 from specdec.errors import UsageError
 
 
@@ -65,8 +64,7 @@ def test_a_sweep_is_compared_and_every_run_has_all_sections(command, sweep, tmp_
 @pytest.mark.slow
 def test_an_experiment_and_a_run_id_name_the_same_run(command, tmp_path):
     specdec_run("+drafter=ngram", "+debug=tiny", "measurement.max_new_tokens=16")
-    runs, notes = find_runs(["specdec"], report.STORE)
-    (found,) = runs
+    (found,), _, notes = find_runs(["specdec"], report.STORE)
     run_id = found.source.split()[1]
     assert find_runs([run_id, "specdec"], report.STORE)[0][0].source == found.source and not notes
     text = "\n".join(reproduce_section(found).text)
@@ -79,10 +77,10 @@ def test_an_experiment_and_a_run_id_name_the_same_run(command, tmp_path):
 def test_a_study_is_named_as_a_run_is(command, tmp_path):
     study = ("+experiment=ngrammys_ablation", "+debug=tiny", "drafter.bigram.cache_dir=null", "measurement.workers=1")
     specdec_run(*study, "hydra.run.dir=studies/one")
-    (named,) = find_studies(["specdec"], report.STORE)
-    (again,) = find_studies([named.source.split()[1]], report.STORE)
-    assert again.source == named.source and find_runs(["specdec", named.source.split()[1]], report.STORE) == ([], [])
-    (below,) = find_studies(["studies"], report.STORE)
+    (named,) = find_runs(["specdec"], report.STORE).studies
+    runs, (again,), notes = find_runs(["specdec", named.source.split()[1]], report.STORE)
+    assert again.source == named.source and not runs and not notes
+    (below,) = find_runs(["studies"], report.STORE).studies
     assert below.kind == "ablation" and below.findings().metrics == named.findings().metrics
     code, error = command("studies", "specdec")
     assert code == 0, error

@@ -13,7 +13,7 @@ from oracles.rounds import finite_tokens_per_round
 from specdec import run
 from specdec.analysis.read.mlflow_runs import load_runs
 from specdec.analysis.read.runs import open_folder
-from specdec.analysis.read.studies import open_study
+from specdec.analysis.read.studies import finished_study
 from specdec.analysis.research.alpha_table import alpha_table
 from specdec.config import config_dir
 from specdec.drafters import drafters
@@ -333,7 +333,7 @@ def test_every_study_runs_in_debug_on_the_pocket_target(command, tmp_path, reque
     code, error = command(f"+experiment={name}", *toy)
     assert code == 0, error
     folder = output(tmp_path)
-    found = open_study(folder)
+    found = finished_study(folder).findings()
     assert found.metrics == json.loads((folder / "study.json").read_text())["metrics"] and found.metrics
     figures = {f"{figure}.{kind}" for section in found.sections for figure, _ in section.figures for kind in KINDS}
     assert figures and (name != "ngrammys_topk" or figures <= {path.name for path in (folder / "figures").iterdir()})

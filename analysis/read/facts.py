@@ -205,3 +205,11 @@ class RunStatus:
             return cls(**values)
         except (OSError, ValueError, TypeError):
             return None
+
+
+def unsettled(folder: Path) -> bool:
+    """Return True if the run of a folder decoded prompts and ended, or was killed, before it was analysed."""
+    status = RunStatus.read(folder)
+    if status is None or not status.prompts or status.status not in ("running", "killed"):
+        return False
+    return status.status == "running" or not (folder / "summary.json").is_file()

@@ -1,41 +1,51 @@
-"""Finds the runs that a user names by an output folder, a sweep's folder, an MLflow run id or an experiment."""
+"""Finds the runs and studies that a user names by an output folder, a sweep's folder, an MLflow run id or an
+experiment.
+"""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from specdec.errors import UsageError
 
-from .facts import STATUS_FILE, RunStatus
+from ..sections import FinishedStudy
+from .facts import STATUS_FILE, unsettled
 from .mlflow_runs import RUN_ID, has_main_run, load_runs, open_run, study_ids
 from .runs import COMMAND, Run, open_folder
+from .studies import STUDY, finished_study, logged_study
 
 ROUNDS = ("rounds.parquet", "rounds")  # the table of a run that ended; the part-files of one that was killed
 
 
-def find_runs(names: Sequence[str], tracking_uri: str) -> tuple[list[Run], list[str]]:
-    """Return the runs of all names in order, each once, and sentences about what was left out.
+class Named(NamedTuple):
+    """What some names stand for: runs and studies in order, each once, and sentences about what was left out."""
+
+    runs: list[Run]
+    studies: list[FinishedStudy]
+    notes: list[str]
+
+
+def find_runs(names: Sequence[str], tracking_uri: str) -> Named:
+    """Return the runs and the finished studies of all names.
 
     A folder is taken before a run id, a run id before an experiment's name. UsageError, naming it, for a name that is
-    none of these, or that has no run.
+    none of these, or that has neither a run nor a study.
     """
     runs: dict[str, Run] = {}
+    studies: dict[str, FinishedStudy] = {}
     notes: list[str] = []
     for name in names:
         try:
-            if holds_studies_alone(name, tracking_uri):
-                continue  # `studies.find_studies` reads them
             if Path(name).is_dir():
-                named, remarks = _in_folder(Path(name))
+                named = _in_folder(Path(name))
             elif Path(name).exists():
                 raise UsageError(
                     f"{name} is a file: name a run's output folder, or import foreign results with --import."
                 )
-            elif RUN_ID.fullmatch(name):
-                named, remarks = [open_run(tracking_uri, name)], []
             elif "/" in name or "\\" in name:
                 raise UsageError(f"There is no folder {name}: name a run's output folder, a run id or an experiment.")
             else:
-                named, remarks = _in_experiment(name, tracking_uri)
+                named = _in_store(name, tracking_uri)
         except UsageError as error:
             if name in str(error):
                 raise
@@ -43,9 +53,10 @@ def find_runs(names: Sequence[str], tracking_uri: str) -> tuple[list[Run], list[
             raise UsageError(
                 f"There is no folder {name}, and it cannot be looked up as a run or an experiment. {error}"
             ) from None
-        runs |= {run.source: run for run in named if run.source not in runs}
-        notes += remarks
-    return list(runs.values()), notes
+        runs |= {run.source: run for run in named.runs if run.source not in runs}
+        studies |= {study.source: study for study in named.studies if study.source not in studies}
+        notes += named.notes
+    return Named(list(runs.values()), list(studies.values()), notes)
 
 
 def unsettled_below(names: Sequence[str]) -> list[Path]:
@@ -54,55 +65,26 @@ def unsettled_below(names: Sequence[str]) -> list[Path]:
     return [folder for folder in folders if unsettled(folder)]
 
 
-def unsettled(folder: Path) -> bool:
-    """Return True if the run of a folder decoded prompts and ended, or was killed, before it was analysed."""
-    status = RunStatus.read(folder)
-    if status is None or not status.prompts or status.status not in ("running", "killed"):
-        return False
-    return status.status == "running" or not (folder / "summary.json").is_file()
-
-
-STUDY = "study.json"  # the file by which a study's folder is known
-
-
-def studies_below(folder: Path) -> list[Path]:
-    """Return the folders of finished studies in or below a folder, in natural order."""
-    return sorted((path.parent for path in folder.rglob(STUDY)), key=_natural)
-
-
-def holds_studies_alone(name: str, tracking_uri: str) -> bool:
-    """Return True if a name is a folder with finished studies and without runs, a study's run id, or an experiment with
-    finished studies and without a main run.
-    """
-    folder = Path(name)
-    if folder.is_dir():
-        studies = set(studies_below(folder))
-        decoded = {path.parent for kind in ROUNDS for path in folder.rglob(kind)} - studies
-        return bool(studies) and not decoded
-    if folder.exists() or "/" in name or "\\" in name:
-        return False
-    return bool(study_ids(tracking_uri, name)) and not has_main_run(tracking_uri, name)
-
-
-def _in_folder(folder: Path) -> tuple[list[Run], list[str]]:
-    """Return the folder's own run, or the runs of all sweep cells below it, and sentences about those left out."""
-    own = folder / "config.yaml"
-    if own.is_file():
-        return [open_folder(folder)], []
-    studies = set(studies_below(folder))
-    configured = {path.parent for path in folder.rglob("config.yaml") if ".hydra" not in path.parts}
-    below = sorted(configured - studies, key=_natural)
-    decoded = [path for path in below if any((path / name).exists() for name in ROUNDS)]
-    if not decoded:
+def _in_folder(folder: Path) -> Named:
+    """Return the folder's own run, or the runs of all sweep cells below it, and the studies in or below it."""
+    holding = sorted((path.parent for path in folder.rglob(STUDY)), key=_natural)
+    studies = [finished_study(path) for path in holding]
+    decoded = sorted({path.parent for kind in ROUNDS for path in folder.rglob(kind)} - {*holding}, key=_natural)
+    if studies and not decoded:
+        return Named([], studies, [])
+    if (folder / "config.yaml").is_file():
+        return Named([open_folder(folder)], studies, [])
+    configured = {path.parent for path in folder.rglob("config.yaml") if ".hydra" not in path.parts} - {*holding}
+    runs = [open_folder(path) for path in decoded if path in configured]
+    if not runs:
         raise UsageError(f"There is no run with rounds in or below {folder}: `{COMMAND}` makes one.")
-    runs = [open_folder(path) for path in decoded]
     unfinished = sum(run.status != "FINISHED" for run in runs)
     notes = [f"{unfinished} of {len(runs)} runs below {folder} did not finish."] if unfinished else []
-    if len(decoded) < len(below):
+    if len(runs) < len(configured):
         notes.append(
-            f"{len(below) - len(decoded)} of {len(below)} runs below {folder} left no round and are not shown."
+            f"{len(configured) - len(runs)} of {len(configured)} runs below {folder} left no round and are not shown."
         )
-    return runs, notes
+    return Named(runs, studies, notes)
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
@@ -110,8 +92,13 @@ def _natural(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (-1, part) for part in path.parts]
 
 
-def _in_experiment(name: str, tracking_uri: str) -> tuple[list[Run], list[str]]:
-    """Return the finished main runs of an experiment, oldest first, and a sentence about the others."""
+def _in_store(name: str, tracking_uri: str) -> Named:
+    """Return the run or study of an id; else an experiment's studies and its finished main runs, oldest first."""
+    studies = [logged_study(tracking_uri, run_id) for run_id in study_ids(tracking_uri, name)]
+    if RUN_ID.fullmatch(name):
+        return Named([] if studies else [open_run(tracking_uri, name)], studies, [])
+    if studies and not has_main_run(tracking_uri, name):
+        return Named([], studies, [])
     table = load_runs(tracking_uri, name)
     finished = table[table["status"] == "FINISHED"]
     if finished.empty:
@@ -122,4 +109,4 @@ def _in_experiment(name: str, tracking_uri: str) -> tuple[list[Run], list[str]]:
     notes = (
         [f"{left} of {len(table)} runs of the experiment {name!r} did not finish and are not shown."] if left else []
     )
-    return [open_run(tracking_uri, str(run_id)) for run_id in finished.index[::-1]], notes
+    return Named([open_run(tracking_uri, str(run_id)) for run_id in finished.index[::-1]], studies, notes)

@@ -1,4 +1,4 @@
-"""Reads finished studies: from an output folder, a folder of several, an MLflow run id or an experiment."""
+"""Reads finished studies: from an output folder, an MLflow run id or an experiment."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,8 +11,9 @@ from pydantic import TypeAdapter
 from specdec.errors import UsageError
 
 from ..sections import About, Findings, FinishedStudy, overlay_of
-from .find_runs import STUDY, studies_below
 from .mlflow_runs import RUN_ID, files_of_study, study_ids
+
+STUDY = "study.json"  # the file by which a study's folder is known
 
 
 def read_study(files: Mapping[str, Path], source: str) -> FinishedStudy:
@@ -47,13 +48,9 @@ def finished_study(folder: Path | str) -> FinishedStudy:
     return read_study({path.name: path for path in (folder / STUDY, *folder.glob("*.parquet"))}, str(folder))
 
 
-def open_study(folder: Path | str) -> Findings:
-    """Return the findings of a finished study, from its output folder alone.
-
-    Raises:
-        UsageError: the folder holds no study.
-    """
-    return finished_study(folder).findings()
+def logged_study(tracking_uri: str, run_id: str) -> FinishedStudy:
+    """Read a finished study that MLflow has. UsageError for files that hold something else."""
+    return read_study(files_of_study(tracking_uri, run_id), f"run {run_id}")
 
 
 def latest_study(tracking_uri: str, experiment: str, kind: str) -> Findings:
@@ -69,28 +66,15 @@ def latest_study(tracking_uri: str, experiment: str, kind: str) -> Findings:
             f"The experiment {experiment!r} has no finished study {kind!r}: "
             f"`python -m specdec.run +experiment={overlay}` makes one."
         )
-    return read_study(files_of_study(tracking_uri, ids[-1]), f"{kind} in {tracking_uri}").findings()
-
-
-def find_studies(names: Sequence[str], tracking_uri: str) -> list[FinishedStudy]:
-    """Return the finished studies of all names in order, each once; names of runs alone add none.
-
-    UsageError for a store that does not answer.
-    """
-    studies: dict[str, FinishedStudy] = {}
-    for name in names:
-        folder = Path(name)
-        if folder.is_dir():
-            for below in studies_below(folder):
-                studies.setdefault(str(below.resolve()), finished_study(below))
-        elif not folder.exists() and "/" not in name and "\\" not in name:
-            for run_id in study_ids(tracking_uri, name):
-                if run_id not in studies:
-                    studies[run_id] = read_study(files_of_study(tracking_uri, run_id), f"run {run_id}")
-    return list(studies.values())
+    return logged_study(tracking_uri, ids[-1]).findings()
 
 
 def chosen_studies(tracking_uri: str, chosen: Sequence[str]) -> list[FinishedStudy]:
     """Return the studies among what a person chose: run ids of the store, or folders."""
-    named = [name for name in chosen if (Path(name) / STUDY).is_file() or RUN_ID.fullmatch(name)]
-    return find_studies(named, tracking_uri)
+    studies = []
+    for name in chosen:
+        if (Path(name) / STUDY).is_file():
+            studies.append(finished_study(name))
+        elif RUN_ID.fullmatch(name) and study_ids(tracking_uri, name):
+            studies.append(logged_study(tracking_uri, name))
+    return studies

@@ -6,8 +6,7 @@ Afterwards the run can be analysed, uploaded, and still be resumed.
 from pathlib import Path
 
 from specdec.analysis.pages.run_page import write_run
-from specdec.analysis.read.facts import PLAN_FILE, RunFacts, RunStatus
-from specdec.analysis.read.find_runs import unsettled
+from specdec.analysis.read.facts import PLAN_FILE, RunFacts, RunStatus, unsettled
 from specdec.folder.results import ROUNDS, ResultsFolder, drop_unreadable, finished_prompts
 from specdec.folder.session_files import Collected
 from specdec.text.writing import is_locked, read_json

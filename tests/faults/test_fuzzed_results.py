@@ -18,7 +18,7 @@ from specdec.analysis.pages.html import Chapter
 from specdec.analysis.pages.trace import trace_html
 from specdec.analysis.read.find_runs import find_runs
 from specdec.analysis.read.runs import Run
-from specdec.analysis.read.studies import find_studies, finished_study
+from specdec.analysis.read.studies import finished_study
 from specdec.analysis.read.traces import read_traces
 from specdec.cost_model import from_run
 
@@ -51,8 +51,7 @@ def report(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
 
     def reported(name: str, content: bytes) -> str:
         def make() -> None:
-            runs, notes = find_runs([str(folder)], "sqlite:///none.db")
-            find_studies([str(folder)], "sqlite:///none.db")
+            runs, _, notes = find_runs([str(folder)], "sqlite:///none.db")
             chapters: list[Chapter] = report_chapters.run_chapters(runs, notes)
             assert all(each.title for each in chapters)
             for read in READERS:

@@ -12,7 +12,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
 from specdec import run as run_command
-from specdec.analysis.read.studies import open_study
+from specdec.analysis.read.studies import finished_study
 from specdec.analysis.sections import Findings
 from specdec.config import RunConfig, config_dir, validated
 from specdec.errors import UsageError
@@ -51,7 +51,7 @@ def study(
         found = run_study(plan(validated(RunConfig, values)), folder)
         if experiment not in reopened:
             reopened.add(experiment)
-            again = open_study(folder)
+            again = finished_study(folder).findings()
             assert again.metrics == found.metrics and again.curves == found.curves
         return found, {path.stem: pd.read_parquet(path) for path in folder.glob("*.parquet")}
 

@@ -10,7 +10,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from specdec.analysis.pages import notebook
-from specdec.analysis.read.studies import latest_study, open_study
+from specdec.analysis.read.studies import finished_study, latest_study
 from specdec.config import config_dir
 from specdec.errors import UsageError
 from specdec.structures import structures
@@ -66,7 +66,7 @@ def test_recorded_streams_in_simulated_time(command, tmp_path, recording):
         totals = mine.groupby("variant")[["tokens", "rounds"]].sum()
         value = totals["tokens"] / totals["rounds"]
         assert value[row.variant] == value.max()
-    opened = open_study(folder)
+    opened = finished_study(folder).findings()
     assert "simulated speedup" in opened.sections[1].text[0]
     chain = replay[(replay["shape"] == "chain") & (replay["budget"] == 6)]
     assert opened.metrics["budget/ngram.chain.tokens_per_call.6"] == pytest.approx(
@@ -88,7 +88,7 @@ def test_the_table_target_has_measured_times(command, tmp_path):
     assert (host["overhead_s"] > 0).all() and host.loc[host["shape"] == "plain", "nodes"].tolist() == [0.0]
     assert set(times["rows_evaluated"]) >= {1, 3, 7}
     assert (folder / "figures" / "tokens_per_call_ngram.png").stat().st_size > 0
-    assert open_study(folder).metrics["budget/ngram.tree.speedup.6"] > 0
+    assert finished_study(folder).findings().metrics["budget/ngram.tree.speedup.6"] > 0
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from specdec.analysis.read.studies import open_study
+from specdec.analysis.read.studies import finished_study
 from specdec.errors import UsageError
 from specdec.studies import Bench, studies
 
@@ -48,7 +48,7 @@ def test_the_command_on_the_pocket_target(command, made_database, tmp_path):
     for name in ("slowdown", "slowdown_by_tokens"):
         assert (folder / "figures" / f"{name}.png").stat().st_size > 0
     assert "phase_transition" in (folder / "report.html").read_text()
-    opened = open_study(folder)
+    opened = finished_study(folder).findings()
     metrics = opened.metrics
     assert metrics["transition/context"] == 24 and metrics["transition/t11_ms.8"] > 0
     assert metrics["transition/ridge.roofline"] > 0 and metrics["transition/tokens_within_50pct"] >= 1
@@ -69,7 +69,7 @@ def test_a_target_without_products_has_times_alone(command, tmp_path):
     assert code == 0, printed
     assert set(pd.read_parquet(output(tmp_path) / "block_times.parquet")["evaluation"]) == {"packed"}
     assert pd.read_parquet(output(tmp_path) / "intensity.parquet").empty
-    assert "transition/ridge.roofline" not in open_study(output(tmp_path)).metrics
+    assert "transition/ridge.roofline" not in finished_study(output(tmp_path)).findings().metrics
 
 
 BAD = ("study.evaluations=[]", "study.k=[0,1]", "study.w=[-1]", "study.k=[]", "study.calls=0", "+study.x=1")

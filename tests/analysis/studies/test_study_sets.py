@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.read.studies import find_studies
+from specdec.analysis.read.find_runs import find_runs
 from specdec.analysis.sections import About, FinishedStudy
 from specdec.analysis.study_sets.labels import labelled
 from specdec.analysis.study_sets.side_by_side import side_by_side, study_chapters
@@ -141,9 +141,8 @@ def test_folders_of_studies_become_chapters(tmp_path):
     for number, name in enumerate(SETS):
         keep(topk(name, 1 + number), tmp_path / "studies" / f"{number}")
     keep(grid("first_set", (1, 4)), tmp_path / "alone")
-    found = find_studies(
-        [str(tmp_path / "studies"), str(tmp_path / "alone"), str(tmp_path / "alone")], "sqlite:///no.db"
-    )
+    names = [str(tmp_path / name) for name in ("studies", "alone", "alone")]
+    found = find_runs(names, "sqlite:///no.db").studies
     assert [each.kind for each in found] == ["topk", "topk", "grid"]
     chapters = study_chapters(found)
     assert [re.sub(":.*,", "", chapter.title) for chapter in chapters] == [
