@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -21,18 +21,12 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 KEY = "drafter.model"
+CONVERT = "python -m specdec.convert"  # rewrites a pickle
 SPECULATORS = "speculators_model_type"  # the key of a config that the library `speculators` wrote
 LARGEST = 2**31  # of a number in a config: no tensor is larger along one axis
 PICKLES = (".pt", ".bin", ".pth", ".ckpt")
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 _WANTED = ["config.json", "*.safetensors", "*.safetensors.index.json"]  # of a repository on the hub
-
-
-class TensorInfo(NamedTuple):
-    """A tensor as its file's header describes it; `dtype` is safetensors' name, such as F32 or BF16."""
-
-    shape: tuple[int, ...]
-    dtype: str
 
 
 class CheckpointFiles:
@@ -42,7 +36,7 @@ class CheckpointFiles:
         name: the folder or hub id as it was given.
         folder: where the files are; for a hub id a folder of the local cache.
         config: contents of config.json; empty where there is none.
-        tensors: name -> shape and dtype, over all safetensors files.
+        tensors: name -> shape, over all safetensors files.
         pickles: names of files that may hold weights and were not read.
     """
 
@@ -55,7 +49,7 @@ class CheckpointFiles:
         own_pickles = (path.name for path in folder.glob("*") if path.suffix in PICKLES)
         self.pickles = tuple(sorted({*pickles, *own_pickles}))
         self.config = self._read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-        self.tensors: dict[str, TensorInfo] = {}
+        self.tensors: dict[str, tuple[int, ...]] = {}
         self._places: dict[str, Path] = {}
         for path in sorted(folder.glob("*.safetensors")):
             try:
@@ -65,8 +59,7 @@ class CheckpointFiles:
                             raise ModelLoadError(
                                 f"{self} has the tensor {own} in {self._places[own].name} and in {path.name}: keep one."
                             )
-                        part = file.get_slice(own)
-                        self.tensors[own] = TensorInfo(tuple(part.get_shape()), str(part.get_dtype()))
+                        self.tensors[own] = tuple(file.get_slice(own).get_shape())
                         self._places[own] = path
             except (SafetensorError, OSError) as error:
                 raise ModelLoadError(
@@ -92,9 +85,7 @@ class CheckpointFiles:
 
     def tensor(self, name: str) -> Tensor:
         """Read one tensor, on the CPU and in its own dtype; KeyError if there is none of this name."""
-        with safe_open(self._places[name], framework="pt") as file:
-            read: Tensor = file.get_tensor(name)
-        return read
+        return self.read([name])[name]
 
     def read(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Read several tensors, each file opened once; KeyError if one is not there."""
@@ -129,7 +120,7 @@ class CheckpointFiles:
 
     def rows(self, name: str) -> int | None:
         """Return the first size of a tensor; None where there is none of this name."""
-        return self.tensors[name].shape[0] if name in self.tensors else None
+        return self.tensors[name][0] if name in self.tensors else None
 
     def numbered(self, pattern: re.Pattern[str], prefix: str = "") -> list[tuple[int, ...]]:
         """Return the numbers in the names of the tensors that match a pattern whole, behind a beginning of all; names
@@ -180,31 +171,21 @@ def open_checkpoint(name: str) -> CheckpointFiles:
         if path.suffix in PICKLES:
             raise ModelLoadError(
                 f"Checkpoint {KEY}={name} is a pickle, which is never opened here: convert it with "
-                f"`{convert_command(path)}` and give its folder."
+                f"`{CONVERT} {path}` and give its folder."
             )
         raise ModelLoadError(f"Checkpoint {KEY}={name} is a file: give the folder that holds it and its config.json.")
-    if not is_hub_id(name):
+    if not _HUB_ID.fullmatch(name) or name.endswith((".safetensors", *PICKLES)):
         raise ModelLoadError(f"Checkpoint {KEY}={name} does not exist: give a folder or a hub id.")
     return _fetched(name)
-
-
-def is_hub_id(name: str) -> bool:
-    """Return whether a name that is no path on this machine can be that of a repository on the hub."""
-    return bool(_HUB_ID.fullmatch(name)) and not name.endswith((".safetensors", *PICKLES))
-
-
-def convert_command(path: Path) -> str:
-    """Return the command that converts a pickle."""
-    return f"python -m specdec.convert {path}"
 
 
 def pickles_sentence(files: CheckpointFiles) -> str:
     """Return what to do with the pickles of a checkpoint, one command that can be copied."""
     if (files.folder / files.pickles[0]).is_file():
-        return f"convert it with `{convert_command(files.folder / files.pickles[0])}`"
+        return f"convert it with `{CONVERT} {files.folder / files.pickles[0]}`"
     folder = files.name.rpartition("/")[2]
     fetch = f"hf download {files.name} config.json {files.pickles[0]} --local-dir {folder}"
-    return f"convert it with `{fetch} && {convert_command(Path(folder) / files.pickles[0])}` and give {KEY}={folder}"
+    return f"convert it with `{fetch} && {CONVERT} {Path(folder) / files.pickles[0]}` and give {KEY}={folder}"
 
 
 def listed(names: Iterable[str], most: int = 3) -> str:

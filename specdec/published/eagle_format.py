@@ -74,7 +74,7 @@ class Reading:
         """
         if not self.has(name):
             raise ModelLoadError(f"{self.files} lacks {name}: get the checkpoint as it was published.")
-        shape = self.files.tensors[self.places[name]].shape
+        shape = self.files.tensors[self.places[name]]
         if len(shape) != 2:
             raise ModelLoadError(f"{self.files} has {name} of shape {list(shape)} in place of a matrix.")
         return shape
@@ -169,14 +169,14 @@ class Reading:
             network = eagle_network(config, embedding, output)
         shapes: dict[str, tuple[int, ...] | None] = {}
         if config.mask_token is not None and self.has("mask_hidden"):  # three shapes are about
-            shape, size = self.files.tensors[self.places["mask_hidden"]].shape, config.features * config.target_hidden
+            shape, size = self.files.tensors[self.places["mask_hidden"]], config.features * config.target_hidden
             shapes["mask_hidden"] = shape if shape in ((1, size), (1, 1, size)) else (size,)
         reduced = config.draft_vocabulary is not None
         if reduced:
             shapes["d2t"] = (network.draft_size,)
             # Some exporters leave it out: it follows from d2t.
             shapes["t2d"] = (network.vocab_size,) if self.has("t2d") else None
-        optional = {self.places[name]: self.files.tensors[self.places[name]].shape for name in unused if self.has(name)}
+        optional = {self.places[name]: self.files.tensors[self.places[name]] for name in unused if self.has(name)}
         weights = weights_of(self.files, network, lambda name: self.places.get(name, name), shapes, optional)
         if "mask_hidden" in weights:
             weights["mask_hidden"] = weights["mask_hidden"].flatten()

@@ -116,8 +116,8 @@ def demand_exactly(
     if extra:
         faults.append(f"has {listed(extra)} too many")
     for name, shape in known.items():
-        if name in files.tensors and files.tensors[name].shape != shape:
-            faults.append(f"has {name} of shape {list(files.tensors[name].shape)} in place of {list(shape)}")
+        if name in files.tensors and files.tensors[name] != shape:
+            faults.append(f"has {name} of shape {list(files.tensors[name])} in place of {list(shape)}")
             break
     if faults:
         raise ModelLoadError(f"{files} {' and '.join(faults)}: get the checkpoint as it was published.")

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 
 from specdec.config import flattened
+from specdec.environment import cpu
 from specdec.errors import Interrupted, UsageError
 from specdec.progress import progress_bar
 from specdec.signals import STOPS, end_at_once
@@ -166,10 +167,6 @@ class Training:
     def finish(self) -> FinishedTraining:
         """Export the student, and write `summary.json`."""
         student, device = self.student, self.student.device
-        cpu = platform.processor() or platform.machine()
-        with suppress(OSError):
-            lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-            cpu = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), cpu)
         gpu = {"gpu": torch.cuda.get_device_name(device)} if device.type == "cuda" else {}
         versions = {"python": platform.python_version(), "torch": torch.__version__}  # and no host name
         return student.export({
@@ -179,7 +176,7 @@ class Training:
             "seconds": round(self.progress.seconds, 1),
             "date": time.strftime("%Y-%m-%d"),
             "hardware": {
-                **gpu, "cpu": cpu, "cores": os.cpu_count(), "threads": torch.get_num_threads(), **versions
+                **gpu, "cpu": cpu()["model"], "cores": os.cpu_count(), "threads": torch.get_num_threads(), **versions
             },
         })  # fmt: skip
 

@@ -72,8 +72,7 @@ class MedusaVllm(NetworkFormat):
         optional = {}
         if token_map is not None:
             optional[layout.token_map] = tuple(token_map.shape)
-            there = files.tensors.get(layout.outputs[0])
-            if there is not None and there.shape[0] == tokens:  # rows of all tokens, not of the drafted ones alone
+            if files.rows(layout.outputs[0]) == tokens:  # rows of all tokens, not of the drafted ones alone
                 shapes |= {f"outputs.{place}.weight": (tokens, width) for place in range(len(layout.outputs))}
         biases = [name for name in heads.state_dict() if name.endswith(".bias")]
         if not layout.biased:

@@ -131,7 +131,6 @@ def test_the_most_frequent_tokens_of_the_text_can_be_drafted(values, store):
         (dict(eagle__mask_token=3), "make networks that draft all tokens in one pass"),
         (dict(eagle__target_hidden=16, eagle__own_output=True), "hidden"),
         (dict(eagle__draft_vocabulary=70), "eagle.draft_vocabulary=70: the target has 61 tokens"),
-        (dict(micro_batch=3), "data.batch=2 is no multiple of micro_batch=3"),
         (dict(eagle__hidden=16, eagle__target_hidden=16), "eagle.target_hidden=16: the target's states are 32 wide"),
     ],
 )

@@ -294,7 +294,6 @@ def test_heads_of_another_target_or_kind_are_no_beginning(values, store, tmp_pat
         ({"lora": LORA}, "lora adapts a backbone that is frozen"),
         ({"backbone": "joint", "loss__backbone": 1.0, "loss__teacher": 1.0}, "loss.teacher needs the original"),
         ({"backbone": "joint", "loss__backbone": 1.0, "loss__self_distillation": 1.0}, "needs the original"),
-        ({"micro_batch": 3}, "data.batch=4 is no multiple of micro_batch=3"),
         ({"heads__mixer": "gru"}, "needs grounded=true"),
         ({"optimizer__beta1": 1.5}, "optimizer.beta1=1.5"),
     ],

@@ -13,7 +13,7 @@ from fixtures.trainings import assert_a_stop_changes_nothing
 
 from specdec import train
 from specdec.config import validated
-from specdec.errors import NumericsError, UsageError
+from specdec.errors import UsageError
 from specdec.text.repetition import repeated_share
 from specdec.training.loop import Training
 from specdec.training.recipes import UnlikelihoodTrainConfig
@@ -156,26 +156,15 @@ def test_looping_counts_what_a_run_flags(looping):
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        (dict(micro_batch=3), "data.batch=4 is no multiple of micro_batch=3"),
         (dict(unlikelihood__prefix_tokens=32), "unlikelihood.prefix_tokens=32 leaves nothing to write"),
         (dict(unlikelihood__weight=0), "unlikelihood.weight=0"),
         (dict(unlikelihood__repetition_share=2), "unlikelihood.repetition_share=2"),
         (dict(data__packed=False), "data.packed=False: .* use true"),
-        (dict(data__sequence_length=65), "data.sequence_length=65: the context of model=.* has 64 tokens"),
-        (dict(model="nowhere/at/all"), "nowhere/at/all does not exist"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(values, changes, sentence):
     with refused(sentence):
         UnlikelihoodStudent.open(changed(values, **changes))
-
-
-def test_a_loss_that_is_not_finite_is_refused(values):
-    broken = UnlikelihoodStudent.open(changed(values))
-    with torch.no_grad():
-        broken.module.lm_head.weight.fill_(torch.nan)
-    with pytest.raises(NumericsError, match="lower the learning rates of optimizer"):
-        broken.take_step(0)
 
 
 def test_the_command_trains_what_the_recipe_names(values):
