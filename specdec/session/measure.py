@@ -126,7 +126,7 @@ def _calibration(parts: Parts, session: Session, grid_sizes: list[int], clock: C
     if grid_sizes:
         generator = generator_for(seed, longest.id, "cost")
         timer = Timer(clock, measurement.cost_calls, generator, measurement.cost_seconds)
-        grid = time_calls(target, longest.tokens, grid_sizes, measurement.cost_contexts, timer).as_dict()
+        grid = time_calls(target, longest.tokens, grid_sizes, measurement.cost_contexts, timer)
     passes = {"target": dict(target.passes), "drafter": dict(parts.primary.drafter.passes)}
     return {**calibration.as_dict(), "grid": grid, "passes": passes}
 

@@ -327,7 +327,7 @@ class _Rig:
         alone = EverySlot(_sized(self.target, 1), _sized(self.drafters[PLAIN[0]], 1)).as_target()
         timer = self.bench.timer("cost", measurement.cost_calls, measurement.cost_seconds)
         sizes = call_sizes(measurement.cost_rows, measurement.cost_dense)
-        grid = time_calls(alone, self.prompts[0].tokens, sizes, contexts, timer).as_dict()
+        grid = time_calls(alone, self.prompts[0].tokens, sizes, contexts, timer)
         machine = measure_machine(target.device, getattr(torch, target.describe()["dtype"]))
         return cost_report(grid, target.products(), machine.as_dict())
 

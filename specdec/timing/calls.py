@@ -97,26 +97,6 @@ def calibrate(
     )
 
 
-@dataclass(frozen=True)
-class CallTimes:
-    """Raw times of single calls over sizes and contexts, for the cost model.
-
-    Attributes:
-        cells: (tokens of the call, tokens in the cache) -> times in seconds, from draft tokens to standardised p.
-        complete: every cell asked for was measured as often as asked for; false when time ran out.
-    """
-
-    cells: dict[tuple[int, int], list[float]]
-    complete: bool
-
-    def as_dict(self) -> dict[str, Any]:
-        cells = sorted(self.cells.items(), key=lambda item: (item[0][1], item[0][0]))
-        return {
-            "cells": [{"rows": n, "context": context, "seconds": times} for (n, context), times in cells],
-            "complete": self.complete,
-        }
-
-
 def call_sizes(largest: int, dense: int) -> list[int]:
     """Return every n up to `dense`, then steps of a quarter of the last power of two up to `largest`, and the powers
     of two. (64, 16) gives 1, 2, ... 16, 20, ... 32, 40, ... 64; a dense of 1 gives powers of two alone.
@@ -133,14 +113,18 @@ def call_sizes(largest: int, dense: int) -> list[int]:
 @torch.inference_mode()
 def time_calls(
     target: Target, tokens: Sequence[int], sizes: Sequence[int], contexts: Sequence[int], timer: Timer
-) -> CallTimes:
-    """Time calls on chains of each size behind each number of cached tokens; each is first made once more.
+) -> dict[str, Any]:
+    """Time calls on chains of each size behind each number of cached tokens, for the cost model; each is first made
+    once more.
 
     Args:
         tokens: text for the cache, repeated to the length needed.
         sizes: tokens of a call; those that the target cannot hold twice are left out. Where the first pass alone would
             take longer than the timer allows, only powers of two stay.
         contexts: tokens in the cache; cut to what the target can hold beside the largest call.
+    Returns:
+        `cells`: for each context and size, times in seconds from draft tokens to standardised p; `complete`: false when
+        time ran out before every cell was measured as often as asked for.
     """
     sizes = [n for n in sorted({1, *sizes}) if n <= max(1, target.context_length // 2)]
     largest = max(sizes)
@@ -179,5 +163,7 @@ def time_calls(
                     call(n)
                 timer.time((n, context), partial(target.verify, drafts[n]))
                 target.discard()
-    cells = {(n, context): timer.seconds((n, context)) for context in cached for n in sizes}
-    return CallTimes(cells, complete=timer.done == timer.calls and not thinned)
+    cells = [
+        {"rows": n, "context": context, "seconds": timer.seconds((n, context))} for context in cached for n in sizes
+    ]
+    return {"cells": cells, "complete": timer.done == timer.calls and not thinned}
