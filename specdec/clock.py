@@ -57,7 +57,7 @@ class SimulatedClock(CpuClock):
         """Move to a later reading, at which work ends that was added up elsewhere."""
         self._now = reading
 
-    def mark(self) -> object:
+    def mark(self) -> float:
         return self._now
 
 

@@ -111,7 +111,7 @@ def stored_weight(record: GraphModule, node: Node) -> Tensor | None:
 def _stored(record: GraphModule, group: Sequence[Node], place: int) -> list[Any]:
     """Return the weights (at place 1 of the arguments) or the biases (2), tensors or None, of a group of products."""
     named = [node.args[place] for node in group]
-    return [attrgetter(node.target)(record) if isinstance(node, Node) else None for node in named]
+    return [attrgetter(str(node.target))(record) if isinstance(node, Node) else None for node in named]
 
 
 def _known(weights: Sequence[Tensor]) -> Tensor | None:

@@ -363,7 +363,6 @@ class SmallModel(NetworkDrafter):
     @property
     def prefill_chunk(self) -> int:
         """The number of tokens that one call of a decoder-only model's prefill evaluates."""
-        assert isinstance(self._decoder, Decoder)
         return self._decoder.prefill_chunk
 
     def batched(self, slots: int) -> "BatchedSmallModel | None":

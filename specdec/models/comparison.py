@@ -163,8 +163,8 @@ class Comparison:
             allowed = _SHARED.get(self._dtype, 0.08) if tokens_meet(self._decoder.model) else 0.0
         elif self._dtype == torch.float32:
             tf32 = self._device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
-            layers = self._decoder.layers if isinstance(self._decoder, Decoder) else _FEWEST
-            allowed = _TF32 if tf32 else min(_TOLERANCES[self._dtype], _A_LAYER * max(_FEWEST, layers))
+            layers = max(_FEWEST, self._decoder.layers)
+            allowed = _TF32 if tf32 else min(_TOLERANCES[self._dtype], _A_LAYER * layers)
         else:
             allowed = _TOLERANCES.get(self._dtype, 0.08)
         return largest <= allowed
@@ -284,8 +284,7 @@ class Comparison:
     def _begin(self, chunk: int = 1 << 30) -> int:
         """Begin the text, with pieces of `chunk` tokens; return the prompt's last token, or the start token."""
         decoder = self._decoder
-        if isinstance(decoder, Decoder):
-            decoder.prefill_chunk = chunk
+        decoder.prefill_chunk = chunk
         last = decoder.start(self._prompt, len(self._prompt) + len(TREE) + BEHIND)
         self._committed = decoder.length + 1
         return last

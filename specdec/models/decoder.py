@@ -33,10 +33,15 @@ class CachedModel(ABC):
     Attributes:
         model: the transformers model, unpatched.
         vocab_size, context_length, end_tokens: properties of the model.
+        layers: number of the layers that use the cache.
+        prefill_chunk: prompt tokens that one call of the prefill evaluates; an encoder reads all at once.
+        prefill_options: arguments of the model for a call whose logits nobody reads.
         probed: the kinds of calls that may be made (see `probe.open_decoder`); all, before it was asked.
     """
 
     cache: KVCache
+    layers: int
+    prefill_chunk: int = 1 << 30
     probed: Probed = Probed()
 
     def __init__(self, model: Any, name: str, config: Any) -> None:
@@ -46,6 +51,7 @@ class CachedModel(ABC):
         longest = getattr(config, "max_position_embeddings", None) or 0
         self.context_length: int = longest if longest > 0 else 1 << 30  # XLNet says -1
         self.end_tokens = end_tokens_of(model)
+        self.prefill_options: dict[str, int] = {}
 
     @property
     def length(self) -> int:
@@ -88,11 +94,9 @@ class Decoder(CachedModel):
     """One decoder-only model and the cache of one text.
 
     Attributes:
-        layers: number of the model's layers.
         states: hidden states [N+1, D] of the tokens of the last call, where `keep_states` asked for them; of several
             layers side by side.
         windows: the tokens back that each kind of attention layer sees; None for all.
-        prefill_options: arguments of the model for a call whose logits nobody reads.
         passes: what serves calls on texts in its cache in place of the modules, a `specdec.compiled` `CompiledPasses`,
             which this module knows nothing of; None: nothing.
         masks: buffers of the masks over a cache.
@@ -111,11 +115,11 @@ class Decoder(CachedModel):
         self.prefill_chunk = prefill_chunk
         use_own_attention(model)
         pin_attention(self.device)
-        self.layers: int = config.num_hidden_layers
+        self.layers = config.num_hidden_layers
         self.windows = attention_windows(config, name)
         # The prefill needs no logits: models that can limit them compute those of one token only.
-        lean = "logits_to_keep" in signature(model.forward).parameters
-        self.prefill_options: dict[str, int] = {"logits_to_keep": 1} if lean else {}
+        if "logits_to_keep" in signature(model.forward).parameters:
+            self.prefill_options = {"logits_to_keep": 1}
         self.cache = KVCache(self.layers, 1)
         self.masks = MaskBuffers(self.windows, model.dtype, self.device)
         self.passes: Any = None

@@ -73,7 +73,7 @@ def open_decoder(decoder: AnyDecoder) -> Probed:
     decoder.probed = probed
     if probed.context is not None:
         decoder.context_length = min(decoder.context_length, probed.context)
-    if isinstance(decoder, Decoder) and not probed.pieces:
+    if not probed.pieces:
         decoder.prefill_chunk = decoder.context_length
     for sentence in said_of(decoder):
         logger.warning(sentence)
@@ -131,8 +131,6 @@ def cross(decoder: AnyDecoder, longest: int, seconds: float | None = None) -> st
     Args:
         seconds: lengths that take longer than this, all together, are left; None for no limit.
     """
-    if not isinstance(decoder, Decoder):
-        return None  # no length is left pending for an encoder-decoder
     allowed = math.inf if seconds is None else seconds
     pace = _Pace(decoder) if lengths_within(decoder, longest) else None
     for length in lengths_within(decoder, longest):
@@ -156,7 +154,7 @@ def cross(decoder: AnyDecoder, longest: int, seconds: float | None = None) -> st
 
 
 @torch.inference_mode()
-def _disagreement(decoder: Decoder, trial: Comparison) -> str | None:
+def _disagreement(decoder: AnyDecoder, trial: Comparison) -> str | None:
     """Return what disagrees behind one prompt among the calls that the decoder is trusted with."""
     probed, chunk = decoder.probed, decoder.prefill_chunk
     try:
@@ -198,7 +196,7 @@ class _Probe:
             ModelLoadError: see `open_decoder`.
         """
         decoder = self._decoder
-        chunk = decoder.prefill_chunk if isinstance(decoder, Decoder) else 0
+        chunk = decoder.prefill_chunk
         try:
             context = self._context_kept
             self._compare(decoder, _clipped(PROMPT, context))
@@ -210,8 +208,7 @@ class _Probe:
             pending = self._cross_lengths()
             border = self._context()
         finally:
-            if isinstance(decoder, Decoder):
-                decoder.prefill_chunk = chunk
+            decoder.prefill_chunk = chunk
         return replace(self._served, context=border, pending=pending, errors=self._errors)
 
     def _compare(self, decoder: AnyDecoder, prompt: int, near: str = "") -> None:
@@ -278,7 +275,6 @@ class _Probe:
     def _compare_copy(self) -> None:
         """Compare a copy of the model with short lengths: around each of them, and behind all."""
         decoder = self._decoder
-        assert isinstance(decoder, Decoder)
         made = None if ranks.count() > 1 else shortened(decoder.model, self._lengths)  # ranks hold shares of weights
         if made is None:
             return
@@ -297,7 +293,6 @@ class _Probe:
         long.
         """
         decoder = self._decoder
-        assert isinstance(decoder, Decoder)
         lengths = sorted(set(self._lengths.values()))
         pace, allowed = None, _SECONDS
         for place, length in enumerate(lengths):
@@ -372,7 +367,7 @@ class _Pace:
     square of the number. The longer one is only timed where the line alone does not exceed what is allowed.
     """
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: AnyDecoder) -> None:
         self._decoder = decoder
         self._short = min(_TIMED, decoder.context_length)
         self._linear = self._seconds(self._short) / self._short

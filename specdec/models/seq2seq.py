@@ -44,10 +44,10 @@ class Seq2SeqDecoder(CachedModel):
         config = model.config
         super().__init__(model, name, config)
         # The first name is T5's, the second BART's; `num_hidden_layers` counts the encoder's layers.
-        self._layers: int = getattr(config, "num_decoder_layers", None) or config.decoder_layers
+        self.layers = getattr(config, "num_decoder_layers", None) or config.decoder_layers
         self._start_token = _start_token(model, name)
-        self.cache = KVCache(self._layers, 1)
-        self._caches = EncoderDecoderCache(self.cache, KVCache(self._layers, 1))
+        self.cache = KVCache(self.layers, 1)
+        self._caches = EncoderDecoderCache(self.cache, KVCache(self.layers, 1))
         self._encoded = torch.empty(0)
         self._masks = MaskBuffers({"full_attention": None}, model.dtype, self.device)
 
@@ -63,8 +63,8 @@ class Seq2SeqDecoder(CachedModel):
         """
         ids = torch.tensor([list(prompt)], device=self.device)
         self._encoded = self.model.get_encoder()(input_ids=ids).last_hidden_state  # [1, S, D]
-        self.cache = KVCache(self._layers, capacity - len(prompt), copies)
-        self._caches = EncoderDecoderCache(self.cache, KVCache(self._layers, len(prompt)))
+        self.cache = KVCache(self.layers, capacity - len(prompt), copies)
+        self._caches = EncoderDecoderCache(self.cache, KVCache(self.layers, len(prompt)))
         # Models project the prompt in their first decoder call; this one makes that part of the prefill.
         self.forward(torch.tensor([self._start_token], device=self.device), chain_tree(0))
         self.length = 0

@@ -32,34 +32,22 @@ def time_drafts(
     target.start(TextStart(prompt, capacity, max(structure.branches for structure in structures)))
     drafts = TextStart(prompt, len(prompt) + most + 1, generator=timer.generator, reference=prompt, in_step=True)
     drafter.start(drafts, target.states)
-    drafted: dict[int, list[int]] = {place: [] for place in range(len(structures))}
-    order: list[int] = []
+    lines = []
     with progress_bar() as progress:
         bar = progress.add_task("timing drafts", total=timer.calls + 1)
         for done in timer.passes(warm_up=1):
             for place in timer.shuffled(range(len(structures))):
-                draft = timer.time(place, partial(drafter.draft, structures[place]))
+                structure = structures[place]
+                draft = timer.time(place, partial(drafter.draft, structure))
                 target.verify(draft)
                 if drafter.capabilities.reads_logits:  # as in decoding, so that its later drafts are as large as there
                     assert target.logits is not None
                     drafter.observe(draft, target.logits)
                 target.discard()
                 if done:
-                    drafted[place].append(len(draft))
-                    order.append(place)
+                    size = {"nodes": structure.nodes, "depth": structure.gamma}
+                    lines.append({"structure": place, **size, "call": done - 1, "drafted": len(draft)})
             progress.advance(bar)
             timer.heartbeat()
-    lines, calls = [], {place: iter(enumerate(timer.seconds(place))) for place in drafted}
-    for place in order:
-        call, seconds = next(calls[place])
-        lines.append(
-            {
-                "structure": place,
-                "nodes": structures[place].nodes,
-                "depth": structures[place].gamma,
-                "call": call,
-                "drafted": drafted[place][call],
-                "seconds": seconds,
-            }
-        )
-    return pd.DataFrame(lines)
+    seconds = {place: timer.seconds(place) for place in range(len(structures))}
+    return pd.DataFrame([{**line, "seconds": seconds[line["structure"]][line["call"]]} for line in lines])
