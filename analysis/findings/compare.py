@@ -19,7 +19,7 @@ from .comparable import Comparable, OpenedRun, common_prompts, comparable, told_
 from .leaderboard import (
     QUANTITIES,
     RunArm,
-    Scores,
+    ScoredArms,
     categories,
     leaderboard,
     leaderboard_figure,
@@ -101,15 +101,16 @@ def comparison_sections(
     notes = [sentence for sentence in notes if sentence]
     start = f"**{group.heading}.** " if len(groups) > 1 else ""
     first, second = (name if len(groups) < 2 else f"{name}: {group.heading}" for name in (LEADERBOARD, BEHIND))
+    sums = [arm.sums for arm in arms]
     if len(arms) == 1:
-        alone = score(arms, labels, prompts, replicates, seed)
+        alone = score(sums, labels, prompts, replicates, seed)
         value = f"speedup {alone.interval('speedup', 0):.2f}, " if alone.known("speedup") else ""
         tokens = f"{alone.interval('tokens_per_round', 0):.2f}"
         said = f"{start}One run, nothing to set it against: {labels[0]}, {value}{tokens} tokens per round."
         return Section(first, (said,)), Section(second, tuple(notes))
     if not prompts:
         return Section(first, (start + notes[0],)), Section(second, tuple(notes[1:]))
-    scores = score(arms, labels, prompts, replicates, seed)
+    scores = score(sums, labels, prompts, replicates, seed)
     quantity = "speedup" if scores.known("speedup") else "tokens_per_round"
     missing = "" if quantity == "speedup" else "Not every run has times and a baseline, so tokens per round are ranked."
     order = scores.order(quantity)
@@ -177,7 +178,7 @@ def arm_labels(arms: Sequence[RunArm]) -> list[str]:
 # Words --------------------------------------------------------------------------------------------
 
 
-def pair_in_words(scores: Scores, quantity: str, first: int, second: int) -> str:
+def pair_in_words(scores: ScoredArms, quantity: str, first: int, second: int) -> str:
     """Say "A is faster than B by 12% (4% to 21%)", or that the two cannot be told apart."""
     if scores.values[quantity][first] < scores.values[quantity][second]:
         first, second = second, first
@@ -195,7 +196,7 @@ def pair_in_words(scores: Scores, quantity: str, first: int, second: int) -> str
     return f"{verb} by {gain:.0%}"
 
 
-def leaderboard_in_words(scores: Scores, quantity: str) -> str:
+def leaderboard_in_words(scores: ScoredArms, quantity: str) -> str:
     """Say which arm is first, how firmly, and which cannot be told from it."""
     order, name = scores.order(quantity), quantity.replace("_", " ")
     best = order[0]
@@ -233,7 +234,7 @@ def best_gamma_in_words(arms: dict[int, RunArm], label: str, replicates: int = 1
     """Say which gamma is fastest, how often it is so in the bootstrap, and which cannot be told from it."""
     gammas = list(arms)
     prompts, _ = common_prompts(list(arms.values()))
-    scores = score(list(arms.values()), [f"γ {gamma}" for gamma in gammas], prompts, replicates, seed)
+    scores = score([arm.sums for arm in arms.values()], [f"γ {gamma}" for gamma in gammas], prompts, replicates, seed)
     quantity = "speedup" if scores.known("speedup") else "tokens_per_round"
     best = scores.order(quantity)[0]
     answer = (
@@ -248,7 +249,7 @@ def best_gamma_in_words(arms: dict[int, RunArm], label: str, replicates: int = 1
     return f"{answer}; {told}. Best in the replicates: {held}."
 
 
-def pair_table(scores: Scores, pairs: Sequence[tuple[int, int]]) -> pd.DataFrame:
+def pair_table(scores: ScoredArms, pairs: Sequence[tuple[int, int]]) -> pd.DataFrame:
     """Return difference and ratio of speedup and tokens per round, first against second, with paired intervals."""
     rows = []
     for first, second in pairs:

@@ -18,7 +18,7 @@ from ..intervals import Interval
 from ..read.runs import Run
 from ..sections import Section, counted
 from .compare import arm_labels, chosen_arm, differences_in_words, pair_in_words, pair_table
-from .leaderboard import MOST_CATEGORIES, RunArm, Scores, open_arms, score
+from .leaderboard import MOST_CATEGORIES, RunArm, ScoredArms, open_arms, score
 from .run_sections import by_category
 
 TITLE = "Drafters side by side"
@@ -42,13 +42,13 @@ class SideBySide:
 
     runs: list[Run]
     arms: list[RunArm]
-    scores: Scores
+    scores: ScoredArms
 
     @classmethod
     def of(cls, run: Run, replicates: int = 10_000, seed: int = 0) -> "SideBySide":
         arms = [chosen_arm(drafter, open_arms(drafter), None) for drafter in run.drafters]
         prompts = sorted(set.intersection(*(set(arm.sums.index) for arm in arms)))
-        return cls(run.drafters, arms, score(arms, arm_labels(arms), prompts, replicates, seed))
+        return cls(run.drafters, arms, score([arm.sums for arm in arms], arm_labels(arms), prompts, replicates, seed))
 
     def metrics(self) -> dict[str, float]:
         """Return `drafter/NAME/speedup.ratio`, `drafter/NAME/tokens_per_round.ratio` and `.difference`, with bounds, of

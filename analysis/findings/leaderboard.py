@@ -39,17 +39,11 @@ SUMS = (*OWN_SUMS, *BASELINE_SUMS)
 
 
 @dataclass(frozen=True)
-class ArmSums:
-    """An arm of a comparison: SUMS per prompt (index), and each prompt's category."""
+class RunArm:
+    """A run at one gamma: SUMS per prompt (index), and each prompt's category."""
 
     sums: pd.DataFrame
     category: pd.Series
-
-
-@dataclass(frozen=True)
-class RunArm(ArmSums):
-    """A run at one gamma."""
-
     run: Run
     gamma: int
 
@@ -81,38 +75,39 @@ def arm_values(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 @dataclass(frozen=True)
-class Scores:
+class ScoredArms:
     """Arms on the same prompts, in the data and in the same bootstrap replicates.
 
     Attributes:
         labels: names of the A arms.
         prompts: how many prompts all arms share.
-        values: [A] by quantity.
-        drawn: [B, A] by quantity; empty for a single prompt, which has no bootstrap.
+        scores: [1 + B, A] by quantity: the data's, then the replicates'; none of these for a single prompt.
     """
 
     labels: tuple[str, ...]
     prompts: int
-    values: Mapping[str, np.ndarray]
-    drawn: Mapping[str, np.ndarray]
+    scores: Mapping[str, np.ndarray]
+
+    @cached_property
+    def values(self) -> dict[str, np.ndarray]:
+        """The data's [A] by quantity."""
+        return {quantity: scores[0] for quantity, scores in self.scores.items()}
 
     def interval(self, quantity: str, arm: int) -> Interval:
-        return self._interval(self.values[quantity][arm], self.drawn[quantity][:, arm])
+        return self._interval(self.scores[quantity][:, arm])
 
     def difference(self, quantity: str, first: int, second: int) -> Interval:
         """Return the first minus the second, paired by prompt."""
-        values, drawn = self.values[quantity], self.drawn[quantity]
-        return self._interval(values[first] - values[second], drawn[:, first] - drawn[:, second])
+        return self._interval(self.scores[quantity][:, first] - self.scores[quantity][:, second])
 
     def ratio(self, quantity: str, first: int, second: int) -> Interval:
         """Return the first over the second, paired by prompt."""
-        values, drawn = self.values[quantity], self.drawn[quantity]
         with np.errstate(divide="ignore", invalid="ignore"):
-            return self._interval(values[first] / values[second], drawn[:, first] / drawn[:, second])
+            return self._interval(self.scores[quantity][:, first] / self.scores[quantity][:, second])
 
-    def _interval(self, estimate: float, drawn: np.ndarray) -> Interval:
-        bounds = bootstrap_bounds(float(estimate), drawn, self.prompts, LEVEL)
-        return Interval(float(estimate), *bounds, LEVEL, self.prompts)
+    def _interval(self, scores: np.ndarray) -> Interval:
+        bounds = bootstrap_bounds(float(scores[0]), scores[1:], self.prompts, LEVEL)
+        return Interval(float(scores[0]), *bounds, LEVEL, self.prompts)
 
     def known(self, quantity: str) -> bool:
         """Return True if every arm has a value."""
@@ -129,7 +124,7 @@ class Scores:
         ratio = self.ratio(quantity, first, second)
         return ratio.low > 1 or ratio.high < 1
 
-    @cached_property
+    @property
     def has_bootstrap(self) -> bool:
         return self.prompts > 1
 
@@ -143,8 +138,7 @@ class Scores:
 
         Arms that tie share the ranks that they take up, so that rows and columns add up to 1.
         """
-        drawn = self.drawn[quantity]
-        arms = len(self.labels)
+        drawn, arms = self.scores[quantity][1:], len(self.labels)
         if not self.has_bootstrap:
             return np.full((arms, arms), nan)
         drawn = drawn[np.isfinite(drawn).all(axis=1)]
@@ -154,24 +148,30 @@ class Scores:
 
 
 def score(
-    arms: Sequence[ArmSums], labels: Sequence[str], prompts: Sequence[str], replicates: int = 10_000, seed: int = 0
-) -> Scores:
-    """Score the arms over `prompts`, which all of them have; ValueError if there is no arm or no prompt."""
-    if not arms or not prompts:
+    sums: Sequence[pd.DataFrame],
+    labels: Sequence[str],
+    prompts: Sequence[str],
+    replicates: int = 10_000,
+    seed: int = 0,
+) -> ScoredArms:
+    """Score arms over `prompts`, which all of them have; ValueError if there is no arm or no prompt.
+
+    Args:
+        sums: SUMS per prompt (index) of each arm.
+    """
+    if not sums or not prompts:
         raise ValueError("a comparison needs at least one arm and one prompt")
-    tables = np.stack([arm.sums.loc[list(prompts), list(SUMS)].to_numpy() for arm in arms], axis=1)  # [P, A, S]
+    tables = np.stack([table.loc[list(prompts), list(SUMS)].to_numpy() for table in sums], axis=1)  # [P, A, S]
     totals = with_replicates(tables.reshape(len(prompts), -1), replicates, seed)  # [1 + B, A S]
     by_name = np.moveaxis(totals.reshape(len(totals), *tables.shape[1:]), 2, 0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        scores = arm_values(dict(zip(SUMS, by_name, strict=True)))
-    values, drawn = ({name: score[part] for name, score in scores.items()} for part in (0, slice(1, None)))
-    return Scores(tuple(labels), len(prompts), values, drawn)
+        return ScoredArms(tuple(labels), len(prompts), arm_values(dict(zip(SUMS, by_name, strict=True))))
 
 
 # Tables -------------------------------------------------------------------------------------------
 
 
-def categories(arms: Sequence[ArmSums], prompts: Sequence[str]) -> dict[str, list[str]]:
+def categories(arms: Sequence[RunArm], prompts: Sequence[str]) -> dict[str, list[str]]:
     """Group prompts by category; empty for one category, for more than a table holds, or where each has one prompt."""
     category = arms[0].category.loc[list(prompts)]
     members = {str(name): list(part.index) for name, part in category.groupby(category, sort=True)}
@@ -190,10 +190,11 @@ def leaderboard(
 
     Cells are text with 95% intervals; a category of one prompt has none. Columns are the `categories`.
     """
-    whole = score(arms, labels, prompts, replicates, seed)
+    sums = [arm.sums for arm in arms]
+    whole = score(sums, labels, prompts, replicates, seed)
     columns: dict[str, list[str]] = {"run": list(labels), "gamma": [str(arm.gamma) for arm in arms]}
     for name, members in categories(arms, prompts).items():
-        part = score(arms, labels, members, replicates, seed)
+        part = score(sums, labels, members, replicates, seed)
         columns[f"{name or 'none'} ({len(members)})"] = [f"{part.interval(quantity, a):.2f}" for a in range(len(arms))]
     columns["overall"] = [f"{whole.interval(quantity, arm):.2f}" for arm in range(len(arms))]
     beside = [name for name in QUANTITIES if name != quantity and np.isfinite(whole.values[name]).any()]
@@ -205,7 +206,7 @@ def leaderboard(
     return table
 
 
-def rank_table(scores: Scores, quantity: str = "speedup") -> pd.DataFrame:
+def rank_table(scores: ScoredArms, quantity: str = "speedup") -> pd.DataFrame:
     """Return a line per arm, best first: the share of replicates in which it holds each rank, in whole per cents."""
     order = scores.order(quantity)
     shares = scores.rank_shares(quantity)[order]
@@ -219,7 +220,7 @@ def rank_table(scores: Scores, quantity: str = "speedup") -> pd.DataFrame:
 
 
 @style.in_style
-def leaderboard_figure(scores: Scores, quantity: str = "speedup", *, title: str) -> Figure:
+def leaderboard_figure(scores: ScoredArms, quantity: str = "speedup", *, title: str) -> Figure:
     """Draw a dot with its interval per arm, best on top; filled where it cannot be told apart from the best.
 
     ValueError for a quantity that an arm lacks.

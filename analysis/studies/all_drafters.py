@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from ..comparisons import finite
 from ..figures import style
-from ..findings.leaderboard import BASELINE_SUMS, OWN_SUMS, QUANTITIES, ArmSums, Scores, leaderboard_figure, score
+from ..findings.leaderboard import BASELINE_SUMS, OWN_SUMS, QUANTITIES, ScoredArms, leaderboard_figure, score
 from ..papers.published import load_published
 from ..sections import About, Findings, Section, Tables, counted, register
 
@@ -37,7 +37,6 @@ def findings(tables: Tables, about: About) -> Findings:
     live = live.rename(columns={"seconds": "round_s"}).astype({"rounds": float, "tokens": float})
     by_prompt = live.groupby(["arm", "prompt"])[list(OWN_SUMS)].sum()
     baseline = by_prompt.loc[PLAIN].add_prefix("baseline_")[list(BASELINE_SUMS)]
-    category = live.groupby("prompt")["category"].first()
     outcomes = live.groupby(["arm", "outcome"]).size().unstack(fill_value=0)
     outcomes = outcomes.reindex(columns=["same", "near-tie", "differs"], fill_value=0)
     arms["nodes_per_round"] = live.groupby("arm")["nodes"].sum() / live.groupby("arm")["rounds"].sum()
@@ -47,8 +46,8 @@ def findings(tables: Tables, about: About) -> Findings:
         mine = arms[arms["setting"] == setting]
         if mine.empty:
             continue
-        sums = [ArmSums(by_prompt.loc[name].join(baseline), category) for name in mine.index]
-        scores = score(sums, list(mine["drafter"]), list(sums[0].sums.index), about.replicates, about.seed)
+        sums = [by_prompt.loc[name].join(baseline) for name in mine.index]
+        scores = score(sums, list(mine["drafter"]), list(sums[0].index), about.replicates, about.seed)
         sections.append(_compared(setting, scores, mine, outcomes, about))
         for place, name in enumerate(mine.index):
             for quantity in ("speedup", "tokens_per_round"):
@@ -71,7 +70,7 @@ def findings(tables: Tables, about: About) -> Findings:
 # The comparison -------------------------------------------------------------------------------------
 
 
-def _compared(setting: str, scores: Scores, arms: pd.DataFrame, outcomes: pd.DataFrame, about: About) -> Section:
+def _compared(setting: str, scores: ScoredArms, arms: pd.DataFrame, outcomes: pd.DataFrame, about: About) -> Section:
     equal = setting != "default"
     title = "Every drafter in its own structure"
     if equal:
@@ -125,7 +124,7 @@ def _compared(setting: str, scores: Scores, arms: pd.DataFrame, outcomes: pd.Dat
     )
 
 
-def _leader(scores: Scores) -> str:
+def _leader(scores: ScoredArms) -> str:
     """Give the answer: who leads, by how much, and who cannot be told from the leader."""
     order = scores.order("speedup")
     best = order[0]
@@ -167,7 +166,7 @@ def frontier(costs: Sequence[float], values: Sequence[float]) -> list[int]:
     return found
 
 
-def _frontier(scores: Scores, arms: pd.DataFrame, about: About) -> Section:
+def _frontier(scores: ScoredArms, arms: pd.DataFrame, about: About) -> Section:
     seconds = arms["training_seconds"].to_numpy(dtype=float)
     known = np.flatnonzero(np.isfinite(seconds))
     speedups = scores.values["speedup"][known]
@@ -191,7 +190,7 @@ def _frontier(scores: Scores, arms: pd.DataFrame, about: About) -> Section:
 
 
 @style.in_style
-def _frontier_figure(scores: Scores, seconds: np.ndarray, best: Sequence[int], about: About) -> Figure:
+def _frontier_figure(scores: ScoredArms, seconds: np.ndarray, best: Sequence[int], about: About) -> Figure:
     known = np.flatnonzero(np.isfinite(seconds))
     figure, axes = style.new_figure(
         f"Speedup over training\n{about.title}",

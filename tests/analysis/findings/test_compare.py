@@ -8,7 +8,7 @@ import pytest
 
 from specdec.analysis.findings import compare
 from specdec.analysis.findings.comparable import OpenedRun, comparable, open_each
-from specdec.analysis.findings.leaderboard import Scores, open_arms
+from specdec.analysis.findings.leaderboard import ScoredArms, open_arms
 from specdec.errors import UsageError
 
 TIMES = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
@@ -72,7 +72,7 @@ def test_equal_drafters_cannot_be_told_apart(decoded, stored_run) -> None:
 def test_a_pair_in_words(ratio: float, sentence: str) -> None:
     values = np.array([ratio, 1.0])
     drawn = np.stack([np.linspace(ratio - 0.0105, ratio + 0.0105, 101), np.ones(101)], axis=1)
-    scores = Scores(("A", "B"), 9, {"speedup": values}, {"speedup": drawn})
+    scores = ScoredArms(("A", "B"), 9, {"speedup": np.vstack([values, drawn])})
     assert compare.pair_in_words(scores, "speedup", 0, 1).startswith(sentence)
     assert compare.pair_in_words(scores, "speedup", 1, 0).startswith(sentence.replace("A and B", "B and A"))
 

@@ -32,7 +32,7 @@ def arms(rounds: pd.DataFrame, stored_run: Callable[..., Run]) -> list[board.Run
 
 
 def test_values_and_intervals_are_ratios_of_sums_with_a_prompt_bootstrap(arms: list[board.RunArm]) -> None:
-    scores = board.score(arms, ["one", "two"], list("abcd"), replicates=300)
+    scores = board.score([arm.sums for arm in arms], ["one", "two"], list("abcd"), replicates=300)
     for index, arm in enumerate(arms):
         expected = bootstrap(
             arm.sums,
@@ -48,8 +48,8 @@ def test_values_and_intervals_are_ratios_of_sums_with_a_prompt_bootstrap(arms: l
             assert (ours.estimate, ours.low, ours.high) == pytest.approx(bounds)
     assert [scores.values[name][1] for name in "gvo"] == pytest.approx([0.2, 1.2, 0.1])
     # An arm against itself differs by exactly nothing; resampled apart it would not.
-    scores = board.score([arms[1], arms[1]], ["x", "y"], list("abcd"), replicates=200)
-    assert np.ptp(scores.drawn["speedup"][:, 0]) > 0
+    scores = board.score([arms[1].sums] * 2, ["x", "y"], list("abcd"), replicates=200)
+    assert np.ptp(scores.scores["speedup"][1:, 0]) > 0
     ratio, difference = scores.ratio("speedup", 0, 1), scores.difference("speedup", 0, 1)
     assert (ratio.low, ratio.high, difference.low, difference.high) == (1, 1, 0, 0)
     assert not scores.apart("speedup", 0, 1)
@@ -58,7 +58,7 @@ def test_values_and_intervals_are_ratios_of_sums_with_a_prompt_bootstrap(arms: l
 
 def test_rank_shares_count_the_replicates() -> None:
     drawn = np.array([[3.0, 2.0, 1.0], [2.0, 3.0, 1.0], [2.0, 2.0, 1.0], [3.0, 2.0, 2.0]])
-    scores = board.Scores(("a", "b", "c"), 4, {"x": np.array([3.0, 2.0, 1.0])}, {"x": drawn})
+    scores = board.ScoredArms(("a", "b", "c"), 4, {"x": np.vstack([[3.0, 2.0, 1.0], drawn])})
     expected = [
         [(1 + 0 + 0.5 + 1) / 4, (0 + 1 + 0.5) / 4, 0],
         [1.5 / 4, (1 + 0.5 + 0.5) / 4, 0.5 / 4],
@@ -84,20 +84,20 @@ def test_the_table_has_categories_beside_overall_and_cost(arms: list[board.RunAr
 
 
 def test_one_prompt_has_values_without_intervals(arms: list[board.RunArm]) -> None:
-    scores = board.score(arms, ["one", "two"], ["a"])
+    scores = board.score([arm.sums for arm in arms], ["one", "two"], ["a"])
     assert np.isnan(scores.interval("speedup", 0).low) and np.isfinite(scores.values["speedup"]).all()
     assert np.isnan(scores.rank_shares("speedup")).all() and not scores.apart("speedup", 0, 1)
     assert "(" not in board.leaderboard(arms, ["one", "two"], ["a"])["overall"][0]
     assert "no intervals (one prompt)" in board.leaderboard_figure(scores, title="t").get_supxlabel()
     with pytest.raises(ValueError, match="at least one arm and one prompt"):
-        board.score(arms, ["one", "two"], [])
+        board.score([arm.sums for arm in arms], ["one", "two"], [])
 
 
 def test_the_figure_fills_what_cannot_be_told_from_the_best() -> None:
     generator = np.random.default_rng(0)
     values = np.array([1.2, 2.0, 2.1])
     drawn = values + generator.normal(0, [0.05, 0.1, 0.1], size=(500, 3))
-    scores = board.Scores(("slow", "good", "best"), 40, {"speedup": values}, {"speedup": drawn})
+    scores = board.ScoredArms(("slow", "good", "best"), 40, {"speedup": np.vstack([values, drawn])})
     figure = board.leaderboard_figure(scores, title="pocket, EPYC")
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["best", "good", "slow"]
@@ -107,7 +107,7 @@ def test_the_figure_fills_what_cannot_be_told_from_the_best() -> None:
     caption = " ".join(figure.get_supxlabel().split())
     assert caption.startswith("40 prompts that all runs share; 95% prompt-bootstrap intervals")
     with pytest.raises(ValueError, match="not every run has a speedup"):
-        lacking = board.Scores(("a",), 4, {"speedup": np.array([np.nan])}, {})
+        lacking = board.ScoredArms(("a",), 4, {"speedup": np.array([[np.nan]])})
         board.leaderboard_figure(lacking, title="t")
 
 
@@ -121,5 +121,5 @@ def test_runs_without_anything_to_compare_are_explained(
     with pytest.raises(UsageError, match=r"run\d+: the baseline and the speculative rounds have no prompt in common"):
         board.open_arms(stored_run(apart))
     drafted = board.open_arms(stored_run(rounds[rounds["method"] != "baseline"]))
-    scores = board.score(list(drafted.values()), ["one", "two"], list("abcd"), replicates=50)
+    scores = board.score([arm.sums for arm in drafted.values()], ["one", "two"], list("abcd"), replicates=50)
     assert not scores.known("speedup") and scores.known("tokens_per_round")
