@@ -11,6 +11,7 @@ from typing import Any
 
 import pandas as pd
 
+from specdec.config import flattened
 from specdec.errors import UsageError
 from specdec.theory.roofline import Product
 
@@ -51,14 +52,10 @@ FIRST_SCREEN = ("account", "curve_speedup")  # figures behind the verdict and th
 TITLED = {"capped_geometric": "by the formula", "priced": "at measured costs"}  # models that titles of curves name
 PRICED = (*TITLED, "predicted")  # models whose speedup is drawn
 ENDS = ("", ".ci_low", ".ci_high")  # of a metric and its interval
-MADE_OF = (
-    "model",
-    "drafter",
-    "drafters",
-    "original",
-    "prompts",
-    "seed",
-)  # parts of environment.json, after hardware and versions
+ENVIRONMENT = (  # parts of environment.json that a page shows, in order
+    *("captured", "platform", "device", "cpu", "gpu", "memory_gib", "versions", "code"),
+    *("model", "drafter", "drafters", "original", "prompts", "seed"),
+)
 HEADLINES = (  # metric, what it is called, digits after the point
     ("speedup", "speedup over the baseline, prefill apart", 3),
     ("speedup.end_to_end", "speedup with prefill", 3),
@@ -192,26 +189,20 @@ def curves_section(run: Run) -> Section:
         )
         paired = "error" in table  # an older run logged no paired errors
         words.append(curve_verdict(table, label) if paired else run_figures.curve_in_words(table, lines, label))
-        words += _priced_in_words(run, lines) if quantity == "speedup" else []
         figures.append((f"curve_{quantity}", figure))
-    return Section("Curves over gamma", tuple(words), figures=tuple(figures))
-
-
-def _priced_in_words(run: Run, lines: Mapping[str, Mapping[int, float]]) -> list[str]:
-    """Say how much of the formula's gap in speedup is cost and how much is acceptance, at the primary gamma."""
     gamma, metrics = run.primary_gamma, run.metrics
-    if gamma is None or not all(gamma in lines.get(name, {}) for name in ("capped_geometric", "priced")):
-        return []
-    formula, priced, measured = lines["capped_geometric"][gamma], lines["priced"][gamma], metrics["speedup"]
-    acceptance = metrics["tokens_per_round"] / metrics["tokens_per_round.capped_geometric"]
-    clock = "simulated" if run.simulated else "measured"
-    return [
-        f"How much is cost and how much is acceptance, at gamma {gamma}: the formula's {formula:.3f} counts drafts but "
-        f"lets a call on several tokens cost as little as on one; at the {clock} t(n) and c the same tokens per round "
-        f"would give {priced:.3f} (verifying, a factor of {priced / formula:.3f}). {measured:.3f} was {clock}: "
-        f"acceptance is a factor of {acceptance:.3f}, the loop's own time, net of the baseline's, one of "
-        f"{measured / priced / acceptance:.3f}."
-    ]
+    if gamma is not None and all(gamma in lines.get(name, {}) for name in ("capped_geometric", "priced")):
+        formula, priced, measured = lines["capped_geometric"][gamma], lines["priced"][gamma], metrics["speedup"]
+        acceptance = metrics["tokens_per_round"] / metrics["tokens_per_round.capped_geometric"]
+        clock = "simulated" if run.simulated else "measured"
+        words.append(
+            f"How much is cost and how much is acceptance, at gamma {gamma}: the formula's {formula:.3f} counts drafts "
+            f"but lets a call on several tokens cost as little as on one; at the {clock} t(n) and c the same tokens "
+            f"per round would give {priced:.3f} (verifying, a factor of {priced / formula:.3f}). {measured:.3f} was "
+            f"{clock}: acceptance is a factor of {acceptance:.3f}, the loop's own time, net of the baseline's, one of "
+            f"{measured / priced / acceptance:.3f}."
+        )
+    return Section("Curves over gamma", tuple(words), figures=tuple(figures))
 
 
 def lengths_section(run: Run) -> Section:
@@ -361,23 +352,17 @@ def fitted_cost(run: Run, calibration: Mapping[str, Any]) -> CostReport | None:
 def environment_section(run: Run) -> Section:
     """Show hardware, versions, code and the content hashes of models and prompts, as recorded."""
     environment = run.environment()
-    parts = ("captured", "platform", "device", "cpu", "gpu", "memory_gib", "versions", "code", *MADE_OF)
-    rows = [line for part in parts for line in _flat(part, environment.get(part))]
+    rows = [
+        (name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))
+        for name, value in flattened({part: environment.get(part) for part in ENVIRONMENT}).items()
+        if value not in (None, [], "")
+    ]
     notes = environment.get("notes") or []
     return Section(
         "Environment",
         tuple(str(note) for note in notes),
         (("As recorded by the run", pd.DataFrame(rows, columns=["item", "value"])),),
     )
-
-
-def _flat(name: str, value: Any) -> list[tuple[str, str]]:
-    """Return (dotted name, text) of every leaf; empty ones are left out, lists are joined."""
-    if isinstance(value, Mapping):
-        return [pair for key, item in value.items() for pair in _flat(f"{name}.{key}", item)]
-    if value is None or value == [] or value == "":
-        return []
-    return [(name, ", ".join(map(str, value)) if isinstance(value, list) else str(value))]
 
 
 def reproduce_section(run: Run) -> Section:
@@ -410,14 +395,3 @@ def reproduce_section(run: Run) -> Section:
             "the machine.",
         ),
     )
-
-
-def missing_section(title: str, error: Exception) -> Section:
-    """Stand in for a section that a run cannot have: say what is missing, and what would log it."""
-    if isinstance(error, KeyError):
-        why = f"The key {error.args[0]!r} is missing from an artifact, which another version wrote: run it again."
-    elif isinstance(error, UsageError):
-        why = str(error)
-    else:
-        why = f"{str(error)[:1].upper()}{str(error)[1:].rstrip('.')}."
-    return Section(title, (f"Not available for this run. {why}",))

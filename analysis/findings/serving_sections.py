@@ -7,7 +7,7 @@ from typing import Any
 from specdec.errors import UsageError
 
 from ..engines.measured_drafter import Measured
-from ..engines.recommendation import TITLE, Recommendation, recommend
+from ..engines.recommendation import Recommendation, recommend
 from ..intervals import Interval
 from ..read.runs import Run
 from ..sections import Section, counted
@@ -63,11 +63,6 @@ def run_recommendation(*runs: Run) -> Recommendation:
     if not known:
         return Recommendation("No recommendation: there is no speedup that one could rest on.")
     return recommend(max(known, key=lambda of_drafter: max(depth.speedup.estimate for depth in of_drafter)))
-
-
-def serving_section(run: Run) -> Section:
-    """Say how to serve what the run measured."""
-    return run_recommendation(run).section(TITLE)
 
 
 def fastest_section(runs: Sequence[Run]) -> Section:

@@ -27,12 +27,11 @@ from ..findings.run_sections import (
     environment_section,
     figures_section,
     lengths_section,
-    missing_section,
     papers_section,
     reproduce_section,
     summary_section,
 )
-from ..findings.serving_sections import FASTEST, fastest_section, serving_section
+from ..findings.serving_sections import FASTEST, fastest_section, run_recommendation
 from ..findings.standing_section import STANDING, TIMELINE, standing_section, timeline_section
 from ..read.runs import Run
 from ..sections import Section
@@ -56,7 +55,7 @@ OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
     ("Cost of a call", cost_section),
     ("Environment", environment_section),
     ("How to reproduce", reproduce_section),
-    (TO_SERVE, serving_section),
+    (TO_SERVE, lambda run: run_recommendation(run).section()),
 )
 
 
@@ -136,11 +135,15 @@ def _guarded(title: str, make: Callable[[], Section | Sequence[Section]]) -> lis
     """
     try:
         made = make()
-    except (UsageError, ValueError, KeyError) as error:
-        return [missing_section(title, error)]
+        return [made] if isinstance(made, Section) else list(made)
+    except KeyError as error:
+        why = f"The key {error.args[0]!r} is missing from an artifact, which another version wrote: run it again."
+    except UsageError as error:
+        why = str(error)
+    except ValueError as error:
+        why = f"{str(error)[:1].upper()}{str(error)[1:].rstrip('.')}."
     except (TypeError, AttributeError, IndexError, ArithmeticError) as error:
         # Values of another kind than runs write, somewhere in a file that was edited or damaged.
         logger.debug("The section %r cannot be made.", title, exc_info=True)
-        damaged = UsageError(f"A file of the run holds values that no run writes ({type(error).__name__}: {error}).")
-        return [missing_section(title, damaged)]
-    return [made] if isinstance(made, Section) else list(made)
+        why = f"A file of the run holds values that no run writes ({type(error).__name__}: {error})."
+    return [Section(title, (f"Not available for this run. {why}",))]

@@ -11,7 +11,6 @@ from specdec.analysis.findings.serving_sections import (
     fastest_section,
     measured_depths,
     run_recommendation,
-    serving_section,
 )
 from specdec.analysis.pages.report_chapters import run_chapters
 from specdec.analysis.read.facts import RunFacts
@@ -104,7 +103,7 @@ def test_the_fastest_of_several_runs_is_served(finished):
     runs = [finished(arm(2, 1.3)), finished(arm(4, 1.6))]
     comparison, *chapters = run_chapters(runs)
     assert comparison.sections[-1].title == "To serve the fastest"
-    assert [chapter.sections[-1] for chapter in chapters] == [serving_section(run) for run in runs]
+    assert [chapter.sections[-1] for chapter in chapters] == [run_recommendation(run).section() for run in runs]
 
 
 @pytest.mark.parametrize("other", [{"target__model": "org/other"}, {"environment": {"prompts": {"sha256": "q"}}}])
