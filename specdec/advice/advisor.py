@@ -99,7 +99,7 @@ def advise(plan: Plan, folder: Path) -> Advice:
             key="advice.text",
             repeats=True,
             context_length=target.context_length,
-        )
+        ).streams
         found = {stream.prompt for stream in recorded}
         if found != {prompt.tokens for prompt in parts.prompts.prompts}:
             prompts = key_of({"recorded": sorted(found)})  # not the configured ones: no run would find their advice

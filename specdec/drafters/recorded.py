@@ -95,7 +95,7 @@ class RecordedLengths(Lookup):
     @classmethod
     def from_config(cls, config: RecordedLengthsConfig, target: Target) -> "RecordedLengths":
         if config.path is not None:
-            streams: Sequence[Stream] = read_streams(config.path, target.vocab_size, key="drafter.path")
+            streams: Sequence[Stream] = read_streams(config.path, target.vocab_size, key="drafter.path").streams
             if isinstance(target, Replay):  # lengths would be replayed where they were not recorded
                 texts = {stream.prompt: stream.generated for stream in reversed(streams)}
                 absent = sum(stream.prompt not in texts for stream in target.streams)

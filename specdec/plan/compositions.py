@@ -19,7 +19,7 @@ def composed_parts(drafter: str, *overrides: str, changes: Mapping[str, Any] | N
     """
     from omegaconf import OmegaConf
 
-    composed = composed_config(drafter, *overrides)
+    composed = composed_config(f"+drafter={drafter}", *overrides)
     parts = {
         name: OmegaConf.to_container(composed[name], resolve=True) for name in ("drafter", "structure", "verifier")
     }
@@ -27,14 +27,13 @@ def composed_parts(drafter: str, *overrides: str, changes: Mapping[str, Any] | N
     return parts
 
 
-def composed_config(drafter: str, *overrides: str) -> Any:
-    """Return the whole configuration, as OmegaConf composes it; arguments as of `composed_parts`."""
+def composed_config(*overrides: str) -> Any:
+    """Return the whole configuration, as OmegaConf composes it; see `composed_parts`."""
     from hydra import compose, initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
 
-    asked = [f"+drafter={drafter}", *overrides]
     if GlobalHydra.instance().is_initialized():
-        return compose("config", asked)
+        return compose("config", [*overrides])
     extend_search_path()
     with initialize_config_dir(config_dir(), version_base="1.3"):
-        return compose("config", asked)
+        return compose("config", [*overrides])

@@ -65,20 +65,15 @@ def _dtype(target: Mapping[str, Any], device: torch.device) -> str:
     named = resolve_dtype(target["dtype"])
     if named is not None:
         return f"{format_name(named)} (as target.dtype says)"
-    own = _stored(model_path(str(target.get("model", ""))))
-    if own is None:
+    try:  # the format that the configuration in the model's folder names
+        content = (Path(model_path(str(target.get("model", "")))) / "config.json").read_text(encoding="utf-8")
+        values = json.loads(content)
+        own = getattr(torch, str(values.get("dtype") or values.get("torch_dtype")), None)
+    except (OSError, ValueError, AttributeError):
+        own = None
+    if not isinstance(own, torch.dtype):
         return "its own number format where this machine computes in it"
     found = model_arithmetic(None, own, device)
     if found.used == own:
         return f"{format_name(own)} (the model's own, in which this machine computes)"
     return f"{format_name(found.used)} (this machine would emulate {format_name(own)}, the model's own)"
-
-
-def _stored(folder: str) -> torch.dtype | None:
-    """Return the format that the configuration in a model's folder names; None where there is none."""
-    try:
-        values = json.loads((Path(folder) / "config.json").read_text(encoding="utf-8"))
-        found = getattr(torch, str(values.get("dtype") or values.get("torch_dtype")), None)
-    except (OSError, ValueError, AttributeError):
-        return None
-    return found if isinstance(found, torch.dtype) else None

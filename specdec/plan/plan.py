@@ -15,13 +15,12 @@ from specdec.config import (
     MeasurementConfig,
     RunConfig,
     TrackingConfig,
-    config_dir,
     validated,
 )
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
 from specdec.peers import engines
-from specdec.plan.compositions import composed_parts
+from specdec.plan.compositions import composed_config, composed_parts
 from specdec.plan.rules import Case, Command, about_drafter, check
 from specdec.prompts.base.loading import PromptEntries, read_prompts
 from specdec.sampling import SamplingConfig
@@ -128,7 +127,12 @@ def plan(config: RunConfig) -> Plan:
     Raises:
         UsageError: the first fault.
     """
-    command, who = _command(config)
+    command: Command = "run" if config.study is None else "study"
+    who = "specdec.run" if config.study is None else f"study {str(config.study['name'])!r}"
+    if isinstance(config, CertifyConfig):
+        command, who = "certify", "specdec.certify"
+    elif isinstance(config, AdviseConfig):
+        command, who = "advise", "specdec.advise"
     measurement, name = config.measurement, str(config.drafter["name"])
     others = [other for other in dict.fromkeys(measurement.drafters) if other != name]
     sampling = validated(SamplingConfig, config.sampling, where="sampling")
@@ -155,9 +159,20 @@ def plan(config: RunConfig) -> Plan:
         engines.get(engine)
     case.target_can = targets.get(config.target["name"]).capabilities
     planned = []
-    for each, own in values.items():
-        with about_drafter(each, each != name):
-            planned.append(_planned(each, own, case))
+    for method, own in values.items():
+        with about_drafter(method, method != name):
+            drafter, structure = drafters.config(own.drafter), structures.config(own.structure)
+            rule = verifiers.build(own.verifier)
+            can, greedy_rule = drafters.get(own.drafter["name"]).capabilities, rule.for_greedy()
+            vars(case).update(
+                vars(own), can=can, rule=rule.capabilities, greedy_rule=greedy_rule.capabilities,
+                shape=structures.get(own.structure["name"]).name, fills=", ".join(sorted(can.fills)),
+                handles=", ".join(sorted(rule.capabilities.handles)),
+                evaluates=", ".join(sorted(case.target_can.structures)),
+            )  # fmt: skip
+            check("drafter", case)
+            verifier = greedy_rule if sampling.greedy else rule
+            planned.append(PlannedDrafter(method, own, drafter, structures.construct(structure), rule, verifier))
     return Plan(
         command=command,
         config=asdict(config),
@@ -176,15 +191,6 @@ def plan(config: RunConfig) -> Plan:
         advice=config.advice if isinstance(config, AdviseConfig) else None,
         certificate=config.certificate if isinstance(config, CertifyConfig) else None,
     )
-
-
-def _command(config: RunConfig) -> tuple[Command, str]:
-    """Return the command of a configuration, and its name as the subject of a sentence."""
-    if isinstance(config, CertifyConfig):
-        return "certify", "specdec.certify"
-    if isinstance(config, AdviseConfig):
-        return "advise", "specdec.advise"
-    return ("run", "specdec.run") if config.study is None else ("study", f"study {str(config.study['name'])!r}")
 
 
 def _beside(name: str, settings: DrafterSettings) -> DrafterSettings:
@@ -207,21 +213,6 @@ def _beside(name: str, settings: DrafterSettings) -> DrafterSettings:
         raise UsageError(f"Bad value measurement.drafters={name}: {str(error).splitlines()[0]}.") from None
     merged = {part: OmegaConf.merge(values[part], changes[part]) for part in changes}
     return validated(DrafterSettings, {part: OmegaConf.to_container(each) for part, each in merged.items()})
-
-
-def _planned(method: str, values: DrafterSettings, case: Case) -> PlannedDrafter:
-    """Type the values of a drafter, and check that its parts fit together."""
-    config, structure_config = drafters.config(values.drafter), structures.config(values.structure)
-    rule = verifiers.build(values.verifier)
-    verifier = rule.for_greedy() if case.sampling.greedy else rule
-    can = drafters.get(values.drafter["name"]).capabilities
-    vars(case).update(
-        vars(values), can=can, rule=rule.capabilities, greedy_rule=rule.for_greedy().capabilities,
-        shape=structures.get(values.structure["name"]).name, fills=", ".join(sorted(can.fills)),
-        handles=", ".join(sorted(rule.capabilities.handles)), evaluates=", ".join(sorted(case.target_can.structures)),
-    )  # fmt: skip
-    check("drafter", case)
-    return PlannedDrafter(method, values, config, structures.construct(structure_config), rule, verifier)
 
 
 def _budget(config: RunConfig) -> float | None:
@@ -249,14 +240,5 @@ def _budget(config: RunConfig) -> float | None:
 
 @cache  # to compose it takes longer than all else that happens before the parts are loaded
 def _without_arguments(searched: tuple[str, ...]) -> Any:
-    """Return the configuration that Hydra composes of no arguments, of the folders of its search path.
-
-    Args:
-        searched: these folders; none where no command of Hydra runs, and our own is meant.
-    """
-    from hydra import compose, initialize_config_dir
-
-    if searched:
-        return compose("config")
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        return compose("config")
+    """Return the configuration that Hydra composes of no arguments; `searched` are the folders of its search path."""
+    return composed_config()

@@ -81,7 +81,9 @@ class TimeBudget:
             turns: ids of the prompt and of its later turns.
             kept: an earlier sitting of the run has decoded it, or a part of it: it is never left out.
         """
-        if not kept and not self._time_for_another():
+        usual = sum(self._took) / len(self._took) if self._took else 0.0
+        spent = self.seconds is not None and self._begun_prompts >= LEAST and self.gone + usual > self.seconds
+        if not kept and (self.left_out or spent):
             self.left_out += turns
             yield False
             return
@@ -90,16 +92,6 @@ class TimeBudget:
         yield True
         if not kept:
             self._took.append(self._now() - begin)
-
-    def _time_for_another(self) -> bool:
-        if self.seconds is None:
-            return True
-        if self.left_out:
-            return False
-        if self._begun_prompts < LEAST:
-            return True
-        usual = sum(self._took) / len(self._took) if self._took else 0.0
-        return self.gone + usual <= self.seconds
 
     def cut(self, prompts: int) -> str:
         """Return in a sentence how many of a run's prompts were decoded; "" where all were."""

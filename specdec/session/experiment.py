@@ -127,7 +127,7 @@ def _run(
                     ranks.given((dict(beginning.kept), read_json(folder / CALIBRATION)))
                     measure(parts, identity, beginning, alive, budget)
                 if plan.measurement.record:
-                    write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl"))
+                    write_streams(folder / "streams.jsonl", read_streams(folder / "generations.jsonl").streams)
                 del parts  # models and texts: the report is made of the files alone, and gets the memory
                 left_out = len(budget.left_out)
                 results.write_status("running", budget.cut(prompts), prompts - left_out, prompts, left_out)

@@ -140,7 +140,8 @@ def _values(group: str, name: str) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     try:
-        composed = composed_config(name) if group == "drafter" else composed_config("none", f"{group}={name}")
+        own = [f"+drafter={name}"] if group == "drafter" else ["+drafter=none", f"{group}={name}"]
+        composed = composed_config(*own)
     except HydraException:
         raise UsageError(
             f"No file {group}/{name}.yaml is on Hydra's search path: put it into the folder conf/ of your package, and "

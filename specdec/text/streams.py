@@ -97,22 +97,6 @@ def read_streams(
     key: str = "path",
     repeats: bool = False,
     context_length: int | None = None,
-) -> Sequence[Stream]:
-    """Read the streams of a file; see `streams_of`.
-
-    Raises:
-        UsageError: no such file, no stream in it, or lines that cannot be used, named with file and line.
-    """
-    return streams_of(path, vocab_size, key=key, repeats=repeats, context_length=context_length).streams
-
-
-def streams_of(
-    path: str | Path,
-    vocab_size: int | None = None,
-    *,
-    key: str = "path",
-    repeats: bool = False,
-    context_length: int | None = None,
     lengths: str | None = None,
     skip_bad: bool = False,
 ) -> StreamsRead:
@@ -286,7 +270,7 @@ def open_recording(recording: Recording, group: str, vocab_size: int | None = No
         )
     what = f"File of recorded streams {group}.path"
     if recording.format == "jsonl":
-        read = streams_of(
+        read = read_streams(
             recording.path,
             vocab_size,
             key=f"{group}.path",

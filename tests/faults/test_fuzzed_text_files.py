@@ -16,7 +16,7 @@ from specdec.config import config_dir
 from specdec.cost_model import load_cost
 from specdec.prompts import load_prompts, read_prompts
 from specdec.structures.tree import load_tree
-from specdec.text.streams import streams_of
+from specdec.text.streams import read_streams
 
 pytestmark = pytest.mark.slow  # many examples of bad input
 
@@ -43,7 +43,7 @@ def file_of(values: list[Any]) -> st.SearchStrategy[bytes]:
 def test_recorded_streams(tmp_path: Path, content: bytes, skip: bool) -> None:
     path = tmp_path / "streams.jsonl"
     path.write_bytes(content)
-    answered(lambda: streams_of(path, 10, key="target.path", context_length=20, lengths="acc_eagle", skip_bad=skip))
+    answered(lambda: read_streams(path, 10, key="target.path", context_length=20, lengths="acc_eagle", skip_bad=skip))
 
 
 PROMPTS = [{"text": "hello {x}", "kind": "a", "id": 1}, {"text": "more", "kind": "b", "id": 2}]

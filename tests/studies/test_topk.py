@@ -23,7 +23,7 @@ def test_a_cell_is_the_replay_of_its_drafter(study, table, random_law, group_val
         "study.k=[1,3,6]",
         "study.w=[1,2]",
     )
-    streams = read_streams(tmp_path / "out" / "streams.jsonl")
+    streams = read_streams(tmp_path / "out" / "streams.jsonl").streams
     assert len(streams) == 3 and all(len(each.generated) == 24 for each in streams)
     drafter = drafters.build(group_values("drafter", "model_bigram", cache_dir=None), target=table(law))
     for k in (1, 3, 6):

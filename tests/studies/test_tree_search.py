@@ -39,7 +39,7 @@ def test_trees_are_built_chosen_kept_and_decoded(study, shaken, tmp_path):
     found, tables = study("tree_search", *shaken, *SMALL)
     accuracy, arms, live = tables["accuracy"], tables["arms"].set_index("arm"), tables["live"]
     # Trees are the best ones for the accuracies of the first half, and are on disk.
-    streams = list(read_streams(tmp_path / "out" / "streams.jsonl"))
+    streams = list(read_streams(tmp_path / "out" / "streams.jsonl").streams)
     assert set(accuracy["prompt"]) == {stream.id for stream in streams[::2]}
     assert set(live["prompt"]) == {stream.id for stream in streams[1::2]}
     counts = accuracy.groupby(["level", "rank"])[["tested", "hits"]].sum()

@@ -11,7 +11,6 @@ from specdec.text.streams import (
     fitting_lengths,
     open_recording,
     read_streams,
-    streams_of,
     write_streams,
 )
 
@@ -39,14 +38,14 @@ def recording(path, **changes):
 @pytest.mark.parametrize("name", ["streams.jsonl", "streams.jsonl.gz"])
 def test_what_is_written_is_read(tmp_path, name):
     write_streams(tmp_path / name, STREAMS)
-    assert read_streams(tmp_path / name) == STREAMS
+    assert read_streams(tmp_path / name).streams == STREAMS
     assert (tmp_path / name).read_bytes().startswith(b"\x1f\x8b") == name.endswith(".gz")
 
 
 def test_a_public_trace_is_read(tmp_path):
     """The form of SpecDecode-Bench: no method, no names of ours."""
     path = lines(tmp_path / "trace.jsonl", record(acc_eagle={"acc_len": [2, 1]}), record((1, 3), question_id=81))
-    first, second = read_streams(path)
+    first, second = read_streams(path).streams
     assert (first.id, first.category, first.ended) == ("line 1", "recorded", False)
     assert first.accepted_lengths == {"acc_eagle": (2, 1)}
     assert (second.id, second.accepted_lengths) == ("81", {})
@@ -62,7 +61,7 @@ def test_of_a_run_the_baselines_first_texts_are_read(tmp_path):
         line("baseline", 0, 6, finish="end_token", category="code"),
         line("baseline", 1, 7),
     )
-    assert read_streams(path) == [Stream("set/1", "code", (1,), (6,), {}, ended=True)]
+    assert read_streams(path).streams == [Stream("set/1", "code", (1,), (6,), {}, ended=True)]
 
 
 def test_all_repeats_of_a_run_can_be_read(tmp_path):
@@ -73,13 +72,13 @@ def test_all_repeats_of_a_run_can_be_read(tmp_path):
         record(prompt=(1,)) | {"prompt": "a", "repeat": 2, "method": "baseline"},
         record(prompt=(1,)) | {"prompt": "a", "repeat": 1, "method": "ngram"},
     )
-    found = [(stream.id, stream.repeat) for stream in read_streams(path, repeats=True)]
+    found = [(stream.id, stream.repeat) for stream in read_streams(path, repeats=True).streams]
     assert found == [("line 1", 0), ("a", 1), ("a", 2)]
 
 
 def test_names_are_told_apart(tmp_path):
     path = lines(tmp_path / "x.jsonl", record(id="a"), record((1, 3), id="a"), record((1, 4), id="b"))
-    assert [stream.id for stream in read_streams(path)] == ["a", "a#2", "b"]
+    assert [stream.id for stream in read_streams(path).streams] == ["a", "a#2", "b"]
 
 
 @pytest.mark.parametrize(
@@ -134,24 +133,24 @@ OTHER_RUN = {"acc_x": {"acc_len": [1, 2, 1, 1]}, "acc_y": {"acc_len": "?"}}
 
 def test_lengths_that_nothing_uses_are_not_looked_at(tmp_path):
     path = lines(tmp_path / "x.jsonl", record(**OTHER_RUN), record((5,), acc_x={"acc_len": [3.0, 1]}))
-    first, second = read_streams(path)
+    first, second = read_streams(path).streams
     assert set(first.accepted_lengths) == {"acc_x", "acc_y"}
     with pytest.raises(UsageError, match=r"x.jsonl:1: acc_x.acc_len has 4 entries for 2 .*target.skip_bad=true"):
-        streams_of(path, key="target.path", lengths="acc_x")
-    read = streams_of(path, key="target.path", lengths="acc_x", skip_bad=True)
+        read_streams(path, key="target.path", lengths="acc_x")
+    read = read_streams(path, key="target.path", lengths="acc_x", skip_bad=True)
     assert [stream.prompt for stream in read.streams] == [(5,)]
     assert read.left_out == {"bad_line": {"recorded": 1}}
-    assert len(streams_of(path, lengths="acc_z").streams) == 2  # lengths of another file, as drafter.path may name
+    assert len(read_streams(path, lengths="acc_z").streams) == 2  # lengths of another file, as drafter.path may name
 
 
 def test_fitting_lengths_are_checked_and_begin_with_a_one(tmp_path):
     path = lines(tmp_path / "x.jsonl", record(acc_x={"acc_len": [0, 2.0]}), record((5,), acc_x={"acc_len": [0, 1]}))
-    streams, (note,) = fitting_lengths(read_streams(path), "acc_x", None)
+    streams, (note,) = fitting_lengths(read_streams(path).streams, "acc_x", None)
     assert [stream.accepted_lengths for stream in streams] == [{"acc_x": (1, 2)}, {"acc_x": (1, 1)}]
     assert "the token that the prefill gives" in note
     lines(path, record(acc_x={"acc_len": [1, 2]}), record((5,), acc_x={"acc_len": [2]}), record((6,)))
     with pytest.raises(UsageError, match=r":2: acc_x.acc_len has 1 entries for 2 .*; .*:3: no acc_x.acc_len, which"):
-        fitting_lengths(read_streams(path), "acc_x", None)
+        fitting_lengths(read_streams(path).streams, "acc_x", None)
 
 
 def test_files_that_are_none(tmp_path):

@@ -79,7 +79,7 @@ class SelfDistillation:
 
         def documents() -> Iterator[tuple[Part, Encoded]]:
             for path, part, _ in batches:
-                for stream in read_streams(path):
+                for stream in read_streams(path).streams:
                     tokens = np.array(stream.prompt + stream.generated, dtype=np.uint32)
                     yield part, Encoded(tokens, np.arange(len(tokens)) >= len(stream.prompt))
 

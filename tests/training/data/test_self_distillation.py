@@ -21,7 +21,7 @@ GREEDY, SAMPLED = GENERATED, GENERATED | {"temperature": 1.0}
 
 
 def streams(folder: Path) -> dict[str, list]:
-    return {path.name: read_streams(path) for path in sorted(folder.rglob("*.jsonl"))}
+    return {path.name: read_streams(path).streams for path in sorted(folder.rglob("*.jsonl"))}
 
 
 def documents(sequences, part: str) -> list[Encoded]:

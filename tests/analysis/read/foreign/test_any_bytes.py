@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from specdec.analysis.read.imported import ImportChoices
 from specdec.analysis.read.importers import IMPORTERS
 from specdec.errors import UsageError
-from specdec.text.streams import fitting_lengths, streams_of
+from specdec.text.streams import fitting_lengths, read_streams
 
 PAGE = Path(__file__).resolve().parents[4] / "notebooks" / "guide" / "foreign_formats.md"
 EXAMPLES = re.findall(
@@ -84,7 +84,7 @@ def test_a_replay_gives_streams_or_one_sentence(tmp_path_factory, file, skip, le
     path = tmp_path_factory.getbasetemp() / "damaged_stream.jsonl"
     path.write_bytes(file[1])
     try:
-        streams = streams_of(path, 10_000, key="target.path", lengths=lengths, skip_bad=skip).streams
+        streams = read_streams(path, 10_000, key="target.path", lengths=lengths, skip_bad=skip).streams
         fitting_lengths(streams, "acc_eagle", "target.skip_bad=true")
     except UsageError as error:
         assert "\n" not in str(error) and str(error).endswith(".") and len(str(error)) < 6000
