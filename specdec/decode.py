@@ -29,6 +29,46 @@ def cut(path_tokens: Sequence[int], next_token: int, room: int, end_tokens: froz
     return tuple(tokens)
 
 
+def decode_round(
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    structure: Structure,
+    generator: torch.Generator | None,
+    clock: Clock,
+    room: int,
+    end_tokens: frozenset[int] = frozenset(),
+) -> tuple[Decided, Marks]:
+    """Make the next round of a text that target and drafter have begun; return it, and readings of the clock.
+
+    Args:
+        generator: of acceptance decisions.
+        room: tokens that may still be written.
+        end_tokens: that end the text.
+    """
+    start = clock.mark()
+    # 1. Draft: nothing is offered beyond the last token, which the target gives for free.
+    draft = drafter.draft(structure.clamped(room - 1))
+    drafted = clock.mark()
+    # 2. Verify: one call of the target over root and draft.
+    p = target.verify(draft)
+    verified = clock.mark()
+    # 3. Accept: here the host waits for the device, once in a round.
+    acceptance = target.agreed(draft, verifier.accept(draft, p, generator))
+    accepted = clock.mark()
+    # 4. Commit.
+    path_tokens = [acceptance.tokens[node] for node in acceptance.path]
+    committed = cut(path_tokens, acceptance.next_token, room, end_tokens)
+    target.commit(acceptance.path, acceptance.next_token)
+    if drafter.capabilities.reads_logits:
+        assert target.logits is not None
+        drafter.observe(draft, target.logits)
+    drafter.commit(committed, target.states)
+    marks = Marks(start, drafted, verified, accepted, clock.mark())
+    chain = structure.branches == 1 and draft.tree.is_chain
+    return Decided(draft, p, acceptance, committed, chain), marks
+
+
 @torch.inference_mode()
 def generate(
     *,
@@ -61,36 +101,18 @@ def generate(
     rounds: list[Round] = []
     finish = ""
     while not finish:
-        room = limit - len(tokens)
-        start = clock.mark()
-        # 1. Draft: nothing is offered beyond the last token, which the target gives for free.
-        draft = drafter.draft(structure.clamped(room - 1))
-        drafted = clock.mark()
-        # 2. Verify: one call of the target over root and draft.
         try:
-            p = target.verify(draft)
-            verified = clock.mark()
-            # 3. Accept: here the host waits for the device, once in a round.
-            acceptance = target.agreed(draft, verifier.accept(draft, p, request.accept_generator))
-            accepted = clock.mark()
-            # 4. Commit.
-            path_tokens = [acceptance.tokens[node] for node in acceptance.path]
-            committed = cut(path_tokens, acceptance.next_token, room, end_tokens)
-            target.commit(acceptance.path, acceptance.next_token)
-            if drafter.capabilities.reads_logits:
-                assert target.logits is not None
-                drafter.observe(draft, target.logits)
-            drafter.commit(committed, target.states)
+            decided, marks = decode_round(
+                target, drafter, verifier, structure, request.accept_generator, clock, limit - len(tokens), end_tokens
+            )
         except NumericsError as error:
             error.partial = Generation(prompt, tuple(tokens), tuple(rounds), (began, prefilled), "failed")
             raise
-        tokens.extend(committed)
-        if committed[-1] in end_tokens:
+        context = len(prompt) + len(tokens)
+        tokens.extend(decided.committed)
+        if tokens[-1] in end_tokens:
             finish = "end_token"
         elif len(tokens) == limit:
             finish = "limit"
-        marks = Marks(start, drafted, verified, accepted, clock.mark())
-        chain = structure.branches == 1 and draft.tree.is_chain
-        decided = Decided(draft, p, acceptance, committed, chain)
-        rounds.append(record(decided, verifier, len(prompt) + len(tokens) - len(committed), finish, marks))
+        rounds.append(record(decided, verifier, context, finish, marks))
     return Generation(prompt, tuple(tokens), tuple(rounds), (began, prefilled), finish)

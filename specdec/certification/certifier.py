@@ -12,10 +12,8 @@ from specdec.certification.checks import Check, attempted, not_applicable
 from specdec.certification.exact import drafter_checks, rule_checks
 from specdec.certification.greedy_identity import GREEDY, identity_checks
 from specdec.certification.near_ties import near_tie_check
-from specdec.certification.redrawn_rounds import Redraws
 from specdec.certification.statistical import (
     DrawnTests,
-    Draws,
     Texts,
     Tick,
     draw,
@@ -131,9 +129,8 @@ def _check_all(parts: Parts, asked: CertificateConfig, texts: Texts) -> _Finding
     """Run the three levels."""
     plan, arm = parts.plan, parts.primary
     found = _Findings(checks=exact_level(plan))
-    draws = Draws(asked.rounds, asked.places, Redraws(asked.redraws, asked.redrafts), parts.limit)
     outputs = texts[: asked.outputs]
-    work = {"rounds": draws.rounds, "places": draws.places} if not plan.sampling.greedy else {}
+    work = {"rounds": asked.rounds, "places": asked.places} if not plan.sampling.greedy else {}
     with progress_bar() as progress:
         bars = {what: progress.add_task(what, total=total) for what, total in {**work, "outputs": len(outputs)}.items()}
 
@@ -144,7 +141,7 @@ def _check_all(parts: Parts, asked: CertificateConfig, texts: Texts) -> _Finding
             why = "temperature 0 draws nothing: the greedy level compares whole outputs"
             found.checks.append(not_applicable("statistical", "draws", why))
         else:
-            checks, found.power = _statistical(parts, asked.false_alarm, texts, draws, tick)
+            checks, found.power = _statistical(parts, asked, texts, tick)
             found.checks += checks
             parts.target.standardise(GREEDY)  # and the drafter is made again, because it keeps its target's sampling
             drafter = drafters.construct(plan.chosen.config, target=parts.target)
@@ -156,20 +153,18 @@ def _check_all(parts: Parts, asked: CertificateConfig, texts: Texts) -> _Finding
     return found
 
 
-def _statistical(
-    parts: Parts, false_alarm: float, texts: Texts, draws: Draws, tick: Tick
-) -> tuple[list[Check], list[str]]:
+def _statistical(parts: Parts, asked: CertificateConfig, texts: Texts, tick: Tick) -> tuple[list[Check], list[str]]:
     """Return the checks of the statistical level, and what they would have found."""
     drawn: list[DrawnTests] = []
 
     def check() -> Check:
-        drawn.append(draw(parts.primary, texts, draws, parts.plan.seed, tick))
+        drawn.append(draw(parts.primary, texts, asked, parts.limit, parts.plan.seed, tick))
         return drawn[0].states
 
     states = attempted("statistical", "draws", check)
     if not drawn:
         return [states], []
-    return judged(drawn[0], false_alarm), power_sentences(drawn[0], false_alarm)
+    return judged(drawn[0], asked.false_alarm), power_sentences(drawn[0], asked.false_alarm)
 
 
 # Declarations -------------------------------------------------------------------------------------

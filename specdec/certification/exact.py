@@ -16,7 +16,7 @@ from specdec.certification.checks import Check, Verdict, attempted, not_applicab
 from specdec.certification.enumeration import Enumeration
 from specdec.certification.table_drafts import FILL, WAYS, TableDrafter, small_structure
 from specdec.clock import CpuClock
-from specdec.decode import generate
+from specdec.decode import decode_round, generate
 from specdec.drafters.base import Drafter
 from specdec.errors import UsageError
 from specdec.records import EMPTY, Request, TextStart
@@ -64,21 +64,6 @@ def random_law(size: int, seed: int, spread: float = 1.2) -> Tensor:
     return (torch.randn(size, size, generator=generator, dtype=torch.float64) * spread).softmax(-1)
 
 
-def one_round(
-    target: Target, drafter: Drafter, verifier: Verifier, structure: Structure, generator: Any
-) -> tuple[int, ...]:
-    """Make one round after the texts were started, without a limit; return the committed tokens."""
-    draft = drafter.draft(structure)
-    acceptance = verifier.accept(draft, target.verify(draft), generator)
-    committed = tuple(int(draft.tokens[node]) for node in acceptance.path) + (acceptance.next_token,)
-    target.commit(acceptance.path, acceptance.next_token)
-    if drafter.capabilities.reads_logits:
-        assert target.logits is not None
-        drafter.observe(draft, target.logits)
-    drafter.commit(committed, target.states)
-    return committed
-
-
 def round_law(
     enumeration: Enumeration,
     target: Target,
@@ -90,12 +75,15 @@ def round_law(
 ) -> Law:
     """Return the chance of every sequence of tokens that `rounds` rounds after `root` commit."""
 
+    clock, room = CpuClock(), structure.gamma + 1
+
     def run() -> tuple[int, ...]:
         target.start(TextStart([root], 0))
         drafter.start(TextStart([root], 64, generator=enumeration.generator))
         committed: tuple[int, ...] = ()
         for _ in range(rounds):
-            committed += one_round(target, drafter, verifier, structure, enumeration.generator)
+            decided, _ = decode_round(target, drafter, verifier, structure, enumeration.generator, clock, room)
+            committed += decided.committed
         return committed
 
     return enumeration.law(run)

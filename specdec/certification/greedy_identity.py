@@ -15,8 +15,9 @@ from specdec.clock import CpuClock
 from specdec.decode import generate
 from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.errors import UsageError
-from specdec.records import Draft, Generation, Request, Source, Tree
-from specdec.sampling import SamplingConfig, generator_for
+from specdec.records import Draft, Generation, Source, Tree
+from specdec.sampling import SamplingConfig
+from specdec.session.arm import seeded_request
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 from specdec.targets.base.contract import Evaluation
@@ -90,13 +91,7 @@ def decoded(
         drafter=drafter,
         verifier=verifier,
         structure=structure,
-        request=Request(
-            prompt,
-            NEW_TOKENS,
-            draft_generator=generator_for(0, "prompt", "draft"),
-            accept_generator=generator_for(0, "prompt", "accept"),
-            reference=reference,
-        ),
+        request=seeded_request(target, ("prompt", prompt), NEW_TOKENS, 0, ("draft", "accept"), reference),
         clock=CpuClock(),
     )
 

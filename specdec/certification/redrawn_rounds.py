@@ -8,14 +8,15 @@ that differs.
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from specdec.certification.chi_square import LEAST, Tally, Tested, chi_square
-from specdec.certification.exact import one_round
+from specdec.clock import CpuClock
+from specdec.config import CertificateConfig
+from specdec.decode import decode_round
 from specdec.records import Draft, Request, TextStart, chain_tree
 from specdec.sampling import sample
 from specdec.session.arm import Arm
@@ -23,14 +24,6 @@ from specdec.session.arm import Arm
 _MOST_ROUNDS = 8  # of a text before a place
 _FOLLOWED = 10  # first tokens after which the second is looked at: the most likely ones
 _KEPT_BYTES = 1 << 26  # of laws that are kept for drafts that may come again
-
-
-@dataclass(frozen=True)
-class Redraws:
-    """The number of draws at one place: where acceptance alone is drawn again, and where drafts are as well."""
-
-    accepted: int
-    drafted: int
 
 
 class _Place:
@@ -55,9 +48,11 @@ class _Place:
         for done in range(_MOST_ROUNDS):
             if written + structure.gamma + 2 > request.max_new_tokens:
                 break
-            committed = one_round(target, arm.drafter, arm.verifier, structure, self.generator)
-            written += len(committed)
-            if done + 1 >= wanted and len(committed) <= structure.gamma:
+            decided, _ = decode_round(
+                target, arm.drafter, arm.verifier, structure, self.generator, CpuClock(), structure.gamma + 1
+            )
+            written += len(decided.committed)
+            if done + 1 >= wanted and len(decided.committed) <= structure.gamma:
                 break
 
     def p(self, draft: Draft) -> Tensor:
@@ -71,15 +66,16 @@ class _Place:
         tokens = torch.tensor([token], device=self.arm.target.device)
         return self.p(Draft(tokens, chain_tree(1)))[1]
 
-    def decisions(self, redraws: Redraws) -> Iterator[tuple[Tensor, list[int], Tensor | None]]:
+    def decisions(self, asked: CertificateConfig) -> Iterator[tuple[Tensor, list[int], Tensor | None]]:
         """Yield for each round drawn here the law [V] of its first token, the tokens that it commits, and the law [V]
-        of the second one where the round commits one.
+        of the second one where the round commits one; `redraws` rounds where acceptance alone is random, `redrafts`
+        where drafts are as well.
         """
         arm = self.arm
         draft = arm.drafter.draft(arm.structure)
         fixed = draft.q is None
         kept: dict[tuple[tuple[int, ...], tuple[int, ...]], Tensor] = {}
-        for number in range(redraws.accepted if fixed else redraws.drafted):
+        for number in range(asked.redraws if fixed else asked.redrafts):
             if number and not fixed:
                 draft = arm.drafter.draft(arm.structure)
             key = draft.tree.parents, tuple(draft.tokens.tolist())
@@ -115,7 +111,7 @@ class _Mean:
 
 
 @torch.inference_mode()
-def redraw(arm: Arm, request: Request, wanted: int, redraws: Redraws, label: str) -> list[Tested]:
+def redraw(arm: Arm, request: Request, wanted: int, asked: CertificateConfig, label: str) -> list[Tested]:
     """Draw rounds again at one place of a text: test the first token, and the first two together.
 
     A round that commits one token is completed by the target itself: the second token is drawn from its law after the
@@ -131,7 +127,7 @@ def redraw(arm: Arm, request: Request, wanted: int, redraws: Redraws, label: str
     pairs: dict[int, Counter[int]] = {}
     seconds: dict[int, _Mean] = {}
     alone = Counter[int]()
-    for p, tokens, following in place.decisions(redraws):
+    for p, tokens, following in place.decisions(asked):
         first.add(p)
         counts[tokens[0]] += 1
         if following is None:

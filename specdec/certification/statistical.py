@@ -10,7 +10,8 @@ from math import isnan
 from specdec.certification.checks import Check, Verdict
 from specdec.certification.chi_square import Tested
 from specdec.certification.live_rounds import state_check, watch_rounds
-from specdec.certification.redrawn_rounds import Redraws, redraw
+from specdec.certification.redrawn_rounds import redraw
+from specdec.config import CertificateConfig
 from specdec.records import Request
 from specdec.session.arm import Arm, seeded_request
 
@@ -19,23 +20,6 @@ Tick = Callable[[str, int], None]
 
 Texts = Sequence[tuple[str, Sequence[int]]]
 """Prompts: name and tokens."""
-
-
-@dataclass(frozen=True)
-class Draws:
-    """The number of draws of a certificate.
-
-    Attributes:
-        rounds: rounds of ordinary texts, each a draw of a first and of a second token.
-        places: single places from which rounds are drawn again.
-        redraws: draws at each of them.
-        max_new_tokens: the limit of a text.
-    """
-
-    rounds: int
-    places: int
-    redraws: Redraws
-    max_new_tokens: int
 
 
 @dataclass(frozen=True)
@@ -61,19 +45,21 @@ class DrawnTests:
         return false_alarm / len(self.tests)
 
 
-def draw(arm: Arm, texts: Texts, draws: Draws, seed: int, tick: Tick = lambda what, amount: None) -> DrawnTests:
+def draw(
+    arm: Arm, texts: Texts, asked: CertificateConfig, limit: int, seed: int, tick: Tick = lambda what, amount: None
+) -> DrawnTests:
     """Draw everything that the statistical level needs.
 
     Args:
         arm: the combination, at a temperature.
+        limit: the most tokens of a text.
     """
-    limit = draws.max_new_tokens
     requests = (drawn_request(arm, texts, limit, seed, number, f"text {number}") for number in count())
-    live = watch_rounds(arm, requests, draws.rounds, lambda done: tick("rounds", done))
+    live = watch_rounds(arm, requests, asked.rounds, lambda done: tick("rounds", done))
     single: list[Tested] = []
-    for place in range(draws.places):
+    for place in range(asked.places):
         request = drawn_request(arm, texts, limit, seed, place, f"place {place}")
-        single += redraw(arm, request, 1 + place % 5, draws.redraws, f"place {place + 1}")
+        single += redraw(arm, request, 1 + place % 5, asked, f"place {place + 1}")
         tick("places", 1)
     return DrawnTests(live.tests(), single, state_check(live))
 

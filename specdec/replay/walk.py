@@ -234,9 +234,7 @@ class RoundColumns:
         return np.diff(self.position, append=self.tokens)
 
 
-def walk(
-    drafter: Lookup, structures: Sequence[Structure], request: Request, text: Sequence[int], keep: int = -1
-) -> list[RoundColumns]:
+def walk(drafter: Lookup, structures: Sequence[Structure], request: Request, text: Sequence[int]) -> list[RoundColumns]:
     """Return the rounds in which greedy decoding writes `text` with drafts of each structure.
 
     They are those of `generate` on target=replay. A drafter that depends on earlier rounds (its replay is "copying") is
@@ -245,17 +243,13 @@ def walk(
     Args:
         request: its limit is more than `text` where an end token ends that before.
         text: tokens that are written: the recorded ones, up to the limit.
-        keep: the number of the structure whose drafts are kept; -1 keeps none.
     """
     possible = drafter.possible_rounds(request.prompt, text, request.max_new_tokens, structures)
-    known: dict[int, RoundColumns] = {}
-    for number, rounds in enumerate(possible):
-        if rounds is not None and number != keep:
-            known[number] = taken(rounds)
+    known = {number: taken(rounds) for number, rounds in enumerate(possible) if rounds is not None}
     drafted = [number for number in range(len(structures)) if number not in known]
     together = drafter.capabilities.replay in ("position", "start")
     for group in [drafted] if together and drafted else [[number] for number in drafted]:
-        columns = _drafted(drafter, [structures[number] for number in group], request, text, keep in group)
+        columns = _drafted(drafter, [structures[number] for number in group], request, text)
         known |= zip(group, columns, strict=True)
     return [known[number] for number in range(len(structures))]
 
@@ -269,11 +263,11 @@ def replay_stream(drafter: Lookup, structure: Structure, stream: Stream, max_new
     (possible,) = drafter.possible_rounds(stream.prompt, text, limit, [structure])
     if possible is not None:
         return taken(possible)
-    return _drafted(drafter, [structure], Request(stream.prompt, limit, reference=text), text, True)[0]
+    return _drafted(drafter, [structure], Request(stream.prompt, limit, reference=text), text, keep=True)[0]
 
 
 def _drafted(
-    drafter: Lookup, structures: Sequence[Structure], request: Request, text: Sequence[int], keep: bool
+    drafter: Lookup, structures: Sequence[Structure], request: Request, text: Sequence[int], keep: bool = False
 ) -> list[RoundColumns]:
     """Lead a drafter along `text` and return its rounds with each structure."""
     size, several = len(text), range(len(structures))

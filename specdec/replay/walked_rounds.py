@@ -1,25 +1,24 @@
-"""The rounds of a walk along recorded text: columns for the rounds table, and single rounds where drafts were kept."""
+"""The rounds of a walk along recorded text, as columns for the rounds table."""
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import overload
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from specdec.records import Acceptance, Marks, Round
-from specdec.replay.walk import RoundColumns, agreed
+from specdec.records import Round
+from specdec.replay.walk import RoundColumns
 from specdec.timing.simulated import Price, Sizes
 
 
 class WalkedRounds(Sequence[Round]):
-    """The rounds of one generation, kept in columns; single rounds can be asked for where the drafts were kept."""
+    """The rounds of one generation, kept in columns."""
 
     def __init__(
         self,
         columns: RoundColumns,
-        prompt: Sequence[int],
-        text: tuple[int, ...],
+        prompt: int,
         finish: str,
         price: Price,
         chain: bool,
@@ -27,28 +26,20 @@ class WalkedRounds(Sequence[Round]):
     ) -> None:
         """
         Args:
-            text: tokens after the prompt, up to the limit and the first end token.
+            prompt: its tokens.
             finish: "end_token" or "limit", whichever ends the text.
             price: what drafts and calls cost.
             chain: the structure offers one candidate for each position.
             began: reading of the clock after the prefill.
         """
-        self._columns, self._prompt, self._text, self._finish = columns, len(prompt), text, finish
+        self._columns, self._prompt, self._finish = columns, prompt, finish
         self._price, self._chain, self._began = price, chain, began
 
     def __len__(self) -> int:
         return len(self._columns)
 
-    @overload
-    def __getitem__(self, index: int) -> Round: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Round]: ...
-
-    def __getitem__(self, index: int | slice) -> Round | Sequence[Round]:
-        if isinstance(index, slice):
-            return [self[place] for place in range(*index.indices(len(self)))]
-        return self._round(range(len(self))[index])
+    def __getitem__(self, index: Any) -> Any:
+        raise TypeError("the rounds of a walk are kept in columns: none is made on its own")
 
     @cached_property
     def marks(self) -> np.ndarray:
@@ -96,26 +87,3 @@ class WalkedRounds(Sequence[Round]):
             "commit_s": marks[3::3] - marks[2::3],
             "round_s": marks[3::3] - marks[:-1:3],
         }
-
-    def _round(self, place: int) -> Round:
-        rounds = self._columns
-        assert rounds.proposals is not None
-        tokens, tree, source = rounds.proposals[place]
-        position, accepted = int(rounds.position[place]), int(rounds.accepted[place])
-        committed = self._text[position : position + int(rounds.committed[place])]
-        path = agreed(tree, tokens, committed[:accepted])
-        rejected = bool(rounds.rejected[place])
-        start, drafted, verified, done = self.marks[3 * place : 3 * place + 4].tolist()
-        return Round(
-            context=self._prompt + position,
-            draft_tokens=tokens,
-            tree=tree,
-            source=source,
-            acceptance=Acceptance(tuple(path), committed[-1], rejected, tokens),
-            committed=committed,
-            accepted=accepted,
-            rejected=rejected,
-            truncation=self._finish if place == len(self) - 1 else "",
-            beta=(1.0,) * accepted + (0.0,) * rejected if self._chain else (),
-            marks=Marks(start, drafted, verified, verified, done),
-        )

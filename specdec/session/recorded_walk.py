@@ -32,36 +32,38 @@ def recorded_text(target: Replay, request: Request) -> tuple[tuple[int, ...], st
 
 
 def decode_by_walking(
-    arms: Sequence[Arm], request: Request, clock: SimulatedClock, keep: Arm | None = None
+    arms: Sequence[Arm], request: Request, clock: SimulatedClock, traced: Arm | None = None
 ) -> list[Generation]:
     """Decode one text by several methods on one recording (see `walks`), those of a drafter in one walk; time passes in
     their order.
 
     Args:
-        keep: the arm whose single rounds will be asked for.
+        traced: the arm whose single rounds will be asked for; it is decoded by the loop.
     """
     target, prompt = arms[0].target, tuple(request.prompt)
     assert isinstance(target, Replay)
     text, finish = recorded_text(target, request)
     of_drafter: dict[int, list[Arm]] = {}
     for arm in arms:
-        if isinstance(arm.drafter, Priced):
+        if isinstance(arm.drafter, Priced) and arm is not traced:
             of_drafter.setdefault(id(arm.drafter.drafter), []).append(arm)
     columns: dict[int, RoundColumns] = {}
     for speculative in of_drafter.values():
         drafter = speculative[0].drafter
         assert isinstance(drafter, Priced) and isinstance(drafter.drafter, Lookup)
-        kept = next((number for number, arm in enumerate(speculative) if arm is keep), -1)
-        walked = walk(drafter.drafter, [arm.structure for arm in speculative], request, text, kept)
+        walked = walk(drafter.drafter, [arm.structure for arm in speculative], request, text)
         columns |= zip(map(id, speculative), walked, strict=True)
     written = []
     for arm in arms:
+        if arm is traced:
+            written.append(arm.decode(request, clock))
+            continue
         began = clock.mark()
         clock.advance(target.prefill_s(request.prompt))
         prefilled = clock.mark()
         price = arm.drafter.price if isinstance(arm.drafter, Priced) else Price(target.cost, target.evaluation, None)
         own, chain = columns.get(id(arm)) or plain_columns(len(text)), arm.structure.branches == 1
-        rounds = WalkedRounds(own, prompt, text, finish, price, chain, prefilled)
+        rounds = WalkedRounds(own, len(prompt), finish, price, chain, prefilled)
         clock.reach(float(rounds.marks[-1]))
         written.append(Generation(prompt, text, rounds, (began, prefilled), finish))
     return written

@@ -147,8 +147,8 @@ class Session:
                 self._run_peers(prompt, repeat, dice)
             if parts.walks:
                 assert isinstance(self._clock, SimulatedClock)
-                asked, keep = self._asked(order[0], prompt, repeat, None), parts.primary if self._tracing else None
-                walked = decode_by_walking(order, asked, self._clock, keep)
+                asked, traced = self._asked(order[0], prompt, repeat, None), parts.primary if self._tracing else None
+                walked = decode_by_walking(order, asked, self._clock, traced)
                 done = {id(arm): generation for arm, generation in zip(order, walked, strict=True)}
             for arm in () if parts.walks else order:
                 done[id(arm)] = self._decode(arm, prompt, repeat, reference)

@@ -11,10 +11,10 @@ from specdec.certification.certificate import concluded
 from specdec.certification.exact import drafter_checks, random_law, rule_checks, table_target
 from specdec.certification.greedy_identity import identity_checks
 from specdec.certification.near_ties import near_tie_check, report
-from specdec.certification.redrawn_rounds import Redraws
-from specdec.certification.statistical import Draws, draw, judged, power_sentences
+from specdec.certification.statistical import draw, judged, power_sentences
 from specdec.certification.table_drafts import FILL, WAYS, TableDrafter, small_structure
 from specdec.certification.tiny_models import load_tiny_model
+from specdec.config import CertificateConfig
 from specdec.drafters.small_model import SmallModel
 from specdec.records import Draft
 from specdec.session.arm import Arm
@@ -32,7 +32,7 @@ LOSSLESS = [
     if verifiers.get(verifier).capabilities.lossless and structure in verifiers.get(verifier).capabilities.handles
 ]
 SAMPLED = [pair for pair in LOSSLESS if not verifiers.get(pair[0]).capabilities.greedy_only]
-FEW = Draws(rounds=60, places=1, redraws=Redraws(200, 60), max_new_tokens=16)
+FEW = CertificateConfig(false_alarm=0.01, rounds=60, places=1, redraws=200, redrafts=60, outputs=1)
 PROMPTS = [("a", [0, 1, 2, 0, 1]), ("b", [2, 1, 0])]
 RULE = "speculative_sampling"
 DRAFTED = "drawn drafts against their own q, by rank"
@@ -68,7 +68,7 @@ def test_the_exact_level_passes_lossless_rules(verifier, structure):
 @pytest.mark.parametrize(("verifier", "structure"), SAMPLED)
 def test_the_statistical_level_passes_lossless_combinations(verifier, structure):
     way = "ranked" if structure == "dynamic" else WAYS[structure][0]
-    drawn = draw(table_arm(rule(verifier), structure, way), PROMPTS, FEW, seed=1)
+    drawn = draw(table_arm(rule(verifier), structure, way), PROMPTS, FEW, 16, seed=1)
     checks = judged(drawn, FALSE_ALARM)
     assert not failed(checks) and checks[0].name == "states after commits" and checks[0].verdict == "passed"
     assert len(power_sentences(drawn, FALSE_ALARM)) == 2
@@ -91,8 +91,8 @@ def test_structures_that_no_table_fills_are_not_applicable():
 def test_true_combinations_fail_as_rarely_as_stated():
     """100 certificates at 10%: more than 23 failures have chance 1e-4; none at all would say that nothing is tested."""
     arm = table_arm(rule(), "chain", size=3)
-    few = Draws(rounds=30, places=1, redraws=Redraws(80, 60), max_new_tokens=12)
-    failures = sum(bool(failed(judged(draw(arm, PROMPTS, few, seed), 0.1))) for seed in range(100))
+    few = replace(FEW, rounds=30, redraws=80)
+    failures = sum(bool(failed(judged(draw(arm, PROMPTS, few, 12, seed), 0.1))) for seed in range(100))
     assert 1 <= failures <= stats.binom.isf(1e-4, 100, 0.1)
 
 
@@ -104,7 +104,7 @@ def test_exact_catches_a_softmaxed_residual(monkeypatch):
     """transformers until #28508."""
     monkeypatch.setattr(contract, "residual", lambda p, q: (p - q).clamp_min(0.0).softmax(-1))
     assert "rule on chain: whole rounds" in failed(rule_checks(rule(), "chain"))
-    checks = judged(draw(table_arm(rule(), "chain"), PROMPTS, replace(FEW, rounds=120), seed=1), FALSE_ALARM)
+    checks = judged(draw(table_arm(rule(), "chain"), PROMPTS, replace(FEW, rounds=120), 16, seed=1), FALSE_ALARM)
     assert failed(checks), "the statistical level sees so large a bias, too"
 
 
@@ -120,7 +120,7 @@ def test_exact_catches_siblings_drawn_with_replacement_but_declared_without():
 
     assert failed(drafter_checks(make, rule(), "rows"))
     arm = table_arm(rule(), "rows", drafter=WithReplacement)
-    checks = judged(draw(arm, PROMPTS, replace(FEW, rounds=200), seed=1), FALSE_ALARM)
+    checks = judged(draw(arm, PROMPTS, replace(FEW, rounds=200), 16, seed=1), FALSE_ALARM)
     assert DRAFTED in failed(checks), "the statistical level sees it, too, on any target"
 
 
@@ -172,7 +172,7 @@ def model_arm(sampling, noisy_llama):
 
 
 MODEL_PROMPTS = [("a", [7, 3, 19, 44, 3, 19]), ("b", [1, 2, 3, 4]), ("c", [50, 9, 9, 31, 2])]
-MODEL_DRAWS = Draws(rounds=100, places=1, redraws=Redraws(2000, 100), max_new_tokens=60)
+MODEL_DRAWS = replace(FEW, rounds=100, redraws=2000, redrafts=100)
 
 
 class OtherTemperature(SmallModel):
@@ -216,7 +216,7 @@ class StaleRoot(Causal):
 
 @pytest.mark.slow
 def test_models_that_are_right_pass(model_arm):
-    drawn = draw(model_arm(), MODEL_PROMPTS, MODEL_DRAWS, seed=1)
+    drawn = draw(model_arm(), MODEL_PROMPTS, MODEL_DRAWS, 60, seed=1)
     assert not failed(judged(drawn, FALSE_ALARM))
     assert {test.draws for test in drawn.single} == {100}, "drafts are drawn: whole rounds were drawn again"
     assert len(drawn.tests) == 6 and drawn.level(FALSE_ALARM) == pytest.approx(FALSE_ALARM / 6)
@@ -225,13 +225,13 @@ def test_models_that_are_right_pass(model_arm):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", [OtherTemperature, StaleLaw])
 def test_statistics_catch_a_drafter_that_tells_another_law(model_arm, kind):
-    checks = judged(draw(model_arm(kind), MODEL_PROMPTS, MODEL_DRAWS, seed=1), FALSE_ALARM)
+    checks = judged(draw(model_arm(kind), MODEL_PROMPTS, MODEL_DRAWS, 60, seed=1), FALSE_ALARM)
     assert DRAFTED in failed(checks) and "states after commits" not in failed(checks)
 
 
 @pytest.mark.slow
 def test_statistics_catch_a_stale_state(model_arm):
-    checks = judged(draw(model_arm(of=StaleRoot), MODEL_PROMPTS, MODEL_DRAWS, 1), FALSE_ALARM)
+    checks = judged(draw(model_arm(of=StaleRoot), MODEL_PROMPTS, MODEL_DRAWS, 60, 1), FALSE_ALARM)
     assert "states after commits" in failed(checks)
 
 

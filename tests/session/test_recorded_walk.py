@@ -112,9 +112,12 @@ def test_single_rounds_can_be_traced(tmp_path, group_values, sampling, make_stru
     about = {"prompt": "p", "drafter": name, "structure": shape, "lossless": True}
     for stream in STREAMS:
         request = Request(stream.prompt, target.limit(stream.prompt, 60))
-        loop = arms[1].decode(request, target.clock())
-        found = decode_by_walking(arms, request, SimulatedClock(), keep=arms[1])[1]
-        assert trace(found, None, **about) == trace(loop, None, **about)
+        loop, began = [arm.decode(request, target.clock()) for arm in arms], target.clock().mark()
+        walked = decode_by_walking(arms, request, target.clock(), traced=arms[1])
+        assert target.clock().mark() == pytest.approx(2 * began - loop[0].prefill[0])
+        assert trace(walked[1], None, **about) == trace(loop[1], None, **about)
+        for one, two in zip(loop, walked, strict=True):
+            assert len(one.rounds) == len(two.rounds) and one.tokens == two.tokens
 
 
 def test_a_drafter_is_led_along_the_text_once(tmp_path, group_values, sampling, make_structure, monkeypatch):
