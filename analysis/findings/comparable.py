@@ -18,12 +18,8 @@ Texts = frozenset[tuple[str, tuple[int, ...] | None]]
 """The prompts of a run: names, with their tokens where a name alone does not say which text it is."""
 
 
-@dataclass(frozen=True)
-class OpenedRun:
-    """A run with its arms by gamma, as `open_arms` reads them."""
-
-    run: Run
-    arms: dict[int, RunArm]
+RunArms = dict[int, RunArm]
+"""A run's arms by gamma, as `open_arms` reads them."""
 
 
 @dataclass(frozen=True)
@@ -35,56 +31,61 @@ class Comparable:
     """
 
     heading: str
-    members: tuple[OpenedRun, ...]
+    members: tuple[RunArms, ...]
 
     @property
     def runs(self) -> list[Run]:
-        return [member.run for member in self.members]
+        return [_first(member).run for member in self.members]
 
 
-def open_each(runs: Sequence[Run]) -> tuple[list[OpenedRun], list[str]]:
+def _first(member: RunArms) -> RunArm:
+    return next(iter(member.values()))
+
+
+def open_each(runs: Sequence[Run]) -> tuple[list[RunArms], list[str]]:
     """Open the runs that can be compared, and say in a sentence for each other one what keeps it from that."""
     opened, left_out = [], []
     for run in runs:
         try:
-            opened.append(OpenedRun(run, open_arms(run)))
+            opened.append(open_arms(run))
         except UsageError as error:
             left_out.append(f"Not compared: {error}")
     return opened, left_out
 
 
-def comparable(opened: Sequence[OpenedRun]) -> list[Comparable]:
+def comparable(opened: Sequence[RunArms]) -> list[Comparable]:
     """Group runs by setting and weights, and within these by shared prompts; larger groups first within a setting.
 
     A run joins a group if at least half of the group's common prompts are its own too: runs that a time budget ended
     early belong together, and a trial on three prompts does not reduce the comparison of others to these three.
     """
-    by_setting: dict[tuple[str, str], list[OpenedRun]] = {}
+    by_setting: dict[tuple[str, str], list[RunArms]] = {}
     for member in opened:
-        key = (member.run.setting, content_hash(member.run, "model")[:8])
+        run = _first(member).run
+        key = (run.setting, content_hash(run, "model")[:8])
         by_setting.setdefault(key, []).append(member)
     settings = [setting for setting, _ in by_setting]
-    groups: list[tuple[str, tuple[OpenedRun, ...]]] = []
+    groups: list[tuple[str, tuple[RunArms, ...]]] = []
     for (setting, weights), members in by_setting.items():
         heading = f"{setting} [weights {weights}]" if settings.count(setting) > 1 else setting
         parts = _by_prompts(members)
         for part in parts:
-            most = max(len(next(iter(member.arms.values())).sums) for member in part)
-            name = part[0].run.params.get("prompts.name", "a set without a name")
+            most = max(len(_first(member).sums) for member in part)
+            name = _first(part[0]).run.params.get("prompts.name", "a set without a name")
             prompts = f", {counted(most, 'prompt')} of {name}" if len(parts) > 1 else ""
             groups.append((heading + prompts, tuple(part)))
     headings = told_apart([heading for heading, _ in groups])
     return [Comparable(heading, members) for heading, (_, members) in zip(headings, groups, strict=True)]
 
 
-def _by_prompts(members: Sequence[OpenedRun]) -> list[list[OpenedRun]]:
+def _by_prompts(members: Sequence[RunArms]) -> list[list[RunArms]]:
     """Group the runs of one setting by shared prompts; tokens are read only where the prompt sets differ."""
-    hashes = {content_hash(member.run, "prompts") for member in members}
+    arms = [_first(member) for member in members]
+    hashes = {content_hash(arm.run, "prompts") for arm in arms}
     texts: list[Texts] = []
-    for member in members:
-        tokens = prompt_tokens(member.run) if len(hashes) > 1 or "" in hashes else {}
-        names = map(str, next(iter(member.arms.values())).sums.index)
-        texts.append(Texts((name, tokens.get(name)) for name in names))
+    for arm in arms:
+        tokens = prompt_tokens(arm.run) if len(hashes) > 1 or "" in hashes else {}
+        texts.append(Texts((name, tokens.get(name)) for name in map(str, arm.sums.index)))
     groups: list[tuple[Texts, list[int]]] = []
     for place in sorted(range(len(members)), key=lambda at: -len(texts[at])):
         for at, (common, places) in enumerate(groups):

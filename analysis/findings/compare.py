@@ -15,7 +15,7 @@ from ..comparisons import LEVEL
 from ..intervals import Interval
 from ..read.runs import Run
 from ..sections import Section, counted
-from .comparable import Comparable, OpenedRun, common_prompts, comparable, told_apart
+from .comparable import Comparable, common_prompts, comparable, told_apart
 from .leaderboard import (
     QUANTITIES,
     RunArm,
@@ -51,7 +51,7 @@ def comparison_section(
     """
     if not runs:
         raise ValueError("there is no run to compare")
-    groups = comparable([OpenedRun(run, open_arms(run)) for run in runs])
+    groups = comparable([open_arms(run) for run in runs])
     parts = [section for group in groups for section in comparison_sections(group, groups, gamma, replicates, seed)]
     return Section(
         "Comparison of runs",
@@ -85,7 +85,7 @@ def comparison_sections(
         groups: all that the page compares; where there are several, each says which it is.
         gamma: as `comparison_section` has it.
     """
-    runs, opened = group.runs, [member.arms for member in group.members]
+    runs, opened = group.runs, group.members
     arms = [chosen_arm(run, own, gamma) for run, own in zip(runs, opened, strict=True)]
     labels = arm_labels(arms)
     prompts, pairing = common_prompts(arms)

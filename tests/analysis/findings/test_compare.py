@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.findings import compare
-from specdec.analysis.findings.comparable import OpenedRun, comparable, open_each
+from specdec.analysis.findings.comparable import comparable, open_each
 from specdec.analysis.findings.leaderboard import ScoredArms, open_arms
 from specdec.errors import UsageError
 
@@ -99,7 +99,7 @@ def test_one_run_on_other_prompts_leaves_the_others_their_comparison(decoded, st
     cut = stored_run(decoded(0.5, prompts=PROMPTS[:7], seed=5), "cut")  # a budget ended it early
     other = stored_run(decoded(0.5, prompts=["q1", "q2", "q3"]), "other")
     trial = stored_run(decoded(0.5, prompts=PROMPTS[:3], seed=6), "trial")
-    opened = [OpenedRun(run, open_arms(run)) for run in (other, runs[0], trial, *runs[1:], cut)]
+    opened = [open_arms(run) for run in (other, runs[0], trial, *runs[1:], cut)]
     together, *alone = comparable(opened)
     assert together.runs == [*runs, cut] and [group.runs for group in alone] == [[other], [trial]]
     assert "12 prompts of" in together.heading and alone[0].heading == alone[1].heading[:-1] + "1"
@@ -113,7 +113,7 @@ def test_runs_that_cannot_be_compared_are_named_and_left_out(decoded, stored_run
     whole, alone = stored_run(decoded(0.5)), decoded(0.5)
     plain = stored_run(alone[alone["method"] == "baseline"], "none")
     opened, left_out = open_each([whole, plain])
-    assert [each.run for each in opened] == [whole]
+    assert [arm.run for arms in opened for arm in arms.values()] == [whole] * len(opened[0])
     (sentence,) = left_out
     assert sentence.startswith("Not compared: ") and "only the baseline's rounds" in sentence
 
