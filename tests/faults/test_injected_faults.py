@@ -14,8 +14,6 @@ from safetensors.torch import load_file, save_file
 
 import specdec.registry
 from specdec import hub, run
-from specdec.analysis.findings.sentences import MeasuredRun, run_notes
-from specdec.analysis.read.facts import RunFacts, SessionFacts
 from specdec.analysis.read.runs import open_folder
 from specdec.drafters import drafters
 from specdec.errors import ModelLoadError, UsageError
@@ -107,32 +105,6 @@ def test_a_hub_that_does_not_answer_is_asked_once(monkeypatch):
         )
         assert "hf download nobody/nothing" in sentence
     assert asked == ["http://hub.test"] and constants.HF_HUB_OFFLINE and os.environ["HF_HUB_OFFLINE"] == "1"
-
-
-def test_rejections_without_a_residual_are_counted(make_rounds, stored_run, finished_facts):
-    rounds = make_rounds({"a": [0, 1, 2]}, 2).assign(beta=[[1.0], [0.4, 1.0 - 1e-8], [0.9, 0.9]])
-
-    def notes(greedy: bool) -> list[str]:
-        facts, session = finished_facts(greedy=greedy, lossless=True), SessionFacts(0, 0, 0, 0, 0.0)
-        measured = MeasuredRun({}, None, facts, session, None, "float32")
-        return run_notes(stored_run(rounds), measured, {"skipped": {}, "count": 9})
-
-    (note,) = notes(greedy=False)
-    assert note.startswith("Rounding: 2 of 2 rejections fell where drafter and target agree")
-    assert not notes(greedy=True)
-
-
-@pytest.fixture
-def finished_facts():
-    def facts(**changes: Any) -> RunFacts:
-        values = dict(
-            label="l", structure="chain", structure_label="gamma 2", single=True, depth_name="gamma", primary_gamma=2,
-            left_out=(), deepest=None, deterministic=False, forced=False, simulated=False, judge=None, target_flops=1.0,
-            drafter_flops=1.0, predicted={},
-        )  # fmt: skip
-        return RunFacts(**{**values, **changes})
-
-    return facts
 
 
 # The environment ----------------------------------------------------------------------------------

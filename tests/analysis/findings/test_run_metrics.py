@@ -17,7 +17,6 @@ from specdec.analysis.findings.run_metrics import (
     quality_metrics,
     sampled_metrics,
 )
-from specdec.analysis.findings.sentences import control_notes
 from specdec.analysis.findings.summary import summarise
 
 OURS = {"draft_s": 0.003, "verify_s": 0.0225, "accept_s": 0.0014, "commit_s": 0.0005, "round_s": 0.0274}
@@ -74,19 +73,6 @@ def test_a_control_is_no_arm_of_the_drafter(make_rounds):
     arms = plainly([8.0] * 5, make_rounds)
     assert list(arms.by_gamma()) == [4] and list(arms.of_one_drafter(4)) == [4]
     assert null_metrics(arms.of_methods(["baseline", "ngram"]), 100, 0) == {}
-
-
-def test_the_note_says_the_noise_and_when_the_control_fails(make_rounds):
-    fine = control_notes(
-        {"null/speedup": 1.01, "null/speedup.ci_low": 0.98, "null/speedup.ci_high": 1.03, "null/floor": 0.03}
-    )
-    assert fine == [
-        "Null control: plain decoding, measured a second time, has a speedup of 1.010 (0.980 to 1.030) over itself; "
-        "what differs from 1 by less than 3.0% is noise."
-    ]
-    apart = {"null/speedup": 1.06, "null/speedup.ci_low": 1.02, "null/speedup.ci_high": 1.1, "null/floor": 0.1}
-    assert "leaves out 1" in control_notes(apart)[0]
-    assert "too few prompts" in control_notes({"null/speedup": 1.06})[0]
 
 
 # The quality of texts: ratios of sums, what is absent, and that prompts are resampled ------------------------------

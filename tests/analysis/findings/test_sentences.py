@@ -4,32 +4,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fixtures.rounds_tables import FACTS
 
 from specdec.analysis.account.gap_account import Account
-from specdec.analysis.findings.sentences import MeasuredRun, closing_of_several, closing_sentences
-from specdec.analysis.intervals import Interval
-from specdec.analysis.read.facts import RunFacts, RunStatus, SessionFacts
-
-FACTS = RunFacts(
-    label="ngram on pocket",
-    structure="chain",
-    structure_label="gamma 4",
-    single=True,
-    depth_name="gamma",
-    primary_gamma=4,
-    left_out=(),
-    deepest=None,
-    lossless=True,
-    deterministic=False,
-    greedy=True,
-    forced=False,
-    simulated=False,
-    judge=None,
-    target_flops=1.0,
-    drafter_flops=0.0,
-    predicted={},
-    drafter="ngram",
+from specdec.analysis.findings.sentences import (
+    MeasuredRun,
+    closing_of_several,
+    closing_sentences,
+    control_notes,
+    run_notes,
 )
+from specdec.analysis.intervals import Interval
+from specdec.analysis.read.facts import RunStatus, SessionFacts
+
 CONTROL = {"null/speedup": 1.001, "null/speedup.ci_low": 0.995, "null/speedup.ci_high": 1.006, "null/floor": 0.006}
 
 
@@ -196,3 +183,28 @@ def test_several_drafters_are_ranked_and_their_outputs_counted_together():
         doubt, *rest = closing_of_several(runs, "A")
         assert doubt.startswith("Not lossless: 1 of 216 outputs differ")
         assert rest == [verdict, NOISE, f"Of ngram: {COST[:1].lower()}{COST[1:]}"]
+
+
+def test_rejections_without_a_residual_are_counted(make_rounds, stored_run):
+    rounds = make_rounds({"a": [0, 1, 2]}, 2).assign(beta=[[1.0], [0.4, 1.0 - 1e-8], [0.9, 0.9]])
+
+    def notes(greedy: bool) -> list[str]:
+        run = measured(0, 0, metrics={}, greedy=greedy)
+        return run_notes(stored_run(rounds), run, {"skipped": {}, "count": 9})
+
+    (note,) = notes(greedy=False)
+    assert note.startswith("Rounding: 2 of 2 rejections fell where drafter and target agree")
+    assert not notes(greedy=True)
+
+
+def test_the_note_says_the_noise_and_when_the_control_fails():
+    fine = control_notes(
+        {"null/speedup": 1.01, "null/speedup.ci_low": 0.98, "null/speedup.ci_high": 1.03, "null/floor": 0.03}
+    )
+    assert fine == [
+        "Null control: plain decoding, measured a second time, has a speedup of 1.010 (0.980 to 1.030) over itself; "
+        "what differs from 1 by less than 3.0% is noise."
+    ]
+    apart = {"null/speedup": 1.06, "null/speedup.ci_low": 1.02, "null/speedup.ci_high": 1.1, "null/floor": 0.1}
+    assert "leaves out 1" in control_notes(apart)[0]
+    assert "too few prompts" in control_notes({"null/speedup": 1.06})[0]

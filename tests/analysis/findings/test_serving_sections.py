@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fixtures.rounds_tables import FACTS as PLAN
 
 from specdec.analysis.findings.serving_sections import (
     fastest_section,
@@ -17,26 +18,7 @@ from specdec.analysis.read.facts import RunFacts
 from specdec.analysis.read.runs import Run
 from specdec.errors import UsageError
 
-FACTS = RunFacts(
-    label="ngram on org/target",
-    structure="chain",
-    structure_label="gamma 2",
-    single=True,
-    depth_name="gamma",
-    primary_gamma=2,
-    left_out=(),
-    deepest=None,
-    lossless=True,
-    deterministic=False,
-    greedy=True,
-    forced=False,
-    simulated=False,
-    judge=None,
-    target_flops=1.0,
-    drafter_flops=0.0,
-    predicted={},
-    drafter="ngram",
-)
+FACTS = replace(PLAN, label="ngram on org/target", structure_label="gamma 2", primary_gamma=2)
 NGRAM = {"drafter__q": "auto", "drafter__order_max": "4", "drafter__order_min": "1", "structure__name": "chain"}
 
 
