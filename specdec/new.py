@@ -69,7 +69,10 @@ def write_package(kind: str, name: str, folder: Path) -> list[Path]:
     Raises:
         UsageError: a name that is no Python name in small letters, or that specdec has; a folder that is there.
     """
-    _check_name(kind, name)
+    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
+        raise UsageError(f"Bad name {name!r}: it becomes a Python module, so use small letters, digits and single _.")
+    if (Path(config_dir()) / kind / f"{name}.yaml").is_file():
+        raise UsageError(f"Bad name {name!r}: specdec has a {FAMILIES[kind].noun} of this name; choose another.")
     if folder.exists():
         raise UsageError(f"Folder {folder} exists: remove it, or give another with --folder.")
     part, package = FAMILIES[kind], f"specdec_{name}"
@@ -98,13 +101,6 @@ def write_package(kind: str, name: str, folder: Path) -> list[Path]:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text, encoding="utf-8")
     return [folder / path for path in files]
-
-
-def _check_name(kind: str, name: str) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
-        raise UsageError(f"Bad name {name!r}: it becomes a Python module, so use small letters, digits and single _.")
-    if (Path(config_dir()) / kind / f"{name}.yaml").is_file():
-        raise UsageError(f"Bad name {name!r}: specdec has a {FAMILIES[kind].noun} of this name; choose another.")
 
 
 def new(arguments: Sequence[str]) -> None:

@@ -3,7 +3,6 @@
 import errno
 import re
 import unicodedata
-from typing import Any
 
 from specdec.errors import EnvironmentFault, SpecdecError, UsageError, is_out_of_memory, near_misses
 
@@ -23,8 +22,33 @@ def ending(error: BaseException) -> tuple[str, int] | None:
 
     The sentence may quote files of others, so control characters, which a terminal obeys, are left out of it.
     """
-    known = _ending(error)
-    return None if known is None else (_plain(known[0]), known[1])
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    code = EnvironmentFault.exit_code
+    if isinstance(error, SpecdecError):
+        sentence, code = str(error), error.exit_code
+    elif isinstance(error, KeyboardInterrupt):
+        sentence, code = "Interrupted; what was finished is on disk.", 130
+    elif isinstance(error, (HydraException, OmegaConfBaseException)):
+        sentence, code = _composition_sentence(error), UsageError.exit_code
+    elif isinstance(error, YAMLError):
+        sentence, code = f"A YAML file cannot be read: {_one_line(error)}", UsageError.exit_code
+    elif isinstance(error, OSError) and error.errno in DISK_FULL:
+        sentence = (
+            f"The disk is full: {_one_line(error)} What was finished is on disk; free some space, or write to another "
+            "disk with hydra.run.dir=FOLDER."
+        )
+    elif isinstance(error, OSError) and error.errno in NOT_WRITABLE:
+        named = f"The file {error.filename}" if error.filename else "A file"
+        remedy = OPEN_FILES if error.errno in TOO_MANY else PERMISSIONS
+        sentence = f"{named} cannot be used ({error.strerror or _one_line(error)}). {remedy}"
+    elif is_out_of_memory(error):
+        sentence = f"Memory ran out: {_one_line(error)} {MEMORY_REMEDY}"
+    else:
+        return None
+    return _plain(sentence), code
 
 
 def _plain(sentence: str) -> str:
@@ -32,37 +56,6 @@ def _plain(sentence: str) -> str:
     kept = "".join(" " if character in "\n\r\t" else character for character in sentence)
     kept = "".join(character for character in kept if unicodedata.category(character) not in ("Cc", "Cf"))
     return kept.encode("utf-8", "replace").decode("utf-8")
-
-
-def _ending(error: BaseException) -> tuple[str, int] | None:
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
-    from yaml import YAMLError
-
-    if isinstance(error, SpecdecError):
-        return str(error), error.exit_code
-    if isinstance(error, KeyboardInterrupt):
-        return "Interrupted; what was finished is on disk.", 130
-    if isinstance(error, (HydraException, OmegaConfBaseException)):
-        return _composition_sentence(error), UsageError.exit_code
-    if isinstance(error, YAMLError):
-        return f"A YAML file cannot be read: {_one_line(error)}", UsageError.exit_code
-    if isinstance(error, OSError) and error.errno in DISK_FULL:
-        return (
-            f"The disk is full: {_one_line(error)} What was finished is on disk; free some space, or write to another "
-            "disk with hydra.run.dir=FOLDER.",
-            EnvironmentFault.exit_code,
-        )
-    if isinstance(error, OSError) and error.errno in NOT_WRITABLE:
-        named = f"The file {error.filename}" if error.filename else "A file"
-        remedy = OPEN_FILES if error.errno in TOO_MANY else PERMISSIONS
-        return (
-            f"{named} cannot be used ({error.strerror or _one_line(error)}). {remedy}",
-            EnvironmentFault.exit_code,
-        )
-    if is_out_of_memory(error):
-        return f"Memory ran out: {_one_line(error)} {MEMORY_REMEDY}", EnvironmentFault.exit_code
-    return None
 
 
 def not_begun(error: BaseException) -> tuple[str, int]:
@@ -96,8 +89,15 @@ def _composition_sentence(error: Exception) -> str:
         why = _one_line(error).removeprefix(f"Error parsing override '{override}' ")
         return f"The argument {override!r} is not of the form KEY=VALUE: {why}"
     cause = error if hasattr(error, "full_key") else error.__cause__
-    if "not in struct" in str(cause):
-        return _unknown_key(cause)
+    if "not in struct" in str(cause):  # an unknown key: `structure.k=4` lists the keys of the chosen structure
+        key, node = str(getattr(cause, "full_key", "")), getattr(cause, "parent_node", None)
+        keys = [str(name) for name in node or () if name not in ("name", "hydra")]
+        group, _, leaf = key.rpartition(".")
+        if not group:
+            return f"Unknown key {key}: the configuration has no such key.{near_misses(leaf, keys)}"
+        choice = node.get("name") if node is not None else None
+        owner = f"{group} {choice!r}" if choice else group
+        return f"Unknown key {key}: {owner} has the keys {', '.join(keys) or '(none)'}."
     text = _one_line(cause or error)
     several = re.match(r"Ambiguous value for argument '([^=']+)=([^']*)'", text)
     if several:
@@ -107,18 +107,6 @@ def _composition_sentence(error: Exception) -> str:
     if twice:
         return f"{twice[1]} is chosen twice: if it has a default, write {twice[1]}=NAME without the plus."
     return text
-
-
-def _unknown_key(cause: Any) -> str:
-    """List the known keys where an unknown one was given: `structure.k=4` lists those of the chosen structure."""
-    key, node = str(cause.full_key), getattr(cause, "parent_node", None)
-    names = [str(name) for name in node or () if name not in ("name", "hydra")]
-    group, _, leaf = key.rpartition(".")
-    if not group:
-        return f"Unknown key {key}: the configuration has no such key.{near_misses(leaf, names)}"
-    choice = node.get("name") if node is not None else None
-    owner = f"{group} {choice!r}" if choice else group
-    return f"Unknown key {key}: {owner} has the keys {', '.join(names) or '(none)'}."
 
 
 def _one_line(error: BaseException) -> str:

@@ -129,13 +129,6 @@ def _stretches(parts: Sequence[Path]) -> list[_Stretch]:
     return joined
 
 
-def _by_arm(rounds: pa.Table) -> Iterator[pa.Table]:
-    """Yield the rounds of each method and gamma, in their order."""
-    arms = rounds.group_by(["method", "gamma"], use_threads=False).aggregate([]).to_pylist()
-    for arm in arms:
-        yield rounds.filter(pc.and_(pc.equal(rounds["method"], arm["method"]), pc.equal(rounds["gamma"], arm["gamma"])))
-
-
 class ResultsFolder:
     """The run's output folder.
 
@@ -228,8 +221,11 @@ class ResultsFolder:
                 if last_use[lines.part] == number:
                     del opened[lines.part]
                 if size > _BLOCK:
-                    for arm in _by_arm(pa.concat_tables(waiting)):
-                        writer.write_table(arm)
+                    block = pa.concat_tables(waiting)
+                    arms = block.group_by(["method", "gamma"], use_threads=False).aggregate([]).to_pylist()
+                    for arm in arms:
+                        own = (pc.equal(block[column], arm[column]) for column in ("method", "gamma"))
+                        writer.write_table(block.filter(pc.and_(*own)))
                     waiting, size = [], 0
             if waiting:
                 writer.write_table(pa.concat_tables(waiting))

@@ -146,8 +146,19 @@ def run_facts(parts: Parts, predicted: Mapping[int, float] | None = None) -> Run
 
 
 def _facts_of(drafting: DrafterArms, parts: Parts) -> RunFacts:
-    primary, verifier = drafting.primary.structure, drafting.primary.verifier
+    primary, verifier, target = drafting.primary.structure, drafting.primary.verifier, parts.target
     judge = None if parts.judge is None else "target" if parts.original is None else "original"
+    size = parts.plan.measurement.batch_size
+    notes: list[str] = []  # on recorded texts and on the drafter, known before anything is decoded
+    if isinstance(target, Replay):
+        notes += target.notes((each.tokens for each in parts.prompts.prompts), parts.limit)
+    if size > 1:
+        notes.append(
+            f"Decoded {size} sequences at a time, by eager calls: a round's times are its share of a step, "
+            "which all active sequences share evenly."
+        )
+    if drafting is parts.chosen:
+        notes += arithmetic_notes(parts)
     return RunFacts(
         drafter=drafting.name,
         label=drafting.label,
@@ -160,28 +171,13 @@ def _facts_of(drafting: DrafterArms, parts: Parts) -> RunFacts:
         deepest=drafting.drafter.capabilities.deepest,
         lossless=verifier.capabilities.lossless,
         deterministic=verifier.capabilities.deterministic,
-        greedy=parts.target.sampling.greedy,
+        greedy=target.sampling.greedy,
         forced=parts.plan.forced,
-        simulated=parts.target.clock() is not None,
+        simulated=target.clock() is not None,
         judge=judge,
-        target_flops=float(parts.target.flops_per_token),
+        target_flops=float(target.flops_per_token),
         drafter_flops=float(drafting.primary.drafter.flops_per_token),
         predicted={},
-        batch_size=parts.plan.measurement.batch_size,
-        notes=_notes(drafting, parts),
+        batch_size=size,
+        notes=(*notes, *target.remarks, *drafting.drafter.notes),
     )
-
-
-def _notes(drafting: DrafterArms, parts: Parts) -> tuple[str, ...]:
-    """Return what is said of recorded texts and of the drafter before anything is decoded."""
-    target = parts.target
-    used = isinstance(target, Replay) and target.notes((each.tokens for each in parts.prompts.prompts), parts.limit)
-    batches: tuple[str, ...] = ()
-    size = parts.plan.measurement.batch_size
-    if size > 1:
-        batches = (
-            f"Decoded {size} sequences at a time, by eager calls: a round's times are its share of a step, "
-            "which all active sequences share evenly.",
-        )
-    arithmetic = arithmetic_notes(parts) if drafting is parts.chosen else ()
-    return (*(used or ()), *batches, *arithmetic, *target.remarks, *drafting.drafter.notes)

@@ -37,12 +37,8 @@ def whole_numbers(where: str, name: str, value: Any, least: int = 0, first: int 
 
 def drafters_of(record: Any) -> list[str]:
     """Return the keys of a line below which lengths by position stand; none for a line of another form."""
-    return [key for key, item in record.items() if is_by_position(item)] if isinstance(record, Mapping) else []
-
-
-def is_by_position(item: Any) -> bool:
-    """Return whether the value of a key has lengths by position."""
-    return isinstance(item, Mapping) and LENGTHS in item
+    items = record.items() if isinstance(record, Mapping) else ()
+    return [key for key, item in items if isinstance(item, Mapping) and LENGTHS in item]
 
 
 def lengths_by_position(where: str, key: str, value: Any, tokens: int | None = None) -> tuple[int, ...]:

@@ -167,26 +167,40 @@ def opened(store: Store, experiment: str) -> tuple[Any, str]:
                 engine.connect().close()
             finally:
                 engine.dispose()
+        from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
         client = MlflowClient(tracking_uri=store.uri)
-        found = client.get_experiment_by_name(experiment)
-        if found is None:
-            return client, _created(client, store, experiment)
+        known = client.get_experiment_by_name(experiment)
+        if known is None:
+            artifacts = store.artifacts.as_uri() if store.artifacts else None
+            try:
+                return client, client.create_experiment(experiment, artifacts, TRAINING_VIEW)
+            except MlflowException:
+                known = client.get_experiment_by_name(experiment)  # another process was faster
+                if known is None:
+                    raise
     except SpecdecError:
         raise
     except ModuleNotFoundError as error:
-        raise UsageError(_without_driver(store, error)) from None
+        if (error.name or "").partition(".")[0] == "psycopg":
+            raise UsageError(
+                'tracking.uri=postgresql://... needs the driver psycopg: pip install "specdec-workbench[postgres]".'
+            ) from None
+        raise UsageError(
+            f"The tracking store {store.shown} needs the Python package {error.name!r}, which is not installed: "
+            "install what requirements-headless.txt lists, or the whole of mlflow."
+        ) from None
     except Exception as error:  # MLflow's, SQLAlchemy's, a missing driver's, the network's
         reraise_interruption(error)
         raise fault(store, error) from None
-    if found.lifecycle_stage == "deleted":
+    if known.lifecycle_stage == "deleted":
         raise UsageError(
             f"The experiment {experiment!r} was deleted in {store.shown}: restore it with "
             f"`MLFLOW_TRACKING_URI={shlex.quote(store.shown)} mlflow experiments restore --experiment-id "
-            f"{found.experiment_id}`, or choose another with tracking.experiment=NAME."
+            f"{known.experiment_id}`, or choose another with tracking.experiment=NAME."
         )
-    return client, found.experiment_id
+    return client, known.experiment_id
 
 
 _silent: dict[str, tuple[float, str]] = {}  # by address: when a store did not answer, and what is said of it
@@ -234,28 +248,6 @@ def unanswered(store: Store, error: Exception) -> bool:
     from sqlalchemy.exc import OperationalError
 
     return store.is_database_server and isinstance(error, OperationalError) and not _REFUSED.search(str(error))
-
-
-def _without_driver(store: Store, error: ModuleNotFoundError) -> str:
-    if (error.name or "").partition(".")[0] == "psycopg":
-        return 'tracking.uri=postgresql://... needs the driver psycopg: pip install "specdec-workbench[postgres]".'
-    return (
-        f"The tracking store {store.shown} needs the Python package {error.name!r}, which is not installed: install "
-        "what requirements-headless.txt lists, or the whole of mlflow."
-    )
-
-
-def _created(client: Any, store: Store, experiment: str) -> str:
-    from mlflow.exceptions import MlflowException
-
-    artifacts = store.artifacts.as_uri() if store.artifacts else None
-    try:
-        return client.create_experiment(experiment, artifacts, TRAINING_VIEW)
-    except MlflowException:
-        found = client.get_experiment_by_name(experiment)  # another process was faster
-        if found is None:
-            raise
-        return found.experiment_id
 
 
 def schema_of(database: Path) -> str | None:

@@ -6,7 +6,7 @@ Everything may be repeated: runs are found again by their id, metrics keep their
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,11 @@ class Upload:
                 "mlflow.parentRunId": self.run_id,
                 ID: f"{self._record.id}/{line}",
             }
-            child = self._client.create_run(self.experiment_id, logged.time, tags, _line_name(line, about))
+            # The child is named for its line and what it is of, such as `measured: ngram on pocket, gamma 4`.
+            names = (about[key].rstrip("/").rpartition("/")[2] for key in ("drafter", "model") if key in about)
+            gamma = f"gamma {about['gamma']}" if "gamma" in about else ""
+            name = ": ".join(filter(None, (line, ", ".join(filter(None, (" on ".join(names), gamma))))))
+            child = self._client.create_run(self.experiment_id, logged.time, tags, name)
             run_id = self.children[line] = child.info.run_id
             self._client.set_terminated(run_id, "FINISHED", logged.time)  # at once: it can be logged to after its end
         metrics = [Metric(name, value, logged.time, step) for name, step, value in logged.points]
@@ -165,13 +169,6 @@ class Upload:
         if parent is not None:
             sweeps = self._client.search_runs([self.experiment_id], f"tags.`{ID}` = '{parent}'", max_results=1)
             self._parent = sweeps[0].info.run_id if sweeps else None
-
-
-def _line_name(line: str, about: Mapping[str, str]) -> str:
-    """Return the name of a curve's run, such as `measured: ngram on pocket, gamma 4`, from the tags of its run."""
-    told = " on ".join(about[key].rstrip("/").rpartition("/")[2] for key in ("drafter", "model") if key in about)
-    gamma = f"gamma {about['gamma']}" if "gamma" in about else ""
-    return ": ".join(part for part in (line, ", ".join(part for part in (told, gamma) if part)) if part)
 
 
 def uploaded_files(folder: Path) -> Sequence[Path]:

@@ -96,12 +96,13 @@ class TrackedRun:
             self.tags({"specdec.failure": f"{type(error).__name__}: {reason(error)}"})
         self.end(status)
 
-    def metrics(self, values: Mapping[str, float | None], step: int | None = None) -> None:
-        """Log numbers. NaN is kept; None and infinities, which MLflow would turn into 1.8e308, are left out."""
-        self.curves({name: {step or 0: value} for name, value in values.items()})
+    def metrics(self, values: Mapping[str, float | None], step: int = 0) -> None:
+        """Log numbers, as `curves` does."""
+        self.curves({name: {step: value} for name, value in values.items()})
 
     def curves(self, curves: Mapping[str, Mapping[int, float | None]], line: str | None = None) -> None:
-        """Log curves on this run: {name: {step: value}}.
+        """Log curves on this run: {name: {step: value}}. NaN is kept; None and infinities, which MLflow would turn into
+        1.8e308, are left out.
 
         Args:
             line: log them on the child run of this name instead.
@@ -291,7 +292,9 @@ def tracked_run(
             "Tracking is off for this run; the results stay on disk. %s.%s", reason(error), _upload_later(results)
         )  # fmt: skip
         return TrackedRun(record)
-    return TrackedRun(record, upload, _link(store, experiment_id), config.required)
+    link = CHART_VIEW.format(experiment_id)  # of a database: behind the command that serves it
+    link = f"{store.shown}/{link}" if store.is_server else f"{serving(store)}\nhttp://127.0.0.1:5000/{link}"
+    return TrackedRun(record, upload, link, config.required)
 
 
 def _new_record(
@@ -341,14 +344,6 @@ def _process_tags() -> dict[str, str]:
         "specdec.process": this_process(),
         "specdec.heartbeat": _now(),
     }
-
-
-def _link(store: Store, experiment_id: str) -> str:
-    """Return the address of the chart view; for a database, preceded by the command that serves it."""
-    view = CHART_VIEW.format(experiment_id)
-    if store.is_server:
-        return f"{store.shown}/{view}"
-    return f"{serving(store)}\nhttp://127.0.0.1:5000/{view}"
 
 
 def _accepted_name(name: str) -> str:

@@ -102,7 +102,16 @@ def load_prompts(
     skipped: Counts = {reason: dict(counts) for reason, counts in content.absent.items()}
     chosen = list(islice(_usable_in_turn(content.entries, config, renderer, skipped), config.limit))
     if not chosen:
-        raise UsageError(_nothing_usable(config.name, skipped, context_length, max_new_tokens))
+        counts = {reason: sum(by_category.values()) for reason, by_category in skipped.items()}
+        said = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in counts.items())
+        sentence = f"Prompt set {config.name!r} has no usable prompt ({said or 'it holds none'})"
+        if TOO_LONG not in skipped:
+            raise UsageError(f"{sentence}: give another file or set.")
+        categories = ", ".join(f"{category} {count}" for category, count in skipped[TOO_LONG].items())
+        raise UsageError(
+            f"{sentence}: a prompt may have {room} tokens, the target's context of {context_length} less "
+            f"measurement.max_new_tokens={max_new_tokens} (by category: {categories})."
+        )
     digest = hashlib.sha256()
     for entry, _ in chosen:
         digest.update(json.dumps([entry.category, entry.turns, entry.tokens]).encode() + b"\n")
@@ -143,16 +152,3 @@ def _usable(entries: Iterable[Entry], renderer: Renderer, skipped: Counts) -> It
             counts[entry.category] = counts.get(entry.category, 0) + 1
         else:
             yield entry, prompt
-
-
-def _nothing_usable(name: str, skipped: Counts, context_length: int, max_new_tokens: int) -> str:
-    counts = {reason: sum(by_category.values()) for reason, by_category in skipped.items()}
-    said = ", ".join(f"{count} {reason.replace('_', ' ')}" for reason, count in counts.items())
-    sentence = f"Prompt set {name!r} has no usable prompt ({said or 'it holds none'})"
-    if TOO_LONG not in skipped:
-        return sentence + ": give another file or set."
-    categories = ", ".join(f"{category} {count}" for category, count in skipped[TOO_LONG].items())
-    return (
-        f"{sentence}: a prompt may have {context_length - max_new_tokens} tokens, the target's context of "
-        f"{context_length} less measurement.max_new_tokens={max_new_tokens} (by category: {categories})."
-    )
