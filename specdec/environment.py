@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -86,7 +87,9 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 def cpu() -> dict[str, Any]:
     """Return model, cores, torch's threads, and how busy the machine was when asked."""
-    information = _read("/proc/cpuinfo")
+    information = ""
+    with suppress(OSError):
+        information = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     model = re.search(r"^(?:model name|Hardware)\s*:\s*(.+)$", information, re.M)
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", information, re.M)
     flag_names = flags[1].split() if flags else []
@@ -104,13 +107,6 @@ def cpu() -> dict[str, Any]:
         "torch_interop_threads": torch.get_num_interop_threads(),
         "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
     }
-
-
-def _read(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def gpu(device: torch.device, notes: list[str]) -> dict[str, Any]:

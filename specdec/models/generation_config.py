@@ -28,7 +28,11 @@ def not_followed(model: Any, sampling: SamplingConfig) -> tuple[str, ...]:
     config = getattr(model, "generation_config", None)
     if config is None:
         return ()
-    asked = {key: value for key, value in config.to_diff_dict().items() if _chooses(key, value)}
+    asked = {}
+    for key, value in config.to_diff_dict().items():
+        silent = key in _SILENT or any(part in key for part in _SILENT_PARTS)
+        if not silent and value not in (None, False, [], {}, 0) and value != _NEUTRAL.get(key):
+            asked[key] = value
     if not getattr(config, "do_sample", False):
         asked = {key: value for key, value in asked.items() if key not in _SAMPLED}  # it does not use them either
     elif sampling.greedy:
@@ -41,8 +45,3 @@ def not_followed(model: Any, sampling: SamplingConfig) -> tuple[str, ...]:
         f"The checkpoint's generation_config.json asks for {told}, which is not followed: sampling.* alone says how "
         "tokens are chosen, and of that file only the end tokens count.",
     )
-
-
-def _chooses(key: str, value: Any) -> bool:
-    silent = key in _SILENT or any(part in key for part in _SILENT_PARTS)
-    return not silent and value not in (None, False, [], {}, 0) and value != _NEUTRAL.get(key)

@@ -58,12 +58,20 @@ def load_model(
     hub.quiet_loading()
     folder = Path(name)
     if folder.exists():
-        _check_folder(folder)
+        if not (folder / "config.json").is_file():
+            raise ModelLoadError(f"Model folder {folder} has no config.json; give the folder that holds the model.")
+        if not list(folder.glob("*.safetensors")):
+            raise ModelLoadError(
+                f"Model folder {folder} has no safetensors file; pickled weights are not loaded, convert them first."
+            )
     elif name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise ModelLoadError(f"Model folder {name} does not exist; give a folder, a hub id or 'pocket'.")
     try:
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
-        _check_kind(name, config, kind)
+        own_kind: Kind = "encoder_decoder" if config.is_encoder_decoder else "causal"
+        if kind not in (None, own_kind):
+            what = "an encoder-decoder" if config.is_encoder_decoder else "no encoder-decoder"
+            raise ModelLoadError(f"Model {name} is {what} model ({config.model_type}): use it with target={own_kind}.")
         _check_layers(name, folder, config)
         if attention == "auto":
             attention = _attention_of(config)
@@ -250,13 +258,6 @@ def _attention_of(config: Any) -> str:
     return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
-def _check_kind(name: str, config: Any, kind: Kind | None) -> None:
-    found: Kind = "encoder_decoder" if config.is_encoder_decoder else "causal"
-    if kind not in (None, found):
-        what = "an encoder-decoder" if config.is_encoder_decoder else "no encoder-decoder"
-        raise ModelLoadError(f"Model {name} is {what} model ({config.model_type}): use it with target={found}.")
-
-
 def _check_layers(name: str, folder: Path, config: Any) -> None:
     """Refuse a number of layers that the files of a folder cannot hold: transformers would first make them all."""
     from safetensors import safe_open
@@ -272,13 +273,4 @@ def _check_layers(name: str, folder: Path, config: Any) -> None:
         raise ModelLoadError(
             f"Model {name} is incomplete: its config.json says {layers:,} layers, and its files hold {tensors} "
             "tensors; get the whole checkpoint."
-        )
-
-
-def _check_folder(folder: Path) -> None:
-    if not (folder / "config.json").is_file():
-        raise ModelLoadError(f"Model folder {folder} has no config.json; give the folder that holds the model.")
-    if not list(folder.glob("*.safetensors")):
-        raise ModelLoadError(
-            f"Model folder {folder} has no safetensors file; pickled weights are not loaded, convert them first."
         )

@@ -31,16 +31,15 @@ def matrix_products(model: Any) -> list[Product]:
         weight.numel() for weight in looked_up if weight is getattr(model.get_output_embeddings(), "weight", None)
     )
     covered = sum(product.values(0) for product in products)
-    return [*products, *_attention(model)] if covered >= _COVERED * (matrices + tied) else []
-
-
-def _attention(model: Any) -> list[Product]:
+    if covered < _COVERED * (matrices + tied):
+        return []
     config = model.config.get_text_config()
     heads = config.num_attention_heads
     kv_heads = getattr(config, "num_key_value_heads", None) or heads
     size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    matrices, value = config.num_hidden_layers * kv_heads, model.dtype.itemsize
+    number, value = config.num_hidden_layers * kv_heads, model.dtype.itemsize
     return [
-        Product("attention scores", size, None, matrices, value, queries=heads // kv_heads),
-        Product("attention values", None, size, matrices, value, queries=heads // kv_heads),
+        *products,
+        Product("attention scores", size, None, number, value, queries=heads // kv_heads),
+        Product("attention values", None, size, number, value, queries=heads // kv_heads),
     ]
