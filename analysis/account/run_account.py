@@ -31,41 +31,6 @@ class GroupAccount:
 
 
 @dataclass(frozen=True)
-class AccountSums:
-    """The sums that the account of one gamma is made of, by prompt, and what all prompts share."""
-
-    table: pd.DataFrame  # as `account_table` returns it, by prompt
-    baseline: pd.DataFrame  # by prompt, as `prompt_sums` returns it
-    categories: pd.Series  # by prompt
-    gamma: int
-    alpha: float
-    t1_s: float
-    replicates: int
-    seed: int
-    alpha_of_text: bool  # False: fitted to the rounds of the primary gamma
-
-    def account(self) -> Account:
-        """Return the account of the whole run."""
-        return self._made(self.table, self.t1_s)
-
-    def by(self, by: Literal["category", "prompt"]) -> list[GroupAccount]:
-        """Return the account of each category or prompt, in the order of names."""
-        names = self.categories.reindex(self.table.index) if by == "category" else self.table.index.to_series()
-        groups = []
-        for name, part in self.table.groupby(names, sort=True):
-            own = "alpha_numerator" in part and bool(part["alpha_denominator"].sum() > 0)
-            if not own:
-                part = part.drop(columns=["alpha_numerator", "alpha_denominator"], errors="ignore")
-            calls = self.baseline.loc[part.index].sum()
-            account = self._made(part, float(calls["verify_s"] / calls["rounds"]))
-            groups.append(GroupAccount(str(name) or "none", account, own))
-        return groups
-
-    def _made(self, table: pd.DataFrame, t1_s: float) -> Account:
-        return gap_account(table, self.gamma, t1_s, self.alpha, self.replicates, self.seed, self.alpha_of_text)
-
-
-@dataclass(frozen=True)
 class SharedWork:
     """The work that all arms of one cell have done, and what their accounts have in common.
 
@@ -117,23 +82,46 @@ class SharedWork:
         own = None if replay is None else replay[replay["kind"] == "own"]
         return cls(by_gamma, plain, primary_gamma, t1_s, alpha, sums, text is not None, own)
 
-    def sums(self, gamma: int, replicates: int = 10_000, seed: int = 0) -> AccountSums:
+    def sums(self, gamma: int, replicates: int = 10_000, seed: int = 0) -> "AccountSums":
         """Return the sums of the account at one gamma. ValueError if the tables contradict themselves."""
-        arm, baseline = self.arms[gamma], self.plain[BASELINE]
         replay = None if self.replay is None else self.replay[self.replay["gamma"] == gamma]
-        expected = replay if replay is not None and len(replay) else None
-        table = account_table(arm, baseline, gamma, expected, self.alpha_sums)
-        return AccountSums(
-            table,
-            baseline,
-            prompt_categories(arm),
-            gamma,
-            self.alpha,
-            self.t1_s,
-            replicates,
-            seed,
-            self.alpha_of_text,
-        )
+        expected = None if replay is None or replay.empty else replay
+        table = account_table(self.arms[gamma], self.plain[BASELINE], gamma, expected, self.alpha_sums)
+        return AccountSums(self, gamma, table, replicates, seed)
+
+
+@dataclass(frozen=True)
+class AccountSums:
+    """The sums that the account of one gamma is made of, by prompt (`table`, as `account_table` returns it)."""
+
+    work: SharedWork
+    gamma: int
+    table: pd.DataFrame
+    replicates: int
+    seed: int
+
+    def account(self) -> Account:
+        """Return the account of the whole run."""
+        return self._made(self.table, self.work.t1_s)
+
+    def by(self, by: Literal["category", "prompt"]) -> list[GroupAccount]:
+        """Return the account of each category or prompt, in the order of names."""
+        names = self.table.index.to_series()
+        if by == "category":
+            names = prompt_categories(self.work.arms[self.gamma]).reindex(self.table.index)
+        groups = []
+        for name, part in self.table.groupby(names, sort=True):
+            own = "alpha_numerator" in part and bool(part["alpha_denominator"].sum() > 0)
+            if not own:
+                part = part.drop(columns=["alpha_numerator", "alpha_denominator"], errors="ignore")
+            calls = self.work.plain[BASELINE].loc[part.index].sum()
+            account = self._made(part, float(calls["verify_s"] / calls["rounds"]))
+            groups.append(GroupAccount(str(name) or "none", account, own))
+        return groups
+
+    def _made(self, table: pd.DataFrame, t1_s: float) -> Account:
+        work = self.work
+        return gap_account(table, self.gamma, t1_s, work.alpha, self.replicates, self.seed, work.alpha_of_text)
 
 
 def account_sums(run: Run, gamma: int | None = None) -> AccountSums:

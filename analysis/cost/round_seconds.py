@@ -1,4 +1,7 @@
-"""Seconds of a round by the nodes and levels of a tree, from tables of study `tree_search`; no torch."""
+"""Seconds of a round with any shape of draft, interpolated from the shapes that studies timed; no torch.
+
+A round is the target's call, the draft, and the rest.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +10,96 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import nnls
 
-from .block_seconds import BlockSeconds, repeats_of
+
+@dataclass(frozen=True)
+class BlockSeconds:
+    """The seconds that one repeat measured.
+
+    Attributes:
+        calls: median seconds of a call, by context (index) and by k, w and tokens evaluated (columns).
+        host: draft_s and overhead_s by number of draft nodes, ascending; plain decoding has 0 nodes.
+        evaluation: "packed" or "rows".
+    """
+
+    calls: pd.DataFrame
+    host: pd.DataFrame
+    evaluation: str
+
+    def call(self, w: np.ndarray, nodes: np.ndarray, paths: np.ndarray, context: np.ndarray) -> np.ndarray:
+        """Return the seconds of calls on drafts of given nodes, paths (rows) and width w; all are means over rounds.
+
+        Seconds are interpolated linearly: between numbers of tokens evaluated where a draft is packed, since its shape
+        hardly matters then; between numbers of rows of the same width where every row has its own root and cache; and
+        between contexts. Beyond the timed contexts the nearest counts. NaN beyond the largest draft that was timed.
+        """
+        contexts = self.calls.index.to_numpy(dtype=float)
+        at = np.stack([self._at(one, w, nodes, paths) for one in contexts])  # [contexts, N]
+        place = np.clip(np.searchsorted(contexts, context) - 1, 0, max(0, len(contexts) - 2))
+        after = np.minimum(place + 1, len(contexts) - 1)
+        span = contexts[after] - contexts[place]
+        share = np.where(span > 0, (context - contexts[place]) / np.where(span > 0, span, 1.0), 0.0).clip(0.0, 1.0)
+        line = np.arange(len(context))
+        return (1 - share) * at[place, line] + share * at[after, line]
+
+    def _at(self, context: float, w: np.ndarray, nodes: np.ndarray, paths: np.ndarray) -> np.ndarray:
+        """Return the seconds of calls at one of the timed contexts."""
+        timed = self.calls.loc[context].dropna()
+        if self.evaluation == "packed":
+            by_tokens = timed.groupby("rows_evaluated").median()
+            return np.interp(1 + nodes, by_tokens.index, by_tokens.to_numpy(), right=np.nan)
+        seconds = np.full(len(w), np.nan)
+        plain = timed.xs(0, level="w").iloc[0]
+        for width in np.unique(w):
+            mine = w == width
+            if width == 0:
+                seconds[mine] = plain
+                continue
+            by_k = timed.xs(width, level="w").groupby("k").median()
+            # A round that offers no row is a plain step.
+            seconds[mine] = np.interp(paths[mine], [0, *by_k.index], [plain, *by_k], right=np.nan)
+        return seconds
+
+    def rest(self, nodes: np.ndarray) -> np.ndarray:
+        """Return the seconds of a round outside the call, interpolated linearly between numbers of draft nodes.
+
+        Beyond the largest number that was timed, its seconds count.
+        """
+        return np.interp(nodes, self.host["nodes"], self.host["draft_s"] + self.host["overhead_s"])
+
+
+def repeats_of(block_times: pd.DataFrame, host_times: pd.DataFrame) -> list[BlockSeconds]:
+    """Return the seconds of each repeat whose calls were timed, from the tables of study `grid`."""
+    timed = block_times.dropna(subset="seconds")
+    made = []
+    for repeat, calls in timed.groupby("repeat"):
+        table = calls.pivot_table(
+            index="context", columns=["k", "w", "rows_evaluated"], values="seconds", aggfunc="median"
+        )
+        host = host_times[host_times["repeat"] == repeat].groupby("nodes")[["draft_s", "overhead_s"]].mean()
+        made.append(BlockSeconds(table, host.reset_index(), str(calls["evaluation"].iloc[0])))
+    return made
+
+
+def stream_seconds(replay: pd.DataFrame, repeats: list[BlockSeconds]) -> tuple[np.ndarray, np.ndarray]:
+    """Predict decode seconds of each line of `replay`, and of plain decoding of the same text; [repeats, lines] each.
+
+    replay: a table of study `grid`. A text's mean draft and mean context stand for those of its rounds.
+    """
+    values = {
+        name: replay[name].to_numpy(dtype=float) for name in ("w", "tokens", "rounds", "nodes", "paths", "context")
+    }
+    nodes, paths = values["nodes"] / values["rounds"], values["paths"] / values["rounds"]
+    none = np.zeros(len(replay))
+    blocks, plain = [], []
+    for one in repeats:
+        call = one.call(values["w"], nodes, paths, values["context"])
+        blocks.append(values["rounds"] * (call + one.rest(nodes)))
+        step = one.call(none, none, none, values["context"])
+        plain.append(values["tokens"] * (step + one.rest(none)))
+    return np.stack(blocks), np.stack(plain)
+
+
+# By nodes and levels of a tree, from study `tree_search` ----------------------------------------------
 
 
 @dataclass(frozen=True)

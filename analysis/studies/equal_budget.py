@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from ..comparisons import ReplayedSpeedups, curves_of, interval, listed, metrics_of
-from ..cost.block_seconds import repeats_of, stream_seconds
+from ..cost.round_seconds import repeats_of, stream_seconds
 from ..figures import pictures
 from ..figures.pictures import Panel, structure_lines
 from ..sections import About, Findings, Section, Tables, counted, register

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from ..comparisons import ReplayedSpeedups, compare, curves_of, finite, interval, listed, metrics_of, printed
-from ..cost.block_seconds import repeats_of, stream_seconds
+from ..cost.round_seconds import repeats_of, stream_seconds
 from ..figures import pictures, style
 from ..figures.pictures import Panel, over
 from ..intervals import Interval

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.cost.block_seconds import repeats_of, stream_seconds
+from specdec.analysis.cost.round_seconds import repeats_of, stream_seconds
 
 BLOCKS = [(1, 0), (1, 1), (1, 3), (4, 1), (4, 3)]
 CONTEXTS = (10, 110)
