@@ -215,8 +215,8 @@ class Run:
     def replay(self) -> pd.DataFrame:
         """Read what replays expect: tokens and rounds by gamma, kind, prompt and repeat.
 
-        kind: "own", along the texts that this gamma wrote, or "baseline", along the baseline's. Empty where the drafter
-        cannot be replayed.
+        kind: "own", along the texts that this gamma wrote, "baseline", along the baseline's, or "along" (of imported
+        lengths by position), as if every draft token were as good as a first one. Empty where there is no replay.
         """
         return self._own(self._table("replay.parquet"))
 

@@ -94,6 +94,21 @@ def test_the_walk_takes_the_rounds_that_theory_counts(write, gamma, rounds):
     assert source.rounds["context"].tolist()[0] == 2
 
 
+def test_the_folder_of_a_trace_has_every_gamma_and_the_sums_behind_its_account(write, tmp_path):
+    source = accepted_lengths(write({"id": "a", "acc_x": {"acc_len": lengths_of(AGREEMENT, 3)}}))
+    run = folder_of(source, tmp_path / "run")
+    assert {gamma: len(rounds) for gamma, rounds in run.arms().by_gamma().items()} == {1: 8, 2: 6, 3: 5}
+    assert run.alpha_sums()[["numerator", "denominator"]].values.tolist() == [[9, 13]]
+    assert run.replay()[["gamma", "kind", "tokens", "rounds"]].values.tolist() == [
+        [gamma, "along", 13, rounds] for gamma, rounds in ((1, 8), (2, 6), (3, 5))
+    ]
+    assert run.generations()[["prompt", "tokens", "rounds"]].values.tolist() == [["a", 13, 5]]
+    facts = run.imported()
+    assert facts.notes == source.notes and (facts.gamma, facts.longest, facts.totals_only) == (3, 3, False)
+    rounds = run.rounds()
+    assert {*COUNTED} <= {*rounds} and rounds["round_s"].isna().all() and "beta" not in rounds
+
+
 def test_only_positions_where_a_round_starts_count(write):
     """Rounds begin at positions 0, 1, 2, 4 and 5: the long acceptance from position 3 on is never used."""
     lengths = [1, 1, 2, 4, 1, 1]
