@@ -43,7 +43,7 @@ def show_run(
     """
     alpha = found.metrics.get("account/alpha", float("nan"))
     alpha_of = "each drafter's alpha" if found.beside else f"alpha {alpha:.3f}"
-    measured = "Simulated time: recorded text" if found.simulated else "Measured"
+    measured = "Simulated time: recorded text" if found.facts.simulated else "Measured"
     left_out, done = (int(found.metrics.get(f"prompts/{name}", 0)) for name in ("left_out", "done"))
     cut = f"; {done} of {done + left_out} prompts, for lack of time" if left_out else ""
     lines = summary_lines(found)
@@ -57,7 +57,7 @@ def show_run(
     print_table(
         console,
         lines,
-        f"{measured}{', with a lossy rule,' if found.lossy else ''} against the capped-geometric theory",
+        f"{measured}{', with a lossy rule,' if not found.facts.lossless else ''} against the capped-geometric theory",
         f"95% prompt-bootstrap intervals; theory at {alpha_of} ({found.alpha_source}); {signs_said}{cut}",
     )
     print_lines(console, *([note for note in found.notes if note not in told] if verbose() else found.closing))
@@ -82,17 +82,20 @@ def summary_lines(found: RunFindings) -> list[list[str]]:
     several, and one for the texts that were sampled beside a greedy run.
     """
     headings = [heading for heading, _ in _COLUMNS.values()]
-    if found.simulated:
+    if found.facts.simulated:
         headings[2] = f"simulated {headings[2]}"
-    lines = [[found.depth_name, *headings]]
+    lines = [[found.facts.depth_name, *headings]]
     names = [""]
-    for name, arms in {found.drafter: found.arms, **{key: each.arms for key, each in found.beside.items()}}.items():
+    for name, arms in {
+        found.facts.drafter: found.arms,
+        **{key: each.arms for key, each in found.beside.items()},
+    }.items():
         fastest = max(arms, key=lambda arm: arm.get("speedup", -inf)) if len(arms) > 1 else None
         for arm in arms:
             depth = f"{arm['gamma']}{'*' if arm['primary'] else ''}{' best' if arm is fastest else ''}"
             lines.append([depth, *_cells(arm)])
             names.append(name)
-        if name == found.drafter and "sampled/speedup" in found.metrics:
+        if name == found.facts.drafter and "sampled/speedup" in found.metrics:
             sampled = {
                 key.removeprefix("sampled/"): value
                 for key, value in found.metrics.items()

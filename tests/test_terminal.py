@@ -1,10 +1,12 @@
 """The final table: what stands in it, and that no width of a terminal cuts a number."""
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fixtures.rounds_tables import FACTS
 from rich.console import Console
 
 from specdec.analysis.findings.run_findings import RunFindings
@@ -31,7 +33,7 @@ def arm(gamma: int, speedup: float) -> dict[str, Any]:
 
 def findings(arms: list[dict[str, Any]], drafter: str = "ngram", **more: Any) -> RunFindings:
     empty: dict[str, Any] = {"sections": (), "metrics": {}, "curves": {}, "notes": [], "account": {}}
-    about = {"alpha_source": "text", "depth_name": "gamma", "drafter": drafter}
+    about = {"alpha_source": "text", "facts": replace(FACTS, drafter=drafter)}
     return RunFindings(**{**empty, **about, "arms": arms, **more})
 
 

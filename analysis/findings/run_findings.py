@@ -12,6 +12,7 @@ from ..account.account_sections import account_section
 from ..account.gap_account import REPORTED, Account
 from ..account.run_account import SharedWork
 from ..account.verdicts import FORMULA_ERRORS, formula_verdict, verdict
+from ..read.facts import RunFacts
 from ..read.runs import Run
 from ..sections import Findings, Section
 from .drafters_section import SideBySide, drafters_section
@@ -51,10 +52,7 @@ class RunFindings(Findings):
         notes: sentences that a reader must not miss.
         account: the content of `account.json`.
         alpha_source: what stands behind `account/alpha`: "text" or "mle".
-        depth_name: what the depth of a draft is called in tables.
-        drafter: the method that these figures are about.
-        simulated: times come from a cost model.
-        lossy: the verifier declares that it does not keep the target's law.
+        facts: what was run: the method that these figures are about, its verifier, whether time is simulated.
         serving: how to serve the drafter, as `engines.recommendation` says it.
         beside: the findings of the session's other drafters by their method, without sections.
         closing: the few sentences that a person needs, for the terminal; the notes and sections say more.
@@ -64,10 +62,7 @@ class RunFindings(Findings):
     notes: list[str]
     account: dict[str, Any]
     alpha_source: str
-    depth_name: str
-    drafter: str = ""
-    simulated: bool = False
-    lossy: bool = False
+    facts: RunFacts
     serving: dict[str, Any] = field(default_factory=dict)
     beside: "dict[str, RunFindings]" = field(default_factory=dict)
     closing: list[str] = field(default_factory=list)
@@ -113,7 +108,7 @@ def run_findings(run: Run) -> RunFindings:
 def _with_others(run: Run, findings: RunFindings, measured: MeasuredRun) -> RunFindings:
     """Add what the session's other drafters gave, their figures as `drafter/NAME/*`."""
     replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
-    metrics, curves, runs = dict(findings.metrics), dict(findings.curves), {findings.drafter: measured}
+    metrics, curves, runs = dict(findings.metrics), dict(findings.curves), {findings.facts.drafter: measured}
     verdicts = [findings.refuted] if findings.refuted else []
     others: dict[str, RunFindings] = {}
     notes: list[str] = []
@@ -197,10 +192,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
         notes=notes,
         account=_accounts(summary),
         alpha_source=summary.alpha_source,
-        depth_name=facts.depth_name,
-        drafter=facts.drafter,
-        simulated=facts.simulated,
-        lossy=not facts.lossless,
+        facts=facts,
         closing=closing_sentences(measured),
         refuted=refuted,
     )
