@@ -21,6 +21,7 @@ Statistic = Callable[[Columns], Mapping[str, np.ndarray]]
 CHUNK = 2_000_000  # resampled prompt indices held at once
 KEPT = 15_000_000  # draws that are kept for the next statistic, 2 bytes each
 FEWEST = 5  # prompts that a verdict needs: fewer say little of others, however well their interval is made
+ENDS = ("", ".ci_low", ".ci_high")  # of the names of a metric and its bounds
 MOST_UNDEFINED = 0.05  # share of replicates without a value (0 / 0) beyond which there is no interval
 
 
@@ -46,12 +47,12 @@ class Interval:
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], name: str) -> "Interval":
         """Return metric `name` with its bounds `name.ci_low` and `name.ci_high`, NaN for what is missing."""
-        value, low, high = (float(metrics.get(f"{name}{end}", nan)) for end in ("", ".ci_low", ".ci_high"))
+        value, low, high = (float(metrics.get(f"{name}{end}", nan)) for end in ENDS)
         return cls(value, low, high)
 
     def as_metrics(self, name: str) -> dict[str, float]:
         """Return the value and its bounds under the names that `from_metrics` reads."""
-        return {name: self.estimate, f"{name}.ci_low": self.low, f"{name}.ci_high": self.high}
+        return {f"{name}{end}": value for end, value in zip(ENDS, (self.estimate, self.low, self.high), strict=True)}
 
     @property
     def known(self) -> bool:

@@ -86,16 +86,14 @@ def summary_lines(found: RunFindings) -> list[list[str]]:
         headings[2] = f"simulated {headings[2]}"
     lines = [[found.facts.depth_name, *headings]]
     names = [""]
-    for name, arms in {
-        found.facts.drafter: found.arms,
-        **{key: each.arms for key, each in found.beside.items()},
-    }.items():
+    own = found.facts.drafter
+    for name, arms in {own: found.arms, **{key: other.arms for key, other in found.beside.items()}}.items():
         fastest = max(arms, key=lambda arm: arm.get("speedup", -inf)) if len(arms) > 1 else None
         for arm in arms:
             depth = f"{arm['gamma']}{'*' if arm['primary'] else ''}{' best' if arm is fastest else ''}"
             lines.append([depth, *_cells(arm)])
             names.append(name)
-        if name == found.facts.drafter and "sampled/speedup" in found.metrics:
+        if name == own and "sampled/speedup" in found.metrics:
             sampled = {
                 key.removeprefix("sampled/"): value
                 for key, value in found.metrics.items()

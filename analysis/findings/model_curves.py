@@ -18,13 +18,12 @@ from math import isnan
 import pandas as pd
 
 from ..acceptance.prediction import HeldOutPrediction, Undetermined
-from ..intervals import Interval, bootstrap
+from ..intervals import ENDS, Interval, bootstrap
 from ..read.facts import RunFacts
 from .summary import Summary
 
 Curves = dict[str, dict[int, float]]
 MODELS = ("measured", "capped_geometric", "priced", "position", "replay", "predicted")
-ENDS = ("", ".ci_low", ".ci_high")
 
 
 def model_curves(

@@ -12,11 +12,12 @@ from ..account.account_sections import account_section
 from ..account.gap_account import REPORTED, Account
 from ..account.run_account import SharedWork
 from ..account.verdicts import FORMULA_ERRORS, formula_verdict, verdict
+from ..intervals import ENDS
 from ..read.facts import RunFacts
 from ..read.runs import Run
 from ..sections import Findings, Section
 from .drafters_section import SideBySide, drafters_section
-from .model_curves import ENDS, MODELS, Curves, model_curves, model_metrics
+from .model_curves import MODELS, Curves, model_curves, model_metrics
 from .peers_section import peer_notes, peers_section
 from .run_metrics import (
     limit_metrics,

@@ -19,7 +19,7 @@ from ..account.verdicts import curve_verdict
 from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
 from ..figures import run_figures
-from ..intervals import Interval, too_few
+from ..intervals import ENDS, Interval, too_few
 from ..read.runs import Run
 from ..rounds import drafted
 from ..sections import Section
@@ -51,7 +51,6 @@ TIMED = (  # sections that show what is made of times
 FIRST_SCREEN = ("account", "curve_speedup")  # figures behind the verdict and the table over gamma, in order
 TITLED = {"capped_geometric": "by the formula", "priced": "at measured costs"}  # models that titles of curves name
 PRICED = (*TITLED, "predicted")  # models whose speedup is drawn
-ENDS = ("", ".ci_low", ".ci_high")  # of a metric and its interval
 ENVIRONMENT = (  # parts of environment.json that a page shows, in order
     *("captured", "platform", "device", "cpu", "gpu", "memory_gib", "versions", "code"),
     *("model", "drafter", "drafters", "original", "prompts", "seed"),

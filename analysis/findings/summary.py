@@ -30,7 +30,7 @@ from ..acceptance.iid import IidTest, iid_tests
 from ..account.gap_account import Account
 from ..account.run_account import SharedWork
 from ..arms import WORK, Arms
-from ..intervals import Columns, Interval, bootstrap
+from ..intervals import ENDS, Columns, Interval, bootstrap
 from ..rounds import check_rounds, distinct_generations, prompt_categories, prompt_sums
 
 RATES = {  # metric: what a table calls it
@@ -233,7 +233,7 @@ def _by_category(table: pd.DataFrame, category: pd.Series, replicates: int, seed
         if members.sum() < PROMPTS_OF_A_CATEGORY:
             continue
         headline = _headline(table[members], replicates, seed)
-        wanted = [metric + end for metric in BY_CATEGORY for end in ("", ".ci_low", ".ci_high")]
+        wanted = [metric + end for metric in BY_CATEGORY for end in ENDS]
         metrics |= {f"category/{name}/{key}": headline[key] for key in wanted if key in headline}
     return metrics
 
