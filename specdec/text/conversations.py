@@ -5,6 +5,7 @@ tokens marked as those to be predicted. Knows no model.
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -14,7 +15,8 @@ from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.text.document_store import Encoded, Part
 from specdec.text.encoding import batched
-from specdec.text.sources import read_content, read_hub
+from specdec.text.lines import file_digest, filled_lines
+from specdec.text.sources import read_hub
 
 SPEAKERS = {
     "system": "system", "human": "user", "user": "user",
@@ -69,9 +71,9 @@ class Conversations:
         self.config = config
         self.left_out: Counter[str] = Counter()
         if config.path is not None:
-            content, digest = read_content(config.path, "File of conversations data.source.path")
-            self._records = _records_of(config.path, content)
-            self.provenance = {"file_sha256": digest}
+            path, what = Path(config.path).expanduser(), f"File of conversations data.source.path={config.path}"
+            self._records = _records_of(config.path, b"".join(raw for _, raw in filled_lines(path, what)))
+            self.provenance = {"file_sha256": file_digest(path, what)}
         else:
             records = read_hub(str(config.hub_id), config.hub_config, config.split, config.revision, "data.source")
             self._records = ((where, record) for where, _, record in records.numbered)
@@ -147,7 +149,7 @@ class Conversations:
 def _records_of(name: str, content: bytes) -> Iterator[tuple[str, Any]]:
     """Return ("file: record number", record) of a JSON list or of JSON lines."""
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(
             f"File of conversations data.source.path={name} is not UTF-8 text (byte {error.start}): convert it."

@@ -128,6 +128,16 @@ def file_lines(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
             yield number, raw.removeprefix(BYTE_ORDER_MARK) if number == 1 else raw
 
 
+def filled_lines(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file as `file_lines` does, and refuse one with none that is not blank."""
+    empty = True
+    for number, raw in file_lines(path, what):
+        empty = empty and not raw.strip()
+        yield number, raw
+    if empty:
+        raise UsageError(f"{what} is empty: give one with a record in it.")
+
+
 def decoded(where: str, raw: bytes, remedy: str) -> str:
     """Return the text of a line, without its end. BadLine if it is not UTF-8."""
     try:
@@ -153,17 +163,12 @@ def json_file(path: Path, what: str, faults: LineFaults, remedy: str) -> Iterato
     Raises:
         UsageError: see `readable`; a file without any line.
     """
-    empty = True
-    for number, raw in file_lines(path, what):
-        if not raw.strip():
-            continue
-        empty, where = False, f"{path}:{number}"
+    for number, raw in filled_lines(path, what):
+        where = f"{path}:{number}"
         with faults.line():
             text = decoded(where, raw, "convert the file")
             if text.strip():
                 yield Line(where, number, json_value(where, text, remedy))
-    if empty:
-        raise UsageError(f"{what} is empty: give one with a record in it.")
 
 
 def printable(text: str) -> str:

@@ -1,6 +1,5 @@
 """Reads records from a local file or from the hub; a fault is named with file, line and config key."""
 
-import gzip
 import hashlib
 import re
 from collections.abc import Iterator, Mapping
@@ -10,7 +9,7 @@ from typing import Any
 
 from specdec import hub
 from specdec.errors import UsageError
-from specdec.text.lines import BYTE_ORDER_MARK, GZIP, decoded, file_digest, json_value, readable
+from specdec.text.lines import decoded, file_digest, filled_lines, json_value
 
 
 @dataclass(frozen=True)
@@ -31,13 +30,17 @@ def read_file(name: str, line_field: str | None) -> Records:
     Args:
         line_field: None for JSON lines; otherwise every line is a text, and this is the text's field in the record.
     Raises:
-        UsageError: missing, unreadable or empty file; while iterating, a line that is not UTF-8 or not a JSON object.
+        UsageError: missing or unreadable file; while iterating, an empty one, or a line that is not UTF-8 or not a JSON
+            object.
     """
-    key = "prompts.path"
-    content, digest = read_content(name, f"Prompt file {key}")
+    key, path = "prompts.path", Path(name).expanduser()
+    what = f"Prompt file {key}={name}"
+    digest = file_digest(path, what)
 
     def numbered() -> Iterator[tuple[str, int, Mapping[str, Any]]]:
-        for where, number, line in text_lines(name, content, key):
+        for number, raw in filled_lines(path, what):
+            where = f"{name}:{number}"
+            line = decoded(where, raw, f"convert the file, or see {key}")
             if line_field is not None:
                 yield where, number, {line_field: line}
             elif line.strip():
@@ -49,38 +52,6 @@ def read_file(name: str, line_field: str | None) -> Records:
                 yield where, number, record
 
     return Records(numbered(), {"path": name, "sha256": digest})
-
-
-def read_content(name: str, what: str) -> tuple[bytes, str]:
-    """Read a local file, unpack it if it is gzip, and return it with the sha256 of the file as it lies on disk.
-
-    Args:
-        what: how messages call the file: a noun and the config key that names it.
-    Raises:
-        UsageError: missing, unreadable, damaged or empty file.
-    """
-    with readable(f"{what}={name}"):
-        content = Path(name).expanduser().read_bytes()
-        digest = hashlib.sha256(content).hexdigest()
-        if content.startswith(GZIP):
-            content = gzip.decompress(content)
-    if not content.strip():
-        raise UsageError(f"{what}={name} is empty: give one with a record in it.")
-    return content, digest
-
-
-def text_lines(name: str, content: bytes, key: str) -> Iterator[tuple[str, int, str]]:
-    """Yield ("file:line", number, text) of every line, the blank ones too.
-
-    Args:
-        key: the config key that names the file.
-    Raises:
-        UsageError: a line that is not UTF-8.
-    """
-    # Split at newlines only: `str.splitlines` also splits at characters that may stand inside a text.
-    for number, raw in enumerate(content.removeprefix(BYTE_ORDER_MARK).removesuffix(b"\n").split(b"\n"), start=1):
-        where = f"{name}:{number}"
-        yield where, number, decoded(where, raw, f"convert the file, or see {key}")
 
 
 def read_hub(hub_id: str, config: str | None, split: str, revision: str | None, group: str) -> Records:

@@ -16,8 +16,17 @@ from pydantic import Field
 from specdec.config import BASELINE, AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.text.lengths import LARGEST, LENGTHS, FirstLengths, drafters_of, lengths_by_position
-from specdec.text.lines import BadLine, Line, LineFaults, Names, file_digest, json_file, printable
-from specdec.text.sources import read_content, text_lines
+from specdec.text.lines import (
+    BadLine,
+    Line,
+    LineFaults,
+    Names,
+    decoded,
+    file_digest,
+    filled_lines,
+    json_file,
+    printable,
+)
 from specdec.text.writing import write_atomically
 
 PROMPT, OUTPUT = "prompt_token_ids", "generated_token_ids"
@@ -204,7 +213,7 @@ def write_streams(path: Path, streams: Iterable[Stream]) -> None:
     write_atomically(path, gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)
 
 
-def _text_streams(content: bytes, recording: Recording, tokenizer: Any, group: str) -> list[Stream]:
+def _text_streams(recording: Recording, what: str, tokenizer: Any, group: str) -> list[Stream]:
     """Cut a plain text into streams: a unit's first tokens are the prompt, the others what was "generated".
 
     The replay of a text that no model wrote shows how much of it a drafter would have guessed. Units too short for a
@@ -212,7 +221,8 @@ def _text_streams(content: bytes, recording: Recording, tokenizer: Any, group: s
     """
     path = str(recording.path)
     name = Path(path).name
-    text = "\n".join(line for _, _, line in text_lines(path, content, f"{group}.path"))
+    lines, remedy = filled_lines(Path(path).expanduser(), what), f"convert the file, or see {group}.path"
+    text = "\n".join(decoded(f"{path}:{number}", raw, remedy) for number, raw in lines)
     units = [text] if recording.unit == "file" else [part for part in text.split("\n\n") if part.strip()]
     streams = []
     end = None if recording.continuation_tokens is None else recording.prompt_tokens + recording.continuation_tokens
@@ -268,7 +278,7 @@ def open_recording(recording: Recording, group: str, vocab_size: int | None = No
             f"Bad value {group}.tokenizer={recording.tokenizer}: there is no tokenizer in this folder; give another, "
             "a hub id or pocket."
         )
-    what = f"File of recorded streams {group}.path"
+    what = f"File of recorded streams {group}.path={recording.path}"
     if recording.format == "jsonl":
         read = read_streams(
             recording.path,
@@ -283,8 +293,7 @@ def open_recording(recording: Recording, group: str, vocab_size: int | None = No
             "folder, a hub id or pocket."
         )
     else:
-        content, _ = read_content(recording.path, what)
-        read = StreamsRead(_text_streams(content, recording, tokenizer, group), {}, ())
+        read = StreamsRead(_text_streams(recording, what, tokenizer, group), {}, ())
     first: dict[tuple[int, ...], Stream] = {}
     repeated: Counter[str] = Counter()
     for stream in read.streams:
