@@ -69,7 +69,7 @@ class PlainProgress(Progress):
 
 
 def progress_bar() -> Progress:
-    """Make a progress bar; off a terminal it prints a line every ten seconds."""
+    """Make a progress bar; off a terminal it prints a line now and then."""
     kind = Progress if get_console().is_terminal else PlainProgress
     return kind(
         TextColumn("{task.description}"),

@@ -3,7 +3,7 @@
 Hydra's own page takes seconds to list the groups, and knows no comments.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from string import Template
 
@@ -29,34 +29,24 @@ def help_page(config_name: str, overrides: Sequence[str]) -> str:
     choices = OmegaConf.to_container(composed.hydra.runtime.choices)
     assert isinstance(choices, dict)
     folders = [Path(config_dir()), *conf_folders().values()]
-    keys = _keys(folders, config_name, {str(group): str(chosen) for group, chosen in choices.items() if chosen})
-    groups = "\n".join(f"{group}: {', '.join(names)}" for group, names in sorted(_groups(folders).items()))
+    keys = [_text(folders, f"{config_name}.yaml", "")]  # then each chosen file, under the key of its values
+    for group, chosen in choices.items():
+        if not chosen or str(group).partition("/")[0] == _INTERNAL:
+            continue
+        folder, _, package = str(group).partition("@")
+        key = (package or folder).removeprefix("_global_.").replace("/", ".")
+        if text := _text(folders, f"{folder}/{chosen}.yaml", "  "):
+            keys.append(f"{key}:  ({folder}={chosen})\n{text}")
+    names: dict[str, list[str]] = {}  # of the files of each group, those of plugins too
+    for above in folders:
+        for path in sorted(above.rglob("*.yaml")):
+            inside = path.parent.relative_to(above).as_posix()
+            if inside != "." and inside.partition("/")[0] != _INTERNAL:
+                names.setdefault(inside, []).append(path.stem)
+    groups = "\n".join(f"{name}: {', '.join(stems)}" for name, stems in sorted(names.items()))
     return Template(composed.hydra.help.template).safe_substitute(
         APP_CONFIG_GROUPS=groups + "\n", CONFIG="\n\n".join(keys)
     )
-
-
-def _groups(folders: Sequence[Path]) -> dict[str, list[str]]:
-    """Return the names of the files of each group, those of plugins too."""
-    found: dict[str, list[str]] = {}
-    for folder in folders:
-        for path in sorted(folder.rglob("*.yaml")):
-            group = path.parent.relative_to(folder).as_posix()
-            if group != "." and group.partition("/")[0] != _INTERNAL:
-                found.setdefault(group, []).append(path.stem)
-    return found
-
-
-def _keys(folders: Sequence[Path], config_name: str, choices: Mapping[str, str]) -> Iterator[str]:
-    """Return the text of the command's own file and of each chosen one, under the key that its values stand at."""
-    yield _text(folders, f"{config_name}.yaml", "")
-    for group, chosen in choices.items():
-        if group.partition("/")[0] == _INTERNAL:
-            continue
-        folder, _, package = group.partition("@")
-        key = (package or folder).removeprefix("_global_.").replace("/", ".")
-        if text := _text(folders, f"{folder}/{chosen}.yaml", "  "):
-            yield f"{key}:  ({folder}={chosen})\n{text}"
 
 
 def _text(folders: Sequence[Path], name: str, indent: str) -> str:

@@ -150,7 +150,12 @@ def open_parts(plan: Plan, threads: int | None = None) -> Parts:
     target = targets.construct(plan.target, sampling=plan.sampling)
     if measurement.batch_size > 1:
         target.compilation = None  # batches are decoded eagerly; drafters follow the target
-    original = _open_original(plan, target)
+    original = None
+    if measurement.original is not None:  # it is run exactly as the target; a checkpoint's own dtype may be another
+        assert isinstance(target, Causal)  # checked before anything was loaded
+        own = {"model": measurement.original, "dtype": str(target.model.dtype).removeprefix("torch.")}
+        values = {**plan.target_values, **own, "shape": None, "revision": None}
+        original = targets.build(values, sampling=target.sampling)
     simulated = target.clock() is not None
     facts = {"recorded": isinstance(target, Replay), "simulated": simulated, "opened": target, "original": original}
     check("parts", plan.case(**facts))
@@ -190,19 +195,6 @@ def open_parts(plan: Plan, threads: int | None = None) -> Parts:
         null=replace(baseline, method=NULL) if control else None,
         walks=walked,
     )
-
-
-def _open_original(plan: Plan, target: Target) -> Causal | None:
-    """Load the model of `measurement.original` and run it exactly as the target; None where none is named."""
-    name = plan.measurement.original
-    if name is None:
-        return None
-    assert isinstance(target, Causal)  # checked before anything was loaded
-    dtype = str(target.model.dtype).removeprefix("torch.")  # a checkpoint's own may be another
-    values = {**plan.target_values, "model": name, "shape": None, "dtype": dtype, "revision": None}
-    original = targets.build(values, sampling=target.sampling)
-    assert isinstance(original, Causal)
-    return original
 
 
 def _drafter_arms(plan: Plan, planned: PlannedDrafter, target: Target) -> DrafterArms:

@@ -18,24 +18,12 @@ def trace(
     generation: Generation, decode: Decode | None, *, prompt: str, drafter: str, structure: str, lossless: bool
 ) -> Trace:
     """Trace `generation`, with tokens as their ids where there is no `decode`; the rest are words of the header."""
-    return Trace(
-        prompt=prompt,
-        drafter=drafter,
-        structure=structure,
-        lossless=lossless,
-        prompt_end=_tail(generation.prompt, decode),
-        tokens=len(generation.tokens),
-        lines=tuple(_lines(generation, decode)),
-    )
-
-
-def _lines(generation: Generation, decode: Decode | None) -> Iterator[TraceLine]:
-    prompt = list(generation.prompt)
     output: list[int] = []
+    lines = []
     for number, round_ in enumerate(generation.rounds, 1):
-        pieces = tuple(_pieces(round_, prompt + output[-WINDOW:], decode))
+        pieces = tuple(_pieces(round_, [*generation.prompt, *output[-WINDOW:]], decode))
         drafted = sum(piece.kind in (Kind.ACCEPTED, Kind.REJECTED) for piece in pieces)
-        yield TraceLine(
+        line = TraceLine(
             number=number,
             so_far=_tail(output, decode),
             pieces=pieces,
@@ -44,7 +32,17 @@ def _lines(generation: Generation, decode: Decode | None) -> Iterator[TraceLine]
             unused=len(round_.draft_tokens) - drafted,
             end=round_.truncation,
         )
+        lines.append(line)
         output.extend(round_.committed)
+    return Trace(
+        prompt=prompt,
+        drafter=drafter,
+        structure=structure,
+        lossless=lossless,
+        prompt_end=_tail(generation.prompt, decode),
+        tokens=len(generation.tokens),
+        lines=tuple(lines),
+    )
 
 
 def _pieces(round_: Round, before: Sequence[int], decode: Decode | None) -> Iterator[Piece]:
