@@ -137,7 +137,7 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
         if chosen not in work.arms:
             known = ", ".join(map(str, work.arms))
             raise UsageError(f"{run.source} did not measure gamma {chosen}, only {known}.")
-        return work.sums(chosen, run.whole_number("measurement.bootstrap"), run.whole_number("seed"))
+        return work.sums(chosen, *run.resampling)
     except ValueError as error:
         raise UsageError(f"{run.source} has no account: {error}.") from error
 

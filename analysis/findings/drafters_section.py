@@ -45,10 +45,10 @@ class SideBySide:
     scores: ScoredArms
 
     @classmethod
-    def of(cls, run: Run, replicates: int = 10_000, seed: int = 0) -> "SideBySide":
+    def of(cls, run: Run) -> "SideBySide":
         arms = [chosen_arm(drafter, open_arms(drafter), None) for drafter in run.drafters]
         prompts = sorted(set.intersection(*(set(arm.sums.index) for arm in arms)))
-        return cls(run.drafters, arms, score([arm.sums for arm in arms], arm_labels(arms), prompts, replicates, seed))
+        return cls(run.drafters, arms, score([arm.sums for arm in arms], arm_labels(arms), prompts, *run.resampling))
 
     def metrics(self) -> dict[str, float]:
         """Return `drafter/NAME/speedup.ratio`, `drafter/NAME/tokens_per_round.ratio` and `.difference`, with bounds, of
@@ -83,13 +83,13 @@ class SideBySide:
         return pair_in_words(self.scores, "speedup", *self.pairs()[0])
 
 
-def drafters_section(run: Run, replicates: int = 10_000, seed: int = 0) -> Section:
+def drafters_section(run: Run) -> Section:
     """Compare the drafters of one session in speedup and tokens per round, with bars by category; a run with one
     drafter says how to have several.
     """
     if len(run.drafters) < 2:
         return Section(TITLE, ("This session had one drafter: measurement.drafters=[NAME] adds others to it.",))
-    paired = SideBySide.of(run, replicates, seed)
+    paired = SideBySide.of(run)
     scores = paired.scores
     clock = "Time is simulated by a cost model. " if run.simulated else ""
     how = (

@@ -92,7 +92,7 @@ def foreign_findings(run: Run) -> ForeignFindings:
     """
     facts, generations = run.imported(), run.generations()
     assert facts is not None
-    replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
+    replicates, seed = run.resampling
     plain = generations["method"] == BASELINE
     texts, baseline = generations[~plain], generations[plain]
     if facts.totals_only:

@@ -108,7 +108,6 @@ def run_findings(run: Run) -> RunFindings:
 
 def _with_others(run: Run, findings: RunFindings, measured: MeasuredRun) -> RunFindings:
     """Add what the session's other drafters gave, their figures as `drafter/NAME/*`."""
-    replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
     metrics, curves, runs = dict(findings.metrics), dict(findings.curves), {findings.facts.drafter: measured}
     verdicts = [findings.refuted] if findings.refuted else []
     others: dict[str, RunFindings] = {}
@@ -121,7 +120,7 @@ def _with_others(run: Run, findings: RunFindings, measured: MeasuredRun) -> RunF
         notes += [f"Drafter {name}: {note}" for note in other.notes if note not in (*findings.notes, other.refuted)]
         if other.refuted not in ("", findings.refuted):
             verdicts.append(f"Drafter {name}: {other.refuted}")
-    paired = SideBySide.of(run, replicates, seed)
+    paired = SideBySide.of(run)
     return replace(
         findings,
         metrics=metrics | paired.metrics(),
@@ -136,7 +135,7 @@ def _with_others(run: Run, findings: RunFindings, measured: MeasuredRun) -> RunF
 def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPrediction | Undetermined]:
     """Compute the figures and notes of the run's drafter, without sections."""
     facts, session, environment, standing = run.facts(), run.session(), run.environment(), run.standing()
-    replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
+    replicates, seed = run.resampling
     arms, replay, alpha_sums, peers = run.arms(), run.replay(), run.alpha_sums(), run.peers()
     work = SharedWork.of(arms, facts.primary_gamma, alpha_sums, replay)
     summary = summarise(work, run.generations(texts=False), replicates, seed=seed)
@@ -236,13 +235,12 @@ def _sections(run: Run, account: Account, prediction: HeldOutPrediction | Undete
     Args:
         run: with the metrics, curves and summary that were found.
     """
-    replicates, seed = run.whole_number("measurement.bootstrap"), run.whole_number("seed")
-    predicted = section_of(prediction, run.title, seed)
+    predicted = section_of(prediction, run.title, run.resampling[1])
     peers = run.peers()
     sections = (
         summary_section(run),
         figures_section(run),
-        *([drafters_section(run, replicates, seed)] if run.beside else []),
+        *([drafters_section(run)] if run.beside else []),
         account_section(account, run.title, run.simulated, run.metrics.get("null/floor", 0.0)),
         *([peers_section(run)] if peers["peers"] or peers.get("left_out") else []),
         curves_section(run),

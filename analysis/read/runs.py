@@ -294,16 +294,15 @@ class Run:
                 rows[-1] |= {"error": missed.estimate, "error_low": missed.low, "error_high": missed.high}
         return pd.DataFrame(rows)
 
-    def whole_number(self, key: str) -> int:
-        """Return the value of a configuration key that holds a whole number.
-
-        Raises:
-            UsageError: the run recorded none.
-        """
-        value = self.params.get(key, "")
-        if not value.isdigit():
-            raise UsageError(f"{self.source} does not record {key}, which its intervals need: run it again.")
-        return int(value)
+    @property
+    def resampling(self) -> tuple[int, int]:
+        """Replicates and seed of the run's prompt bootstrap. UsageError if it recorded none."""
+        keys = ("measurement.bootstrap", "seed")
+        for key in keys:
+            if not self.params.get(key, "").isdigit():
+                raise UsageError(f"{self.source} does not record {key}, which its intervals need: run it again.")
+        replicates, seed = (int(self.params[key]) for key in keys)
+        return replicates, seed
 
     @property
     def primary_gamma(self) -> int | None:

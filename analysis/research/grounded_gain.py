@@ -34,7 +34,7 @@ def gain_section(run: Run) -> Section:
             "`python -m specdec.run +experiment=grounded_bars` does."
         )
     tokens = run.interval("drafter/medusa/tokens_per_round.difference")
-    side = drafters_section(run, run.whole_number("measurement.bootstrap"), run.whole_number("seed"))
+    side = drafters_section(run)
     answer = (
         f"Grounded heads are {ratio:.2f} times as fast as independent ones on {run.setting}, and commit {tokens:+.2f} "
         f"tokens per round; the paper has {PUBLISHED_SPEEDUP} for Vicuna-7B on MT-Bench, {_told(ratio)}."

@@ -145,7 +145,7 @@ def _check_pairs(seen):
 
 def _check_page(seen, said):
     assert drafters_section in dict(OF_A_RUN).values(), "pages of specdec.report have it too"
-    side = drafters_section(seen, 60)
+    side = drafters_section(seen)
     assert "ngram" in side.text[0] and "suffix" in side.text[0]
     assert "structure.name (tree: suffix, γ 3; chain: ngram, γ 4)" in side.text[-1]
     assert side.text[0] in (seen.fetch("report.md")).read_text()
