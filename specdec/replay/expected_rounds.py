@@ -247,7 +247,8 @@ def rounds_along(
     clock.synchronize()
     drafts, commits = ([clock.seconds(*marks) for marks in led.marks[which::2]] for which in (0, 1))
     calls = offered.total() if drafter.capabilities.replay == "calling" else 0
-    return Walk(dict(offered), draft_s=sum(drafts), commit_s=sum(commits), calls=calls)
+    rounds = {size: float(count) for size, count in offered.items()}
+    return Walk(rounds, draft_s=sum(drafts), commit_s=sum(commits), calls=calls)
 
 
 def expected_walk(starts: Starts, max_new_tokens: int) -> Walk:
