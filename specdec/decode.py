@@ -36,19 +36,17 @@ def decode_round(
     structure: Structure,
     generator: torch.Generator | None,
     clock: Clock,
-    room: int,
-    end_tokens: frozenset[int] = frozenset(),
+    room: int | None = None,
 ) -> tuple[Decided, Marks]:
     """Make the next round of a text that target and drafter have begun; return it, and readings of the clock.
 
     Args:
         generator: of acceptance decisions.
-        room: tokens that may still be written.
-        end_tokens: that end the text.
+        room: tokens that may still be written; None where neither a limit nor an end token ends the text.
     """
     start = clock.mark()
     # 1. Draft: nothing is offered beyond the last token, which the target gives for free.
-    draft = drafter.draft(structure.clamped(room - 1))
+    draft = drafter.draft(structure if room is None else structure.clamped(room - 1))
     drafted = clock.mark()
     # 2. Verify: one call of the target over root and draft.
     p = target.verify(draft)
@@ -57,8 +55,9 @@ def decode_round(
     acceptance = target.agreed(draft, verifier.accept(draft, p, generator))
     accepted = clock.mark()
     # 4. Commit.
-    path_tokens = [acceptance.tokens[node] for node in acceptance.path]
-    committed = cut(path_tokens, acceptance.next_token, room, end_tokens)
+    committed = (*(acceptance.tokens[node] for node in acceptance.path), acceptance.next_token)
+    if room is not None:
+        committed = cut(committed[:-1], committed[-1], room, target.end_tokens)
     target.commit(acceptance.path, acceptance.next_token)
     if drafter.capabilities.reads_logits:
         assert target.logits is not None
@@ -103,7 +102,7 @@ def generate(
     while not finish:
         try:
             decided, marks = decode_round(
-                target, drafter, verifier, structure, request.accept_generator, clock, limit - len(tokens), end_tokens
+                target, drafter, verifier, structure, request.accept_generator, clock, limit - len(tokens)
             )
         except NumericsError as error:
             error.partial = Generation(prompt, tuple(tokens), tuple(rounds), (began, prefilled), "failed")

@@ -75,14 +75,14 @@ def round_law(
 ) -> Law:
     """Return the chance of every sequence of tokens that `rounds` rounds after `root` commit."""
 
-    clock, room = CpuClock(), structure.gamma + 1
+    clock = CpuClock()
 
     def run() -> tuple[int, ...]:
         target.start(TextStart([root], 0))
         drafter.start(TextStart([root], 64, generator=enumeration.generator))
         committed: tuple[int, ...] = ()
         for _ in range(rounds):
-            decided, _ = decode_round(target, drafter, verifier, structure, enumeration.generator, clock, room)
+            decided, _ = decode_round(target, drafter, verifier, structure, enumeration.generator, clock)
             committed += decided.committed
         return committed
 
@@ -213,12 +213,7 @@ def rule_checks(verifier: Verifier, structure: str) -> list[Check]:
     if structure not in FILL:
         why = f"no table fills the structure {structure!r}: the exact check knows {', '.join(FILL)}"
         return [not_applicable("exact", f"{named}: whole rounds", why)]
-    families = (
-        ("whole rounds", _whole_rounds(verifier, structure)),
-        ("two rounds", _two_rounds(verifier, structure)),
-        ("texts of the loop", _texts(verifier, structure)),
-    )
-    return [_enumerated(f"{named}: {name}", list(cases)) for name, cases in families]
+    return [_enumerated(f"{named}: {family}", cases) for family, cases in _cases(verifier, structure).items()]
 
 
 def drafter_checks(make: Callable[[Target], Drafter], verifier: Verifier, structure: str) -> list[Check]:
@@ -268,13 +263,9 @@ def _enumerated(name: str, cases: Sequence[Case]) -> Check:
     return attempted("exact", name, check)
 
 
-def _temperatures(verifier: Verifier) -> tuple[float, ...]:
-    return (0.0,) if verifier.capabilities.greedy_only else (0.0, 0.5, 1.0)
-
-
-def _ways(verifier: Verifier, structure: str) -> Iterator[How]:
+def _ways(verifier: Verifier, structure: str, temperature: float) -> Iterator[How]:
     """Yield the ways to draw siblings that a rule takes: one that needs independent draws refuses the others."""
-    target, q = law_pair(3, _temperatures(verifier)[-1], CUTS["uncut"])
+    target, q = law_pair(3, temperature, CUTS["uncut"])
     for way in WAYS[structure]:
         target.start(TextStart([1], 0))
         draft = FILL[structure](small_structure(structure, 1), q, 1, torch.Generator().manual_seed(0), way)
@@ -287,58 +278,44 @@ def _ways(verifier: Verifier, structure: str) -> Iterator[How]:
         yield way
 
 
-def _whole_rounds(verifier: Verifier, structure: str) -> Iterator[Case]:
-    """Yield the laws of one round: two deep, and all cuts where they are one deep; three deep for a chain."""
-    for way, temperature in itertools.product(_ways(verifier, structure), _temperatures(verifier)):
-        for cut in CUTS.values():
-            yield _round_case(verifier, structure, way, (4, 1), temperature, cut)
-        sizes = ((3, 2), (2, 3)) if structure == "chain" else ((2, 2),)
-        for size in sizes:
-            yield _round_case(verifier, structure, way, size, temperature, CUTS["uncut"])
-        yield _round_case(verifier, structure, way, (3, 2 if structure == "chain" else 1), temperature, CUTS["top_k"])
+def _cases(verifier: Verifier, structure: str) -> dict[str, list[Case]]:
+    """Return the laws to enumerate by family.
 
+    Whole rounds are two deep, one deep with all cuts, and three deep for a chain. Of two rounds the second begins where
+    a rejection may have left the first. The last round of a text meets the limit at every place, and a token may end
+    the text.
+    """
+    temperatures = (0.0,) if verifier.capabilities.greedy_only else (0.0, 0.5, 1.0)
+    warmest, chain = temperatures[-1], structure == "chain"
 
-def _two_rounds(verifier: Verifier, structure: str) -> Iterator[Case]:
-    """Yield the laws of two rounds, in which the second begins where a rejection may have left the first."""
-    for way in _ways(verifier, structure):
-        if (structure, way) == ("rows", "independent"):
-            continue  # thousands of outcomes, and nothing that trees do not show
-        for size, gamma in ((3, 1), (2, 2)) if structure == "chain" else ((2, 1),):
-            how = _temperatures(verifier)[-1], CUTS["uncut"]
-            yield _round_case(verifier, structure, way, (size, gamma), *how, rounds=2)
+    def rounds(way: How, size: int, gamma: int, temperature: float, cut: str = "uncut", number: int = 1) -> Case:
+        """Return the enumeration of rounds over `size` tokens in the vocabulary, with drafts `gamma` deep."""
 
+        def case(enumeration: Enumeration) -> float:
+            target, q = law_pair(size, temperature, CUTS[cut])
+            shape, roots = small_structure(structure, gamma), None if chain else [size - 1]
+            return bias(enumeration, target, TableDrafter(q, way), verifier, shape, number, roots)
 
-def _round_case(
-    verifier: Verifier,
-    structure: str,
-    way: How,
-    size: tuple[int, int],
-    temperature: float,
-    cut: tuple[dict[str, Any], dict[str, Any]],
-    rounds: int = 1,
-) -> Case:
-    """Return the enumeration of rounds over `size` = (tokens in the vocabulary, depth of the draft)."""
+        return case
 
-    def case(enumeration: Enumeration) -> float:
-        target, q = law_pair(size[0], temperature, cut)
-        shape, roots = small_structure(structure, size[1]), None if structure == "chain" else [size[0] - 1]
-        return bias(enumeration, target, TableDrafter(q, way), verifier, shape, rounds, roots)
+    def texts(way: How, size: int, gamma: int, length: int, end_token: int | None) -> Case:
+        def case(enumeration: Enumeration) -> float:
+            _, q = law_pair(size, warmest, CUTS["uncut"])
+            target = table_target(random_law(size, 5), end_token, temperature=warmest)
+            shape = small_structure(structure, gamma)
+            law = generated_law(enumeration, target, TableDrafter(q, way), verifier, shape, [1], length)
+            return largest_error(law, own_law(target, [1], length))
 
-    return case
+        return case
 
-
-def _texts(verifier: Verifier, structure: str) -> Iterator[Case]:
-    """Yield the laws of whole texts: the last round meets the limit at every place, and a token may end the text."""
-    sizes = ((3, 1, 3), (2, 2, 4), (2, 3, 3)) if structure == "chain" else ((2, 2, 3),)
-    for way, (size, gamma, length) in itertools.product(_ways(verifier, structure), sizes):
-        for end_token in (None, 0):
-
-            def case(enumeration: Enumeration, of: tuple[Any, ...] = (way, size, gamma, length, end_token)) -> float:
-                way, size, gamma, length, end_token = of
-                _, q = law_pair(size, _temperatures(verifier)[-1], CUTS["uncut"])
-                target = table_target(random_law(size, 5), end_token, temperature=_temperatures(verifier)[-1])
-                shape = small_structure(structure, gamma)
-                law = generated_law(enumeration, target, TableDrafter(q, way), verifier, shape, [1], length)
-                return largest_error(law, own_law(target, [1], length))
-
-            yield case
+    whole, two, written = list[Case](), list[Case](), list[Case]()
+    for way in _ways(verifier, structure, warmest):
+        for temperature in temperatures:
+            whole += [rounds(way, 4, 1, temperature, cut) for cut in CUTS]
+            whole += [rounds(way, *size, temperature) for size in (((3, 2), (2, 3)) if chain else ((2, 2),))]
+            whole.append(rounds(way, 3, 2 if chain else 1, temperature, "top_k"))
+        if (structure, way) != ("rows", "independent"):  # thousands of outcomes, and nothing that trees do not show
+            two += [rounds(way, *size, warmest, number=2) for size in (((3, 1), (2, 2)) if chain else ((2, 1),))]
+        for size in ((3, 1, 3), (2, 2, 4), (2, 3, 3)) if chain else ((2, 2, 3),):
+            written += [texts(way, *size, end_token) for end_token in (None, 0)]
+    return {"whole rounds": whole, "two rounds": two, "texts of the loop": written}

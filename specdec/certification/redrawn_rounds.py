@@ -48,9 +48,7 @@ class _Place:
         for done in range(_MOST_ROUNDS):
             if written + structure.gamma + 2 > request.max_new_tokens:
                 break
-            decided, _ = decode_round(
-                target, arm.drafter, arm.verifier, structure, self.generator, CpuClock(), structure.gamma + 1
-            )
+            decided, _ = decode_round(target, arm.drafter, arm.verifier, structure, self.generator, CpuClock())
             written += len(decided.committed)
             if done + 1 >= wanted and len(decided.committed) <= structure.gamma:
                 break
