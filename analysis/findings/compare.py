@@ -39,20 +39,18 @@ LEADERBOARD, BEHIND = "Leaderboard", "Behind the leaderboard"  # titles of the t
 ALL_PAIRS = 4  # runs up to which every pair has its line; beyond, each run against the best
 
 
-def comparison_section(
-    runs: Sequence[Run], gamma: int | None = None, replicates: int = 10_000, seed: int = 0
-) -> Section:
+def comparison_section(runs: Sequence[Run], replicates: int = 10_000, seed: int = 0) -> Section:
     """Say which run is faster, by how much, and how sure that is; per setting (model, dtype, hardware) and prompts.
 
-    At `gamma`, or each run at its own primary gamma. ValueError without runs.
+    Each run is taken at its own primary gamma. ValueError without runs.
 
     Raises:
-        UsageError: a run lacks rounds, or the gamma asked for.
+        UsageError: a run lacks rounds, or those of its primary gamma.
     """
     if not runs:
         raise ValueError("there is no run to compare")
     groups = comparable([open_arms(run) for run in runs])
-    parts = [section for group in groups for section in comparison_sections(group, groups, gamma, replicates, seed)]
+    parts = [section for group in groups for section in comparison_sections(group, groups, replicates, seed)]
     return Section(
         "Comparison of runs",
         (*groups_in_words(groups), *(text for part in parts for text in part.text)),
@@ -75,7 +73,6 @@ def groups_in_words(groups: Sequence[Comparable]) -> tuple[str, ...]:
 def comparison_sections(
     group: Comparable,
     groups: Sequence[Comparable],
-    gamma: int | None = None,
     replicates: int = 10_000,
     seed: int = 0,
 ) -> tuple[Section, Section]:
@@ -83,15 +80,13 @@ def comparison_sections(
 
     Args:
         groups: all that the page compares; where there are several, each says which it is.
-        gamma: as `comparison_section` has it.
     """
     runs, opened = group.runs, group.members
-    arms = [chosen_arm(run, own, gamma) for run, own in zip(runs, opened, strict=True)]
+    arms = [primary_arm(own) for own in opened]
     labels = arm_labels(arms)
     prompts, pairing = common_prompts(arms)
-    at = f"At gamma {gamma}. " if gamma is not None else "Each run at its own primary gamma. "
     clock = "Time is simulated by a cost model. " if any(run.simulated for run in runs) else ""
-    notes = [clock + at + pairing, differences_in_words(runs, labels)]
+    notes = [f"{clock}Each run at its own primary gamma. {pairing}", differences_in_words(runs, labels)]
     names = arm_labels([next(iter(own.values())) for own in opened])
     notes += [
         best_gamma_in_words(own, name.partition(", γ ")[0], replicates, seed)
@@ -146,17 +141,16 @@ def comparison_sections(
     return (sections[0].simulated(), sections[1].simulated()) if clock else sections
 
 
-def chosen_arm(run: Run, arms: dict[int, RunArm], gamma: int | None) -> RunArm:
-    """Return the arm at `gamma`, else at the run's primary gamma."""
-    wanted = gamma
-    if wanted is None:
-        wanted = next(iter(arms)) if len(arms) == 1 else run.primary_gamma
+def primary_arm(arms: dict[int, RunArm]) -> RunArm:
+    """Return the arm at the run's primary gamma. UsageError if that was not measured."""
+    run = next(iter(arms.values())).run
+    wanted = next(iter(arms)) if len(arms) == 1 else run.primary_gamma
     if wanted is None:  # structures without a gamma of their own
         wanted = int(run.account()["primary_gamma"])
     if wanted not in arms:
         raise UsageError(
-            f"{run.source} has no rounds at gamma {wanted}, only at {', '.join(map(str, arms))}: choose one of these, "
-            f"or run it with measurement.gammas=[{wanted}]."
+            f"{run.source} has no rounds at gamma {wanted}, only at {', '.join(map(str, arms))}: "
+            f"run it with measurement.gammas=[{wanted}]."
         )
     return arms[wanted]
 

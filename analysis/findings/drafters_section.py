@@ -17,7 +17,7 @@ from ..figures import pictures, style
 from ..intervals import Interval
 from ..read.runs import Run
 from ..sections import Section, counted
-from .compare import arm_labels, chosen_arm, differences_in_words, pair_in_words, pair_table
+from .compare import arm_labels, differences_in_words, pair_in_words, pair_table, primary_arm
 from .leaderboard import MOST_CATEGORIES, RunArm, ScoredArms, open_arms, score
 from .run_sections import by_category
 
@@ -46,7 +46,7 @@ class SideBySide:
 
     @classmethod
     def of(cls, run: Run) -> "SideBySide":
-        arms = [chosen_arm(drafter, open_arms(drafter), None) for drafter in run.drafters]
+        arms = [primary_arm(open_arms(drafter)) for drafter in run.drafters]
         prompts = sorted(set.intersection(*(set(arm.sums.index) for arm in arms)))
         return cls(run.drafters, arms, score([arm.sums for arm in arms], arm_labels(arms), prompts, *run.resampling))
 

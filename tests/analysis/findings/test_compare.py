@@ -146,14 +146,15 @@ def test_labels_tell_every_arm_from_the_others(decoded, stored_run) -> None:
     assert compare.arm_labels(same) == ["ngram, γ 1", "ngram, γ 2 #1", "ngram, γ 2 #2"]
 
 
-def test_the_gamma_is_chosen_or_the_runs_own(decoded, stored_run) -> None:
+def test_each_run_is_taken_at_its_own_gamma(decoded, stored_run) -> None:
     runs = [stored_run(decoded(0.6, gammas=(1, 2)), name) for name in ("ngram", "oracle")]
     own = compare.comparison_section(runs, replicates=50)
     assert "Each run at its own primary gamma." in words(own) and set(own.tables[0][1]["gamma"]) == {"2"}
-    chosen = compare.comparison_section(runs, gamma=1, replicates=50)
-    assert "At gamma 1." in words(chosen) and set(chosen.tables[0][1]["gamma"]) == {"1"}
+    other = stored_run(decoded(0.6, gammas=(1, 2)), structure__gamma="1")
+    assert set(compare.comparison_section([runs[0], other], replicates=50).tables[0][1]["gamma"]) == {"1", "2"}
+    lacking = stored_run(decoded(0.6, gammas=(1, 2)), structure__gamma="5")
     with pytest.raises(UsageError, match=r"no rounds at gamma 5, only at 1, 2: .* measurement.gammas=\[5\]"):
-        compare.comparison_section(runs, gamma=5)
+        compare.comparison_section([lacking])
     with pytest.raises(ValueError, match="no run"):
         compare.comparison_section([])
 
