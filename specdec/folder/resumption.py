@@ -137,7 +137,17 @@ def begun(
         sitting = {"began": identity.environment["captured"], "prompts_kept": 0}
         beginning = Beginning(ResultsFolder(folder), {}, (sitting,))
         if chosen and by_prompt:
-            beginning = _resumed(beginning)
+            damaged = drop_unreadable(folder)
+            for name in (GENERATIONS, ROUNDS):  # joined when the run was interrupted; they will be made again
+                (folder / name).unlink(missing_ok=True)
+            kept = finished_prompts(folder)
+            before = open_folder(folder).environment().get("sittings", ()) if kept else ()
+            status = RunStatus.read(folder)
+            of = "" if status is None or not status.prompts else f" of {status.prompts}"
+            dropped = f"; dropped: {', '.join(damaged)}, which cannot be read" if damaged else ""
+            sentence = f"Going on with the run in {folder}: {counted(len(kept), 'prompt')}{of} kept{dropped}."
+            sittings = (*before, {**sitting, "prompts_kept": len(kept)})
+            beginning = Beginning(beginning.results, kept, sittings, sentence)
         elif chosen:
             sentence = f"The unfinished run in {folder} begins again: it keeps nothing on the way."
             beginning = replace(beginning, sentence=sentence)
@@ -247,18 +257,3 @@ def _among_earlier(earlier: EarlierRuns, identity: RunIdentity) -> Path | KeptRu
         if not is_locked(folder):
             unfinished.append(folder)
     return unfinished[0] if unfinished else None
-
-
-def _resumed(new: Beginning) -> Beginning:
-    """Go on with what the folder of a new beginning holds: finished prompts, which are kept."""
-    folder, (sitting,) = new.results.folder, new.sittings
-    damaged = drop_unreadable(folder)
-    for name in (GENERATIONS, ROUNDS):  # joined when the run was interrupted; they will be made again
-        (folder / name).unlink(missing_ok=True)
-    kept = finished_prompts(folder)
-    before = open_folder(folder).environment().get("sittings", ()) if kept else ()
-    status = RunStatus.read(folder)
-    of = "" if status is None or not status.prompts else f" of {status.prompts}"
-    dropped = f"; dropped: {', '.join(damaged)}, which cannot be read" if damaged else ""
-    sentence = f"Going on with the run in {folder}: {counted(len(kept), 'prompt')}{of} kept{dropped}."
-    return replace(new, kept=kept, sittings=(*before, {**sitting, "prompts_kept": len(kept)}), sentence=sentence)

@@ -26,7 +26,6 @@ from specdec.tracking.record import RunRecord, now_ms
 from specdec.tracking.store import (
     HEARTBEAT,
     SQLITE,
-    Store,
     Unreachable,
     locate,
     locked,
@@ -275,7 +274,27 @@ def tracked_run(
         record.status = record.ended = None
         record.save()
     elif config.enabled or results is not None:
-        record = _new_record(config, store, name, params, tags, results)
+        try:
+            user = getpass.getuser()
+        except (OSError, KeyError):  # a container's process can have a number that no account has
+            user = "unknown"
+        source = {"mlflow.source.name": "specdec", "mlflow.source.type": "LOCAL", "mlflow.user": user}
+        own = {"specdec.role": "main", **_process_tags(), **source, **_accepted_tags(tags)}
+        sweep, above = os.environ.get(PARENT_RUN), None
+        if sweep and own["specdec.role"] in ("main", "study"):
+            above = RunRecord.read(Path(sweep))
+            own["specdec.sweep_cell"] = os.environ.get(SWEEP_CELL, "")
+        record = RunRecord(
+            folder=results,
+            id=uuid.uuid4().hex,
+            store="" if store is None else store.shown,
+            experiment=config.experiment,
+            name=redacted(config.run_name or name),
+            params={_accepted_name(key): redacted(str(value))[:6000] for key, value in params.items()},
+            tags=own,
+            parent=None if above is None else above.id,
+            began=now_ms(),
+        )
         record.begin()
     if store is None:
         return TrackedRun(record)
@@ -295,38 +314,6 @@ def tracked_run(
     link = CHART_VIEW.format(experiment_id)  # of a database: behind the command that serves it
     link = f"{store.shown}/{link}" if store.is_server else f"{serving(store)}\nhttp://127.0.0.1:5000/{link}"
     return TrackedRun(record, upload, link, config.required)
-
-
-def _new_record(
-    config: TrackingConfig,
-    store: Store | None,
-    name: str,
-    params: Mapping[str, Any],
-    tags: Mapping[str, str],
-    results: Path | None,
-) -> RunRecord:
-    own = {"specdec.role": "main", **_process_tags(), "mlflow.source.name": "specdec", "mlflow.source.type": "LOCAL"}
-    try:
-        own["mlflow.user"] = getpass.getuser()
-    except (OSError, KeyError):  # a container's process can have a number that no account has
-        own["mlflow.user"] = "unknown"
-    own |= _accepted_tags(tags)
-    sweep, parent = os.environ.get(PARENT_RUN), None
-    if sweep and own["specdec.role"] in ("main", "study"):
-        above = RunRecord.read(Path(sweep))
-        parent = None if above is None else above.id
-        own["specdec.sweep_cell"] = os.environ.get(SWEEP_CELL, "")
-    return RunRecord(
-        folder=results,
-        id=uuid.uuid4().hex,
-        store="" if store is None else store.shown,
-        experiment=config.experiment,
-        name=redacted(config.run_name or name),
-        params={_accepted_name(key): redacted(str(value))[:6000] for key, value in params.items()},
-        tags=own,
-        parent=parent,
-        began=now_ms(),
-    )
 
 
 def _accepted_tags(values: Mapping[str, str]) -> dict[str, str]:
