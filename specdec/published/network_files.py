@@ -156,8 +156,9 @@ class TrainedKind(Generic[C]):
                 f"{stored.target[:16]}; this one's have {hidden.identity[:16]}: use the target that {they} {were} "
                 f"trained on, or train {one} with specdec.train."
             )
+        embedding, output_layer = hidden.embedding, hidden.output_layer  # a table target makes them when asked
         with torch.device("meta"):  # makes no weights, because those of the file are assigned
-            network = self.network(stored.config, hidden.embedding, hidden.output_layer)
+            network = self.network(stored.config, embedding, output_layer)
         wanted = {name: list(weight.shape) for name, weight in network.state_dict().items()}
         shapes = {name: list(weight.shape) for name, weight in stored.weights.items()}
         for name in sorted(wanted.keys() | shapes.keys()):
@@ -173,7 +174,7 @@ class TrainedKind(Generic[C]):
                 continue
             raise UsageError(f"Bad value drafter.model={path}: {fault}.")
         network.load_state_dict(stored.weights, assign=True)
-        return network.to(target.device, hidden.output_layer.dtype).eval().requires_grad_(False)
+        return network.to(target.device, output_layer.dtype).eval().requires_grad_(False)
 
     def open(self, model: str, target: Target, drafter: str, shipped: str, **options: Any) -> LoadedNetwork:
         """Load the network that `drafter.model` names.
