@@ -18,7 +18,7 @@ from specdec.models.path_batch import path_batch
 from specdec.models.probe import cross, open_decoder, said_of
 from specdec.models.quantization import quantization_in_words, quantization_of
 from specdec.models.seq2seq import Seq2SeqDecoder
-from specdec.records import EMPTY, Draft, TextStart, chain_tree
+from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
 from specdec.sampling import SamplingConfig, checked_probabilities
 from specdec.targets.base.contract import Evaluation, Target
 
@@ -97,9 +97,9 @@ class ModelTarget(Target):
 
     def verify(self, draft: Draft) -> Tensor:
         self._prefix, self._tree = self.decoder.length, draft.tree
-        tokens = torch.cat([self._root, draft.tokens]) if len(draft) else self._root
-        by_rows = self.evaluation == "rows" and not draft.tree.is_chain
-        return self._standardised((self.decoder.forward_paths if by_rows else self.decoder.forward)(tokens, draft.tree))
+        return self._standardised(
+            self._forward(torch.cat([self._root, draft.tokens]) if len(draft) else self._root, draft.tree)
+        )
 
     def verify_roots(self, sequences: int) -> Tensor:
         if sequences == 1 or self.evaluation == "packed":
@@ -123,6 +123,11 @@ class ModelTarget(Target):
                 f"The target's logits are not finite after position {self._prefix}: the run stops here. "
                 "Try target.dtype=float32, or check the model."
             )
+
+    def _forward(self, tokens: Tensor, tree: Tree) -> Tensor:
+        if self.evaluation == "rows" and not tree.is_chain:
+            return self.decoder.forward_paths(tokens, tree)
+        return self.decoder.forward(tokens, tree)
 
     def commit(self, path: Sequence[int], next_token: int) -> None:
         if self.device.type != "cpu":
