@@ -14,7 +14,8 @@ from .mlflow_runs import RUN_ID, has_main_run, load_runs, open_run, study_ids
 from .runs import COMMAND, Run, open_folder
 from .studies import STUDY, finished_study, logged_study
 
-ROUNDS = ("rounds.parquet", "rounds")  # the table of a run that ended; the part-files of one that was killed
+# The table of a run that ended, the part-files of one that was killed, the texts of a file that was imported.
+DECODED = ("rounds.parquet", "rounds", "generations.jsonl")
 
 
 class Named(NamedTuple):
@@ -69,7 +70,7 @@ def _in_folder(folder: Path) -> Named:
     """Return the folder's own run, or the runs of all sweep cells below it, and the studies in or below it."""
     holding = sorted((path.parent for path in folder.rglob(STUDY)), key=_natural)
     studies = [finished_study(path) for path in holding]
-    decoded = sorted({path.parent for kind in ROUNDS for path in folder.rglob(kind)} - {*holding}, key=_natural)
+    decoded = sorted({path.parent for kind in DECODED for path in folder.rglob(kind)} - {*holding}, key=_natural)
     if studies and not decoded:
         return Named([], studies, [])
     if (folder / "config.yaml").is_file():

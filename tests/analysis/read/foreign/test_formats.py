@@ -8,6 +8,7 @@ from fixtures.imported_folders import folder_of
 
 from specdec.analysis.acceptance.iid import memory
 from specdec.analysis.pages.report_chapters import run_chapters
+from specdec.analysis.read.find_runs import find_runs
 from specdec.analysis.read.foreign.spec_bench import spec_bench_times
 from specdec.analysis.read.foreign.vllm_prometheus import thinned
 from specdec.analysis.read.imported import ImportChoices
@@ -213,6 +214,7 @@ def test_sums_make_a_page_that_says_only_what_they_hold(write, tmp_path):
     (shallow,) = run_chapters([folder_of(source, tmp_path / "shallow")])
     assert "No alpha gives this at gamma 2" in shallow.sections[1].text[1]
     assert "Speedup 3.5" in text  # (28 / 1.0) / (20 / 2.5)
+    assert len(find_runs([str(tmp_path)], "sqlite:///none.db").runs) == 2  # both folders, though neither has rounds
 
 
 def test_specforge_sets_its_configurations_against_its_own_plain_decoding(write):
