@@ -6,7 +6,7 @@ from pydantic import Field
 
 from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
-from specdec.drafters.base.heads import Drafts, HeadsConfig, HeadsDrafter
+from specdec.drafters.base.heads import Drafts, HeadsDrafter, HeadsDrafterConfig
 from specdec.targets.base import Target
 
 
@@ -28,5 +28,7 @@ class BlockwiseHeads(HeadsDrafter):
 
     @classmethod
     def from_config(cls, config: BlockwiseHeadsConfig, target: Target) -> "BlockwiseHeads":  # type: ignore[override]
-        heads = HeadsConfig(name=config.name, model=config.model, drafts=config.drafts, siblings="without_replacement")
+        heads = HeadsDrafterConfig(
+            name=config.name, model=config.model, drafts=config.drafts, siblings="without_replacement"
+        )
         return super().from_config(heads, target)

@@ -27,7 +27,7 @@ _POSITIONS = 256  # whose laws are in memory at a time, when a text is replayed
 
 
 @typed
-class HeadsConfig:
+class HeadsDrafterConfig:
     """The keys of a drafter over heads."""
 
     name: str
@@ -86,7 +86,7 @@ class HeadsDrafter(NetworkDrafter):
         self._begin(None)
 
     @classmethod
-    def from_config(cls, config: HeadsConfig, target: Target) -> Self:
+    def from_config(cls, config: HeadsDrafterConfig, target: Target) -> Self:
         """Return a drafter over the heads of a file, or of a published checkpoint.
 
         Args:
