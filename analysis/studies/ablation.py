@@ -1,6 +1,7 @@
 """Study `ablation`: whose rows are accepted, how far, at which rank, and which share of the rows each strategy has."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -78,32 +79,7 @@ def findings(tables: Tables, about: About) -> Findings:
     sections = [
         Section("Contribution of strategies", (*answer, *origin), ((caption, listed(parts, _COLUMNS)),), figures)
     ]
-    won = "; ".join(f"{line['strategy']} {interval(line, 'length'):.2f}" for line in lines if line["wins"] > 0)
-    full, ranks, rows = [], [], []
-    for line in lines:
-        name = line["strategy"]
-        of = {histogram: several[name].set_index("value")["share"] for histogram, several in shares.items()}
-        if len(of["accepted"]):
-            full.append(f"{name} {of['accepted'].get(w, 0.0):.0%}")
-        if len(of["rank"]):
-            needed = of["rank"].index[int(np.searchsorted(of["rank"].cumsum(), 0.9 - 1e-9))]
-            ranks.append(f"{name} {of['rank'].get(1, 0.0):.0%} at rank 1, 90% up to rank {needed}")
-        none = of["allotment"].get(0, 0.0)
-        rows.append(f"{name} {interval(line, 'rows'):.2f} rows, none in {none:.0%} of the rounds")
-    words = {
-        "accepted": (
-            f"Mean accepted tokens in the rounds that a strategy wins: {won}.",
-            f"Share of the rounds that a strategy wins with all {w} tokens of its row: {'; '.join(full)}. There longer "
-            "rows would give more.",
-        )
-        if won
-        else ("No row of any strategy was accepted.",),
-        "rank": (
-            *([f"Where the accepted row stood in its strategy's own order: {'; '.join(ranks)}."] if ranks else []),
-            "Where several rows begin alike, the tokens that they share count for the first of them.",
-        ),
-        "allotment": (f"A round has {k} rows; on average they are: {'; '.join(rows)}.",),
-    }
+    words = _words(shares, lines, k, w)
     for histogram, (heading, figure_name, title, below, beside, value) in _HISTOGRAMS.items():
         found = shares[histogram]
         values = sorted({int(each) for table in found.values() for each in table["value"]})
@@ -122,6 +98,38 @@ def findings(tables: Tables, about: About) -> Findings:
         for strategy, table in several.items()
     }
     return Findings(tuple(sections), metrics, curves)
+
+
+def _words(
+    shares: Mapping[str, Mapping[str, pd.DataFrame]], lines: Sequence[Mapping[str, Any]], k: int, w: int
+) -> dict[str, tuple[str, ...]]:
+    """Say of each histogram what it shows of the strategies, which have a line of `contributions` each."""
+    won = "; ".join(f"{line['strategy']} {interval(line, 'length'):.2f}" for line in lines if line["wins"] > 0)
+    full, ranks, rows = [], [], []
+    for line in lines:
+        name = line["strategy"]
+        of = {histogram: several[name].set_index("value")["share"] for histogram, several in shares.items()}
+        if len(of["accepted"]):
+            full.append(f"{name} {of['accepted'].get(w, 0.0):.0%}")
+        if len(of["rank"]):
+            needed = of["rank"].index[int(np.searchsorted(of["rank"].cumsum(), 0.9 - 1e-9))]
+            ranks.append(f"{name} {of['rank'].get(1, 0.0):.0%} at rank 1, 90% up to rank {needed}")
+        none = of["allotment"].get(0, 0.0)
+        rows.append(f"{name} {interval(line, 'rows'):.2f} rows, none in {none:.0%} of the rounds")
+    return {
+        "accepted": (
+            f"Mean accepted tokens in the rounds that a strategy wins: {won}.",
+            f"Share of the rounds that a strategy wins with all {w} tokens of its row: {'; '.join(full)}. There longer "
+            "rows would give more.",
+        )
+        if won
+        else ("No row of any strategy was accepted.",),
+        "rank": (
+            *([f"Where the accepted row stood in its strategy's own order: {'; '.join(ranks)}."] if ranks else []),
+            "Where several rows begin alike, the tokens that they share count for the first of them.",
+        ),
+        "allotment": (f"A round has {k} rows; on average they are: {'; '.join(rows)}.",),
+    }
 
 
 # Numbers --------------------------------------------------------------------------------------------

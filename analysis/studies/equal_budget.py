@@ -126,8 +126,7 @@ def _tokens(drafter: str, cells: pd.DataFrame, found: ReplayedSpeedups, skipped:
         "(notebooks/guide/theory.md 3.2) for the accuracy of each rank on the half that chose it.",
         *about.origin(found.texts, skipped),
     )
-    rounds = "greedy texts replayed, exact for these"
-    return _section("tokens", "Tokens per call", text, _COLUMNS, rounds, drafter, cells, about)
+    return _section("tokens", "Tokens per call", text, _COLUMNS, drafter, cells, about)
 
 
 def _speed(drafter: str, cells: pd.DataFrame, found: ReplayedSpeedups, times: pd.DataFrame, about: About) -> Section:
@@ -171,8 +170,7 @@ def _speed(drafter: str, cells: pd.DataFrame, found: ReplayedSpeedups, times: pd
     )
     columns = {"budget": "budget", "structure": "shape", kind: "speedup:.2f", "over the chain": "speedup_lead:+.2f",
                "price": "price:.3f", "break-even": "break_even:.3f"}  # fmt: skip
-    rounds = f"rounds by replay, seconds {about.source}"
-    return _section("speedup", kind.capitalize(), text, columns, rounds, drafter, cells, about)
+    return _section("speedup", kind.capitalize(), text, columns, drafter, cells, about)
 
 
 def _section(
@@ -180,7 +178,6 @@ def _section(
     label: str,
     text: tuple[str, ...],
     columns: Mapping[str, str],
-    rounds: str,
     drafter: str,
     cells: pd.DataFrame,
     about: About,
@@ -191,9 +188,10 @@ def _section(
     Args:
         name: column of `cells`, "tokens" or "speedup".
         label: its name.
-        rounds: where it comes from.
     """
     others = cells[cells["shape"] != REFERENCE]
+    exact = name == "tokens"
+    rounds = "greedy texts replayed, exact for these" if exact else f"rounds by replay, seconds {about.source}"
     bars = "bars: 95% prompt-bootstrap intervals" if cells[f"{name}_low"].notna().any() else "no intervals"
     figure = pictures.chart(
         Panel(label.lower(), structure_lines(cells, name), (1.0, "plain decoding"), share=3),

@@ -4,6 +4,7 @@
 
 import numpy as np
 import pandas as pd
+from matplotlib.figure import Figure
 
 from specdec.theory.capped_geometric import tokens_per_round
 from specdec.theory.speedup import optimal_gamma
@@ -79,40 +80,7 @@ def findings(tables: Tables, about: About) -> Findings:
         wide = wide.loc[shown["drafter"].unique(), shown["lenience"].unique()[::-1]]
         caption = f"Alpha by drafter and lenience, {name} (the paper's {paper})"
         by_drafter.append((caption, wide.rename_axis(columns=None).reset_index()))
-    forms = {name: (swept[swept["form"] == form], look) for form, (name, look, _) in _FORMS.items()}
-    forms = {name: (lines, look) for name, (lines, look) in forms.items() if len(lines)}
-    measured = {name: over(lines, "lenience", "speedup", look) for name, (lines, look) in forms.items()}
-    predicted = {
-        f"{name}, formula": over(
-            lines[["lenience", "formula"]], "lenience", "formula", look._replace(marker="", dash=":")
-        )
-        for name, (lines, look) in forms.items()
-    }
-    drawn = alphas[alphas["form"] == swept["form"].iloc[0]]  # sampled text, as in the paper's table
-    figures = {
-        "alpha": (f"Alpha over lenience, {swept['text'].iloc[0]}", "α", {
-            str(name): over(part, "lenience", "alpha", style.look(place))
-            for place, (name, part) in enumerate(drawn.groupby("drafter", sort=False))
-        }),
-        "speedup": (f"Speedup over lenience, chains of {gamma}, and by Theorem 3.8", "speedup over plain decoding",
-                    measured | predicted),
-        "loss": ("What lenience costs the text, beside the target's law", "total variation of a token's law", {
-            name: over(lines, "lenience", "tv", look) for name, (lines, look) in forms.items()
-        }),
-    }  # fmt: skip
-    pictured = {}
-    for name, (title, ylabel, lines) in figures.items():
-        figure = pictures.chart(
-            Panel(ylabel, lines, (1.0, "no drafts") if name == "speedup" else None, zero=True),
-            title=f"{title}\n{about.title}",
-            caption=f"{counts}; bars: 95% prompt-bootstrap intervals. Right is more lenient.",
-            xlabel="lenience l (1 is speculative sampling)",
-            ticks=sorted(set(swept["lenience"]), reverse=True),
-            base=10,
-            columns=2 if name == "speedup" else 3,
-        )
-        figure.axes[0].invert_xaxis()
-        pictured[name] = ((f"{name}_over_lenience", figure),)
+    pictured = _figures(swept, alphas, gamma, counts, about)
     sections = (
         Section(
             "Alpha at each lenience",
@@ -154,6 +122,47 @@ def findings(tables: Tables, about: About) -> Findings:
     metrics = metrics_of(swept, "lenience/{form}.{what}.{lenience:g}", METRICS)
     metrics |= metrics_of(alphas, "lenience/{what}.{drafter}.{form}.{lenience:g}", {"alpha": "alpha"})
     return Findings(sections, metrics)
+
+
+def _figures(
+    swept: pd.DataFrame, alphas: pd.DataFrame, gamma: int, counts: str, about: About
+) -> dict[str, tuple[tuple[str, Figure]]]:
+    """Draw alpha, speedup and loss over lenience, strict on the left."""
+    forms = {name: (swept[swept["form"] == form], look) for form, (name, look, _) in _FORMS.items()}
+    forms = {name: (lines, look) for name, (lines, look) in forms.items() if len(lines)}
+    measured = {name: over(lines, "lenience", "speedup", look) for name, (lines, look) in forms.items()}
+    predicted = {
+        f"{name}, formula": over(
+            lines[["lenience", "formula"]], "lenience", "formula", look._replace(marker="", dash=":")
+        )
+        for name, (lines, look) in forms.items()
+    }
+    drawn = alphas[alphas["form"] == swept["form"].iloc[0]]  # sampled text, as in the paper's table
+    figures = {
+        "alpha": (f"Alpha over lenience, {swept['text'].iloc[0]}", "α", {
+            str(name): over(part, "lenience", "alpha", style.look(place))
+            for place, (name, part) in enumerate(drawn.groupby("drafter", sort=False))
+        }),
+        "speedup": (f"Speedup over lenience, chains of {gamma}, and by Theorem 3.8", "speedup over plain decoding",
+                    measured | predicted),
+        "loss": ("What lenience costs the text, beside the target's law", "total variation of a token's law", {
+            name: over(lines, "lenience", "tv", look) for name, (lines, look) in forms.items()
+        }),
+    }  # fmt: skip
+    pictured = {}
+    for name, (title, ylabel, lines) in figures.items():
+        figure = pictures.chart(
+            Panel(ylabel, lines, (1.0, "no drafts") if name == "speedup" else None, zero=True),
+            title=f"{title}\n{about.title}",
+            caption=f"{counts}; bars: 95% prompt-bootstrap intervals. Right is more lenient.",
+            xlabel="lenience l (1 is speculative sampling)",
+            ticks=sorted(set(swept["lenience"]), reverse=True),
+            base=10,
+            columns=2 if name == "speedup" else 3,
+        )
+        figure.axes[0].invert_xaxis()
+        pictured[name] = ((f"{name}_over_lenience", figure),)
+    return pictured
 
 
 def _half(lines: pd.DataFrame) -> str:

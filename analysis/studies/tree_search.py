@@ -108,14 +108,6 @@ def _choice(cells: pd.DataFrame, prompts: str, tables: Tables, about: About) -> 
     if np.isfinite(known["tokens_low"]).all():
         within = known["predicted_tokens"].between(known["tokens_low"], known["tokens_high"]).sum()
         inside = f"; {within} of those for tokens per round lie within the measured interval"
-    # The two prices that the choice weighs against tokens.
-    times, drafts = tables["block_times"], tables["draft_times"]
-    longest = times[times["context"] == times["context"].max()]
-    calls = longest.groupby("rows_evaluated")["seconds"].median().dropna()
-    most = int(calls.index.max())
-    by_size = drafts[drafts["shape"] == "tree"].groupby(["nodes", "depth"])["seconds"].median()
-    ends = [by_size.idxmin(), by_size.idxmax()]
-    drafted = " and ".join(f"{by_size[size] * 1e3:.2f} ms for {size[0]} nodes of depth {size[1]}" for size in ends)
     decoded, differing = int(live.loc[live["arm"] == PLAIN, "tokens"].sum()), int((~live["identical"]).sum())
     same = f"All {len(live)} texts are those of plain decoding."
     if differing:
@@ -128,8 +120,7 @@ def _choice(cells: pd.DataFrame, prompts: str, tables: Tables, about: About) -> 
         f"Predictions of these {len(known)} chains and trees were off by {off['tokens']:.1%} for tokens per round and "
         f"by {off['speedup']:.1%} for speedup, in the median{inside}. They assume that acceptance depends on rank and "
         "depth alone, as it was on the other half of the prompts in the rounds of a tree of full width.",
-        f"A call on {most} tokens takes {calls[most] / calls[1]:.2f} of a plain call of {calls[1] * 1e3:.2f} ms behind "
-        f"{longest['context'].iloc[0]:,} cached tokens; the draft of a tree takes {drafted}.",
+        _prices(tables["block_times"], tables["draft_times"]),
         f"Decoded live: {prompts} of {about.prompts} that the trees were not built on, {decoded:,} tokens in each "
         f"structure; intervals are 95% prompt-bootstrap intervals. {same}",
         *about.caveats(tables["skipped"]),
@@ -162,6 +153,20 @@ def _choice(cells: pd.DataFrame, prompts: str, tables: Tables, about: About) -> 
     ordered = cells.assign(place=cells["shape"].map(_ORDER.index)).sort_values(["place", "budget"])
     caption = "Predicted beforehand, and measured; differences to the chosen tree are paired"
     return Section("Which tree to run", text, ((caption, listed(ordered, _COLUMNS)),), (("tree_budget", figure),))
+
+
+def _prices(times: pd.DataFrame, drafts: pd.DataFrame) -> str:
+    """Say the two prices that the choice weighs against tokens: of a call on many tokens, and of a draft."""
+    longest = times[times["context"] == times["context"].max()]
+    calls = longest.groupby("rows_evaluated")["seconds"].median().dropna()
+    most = int(calls.index.max())
+    by_size = drafts[drafts["shape"] == "tree"].groupby(["nodes", "depth"])["seconds"].median()
+    ends = [by_size.idxmin(), by_size.idxmax()]
+    drafted = " and ".join(f"{by_size[size] * 1e3:.2f} ms for {size[0]} nodes of depth {size[1]}" for size in ends)
+    return (
+        f"A call on {most} tokens takes {calls[most] / calls[1]:.2f} of a plain call of {calls[1] * 1e3:.2f} ms behind "
+        f"{longest['context'].iloc[0]:,} cached tokens; the draft of a tree takes {drafted}."
+    )
 
 
 # Accuracy -------------------------------------------------------------------------------------------

@@ -42,12 +42,25 @@ def findings(tables: Tables, about: About) -> Findings:
     cells["name"] = [_RULES[rule][0] for rule in cells["rule"]]
     cells["shown_epsilon"] = [f"{epsilon:g}" if epsilon else "–" for epsilon in cells["epsilon"]]
     usual = cells[cells["epsilon"].isin([0.0, settings["epsilon"]])]
-    here = cells[cells["temperature"] == temperature]
-    sweep = here[here["rule"] == "typical"]
-    of = {str(rule): part for rule, part in usual.groupby("rule")}
+    sweep = cells[(cells["temperature"] == temperature) & (cells["rule"] == "typical")]
+    counts = f"{counted(prompts, 'prompt')} of {about.prompts}"
+    notes = (
+        f"{counts}, {counted(len(outputs), 'text')}, decoded live; intervals are 95% prompt-bootstrap intervals.",
+        *about.caveats(tables["skipped"]),
+    )
+    bars = f"{counts}; bars: 95% prompt-bootstrap intervals."
+    sections = (_rates(usual, settings["epsilon"], notes, bars, about), _quality(cells, temperature, bars, about))
+    metrics = metrics_of(usual, "typical_acceptance/{rule}.{what}.{temperature:g}", METRICS)
+    metrics |= metrics_of(sweep, "typical_acceptance/epsilon.{what}.{epsilon:g}", METRICS)
+    return Findings(sections, metrics)
+
+
+def _rates(cells: pd.DataFrame, epsilon: float, notes: tuple[str, ...], bars: str, about: About) -> Section:
+    """Compare the rules, typical acceptance at its usual epsilon, as the temperature rises."""
+    of = {str(rule): part for rule, part in cells.groupby("rule")}
     coolest, warmest = of["typical"].iloc[0], of["typical"].iloc[-1]
     strict, greedy = of["rejection"].iloc[-1], of["greedy"].iloc[0]
-    rates = [
+    text = [
         f"At temperature {warmest['temperature']:g} typical acceptance yields {interval(warmest, 'rate'):.2f} tokens "
         f"per call, lossless rejection {interval(strict, 'rate'):.2f}: {interval(warmest, 'lead'):+.2f}. Greedy text, "
         f"at temperature 0, has {interval(greedy, 'rate'):.2f}."
@@ -60,37 +73,44 @@ def findings(tables: Tables, about: About) -> Findings:
             "prompts.",
             1: "rejection gains as the temperature rises, against what the paper says.",
         }
-        rates.append(
+        text.append(
             f"From temperature {coolest['temperature']:g} to {warmest['temperature']:g} rejection changes by "
             f"{interval(strict, 'rise'):+.2f} and typical acceptance by {interval(warmest, 'rise'):+.2f} tokens per "
             f"call: {verdict[interval(strict, 'rise').side]}"
         )
-    rates += [
+    text.append(
         "At temperature 0 the three rules are exact match, one and the same; the speedup of a rule is over decoding "
-        "without drafts at its own temperature.",
-        f"{counted(prompts, 'prompt')} of {about.prompts}, {counted(len(outputs), 'text')}, decoded live; intervals "
-        "are 95% prompt-bootstrap intervals.",
-        *about.caveats(tables["skipped"]),
-    ]
-    bars = f"{counted(prompts, 'prompt')} of {about.prompts}; bars: 95% prompt-bootstrap intervals."
-    over_temperature = pictures.chart(
+        "without drafts at its own temperature."
+    )
+    figure = pictures.chart(
         Panel(
             "tokens per call",
             {  # at 0 greedy is all rules
                 _RULES[rule][0]: over(
-                    usual[usual["rule"].isin(["greedy", rule])], "temperature", "rate", _RULES[rule][1]
+                    cells[cells["rule"].isin(["greedy", rule])], "temperature", "rate", _RULES[rule][1]
                 )
                 for rule in ("greedy", "rejection", "typical")
             },
             (float(greedy["rate"]), ""),
         ),
-        title=f"Tokens per call as the temperature rises, epsilon {settings['epsilon']:g}\n{about.title}",
+        title=f"Tokens per call as the temperature rises, epsilon {epsilon:g}\n{about.title}",
         caption=f"{bars} At temperature 0 all rules are exact match.",
         xlabel="sampling temperature",
     )
-    first, last, plain = sweep.iloc[0], sweep.iloc[-1], here[here["rule"] == "plain"].iloc[0]
+    caption = "Each rule at each temperature, with 95% prompt-bootstrap intervals"
+    title = "Tokens per call as the temperature rises"
+    tables = ((caption, listed(cells, _COLUMNS)),)
+    return Section(title, (*text, *notes), tables, (("rate_over_temperature", figure),))
+
+
+def _quality(cells: pd.DataFrame, temperature: float, bars: str, about: About) -> Section:
+    """Set tokens per call against what the text loses, at the temperature of the sweep over epsilon."""
+    here = cells[cells["temperature"] == temperature]
+    groups = {rule: (cells if rule == "greedy" else here).query("rule == @rule") for rule in _RULES}
+    sweep, plain, greedy = groups["typical"], groups["plain"].iloc[0], groups["greedy"].iloc[0]
+    first, last = sweep.iloc[0], sweep.iloc[-1]
     low, high, lossless, cold = (interval(each, "log_likelihood") for each in (first, last, plain, greedy))
-    quality = (
+    text = (
         f"At temperature {temperature:g} a token of typical acceptance has a log-likelihood of {low:.3f} nats "
         f"under the target at epsilon {first['epsilon']:g} with {interval(first, 'rate'):.2f} tokens per call, and "
         f"{high:.3f} at {last['epsilon']:g} with {interval(last, 'rate'):.2f}. Text sampled without loss has "
@@ -100,8 +120,7 @@ def findings(tables: Tables, about: About) -> Findings:
         "emits at a position, given its draft, and the target's at that temperature; a rule that always takes one "
         "token is far from it even where that token is the likeliest.",
     )
-    groups = {rule: (of["greedy"] if rule == "greedy" else here[here["rule"] == rule]) for rule in _RULES}
-    against_quality = pictures.chart(
+    figure = pictures.chart(
         Panel(
             "log-likelihood of a token, nats",
             {
@@ -116,28 +135,10 @@ def findings(tables: Tables, about: About) -> Findings:
     )
     for point in sweep.to_dict("records"):
         place = (point["rate"], point["log_likelihood"])
-        against_quality.axes[0].annotate(
-            f"{point['epsilon']:g}", place, (5, 5), textcoords="offset points", fontsize=10
-        )
-    by_rule = "Each rule at each temperature, with 95% prompt-bootstrap intervals"
-    by_epsilon = f"Typical acceptance at temperature {temperature:g} over epsilon, and the other rules"
-    sections = (
-        Section(
-            "Tokens per call as the temperature rises",
-            tuple(rates),
-            ((by_rule, listed(usual, _COLUMNS)),),
-            (("rate_over_temperature", over_temperature),),
-        ),
-        Section(
-            "What the text loses",
-            quality,
-            ((by_epsilon, listed(here, _COLUMNS)),),
-            (("rate_against_quality", against_quality),),
-        ),
-    )
-    metrics = metrics_of(usual, "typical_acceptance/{rule}.{what}.{temperature:g}", METRICS)
-    metrics |= metrics_of(sweep, "typical_acceptance/epsilon.{what}.{epsilon:g}", METRICS)
-    return Findings(sections, metrics)
+        figure.axes[0].annotate(f"{point['epsilon']:g}", place, (5, 5), textcoords="offset points", fontsize=10)
+    caption = f"Typical acceptance at temperature {temperature:g} over epsilon, and the other rules"
+    tables = ((caption, listed(here, _COLUMNS)),)
+    return Section("What the text loses", text, tables, (("rate_against_quality", figure),))
 
 
 def rules(outputs: pd.DataFrame, replicates: int, seed: int) -> tuple[pd.DataFrame, int]:
