@@ -19,7 +19,7 @@ DECODED = ("rounds.parquet", "rounds", "generations.jsonl")
 
 
 class Named(NamedTuple):
-    """What some names stand for: runs and studies in order, each once, and sentences about what was left out."""
+    """The runs and studies that some names stand for, in order, each once, and sentences about what was left out."""
 
     runs: list[Run]
     studies: list[FinishedStudy]

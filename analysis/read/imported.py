@@ -103,7 +103,7 @@ class PositionText:
 
 @dataclass(frozen=True)
 class Imported:
-    """What a file says about one drafter on one data set; `write_folder` makes a run folder of it.
+    """The texts of one drafter on one data set, as a file has them; `write_folder` makes a run folder of it.
 
     Attributes:
         gamma: the one that a report is about; lengths by position have all others as well.

@@ -97,7 +97,7 @@ ROWS = (
         "0, drawn from p; counted in a note",
         (
             "tests/test_sampling.py::test_residual_is_the_positive_part_row_by_row_and_p_of_equal_laws",
-            f"{INJECTED}::test_rejections_without_a_residual_are_counted",
+            "tests/analysis/findings/test_sentences.py::test_rejections_without_a_residual_are_counted",
         ),
     ),
     Row(

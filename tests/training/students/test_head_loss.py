@@ -100,7 +100,7 @@ def test_the_teacher_is_the_target_where_the_token_was_drawn(generator, changes)
     for k, features in enumerate(heads.features(states, tokens), start=1):
         law = heads.logits(k, features).log_softmax(-1)
         for row, t in scored[:, k + 1 :].nonzero().tolist():
-            expected -= float((teacher[row, t + k].softmax(-1) * law[row, t]).sum()) / k
+            expected -= (teacher[row, t + k].softmax(-1) * law[row, t]).sum().item() / k
     loss = heads_loss(heads, states, tokens, scored, [1 / k for k in range(1, K + 1)], teacher, 1.0)
     assert loss.item() == pytest.approx(expected, rel=1e-12)
 
