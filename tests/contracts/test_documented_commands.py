@@ -74,6 +74,7 @@ NOT_RUN = (
         r"multirun/DAY/TIME|RUN_ID|report studies",
         "needs a sweep or studies that are finished; tests/analysis/ reports on them",
     ),
+    (r"report/imported", "needs a converted file; tests/analysis/findings/ reports on such folders again"),
     (r"--import KIND|drafter=NAME", "a placeholder; the page has the real names"),
 )
 SMALL = ("prompts.limit=1", "target.compile=false", "measurement.cost_contexts=[]", "tracking.enabled=false")
