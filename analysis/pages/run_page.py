@@ -5,6 +5,7 @@ Everything comes from the other files of that folder, so these five can be delet
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from ..read.runs import open_folder
 from .html import section_blocks
 from .trace import trace_html
 
+_PICTURE = "curve_tokens_per_round"
 FILES = "`report.md`, `figures/` and `trace.html` are among the run's artifacts."
 
 
@@ -41,12 +43,17 @@ def write_run(folder: Path) -> RunFindings:
     return findings
 
 
-def run_note(findings: RunFindings, overlay: str = "") -> str:
-    """Return the note of a run in MLflow as Markdown: its verdict, its table, and where the rest is.
+def run_note(findings: RunFindings, address: Callable[[str], str], chart: str = "") -> str:
+    """Return the note of a run in MLflow as Markdown: its verdict, the picture of theory over measurement, its table,
+    and where the rest is.
 
     Args:
-        overlay: address of the chart that lays theory over measurement; "" without one.
+        address: returns the address of one of the run's files.
+        chart: address of the chart that overlays the lines of the picture; "" without one.
     """
-    chart = f"[Theory over measurement]({overlay}). " if overlay else ""
-    table = replace(findings.sections[0], figures=())
-    return "\n\n".join([chart + FILES, *section_blocks(table, "###", [])]) + "\n"  # MLflow cuts the end of long notes
+    summary = replace(findings.sections[0], figures=())
+    picture = [_PICTURE for section in findings.sections for name, _ in section.figures if name == _PICTURE]
+    shown = [f"![Tokens per round over gamma]({address(f'figures/{name}.svg')})" for name in picture]
+    also = f"[Its lines as a chart]({chart}). " * bool(chart and shown)
+    verdict, *others = section_blocks(summary, "###", [])[1:]
+    return "\n\n".join([verdict, *shown, also + FILES, *others]) + "\n"  # MLflow cuts the end of long notes

@@ -4,6 +4,7 @@ import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ from specdec.terminal import print_trace, run_links, show_run
 from specdec.text.streams import read_streams, write_streams
 from specdec.text.writing import read_json
 from specdec.tracking import writer as tracking
+from specdec.tracking.views import EXPERIMENT, NOTE, RUN, artifact, overlay
 from specdec.tracking.writer import TrackedRun
 
 logger = logging.getLogger(__name__)
@@ -148,7 +150,8 @@ def _run(
         for key, lines in found.overlays().items():
             tracked.curve_children(key, lines)
         tracked.artifacts()
-        tracked.tags({"mlflow.note.content": run_note(found, tracked.overlay("curve/tokens_per_round"))})
+        chart = overlay(EXPERIMENT, RUN, "curve/tokens_per_round")
+        tracked.tags({NOTE: run_note(found, partial(artifact, RUN), chart)})
     budget.lap("report")
     detail(budget.stages)
     if plan.measurement.trace:

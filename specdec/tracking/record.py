@@ -105,6 +105,15 @@ class RunRecord:
         if self.folder is not None:
             self._append(self.logged[-1:])
 
+    @property
+    def lines(self) -> list[str]:
+        """Names of the curves that have runs of their own, in the order in which they came."""
+        return list(dict.fromkeys(each.line for each in self.logged if each.line is not None))
+
+    def names(self, of_lines: bool) -> set[str]:
+        """Return the names of the metrics of the run itself, or of its lines."""
+        return {name for line, name, _ in self._last if (line is not None) == of_lines}
+
     def _append(self, logged: Sequence[LoggedPoints]) -> None:
         """Add lines to the file of metrics, behind what a kill may have cut short there."""
         assert self.folder is not None

@@ -15,6 +15,7 @@ from specdec.errors import UsageError
 from specdec.text.writing import read_json, write_atomically
 from specdec.tracking.record import JOURNAL, METRICS, RECORD, LoggedPoints, RunRecord
 from specdec.tracking.store import Store, alive, fault, locate, locked, opened, reap, reraise_interruption
+from specdec.tracking.views import EXPERIMENT, NOTE, RUN, views
 
 MIRRORS = "mirror.json"
 ID = "specdec.mirror"  # tag: the record's id, by which a run is found that a store made but could not answer for
@@ -80,7 +81,7 @@ class Upload:
         tags = {**record.tags, **nested, ID: record.id}
         if not self.run_id:
             self.run_id = client.create_run(self.experiment_id, record.began, tags, record.name).info.run_id
-            sent["tags"], sent["status"] = tags, "RUNNING"
+            sent["tags"], sent["status"] = dict(tags), "RUNNING"
         if record.status is None and sent["status"] != "RUNNING":
             client.update_run(self.run_id, status="RUNNING")
             sent["status"] = "RUNNING"
@@ -89,6 +90,8 @@ class Upload:
             for start in range(0, len(params), PARAMETERS):
                 client.log_batch(self.run_id, params=params[start : start + PARAMETERS])
             sent["params"] = record.params
+        if NOTE in tags:
+            tags[NOTE] = tags[NOTE].replace(RUN, self.run_id).replace(EXPERIMENT, self.experiment_id)
         changed = [RunTag(name, value) for name, value in tags.items() if sent["tags"].get(name) != value]
         if changed:
             client.log_batch(self.run_id, tags=changed)
@@ -106,6 +109,10 @@ class Upload:
                 client.log_artifact(self.run_id, str(path), None if inside == "." else inside)
             sent["files"] = record.files
         if record.status is not None and record.status != sent["status"]:
+            if record.lines:
+                own, of_lines = record.names(False), record.names(True)
+                for name, view in views(self.run_id, own, of_lines, record.ended or record.began).items():
+                    client.set_experiment_tag(self.experiment_id, name, view)
             client.set_terminated(self.run_id, record.status, record.ended)
             sent["status"] = record.status
         if self._incomplete:
@@ -134,12 +141,11 @@ class Upload:
         if run_id is None:
             line = str(logged.line)
             about = {name: value for name, value in self._record.tags.items() if name in _TOLD_OF_CURVES}
-            lines = list(dict.fromkeys(each.line for each in self._record.logged if each.line is not None))
             tags = {
                 **about,
                 "specdec.role": "curve",
                 "specdec.line": line,
-                "mlflow.runColor": _COLOURS[lines.index(line) % len(_COLOURS)],
+                "mlflow.runColor": _COLOURS[self._record.lines.index(line) % len(_COLOURS)],
                 "mlflow.parentRunId": self.run_id,
                 ID: f"{self._record.id}/{line}",
             }

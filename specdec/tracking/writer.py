@@ -18,7 +18,6 @@ import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from specdec.config import TrackingConfig
 from specdec.errors import EnvironmentFault, Interrupted
@@ -39,12 +38,12 @@ from specdec.tracking.store import (
 )
 from specdec.tracking.store import without_password as redacted
 from specdec.tracking.upload import Upload
+from specdec.tracking.views import ACROSS, HEADLINE, PAGE, overlay
 
 logger = logging.getLogger(__name__)
 
 PARENT_RUN = "SPECDEC_PARENT_RUN"  # environment variable: the folder of the sweep that this process runs a cell of
 SWEEP_CELL = "SPECDEC_SWEEP_CELL"  # environment variable: number of the sweep's cell that this process runs
-CHART_VIEW = "#/experiments/{}/runs?workflowType=machine_learning&compareRunsMode=CHART"
 HEARTBEAT_SECONDS = 30.0
 
 
@@ -118,34 +117,27 @@ class TrackedRun:
         self._send("logging metrics")
 
     def curve_children(self, key: str, lines: Mapping[str, Mapping[int, float | None]]) -> None:
-        """Log every line under the same `key` on a child run of its own, so that one MLflow chart overlays them.
+        """Log every line under the same `key` on a child run of its own, so that one MLflow chart overlays them, and
+        under `views.ACROSS` where its points stand in that chart.
 
         A line that was logged before, under another key, keeps its child run. Name and tags of a child say of which
         drafter, model and gamma its line is, because a chart may show the lines of several runs.
         """
+        if self._record is None:
+            return
+        steps = {step for points in lines.values() for step in points}
+        apart = (max(steps) - min(steps) or 1) / 80 if steps else 0.0
+        order = list(dict.fromkeys((*self._record.lines, *lines)))
         for line, points in lines.items():
-            self.curves({key: points}, line)
+            across = {step: step + apart * order.index(line) for step in points}
+            self.curves({key: points, ACROSS: across}, line)
 
     def overlay(self, key: str) -> str:
-        """Return the address of one chart with all lines that were logged under `key`, and under its `.ci_low` and
-        `.ci_high`; "" if there are none.
-        """
-        if self._known is None or self._record is None or not self._known.children:
+        """Return the address of one chart with all lines that were logged under `key`; "" if there are none."""
+        if self._known is None or not self._known.children:
             return ""
-        overlaid = {name for each in self._record.logged if each.line is not None for name, *_ in each.points}
-        keys = [key, *sorted(overlaid & {f"{key}.ci_low", f"{key}.ci_high"})]
-        view = {
-            "runs": json.dumps(list(self._known.children.values())),
-            "metric": json.dumps(key),
-            "experiments": json.dumps([self._known.experiment_id]),
-            "plot_metric_keys": json.dumps(keys),
-            "plot_layout": "{}",
-            "x_axis": "step",
-            "show_point": "true",
-            "workflowType": "machine_learning",  # not first: MLflow looks for the runs there
-        }
         page = self.link.rpartition("\n")[2].partition("#/")[0]
-        return f"{page}#/metric?" + "&".join(f"{name}={quote(value)}" for name, value in view.items())
+        return page + overlay(self._known.experiment_id, self.run_id, key)
 
     def dataset(self, name: str, sha256: str, rows: int, source: Mapping[str, Any]) -> None:
         """Log what the run reads as MLflow's dataset input; once, also where a run goes on.
@@ -311,7 +303,8 @@ def tracked_run(
             "Tracking is off for this run; the results stay on disk. %s.%s", reason(error), _upload_later(results)
         )  # fmt: skip
         return TrackedRun(record)
-    link = CHART_VIEW.format(experiment_id)  # of a database: behind the command that serves it
+    link = f"{PAGE.format(experiment_id)}&viewStateShareKey={HEADLINE}"
+    # Of a database: behind the command that serves it.
     link = f"{store.shown}/{link}" if store.is_server else f"{serving(store)}\nhttp://127.0.0.1:5000/{link}"
     return TrackedRun(record, upload, link, config.required)
 

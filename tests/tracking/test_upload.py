@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sqlite3
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from specdec.tracking import store
 from specdec.tracking.record import METRICS, RECORD, RunRecord
 from specdec.tracking.store import locate, opened
 from specdec.tracking.upload import MIRRORS, logged_folders, run_folders, upload
+from specdec.tracking.views import EXPERIMENT, NOTE, RUN, overlay
 from specdec.tracking.writer import PARENT_RUN, SWEEP_CELL, tracked_run
 
 AWAY = "http://127.0.0.1:9"
@@ -104,6 +106,21 @@ def test_a_run_without_its_store_is_uploaded_as_if_it_had_been_there(here: Path)
     assert sync(here / "away", uri="sqlite:///mlflow.db") == ["complete"] and dump(here) == before
     (said,) = json.loads((here / "away" / MIRRORS).read_text()).values()
     assert said["complete"] and said["experiment"] == "late"
+
+
+def test_the_addresses_in_a_note_are_those_of_the_store_that_has_it(here: Path, empty_database: Path) -> None:
+    other = "sqlite:///other.db"
+    shutil.copy(empty_database, here / "other.db")
+    with tracked_run(config(), name="a run", params={}, tags={}, results=here / "run") as tracked:
+        tracked.tags({NOTE: f"[chart]({overlay(EXPERIMENT, RUN, 'speedup')})"})
+    assert sync(here / "run", uri=other) == ["uploaded"]
+    notes = []
+    for uri in (None, other):
+        client, experiment = opened(locate(uri, here), "late")
+        (each,) = client.search_runs([experiment])
+        assert each.data.tags[NOTE] == f"[chart]({overlay(experiment, each.info.run_id, 'speedup')})"
+        notes.append(each.data.tags[NOTE])
+    assert notes[0] != notes[1] and "://" not in notes[0]
 
 
 @pytest.mark.parametrize(

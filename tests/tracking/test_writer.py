@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
 from fixtures.resumed_runs import composed
@@ -165,8 +164,10 @@ def test_curves_share_a_key_on_children_of_their_own(client: Any, record: Callab
     assert {child.info.status for child in children.values()} == {"FINISHED"}
     colours = {child.data.tags["mlflow.runColor"] for child in children.values()}
     assert len(colours) == len(children) and all(re.fullmatch("#[0-9A-F]{6}", each) for each in colours)
-    assert children["measured"].data.metrics == {"curve/tokens_per_round": 2.0, "curve/speedup": 1.2}
-    assert children["capped geometric"].data.metrics == {"curve/tokens_per_round": 1.6}
+    measured, formula = (children[name].data.metrics for name in ("measured", "capped geometric"))
+    assert measured.pop("curve/x") == 2.0 and 1.0 < formula.pop("curve/x") < 1.1  # side by side
+    assert measured == {"curve/tokens_per_round": 2.0, "curve/speedup": 1.2}
+    assert formula == {"curve/tokens_per_round": 1.6}
     assert {name: child.info.run_name for name, child in children.items()} == {name: name for name in children}
 
 
@@ -177,8 +178,6 @@ def test_the_runs_of_curves_say_whose_they_are(client: Any, record: Callable[...
     def write(run: Any) -> None:
         run.curve_children("curve/tokens_per_round", {"measured": {1: 1.5}})
         run.curve_children("curve/tokens_per_round.ci_low", {"measured": {1: 1.2}})
-        keys = parse_qs(run.overlay("curve/tokens_per_round").partition("?")[2])["plot_metric_keys"]
-        assert json.loads(keys[0]) == ["curve/tokens_per_round", "curve/tokens_per_round.ci_low"]
 
     run = record(write, tags=tags)
     query = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
@@ -247,7 +246,7 @@ def test_the_link_opens_the_chart_view(record: Callable[..., Any], folder: Path)
     run = record(lambda run: links.append(run.link))
     command, address = links[0].splitlines()
     assert command == f"mlflow ui --backend-store-uri 'sqlite:///{folder}/mlflow.db'"
-    assert f"/#/experiments/{run.info.experiment_id}/runs?" in address and address.endswith("Mode=CHART")
+    assert f"/#/experiments/{run.info.experiment_id}/runs?" in address and "Mode=CHART" in address
 
 
 def test_without_the_pages_of_mlflow_the_link_says_how_to_get_them(

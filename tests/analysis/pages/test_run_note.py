@@ -8,12 +8,17 @@ from specdec.analysis.pages.run_page import run_note
 from specdec.analysis.sections import Section
 
 
-def test_the_note_has_links_verdict_and_table_and_no_picture():
+def test_the_note_begins_with_the_verdict_and_shows_theory_over_measurement_on_any_port():
     table = pd.DataFrame({"figure": ["speedup"], "value": ["1.300"]})
-    section = Section("Summary", ("**Speedup 1.300**: faster.",), (("Headline figures", table),), (("x", None),))
-    note = run_note(SimpleNamespace(sections=(section,)), "http://tracking/#/metric?a=b")
-    assert (
-        note.index("(http://tracking/#/metric?a=b)") < note.index("Speedup 1.300") < note.index("| speedup | 1.300 |")
+    summary = Section("Summary", ("**Speedup 1.300**: faster.",), (("Headline figures", table),), (("x", None),))
+    curves = Section("Curves over gamma", figures=(("curve_tokens_per_round", None),))
+    note = run_note(SimpleNamespace(sections=(summary, curves)), "file?{}".format, "#/chart?a=b")
+    parts = (
+        "**Speedup 1.300**",
+        "![Tokens per round over gamma](file?figures/curve_tokens_per_round.svg)",
+        "(#/chart?a=b)",
+        "| speedup | 1.300 |",
     )
-    assert "![" not in note and "`report.md`" in note
-    assert "](" not in run_note(SimpleNamespace(sections=(section,)))
+    assert sorted(parts, key=note.index) == list(parts) and note.startswith(parts[0])
+    assert "`report.md`" in note and "http" not in note
+    assert "](" not in run_note(SimpleNamespace(sections=(summary,)), "file?{}".format, "#/chart?a=b")
