@@ -9,11 +9,16 @@ from typing import Any, TypeVar
 import numpy as np
 import pandas as pd
 
-from .intervals import Interval, bootstrap_bounds, resampled_sums
+from .intervals import ANY, POSITIVE, SHARE, Interval, Range, per_round, with_replicates
 
 LEVEL = 0.95
 OF_RULES = ["tokens", "rounds", "seconds", "offers", "log_likelihood", "tv", "otherwise"]
 """The columns of texts that `StrategyComparison.of_rules` reads."""
+RANGES_OF_RULES = {
+    **{"rate": Range(low=1.0), "lead": ANY, "log_likelihood": Range(high=0.0)},
+    **dict.fromkeys(("tv", "otherwise"), SHARE),
+}
+"""The ranges of what it returns, where that is not just positive."""
 K = TypeVar("K")
 
 
@@ -69,22 +74,27 @@ class StrategyComparison:
             "otherwise": self.ratio("otherwise", "offers"),
         }
 
-    def interval(self, values: np.ndarray) -> Interval:
-        """Return a statistic [1 + B] of the data and the replicates as an Interval; a single prompt gives no bounds."""
-        bounds = bootstrap_bounds(float(values[0]), values[1:], self.prompts, LEVEL)
-        return Interval(float(values[0]), *bounds, LEVEL, self.prompts)
+    def interval(self, values: np.ndarray, within: Range = POSITIVE) -> Interval:
+        """Return a statistic [1 + B] of the data and the replicates as an Interval; too few prompts give no bounds."""
+        return Interval.of_replicates(values, self.prompts, within, LEVEL)
 
     def table(
-        self, statistics: Mapping[str, np.ndarray], interval: Callable[[np.ndarray], Interval] | None = None
+        self,
+        statistics: Mapping[str, np.ndarray],
+        ranges: Mapping[str, Range | Sequence[Range]] | None = None,
+        interval: Callable[[np.ndarray, Range], Interval] | None = None,
     ) -> pd.DataFrame:
         """Return the cells with columns `name`, `name_low` and `name_high` for each statistic [1 + B, C].
 
         Args:
-            interval: of a statistic [1 + B], where it is not that of prompts.
+            ranges: by name, of all cells or of each, of those statistics that are not just positive.
+            interval: of a statistic [1 + B] and its range, where it is not that of prompts.
         """
         table = self.cells.copy()
         for name, values in statistics.items():
-            bounded = [(interval or self.interval)(column) for column in values.T]
+            within = (ranges or {}).get(name, POSITIVE)
+            each = [within] * len(table) if isinstance(within, Range) else within
+            bounded = [(interval or self.interval)(*pair) for pair in zip(values.T, each, strict=True)]
             table[name] = values[0]
             table[f"{name}_low"] = np.array([value.low for value in bounded])
             table[f"{name}_high"] = np.array([value.high for value in bounded])
@@ -108,12 +118,6 @@ def compare(
     return StrategyComparison(cells, {column: values[..., index] for index, column in enumerate(columns)}, len(prompts))
 
 
-def with_replicates(sums: np.ndarray, replicates: int, seed: int) -> np.ndarray:
-    """Return totals [1 + B, S] of `sums` [P, S]: the data's, then those of B bootstrap replicates, 0 for one prompt."""
-    drawn = resampled_sums(sums, replicates, seed) if len(sums) > 1 else np.empty((0, sums.shape[1]))
-    return np.concatenate([sums.sum(axis=0, keepdims=True), drawn])
-
-
 @dataclass(frozen=True)
 class ReplayedSpeedups:
     """Tokens per call and speedup of strategies whose rounds were replayed and whose seconds are predicted.
@@ -132,11 +136,16 @@ class ReplayedSpeedups:
     cells: pd.DataFrame
 
     @classmethod
-    def of(cls, texts: pd.DataFrame, keys: Sequence[str], replicates: int, seed: int) -> "ReplayedSpeedups":
-        """Add up texts with their seconds."""
+    def of(cls, texts: pd.DataFrame, keys: Sequence[str], depth: str, replicates: int, seed: int) -> "ReplayedSpeedups":
+        """Add up texts with their seconds.
+
+        Args:
+            depth: the key that no draft of a strategy is deeper than.
+        """
         compared = compare(texts, keys, ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
         statistics = {"tokens": compared.ratio("tokens", "rounds"), "speedup": compared.ratio("plain_s", "seconds")}
-        cells = compared.table(statistics).assign(nodes=compared.ratio("nodes", "rounds")[0])
+        possible = {"tokens": [per_round(most) for most in compared.cells[depth]]}
+        cells = compared.table(statistics, possible).assign(nodes=compared.ratio("nodes", "rounds")[0])
         return cls(texts, compared, statistics, cells)
 
     def place(self, *keys: Any) -> int:
@@ -152,13 +161,16 @@ class ReplayedSpeedups:
     def lead(self, name: str, first: Sequence[Any], second: Sequence[Any]) -> Interval:
         """Return how much `tokens` or `speedup` one strategy has beyond another, in the same replicates."""
         values = self.statistics[name]
-        return self.compared.interval(values[:, self.place(*first)] - values[:, self.place(*second)])
+        return self.compared.interval(values[:, self.place(*first)] - values[:, self.place(*second)], ANY)
 
 
 def tokens_per_call(table: pd.DataFrame, keys: Sequence[str], replicates: int, seed: int) -> pd.DataFrame:
-    """Return committed tokens per target call by strategy: keys, tokens, tokens_low, tokens_high, prompts."""
+    """Return committed tokens per target call by strategy, w of them being one of the `keys`: the keys, tokens,
+    tokens_low, tokens_high, prompts.
+    """
     compared = compare(table, keys, ["tokens", "rounds"], replicates, seed)
-    return compared.table({"tokens": compared.ratio("tokens", "rounds")}).assign(prompts=compared.prompts)
+    possible = {"tokens": [per_round(most) for most in compared.cells["w"]]}
+    return compared.table({"tokens": compared.ratio("tokens", "rounds")}, possible).assign(prompts=compared.prompts)
 
 
 # Tables with intervals --------------------------------------------------------------------------------

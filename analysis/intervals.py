@@ -3,39 +3,83 @@
 Rounds of one prompt are dependent, prompts are not: so prompts are resampled with replacement, and every statistic is
 recomputed from the sums over the resampled prompts. All statistics share their replicates, so that differences and
 products of statistics keep their dependence. The percentiles of few prompts lie too close together; they are moved
-apart until intervals hold from 3 prompts on (`bootstrap_bounds`), and below `FEWEST` prompts no verdict is given.
+apart, on a scale on which the quantity has no bounds, so that no interval holds what cannot be (`bootstrap_bounds`).
+Below `FEWEST` prompts there is no interval, and so no verdict.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from math import isfinite, isnan, nan, sqrt
+from math import exp, inf, isfinite, isinf, isnan, log, nan, sqrt
 
 import numpy as np
 import pandas as pd
-from scipy.special import ndtri, stdtrit
+from scipy.special import expit, ndtri, stdtrit
 
 Columns = Mapping[str, np.ndarray]  # sums by column name: scalars for the data, [B] for the replicates
 Statistic = Callable[[Columns], Mapping[str, np.ndarray]]
 
 CHUNK = 2_000_000  # resampled prompt indices held at once
 KEPT = 15_000_000  # draws that are kept for the next statistic, 2 bytes each
-FEWEST = 5  # prompts that a verdict needs: fewer say little of others, however well their interval is made
+FEWEST = 5  # prompts that an interval and a verdict need, in every command: see `results/few_prompts.json`
 ENDS = ("", ".ci_low", ".ci_high")  # of the names of a metric and its bounds
 MOST_UNDEFINED = 0.05  # share of replicates without a value (0 / 0) beyond which there is no interval
+ROUNDING = 1e-6  # relative distance beyond an end of a range that is rounding, not a contradiction
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values that a quantity can have, whatever the prompts: from `low` to `high`."""
+
+    low: float = -inf
+    high: float = inf
+
+    def scaled(self, value: float) -> float:
+        """Return a value on the scale on which the range goes on for ever, infinite at its ends: log odds between two
+        ends, the logarithm of the distance from a single one, else the value itself.
+        """
+        if isinf(self.low) and isinf(self.high):
+            return value
+        above, below = value - self.low, self.high - value
+        rises = 0.0 if isinf(above) else log(above) if above > 0 else -inf
+        return rises - (0.0 if isinf(below) else log(below) if below > 0 else -inf)
+
+    def unscaled(self, value: float) -> float:
+        """Return the value that has this place on the scale."""
+        if isinf(self.low) and isinf(self.high):
+            return value
+        if isinf(self.low):
+            return self.high - exp(-value)
+        return self.low + (exp(value) if isinf(self.high) else (self.high - self.low) * float(expit(value)))
+
+    def within(self, value: float) -> float:
+        """Return a value, or the end beyond which rounding has put it. ValueError for what the range does not hold."""
+        inside = min(max(value, self.low), self.high)
+        if abs(value - inside) > ROUNDING * max(1.0, abs(inside)):
+            raise ValueError(f"{value:.6g} does not lie between {self.low:g} and {self.high:g}")
+        return inside
+
+
+ANY, POSITIVE, SHARE = Range(), Range(low=0.0), Range(0.0, 1.0)
+RELATIVE = Range(low=-1.0)  # of one positive quantity over another, less 1
+
+
+def per_round(gamma: float) -> Range:
+    """Return the range of tokens per round: the target's own token, and at most all `gamma` levels of a draft."""
+    return Range(1.0, gamma + 1.0)
 
 
 @dataclass(frozen=True)
 class Interval:
     """An estimate with its interval; the bounds are NaN where the data cannot give any.
 
-    Formatting is the one way to print it: `f"{interval:.3f}"` gives "1.300 (1.184 to 1.441)", "1.300" where there are
-    no bounds, and "–" where there is no estimate. Any number format will do (`+.2f`, `.0%`, `,.1f`); an empty one means
-    `.3f`.
+    Formatting is the one way to print it: `f"{interval:.3f}"` gives "1.300 (1.184 to 1.441)", "1.300 (–)" where its
+    prompts give no bounds, "1.300" where it rests on none, and "–" where there is no estimate. Any number format will
+    do (`+.2f`, `.0%`, `,.1f`); an empty one means `.3f`.
 
     Attributes:
         level: coverage that the interval aims at.
-        prompts: prompts that it rests on.
+        prompts: prompts that it rests on; 0 of a number that no prompts bound, or that were not counted.
     """
 
     estimate: float
@@ -43,6 +87,36 @@ class Interval:
     high: float = nan
     level: float = 0.95
     prompts: int = 0
+
+    @classmethod
+    def of_replicates(
+        cls, values: np.ndarray, prompts: int, within: Range = POSITIVE, level: float = 0.95
+    ) -> "Interval":
+        """Return a statistic with an interval that holds for few prompts, too.
+
+        The bounds are the percentiles of the replicates, each moved away from the estimate by the factor `stretch` on
+        the scale of the range, so that they lie in it and the estimate lies between them. An estimate at an end of the
+        range has no place on that scale: its bounds move on the plain one, up to the ends. There are no bounds for
+        fewer than `FEWEST` prompts, nor where more than 5% of the replicates are not finite. The coverage is in
+        `results/few_prompts.json` and `interval_coverage.json`.
+
+        Args:
+            values: of the data and of the replicates [1 + B].
+
+        Raises:
+            ValueError: the range does not hold the data's value.
+        """
+        estimate = float(values[0])
+        low, high = percentile_bounds(values[1:], level) if prompts >= FEWEST else (nan, nan)
+        if isfinite(estimate):
+            estimate = within.within(estimate)
+        if not isfinite(estimate) or isnan(low):
+            return cls(estimate, level=level, prompts=prompts)
+        scale = within if isfinite(within.scaled(estimate)) else ANY
+        centre, factor = scale.scaled(estimate), stretch(prompts, level)
+        moved = (scale.unscaled(centre + factor * (scale.scaled(within.within(end)) - centre)) for end in (low, high))
+        low, high = (min(max(bound, within.low), within.high) for bound in moved)
+        return cls(estimate, min(low, estimate), max(high, estimate), level, prompts)
 
     @classmethod
     def from_metrics(cls, metrics: Mapping[str, float], name: str) -> "Interval":
@@ -78,7 +152,9 @@ class Interval:
             return "–"
         form = form or ".3f"
         shown = format(self.estimate, form)
-        return f"{shown} ({self.low:{form}} to {self.high:{form}})" if self.known else shown
+        if not self.known:
+            return f"{shown} (–)" if self.prompts else shown
+        return f"{shown} ({self.low:{form}} to {self.high:{form}})"
 
 
 def too_few(prompts: int) -> str:
@@ -111,58 +187,47 @@ def _kept_draws(prompts: int, replicates: int, seed: int) -> tuple[np.ndarray, .
     return tuple(weights.astype(np.uint16) for weights in _draws(prompts, replicates, seed))
 
 
+def with_replicates(sums: np.ndarray, replicates: int, seed: int) -> np.ndarray:
+    """Return totals [1 + B, S] of `sums` [P, S]: the data's, then those of B bootstrap replicates, 0 for too few
+    prompts.
+    """
+    drawn = resampled_sums(sums, replicates, seed) if len(sums) >= FEWEST else np.empty((0, sums.shape[1]))
+    return np.concatenate([sums.sum(axis=0, keepdims=True), drawn])
+
+
 def bootstrap(
     table: pd.DataFrame,
     statistic: Statistic,
     replicates: int = 10_000,
     seed: int = 0,
     level: float = 0.95,
-    shares: Collection[str] = (),
+    ranges: Mapping[str, Range] | None = None,
 ) -> dict[str, Interval]:
-    """Return the values of `statistic`, a function from column sums to named values, with their `bootstrap_bounds`.
+    """Return the values of `statistic`, a function from column sums to named values, as `Interval.of_replicates`.
 
-    `table` has one line per prompt. One prompt gives estimates without an interval. Replicates in which a value is not
-    finite are left out of its interval; if they are more than 5%, it has none. `shares` are the values that lie between
-    0 and 1 whatever the prompts, and so do their bounds. ValueError for an empty table, sums that are not finite, no
-    replicates, or a level outside (0, 1).
+    Args:
+        table: a line per prompt.
+        ranges: by name, of those values that are not just positive.
+
+    Raises:
+        ValueError: an empty table, sums that are not finite, no replicates, a level outside (0, 1), or a value that
+            its range does not hold.
     """
     sums = table.to_numpy(dtype=float)
     if len(sums) == 0 or not np.isfinite(sums).all():
         raise ValueError("the bootstrap needs at least one prompt, and finite sums for all of them")
     if replicates < 1 or not 0 < level < 1:
         raise ValueError(f"replicates must be at least 1 and level between 0 and 1, got {replicates} and {level}")
-    names = list(table.columns)
+    totals = with_replicates(sums, replicates, seed)
     with np.errstate(divide="ignore", invalid="ignore"):
-        estimates = statistic(dict(zip(names, sums.sum(axis=0), strict=True)))
-        if len(sums) == 1:
-            return {name: Interval(float(value), nan, nan, level, 1) for name, value in estimates.items()}
-        drawn = resampled_sums(sums, replicates, seed)
-        values = statistic(dict(zip(names, drawn.T, strict=True)))
+        found = statistic(dict(zip(table.columns, totals.T, strict=True)))
     intervals = {}
-    for name, estimate in estimates.items():
-        bounds = bootstrap_bounds(float(estimate), values[name], len(sums), level)
-        low, high = np.clip(bounds, 0, 1) if name in shares else bounds
-        intervals[name] = Interval(float(estimate), float(low), float(high), level, len(sums))
+    for name, values in found.items():
+        try:
+            intervals[name] = Interval.of_replicates(values, len(sums), (ranges or {}).get(name, POSITIVE), level)
+        except ValueError as error:
+            raise ValueError(f"{name} is impossible: {error}") from None
     return intervals
-
-
-def bootstrap_bounds(estimate: float, values: np.ndarray, prompts: int, level: float = 0.95) -> tuple[float, float]:
-    """Return the bounds of an interval that holds for few prompts, too: the percentiles of the replicates [B], each
-    moved away from the estimate by the factor `stretch`. Ratios move on the logarithm's scale: a value whose replicates
-    are all positive keeps positive bounds.
-
-    NaN for a single prompt, an estimate that is not finite, and where the percentiles are. The coverage at 3 to 100
-    prompts is in `analysis/results/few_prompts.json` and `interval_coverage.json`.
-    """
-    if prompts < 2 or not isfinite(estimate):
-        return nan, nan
-    low, high = percentile_bounds(values, level)
-    if isnan(low):
-        return nan, nan
-    factor = stretch(prompts, level)
-    if estimate > 0 and (values[np.isfinite(values)] > 0).all():
-        return estimate * (low / estimate) ** factor, estimate * (high / estimate) ** factor
-    return estimate - factor * (estimate - low), estimate + factor * (high - estimate)
 
 
 def stretch(prompts: int, level: float = 0.95) -> float:

@@ -6,7 +6,7 @@ function, so that they say the same.
 """
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
@@ -109,6 +109,11 @@ class About:
             )
             sentences.append(f"Prompts left out, by reason and category: {listed}.")
         return tuple(sentences)
+
+
+def joined(names: Sequence[str]) -> str:
+    """Return names as a sentence lists them: "a, b and c"."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def counted(number: int, name: str) -> str:

@@ -4,7 +4,7 @@ Text of a model is only ever data here: it is never read as markup, and its cont
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import inf
+from math import nan
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -15,6 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec.analysis.findings.run_findings import RunFindings
+from specdec.analysis.findings.summary import best_gammas, best_in_words, printed_metric
 from specdec.analysis.intervals import Interval
 from specdec.analysis.pages.trace import ENDS, visible, visible_piece
 from specdec.analysis.read.traces import Kind, Trace
@@ -52,13 +53,15 @@ def show_run(
         "T=": "T: at this temperature",
         "prefill": "with prefill: from end to end",
     }
-    shown = " ".join(cell for line in lines for cell in line)
-    signs_said = "; ".join(meaning for sign, meaning in signs.items() if sign in shown)
+    printed = " ".join(cell for line in lines for cell in line)
+    signs_said = "; ".join(meaning for sign, meaning in signs.items() if sign in printed)
+    unclear = {name: best_in_words(each.arms) for name, each in {found.facts.drafter: found, **found.beside}.items()}
+    told_apart = "".join(f"; {f'{name}: ' * bool(found.beside)}{words}" for name, words in unclear.items() if words)
     print_table(
         console,
         lines,
         f"{measured}{', with a lossy rule,' if not found.facts.lossless else ''} against the capped-geometric theory",
-        f"95% prompt-bootstrap intervals; theory at {alpha_of} ({found.alpha_source}); {signs_said}{cut}",
+        f"95% prompt-bootstrap intervals; theory at {alpha_of} ({found.alpha_source}); {signs_said}{told_apart}{cut}",
     )
     print_lines(console, *([note for note in found.notes if note not in told] if verbose() else found.closing))
     print_links(console, {"results": str(folder) if verbose() else from_here(folder), **links})
@@ -88,9 +91,9 @@ def summary_lines(found: RunFindings) -> list[list[str]]:
     names = [""]
     own = found.facts.drafter
     for name, arms in {own: found.arms, **{key: other.arms for key, other in found.beside.items()}}.items():
-        fastest = max(arms, key=lambda arm: arm.get("speedup", -inf)) if len(arms) > 1 else None
+        best = best_gammas(arms)[:1] if len(arms) > 1 else []
         for arm in arms:
-            depth = f"{arm['gamma']}{'*' if arm['primary'] else ''}{' best' if arm is fastest else ''}"
+            depth = f"{arm['gamma']}{'*' if arm['primary'] else ''}{' best' if arm['gamma'] in best else ''}"
             lines.append([depth, *_cells(arm)])
             names.append(name)
         if name == own and "sampled/speedup" in found.metrics:
@@ -107,11 +110,10 @@ def summary_lines(found: RunFindings) -> list[list[str]]:
 
 
 def _cells(metrics: Mapping[str, float]) -> list[str]:
-    cells = []
-    for name, (_, form) in _COLUMNS.items():
-        value = Interval.from_metrics(metrics, name)
-        cells.append(f"{Interval(value.estimate) if name in _WITHOUT_BOUNDS else value:{form}}")
-    return cells
+    return [
+        f"{Interval(metrics.get(name, nan)):{form}}" if name in _WITHOUT_BOUNDS else printed_metric(metrics, name, form)
+        for name, (_, form) in _COLUMNS.items()
+    ]
 
 
 def print_table(console: Console, lines: Sequence[Sequence[str]], title: str, caption: str) -> None:

@@ -10,6 +10,7 @@ from fixtures.rounds_tables import FACTS
 from rich.console import Console
 
 from specdec.analysis.findings.run_findings import RunFindings
+from specdec.analysis.intervals import Interval
 from specdec.terminal import show_run, summary_lines
 
 SAMPLED = {
@@ -51,13 +52,32 @@ def test_the_table_has_the_end_to_end_speedup_the_best_gamma_and_the_sampled_lin
     assert headings[0] == "gamma" and " ".join(headings[5].split()) == "with prefill"
     assert [line[0] for line in lines] == ["2", "4* best", "8", "T=0.7"]
     assert [line[5] for line in lines] == ["1.25", "12.00", "3.25", "1.20"]
-    assert lines[3] == ["T=0.7", "1.42", "–", "1.22 (1.06 to 1.43)", "–", "1.20", "0.417"]
+    assert lines[3] == ["T=0.7", "1.42 (–)", "–", "1.22 (1.06 to 1.43)", "–", "1.20", "0.417"]
 
 
 def test_a_single_depth_is_not_called_the_best():
     lines = summary_lines(findings([arm(4, 2.0)]))
     assert [line[0] for line in lines] == ["gamma", "4*"]
     assert "best" not in printed(findings([arm(4, 2.0)]), 100)
+
+
+def test_a_slowdown_is_never_the_best_and_neither_is_one_of_few_prompts():
+    slow = findings([arm(2, 0.7), arm(4, 0.86)])
+    few = findings([{key: value for key, value in arm(gamma, 2.0).items() if ".ci_" not in key} for gamma in (2, 4)])
+    for found in (slow, few):
+        assert [line[0] for line in summary_lines(found)] == ["gamma", "2", "4*"]
+        assert "best" not in printed(found, 140)
+    assert summary_lines(few)[1][3] == "2.00 (–)"
+
+
+def test_what_cannot_be_told_from_the_best_is_named():
+    ratios = {4: (0.97, 0.9, 1.04), 6: (0.99, 0.9, 1.1), 2: (0.5, 0.4, 0.6), 8: (1.0, 1.0, 1.0)}
+    arms = [
+        arm(gamma, 2 * ratio[0]) | Interval(*ratio).as_metrics("speedup.over_fastest")
+        for gamma, ratio in ratios.items()
+    ]
+    assert "4, 6 and 8 cannot be told apart" in " ".join(printed(findings(arms), 140).split())
+    assert "told apart" not in printed(FOUND, 140)
 
 
 def test_each_drafter_has_its_best():
@@ -87,7 +107,7 @@ def test_eighty_columns_hold_a_line_for_each_gamma():
     said = printed(findings([arm(gamma, 3.5 - gamma / 100) for gamma in (1, 4, 8)], metrics=SAMPLED), 80)
     lines = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line.strip()}
     assert lines["8"][:10] == ["2.80", "(2.30", "to", "3.30)", "3.55", "3.42", "(2.92", "to", "3.92)", "4.17"]
-    assert lines["T=0.7"] == ["1.42", "–", "1.22", "(1.06", "to", "1.43)", "–", "1.20", "0.417"]
+    assert lines["T=0.7"] == ["1.42", "(–)", "–", "1.22", "(1.06", "to", "1.43)", "–", "1.20", "0.417"]
 
 
 def test_a_run_closes_with_a_few_sentences_and_with_all_notes_on_demand(monkeypatch):

@@ -11,12 +11,13 @@ import numpy as np
 import pandas as pd
 
 from ..comparisons import LEVEL
-from ..intervals import Columns, Interval, bootstrap, bootstrap_bounds
+from ..intervals import ANY, SHARE, Columns, Interval, Range, bootstrap
 from ..rounds import prompt_sums
 from .estimates import depth_sums
 from .iid import accepted_sequences
 from .models import exceeding, fit_beta, followers
 
+DIFFERENCE = Range(-1.0, 1.0)  # of two shares, and a correlation
 MEANING = {
     "depth": "acceptance at depth 2 and beyond, less that at depth 1",
     "trend": "change of acceptance per depth",
@@ -63,14 +64,16 @@ def ratio_effects(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -
             "depth": deeper - first,
             "trend": score / spread,
             "prompts": robust / (alpha * (1 - alpha) / sums["tested"]),
-            "memory": (sums["lag"] - sums["lag_mean"]) / sums["squares"],
+            # Less its mean over permutations, it could pass 1 by as much as that.
+            "memory": np.clip((sums["lag"] - sums["lag_mean"]) / sums["squares"], -1, 1),
             "previous_round": sums["full_accepted"] / sums["full_tested"]
             - sums["other_accepted"] / sums["other_tested"]
             if {"full_tested", "other_tested"} <= set(table.columns)
             else nothing,
         }
 
-    return bootstrap(table.astype(float), values, replicates, seed)
+    ranges = {**dict.fromkeys(("depth", "memory", "previous_round"), DIFFERENCE), "trend": ANY}
+    return bootstrap(table.astype(float), values, replicates, seed, ranges=ranges)
 
 
 def _lag_sums(rounds: pd.DataFrame) -> pd.DataFrame:
@@ -115,8 +118,7 @@ def _correlation(units: list[tuple[np.ndarray, np.ndarray]], refits: int, seed: 
     weights = np.random.default_rng(seed).multinomial(prompts, np.full(prompts, 1 / prompts), refits).astype(float)
     start = (m, max(rho, 1e-3))
     rhos = [fit_beta(k, r, n, start)[1] for k, r, n in zip(*(weights @ table for table in tables), strict=True)]
-    low, high = np.clip(bootstrap_bounds(rho, np.array(rhos), prompts, LEVEL), 0, 1)
-    return Interval(rho, float(low), float(high), LEVEL, prompts)
+    return Interval.of_replicates(np.array([rho, *rhos]), prompts, SHARE, LEVEL)
 
 
 def alpha_difference(by_gamma: Mapping[int, pd.DataFrame], replicates: int = 2000, seed: int = 0) -> Interval:
@@ -133,7 +135,7 @@ def alpha_difference(by_gamma: Mapping[int, pd.DataFrame], replicates: int = 200
         alphas = [sums[f"accepted_{gamma}"] / sums[f"tested_{gamma}"] for gamma in gammas]
         return {"difference": alphas[0] - alphas[1]}
 
-    return bootstrap(table, difference, replicates, seed)["difference"]
+    return bootstrap(table, difference, replicates, seed, ranges={"difference": DIFFERENCE})["difference"]
 
 
 def replay_ratio(rounds: pd.DataFrame, replay: pd.DataFrame, replicates: int = 2000, seed: int = 0) -> Interval:

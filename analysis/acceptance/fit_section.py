@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from ..figures import pictures, style
-from ..intervals import Columns, bootstrap
+from ..intervals import SHARE, Columns, bootstrap
 from ..sections import Section, counted
 from .estimates import depth_sums, estimate_alpha, hazards
 from .models import beta_geometric, compare_models, followers
@@ -66,7 +66,7 @@ def acceptance_by_depth(rounds: pd.DataFrame, *, title: str, replicates: int = 2
     def shares(columns: Columns) -> Mapping[str, np.ndarray]:
         return {str(k): 1 - columns[f"r_{k}"] / columns[f"n_{k}"] for k in table.index}
 
-    intervals = bootstrap(sums, shares, replicates, seed, shares=[str(k) for k in table.index])
+    intervals = bootstrap(sums, shares, replicates, seed, ranges={str(k): SHARE for k in table.index})
     acceptance = [intervals[str(k)] for k in table.index]
     value = table["acceptance"].to_numpy()
     drawn = any(share.known for share in acceptance)

@@ -6,7 +6,7 @@ from math import isnan, nan
 
 import pandas as pd
 
-from ..intervals import Interval
+from ..intervals import Interval, too_few
 from ..sections import Section, counted
 from . import effects
 from .iid import IidTest, iid_tests, implementation, previous_round, prompts_beta, same_alpha
@@ -114,14 +114,18 @@ def tests_section(evidence: Evidence, replicates: int, refits: int, seed: int) -
             "resample prompts, so they say how sure a size is, but not what it comes from."
         )
     title = "Is acceptance independent and the same everywhere?"
-    return Section(title, (_verdict(tests), caution), ((caption, pd.DataFrame(lines)),))
+    verdict = _verdict(tests, rounds["prompt"].nunique())
+    return Section(title, (verdict, caution), ((caption, pd.DataFrame(lines)),))
 
 
-def _verdict(tests: Mapping[str, IidTest]) -> str:
+def _verdict(tests: Mapping[str, IidTest], prompts: int) -> str:
     applied = {name: test for name, test in tests.items() if not isnan(test.p_value) and name != "implementation"}
     rejecting = [name for name, test in applied.items() if test.p_value < SIGNIFICANT]
     if not applied:
         return "No test of the i.i.d. model applies to this run."
+    if few := too_few(prompts):
+        rejected = f"{len(rejecting)} of {len(applied)} tests reject it"
+        return f"Of these rounds alone {rejected}, which says nothing of the i.i.d. model: {few}."
     if not rejecting:
         return (
             f"None of {len(applied)} tests rejects the i.i.d. model at {SIGNIFICANT:.0%}: acceptance may be independent"

@@ -6,7 +6,7 @@ from math import isnan, nan
 import numpy as np
 import pandas as pd
 
-from ..intervals import Interval
+from ..intervals import Interval, too_few
 from ..read.runs import Run
 from ..sections import Section
 from .gap_account import EXACT, Account
@@ -142,8 +142,8 @@ def account_section(account: Account, title: str, simulated: bool = False, noise
         noise: `null/floor` of the run, 0 without a null control.
     """
     text = [formula_verdict(account), verdict(account, simulated, noise), time_split(account)]
-    if account.prompts == 1:
-        text.append("One prompt: no bootstrap over prompts, so no intervals and no word on significance.")
+    if few := too_few(account.prompts):
+        text.append(f"No intervals and no word on significance: {few}.")
     clock = "cost model's clock" if simulated else "wall clock"
     largest, _ = losses(account)
     most = f"{account.named(largest).name} costs most, ×{account.value(largest):.2f}" if largest else "nothing is lost"

@@ -12,7 +12,7 @@ import pandas as pd
 
 from specdec.theory.capped_geometric import tokens_per_round
 
-from ..intervals import Columns
+from ..intervals import SHARE, Columns, Range, per_round
 from ..read.runs import Run
 from ..rounds import prompt_sums
 from .gap_account import account_table, shared_alpha
@@ -54,3 +54,8 @@ def foreign_values(sums: Columns) -> dict[str, np.ndarray]:
         "full": sums["full"] / sums["rounds"],
         "requests_mean": sums["request_ratio"] / sums["requests"],
     }
+
+
+def foreign_ranges(gamma: int) -> dict[str, Range]:
+    """Return the ranges of `foreign_values`."""
+    return dict.fromkeys(("alpha_mle", "accepted_per_offered", "full"), SHARE) | {"requests_mean": per_round(gamma)}

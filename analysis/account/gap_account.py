@@ -16,7 +16,7 @@ import pandas as pd
 
 from specdec.theory.capped_geometric import tokens_per_round
 
-from ..intervals import Columns, Interval, bootstrap
+from ..intervals import RELATIVE, SHARE, Columns, Interval, Range, bootstrap, per_round
 from ..rounds import counts_by_prompt, prompt_sums
 
 
@@ -265,6 +265,15 @@ def account_values(
     }
 
 
+def account_ranges(gamma: int) -> dict[str, Range]:
+    """Return the ranges of those `account_values` that are not just positive."""
+    return {
+        **dict.fromkeys(("omega", "omega_bar", "replay", "tokens_per_round"), per_round(gamma)),
+        **dict.fromkeys(("alpha", "draft", "overhead"), SHARE),
+        **dict.fromkeys(("tokens_error", "speedup_error"), RELATIVE),
+    }
+
+
 def cost_values(sums: Mapping[str, Any], t1_s: float | np.ndarray) -> dict[str, Any]:
     """Return the split of a round's time into g, v and o, each over t1; the baseline's seconds per token; the speedup.
 
@@ -304,7 +313,7 @@ def gap_account(
     def statistic(sums: Columns) -> dict[str, np.ndarray]:
         return account_values(sums, gamma=gamma, alpha=alpha, t1_s=t1_s)
 
-    intervals = bootstrap(table, statistic, replicates, seed)
+    intervals = bootstrap(table, statistic, replicates, seed, ranges=account_ranges(gamma))
     names = [
         name for factor in FACTORS for name in (PARTS if factor == "dependence" and "depth" in intervals else (factor,))
     ]

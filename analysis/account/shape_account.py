@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from specdec.errors import UsageError
 
 from ..figures import style
-from ..intervals import Columns, Interval, bootstrap
+from ..intervals import RELATIVE, Columns, Interval, Range, bootstrap
 from ..read.runs import Run
 from ..rounds import prompt_sums
 from ..sections import Section
@@ -22,6 +22,7 @@ COMMAND = "python -m specdec.run +experiment=chain_rows_tree"
 _PARTS = {"verify": "verification", "draft": "drafting", "rest": "accepting, committing and the loop"}
 _COLOURS = {"verify": style.SKY, "draft": style.YELLOW, "rest": style.LIGHT}
 _HATCHES = {"verify": "", "draft": "//", "rest": "--"}
+_RANGES = {"tokens": Range(low=1.0), "gain": RELATIVE, "net": RELATIVE}
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,7 @@ def compare_shapes(runs: Sequence[Run]) -> Shapes:
     common = sorted(set.intersection(*(set(pair.index) for pair in pairs)))
     if not common:
         raise UsageError(f"The runs of {', '.join(kinds)} have no prompt in common: `{COMMAND}` makes them anew.")
-    drawn = int(ordered[0].params["measurement.bootstrap"]), int(ordered[0].params["seed"])
-    values = tuple(bootstrap(pair.loc[common], _values, *drawn) for pair in pairs)
+    values = tuple(bootstrap(pair.loc[common], _values, *ordered[0].resampling, ranges=_RANGES) for pair in pairs)
     return Shapes(tuple(ordered), tuple(_name(run) for run in ordered), values, len(common))
 
 

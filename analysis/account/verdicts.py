@@ -94,16 +94,16 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
 # The speedup --------------------------------------------------------------------------------------
 
 
-def unsettled(account: Account, noise: float) -> str:
-    """Say in a clause why an account does not settle whether speculation pays; "" where it does.
+def unsettled(speedup: Interval, noise: float = 0.0) -> str:
+    """Say in a clause why a speedup does not settle whether speculation pays; "" where it does.
 
     Nothing is claimed of fewer than `FEWEST` prompts, without an interval, and within the noise.
 
     Args:
+        speedup: measured, or predicted before a run.
         noise: `null/floor` of the run, 0 without a null control.
     """
-    speedup = account.intervals["speedup"]
-    if few := too_few(account.prompts):
+    if few := too_few(speedup.prompts):
         return few
     if not speedup.known:
         return "its speedup has no interval"
@@ -159,7 +159,7 @@ def verdict(account: Account, simulated: bool = False, noise: float = 0.0) -> st
         noise: see `unsettled`.
     """
     formula, g = account.intervals["formula"], account.intervals["g"]
-    if doubt := unsettled(account, noise):
+    if doubt := unsettled(account.intervals["speedup"], noise):
         outcome = f"Whether speculation pays is not settled, {doubt}"
     else:
         outcome = "Speculation pays" if account.speedup > 1 else "Speculation does not pay"
@@ -221,8 +221,7 @@ def time_split(account: Account) -> str:
 
 
 def explained(value: Interval) -> str:
-    """Return the interval, or the estimate with the reason why it has none."""
-    if value.known:
+    """Return the interval, or the estimate with the reason why enough prompts give none."""
+    if value.known or too_few(value.prompts):
         return f"{value:.3f}"
-    why = "one prompt" if value.prompts == 1 else "undefined in too many replicates"
-    return f"{value:.3f} (no interval: {why})"
+    return f"{value.estimate:.3f} (no interval: undefined in too many replicates)"

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.stats import norm, t
 
-from ..intervals import Interval
+from ..intervals import FEWEST, Interval
 
 NEVER, ALWAYS = 0.0, inf  # no batch that was tried pays; the largest still does
 
@@ -48,11 +48,11 @@ def expanded_level(units: int, level: float = 0.95) -> float:
 def few_units_interval(values: np.ndarray, units: int, level: float = 0.95) -> Interval:
     """Return a statistic [1 + R] of the data and of R replicates as an Interval with `expanded_level`.
 
-    Infinite values stand at the end of the order and may be bounds; one unit, or a value that is missing in a
-    replicate, gives no bounds.
+    Infinite values stand at the end of the order and may be bounds; fewer than `FEWEST` units, or a value that is
+    missing in a replicate, give no bounds.
     """
     replicates = np.sort(values[1:])
-    if units < 2 or not len(replicates) or np.isnan(replicates).any():
+    if units < FEWEST or not len(replicates) or np.isnan(replicates).any():
         return Interval(float(values[0]), level=level, prompts=units)
     inside = expanded_level(units, level)
     # Order statistics, because a mean of two neighbours has no value where one of them is infinite.

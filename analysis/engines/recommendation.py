@@ -109,8 +109,11 @@ def recommend(depths: Iterable[Measured]) -> Recommendation:
     if best.params.get("target.name", "causal") != "causal":
         return Recommendation("No recommendation: no engine is known to speculate with such a target.")
     how = "is predicted to be" if best.predicted else "is"
-    one_of = f", the best of {len(every)} depths," if len(every) > 1 else ""
+    first = "best" if best.speedup.low > 1 else "fastest"
+    one_of = f", the {first} of {len(every)} depths," if len(every) > 1 else ""
     figures = f"{name} with {best.shape}{one_of} {how} {best.speedup} times as fast as plain decoding"
+    if not best.speedup.known:
+        return Recommendation(f"No recommendation: {figures}, a speedup without an interval.")
     if not best.speedup.low > 1:
         unclear = not best.speedup.high <= 1 and best.speedup.estimate > 1
         return Recommendation(f"Leave speculation off{UNCLEAR * unclear}: {figures}.")

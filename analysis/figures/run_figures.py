@@ -16,7 +16,7 @@ from specdec.config import BASELINE, PLAIN
 from specdec.theory.capped_geometric import accepted_pmf, tokens_per_round
 
 from ..arms import Arm, Arms
-from ..intervals import Columns, Interval, bootstrap
+from ..intervals import SHARE, Columns, Interval, bootstrap
 from ..rounds import counts_by_prompt, drafted
 from ..sections import counted
 from . import pictures, style
@@ -238,7 +238,7 @@ def accepted_length_table(rounds: pd.DataFrame, alpha: float) -> pd.DataFrame:
         return {k: count / total for k, count in sums.items()}
 
     table = counts.rename(columns=str).astype(float)
-    intervals = bootstrap(table, shares, replicates=2000, shares=list(table)).values()
+    intervals = bootstrap(table, shares, replicates=2000, ranges=dict.fromkeys(table, SHARE)).values()
     expected = np.zeros(len(lengths))
     for offered, number in kept["offered"].value_counts().items():
         expected[: int(offered) + 1] += number / len(kept) * accepted_pmf(alpha, int(offered))

@@ -125,11 +125,10 @@ def common_prompts(arms: Sequence[RunArm]) -> tuple[list[str], str]:
     dropped = f" {len(renamed)} with the same name and another text are left out." if renamed else ""
     if not common:
         return [], f"The runs share no prompt, so nothing can be paired: run them with the same prompts.{dropped}"
-    alone = " One prompt: no bootstrap, so no intervals and no ranks with probabilities." if len(common) == 1 else ""
     if len(set(sizes)) == 1 and len(common) == sizes[0]:
-        return common, f"Paired on the same {counted(len(common), 'prompt')}.{alone}"
+        return common, f"Paired on the same {counted(len(common), 'prompt')}."
     have = ", ".join(str(size) for size in sizes)
-    return common, f"Paired on the {len(common)} prompts that all runs share (they have {have}).{dropped}{alone}"
+    return common, f"Paired on the {len(common)} prompts that all runs share (they have {have}).{dropped}"
 
 
 def prompt_tokens(run: Run) -> dict[str, tuple[int, ...]]:

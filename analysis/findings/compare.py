@@ -14,7 +14,7 @@ from specdec.errors import UsageError
 from ..comparisons import LEVEL
 from ..intervals import Interval
 from ..read.runs import Run
-from ..sections import Section, counted
+from ..sections import Section, counted, joined
 from .comparable import Comparable, common_prompts, comparable, told_apart
 from .leaderboard import (
     QUANTITIES,
@@ -39,7 +39,7 @@ LEADERBOARD, BEHIND = "Leaderboard", "Behind the leaderboard"  # titles of the t
 ALL_PAIRS = 4  # runs up to which every pair has its line; beyond, each run against the best
 
 
-def comparison_section(runs: Sequence[Run], replicates: int = 10_000, seed: int = 0) -> Section:
+def comparison_section(runs: Sequence[Run], replicates: int | None = None) -> Section:
     """Say which run is faster, by how much, and how sure that is; per setting (model, dtype, hardware) and prompts.
 
     Each run is taken at its own primary gamma. ValueError without runs.
@@ -50,7 +50,7 @@ def comparison_section(runs: Sequence[Run], replicates: int = 10_000, seed: int 
     if not runs:
         raise ValueError("there is no run to compare")
     groups = comparable([open_arms(run) for run in runs])
-    parts = [section for group in groups for section in comparison_sections(group, groups, replicates, seed)]
+    parts = [section for group in groups for section in comparison_sections(group, groups, replicates)]
     return Section(
         "Comparison of runs",
         (*groups_in_words(groups), *(text for part in parts for text in part.text)),
@@ -71,17 +71,16 @@ def groups_in_words(groups: Sequence[Comparable]) -> tuple[str, ...]:
 
 
 def comparison_sections(
-    group: Comparable,
-    groups: Sequence[Comparable],
-    replicates: int = 10_000,
-    seed: int = 0,
+    group: Comparable, groups: Sequence[Comparable], replicates: int | None = None
 ) -> tuple[Section, Section]:
     """Return the leaderboard of a group, and what stands behind it: pairs, ranks, notes, the best gamma of each run.
 
     Args:
         groups: all that the page compares; where there are several, each says which it is.
+        replicates: None for those of the runs' own intervals.
     """
     runs, opened = group.runs, group.members
+    replicates = replicates or int(runs[0].params.get("measurement.bootstrap", 10_000))
     arms = [primary_arm(own) for own in opened]
     labels = arm_labels(arms)
     prompts, pairing = common_prompts(arms)
@@ -89,23 +88,23 @@ def comparison_sections(
     notes = [f"{clock}Each run at its own primary gamma. {pairing}", differences_in_words(runs, labels)]
     names = arm_labels([next(iter(own.values())) for own in opened])
     notes += [
-        best_gamma_in_words(own, name.partition(", γ ")[0], replicates, seed)
+        best_gamma_in_words(own, name.partition(", γ ")[0], replicates)
         for own, name in zip(opened, names, strict=True)
         if len(own) > 1
     ]
     notes = [sentence for sentence in notes if sentence]
     start = f"**{group.heading}.** " if len(groups) > 1 else ""
     first, second = (name if len(groups) < 2 else f"{name}: {group.heading}" for name in (LEADERBOARD, BEHIND))
-    sums = [arm.sums for arm in arms]
+    sums, depths = [arm.sums for arm in arms], [arm.gamma for arm in arms]
     if len(arms) == 1:
-        alone = score(sums, labels, prompts, replicates, seed)
+        alone = score(sums, labels, prompts, replicates, depths=depths)
         value = f"speedup {alone.interval('speedup', 0):.2f}, " if alone.known("speedup") else ""
         tokens = f"{alone.interval('tokens_per_round', 0):.2f}"
         said = f"{start}One run, nothing to set it against: {labels[0]}, {value}{tokens} tokens per round."
         return Section(first, (said,)), Section(second, tuple(notes))
     if not prompts:
         return Section(first, (start + notes[0],)), Section(second, tuple(notes[1:]))
-    scores = score(sums, labels, prompts, replicates, seed)
+    scores = score(sums, labels, prompts, replicates, depths=depths)
     quantity = "speedup" if scores.known("speedup") else "tokens_per_round"
     missing = "" if quantity == "speedup" else "Not every run has times and a baseline, so tokens per round are ranked."
     order = scores.order(quantity)
@@ -126,13 +125,13 @@ def comparison_sections(
     for kind in dict.fromkeys((quantity, "tokens_per_round")):
         best, *others = scores.order(kind)
         title = f"{labels[best]} leads with {scores.values[kind][best]:.2f} {QUANTITIES[kind]}"
-        if scores.has_bootstrap:
+        if not scores.too_few:
             close = sum(not scores.apart(kind, best, other) for other in others)
             title += f"; {close or 'none'} of {len(others)} others cannot be told from it"
         figure = leaderboard_figure(scores, kind, title=f"{title}\n{group.heading}")
         figures.append((f"leaderboard_{kind}{number}", figure))
     answer = tuple(part for part in (start + leaderboard_in_words(scores, quantity), missing) if part)
-    board = leaderboard(arms, labels, prompts, replicates, seed, quantity)
+    board = leaderboard(arms, labels, prompts, replicates, quantity=quantity)
     behind = tuple(part for part in (in_pairs, *notes) if part)
     sections = (
         Section(first, answer, ((caption, board),), tuple(figures[:1])),
@@ -180,8 +179,6 @@ def pair_in_words(scores: ScoredArms, quantity: str, first: int, second: int) ->
     a, b = scores.labels[first], scores.labels[second]
     verb = f"{a} is faster than {b}" if quantity == "speedup" else f"{a} commits more tokens per round than {b}"
     name = quantity.replace("_", " ")
-    if not scores.has_bootstrap:
-        return f"{a} over {b} in {name}: {ratio.estimate:.2f}, on one prompt and without an interval"
     if scores.too_few:
         return f"{a} over {b} in {name}: {ratio:.2f}; {scores.too_few}"
     if not scores.apart(quantity, first, second):
@@ -199,16 +196,12 @@ def leaderboard_in_words(scores: ScoredArms, quantity: str) -> str:
         return f"{first}; {scores.too_few}."
     share = scores.rank_shares(quantity)[best, 0]
     close = [scores.labels[arm] for arm in order[1:] if not scores.apart(quantity, best, arm)]
-    told = f"It cannot be told from {_listed(close)}." if close else "Every other run is told apart from it."
+    told = f"It cannot be told from {joined(close)}." if close else "Every other run is told apart from it."
     pairs = list(combinations(range(len(order)), 2))
     unclear = sum(not scores.apart(quantity, *pair) for pair in pairs)
     whole = f" Of {len(pairs)} pairs, {unclear} cannot be told apart." if len(pairs) > 1 else ""
     level = f"{LEVEL:.0%} prompt-bootstrap intervals, each pair for itself: of many pairs some part by chance."
     return f"{first}; it is first in {share:.0%} of the replicates. {told}{whole} {level}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def differences_in_words(runs: Sequence[Run], labels: Sequence[str], who: str = "runs") -> str:
@@ -220,27 +213,34 @@ def differences_in_words(runs: Sequence[Run], labels: Sequence[str], who: str = 
             by_value = {
                 value: [label for label, its in zip(labels, values, strict=True) if its == value] for value in values
             }
-            parts.append(f"{key} ({'; '.join(f'{value}: {_listed(names)}' for value, names in by_value.items())})")
+            parts.append(f"{key} ({'; '.join(f'{value}: {joined(names)}' for value, names in by_value.items())})")
     return f"The {who} also differ in {', '.join(parts)}: a difference may come from there." if parts else ""
 
 
-def best_gamma_in_words(arms: dict[int, RunArm], label: str, replicates: int = 10_000, seed: int = 0) -> str:
+def score_gammas(arms: dict[int, RunArm], replicates: int, seed: int = 0) -> ScoredArms:
+    """Score the gammas of one run against one another."""
+    sums, labels = [arm.sums for arm in arms.values()], [f"γ {gamma}" for gamma in arms]
+    return score(sums, labels, list(sums[0].index), replicates, seed, depths=list(arms))
+
+
+def best_gamma_in_words(arms: dict[int, RunArm], label: str, replicates: int = 10_000) -> str:
     """Say which gamma is fastest, how often it is so in the bootstrap, and which cannot be told from it."""
     gammas = list(arms)
-    prompts, _ = common_prompts(list(arms.values()))
-    scores = score([arm.sums for arm in arms.values()], [f"γ {gamma}" for gamma in gammas], prompts, replicates, seed)
+    scores = score_gammas(arms, replicates)
     quantity = "speedup" if scores.known("speedup") else "tokens_per_round"
     best = scores.order(quantity)[0]
+    slower = quantity == "speedup" and scores.values[quantity][best] <= 1
     answer = (
-        f"Best gamma of {label}: {gammas[best]}, {quantity.replace('_', ' ')} {scores.interval(quantity, best):.2f}"
+        f"{'Least slow' if slower else 'Best'} gamma of {label}: {gammas[best]}, {quantity.replace('_', ' ')} "
+        f"{scores.interval(quantity, best):.2f}"
     )
     if scores.too_few:
         return f"{answer}, of {', '.join(map(str, gammas))}; {scores.too_few}."
     shares = scores.rank_shares(quantity)[:, 0]
     held = ", ".join(f"γ {gamma} {share:.0%}" for gamma, share in zip(gammas, shares, strict=True) if share >= 0.005)
     close = [str(gammas[arm]) for arm in scores.order(quantity)[1:] if not scores.apart(quantity, best, arm)]
-    told = f"not told apart from {_listed(close)}" if close else "told apart from every other"
-    return f"{answer}; {told}. Best in the replicates: {held}."
+    told = f"not told apart from {joined(close)}" if close else "told apart from every other"
+    return f"{answer}; {told}. First in the replicates: {held}."
 
 
 def pair_table(scores: ScoredArms, pairs: Sequence[tuple[int, int]]) -> pd.DataFrame:

@@ -20,6 +20,7 @@ from ..sections import Section, counted
 from .compare import arm_labels, differences_in_words, pair_in_words, pair_table, primary_arm
 from .leaderboard import MOST_CATEGORIES, RunArm, ScoredArms, open_arms, score
 from .run_sections import by_category
+from .summary import printed_metric
 
 TITLE = "Drafters side by side"
 BARS = {  # what a panel of bars shows: the metric of a drafter, and that of plain decoding
@@ -103,7 +104,9 @@ def drafters_section(run: Run) -> Section:
         [
             {"drafter": label, "gamma": arm.gamma}
             | {
-                f"{'' if 'round' in words or 'alpha' in words else simulated}{words}": f"{own.interval(metric):,.3f}"
+                f"{'' if 'round' in words or 'alpha' in words else simulated}{words}": printed_metric(
+                    own.metrics, metric
+                )
                 for metric, words in COLUMNS.items()
             }
             for label, arm, own in zip(scores.labels, paired.arms, paired.runs, strict=True)

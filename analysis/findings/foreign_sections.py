@@ -18,7 +18,7 @@ from specdec.theory.capped_geometric import alpha_for, tokens_per_round
 from ..acceptance.estimates import estimate_alpha, hazards, kaplan_meier_tokens, omega_error, robust_error
 from ..acceptance.model_sections import model_sections
 from ..account.account_sections import factor_table
-from ..account.foreign_account import foreign_sums, foreign_values
+from ..account.foreign_account import foreign_ranges, foreign_sums, foreign_values
 from ..account.gap_account import PARTS, Account, gap_account
 from ..account.verdicts import curve_verdict, formula_verdict
 from ..figures import run_figures
@@ -144,7 +144,10 @@ def _of_rounds(
         gamma: gap_account(table, gamma, replicates=replicates, seed=seed, alpha_of_text=of_text)
         for gamma, table in sums.items()
     }
-    beside = {gamma: bootstrap(table, foreign_values, replicates, seed) for gamma, table in sums.items()}
+    beside = {
+        gamma: bootstrap(table, foreign_values, replicates, seed, ranges=foreign_ranges(gamma))
+        for gamma, table in sums.items()
+    }
     data = _Data(facts, texts, rounds, sums, accounts, beside, replicates, seed)
     tests, fit, prediction = model_sections(run, replicates, REFITS, seed)
     account = data.account
@@ -293,7 +296,8 @@ def _categories(data: _Data) -> Section:
     rows = []
     for name, part in table.groupby(names.reindex(table.index), sort=True):
         account = gap_account(part, data.gamma, replicates=data.replicates, seed=data.seed)
-        values = bootstrap(part, foreign_values, data.replicates, data.seed)
+        ranges = foreign_ranges(data.gamma)
+        values = bootstrap(part, foreign_values, data.replicates, data.seed, ranges=ranges)
         rows.append(
             {
                 "category": name or "none",

@@ -8,7 +8,7 @@ short texts, easy and hard ones.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import nan
+from math import inf, nan
 
 import numpy as np
 import pandas as pd
@@ -18,9 +18,9 @@ from scipy.stats import rankdata
 from specdec.errors import UsageError
 
 from ..account.gap_account import cost_values
-from ..comparisons import LEVEL, with_replicates
+from ..comparisons import LEVEL
 from ..figures import style
-from ..intervals import Interval, bootstrap_bounds, too_few
+from ..intervals import ANY, POSITIVE, Interval, Range, per_round, too_few, with_replicates
 from ..read.runs import Run
 from ..rounds import prompt_categories, prompt_sums
 from ..sections import counted
@@ -80,11 +80,13 @@ class ScoredArms:
 
     Attributes:
         labels: names of the A arms.
+        depths: of the deepest draft of each arm, infinite where it is not known.
         prompts: how many prompts all arms share.
-        scores: [1 + B, A] by quantity: the data's, then the replicates'; none of these for a single prompt.
+        scores: [1 + B, A] by quantity: the data's, then the replicates'; none of these for too few prompts.
     """
 
     labels: tuple[str, ...]
+    depths: tuple[float, ...]
     prompts: int
     scores: Mapping[str, np.ndarray]
 
@@ -94,20 +96,20 @@ class ScoredArms:
         return {quantity: scores[0] for quantity, scores in self.scores.items()}
 
     def interval(self, quantity: str, arm: int) -> Interval:
-        return self._interval(self.scores[quantity][:, arm])
+        possible = per_round(self.depths[arm]) if quantity == "tokens_per_round" else POSITIVE
+        return self._interval(self.scores[quantity][:, arm], possible)
 
     def difference(self, quantity: str, first: int, second: int) -> Interval:
         """Return the first minus the second, paired by prompt."""
-        return self._interval(self.scores[quantity][:, first] - self.scores[quantity][:, second])
+        return self._interval(self.scores[quantity][:, first] - self.scores[quantity][:, second], ANY)
 
     def ratio(self, quantity: str, first: int, second: int) -> Interval:
         """Return the first over the second, paired by prompt."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            return self._interval(self.scores[quantity][:, first] / self.scores[quantity][:, second])
+            return self._interval(self.scores[quantity][:, first] / self.scores[quantity][:, second], POSITIVE)
 
-    def _interval(self, scores: np.ndarray) -> Interval:
-        bounds = bootstrap_bounds(float(scores[0]), scores[1:], self.prompts, LEVEL)
-        return Interval(float(scores[0]), *bounds, LEVEL, self.prompts)
+    def _interval(self, scores: np.ndarray, within: Range) -> Interval:
+        return Interval.of_replicates(scores, self.prompts, within, LEVEL)
 
     def known(self, quantity: str) -> bool:
         """Return True if every arm has a value."""
@@ -125,21 +127,17 @@ class ScoredArms:
         return ratio.low > 1 or ratio.high < 1
 
     @property
-    def has_bootstrap(self) -> bool:
-        return self.prompts > 1
-
-    @property
     def too_few(self) -> str:
         """The reason in words why no arm is told from another, "" where there are enough prompts for a verdict."""
         return too_few(self.prompts)
 
     def rank_shares(self, quantity: str) -> np.ndarray:
-        """Return [A, A] the share of replicates in which an arm (line) holds a rank (column), NaN for one prompt.
+        """Return [A, A] the share of replicates in which an arm (line) holds a rank (column), NaN for too few prompts.
 
         Arms that tie share the ranks that they take up, so that rows and columns add up to 1.
         """
         drawn, arms = self.scores[quantity][1:], len(self.labels)
-        if not self.has_bootstrap:
+        if self.too_few:
             return np.full((arms, arms), nan)
         drawn = drawn[np.isfinite(drawn).all(axis=1)]
         best, worst = (rankdata(-drawn, method=method, axis=1) for method in ("min", "max"))  # [B, A]
@@ -153,11 +151,13 @@ def score(
     prompts: Sequence[str],
     replicates: int = 10_000,
     seed: int = 0,
+    depths: Sequence[float] = (),
 ) -> ScoredArms:
     """Score arms over `prompts`, which all of them have; ValueError if there is no arm or no prompt.
 
     Args:
         sums: SUMS per prompt (index) of each arm.
+        depths: of the deepest draft of each arm, where they are known.
     """
     if not sums or not prompts:
         raise ValueError("a comparison needs at least one arm and one prompt")
@@ -165,7 +165,8 @@ def score(
     totals = with_replicates(tables.reshape(len(prompts), -1), replicates, seed)  # [1 + B, A S]
     by_name = np.moveaxis(totals.reshape(len(totals), *tables.shape[1:]), 2, 0)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return ScoredArms(tuple(labels), len(prompts), arm_values(dict(zip(SUMS, by_name, strict=True))))
+        scores = arm_values(dict(zip(SUMS, by_name, strict=True)))
+    return ScoredArms(tuple(labels), tuple(depths) or (inf,) * len(labels), len(prompts), scores)
 
 
 # Tables -------------------------------------------------------------------------------------------
@@ -188,13 +189,13 @@ def leaderboard(
 ) -> pd.DataFrame:
     """Return a line per arm, best first: `quantity` by category and overall, then tokens per round and its cost.
 
-    Cells are text with 95% intervals; a category of one prompt has none. Columns are the `categories`.
+    Cells are text with 95% intervals; a category of too few prompts has none. Columns are the `categories`.
     """
-    sums = [arm.sums for arm in arms]
-    whole = score(sums, labels, prompts, replicates, seed)
+    sums, depths = [arm.sums for arm in arms], [arm.gamma for arm in arms]
+    whole = score(sums, labels, prompts, replicates, seed, depths)
     columns: dict[str, list[str]] = {"run": list(labels), "gamma": [str(arm.gamma) for arm in arms]}
     for name, members in categories(arms, prompts).items():
-        part = score(sums, labels, members, replicates, seed)
+        part = score(sums, labels, members, replicates, seed, depths)
         columns[f"{name or 'none'} ({len(members)})"] = [f"{part.interval(quantity, a):.2f}" for a in range(len(arms))]
     columns["overall"] = [f"{whole.interval(quantity, arm):.2f}" for arm in range(len(arms))]
     beside = [name for name in QUANTITIES if name != quantity and np.isfinite(whole.values[name]).any()]
@@ -229,12 +230,12 @@ def leaderboard_figure(scores: ScoredArms, quantity: str = "speedup", *, title: 
         raise ValueError(f"not every run has a {quantity.replace('_', ' ')}")
     order = scores.order(quantity)
     intervals = [scores.interval(quantity, arm) for arm in order]
-    level = f"{LEVEL:.0%} prompt-bootstrap intervals" if scores.has_bootstrap else "no intervals (one prompt)"
+    level = "no intervals of so few" if scores.too_few else f"{LEVEL:.0%} prompt-bootstrap intervals"
     prompts = f"{counted(scores.prompts, 'prompt')} that all runs share"
-    filled = "Filled: the best, and what its paired interval cannot tell from it." if scores.has_bootstrap else ""
+    filled = "" if scores.too_few else "Filled: the best, and what its paired interval cannot tell from it."
     figure, axes = style.new_figure(title, f"{prompts}; {level}. {filled}".strip(), height=2.1 + 0.42 * len(order))
     for row, (arm, interval) in enumerate(zip(order, intervals, strict=True)):
-        close = arm == order[0] or (scores.has_bootstrap and not scores.apart(quantity, order[0], arm))
+        close = arm == order[0] or not (scores.too_few or scores.apart(quantity, order[0], arm))
         if np.isfinite(interval.low):
             axes.hlines(row, interval.low, interval.high, color=style.BLUE, linewidth=2.2, zorder=2)
         face = style.BLUE if close else "white"

@@ -18,7 +18,7 @@ from math import isnan
 import pandas as pd
 
 from ..acceptance.prediction import HeldOutPrediction, Undetermined
-from ..intervals import ENDS, Interval, bootstrap
+from ..intervals import ENDS, Interval, bootstrap, per_round
 from ..read.facts import RunFacts
 from .summary import Summary
 
@@ -61,7 +61,10 @@ def model_curves(
         along = replay[(replay["kind"] == "baseline") & (replay["gamma"] == gamma)]
         if len(along) and not facts.simulated:  # recorded text is measured by its replay: no second opinion
             sums = along.groupby("prompt")[["tokens", "rounds"]].sum()
-            modelled |= bootstrap(sums, lambda s: {"replay": s["tokens"] / s["rounds"]}, replicates, seed)
+            possible = {"replay": per_round(gamma)}
+            modelled |= bootstrap(
+                sums, lambda s: {"replay": s["tokens"] / s["rounds"]}, replicates, seed, ranges=possible
+            )
         step = 1 + gamma * arm.metrics["cost/c"]
         for name, interval in modelled.items():
             tokens[name] = interval

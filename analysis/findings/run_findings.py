@@ -16,7 +16,9 @@ from ..intervals import ENDS
 from ..read.facts import RunFacts
 from ..read.runs import Run
 from ..sections import Findings, Section
+from .compare import score_gammas
 from .drafters_section import SideBySide, drafters_section
+from .leaderboard import ScoredArms, open_arms
 from .model_curves import MODELS, Curves, model_curves, model_metrics
 from .peers_section import peer_notes, peers_section
 from .run_metrics import (
@@ -41,7 +43,7 @@ from .run_sections import (
 )
 from .sentences import MeasuredRun, closing_of_several, closing_sentences, run_notes
 from .serving_sections import run_recommendation
-from .summary import Summary, summarise
+from .summary import OVER_FASTEST, Summary, summarise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,11 +186,12 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
     ]
     if peers["peers"] and not facts.single:
         notes.append(f"Other engines draft chains only: structure={facts.structure} has no peer but plain generation.")
+    paired = score_gammas(open_arms(run), replicates, seed)
     findings = RunFindings(
         sections=(),
         metrics=metrics,
         curves=curves,
-        arms=_lines(summary, curves),
+        arms=_lines(summary, curves, paired),
         notes=notes,
         account=_accounts(summary),
         alpha_source=summary.alpha_source,
@@ -199,14 +202,16 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
     return findings, measured, prediction
 
 
-def _lines(summary: Summary, curves: Curves) -> list[dict[str, Any]]:
-    """Return the metrics of every gamma, with the errors of the textbook formula and their paired intervals."""
-    lines = []
-    for gamma, arm in summary.arms.items():
+def _lines(summary: Summary, curves: Curves, paired: ScoredArms) -> list[dict[str, Any]]:
+    """Return the metrics of every gamma, with what is paired: the errors of the textbook formula, and the speedup over
+    that of the fastest gamma.
+    """
+    lines, fastest = [], paired.order("speedup")[0]
+    for place, (gamma, arm) in enumerate(summary.arms.items()):
         line = {"gamma": gamma, "primary": arm is summary.primary, **arm.metrics, **model_metrics(curves, gamma)}
-        for name in FORMULA_ERRORS:
-            known = arm.account.intervals[name].as_metrics(name).items()
-            line |= {key: value for key, value in known if not isnan(value)}
+        both_sides = {name: arm.account.intervals[name] for name in FORMULA_ERRORS}
+        for name, value in {**both_sides, OVER_FASTEST: paired.ratio("speedup", place, fastest)}.items():
+            line |= {key: bound for key, bound in value.as_metrics(name).items() if not isnan(bound)}
         lines.append(line)
     return lines
 

@@ -3,7 +3,7 @@ overhead, the quality of texts, texts that were sampled, and other engines on th
 down, by the names that are logged.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from specdec.theory.speedup import operations
 
 from ..arms import Arms
 from ..comparisons import finite
-from ..intervals import Columns, Statistic, bootstrap, too_few
+from ..intervals import ANY, SHARE, Columns, Range, Statistic, bootstrap, per_round
 from ..read.facts import RunFacts
 from ..rounds import drafted, prompt_sums, shared_work
 from .summary import Summary
@@ -43,10 +43,10 @@ _SAMPLED_SUMS = ["tokens", "rounds", "accepted", "rejected", "prefill_s", "decod
 
 
 def _known(
-    family: str, table: pd.DataFrame, statistic: Statistic, replicates: int, seed: int, shares: Collection[str] = ()
+    family: str, table: pd.DataFrame, statistic: Statistic, replicates: int, seed: int, ranges: Mapping[str, Range]
 ) -> dict[str, float]:
     """Return the values of a statistic with their bounds as metrics of a family, those that the data can give."""
-    intervals = bootstrap(table, statistic, replicates, seed, shares=shares)
+    intervals = bootstrap(table, statistic, replicates, seed, ranges=ranges)
     return finite(
         {key: value for name, its in intervals.items() for key, value in its.as_metrics(family + name).items()}
     )
@@ -80,7 +80,7 @@ def total_variation(read: Callable[[], pd.DataFrame], facts: RunFacts, replicate
     arm = drafted(rounds[rounds["gamma"] == facts.primary_gamma])
     sums = pd.DataFrame({"prompt": arm["prompt"], "tv": arm["tv"].map(sum), "tested": arm["tv"].map(len)})
     table = sums.groupby("prompt").sum().astype(float)
-    return _known("lossless/", table, lambda s: {"tv": s["tv"] / s["tested"]}, replicates, seed, shares=("tv",))
+    return _known("lossless/", table, lambda s: {"tv": s["tv"] / s["tested"]}, replicates, seed, {"tv": SHARE})
 
 
 def null_metrics(arms: Arms, replicates: int, seed: int) -> dict[str, float]:
@@ -100,7 +100,7 @@ def null_metrics(arms: Arms, replicates: int, seed: int) -> dict[str, float]:
 
     interval = bootstrap(table, speedup, replicates, seed)["speedup"]
     metrics = finite(interval.as_metrics("null/speedup"))
-    if interval.known and not too_few(interval.prompts):
+    if interval.known:
         metrics["null/floor"] = max(interval.high, 1 / interval.low) - 1
     return metrics
 
@@ -142,7 +142,7 @@ def quality_metrics(
     table = pd.concat([_quality_sums(*arm).add_prefix(prefix) for prefix, arm in arms.items() if len(arm[0])], axis=1)
     possible = np.isfinite(table.filter(like="log_likelihood").to_numpy()).all()  # ln 0: what the model cannot write
     table = table.replace(-np.inf, 0.0)
-    metrics = _known("quality/", table, _quality_values, replicates, seed, shares=_QUALITY_SHARES)
+    metrics = _known("quality/", table, _quality_values, replicates, seed, _QUALITY_RANGES)
     return {name: value for name, value in metrics.items() if possible or "log_likelihood" not in name}
 
 
@@ -171,10 +171,11 @@ def _quality_sums(rounds: pd.DataFrame, outputs: pd.DataFrame) -> pd.DataFrame:
     return of_rounds.groupby("prompt").sum().join(of_outputs.groupby("prompt").sum()).astype(float)
 
 
-_QUALITY_SHARES = (
-    "decided_otherwise",
-    *(f"{method}{share}" for method in ("", f"{BASELINE}_", f"{ORIGINAL}_") for share in ("tv", "gsm8k_exact_match")),
-)
+_QUALITY_RANGES = {"decided_otherwise": SHARE, "log_likelihood.over_baseline": ANY} | {
+    f"{method}{name}": within
+    for method in ("", f"{BASELINE}_", f"{ORIGINAL}_")
+    for name, within in (("tv", SHARE), ("gsm8k_exact_match", SHARE), ("log_likelihood", Range(high=0.0)))
+}
 
 
 def _quality_values(sums: Columns) -> dict[str, np.ndarray]:
@@ -214,7 +215,8 @@ def sampled_metrics(texts: pd.DataFrame, replicates: int, seed: int) -> dict[str
         }
 
     metrics["repetition.share"] = float(texts.groupby("prompt")["flagged"].any().mean())
-    measured = _known("sampled/", sums, values, replicates, seed)
+    ranges = {"tokens_per_round": per_round(int(texts.loc[~plain, "gamma"].max())), "alpha.mle": SHARE}
+    measured = _known("sampled/", sums, values, replicates, seed, ranges)
     return {f"sampled/{name}": value for name, value in metrics.items()} | measured
 
 

@@ -22,8 +22,8 @@ from ..figures import run_figures
 from ..intervals import ENDS, Interval, too_few
 from ..read.runs import Run
 from ..rounds import drafted
-from ..sections import Section
-from .summary import AGAINST_ORIGINAL, BY_CATEGORY, MULTI_TURN, OURS, RATES
+from ..sections import Section, joined
+from .summary import AGAINST_ORIGINAL, BY_CATEGORY, MULTI_TURN, OURS, RATES, best_in_words, printed_metric
 
 LEVEL = "95%"
 NOTES = "Notes and figures"
@@ -107,6 +107,8 @@ def summary_section(run: Run) -> Section:
         else:
             verdict = f"{'faster' if speedup.low > 1 else 'slower'} than the baseline"
         said = f"**{subject} {speedup}**: {verdict} at gamma {run.primary_gamma}."
+    if unclear := best_in_words(summary["arms"]):
+        said += f" Of the gammas {unclear} in speedup."
     refuted = summary.get("refuted", "")
     # A speedup beside outputs that are wrong is the second sentence, and says so.
     text = (f"**{refuted}**", f"{said} It is no lossless speedup.") if refuted else (said,)
@@ -120,7 +122,7 @@ def figures_section(run: Run) -> Section:
     rows = [
         {
             "figure": _labelled(label, run.simulated),
-            "value": f"{Interval.from_metrics(metrics, name):,.{digits}f}",
+            "value": printed_metric(metrics, name, f",.{digits}f"),
             "metric": name,
         }
         for name, label, digits in HEADLINES
@@ -228,16 +230,19 @@ def category_section(run: Run) -> Section:
     if not categories:
         return Section("By category", ("The prompts of this run are of one category.",))
     table = _table("category", dict(sorted(categories.items())), {metric: metric for metric in OURS})
-    speedups = {name: values["speedup"] for name, values in categories.items() if "speedup" in values}
-    words: tuple[str, ...] = ()
-    if speedups:
-        best, worst = max(speedups, key=speedups.__getitem__), min(speedups, key=speedups.__getitem__)
-        words = (
-            f"Of {len(categories)} categories the {_labelled('speedup', run.simulated)} is largest in "
-            f"{best}, {Interval.from_metrics(categories[best], 'speedup')}, and smallest in {worst}, "
-            f"{Interval.from_metrics(categories[worst], 'speedup')}.",
+    speedups = {name: Interval.from_metrics(values, "speedup") for name, values in categories.items()}
+    order = sorted((name for name in speedups if speedups[name].known), key=lambda name: speedups[name].estimate)
+    words = []
+    if len(order) > 1:
+        words.append(
+            f"Of {len(order)} categories the {_labelled('speedup', run.simulated)} is largest in {order[-1]}, "
+            f"{speedups[order[-1]]}, and smallest in {order[0]}, {speedups[order[0]]}."
         )
-    return Section("By category", words, ((f"At the primary gamma, with {LEVEL} prompt-bootstrap intervals", table),))
+    if few := [name for name in speedups if name not in order]:
+        words.append(f"Too few prompts for an interval: {joined(few)}.")
+    return Section(
+        "By category", tuple(words), ((f"At the primary gamma, with {LEVEL} prompt-bootstrap intervals", table),)
+    )
 
 
 def by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
@@ -289,7 +294,7 @@ def _table(key: str, rows: Mapping[str, Mapping[str, Any]], columns: Mapping[str
     """Return a line per entry of `rows`, named by the column `key`: the metrics of `columns` with their intervals."""
     return pd.DataFrame(
         [
-            {key: name, **{words: f"{Interval.from_metrics(row, metric):,.3f}" for metric, words in columns.items()}}
+            {key: name, **{words: printed_metric(row, metric) for metric, words in columns.items()}}
             for name, row in rows.items()
         ]
     )

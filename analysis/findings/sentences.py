@@ -111,7 +111,7 @@ def _verdict(run: MeasuredRun) -> str:
     drafts = f"drafts of {gamma}" if facts.structure == "chain" else f"drafts in a shape ({facts.structure_label})"
     batch = f", {facts.batch_size} texts at a time" if facts.batch_size > 1 else ""
     figures = f"{times(speedup)} as plain decoding, with {drafts}{batch}{_prompts(run)}"
-    if doubt := unsettled(run.account, run.metrics.get("null/floor", 0.0)):
+    if doubt := unsettled(speedup, run.metrics.get("null/floor", 0.0)):
         return f"whether speculation pays {where} is not settled ({doubt}): {figures}"
     pays = "pays" if run.account.speedup > 1 else "does not pay"
     return f"speculation {pays} {where}: {figures}"
@@ -254,8 +254,8 @@ def run_notes(run: Run, measured: MeasuredRun, prompts: Mapping[str, Any]) -> li
     skipped = {reason: sum(counts.values()) for reason, counts in prompts["skipped"].items() if counts}
     if skipped:
         notes.append("Skipped prompts: " + ", ".join(f"{count} {reason}" for reason, count in skipped.items()) + ".")
-    if prompts["count"] == 1:
-        notes.append("One prompt only: no bootstrap, so no intervals.")
+    if few := too_few(prompts["count"]):
+        notes.append(f"No intervals: {few}.")
     if facts.left_out:
         left_out = ", ".join(map(str, facts.left_out))
         limit = f"this drafter drafts {facts.deepest} levels at most"

@@ -1,6 +1,6 @@
 """The headline metrics of a run, one set per gamma, named as they are logged.
 
-Repeats are pooled. A metric that the data cannot give (one prompt has no interval, gamma 1 no depth test) is
+Repeats are pooled. A metric that the data cannot give (few prompts have no interval, gamma 1 no depth test) is
 absent; `ArmSummary.iid` and the intervals say why. The run's other metrics (lossless, memory, peers) come
 from `run_metrics`.
 
@@ -17,9 +17,10 @@ end token, so its figures are slightly higher. Plain decoding is that of the tar
 `.original`, that of the model which the target was before it was trained.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import isnan
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -30,8 +31,9 @@ from ..acceptance.iid import IidTest, iid_tests
 from ..account.gap_account import Account
 from ..account.run_account import SharedWork
 from ..arms import WORK, Arms
-from ..intervals import ENDS, Columns, Interval, bootstrap
+from ..intervals import ENDS, SHARE, Columns, Interval, bootstrap, per_round
 from ..rounds import check_rounds, distinct_generations, prompt_categories, prompt_sums
+from ..sections import joined
 
 RATES = {  # metric: what a table calls it
     "acceleration_rate": "acceleration rate",
@@ -52,8 +54,9 @@ MT_BENCH = frozenset({"writing", "roleplay", "reasoning", "math", "coding", "ext
 SPEC_BENCH = frozenset({"translation", "summarization", "qa", "math_reasoning", "rag"})  # its other subtasks
 OURS = ("speedup", "tokens_per_round", "alpha.mle", "accepted_per_offered")
 SHARES = ("alpha.mle", "accepted_per_offered", "cost/prefill_share", "proposals.share")
+PER_ROUND = ("tokens_per_round", "acceleration_rate", "compression_ratio")
 WITH_INTERVAL = ("tokens_per_round", "alpha.mle", *PAPERS)
-PROMPTS_OF_A_CATEGORY = 3  # at least, for figures of its own: an interval over one or two prompts says nothing
+OVER_FASTEST = "speedup.over_fastest"  # of a gamma over that of the fastest one, paired
 BY_CATEGORY = tuple(dict.fromkeys((*OURS, *PAPERS)))
 
 
@@ -112,7 +115,7 @@ def summarise(
         def mean(s: Columns) -> dict[str, np.ndarray]:
             return {"alpha": np.clip(s["numerator"] / s["denominator"], 0, 1)}  # rounding may pass 1
 
-        of_text = bootstrap(sums, mean, replicates, seed, shares=("alpha",))["alpha"].as_metrics("alpha.text")
+        of_text = bootstrap(sums, mean, replicates, seed, ranges={"alpha": SHARE})["alpha"].as_metrics("alpha.text")
     summaries = {}
     for gamma, arm in work.arms.items():
         check_rounds(arm)
@@ -135,12 +138,12 @@ def summarise(
         # Prompts whose output fell into repetition, with the baseline or in this arm.
         loops = pd.concat([_of(generations, method, gamma), generations[generations["method"] == BASELINE]])
         flagged = table.index.isin(set(loops.loc[loops["flagged"].astype(bool), "prompt"]))
-        headline = _headline(table, replicates, seed)
+        headline = _headline(table, gamma, replicates, seed)
         c = account.value("g") / gamma
         metrics = {
             **headline,
-            **_unflagged(table, flagged, headline, replicates, seed),
-            **_by_category(table, prompt_categories(arm), replicates, seed),
+            **_unflagged(table, flagged, headline, gamma, replicates, seed),
+            **_by_category(table, prompt_categories(arm), gamma, replicates, seed),
             "tokens_per_round.capped_geometric": account.value("omega"),
             "speedup.capped_geometric": account.value("formula"),
             "cost/t1_ms": 1e3 * account.t1_s,
@@ -155,6 +158,33 @@ def summarise(
         defined = {name: float(value) for name, value in metrics.items() if not isnan(value)}
         summaries[gamma] = ArmSummary(method, gamma, by_prompt, defined, account, tests)
     return Summary(work, summaries)
+
+
+def best_gammas(arms: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the fastest gamma, then those that their paired interval cannot tell from it; none where no gamma is
+    faster than plain decoding, and where so few prompts settle nothing.
+
+    Args:
+        arms: what `summary.json` holds of a drafter.
+    """
+    timed = [arm for arm in arms if "speedup" in arm]
+    fastest = max(timed, key=lambda arm: arm["speedup"], default=None)
+    if fastest is None or not (fastest["speedup"] > 1 and Interval.from_metrics(fastest, "speedup").known):
+        return []
+    close = [arm for arm in timed if arm is not fastest and Interval.from_metrics(arm, OVER_FASTEST).contains(1.0)]
+    return [int(arm["gamma"]) for arm in (fastest, *close)]
+
+
+def best_in_words(arms: Sequence[Mapping[str, Any]]) -> str:
+    """Return the clause "4, 6 and 8 cannot be told apart" about the best gamma; "" where there is none or no other."""
+    best = sorted(best_gammas(arms))
+    return f"{joined([str(gamma) for gamma in best])} cannot be told apart" if len(best) > 1 else ""
+
+
+def printed_metric(metrics: Mapping[str, Any], name: str, form: str = ",.3f") -> str:
+    """Return a metric in print, with "–" for bounds that too few prompts do not give."""
+    value = Interval.from_metrics(metrics, name)
+    return f"{replace(value, prompts=1) if name in WITH_INTERVAL else value:{form}}"
 
 
 def _of(generations: pd.DataFrame, method: str, gamma: int) -> pd.DataFrame:
@@ -195,9 +225,10 @@ def headline_values(sums: Columns) -> dict[str, np.ndarray]:
     return values
 
 
-def _headline(table: pd.DataFrame, replicates: int, seed: int) -> dict[str, float]:
+def _headline(table: pd.DataFrame, gamma: int, replicates: int, seed: int) -> dict[str, float]:
     metrics: dict[str, float] = {}
-    for name, interval in bootstrap(table, headline_values, replicates, seed, shares=SHARES).items():
+    ranges = dict.fromkeys(SHARES, SHARE) | dict.fromkeys(PER_ROUND, per_round(gamma))
+    for name, interval in bootstrap(table, headline_values, replicates, seed, ranges=ranges).items():
         metrics |= interval.as_metrics(name) if name in WITH_INTERVAL else {name: interval.estimate}
     with np.errstate(divide="ignore", invalid="ignore"):  # a prompt without a proposal has no alpha
         per_prompt = headline_values({name: table[name].to_numpy() for name in table})["speedup"]
@@ -207,7 +238,7 @@ def _headline(table: pd.DataFrame, replicates: int, seed: int) -> dict[str, floa
 
 
 def _unflagged(
-    table: pd.DataFrame, flagged: np.ndarray, of_all: Mapping[str, float], replicates: int, seed: int
+    table: pd.DataFrame, flagged: np.ndarray, of_all: Mapping[str, float], gamma: int, replicates: int, seed: int
 ) -> dict[str, float]:
     """Return speedup and tokens per round over the prompts whose outputs are not repetitive by any method.
 
@@ -218,7 +249,7 @@ def _unflagged(
     share = {"repetition/share": float(flagged.mean())}
     if flagged.all():
         return share
-    headline = _headline(table[~flagged], replicates, seed) if flagged.any() else of_all
+    headline = _headline(table[~flagged], gamma, replicates, seed) if flagged.any() else of_all
     return {
         **share,
         **Interval.from_metrics(headline, "speedup").as_metrics("speedup.unflagged"),
@@ -226,13 +257,11 @@ def _unflagged(
     }
 
 
-def _by_category(table: pd.DataFrame, category: pd.Series, replicates: int, seed: int) -> dict[str, float]:
-    """Return category/<name>/<metric> where the prompts have more than one category, of those with enough prompts."""
+def _by_category(table: pd.DataFrame, category: pd.Series, gamma: int, replicates: int, seed: int) -> dict[str, float]:
+    """Return category/<name>/<metric> where the prompts have more than one category."""
     metrics: dict[str, float] = {}
     for name, members in category_members(category.reindex(table.index)).items():
-        if members.sum() < PROMPTS_OF_A_CATEGORY:
-            continue
-        headline = _headline(table[members], replicates, seed)
+        headline = _headline(table[members], gamma, replicates, seed)
         wanted = [metric + end for metric in BY_CATEGORY for end in ENDS]
         metrics |= {f"category/{name}/{key}": headline[key] for key in wanted if key in headline}
     return metrics

@@ -296,13 +296,14 @@ class Run:
 
     @property
     def resampling(self) -> tuple[int, int]:
-        """Replicates and seed of the run's prompt bootstrap. UsageError if it recorded none."""
-        keys = ("measurement.bootstrap", "seed")
-        for key in keys:
-            if not self.params.get(key, "").isdigit():
-                raise UsageError(f"{self.source} does not record {key}, which its intervals need: run it again.")
-        replicates, seed = (int(self.params[key]) for key in keys)
-        return replicates, seed
+        """Replicates and seed of the run's prompt bootstrap. UsageError if it recorded none.
+
+        All runs have one seed: on the same prompts they draw alike, so that an estimate has one interval on every page.
+        """
+        key = "measurement.bootstrap"
+        if not self.params.get(key, "").isdigit():
+            raise UsageError(f"{self.source} does not record {key}, which its intervals need: run it again.")
+        return int(self.params[key]), 0
 
     @property
     def primary_gamma(self) -> int | None:

@@ -59,7 +59,7 @@ def alpha_table(runs: Iterable[Run]) -> pd.DataFrame:
     """Return a line per setting, drafter and temperature, the first run of each (COLUMNS), in the paper's order.
 
     setting: model, dtype, prompts and hardware, such as "pocket (float32) on stdlib_code, EPYC"; lines of different
-    settings must not be compared. The interval is the prompt bootstrap; NaN where there is a single prompt. Runs
+    settings must not be compared. The interval is the prompt bootstrap; NaN where there are too few prompts. Runs
     without any proposal have no alpha and are left out.
     """
     lines: dict[tuple[str, str, float], dict[str, object]] = {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from ..intervals import Columns, Interval, bootstrap_bounds, resampled_sums
+from ..intervals import ANY, SHARE, Columns, Interval, Range, with_replicates
 from .committed import BENCHMARK, RESULTS, Measured, interval_of, load_figures, paired, rate, rate_difference
 
 RESULT = RESULTS / "paper_claims.json"
@@ -74,18 +74,15 @@ def tokens_per_round_elsewhere(run: Measured, at: str, other: Measured, other_at
     """Return the tokens per round of one arm less those of another on other prompts, each resampled for itself."""
     tables = [arm(run, at), arm(other, other_at)]
     drawn = [
-        resampled_sums(table[["tokens", "rounds"]].to_numpy(), REPLICATES, seed) for seed, table in enumerate(tables)
+        with_replicates(table[["tokens", "rounds"]].to_numpy(), REPLICATES, seed) for seed, table in enumerate(tables)
     ]
     values = [sums[:, 0] / sums[:, 1] for sums in drawn]
-    found = [table["tokens"].sum() / table["rounds"].sum() for table in tables]
-    difference, prompts = float(found[0] - found[1]), min(len(table) for table in tables)
-    bounds = bootstrap_bounds(difference, values[0] - values[1], prompts, LEVEL)
-    return Interval(difference, *bounds, LEVEL, prompts)
+    return Interval.of_replicates(values[0] - values[1], min(len(table) for table in tables), ANY, LEVEL)
 
 
 def alpha(run: Measured) -> Interval:
     """Return the mean of sum min(p, q) over the positions of the target's own text that had a proposal."""
-    return interval_of(_alpha(run), lambda sums: sums["numerator"] / sums["denominator"], share=True)
+    return interval_of(_alpha(run), lambda sums: sums["numerator"] / sums["denominator"], SHARE)
 
 
 def alpha_difference(run: Measured, other: Measured) -> Interval:
@@ -93,6 +90,7 @@ def alpha_difference(run: Measured, other: Measured) -> Interval:
     return interval_of(
         paired(_alpha(run), _alpha(other)),
         lambda sums: sums["numerator"] / sums["denominator"] - sums["numerator_over"] / sums["denominator_over"],
+        Range(-1.0, 1.0),
     )
 
 

@@ -10,7 +10,7 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
-from ..intervals import Columns, Interval, bootstrap
+from ..intervals import ANY, POSITIVE, Columns, Interval, Range, bootstrap
 
 RESULTS = Path(__file__).parents[1] / "results"
 BENCHMARK = "python -m pytest -n 0 -m benchmark tests/benchmarks/{}.py"  # the command that makes a file of results
@@ -38,18 +38,14 @@ def load_figures(path: Path | str, command: str, name: str, kind: str, read: Cal
         raise UsageError(f"{path} holds no {kind}: `{command}` makes them.") from None
 
 
-def interval_of(table: pd.DataFrame, value: Callable[[Columns], np.ndarray], share: bool = False) -> Interval:
-    """Return a value of the column sums with its prompt-bootstrap interval.
-
-    Args:
-        share: the value lies between 0 and 1 whatever the prompts, and so do its bounds.
-    """
-    return bootstrap(table, lambda sums: {"": value(sums)}, shares=("",) if share else ())[""]
+def interval_of(table: pd.DataFrame, value: Callable[[Columns], np.ndarray], within: Range = POSITIVE) -> Interval:
+    """Return a value of the column sums with its prompt-bootstrap interval, which lies in the value's range."""
+    return bootstrap(table, lambda sums: {"": value(sums)}, ranges={"": within})[""]
 
 
 def rate(table: pd.DataFrame) -> Interval:
     """Return tokens per round from the sums `tokens` and `rounds` of each prompt."""
-    return interval_of(table, lambda sums: sums["tokens"] / sums["rounds"])
+    return interval_of(table, lambda sums: sums["tokens"] / sums["rounds"], Range(low=1.0))
 
 
 def paired(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
@@ -59,4 +55,6 @@ def paired(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
 
 def rate_difference(table: pd.DataFrame) -> Interval:
     """Return tokens per round of the first less those of the second of two `paired` tables."""
-    return interval_of(table, lambda sums: sums["tokens"] / sums["rounds"] - sums["tokens_over"] / sums["rounds_over"])
+    return interval_of(
+        table, lambda sums: sums["tokens"] / sums["rounds"] - sums["tokens_over"] / sums["rounds_over"], ANY
+    )

@@ -84,7 +84,7 @@ def committed(prompts: str, figure: str, path: Path | str | None = None) -> Inte
 def _told(ratio: Interval) -> str:
     inside = ratio.contains(PUBLISHED_SPEEDUP)
     if inside is None:
-        return "and one prompt gives no interval to compare it with"
+        return "and so few prompts give no interval to compare it with"
     if inside:
         return "which our interval contains"
     return "less than our interval allows" if ratio.low > PUBLISHED_SPEEDUP else "more than our interval allows"

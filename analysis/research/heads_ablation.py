@@ -13,7 +13,7 @@ import pandas as pd
 from specdec.errors import UsageError
 
 from ..figures import pictures, style
-from ..intervals import Columns, Interval, bootstrap
+from ..intervals import ANY, SHARE, Columns, Interval, bootstrap
 from ..sections import Section, counted
 from .committed import BENCHMARK, RESULTS, Measured, load_figures, paired, rate, rate_difference
 from .heads_training import accuracy_by_head
@@ -175,8 +175,9 @@ def steepness(first: Measured, second: Measured) -> Steepness:
         shares |= {f"difference_{head}": shares[f"first_{head}"] - shares[f"second_{head}"] for head in heads}
         return shares | {"difference": shares["first"] - shares["second"]}
 
-    between_0_and_1 = [f"{side}_{head}" for side in sides for head in heads]
-    intervals = bootstrap(both(first, second), values, shares=between_0_and_1)
+    ranges = dict.fromkeys((f"{side}_{head}" for side in sides for head in heads), SHARE)
+    ranges |= dict.fromkeys(("difference", *(f"difference_{head}" for head in heads)), ANY)
+    intervals = bootstrap(both(first, second), values, ranges=ranges)
     lines = [{"head": head} | {side: intervals[f"{side}_{head}"] for side in (*sides, "difference")} for head in heads]
     return Steepness(pd.DataFrame(lines), *(intervals[name] for name in (*sides, "difference")))
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
-from ..intervals import Columns, bootstrap
+from ..intervals import SHARE, Columns, Range, bootstrap
 from ..sections import Section, counted
 from .committed import BENCHMARK, RESULTS, Measured, load_figures
 from .heads_training import KINDS, accuracy_by_head
@@ -84,7 +84,8 @@ def accuracies(by_kind: Mapping[str, Measured]) -> pd.DataFrame:
 
     shares = [f"{word}_{top}" for word in KINDS.values() for top in TOPS]
     names = [*shares, "lead"]
-    intervals = bootstrap(both_kinds(by_kind), values, shares=[f"{name}_{head}" for name in shares for head in heads])
+    ranges = {f"{name}_{head}": Range(-1.0, 1.0) if name == "lead" else SHARE for name in names for head in heads}
+    intervals = bootstrap(both_kinds(by_kind), values, ranges=ranges)
     return pd.DataFrame([{"head": head} | {name: intervals[f"{name}_{head}"] for name in names} for head in heads])
 
 

@@ -16,10 +16,9 @@ from ..comparisons import (
     metrics_of,
     printed,
     tokens_per_call,
-    with_replicates,
 )
 from ..figures import pictures, style
-from ..intervals import Interval
+from ..intervals import FEWEST, SHARE, Interval, with_replicates
 from ..sections import About, Findings, Section, Tables, counted, register
 
 _MOST = 16  # numbers under the bars
@@ -162,7 +161,7 @@ def distribution(
     with np.errstate(invalid="ignore"):
         shares = counts / counts.sum(axis=1, keepdims=True)
     cells = pd.DataFrame({"value": wide.columns.to_numpy(dtype=int), "count": wide.sum(axis=0).to_numpy(dtype=int)})
-    return StrategyComparison(cells, {}, len(wide)).table({"share": shares})
+    return StrategyComparison(cells, {}, len(wide)).table({"share": shares}, {"share": SHARE})
 
 
 def contributions(
@@ -198,7 +197,8 @@ def contributions(
             "tokens": share(tokens),
             "length": tokens / wins,
         }
-    return StrategyComparison(pd.DataFrame({"strategy": list(names)}), {}, len(per_prompt)).table(statistics)
+    compared = StrategyComparison(pd.DataFrame({"strategy": list(names)}), {}, len(per_prompt))
+    return compared.table(statistics, dict.fromkeys(("wins", "of_rows", "of_wins", "per_row", "tokens"), SHARE))
 
 
 # Pictures -------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def _bars(
 ) -> Figure:
     """Draw bars of each strategy side by side."""
     k, w, prompts = replay["k"].iloc[0], replay["w"].iloc[0], replay["prompt"].nunique()
-    whiskers = "whiskers: 95% prompt-bootstrap intervals" if prompts > 1 else "no intervals"
+    whiskers = "whiskers: 95% prompt-bootstrap intervals" if prompts >= FEWEST else "no intervals"
     caption = f"{counted(prompts, 'prompt')}, {counted(int(replay['rounds'].sum()), 'round')}, replayed; {whiskers}."
     figure, axes = style.new_figure(f"{title}, {k} rows of {w}\n{about.title}", caption)
     pictures.grouped_bars(axes, groups)

@@ -21,13 +21,12 @@ from ..cost.break_even import batch_in_words, few_units_interval, interval_in_wo
 from ..engines.vllm_flags import DRAFTS, batch_schedule
 from ..engines.vllm_flags import ENGINE as VLLM
 from ..figures import pictures, style
-from ..intervals import Interval
+from ..intervals import FEWEST, Interval
 from ..sections import About, Findings, FinishedStudy, Section, Tables, counted, register
 
 RESULT = Path(__file__).parents[1] / "results" / "batching.json"
 BEST = 0  # in place of a gamma: the best at each batch
 _DIGITS = 5  # of committed numbers
-_FEW = 5  # repeats below which resampling them cannot give 95%
 KEYS = ["drafter", "gamma", "batch"]
 PREDICTIONS = {"formula": "timed calls on batches", "model": "cost model of single calls"}
 _SUMS = ["tokens", "steps", "seconds", "draft_s", "verify_s", "places", "baseline_tokens", "baseline_steps",
@@ -132,7 +131,8 @@ def batch_numbers(tables: Tables, replicates: int, seed: int) -> BatchNumbers:
     plain_rate = ratio("baseline_tokens", "baseline_seconds")
     rounds = values["steps"] * keys["batch"].to_numpy(dtype=float)
     statistics = {"speedup": speedup, "rate": ratio("tokens", "seconds"), "plain_rate": plain_rate}
-    cells = compared.table(statistics | {"tokens": values["tokens"] / rounds}, spread)
+    statistics |= {"tokens": values["tokens"] / rounds}
+    cells = compared.table(statistics, interval=lambda values, _: spread(values))
     plain_step = ratio("baseline_seconds", "baseline_steps")[0]
     for name in ("draft", "verify"):
         cells[name] = ratio(f"{name}_s", "steps")[0] / plain_step
@@ -304,13 +304,13 @@ def _unit(found: BatchNumbers, facts: pd.Series) -> str:
     """Say what intervals rest on."""
     if found.repeats == 1:
         return "A single repeat: no intervals, and the best gamma is chosen on the numbers that it is judged by."
+    if found.repeats < FEWEST:
+        return f"{found.repeats} repeats are too few for intervals, which need {FEWEST}."
     words = (
         f"Intervals draw whole repeats again ({found.repeats}): sequences of one batch share the time of every step, "
         "so that neither texts nor rounds of a repeat are independent, and repeats have prompts of their own. They are "
         "widened for so few units (expanded percentiles)."
     )
-    if found.repeats < _FEW:
-        words += f" {found.repeats} repeats are too few all the same: an interval spans what they gave, not 95%."
     if found.repeats * facts["largest"] > facts["prompts"]:
         words += (
             f" There are {counted(int(facts['prompts']), 'prompt')}, and a repeat takes {int(facts['largest'])} at the "

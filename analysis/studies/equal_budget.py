@@ -11,6 +11,7 @@ from ..comparisons import ReplayedSpeedups, curves_of, interval, listed, metrics
 from ..cost.round_seconds import repeats_of, stream_seconds
 from ..figures import pictures
 from ..figures.pictures import Panel, structure_lines
+from ..intervals import ANY
 from ..sections import About, Findings, Section, Tables, counted, register
 
 KEYS = ["drafter", "shape", "budget"]  # the tables call a structure's name its shape
@@ -58,12 +59,11 @@ def budgets(tables: Tables, replicates: int, seed: int) -> ReplayedSpeedups:
         own = host_times[(host_times["drafter"] == drafter) & (host_times["shape"] == shape)]
         seconds, baseline = stream_seconds(part, repeats_of(block_times, pd.concat([plain, own])))
         parts.append(part.assign(seconds=seconds.mean(axis=0), plain_s=baseline.mean(axis=0)))
-    found = ReplayedSpeedups.of(pd.concat(parts, ignore_index=True), KEYS, replicates, seed)
+    found = ReplayedSpeedups.of(pd.concat(parts, ignore_index=True), KEYS, "budget", replicates, seed)
     beside, cells = found.compared.beside, found.cells
     leads = {f"{name}_lead": values - beside(values, shape=REFERENCE) for name, values in found.statistics.items()}
-    cells[[f"{name}{end}" for name in leads for end in ("", "_low", "_high")]] = found.compared.table(leads).drop(
-        columns=KEYS
-    )
+    bounded = found.compared.table(leads, dict.fromkeys(leads, ANY)).drop(columns=KEYS)
+    cells[[f"{name}{end}" for name in leads for end in ("", "_low", "_high")]] = bounded
     nodes, none = cells["nodes"].to_numpy(), np.zeros(len(cells))
     context, calls = np.full(len(cells), float(found.texts["context"].mean())), repeats_of(block_times, plain)[0]
     with np.errstate(divide="ignore", invalid="ignore"):

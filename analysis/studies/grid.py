@@ -13,7 +13,7 @@ from ..comparisons import ReplayedSpeedups, compare, curves_of, finite, interval
 from ..cost.round_seconds import repeats_of, stream_seconds
 from ..figures import pictures, style
 from ..figures.pictures import Panel, over
-from ..intervals import Interval
+from ..intervals import ANY, FEWEST, Interval
 from ..sections import About, Findings, Section, Tables, counted, register
 
 Shape = tuple[int, int]
@@ -21,7 +21,6 @@ Shape = tuple[int, int]
 
 USUAL: Shape = (10, 10)
 """The shape of N-Grammys (2411.03786)."""
-_LEAST = 5  # prompts of a category that is looked at alone
 _EXACT = ("float32", "float64")
 
 
@@ -82,7 +81,7 @@ def grid(
     texts = replay.assign(seconds=seconds.mean(axis=0), plain_s=plain.mean(axis=0))
     untimed = texts["seconds"].isna().groupby([texts["k"], texts["w"]]).transform("any")
     texts.loc[untimed, "seconds"] = np.nan  # a speedup over some of the texts would not compare with the others
-    found = ReplayedSpeedups.of(texts, ["k", "w"], replicates, seed)
+    found = ReplayedSpeedups.of(texts, ["k", "w"], "w", replicates, seed)
     by_repeat = []
     for mine, base in zip(seconds, plain, strict=True):
         totals = replay[["k", "w"]].assign(mine=mine, base=base).groupby(["k", "w"]).sum(skipna=False)
@@ -98,7 +97,7 @@ def best(found: ReplayedSpeedups, name: str) -> Shape:
 
 
 def steadiness(found: ReplayedSpeedups, name: str, shape: Shape) -> float:
-    """Return the share of replicates in which `shape` is the best, NaN from one prompt: low where many shapes are
+    """Return the share of replicates in which `shape` is the best, NaN from too few prompts: low where many shapes are
     nearly as good.
     """
     values = found.statistics[name][1:]
@@ -178,7 +177,7 @@ def whole_runs(whole: pd.DataFrame, replicates: int, seed: int) -> WholeRuns:
     bounds = [compared.interval(column) for column in columns]
     shapes = _live_shapes(whole).loc[order].reset_index()
     shapes = shapes.assign(speedup_low=[bound.low for bound in bounds], speedup_high=[bound.high for bound in bounds])
-    return WholeRuns(shapes, compared.interval(columns[0] - columns[1]) if len(order) > 1 else None)
+    return WholeRuns(shapes, compared.interval(columns[0] - columns[1], ANY) if len(order) > 1 else None)
 
 
 # Tokens per call and speedup ------------------------------------------------------------------------
@@ -275,7 +274,7 @@ def _speed(found: ReplayedSpeedups, fastest: Shape, times: pd.DataFrame, about: 
     # The best shapes of every category of enough prompts, where there are two such categories.
     categories = []
     for category, part in found.texts.groupby("category"):
-        if part["prompt"].nunique() >= _LEAST:
+        if part["prompt"].nunique() >= FEWEST:
             totals = part.groupby(["k", "w"])[["tokens", "rounds", "seconds", "plain_s"]].sum()
             tokens = totals["tokens"] / totals["rounds"]
             speed = totals["plain_s"] / totals["seconds"].replace(0.0, np.nan)
@@ -290,7 +289,7 @@ def _speed(found: ReplayedSpeedups, fastest: Shape, times: pd.DataFrame, about: 
                 }
             )
     if len(categories) > 1:
-        caption = f"Best shapes by category of at least {_LEAST} prompts, without intervals"
+        caption = f"Best shapes by category of at least {FEWEST} prompts, without intervals"
         tables.append((caption, pd.DataFrame(categories)))
     return Section(mean, tuple(text), tuple(tables), (("speedup", figure),))
 

@@ -9,10 +9,11 @@ from matplotlib.figure import Figure
 from specdec.theory.capped_geometric import tokens_per_round
 from specdec.theory.speedup import optimal_gamma
 
-from ..comparisons import OF_RULES, compare, interval, listed, metrics_of, printed
+from ..comparisons import OF_RULES, RANGES_OF_RULES, compare, interval, listed, metrics_of, printed
 from ..figures import pictures, style
 from ..figures.pictures import Panel, over
 from ..figures.style import Look
+from ..intervals import SHARE, Range, per_round
 from ..sections import About, Findings, Section, Tables, counted, register
 
 KEYS = ["form", "lenience"]
@@ -171,7 +172,7 @@ def _half(lines: pd.DataFrame) -> str:
     if half.empty:
         return ""
     change = interval(half.iloc[0], "rise")
-    verdict = "on one prompt"
+    verdict = "on too few prompts to say more"
     if change.known:
         verdict = f"{'as' if change.contains(0.0) else 'unlike'} in the paper, where it changes nothing"
     return f" a lenience of 0.5 changes it by {change:+.3f}, {verdict}."
@@ -182,7 +183,8 @@ def drafter_alphas(alphas: pd.DataFrame, replicates: int, seed: int) -> pd.DataF
     keys = ["drafter", *KEYS]
     compared = compare(alphas, keys, ["chance", "positions"], replicates, seed)
     alpha = compared.ratio("chance", "positions")
-    table = compared.table({"alpha": alpha, "rise": alpha - compared.beside(alpha, lenience=STRICT)})
+    rise = alpha - compared.beside(alpha, lenience=STRICT)
+    table = compared.table({"alpha": alpha, "rise": rise}, {"alpha": SHARE, "rise": Range(-1.0, 1.0)})
     order = {name: place for place, name in enumerate(alphas["drafter"].unique())}  # the run's own drafter first
     return table.sort_values("drafter", key=lambda names: names.map(order), kind="stable").reset_index(drop=True)
 
@@ -217,7 +219,13 @@ def rules(
             "formula": omega / (1 + gamma * c),
             "c": c,
             "rise": alpha - compared.beside(alpha, lenience=STRICT),
-        }
+        },
+        {
+            **RANGES_OF_RULES,
+            **dict.fromkeys(("rate", "omega"), per_round(gamma)),
+            **dict.fromkeys(("alpha", "mle"), SHARE),
+            "rise": Range(-1.0, 1.0),
+        },
     ).assign(best=np.nan, best_speedup=np.nan)
     for place in np.flatnonzero(known[0]):
         best = optimal_gamma(min(1.0, table["alpha"][place]), table["c"][place])

@@ -7,6 +7,7 @@ from matplotlib.figure import Figure
 
 from ..comparisons import compare, interval, intervals, metrics_of, printed
 from ..figures import pictures, style
+from ..intervals import Range
 from ..sections import About, Findings, Section, Tables, counted, register
 
 PLAIN = "plain"
@@ -89,7 +90,8 @@ def answered(outputs: pd.DataFrame, drafter: str, about: About) -> pd.DataFrame:
                 "speedup": compared.beside(per_token, method=PLAIN) / per_token,
                 "length": lengths,
                 "plain_length": compared.beside(lengths, method=PLAIN),
-            }
+            },
+            {"rate": Range(low=1.0)},
         )
         temperatures = part["temperature"].unique()
         same = temperatures[0] if len(temperatures) == 1 else float("nan")

@@ -5,7 +5,7 @@ says so in every heading, table, figure and metric; the comparison with study `b
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import inf, isfinite, nan, sqrt
+from math import exp, inf, isfinite, nan, sqrt
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from scipy.stats import t as student
 from ..comparisons import curves_of, interval, intervals, listed, metrics_of, printed
 from ..figures import pictures, style
 from ..figures.pictures import Line, Panel, over
-from ..intervals import Interval
+from ..intervals import FEWEST, Interval
 from ..sections import About, Findings, Section, Tables, counted, register
 
 NONE, ADAPTIVE = "none", "adaptive"  # policies: plain decoding, and the gamma that is chosen anew for each step
@@ -69,15 +69,17 @@ def findings(tables: Tables, about: About) -> Findings:
 
 
 def over_replications(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Interval:
-    """Return the mean of independent replications with Student's interval (Law, Simulation Modeling and Analysis, 9.4);
-    no bounds where a value is missing or infinite.
+    """Return the mean of independent replications of a positive quantity with Student's interval (Law, Simulation
+    Modeling and Analysis, 9.4) on the logarithm's scale; no bounds where a value is missing or infinite, nor of fewer
+    than `FEWEST`.
     """
     array = np.asarray(values, dtype=float)
     mean, n = float(array.mean()) if len(array) else nan, len(array)
-    if n < 2 or not np.isfinite(array).all():
+    if n < FEWEST or not np.isfinite(array).all():
         return Interval(mean, level=level, prompts=n)
     half = float(student.ppf((1 + level) / 2, n - 1)) * float(array.std(ddof=1)) / sqrt(n)
-    return Interval(mean, mean - half, mean + half, level, n)
+    reach = exp(half / mean) if mean > 0 else 1.0
+    return Interval(mean, mean / reach, mean * reach, level, n)
 
 
 def stops_paying_at(loads: Sequence[float], worse: Sequence[float] | np.ndarray) -> float:

@@ -8,6 +8,7 @@ import pandas as pd
 from ..comparisons import compare, curve, curves_of, interval, listed, metrics_of, printed
 from ..figures import pictures, style
 from ..figures.pictures import Panel, over
+from ..intervals import ANY, SHARE, per_round
 from ..sections import About, Findings, Section, Tables, counted, register
 
 PLAIN, CHOSEN = "plain", "chosen"
@@ -65,14 +66,16 @@ def tree_search(arms: pd.DataFrame, live: pd.DataFrame, replicates: int, seed: i
         predicted_speedup=arms["predicted_tokens"] * plain_s / arms["predicted_s"],
         verified=compared.ratio("nodes", "rounds")[0],
     )
-    return cells.join(compared.table({**values, **leads}).drop(columns="arm")), compared.prompts
+    possible = [per_round(depth) for depth in arms["depth"]]
+    table = compared.table({**values, **leads}, {"tokens": possible, **dict.fromkeys(leads, ANY)})
+    return cells.join(table.drop(columns="arm")), compared.prompts
 
 
 def rank_accuracy(accuracy: pd.DataFrame, replicates: int, seed: int) -> pd.DataFrame:
     """Return a line for each level and rank: level, rank, share, share_low, share_high, tested, hits."""
     compared = compare(accuracy, ["level", "rank"], ["tested", "hits"], replicates, seed)
     counts = {name: compared.values[name][0].astype(int) for name in ("tested", "hits")}
-    return compared.table({"share": compared.ratio("hits", "tested")}).assign(**counts)
+    return compared.table({"share": compared.ratio("hits", "tested")}, {"share": SHARE}).assign(**counts)
 
 
 # The choice -----------------------------------------------------------------------------------------

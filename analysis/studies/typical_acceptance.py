@@ -5,10 +5,11 @@ typical acceptance loses for it.
 import numpy as np
 import pandas as pd
 
-from ..comparisons import OF_RULES, compare, interval, intervals, listed, metrics_of
+from ..comparisons import OF_RULES, RANGES_OF_RULES, compare, interval, intervals, listed, metrics_of
 from ..figures import pictures, style
 from ..figures.pictures import Panel, over
 from ..figures.style import Look
+from ..intervals import ANY
 from ..sections import About, Findings, Section, Tables, counted, register
 
 KEYS = ["temperature", "rule", "epsilon"]
@@ -156,4 +157,4 @@ def rules(outputs: pd.DataFrame, replicates: int, seed: int) -> tuple[pd.DataFra
     warm = compared.cells["temperature"][compared.cells["temperature"] > 0].min()
     statistics = compared.of_rules({"rule": "plain", "epsilon": 0.0}, {"rule": "rejection", "epsilon": 0.0})
     rise = statistics["rate"] - compared.beside(statistics["rate"], temperature=warm)
-    return compared.table({**statistics, "rise": rise}), compared.prompts
+    return compared.table({**statistics, "rise": rise}, {**RANGES_OF_RULES, "rise": ANY}), compared.prompts

@@ -13,9 +13,10 @@ from typing import Any
 import torch
 
 from specdec.analysis.account.gap_account import cost_values
+from specdec.analysis.account.verdicts import unsettled
 from specdec.analysis.engines.measured_drafter import Measured
 from specdec.analysis.engines.recommendation import Recommendation, recommend
-from specdec.analysis.intervals import Interval, too_few
+from specdec.analysis.intervals import Interval
 from specdec.config import flattened
 from specdec.environment import cpu
 from specdec.session.parts import Parts
@@ -151,18 +152,18 @@ def ideals(prediction: Forecast) -> dict[str, float]:
 
 
 def judge(predictions: list[Forecast], label: str) -> tuple[Forecast, str | None, str]:
-    """Return the best forecast, the term to blame when it does not pay, and the verdict in one sentence."""
+    """Return the fastest forecast, the term to blame when it does not pay, and the verdict in one sentence, which says
+    as little as a run would where nothing is settled.
+    """
     best = max(predictions, key=lambda item: item.speedup.estimate)
     what = f"{label} at gamma {best.gamma}"
+    rest = (
+        f"{best.speedup} times as fast, with {best.tokens_per_round.estimate:.2f} tokens per round where "
+        f"{best.pays_from_tokens:.2f} break even"
+    )
+    if doubt := unsettled(best.speedup):
+        return best, None, f"Whether speculation pays is not settled ({doubt}): {what} is predicted to be {rest}."
     if best.speedup.estimate > 1:
-        rest = (
-            f"{best.speedup} times as fast, with {best.tokens_per_round.estimate:.2f} tokens per round where "
-            f"{best.pays_from_tokens:.2f} break even"
-        )
-        if few := too_few(best.speedup.prompts):
-            return best, None, f"It may pay: {what} is predicted to be {rest}, but {few}."
-        if best.speedup.known and best.speedup.low <= 1:
-            return best, None, f"It may pay: {what} is predicted to be {rest}, but the interval includes 1."
         return best, None, f"Speculate: {what} is predicted to be {rest}."
     gains = ideals(best)
     blame = max(gains, key=gains.__getitem__)

@@ -26,7 +26,7 @@ from specdec.advice.advice import Advice, RoundCost, judge, predict, recommended
 from specdec.advice.decoded_rounds import Speculated, predicted_walks
 from specdec.analysis.account.gap_account import cost_values
 from specdec.analysis.engines.recommendation import Recommendation
-from specdec.analysis.intervals import Columns, bootstrap
+from specdec.analysis.intervals import ANY, Columns, bootstrap, per_round, too_few
 from specdec.clock import Clock, clock_for
 from specdec.config import BASELINE
 from specdec.folder.results import ResultsFolder
@@ -295,7 +295,8 @@ class _Advisor:
                 table = table.join(base)
             else:  # timed on one text: the others are taken to cost the same per token
                 table = table.assign(**{name: table["tokens"] * per for name, per in per_token.items()})
-            intervals = bootstrap(table, _statistic, self._measurement.bootstrap, self._seed)
+            ranges = {"tokens_per_round": per_round(gamma), "o": ANY}  # accepting may take less than nothing does
+            intervals = bootstrap(table, _statistic, self._measurement.bootstrap, self._seed, ranges=ranges)
             value = {name: interval.estimate for name, interval in intervals.items()}
             cost = RoundCost(
                 draft=value["g"],
@@ -314,7 +315,7 @@ class _Advisor:
         best, blame, verdict = judge(predictions, self._parts.chosen.label)
         prompts = len({text.id for text, _ in self._walks})
         notes = [*arithmetic_notes(self._parts)]
-        if best.gamma == max(self._gammas) and len(self._gammas) > 1 and blame is None:
+        if best.gamma == max(self._gammas) and len(self._gammas) > 1 and best.speedup.estimate > 1:
             notes.append("The best gamma is the largest of measurement.gammas: a longer one may be better still.")
         calls = sum(walk.calls for _, walks in self._walks for walk in walks.values())
         if calls:
@@ -327,8 +328,8 @@ class _Advisor:
                 f"No text tells this drafter's rounds, so they were decoded at gamma {max(self._gammas)}; tokens per "
                 "round at the other gammas are those of a model of stretches of the text, fitted to these rounds."
             )
-        if prompts == 1:
-            notes.append("One prompt only: no bootstrap, so no intervals.")
+        if few := too_few(prompts):
+            notes.append(f"No intervals: {few}.")
         if recorded is not None and keyed["prompts"] != self._parts.prompts.content_hash:
             notes.append("The recorded prompts are not those of the configuration: no run will find this advice.")
         return Advice(
@@ -400,7 +401,7 @@ def show(advice: Advice, recommendation: Recommendation, console: Console, folde
         title=f"Predicted for {advice.label}, {advice.prompts} prompts, {advice.tokens} tokens of plain text",
         caption=f"{alpha}g, v, o: draft, verification and overhead of a round in calls of t1 = {advice.t1_ms:.2f} ms; "
         "it pays from these tokens per round, from this alpha, up to this cost c of a drafter step; "
-        "95% prompt-bootstrap intervals; * best",
+        "95% prompt-bootstrap intervals; * fastest",
         padding=0,
     )
     for heading in ("gamma", "tokens/round", "speedup", "g", "v", "o", "from", "alpha", "c"):

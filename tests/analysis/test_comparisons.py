@@ -5,13 +5,13 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.comparisons import compare, interval, intervals, tokens_per_call
-from specdec.analysis.intervals import bootstrap
+from specdec.analysis.intervals import bootstrap, per_round
 
 
 def table():
     dice = np.random.default_rng(0)
     rows = [
-        (name, k, w, f"p{p}", f"p{p}/turn{turn}", "c", 20.0, 40, int(dice.integers(10, 40)))
+        (name, k, w, f"p{p}", f"p{p}/turn{turn}", "c", 20.0, 40, int(dice.integers(30, 40)))
         for name in ("b", "a") for k in (1, 2, 8) for w in (1, 2) for p in range(9) for turn in (1, 2)
     ]  # fmt: skip
     return pd.DataFrame(
@@ -26,7 +26,10 @@ def test_tokens_per_call_are_those_of_the_prompt_bootstrap():
     for cell in cells.itertuples():
         mine = rows[(rows["drafter"] == cell.drafter) & (rows["k"] == cell.k) & (rows["w"] == cell.w)]
         sums = mine.groupby("prompt")[["tokens", "rounds"]].sum()
-        other = bootstrap(sums, lambda columns: {"value": columns["tokens"] / columns["rounds"]}, 400, 3)["value"]
+        other = bootstrap(
+            sums, lambda columns: {"value": columns["tokens"] / columns["rounds"]}, 400, 3,
+            ranges={"value": per_round(cell.w)},
+        )["value"]  # fmt: skip
         assert (cell.tokens, cell.tokens_low, cell.tokens_high) == pytest.approx(
             (other.estimate, other.low, other.high)
         )
@@ -40,7 +43,7 @@ def test_a_missing_value_stays_missing():
 
 
 def test_a_line_gives_its_interval_as_it_is_printed():
-    cells = tokens_per_call(table(), ["drafter"], 400, 3)
+    cells = tokens_per_call(table(), ["drafter", "w"], 400, 3)
     first = cells.iloc[0]
     assert f"{interval(first, 'tokens'):.2f}" == (
         f"{first['tokens']:.2f} ({first['tokens_low']:.2f} to {first['tokens_high']:.2f})"

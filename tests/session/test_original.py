@@ -75,7 +75,6 @@ def test_both_backbones_are_decoded_on_the_same_prompts_and_named_apart(command,
     ours = rounds[(rounds["method"] == "ngram") & (rounds["gamma"] == 4)]
     expected = plain["round_s"].mean() / (ours["round_s"].sum() / ours["committed"].sum())
     assert metrics["speedup.original"] == pytest.approx(expected)
-    assert metrics["speedup.original.ci_low"] <= expected <= metrics["speedup.original.ci_high"]
     for end in ("", ".original"):
         quotient = metrics["acceleration_rate"] / metrics[f"step_overhead{end}"]
         assert abs(quotient - metrics[f"speedup{end}"]) < 1e-9

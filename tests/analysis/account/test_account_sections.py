@@ -86,7 +86,7 @@ def test_one_prompt_gives_estimates_without_intervals(make_account):
     assert sentence.startswith(
         "Whether speculation pays is not settled, 1 prompt is too few for a verdict, which needs 5"
     )
-    assert ": speedup 1.800 (no interval: one prompt)" in sentence
+    assert ": speedup 1.800 (–); the textbook formula" in sentence
     assert "nan" not in sentence + time_split(account) and "significant" not in sentence
     assert list(factor_table(account)["effect"]) == ["theory", "costs (no interval)", ""]
 

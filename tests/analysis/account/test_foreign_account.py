@@ -9,7 +9,7 @@ from fixtures.imported_folders import folder_of
 
 from specdec.analysis.account.foreign_account import foreign_sums, foreign_values
 from specdec.analysis.account.gap_account import gap_account
-from specdec.analysis.intervals import bootstrap_bounds, resampled_sums
+from specdec.analysis.intervals import RELATIVE, Interval, resampled_sums
 from specdec.analysis.read.imported import SHOWN, ImportedText, PositionText, imported
 from specdec.theory.capped_geometric import tokens_per_round
 
@@ -106,7 +106,8 @@ def test_the_gap_is_paired_by_prompt(account):
     drawn = resampled_sums(np.stack([agree, sizes, rounds], axis=1)[order].astype(float), 500, 0)
     errors = tokens_per_round(drawn[:, 0] / drawn[:, 1], 3) / (drawn[:, 1] / drawn[:, 2]) - 1
     error = tokens_per_round(agree.sum() / sizes.sum(), 3) / (sizes.sum() / rounds.sum()) - 1
-    low, high = bootstrap_bounds(error, errors, 30)
+    paired = Interval.of_replicates(np.array([error, *errors]), 30, RELATIVE)
+    low, high = paired.low, paired.high
     assert (found.intervals["tokens_error"].low, found.intervals["tokens_error"].high) == pytest.approx((low, high))
     measured = found.intervals["tokens_per_round"]
     assert high - low < 0.5 * (measured.high - measured.low) / measured.estimate

@@ -135,10 +135,11 @@ def test_intervals_come_from_the_same_replicates(make_rounds):
 
 
 def test_replicates_of_prompts_without_a_position_have_no_theory(make_rounds):
-    """Two prompts, one of which gave no proposal: one replicate in four has no alpha, so theory has no interval."""
-    rounds = make_rounds({"p": [2, 3], "q": [0, 0]}, 4, offered={"p": [4, 4], "q": [0, 0]})
+    """One prompt of five gave a proposal: a third of the replicates has no alpha, so theory has no interval."""
+    silent = dict.fromkeys("qrst", [0, 0])
+    rounds = make_rounds({"p": [2, 3], **silent}, 4, offered={"p": [4, 4], **silent})
     sums = pd.DataFrame({"prompt": ["p"], "numerator": [5.0], "denominator": [7.0]})
-    account = account_of(5 / 7, 4, rounds, baseline_of(make_rounds, 9, 0.02, ("p", "q")), 0.02, None, sums, 200)
+    account = account_of(5 / 7, 4, rounds, baseline_of(make_rounds, 9, 0.02, tuple("pqrst")), 0.02, None, sums, 200)
     assert account.product == pytest.approx(account.speedup, abs=1e-12)
     assert np.isnan([account.intervals["omega"].low, account.intervals["dependence"].low]).all()
     assert account.intervals["speedup"].low < account.intervals["speedup"].high

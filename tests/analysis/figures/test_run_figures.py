@@ -148,16 +148,17 @@ def test_accepted_lengths_match_a_count_and_the_law(from_counts):
 def test_accepted_lengths_follow_what_was_offered(make_rounds):
     outputs = {"a": [0, 1, 2, 0], "b": [0, 1, 0, 2]}
     offered = {"a": [2, 1, 2, 0], "b": [2, 2, 2, 2]}  # one round without a proposal, one of a single token
-    rounds = make_rounds(outputs, 2, offered=offered)
+    copies = [make_rounds(outputs, 2, offered=offered) for _ in range(3)]
+    rounds = pd.concat([copy.assign(prompt=copy["prompt"] + str(at)) for at, copy in enumerate(copies)])
     table = run_figures.accepted_length_table(rounds, alpha=0.5)
-    assert table["rounds"].sum() == 7
+    assert table["rounds"].sum() == 21
     assert table["expected"].sum() == pytest.approx(1)
     assert table["expected"].iloc[2] == pytest.approx(6 / 7 * 0.25)
     assert (table["ci_low"] <= table["share"]).all()
     assert (table["share"] <= table["ci_high"]).all()
     figure = run_figures.accepted_lengths(rounds, title="t")
     assert "95% prompt-bootstrap intervals" in caption(figure)
-    assert "1 round without a proposal" in caption(figure)
+    assert "3 rounds without a proposal" in caption(figure)
 
 
 def test_accepted_lengths_choose_one_gamma(make_rounds):

@@ -72,7 +72,7 @@ def test_equal_drafters_cannot_be_told_apart(decoded, stored_run) -> None:
 def test_a_pair_in_words(ratio: float, sentence: str) -> None:
     values = np.array([ratio, 1.0])
     drawn = np.stack([np.linspace(ratio - 0.0105, ratio + 0.0105, 101), np.ones(101)], axis=1)
-    scores = ScoredArms(("A", "B"), 9, {"speedup": np.vstack([values, drawn])})
+    scores = ScoredArms(("A", "B"), (4, 4), 9, {"speedup": np.vstack([values, drawn])})
     assert compare.pair_in_words(scores, "speedup", 0, 1).startswith(sentence)
     assert compare.pair_in_words(scores, "speedup", 1, 0).startswith(sentence.replace("A and B", "B and A"))
 
@@ -162,7 +162,7 @@ def test_each_run_is_taken_at_its_own_gamma(decoded, stored_run) -> None:
 def test_the_best_gamma_has_a_probability(decoded, stored_run) -> None:
     arms = open_arms(stored_run(decoded(0.9, gammas=(1, 4))))
     assert compare.best_gamma_in_words(arms, "ngram", 200).endswith(
-        "told apart from every other. Best in the replicates: γ 4 100%."
+        "told apart from every other. First in the replicates: γ 4 100%."
     )
     equal = open_arms(stored_run(decoded(0.02, gammas=(3, 4))))
     assert "not told apart from" in compare.best_gamma_in_words(equal, "ngram", 200)

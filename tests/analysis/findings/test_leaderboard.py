@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.findings import leaderboard as board
-from specdec.analysis.intervals import bootstrap
+from specdec.analysis.intervals import bootstrap, per_round
 from specdec.analysis.read.runs import Run
 from specdec.errors import UsageError
 
@@ -17,8 +17,8 @@ DRAFTED = {"draft_s": 0.004, "verify_s": 0.024, "accept_s": 0.0, "commit_s": 0.0
 
 @pytest.fixture
 def rounds(make_rounds: Callable[..., pd.DataFrame]) -> pd.DataFrame:
-    """Four prompts at gammas 1 and 2, and their baseline."""
-    two = {"a": [2, 2, 1], "b": [0, 0, 1], "c": [2, 0], "d": [1, 1, 1, 0]}
+    """Five prompts at gammas 1 and 2, and their baseline."""
+    two = {"a": [2, 2, 1], "b": [0, 0, 1], "c": [2, 0], "d": [1, 1, 1, 0], "e": [2, 1, 2]}
     one = {name: [min(count, 1) for count in counts] for name, counts in two.items()}
     plain = {name: [0] * 8 for name in two}
     parts = [make_rounds(outputs, gamma, durations=DRAFTED) for outputs, gamma in ((two, 2), (one, 1))]
@@ -32,7 +32,7 @@ def arms(rounds: pd.DataFrame, stored_run: Callable[..., Run]) -> list[board.Run
 
 
 def test_values_and_intervals_are_ratios_of_sums_with_a_prompt_bootstrap(arms: list[board.RunArm]) -> None:
-    scores = board.score([arm.sums for arm in arms], ["one", "two"], list("abcd"), replicates=300)
+    scores = board.score([arm.sums for arm in arms], ["one", "two"], list("abcde"), replicates=300, depths=[1, 2])
     for index, arm in enumerate(arms):
         expected = bootstrap(
             arm.sums,
@@ -41,6 +41,7 @@ def test_values_and_intervals_are_ratios_of_sums_with_a_prompt_bootstrap(arms: l
                 "tokens_per_round": s["tokens"] / s["rounds"],
             },
             replicates=300,
+            ranges={"tokens_per_round": per_round(arm.gamma)},
         )
         for quantity, interval in expected.items():
             ours = scores.interval(quantity, index)
@@ -48,7 +49,7 @@ def test_values_and_intervals_are_ratios_of_sums_with_a_prompt_bootstrap(arms: l
             assert (ours.estimate, ours.low, ours.high) == pytest.approx(bounds)
     assert [scores.values[name][1] for name in "gvo"] == pytest.approx([0.2, 1.2, 0.1])
     # An arm against itself differs by exactly nothing; resampled apart it would not.
-    scores = board.score([arms[1].sums] * 2, ["x", "y"], list("abcd"), replicates=200)
+    scores = board.score([arms[1].sums] * 2, ["x", "y"], list("abcde"), replicates=200)
     assert np.ptp(scores.scores["speedup"][1:, 0]) > 0
     ratio, difference = scores.ratio("speedup", 0, 1), scores.difference("speedup", 0, 1)
     assert (ratio.low, ratio.high, difference.low, difference.high) == (1, 1, 0, 0)
@@ -58,7 +59,7 @@ def test_values_and_intervals_are_ratios_of_sums_with_a_prompt_bootstrap(arms: l
 
 def test_rank_shares_count_the_replicates() -> None:
     drawn = np.array([[3.0, 2.0, 1.0], [2.0, 3.0, 1.0], [2.0, 2.0, 1.0], [3.0, 2.0, 2.0]])
-    scores = board.ScoredArms(("a", "b", "c"), 4, {"x": np.vstack([[3.0, 2.0, 1.0], drawn])})
+    scores = board.ScoredArms(("a", "b", "c"), (4, 4, 4), 5, {"x": np.vstack([[3.0, 2.0, 1.0], drawn])})
     expected = [
         [(1 + 0 + 0.5 + 1) / 4, (0 + 1 + 0.5) / 4, 0],
         [1.5 / 4, (1 + 0.5 + 0.5) / 4, 0.5 / 4],
@@ -71,24 +72,27 @@ def test_rank_shares_count_the_replicates() -> None:
 
 
 def test_the_table_has_categories_beside_overall_and_cost(arms: list[board.RunArm]) -> None:
-    table = board.leaderboard(arms, ["one", "two"], list("abcd"), replicates=200)
+    table = board.leaderboard(arms, ["one", "two"], list("abcde"), replicates=200)
     assert list(table.columns) == [
-        *("rank", "run", "gamma", "code (2)", "text (2)", "overall", "tokens per round", "g", "v", "o")
+        *("rank", "run", "gamma", "code (2)", "text (3)", "overall", "tokens per round", "g", "v", "o")
     ]
     assert table["run"].tolist() == ["two", "one"] and table["gamma"].tolist() == ["2", "1"]
     code = arms[1].sums.loc[["a", "b"]].sum()
     speedup = 0.025 * code["tokens"] / code["round_s"]
-    assert table["code (2)"][0].startswith(f"{speedup:.2f} (")
+    assert table["code (2)"][0] == f"{speedup:.2f} (–)" and table["overall"][0].count(" to ") == 1
     assert board.categories(arms, ["a", "c"]) == {}  # one prompt in each
     assert list(board.leaderboard(arms, ["one", "two"], ["a", "b"], 50).columns)[3] == "overall"
 
 
-def test_one_prompt_has_values_without_intervals(arms: list[board.RunArm]) -> None:
-    scores = board.score([arm.sums for arm in arms], ["one", "two"], ["a"])
+def test_few_prompts_have_values_without_intervals(arms: list[board.RunArm]) -> None:
+    scores = board.score([arm.sums for arm in arms], ["one", "two"], list("abcd"))
     assert np.isnan(scores.interval("speedup", 0).low) and np.isfinite(scores.values["speedup"]).all()
     assert np.isnan(scores.rank_shares("speedup")).all() and not scores.apart("speedup", 0, 1)
-    assert "(" not in board.leaderboard(arms, ["one", "two"], ["a"])["overall"][0]
-    assert "no intervals (one prompt)" in board.leaderboard_figure(scores, title="t").get_supxlabel()
+    assert board.leaderboard(arms, ["one", "two"], ["a"])["overall"][0].endswith(" (–)")
+    assert (
+        "4 prompts that all runs share; no intervals of so few"
+        in board.leaderboard_figure(scores, title="t").get_supxlabel()
+    )
     with pytest.raises(ValueError, match="at least one arm and one prompt"):
         board.score([arm.sums for arm in arms], ["one", "two"], [])
 
@@ -97,7 +101,7 @@ def test_the_figure_fills_what_cannot_be_told_from_the_best() -> None:
     generator = np.random.default_rng(0)
     values = np.array([1.2, 2.0, 2.1])
     drawn = values + generator.normal(0, [0.05, 0.1, 0.1], size=(500, 3))
-    scores = board.ScoredArms(("slow", "good", "best"), 40, {"speedup": np.vstack([values, drawn])})
+    scores = board.ScoredArms(("slow", "good", "best"), (4, 4, 4), 40, {"speedup": np.vstack([values, drawn])})
     figure = board.leaderboard_figure(scores, title="pocket, EPYC")
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["best", "good", "slow"]
@@ -107,7 +111,7 @@ def test_the_figure_fills_what_cannot_be_told_from_the_best() -> None:
     caption = " ".join(figure.get_supxlabel().split())
     assert caption.startswith("40 prompts that all runs share; 95% prompt-bootstrap intervals")
     with pytest.raises(ValueError, match="not every run has a speedup"):
-        lacking = board.ScoredArms(("a",), 4, {"speedup": np.array([[np.nan]])})
+        lacking = board.ScoredArms(("a",), (4,), 5, {"speedup": np.array([[np.nan]])})
         board.leaderboard_figure(lacking, title="t")
 
 
@@ -121,5 +125,5 @@ def test_runs_without_anything_to_compare_are_explained(
     with pytest.raises(UsageError, match=r"run\d+: the baseline and the speculative rounds have no prompt in common"):
         board.open_arms(stored_run(apart))
     drafted = board.open_arms(stored_run(rounds[rounds["method"] != "baseline"]))
-    scores = board.score([arm.sums for arm in drafted.values()], ["one", "two"], list("abcd"), replicates=50)
+    scores = board.score([arm.sums for arm in drafted.values()], ["one", "two"], list("abcde"), replicates=50)
     assert not scores.known("speedup") and scores.known("tokens_per_round")

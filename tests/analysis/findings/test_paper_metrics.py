@@ -37,7 +37,7 @@ def plain_rounds(make_rounds, arm: pd.DataFrame, method: str, generator: np.rand
 def tables(simulate, make_rounds, make_generations) -> Callable[..., Tables]:
     def build(names: tuple[str, ...] = ("code", "text", ""), seed: int = 0, original: bool = True) -> Tables:
         generator = np.random.default_rng(seed)
-        arm = simulate(generator.beta(6, 2, size=12), 10, 3, generator)
+        arm = simulate(generator.beta(6, 2, size=15), 10, 3, generator)
         arm["category"] = arm["prompt"].str[1:].astype(int).map(lambda number: names[number % len(names)])
         arm = pd.concat([arm, arm.assign(repeat=1)], ignore_index=True)
         arm["round_s"] += generator.uniform(0, 0.03, len(arm))

@@ -10,7 +10,9 @@ from specdec.analysis.findings.run_metrics import peer_metrics
 
 
 def test_ratios_are_over_the_arm_that_does_the_same():
-    """Two prompts; the peer takes 3 s for 10 tokens and 1 s for 10, our ngram arm 1 s each with prefill."""
+    """Six prompts; the peer takes 3 s for 10 tokens of half of them and 1 s of the others, our ngram arm 1 s each with
+    prefill.
+    """
     generations = pd.DataFrame(
         [
             {
@@ -21,16 +23,16 @@ def test_ratios_are_over_the_arm_that_does_the_same():
                 "tokens": 10,
                 "prefill_s": 0.25,
                 "decode_s": decode_s,
-                "generated_token_ids": [prompt == "b"] * 10,
+                "generated_token_ids": [prompt in "def"] * 10,
             }
             for method, gamma, decode_s in (("baseline", 0, 99.0), ("ngram", 4, 0.75), ("ngram", 2, 55.0))
-            for prompt in ("a", "b")
+            for prompt in "abcdef"
         ]
     )
     row = {"peer": "prompt_lookup", "ours_method": "ngram", "ours_gamma": 4, "repeat": 0, "tokens": 10}
     rows = [
-        {**row, "prompt": "a", "seconds": 3.0, "generated_token_ids": [False] * 10},
-        {**row, "prompt": "b", "seconds": 1.0, "generated_token_ids": [False] * 10},
+        {**row, "prompt": prompt, "seconds": 3.0 if prompt in "abc" else 1.0, "generated_token_ids": [False] * 10}
+        for prompt in "abcdef"
     ]
     metrics = peer_metrics(rows, lambda: generations, True, 500, 0)
     assert metrics["peer/prompt_lookup.ratio"] == pytest.approx(2.0)

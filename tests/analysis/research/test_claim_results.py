@@ -29,36 +29,36 @@ def exact(value) -> float:
 
 
 def test_ratios_by_hand():
-    run = run_of("abc", tokens=8, rounds=4, seconds=1.6)
+    run = run_of("abcde", tokens=8, rounds=4, seconds=1.6)
     assert exact(results.tokens_per_round(run, "4")) == pytest.approx(2.0)
     assert exact(results.speedup(run, "4")) == pytest.approx((2.0 / 8) / (1.6 / 8))
     assert exact(results.verify_ratio(run, "4")) == pytest.approx((0.8 / 4) / (1.6 / 8))
-    run["arms"]["1"] = {"tokens": [8] * 3, "rounds": [5] * 3, "seconds": [2.4] * 3, "verify": [1.0] * 3}
+    run["arms"]["1"] = {"tokens": [8] * 5, "rounds": [5] * 5, "seconds": [2.4] * 5, "verify": [1.0] * 5}
     assert exact(results.speedup_ratio(run, "1", "4")) == pytest.approx(1.6 / 2.4)
     assert exact(results.arm_ratio(run, "4", "1")) == pytest.approx(2.4 / 1.6)
     assert exact(results.more_tokens_per_round(run, "4", run, "1")) == pytest.approx(2.0 - 1.6)
 
 
 def test_runs_are_paired_by_the_prompts_that_both_have():
-    """Prompt b gains 1 and prompt c gains 1, whatever their level; d stands in one run only."""
-    first = run_of("bc", tokens=1, rounds=1, seconds=1.0)
-    first["arms"]["4"] |= {"tokens": [20, 60], "rounds": [10, 20]}
-    second = run_of("dcb", tokens=1, rounds=1, seconds=1.0)
-    second["arms"]["4"] |= {"tokens": [900, 40, 10], "rounds": [1, 20, 10]}
-    assert exact(results.more_tokens_per_round(first, "4", second, "4")) == pytest.approx(80 / 30 - 50 / 30)
+    """Each prompt gains 1, whatever its level; z stands in one run only."""
+    first = run_of("bcdef", tokens=1, rounds=1, seconds=1.0)
+    first["arms"]["4"] |= {"tokens": [20, 60, 20, 60, 40], "rounds": [10, 20, 10, 20, 10]}
+    second = run_of("zfedcb", tokens=1, rounds=1, seconds=1.0)
+    second["arms"]["4"] |= {"tokens": [900, 30, 40, 10, 40, 10], "rounds": [1, 10, 20, 10, 20, 10]}
+    assert exact(results.more_tokens_per_round(first, "4", second, "4")) == pytest.approx(200 / 70 - 130 / 70)
 
 
 def test_alpha_and_its_difference():
-    warm = run_of("ab", 8, 4, 1.0, alpha={"numerator": [1.0, 3.0], "denominator": [10, 10]})
-    cold = run_of("ab", 8, 4, 1.0, alpha={"numerator": [2.0, 4.0], "denominator": [10, 10]})
-    assert results.alpha(cold).estimate == pytest.approx(0.3)
+    warm = run_of("abcde", 8, 4, 1.0, alpha={"numerator": [1.0, 3.0, 5.0, 7.0, 4.0], "denominator": [10] * 5})
+    cold = run_of("abcde", 8, 4, 1.0, alpha={"numerator": [2.0, 4.0, 6.0, 8.0, 5.0], "denominator": [10] * 5})
+    assert results.alpha(cold).estimate == pytest.approx(0.5)
     assert exact(results.alpha_difference(cold, warm)) == pytest.approx(0.1)
 
 
 def test_other_prompts_are_resampled_apart():
     """Two runs alike in the mean, one of them spread: the difference is 0 and its interval contains it."""
-    even, spread = run_of("abcd", 8, 4, 1.0), run_of("efgh", 8, 4, 1.0)
-    spread["arms"]["4"] |= {"tokens": [4, 12, 4, 12]}
+    even, spread = run_of("abcdef", 8, 4, 1.0), run_of("ghijkl", 8, 4, 1.0)
+    spread["arms"]["4"] |= {"tokens": [4, 12, 4, 12, 4, 12]}
     difference = results.tokens_per_round_elsewhere(even, "4", spread, "4")
     assert difference.estimate == pytest.approx(0.0) and difference.low < -0.3 and difference.high > 0.3
 

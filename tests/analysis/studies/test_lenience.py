@@ -120,4 +120,4 @@ def test_the_sections_say_what_the_numbers_say():
     assert metrics["lenience/sampled.over_strict.1"] == 0
     found = findings("lenience", tables(prompts=1), ABOUT)
     assert not [name for name in found.metrics if ".ci_" in name]
-    assert "on one prompt" in found.sections[0].text[1]
+    assert "on too few prompts" in found.sections[0].text[1]

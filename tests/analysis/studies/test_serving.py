@@ -1,6 +1,6 @@
 """Findings of study `serving` on tables whose numbers are known."""
 
-from math import inf, isnan
+from math import exp, inf, isnan
 
 import pandas as pd
 import pytest
@@ -78,9 +78,11 @@ def test_the_load_from_which_a_policy_is_worse(worse, load):
 
 
 def test_replications_have_students_interval():
-    """1, 2, 3: mean 2, deviation 1, t with 2 degrees of freedom 4.302653."""
-    found = over_replications([1.0, 2.0, 3.0])
-    assert (found.estimate, found.high - 2, found.prompts) == (2, pytest.approx(4.302653 / 3**0.5), 3)
+    """1 to 5: mean 3, deviation 1.581139, t with 4 degrees of freedom 2.776445; on the logarithm's scale."""
+    found = over_replications([1.0, 2.0, 3.0, 4.0, 5.0])
+    half = 2.776445 * 1.581139 / 5**0.5
+    assert (found.estimate, found.low, found.high) == pytest.approx((3, 3 * exp(-half / 3), 3 * exp(half / 3)))
+    assert not over_replications([1.0, 2.0, 3.0, 4.0]).known
     assert not over_replications([1.0]).known and not over_replications([1.0, inf]).known
     assert isnan(over_replications([1.0, float("nan")]).estimate)
 
