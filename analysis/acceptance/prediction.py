@@ -3,8 +3,12 @@
 Every model is fitted at the largest gamma, where rounds reach all depths, and predicts every gamma. Texts of the
 held-out lengths are then written round by round, so that their ends are in the prediction as they are in the
 measurement. The halves swap, and errors are over all prompts. A fitted model knows nothing about the held-out prompts
-but the lengths of their texts. Replay has no parameters and reads the held-out texts themselves: it stands beside the
-models and is not ranked with them.
+but the lengths of their texts. Halves are drawn several times, each with about the same lengths of texts in both, and
+the error is the mean over these splits; the least and greatest over them say what the luck of a split is worth. Replay
+has no parameters and reads the held-out texts themselves: it stands beside the models and is not ranked with them.
+
+Which model is recommended is not decided by these errors: it is the first of `CHOICE` that half of the prompts can
+determine, and how many kinds of stretches it has is decided by AIC on the half that is fitted.
 
 How many tokens a drafter offers is part of the fit: shares of rounds by tokens offered, taken as independent of
 acceptance. For drafters that stay silent when they do not know, such as n-gram tables, that is an approximation, which
@@ -28,8 +32,8 @@ from ..arms import Arms
 from ..comparisons import LEVEL
 from ..intervals import bootstrap, percentile_bounds
 from ..rounds import distinct_generations, drafted
-from .laws import LAWS, continued, first_rounds, grouped_counts, offer_chances
-from .stretches import KINDS, Family, fit_stretches, make_trace
+from .laws import LAWS, Law, continued, first_rounds, grouped_counts, offer_chances
+from .stretches import StretchesFit, fit_stretches, make_trace
 
 LABELS = {
     "capped_geometric.text": "capped geometric, alpha of the text",
@@ -42,12 +46,14 @@ LABELS = {
     "stretches": "stretches of the text",
     "replay": "replay of the held-out texts",
 }
+CHOICE = ("stretches", "markov", "capped_geometric.mle")  # the model that is recommended: the first that was tried
+SPLITS = 5  # of the prompts into halves
 ROUNDING = 1e-9  # errors below are equality: an exact replay misses by rounding alone
 ENDS = ("", "_low", "_high")  # of the columns of a value and its bounds
 FEW_PROMPTS = 4  # with fewer no half can be resampled
-FEW_ROUNDS = 200  # in a half; fewer do not tell kinds of stretches apart
+FEW_ROUNDS = 60  # in a half; fewer say nothing of how texts differ
 
-RoundsOf = Callable[[int, int], np.ndarray]  # gamma, tokens -> `laws.first_rounds`
+RoundsOf = Callable[[int, np.ndarray], np.ndarray]  # gamma, lengths [U] -> expected rounds of such texts [B, U]
 
 
 class Undetermined(ValueError):
@@ -60,13 +66,16 @@ class HeldOutPrediction:
 
     Attributes:
         table: model, gamma, predicted, measured, ci_low, ci_high (of the measured, prompt bootstrap), error (predicted
-            over measured, less 1), and the bounds of both predicted and error (prompts resampled in both halves and
-            every model refitted).
-        models: one row per model that has not seen what it predicts, best first: mean_error (of absolute values, over
-            gammas), bias (with signs), worst_error, worst_gamma, significant (number of gammas whose interval of the
-            error leaves out 0).
+            over measured, less 1; mean over the splits), and the bounds of both predicted and error (prompts resampled
+            in both halves and every model refitted), split_low, split_high (least and greatest error of a split).
+        models: one row per model that has not seen what it predicts, the recommended first, then by mean_error (of
+            absolute values, over gammas): bias (with signs), worst_error, worst_gamma, significant (number of gammas
+            whose interval of the error leaves out 0).
         read_off: the row of the replay, which reads the held-out texts; empty where the run has none.
         left_out: model -> why it was not tried.
+        splits: number of splits into halves.
+        luck: by how much at most the measured tokens per round of the two halves of a split differ at `fit_gamma`, as
+            a share of the lower.
     """
 
     table: pd.DataFrame
@@ -77,6 +86,13 @@ class HeldOutPrediction:
     prompts: int
     level: float
     refits: int
+    splits: int
+    luck: float
+
+    @property
+    def chosen(self) -> str:
+        """The model that is recommended."""
+        return str(self.models["model"].iloc[0])
 
 
 def predict(
@@ -109,23 +125,17 @@ def predict(
     alpha_sums = None if alpha_sums is None or alpha_sums.empty else alpha_sums
     replay = None if replay is None or replay.empty else replay
     prompts = sorted(shared.texts["prompt"].unique())
-    order = np.random.default_rng(seed).permutation(len(prompts))
-    side = np.zeros(len(prompts), dtype=int)
-    side[order[: len(prompts) // 2]] = 1
+    written = {
+        int(gamma): _Texts.of(part, prompts) for gamma, part in drafted(shared.texts).groupby("gamma", sort=True)
+    }
+    sides = _sides(written[largest].tokens, seed)
     # [1 + B, P]; the first row is the data.
-    weights = _weights(side, refits if len(prompts) >= FEW_PROMPTS else 0, seed)
+    weights = _weights(sides[0], refits if len(prompts) >= FEW_PROMPTS else 0, seed)
     halves = _Halves(by_gamma[largest], by_gamma[smallest], alpha_sums, prompts, largest)
-    texts = drafted(shared.texts).groupby("gamma", sort=True)
-    written = {int(gamma): _Texts.of(part, prompts) for gamma, part in texts}
-    tried, left_out = _models(halves, smallest < largest, replay, set(written), weights * side)
-    expected = {(name, gamma): np.zeros(len(weights)) for name in tried for gamma in written}  # rounds of all texts
-    for half in (0, 1):
-        for name, rounds_of in halves.laws(tried, weights * (side != half)):
-            for gamma, of_gamma in written.items():
-                lengths, counted = of_gamma.lengths_of(weights * (side == half))
-                if len(lengths):
-                    taken = continued(rounds_of(gamma, int(lengths.max())), lengths)
-                    expected[name, gamma] += (taken * counted).sum(axis=1)
+    tried, left_out = _models(halves, smallest < largest, replay, set(written), weights * sides[0])
+    fitted = [name for name in tried if name != "replay"]
+    expected = [halves.expected(fitted, weights if not number else weights[:1], side, written)
+                for number, side in enumerate(sides)]  # fmt: skip
     lines = []
     for gamma, of_gamma in written.items():
         counts = pd.DataFrame({"tokens": of_gamma.tokens, "rounds": of_gamma.rounds})
@@ -136,19 +146,16 @@ def predict(
             for name in tried:
                 if name == "replay":
                     assert replay is not None
-                    sums = replay[replay["gamma"] == gamma].groupby("prompt")[["tokens", "rounds"]].sum()
-                    sums = sums.reindex(prompts)
-                    if sums.isna().to_numpy().any():
-                        raise ValueError(f"the replay at gamma {gamma} lacks prompts that the rounds table has")
-                    totals = weights @ sums.to_numpy(dtype=float)
-                    predicted = totals[:, 0] / totals[:, 1]
+                    by_split = [_replayed(replay, gamma, prompts, weights)]
                 else:
-                    predicted = tokens / expected[name, gamma]
-                error = predicted / tau - 1
+                    by_split = [tokens[: len(of_split[name, gamma])] / of_split[name, gamma] for of_split in expected]
+                predicted = by_split[0] + np.mean([one[0] for one in by_split]) - by_split[0][0]
+                errors = [float(one[0] / tau[0] - 1) for one in by_split]
                 bounds = (measured.estimate, measured.low, measured.high)
-                lines.append((name, gamma, *_bounded(predicted), *bounds, *_bounded(error)))
+                error = _bounded(predicted / tau - 1)
+                lines.append((name, gamma, *_bounded(predicted), *bounds, *error, min(errors), max(errors)))
     columns = ["model", "gamma", *(f"predicted{end}" for end in ENDS)]
-    columns += ["measured", "ci_low", "ci_high", *(f"error{end}" for end in ENDS)]
+    columns += ["measured", "ci_low", "ci_high", *(f"error{end}" for end in ENDS), "split_low", "split_high"]
     table = pd.DataFrame(lines, columns=columns)
     # Few prompts may hold no round of the kind that a parameter is estimated from, in one half or both.
     for name in table.loc[table["error"].isna(), "model"].unique():
@@ -158,7 +165,36 @@ def predict(
     if table[~read].empty:
         raise Undetermined("no model is determined by half of the prompts; decode more of them")
     models, read_off = _summary(table[~read]), _summary(table[read])
-    return HeldOutPrediction(table, models, read_off, left_out, largest, len(prompts), LEVEL, len(weights) - 1)
+    luck = max(written[largest].apart(side) for side in sides)
+    return HeldOutPrediction(
+        table, models, read_off, left_out, largest, len(prompts), LEVEL, len(weights) - 1, len(sides), luck
+    )
+
+
+def _sides(tokens: np.ndarray, seed: int) -> np.ndarray:
+    """Return the half, 0 or 1, of every prompt in each split, [splits, P]; tokens: of each prompt.
+
+    Prompts are paired in the order of their tokens and a coin parts each pair, so that both halves have texts of all
+    lengths. Fewer than `FEW_PROMPTS` prompts are split once.
+    """
+    generator, count = np.random.default_rng(seed), len(tokens)
+    splits = SPLITS if count >= FEW_PROMPTS else 1
+    coins = generator.integers(0, 2, size=(splits, -(-count // 2)))
+    in_order = np.stack([coins, 1 - coins], axis=2).reshape(splits, -1)[:, :count]
+    if count == 3:  # the third stands alone: it joins the first, so that no half is empty
+        in_order[:, 2] = in_order[:, 0]
+    sides = np.empty((splits, count), dtype=int)
+    sides[:, np.argsort(tokens, kind="stable")] = in_order
+    return sides
+
+
+def _replayed(replay: pd.DataFrame, gamma: int, prompts: list[str], weights: np.ndarray) -> np.ndarray:
+    """Return tokens per round of the replay, [1 + B]."""
+    sums = replay[replay["gamma"] == gamma].groupby("prompt")[["tokens", "rounds"]].sum().reindex(prompts)
+    if sums.isna().to_numpy().any():
+        raise ValueError(f"the replay at gamma {gamma} lacks prompts that the rounds table has")
+    totals = weights @ sums.to_numpy(dtype=float)
+    return totals[:, 0] / totals[:, 1]
 
 
 def _bounded(values: np.ndarray) -> tuple[float, float, float]:
@@ -209,28 +245,48 @@ class _Halves:
         fitted = distinct_generations(deepest)
         self.data = _counts(fitted, shortest, alpha_sums, prompts, gamma)
         self._table = _outcomes(fitted, prompts, gamma)
-        offers = bool((self._table["offered"] < self._table["room"]).any())
-        self._families = [Family(kinds, gamma, offers) for kinds in KINDS]
+        self._gamma, self._offers = gamma, bool((self._table["offered"] < self._table["room"]).any())
+        self._near: dict[int, StretchesFit] = {}  # by half: the fit of the first split, from which the others start
 
     def rounds(self, prompts: np.ndarray) -> int:
         """Return the number of rounds of some prompts, True in [P]."""
         return int(prompts[self._table["prompt"]].sum())
 
-    def laws(self, tried: list[str], weights: np.ndarray) -> Iterator[tuple[str, RoundsOf]]:
+    def expected(
+        self, fitted: list[str], weights: np.ndarray, side: np.ndarray, written: "dict[int, _Texts]"
+    ) -> dict[tuple[str, int], np.ndarray]:
+        """Return by model and gamma the rounds [1 + B] that all texts are expected to take, each half of the prompts by
+        the fit to the other; weights: [1 + B, P] how often each prompt counts; side: [P] its half.
+        """
+        expected = {(name, gamma): np.zeros(len(weights)) for name in fitted for gamma in written}
+        for half in (0, 1):
+            for name, rounds_of in self._laws(fitted, weights * (side != half), half):
+                for gamma, of_gamma in written.items():
+                    lengths, counted = of_gamma.lengths_of(weights * (side == half))
+                    if len(lengths):
+                        expected[name, gamma] += (rounds_of(gamma, lengths) * counted).sum(axis=1)
+        return expected
+
+    def _laws(self, fitted: list[str], weights: np.ndarray, half: int) -> Iterator[tuple[str, RoundsOf]]:
         """Fit the models to the prompts that weigh something in the data, the first row of `weights` [1 + B, P].
 
         Yields the name of each model and what gives its expected rounds.
         """
         sums = {name: weights @ table for name, table in self.data.items()}
         offers = offer_chances(sums)
-        for name in tried:
+        for name in fitted:
             if name in LAWS:
-                yield name, partial(first_rounds, LAWS[name](sums), offers)
-        if "stretches" in tried:
+                yield name, partial(_rounds_of, LAWS[name](sums), offers)
+        if "stretches" in fitted:
             inside = weights[0, self._table["prompt"]] > 0
             table = {name: column[inside] for name, column in self._table.items()}
-            fit = fit_stretches(self._families, make_trace(table, weights.shape[1]))
-            yield "stretches", fit.replicates(weights).first_rounds
+            fit = fit_stretches(self._gamma, self._offers, make_trace(table, weights.shape[1]), self._near.get(half))
+            self._near.setdefault(half, fit)
+            yield "stretches", partial(fit.rounds_of, steps=fit.steps(weights))
+
+
+def _rounds_of(law: Law, offers: np.ndarray, gamma: int, lengths: np.ndarray) -> np.ndarray:
+    return continued(first_rounds(law, offers, gamma, int(lengths.max())), lengths)
 
 
 def _outcomes(ordered: pd.DataFrame, prompts: list[str], gamma: int) -> dict[str, np.ndarray]:
@@ -240,7 +296,8 @@ def _outcomes(ordered: pd.DataFrame, prompts: list[str], gamma: int) -> dict[str
     changes = (np.diff(prompt, prepend=-1) != 0) | (np.diff(repeat, prepend=repeat[:1]) != 0)
     # A draft is shortened to the tokens that may still follow: how many a round would have offered is censored there.
     room = np.clip(ordered["tokens_left"].to_numpy(dtype=np.int64) - 1, 0, gamma)
-    columns = {name: ordered[name].to_numpy(dtype=np.int64) for name in ("offered", "accepted", "rejected")}
+    names = ("offered", "accepted", "rejected", "committed")
+    columns = {name: ordered[name].to_numpy(dtype=np.int64) for name in names}
     return {"text": np.cumsum(changes) - 1, "prompt": prompt, "room": room, **columns}
 
 
@@ -325,6 +382,11 @@ class _Texts:
         tokens, rounds = (np.bincount(owner, texts[name], len(prompts)) for name in ("tokens", "rounds"))
         return cls(owner, texts["tokens"].to_numpy(dtype=np.int64), tokens, rounds)
 
+    def apart(self, side: np.ndarray) -> float:
+        """Return by how much the tokens per round of two halves differ, as a share of the lower."""
+        low, high = sorted(self.tokens[side == half].sum() / self.rounds[side == half].sum() for half in (0, 1))
+        return float(high / low - 1)
+
     def lengths_of(self, weights: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the distinct lengths [U] of texts of prompts that have a weight in the first row, and how often each
         counts [B, U].
@@ -336,7 +398,7 @@ class _Texts:
 
 
 def _summary(table: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per model, best first (see `HeldOutPrediction.models`)."""
+    """Return a line per model, the recommended first (see `HeldOutPrediction.models`)."""
     lines = []
     for name, part in table.groupby("model", sort=False):
         worst = part.loc[part["error"].abs().idxmax()]
@@ -344,4 +406,6 @@ def _summary(table: pd.DataFrame) -> pd.DataFrame:
         mean, bias = part["error"].abs().mean(), part["error"].mean()
         lines.append((name, mean, bias, worst["error"], int(worst["gamma"]), int(outside.sum())))
     columns = ["model", "mean_error", "bias", "worst_error", "worst_gamma", "significant"]
-    return pd.DataFrame(lines, columns=columns).sort_values("mean_error", kind="stable", ignore_index=True)
+    models = pd.DataFrame(lines, columns=columns).sort_values("mean_error", kind="stable", ignore_index=True)
+    chosen = next((name for name in CHOICE if name in set(models["model"])), None)
+    return models.sort_values("model", key=lambda names: names != chosen, kind="stable", ignore_index=True)

@@ -61,18 +61,24 @@ def section_of(prediction: HeldOutPrediction | Undetermined, title: str, seed: i
     if isinstance(prediction, Undetermined):
         return Section(heading, (f"No prediction: {prediction}.",))
     method = (
-        f"Half of {counted(prediction.prompts, 'prompt')}, drawn by seed {seed}, and then the other: every model is "
-        f"fitted to the rounds of one half at gamma {prediction.fit_gamma}, the largest, where all depths are seen, "
-        "and predicts every gamma on the other half from the lengths of its texts, ends of texts included."
+        f"Half of {counted(prediction.prompts, 'prompt')}, drawn by seed {seed} with texts of all lengths in both "
+        f"halves, and then the other: every model is fitted to the rounds of one half at gamma {prediction.fit_gamma}, "
+        "the largest, where all depths are seen, and predicts every gamma on the other half from the lengths of its "
+        "texts, ends of texts included."
     )
+    if prediction.splits > 1:
+        method += (
+            f" This was done for {prediction.splits} splits and the errors are their means. In the split where they "
+            f"part most, the two halves' own tokens per round differ by {prediction.luck:.1%}: so much is luck."
+        )
     # Replay stands apart from the models, because it reads the texts that the others predict.
     replayed = [
         f"Replay reads the held-out texts themselves, so that it predicts nothing and is not ranked: off by "
         f"{line['mean_error']:.1%} on average and by {line['worst_error']:+.1%} at worst (gamma {line['worst_gamma']})."
         for line in prediction.read_off.to_dict("records")
     ]
-    best = prediction.models.iloc[0]
-    seen = f"Best on held-out prompts: {LABELS[str(best['model'])]}, {best['mean_error']:.1%} off on average"
+    chosen = prediction.models.iloc[0]
+    seen = f"On held-out prompts: {LABELS[prediction.chosen]}, {chosen['mean_error']:.1%} off on average"
     omitted = [f"{LABELS[name]}: {why}" for name, why in prediction.left_out.items()]
     texts = [f"**{one_sentence(prediction)}**", prediction_in_words(prediction), method, *replayed]
     if omitted:
@@ -101,10 +107,14 @@ def section_of(prediction: HeldOutPrediction | Undetermined, title: str, seed: i
             "predicted": table["predicted"].map("{:.3f}".format),
             "measured": [f"{Interval(row.measured, row.ci_low, row.ci_high):.3f}" for row in table.itertuples()],
             "error": [f"{error:+.1%}" for error in intervals(table, "error")],
+            "over splits": [f"{line.split_low:+.1%} to {line.split_high:+.1%}" for line in table.itertuples()],
         }
     )
     tables = (
-        ("Models, best first: error over gammas, predicted over measured less 1.", ranked),
+        (
+            "The recommended model, then the others by their error over gammas (predicted over measured, less 1).",
+            ranked,
+        ),
         (f"Tokens per round, predicted and measured. {sure}", errors),
     )
     figure = prediction_figure(prediction, title=f"{seen}\n{title}")
@@ -112,10 +122,10 @@ def section_of(prediction: HeldOutPrediction | Undetermined, title: str, seed: i
 
 
 def one_sentence(prediction: HeldOutPrediction) -> str:
-    """Say by how much the textbook formula and the model of stretches, else the best model, are off on average."""
+    """Say by how much the textbook formula and the recommended model are off on average."""
     models = prediction.models.set_index("model")
     textbook = next((name for name in TEXTBOOK if name in models.index), None)
-    model = "stretches" if "stretches" in models.index else str(models.index[0])
+    model = prediction.chosen
     gammas = prediction.table["gamma"].nunique()
     basis = f"mean over {counted(gammas, 'gamma')}, on texts that no model was fitted on"
     said = (
@@ -128,13 +138,12 @@ def one_sentence(prediction: HeldOutPrediction) -> str:
 
 @style.in_style
 def prediction_figure(prediction: HeldOutPrediction, *, title: str) -> Figure:
-    """Draw the relative error over gamma, a line per model; the best and the capped geometric with intervals."""
+    """Draw the relative error over gamma by model; the recommended and the capped geometric with intervals."""
     gammas = sorted(prediction.table["gamma"].unique())
-    best = str(prediction.models["model"].iloc[0])
     tried = list(dict.fromkeys(prediction.table["model"]))
     capped = tried[0]
     with_intervals = prediction.table["error_low"].notna().any()
-    sure = f"{prediction.level:.0%} prompt-bootstrap intervals of the capped geometric and of the best model."
+    sure = f"{prediction.level:.0%} prompt-bootstrap intervals of the capped geometric and of the recommended model."
     caption = (
         f"{counted(prediction.prompts, 'prompt')}, fitted on half of them at γ = {prediction.fit_gamma} and tried on "
         f"the other, and the reverse. {sure if with_intervals else 'No intervals.'}"
@@ -144,7 +153,7 @@ def prediction_figure(prediction: HeldOutPrediction, *, title: str) -> Figure:
     for name in tried:
         part = prediction.table[prediction.table["model"] == name].sort_values("gamma")
         label, colour, dash, marker = _LINES[name]
-        strong = name in (best, capped)
+        strong = name in (prediction.chosen, capped)
         errors = intervals(part, "error")
         axes.errorbar(
             part["gamma"],
@@ -171,19 +180,19 @@ def prediction_figure(prediction: HeldOutPrediction, *, title: str) -> Figure:
 
 
 def prediction_in_words(prediction: HeldOutPrediction) -> str:
-    """Say which model predicts best, and by how much and in which direction the capped geometric misses."""
-    best = prediction.models.iloc[0]
+    """Say how well the recommended model predicts, and how much and in which direction the capped geometric misses."""
+    chosen = prediction.models.iloc[0]
     tried = set(prediction.models["model"])
     model = "capped_geometric.text" if "capped_geometric.text" in tried else "capped_geometric.mle"
     capped = prediction.table[prediction.table["model"] == model]
     if capped.empty:
-        model = str(best["model"])
+        model = prediction.chosen
         capped = prediction.table[prediction.table["model"] == model]
     gammas = f"{len(capped)} gammas" if len(capped) > 1 else "one gamma"
     start = (
-        f"On prompts that it was not fitted on, the model “{LABELS[str(best['model'])]}” predicts tokens per round "
-        f"best: off by {best['mean_error']:.1%} on average over {gammas} and by {best['worst_error']:+.1%} at worst "
-        f"(gamma {best['worst_gamma']})."
+        f"On prompts that it was not fitted on, the recommended model “{LABELS[prediction.chosen]}” predicts tokens "
+        f"per round within {chosen['mean_error']:.1%} on average over {gammas} and errs by "
+        f"{chosen['worst_error']:+.1%} at worst (gamma {chosen['worst_gamma']})."
     )
     worst = capped.loc[capped["error"].abs().idxmax()]
     size = f"{worst['error']:+.1%} at gamma {worst['gamma']:g}"

@@ -1,92 +1,141 @@
 """Stretches of the text: a hidden Markov model of acceptance, which predicts rounds of any gamma from those of one.
 
 A text runs through K hidden kinds of stretches (hard, easy, copied). After every token the kind z changes by T [K, K];
-at the first token of a text it has the law `start`. In a stretch of kind z, the draft at depth k of a round is accepted
-with chance p_z(k), logit p_z(k) = a_z + slope (k - 1), and a round offers at least d tokens with chance
-S_z(d) = (1 - w_z) c_z^(d-1): it is silent with chance w_z and goes on with chance c_z. With P_k = diag(p_z(k)),
-a round that accepts s tokens and sees a rejection at depth s + 1, or accepts all of s offered, moves the hidden kind by
+at the first token of a text it has the law `start`. Texts differ in their level u, a normal variable of variance 1
+around drift (log n - centre), where n is the text's length in tokens: so long texts may be harder or easier than short
+ones, and texts of one length differ. In a stretch of kind z, the draft at depth k of a round is accepted with chance
+p_z(k), logit p_z(k) = a_z + spread u + slope (k - 1), the logits of a change to kind y move by pull u y / (K - 1), and
+a round offers at least d tokens with chance S_z(d) = (1 - w_z) c_z^(d-1): it is silent with chance w_z and goes on with
+chance c_z. With P_k = diag(p_z(k)), a round that accepts s tokens and sees a rejection at depth s + 1, or accepts all
+of s offered, moves the hidden kind by
 
     A_s = P_1 T P_2 T ... P_s T (I - P_{s+1}) T,        F_s = P_1 T P_2 T ... P_s T T:
 
 every token of the round takes one step, the correction or bonus token, which nobody tests, too. So what a round begins
 with depends on how the last one ended, at every gamma: after a rejection the text is probably hard, after a full
 acceptance probably easy; that is what one chance per depth, or per previous round, cannot carry over from the largest
-gamma to gamma 1. One kind is the capped geometric model; two kinds that accept always and never are the Markov chain
-of agreement along the text; a slope below 0 is a feature drafter, whose drafts wear off with depth.
+gamma to gamma 1. One kind without levels is the capped geometric model; two kinds that accept always and never are the
+Markov chain of agreement along the text; a slope below 0 is a feature drafter, whose drafts wear off with depth.
 
-The likelihood of a text is start M_1 M_2 ... 1 over its rounds (Rabiner 1989, forward and backward passes, by rounds
-instead of tokens). notebooks/guide/theory.md 5.7 has the model beside the others.
+The likelihood of a text is the mean over u of start M_1 M_2 ... 1 over its rounds (Rabiner 1989, forward and backward
+passes, by rounds instead of tokens). notebooks/guide/theory.md 5.7 has the model beside the others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy import optimize
-from scipy.special import expit, softmax
+from scipy import optimize, sparse
+from scipy.special import expit, logsumexp, softmax
 
 from .laws import continued
 
-KINDS = (2, 3, 4)  # numbers of kinds of stretches that are tried
-EXACT = 1024  # tokens of a text that are written one by one
-PIECE = 256  # rounds: longer texts are cut there, so that texts of any length are passed side by side
-FEW, MANY = 5_000, 30_000  # rounds to which the model is fitted from each start, and from the best
-NEWTON = 2  # steps on all texts after that
+KINDS = (1, 2, 3, 4)  # numbers of kinds of stretches that are tried
+LEVELS = np.arange(-4.0, 5.0)  # of texts: a sum over them is a normal mean to eight digits (trapezoidal rule)
+FARTHEST = 2.5  # from 0 that the mean level of a length may lie, so that the sum reaches its tails
+EXACT = 512  # tokens of a text that are written one by one
+PIECE = 96  # rounds: longer texts are cut there, so that texts of any length are passed side by side
+FEW, MANY, ALL = 4_000, 12_000, 40_000  # rounds that are fitted from each start, for each family, and in the end
+NEWTON = 4  # steps on the last of these
 PRIOR = 0.02  # of every parameter, squared, in nats: a normal law of standard deviation 5
-STEP = 1e-5  # of numerical derivatives
+STEP = 1e-6  # of numerical derivatives
 BOUND = 9.0  # of every parameter: a chance within 1.2e-4 of 0 or 1
+CERTAIN = 15.0  # of a logit of acceptance with its level and depth
 
 
 @dataclass(frozen=True)
 class Family:
-    """The parameters that are free: kinds of stretches, depth of the rounds, and whether what is offered varies."""
+    """The parameters that are free: kinds of stretches, depth of the rounds, and whether what is offered varies.
+
+    centre: mean log length of the texts that are fitted, where the mean level is 0.
+    alike: all texts have level 0, so that spread, drift and pull say nothing.
+    """
 
     kinds: int
     depth: int
     offers: bool
+    centre: float
+    alike: bool = False
+
+    @property
+    def levels(self) -> np.ndarray:
+        """The levels of texts that are summed over, [Q]."""
+        return np.zeros(1) if self.alike else LEVELS
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Numbers of changes, start, acceptance, slope, spread, drift, pull, silent and going on."""
+        kinds = self.kinds
+        return [kinds * (kinds - 1), kinds - 1, kinds, 1, 1, 1, kinds > 1, *2 * [kinds * self.offers]]
 
     @property
     def size(self) -> int:
-        """Number of parameters: changes, start, acceptance, slope, offers."""
-        return self.kinds * (self.kinds - 1) + (self.kinds - 1) + self.kinds + 1 + 2 * self.kinds * self.offers
+        """Number of parameters."""
+        return sum(self._sizes)
+
+    def _split(self, parameters: np.ndarray) -> list[np.ndarray]:
+        return np.split(parameters, np.cumsum(self._sizes)[:-1], axis=1)
+
+    def raised(self, parameters: np.ndarray, by: np.ndarray) -> np.ndarray:
+        """Return parameters [B, size] with every logit of acceptance raised by [B]."""
+        at = sum(self._sizes[:2])
+        raised = parameters.copy()
+        raised[:, at : at + self.kinds] += by[:, None]
+        return raised
 
     def stretches(self, parameters: np.ndarray) -> "Stretches":
-        """Return the models of parameters [B, size]."""
-        kinds, batch = self.kinds, len(parameters)
-        changes, start, a, slope, silent, ends = np.split(
-            parameters, np.cumsum([kinds * (kinds - 1), kinds - 1, kinds, 1, kinds * self.offers]), axis=1
+        """Return the models of parameters [B, size], one for each level: [B Q, ...], the levels of one side by side."""
+        kinds, u = self.kinds, np.tile(self.levels, len(parameters))[:, None]
+        changes, start, a, slope, spread, _, pull, silent, ends = self._split(
+            np.repeat(parameters, len(self.levels), axis=0)
         )
-        logits = np.zeros((batch, kinds, kinds))
+        models = len(u)
+        logits = np.zeros((models, kinds, kinds))
         logits[:, ~np.eye(kinds, dtype=bool)] = changes
+        first = np.concatenate([np.zeros((models, 1)), start], axis=1)
+        if kinds > 1:
+            pulled = pull * u * np.arange(kinds) / (kinds - 1)
+            logits += pulled[:, None, :]
+            first = first + pulled
         k = np.arange(self.depth)
-        accept = expit(a[:, None, :] + slope[:, :, None] * k[None, :, None] / 5)
-        least = np.ones((batch, self.depth + 2, kinds))
+        accept = (a + spread * u)[:, None, :] + slope[:, :, None] * k[None, :, None] / 5
+        least = np.ones((models, self.depth + 2, kinds))
         if self.offers:
             powers = expit(ends)[:, None, :] ** k[None, :, None]
             least[:, 1:-1] = expit(-silent)[:, None, :] * powers
         least[:, -1] = 0.0
-        law = softmax(np.concatenate([np.zeros((batch, 1)), start], axis=1), axis=1)
-        return Stretches(softmax(logits, axis=2), law, accept, least)
+        return Stretches(
+            softmax(logits, axis=2), softmax(first, axis=1), expit(np.clip(accept, -CERTAIN, CERTAIN)), least
+        )
+
+    def level_chances(self, parameters: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Return the log chances [B, U, Q] of the levels of texts of `lengths` [U] tokens."""
+        drift = self._split(parameters)[5]
+        mean = FARTHEST * np.tanh(drift * (np.log(lengths) - self.centre)[None] / FARTHEST)
+        log = -((self.levels - mean[..., None]) ** 2) / 2
+        return log - logsumexp(log, axis=2, keepdims=True)
+
+    def rounds_of(self, parameters: np.ndarray, gamma: int, lengths: np.ndarray) -> np.ndarray:
+        """Return [B, U] expected rounds of texts of `lengths` [U] tokens; long ones go on by the mean slope."""
+        by_level = continued(self.stretches(parameters).first_rounds(gamma, int(lengths.max())), lengths)
+        chances = np.exp(self.level_chances(parameters, lengths))
+        return np.einsum("bqu,buq->bu", by_level.reshape(len(parameters), len(self.levels), -1), chances)
 
     def starts(self) -> list[np.ndarray]:
-        """Return parameters from which the likelihood is climbed: long stretches and short ones."""
+        """Return parameters from which the likelihood is climbed: long stretches and short ones, alike and unlike."""
         points = []
-        for leave, spread in ((-3.0, 2.0), (-1.5, 1.5)):
-            x = np.zeros(self.size)
-            changes = self.kinds * (self.kinds - 1)
-            x[:changes] = leave - 0.5 * (np.arange(changes) % 2)
-            at = changes + self.kinds - 1
-            x[at : at + self.kinds] = np.linspace(-1.0, spread, self.kinds)
-            if self.offers:
-                x[-2 * self.kinds : -self.kinds] = np.linspace(0.0, -2.0, self.kinds)
-                x[-self.kinds :] = np.linspace(0.5, 2.5, self.kinds)
-            points.append(x)
+        for leave, ends in ((-1.5, (-3.0, 3.0)), (-3.0, (-1.0, 2.0)), (-2.5, (-3.0, 4.0)))[: 1 + 2 * (self.kinds > 1)]:
+            changes = leave - 0.5 * (np.arange(self.kinds * (self.kinds - 1)) % 2)
+            a = np.linspace(*ends, self.kinds) if self.kinds > 1 else np.array([0.5])
+            offers = [np.linspace(0.0, -2.0, self.kinds), np.linspace(0.5, 2.5, self.kinds)] if self.offers else []
+            levels = [0.0, 0.5, 0.0, *[0.0] * (self.kinds > 1)]  # slope, spread, drift, pull
+            points.append(np.concatenate([changes, np.zeros(self.kinds - 1), a, levels, *offers]))
         return points
 
 
 @dataclass(frozen=True)
 class Stretches:
-    """Models of B parameter vectors.
+    """Models of stretches at one level of the text each, B in all.
 
     Attributes:
         change: [B, K, K] law of the next token's kind.
@@ -134,13 +183,9 @@ class Stretches:
         flat = np.ascontiguousarray(moves.transpose(0, 2, 1, 3)).reshape(batch, kinds, -1)
         value = np.zeros((batch, exact + gamma + 1, kinds))  # R(n) at row exact - n, so that a window is R(n - 1), ...
         for row in range(exact - 1, -1, -1):
-            window = value[:, row + 1 : row + gamma + 2].reshape(batch, -1, 1)
-            value[:, row] = 1 + (flat @ window)[..., 0]
+            window = value[:, row + 1 : row + gamma + 2].reshape(batch, 1, -1)
+            value[:, row] = 1 + (flat * window).sum(axis=2)
         return np.einsum("bnk,bk->bn", value[:, exact::-1], self.start)
-
-    def rounds_of(self, gamma: int, lengths: np.ndarray) -> np.ndarray:
-        """Return [B, U] expected rounds of texts of `lengths` [U] tokens; long ones go on by the mean slope."""
-        return continued(self.first_rounds(gamma, int(lengths.max())), lengths)
 
     def outcomes(self, codes: np.ndarray) -> np.ndarray:
         """Return the matrices [B, C, K, K] of outcomes [C, 4]: offered, accepted, rejected, cut (see `Outcomes`)."""
@@ -172,33 +217,39 @@ class Outcomes:
             allowed no longer offer.
         rounds: [pieces, R] outcome of each round of a piece of a text, the longest piece first; -1 after its end.
         first: [pieces] True where a piece begins its text.
-        owner: [pieces] prompt, of `prompts`.
+        text: [pieces] number of the text.
+        prompt, lengths: [texts] prompt and length in tokens of each text.
+        prompts: number of prompts, of which some may have no text here.
     """
 
     codes: np.ndarray
     rounds: np.ndarray
     first: np.ndarray
-    owner: np.ndarray
+    text: np.ndarray
+    prompt: np.ndarray
+    lengths: np.ndarray
     prompts: int
 
-    def parts(self, most: int) -> "list[Outcomes]":
-        """Deal the pieces out to parts of about `most` rounds; one part, the trace itself, where they are no more."""
+    def sample(self, most: int) -> "Outcomes":
+        """Return every so manieth text in the order of their lengths, about `most` rounds, first and last included."""
         step = -(-int((self.rounds >= 0).sum()) // most)
         if step == 1:
-            return [self]
-        made = []
-        for number in range(step):
-            some = slice(number, None, step)
-            rounds = self.rounds[some]
-            rounds = rounds[:, (rounds >= 0).any(axis=0)]
-            made.append(replace(self, rounds=rounds, first=self.first[some], owner=self.owner[some]))
-        return made
+            return self
+        kept = np.sort(np.argsort(self.lengths, kind="stable")[step // 2 :: step])
+        inside = np.isin(self.text, kept)
+        rounds = self.rounds[inside]
+        rounds = rounds[:, (rounds >= 0).any(axis=0)]
+        text = np.searchsorted(kept, self.text[inside])
+        prompt, lengths = self.prompt[kept], self.lengths[kept]
+        return replace(self, rounds=rounds, first=self.first[inside], text=text, prompt=prompt, lengths=lengths)
 
 
 def make_trace(table: Mapping[str, np.ndarray], prompts: int) -> Outcomes:
     """Return the trace of rounds in order.
 
-    table: text, prompt (numbers), offered, accepted, rejected, room [N]; room: the most that could be offered.
+    table: text, prompt (numbers), offered, accepted, rejected, room, committed [N]; room: the most that could be
+    offered.
+    prompts: more than the largest number of a prompt.
     """
     columns = np.stack(
         [table["offered"], table["accepted"], table["rejected"], table["offered"] >= table["room"]], axis=1
@@ -206,7 +257,7 @@ def make_trace(table: Mapping[str, np.ndarray], prompts: int) -> Outcomes:
     radix = int(columns.max(initial=0)) + 1
     key = ((columns[:, 0] * radix + columns[:, 1]) * 2 + columns[:, 2]) * 2 + columns[:, 3]
     _, first_at, code = np.unique(key, return_index=True, return_inverse=True)
-    text = table["text"]
+    text = np.unique(table["text"], return_inverse=True)[1]
     begins = np.flatnonzero(np.diff(text, prepend=-1))
     place = np.arange(len(text)) - np.repeat(begins, np.diff(np.append(begins, len(text))))
     starts = np.flatnonzero(place % PIECE == 0)
@@ -216,36 +267,35 @@ def make_trace(table: Mapping[str, np.ndarray], prompts: int) -> Outcomes:
     row[order] = np.arange(len(starts))
     rounds = np.full((len(starts), int(sizes.max())), -1, dtype=np.int16)
     rounds[np.repeat(row, sizes), place % PIECE] = code
-    return Outcomes(columns[first_at], rounds, (place[starts] == 0)[order], table["prompt"][starts][order], prompts)
+    first = (place[starts] == 0)[order]
+    lengths = np.bincount(text, table["committed"])
+    return Outcomes(columns[first_at], rounds, first, text[starts][order], table["prompt"][begins], lengths, prompts)
 
 
-def _passes(
-    trace: Outcomes, matrices: np.ndarray, begin: np.ndarray
-) -> tuple[float, np.ndarray, np.ndarray, np.ndarray]:
-    """Return the log-likelihood, and by piece the forward laws before each round [R, n, K], the backward values after
-    it over the chance of the round [R, n, K], and the backward values at the first round [n, K].
+def _passes(trace: Outcomes, matrices: np.ndarray, begin: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return by piece the log-likelihoods [n, Q], the forward laws before each round [R, n, Q, K], the backward values
+    after it over the chance of the round [R, n, Q, K], and the backward values at the first round [n, Q, K].
 
-    matrices: [C, K, K] of outcomes; begin: [n, K] laws at the first round of each piece.
+    matrices: [C, Q, K, K] of outcomes; begin: [n, Q, K] laws at the first round of each piece.
     """
     active = (trace.rounds >= 0).sum(axis=0)
     pieces, length = trace.rounds.shape
-    kinds = begin.shape[1]
-    before = np.zeros((length, pieces, kinds))
-    chance = np.ones((length, pieces))
-    law, ones = begin.copy(), np.ones(kinds)
+    before = np.zeros((length, *begin.shape))
+    chance = np.ones((length, *begin.shape[:2]))
+    law = begin
     for r in range(length):
         n = active[r]
         before[r, :n] = law[:n]
-        law = (law[:n, None, :] @ matrices[trace.rounds[:n, r]])[:, 0]
-        chance[r, :n] = law @ ones
-        law /= chance[r, :n, None]
-    after = np.zeros((length, pieces, kinds))
-    value = np.ones((pieces, kinds))
+        law = np.einsum("nqi,nqij->nqj", law[:n], matrices[trace.rounds[:n, r]])
+        chance[r, :n] = law.sum(axis=2)
+        law /= chance[r, :n, :, None]
+    after = np.zeros_like(before)
+    value = np.ones_like(begin)
     for r in range(length - 1, -1, -1):
         n = active[r]
-        after[r, :n] = value[:n] / chance[r, :n, None]
-        value[:n] = (matrices[trace.rounds[:n, r]] @ after[r, :n, :, None])[..., 0]
-    return float(np.log(chance).sum()), before, after, value
+        after[r, :n] = value[:n] / chance[r, :n, :, None]
+        value[:n] = np.einsum("nqij,nqj->nqi", matrices[trace.rounds[:n, r]], after[r, :n])
+    return np.log(chance).sum(axis=0), before, after, value
 
 
 class Likelihood:
@@ -253,106 +303,194 @@ class Likelihood:
 
     def __init__(self, family: Family, trace: Outcomes) -> None:
         self._family, self._trace = family, trace
-        self.rounds = int((trace.rounds >= 0).sum())
+        self._seen = trace.rounds.T >= 0
+        self._pieces = np.nonzero(self._seen)[1]  # of each round
+        self.rounds = len(self._pieces)
 
     @staticmethod
     def _slope(values: np.ndarray) -> np.ndarray:
-        half = len(values) // 2
-        return (values[1 : half + 1] - values[half + 1 :]) / (2 * STEP)
+        return (values[1:] - values[0]) / STEP
 
     def negative(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """Return minus the log-likelihood per round, with the prior, and its slope [size]."""
-        value, slopes = self.by_prompt(x)
-        return (PRIOR * float(x @ x) - value) / self.rounds, (2 * PRIOR * x - slopes.sum(axis=0)) / self.rounds
+        value, slopes = self._by_group(x, np.zeros(len(self._trace.prompt), dtype=int), 1)
+        return (PRIOR * float(x @ x) - value) / self.rounds, (2 * PRIOR * x - slopes[0]) / self.rounds
 
-    def climb(self, x: np.ndarray, iterations: int) -> tuple[float, np.ndarray]:
-        """Return `negative` at its minimum near x, to a thousandth of a nat, and the parameters there."""
-        options = {"maxiter": iterations, "ftol": 1e-3 / self.rounds, "gtol": 1e-7}
-        bounds = [(-BOUND, BOUND)] * len(x)
-        minimum = optimize.minimize(self.negative, x, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-        return float(minimum.fun), minimum.x
+    def climb(self, x: np.ndarray, turns: int, iterations: int) -> tuple[float, np.ndarray]:
+        """Return `negative` near its minimum, and the parameters there.
+
+        Each turn searches a box around the last point: without it the first steps, before the curvature is known, leap
+        to corners where kinds are alike or never entered, and stay there.
+        """
+        value, options = np.inf, {"maxiter": iterations, "ftol": 1e-2 / self.rounds, "gtol": 1e-6}
+        for _ in range(turns):
+            box = np.clip([x - 1, x + 1], -BOUND, BOUND)
+            minimum = optimize.minimize(
+                self.negative, x, jac=True, method="L-BFGS-B", bounds=box.T.tolist(), options=options
+            )
+            value, x = float(minimum.fun), minimum.x
+            if minimum.nit < iterations and (((box[0] < x) & (x < box[1])) | (abs(x) == BOUND)).all():
+                break
+        return value, x
 
     def curvature(self, x: np.ndarray) -> np.ndarray:
         """Return the second derivatives of minus the log-likelihood, [size, size], eigenvalues at least the prior's."""
-        steps = 1e-3 * np.eye(len(x))
-        rows = [(self.negative(x + step)[1] - self.negative(x - step)[1]) / 2e-3 * self.rounds for step in steps]
+        slope = self.negative(x)[1]
+        rows = [(self.negative(x + step)[1] - slope) * self.rounds / 1e-3 for step in 1e-3 * np.eye(len(x))]
         values, vectors = np.linalg.eigh((np.array(rows) + np.array(rows).T) / 2)
         return (vectors * np.maximum(values, 2 * PRIOR)) @ vectors.T
 
     def by_prompt(self, x: np.ndarray) -> tuple[float, np.ndarray]:
         """Return the log-likelihood and its slope by prompt [P, size], without the prior."""
-        trace = self._trace
-        # The matrices of outcomes [.., C, K, K] and the laws [.., 2, K] in the middle and at the first round of a text,
-        # at x and a step up and down in each parameter: 1 + 2 size of them.
-        steps = STEP * np.eye(len(x))
-        models = self._family.stretches(np.concatenate([x[None], x + steps, x - steps]))
-        matrices = models.outcomes(trace.codes)
+        return self._by_group(x, self._trace.prompt, self._trace.prompts)
+
+    def _by_group(self, x: np.ndarray, group: np.ndarray, groups: int) -> tuple[float, np.ndarray]:
+        """Return the log-likelihood and its slope by group of texts [groups, size], without the prior."""
+        trace, levels = self._trace, len(self._family.levels)
+        # The matrices of outcomes [.., Q, C, K, K] and the laws [.., Q, 2, K] in the middle and at the first round of
+        # a text, at x and a step up in each parameter: 1 + size of them.
+        parameters = np.concatenate([x[None], x + STEP * np.eye(len(x))])
+        models = self._family.stretches(parameters)
         middle = stationary(models.moves(self._family.depth).sum(axis=1))
         begin = np.stack([middle, models.start], axis=1)
-        value, before, after, first = _passes(trace, np.ascontiguousarray(matrices[0]), begin[0][trace.first * 1])
-        codes, kinds = len(trace.codes), begin.shape[2]
-        change = self._slope(matrices)  # [size, C, K, K]
-        slopes = np.zeros((trace.prompts, len(x)))
-        seen = trace.rounds.T >= 0
-        cell = (trace.owner[None, :] * codes + trace.rounds.T)[seen]
-        before, after = before[seen], after[seen]
-        for i in range(kinds):
-            for j in range(kinds):
-                count = np.bincount(cell, before[:, i] * after[:, j], trace.prompts * codes).reshape(-1, codes)
-                slopes += count @ change[:, :, i, j].T
-        np.add.at(slopes, trace.owner, np.einsum("pnk,nk->np", self._slope(begin)[:, trace.first * 1], first))
-        return value, slopes
+        begin = begin.reshape(len(parameters), levels, *begin.shape[1:])
+        matrices = models.outcomes(trace.codes)
+        matrices = matrices.reshape(len(parameters), levels, *matrices.shape[1:])
+        first = trace.first * 1
+        by_piece, before, after, value = _passes(
+            trace, np.ascontiguousarray(matrices[0].swapaxes(0, 1)), begin[0][:, first].swapaxes(0, 1)
+        )
+        # The levels of a text given its rounds: all its pieces have one.
+        prior = self._family.level_chances(parameters, trace.lengths)
+        joint = prior[0].copy()
+        np.add.at(joint, trace.text, by_piece)
+        total = logsumexp(joint, axis=1)
+        posterior = np.exp(joint - total[:, None])  # [texts, Q]
+        # How often a round with some outcome leads from one kind to another, by group: [groups, C, Q, K, K].
+        owner, codes = trace.text[self._pieces], len(trace.codes)
+        passed = (before[self._seen] * posterior[owner][..., None])[..., None] * after[self._seen][:, :, None, :]
+        cell = group[owner] * codes + trace.rounds.T[self._seen]
+        places = sparse.csr_matrix(
+            (np.ones(self.rounds), (cell, np.arange(self.rounds))), (groups * codes, self.rounds)
+        )
+        count = (places @ passed.reshape(self.rounds, -1)).reshape(groups, codes, levels, *passed.shape[2:])
+        slopes = np.einsum("gcqij,pqcij->gp", count, self._slope(matrices), optimize=True)
+        starts = np.einsum("pqnk,nqk,nq->np", self._slope(begin)[:, :, first], value, posterior[trace.text])
+        np.add.at(slopes, group[trace.text], starts)
+        np.add.at(slopes, group, np.einsum("ptq,tq->tp", self._slope(prior), posterior))
+        return float(total.sum()), slopes
 
 
 @dataclass(frozen=True)
 class StretchesFit:
-    """The fit to one half: parameters [size], slopes by prompt [P, size] and minus the curvature [size, size]."""
+    """The fit to some texts: parameters [size] that expect as many rounds of them as were taken, and their spread.
+
+    slopes, curvature: of the log-likelihood of `rounds` rounds, by prompt [P, size], and minus its second derivatives.
+    expected, rise: [P] rounds that the fit expects of each prompt, less those taken, and their slopes [P, size].
+    """
 
     family: Family
     parameters: np.ndarray
-    log_likelihood: float
     slopes: np.ndarray
     curvature: np.ndarray
+    rounds: int
+    expected: np.ndarray
+    rise: np.ndarray
 
-    def replicates(self, weights: np.ndarray) -> Stretches:
-        """Return the models of replicates in which prompts count `weights` [B, P] times, by one Newton step each.
+    def steps(self, weights: np.ndarray) -> np.ndarray:
+        """Return how far the parameters of replicates lie from those of the data, [B, size], to first order.
 
-        The first row is the data. In directions that the data hardly determine no step is longer than 1, which is a lot
-        for a logit.
+        weights: [B, P] how often each prompt counts; the first row is the data (infinitesimal jackknife, Efron 2014).
+        In directions that the data hardly determine no step is longer than 1, which is a lot for a logit.
         """
-        step = np.linalg.solve(self.curvature, ((weights - weights[:1]) @ self.slopes).T).T
-        return self.family.stretches(np.clip(self.parameters + np.clip(step, -1, 1), -BOUND, BOUND))
+        steps = np.linalg.solve(self.curvature, ((weights - weights[:1]) @ self.slopes).T).T
+        steps = np.clip(steps, -1, 1)
+        raised = self.family.raised(np.zeros((1, self.family.size)), np.ones(1))[0]
+        rise = weights @ self.rise
+        missing = weights @ self.expected + (rise * steps).sum(axis=1)
+        more = rise @ raised
+        return steps - np.where(more < 0, missing / np.where(more < 0, more, 1.0), 0.0)[:, None] * raised
+
+    def rounds_of(self, gamma: int, lengths: np.ndarray, steps: np.ndarray | None = None) -> np.ndarray:
+        """Return [B, U] expected rounds of texts of `lengths` [U] at parameters that lie `steps` [B, size] from those
+        of the fit, to first order in their logarithm; [1, U] those of the fit without.
+        """
+        if steps is None:
+            return self.family.rounds_of(self.parameters[None], gamma, lengths)
+        value, slopes = _with_slopes(self.family, self.parameters, gamma, lengths)
+        return value * np.exp(steps @ (slopes / value))
+
+    def offered(self, gamma: int, lengths: np.ndarray) -> np.ndarray:
+        """Return [gamma + 1] the shares of rounds that offer 0, 1, ... tokens, in texts of `lengths` [U] tokens."""
+        models = self.family.stretches(self.parameters[None])
+        least = np.einsum("qdk,qk->qd", models.least[:, : gamma + 1], stationary(models.moves(gamma).sum(axis=1)))
+        levels = np.exp(self.family.level_chances(self.parameters[None], lengths))[0].mean(axis=0)
+        return -np.diff(levels @ least, append=0.0)
 
 
-def fit_stretches(families: Sequence[Family], trace: Outcomes) -> StretchesFit:
-    """Fit by maximum likelihood: on some of the texts from several starts, then by Newton's steps on all of them.
+def _with_slopes(family: Family, x: np.ndarray, gamma: int, lengths: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the expected rounds [U] of texts of `lengths` [U] and their slopes [size, U]."""
+    rounds = family.rounds_of(np.concatenate([x[None], x + STEP * np.eye(len(x))]), gamma, lengths)
+    return rounds[0], (rounds[1:] - rounds[0]) / STEP
 
-    So the time hardly grows with the texts: the sample gives the place and the curvature, all texts the last digits.
-    Of several families the one of the best AIC is taken.
+
+def fit_stretches(depth: int, offers: bool, trace: Outcomes, near: StretchesFit | None = None) -> StretchesFit:
+    """Fit by maximum likelihood: on some of the texts from several starts, then by Newton's steps on more of them.
+
+    So the time hardly grows with the texts. All numbers of kinds are tried, and AIC decides. At last acceptance is
+    raised or lowered, alike in all kinds, until the fit expects as many rounds of all texts as were taken: what no such
+    model can follow is then not in the mean.
+
+    near: a fit to texts of the same source, whose number of kinds is kept and whose parameters are the start.
     """
-    few, parts = trace.parts(FEW)[0], trace.parts(MANY)
-    many = parts[0]
-    whole = int((trace.rounds >= 0).sum())
+    sample = trace.sample(ALL)
+    many = sample.sample(MANY)
+    few = many.sample(FEW)
+    whole = Likelihood(Family(1, depth, offers, 0.0), sample).rounds
+    centre = float(np.log(trace.lengths).mean())
 
-    def climbed(family: Family) -> tuple[float, Family, np.ndarray]:
-        start = min((Likelihood(family, few).climb(x, 40) for x in family.starts()), key=lambda climb: climb[0])[1]
-        value, x = Likelihood(family, many).climb(start, 150)
+    def climbed(kinds: int) -> tuple[float, Family, np.ndarray]:
+        # First with texts that are alike: where levels are free at once, they stand in for kinds.
+        family, alike = (Family(kinds, depth, offers, centre, alike) for alike in (False, True))
+        near = [Likelihood(alike, few).climb(x, 3, 15)[1] for x in family.starts()]
+        x = min((Likelihood(alike, many).climb(x, 6, 20) for x in near), key=lambda climb: climb[0])[1]
+        value, x = Likelihood(family, many).climb(x, 5, 15)
         return 2 * family.size + 2 * value * whole, family, x
 
-    _, family, x = min((climbed(family) for family in families), key=lambda climb: climb[0])
-    sample = Likelihood(family, many)
-
-    def everything(x: np.ndarray) -> tuple[float, np.ndarray]:
-        # A part after the other: the passes over all rounds would take more memory than the rounds.
-        parted = [Likelihood(family, part).by_prompt(x) for part in parts]
-        return sum(value for value, _ in parted), np.sum([slopes for _, slopes in parted], axis=0)
-
-    curvature = sample.curvature(x) * whole / sample.rounds
-    value, slopes = everything(x)
-    for _ in range(NEWTON if many is not trace else 0):
-        near = np.clip(x + np.linalg.solve(curvature, slopes.sum(axis=0) - 2 * PRIOR * x), -BOUND, BOUND)
-        better, there = everything(near)
-        if better - PRIOR * near @ near <= value - PRIOR * x @ x:
+    if near is None:
+        _, family, x = min((climbed(kinds) for kinds in KINDS), key=lambda climb: climb[0])
+        of_many = Likelihood(family, many)
+        curvature = of_many.curvature(x) * whole / of_many.rounds
+    else:
+        family, x, curvature = near.family, near.parameters, near.curvature * whole / near.rounds
+    likelihood = Likelihood(family, sample)
+    value, slopes = likelihood.by_prompt(x)
+    for _ in range(NEWTON):
+        ahead = np.linalg.solve(curvature, slopes.sum(axis=0) - 2 * PRIOR * x)
+        nearer = np.clip(x + np.clip(ahead, -1, 1), -BOUND, BOUND)
+        better, there = likelihood.by_prompt(nearer)
+        if better - PRIOR * nearer @ nearer <= value - PRIOR * x @ x:
             break
-        x, value, slopes = near, better, there
-    return StretchesFit(family, x, value, slopes, curvature)
+        x, value, slopes = nearer, better, there
+    x, expected, rise = _calibrated(family, x, trace)
+    return StretchesFit(family, x, slopes, curvature, whole, expected, rise)
+
+
+def _calibrated(family: Family, x: np.ndarray, trace: Outcomes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the parameters at which the rounds of all texts are as many as were taken, and by prompt the expected
+    rounds less those [P], and their slopes [P, size].
+    """
+    lengths, place = np.unique(trace.lengths.astype(np.int64), return_inverse=True)
+    taken = np.bincount(trace.text, (trace.rounds >= 0).sum(axis=1), len(trace.lengths))
+    count = np.bincount(place)
+
+    def missing(by: float) -> float:
+        rounds = family.rounds_of(family.raised(x[None], np.array([by])), family.depth, lengths)[0]
+        return float(np.log(rounds @ count / taken.sum()))
+
+    if missing(-FARTHEST) > 0 > missing(FARTHEST):
+        x = family.raised(x[None], np.array([optimize.brentq(missing, -FARTHEST, FARTHEST, xtol=1e-4)]))[0]
+    rounds, slopes = _with_slopes(family, x, family.depth, lengths)
+    rise = np.zeros((trace.prompts, len(x)))
+    np.add.at(rise, trace.prompt, slopes.T[place])
+    return x, np.bincount(trace.prompt, rounds[place] - taken, trace.prompts), rise

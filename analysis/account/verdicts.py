@@ -37,7 +37,7 @@ def formula_verdict(account: Account) -> str:
     if few := too_few(error.prompts):
         return f"{said}; {few}."
     if error.contains(0.0):
-        return f"{said}, no more than chance."
+        return f"{said}, no more than chance at that gamma."
     if abs(error.estimate) < NEGLIGIBLE:
         return f"{said}: the formula is right, whatever it rests on."
     factors = {name: account.intervals[name] for name in _OF_ACCEPTANCE if name in account.intervals}
@@ -64,6 +64,8 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
         return f"There is no formula to set the {subject} against."
     worst = known.loc[known["error"].abs().idxmax()]
     size = f"{interval(worst, 'error'):+.1%} at gamma {worst['gamma']:g}"
+    least = known.loc[known["error"].abs().idxmin()]
+    smallest = f", and least {interval(least, 'error'):+.1%} at gamma {least['gamma']:g}" if len(known) > 1 else ""
     tested = known.dropna(subset=["error_low", "error_high"])
     if tested.empty:
         return f"Without intervals no difference can be called real; the formula's largest error is {size}."
@@ -78,7 +80,7 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
     if over.empty and under.empty:
         return (
             f"The textbook formula agrees with the {subject} at {where(tested)}, as far as "
-            f"prompts can tell: by {size} at most."
+            f"prompts can tell: by {size} at most{smallest}."
         )
     sides = [
         f"{verb} at {where(part)}" for verb, part in (("over-predicts", over), ("under-predicts", under)) if len(part)
@@ -87,7 +89,7 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
     average = f", {mean:+.1%} in the mean over {len(known)} gammas" if len(known) > 1 else ""
     return (
         f"Against the {subject} the textbook formula {' and '.join(sides)}, by more than chance; its error "
-        f"is {size} at most{average}."
+        f"is {size} at most{smallest}{average}."
     )
 
 

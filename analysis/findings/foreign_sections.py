@@ -151,21 +151,24 @@ def _of_rounds(
     data = _Data(facts, texts, rounds, sums, accounts, beside, replicates, seed)
     tests, fit, prediction = model_sections(run, replicates, REFITS, seed)
     account = data.account
-    summary = [f"**{formula_verdict(account)}**", _requests(data)]
+    curves = [_curves(data)] if len(accounts) > 1 else []
+    # One gamma is not the curve: what the formula errs by elsewhere is said beside it.
+    summary = [f"**{formula_verdict(account)}**", *(curves[0].text if curves else ()), _requests(data)]
     summary += [] if of_text else [FITTED]
     summary += [prediction.text[0]] if prediction.tables else []
-    curves = [_curves(data)] if len(accounts) > 1 else []
     sections = [Section("Summary", tuple(summary)), origin, _gap(account), *curves, tests, fit, prediction]
     sections.append(_rounds(data))
     if texts["category"].nunique() > 1:
         sections.append(_categories(data))
-    best = prediction.tables[0][1].iloc[0] if prediction.tables else None
+    chosen = prediction.tables[0][1].iloc[0] if prediction.tables else None
     return sections, {
         "tokens per round": f"{account.intervals['tokens_per_round']:.3f}",
         "textbook formula": f"{account.factors['omega']:.3f}" + ("" if of_text else " (alpha fitted)"),
         "its error (paired)": f"{account.intervals['tokens_error']:+.1%}",
         "mean over requests": f"{beside[facts.gamma]['requests_mean']:.3f}",
-        "best model's worst error, held out": "–" if best is None else f"{best['worst']} ({best['model']})",
+        "recommended model's worst error, held out": "–"
+        if chosen is None
+        else f"{chosen['worst']} ({chosen['model']})",
     }
 
 

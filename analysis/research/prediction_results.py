@@ -34,8 +34,8 @@ def prediction_results(path: Path = RESULT) -> Section:
     )
     if len(missed):
         where = ", ".join(f"{line.source} ({line.kind})" for line in missed.itertuples())
-        words += f" It misses on {where}; there the best fitted model is off by"
-        words += f" {missed['best_error'].abs().max():.1%} at most."
+        words += f" It misses on {where}; there it is off by"
+        words += f" {missed['stretches_error'].abs().max():.1%} at most."
     caption = (
         "Errors of tokens per round over gamma 1 to 15 (1 to 4 for heads), half of the texts predicted from the other "
         "and the reverse; the worst with 95% intervals, prompts drawn again and models fitted again."

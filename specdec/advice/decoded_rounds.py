@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdec.analysis.acceptance.stretches import KINDS, Family, fit_stretches, make_trace, stationary
+from specdec.analysis.acceptance.stretches import fit_stretches, make_trace
 from specdec.errors import UsageError
 from specdec.records import Generation
 from specdec.replay.expected_rounds import Walk
@@ -41,26 +41,25 @@ def predicted_walks(texts: Sequence[Speculated], gammas: Sequence[int]) -> list[
         left = len(text.generation.tokens)
         for item in text.generation.rounds:
             room = min(max(left - 1, 0), longest)
-            lines.append((number, text.prompt, item.tree.depth, item.accepted, item.rejected, room))
+            lines.append(
+                (number, text.prompt, item.tree.depth, item.accepted, item.rejected, room, len(item.committed))
+            )
             left -= len(item.committed)
     if len(lines) < FEW:
         raise UsageError(
             f"Only {len(lines)} rounds were decoded, and a prediction of other gammas needs {FEW}: raise prompts.limit "
             "or measurement.max_new_tokens."
         )
-    names = ("text", "prompt", "offered", "accepted", "rejected", "room")
+    names = ("text", "prompt", "offered", "accepted", "rejected", "room", "committed")
     table = dict(zip(names, np.array(lines, dtype=np.int64).T, strict=True))
     offers = bool((table["offered"] < table["room"]).any())
     trace = make_trace(table, max(text.prompt for text in texts) + 1)
-    fit = fit_stretches([Family(kinds, longest, offers) for kinds in KINDS], trace)
-    model = fit.family.stretches(fit.parameters[None])
-    lengths = [len(text.generation.tokens) for text in texts]
+    fit = fit_stretches(longest, offers, trace)
+    lengths = np.array([len(text.generation.tokens) for text in texts])
     rounds, shares = {}, {}
     for gamma in gammas:
-        rounds[gamma] = model.rounds_of(gamma, np.array(lengths))[0]
-        law = stationary(model.moves(gamma).sum(axis=1))[0]
-        least = np.append(model.least[0, : gamma + 1] @ law, 0.0)
-        shares[gamma] = least[:-1] - least[1:]
+        rounds[gamma] = fit.rounds_of(gamma, lengths)[0]
+        shares[gamma] = fit.offered(gamma, lengths)
     taken = np.bincount(table["prompt"]) / np.bincount([text.prompt for text in texts], rounds[longest])
     return [
         {

@@ -55,9 +55,9 @@ def judged(log_figure, kind, source, texts, deepest=DEEPEST, bar=BAR):
             values |= {f"{name}_mean": round(float(ranked.at[model, "bias"]), 5)}
             values |= {f"{name}_{key}": round(float(worst[key]), 5) for key in ("error", "error_low", "error_high")}
             values |= {f"{name}_gamma": int(worst["gamma"]), f"{name}_missed": int(ranked.at[model, "significant"])}
-    best = table[table["model"] == prediction.models["model"].iloc[0]]
-    worst = best.loc[best["error"].abs().idxmax()]
-    log_figure(**values, best=str(prediction.models["model"].iloc[0]), best_error=round(float(worst["error"]), 5))
+    chosen = table[table["model"] == prediction.chosen]
+    worst = chosen.loc[chosen["error"].abs().idxmax()]
+    log_figure(**values, chosen=prediction.chosen, luck=round(prediction.luck, 5))
     assert abs(worst["error"]) < bar or worst["error_low"] < 0 < worst["error_high"]
 
 
