@@ -20,7 +20,6 @@ Only counts by prompt are kept, not rounds: a million tokens at 15 gammas are mi
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from math import nan
 
 import numpy as np
 import pandas as pd
@@ -30,7 +29,7 @@ from specdec.config import PLAIN
 
 from ..arms import Arms
 from ..comparisons import LEVEL
-from ..intervals import bootstrap, percentile_bounds
+from ..intervals import FEWEST, RELATIVE, Interval, Range, bootstrap, per_round
 from ..rounds import distinct_generations, drafted
 from .laws import LAWS, Law, continued, first_rounds, grouped_counts, offer_chances
 from .stretches import StretchesFit, fit_stretches, make_trace
@@ -50,7 +49,6 @@ CHOICE = ("stretches", "markov", "capped_geometric.mle")  # the model that is re
 SPLITS = 5  # of the prompts into halves
 ROUNDING = 1e-9  # errors below are equality: an exact replay misses by rounding alone
 ENDS = ("", "_low", "_high")  # of the columns of a value and its bounds
-FEW_PROMPTS = 4  # with fewer no half can be resampled
 FEW_ROUNDS = 60  # in a half; fewer say nothing of how texts differ
 
 RoundsOf = Callable[[int, np.ndarray], np.ndarray]  # gamma, lengths [U] -> expected rounds of such texts [B, U]
@@ -130,7 +128,7 @@ def predict(
     }
     sides = _sides(written[largest].tokens, seed)
     # [1 + B, P]; the first row is the data.
-    weights = _weights(sides[0], refits if len(prompts) >= FEW_PROMPTS else 0, seed)
+    weights = _weights(sides[0], refits if len(prompts) >= FEWEST else 0, seed)
     halves = _Halves(by_gamma[largest], by_gamma[smallest], alpha_sums, prompts, largest)
     tried, left_out = _models(halves, smallest < largest, replay, set(written), weights * sides[0])
     fitted = [name for name in tried if name != "replay"]
@@ -139,7 +137,10 @@ def predict(
     lines = []
     for gamma, of_gamma in written.items():
         counts = pd.DataFrame({"tokens": of_gamma.tokens, "rounds": of_gamma.rounds})
-        measured = bootstrap(counts, lambda s: {"tau": s["tokens"] / s["rounds"]}, replicates, seed)["tau"]
+        possible = per_round(gamma)
+        measured = bootstrap(
+            counts, lambda s: {"tau": s["tokens"] / s["rounds"]}, replicates, seed, ranges={"tau": possible}
+        )["tau"]
         tokens = weights @ of_gamma.tokens
         with np.errstate(divide="ignore", invalid="ignore"):
             tau = tokens / (weights @ of_gamma.rounds)
@@ -150,10 +151,12 @@ def predict(
                 else:
                     by_split = [tokens[: len(of_split[name, gamma])] / of_split[name, gamma] for of_split in expected]
                 predicted = by_split[0] + np.mean([one[0] for one in by_split]) - by_split[0][0]
+                predicted = np.clip(predicted, possible.low, possible.high)  # replicates beyond, moved by the mean
                 errors = [float(one[0] / tau[0] - 1) for one in by_split]
                 bounds = (measured.estimate, measured.low, measured.high)
-                error = _bounded(predicted / tau - 1)
-                lines.append((name, gamma, *_bounded(predicted), *bounds, *error, min(errors), max(errors)))
+                foretold = _bounded(predicted, len(prompts), possible)
+                error = _bounded(predicted / tau - 1, len(prompts), RELATIVE)
+                lines.append((name, gamma, *foretold, *bounds, *error, min(errors), max(errors)))
     columns = ["model", "gamma", *(f"predicted{end}" for end in ENDS)]
     columns += ["measured", "ci_low", "ci_high", *(f"error{end}" for end in ENDS), "split_low", "split_high"]
     table = pd.DataFrame(lines, columns=columns)
@@ -175,10 +178,10 @@ def _sides(tokens: np.ndarray, seed: int) -> np.ndarray:
     """Return the half, 0 or 1, of every prompt in each split, [splits, P]; tokens: of each prompt.
 
     Prompts are paired in the order of their tokens and a coin parts each pair, so that both halves have texts of all
-    lengths. Fewer than `FEW_PROMPTS` prompts are split once.
+    lengths. Fewer than `FEWEST` prompts are split once.
     """
     generator, count = np.random.default_rng(seed), len(tokens)
-    splits = SPLITS if count >= FEW_PROMPTS else 1
+    splits = SPLITS if count >= FEWEST else 1
     coins = generator.integers(0, 2, size=(splits, -(-count // 2)))
     in_order = np.stack([coins, 1 - coins], axis=2).reshape(splits, -1)[:, :count]
     if count == 3:  # the third stands alone: it joins the first, so that no half is empty
@@ -197,9 +200,10 @@ def _replayed(replay: pd.DataFrame, gamma: int, prompts: list[str], weights: np.
     return totals[:, 0] / totals[:, 1]
 
 
-def _bounded(values: np.ndarray) -> tuple[float, float, float]:
+def _bounded(values: np.ndarray, prompts: int, within: Range) -> tuple[float, float, float]:
     """Return the value of the data, first of [1 + B], and its bounds; NaN without replicates."""
-    return float(values[0]), *(percentile_bounds(values[1:], LEVEL) if len(values) > 1 else (nan, nan))
+    made = Interval.of_replicates(values, prompts if len(values) > 1 else 0, within, LEVEL)
+    return made.estimate, made.low, made.high
 
 
 def _shared(arms: Arms) -> Arms:

@@ -418,7 +418,8 @@ class StretchesFit:
         if steps is None:
             return self.family.rounds_of(self.parameters[None], gamma, lengths)
         value, slopes = _with_slopes(self.family, self.parameters, gamma, lengths)
-        return value * np.exp(steps @ (slopes / value))
+        # No step leads to more tokens in a round than can be.
+        return np.clip(value * np.exp(steps @ (slopes / value)), lengths / (gamma + 1), lengths)
 
     def offered(self, gamma: int, lengths: np.ndarray) -> np.ndarray:
         """Return [gamma + 1] the shares of rounds that offer 0, 1, ... tokens, in texts of `lengths` [U] tokens."""
