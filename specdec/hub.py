@@ -7,6 +7,7 @@ import os
 import ssl
 import sys
 from functools import lru_cache
+from pathlib import Path
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
 
@@ -47,6 +48,13 @@ def quiet_loading() -> None:
     transformers_logging.disable_progress_bar()  # also those of the hub's client
     if not hidden:
         enable_progress_bars()
+
+
+def is_cached(name: str) -> bool:
+    """Return whether the local cache has anything of a repository of models."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    return (Path(HF_HUB_CACHE) / f"models--{name.replace('/', '--')}" / "snapshots").is_dir()
 
 
 def not_cached(name: str, why: str) -> str:

@@ -22,6 +22,7 @@ from specdec.commands.resumed_sweep import RESUMED_SWEEP, SWEPT_KEYS
 from specdec.config import RunConfig, config_dir, validated
 from specdec.errors import SpecdecError, UsageError
 from specdec.folder.earlier_runs import EarlierRuns
+from specdec.plan.named_files import check_files
 from specdec.plan.names import check_names
 from specdec.plugins import extend_search_path
 from specdec.progress import DETAILS, VERBOSE
@@ -53,12 +54,13 @@ def typed_config(config_type: type[C], values: Mapping[str, Any]) -> C:
     """Return the typed configuration of a command (call inside a Hydra task).
 
     Raises:
-        UsageError: no drafter was chosen, a part is not there, or a value of no part is wrong.
+        UsageError: no drafter was chosen, a part or a file is not there, or a value of no part is wrong.
     """
     if "drafter" not in values:
         raise UsageError(f"No drafter: add +drafter=NAME, one of {', '.join(options('drafter'))}.")
     config = validated(config_type, values, source="the configuration")
     check_names(values)
+    check_files(values)
     return config
 
 

@@ -10,6 +10,10 @@ DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TOO_MANY = (errno.EMFILE, errno.ENFILE)
 NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, *TOO_MANY)
 PERMISSIONS = "Check its permissions and its disk, or write to another folder with hydra.run.dir=FOLDER."
+MEANT = {  # what is asked for by keys that are likely guesses
+    "model": "the model of every command is target.model=FOLDER_OR_HUB_ID",
+    "prompts.path": "a file with prompts of your own is prompts=jsonl prompts.path=FILE",
+}
 OPEN_FILES = "Raise the limit of open files, as with `ulimit -n 4096`."
 MEMORY_REMEDY = (
     "Try target.dtype=bfloat16, fewer measurement.max_new_tokens or a smaller model (in training: a smaller "
@@ -93,6 +97,8 @@ def _composition_sentence(error: Exception) -> str:
         key, node = str(getattr(cause, "full_key", "")), getattr(cause, "parent_node", None)
         keys = [str(name) for name in node or () if name not in ("name", "hydra")]
         group, _, leaf = key.rpartition(".")
+        if key in MEANT:
+            return f"Unknown key {key}: {MEANT[key]}."
         if not group:
             return f"Unknown key {key}: the configuration has no such key.{near_misses(leaf, keys)}"
         choice = node.get("name") if node is not None else None

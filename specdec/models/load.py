@@ -13,6 +13,7 @@ import torch
 from specdec import hub
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models.arithmetic import arithmetic_of, format_name, model_arithmetic, note_arithmetic
+from specdec.models.model_files import check_folder, check_place, has_tokenizer, has_vocabulary, no_tokenizer
 from specdec.models.quantization import quantization_of
 from specdec.models.spread import own_share
 
@@ -22,8 +23,12 @@ Kind = Literal["causal", "encoder_decoder"]  # registry name of the target that 
 
 
 def model_path(name: str, part: str = "target") -> str:
-    """Return the folder of a pocket model that comes with specdec, or `name` itself (a folder or a hub id)."""
-    return str(Path(__file__).resolve().parent.parent / "pocket" / part) if name == POCKET else name
+    """Return the folder of a pocket model that comes with specdec, or `name` itself (a folder or a hub id), where a ~
+    stands for the user's own folder.
+    """
+    if name == POCKET:
+        return str(Path(__file__).resolve().parent.parent / "pocket" / part)
+    return str(Path(name).expanduser()) if name.startswith("~") else name
 
 
 def load_model(
@@ -51,28 +56,21 @@ def load_model(
             of the wrong kind; UsageError for a revision of a folder.
     """
     check_revision(name, revision)
-    offline = "" if Path(name).exists() else hub.settle()  # before transformers asks it
+    folder = Path(name)
+    check_place(name, f"Model {name}")
+    offline = "" if folder.exists() else hub.settle()  # before transformers asks it
 
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     hub.quiet_loading()
-    folder = Path(name)
-    if folder.exists():
-        if not (folder / "config.json").is_file():
-            raise ModelLoadError(f"Model folder {folder} has no config.json; give the folder that holds the model.")
-        if not list(folder.glob("*.safetensors")):
-            raise ModelLoadError(
-                f"Model folder {folder} has no safetensors file; pickled weights are not loaded, convert them first."
-            )
-    elif name.startswith((".", "/", "~")) or name.count("/") > 1:
-        raise ModelLoadError(f"Model folder {name} does not exist; give a folder, a hub id or 'pocket'.")
+    tensors = check_folder(folder) if folder.exists() else None
     try:
         config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
         own_kind: Kind = "encoder_decoder" if config.is_encoder_decoder else "causal"
         if kind not in (None, own_kind):
             what = "an encoder-decoder" if config.is_encoder_decoder else "no encoder-decoder"
             raise ModelLoadError(f"Model {name} is {what} model ({config.model_type}): use it with target={own_kind}.")
-        _check_layers(name, folder, config)
+        _check_layers(name, config, tensors)
         if attention == "auto":
             attention = _attention_of(config)
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
@@ -99,7 +97,8 @@ def load_model(
         if offline:
             raise ModelLoadError(f"Model {name} cannot be loaded {hub.not_cached(name, offline)}") from None
         said = re.sub(r"For details look at .*?report!", "", " ".join(str(error).split())).strip()
-        raise ModelLoadError(f"Model {name} cannot be loaded: {said[:300]}") from None
+        where = f"Model {name}" if folder.exists() else f"Model {name} is no folder here, and as a hub id it"
+        raise ModelLoadError(f"{where} cannot be loaded: {said[:300]}") from None
     _check_weights(name, model, info)
     note_arithmetic(model, arithmetic)
     return (model if spread or quantization_of(model) else model.to(device)).eval().requires_grad_(False)
@@ -147,13 +146,15 @@ def load_tokenizer(name: str, revision: str | None = None) -> Any:
 
     from transformers import AutoTokenizer
 
-    if folder.is_dir() and not any((folder / file).exists() for file in ("tokenizer.json", "tokenizer_config.json")):
+    if folder.is_dir() and not has_tokenizer(folder):
         return None
     try:
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
     except Exception as error:
         if offline:
             raise ModelLoadError(f"The tokenizer of {name} cannot be loaded {hub.not_cached(name, offline)}") from None
+        if folder.is_dir() and not has_vocabulary(folder):
+            raise no_tokenizer(name) from None
         raise ModelLoadError(
             f"The tokenizer of {name} cannot be loaded: {' '.join(str(error).split())[:300]}"
         ) from None
@@ -258,18 +259,10 @@ def _attention_of(config: Any) -> str:
     return "sdpa" if getattr(kind, "_supports_sdpa", True) else "eager"
 
 
-def _check_layers(name: str, folder: Path, config: Any) -> None:
-    """Refuse a number of layers that the files of a folder cannot hold: transformers would first make them all."""
-    from safetensors import safe_open
-
+def _check_layers(name: str, config: Any, tensors: int | None) -> None:
+    """Refuse a number of layers that so many tensors cannot hold: transformers would first make them all."""
     layers = getattr(config.get_text_config(), "num_hidden_layers", None)
-    if not folder.is_dir() or not isinstance(layers, int):
-        return
-    tensors = 0
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            tensors += len(file.keys())
-    if layers > tensors:
+    if tensors is not None and isinstance(layers, int) and layers > tensors:
         raise ModelLoadError(
             f"Model {name} is incomplete: its config.json says {layers:,} layers, and its files hold {tensors} "
             "tensors; get the whole checkpoint."

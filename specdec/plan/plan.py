@@ -19,6 +19,8 @@ from specdec.config import (
 )
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
+from specdec.models.load import model_path
+from specdec.models.model_files import check_tokenizer
 from specdec.peers import engines
 from specdec.plan.compositions import composed_config, composed_parts
 from specdec.plan.rules import Case, Command, about_drafter, check
@@ -173,13 +175,16 @@ def plan(config: RunConfig) -> Plan:
             check("drafter", case)
             verifier = greedy_rule if sampling.greedy else rule
             planned.append(PlannedDrafter(method, own, drafter, structures.construct(structure), rule, verifier))
+    entries = read_prompts(config.prompts)
+    if config.target.get("model") and any(entry.turns for entry in entries.content.entries):
+        check_tokenizer(model_path(str(config.target["model"])))
     return Plan(
         command=command,
         config=asdict(config),
         target=target,
         target_values=config.target,
         drafters=tuple(planned),
-        prompts=read_prompts(config.prompts),
+        prompts=entries,
         sampling=sampling,
         measurement=config.measurement,
         budget_seconds=_budget(config),

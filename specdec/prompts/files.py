@@ -1,7 +1,7 @@
 """Prompt sets in files or on the hub: JSON lines, plain lines or a data set, a field and a template."""
 
 import string
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -11,8 +11,10 @@ from specdec.errors import UsageError
 from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
 from specdec.text.lines import printable
 from specdec.text.sources import Records, is_data_set, read_data_set, read_file, read_hub
+from specdec.text.usual_fields import USUAL_FIELDS, user_turns, usual_prompt
 
 Key = Annotated[str, Field(min_length=1)]
+LINE = "text"  # the field of a record that is made of a plain line
 
 
 @typed
@@ -23,8 +25,8 @@ class FileConfig(SetConfig):
     split: str  # of the folder or the data set
     revision: str | None
     format: Literal["jsonl", "lines"]  # of a file of text; a line of text is a record with `field` alone
-    field: Key  # text, or a list of texts: the turns of a conversation; a dot reaches into a nested record
-    template: str  # {field} and other keys of the record
+    field: Key | None  # text, or a list of turns; a dot reaches into a nested record; null: the usual one that is there
+    template: str | None  # {field} and other keys of the record; null: the field alone
     max_characters: AtLeastOne | None  # of the field: a longer text ends with the last word that fits; null: whole
     category_field: Key | None  # null: all prompts are of one category, named as the set
     id_field: Key | None  # null: the number of the line
@@ -45,21 +47,30 @@ class FileSet(PromptSource):
 
     def __init__(self, config: FileConfig) -> None:
         self.config: FileConfig = config
+        self.field = config.field
         try:  # (literal text, key after it); only plain keys, no attributes, no formats
-            self._template = [(literal, key) for literal, key, _, _ in string.Formatter().parse(config.template)]
+            self._template = [(literal, key) for literal, key, _, _ in string.Formatter().parse(config.template or "")]
         except ValueError as error:
             raise UsageError(
                 f"Bad value prompts.template={config.template!r}: {error}; a literal brace is written twice."
             ) from None
-        if config.field not in {key for _, key in self._template}:
+        if config.template is None:
+            return
+        keys = [key for _, key in self._template if key]
+        if self.field is None:
+            self.field = next((key for key in (*USUAL_FIELDS, *keys) if key in keys), USUAL_FIELDS[-1])
+        if self.field not in keys:
             raise UsageError(
-                f"Bad value prompts.template={config.template!r}: it should contain {{{config.field}}}, "
+                f"Bad value prompts.template={config.template!r}: it should contain {{{self.field}}}, "
                 "the field that prompts.field names."
             )
 
     def read(self) -> SourceContent:
         records = self._records()
         return SourceContent([entry for entry, _ in self._entries(records)], records.provenance)
+
+    def check(self) -> None:
+        next(self._entries(self._records()), None)
 
     def records(self) -> dict[str, Mapping[str, Any]]:
         """Return the record that each prompt was made of, by the prompt's id.
@@ -89,7 +100,7 @@ class FileSet(PromptSource):
         if config.path is not None and is_data_set(config.path):
             return read_data_set(config.path, config.split)
         if config.path is not None:
-            return read_file(config.path, config.field if config.format == "lines" else None)
+            return read_file(config.path, (self.field or LINE) if config.format == "lines" else None)
         if config.hub_id is not None:
             return read_hub(config.hub_id, config.hub_config, config.split, config.revision, "prompts")
         raise UsageError(
@@ -98,12 +109,11 @@ class FileSet(PromptSource):
 
     def _entry(self, where: str, number: int, record: Mapping[str, Any]) -> Entry:
         config = self.config
-        value = _lookup(record, config.field, where, "prompts.field")
-        turns = value if isinstance(value, list) else [value]
+        field, turns = self.turns(where, record)
         key = config.category_field
         category = None if key is None else _lookup(record, key, where, "prompts.category_field")
         name = number if config.id_field is None else _lookup(record, config.id_field, where, "prompts.id_field")
-        texts = tuple(self._rendered(turn, record, where) for turn in turns)
+        texts = tuple(self._rendered(turn, field, record, where) for turn in turns)
         answer = None if config.reference_field is None else record.get(config.reference_field)
         reference = None if answer is None else str(answer)
         return Entry(
@@ -113,28 +123,40 @@ class FileSet(PromptSource):
             reference=reference,
         )
 
-    def _rendered(self, turn: Any, record: Mapping[str, Any], where: str) -> str:
+    def turns(self, where: str, record: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:
+        """Return the field that a record's prompt is in, and the user's turns as they stand there.
+
+        Args:
+            where: file and line, for messages.
+        Raises:
+            UsageError: the record has no such field, or none that is usual; messages that are none.
+        """
+        field = self.field
+        if field is None:
+            field, value = usual_prompt(record, where)
+        else:
+            value = _lookup(record, field, where, "prompts.field")
+        return field, user_turns(value, field, where)
+
+    def _rendered(self, turn: Any, field: str, record: Mapping[str, Any], where: str) -> str:
         if not (turn is None or isinstance(turn, str | int | float)):
             raise UsageError(
-                f"{where}: {self.config.field} holds a {type(turn).__name__}: prompts.field should name a "
-                "text or a list of texts."
+                f"{where}: {field} holds a {type(turn).__name__}: prompts.field should name a text or a list of texts."
             )
         if turn is None or not str(turn).strip():
             return ""  # an empty field makes an empty prompt, whatever words the template puts around it
+        said, limit = str(turn), self.config.max_characters
+        if limit is not None and len(said) > limit:  # after the last whole word; tokens differ by tokenizer
+            head, _, cut_word = said[: limit + 1].rpartition(" ")
+            said = head or cut_word[:limit]
         parts = []
-        for literal, key in self._template:
+        for literal, key in self._template or [("", field)]:
             parts.append(literal)
-            if key == self.config.field:
-                field, limit = str(turn), self.config.max_characters
-                if limit is not None and len(field) > limit:  # after the last whole word; tokens differ by tokenizer
-                    head, _, cut_word = field[: limit + 1].rpartition(" ")
-                    field = head or cut_word[:limit]
-                parts.append(field)
-            elif key is not None:
-                parts.append(str(_lookup(record, key, where, "prompts.template")))
+            if key is not None:
+                parts.append(said if key == field else str(_lookup(record, key, where, "prompts.template")))
         text = "".join(parts)
         if not text.isascii() and text != text.encode("utf-8", "ignore").decode("utf-8"):
-            raise UsageError(f"{where}: {self.config.field} holds half a character (a lone surrogate).")
+            raise UsageError(f"{where}: {field} holds half a character (a lone surrogate).")
         return text.rstrip() if self.config.strip_end else text
 
 

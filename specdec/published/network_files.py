@@ -6,7 +6,6 @@ and the trainer's record.
 
 import hashlib
 import json
-import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from specdec.errors import UsageError
 from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.network import Heads
 from specdec.models.load import content_hash, training_cost
+from specdec.models.model_files import check_place
 from specdec.published.checkpoint_files import PICKLES, open_checkpoint
 from specdec.published.recognise import NetworkFormat, recognise, recorded_target
 from specdec.targets.base import Target
@@ -119,21 +119,13 @@ class TrainedKind(Generic[C]):
         Raises:
             UsageError: the file does not exist, is of another kind, or damaged.
         """
+        check_place(str(path), f"{self.name} {key}={path}")
         try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})[self.key])
                 weights = {name: file.get_tensor(name) for name in file.keys()}
             config = validated(self.config, about["config"], where=self.key)
             return TrainedFile(config, str(about["target"]), dict(about["training"]), weights)
-        except FileNotFoundError:
-            recipe = re.search(rf"(?:^|/)models/{self.group}/(.+)/{self.group}\.safetensors$", Path(path).as_posix())
-            ones = "those that come" if self.several else "the one that comes"
-            remedy = f"give a file that specdec.train wrote, or in a drafter pocket for {ones} with specdec"
-            if recipe:
-                made = "them" if self.several else "it"
-                remedy = f"python -m specdec.train +{self.group}={recipe[1]} makes {made}"
-            does = "do" if self.several else "does"
-            raise UsageError(f"{self.name} {key}={path} {does} not exist: {remedy}.") from None
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, UsageError):
             raise UsageError(
                 f"{self.name} {key}={path} is not a file of {self.content}: give the {self.group}.safetensors that "

@@ -114,12 +114,12 @@ class MtBench(Study):
                 f"Bad value prompts={source.config.name}: study 'mt_bench' answers questions that have an id; use "
                 "prompts=mt_bench prompts.path=question.jsonl."
             )
-        records, field, id_field = source.records(), source.config.field, source.config.id_field
+        records, id_field = source.records(), source.config.id_field
         found: dict[Prompt, dict[str, Any]] = {}
         for prompt in bench.parts.prompts.prompts:
             record = records[prompt.id]
-            turns = record[field] if isinstance(record[field], list) else [record[field]]
-            question = {"question_id": record[id_field], "category": prompt.category, "turns": turns}
+            turns = source.turns(prompt.id, record)[1]
+            question = {"question_id": record[id_field], "category": prompt.category, "turns": [*turns]}
             found[prompt] = question | {key: record[key] for key in ("reference",) if key in record}
         return found
 

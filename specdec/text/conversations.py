@@ -17,11 +17,8 @@ from specdec.text.document_store import Encoded, Part
 from specdec.text.encoding import batched
 from specdec.text.lines import file_digest, filled_lines
 from specdec.text.sources import read_hub
+from specdec.text.usual_fields import SPEAKERS
 
-SPEAKERS = {
-    "system": "system", "human": "user", "user": "user",
-    "gpt": "assistant", "chatgpt": "assistant", "assistant": "assistant", "bard": "assistant", "bing": "assistant",
-}  # fmt: skip
 RENDERED_AT_ONCE = 256
 Messages = list[dict[str, str]]  # the form that chat templates take: role and content
 Spans = list[tuple[int, int]]  # ranges of characters that the assistant wrote

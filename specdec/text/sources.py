@@ -44,7 +44,9 @@ def read_file(name: str, line_field: str | None) -> Records:
             if line_field is not None:
                 yield where, number, {line_field: line}
             elif line.strip():
-                record = json_value(where, line, f"{key} needs one object per line")
+                record = json_value(
+                    where, line, f"{key} needs one object per line; for plain text set prompts.format=lines"
+                )
                 if not isinstance(record, dict):
                     raise UsageError(
                         f"{where}: a JSON {type(record).__name__} where {key} needs an object with fields."

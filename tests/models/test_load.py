@@ -21,6 +21,7 @@ from specdec.models.load import (
     resolve_device,
     resolve_dtype,
 )
+from specdec.models.model_files import check_tokenizer
 from specdec.targets.base import targets
 
 CPU = torch.device("cpu")
@@ -73,13 +74,13 @@ def test_a_good_folder_loads_as_it_was_saved(folder, tiny_model):
 
 @pytest.mark.parametrize("name", ["./nowhere", "a/b/c"])
 def test_a_name_that_can_only_be_a_folder_is_not_asked_for_on_the_hub(name):
-    with pytest.raises(ModelLoadError, match=f"Model folder {name} does not exist"):
+    with pytest.raises(ModelLoadError, match=f"Model {name} does not exist"):
         load(name)
 
 
 def test_a_hub_id_that_cannot_be_had():
     """HF_HUB_OFFLINE is set for all tests: nothing is asked, nothing is in the cache."""
-    with pytest.raises(ModelLoadError, match="nobody/nothing cannot be loaded") as raised:
+    with pytest.raises(ModelLoadError, match="nobody/nothing is no folder here, and cannot be loaded from") as raised:
         load("nobody/nothing")
     assert "\n" not in str(raised.value)
 
@@ -133,8 +134,9 @@ BAD = {
     "another size": (lambda folder: configured(folder, num_hidden_layers=3), "missing keys"),
     "no weights": (lambda folder: weights(folder).unlink(), "no safetensors file"),
     "pickled weights": (pickle, "no safetensors file; pickled weights are not loaded"),
-    **{f"cut to {keep}": (cut(keep), "cannot be loaded") for keep in (0, 5, 0.5, -10)},
-    "garbage": (lambda folder: weights(folder).write_bytes(b"\xff" * 5000), ""),
+    **{f"cut to {keep}": (cut(keep), "is cut off: it has ") for keep in (0, 5, 0.5, -10)},
+    "a pointer": (lambda folder: weights(folder).write_text("version https://git-lfs.github.com/spec/v1\n"), "Git LFS"),
+    "garbage": (lambda folder: weights(folder).write_bytes(b"\xff" * 5000), "no safetensors header"),
     "a layer is missing": (without(".layers.1."), "incomplete: 9 missing keys"),
     "a weight is missing": (without("model.norm.weight"), "1 missing keys (model.norm.weight)"),
     "another shape": (
@@ -152,6 +154,20 @@ def test_a_bad_folder_is_one_sentence(folder, spoil, says):
     assert says in sentence and "report" not in sentence
 
 
+def test_a_file_that_is_cut_off_is_told_with_its_bytes(folder):
+    whole = weights(folder).stat().st_size
+    cut(0.5)(folder)
+    assert f"{weights(folder)} is cut off: it has {whole // 2:,} of {whole:,} bytes" in refusal(folder)
+
+
+def test_a_missing_folder_is_a_path_where_its_neighbours_are_here(folder, monkeypatch):
+    """And not a repository of the hub, though it has the form of one."""
+    monkeypatch.chdir(folder.parent.parent)
+    name = f"{folder.parent.name}/modle"
+    with pytest.raises(ModelLoadError, match=f"Model {name} does not exist: .* Did you mean model\\?"):
+        load(name)
+
+
 def test_a_file_instead_of_a_folder(folder):
     assert "no config.json" in refusal(weights(folder))
 
@@ -163,7 +179,7 @@ def test_a_missing_shard(tiny_model, tmp_path):
     assert len(shards) > 1
     load(path)
     shards[-1].unlink()
-    refusal(path)
+    assert f"of the {len(shards)} files that" in (said := refusal(path)) and f"1 is missing ({shards[-1].name})" in said
 
 
 def test_remote_code_is_not_run(folder, tmp_path):
@@ -228,6 +244,11 @@ def test_a_checkpoint_keeps_its_dtype_where_the_processor_computes_in_it(folder,
 
 def test_a_folder_without_tokenizer_has_none(folder):
     assert load_tokenizer(str(folder)) is None
+    with pytest.raises(ModelLoadError, match="has no tokenizer: none of tokenizer.json, "):
+        check_tokenizer(str(folder))
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises(ModelLoadError, match="has no tokenizer: none of tokenizer.json, "):
+        load_tokenizer(str(folder))
 
 
 def test_a_broken_tokenizer_is_refused(folder):

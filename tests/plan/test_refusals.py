@@ -38,6 +38,11 @@ REFUSED = {
     "run +drafter=ngram drafter.name=ngrm": "Unknown drafter 'ngrm'. Did you mean ngram?",
     "certify +drafter=ngram +structure.k=4": "Unknown key structure.k: structure 'chain' has the keys gamma",
     "advise +drafter=ngram measurement.drafters=[sufix]": "Unknown drafter 'sufix'. Did you mean suffix?",
+    "run +drafter=ngram model=DIR": "Unknown key model: the model of every command is target.model=",
+    "run +drafter=ngram prompts.path=x": "prompts=jsonl prompts.path=FILE",
+    "run +drafter=ngram target.model=./nowhere": "Model target.model=./nowhere does not exist",
+    "advise +drafter=small_model drafter.model=models/parallel/mine/model": "specdec.train +parallel=mine makes it",
+    "certify +drafter=ngram prompts=jsonl prompts.path=empty.jsonl": "prompts.path=empty.jsonl is empty",
     "report": "Nothing to report on",
     "sync nowhere": "nowhere has no tracking.json",
     "convert nowhere.pt": "File nowhere.pt does not exist",
@@ -87,7 +92,7 @@ CONFIGURED = {
     "run +drafter=ngram measurement.repeats=0": "Bad value measurement.repeats=0",
     "run +drafter=ngram measurement.gammas=[0]": "Bad value measurement.gammas.0=0",
     "run +drafter=ngram target=table measurement.peers=[transformers]": "Bad value measurement.peers",
-    "run +drafter=ngram target=table measurement.original=x": "Bad value measurement.original=x",
+    "run +drafter=ngram target=table measurement.original=pocket": "Bad value measurement.original=pocket",
     "run +drafter=ngram measurement.batch_size=2 measurement.workers=2": "Bad value measurement.batch_size=2",
     "run +drafter=ngram measurement.batch_size=2 measurement.budget_seconds=9": "Bad value measurement.budget_seconds",
     "run +drafter=ngram +measurement.drafter_settings.suffix.drafter={}": "Bad value measurement.drafter_settings",
@@ -153,7 +158,7 @@ CONFIGURED = {
     "run +drafter=ngram measurement.batch_size=2 target=replay target.path=x prompts=recorded": (
         "target=replay decodes one sequence at a time"
     ),
-    "run +drafter=ngram measurement.batch_size=2 target=encoder_decoder": (
+    "run +drafter=ngram measurement.batch_size=2 target=encoder_decoder target.model=pocket": (
         "target=encoder_decoder decodes one sequence at a time"
     ),
     "run +drafter=ngram measurement.batch_size=2 target=causal target.evaluation=rows": "use target.evaluation=packed",

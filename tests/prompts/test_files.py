@@ -155,6 +155,30 @@ def test_jsonl_fields_templates_and_gzip(load, tmp_path):
     assert load("jsonl", path=str(plain), strip_end=False, **keys).prompts[0].text == "{de} a {b}: "
 
 
+MESSAGES = [("system", "S"), ("user", "U"), ("assistant", "A"), ("user", "V")]
+
+
+@pytest.mark.parametrize(
+    "record, turns",
+    [
+        ({"prompt": "P", "text": "T"}, ["P"]),
+        ({"question": "Q", "answer": "A"}, ["Q"]),
+        ({"instruction": "I", "input": "N", "output": "O"}, ["I\n\nN"]),
+        ({"instruction": "I", "input": ""}, ["I"]),
+        ({"turns": ["1", "2"], "prompt": "P"}, ["1", "2"]),
+        ({"messages": [{"role": role, "content": text} for role, text in MESSAGES]}, ["S\n\nU", "V"]),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "U"}]}]}, ["U"]),
+        ({"conversations": [{"from": "human", "value": "H"}, {"from": "gpt", "value": "G"}]}, ["H"]),
+        ({"text": "T", "prompt": None}, ["T"]),
+    ],
+)
+def test_json_lines_are_read_by_their_usual_fields(load, tmp_path, record, turns):
+    path = tmp_path / "set.jsonl"
+    path.write_text(json.dumps(record) + "\n")
+    (prompt,) = load("jsonl", path=str(path)).prompts
+    assert [prompt.text, *prompt.follow_ups] == turns
+
+
 def test_lines_break_at_newlines_only(load, tmp_path):
     path = tmp_path / "lines.txt"
     path.write_text("one\u2028still one\n\nthree\n", encoding="utf-8", newline="")

@@ -47,6 +47,13 @@ class PromptSource(ABC):
 
     config: SetConfig
 
+    def check(self) -> None:
+        """Refuse a file that is missing or empty, or whose first record does not fit the keys, without reading on.
+
+        Raises:
+            UsageError: as `read`, which finds all other faults.
+        """
+
     @abstractmethod
     def read(self) -> SourceContent:
         """Return all entries, the same at every call.

@@ -1,0 +1,53 @@
+"""The files that a configuration names: models, networks and prompts, looked at before anything heavy is imported."""
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from specdec.config import config_dir
+from specdec.models.model_files import check_folder, check_place, check_whole
+from specdec.prompts import prompts
+
+_BUILT_IN = ("pocket", "random")  # models that are no files of a user
+_NO_MODEL = ("retrieval",)  # its `model` is an index
+
+
+def check_files(values: Mapping[str, Any]) -> None:
+    """Refuse files that are missing, empty or cut off, before the libraries that read them are imported.
+
+    Args:
+        values: the composed configuration of a command.
+    Raises:
+        UsageError: the first fault.
+    """
+    if "prompts" in values:
+        prompts.build(values["prompts"]).check()
+    original = (values.get("measurement") or {}).get("original")
+    targets = [*_models("target", values.get("target")), ("measurement.original", original)]
+    for key, name in targets:
+        if isinstance(name, str) and _there(key, name):
+            check_folder(Path(name).expanduser())
+    for key, name in _models("drafter", values.get("drafter")):
+        if _there(key, name):
+            check_whole(Path(name).expanduser())
+
+
+def _there(key: str, name: str) -> bool:
+    """Tell if a name is one of a user's own files; one of a file that is not there is refused."""
+    if name in _BUILT_IN:
+        return False
+    check_place(name, f"Model {key}={name}")
+    return Path(name).expanduser().exists()
+
+
+def _models(key: str, part: Any) -> Iterator[tuple[str, str]]:
+    """Yield key and value of what parts of specdec's own load, those of a part within a part too."""
+    if not isinstance(part, Mapping):
+        return
+    name, group = part.get("name"), key.partition(".")[0]
+    own = name not in _NO_MODEL and (Path(config_dir()) / group / f"{name}.yaml").is_file()
+    for each, value in part.items():
+        several = value if each == "models" and isinstance(value, list) else [value] if each == "model" else []
+        if own:
+            yield from ((f"{key}.{each}", one) for one in several if isinstance(one, str))
+        yield from _models(f"{key}.{each}", value)
