@@ -68,6 +68,7 @@ class About:
         prompts: the name of the prompt set.
         simulated: True where times come from a cost model.
         replicates, seed: of the prompt bootstrap.
+        looping: share of the prompts whose text by plain decoding falls into a loop; 0 in studies of earlier versions.
     """
 
     title: str
@@ -75,6 +76,7 @@ class About:
     simulated: bool
     replicates: int
     seed: int
+    looping: float = 0.0
 
     def origin(self, replay: pd.DataFrame, skipped: pd.DataFrame) -> tuple[str, ...]:
         """Return sentences that say which texts were replayed, with the `caveats`.
@@ -94,9 +96,14 @@ class About:
         """Words for where the seconds of a prediction come from."""
         return "simulated by a cost model" if self.simulated else "from measured calls, drafts and commits"
 
+    @property
+    def loops(self) -> str:
+        """A sentence that says how many texts loop; "" of none."""
+        return f"{in_loops(self.looping)}, on which drafters that copy gain most." if self.looping else ""
+
     def caveats(self, skipped: pd.DataFrame) -> tuple[str, ...]:
         """Return sentences that say what limits the conclusions, and which prompts were left out."""
-        sentences = []
+        sentences = [self.loops] if self.loops else []
         if (" on pocket" in self.title or self.title.startswith("pocket")) and self.prompts not in _OWN_KIND:
             sentences.append(
                 "A protocol check: the pocket target is a small code model, and what it writes after prompts of "
@@ -114,6 +121,11 @@ class About:
 def joined(names: Sequence[str]) -> str:
     """Return names as a sentence lists them: "a, b and c"."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def in_loops(share: float) -> str:
+    """Return which share of the prompts has a text that loops, such as "25% of the prompts have an output ..."."""
+    return f"{share:.0%} of the prompts have an output that falls into a loop"
 
 
 def counted(number: int, name: str) -> str:

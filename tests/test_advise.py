@@ -63,6 +63,8 @@ def test_a_run_that_follows_finds_its_advice(command, tmp_path, drafter, shape):
     summary = json.loads((folder / "summary.json").read_text())
     predicted = {item["gamma"]: item for item in advice["predictions"]}
     assert advice["alpha"] == pytest.approx(summary["metrics"]["alpha.text"], rel=1e-9)
+    loops = f"{summary['metrics']['repetition/share']:.0%} of the prompts have an output that falls into a loop; "
+    assert advice["verdict"].startswith(loops), "the greedy text of a table does nothing else"
     assert summary["metrics"]["speedup.predicted"] == predicted[4]["speedup"]["estimate"]
     curve = summary["curves"]["curve/speedup/predicted"]
     assert curve == {str(gamma): item["speedup"]["estimate"] for gamma, item in predicted.items()}

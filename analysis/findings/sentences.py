@@ -14,7 +14,7 @@ from ..account.verdicts import losses, unsettled
 from ..intervals import Interval, too_few
 from ..read.facts import RunFacts, RunStatus, SessionFacts
 from ..read.runs import Run
-from ..sections import counted
+from ..sections import counted, in_loops
 
 _ROUNDING = 1e-6  # of a sum of float32 probabilities
 
@@ -100,7 +100,7 @@ def _loops(run: MeasuredRun, who: str = "decoding") -> str:
     rest = Interval.from_metrics(run.metrics, "speedup.unflagged")
     known = share < 1 and not too_few(run.account.prompts)
     without = f" (without them {who} is {times(rest)})" if known else ""
-    return f"{share:.0%} of the prompts have an output that falls into a loop{without}; "
+    return f"{in_loops(share)}{without}; "
 
 
 def _verdict(run: MeasuredRun) -> str:
@@ -250,7 +250,7 @@ def run_notes(run: Run, measured: MeasuredRun, prompts: Mapping[str, Any]) -> li
     if share:
         rest = Interval.from_metrics(metrics, "speedup.unflagged")
         without = f"; without them the speedup is {rest}" if share < 1 else ""
-        notes.append(f"Repetition: {share:.0%} of the prompts have an output that falls into a loop{without}.")
+        notes.append(f"Repetition: {in_loops(share)}{without}.")
     skipped = {reason: sum(counts.values()) for reason, counts in prompts["skipped"].items() if counts}
     if skipped:
         notes.append("Skipped prompts: " + ", ".join(f"{count} {reason}" for reason, count in skipped.items()) + ".")

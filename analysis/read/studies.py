@@ -24,7 +24,9 @@ def read_study(files: Mapping[str, Path], source: str) -> FinishedStudy:
     """
     try:
         described = json.loads(files[STUDY].read_text(encoding="utf-8"))
-        about = TypeAdapter(About).validate_python({field.name: described[field.name] for field in fields(About)})
+        about = TypeAdapter(About).validate_python(
+            {field.name: described[field.name] for field in fields(About) if field.name in described}
+        )
         tables = {path.stem: pd.read_parquet(path) for path in files.values() if path.suffix == ".parquet"}
         return FinishedStudy(str(described["study"]), tables, about, source)
     except (ValueError, TypeError, KeyError, AttributeError, OSError, RecursionError) as error:

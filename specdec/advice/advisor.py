@@ -27,6 +27,7 @@ from specdec.advice.decoded_rounds import Speculated, predicted_walks
 from specdec.analysis.account.gap_account import cost_values
 from specdec.analysis.engines.recommendation import Recommendation
 from specdec.analysis.intervals import ANY, Columns, bootstrap, per_round, too_few
+from specdec.analysis.sections import in_loops
 from specdec.clock import Clock, clock_for
 from specdec.config import BASELINE
 from specdec.folder.results import ResultsFolder
@@ -51,6 +52,7 @@ from specdec.session.advice_key import kept_at, key_of, keyed_by
 from specdec.session.dtypes import arithmetic_notes
 from specdec.session.parts import Parts, open_parts, prepare
 from specdec.terminal import print_lines, print_links
+from specdec.text.repetition import loop_share
 from specdec.text.streams import Stream, read_streams
 from specdec.timing.calls import Calibration, calibrate
 from specdec.timing.timer import Timer
@@ -185,10 +187,14 @@ class _Advisor:
                 key = GenerationKey("advise", BASELINE, 0, repeat, turn.id, turn.category)
                 tokenizer = self._target.tokenizer
                 words = "" if tokenizer is None else tokenizer.decode(done.tokens)
-                line = generation_line(key, done, self._clock, words, flagged=False)
+                line = generation_line(key, done, self._clock, words, self._loops(done.tokens))
                 self._results.append([round_table(key, done, self._clock)], [line])
                 yield Stream(turn.id, turn.category, turn.tokens, done.tokens, repeat=repeat)
                 answers[turn.id] = done.tokens
+
+    def _loops(self, tokens: Sequence[int]) -> bool:
+        """Return True if a text falls into a loop."""
+        return loop_share(tokens, self._measurement.repetition_period) >= self._measurement.repetition_share
 
     def _decode(self, prompt: Prompt, repeat: int, limit: int) -> Generation:
         arm = self._parts.baseline  # with a run's own generators, so that sampled texts are its texts
@@ -312,8 +318,11 @@ class _Advisor:
             chain = self._shapes[gamma].branches == 1
             tau, speedup = intervals["tokens_per_round"], intervals["speedup"]
             predictions.append(predict(gamma, tau, speedup, cost, offered, chain))
-        best, blame, verdict = judge(predictions, self._parts.chosen.label)
         prompts = len({text.id for text, _ in self._walks})
+        looping = {text.id for text, _ in self._walks if self._loops(text.generated)}
+        best, blame, verdict = judge(predictions, self._parts.chosen.label)
+        if looping:
+            verdict = f"{in_loops(len(looping) / prompts)}; {verdict[:1].lower()}{verdict[1:]}"
         notes = [*arithmetic_notes(self._parts)]
         if best.gamma == max(self._gammas) and len(self._gammas) > 1 and best.speedup.estimate > 1:
             notes.append("The best gamma is the largest of measurement.gammas: a longer one may be better still.")

@@ -31,7 +31,7 @@ from specdec.session.replays import Replays
 from specdec.session.sampled_pair import SAMPLED_EVERY, sampled_line
 from specdec.session.tracing import trace
 from specdec.targets import Target
-from specdec.text.repetition import repeated_share
+from specdec.text.repetition import loop_share
 from specdec.timing.calls import Calibration
 
 Answers = dict[str, tuple[int, ...]]
@@ -302,9 +302,9 @@ class Session:
         return rounds, lines
 
     def _read(self, tokens: tuple[int, ...]) -> tuple[str, bool]:
-        """Return an output in words, and True if it fell into repetition."""
+        """Return an output in words, and True if it falls into a loop."""
         tokenizer, measurement = self._target.tokenizer, self._measurement
-        flagged = repeated_share(tokens, measurement.repetition_period) >= measurement.repetition_share
+        flagged = loop_share(tokens, measurement.repetition_period) >= measurement.repetition_share
         return "" if tokenizer is None else tokenizer.decode(tokens), flagged
 
     @property

@@ -33,6 +33,7 @@ from specdec.session.arm import seeded_request
 from specdec.structures import Structure, structures
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import outcome
+from specdec.text.streams import Stream
 from specdec.text.writing import write_atomically
 from specdec.timing.calls import Calibration, calibrate, call_sizes, time_calls
 from specdec.timing.machine import measure_machine
@@ -226,6 +227,10 @@ class Batching(Study):
         random.Random(f"{bench.plan.seed}/{repeat}/{batch}").shuffle(order)
         done: list[tuple[Arm, BatchDecoded]] = [(arm, rig.decoded(arm, batch, prompts, repeat)) for arm in order]
         plain = [decoded for arm, decoded in done if arm == PLAIN]
+        bench.written.extend(
+            Stream(prompt.id, prompt.category, prompt.tokens, output.tokens)
+            for prompt, output in zip(prompts, plain[0].generations, strict=True)
+        )
         sums = [_measured(decoded, batch) for decoded in plain]
         baseline = {
             f"baseline_{name}": sum(each[name] for each in sums)

@@ -163,6 +163,8 @@ class MtBench(Study):
                 lines.append({**line, **place, "temperature": temperature})
                 turns.append(bench.parts.prompts.said(turn, output.tokens))
                 answers[turn.id] = output.tokens
+                if arm.keys["method"] == PLAIN:
+                    bench.written.append(replace(stream, generated=output.tokens))
             missing = 1 + len(prompt.follow_ups) - len(turns)
             choices.append(turns + [NO_ANSWER] * missing)
         return choices

@@ -538,9 +538,10 @@ class UnlikelihoodConfig:
     Attributes:
         prefix_tokens: tokens of a sequence that the model is shown; it goes on greedily to the sequence's length.
         weight: of the unlikelihood, beside 1 for the cross entropy of the text.
-        repetition_period: the longest period of a loop, in tokens.
+        repetition_period: the longest period of an exact loop, in tokens.
         repetition_tokens: the least tokens of a loop that is made unlikely; see `text.repetition.loop_marks`.
-        repetition_share: a text of which at least this share lies in one loop counts as looping, as in a run.
+        repetition_share: a text of which at least this share lies in one exact loop counts as looping; a run, which
+            sees near repeats as well, finds more (`text.repetition`).
     """
 
     name: Name

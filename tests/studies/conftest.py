@@ -1,5 +1,6 @@
 """Studies in this process, from an overlay and overrides, without a store: on an explicit law or a tiny model."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -34,7 +35,7 @@ def study(
 ) -> Callable[..., tuple[Findings, Tables]]:
     """`study("ngrammys_grid", "study.k=[1]", ...)` runs a study in this process; it gives its findings and its tables.
 
-    It also checks that the folder alone gives the same findings.
+    It also checks that the folder alone gives the same findings, and that they say how many texts loop.
     """
     monkeypatch.chdir(tmp_path)
 
@@ -49,6 +50,9 @@ def study(
         shutil.rmtree(folder, ignore_errors=True)  # a folder is used by one run
         folder.mkdir()
         found = run_study(plan(validated(RunConfig, values)), folder)
+        looping = json.loads((folder / "study.json").read_text())["looping"]
+        said = [words for section in found.sections for words in section.text if "falls into a loop" in words]
+        assert bool(said) == (looping > 0) and all(f"{looping:.0%} of the prompts" in words for words in said)
         if experiment not in reopened:
             reopened.add(experiment)
             again = finished_study(folder).findings()

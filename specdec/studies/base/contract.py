@@ -4,9 +4,10 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import inf
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -17,12 +18,14 @@ from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
 from specdec.plan.plan import Plan
 from specdec.progress import progress_bar
+from specdec.prompts import first_turn
 from specdec.records import Request
 from specdec.registry import Registry
 from specdec.sampling import generator_for
 from specdec.session.parts import Parts, prepare
 from specdec.targets.base.contract import Evaluation
 from specdec.targets.replay import Replay
+from specdec.text.repetition import loop_share
 from specdec.text.streams import Stream, write_streams
 from specdec.timing.shapes import Shape, time_shapes, tokens_evaluated
 from specdec.timing.timer import Timer
@@ -36,12 +39,24 @@ class Bench:
         clock: measured, or simulated where the target has no model.
         folder: the run's output folder.
         heartbeat: to be called now and then, so that the run is seen to be alive.
+        written: the texts of plain decoding: those of `texts`, or of a study that decodes prompts in its own way.
     """
 
     parts: Parts
     clock: Clock
     folder: Path
     heartbeat: Callable[[], None]
+    written: list[Stream] = field(default_factory=list)
+
+    @property
+    def looping(self) -> float:
+        """The share of the prompts with a text among `written` that falls into a loop."""
+        measurement = self.plan.measurement
+        loops: dict[str, bool] = {}
+        for text in self.written:
+            share, prompt = loop_share(text.generated, measurement.repetition_period), first_turn(text.id)
+            loops[prompt] = loops.get(prompt, False) or share >= measurement.repetition_share
+        return fmean(loops.values()) if loops else 0.0
 
     @property
     def plan(self) -> Plan:
@@ -105,9 +120,10 @@ class Bench:
         """
         target, prompts = self.parts.target, self.parts.prompts
         if isinstance(target, Replay):
-            return [target.stream(prompt.tokens) for prompt in prompts.prompts]
+            self.written[:] = [target.stream(prompt.tokens) for prompt in prompts.prompts]
+            return self.written
         prepare(self.parts)
-        streams: list[Stream] = []
+        streams = self.written
         answers: dict[str, tuple[int, ...]] = {}
         with self.progress("decoding", sum(1 + len(prompt.follow_ups) for prompt in prompts.prompts)) as advance:
             for turn in (turn for prompt in prompts.prompts for turn in prompts.turns(prompt, answers)):

@@ -62,11 +62,13 @@ def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Stu
     logged: dict[str, Any] = {"name": run_name, "params": identity.params, "tags": tags}
     with tracking.tracked_run(plan.tracking, **logged, results=folder) as tracked:
         clock = parts.target.clock() or clock_for(parts.target.device)
-        tables = study.run(Bench(parts, clock, folder, tracked.heartbeat))
+        bench = Bench(parts, clock, folder, tracked.heartbeat)
+        tables = study.run(bench)
         results.compact()
         for table_name, table in tables.items():
             table.to_parquet(folder / f"{table_name}.parquet", index=False)
-        about = About(title, parts.prompts.name, tags["time"] == "simulated", plan.measurement.bootstrap, plan.seed)
+        resampling = plan.measurement.bootstrap, plan.seed
+        about = About(title, parts.prompts.name, tags["time"] == "simulated", *resampling, bench.looping)
         found = findings(name, tables, about)
         refuted = {"refuted": found.refuted} if found.refuted else {}
         results.write_json("study.json", {"study": name, **vars(about), "metrics": found.metrics, **refuted})
@@ -80,6 +82,8 @@ def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Stu
             tracked.tags({"specdec.outputs": "refuted"})
         tracked.artifacts()
     say = partial(get_console().print, markup=False, highlight=False)
+    if about.loops:
+        say(about.loops)
     for section in found.sections if verbose() else found.sections[:_ANSWERS]:
         say(f"{section.title}: {section.text[0]}")
     report = folder / "report.html"

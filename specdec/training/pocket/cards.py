@@ -21,11 +21,11 @@ the table, in float32, on {texts} sequences of {length} tokens of the held-out m
 | | before | after, as shipped |
 |---|---|---|
 | nats per token | {before[nats_per_token]:.3f} | {after[nats_per_token]:.3f} |
-| greedy continuations that loop | {before[looping]:.1%} | {after[looping]:.1%} |
+| greedy continuations in an exact loop | {before[looping]:.1%} | {after[looping]:.1%} |
 
-The first {prefix} tokens of a sequence are continued greedily to its length. A continuation loops where at least
-{share:.0%} of it lies in one loop of at most {period} tokens. What was made unlikely in training are the tokens of the
-third and later rounds of such loops, with this recipe:
+The first {prefix} tokens of a sequence are continued greedily to its length. One counts where at least {share:.0%} of
+it lies in one exact loop of at most {period} tokens; a run sees near repeats as well and flags more. What was made
+unlikely in training are the tokens of the third and later rounds of such loops, with this recipe:
 
 {recipe}
 
