@@ -318,11 +318,8 @@ class _Advisor:
             chain = self._shapes[gamma].branches == 1
             tau, speedup = intervals["tokens_per_round"], intervals["speedup"]
             predictions.append(predict(gamma, tau, speedup, cost, offered, chain))
-        prompts = len({text.id for text, _ in self._walks})
-        looping = {text.id for text, _ in self._walks if self._loops(text.generated)}
         best, blame, verdict = judge(predictions, self._parts.chosen.label)
-        if looping:
-            verdict = f"{in_loops(len(looping) / prompts)}; {verdict[:1].lower()}{verdict[1:]}"
+        prompts = len({text.id for text, _ in self._walks})
         notes = [*arithmetic_notes(self._parts)]
         if best.gamma == max(self._gammas) and len(self._gammas) > 1 and best.speedup.estimate > 1:
             notes.append("The best gamma is the largest of measurement.gammas: a longer one may be better still.")
@@ -353,10 +350,17 @@ class _Advisor:
             t1_ms=1e3 * t1_s,
             best_gamma=best.gamma,
             blame=blame,
-            verdict=verdict,
+            verdict=self._on_loops(verdict),
             predictions=predictions,
             notes=notes,
         )
+
+    def _on_loops(self, verdict: str) -> str:
+        """Begin a verdict with how many prompts have a text that falls into a loop, where there are any."""
+        loops = dict.fromkeys((text.id for text, _ in self._walks), False)
+        loops |= {text.id: True for text, _ in self._walks if self._loops(text.generated)}
+        share = fmean(loops.values())
+        return f"{in_loops(share)}; {verdict[:1].lower()}{verdict[1:]}" if share else verdict
 
     def _costs(self) -> Costs:
         """Return costs over t(1) of the same calibration, so that a machine that changes its speed changes no ratio."""
