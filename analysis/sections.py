@@ -30,12 +30,14 @@ class Section:
         text: paragraphs in Markdown, the answer first.
         tables: (caption, table); the index is not shown.
         figures: (name for files, figure in the project's style).
+        figures_first: True if pages show the figures before the tables.
     """
 
     title: str
     text: tuple[str, ...] = ()
     tables: tuple[tuple[str, pd.DataFrame], ...] = ()
     figures: tuple[tuple[str, Figure], ...] = ()
+    figures_first: bool = False
 
     def simulated(self) -> "Section":
         """Return the section with every table headed *Simulated*, for runs whose times come from a cost model."""

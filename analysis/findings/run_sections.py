@@ -141,7 +141,7 @@ def _labelled(label: str, simulated: bool) -> str:
 def arranged(sections: Sequence[Section], run: Run) -> list[Section]:
     """Return the sections of a run as its page shows them.
 
-    The figures of the FIRST_SCREEN move behind the tables of the first section, the summary; one that no section has is
+    The figures of the FIRST_SCREEN move behind the words of the first section, the summary; one that no section has is
     left out. Where time is simulated, each table says so, and the heading of a section that is about times.
     """
     figures = {name: figure for section in sections for name, figure in section.figures}
@@ -149,7 +149,11 @@ def arranged(sections: Sequence[Section], run: Run) -> list[Section]:
     pages: list[Section] = []
     for section in sections:
         others = tuple((name, figure) for name, figure in section.figures if name not in FIRST_SCREEN)
-        page = replace(section, figures=others if pages else (*others, *shown))
+        page = (
+            replace(section, figures=others)
+            if pages
+            else replace(section, figures=(*shown, *others), figures_first=bool(shown))
+        )
         if run.simulated:
             title = f"{section.title} (simulated time)" if section.title in TIMED else section.title
             page = replace(page.simulated(), title=title)

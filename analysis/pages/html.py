@@ -16,7 +16,7 @@ import pandas as pd
 from ..figures import style
 from ..figures.lighter import font_face
 from ..intervals import Interval
-from ..sections import Section
+from ..sections import Section, counted
 
 FIGURES = "report_figures"  # folder beside report.md
 EMPTY = "–"  # a cell without a value
@@ -30,12 +30,12 @@ class Chapter:
     """Sections under one heading of a report.
 
     Attributes:
-        folded: True if only the heading shows until a reader opens it.
+        shown: sections that show before a reader opens the others; None for all, 0 for the heading alone.
     """
 
     title: str
     sections: tuple[Section, ...]
-    folded: bool = False
+    shown: int | None = None
 
 
 def write_report(folder: Path, title: str, chapters: Sequence[Chapter]) -> tuple[Path, Path]:
@@ -172,15 +172,20 @@ def _html(title: str, chapters: Sequence[Chapter], drawn: Mapping[int, str]) -> 
     ]
     for number, chapter in enumerate(chapters, 1):
         heading = f'<h2 id="c{number}">{escape(chapter.title)}</h2>'
-        parts.append(f'<details class="chapter"><summary>{heading}</summary>' if chapter.folded else heading)
+        shown = len(chapter.sections) if chapter.shown is None else chapter.shown
+        parts += [heading] if chapter.shown != 0 else []
         for place, section in enumerate(chapter.sections, 1):
+            if place == shown + 1:
+                others = counted(len(chapter.sections) - shown, "more section")
+                parts.append(f'<details class="chapter"><summary>{others if shown else heading}</summary>')
             parts.append(f'<section>\n<h3 id="c{number}s{place}">{escape(section.title)}</h3>')
             parts += [_paragraph(text) for text in section.text]
-            parts += [_table(caption, table) for caption, table in section.tables]
+            tables = [_table(caption, table) for caption, table in section.tables]
             figures = [f"<figure>{drawn[id(figure)]}</figure>" for _, figure in section.figures]
-            parts += ['<div class="figures">', *figures, "</div>"] if len(figures) > 1 else figures
+            figures = ['<div class="figures">', *figures, "</div>"] if len(figures) > 1 else figures
+            parts += [*figures, *tables] if section.figures_first else [*tables, *figures]
             parts.append("</section>")
-        if chapter.folded:
+        if shown < len(chapter.sections):
             parts.append("</details>")
     return "\n".join([*parts, "</body>", "</html>", ""])
 
@@ -265,11 +270,10 @@ def section_blocks(section: Section, heading: str, files: Sequence[str]) -> list
     """
     blocks = [f"{heading} {_plain(section.title)}"]
     blocks += [text if text.startswith(CODE) else _without_tags(text) for text in section.text]
-    for caption, table in section.tables:
-        blocks += [_without_tags(caption), markdown_table(table)]
-    for (name, _), file in zip(section.figures, files, strict=True):
-        blocks.append(f"![{_plain(name.replace('_', ' '))}]({file})")
-    return blocks
+    tables = [block for caption, table in section.tables for block in (_without_tags(caption), markdown_table(table))]
+    named = zip(section.figures, files, strict=True)
+    figures = [f"![{_plain(name.replace('_', ' '))}]({file})" for (name, _), file in named]
+    return [*blocks, *figures, *tables] if section.figures_first else [*blocks, *tables, *figures]
 
 
 def markdown_table(table: pd.DataFrame) -> str:

@@ -59,7 +59,7 @@ OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
 )
 
 
-MANY = 6  # runs beyond which models are refitted less often, so that a sweep's report takes seconds
+MANY = 6  # runs beyond which each shows its heading alone, and models are refitted less often, so that it takes seconds
 REFITS = {"replicates": 500, "refits": 40}  # of model_sections, where runs are many
 FEWER = (
     f"More than {MANY} runs: the intervals of tests and predictions rest on {REFITS['replicates']} bootstrap "
@@ -84,7 +84,7 @@ def run_chapters(runs: Sequence[Run], notes: Sequence[str] = ()) -> list[Chapter
         at = "" if run.primary_gamma is None else f", gamma {run.primary_gamma}"
         unfinished = "" if run.status == "FINISHED" else f" ({run.status.lower()})"
         heading = f"{run.title}{at} [{run.name}]{unfinished}"
-        chapters.append(Chapter(heading, tuple(arranged(sections, run)), folded=len(runs) > 1))
+        chapters.append(Chapter(heading, tuple(arranged(sections, run)), shown=0 if many else 1 if runs[1:] else None))
     remarks = [*notes, *([FEWER] if many else [])]
     if len(runs) > 1:
         return [*_compared(runs, remarks), *chapters]
@@ -110,7 +110,7 @@ def _compared(runs: Sequence[Run], remarks: Sequence[str]) -> list[Chapter]:
     ]
     return [
         Chapter("Comparison", (*boards, *_remarks(said), *fastest)),
-        *([Chapter("Behind the comparison", tuple(behind), folded=True)] if behind else []),
+        *([Chapter("Behind the comparison", tuple(behind), shown=0)] if behind else []),
     ]
 
 

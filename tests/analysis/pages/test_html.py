@@ -142,13 +142,28 @@ def test_numbers_stand_to_the_right():
     assert lines == ["| a | b |", "| --- | ---: |", "| x | 1.5 |"]
 
 
-def test_a_folded_chapter_shows_its_heading_alone(tmp_path):
+def test_a_folded_chapter_shows_as_many_sections_as_it_says(tmp_path):
     (html, markdown) = write_report(
-        tmp_path, "Title", [Chapter("Open", (Section("A"),)), Chapter("Shut", (Section("B"),), folded=True)]
+        tmp_path,
+        "Title",
+        [
+            Chapter("Open", (Section("A"),)),
+            Chapter("Shut", (Section("B"),), shown=0),
+            Chapter("Ajar", (Section("C"), Section("D")), shown=1),
+        ],
     )
     text = html.read_text("utf-8")
     opened, shut = text.split('<details class="chapter"><summary><h2 id="c2">Shut</h2></summary>')
-    assert '<h3 id="c1s1">A</h3>' in opened and shut.index('<h3 id="c2s1">B</h3>') < shut.index("</details>")
+    assert '<h3 id="c1s1">A</h3>' in opened
+    order = (
+        '<h3 id="c2s1">B</h3>',
+        "</details>",
+        '<h2 id="c3">Ajar</h2>',
+        '<h3 id="c3s1">C</h3>',
+        "1 more section",
+        "D<",
+    )
+    assert sorted(order, key=shut.index) == list(order)
     assert "details::details-content" in text.split("@media print")[1]  # on paper nothing stays folded
     assert "## Shut" in markdown.read_text("utf-8")
 
