@@ -78,9 +78,9 @@ theory_figures.oracle_bound()
 # %% [markdown]
 # ## A run over its theory
 #
-# The newest finished run of the experiment. Every line comes from the same prompts: *capped geometric* takes
-# one $\alpha$ everywhere, *by position* lets acceptance differ with the depth in the draft, and *replay*
-# knows, token by token, what would have been accepted.
+# The newest finished run of the experiment, or the one in `chosen`. Every line comes from the same prompts: *capped
+# geometric* takes one $\alpha$ everywhere, *by position* lets acceptance differ with the depth in the draft, and
+# *replay* knows, token by token, what would have been accepted.
 
 # %%
 run = notebook.own_run(tracking_uri, experiment, chosen)

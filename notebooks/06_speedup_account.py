@@ -19,7 +19,7 @@
 # Theory promises $\Omega(\alpha,\gamma)$ tokens for one call of the target. The wall clock says otherwise. Between
 # the two stand seven factors whose product is exactly the measured speedup: shorter offers and ends of texts,
 # dependence, drift, the drafter's time, the verification's, the loop's, and the baseline's own. This notebook draws
-# them for four drafters on the same prompts. The answer is the last cell, written anew from the numbers each time.
+# them for every drafter that was run. The answer is the last cell, written anew from the numbers each time.
 
 # %%
 from IPython.display import Markdown
@@ -49,4 +49,4 @@ for run, parts in zip(runs, sections, strict=True):
 # ## Answer
 
 # %%
-Markdown(notebook.answers(runs, [account for account, *_ in sections]))
+Markdown(notebook.answers(runs, [account for account, *_ in sections], paragraphs=2))

@@ -24,10 +24,13 @@ def gamma_choice(run: Run) -> Section:
     for name, values in lines.items():
         table[NAMES[name]] = pd.Series(values, dtype=float)
     caption = "Speedup by gamma: measured with 95% prompt-bootstrap intervals, and foretold"
+    seen = f"γ {table['measured'].idxmax()} is fastest as measured"
+    if formula := lines.get("capped_geometric"):
+        seen += f"; the formula would have chosen γ {max(formula, key=formula.__getitem__)}"
     figure = run_figures.curve(
         measured,
         lines,
-        title=f"The γ that is best, and the γ that theory would have chosen\n{run.title}",
+        title=f"{seen}\n{run.title}",
         ylabel="speedup over the baseline",
         basis=run_figures.Basis(
             texts["prompt"].nunique(), int(texts["rounds"].sum()), run.metrics.get("account/alpha")

@@ -329,17 +329,22 @@ def time_split_table(arms: Mapping[Arm, pd.DataFrame], t1_s: float) -> pd.DataFr
 
 
 @style.in_style
-def time_split(arms: Arms, *, title: str) -> Figure:
-    """Draw a round's draft, verify, accept and commit over t(1), the baseline's mean `verify`: a bar for each gamma."""
+def time_split(arms: Arms, *, title: str, primary_gamma: int | None = None) -> Figure:
+    """Draw a round's draft, verify, accept and commit over t(1), the baseline's mean `verify`: a bar for each gamma.
+
+    Args:
+        primary_gamma: the gamma that the title is about; None for the largest.
+    """
     t1 = float(arms.plain()["verify_s"].mean())
     table = time_split_table(arms, t1)
     prompts, rounds = arms.texts["prompt"].nunique(), int(arms.texts["rounds"].sum())
     order = sorted(table.index, key=lambda key: (key[0] != BASELINE, key[1]))  # no draft first
     table = table.loc[order]
-    deepest = table.iloc[-1]
+    shown = next((key for key in order if key[1] == primary_gamma and key[0] not in PLAIN), order[-1])
+    own = table.loc[shown]
     seen = (
-        f"At γ {order[-1][1]} verifying takes {deepest['verify'] / deepest.sum():.0%} of a round, drafting "
-        f"{deepest['draft'] / deepest.sum():.0%}"
+        f"At γ {shown[1]} verifying takes {own['verify'] / own.sum():.0%} of a round, drafting "
+        f"{own['draft'] / own.sum():.0%}"
     )
     caption = (
         f"Mean over {counted(rounds, 'round')} of {counted(prompts, 'prompt')}, prefill apart; "

@@ -80,11 +80,11 @@ def standing_in_words(here: Standing) -> tuple[str, str]:
             "cost nothing, and 1 / (1 - α) is the limit."
         )
     elif best.gamma == here.gamma:
-        choice = f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma}, the best γ there is."
+        choice = f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma}, its best γ."
     else:
         choice = (
             f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma} and of {best.speedup:.3f} for γ "
-            f"{best.gamma}, the best: {best.speedup / here.expected - 1:+.1%}."
+            f"{best.gamma}, its best: {best.speedup / here.expected - 1:+.1%}."
         )
     more = (
         f"An oracle that drafts in each round just what will be accepted would reach {here.oracle:.3f}, "
@@ -101,7 +101,7 @@ def best_gamma(here: Standing | None = None) -> Figure:
     seen = "The more is accepted and the less a draft costs, the longer the best draft"
     if here is not None:
         best = here.best.gamma
-        own = f"the best γ is {f'{MOST} or more' if best >= MOST else best}" if best else "no draft pays"
+        own = f"the formula's best γ is {f'{MOST} or more' if best >= MOST else best}" if best else "no draft pays"
         seen = f"At α {here.alpha:.2f} and c {here.c:.2g} {own}; this run drafts {here.gamma}"
     figure, axes = style.new_figure(seen, _caption(caption, here))
     top = 20 if here is None else max(20, here.gamma + 3, min(best + 3, MOST))
@@ -112,7 +112,7 @@ def best_gamma(here: Standing | None = None) -> Figure:
     _lines_over_costs(axes, gammas, top, here)
     if here is not None:
         if here.c > 0:  # else every longer draft is better
-            _ring(axes, here, min(best, top), f"its best: γ = {best}")
+            _ring(axes, here, min(best, top), f"the formula's best: γ = {best}")
         _dot(axes, here, here.gamma, f"its own: γ = {here.gamma}")
     axes.set(xlabel=ALPHA, ylabel="best γ", xlim=(0, 1), ylim=(0, top))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))

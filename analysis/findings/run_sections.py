@@ -221,7 +221,7 @@ def lengths_section(run: Run) -> Section:
         figures.append(("accepted_lengths", figure))
     except ValueError as error:  # no proposal at all, or every round cut: there is no length to show
         words.append(f"Accepted lengths are not shown: {error}.")
-    figures.append(("time_split", run_figures.time_split(measured, title=run.title)))
+    figures.append(("time_split", run_figures.time_split(measured, title=run.title, primary_gamma=run.primary_gamma)))
     return Section("Rounds: what is accepted, where the time goes", tuple(words), figures=tuple(figures))
 
 

@@ -2,6 +2,8 @@
 few of its rounds to scale.
 """
 
+from math import isfinite
+
 from specdec.errors import UsageError
 
 from ..figures import theory_figures
@@ -30,10 +32,15 @@ def standing_section(run: Run) -> Section:
         run.interval("speedup"),
         metrics.get("operations/measured", float("nan")),
     )
-    measured = f"Measured: {here.speedup:.3f}. " if here.speedup.estimate == here.speedup.estimate else ""
+    measured, timed = here.speedup, run.curves.get("curve/speedup/measured", {})
+    seen = f"Measured: {measured:.3f} at γ {gamma}" if isfinite(measured.estimate) else "Nothing was timed"
+    if timed.keys() - {gamma}:
+        fastest = max(timed, key=timed.__getitem__)
+        other = f", and {timed[fastest]:.3f} at γ {fastest}" if fastest != gamma else ""
+        seen += f"{other}, the fastest of the {len(timed)} measured"
     text = (
         *standing_in_words(here),
-        f"{measured}The formula assumes that a call on γ + 1 tokens takes as long as on a single one, that a round "
+        f"{seen}. The formula assumes that a call on γ + 1 tokens takes as long as on a single one, that a round "
         "is draft and verification alone, and that every token is equally likely to be accepted; the account says what "
         "each of these costs.",
     )

@@ -83,7 +83,7 @@ def own_run(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> R
 
 def study(tracking_uri: str, experiment: str, name: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
     """Return what a study found: the first of its name in `chosen`, run ids or folders, or else the newest finished one
-    of the experiment; without one what a committed one found, if any, and a section that says what makes one.
+    of the experiment; without one what a committed one found, if any, with the sentence that says what makes one.
     """
     try:
         own = [known for known in chosen_studies(tracking_uri, chosen) if known.kind == name]
@@ -95,7 +95,13 @@ def study(tracking_uri: str, experiment: str, name: str, chosen: Sequence[str] =
         elif name == "batching":
             first, *others = committed_study().findings().sections
             committed = (replace(first, text=(*first.text, committed_in_words())), *others)
-        return (*committed, Section(name, (str(error),)))
+        return _stand_in(committed, name, error)
+
+
+def _stand_in(committed: tuple[Section, ...], name: str, error: UsageError) -> tuple[Section, ...]:
+    """Return committed sections, the first of which says what makes one's own; without any, a section that says it."""
+    first, *others = committed or (Section(name),)
+    return (replace(first, text=(*first.text, str(error))), *others)
 
 
 def live(overlay: str, tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
@@ -107,7 +113,7 @@ def live(overlay: str, tracking_uri: str, experiment: str, chosen: Sequence[str]
         runs = open_runs(tracking_uri, [name for name in chosen if not chosen_studies(tracking_uri, [name])])
         return sections_of(runs or overlay_runs(tracking_uri, experiment, overlay, each))
     except UsageError as error:
-        return (*committed(), Section(overlay, (str(error),)))
+        return _stand_in(committed(), overlay, error)
 
 
 def _heads(runs: Sequence[Run]) -> tuple[Section, ...]:
@@ -124,10 +130,11 @@ LIVE: dict[str, tuple[str, Callable[[Sequence[Run]], Sections], Callable[[], Sec
 }
 
 
-def answers(runs: Sequence[Run], sections: Sequence[Section]) -> str:
-    """Return the first sentence of a section for each run, under its drafter's name: Markdown."""
+def answers(runs: Sequence[Run], sections: Sequence[Section], paragraphs: int = 1) -> str:
+    """Return the first paragraphs of a section for each run, under its drafter's name: Markdown."""
     return "\n".join(
-        f"- **{run.params['drafter.name']}**: {section.text[0]}" for run, section in zip(runs, sections, strict=True)
+        f"- **{run.params['drafter.name']}**: {' '.join(section.text[:paragraphs])}"
+        for run, section in zip(runs, sections, strict=True)
     )
 
 

@@ -333,7 +333,8 @@ def _schedules(found: BatchNumbers, about: About) -> list[str]:
     pocket = " and demonstrates the tool, as all figures of pocket models do" if "pocket" in about.title else ""
     return [
         f"To serve it by load, a key of `--speculative-config` in the format of {VLLM}: [first batch, last batch, "
-        f"draft tokens]. It is a starting point, not measured there{pocket}. {'; '.join(words)}."
+        f"draft tokens], none where no gamma is surely faster than plain decoding. It is a starting point, not "
+        f"measured there{pocket}. {'; '.join(words)}."
     ]
 
 

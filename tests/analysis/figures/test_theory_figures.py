@@ -36,7 +36,7 @@ def test_best_gamma_is_the_best_of_all_that_are_tried():
             best = int(np.argmax([round(slow_speedup(a, n, c), 12) for n in range(60)]))
             assert g == best or (np.isnan(g) and best > 20)
     (axes,) = theory_figures.best_gamma(HERE).axes
-    assert marked(axes, "its best: γ = 8") == (0.8, 8) and marked(axes, "its own: γ = 5") == (0.8, 5)
+    assert marked(axes, "the formula's best: γ = 8") == (0.8, 8) and marked(axes, "its own: γ = 5") == (0.8, 5)
     alpha, gamma = lines(axes)["c = 0.05, its own"].get_data()
     assert gamma[np.abs(alpha - 0.8).argmin()] == 8
 
@@ -71,8 +71,8 @@ def test_the_oracle_drafts_what_is_accepted():
 @pytest.mark.parametrize(
     ("here", "words"),
     [
-        (HERE, "of 2.951 for γ 5 and of 3.092 for γ 8, the best: +4.8%"),
-        (Standing(0.8, 8, 0.05), "of 3.092 for γ 8, the best γ there is"),
+        (HERE, "of 2.951 for γ 5 and of 3.092 for γ 8, its best: +4.8%"),
+        (Standing(0.8, 8, 0.05), "of 3.092 for γ 8, its best γ"),
         (Standing(0.1, 2, 0.5), "no γ pays, because α is not above c"),
         (Standing(0.8, 5, 0.0), "more for every longer draft"),
     ],
