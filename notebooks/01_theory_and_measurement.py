@@ -19,8 +19,8 @@
 # A round offers $\gamma$ draft tokens and ends with one token of the target's own. If every draft token is
 # accepted with the same chance $\alpha$, whatever came before it, a round yields
 # $\Omega = (1-\alpha^{\gamma+1})/(1-\alpha)$ tokens on average (Leviathan et al. 2023, arXiv:2211.17192).
-# This notebook draws the formula, checks it against the paper's own table, and lays the measured points of a
-# run over it. The answer is the last cell, written anew from the numbers each time.
+# This notebook draws this *capped geometric*, checks it against the paper's own table, and lays the measured points of
+# a run over it. The answer is the last cell, written anew from the numbers each time.
 
 # %%
 from IPython.display import Markdown
@@ -38,7 +38,7 @@ chosen = []  # one run id, or the folder of a run, instead of the newest run
 published_csv = published.SHIPPED  # printed figures, to set beside the recomputed table
 
 # %% [markdown]
-# ## The formula
+# ## The capped geometric
 #
 # The lines part only where $\alpha$ is high: a longer draft pays if its last tokens still have a chance.
 # Without a cap ($\gamma=\infty$) a round yields $1/(1-\alpha)$.
@@ -76,7 +76,7 @@ theory_figures.speedup_and_operations()
 theory_figures.oracle_bound()
 
 # %% [markdown]
-# ## A run over its theory
+# ## A run over the capped geometric
 #
 # The newest finished run of the experiment, or the one in `chosen`. Every line comes from the same prompts: *capped
 # geometric* takes one $\alpha$ everywhere, *by position* lets acceptance differ with the depth in the draft, and

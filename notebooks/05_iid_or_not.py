@@ -16,9 +16,9 @@
 # %% [markdown]
 # # Is acceptance independent and the same everywhere?
 #
-# The formula $\Omega = (1-\alpha^{\gamma+1})/(1-\alpha)$ takes every draft token to be accepted with one chance
-# $\alpha$, whatever the prompt, the depth in the draft, and the rounds before. This notebook tests each of these for
-# every drafter that was run, and compares models that give one of them up. Where an oracle is among them, which
+# The capped geometric $\Omega = (1-\alpha^{\gamma+1})/(1-\alpha)$ takes every draft token to be accepted with one
+# chance $\alpha$, whatever the prompt, the depth in the draft, and the rounds before. This notebook tests each of these
+# for every drafter that was run, and compares models that give one of them up. Where an oracle is among them, which
 # accepts by an independent coin, it shows what the tests say when the model is true. The answer is the last cell,
 # written anew from the numbers each time.
 

@@ -14,6 +14,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from specdec.analysis.account.verdicts import CAPPED_GEOMETRIC
 from specdec.analysis.findings.run_findings import RunFindings
 from specdec.analysis.findings.summary import best_gammas, best_in_words, printed_metric
 from specdec.analysis.intervals import Interval
@@ -24,9 +25,9 @@ from specdec.tracking.writer import TrackedRun
 
 _COLUMNS = {  # metric: its heading, which folds where a terminal is narrow, and its number format
     "tokens_per_round": ("tokens per round", ".2f"),
-    "tokens_per_round.capped_geometric": ("theory", ".2f"),
+    "tokens_per_round.capped_geometric": ("capped\ngeom.", ".2f"),
     "speedup": ("speedup", ".2f"),
-    "speedup.capped_geometric": ("theory", ".2f"),
+    "speedup.capped_geometric": ("capped\ngeom.", ".2f"),
     "speedup.end_to_end": ("with\nprefill", ".2f"),
     "alpha.mle": ("alpha", ".3f"),
 }
@@ -60,8 +61,9 @@ def show_run(
     print_table(
         console,
         lines,
-        f"{measured}{', with a lossy rule,' if not found.facts.lossless else ''} against the capped-geometric theory",
-        f"95% prompt-bootstrap intervals; theory at {alpha_of} ({found.alpha_source}); {signs_said}{told_apart}{cut}",
+        f"{measured}{', with a lossy rule,' if not found.facts.lossless else ''} against the capped geometric",
+        f"95% prompt-bootstrap intervals; {CAPPED_GEOMETRIC}, {alpha_of} ({found.alpha_source}); "
+        f"{signs_said}{told_apart}{cut}",
     )
     print_lines(console, *([note for note in found.notes if note not in told] if verbose() else found.closing))
     print_links(console, {"results": str(folder) if verbose() else from_here(folder), **links})

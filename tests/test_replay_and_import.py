@@ -1,5 +1,5 @@
-"""One file of accepted lengths, replayed and imported: the same theory, gap and verdict, intervals included; and what a
-replay must not claim.
+"""One file of accepted lengths, replayed and imported: the same capped geometric, gap and verdict, intervals included;
+and what a replay must not claim.
 """
 
 import json
@@ -59,7 +59,7 @@ def test_a_replay_and_an_import_of_one_file_say_the_same(replayed, trace, monkey
     assert "alpha 0." in sentence and "by more than chance" in sentence and "(" in sentence.split("error of")[1]
     assert sentence in replayed.summary()["notes"]
     curves = next(section for section in imported.sections if section.title == "Curves over gamma").tables[0][1]
-    theirs = {line["gamma"].strip("*"): line["textbook formula"] for line in curves.to_dict("records")}
+    theirs = {line["gamma"].strip("*"): line["capped geometric"] for line in curves.to_dict("records")}
     for gamma, value in replayed.curves["curve/capped_geometric"].items():
         assert theirs[str(gamma)] == f"{value:.3f}"
 

@@ -120,4 +120,4 @@ def test_a_run_closes_with_a_few_sentences_and_with_all_notes_on_demand(monkeypa
 
 
 def test_headings_fold_only_where_they_have_to():
-    assert "with prefill  alpha" in printed(FOUND, 100) and "with prefill  alpha" not in printed(FOUND, 80)
+    assert "with prefill  alpha" in printed(FOUND, 110) and "with prefill  alpha" not in printed(FOUND, 80)

@@ -1,1 +1,1 @@
-"""The gap account: why a speedup is not what the formula says."""
+"""The gap account: why a speedup is not what the capped geometric says."""

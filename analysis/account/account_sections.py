@@ -27,7 +27,7 @@ def factor_table(account: Account, simulated: bool = False) -> pd.DataFrame:
         product *= value
         words, interval = account.named(factor), account.intervals[factor]
         if factor == "omega":
-            effect = "theory"
+            effect = "promise"
         elif abs(value - 1) <= EXACT:
             effect = "none"
         else:
@@ -152,7 +152,10 @@ def account_section(account: Account, title: str, simulated: bool = False, noise
         title="The gap, explained",
         text=tuple(text),
         tables=(
-            (f"Factors from theory to the {clock}; their product is the speedup", factor_table(account, simulated)),
+            (
+                f"Factors from the capped geometric to the {clock}; their product is the speedup",
+                factor_table(account, simulated),
+            ),
             ("A round's time, whatever the order of factors", time_table(account)),
         ),
         figures=(("account", waterfall(account, title=f"{headline}\n{title}", simulated=simulated)),),

@@ -1,4 +1,4 @@
-"""The sums behind the account of imported rounds: from the textbook formula to measured tokens per round.
+"""The sums behind the account of imported rounds: from the capped geometric to measured tokens per round.
 
 Everything rests on sums by prompt at each gamma, a few numbers per prompt, because all gammas of a long trace would not
 fit into memory. Where lengths are by position the factor `dependence` of a run's account falls into three: differences

@@ -1,4 +1,4 @@
-"""The gap account (theory.md 8.1): eight factors that lead from the capped-geometric theory to the measured speedup.
+"""The gap account (theory.md 8.1): eight factors that lead from the capped geometric to the measured speedup.
 
 Their product is the measured speedup for any data, because every factor is a ratio of neighbouring quantities. Prefill
 does not count; seconds are those of the rounds table. The order of the factors is a convention; the split of a round's
@@ -36,7 +36,7 @@ class Factor(NamedTuple):
 
 
 FACTORS = {
-    "omega": Factor("theory: tokens per round", "Ω(α, γ)", "theory"),
+    "omega": Factor("capped geometric", "Ω(α, γ)", "the capped geometric"),
     "offered": Factor(
         "fewer tokens offered",
         "Ω̄ / Ω",
@@ -89,7 +89,7 @@ PARTS = {  # of dependence, where lengths are known by position: what each compa
 TIMES = ("g", "v", "o")
 REPORTED = (  # what `account.json` has an interval of, besides the factors
     *("speedup", *TIMES, "tokens_per_round", "formula", "priced", "acceptance", "loop"),
-    *("tokens_error", "speedup_error"),
+    *("tokens_error", "speedup_error", "offered_error", "offered_tokens"),
 )
 EXACT = 1e-9  # a factor this close to 1 is 1, up to rounding
 
@@ -149,7 +149,7 @@ class Account:
 
 
 def shared_alpha(rounds: pd.DataFrame, text_sums: pd.DataFrame | None) -> tuple[float, pd.DataFrame | None]:
-    """Return the one alpha behind every theory number of a run (`account/alpha`), and its sums by prompt.
+    """Return the one alpha of a run's capped geometric (`account/alpha`), and its sums by prompt.
 
     It comes from `text_sums` (prompt, numerator, denominator) if given, else it is the maximum-likelihood estimate from
     `rounds`, the distinct generations at the primary gamma. If no proposal was ever tested the answer is 0 and None.
@@ -204,12 +204,13 @@ def account_values(
 ) -> dict[str, np.ndarray]:
     """Return all quantities of the account from sums: of the data (scalars), or of the replicates [B].
 
-    The factors, and what they are made of: `alpha`, `tokens_per_round`, `omega_bar` (mean theory at what each round
-    offered and had left), `replay`, `t_ar_s` (seconds per token of the baseline), g, v and o. `formula`: the textbook
-    formula's speedup, omega / (1 + g), which counts the drafts that were paid for. `priced`: the same tokens per round
-    at measured costs of verification too, omega / (v + g). `acceptance`: tokens per round over omega, so that formula x
-    verify = priced and priced x acceptance x loop = speedup. `loop`: overhead x baseline, as plain decoding runs the
-    same loop. `tokens_error`, `speedup_error`: what the formula says over what was measured, less 1.
+    The factors, and what they are made of: `alpha`, `tokens_per_round`, `omega_bar` (mean omega at what each round
+    offered and had left), `replay`, `t_ar_s` (seconds per token of the baseline), g, v and o. `formula`: the
+    speedup of the capped geometric, omega / (1 + g), which counts the drafts that were paid for. `priced`: the same
+    tokens per round at measured costs of verification too, omega / (v + g). `acceptance`: tokens per round over omega,
+    so that formula x verify = priced and priced x acceptance x loop = speedup. `loop`: overhead x baseline, as plain
+    decoding runs the same loop. `tokens_error`, `speedup_error`: what it says over what was measured, less 1.
+    `offered_tokens`: the mean of what a round offered, where gamma was asked for; `offered_error`: that of omega_bar.
 
     Args:
         sums: see `account_table`; sums of imported texts also have own_rounds, expected where each text has its own
@@ -222,12 +223,13 @@ def account_values(
     chance = np.broadcast_to(alpha, np.shape(tau))
     if "alpha_numerator" in sums:
         chance = np.clip(sums["alpha_numerator"] / sums["alpha_denominator"], 0, 1)  # rounding may pass 1
-    # A replicate of prompts that gave no position has no alpha, and no theory.
+    # A replicate of prompts that gave no position has no alpha, and no omega.
     known = np.where(np.isfinite(chance), 1.0, nan)
     chance = np.nan_to_num(chance)
     omega = tokens_per_round(chance, gamma) * known
     per_cap = [sums[f"cap_{cap}"] * tokens_per_round(chance, cap) for cap in range(gamma + 1)]
     omega_bar = np.sum(per_cap, axis=0) / sums["rounds"] * known
+    offered = sum(cap * sums[f"cap_{cap}"] for cap in range(gamma + 1)) / sums["rounds"]
     if "replay_tokens" in sums:
         replayed = sums["replay_tokens"] / sums["replay_rounds"]
         acceptance = {"dependence": replayed / omega_bar, "drift": tau / replayed, "replay": replayed}
@@ -245,6 +247,8 @@ def account_values(
         "omega_bar": omega_bar,
         "acceptance": tau / omega,
         "tokens_error": omega / tau - 1,
+        "offered_tokens": offered,
+        "offered_error": omega_bar / tau - 1,
     }
     if t1_s is None:
         return values
@@ -270,7 +274,7 @@ def account_ranges(gamma: int) -> dict[str, Range]:
     return {
         **dict.fromkeys(("omega", "omega_bar", "replay", "tokens_per_round"), per_round(gamma)),
         **dict.fromkeys(("alpha", "draft", "overhead"), SHARE),
-        **dict.fromkeys(("tokens_error", "speedup_error"), RELATIVE),
+        **dict.fromkeys(("tokens_error", "speedup_error", "offered_error"), RELATIVE),
     }
 
 

@@ -39,7 +39,7 @@ class SharedWork:
         plain: sums by prompt of the baseline and of the original model, by method.
         t1_s: the mean verification of the baseline: the bare call in the very harness that is explained, at the same
             contexts.
-        alpha: the one alpha behind every theory number: of the text, else the maximum-likelihood estimate at the
+        alpha: the one alpha behind the capped geometric: of the text, else the maximum-likelihood estimate at the
             primary gamma.
         alpha_sums: prompt, numerator, denominator of that alpha; None if no proposal was ever tested.
         replay: what replays of the arms' own texts expect: gamma, prompt, tokens, rounds.

@@ -131,7 +131,7 @@ def shape_section(runs: Sequence[Run]) -> Section:
         tables=(
             ("A round of each, in plain steps, and what it yields", pd.DataFrame(rounds)),
             (
-                "Factors from theory to the wall clock; their product is the speedup",
+                "Factors from the capped geometric to the wall clock; their product is the speedup",
                 pd.DataFrame({"factor": factors, **columns}),
             ),
         ),

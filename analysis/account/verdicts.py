@@ -1,7 +1,7 @@
-"""The gap account in sentences: what the textbook formula misses, whether speculation pays, and what costs most.
+"""The gap account in sentences: what the capped geometric misses, whether speculation pays, and what costs most.
 
-The formula is the capped geometric, tokens per round Omega(alpha, gamma) with alpha the mean over positions of the
-text (Leviathan et al. 2023, equation 1). Its error is what it says over what was measured, less 1. Both sides are
+The capped geometric is the papers' formula, tokens per round Omega(alpha, gamma) with alpha the mean over positions of
+the text (Leviathan et al. 2023, equation 1). Its error is what it says over what was measured, less 1. Both sides are
 resampled together, prompt by prompt: an interval of the measured value alone leaves out that alpha varies with it.
 """
 
@@ -14,23 +14,43 @@ from ..intervals import Interval, too_few
 from ..sections import counted
 from .gap_account import EXACT, Account
 
+CAPPED_GEOMETRIC = "capped geometric: every draft token is accepted with the same chance"
 FORMULA_ERRORS = ("tokens_error", "speedup_error")  # intervals of an account, by gamma in `summary.json`
 NEGLIGIBLE = 5e-4  # errors below would be printed as 0.0%: sure or not, they are none
-_OF_ACCEPTANCE = ("offered", "dependence", "drift")  # factors between the formula's tokens per round and the measured
-_PROMISED = ("omega", "draft")  # what the formula itself counts
+_OF_ACCEPTANCE = ("offered", "dependence", "drift")  # factors between its tokens per round and the measured
+_PROMISED = ("omega", "draft")  # what the capped geometric itself counts
 _NETTED = ("overhead", "baseline")  # in one for sentences: plain decoding runs the same loop
 
 
-# The formula --------------------------------------------------------------------------------------
+# The capped geometric -----------------------------------------------------------------------------
+
+
+def of_drafts(account: Account, asked: str, offered: str) -> str:
+    """Return what the capped geometric says of the drafts that were asked for and of those that were offered, in one
+    line that says why they differ; the first alone where all were offered.
+    """
+    said = f"{asked} for {counted(account.gamma, 'draft token')} a round"
+    if _all_offered(account):
+        return said
+    return f"{said}, {offered} for the {account.value('offered_tokens'):.1f} that were offered"
+
+
+def _all_offered(account: Account) -> bool:
+    """Return whether rounds offered gamma tokens, up to rounding in print."""
+    return f"{account.value('offered_tokens'):.1f}" == f"{account.gamma:.1f}"
 
 
 def formula_verdict(account: Account) -> str:
-    """Say how far the formula is from the measured tokens per round, how sure that is, and what takes most away."""
-    measured, error = (account.intervals[name] for name in ("tokens_per_round", "tokens_error"))
-    given = f"alpha {account.alpha:.3f}" + ("" if account.alpha_of_text else ", fitted to the same rounds")
+    """Say how far the capped geometric is from the measured tokens per round, how sure that is, and what takes most
+    away.
+    """
+    names = ("tokens_per_round", "tokens_error", "offered_error")
+    measured, error, offered = (account.intervals[name] for name in names)
+    given = f"{account.alpha:.3f}" + ("" if account.alpha_of_text else ", fitted to the same rounds")
+    errors = of_drafts(account, f"{error:+.1%}", f"{offered:+.1%}")
     said = (
-        f"{measured:.3f} tokens per round at gamma {account.gamma}; the textbook formula says "
-        f"{account.factors['omega']:.3f} at {given}, an error of {error:+.1%}"
+        f"{measured:.3f} tokens per round at gamma {account.gamma}; the capped geometric, which accepts every draft "
+        f"token with the same chance (alpha {given}), says {account.factors['omega']:.3f}, an error of {errors}"
     )
     if not error.known:
         return f"{said}. Without an interval no difference can be called real."
@@ -39,11 +59,14 @@ def formula_verdict(account: Account) -> str:
     if error.contains(0.0):
         return f"{said}, no more than chance at that gamma."
     if abs(error.estimate) < NEGLIGIBLE:
-        return f"{said}: the formula is right, whatever it rests on."
+        return f"{said}: it is right, whatever it rests on."
     factors = {name: account.intervals[name] for name in _OF_ACCEPTANCE if name in account.intervals}
     lost = {name: value for name, value in factors.items() if (value.estimate < 1) == (error.estimate > 0)}
-    verb = "over-predicts" if error.estimate > 0 else "under-predicts"
-    said += f": the formula {verb}, by more than chance"
+    verbs = ["over-predicts" if each.estimate > 0 else "under-predicts" for each in (error, offered)]
+    said += f": it {verbs[0]}, by more than chance"
+    if not _all_offered(account):
+        alike = "both times" if verbs[0] == verbs[1] else f"and {verbs[1]} for what was offered"
+        said += "; for what was offered by no more than chance" if offered.contains(0.0) else f", {alike}"
     if not lost:
         return f"{said}."
     most = max(lost, key=lambda name: abs(lost[name].estimate - 1))
@@ -52,23 +75,23 @@ def formula_verdict(account: Account) -> str:
 
 
 def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
-    """Say at which gammas the formula misses, and by how much.
+    """Say at which gammas the capped geometric misses, and by how much.
 
     Args:
-        table: gamma; error, error_low and error_high (formula over measured, less 1, resampled together).
+        table: gamma; error, error_low and error_high (capped geometric over measured, less 1, resampled together).
         quantity: what was measured, such as "tokens per round".
     """
     subject = quantity if quantity.startswith("simulated") else f"measured {quantity}"
     known = table.dropna(subset=["error"])
     if known.empty:
-        return f"There is no formula to set the {subject} against."
+        return f"There is no capped geometric to set the {subject} against."
     worst = known.loc[known["error"].abs().idxmax()]
     size = f"{interval(worst, 'error'):+.1%} at gamma {worst['gamma']:g}"
     least = known.loc[known["error"].abs().idxmin()]
     smallest = f", and least {interval(least, 'error'):+.1%} at gamma {least['gamma']:g}" if len(known) > 1 else ""
     tested = known.dropna(subset=["error_low", "error_high"])
     if tested.empty:
-        return f"Without intervals no difference can be called real; the formula's largest error is {size}."
+        return f"Without intervals no difference can be called real; the capped geometric errs most by {size}."
 
     def where(part: pd.DataFrame) -> str:
         if len(part) == len(tested) > 1:
@@ -79,7 +102,7 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
     over, under = (tested[missed & sign] for sign in (tested["error_low"] > 0, tested["error_high"] < 0))
     if over.empty and under.empty:
         return (
-            f"The textbook formula agrees with the {subject} at {where(tested)}, as far as "
+            f"The capped geometric agrees with the {subject} at {where(tested)}, as far as "
             f"prompts can tell: by {size} at most{smallest}."
         )
     sides = [
@@ -88,7 +111,7 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
     mean = known["error"].mean()
     average = f", {mean:+.1%} in the mean over {len(known)} gammas" if len(known) > 1 else ""
     return (
-        f"Against the {subject} the textbook formula {' and '.join(sides)}, by more than chance; its error "
+        f"Against the {subject} the capped geometric {' and '.join(sides)}, by more than chance; its error "
         f"is {size} at most{smallest}{average}."
     )
 
@@ -117,7 +140,7 @@ def unsettled(speedup: Interval, noise: float = 0.0) -> str:
 
 
 def causes(account: Account) -> dict[str, Interval]:
-    """Return the factors between the formula's speedup and the measured one; their product is the one over the other.
+    """Return the factors between the promised speedup and the measured one; their product is the one over the other.
 
     They are offered, dependence, drift, verify and `loop`, the loop's overhead net of the baseline's own.
     """
@@ -150,9 +173,9 @@ def losses(account: Account) -> Losses:
 
 
 def verdict(account: Account, simulated: bool = False, noise: float = 0.0) -> str:
-    """Say in one sentence whether speculation pays, how far that is from the textbook formula, and what the gap is.
+    """Say in one sentence whether speculation pays, how far that is from the capped geometric, and what the gap is.
 
-    The formula counts the drafts that were paid for, so drafting is in the promise and not in the gap. What the gap is
+    The promise counts the drafts that were paid for, so drafting is in it and not in the gap. What the gap is
     made of are the factors of `causes`; one whose interval contains 1 is called not significant, and a gain is named
     only if it is significant or has no interval.
 
@@ -170,7 +193,7 @@ def verdict(account: Account, simulated: bool = False, noise: float = 0.0) -> st
         f"drafts that take {g.estimate:.3f} of a bare call"
     )
     parts = [
-        f"{outcome}: {'simulated ' * simulated}speedup {explained(account.intervals['speedup'])}; the textbook formula "
+        f"{outcome}: {'simulated ' * simulated}speedup {explained(account.intervals['speedup'])}; the capped geometric "
         f"promises {formula.estimate:.3f}, an error of {account.intervals['speedup_error']:+.1%} ({promised})"
     ]
     largest, surest = losses(account)
@@ -190,7 +213,8 @@ def verdict(account: Account, simulated: bool = False, noise: float = 0.0) -> st
         parts.append(f"what gains most is {_named(account, best)}")
     if account.speedup < 1 and "draft" in account.factors and formula.estimate < 1:
         free = account.speedup * (1 + g.estimate)
-        parts.append(f"by the formula it would not pay either; drafts that took no time would make it {free:.3f}")
+        either = "by the capped geometric it would not pay either"
+        parts.append(f"{either}; drafts that took no time would make it {free:.3f}")
     return "; ".join(parts) + "."
 
 

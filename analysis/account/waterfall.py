@@ -1,4 +1,4 @@
-"""Draws the account: from what theory promises, factor by factor, to the speedup that was measured."""
+"""Draws the account: from what the capped geometric promises, factor by factor, to the speedup that was measured."""
 
 from math import inf
 
@@ -19,8 +19,8 @@ _TICKS = ((5, (1, 1.2, 1.5, 2, 2.5, 3, 4, 5, 6, 8)), (30, (1, 2, 3, 5)), (300, (
 def waterfall(account: Account, *, title: str, simulated: bool = False) -> Figure:
     """Draw a bar per factor, top to bottom, from the product so far to the next one, on a log axis.
 
-    Factors above 1 go right, below 1 left; paler where the interval contains 1. The first bar is theory, the last the
-    measurement; both begin at 1, where speculation breaks even.
+    Factors above 1 go right, below 1 left; paler where the interval contains 1. The first bar is the promise, the last
+    the measurement; both begin at 1, where speculation breaks even.
 
     Args:
         simulated: times come from a cost model, and the last bar says so.

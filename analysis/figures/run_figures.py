@@ -29,7 +29,7 @@ def expected_tokens() -> Figure:
     """Draw tokens per round over alpha: a line for each gamma, and the baseline at 1 (2211.17192, Figure 2)."""
     alpha, gammas, top = np.linspace(0, 1, 401), (1, 3, 5, 7, 10, inf), 12
     caption = (
-        "Capped-geometric model: (1 - α^(γ+1)) / (1 - α) tokens per call of the target, its own token "
+        "Capped geometric: (1 - α^(γ+1)) / (1 - α) tokens per call of the target, its own token "
         "included. Exact; no measurement."
     )
     figure, axes = style.new_figure("Expected tokens per round", caption)
@@ -75,8 +75,8 @@ LINES = {  # name of a model: what it is called, colour, dash, marker
 
 @dataclass(frozen=True)
 class Basis:
-    """Sizes behind the numbers of a figure, for its caption: 0 prompts, 0 rounds, and an alpha (with which theory was
-    computed) of None or NaN are not stated.
+    """Sizes behind the numbers of a figure, for its caption: 0 prompts, 0 rounds, and an alpha (with which the capped
+    geometric was computed) of None or NaN are not stated.
     """
 
     prompts: int = 0
@@ -88,7 +88,9 @@ class Basis:
         notes = [
             ", ".join(counted(n, name) for n, name in ((self.prompts, "prompt"), (self.rounds, "round")) if n),
             "measured points with 95% prompt-bootstrap intervals" if has_interval else "no intervals",
-            "" if self.alpha is None or not isfinite(self.alpha) else f"theory at α\u00a0=\u00a0{self.alpha:.3f}",
+            ""
+            if self.alpha is None or not isfinite(self.alpha)
+            else f"capped geometric: every token accepted with α\u00a0=\u00a0{self.alpha:.3f}",
         ]
         return "; ".join(note for note in notes if note) + "."
 
@@ -115,8 +117,8 @@ def curve(
         title: what to see; drafter, model, hardware.
         primary_gamma: its point is larger.
 
-    Where `lines` has the formula at textbook costs and at measured ones (`priced`), areas show which part of its gap is
-    cost, and which is acceptance.
+    Where `lines` has the capped geometric and the same at measured costs (`priced`), areas show which part of its gap
+    is cost, and which is acceptance.
     """
     known = measured[["ci_low", "ci_high"]].notna().all(axis=1).any()
     highest = max([*measured["value"], *(value for values in lines.values() for value in values.values())], default=1.0)
@@ -132,7 +134,7 @@ def curve(
         axes.plot(gammas, [values[g] for g in gammas], color=colour, linestyle=dash, marker=marker, label=label)
         for gamma in gammas:
             style.point_tip(axes, gamma, values[gamma], f"{label}, γ {gamma:g}: {values[gamma]:.3f}")
-    # The gap between formula and measurement is shaded in two parts: what costs explain, then the rest.
+    # The gap between capped geometric and measurement is shaded in two parts: what costs explain, then the rest.
     table = measured.sort_values("gamma")
     formula, priced, points = (
         lines.get("capped_geometric", {}),
@@ -141,9 +143,9 @@ def curve(
     )
     gammas = sorted(points.keys() & formula.keys() & priced.keys())
     if len(gammas) > 1:
-        textbook, costs, seen = ([values[gamma] for gamma in gammas] for values in (formula, priced, points))
+        promised, costs, seen = ([values[gamma] for gamma in gammas] for values in (formula, priced, points))
         for first, second, colour, label in (
-            (textbook, costs, style.SKY, "cost of verifying"),
+            (promised, costs, style.SKY, "cost of verifying"),
             (costs, seen, style.YELLOW, "acceptance, and the loop"),
         ):
             axes.fill_between(gammas, first, second, color=colour, alpha=0.3, linewidth=0, zorder=0.5, label=label)

@@ -31,7 +31,7 @@ class Standing:
     """The place of a run in the theory.
 
     Attributes:
-        alpha, gamma, c: those behind the run's theory at its primary gamma.
+        alpha, gamma, c: those behind the run's capped geometric at its primary gamma.
         c_ops: operations of a drafted token over those of the target; 0 for drafters that look tokens up.
         speedup: as measured.
         operations: per token over plain decoding's, as evaluated; NaN for a target that does no arithmetic.
@@ -46,12 +46,12 @@ class Standing:
 
     @property
     def best(self) -> OptimalGamma:
-        """The best fixed gamma by the formula at this alpha and c, `LONGEST` at most."""
+        """The best fixed gamma by the capped geometric at this alpha and c, `LONGEST` at most."""
         return optimal_gamma(self.alpha, self.c, max_gamma=LONGEST)
 
     @property
     def expected(self) -> float:
-        """The speedup that the formula gives at this gamma."""
+        """The speedup that the capped geometric gives at this gamma."""
         return float(speedup(self.alpha, self.gamma, self.c))
 
     @property
@@ -67,8 +67,8 @@ class Standing:
 
 
 def standing_in_words(here: Standing) -> tuple[str, str]:
-    """Say what the formula makes of the run's gamma, and what varying gamma could add at most."""
-    best, own = here.best, f"At α {here.alpha:.3f} and c {here.c:.3g} the formula"
+    """Say what the capped geometric makes of the run's gamma, and what varying gamma could add at most."""
+    best, own = here.best, f"At α {here.alpha:.3f} and c {here.c:.3g} the capped geometric"
     if best.gamma == 0:
         choice = (
             f"{own} gives a speedup of {here.expected:.3f} for γ {here.gamma}, and no γ pays, because α is not above "
@@ -101,7 +101,11 @@ def best_gamma(here: Standing | None = None) -> Figure:
     seen = "The more is accepted and the less a draft costs, the longer the best draft"
     if here is not None:
         best = here.best.gamma
-        own = f"the formula's best γ is {f'{MOST} or more' if best >= MOST else best}" if best else "no draft pays"
+        own = (
+            f"the capped geometric's best γ is {f'{MOST} or more' if best >= MOST else best}"
+            if best
+            else "no draft pays"
+        )
         seen = f"At α {here.alpha:.2f} and c {here.c:.2g} {own}; this run drafts {here.gamma}"
     figure, axes = style.new_figure(seen, _caption(caption, here))
     top = 20 if here is None else max(20, here.gamma + 3, min(best + 3, MOST))
@@ -112,7 +116,7 @@ def best_gamma(here: Standing | None = None) -> Figure:
     _lines_over_costs(axes, gammas, top, here)
     if here is not None:
         if here.c > 0:  # else every longer draft is better
-            _ring(axes, here, min(best, top), f"the formula's best: γ = {best}")
+            _ring(axes, here, min(best, top), f"the capped geometric's best: γ = {best}")
         _dot(axes, here, here.gamma, f"its own: γ = {here.gamma}")
     axes.set(xlabel=ALPHA, ylabel="best γ", xlim=(0, 1), ylim=(0, top))
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
@@ -133,7 +137,7 @@ def speedup_and_operations(here: Standing | None = None) -> Figure:
     seen = "Longer drafts are faster, and waste more operations"
     if here is not None:
         measured = f", {here.speedup.estimate:.2f} measured" if isfinite(here.speedup.estimate) else ""
-        seen = f"Speedup at γ {here.gamma}: {here.expected:.2f} by the formula{measured}"
+        seen = f"Speedup at γ {here.gamma}: {here.expected:.2f} by the capped geometric{measured}"
         seen += f"; operations ×{here.operations:.2f}" if isfinite(here.operations) else ""
     figure, panels = style.new_panels(seen, _caption(caption, here), 7.2, 2, sharex=True)
     above, below = panels[:, 0]
@@ -152,7 +156,7 @@ def speedup_and_operations(here: Standing | None = None) -> Figure:
         highest = max(highest, *(each for each in ends if isfinite(each)))
         much_here = float(operations(here.alpha, here.gamma, c_ops))
         for axes, expected in ((above, here.expected), (below, much_here)):
-            _ring(axes, here, expected, f"formula: {expected:.2f}")
+            _ring(axes, here, expected, f"capped geometric: {expected:.2f}")
         if isfinite(here.speedup.estimate):
             _dot(above, here, here.speedup.estimate, f"measured: {here.speedup.estimate:.2f}", here.speedup)
         if isfinite(here.operations):
@@ -215,6 +219,6 @@ def _dot(axes: Axes, here: Standing, up: float, words: str, interval: Interval |
 
 
 def _ring(axes: Axes, here: Standing, up: float, words: str) -> None:
-    """Mark what the formula gives at the run's alpha and c: a ring."""
+    """Mark what the capped geometric gives at the run's alpha and c: a ring."""
     axes.plot(here.alpha, up, "o", color=style.ORANGE, markerfacecolor="white", markersize=14, linestyle="none",
               markeredgewidth=2, zorder=5, label=words)  # fmt: skip

@@ -1,6 +1,6 @@
 """Sections about imported rounds: those of our own runs wherever they fit, over what the source can give.
 
-"Theory" is what it is on every page: the textbook formula at the alpha of the text, where lengths are by position. What
+The capped geometric is what it is on every page: at the alpha of the text, where lengths are by position. What
 the source cannot give is absent, and the section about its origin says so. Of sources that have sums over rounds only,
 nothing is said of single lengths.
 """
@@ -31,12 +31,12 @@ REFITS = 200  # of models, for the intervals of what they predict
 TOP = 5  # texts whose share of all tokens is looked at
 SHARE = 0.2  # of the tokens in TOP texts, from which on it is said
 FITTED = (
-    "Alpha is not that of the text: it was fitted to the rounds that the formula is compared with, because the source "
-    "has no lengths by position. So the error above says how far the shape of the formula is off, not its level, and "
-    "cannot be set beside that of a replay."
+    "Alpha is not that of the text: it was fitted to the rounds that the capped geometric is compared with, because "
+    "the source has no lengths by position. So the error above says how far the shape of its law is off, not its "
+    "level, and cannot be set beside that of a replay."
 )
 SIDE_BY_SIDE = (
-    "The textbook formula's error is what it says over what was measured, less 1, with the interval that resamples "
+    "The capped geometric's error is what it says over what was measured, less 1, with the interval that resamples "
     "prompts on both sides at once. Data sets differ in texts, models and drafters: lines stand beside each other "
     "and are not paired."
 )
@@ -152,7 +152,7 @@ def _of_rounds(
     tests, fit, prediction = model_sections(run, replicates, REFITS, seed)
     account = data.account
     curves = [_curves(data)] if len(accounts) > 1 else []
-    # One gamma is not the curve: what the formula errs by elsewhere is said beside it.
+    # One gamma is not the curve: its error elsewhere is said beside it.
     summary = [f"**{formula_verdict(account)}**", *(curves[0].text if curves else ()), _requests(data)]
     summary += [] if of_text else [FITTED]
     summary += [prediction.text[0]] if prediction.tables else []
@@ -163,7 +163,7 @@ def _of_rounds(
     chosen = prediction.tables[0][1].iloc[0] if prediction.tables else None
     return sections, {
         "tokens per round": f"{account.intervals['tokens_per_round']:.3f}",
-        "textbook formula": f"{account.factors['omega']:.3f}" + ("" if of_text else " (alpha fitted)"),
+        "capped geometric": f"{account.factors['omega']:.3f}" + ("" if of_text else " (alpha fitted)"),
         "its error (paired)": f"{account.intervals['tokens_error']:+.1%}",
         "mean over requests": f"{beside[facts.gamma]['requests_mean']:.3f}",
         "recommended model's worst error, held out": "–"
@@ -192,9 +192,9 @@ def _requests(data: _Data) -> str:
 
 
 def _gap(account: Account) -> Section:
-    """Show the factors from the formula to the measured tokens per round."""
+    """Show the factors from the capped geometric to the measured tokens per round."""
     words = [
-        f"From the textbook formula's {account.factors['omega']:.3f} tokens per round to the measured "
+        f"From the capped geometric's {account.factors['omega']:.3f} tokens per round to the measured "
         f"{account.value('tokens_per_round'):.3f} at gamma {account.gamma}, factor by factor; they multiply out "
         "exactly."
     ]
@@ -206,12 +206,12 @@ def _gap(account: Account) -> Section:
             f"{', '.join(parts)}. The largest is `{largest}`. A live run would add `drift`, what its drafter did "
             "otherwise than here; a recording has none."
         )
-    caption = f"From the formula to the measurement at gamma {account.gamma}"
+    caption = f"From the capped geometric to the measurement at gamma {account.gamma}"
     return Section("The gap, explained: acceptance", tuple(words), ((caption, factor_table(account)),))
 
 
 def _curves(data: _Data) -> Section:
-    """Show tokens per round over gamma against the formula, and what its error is made of."""
+    """Show tokens per round over gamma against the capped geometric, and what its error is made of."""
     lines: dict[str, dict[int, float]] = {
         "capped_geometric": {},
         "each text at its own alpha": {},
@@ -230,7 +230,7 @@ def _curves(data: _Data) -> Section:
                 "gamma": f"{gamma}{'*' if gamma == data.gamma else ''}",
                 "tokens per round": f"{measured:.3f}",
                 "mean over requests": f"{data.beside[gamma]['requests_mean']:.3f}",
-                "textbook formula": f"{account.factors['omega']:.3f}",
+                "capped geometric": f"{account.factors['omega']:.3f}",
                 "its error (paired)": f"{error:+.1%}",
             }
         )
@@ -249,17 +249,17 @@ def _curves(data: _Data) -> Section:
         (curve_verdict(table, "tokens per round"),),
         (
             ("Every gamma (* is the one of this page), with 95% prompt-bootstrap intervals", pd.DataFrame(rows)),
-            ("Factors from the formula (omega) to the measurement, at every gamma", pd.DataFrame(factors)),
+            ("Factors from the capped geometric (omega) to the measurement, at every gamma", pd.DataFrame(factors)),
         ),
         (("curve_tokens_per_round", figure),),
     )
 
 
 def _rounds(data: _Data) -> Section:
-    """Show the estimates of alpha, acceptance by depth, and accepted lengths against the formula's law."""
+    """Show the estimates of alpha, acceptance by depth, and accepted lengths against the capped geometric's law."""
     rounds, gamma, values = data.rounds, data.gamma, data.beside[data.gamma]
     alpha, (error, design_effect), table = estimate_alpha(rounds), robust_error(rounds), hazards(rounds)
-    by_formula = float(tokens_per_round(alpha.alpha, gamma))
+    by_law = float(tokens_per_round(alpha.alpha, gamma))
     drawn = "prompt bootstrap"
     rows = [
         ("tokens per round", f"{data.account.intervals['tokens_per_round']:.4f}", drawn),
@@ -269,9 +269,9 @@ def _rounds(data: _Data) -> Section:
         ("cluster-robust error of alpha", f"{Interval(error):.4f}", "by prompt"),
         ("design effect", f"{Interval(design_effect):.4f}", "robust over naive variance"),
         (
-            "tokens per round by the formula at that alpha",
-            f"{by_formula:.4f} (se {omega_error(alpha, gamma):.4f})",
-            "fitted to these rounds: no test of the formula's level",
+            "tokens per round by the capped geometric at that alpha",
+            f"{by_law:.4f} (se {omega_error(alpha, gamma):.4f})",
+            "fitted to these rounds: no test of its level",
         ),
         ("tokens per round by hazards", f"{kaplan_meier_tokens(table):.4f}", "Kaplan-Meier"),
         ("accepted over offered (not alpha)", f"{values['accepted_per_offered']:.4f}", drawn),
@@ -279,7 +279,7 @@ def _rounds(data: _Data) -> Section:
     ]
     if data.account.alpha_of_text:
         of_text = f"{data.account.intervals['alpha']:.4f}"
-        rows.insert(2, ("alpha of the text", of_text, f"{drawn}; behind the formula"))
+        rows.insert(2, ("alpha of the text", of_text, f"{drawn}; behind the capped geometric"))
     estimates = pd.DataFrame(rows, columns=["figure", "value (95%)", "interval"])
     by_depth = table.reset_index().rename(columns={"acceptance": "accepted given tested"})
     words, figures = [], []
@@ -308,7 +308,7 @@ def _categories(data: _Data) -> Section:
                 "rounds": int(part["rounds"].sum()),
                 "tokens per round": f"{account.intervals['tokens_per_round']:.4f}",
                 "mean over requests": f"{values['requests_mean']:.4f}",
-                "textbook formula": f"{account.value('omega'):.4f}",
+                "capped geometric": f"{account.value('omega'):.4f}",
                 "its error (paired)": f"{account.intervals['tokens_error']:+.1%}",
                 "alpha (MLE)": f"{values['alpha_mle']:.4f}",
                 "accepted over offered": f"{values['accepted_per_offered']:.4f}",
@@ -333,8 +333,8 @@ def _totals(
     of_requests = f"{float((drafted['tokens'] / drafted['rounds']).mean()):.3f}"
     alpha = alpha_for(tokens.estimate, {facts.gamma: 1.0}) if tokens.estimate >= 1 else None
     implied = (
-        f"The textbook formula gives this at alpha {alpha:.3f}, an alpha that was solved from the figure itself: "
-        "that the formula agrees is its construction, neither a prediction nor a test."
+        f"The capped geometric gives this at alpha {alpha:.3f}, an alpha that was solved from the figure itself: "
+        "that it agrees is its construction, neither a prediction nor a test."
         if alpha is not None
         else f"No alpha gives this at gamma {facts.gamma}: a round has 1 to {facts.gamma + 1} tokens. Give the depth "
         "of the source's drafts with --gamma."
@@ -386,7 +386,7 @@ def speed_section(
     words = (
         f"**Speedup {values['speedup']:.4f}**, prefill included, over {counted(len(table), 'prompt')} that both "
         f"files have{f' ({left} of one file only are left out)' if left else ''}. Without the seconds of draft, "
-        "verification and the bare call nothing can say which of them the gap to the theory comes from."
+        "verification and the bare call nothing can say which of them the gap to the capped geometric comes from."
     )
     figures = pd.DataFrame(rows, columns=["figure", "value (95% where there is an interval)"])
     return Section("Speed", (words,), (("Averages that differ", figures),))

@@ -3,9 +3,9 @@
 One definition of each model: its headline metric `tokens_per_round.<model>` is the point of `curve/<model>` at the
 primary gamma.
 
-- capped_geometric: Omega(alpha, gamma) at `account/alpha`, the textbook formula.
+- capped_geometric: Omega(alpha, gamma) at `account/alpha`.
 - priced: a speedup only, the same Omega over the measured time of its round: verification t(n) / t(1) = v and drafts
-  gamma c = g. From the formula to it is cost; from it to the measurement, acceptance and the loop's own time.
+  gamma c = g. From the first to it is cost; from it to the measurement, acceptance and the loop's own time.
 - position: acceptance by depth, fitted at the largest gamma to half of the prompts, predicts the other half; both
   halves in turn, so that no prompt is predicted by a model that has seen it (`acceptance.prediction`).
 - replay: tokens over expected rounds of the drafter along the baseline's texts. The account's dependence and drift
@@ -37,7 +37,7 @@ def model_curves(
     """Return the curves by name: `curve/<model>` in tokens per round, `curve/speedup/<model>`, and the 95% interval of
     each as `.ci_low` and `.ci_high`, where the data give one. A model that the data cannot determine has none.
 
-    A model's speedup is its tokens per round over 1 + gamma c. The interval of the textbook formula's resamples c with
+    A model's speedup is its tokens per round over 1 + gamma c. The interval of the capped geometric's resamples c with
     the prompts, as the account does; those of position and replay hold c as measured. `priced` is a speedup alone.
 
     Args:

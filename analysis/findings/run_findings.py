@@ -203,7 +203,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
 
 
 def _lines(summary: Summary, curves: Curves, paired: ScoredArms) -> list[dict[str, Any]]:
-    """Return the metrics of every gamma, with what is paired: the errors of the textbook formula, and the speedup over
+    """Return the metrics of every gamma, with what is paired: the errors of the capped geometric, and the speedup over
     that of the fastest gamma.
     """
     lines, fastest = [], paired.order("speedup")[0]

@@ -15,7 +15,7 @@ from specdec.config import flattened
 from specdec.errors import UsageError
 from specdec.theory.roofline import Product
 
-from ..account.verdicts import curve_verdict
+from ..account.verdicts import CAPPED_GEOMETRIC, curve_verdict
 from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
 from ..figures import run_figures
@@ -29,9 +29,9 @@ LEVEL = "95%"
 NOTES = "Notes and figures"
 BY_GAMMA = {  # metric: what a table over gamma calls it
     "tokens_per_round": "tokens per round",
-    "tokens_per_round.capped_geometric": "by theory",
+    "tokens_per_round.capped_geometric": "capped geometric",
     "speedup": "speedup",
-    "speedup.capped_geometric": "speedup by theory",
+    "speedup.capped_geometric": "speedup, capped geometric",
     "alpha.mle": "alpha (MLE)",
 }
 TIMED = (  # sections that show what is made of times
@@ -49,7 +49,7 @@ TIMED = (  # sections that show what is made of times
     "Cost of a call",
 )
 FIRST_SCREEN = ("account", "curve_speedup")  # figures behind the verdict and the table over gamma, in order
-TITLED = {"capped_geometric": "by the formula", "priced": "at measured costs"}  # models that titles of curves name
+TITLED = {"capped_geometric": "by the capped geometric", "priced": "at measured costs"}  # models that titles name
 PRICED = (*TITLED, "predicted")  # models whose speedup is drawn
 ENVIRONMENT = (  # parts of environment.json that a page shows, in order
     *("captured", "platform", "device", "cpu", "gpu", "memory_gib", "versions", "code"),
@@ -61,12 +61,12 @@ HEADLINES = (  # metric, what it is called, digits after the point
     ("sampled/speedup", "speedup at the temperature of measurement.sampled_temperature, over plain decoding there", 3),
     ("sampled/tokens_per_round", "tokens per round at that temperature", 3),
     ("speedup.original", "speedup over the model that the target was before it was trained", 3),
-    ("speedup.capped_geometric", "speedup by the capped-geometric theory", 3),
+    ("speedup.capped_geometric", "speedup by the capped geometric", 3),
     ("tokens_per_round", "tokens per round", 3),
-    ("tokens_per_round.capped_geometric", "tokens per round by the theory", 3),
+    ("tokens_per_round.capped_geometric", "tokens per round by the capped geometric", 3),
     ("tokens_per_round.position", "tokens per round by the position model, fitted to the other half of the prompts", 3),
     ("tokens_per_round.replay", "tokens per round by replay of the baseline's texts", 3),
-    ("account/alpha", "alpha behind the theory", 4),
+    ("account/alpha", "alpha behind the capped geometric", 4),
     ("alpha.mle", "alpha by maximum likelihood", 4),
     ("accepted_per_offered", "accepted over offered (not alpha)", 4),
     ("proposals.share", "rounds with a proposal", 4),
@@ -92,7 +92,7 @@ def summary_section(run: Run) -> Section:
     summary = run.summary()
     arms = {f"{arm['gamma']}{'*' if arm['primary'] else ''}": arm for arm in summary["arms"]}
     by_gamma = {name: _labelled(words, run.simulated) for name, words in BY_GAMMA.items()}
-    caption = f"Every gamma (* is the primary one), with {LEVEL} prompt-bootstrap intervals"
+    caption = f"Every gamma (* is the primary one), with {LEVEL} prompt-bootstrap intervals; {CAPPED_GEOMETRIC}, alpha"
     speedup = Interval.from_metrics(run.metrics, "speedup")
     subject = "Simulated speedup" if run.simulated else "Speedup"
     if isnan(speedup.estimate):
@@ -175,14 +175,14 @@ def curves_section(run: Run) -> Section:
         points = dict(zip(table["gamma"], table["value"], strict=True))
         gamma = run.primary_gamma if run.primary_gamma in points else next(iter(points), None)
         title = label
-        if gamma is not None:  # what theory expects there, and what was measured
+        if gamma is not None:  # what models expect there, and what was measured
             expected = [
                 f"{lines[key][gamma]:.2f} {said}" for key, said in TITLED.items() if gamma in lines.get(key, {})
             ]
             clock = "on that clock" if label.startswith("simulated") else "measured"
             seen = ", ".join([*expected, f"{points[gamma]:.2f} {clock}"])
             title = f"{label[:1].upper()}{label[1:]} at γ {gamma}: {seen}"
-        # The models besides the formula are about acceptance alone: in tokens per round they are seen without costs.
+        # The models besides these are about acceptance alone: in tokens per round they are seen without costs.
         shown = {key: lines[key] for key in PRICED if key in lines} if quantity == "speedup" else lines
         figure = run_figures.curve(
             table,
@@ -201,17 +201,17 @@ def curves_section(run: Run) -> Section:
         acceptance = metrics["tokens_per_round"] / metrics["tokens_per_round.capped_geometric"]
         clock = "simulated" if run.simulated else "measured"
         words.append(
-            f"How much is cost and how much is acceptance, at gamma {gamma}: the formula's {formula:.3f} counts drafts "
-            f"but lets a call on several tokens cost as little as on one; at the {clock} t(n) and c the same tokens "
-            f"per round would give {priced:.3f} (verifying, a factor of {priced / formula:.3f}). {measured:.3f} was "
-            f"{clock}: acceptance is a factor of {acceptance:.3f}, the loop's own time, net of the baseline's, one of "
-            f"{measured / priced / acceptance:.3f}."
+            f"How much is cost and how much is acceptance, at gamma {gamma}: the capped geometric's {formula:.3f} "
+            "counts drafts but lets a call on several tokens cost as little as on one; at the "
+            f"{clock} t(n) and c the same tokens per round would give {priced:.3f} (verifying, a factor of "
+            f"{priced / formula:.3f}). {measured:.3f} was {clock}: acceptance is a factor of {acceptance:.3f}, the "
+            f"loop's own time, net of the baseline's, one of {measured / priced / acceptance:.3f}."
         )
     return Section("Curves over gamma", tuple(words), figures=tuple(figures))
 
 
 def lengths_section(run: Run) -> Section:
-    """Show accepted tokens per round against the capped-geometric law, and where a round's time goes."""
+    """Show accepted tokens per round against the law of the capped geometric, and where a round's time goes."""
     measured, alpha = run.arms(), run.metrics.get("account/alpha")
     words, figures = [], []
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..account.gap_account import Account
-from ..account.verdicts import losses, unsettled
+from ..account.verdicts import losses, of_drafts, unsettled
 from ..intervals import Interval, too_few
 from ..read.facts import RunFacts, RunStatus, SessionFacts
 from ..read.runs import Run
@@ -150,13 +150,14 @@ def _noise(run: MeasuredRun) -> str:
 
 
 def _cost(run: MeasuredRun) -> str:
-    """Say what stands between the textbook formula and the measurement, in words that need no glossary."""
+    """Say what stands between the capped geometric and the measurement, in words that need no glossary."""
     account = run.account
     formula = account.value("formula")
-    promise = f"the textbook formula promises {formula:.2f} times as fast"
+    offered = f"{formula * account.factors['offered']:.2f}"
+    promise = f"the capped geometric promises {of_drafts(account, f'{formula:.2f} times as fast', offered)}"
     if account.speedup < 1 and "draft" in account.factors and formula < 1:
         promise = (
-            f"already by the textbook formula it would not pay ({formula:.2f} times as fast), as drafting takes "
+            f"already by the capped geometric it would not pay ({formula:.2f} times as fast), as drafting takes "
             f"{account.value('g'):.2f} of a call of the target in every round"
         )
     largest, surest = losses(account)

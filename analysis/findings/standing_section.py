@@ -40,9 +40,9 @@ def standing_section(run: Run) -> Section:
         seen += f"{other}, the fastest of the {len(timed)} measured"
     text = (
         *standing_in_words(here),
-        f"{seen}. The formula assumes that a call on γ + 1 tokens takes as long as on a single one, that a round "
-        "is draft and verification alone, and that every token is equally likely to be accepted; the account says what "
-        "each of these costs.",
+        f"{seen}. The capped geometric assumes that a call on γ + 1 tokens takes as long as on a single one, that a "
+        "round is draft and verification alone, and that every token is equally likely to be accepted; the account "
+        "says what each of these costs.",
     )
     figures = (
         ("best_gamma", theory_figures.best_gamma(here)),

@@ -89,7 +89,7 @@ class Summary:
 
     @property
     def alpha_source(self) -> str:
-        """The source of the one alpha behind every theory number: "text" or "mle"."""
+        """The source of the one alpha behind the capped geometric: "text" or "mle"."""
         return "text" if self.work.alpha_of_text else "mle"
 
 

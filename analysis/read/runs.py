@@ -284,7 +284,7 @@ class Run:
 
     def points(self, quantity: str = "tokens_per_round") -> pd.DataFrame:
         """Return the measured `tokens_per_round` or `speedup` at every gamma, from the summary: gamma, value, ci_low,
-        ci_high; and error, error_low, error_high of the textbook formula, where the run logged it.
+        ci_high; and error, error_low, error_high of the capped geometric, where the run logged it.
         """
         rows = []
         for arm in self.summary()["arms"]:

@@ -198,8 +198,9 @@ def _oracle(title: str, part: Mapping[str, Any]) -> Section:
     best = rows.loc[rows["speedup"].idxmax()]
     text = (
         f"{low:.0%} to {high:.0%} of the limit is reached; the best speedup is {best['speedup']:.2f} at alpha "
-        f"{best['alpha']:g} and gamma {best['gamma']:.0f}, where the formula says {best['formula']:.2f}.",
-        "The limit has the tokens per round that the coins gave; the formula has their expectation.",
+        f"{best['alpha']:g} and gamma {best['gamma']:.0f}, where the capped geometric, at the measured "
+        f"costs, says {best['formula']:.2f}.",
+        "The limit has the tokens per round that the coins gave; the capped geometric has their expectation.",
     )
     return Section(title, text, (("Forced acceptance", rows[columns].round(3)),))
 

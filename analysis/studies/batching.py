@@ -291,7 +291,8 @@ def _answer(found: BatchNumbers, tables: Tables, about: About) -> Section:
             line = {"drafter": drafter, "gamma": str(gamma) if gamma else "best"}
             line["measured"] = interval_in_words(interval(end, "break_even"), largest)
             ends.append(
-                line | {f"formula, {label}": batch_in_words(end[name], largest) for name, label in PREDICTIONS.items()}
+                line
+                | {f"predicted from {label}": batch_in_words(end[name], largest) for name, label in PREDICTIONS.items()}
             )
     shown = (
         ("Batch behind which speculation does not pay: measured (95%), and as predicted", pd.DataFrame(ends)),
@@ -373,7 +374,7 @@ def _costs(found: BatchNumbers, about: About) -> Section:
         labels = {"tokens": "tokens per round", **_COSTS, "width": "tokens per call and sequence"}
         shown = {label: lines[name].map("{:.2f}".format) for name, label in labels.items()}
         shown["speedup"] = printed(lines, "speedup", ".2f")
-        shown |= {f"formula, {label}": printed(lines, name, ".2f") for name, label in PREDICTIONS.items()}
+        shown |= {f"predicted from {label}": printed(lines, name, ".2f") for name, label in PREDICTIONS.items()}
         tables.append(pd.DataFrame({"drafter": drafter, "gamma": gamma, "batch": lines["batch"], **shown}))
     title = f"A round in plain steps of the same batch\n{about.title}"
     caption = (
@@ -382,7 +383,7 @@ def _costs(found: BatchNumbers, about: About) -> Section:
     )
     words = (
         "Tokens per round and sequence, and the parts of a round in plain steps; tokens per sequence of a call, "
-        "padding included; speedup as measured and by the formula"
+        "padding included; speedup as measured, and as predicted from the tokens per round and the times of calls"
     )
     figure = _cost_figure(found, chosen, title=title, caption=caption)
     shown_tables = ((words, pd.concat(tables, ignore_index=True)),)
@@ -475,7 +476,7 @@ def _calls(found: BatchNumbers, tables: Tables, about: About) -> Section:
 def _speedups(found: BatchNumbers, about: About) -> Figure:
     title = f"Speedup at equal batch\n{about.title}"
     caption = (
-        f"Markers: measured, with 95% intervals over {counted(found.repeats, 'repeat')}; dotted: the formula with the "
+        f"Markers: measured, with 95% intervals over {counted(found.repeats, 'repeat')}; dotted: predicted with the "
         "cost model of single calls. Below the line plain decoding is faster."
     )
     rows = len(found.drafters)

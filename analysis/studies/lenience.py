@@ -35,7 +35,7 @@ _FORMS = {  # form -> its name, its look, and where the paper has its alphas
     "greedy": ("greedy text", Look(style.ORANGE, "D", "--"), "last paragraph of A.5"),
 }
 _WORTH = {"text": "text", "l": "l", "alpha": "alpha:.3f", "MLE": "mle:.3f", "tokens per round": "rate:.2f",
-          "by formula": "omega:.2f", "speedup": "speedup:.2f", "speedup by formula": "formula:.2f",
+          "capped geometric": "omega:.2f", "speedup": "speedup:.2f", "speedup, capped geometric": "formula:.2f",
           "best gamma": "best:.0f", "its speedup": "best_speedup:.2f"}  # fmt: skip
 _LOSS = {"text": "text", "l": "l", "total variation": "tv:.3f", "nats per token": "log_likelihood:.3f",
          "decided otherwise": "otherwise:.3f", "tokens per round": "rate:.2f"}  # fmt: skip
@@ -66,7 +66,7 @@ def findings(tables: Tables, about: About) -> Findings:
         worth.append(
             f"{said}, chains of {gamma}: {interval(strict, 'rate'):.2f} tokens per round at lenience 1, "
             f"{interval(last, 'rate'):.2f} at {last['lenience']:g} ({interval(last, 'lead'):+.2f}); speedup "
-            f"{interval(strict, 'speedup'):.2f} and {interval(last, 'speedup'):.2f}. Theorem 3.8 gives "
+            f"{interval(strict, 'speedup'):.2f} and {interval(last, 'speedup'):.2f}. The capped geometric gives "
             f"{interval(strict, 'formula'):.2f} and {interval(last, 'formula'):.2f} at these alphas and the measured c "
             f"of {last['c']:.3g}."
         )
@@ -101,9 +101,9 @@ def findings(tables: Tables, about: About) -> Findings:
             "What lenience is worth",
             (
                 *worth,
-                "The formula assumes that a call on the whole draft takes as long as a plain call, and that acceptance "
-                "is independent; under lenience the text also drifts from the one along which alpha was read. The "
-                "paper's printed speedups are the formula's, not measured.",
+                "The capped geometric (Theorem 3.8) assumes that a call on the whole draft takes as long as a plain "
+                "call, and that acceptance is independent; under lenience the text also drifts from the one along "
+                "which alpha was read. The paper's printed speedups are its own, not measured.",
             ),
             ((f"Each rule {_INTERVALS}; MLE: accepted over tested draft tokens", listed(swept, _WORTH)),),
             pictured["speedup"],
@@ -133,7 +133,7 @@ def _figures(
     forms = {name: (lines, look) for name, (lines, look) in forms.items() if len(lines)}
     measured = {name: over(lines, "lenience", "speedup", look) for name, (lines, look) in forms.items()}
     predicted = {
-        f"{name}, formula": over(
+        f"{name}, capped geometric": over(
             lines[["lenience", "formula"]], "lenience", "formula", look._replace(marker="", dash=":")
         )
         for name, (lines, look) in forms.items()
@@ -195,9 +195,9 @@ def rules(
     """Return a line for each form and lenience of the run's drafter, strict rules first, and the number of prompts.
 
     Columns, each with `_low` and `_high` of a prompt bootstrap: those of `StrategyComparison.of_rules`, alpha (mean
-    chance to pass along the text without drafts), mle (accepted over tested), omega (tokens per round by the formula at
-    alpha) and formula (Theorem 3.8 at alpha and c), c (a drafter step over a plain call) and rise (alpha less that of
-    the strict rule). Also best, the gamma that the formula prefers, and best_speedup. NaN where there is nothing to
+    chance to pass along the text without drafts), mle (accepted over tested), omega and formula (tokens per round and
+    speedup of the capped geometric at alpha and c, Theorem 3.8), c (a drafter step over a plain call) and rise (alpha
+    less that of the strict rule). Also best, the gamma that it prefers, and best_speedup. NaN where there is nothing to
     compare with.
     """
     own = alphas[alphas["own"]][[*KEYS, "stream", "chance", "positions"]]

@@ -24,7 +24,7 @@ def cells() -> set[tuple[str, str]]:
 
 
 def named_cells() -> set[tuple[str, str]]:
-    """Cells that the page names: `01` *The formula*, and further headings of the same notebook behind an "and"."""
+    """Cells that the page names: `01` *The capped geometric*, and headings of the same notebook behind an "and"."""
     found = set()
     for number, headings in re.findall(r"`(\d\d)` ((?:\*[^*]+\*(?: and )?)+)", PAGE):
         found |= {(number, heading) for heading in re.findall(r"\*([^*]+)\*", headings)}

@@ -52,7 +52,7 @@ def test_a_signal_ends_a_run_with_a_report_of_what_there_is(
     assert RunStatus.read(folder) == RunStatus("killed", sentence, 7, 54)
     assert (folder / "report.md").read_text().splitlines()[0].endswith(" (partial: 7 of 54 prompts)")
     said = " ".join(ended.output.split())
-    assert "on the 7 of 54 prompts that are done so far" in said and "against the capped-geometric theory" in said
+    assert "on the 7 of 54 prompts that are done so far" in said and "against the capped geometric" in said
     assert json.loads((folder / "summary.json").read_text())["notes"][0] == f"Partial: 7 of 54 prompts. {sentence}"
     assert (folder / "figures" / "account.png").is_file()
     found = logged(tmp_path)

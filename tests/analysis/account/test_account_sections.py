@@ -14,7 +14,7 @@ def test_the_worked_example_names_the_acceptance_and_not_the_drafts_that_the_for
     """3.68928 / 1.15 = 3.208 is promised; most of the gap is dependence, 0.894; verify is 0.902, the loop 0.977."""
     sentence = verdict(worked_example)
     assert sentence.startswith("Speculation pays: speedup 2.529 (")
-    assert "the textbook formula promises 3.208, an error of +26.8%" in sentence
+    assert "the capped geometric promises 3.208, an error of +26.8%" in sentence
     assert "3.689 tokens per round at gamma 5 and alpha 0.800, and drafts that take 0.150 of a bare call" in sentence
     assert "what costs most is dependence, drift or chance (no replay tells them apart), `dependence` 0.894" in sentence
     assert "without it the speedup would be 2.828" in sentence
@@ -49,7 +49,10 @@ def test_simulated_time_is_said(make_account):
         ({"omega": 2.0, "draft": 0.9, "verify": 0.4}, "without it speculation would pay, with 1.800"),
         ({"omega": 1.1, "draft": 0.6, "verify": 0.4}, "even without it speculation would not pay, with 0.660"),
         ({"omega": 1.5, "draft": 1 / 1.15, "verify": 0.4}, "speedup 0.522"),
-        ({"omega": 1.1, "draft": 1 / 1.15}, "by the formula it would not pay either; drafts that took no time"),
+        (
+            {"omega": 1.1, "draft": 1 / 1.15},
+            "by the capped geometric it would not pay either; drafts that took no time",
+        ),
         ({"omega": 2.0, "offered": 0.4}, "fewer tokens offered than gamma, `offered` 0.400"),
         ({"omega": 2.0, "drift": 0.4, "dependence": 1.0}, "drift of the drafter, or chance, `drift` 0.400"),
         ({"omega": 2.0, "dependence": 0.4}, "no replay tells them apart), `dependence` 0.400"),
@@ -80,15 +83,16 @@ def test_what_is_not_significant_is_called_so(make_account):
 
 def test_one_prompt_gives_estimates_without_intervals(make_account):
     factors = {"omega": 2.0, "draft": 0.9}
-    known = [*factors, "speedup", "g", "v", "o", "tokens_per_round", "formula", "loop", "tokens_error", "speedup_error"]
+    known = [*factors, "speedup", "g", "v", "o", "tokens_per_round", "formula", "loop", "tokens_error", "speedup_error",
+             "offered_error"]  # fmt: skip
     account = make_account(factors, dict.fromkeys(known, (nan, nan)), prompts=1)
     sentence = verdict(account)
     assert sentence.startswith(
         "Whether speculation pays is not settled, 1 prompt is too few for a verdict, which needs 5"
     )
-    assert ": speedup 1.800 (–); the textbook formula" in sentence
+    assert ": speedup 1.800 (–); the capped geometric" in sentence
     assert "nan" not in sentence + time_split(account) and "significant" not in sentence
-    assert list(factor_table(account)["effect"]) == ["theory", "costs (no interval)", ""]
+    assert list(factor_table(account)["effect"]) == ["promise", "costs (no interval)", ""]
 
 
 def test_factor_table_multiplies_up_to_the_speedup(worked_example):

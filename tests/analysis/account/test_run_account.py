@@ -70,7 +70,7 @@ def test_groups_have_their_own_alpha_and_close(store):
     texts = [text for section in sections for text in section.text]
     assert any("No proposal was ever tested for 1 of 8 (p7)" in text for text in texts)
     assert [name for name, _ in main.figures] == ["account"] and len(main.tables) == 2
-    assert "tokens per round at gamma 3; the textbook formula says" in main.text[0]
+    assert "tokens per round at gamma 3; the capped geometric, which accepts every draft token" in main.text[0]
     assert "Speculation" in main.text[1] and "A round takes" in main.text[2]
     assert list(category.tables[0][1]["category"]) == ["code", "prose"]
     (_, slowest), (_, fastest) = prompts.tables

@@ -76,7 +76,8 @@ def test_curve_draws_models_as_lines_and_the_measurement_with_intervals():
     np.testing.assert_allclose(ends, [[1.4, 1.6], [1.9, 2.1], [2.3, 2.6]])
     assert title(figure) == "ngram on pocket, cpu"
     assert caption(figure) == (
-        "40 prompts, 1,234 rounds; measured points with 95% prompt-bootstrap intervals; theory at α = 0.600."
+        "40 prompts, 1,234 rounds; measured points with 95% prompt-bootstrap intervals; capped geometric: "
+        "every token accepted with α = 0.600."
     )
     assert axes.get_xlabel() == "γ, depth of a draft in tokens"
     assert axes.get_ylabel() == "tokens per round"

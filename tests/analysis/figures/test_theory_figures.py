@@ -36,7 +36,7 @@ def test_best_gamma_is_the_best_of_all_that_are_tried():
             best = int(np.argmax([round(slow_speedup(a, n, c), 12) for n in range(60)]))
             assert g == best or (np.isnan(g) and best > 20)
     (axes,) = theory_figures.best_gamma(HERE).axes
-    assert marked(axes, "the formula's best: γ = 8") == (0.8, 8) and marked(axes, "its own: γ = 5") == (0.8, 5)
+    assert marked(axes, "the capped geometric's best: γ = 8") == (0.8, 8) and marked(axes, "its own: γ = 5") == (0.8, 5)
     alpha, gamma = lines(axes)["c = 0.05, its own"].get_data()
     assert gamma[np.abs(alpha - 0.8).argmin()] == 8
 
@@ -52,10 +52,10 @@ def test_speedup_and_operations_of_a_free_drafter():
     alpha, fast = lines(above)["γ = 5"].get_data()
     np.testing.assert_allclose(fast, slow_speedup(alpha, 5, 0.05))
     expected = slow_speedup(0.8, 5, 0.05)
-    assert marked(above, f"formula: {expected:.2f}") == pytest.approx((0.8, expected))
+    assert marked(above, f"capped geometric: {expected:.2f}") == pytest.approx((0.8, expected))
     assert marked(above, "measured: 2.50") == (0.8, 2.5)
     operations = (5 * 0.1 + 6) / 3.68928
-    assert marked(below, f"formula: {operations:.2f}") == pytest.approx((0.8, operations))
+    assert marked(below, f"capped geometric: {operations:.2f}") == pytest.approx((0.8, operations))
     assert marked(below, "evaluated: 1.90") == (0.8, 1.9)
 
 

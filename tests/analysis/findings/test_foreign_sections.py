@@ -51,7 +51,7 @@ def test_the_page_has_every_gamma_the_account_and_a_prediction(found):
     assert one.gamma == 3
     table = named(one, "Curves over gamma").tables[0][1]
     assert table["gamma"].tolist() == ["1", "2", "3*"]
-    assert {"textbook formula", "its error (paired)", "mean over requests"} <= set(table)
+    assert {"capped geometric", "its error (paired)", "mean over requests"} <= set(table)
     factors = named(one, "Curves over gamma").tables[1][1]
     assert {"gamma", "omega", "offered", "texts", "along", "depth", "measured"} == set(factors)
     account = named(one, "The gap, explained: acceptance").tables[0][1]
@@ -89,7 +89,7 @@ def test_totals_without_an_order_make_no_claim_about_neighbours(tmp_path):
     assert "no order of rounds" in tests.loc["Does it matter whether the round before was full?", "reading"]
     models = named(found, "Which model describes the rounds?").tables[0][1]["model"]
     assert len(models) == 4 and "previous round full or not" not in set(models)
-    assert "fitted to the rounds that the formula is compared with" in named(found, "Summary").text[2]
+    assert "fitted to the rounds that the capped geometric is compared with" in named(found, "Summary").text[2]
     assert "one gamma only" in named(found, "What would each model have predicted?").text[0]
 
 

@@ -24,7 +24,7 @@ def account(speedup: tuple[float, float, float] = (1.99, 1.75, 2.29), prompts: i
     """An account whose largest loss is `verify`, unless factors with their bounds say otherwise."""
     values = {"verify": (0.8, 0.7, 0.9), "dependence": (0.9, 0.8, 0.99), "offered": (1.0, 1.0, 1.0), **factors}
     values |= {"speedup": speedup, "formula": (2.5, 2.0, 3.0), "g": (0.1, 0.1, 0.1), "loop": (1.0, 0.9, 1.1)}
-    values |= {"alpha": (0.7, 0.6, 0.8)}
+    values |= {"alpha": (0.7, 0.6, 0.8), "offered_tokens": (4.0, 4.0, 4.0)}
     intervals = {name: Interval(*bounds, prompts=prompts) for name, bounds in values.items()}
     names = ("omega", "offered", "dependence", "drift", "draft", "verify", "overhead", "baseline")
     intervals |= {name: Interval(1.0, 1.0, 1.0, prompts=prompts) for name in names if name not in intervals}
@@ -50,8 +50,8 @@ NOISE = (
     "machine's own noise of 0.6%."
 )
 COST = (
-    "The textbook formula promises 2.50 times as fast; what costs most is verifying several tokens in one call, which "
-    "takes longer than a call on one token (without that, 2.49 times as fast)."
+    "The capped geometric promises 2.50 times as fast for 4 draft tokens a round; what costs most is verifying several "
+    "tokens in one call, which takes longer than a call on one token (without that, 2.49 times as fast)."
 )
 _SAME = "62 of 108 outputs are identical to plain decoding"
 SAME = f"{_SAME}; all differences are near-ties of bfloat16."
@@ -128,7 +128,7 @@ def test_where_the_formula_promises_no_gain_drafting_is_named():
     found = account((0.8, 0.7, 0.9))
     found.intervals["formula"] = Interval(0.9, 0.8, 0.95)
     said = closing_sentences(measured(account=found))[2]
-    assert said.startswith("Already by the textbook formula it would not pay (0.90 times as fast), as drafting takes ")
+    assert said.startswith("Already by the capped geometric it would not pay (0.90 times as fast), as drafting takes ")
     assert "takes 0.10 of a call of the target in every round; what costs most is" in said
 
 

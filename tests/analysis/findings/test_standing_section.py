@@ -34,7 +34,7 @@ def test_the_run_is_marked_by_what_it_logged(made):
     words = f"{drawn._suptitle.get_text()} {drawn._supxlabel.get_text()}".replace("\n", " ")
     assert "operations ×1.90" in words and "c = 0.05 in time and 0.1 in operations" in words
     assert "2.218 for γ 2 and of 3.092 for γ 8" in section.text[0] and "4.167" in section.text[1]
-    assert section.text[2].startswith("Measured: 2.500 (2.200 to 2.800) at γ 2. The formula")
+    assert section.text[2].startswith("Measured: 2.500 (2.200 to 2.800) at γ 2. The capped geometric")
     tried = replace(made, curves={"curve/speedup/measured": {2: 2.5, 4: 2.75, 8: 2.0}})  # its own best is none of these
     assert "at γ 2, and 2.750 at γ 4, the fastest of the 3 measured." in standing_section(tried).text[2]
     section = timeline_section(made)
