@@ -8,16 +8,19 @@ from typing import Any
 
 from specdec.commands import cli
 from specdec.config import AdviseConfig
+from specdec.progress import stage
 
 
 def task(values: Mapping[str, Any]) -> None:
     """Give advice for one configuration; raises SpecdecError for faults that the user can correct."""
     config = cli.typed_config(AdviseConfig, values)
 
-    from specdec.advice.advisor import advise
-    from specdec.plan.plan import plan
+    with stage("Start", told=False):
+        from specdec.advice.advisor import advise
+        from specdec.plan.plan import plan
 
-    advise(plan(config), cli.output_dir())
+        planned = plan(config)
+    advise(planned, cli.output_dir())
 
 
 def main() -> None:

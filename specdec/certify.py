@@ -8,16 +8,19 @@ from typing import Any
 
 from specdec.commands import cli
 from specdec.config import CertifyConfig
+from specdec.progress import stage
 
 
 def task(values: Mapping[str, Any]) -> None:
     """Certify one configuration; raises SpecdecError, also where it is not lossless or does not claim to be."""
     config = cli.typed_config(CertifyConfig, values)
 
-    from specdec.certification.certifier import certify
-    from specdec.plan.plan import plan
+    with stage("Start", told=False):
+        from specdec.certification.certifier import certify
+        from specdec.plan.plan import plan
 
-    certify(plan(config), cli.output_dir())
+        planned = plan(config)
+    certify(planned, cli.output_dir())
 
 
 def main() -> None:

@@ -1,33 +1,34 @@
-"""Says what a long command is doing: named stages, and the progress bar that all long steps share.
+"""Says what a long command is doing, and how long that will take: named stages, with a bar or a line now and then.
 
-A terminal shows bars; a file or a pipe gets plain lines, the first one when a step begins and then one now and then.
-Details are shown with `-v` alone, and always stand in the log.
+A terminal shows bars; a file or a pipe gets plain lines. A stage that turns out to be long says so as soon as that is
+known, with what would make it short. Details are shown with `-v` alone, and always stand in the log.
 """
 
 import logging
 import os
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich import get_console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    SpinnerColumn,
-    TaskID,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+from rich.text import Text
 
-LINE_S = 30.0  # seconds between two plain lines about one step
+LINE_S = 30.0  # seconds of silence after which a plain line tells how far the innermost stage has come
+LONG_S = 30.0  # seconds from which on a stage is announced as long
+_SURE_S = 2.0  # seconds of a stage before which its steps tell little, and it is not spoken of
 VERBOSE = "SPECDEC_VERBOSE"  # environment variable that -v sets: cells of a sweep may run in other processes
 DETAILS = "specdec.details"  # the logger of details, which the terminal leaves out
 
 _details = logging.getLogger(DETAILS)
+_open: list["Stage"] = []  # the stages under way, the innermost last
+
+now = time.monotonic  # the clock of all stages
+_spoke = now()  # when the last sentence was told
 
 
 def verbose() -> bool:
@@ -42,70 +43,179 @@ def detail(sentence: str) -> None:
         tell(sentence)
 
 
-class PlainProgress(Progress):
-    """A progress bar that prints lines in place of bars."""
-
-    def __init__(self, *columns: Any, **options: Any) -> None:
-        super().__init__(*columns, **{**options, "disable": True})
-        self._said = self.get_time()
-
-    def advance(self, task_id: TaskID, advance: float = 1) -> None:
-        super().advance(task_id, advance)
-        self._tell(task_id)
-
-    def update(self, task_id: TaskID, **fields: Any) -> None:
-        super().update(task_id, **fields)
-        self._tell(task_id)
-
-    def _tell(self, task_id: TaskID) -> None:
-        """Print how far a task has come, if the last line about one is old enough."""
-        now = self.get_time()
-        if now - self._said < LINE_S:
-            return
-        self._said = now
-        task = next(task for task in self.tasks if task.id == task_id)
-        total = "" if task.total is None else f" of {task.total:,.0f}"
-        tell(f"{task.description}: {task.completed:,.0f}{total}, {task.elapsed or 0:.0f} s")
+def tell(sentence: str) -> None:
+    """Print a sentence as it is, without markup or colours; its numbers and words are never cut."""
+    global _spoke
+    _spoke = now()
+    get_console().print(sentence, markup=False, highlight=False)
 
 
-def progress_bar() -> Progress:
-    """Make a progress bar; off a terminal it prints a line now and then."""
-    kind = Progress if get_console().is_terminal else PlainProgress
-    return kind(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=get_console(),
-    )
+def duration(seconds: float) -> str:
+    """Return a time in words, to about two digits: "40 s", "12 min", "27 h"."""
+    if seconds < 99.5:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.0f} h"
+
+
+class Stage:
+    """A stage of a command that is under way: how far it has come, and how long the rest takes.
+
+    Attributes:
+        name: what is done, in words.
+        done, total: steps; a total of None is not known.
+        expected: seconds of the whole stage, for as long as no step shows how long one takes; None: not known.
+        figures: what else is said of it as it goes on, in words.
+    """
+
+    figures = ""
+
+    def __init__(
+        self,
+        name: str,
+        total: int | None = None,
+        *,
+        expected: float | None = None,
+        shorter: str = "",
+    ) -> None:
+        """
+        Args:
+            shorter: what would make it short, in words.
+        """
+        self.name, self.done, self.total, self.expected = name, 0, total, expected
+        self._shorter = shorter
+        self._begun = self._last = now()
+        self._earlier = 0  # steps that took none of this time
+        self._first: tuple[float, int] | None = None  # when the first step was made, and the steps that were done then
+        self._announced = False
+
+    def go_on_from(self, done: int) -> None:
+        """Note steps that an earlier sitting did."""
+        self.done = self._earlier = done
+
+    def advance(self, steps: int = 1) -> None:
+        """Note that steps were done; announce the stage once they show that it is long."""
+        self.done, self._last = self.done + steps, now()
+        if self._first is None:
+            self._first = self._last, self.done
+        elif self.elapsed >= _SURE_S:
+            self.announce()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the stage began."""
+        return now() - self._begun
+
+    @property
+    def left(self) -> float | None:
+        """Seconds that the rest is expected to take; None where nothing tells, as when it takes longer than expected.
+
+        The first step counts only while it is the only one: it often makes what all others use.
+        """
+        if self.total is None or self._first is None:
+            return self.expected - self.elapsed if self.expected is not None and self.expected > self.elapsed else None
+        since, steps = self._first[0], self.done - self._first[1]
+        if not steps:
+            since, steps = self._begun, self.done - self._earlier
+        return (self.total - self.done) * (self._last - since) / steps
+
+    def announce(self, words: str = "") -> bool:
+        """Say once how long the stage takes and what would make it short, if it is long; tell if it was said.
+
+        Args:
+            words: in place of its name.
+        """
+        left = self.left
+        if not self._announced and left is not None and self.elapsed + left >= LONG_S:
+            self._announced = True
+            steps = ""
+            if self.total and self._first is not None:
+                steps = f"{self.total:,} at {left / max(self.total - self.done, 1):.2g} s each, "
+            shorter = f"; {self._shorter}" if self._shorter else ""
+            tell(f"{words or self.name + ':'} {steps}about {duration(self.elapsed + left)}{shorter} ...")
+        return self._announced
+
+    @property
+    def standing(self) -> str:
+        """The steps, the time so far and how long the rest takes, in words."""
+        steps = [f"{self.done:,}" + (f" of {self.total:,}" if self.total else "")] if self.total or self.done else []
+        left = [] if self.left is None else [f"about {duration(self.left)} left"]
+        return ", ".join([*steps, duration(self.elapsed), *left]) + (f"; {self.figures}" if self.figures else "")
 
 
 @contextmanager
-def stage(name: str, about: str = "", *, bar: bool = True, told: bool = True) -> Iterator[None]:
-    """Say that a stage of a command begins, and on a terminal how long it has been at work; there its seconds stay.
+def stage(
+    name: str,
+    about: str = "",
+    total: int | None = None,
+    *,
+    bar: bool = True,
+    told: bool = True,
+    expected: float | None = None,
+    shorter: str = "",
+) -> Iterator[Stage]:
+    """Begin a stage of a command, and end it. It is said when it begins; then a terminal shows how far it has come and
+    how long the rest takes, and keeps its seconds. Elsewhere a line says so whenever nothing was said for long.
 
     Args:
         about: what it does, in words; "" where the name says it.
         bar: False where something else draws on the terminal meanwhile, such as the bars of a download.
-        told: False for a short stage, whose line is a detail.
+        told: False for a stage that is usually short, whose line is a detail.
+        total, expected, shorter: see `Stage`.
+    Yields:
+        The stage, to be advanced where it has steps.
     """
-    say = tell if told else detail
-    said = f"{name}: {about}" if about else name
-    if not (bar and get_console().is_terminal):
+    under_way = Stage(name, total, expected=expected, shorter=shorter)
+    say, said = tell if told else detail, f"{name}: {about}" if about else name
+    terminal = get_console().is_terminal
+    drawn = terminal and bar
+    if not under_way.announce(f"{name}: {about}," if about else "") and not drawn:
         say(f"{said} ...")
+    _open.append(under_way)
+    try:
+        with _drawn(under_way, said) if drawn else _watched(terminal or len(_open) > 1):
+            yield under_way
+    finally:
+        _open.remove(under_way)
+    if drawn:
+        say(f"{said}, {under_way.elapsed:.1f} s")
+
+
+def _drawn(under_way: Stage, said: str) -> Live:
+    """Return a line of the terminal that shows a stage while it is under way."""
+    spinner = Spinner("dots")
+
+    def line() -> Table:
+        grid = Table.grid(padding=(0, 1))
+        bar = [ProgressBar(under_way.total, under_way.done, width=20)] if under_way.total else []
+        grid.add_row(spinner, Text(said), *bar, Text(under_way.standing))
+        return grid
+
+    return Live(get_renderable=line, console=get_console(), transient=True)
+
+
+@contextmanager
+def _watched(by_others: bool) -> Iterator[None]:
+    """Have a thread speak where a stage is silent for long, unless others see to that."""
+    if by_others:
         yield
         return
-    begin = time.monotonic()
-    shown = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=get_console(), transient=True
-    )
-    with shown:
-        shown.add_task(said.replace("[", r"\["), total=None)
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(max(_SURE_S, _spoke + LINE_S - now())):
+            speak()
+
+    thread = threading.Thread(target=watch, name="specdec-progress", daemon=True)
+    thread.start()
+    try:
         yield
-    say(f"{said}, {time.monotonic() - begin:.1f} s")
+    finally:
+        ended.set()
+        thread.join()
 
 
-def tell(sentence: str) -> None:
-    """Print a sentence as it is, without markup or colours; its numbers and words are never cut."""
-    get_console().print(sentence, markup=False, highlight=False)
+def speak() -> None:
+    """Print how far the innermost stage has come if nothing was said for long."""
+    for under_way in _open[-1:]:
+        if now() - _spoke >= LINE_S:
+            tell(f"{under_way.name}: {under_way.standing}")

@@ -14,9 +14,11 @@ from pathlib import Path
 from specdec.analysis.read import foreign
 from specdec.commands.plain import OneSentence, told_faults
 from specdec.errors import UsageError
+from specdec.progress import Stage, stage
 
 KINDS = ("auto", *(module.name for module in pkgutil.iter_modules(foreign.__path__)))
 READERS = {"baseline": ("spec_bench", "eagle"), "bonus": ("accepted_lengths",), "field": ("accepted_lengths",)}
+_A_RUN_S = 8.0  # seconds that a run takes, on one core of an AMD EPYC
 STORE = "sqlite:///mlflow.db"
 
 
@@ -76,6 +78,11 @@ def report(arguments: Sequence[str]) -> list[Path]:
     options = parser().parse_args(arguments)
     _check(options)
 
+    with stage("Report", told=False, expected=_A_RUN_S) as under_way:
+        return _write(options, under_way)
+
+
+def _write(options: argparse.Namespace, under_way: Stage) -> list[Path]:
     from specdec.analysis.pages.html import Chapter, write_report
     from specdec.analysis.pages.report_chapters import run_chapters
     from specdec.analysis.read.find_runs import find_runs, unsettled_below
@@ -91,7 +98,9 @@ def report(arguments: Sequence[str]) -> list[Path]:
         runs, studies, notes = find_runs(options.runs, options.tracking_uri)
         simulated = [*(run.simulated for run in runs), *(study.about.simulated for study in studies)]
         how = "simulated" if all(simulated) else "measured"
-        chapters += run_chapters(runs, notes) if runs else []
+        under_way.total, under_way.expected = len(runs) + 1, _A_RUN_S * max(len(runs), 1)  # and the page
+        under_way.announce()
+        chapters += run_chapters(runs, notes, under_way.advance) if runs else []
         chapters += study_chapters(studies)
     if options.imports:
         from specdec.analysis.read.foreign.spec_bench import spec_bench_times

@@ -11,6 +11,7 @@ from specdec.commands import cli
 from specdec.commands.follower import as_follower, patient
 from specdec.config import RunConfig
 from specdec.errors import NotLossless
+from specdec.progress import stage
 
 
 def task(values: Mapping[str, Any]) -> Mapping[str, float]:
@@ -20,9 +21,10 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
     if isinstance(size, int) and size > 0:  # any other value is refused with the target's own keys
         ranks.check_count(size)
 
-    from specdec.plan.plan import plan
+    with stage("Start", told=False):
+        from specdec.plan.plan import plan
 
-    planned, folder = plan(config), cli.output_dir()
+        planned, folder = plan(config), cli.output_dir()
     found: Any
     if planned.study is not None:
         from specdec.studies.base.run_study import run_study

@@ -67,11 +67,17 @@ FEWER = (
 )
 
 
-def run_chapters(runs: Sequence[Run], notes: Sequence[str] = ()) -> list[Chapter]:
-    """Make one chapter per run, after a comparison where there are several; those of imported files stand last."""
+def run_chapters(
+    runs: Sequence[Run], notes: Sequence[str] = (), done: Callable[[], None] = lambda: None
+) -> list[Chapter]:
+    """Make one chapter per run, after a comparison where there are several; those of imported files stand last.
+
+    Args:
+        done: called after each run's.
+    """
     if imports := [run for run in runs if run.imported()]:
         own = [run for run in runs if not run.imported()]
-        return [*(run_chapters(own, notes) if own else []), *foreign_chapters(imports)]
+        return [*(run_chapters(own, notes, done) if own else []), *foreign_chapters(imports)]
     many = len(runs) > MANY
     chapters = []
     for run in runs:
@@ -85,6 +91,7 @@ def run_chapters(runs: Sequence[Run], notes: Sequence[str] = ()) -> list[Chapter
         unfinished = "" if run.status == "FINISHED" else f" ({run.status.lower()})"
         heading = f"{run.title}{at} [{run.name}]{unfinished}"
         chapters.append(Chapter(heading, tuple(arranged(sections, run)), shown=0 if many else 1 if runs[1:] else None))
+        done()
     remarks = [*notes, *([FEWER] if many else [])]
     if len(runs) > 1:
         return [*_compared(runs, remarks), *chapters]

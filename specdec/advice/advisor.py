@@ -27,14 +27,14 @@ from specdec.advice.decoded_rounds import Speculated, predicted_walks
 from specdec.analysis.account.gap_account import cost_values
 from specdec.analysis.engines.recommendation import Recommendation
 from specdec.analysis.intervals import ANY, Columns, bootstrap, per_round, too_few
-from specdec.analysis.sections import in_loops
+from specdec.analysis.sections import counted, in_loops
 from specdec.clock import Clock, clock_for
 from specdec.config import BASELINE
 from specdec.folder.results import ResultsFolder
 from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
 from specdec.plan.plan import Plan
 from specdec.plan.rules import check
-from specdec.progress import progress_bar
+from specdec.progress import stage
 from specdec.prompts import Prompt
 from specdec.records import Draft, Generation, Request, TextStart, chain_tree
 from specdec.replay.expected_rounds import (
@@ -50,7 +50,7 @@ from specdec.replay.walk import TextStates
 from specdec.sampling import generator_for
 from specdec.session.advice_key import kept_at, key_of, keyed_by
 from specdec.session.dtypes import arithmetic_notes
-from specdec.session.parts import Parts, open_parts, prepare
+from specdec.session.parts import Parts, loading, open_parts, prepare
 from specdec.terminal import print_lines, print_links
 from specdec.text.repetition import loop_share
 from specdec.text.streams import Stream, read_streams
@@ -88,7 +88,9 @@ def advise(plan: Plan, folder: Path) -> Advice:
         SpecdecError: see `specdec.errors`; UsageError also for drafters and verifiers that cannot be replayed.
     """
     assert plan.advice is not None
-    parts, text = open_parts(plan), plan.advice.text
+    with loading(plan):
+        parts = open_parts(plan)
+    text = plan.advice.text
     arm, target, decoded = parts.primary, parts.target, _is_speculated(parts)
     if not decoded or arm.structure.branches > 1 or text is not None:
         facts = {"can": arm.drafter.capabilities, "rule": arm.verifier.capabilities, "branches": arm.structure.branches}
@@ -109,7 +111,8 @@ def advise(plan: Plan, folder: Path) -> Advice:
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(plan.config), sort_keys=False), encoding="utf-8")
     advisor = _Advisor(parts, folder)
     advisor.measure(recorded)
-    advice = advisor.conclude(keyed, recorded, text or "baseline")
+    with stage("Analyse", "intervals", told=False):
+        advice = advisor.conclude(keyed, recorded, text or "baseline")
     recommendation = recommended(parts, advice.predictions)
     advice = replace(advice, serving=recommendation.as_dict())
     advice.save(folder / "advice.json")
@@ -161,8 +164,10 @@ class _Advisor:
         if self._measurement.warmup_tokens:
             self._decode(longest, 0, self._measurement.warmup_tokens)
         every = -(-len(prompts) // _CALIBRATIONS)
-        with progress_bar() as progress:
-            bar = progress.add_task("advising", total=len(prompts) + len(recorded or ()))
+        what = counted(len(prompts), "prompt") if recorded is None else counted(len(recorded), "recorded text")
+        about = f"{what} plainly, and drafts along them at {counted(len(self._gammas), 'gamma')}"
+        shorter = "prompts.limit=N, measurement.max_new_tokens=N and measurement.gammas=[N] make it shorter"
+        with stage("Decode", about, len(prompts) + len(recorded or ()), shorter=shorter) as under_way:
             for index, prompt in enumerate(prompts):
                 if index % every == 0:
                     self._calibrate(prompt)
@@ -171,11 +176,11 @@ class _Advisor:
                         self._speculate(index, text)
                     elif recorded is None:
                         self._replay(text)
-                progress.advance(bar)
+                under_way.advance()
             self._calibrate(prompts[-1])
             for text in recorded or ():
                 self._replay(text)
-                progress.advance(bar)
+                under_way.advance()
 
     def _baseline(self, prompt: Prompt) -> Iterator[Stream]:
         """Decode a prompt, its later turns and its repeats without a drafter, exactly as a run does it."""
@@ -231,7 +236,7 @@ class _Advisor:
             drafts[size] = draft, self._target.verify(draft)
             self._target.discard()
         timer = Timer(self._clock, repeats, generator)
-        for _ in timer.passes(warm_up=2):
+        for _ in timer.passes(warm_up=2, name="Calibrate: accepting"):
             for size, (draft, p) in drafts.items():
                 timer.time(size, partial(self._parts.primary.verifier.accept, draft, p, generator))
         return {size: median(timer.seconds(size)) for size in drafts}

@@ -15,7 +15,6 @@ from specdec.certification.near_ties import near_tie_check
 from specdec.certification.statistical import (
     DrawnTests,
     Texts,
-    Tick,
     draw,
     drawn_request,
     judged,
@@ -28,10 +27,10 @@ from specdec.environment import capture
 from specdec.errors import DeclaredLossy, NotLossless, UsageError
 from specdec.plan.plan import Plan
 from specdec.plugins import is_foreign
-from specdec.progress import detail, progress_bar
+from specdec.progress import detail, stage
 from specdec.session.dtypes import arithmetic_notes
 from specdec.session.foreign_claims import record_passed
-from specdec.session.parts import Parts, open_parts, prepare
+from specdec.session.parts import Parts, loading, open_parts, prepare
 from specdec.targets import Target
 from specdec.terminal import print_links
 
@@ -61,7 +60,9 @@ def certify(plan: Plan, folder: Path) -> Certificate:
         DeclaredLossy: the combination does not claim to be lossless; the certificate says by how much it is not.
         SpecdecError: see `specdec.errors`; what can be wrong is found before anything is drawn.
     """
-    parts, asked = open_parts(plan), plan.certificate
+    with loading(plan):
+        parts = open_parts(plan)
+    asked = plan.certificate
     assert asked is not None
     (folder / "config.yaml").write_text(yaml.safe_dump(dict(plan.config), sort_keys=False), encoding="utf-8")
     prepare(parts)
@@ -128,37 +129,31 @@ def exact_level(plan: Plan) -> list[Check]:
 def _check_all(parts: Parts, asked: CertificateConfig, texts: Texts) -> _Findings:
     """Run the three levels."""
     plan, arm = parts.plan, parts.primary
-    found = _Findings(checks=exact_level(plan))
+    with stage("Check exactly", "on tables and tiny models"):
+        found = _Findings(checks=exact_level(plan))
     outputs = texts[: asked.outputs]
-    work = {"rounds": asked.rounds, "places": asked.places} if not plan.sampling.greedy else {}
-    with progress_bar() as progress:
-        bars = {what: progress.add_task(what, total=total) for what, total in {**work, "outputs": len(outputs)}.items()}
-
-        def tick(what: str, amount: int) -> None:
-            progress.advance(bars[what], amount)
-
-        if plan.sampling.greedy:
-            why = "temperature 0 draws nothing: the greedy level compares whole outputs"
-            found.checks.append(not_applicable("statistical", "draws", why))
-        else:
-            checks, found.power = _statistical(parts, asked, texts, tick)
-            found.checks += checks
-            parts.target.standardise(GREEDY)  # and the drafter is made again, because it keeps its target's sampling
-            drafter = drafters.construct(plan.chosen.config, target=parts.target)
-            arm = replace(arm, drafter=drafter, verifier=arm.verifier.for_greedy())
-        found.checks.append(
-            attempted("greedy", "greedy outputs", lambda: near_tie_check(arm, outputs, parts.limit, plan.seed, tick))
-        )
+    if plan.sampling.greedy:
+        why = "temperature 0 draws nothing: the greedy level compares whole outputs"
+        found.checks.append(not_applicable("statistical", "draws", why))
+    else:
+        checks, found.power = _statistical(parts, asked, texts)
+        found.checks += checks
+        parts.target.standardise(GREEDY)  # and the drafter is made again, because it keeps its target's sampling
+        drafter = drafters.construct(plan.chosen.config, target=parts.target)
+        arm = replace(arm, drafter=drafter, verifier=arm.verifier.for_greedy())
+    found.checks.append(
+        attempted("greedy", "greedy outputs", lambda: near_tie_check(arm, outputs, parts.limit, plan.seed))
+    )
     found.outcome, found.sentence = concluded(found.checks)
     return found
 
 
-def _statistical(parts: Parts, asked: CertificateConfig, texts: Texts, tick: Tick) -> tuple[list[Check], list[str]]:
+def _statistical(parts: Parts, asked: CertificateConfig, texts: Texts) -> tuple[list[Check], list[str]]:
     """Return the checks of the statistical level, and what they would have found."""
     drawn: list[DrawnTests] = []
 
     def check() -> Check:
-        drawn.append(draw(parts.primary, texts, asked, parts.limit, parts.plan.seed, tick))
+        drawn.append(draw(parts.primary, texts, asked, parts.limit, parts.plan.seed))
         return drawn[0].states
 
     states = attempted("statistical", "draws", check)
@@ -199,13 +194,15 @@ def _measure_loss(parts: Parts, texts: Texts) -> _Findings:
         return _Findings("declared lossy", f"{sentence} Its total variation was not measured {why}.")
     distances: list[float] = []
     rounds = 0
-    for number in range(10 * _LOSSY_ROUNDS):
-        request = drawn_request(parts.primary, texts, parts.limit, parts.plan.seed, number, f"text {number}")
-        generation = parts.primary.decode(request, CpuClock())
-        rounds += len(generation.rounds)
-        distances += [tv for row in generation.rounds if row.departure is not None for tv in row.departure.tv]
-        if rounds >= _LOSSY_ROUNDS:
-            break
+    with stage("Draw rounds", total=_LOSSY_ROUNDS) as under_way:
+        for number in range(10 * _LOSSY_ROUNDS):
+            request = drawn_request(parts.primary, texts, parts.limit, parts.plan.seed, number, f"text {number}")
+            generation = parts.primary.decode(request, CpuClock())
+            rounds += len(generation.rounds)
+            distances += [tv for row in generation.rounds if row.departure is not None for tv in row.departure.tv]
+            under_way.advance(len(generation.rounds))
+            if rounds >= _LOSSY_ROUNDS:
+                break
     if not distances:
         return _Findings("declared lossy", f"{sentence} The law that it emits is not known for such drafts.")
     mean = float(np.mean(distances))

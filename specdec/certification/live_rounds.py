@@ -5,7 +5,7 @@ Every round of ordinary texts is one draw, from the state that earlier rounds le
 token is counted by its class, because each place has a law of its own: by its rank under p, and by p over q.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from torch import Tensor
 from specdec.certification.checks import Check, Verdict
 from specdec.certification.chi_square import Tally, Tested, chi_square
 from specdec.clock import CpuClock
+from specdec.progress import stage
 from specdec.records import Acceptance, Draft, Generation, Request
 from specdec.sampling import probabilities
 from specdec.session.arm import Arm
@@ -202,26 +203,21 @@ def _fresh_laws(target: Target, generation: Generation) -> tuple[Tensor, Tensor]
     return own, wide
 
 
-def watch_rounds(
-    arm: Arm,
-    requests: Iterator[Request],
-    rounds: int,
-    tick: Callable[[int], None] = lambda done: None,
-) -> LiveTallies:
+def watch_rounds(arm: Arm, requests: Iterator[Request], rounds: int) -> LiveTallies:
     """Decode texts until they took so many rounds, and return the counts.
 
     Args:
         arm: the combination, at a temperature.
         requests: texts to decode, as many as it takes.
-        tick: called with the rounds of each text.
     """
     found = LiveTallies()
-    while found.rounds < rounds:
-        watched = Watched(arm.verifier, found.drafted)
-        generation = replace(arm, verifier=watched).decode(next(requests), CpuClock())
-        with torch.inference_mode():
-            found.add(arm.target, generation, watched.seen)
-        tick(len(generation.rounds))
+    with stage("Draw rounds", total=rounds, shorter="certificate.rounds=N draws fewer") as under_way:
+        while found.rounds < rounds:
+            watched = Watched(arm.verifier, found.drafted)
+            generation = replace(arm, verifier=watched).decode(next(requests), CpuClock())
+            with torch.inference_mode():
+                found.add(arm.target, generation, watched.seen)
+            under_way.advance(len(generation.rounds))
     return found
 
 

@@ -6,18 +6,17 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from specdec.certification.checks import Check, Verdict
-from specdec.certification.statistical import Texts, Tick
+from specdec.certification.statistical import Texts
 from specdec.clock import CpuClock
 from specdec.drafters.none import NoDrafter
+from specdec.progress import stage
 from specdec.session.arm import Arm, seeded_request
 from specdec.session.divergence import Divergence, explain
 
 PURPOSES = "certify/greedy/draft", "certify/greedy/accept"
 
 
-def near_tie_check(
-    arm: Arm, texts: Texts, max_new_tokens: int, seed: int, tick: Tick = lambda what, amount: None
-) -> Check:
+def near_tie_check(arm: Arm, texts: Texts, max_new_tokens: int, seed: int) -> Check:
     """Decode every text with drafts and without at temperature 0, and compare token for token.
 
     Args:
@@ -26,15 +25,16 @@ def near_tie_check(
     plain = replace(arm, drafter=NoDrafter(), structure=arm.structure.resized(0))
     parted: list[Divergence] = []
     accepted = 0
-    for name, tokens in texts:
-        asked = arm.target, (name, tokens), max_new_tokens, seed, PURPOSES
-        baseline = plain.decode(seeded_request(*asked), CpuClock())
-        output = arm.decode(seeded_request(*asked, baseline.tokens), CpuClock())
-        accepted += sum(row.accepted for row in output.rounds)
-        divergence = explain(arm.target, (name, arm.gamma), tokens, baseline.tokens, output.tokens)
-        if divergence is not None:
-            parted.append(divergence)
-        tick("outputs", 1)
+    with stage("Compare outputs", total=len(texts), shorter="certificate.outputs=N compares fewer") as under_way:
+        for name, tokens in texts:
+            asked = arm.target, (name, tokens), max_new_tokens, seed, PURPOSES
+            baseline = plain.decode(seeded_request(*asked), CpuClock())
+            output = arm.decode(seeded_request(*asked, baseline.tokens), CpuClock())
+            accepted += sum(row.accepted for row in output.rounds)
+            divergence = explain(arm.target, (name, arm.gamma), tokens, baseline.tokens, output.tokens)
+            if divergence is not None:
+                parted.append(divergence)
+            under_way.advance()
     return report(parted, len(texts), accepted)
 
 

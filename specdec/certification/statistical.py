@@ -2,7 +2,7 @@
 verdicts at a stated rate of false alarms.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import isnan
@@ -12,11 +12,9 @@ from specdec.certification.chi_square import Tested
 from specdec.certification.live_rounds import state_check, watch_rounds
 from specdec.certification.redrawn_rounds import redraw
 from specdec.config import CertificateConfig
+from specdec.progress import stage
 from specdec.records import Request
 from specdec.session.arm import Arm, seeded_request
-
-Tick = Callable[[str, int], None]
-"""`tick(what, amount)` is told what was done, and how much of it."""
 
 Texts = Sequence[tuple[str, Sequence[int]]]
 """Prompts: name and tokens."""
@@ -45,9 +43,7 @@ class DrawnTests:
         return false_alarm / len(self.tests)
 
 
-def draw(
-    arm: Arm, texts: Texts, asked: CertificateConfig, limit: int, seed: int, tick: Tick = lambda what, amount: None
-) -> DrawnTests:
+def draw(arm: Arm, texts: Texts, asked: CertificateConfig, limit: int, seed: int) -> DrawnTests:
     """Draw everything that the statistical level needs.
 
     Args:
@@ -55,12 +51,14 @@ def draw(
         limit: the most tokens of a text.
     """
     requests = (drawn_request(arm, texts, limit, seed, number, f"text {number}") for number in count())
-    live = watch_rounds(arm, requests, asked.rounds, lambda done: tick("rounds", done))
+    live = watch_rounds(arm, requests, asked.rounds)
     single: list[Tested] = []
-    for place in range(asked.places):
-        request = drawn_request(arm, texts, limit, seed, place, f"place {place}")
-        single += redraw(arm, request, 1 + place % 5, asked, f"place {place + 1}")
-        tick("places", 1)
+    shorter = "certificate.places=N, redraws=N and redrafts=N draw less"
+    with stage("Draw at single places", total=asked.places, shorter=shorter) as under_way:
+        for place in range(asked.places):
+            request = drawn_request(arm, texts, limit, seed, place, f"place {place}")
+            single += redraw(arm, request, 1 + place % 5, asked, f"place {place + 1}")
+            under_way.advance()
     return DrawnTests(live.tests(), single, state_check(live))
 
 

@@ -7,7 +7,6 @@ both serve every length of the prefix, and trees.
 """
 
 import logging
-import time
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +20,7 @@ from specdec.compiled.packages import PackageFolder, machine_identity, weights_h
 from specdec.models.cache import KVCache
 from specdec.models.forward_pass import Pass, run_model
 from specdec.models.masks import Masks
+from specdec.progress import Stage, stage
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,9 @@ _TEMPLATES: dict[str, Any] = {
     # The templates alone: they won most products in trials, and a comparison on a busy machine picks by chance.
     "max_autotune_gemm_backends": "CPP",
 }
+# Seconds that a package takes on a quiet AMD EPYC, beside the model's layers and for each of them; and about how many
+# times as long as the export its compiling takes, on a busy machine too.
+_COMPILED_S, _COMPILED_LAYER_S, _COMPILED_AN_EXPORT = 15.0, 2.5, 24.0
 _EXAMPLE = (7, 40)  # tokens and prefix of the example call: sizes that occur nowhere else, as equal ones are merged
 
 
@@ -104,12 +107,13 @@ def packaged_step(
     name = f"{model.config.model_type}-{'any' if any_number else 'one'}"
 
     def make(path: Path) -> None:
-        logger.info("Compiling %s for calls on %s, which takes a minute or more.", type(model).__name__, number)
-        began = time.monotonic()
-        _write_package(model, cache, tuple(windows), kept, any_number, path)
+        expected = _COMPILED_S + _COMPILED_LAYER_S * len(cache.layers)
+        shorter = "target.compile=trace starts in seconds"
+        with stage("Compile", f"calls on {number}", expected=expected, shorter=shorter) as under_way:
+            _write_package(model, cache, tuple(windows), kept, any_number, path, under_way)
         logger.info(
             "Compiled in %.0f s: %.0f MB; all packages in %s: %.0f MB, safe to delete.",
-            time.monotonic() - began,
+            under_way.elapsed,
             path.stat().st_size / 1e6,
             packages.path,
             (packages.size) / 1e6,
@@ -144,7 +148,13 @@ class _Exported(nn.Module):
 
 
 def _write_package(
-    model: Any, cache: KVCache, kinds: Sequence[str], kept: Sequence[int], any_number: bool, path: Path
+    model: Any,
+    cache: KVCache,
+    kinds: Sequence[str],
+    kept: Sequence[int],
+    any_number: bool,
+    path: Path,
+    under_way: Stage,
 ) -> None:
     for name in ("attention_kernel", "dot_products"):  # kernels of ours, which inductor uses from their import on
         import_module(f"specdec.compiled.{name}")
@@ -163,6 +173,7 @@ def _write_package(
             dynamic_shapes=(count, count, [columns for _ in masks], [None for _ in buffers]),
             strict=False,
         )
+        under_way.expected = (1 + _COMPILED_AN_EXPORT) * under_way.elapsed
         settings = _settings(model.dtype)
         torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
 

@@ -24,6 +24,7 @@ from specdec.models.cache import KVCache
 from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import Pass
 from specdec.models.path_batch import PathBatch
+from specdec.progress import stage
 from specdec.records import Tree, chain_tree
 from specdec.signals import raise_swallowed
 
@@ -35,6 +36,7 @@ _ANY = 0  # the key of a pass for every number of tokens from 2 on
 _BATCH = -1  # the key of a pass for batches
 _ROOTS = -2  # the key of a pass for batches of roots alone
 _WIDE = -3  # the key of a traced pass for numbers of tokens at which the compiled one is slower
+_TRACED_S = 0.3  # seconds that a traced pass takes to make for each layer, on one core of an AMD EPYC
 # The largest difference of a compiled pass's logits and states from the plain modules', over the largest of these: sums
 # in another order, rounded to the model's type after every layer.
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
@@ -109,18 +111,24 @@ def compile_decoder(
     passes = CompiledPasses(decoder, cache)
     decoder.cache, decoder.passes = cache, passes
     decoder.forward(torch.zeros(2, dtype=torch.long, device=decoder.device), chain_tree(1))  # makes the buffers
+    counts = sorted(wanted - {_BATCH})
+    layers: int = decoder.model.config.get_text_config().num_hidden_layers
+    expected = None if graphs or mode != "trace" else _TRACED_S * layers * len(counts)
+    shorter = "target.compile=false starts at once"
     try:
-        for count in sorted(wanted - {_BATCH}):
-            if graphs:
-                graph = trusted_step(decoder, count)
-                if graph is not None:
-                    passes.steps[count] = graph
-            elif mode == "trace" or decoder.device.type == "cuda" or not passes.compile(count, packages):
-                passes.trace(count)
-        if isinstance(passes.steps.get(_ANY), PackagedStep):
-            passes.choose_by_width(max(sizes))
-        if copies > 1:
-            passes.trace_batches(copies)
+        with stage("Compile", "the calls that are timed", len(wanted), expected=expected, shorter=shorter) as under_way:
+            for count in counts:
+                if graphs:
+                    graph = trusted_step(decoder, count)
+                    if graph is not None:
+                        passes.steps[count] = graph
+                elif mode == "trace" or decoder.device.type == "cuda" or not passes.compile(count, packages):
+                    passes.trace(count)
+                under_way.advance()
+            if isinstance(passes.steps.get(_ANY), PackagedStep):
+                passes.choose_by_width(max(sizes))
+            if copies > 1:
+                passes.trace_batches(copies)
     except (torch._dynamo.exc.TorchDynamoException, ConstraintViolationError) as error:
         raise_swallowed()  # torch takes a signal that arrives while it traces for a fault of the model
         decoder.passes = None

@@ -32,6 +32,7 @@ from specdec.models.load import content_hash
 from specdec.models.model_lengths import Key, lengths_of, shortened
 from specdec.models.probed import Probed
 from specdec.models.seq2seq import Seq2SeqDecoder
+from specdec.progress import Stage, stage
 from specdec.text.writing import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -100,21 +101,22 @@ def probe(decoder: AnyDecoder) -> Probed:
     if decoder.context_length < _SHORTEST:
         return Probed()
     stock = decoder.model.config._attn_implementation
-    try:
-        probed = _Probe(decoder).run()
-    except ModelLoadError as refusal:
-        probed, refused = None, refusal
-    if probed is not None and (probed.packed or isinstance(decoder, Seq2SeqDecoder)):
+    with stage("Compare with plain passes", "once for these weights", told=False) as under_way:
+        try:
+            probed = _Probe(decoder, under_way).run()
+        except ModelLoadError as refusal:
+            probed, refused = None, refusal
+        if probed is not None and (probed.packed or isinstance(decoder, Seq2SeqDecoder)):
+            return probed
+        if stock != _EAGER and _switched(decoder, _EAGER):
+            with suppress(ModelLoadError):
+                eager = _Probe(decoder, under_way).run()
+                if probed is None or eager.packed:
+                    return replace(eager, attention=_EAGER)
+            _switched(decoder, stock)
+        if probed is None:
+            raise refused
         return probed
-    if stock != _EAGER and _switched(decoder, _EAGER):
-        with suppress(ModelLoadError):
-            eager = _Probe(decoder).run()
-            if probed is None or eager.packed:
-                return replace(eager, attention=_EAGER)
-        _switched(decoder, stock)
-    if probed is None:
-        raise refused
-    return probed
 
 
 def lengths_within(decoder: AnyDecoder, longest: int) -> tuple[int, ...]:
@@ -177,8 +179,8 @@ def _disagreement(decoder: AnyDecoder, trial: Comparison) -> str | None:
 class _Probe:
     """The comparisons of one model, and what they found all together."""
 
-    def __init__(self, decoder: AnyDecoder) -> None:
-        self._decoder = decoder
+    def __init__(self, decoder: AnyDecoder, under_way: Stage) -> None:
+        self._decoder, self._under_way = decoder, under_way
         self._errors: dict[str, float] = {}
         self._faulty: set[str] = set()
         self._served = Probed()
@@ -187,6 +189,8 @@ class _Probe:
         # Behind a length at which positions change nothing agrees; that one has a check of its own.
         self._context_kept = min(decoder.context_length, self._border or decoder.context_length)
         self._lengths: dict[Key, int] = lengths_of(config, self._context_kept) if isinstance(decoder, Decoder) else {}
+        # About as many comparisons are made: at the beginning, far behind it, and around each length, also of a copy.
+        under_way.total = under_way.done + 2 + 2 * len(_PLACES) * len(set(self._lengths.values()))
 
     @torch.inference_mode()
     def run(self) -> Probed:
@@ -247,6 +251,7 @@ class _Probe:
                 static=served.static and trial.static(),
             )
         finally:
+            self._under_way.advance()
             for fault in trial.faults.items():
                 logger.debug("%s, check %s: %s", who, *fault)
             self._faulty |= trial.faults.keys()

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec.errors import ModelLoadError
 from specdec.models.cache import CACHE
-from specdec.progress import progress_bar
+from specdec.progress import stage
 from specdec.sampling import among_largest
 
 
@@ -65,8 +65,7 @@ def tabulate(model: Any, name: str, form: Form, batch_size: int) -> BigramTable:
 
     first: list[Tensor] = []
     rest: list[Tensor] = []
-    with progress_bar() as progress:
-        bar = progress.add_task("model bigram", total=size)
+    with stage("model bigram", total=size, told=False) as under_way:
         for tokens in batches:
             logits = model(input_ids=inputs(tokens), use_cache=False).logits[:, -1]  # [B, V]
             if not torch.isfinite(logits.max(dim=-1).values).all():
@@ -74,17 +73,17 @@ def tabulate(model: Any, name: str, form: Form, batch_size: int) -> BigramTable:
                     f"No bigram table can be made of {name}: its logits are not finite; try another dtype, as float32."
                 )
             first.append(top_tokens(logits, k))
-            progress.advance(bar, len(tokens))
-        ranked = torch.cat(first)  # [V, k]
-        extended = min(form.extended, k) if form.width > 1 else 0
-        if extended:
-            pairs = inputs(
-                torch.arange(size, device=model.device).repeat_interleave(extended), ranked[:, :extended].flatten()
-            )
-            bar = progress.add_task("its continuations", total=len(pairs))
+            under_way.advance(len(tokens))
+    ranked = torch.cat(first)  # [V, k]
+    extended = min(form.extended, k) if form.width > 1 else 0
+    if extended:
+        pairs = inputs(
+            torch.arange(size, device=model.device).repeat_interleave(extended), ranked[:, :extended].flatten()
+        )
+        with stage("model bigram's continuations", total=len(pairs), told=False) as under_way:
             for batch in pairs.split(batch_size):
                 rest.append(continued(model, batch, form.width - 1))
-                progress.advance(bar, len(batch))
+                under_way.advance(len(batch))
     continuations = torch.cat(rest) if rest else torch.empty(0, dtype=torch.long)
     shape = (size, extended, form.width - 1 if extended else 0)
     return BigramTable(_int32(ranked), _int32(continuations).reshape(shape))

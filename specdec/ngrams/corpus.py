@@ -5,19 +5,18 @@ Knows files and tokenizers, and nothing of counting.
 
 import hashlib
 import json
-import sys
 import sysconfig
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-from rich import get_console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from specdec.errors import UsageError
+from specdec.progress import stage
 from specdec.text.lines import unpacked
 from specdec.text.python_sources import (
     GENERATED,
@@ -31,7 +30,7 @@ from specdec.text.python_sources import (
 BOUNDARY = -1  # stands between documents in a stream of tokens: no n-gram spans it
 _PART = 2**16  # bytes of a file that are encoded at once; a token never spans two parts
 _BATCH = 2**21  # characters that the tokenizer gets in one call, which spreads parts over its threads
-_SHOWN = 2**22  # a corpus of at least so many bytes gets a progress bar
+_SHOWN = 2**22  # a corpus of at least so many bytes is read in a stage of its own
 # Tests, vendored packages, topics of which some are held out, and distutils, which repeats the held-out shutil.
 _SKIPPED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "pydoc_data", "distutils", "__pycache__")
 
@@ -199,11 +198,8 @@ def encoded(corpus: NgramCorpus, tokenizer: Any, vocab_size: int) -> Iterator[tu
         UsageError: text without a tokenizer, tokens outside the vocabulary; see `NgramCorpus.parts`.
     """
     encode = None
-    terminal = sys.stderr.isatty() or sys.stdout.isatty()
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
-    hidden = not terminal or corpus.size < _SHOWN
-    with Progress(*columns, TimeRemainingColumn(), console=get_console(), transient=True, disable=hidden) as progress:
-        bar = progress.add_task("reading the n-gram corpus", total=corpus.size)
+    reading = stage("reading the n-gram corpus, kB", total=corpus.size >> 10, told=False)
+    with reading if corpus.size >= _SHOWN else nullcontext() as under_way:
         for batch in _batches(corpus.parts()):
             texts = [part.content for part in batch if isinstance(part.content, str)]
             if texts and tokenizer is None:
@@ -222,7 +218,8 @@ def encoded(corpus: NgramCorpus, tokenizer: Any, vocab_size: int) -> Iterator[tu
                         f"{vocab_size} tokens; the corpus of a drafter has to be tokenised as the target's text is."
                     )
                 yield part, ids.astype(np.int32)
-            progress.update(bar, completed=batch[-1].read)
+            if under_way is not None:
+                under_way.advance((batch[-1].read >> 10) - under_way.done)
 
 
 def _batches(parts: Iterable[CorpusPart]) -> Iterator[list[CorpusPart]]:

@@ -64,13 +64,23 @@ class TimeBudget:
         """
         if self.seconds is None or len(self._took) != 1 or not left:
             return ""
-        took = self._took[0]
-        fit = left if took == 0 else max(LEAST - self._begun_prompts, int((self.seconds - self.gone) / took))
-        many = f"all {left} others" if fit >= left else f"about {max(fit, 0)} of the {left} others"
+        fit = self.fitting(left)
+        many = f"all {left} others" if fit == left else f"about {fit} of the {left} others"
         return (
-            f"Time budget: {self.gone:.0f} of {self.seconds:g} s are gone, with a first prompt of {took:.1f} s; {many} "
-            "are expected to fit."
+            f"Time budget: {self.gone:.0f} of {self.seconds:g} s are gone, with a first prompt of {self._usual:.1f} s; "
+            f"{many} are expected to fit."
         )
+
+    def fitting(self, left: int) -> int:
+        """Return how many of `left` more prompts there will be time for, if they take what the others took."""
+        if self.seconds is None or not self._usual:
+            return left
+        return min(left, max(0, LEAST - self._begun_prompts, int((self.seconds - self.gone) / self._usual)))
+
+    @property
+    def _usual(self) -> float:
+        """Mean seconds of the prompts that were decoded now; 0 before the first one."""
+        return sum(self._took) / len(self._took) if self._took else 0.0
 
     @contextmanager
     def decoding(self, turns: Sequence[str], kept: bool) -> Iterator[bool]:
@@ -81,8 +91,7 @@ class TimeBudget:
             turns: ids of the prompt and of its later turns.
             kept: an earlier sitting of the run has decoded it, or a part of it: it is never left out.
         """
-        usual = sum(self._took) / len(self._took) if self._took else 0.0
-        spent = self.seconds is not None and self._begun_prompts >= LEAST and self.gone + usual > self.seconds
+        spent = self.seconds is not None and self._begun_prompts >= LEAST and self.gone + self._usual > self.seconds
         if not kept and (self.left_out or spent):
             self.left_out += turns
             yield False

@@ -18,6 +18,7 @@ from specdec.errors import UsageError
 from specdec.models.cache import CACHE
 from specdec.models.decoder import flops_per_token
 from specdec.ngrams.corpus import CorpusPart, NgramCorpus, encoded, open_corpus, tokenizer_digest
+from specdec.progress import stage
 from specdec.sampling import generator_for, probabilities, sample
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
@@ -127,11 +128,14 @@ class CalibrationText:
         # The target goes on behind them: [B, context + tokens].
         generator = generator_for(0, "calibration", "continuation", passages.device)
         text, tokens, cache = passages, passages, None
-        for _ in range(self._count):
-            output = self.model(input_ids=tokens, use_cache=True, **{CACHE: cache})
-            cache = output[CACHE]
-            tokens = sample(probabilities(output.logits[:, -1], self._sampling), generator).unsqueeze(-1)
-            text = torch.cat([text, tokens], -1)
+        shorter = "drafter.tokens=N and drafter.passages=N write less"
+        with stage("writing calibration text", total=self._count, told=False, shorter=shorter) as under_way:
+            for _ in range(self._count):
+                output = self.model(input_ids=tokens, use_cache=True, **{CACHE: cache})
+                cache = output[CACHE]
+                tokens = sample(probabilities(output.logits[:, -1], self._sampling), generator).unsqueeze(-1)
+                text = torch.cat([text, tokens], -1)
+                under_way.advance()
         return text, self._laws(self.model, text)
 
     def _laws(self, model: Any, text: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from specdec.errors import UsageError
 from specdec.models.partial import block_parts, blocks_of, partial_model
+from specdec.progress import stage
 from specdec.self_speculation.calibration import CalibrationText, CalibrationTextConfig
 from specdec.targets.causal import Causal
 
@@ -48,10 +49,12 @@ def choose_exit_layer(asked: int | Literal["auto"], config: CalibrationTextConfi
         what = f"Bad value drafter.exit_layer=auto: model {name} names exit layer {named}"
         return ExitLayer(_checked(named, layers, what), "checkpoint", {})
     calibration = CalibrationText(config, target)
-    worths = {
-        layer: calibration.worth(partial_model(target.model, block_parts(range(layer, layers)), name))
-        for layer in range(1, layers)
-    }
+    worths = {}
+    shorter = "drafter.exit_layer=N takes N layers at once"
+    with stage("comparing exit layers", total=layers - 1, told=False, shorter=shorter) as under_way:
+        for layer in range(1, layers):
+            worths[layer] = calibration.worth(partial_model(target.model, block_parts(range(layer, layers)), name))
+            under_way.advance()
     best = max(worths, key=lambda layer: (worths[layer].speedup, -layer))
     return ExitLayer(best, "calibration", {layer: asdict(worth) for layer, worth in worths.items()})
 

@@ -17,7 +17,7 @@ from specdec.models.partial import (
     written_parts,
 )
 from specdec.ngrams.cache_folder import made_once
-from specdec.progress import progress_bar
+from specdec.progress import stage
 from specdec.self_speculation.calibration import CalibrationText, Worth
 from specdec.text.writing import write_atomically
 
@@ -81,9 +81,8 @@ class SkipSearch:
 
     def run(self) -> SkippedParts:
         """Search, and return the best set."""
-        with progress_bar() as progress:
-            bar = progress.add_task("searching layers to skip", total=self._left)
-            self._advance = lambda: progress.advance(bar)
+        shorter = "drafter.evaluations=N compares N sets at most, drafter.skip=[...] names the layers"
+        with stage("searching layers to skip", total=self._left, told=False, shorter=shorter) as self._under_way:
             self._compare(block_parts(range(first, self._blocks)) for first in range(1, self._blocks))
             present: Skipped | None = frozenset()
             while present is not None:
@@ -107,7 +106,7 @@ class SkipSearch:
                     return None
                 self._left -= 1
                 self._known[skipped] = self._calibration.worth(partial_model(self._model, skipped, self._name))
-                self._advance()
+                self._under_way.advance()
         return self._best(able)
 
     def _best(self, sets: Collection[Skipped]) -> Skipped | None:

@@ -29,7 +29,7 @@ from specdec.session.advice_key import predicted_speedups
 from specdec.session.foreign_claims import claim_notes
 from specdec.session.identify import identify, run_facts, run_name
 from specdec.session.measure import CALIBRATION, measure
-from specdec.session.parts import Parts, open_parts, open_tracked
+from specdec.session.parts import Parts, loading, open_parts, open_tracked
 from specdec.session.workers import check_workers, divided_threads, workers_note
 from specdec.signals import raise_swallowed
 from specdec.terminal import print_trace, run_links, show_run
@@ -41,6 +41,7 @@ from specdec.tracking.writer import TrackedRun
 
 logger = logging.getLogger(__name__)
 
+_ANALYSED_S = 8.0  # seconds that the analysis of a drafter takes, on one core of an AMD EPYC
 _TRACED_ROUNDS = 25  # of each generation in the terminal; trace.html has them all
 _TOKEN_BYTES = 100  # of a written token: its round in two tables, its id, its text
 _PAGE_BYTES = 32 << 20  # reports, figures, traces and the tracking database
@@ -59,15 +60,13 @@ def run_experiment(plan: Plan, folder: Path, earlier: EarlierRuns | None = None)
     if not verbose():
         tell(opening_line(plan, brief=True))
     detail(opening_line(plan))
-    models = [plan.target_values.get("model"), plan.chosen.values.drafter.get("model"), plan.measurement.original]
-    loaded = " and ".join(dict.fromkeys(str(model) for model in models if model)) or "parts and prompts"
-    with stage("Load", loaded, bar=False):  # the hub draws the bars of its downloads
+    with loading(plan):
         parts = open_tracked(plan)
-    check_workers(parts)
-    check_space(folder, parts)
-    predicted = predicted_speedups(parts)
-    with divided_threads(parts):
-        identity = identify(parts)
+        check_workers(parts)
+        check_space(folder, parts)
+        predicted = predicted_speedups(parts)
+        with divided_threads(parts):
+            identity = identify(parts)
     with divided_threads(parts), begun(plan.resume, folder, identity, earlier) as beginning:
         if isinstance(beginning, KeptRun):
             tell(f"Kept: {beginning.folder} holds this measurement, finished.")
@@ -133,7 +132,8 @@ def _run(
                 del parts  # models and texts: the report is made of the files alone, and gets the memory
                 left_out = len(budget.left_out)
                 results.write_status("running", budget.cut(prompts), prompts - left_out, prompts, left_out)
-                with stage("Analyse", "intervals, account, figures"):
+                expected = _ANALYSED_S * (1 + len(plan.measurement.drafters))
+                with stage("Analyse", "intervals, account, figures", expected=expected):
                     found = write_run(folder)  # what is not left out is whole
         except SpecdecError as error:
             results.compact()  # what was decoded so far stays, in one piece

@@ -15,7 +15,7 @@ from specdec.folder.results import ResultsFolder
 from specdec.folder.resumption import Beginning
 from specdec.peers import OpenedPeers, Work, opened
 from specdec.plan.time_budget import TimeBudget
-from specdec.progress import detail, progress_bar, stage, tell
+from specdec.progress import detail, stage
 from specdec.sampling import generator_for
 from specdec.session.batched_session import BatchedSession
 from specdec.session.parts import Parts, prepare
@@ -63,9 +63,9 @@ def measure(
             # Each size costs a captured target a graph: powers of two are enough there.
             captured = target.compilation == "inductor" and target.device.type == "cuda"
             grid_sizes = call_sizes(measurement.cost_rows, 1 if captured else measurement.cost_dense)
-        with stage("Compile", "the calls that are timed"):
-            prepare(parts, grid_sizes=grid_sizes)
-        doubt = target.disagreement(longest_text, _SECONDS_BEFORE)
+        prepare(parts, grid_sizes=grid_sizes)
+        with stage("Compare with plain passes", "around short lengths", told=False):
+            doubt = target.disagreement(longest_text, _SECONDS_BEFORE)
         if doubt is not None:
             raise ModelLoadError(f"{doubt} Use shorter texts, or another model.")
         budget.lap("preparing")
@@ -81,13 +81,12 @@ def measure(
         budget.lap("warming up")
         known = read_json(results.folder / CALIBRATION) if beginning.kept else None
         if known is None:
-            with stage("Calibrate", "single calls and drafts", told=False):
-                known = _calibration(parts, session, grid_sizes, clock)
+            known = _calibration(parts, session, grid_sizes, clock)
             results.write_json(CALIBRATION, known)
         budget.lap("calibrating")
         ranks.expect_within(ranks.SILENCE_S)
         try:
-            _decode_all(parts, session, beginning, heartbeat, budget)
+            _decode_all(parts, session, beginning, heartbeat, budget, known["t1_s"])
         finally:
             _write_peers(others, results, session.peer_lines)
             session.finish(budget.left_out)
@@ -137,17 +136,31 @@ def _decode_all(
     beginning: Beginning,
     heartbeat: Callable[[], None],
     budget: TimeBudget,
+    t1_s: float,
 ) -> None:
     """Decode every prompt with its later turns, as often as the configuration says, except for those that are kept and
-    those that there is no time for.
+    those that there is no time for; `t1_s` is what a call on one token takes.
     """
     methods = len(parts.plain) + len(parts.speculative)
-    tell(f"Decode: {counted(parts.turns, 'prompt')}, each by {counted(methods, 'method')} in turn ...")
-    with progress_bar() as progress:
-        bar = progress.add_task("decoding", total=parts.turns)
+    expected, shorter = None, ""
+    if session.group == 1 and parts.target.clock() is None:  # a text takes a call a token, and fewer with drafts
+        calls = parts.limit * (len(parts.plain) + len(parts.speculative) / 1.5)
+        expected = (parts.turns - len(beginning.kept)) * calls * t1_s / parts.workers
+    if budget.seconds is not None:
+        expected = min(expected or budget.seconds, max(1.0, budget.seconds - budget.gone))
+    else:
+        shorter = "prompts.limit=N, measurement.gammas=[N] or measurement.budget_seconds=N make it shorter"
+    about = f"{counted(parts.turns, 'prompt')}, each by {counted(methods, 'method')} in turn"
+    with stage("Decode", about, parts.turns, expected=expected, shorter=shorter) as under_way:
+        under_way.go_on_from(len(beginning.kept))
+        waiting = 0  # of a group that is decoded at once, and whose first prompt takes the time of all
 
         def advance(decoded: bool) -> None:
-            progress.advance(bar)
+            nonlocal waiting
+            waiting += decoded
+            if waiting == session.group:
+                under_way.advance(waiting)
+                waiting = 0
             if decoded:
                 heartbeat()
 
@@ -167,5 +180,7 @@ def _decode_all(
                 if there_is_time:
                     decode_conversation(parts, session, conversation, beginning.kept, answers, advance)
             if there_is_time and not kept:
-                for expected in filter(None, [budget.expectation(len(order) - done)]):
-                    detail(expected)
+                left = len(order) - done
+                under_way.total = under_way.done + (parts.turns - under_way.done) * budget.fitting(left) // max(left, 1)
+                for expectation in filter(None, [budget.expectation(left)]):
+                    detail(expectation)

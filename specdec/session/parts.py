@@ -1,6 +1,7 @@
 """The parts of a plan, opened: models, prompts in tokens, and what only these tell."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,8 +11,10 @@ import torch
 from specdec.config import BASELINE, NULL, ORIGINAL
 from specdec.drafters import Drafter, drafters
 from specdec.drafters.none import NoDrafter
+from specdec.models.load import model_path
 from specdec.plan.plan import Plan, PlannedDrafter
 from specdec.plan.rules import about_drafter, check
+from specdec.progress import Stage, stage
 from specdec.prompts import Prompt, PromptSet, load_prompts
 from specdec.session.arm import Arm
 from specdec.session.recorded_walk import walks
@@ -23,6 +26,7 @@ from specdec.timing.simulated import priced
 from specdec.tracking.store import locate
 from specdec.tracking.writer import check_store
 
+_BYTES_A_SECOND = 3e8  # of weights that are read, converted and hashed
 CHEAP = 4  # draft lengths from which on `measurement.null=auto` decodes plainly twice
 
 
@@ -114,6 +118,17 @@ class Parts:
     def workers(self) -> int:
         """The number of processes that decode the run: as many as asked for, and no more than there are prompts."""
         return min(self.plan.measurement.workers or 1, len(self.prompts.prompts))
+
+
+def loading(plan: Plan) -> AbstractContextManager[Stage]:
+    """Return the stage in which the models of a plan are read, and what its drafters need is made."""
+    models = [plan.target_values.get("model"), plan.chosen.values.drafter.get("model"), plan.measurement.original]
+    names = dict.fromkeys(str(model) for model in models if model)
+    folders = [Path(model_path(name)) for name in names]
+    weights = sum(file.stat().st_size for folder in folders for file in folder.glob("*.safetensors"))
+    about = " and ".join(names) or "parts and prompts"
+    # A download from the hub draws a bar of its own.
+    return stage("Load", about, bar=all(map(Path.exists, folders)), expected=weights / _BYTES_A_SECOND or None)
 
 
 def open_tracked(plan: Plan) -> Parts:

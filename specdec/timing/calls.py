@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from specdec.drafters.base import Drafter
+from specdec.progress import stage
 from specdec.records import Draft, TextStart, Tree, chain_tree
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
@@ -73,7 +74,7 @@ def calibrate(
     drafter.start(text, target.states)
     tokens = torch.randint(target.vocab_size, (max(*sizes, *depths),), generator=timer.generator).to(target.device)
     shapes = {depth: structure.resized(depth) for depth in depths}
-    for _ in timer.passes(warm_up=2):
+    for _ in timer.passes(warm_up=2, name="Calibrate: calls and drafts"):
         # In turn as in decoding: a draft meets the caches that a verification left, and the other way round.
         for depth in sorted({*by_depth, *depths}):
             if depth in shapes:
@@ -140,29 +141,36 @@ def time_calls(
     def prefill(context: int) -> None:
         target.start(TextStart(text[: context + 1], context + 1 + largest))
 
-    # Measure what a call costs first: it decides whether the first pass can afford every size.
-    coarse = [n for n in sizes if n & (n - 1) == 0]
-    prefill(cached[-1])
-    for n in coarse:
-        call(n)
-    timer.clock.synchronize()
-    begin = time.perf_counter()
-    for n in coarse:
-        call(n)
-    timer.clock.synchronize()
-    first_pass = 2 * len(sizes) * len(cached) * (time.perf_counter() - begin) / len(coarse)
-    thinned = first_pass > timer.limit and coarse != sizes
-    if thinned:
-        sizes = coarse
-    for done in timer.passes():
-        for context in cached:
-            prefill(context)
-            call(sizes[0])  # the processor's caches are as the prefill left them
-            for n in timer.shuffled(sizes):
-                if done == 0:
-                    call(n)
-                timer.time((n, context), partial(target.verify, drafts[n]))
-                target.discard()
+    shorter = "measurement.cost_contexts=[] leaves the cost model out"
+    with stage("Calibrate: calls of many sizes", told=False, shorter=shorter) as under_way:
+        # Measure what a call costs first: it decides whether the first pass can afford every size.
+        coarse = [n for n in sizes if n & (n - 1) == 0]
+        prefill(cached[-1])
+        timer.clock.synchronize()
+        prefilled = under_way.elapsed
+        for n in coarse:
+            call(n)
+        timer.clock.synchronize()
+        begin = time.perf_counter()
+        for n in coarse:
+            call(n)
+        timer.clock.synchronize()
+        each = len(cached) * (time.perf_counter() - begin) / len(coarse)  # of a pass: once on a size
+        thinned = 2 * len(sizes) * each > timer.limit and coarse != sizes
+        if thinned:
+            sizes = coarse
+        a_pass = len(sizes) * each + prefilled * sum(cached) / cached[-1]
+        under_way.expected = under_way.elapsed + len(sizes) * each + min(timer.calls * a_pass, a_pass + timer.limit)
+        under_way.announce()
+        for done in timer.passes():
+            for context in cached:
+                prefill(context)
+                call(sizes[0])  # the processor's caches are as the prefill left them
+                for n in timer.shuffled(sizes):
+                    if done == 0:
+                        call(n)
+                    timer.time((n, context), partial(target.verify, drafts[n]))
+                    target.discard()
     cells = [
         {"rows": n, "context": context, "seconds": timer.seconds((n, context))} for context in cached for n in sizes
     ]

@@ -7,7 +7,6 @@ import pandas as pd
 import torch
 
 from specdec.drafters.base import Drafter
-from specdec.progress import progress_bar
 from specdec.records import TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
@@ -33,21 +32,18 @@ def time_drafts(
     drafts = TextStart(prompt, len(prompt) + most + 1, generator=timer.generator, reference=prompt, in_step=True)
     drafter.start(drafts, target.states)
     lines = []
-    with progress_bar() as progress:
-        bar = progress.add_task("timing drafts", total=timer.calls + 1)
-        for done in timer.passes(warm_up=1):
-            for place in timer.shuffled(range(len(structures))):
-                structure = structures[place]
-                draft = timer.time(place, partial(drafter.draft, structure))
-                target.verify(draft)
-                if drafter.capabilities.reads_logits:  # as in decoding, so that its later drafts are as large as there
-                    assert target.logits is not None
-                    drafter.observe(draft, target.logits)
-                target.discard()
-                if done:
-                    size = {"nodes": structure.nodes, "depth": structure.gamma}
-                    lines.append({"structure": place, **size, "call": done - 1, "drafted": len(draft)})
-            progress.advance(bar)
-            timer.heartbeat()
+    for done in timer.passes(warm_up=1, name="timing drafts"):
+        for place in timer.shuffled(range(len(structures))):
+            structure = structures[place]
+            draft = timer.time(place, partial(drafter.draft, structure))
+            target.verify(draft)
+            if drafter.capabilities.reads_logits:  # as in decoding, so that its later drafts are as large as there
+                assert target.logits is not None
+                drafter.observe(draft, target.logits)
+            target.discard()
+            if done:
+                size = {"nodes": structure.nodes, "depth": structure.gamma}
+                lines.append({"structure": place, **size, "call": done - 1, "drafted": len(draft)})
+        timer.heartbeat()
     seconds = {place: timer.seconds(place) for place in range(len(structures))}
     return pd.DataFrame([{**line, "seconds": seconds[line["structure"]][line["call"]]} for line in lines])

@@ -11,7 +11,7 @@ import pandas as pd
 import torch
 
 from specdec.errors import UsageError, is_out_of_memory
-from specdec.progress import progress_bar
+from specdec.progress import stage
 from specdec.records import Draft, TextStart, chain_tree
 from specdec.structures.rows import Rows
 from specdec.targets.base import Target
@@ -83,14 +83,13 @@ def time_shapes(
         copies = max(calls.copies for calls in series.values())
         target.prepare(sizes, max(depths) + 1 + _room(fitting, ways), copies)
         count = sum(len(calls.shapes) for calls in series.values())
-        with progress_bar() as progress:
-            bar = progress.add_task("timing calls", total=timer.calls * len(depths) * count)
+        with stage("timing calls", total=timer.calls * len(depths) * count, told=False) as under_way:
             for _ in timer.passes():
                 for context in depths:
                     for way, calls in series.items():
                         target.evaluation = way
                         calls.visit(context)
-                        progress.advance(bar, len(calls.shapes))
+                        under_way.advance(len(calls.shapes))
                         timer.heartbeat()
     finally:
         target.evaluation = own

@@ -4,12 +4,14 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import nullcontext
 from math import inf
 from typing import TypeVar
 
 import torch
 
 from specdec.clock import Clock
+from specdec.progress import stage
 
 Case = TypeVar("Case", bound=Hashable)
 Result = TypeVar("Result")
@@ -44,14 +46,21 @@ class Timer:
         self._dice = random.Random(generator.initial_seed())
         self._marks: defaultdict[Hashable, list[tuple[object, object]]] = defaultdict(list)
 
-    def passes(self, warm_up: int = 0) -> Iterator[int]:
-        """Yield the number of each pass, from 0; the first times of every case, `warm_up` of them, are not counted."""
+    def passes(self, warm_up: int = 0, name: str = "") -> Iterator[int]:
+        """Yield the number of each pass, from 0; the first times of every case, `warm_up` of them, are not counted.
+
+        Args:
+            name: of the stage that the passes are shown as; "" where another one is under way.
+        """
         self._warm_up = warm_up
-        begin = time.perf_counter()
-        while self.done < self.calls + warm_up and (self.done == 0 or time.perf_counter() - begin < self.limit):
-            yield self.done
-            self.clock.synchronize()
-            self.done += 1
+        begin, passes = time.perf_counter(), self.calls + warm_up
+        with stage(name, total=passes, told=False) if name else nullcontext() as under_way:
+            while self.done < passes and (self.done == 0 or time.perf_counter() - begin < self.limit):
+                yield self.done
+                self.clock.synchronize()
+                self.done += 1
+                if under_way is not None:
+                    under_way.advance()
 
     def shuffled(self, cases: Sequence[Case]) -> list[Case]:
         """Return the cases in random order."""

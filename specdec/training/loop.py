@@ -24,7 +24,7 @@ import torch
 from specdec.config import flattened
 from specdec.environment import cpu
 from specdec.errors import Interrupted, UsageError
-from specdec.progress import progress_bar
+from specdec.progress import stage
 from specdec.signals import STOPS, end_at_once
 from specdec.text.writing import write_atomically
 from specdec.tracking.writer import check_store, tracked_run
@@ -225,19 +225,22 @@ def train(student: Student) -> FinishedTraining | None:
             tracked.curves(curves)
             tracked.tags({"specdec.resumed_from_step": str(training.progress.step)})
         first, began, heldout = training.progress.step, time.perf_counter(), float("nan")
-        with progress_bar() as progress:
-            bar = progress.add_task(student.name, total=student.steps, completed=first)
+        shorter = f"{student.shorter}; Ctrl-C stops it, and the same command goes on from there"
+        with stage(student.name, total=student.steps, shorter=shorter) as under_way:
+            under_way.go_on_from(first)
 
             def display(line: dict[str, float]) -> None:
                 nonlocal heldout
                 heldout = line.get(column(student.watched), heldout)
                 speed = (line["step"] - first) * student.step_tokens / (time.perf_counter() - began)
                 figures = f"loss {line['train_loss']:.3f}  {student.watched} {heldout:.3f}  {speed:,.0f} tokens/s"
-                progress.update(bar, completed=line["step"], description=f"{student.name}  {figures}")
+                under_way.figures = figures
+                under_way.advance()
                 tracked.heartbeat()
 
             training.train(tracked.metrics, display)
-        outcome = training.finish()
+        with stage("Export", "and score on all held-out text", told=False):
+            outcome = training.finish()
         tracked.metrics(outcome.metrics)
         tracked.artifacts()
     logger.info("%s: %s", student.name, outcome.sentence)

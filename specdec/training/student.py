@@ -55,6 +55,7 @@ class Student(ABC):
         origin: the reasons why a checkpoint belongs to another training, for messages.
         watched: the metric that the progress bar shows beside the loss.
         rates: the keys of the learning rates, for messages.
+        shorter: the key that makes a training shorter, for messages.
 
     Attributes:
         pace: of measuring, logging and saving on the way.
@@ -73,6 +74,7 @@ class Student(ABC):
     origin: ClassVar[str]
     watched: ClassVar[str]
     rates: ClassVar[str] = "the learning rates of optimizer"
+    shorter: ClassVar[str] = "data.steps=N takes N steps"
 
     config: TrainingConfig
     pace: PaceConfig

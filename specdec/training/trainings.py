@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdec.config import validated
+from specdec.progress import stage
 from specdec.training.loop import prepare, train
 from specdec.training.recipes import RECIPES
 from specdec.training.student import FinishedTraining, Student
@@ -36,4 +37,6 @@ def run(kind: str, values: Mapping[str, Any]) -> FinishedTraining | None:
     """
     config = validated(RECIPES[kind], values, source="the configuration" if kind == "recipe" else "")
     prepare(config)
-    return train(STUDENTS[kind].open(config))
+    with stage("Load", "model and text", bar=False):  # the hub draws the bars of its downloads
+        student = STUDENTS[kind].open(config)
+    return train(student)

@@ -17,7 +17,7 @@ from specdec.config import DrafterSettings
 from specdec.drafters import Drafter, drafters
 from specdec.errors import UsageError
 from specdec.plan.plan import Plan
-from specdec.progress import progress_bar
+from specdec.progress import stage
 from specdec.prompts import first_turn
 from specdec.records import Request
 from specdec.registry import Registry
@@ -105,11 +105,10 @@ class Bench:
     @contextmanager
     def progress(self, task: str, total: int) -> Iterator[Callable[[], None]]:
         """Show a progress bar; each call of what is yielded advances it by one and tells that the run is alive."""
-        with progress_bar() as progress:
-            bar = progress.add_task(task, total=total)
+        with stage(task, total=total, told=False) as under_way:
 
             def advance() -> None:
-                progress.advance(bar)
+                under_way.advance()
                 self.heartbeat()
 
             yield advance

@@ -13,7 +13,7 @@ import pandas as pd
 from specdec.drafters import drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
-from specdec.progress import progress_bar
+from specdec.progress import stage
 from specdec.prompts import first_turn
 from specdec.replay.walk import replay_stream
 from specdec.structures import Structure, structures
@@ -98,11 +98,11 @@ def replay(
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Replay every stream by every strategy; see `replay_grid`."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with progress_bar() as progress:
-        bar = progress.add_task("replaying", total=None)
+    with stage("replaying", told=False) as under_way:
 
         def advance(done: int, of: int) -> None:
-            progress.update(bar, completed=done, total=of)
+            under_way.total = of
+            under_way.advance(done - under_way.done)
             bench.heartbeat()
 
         return replay_grid(

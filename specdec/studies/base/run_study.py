@@ -15,10 +15,10 @@ from specdec.folder.identity import RunIdentity
 from specdec.folder.results import ResultsFolder
 from specdec.folder.resumption import begun, standing
 from specdec.plan.plan import Plan
-from specdec.progress import detail, verbose
+from specdec.progress import detail, stage, verbose
 from specdec.session.dtypes import arithmetic_notes
 from specdec.session.identify import identify, run_facts
-from specdec.session.parts import Parts, open_tracked
+from specdec.session.parts import Parts, loading, open_tracked
 from specdec.studies.base.contract import Bench, Study, studies
 from specdec.terminal import from_here, print_links
 from specdec.tracking import writer as tracking
@@ -36,8 +36,9 @@ def run_study(plan: Plan, folder: Path, earlier: EarlierRuns | None = None) -> F
     """
     assert plan.study is not None
     study = studies.build(plan.study)
-    parts = open_tracked(plan)
-    identity = identify(parts)
+    with loading(plan):
+        parts = open_tracked(plan)
+        identity = identify(parts)
     with begun(plan.resume, folder, identity, earlier, by_prompt=False) as beginning:
         say = partial(get_console().print, markup=False, highlight=False)
         if isinstance(beginning, KeptRun):
@@ -69,13 +70,14 @@ def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Stu
             table.to_parquet(folder / f"{table_name}.parquet", index=False)
         resampling = plan.measurement.bootstrap, plan.seed
         about = About(title, parts.prompts.name, tags["time"] == "simulated", *resampling, bench.looping)
-        found = findings(name, tables, about)
-        refuted = {"refuted": found.refuted} if found.refuted else {}
-        results.write_json("study.json", {"study": name, **vars(about), "metrics": found.metrics, **refuted})
-        for section in found.sections:
-            for figure_name, figure in section.figures:
-                style.save(figure, folder / "figures", figure_name)
-        write_report(folder, run_name, [Chapter(title, found.sections)])
+        with stage("Analyse", "tables, figures, report"):
+            found = findings(name, tables, about)
+            refuted = {"refuted": found.refuted} if found.refuted else {}
+            results.write_json("study.json", {"study": name, **vars(about), "metrics": found.metrics, **refuted})
+            for section in found.sections:
+                for figure_name, figure in section.figures:
+                    style.save(figure, folder / "figures", figure_name)
+            write_report(folder, run_name, [Chapter(title, found.sections)])
         tracked.metrics(found.metrics)
         tracked.curves(found.curves)
         if found.refuted:

@@ -3,7 +3,6 @@ continuations of them; tokens are kept on disk.
 """
 
 import hashlib
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 from filelock import FileLock
 
 from specdec.errors import UsageError
+from specdec.progress import stage
 from specdec.targets.base import Target
 from specdec.text.conversations import Conversations, ConversationsConfig
 from specdec.text.document_store import DocumentStore, Encoded, Part, read_documents, write_documents
@@ -27,8 +27,6 @@ from specdec.training.data_recipes import (
     SourceConfig,
     fingerprint,
 )
-
-logger = logging.getLogger(__name__)
 
 ENCODED_AT_ONCE = 1024  # documents
 
@@ -103,21 +101,24 @@ def _source_documents(config: SourceConfig, tokenizer: Any, folder: Path) -> tup
         found = read_documents(place)
         if found is not None:
             return found, content
-        logger.info("Reading and encoding the text of data.source")
         manifest: dict[str, Any] = {"source": provenance, "tokenizer_sha256": encoder}
-        if isinstance(config, ConversationsConfig):
-            manifest["left_out"] = conversations.left_out
-            return write_documents(place, conversations.encoded(tokenizer), manifest), content
-        if isinstance(config, TextCorpusConfig):
-            parts: dict[Part, Iterator[str]] = {"train": text.training(), "heldout": text.heldout()}
-        else:
-            corpus = build_corpus(config)
-            manifest |= {"corpus_sha256": corpus.manifest["sha256"], "sources": corpus.manifest["sources"]}
-            parts = {"train": (d.text for d in corpus.training), "heldout": (d.text for d in corpus.heldout)}
-        encoded = (
-            (part, Encoded(tokens, np.ones(len(tokens), dtype=bool)))  # all of a plain text is scored
-            for part, texts in parts.items()
-            for batch in batched(texts, ENCODED_AT_ONCE)
-            for tokens in encode_texts(tokenizer, batch, np.uint32)
-        )
-        return write_documents(place, encoded, manifest), content
+        with stage("Read the text", "of data.source, in the target's tokens") as under_way:
+            if isinstance(config, ConversationsConfig):
+                manifest["left_out"] = conversations.left_out
+                return write_documents(place, conversations.encoded(tokenizer), manifest), content
+            if isinstance(config, TextCorpusConfig):
+                parts: dict[Part, Iterator[str]] = {"train": text.training(), "heldout": text.heldout()}
+            else:
+                corpus = build_corpus(config)
+                manifest |= {"corpus_sha256": corpus.manifest["sha256"], "sources": corpus.manifest["sources"]}
+                parts = {"train": (d.text for d in corpus.training), "heldout": (d.text for d in corpus.heldout)}
+                under_way.total = len(corpus.training) + len(corpus.heldout)
+
+            def encoded() -> Iterator[tuple[Part, Encoded]]:
+                for part, texts in parts.items():
+                    for batch in batched(texts, ENCODED_AT_ONCE):
+                        for tokens in encode_texts(tokenizer, batch, np.uint32):
+                            yield part, Encoded(tokens, np.ones(len(tokens), dtype=bool))  # all of a text is scored
+                        under_way.advance(len(batch))
+
+            return write_documents(place, encoded(), manifest), content

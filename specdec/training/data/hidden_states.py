@@ -15,7 +15,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from specdec.errors import NumericsError, UsageError
-from specdec.progress import progress_bar
+from specdec.progress import stage
 from specdec.targets.base import Target
 from specdec.text.document_store import Part
 from specdec.training.data.sequences import Batch, Sequences
@@ -102,8 +102,9 @@ class StateSource:
 
     def _write(self, missing: list[tuple[Part, range]]) -> None:
         total, left = sum(self.sequences.counts.values()), sum(len(numbers) for _, numbers in missing)
-        with progress_bar() as progress:
-            bar = progress.add_task("hidden states", total=total, completed=total - left)
+        shorter = "data.sequences=N reads fewer, data.states.cache=none computes them in every step"
+        with stage("hidden states", total=total, shorter=shorter) as under_way:
+            under_way.go_on_from(total - left)
             for part, numbers in missing:
                 path = self._file(part, numbers)
                 unfinished = path.with_name(path.name + ".part")
@@ -112,8 +113,8 @@ class StateSource:
                         batch = self.sequences.batch(part, np.array(numbers[first : first + self.config.batch]))
                         states, _ = self._call(batch)
                         states.cpu().contiguous().view(torch.uint8).numpy().tofile(file)
+                        under_way.advance(len(batch))
                 os.replace(unfinished, path)
-                progress.advance(bar, len(numbers))
 
     def _file(self, part: Part, numbers: range) -> Path:
         """Name a file by its first sequence and the one after its last: a longer training has another last file."""

@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import GenerationConfig
 
 from specdec.errors import UsageError
-from specdec.progress import progress_bar
+from specdec.progress import stage
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.text.document_store import PARTS, Documents, DocumentStore, Encoded, Part, write_documents
@@ -63,8 +63,9 @@ class SelfDistillation:
         if missing:
             folder.mkdir(parents=True, exist_ok=True)
             logger.info("The target writes %d batches of text (of %d) to %s", len(missing), len(batches), folder)
-        with progress_bar() as progress:
-            bar = progress.add_task("the target writes", total=len(batches), completed=len(batches) - len(missing))
+        shorter = "data.generated.texts=N and new_tokens=N write less"
+        with stage("the target writes", total=len(batches), shorter=shorter) as under_way:
+            under_way.go_on_from(len(batches) - len(missing))
             for path, part, number in missing:
                 first = number * self.config.batch
                 chosen = prompts[part][first : first + self.config.batch]
@@ -75,7 +76,7 @@ class SelfDistillation:
                     name, written = f"{part}/{first + i}", tuple(text[:end])
                     streams.append(Stream(name, "generated", chosen[i], written, ended=end is not None))
                 write_streams(path, streams)
-                progress.advance(bar)
+                under_way.advance()
 
         def documents() -> Iterator[tuple[Part, Encoded]]:
             for path, part, _ in batches:

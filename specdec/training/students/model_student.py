@@ -40,6 +40,7 @@ class ModelStudent(Student):
     origin = "another recipe, seed or corpus"
     watched = "heldout/nats_per_token"
     rates = "the learning rates of recipe.optimizer"
+    shorter = "recipe.data.tokens=N reads N tokens"
     scores = ("heldout/nats_per_token", "heldout/bits_per_byte")
 
     module: PreTrainedModel
