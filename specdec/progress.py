@@ -51,10 +51,11 @@ def tell(sentence: str) -> None:
 
 
 def duration(seconds: float) -> str:
-    """Return a time in words, to about two digits: "40 s", "12 min", "27 h"."""
+    """Return a time in words, to two digits: "40 s", "1.7 min", "12 min", "27 h"."""
     if seconds < 99.5:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 99.5 * 60 else f"{seconds / 3600:.0f} h"
+    value, unit = (seconds / 60, "min") if seconds < 99.5 * 60 else (seconds / 3600, "h")
+    return f"{value:.1f} {unit}" if value < 9.95 else f"{value:.0f} {unit}"
 
 
 class Stage:
@@ -119,19 +120,18 @@ class Stage:
         return (self.total - self.done) * (self._last - since) / steps
 
     def announce(self, words: str = "") -> bool:
-        """Say once how long the stage takes and what would make it short, if it is long; tell if it was said.
+        """Say once how long the rest takes and what would make it short, if that is long; tell if it was said.
 
         Args:
             words: in place of its name.
         """
         left = self.left
-        if not self._announced and left is not None and self.elapsed + left >= LONG_S:
+        if not self._announced and left is not None and left >= LONG_S:
             self._announced = True
-            steps = ""
-            if self.total and self._first is not None:
-                steps = f"{self.total:,} at {left / max(self.total - self.done, 1):.2g} s each, "
+            steps = f"{self.done:,} of {self.total:,}, " if self.total and self.done else ""
+            more = " left" if self.done else ""
             shorter = f"; {self._shorter}" if self._shorter else ""
-            tell(f"{words or self.name + ':'} {steps}about {duration(self.elapsed + left)}{shorter} ...")
+            tell(f"{words or self.name + ':'} {steps}about {duration(left)}{more}{shorter} ...")
         return self._announced
 
     @property

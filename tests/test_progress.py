@@ -92,7 +92,7 @@ def test_steps_show_that_a_stage_is_long_without_the_first_one(screen, clock):
             progress.tell("") if seconds == 50 else None
             clock(seconds)
             under_way.advance()
-    assert "medusa: 2,001 at 50 s each, about 28 h; data.steps=N takes N steps ..." in text.getvalue()
+    assert "medusa: 2 of 2,001, about 28 h left; data.steps=N takes N steps ..." in text.getvalue()
     assert text.getvalue().count("data.steps") == 1
 
 
@@ -125,7 +125,8 @@ def test_a_stage_that_fails_is_over(screen, clock):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.4, "0 s"), (99, "99 s"), (150, "2 min"), (5900, "98 min"), (97200, "27 h")]
+    ("seconds", "words"),
+    [(0.4, "0 s"), (99, "99 s"), (142, "2.4 min"), (5900, "98 min"), (6000, "1.7 h"), (97200, "27 h")],
 )
 def test_durations_have_two_digits(seconds, words):
     assert progress.duration(seconds) == words

@@ -70,8 +70,10 @@ def measure(
             raise ModelLoadError(f"{doubt} Use shorter texts, or another model.")
         budget.lap("preparing")
         if measurement.warmup_tokens:
-            with stage("Warm up", told=False):
-                session.warm_up(longest, measurement.warmup_tokens)
+            shorter = "measurement.gammas=[N] or measurement.warmup_tokens=0 make it shorter"
+            methods = len(parts.plain) + len(parts.speculative)
+            with stage("Warm up", total=methods, told=False, shorter=shorter) as under_way:
+                session.warm_up(longest, measurement.warmup_tokens, under_way.advance)
         if others.peers:
             with stage("Choose peers' settings", ", ".join(peer.name for peer in others.peers)):
                 before = (read_json(results.folder / "peers.json") or {}).get("peers", []) if beginning.kept else []

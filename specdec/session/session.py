@@ -104,14 +104,20 @@ class Session:
         self._prompt = Collected()  # of the prompt at hand
         self._places = 0
 
-    def warm_up(self, prompt: Prompt, tokens: int) -> None:
-        """Decode a little with every method of ours, untimed; peers warm up when they are tuned."""
+    def warm_up(self, prompt: Prompt, tokens: int, done: Callable[[], None] = lambda: None) -> None:
+        """Decode a little with every method of ours, untimed; peers warm up when they are tuned.
+
+        Args:
+            done: called after each method.
+        """
         if self._parts.walks:
             return  # no time is measured, and nothing is compiled
         baseline, *others = self._parts.plain
         first = self._decode(baseline, prompt, 0, None, tokens)
         for arm in (*others, *self._parts.speculative):
+            done()
             self._decode(arm, prompt, 0, first.tokens, len(first.tokens))
+        done()
         self._sample(prompt, 0, random.Random(0), tokens)
         self._clock.synchronize()
 
