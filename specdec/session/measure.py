@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from specdec import ranks
@@ -23,12 +24,14 @@ from specdec.session.session import Answers, Session, conversations, decode_conv
 from specdec.session.workers import decode_by_workers
 from specdec.targets.causal import Causal
 from specdec.text.writing import read_json
+from specdec.theory.speedup import speedup
 from specdec.timing.calls import calibrate, call_sizes, time_calls
 from specdec.timing.machine import measure_machine
 from specdec.timing.timer import Timer
 
 CALIBRATION = "calibration.json"
 SESSION = "session.json"
+_ALPHA = 0.6  # of drafts before any is seen, for what is said of the time
 _SECONDS_BEFORE = 10.0  # that comparisons with plain passes may take before anything is timed; others come at the end
 
 
@@ -88,7 +91,7 @@ def measure(
         budget.lap("calibrating")
         ranks.expect_within(ranks.SILENCE_S)
         try:
-            _decode_all(parts, session, beginning, heartbeat, budget, known["t1_s"])
+            _decode_all(parts, session, beginning, heartbeat, budget, known)
         finally:
             _write_peers(others, results, session.peer_lines)
             session.finish(budget.left_out)
@@ -132,22 +135,32 @@ def _calibration(parts: Parts, session: Session, grid_sizes: list[int], clock: C
     return {**calibration.as_dict(), "grid": grid, "passes": passes}
 
 
+def _decoding_seconds(parts: Parts, known: Mapping[str, Any]) -> float:
+    """Return about how long one prompt takes by all methods, if `_ALPHA` of the draft tokens are right."""
+    t1_s, times = known["t1_s"], {int(size): timed["median_s"] for size, timed in known["t_n"].items()}
+    sizes = sorted(times)
+    calls = float(len(parts.plain))  # for each token, in calls on one
+    for arm in parts.speculative:
+        wide = np.interp(arm.structure.nodes + 1, sizes, [times[size] for size in sizes]) / t1_s
+        calls += 1 / float(speedup(_ALPHA, arm.gamma, known["draft_step_s"] / t1_s, float(wide)))
+    return calls * t1_s * parts.limit
+
+
 def _decode_all(
     parts: Parts,
     session: Session,
     beginning: Beginning,
     heartbeat: Callable[[], None],
     budget: TimeBudget,
-    t1_s: float,
+    known: Mapping[str, Any],
 ) -> None:
     """Decode every prompt with its later turns, as often as the configuration says, except for those that are kept and
-    those that there is no time for; `t1_s` is what a call on one token takes.
+    those that there is no time for; `known` is the content of `calibration.json`.
     """
     methods = len(parts.plain) + len(parts.speculative)
     expected, shorter = None, ""
-    if session.group == 1 and parts.target.clock() is None:  # a text takes a call a token, and fewer with drafts
-        calls = parts.limit * (len(parts.plain) + len(parts.speculative) / 1.5)
-        expected = (parts.turns - len(beginning.kept)) * calls * t1_s / parts.workers
+    if session.group == 1 and parts.target.clock() is None:
+        expected = _decoding_seconds(parts, known) * (parts.turns - len(beginning.kept)) / parts.workers
     if budget.seconds is not None:
         expected = min(expected or budget.seconds, max(1.0, budget.seconds - budget.gone))
     else:

@@ -226,8 +226,8 @@ def train(student: Student) -> FinishedTraining | None:
             tracked.tags({"specdec.resumed_from_step": str(training.progress.step)})
         first, began, heldout = training.progress.step, time.perf_counter(), float("nan")
         shorter = f"{student.shorter}; Ctrl-C stops it, and the same command goes on from there"
-        about = f"{student.name}, {student.steps:,} steps of {student.step_tokens:,} tokens"
-        with stage("Train", about, student.steps, shorter=shorter) as under_way:
+        what = f"{student.name}, {student.steps:,} steps of {student.step_tokens:,} tokens"
+        with stage("Train", what, student.steps, shorter=shorter) as under_way:
             under_way.go_on_from(first)
 
             def display(line: dict[str, float]) -> None:
