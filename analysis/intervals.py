@@ -148,7 +148,7 @@ class Interval:
         return self.low <= value + slack and self.high >= value - slack if self.known else None
 
     def __format__(self, form: str) -> str:
-        if isnan(self.estimate):
+        if not isfinite(self.estimate):
             return "–"
         form = form or ".3f"
         shown = format(self.estimate, form)

@@ -42,7 +42,7 @@ chosen = []  # run ids, or folders of runs, instead of those of the overlay
 
 # %%
 runs = notebook.own_runs(tracking_uri, experiment, chosen)
-sections = [model_sections(run, replicates=1000, refits=50) for run in runs]
+sections = [model_sections(run) for run in runs]
 for run, (tests, *models) in zip(runs, sections, strict=True):
     notebook.show(tests, *models[:1], heading=run.title)
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from fixtures.imported_folders import folder_of
 
+from specdec.analysis.acceptance import model_sections as models
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.account.run_account import account_of
 from specdec.analysis.account.verdicts import formula_verdict
-from specdec.analysis.findings import foreign_sections
 from specdec.analysis.findings.foreign_sections import foreign_findings
 from specdec.analysis.pages.report_chapters import run_chapters
 from specdec.analysis.read.foreign.accepted_lengths import read as accepted_lengths
@@ -51,7 +51,7 @@ def replayed(command, trace, tmp_path):
 
 @pytest.mark.slow
 def test_a_replay_and_an_import_of_one_file_say_the_same(replayed, trace, monkeypatch, tmp_path):
-    monkeypatch.setattr(foreign_sections, "REFITS", 5)
+    monkeypatch.setattr(models, "REFITS", 5)
     (source,) = accepted_lengths(trace, ImportChoices(gamma=GAMMA))
     imported = foreign_findings(folder_of(source, tmp_path / "run", replicates=200))
     sentence = formula_verdict(account_of(replayed))

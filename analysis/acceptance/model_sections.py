@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pandas as pd
 
@@ -12,7 +13,8 @@ from ..rounds import distinct_generations, prompt_sums
 from ..sections import Section
 from .fit_section import fit_section
 from .iid_section import Evidence, tests_section
-from .prediction_section import prediction_section
+from .prediction import HeldOutPrediction, Undetermined
+from .prediction_section import held_out, section_of
 
 RECORDED = (
     "The text was recorded and the run is its replay, so a replay neither predicts this run nor tests it: it would "
@@ -21,11 +23,19 @@ RECORDED = (
 ONE_GAMMA = "It has lengths at one gamma only: nothing predicts another one, and no alpha of the text is known."
 
 
-def model_sections(run: Run, replicates: int = 2000, refits: int = 200, seed: int = 0) -> list[Section]:
+REPLICATES, REFITS = 1000, 100  # of tests and fits, the same on every page that shows them
+
+
+def model_sections(run: Run, replicates: int = 0, refits: int = 0, seed: int = 0) -> list[Section]:
     """Return three sections: tests, fits with acceptance by depth, prediction. UsageError without a rounds table.
 
-    A part that the run's data cannot give is a sentence that says why and what would give it.
+    A part that the run's data cannot give is a sentence that says why and what would give it. The prediction is the
+    one that the run has stored, if it has.
+
+    Args:
+        replicates, refits: 0 for `REPLICATES` and `REFITS`.
     """
+    replicates, refits = replicates or REPLICATES, refits or REFITS
     arms, imported = run.arms(), run.imported()
     tested, offered = {}, 0
     for depth, rounds in arms.by_gamma().items():
@@ -65,7 +75,11 @@ def model_sections(run: Run, replicates: int = 2000, refits: int = 200, seed: in
     if max(shared) != gamma:
         fitted.append(distinct_generations(shared[max(shared)]))
     along_baseline = None if replay is None else replay[replay["kind"] == "baseline"]
-    predicted = prediction_section(arms, alpha_sums, along_baseline, run.title, replicates, seed)
+    prediction = stored_prediction(run)
+    if prediction is None:
+        drawn = int(run.params.get("measurement.bootstrap", replicates))  # as the run's other intervals
+        prediction = held_out(arms, alpha_sums, along_baseline, drawn, seed)
+    predicted = section_of(prediction, run.title, seed)
     lacking = tuple(text for text in (lacking_alpha, lacking_replay) if text and predicted.tables)
     predicted = replace(predicted, text=(*predicted.text, *lacking))
     if imported and imported.longest is None:
@@ -86,6 +100,29 @@ def model_sections(run: Run, replicates: int = 2000, refits: int = 200, seed: in
         except ValueError as error:
             made.append(Section(title, (f"Not available: {error}.",)))
     return [*made, predicted]
+
+
+def as_stored(prediction: HeldOutPrediction | Undetermined) -> dict[str, Any]:
+    """Return a prediction as `summary.json` holds it; `stored_prediction` reads it back."""
+    if isinstance(prediction, Undetermined):
+        return {"undetermined": str(prediction)}
+    return {
+        name: value.to_dict("records") if isinstance(value, pd.DataFrame) else value
+        for name, value in vars(prediction).items()
+    }
+
+
+def stored_prediction(run: Run) -> HeldOutPrediction | Undetermined | None:
+    """Return the prediction of a run's drafter that its analysis has stored; None where it has stored none."""
+    try:
+        values = run.summary()["predictions"][run.method or run.facts().drafter]
+    except (UsageError, KeyError):
+        return None
+    if "undetermined" in values:
+        return Undetermined(values["undetermined"])
+    return HeldOutPrediction(
+        **{name: pd.DataFrame(value) if isinstance(value, list) else value for name, value in values.items()}
+    )
 
 
 def _optional(read: Callable[[], pd.DataFrame]) -> tuple[pd.DataFrame | None, str]:

@@ -229,9 +229,9 @@ def best_gamma_in_words(arms: dict[int, RunArm], label: str, replicates: int = 1
     scores = score_gammas(arms, replicates)
     quantity = "speedup" if scores.known("speedup") else "tokens_per_round"
     best = scores.order(quantity)[0]
-    slower = quantity == "speedup" and scores.values[quantity][best] <= 1
+    pays = not scores.too_few and (quantity != "speedup" or scores.values[quantity][best] > 1)
     answer = (
-        f"{'Least slow' if slower else 'Best'} gamma of {label}: {gammas[best]}, {quantity.replace('_', ' ')} "
+        f"{'Best' if pays else 'Fastest'} gamma of {label}: {gammas[best]}, {quantity.replace('_', ' ')} "
         f"{scores.interval(quantity, best):.2f}"
     )
     if scores.too_few:

@@ -22,12 +22,11 @@ from ..account.foreign_account import foreign_ranges, foreign_sums, foreign_valu
 from ..account.gap_account import PARTS, Account, gap_account
 from ..account.verdicts import curve_verdict, formula_verdict
 from ..figures import run_figures
-from ..intervals import Columns, Interval, bootstrap
+from ..intervals import Columns, Interval, bootstrap, per_round
 from ..read.facts import ImportFacts
 from ..read.runs import Run
 from ..sections import Section, counted
 
-REFITS = 200  # of models, for the intervals of what they predict
 TOP = 5  # texts whose share of all tokens is looked at
 SHARE = 0.2  # of the tokens in TOP texts, from which on it is said
 FITTED = (
@@ -149,7 +148,7 @@ def _of_rounds(
         for gamma, table in sums.items()
     }
     data = _Data(facts, texts, rounds, sums, accounts, beside, replicates, seed)
-    tests, fit, prediction = model_sections(run, replicates, REFITS, seed)
+    tests, fit, prediction = model_sections(run)
     account = data.account
     curves = [_curves(data)] if len(accounts) > 1 else []
     # One gamma is not the curve: its error elsewhere is said beside it.
@@ -327,7 +326,9 @@ def _totals(
 
     def measured(texts: pd.DataFrame) -> Interval:
         sums = texts.groupby("prompt")[["tokens", "rounds"]].sum()
-        return bootstrap(sums, lambda s: {"tau": s["tokens"] / s["rounds"]}, replicates, seed)["tau"]
+        possible = 1 <= sums["tokens"].sum() / sums["rounds"].sum() <= facts.gamma + 1  # else gamma is another one
+        ranges = {"tau": per_round(facts.gamma)} if possible else None
+        return bootstrap(sums, lambda s: {"tau": s["tokens"] / s["rounds"]}, replicates, seed, ranges=ranges)["tau"]
 
     tokens, drafted = measured(texts), texts[texts["rounds"] > 0]
     of_requests = f"{float((drafted['tokens'] / drafted['rounds']).mean()):.3f}"

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import isnan
 from typing import Any
 
+from ..acceptance.model_sections import as_stored
 from ..acceptance.prediction import HeldOutPrediction, Undetermined
 from ..acceptance.prediction_section import held_out, section_of
 from ..account.account_sections import account_section
@@ -59,6 +60,7 @@ class RunFindings(Findings):
         serving: how to serve the drafter, as `engines.recommendation` says it.
         beside: the findings of the session's other drafters by their method, without sections.
         closing: the few sentences that a person needs, for the terminal; the notes and sections say more.
+        predictions: what each drafter's models predict of prompts that they have not seen, as `summary.json` holds it.
     """
 
     arms: list[dict[str, Any]]
@@ -69,6 +71,7 @@ class RunFindings(Findings):
     serving: dict[str, Any] = field(default_factory=dict)
     beside: "dict[str, RunFindings]" = field(default_factory=dict)
     closing: list[str] = field(default_factory=list)
+    predictions: dict[str, Any] = field(default_factory=dict)
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -78,6 +81,7 @@ class RunFindings(Findings):
             "beside": {name: other.arms for name, other in self.beside.items()},
             "refuted": self.refuted,
             "serving": self.serving,
+            "predictions": self.predictions,
         }
         return {name: value for name, value in known.items() if value or name in ("metrics", "curves", "arms", "notes")}
 
@@ -130,6 +134,7 @@ def _with_others(run: Run, findings: RunFindings, measured: MeasuredRun) -> RunF
         notes=[*verdicts, *paired.in_words(), *(note for note in findings.notes if note not in verdicts), *notes],
         beside=others,
         closing=closing_of_several(runs, paired.two_fastest()),
+        predictions={name: found for each in (findings, *others.values()) for name, found in each.predictions.items()},
         refuted=" ".join(verdicts),
     )
 
@@ -197,6 +202,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
         alpha_source=summary.alpha_source,
         facts=facts,
         closing=closing_sentences(measured),
+        predictions={run.method or facts.drafter: as_stored(prediction)},
         refuted=refuted,
     )
     return findings, measured, prediction

@@ -59,12 +59,7 @@ OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
 )
 
 
-MANY = 6  # runs beyond which each shows its heading alone, and models are refitted less often, so that it takes seconds
-REFITS = {"replicates": 500, "refits": 40}  # of model_sections, where runs are many
-FEWER = (
-    f"More than {MANY} runs: the intervals of tests and predictions rest on {REFITS['replicates']} bootstrap "
-    f"replicates and {REFITS['refits']} refits; a report on one run takes more."
-)
+MANY = 6  # runs beyond which each shows its heading alone
 
 
 def run_chapters(
@@ -78,24 +73,22 @@ def run_chapters(
     if imports := [run for run in runs if run.imported()]:
         own = [run for run in runs if not run.imported()]
         return [*(run_chapters(own, notes, done) if own else []), *foreign_chapters(imports)]
-    many = len(runs) > MANY
     chapters = []
     for run in runs:
         sections: list[Section] = []
         for title, make in OF_A_RUN:
             peers = run.params.get("measurement.peers", "[]") != "[]"
             if (run.beside or make is not drafters_section) and (peers or make is not peers_section):
-                fewer = REFITS if many and make is model_sections else {}
-                sections += _guarded(title, partial(make, run, **fewer))
+                sections += _guarded(title, partial(make, run))
         at = "" if run.primary_gamma is None else f", gamma {run.primary_gamma}"
         unfinished = "" if run.status == "FINISHED" else f" ({run.status.lower()})"
         heading = f"{run.title}{at} [{run.name}]{unfinished}"
-        chapters.append(Chapter(heading, tuple(arranged(sections, run)), shown=0 if many else 1 if runs[1:] else None))
+        shown = 0 if len(runs) > MANY else 1 if len(runs) > 1 else None
+        chapters.append(Chapter(heading, tuple(arranged(sections, run)), shown=shown))
         done()
-    remarks = [*notes, *([FEWER] if many else [])]
     if len(runs) > 1:
-        return [*_compared(runs, remarks), *chapters]
-    return [Chapter(chapter.title, (*chapter.sections, *_remarks(remarks))) for chapter in chapters]
+        return [*_compared(runs, notes), *chapters]
+    return [Chapter(chapter.title, (*chapter.sections, *_remarks(notes))) for chapter in chapters]
 
 
 def _compared(runs: Sequence[Run], remarks: Sequence[str]) -> list[Chapter]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fixtures.imported_folders import folder_of
 
-from specdec.analysis.findings import foreign_sections as module
+from specdec.analysis.acceptance import model_sections as module
 from specdec.analysis.findings.foreign_sections import foreign_findings, side_by_side
 from specdec.analysis.read.foreign.accepted_lengths import read as accepted_lengths
 from specdec.analysis.read.foreign.vllm import read as vllm
