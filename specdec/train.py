@@ -13,6 +13,7 @@ from specdec import ranks
 from specdec.commands import cli
 from specdec.config import validated
 from specdec.errors import UsageError
+from specdec.plan.named_files import check_training_files
 
 KINDS = ("recipe", "heads", "eagle", "parallel", "unlikelihood")
 _SHARED = ("heads", "eagle")  # several processes of torchrun train these together, each on its share of every batch
@@ -28,6 +29,7 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float] | None:
     (kind,) = chosen
     if kind not in _SHARED:
         ranks.check_single(f"a training with +{kind}=")
+    check_training_files(values)
     values = {**values, "output_dir": _folder(kind, values)}
 
     from specdec.targets import targets

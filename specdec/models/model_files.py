@@ -15,13 +15,14 @@ _LONGEST_HEADER = 100_000_000  # bytes of a safetensors header; the library refu
 _TRAINED = re.compile(r"(?:^|/)models/(heads|eagle|parallel|unlikelihood)/(.+?)(?:/(?:model|\1\.safetensors))?/?$")
 
 
-def check_place(name: str, what: str) -> None:
+def check_place(name: str, what: str, remedy: str = "give a folder, a hub id or 'pocket'") -> None:
     """Refuse a name of a model or network behind which there is nothing: no file, no folder, and no repository of the
     hub in the local cache where the hub does not answer.
 
     Args:
         name: a folder, a file or a hub id.
-        what: the beginning of the message, such as `Model folder NAME`.
+        what: the beginning of the message, such as `Model NAME`.
+        remedy: what to give instead of a path that is not there.
     Raises:
         ModelLoadError: the sentence says which part of a path is missing, and which training makes it.
     """
@@ -41,7 +42,7 @@ def check_place(name: str, what: str) -> None:
         raise ModelLoadError(f"{what} does not exist: python -m specdec.train +{trained[1]}={trained[2]} makes it.")
     if local or missing == path and path.parent != Path():  # what stands beside it is here
         there = "" if missing == path else f" ({missing} is not there)"
-        raise ModelLoadError(f"{what} does not exist{there}: give a folder, a hub id or 'pocket'.{meant}")
+        raise ModelLoadError(f"{what} does not exist{there}: {remedy}.{meant}")
     raise ModelLoadError(f"{what} is no folder here, and cannot be loaded {hub.not_cached(name, offline)}{meant}")
 
 

@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from specdec.config import config_dir
-from specdec.models.model_files import check_folder, check_place, check_whole
+from specdec.models.model_files import check_folder, check_place, check_tokenizer, check_whole
 from specdec.prompts import prompts
+from specdec.text.lines import filled_lines
 
 _BUILT_IN = ("pocket", "random")  # models that are no files of a user
 _NO_MODEL = ("retrieval",)  # its `model` is an index
@@ -32,6 +33,24 @@ def check_files(values: Mapping[str, Any]) -> None:
             check_whole(Path(name).expanduser())
 
 
+def check_training_files(values: Mapping[str, Any]) -> None:
+    """Refuse what `check_files` refuses, a model without a tokenizer, and a text that is missing or empty.
+
+    Args:
+        values: the composed configuration of a training.
+    Raises:
+        UsageError: the first fault.
+    """
+    check_files(values)
+    for _, name in _models("target", values.get("target")):
+        check_tokenizer(str(Path(name).expanduser()))
+    for group, part in (("data", "source"), ("recipe", "corpus")):
+        path = ((values.get(group) or {}).get(part) or {}).get("path")
+        if isinstance(path, str):
+            lines = filled_lines(Path(path).expanduser(), f"Text file {group}.{part}.path={path}")
+            next((raw for _, raw in lines if raw.strip()), None)
+
+
 def _there(key: str, name: str) -> bool:
     """Tell if a name is one of a user's own files; one of a file that is not there is refused."""
     if name in _BUILT_IN:
@@ -45,7 +64,7 @@ def _models(key: str, part: Any) -> Iterator[tuple[str, str]]:
     if not isinstance(part, Mapping):
         return
     name, group = part.get("name"), key.partition(".")[0]
-    own = name not in _NO_MODEL and (Path(config_dir()) / group / f"{name}.yaml").is_file()
+    own = name is None or name not in _NO_MODEL and (Path(config_dir()) / group / f"{name}.yaml").is_file()
     for each, value in part.items():
         several = value if each == "models" and isinstance(value, list) else [value] if each == "model" else []
         if own:

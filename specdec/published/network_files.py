@@ -119,7 +119,7 @@ class TrainedKind(Generic[C]):
         Raises:
             UsageError: the file does not exist, is of another kind, or damaged.
         """
-        check_place(str(path), f"{self.name} {key}={path}")
+        check_place(str(Path(path).absolute()), f"File {key}={path}", f"give a file of {self.content}, or pocket")
         try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {})[self.key])

@@ -245,6 +245,7 @@ def train(student: Student) -> FinishedTraining | None:
         tracked.metrics(outcome.metrics)
         tracked.artifacts()
     logger.info("%s: %s", student.name, outcome.sentence)
+    logger.info("Use it: %s", outcome.command)
     return outcome
 
 

@@ -288,7 +288,7 @@ def sequence_fingerprint(config: SequenceTrainConfig, kind: str, *identities: st
     del parts[kind]["name"]
     # The keys that decide what a step reads; the number of steps also sets how rates and weights change.
     read = {key: parts["data"][key] for key in ("batch", "sequences", "passes", "steps")}
-    identified = ("data", "model", "target", "save_dtype")
+    identified = ("data", "target", "save_dtype")
     return fingerprint({key: parts[key] for key in parts if key not in identified}, read, *identities)
 
 
@@ -471,15 +471,21 @@ class EagleTrainConfig(StateTrainConfig):
 
 
 @typed
+class AdaptedModelConfig:
+    """The model that goes on learning: a folder or a hub id, or pocket, one that comes with specdec."""
+
+    model: Annotated[str, Field(min_length=1)]
+
+
+@typed
 class AdaptationConfig(SequenceTrainConfig):
     """The keys of a model that is there already and goes on learning.
 
     Attributes:
-        model: a folder or a hub id, or pocket, one that comes with specdec.
         compile: the loss is compiled.
     """
 
-    model: Annotated[str, Field(min_length=1)]
+    target: AdaptedModelConfig
     optimizer: OptimizerConfig
     compile: bool
 

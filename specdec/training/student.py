@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -40,12 +41,14 @@ class FinishedTraining:
         summary: the content of `summary.json`.
         metrics: the final figures for the tracking.
         sentence: the final figures for the user.
+        command: the run that uses what was trained.
     """
 
     folder: Path
     summary: dict[str, Any]
     metrics: dict[str, float]
     sentence: str
+    command: str
 
 
 class Student(ABC):
@@ -187,10 +190,18 @@ class Student(ABC):
 
     # --- the end
 
-    def finished(self, summary: dict[str, Any], metrics: dict[str, float], sentence: str) -> FinishedTraining:
-        """Write `summary.json`, and return the results."""
+    def finished(
+        self, summary: dict[str, Any], metrics: dict[str, float], sentence: str, use: Sequence[str]
+    ) -> FinishedTraining:
+        """Write `summary.json`, and return the results.
+
+        Args:
+            use: overrides of the run that uses what was trained.
+        """
         write_atomically(self.folder / "summary.json", json.dumps(summary, indent=1) + "\n")
-        return FinishedTraining(self.folder, summary, metrics, sentence)
+        return FinishedTraining(
+            self.folder, summary, metrics, sentence, shlex.join(["python", "-m", "specdec.run", *use])
+        )
 
 
 class SequenceStudent(Student):

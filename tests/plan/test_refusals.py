@@ -39,10 +39,14 @@ REFUSED = {
     "certify +drafter=ngram +structure.k=4": "Unknown key structure.k: structure 'chain' has the keys gamma",
     "advise +drafter=ngram measurement.drafters=[sufix]": "Unknown drafter 'sufix'. Did you mean suffix?",
     "run +drafter=ngram model=DIR": "Unknown key model: the model of every command is target.model=",
-    "run +drafter=ngram prompts.path=x": "prompts=jsonl prompts.path=FILE",
+    "run +drafter=ngram prompts.path=x": "Unknown key prompts.path: a file with prompts of your own is prompts=jsonl",
     "run +drafter=ngram target.model=./nowhere": "Model target.model=./nowhere does not exist",
-    "advise +drafter=small_model drafter.model=models/parallel/mine/model": "specdec.train +parallel=mine makes it",
-    "certify +drafter=ngram prompts=jsonl prompts.path=empty.jsonl": "prompts.path=empty.jsonl is empty",
+    "advise +drafter=parallel drafter.model=models/parallel/mine/model": (
+        "Model drafter.model=models/parallel/mine/model does not exist: python -m specdec.train +parallel=mine"
+    ),
+    "certify +drafter=ngram prompts=jsonl prompts.path=/dev/null": "Prompt file prompts.path=/dev/null is empty",
+    "train +unlikelihood=pocket model=DIR": "Unknown key model: the model of every command is target.model=",
+    "train +heads=medusa head_data@data=text data.source.path=/dev/null": "Text file data.source.path=/dev/null is ",
     "report": "Nothing to report on",
     "sync nowhere": "nowhere has no tracking.json",
     "convert nowhere.pt": "File nowhere.pt does not exist",

@@ -50,7 +50,7 @@ def mask_token_of(files: CheckpointFiles, given: int | None) -> int:
         raise ModelLoadError(
             f"{files} names no mask token (pard_token in its config.json): set drafter.mask_token to the one that it "
             "was trained with; a model that was not trained to draft in parallel drafts with +drafter=small_model, or "
-            "learns it with python -m specdec.train +parallel=pocket model=FOLDER."
+            "learns it with python -m specdec.train +parallel=pocket target.model=FOLDER."
         )
     if len(set(said.values())) > 1:
         several = ", ".join(f"{key}={value}" for key, value in said.items())

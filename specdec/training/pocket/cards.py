@@ -14,9 +14,9 @@ Summary = Mapping[str, Any]  # the content of a `summary.json`
 
 AGAINST_LOOPS = """\
 **The target that ships is this one after a second training, against the loops that it wrote**
-(`python -m specdec.train +unlikelihood=pocket model=models/pocket_target/model`: {tokens} tokens of the same sources in
-{steps} steps, {seconds} s, on {date}; sequence-level unlikelihood, Welleck et al., 1908.04319). Beside the target of
-the table, in float32, on {texts} sequences of {length} tokens of the held-out modules:
+(`python -m specdec.train +unlikelihood=pocket target.model=models/pocket_target/model`: {tokens} tokens of the same
+sources in {steps} steps, {seconds} s, on {date}; sequence-level unlikelihood, Welleck et al., 1908.04319). Beside the
+target of the table, in float32, on {texts} sequences of {length} tokens of the held-out modules:
 
 | | before | after, as shipped |
 |---|---|---|

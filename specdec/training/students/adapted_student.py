@@ -47,18 +47,19 @@ class AdaptedStudent(SequenceStudent):
 
     @classmethod
     def open(cls, config: Any) -> "AdaptedStudent":
-        name, length = model_path(config.model, cls.role), config.data.sequence_length
+        name, length = model_path(config.target.model, cls.role), config.data.sequence_length
         model = load_model(name, dtype=torch.float32, device=torch.device("cpu"), attention="auto", kind="causal")
         tokenizer = load_tokenizer(name)
         if tokenizer is None or not getattr(tokenizer, "is_fast", False):
             raise UsageError(
-                f"Model model={config.model} has no fast tokenizer, and it is trained on text: give a folder with a "
-                "tokenizer.json."
+                f"Model target.model={config.target.model} has no fast tokenizer, and it is trained on text: give a "
+                "folder with a tokenizer.json."
             )
         context = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         if context is not None and length > context:
             raise UsageError(
-                f"Bad value data.sequence_length={length}: the context of model={config.model} has {context} tokens."
+                f"Bad value data.sequence_length={length}: the context of target.model={config.target.model} has "
+                f"{context} tokens."
             )
         # It stays in evaluation mode: dropout, where a model has any, would make a resumed training another one.
         sequences = text_sequences(config.data, tokenizer, config.seed)

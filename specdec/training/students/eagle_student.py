@@ -30,6 +30,10 @@ class EagleStudent(StateStudent):
     def units(self) -> int:
         return self.config.loss.steps
 
+    @property
+    def drafter(self) -> str:
+        return "eagle"
+
     def untrained(self) -> EagleNetwork:
         config, hidden = self.config.eagle, self.target.hidden
         vocabulary, width = hidden.output_layer.shape

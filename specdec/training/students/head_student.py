@@ -31,6 +31,16 @@ class HeadStudent(StateStudent):
     def units(self) -> int:
         return self.config.heads.count
 
+    @property
+    def drafter(self) -> str:
+        """The drafter for heads of this kind: those of Stern et al. are like Medusa's, under another name."""
+        heads = self.config.heads
+        return "grounded" if heads.grounded else "blockwise" if heads.name == "blockwise" else "medusa"
+
+    @property
+    def deepest(self) -> int:
+        return self.units
+
     def untrained(self) -> Heads:
         hidden = self.target.hidden
         return Heads(self.config.heads, hidden.embedding.detach(), hidden.output_layer.detach())

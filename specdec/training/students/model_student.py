@@ -124,7 +124,8 @@ class ModelStudent(Student):
             f"held-out {loss.nats_per_token:.4f} nats per token, {loss.bits_per_byte:.4f} bits per byte; "
             f"exported to {folder}"
         )
-        return self.finished(summary, metrics, sentence)
+        part = "+drafter=small_model drafter" if self.recipe.role == "drafter" else "+drafter=ngram target"
+        return self.finished(summary, metrics, sentence, f"{part}.model={folder}".split(" ", 1))
 
 
 def build_model(config: ModelConfig, vocabulary: int, end_of_text: int, seed: int) -> PreTrainedModel:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from specdec.errors import UsageError
 from specdec.models.decoder import attention_windows
+from specdec.models.load import POCKET
 from specdec.models.masks import Mask
 from specdec.training.data.sequences import Batch, Sequences
 from specdec.training.recipes import ParallelTrainConfig
@@ -104,7 +105,10 @@ class ParallelStudent(AdaptedStudent):
         final = {name.replace("heldout/", "heldout/final.", 1): value for name, value in heldout.items()}
         tops = ", ".join(f"{metrics[f'heldout/token_{k + 1}.top1']:.3f}" for k in range(self.config.parallel.ahead))
         sentence = f"held-out top-1 accuracy of the draft tokens {tops}; exported to {self.folder / 'model'}"
-        return self.finished(summary, final, sentence)
+        use, model = ["+drafter=parallel", f"drafter.model={self.folder / 'model'}"], self.config.target.model
+        if model != POCKET:  # it drafts for every target of its tokenizer, and of that one alone it is known
+            use.append(f"target.model={model}")
+        return self.finished(summary, final, sentence, use)
 
 
 def take_mask_token(model: Any, tokenizer: Any, asked: int | None) -> int:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from itertools import islice
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -19,8 +20,11 @@ from torch import Tensor, nn
 
 from specdec.errors import UsageError
 from specdec.models.arithmetic import arithmetic_of
+from specdec.models.load import POCKET
+from specdec.plan.compositions import composed_parts
 from specdec.published.network_files import TrainedKind
 from specdec.sampling import SamplingConfig
+from specdec.structures import structures
 from specdec.targets.base import Target, targets
 from specdec.training.data.head_data import open_sequences
 from specdec.training.data.hidden_states import StateSource
@@ -124,6 +128,16 @@ class StateStudent(SequenceStudent):
     @abstractmethod
     def units(self) -> int:
         """The number of heads or steps that are scored."""
+
+    @property
+    @abstractmethod
+    def drafter(self) -> str:
+        """The name of the drafter that uses the file."""
+
+    @property
+    def deepest(self) -> int | None:
+        """The most levels of its drafts; None where nothing bounds them."""
+        return None
 
     @abstractmethod
     def untrained(self) -> nn.Module:
@@ -274,7 +288,21 @@ class StateStudent(SequenceStudent):
             {name.replace("heldout/", "heldout/final.", 1): value for name, value in metrics.items()},
             f"held-out top-1 accuracy of the {self.unit}s {tops}, the target's own "
             f"{metrics['heldout/target.top1']:.3f}{loss}; saved to {path}",
+            self.use(path),
         )
+
+    def use(self, path: Path) -> list[str]:
+        """Return the overrides of a run that drafts with the file of this training, on the target that it is for."""
+        asked, use = self.config.target, [f"+drafter={self.drafter}", f"drafter.model={path}"]
+        if self.backbone is not None:
+            use += [f"target.model={self.folder / BACKBONE_FOLDER}", f"measurement.original={asked['model']}"]
+        else:
+            own = {key: asked.get(key) for key in ("model", "revision")}
+            use += [f"target.{key}={value}" for key, value in own.items() if value not in (None, POCKET)]
+        if self.deepest is not None:
+            usual = structures.build(composed_parts(self.drafter)["structure"])
+            use += ["structure=chain", f"structure.gamma={self.deepest}"] if usual.gamma > self.deepest else []
+        return use
 
 
 def per_position(weights: Sequence[float], batch: Batch) -> list[float]:

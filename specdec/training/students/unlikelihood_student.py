@@ -139,7 +139,7 @@ class UnlikelihoodStudent(AdaptedStudent):
             f"({before['looping']:.1%} before), at {after['nats_per_token']:.3f} nats per token "
             f"({before['nats_per_token']:.3f}); exported to {self.folder / 'model'}"
         )
-        return self.finished(summary, metrics, sentence)
+        return self.finished(summary, metrics, sentence, ("+drafter=ngram", f"target.model={self.folder / 'model'}"))
 
 
 def unlikely(nats: Tensor) -> Tensor:

@@ -279,7 +279,7 @@ def test_heads_of_another_target_or_kind_are_no_beginning(values, store, tmp_pat
     TRAINED_HEADS.write(heads, tmp_path / "kind.safetensors", target.hidden.identity, {})
     with pytest.raises(UsageError, match="has layers=1 and the recipe has heads.layers=2"):
         opened(changed(values, init=str(tmp_path / "kind.safetensors"), heads__layers=2), store)
-    with pytest.raises(UsageError, match="Heads init=nowhere do not exist"):
+    with pytest.raises(UsageError, match="File init=nowhere does not exist"):
         opened(changed(values, init="nowhere"), store)
 
 

@@ -3,6 +3,8 @@
 import csv
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -107,6 +109,19 @@ def test_a_killed_command_given_again_ends_at_the_same_weights(folder, whole):
     assert set(resumed) == set(whole)
     for name, weight in resumed.items():
         assert torch.equal(weight, whole[name]), name
+
+
+@pytest.mark.slow
+def test_a_training_ends_with_the_command_that_uses_its_heads(folder):
+    """One head is not deep enough for the drafter's usual tree, and heads fit their own target alone."""
+    output = finished(start(folder, *command("short", "heads.count=1", steps=2)))
+    (use,) = re.findall(r"Use it: python -m (.*)", output)
+    small = "prompts=random_tokens prompts.count=2 prompts.length=8 prompts.vocabulary=200 measurement.max_new_tokens=4"
+    off = (
+        "measurement.sampled_temperature=null measurement.cost_contexts=[] target.compile=false tracking.enabled=false"
+    )
+    said = finished(start(folder, *shlex.split(use), *small.split(), *off.split()))
+    assert "medusa on target" in said and "2 of 2 outputs are identical" in said
 
 
 @pytest.mark.slow

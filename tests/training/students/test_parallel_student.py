@@ -74,6 +74,8 @@ def test_an_overfitted_model_is_right_and_the_drafter_reads_it(values, group_val
     assert json.loads((outcome.folder / "summary.json").read_text())["inputs"] == 60 * 4 * (32 + 3 * 28)
 
     model = str(outcome.folder / "model")
+    use = f"+drafter=parallel drafter.model={model} target.model={values['target']['model']}"
+    assert outcome.command == f"python -m specdec.run {use}"
     target = targets.build(group_values("target", "causal", model=model, compile=False), sampling=sampling())
     drafter = drafters.build(group_values("drafter", "parallel", model=model), target=target)
     assert drafter.describe()["mask_token"] == 300 and drafter.describe()["training"]["tokens"] == 60 * 4 * 32
@@ -91,10 +93,10 @@ def test_the_mask_token_is_one_that_no_text_holds(values, model_folder, model_fo
     grown = added.module.get_input_embeddings().weight
     assert added.mask_token == 300 and len(grown) == 301 and torch.equal(grown[:300], stored)
     torch.testing.assert_close(grown[300], stored.mean(0))
-    padded = ParallelStudent.open(changed(values, model=str(model_folders(304))))
+    padded = ParallelStudent.open(changed(values, target__model=str(model_folders(304))))
     assert padded.mask_token == 300 and len(padded.module.get_input_embeddings().weight) == 304
     earlier = model_folders(304, pard_token=302)
-    again = ParallelStudent.open(changed(values, model=str(earlier)))
+    again = ParallelStudent.open(changed(values, target__model=str(earlier)))
     kept = AutoModelForCausalLM.from_pretrained(earlier).get_input_embeddings().weight
     assert again.mask_token == 302
     assert torch.equal(again.module.get_input_embeddings().weight[302], kept[302]), "it has been learned"
@@ -109,9 +111,9 @@ def test_the_mask_token_is_one_that_no_text_holds(values, model_folder, model_fo
         (dict(parallel__ahead=32), "parallel.ahead=32 tokens do not fit into sequences of data.sequence_length=32"),
         (dict(parallel__keep=1.5), "parallel.keep=1.5"),
         (dict(parallel__mask_token=300), "parallel.mask_token=300: the model has the tokens 0 to 299"),
-        (dict(data__sequence_length=65), "data.sequence_length=65: the context of model=.* has 64 tokens"),
+        (dict(data__sequence_length=65), "data.sequence_length=65: the context of target.model=.* has 64 tokens"),
         (dict(data__passes=1), "set one of passes and steps"),
-        (dict(model="nowhere/at/all"), "nowhere/at/all does not exist"),
+        (dict(target__model="nowhere/at/all"), "nowhere/at/all does not exist"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(values, changes, sentence):
@@ -134,7 +136,7 @@ def test_a_model_without_a_tokenizer_is_refused(values, model_folder, tmp_path):
     bare = tmp_path / "bare"
     AutoModelForCausalLM.from_pretrained(model_folder).save_pretrained(bare)
     with pytest.raises(UsageError, match="has no fast tokenizer"):
-        ParallelStudent.open(changed(values, model=str(bare)))
+        ParallelStudent.open(changed(values, target__model=str(bare)))
 
 
 def test_the_command_trains_what_the_recipe_names(values):
@@ -151,5 +153,5 @@ def test_an_ordinary_model_says_how_it_is_trained(values, group_values, sampling
     target = targets.build(
         group_values("target", "causal", model=str(model_folder), compile=False), sampling=sampling()
     )
-    with pytest.raises(ModelLoadError, match=r"python -m specdec.train \+parallel=pocket model=FOLDER"):
+    with pytest.raises(ModelLoadError, match=r"python -m specdec.train \+parallel=pocket target.model=FOLDER"):
         drafters.build(group_values("drafter", "parallel", model=str(model_folder)), target=target)
