@@ -28,7 +28,7 @@ from IPython.display import Markdown
 from specdec.analysis.acceptance.gamma_choice import gamma_choice
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.pages import notebook
-from specdec.analysis.research.prediction_results import prediction_results
+from specdec.analysis.research.prediction_results import prediction_families, prediction_results
 
 # %% tags=["parameters"]
 tracking_uri = "sqlite:///../mlflow.db"  # where runs were logged, seen from this folder
@@ -42,10 +42,10 @@ chosen = []  # run ids, or folders of runs, instead of those of the overlay
 # accepted length is known at every position, measured once by a benchmark. The textbook formula takes the share of
 # positions whose token the drafter would have guessed; *stretches of the text* (theory.md 5.7) reads nothing but the
 # rounds at the largest $\gamma$. Greedy answers of a small model often end in loops of an exact period, which no model
-# here knows.
+# here knows. The second table is of simulated texts that differ in length and acceptance, both together too.
 
 # %%
-notebook.show(prediction_results())
+notebook.show(prediction_results(), prediction_families())
 
 # %% [markdown]
 # ## Tokens per round on prompts not seen

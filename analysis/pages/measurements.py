@@ -16,7 +16,7 @@ from ..research.grounded_gain import PUBLISHED_SPEEDUP
 from ..research.heads_ablation import ablation_sections
 from ..research.heads_accuracy import accuracy_section
 from ..research.heads_tree import tree_sections
-from ..research.prediction_results import prediction_results
+from ..research.prediction_results import prediction_families, prediction_results
 from ..studies.batching import batch_numbers, best_table, committed_study
 from .html import cell
 
@@ -226,6 +226,11 @@ def _prediction(path: Path) -> tuple[str, Table]:
     return section.text[0], table.loc[table["kind"] == "pocket, code", ["source", *worst]].to_dict("records")
 
 
+def _families(path: Path) -> tuple[str, Table]:
+    section = prediction_families(path)
+    return section.text[0], section.tables[0][1].to_dict("records")
+
+
 def _claims(path: Path) -> tuple[str, Table]:
     return claims_section(replace(evidence(), runs=load_results(path))).text[0], []
 
@@ -310,6 +315,13 @@ MEASUREMENTS = (
         "Predictions on texts that were not fitted",
         "The error of predicted tokens per round, the worst over all gammas; the table is of the pocket target's code.",
         _prediction,
+    ),
+    Measurement(
+        STATISTICS,
+        "prediction_families",
+        "Predictions where texts differ in length and acceptance",
+        "Simulated families of texts, of which half are fitted at gamma 15 and the others predicted at gamma 1 to 15.",
+        _families,
     ),
     Measurement(
         STATISTICS,
