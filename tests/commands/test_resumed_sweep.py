@@ -159,7 +159,7 @@ def training(monkeypatch) -> Callable[[str, BaseException], None]:
             raise faults[values["heads"]["count"]]
         assert not folder.exists(), "two cells write to one folder"
         folder.mkdir(parents=True)
-        return trainings.FinishedTraining(folder, {}, {"heldout/nats_per_token": 2.5}, "")
+        return trainings.FinishedTraining(folder, {}, {"heldout/nats_per_token": 2.5}, "", "")
 
     monkeypatch.setattr(trainings, "run", trained)
     return faults.__setitem__

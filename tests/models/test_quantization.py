@@ -89,6 +89,7 @@ def test_the_revision_reaches_transformers(monkeypatch):
 
     monkeypatch.setattr(transformers.AutoConfig, "from_pretrained", refuse)
     monkeypatch.setattr("specdec.hub.settle", lambda: "it is a test")
+    monkeypatch.setattr("specdec.hub.is_cached", lambda name: True)
     with pytest.raises(ModelLoadError):
         load_model("org/name", dtype=None, device=CPU, attention="auto", revision="v2")
     assert asked == ["v2"]

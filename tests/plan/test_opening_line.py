@@ -58,6 +58,7 @@ def test_the_number_format_has_its_reason(native, formats, overrides, said):
 
 def test_a_folder_says_its_own_format_by_either_key(native, tmp_path):
     native("bfloat16", "float16")
+    (tmp_path / "tokenizer.json").touch()  # looked for, and not read, before a model is loaded
     for key in ("dtype", "torch_dtype"):
         (tmp_path / "config.json").write_text(json.dumps({key: "float16"}))
         assert f"{tmp_path} in float16 (the model's own" in line("target.device=cpu", f"target.model={tmp_path}")
