@@ -20,7 +20,6 @@ from specdec.compiled.packages import PackageFolder, machine_identity, weights_h
 from specdec.models.cache import KVCache
 from specdec.models.forward_pass import Pass, run_model
 from specdec.models.masks import Masks
-from specdec.progress import Stage, stage
 
 logger = logging.getLogger(__name__)
 
@@ -105,12 +104,17 @@ def packaged_step(
     }
     number = "any number of tokens" if any_number else "one token"
     name = f"{model.config.model_type}-{'any' if any_number else 'one'}"
+    from specdec.progress import stage  # on demand: the GPU script runs where rich is not installed
 
     def make(path: Path) -> None:
         expected = _COMPILED_S + _COMPILED_LAYER_S * len(cache.layers)
         shorter = "target.compile=trace starts in seconds"
         with stage("Compile", f"calls on {number}", expected=expected, shorter=shorter) as under_way:
-            _write_package(model, cache, tuple(windows), kept, any_number, path, under_way)
+
+            def exported() -> None:
+                under_way.expected = (1 + _COMPILED_AN_EXPORT) * under_way.elapsed
+
+            _write_package(model, cache, tuple(windows), kept, any_number, path, exported)
         logger.info(
             "Compiled in %.0f s: %.0f MB; all packages in %s: %.0f MB, safe to delete.",
             under_way.elapsed,
@@ -154,7 +158,7 @@ def _write_package(
     kept: Sequence[int],
     any_number: bool,
     path: Path,
-    under_way: Stage,
+    exported: Callable[[], None],
 ) -> None:
     for name in ("attention_kernel", "dot_products"):  # kernels of ours, which inductor uses from their import on
         import_module(f"specdec.compiled.{name}")
@@ -173,7 +177,7 @@ def _write_package(
             dynamic_shapes=(count, count, [columns for _ in masks], [None for _ in buffers]),
             strict=False,
         )
-        under_way.expected = (1 + _COMPILED_AN_EXPORT) * under_way.elapsed
+        exported()
         settings = _settings(model.dtype)
         torch._inductor.aoti_compile_and_package(program, package_path=str(path), inductor_configs=settings)
 

@@ -24,7 +24,6 @@ from specdec.models.cache import KVCache
 from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import Pass
 from specdec.models.path_batch import PathBatch
-from specdec.progress import stage
 from specdec.records import Tree, chain_tree
 from specdec.signals import raise_swallowed
 
@@ -104,6 +103,8 @@ def compile_decoder(
     if made is not None and wanted <= set(made.sizes) and decoder.fits_passes(made.cache, capacity, copies):
         return
     decoder.passes = None
+    from specdec.progress import stage  # on demand: the GPU script runs where rich is not installed
+
     cache = decoder.cache_for_passes(capacity, copies)
     if cache is None:
         return
