@@ -369,8 +369,7 @@ def test_peers_run_in_the_same_run(command, tmp_path):
     folder = output(tmp_path)
     summary = json.loads((folder / "summary.json").read_text())
     for peer in ("generate", "prompt_lookup"):
-        for suffix in ("", ".ci_low", ".ci_high"):
-            assert summary["metrics"][f"peer/{peer}.ratio{suffix}"] > 0
+        assert summary["metrics"][f"peer/{peer}.ratio"] > 0  # two prompts have no interval
         assert summary["metrics"][f"peer/{peer}.identical"] == 1
     described = json.loads((folder / "peers.json").read_text())
     assert [peer["peer"] for peer in described["peers"]] == ["generate", "prompt_lookup"]
