@@ -129,12 +129,12 @@ def test_text_of_other_prompts_is_advice_of_its_own(command, tmp_path):
 @pytest.mark.slow
 def test_drafts_that_take_time_do_not_pay(command):
     """A drafter of 5 ms a token beside a target that takes microseconds: the verdict names it."""
-    prompts = "prompts.tokens=[[0,1,2,0,1,2],[1,2,0,1,2,0]]"  # as long as a draft: calibration reads them
+    prompts = "prompts.tokens=[[0,1,2,0,1,2],[1,2,0,1,2,0],[2,0,1,2,0,1],[2,1,0,2,1,0],[0,0,1,2,0,0]]"
     code, folder, error = command(advise, "+drafter=oracle", *TINY, "drafter.step_ms=5", prompts)
     assert code == 0, error
     advice = given(folder)
     # Whether free drafts would pay is a matter of microseconds on a table; that drafting is what to mend is not.
-    assert advice["blame"] == "draft cost" and advice["verdict"].startswith("Do not speculate")
+    assert advice["blame"] == "draft cost" and "do not speculate: the best" in advice["verdict"]
     for item in advice["predictions"]:
         # Of the time of a round, drafting is nearly all.
         cost = item["cost"]

@@ -69,4 +69,5 @@ def _models(key: str, part: Any) -> Iterator[tuple[str, str]]:
         several = value if each == "models" and isinstance(value, list) else [value] if each == "model" else []
         if own:
             yield from ((f"{key}.{each}", one) for one in several if isinstance(one, str))
-        yield from _models(f"{key}.{each}", value)
+        if each != "device_map":  # its keys are modules, which may be called `model`
+            yield from _models(f"{key}.{each}", value)

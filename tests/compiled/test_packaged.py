@@ -212,7 +212,7 @@ def test_a_damaged_package_is_made_again(model, folder, tmp_path, monkeypatch):
         file.write_bytes(b"no zip")
     written = []
 
-    def write(model, cache, kinds, kept, any_number, path):
+    def write(model, cache, kinds, kept, any_number, path, exported):
         written.append(shutil.copy(sound["any" if any_number else "one"], path))
 
     monkeypatch.setattr(packaged, "_write_package", write)

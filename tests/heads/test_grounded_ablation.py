@@ -42,7 +42,7 @@ def test_heads_that_are_not_trained_yet_are_answered_with_what_trains_them(comma
     (sentence,) = ended.error.strip().splitlines()
     assert ended.code == 2
     assert sentence == (
-        f"specdec: Heads drafter.model={path} do not exist: python -m specdec.train +heads=ablation/gru makes them."
+        f"specdec: Model drafter.model={path} does not exist: python -m specdec.train +heads=ablation/gru makes it."
     )
 
 

@@ -41,7 +41,7 @@ def test_every_arm_decodes_at_every_batch(study):
     offers = tables["offers"].groupby("gamma")["rounds"].sum()
     assert offers.to_dict() == lines.groupby("gamma")["rounds"].sum().to_dict()
     assert (tables["cost"][["prompts", "largest"]] == [4, 6]).all(axis=None)
-    assert "There are 4 prompts, and a repeat takes 6 at the largest batch" in " ".join(found.sections[0].text)
+    assert "2 repeats are too few for intervals, which need 5." in " ".join(found.sections[0].text)
     told = {*KEYS, "tokens", "seconds", "steps", "tokens_per_round", "baseline_seconds"}  # that a simulation reads
     assert told <= set(lines.columns)
     assert set(tables["calls"]["tokens"]) == {1, 2, 3} and tables["calls"]["model_s"].isna().all()

@@ -147,8 +147,8 @@ def test_bad_arrival_times_are_said(refused, tmp_path, content):
 def measured_batches(folder, tokens_per_round=1.6):
     """The output folder of study `batching`, by hand: steps of 10 ms + 1 ms for each sequence and draft token."""
     lines, drafts = [], []
-    for batch, gamma, repeat in itertools.product((1, 4), (1, 3), (0, 1, 2)):
-        steps, noise = 50, 1 + 0.01 * (repeat - 1)
+    for batch, gamma, repeat in itertools.product((1, 4), (1, 3), range(5)):
+        steps, noise = 50, 1 + 0.01 * (repeat - 2)
         seconds, plain = (steps * (0.01 + 1e-3 * batch * (each + 1)) for each in (gamma, 0))
         lines.append({
             "drafter": "ngram", "batch": batch, "gamma": gamma, "repeat": repeat, "steps": steps,

@@ -29,13 +29,13 @@ CAPACITY = {"none": 1.0, "gamma 2": 0.8, "adaptive": 1.0}
 def tables():
     served, steps, simulations, capacity = [], [], [], []
     for policy, seconds in TOKEN_S.items():
-        for replication in range(3):
+        for replication in range(5):
             capacity.append((policy, replication, 100, 1000, 100 / CAPACITY[policy]))
             for load, token_s in zip(LOADS, seconds, strict=True):
                 keys = {"policy": policy, "load": load, "rate": load, "replication": replication}
                 for number in range(4):
                     times = {"arrived": number, "admitted": number, "prefilled": number + 1.0, "first": number + 1.5}
-                    ends = number + 1.0 + 10 * token_s * (1 + 0.01 * (replication - 1))
+                    ends = number + 1.0 + 10 * token_s * (1 + 0.01 * (replication - 2))
                     served.append({**keys, "number": number, **times, "finished": ends, "rounds": 5, "tokens": 10})
                 gamma = {"none": 0, "gamma 2": 2}.get(policy, 2 if load < 0.5 else 0)
                 batch = {0.2: 1, 0.6: 4, 1.0: 8}[load]
@@ -45,7 +45,7 @@ def tables():
     recording = {
         **unknown, "texts": "texts", "unknown": 0.0, "prompt_tokens": 5.0, "output_tokens": 10.0, "cost": "a line",
         "draft_growth": 0.0, "overhead_growth": 1.0, "slots": 8, "arrivals": "Poisson arrivals", "requests": 4,
-        "warmup": 1, "replications": 3, "target_factor": 2.0,
+        "warmup": 1, "replications": 5, "target_factor": 2.0,
     }  # fmt: skip
     step_times = [(b, g, 1 + 0.2 * b * (g + 1), 1 + 0.5 * g) for g in (0, 2) for b in range(1, 9)]
     empty = pd.DataFrame({"batch": [], "gamma": [], "tokens": [], "steps": [], "seconds": []})
