@@ -65,7 +65,9 @@ def show_run(
         f"95% prompt-bootstrap intervals; {CAPPED_GEOMETRIC}, {alpha_of} ({found.alpha_source}); "
         f"{signs_said}{told_apart}{cut}",
     )
-    print_lines(console, *([note for note in found.notes if note not in told] if verbose() else found.closing))
+    print_lines(
+        console, *([*found.reasons, *(n for n in found.notes if n not in told)] if verbose() else found.closing)
+    )
     print_links(console, {"results": str(folder) if verbose() else from_here(folder), **links})
 
 

@@ -27,12 +27,14 @@ class Factor(NamedTuple):
         symbol: its formula.
         cause: what it stands for, as the end of "what costs most is".
         plainly: the same for readers without the glossary.
+        gaining: the end of "what gains most is", where `cause` names what can only cost.
     """
 
     name: str
     symbol: str
     cause: str
     plainly: str = ""
+    gaining: str = ""
 
 
 FACTORS = {
@@ -61,6 +63,7 @@ FACTORS = {
         "(1 + g) / (v + g)",
         "verifying several tokens in one call",
         "verifying several tokens in one call, which takes longer than a call on one token",
+        "calls on a draft, which took less time here than calls on one token",
     ),
     "overhead": Factor("the loop's own time", "(v + g) / (v + g + o)", "the loop's own time"),
     "baseline": Factor(

@@ -52,6 +52,11 @@ def formula_verdict(account: Account) -> str:
         f"{measured:.3f} tokens per round at gamma {account.gamma}; the capped geometric, which accepts every draft "
         f"token with the same chance (alpha {given}), says {account.factors['omega']:.3f}, an error of {errors}"
     )
+    if nothing_gained(account) and abs(error.estimate) < NEGLIGIBLE:
+        return (
+            f"{measured:.3f} tokens per round at gamma {account.gamma}: no draft token saved a call of the target, as "
+            f"the capped geometric says of an alpha of {given}."
+        )
     if not error.known:
         return f"{said}. Without an interval no difference can be called real."
     if few := too_few(error.prompts):
@@ -117,6 +122,20 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
 
 
 # The speedup --------------------------------------------------------------------------------------
+
+
+def nothing_gained(account: Account) -> bool:
+    """Return whether every round committed one token, as plain decoding does: no factor explains anything then."""
+    return account.value("tokens_per_round") <= 1 + EXACT
+
+
+def cost_alone(account: Account) -> str:
+    """Say in a clause what rounds took that gained nothing."""
+    g, v = (f"{account.intervals[name]:.3f}" for name in ("g", "v"))
+    return (
+        f"no draft token saved a call of the target, and a round took {g} of a bare call to draft and {v} to verify "
+        "for its one token"
+    )
 
 
 def unsettled(speedup: Interval, noise: float = 0.0) -> str:
@@ -188,13 +207,16 @@ def verdict(account: Account, simulated: bool = False, noise: float = 0.0) -> st
         outcome = f"Whether speculation pays is not settled, {doubt}"
     else:
         outcome = "Speculation pays" if account.speedup > 1 else "Speculation does not pay"
+    subject = f"{outcome}: {'simulated ' * simulated}speedup {explained(account.intervals['speedup'])}"
+    if nothing_gained(account):
+        return f"{subject}; {cost_alone(account)}."
     promised = (
         f"{account.factors['omega']:.3f} tokens per round at gamma {account.gamma} and alpha {account.alpha:.3f}, and "
         f"drafts that take {g.estimate:.3f} of a bare call"
     )
     parts = [
-        f"{outcome}: {'simulated ' * simulated}speedup {explained(account.intervals['speedup'])}; the capped geometric "
-        f"promises {formula.estimate:.3f}, an error of {account.intervals['speedup_error']:+.1%} ({promised})"
+        f"{subject}; the capped geometric promises {formula.estimate:.3f}, an error of "
+        f"{account.intervals['speedup_error']:+.1%} ({promised})"
     ]
     largest, surest = losses(account)
     if not largest:
@@ -210,7 +232,7 @@ def verdict(account: Account, simulated: bool = False, noise: float = 0.0) -> st
     factors = causes(account)
     best = max(factors, key=lambda name: factors[name].estimate, default="")
     if best and factors[best].estimate > 1 + EXACT and not factors[best].contains(1.0):
-        parts.append(f"what gains most is {_named(account, best)}")
+        parts.append(f"what gains most is {_named(account, best, account.named(best).gaining)}")
     if account.speedup < 1 and "draft" in account.factors and formula.estimate < 1:
         free = account.speedup * (1 + g.estimate)
         either = "by the capped geometric it would not pay either"
@@ -228,21 +250,26 @@ def _without(account: Account, factor: str) -> str:
     return f"even without it speculation would not pay, with {without:.3f}"
 
 
-def _named(account: Account, factor: str) -> str:
-    """Return the factor in words with its value and interval, and a remark where the interval does not settle it."""
+def _named(account: Account, factor: str, words: str = "") -> str:
+    """Return the factor in words, those of its cause unless others are given, with its value and interval, and a remark
+    where the interval does not settle it.
+    """
     value = account.intervals[factor]
     unsure = ", not significant because the interval contains 1" if value.contains(1.0) else ""
-    return f"{account.named(factor).cause}, `{factor}` {value:.3f}{unsure}"
+    return f"{words or account.named(factor).cause}, `{factor}` {value:.3f}{unsure}"
 
 
 def time_split(account: Account) -> str:
-    """Say what a round's time is made of, which no order of factors changes, and what the loop costs net."""
+    """Say what a round's time is made of, which no order of factors changes, what t(1) is, and what the loop costs
+    net.
+    """
     g, v, o = (f"{account.intervals[name]:.3f}" for name in ("g", "v", "o"))
     total = sum(account.time.values())
     return (
-        f"A round takes {total:.3f} times a bare call of the target (t1 = {1e3 * account.t1_s:.3g} ms): "
-        f"verification v = {v}, drafting g = {g}, the rest o = {o}. The baseline's steps have a rest of their own: net "
-        f"of it the loop's time is a factor of {account.intervals['loop']:.3f} (`overhead` x `baseline`)."
+        f"A round takes {total:.3f} times a bare call of the target, t(1) = {1e3 * account.t1_s:.4g} ms, the mean call "
+        f"on one token in plain decoding of these prompts: verification v = {v}, drafting g = {g}, the rest o = {o}. "
+        f"The baseline's steps have a rest of their own: net of it the loop's time is a factor of "
+        f"{account.intervals['loop']:.3f} (`overhead` x `baseline`)."
     )
 
 

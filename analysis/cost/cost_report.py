@@ -148,9 +148,10 @@ class CostReport:
         return (
             f"This machine reads {_scaled(machine['bytes_per_second'], 'B/s')} and computes "
             f"{_scaled(machine['flops_per_second'], 'flop/s')} in {machine['dtype']}, at best. A call on one row reads "
-            f"{_scaled(self.read_bytes, 'B')} and does {_scaled(self.flops_per_row, 'flop')} in t(1) = "
-            f"{1e3 * self.t1:.3g} ms: {self.metrics['cost/bandwidth_share']:.1%} of the bandwidth. A call without any "
-            f"overhead, at the machine's best, would leave the memory-bound region at n = {self.machine_ridge:.3g}."
+            f"{_scaled(self.read_bytes, 'B')} and does {_scaled(self.flops_per_row, 'flop')} in "
+            f"{1e3 * self.t1:.3g} ms, the median behind {self.context} cached tokens: "
+            f"{self.metrics['cost/bandwidth_share']:.1%} of the bandwidth. A call without any overhead, at the "
+            f"machine's best, would leave the memory-bound region at n = {self.machine_ridge:.3g}."
         )
 
 

@@ -9,13 +9,15 @@ from math import inf, isfinite
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from specdec.config import BASELINE, PLAIN
 from specdec.theory.capped_geometric import accepted_pmf, tokens_per_round
 
 from ..arms import Arm, Arms
+from ..comparisons import intervals
 from ..intervals import SHARE, Columns, Interval, bootstrap
 from ..rounds import counts_by_prompt, drafted
 from ..sections import counted
@@ -96,6 +98,10 @@ class Basis:
 
 
 _UNSTATED = Basis()
+_PAIRED = (  # the panel below a curve
+    " Error: what the capped geometric says over what was measured, less 1; both are resampled together, so that its "
+    "interval may leave out 0 where one above reaches the line."
+)
 _TALLEST = 1.6  # an interval that ends beyond this many times the largest point would flatten all that is of interest
 
 
@@ -112,7 +118,9 @@ def curve(
     """Draw tokens per round or speedup over gamma: each model a line, the measurement points with intervals.
 
     Args:
-        measured: columns gamma, value, ci_low, ci_high; NaN bounds draw no interval.
+        measured: columns gamma, value, ci_low, ci_high; NaN bounds draw no interval. With error, error_low and
+            error_high a panel below shows how far the capped geometric is off: its interval is paired, so that it may
+            leave out 0 where the measured interval above contains the line.
         lines: by model, value by gamma; empty ones are left out.
         title: what to see; drafter, model, hardware.
         primary_gamma: its point is larger.
@@ -124,7 +132,15 @@ def curve(
     highest = max([*measured["value"], *(value for values in lines.values() for value in values.values())], default=1.0)
     cut = int((measured["ci_high"] > _TALLEST * highest).sum())
     remark = f" {counted(cut, 'interval')} reach{'es' * (cut == 1)} above the top." if cut else ""
-    figure, axes = style.new_figure(title, basis.caption(bool(known)) + remark, height=style.HEIGHT + 0.4)
+    caption, height = basis.caption(bool(known)) + remark, style.HEIGHT + 0.4
+    paired = bool(lines.get("capped_geometric")) and "error" in measured and bool(measured["error_low"].notna().any())
+    if paired:
+        figure, panels = style.new_panels(title, caption + _PAIRED, height + 1.4, 2, sharex=True, height_ratios=(3, 1))
+        (axes,), (lowest,) = panels
+        _draw_error(lowest, measured)
+    else:
+        figure, axes = style.new_figure(title, caption, height)
+        lowest = axes
     # Both quantities are 1 without a drafter, by definition.
     axes.axhline(1, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, label="no drafter")
     for index, (name, values) in enumerate(item for item in lines.items() if item[1]):
@@ -149,20 +165,33 @@ def curve(
             (costs, seen, style.YELLOW, "acceptance, and the loop"),
         ):
             axes.fill_between(gammas, first, second, color=colour, alpha=0.3, linewidth=0, zorder=0.5, label=label)
-    intervals = _intervals(table, "value")
-    axes.errorbar(table["gamma"], table["value"], yerr=pictures.whiskers(intervals), fmt="o", color=style.BLACK,
+    shown = _intervals(table, "value")
+    axes.errorbar(table["gamma"], table["value"], yerr=pictures.whiskers(shown), fmt="o", color=style.BLACK,
                   label="measured", zorder=5)  # fmt: skip
     primary = table[table["gamma"] == primary_gamma]
     axes.plot(primary["gamma"], primary["value"], "o", color=style.BLACK, markersize=11, zorder=6)
-    for gamma, value in zip(table["gamma"], intervals, strict=True):
+    for gamma, value in zip(table["gamma"], shown, strict=True):
         style.point_tip(axes, gamma, value.estimate, f"measured, γ {gamma:g}: {value:.3f}")
     gammas = sorted({*measured["gamma"].astype(int), *(int(g) for values in lines.values() for g in values)})
-    axes.set(xlabel="γ, depth of a draft in tokens", ylabel=ylabel)
-    pictures.gamma_ticks(axes, gammas)
+    axes.set_ylabel(ylabel)
+    lowest.set_xlabel("γ, depth of a draft in tokens")
+    pictures.gamma_ticks(lowest, gammas)
     low, high = axes.get_ylim()
     axes.set_ylim(min(low, 0.9), 1.3 * highest if cut else high + 0.04 * (high - low))
     style.legend_above(axes, 3)
     return figure
+
+
+def _draw_error(axes: Axes, measured: pd.DataFrame) -> None:
+    """Draw what the capped geometric says over what was measured, less 1, with its paired intervals."""
+    errors = intervals(measured, "error")
+    axes.axhline(0, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED)
+    axes.errorbar(measured["gamma"], measured["error"], yerr=pictures.whiskers(errors), fmt="s", color=style.BLUE,
+                  markersize=5, elinewidth=1.2)  # fmt: skip
+    for gamma, error in zip(measured["gamma"], errors, strict=True):
+        style.point_tip(axes, gamma, error.estimate, f"capped geometric over measured, γ {gamma:g}: {error:+.1%}")
+    axes.set_ylabel("error")
+    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
 def _intervals(table: pd.DataFrame, name: str) -> list[Interval]:

@@ -22,6 +22,7 @@ from .drafters_section import SideBySide, drafters_section
 from .leaderboard import ScoredArms, open_arms
 from .model_curves import MODELS, Curves, model_curves, model_metrics
 from .peers_section import peer_notes, peers_section
+from .reasons import reasons
 from .run_metrics import (
     limit_metrics,
     null_metrics,
@@ -53,6 +54,7 @@ class RunFindings(Findings):
 
     Attributes:
         arms: the metrics of every depth, with `gamma` and `primary`: a line each for the summary table.
+        reasons: what explains the run before its figures do, said first.
         notes: sentences that a reader must not miss.
         account: the content of `account.json`.
         alpha_source: what stands behind `account/alpha`: "text" or "mle".
@@ -69,6 +71,7 @@ class RunFindings(Findings):
     alpha_source: str
     facts: RunFacts
     serving: dict[str, Any] = field(default_factory=dict)
+    reasons: list[str] = field(default_factory=list)
     beside: "dict[str, RunFindings]" = field(default_factory=dict)
     closing: list[str] = field(default_factory=list)
     predictions: dict[str, Any] = field(default_factory=dict)
@@ -80,6 +83,7 @@ class RunFindings(Findings):
             **{"metrics": self.metrics, "curves": self.curves, "arms": self.arms, "notes": self.notes},
             "beside": {name: other.arms for name, other in self.beside.items()},
             "refuted": self.refuted,
+            "reasons": self.reasons,
             "serving": self.serving,
             "predictions": self.predictions,
         }
@@ -179,7 +183,8 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
     if facts.primary_gamma in facts.predicted:
         metrics["speedup.predicted"] = facts.predicted[facts.primary_gamma]
     dtype = str(environment.get("model", {}).get("dtype", "float64"))
-    measured = MeasuredRun(metrics, account, facts, session, standing, dtype)
+    why = reasons(summary, facts, environment["prompts"]["name"], run.calibration())
+    measured = MeasuredRun(metrics, account, facts, session, standing, dtype, why)
     refuted = "" if facts.simulated or facts.forced else session.refuted
     notes = [
         *([refuted] if refuted else []),
@@ -204,6 +209,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
         closing=closing_sentences(measured),
         predictions={run.method or facts.drafter: as_stored(prediction)},
         refuted=refuted,
+        reasons=why,
     )
     return findings, measured, prediction
 

@@ -22,7 +22,7 @@ from ..figures import run_figures
 from ..intervals import ENDS, Interval, too_few
 from ..read.runs import Run
 from ..rounds import drafted
-from ..sections import Section, joined
+from ..sections import Section, counted, joined
 from .summary import AGAINST_ORIGINAL, BY_CATEGORY, MULTI_TURN, OURS, RATES, best_in_words, printed_metric
 
 LEVEL = "95%"
@@ -109,9 +109,9 @@ def summary_section(run: Run) -> Section:
         said = f"**{subject} {speedup}**: {verdict} at gamma {run.primary_gamma}."
     if unclear := best_in_words(summary["arms"]):
         said += f" Of the gammas {unclear} in speedup."
-    refuted = summary.get("refuted", "")
-    # A speedup beside outputs that are wrong is the second sentence, and says so.
-    text = (f"**{refuted}**", f"{said} It is no lossless speedup.") if refuted else (said,)
+    refuted, why = summary.get("refuted", ""), summary.get("reasons", [])
+    # A speedup beside outputs that are wrong comes after them, and says so.
+    text = (f"**{refuted}**", *why, f"{said} It is no lossless speedup.") if refuted else (*why, said)
     return Section("Summary", text, ((caption, _table("gamma", arms, by_gamma)),))
 
 
@@ -316,11 +316,20 @@ def cost_section(run: Run) -> Section:
         for rows, item in calibration["t_n"].items()
     ]
     step = float(calibration["draft_step_s"])
+    behind = f" behind {counted(calibration['context'], 'token')}" if "context" in calibration else ""
+    drafts = (
+        f"a step of the drafter {1e3 * step:.4g} ms: c = {step / t1:.4g}" if step else "the drafter proposed nothing"
+    )
     words = [
-        f"One call of the target on one token takes t(1) = {1e3 * t1:.4g} ms in the median, a step of the drafter "
-        f"{1e3 * step:.4g} ms: c = {step / t1:.4g} when calibrated alone."
+        f"Calibrated alone{behind}, a call of the target on one token takes {1e3 * t1:.4g} ms in the median, {drafts}."
     ]
-    tables = [("Calls on n rows, calibrated before decoding (medians; no intervals)", pd.DataFrame(rows))]
+    if "cost/t1_ms" in run.metrics:
+        words[0] += (
+            f" The t(1) of the account, {run.metrics['cost/t1_ms']:.4g} ms, is the mean of such calls in plain "
+            "decoding, behind all that was written so far."
+        )
+    caption = "Calls on n rows and over that on one, calibrated before decoding (medians; no intervals)"
+    tables = [(caption, pd.DataFrame(rows))]
     report = fitted_cost(run, calibration)
     if report is None:
         words.append(

@@ -1,16 +1,17 @@
 """What a run says of its figures in sentences: four at most that close it in the terminal, and the notes of its page.
 
 The closing ones answer whether speculation pays, whether that is more than the machine's own noise, what costs most,
-and whether the outputs were identical; whatever puts the others in doubt comes first. They say in plain words what the
+and whether the outputs were identical; whatever puts the others in doubt comes first, then the `reasons` that explain
+the run before any factor does. They say in plain words what the
 account and the notes say in full, of the same figures: what these do not hold for, and what was left out.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from ..account.gap_account import Account
-from ..account.verdicts import losses, of_drafts, unsettled
+from ..account.verdicts import cost_alone, losses, nothing_gained, of_drafts, unsettled
 from ..intervals import Interval, too_few
 from ..read.facts import RunFacts, RunStatus, SessionFacts
 from ..read.runs import Run
@@ -27,6 +28,7 @@ class MeasuredRun:
         account: of the primary gamma.
         standing: how far the run came; None in runs of earlier versions.
         dtype: number format of the target, for outputs that differ by rounding.
+        reasons: what `reasons.reasons` says of it.
     """
 
     metrics: Mapping[str, float]
@@ -35,6 +37,7 @@ class MeasuredRun:
     session: SessionFacts
     standing: RunStatus | None
     dtype: str
+    reasons: Sequence[str] = ()
 
 
 def closing_sentences(run: MeasuredRun) -> list[str]:
@@ -59,7 +62,8 @@ def closing_of_several(runs: Mapping[str, MeasuredRun], compared: str) -> list[s
         name: sum(getattr(run.session, name) for run in runs.values())
         for name in ("compared", "identical", "unexplained")
     }
-    together = replace(fastest, metrics=control, session=replace(own.session, **counts))
+    reasons = [f"Of {order[0]}: {reason}" for reason in fastest.reasons]
+    together = replace(fastest, metrics=control, session=replace(own.session, **counts), reasons=reasons)
     cost = _cost(fastest)
     return _ordered(
         _sentence(_loops(fastest, order[0]) + verdict), f"Of {order[0]}: {cost[:1].lower()}{cost[1:]}", together
@@ -73,13 +77,16 @@ def times(speedup: Interval) -> str:
 
 
 def _ordered(verdict: str, cost: str, run: MeasuredRun) -> list[str]:
-    """Put the sentences in their order: a disturbed machine and outputs that nothing explains come first."""
+    """Put the sentences in their order: outputs that nothing explains and a disturbed machine come first, then what
+    explains the run.
+    """
     noise, identical = _noise(run), _identical(run)
     disturbed = Interval.from_metrics(run.metrics, "null/speedup").contains(1.0) is False
     unexplained = run.session.unexplained > 0 and run.facts.lossless and not run.facts.simulated
     sentences = (
         *([identical] if unexplained else []),
         *([noise] if disturbed else []),
+        *run.reasons,
         verdict,
         *([] if disturbed else [noise]),
         cost,
@@ -152,6 +159,8 @@ def _noise(run: MeasuredRun) -> str:
 def _cost(run: MeasuredRun) -> str:
     """Say what stands between the capped geometric and the measurement, in words that need no glossary."""
     account = run.account
+    if nothing_gained(account):
+        return _sentence(cost_alone(account))
     formula = account.value("formula")
     offered = f"{formula * account.factors['offered']:.2f}"
     promise = f"the capped geometric promises {of_drafts(account, f'{formula:.2f} times as fast', offered)}"

@@ -8,6 +8,7 @@ import pytest
 from specdec.analysis.account.account_sections import account_section, factor_table, group_table, time_table
 from specdec.analysis.account.run_account import GroupAccount
 from specdec.analysis.account.verdicts import causes, time_split, verdict
+from specdec.analysis.intervals import Interval
 
 
 def test_the_worked_example_names_the_acceptance_and_not_the_drafts_that_the_formula_counts(worked_example):
@@ -20,7 +21,7 @@ def test_the_worked_example_names_the_acceptance_and_not_the_drafts_that_the_for
     assert "without it the speedup would be 2.828" in sentence
     assert sentence.endswith(".") and "not significant" not in sentence and "gains" not in sentence
     assert "v = 1.125" in time_split(worked_example) and "1.370 times a bare call" in time_split(worked_example)
-    assert "t1 = 20 ms" in time_split(worked_example)
+    assert "t(1) = 20 ms, the mean call on one token in plain decoding of these prompts" in time_split(worked_example)
     assert "net of it the loop's time is a factor of 0.977" in time_split(worked_example)  # 0.930657 x 1.05
 
 
@@ -68,6 +69,19 @@ def test_nothing_costs_anything(make_account):
     sentence = verdict(make_account({"omega": 2.0, "offered": 1.0, "draft": 1 - 1e-12, "baseline": 1.2}))
     assert "no factor costs anything" in sentence and "`loop` 1.200" in sentence
     assert "gains" not in verdict(make_account({"omega": 2.0, "offered": 1.0}))
+    quicker = verdict(make_account({"omega": 2.0, "offered": 1.0, "verify": 1.07}))
+    assert (
+        "what gains most is calls on a draft, which took less time here than calls on one token, `verify` 1" in quicker
+    )
+
+
+def test_where_nothing_was_gained_no_factor_costs_or_gains(make_account):
+    account = make_account({"omega": 1.0, "draft": 0.9, "verify": 1.07})
+    account.intervals["tokens_per_round"] = Interval(1.0, 1.0, 1.0)
+    assert verdict(account).endswith(
+        "; no draft token saved a call of the target, and a round took 0.150 (0.148 to 0.151) of a bare call to draft "
+        "and 1.125 (1.114 to 1.136) to verify for its one token."
+    )
 
 
 def test_what_is_not_significant_is_called_so(make_account):

@@ -57,6 +57,15 @@ def test_an_account_has_the_same_gap(worked_example):
     assert "an error of +11.8%" in sentence and "a factor of 0.894" in sentence
 
 
+def test_where_no_token_saved_a_call_nothing_is_right_or_wrong():
+    made = gap(error=(0.0, 0.0, 0.0))
+    made.intervals["tokens_per_round"] = Interval(1.0, 1.0, 1.0)
+    assert formula_verdict(made) == (
+        "1.000 (1.000 to 1.000) tokens per round at gamma 3: no draft token saved a call of the target, as the capped "
+        "geometric says of an alpha of 0.700."
+    )
+
+
 def curve(*errors):
     lines = [(gamma, *error) for gamma, error in enumerate(errors, 1)]
     return pd.DataFrame(lines, columns=["gamma", "error", "error_low", "error_high"])

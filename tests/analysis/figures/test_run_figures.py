@@ -96,6 +96,21 @@ def test_curve_draws_models_as_lines_and_the_measurement_with_intervals():
     assert "prompt beta" in by_label(figure)
 
 
+def test_a_paired_error_has_a_panel_of_its_own():
+    """The interval of 2.0 measured holds the 1.96 of the line; that of their ratio, 0.95 to 0.99, leaves out 1."""
+    errors = {"error": [0.067, -0.02, -0.04], "error_low": [0.01, -0.05, -0.1], "error_high": [0.1, -0.01, 0.02]}
+    measured = MEASURED.sort_values("gamma").assign(**errors)
+    above, below = run_figures.curve(measured, LINES, title="t").axes
+    (container,) = below.containers
+    points_below, _, (bars,) = container.lines
+    assert points(points_below) == {1: 0.067, 2: -0.02, 4: -0.04}
+    np.testing.assert_allclose(bars.get_segments()[1][:, 1], [-0.05, -0.01])
+    assert below.get_xlabel() and not above.get_xlabel() and above.get_ylabel() == "tokens per round"
+    assert "resampled together" in caption(above.figure)
+    unsure = MEASURED.assign(error=0.1, error_low=np.nan, error_high=np.nan)
+    assert len(run_figures.curve(unsure, LINES, title="t").axes) == 1
+
+
 @pytest.mark.parametrize(
     ("model", "sentence"),
     [

@@ -24,7 +24,7 @@ def account(speedup: tuple[float, float, float] = (1.99, 1.75, 2.29), prompts: i
     """An account whose largest loss is `verify`, unless factors with their bounds say otherwise."""
     values = {"verify": (0.8, 0.7, 0.9), "dependence": (0.9, 0.8, 0.99), "offered": (1.0, 1.0, 1.0), **factors}
     values |= {"speedup": speedup, "formula": (2.5, 2.0, 3.0), "g": (0.1, 0.1, 0.1), "loop": (1.0, 0.9, 1.1)}
-    values |= {"alpha": (0.7, 0.6, 0.8), "offered_tokens": (4.0, 4.0, 4.0)}
+    values |= {"alpha": (0.7, 0.6, 0.8), "offered_tokens": (4.0, 4.0, 4.0), "tokens_per_round": (2.2, 2.0, 2.4)}
     intervals = {name: Interval(*bounds, prompts=prompts) for name, bounds in values.items()}
     names = ("omega", "offered", "dependence", "drift", "draft", "verify", "overhead", "baseline")
     intervals |= {name: Interval(1.0, 1.0, 1.0, prompts=prompts) for name in names if name not in intervals}
@@ -71,6 +71,24 @@ def test_a_disturbed_machine_comes_first():
     first, *rest = closing_sentences(measured(metrics=disturbed))
     assert first.startswith("The machine was disturbed, or this is the one run in twenty: decoding plainly twice")
     assert rest == [PAYS, COST, SAME]
+
+
+def test_reasons_come_before_the_verdict_and_behind_what_puts_it_in_doubt():
+    disturbed = {**CONTROL, "null/speedup.ci_low": 1.0005}
+    sentences = closing_sentences(measured(metrics=disturbed, unexplained=3, reasons=["One.", "Two."]))
+    assert sentences[0].startswith("Not lossless") and sentences[1].startswith("The machine was disturbed")
+    assert sentences[2:] == ["One.", "Two.", PAYS, COST]
+    runs = {"ngram": measured(reasons=["One."]), "suffix": measured(account=account((1.5, 1.3, 1.8)), reasons=["Two."])}
+    assert closing_of_several(runs, "A")[0] == "Of ngram: One."
+
+
+def test_where_nothing_was_gained_no_cost_is_named():
+    found = account((0.9, 0.8, 0.95))
+    found.intervals["tokens_per_round"], found.intervals["v"] = Interval(1.0, 1.0, 1.0), Interval(1.1)
+    assert closing_sentences(measured(account=found))[2] == (
+        "No draft token saved a call of the target, and a round took 0.100 (0.100 to 0.100) of a bare call to draft "
+        "and 1.100 to verify for its one token."
+    )
 
 
 def test_loops_come_first():

@@ -125,7 +125,7 @@ def check(function: Check) -> Check:
 def range_of(name: str, gamma: int) -> Range | None:
     """Return the range of a metric, curve or factor of the account; None for what may be anything."""
     last = name.removeprefix("account/").rpartition("/")[2]
-    if last in ("tokens_error", "speedup_error"):
+    if last in ("tokens_error", "speedup_error", "offered_error"):
         return RELATIVE
     if re.search(r"(^|/)(speedup|throughput|cost|null|loop|baseline|formula|priced|step_overhead)", name):
         return SHARE if last in ("prefill_share", "overhead_share") else POSITIVE
@@ -281,6 +281,30 @@ def all_places_give_one_verdict(pages: Pages) -> Iterator[str]:
         Interval.from_metrics(arm, "speedup").low > 1 for arm in pages.findings.arms
     ):
         yield f"to serve: {served}"
+
+
+@check
+def what_explains_a_run_is_said_first(pages: Pages) -> Iterator[str]:
+    rounds = pages.run.rounds()
+    own = rounds[(rounds["method"] != "baseline") & (rounds["gamma"] == pages.made.primary)]
+    tokens = own.groupby("prompt")["committed"].sum()
+    idle = bool((own["committed"] == 1).all())
+    reason = "None of " if idle else "One text of " if tokens.max() > max(tokens.sum(), 4 * tokens.mean()) / 2 else ""
+    reason = reason if own["offered"].any() else "No draft token was offered "
+    closing = pages.findings.closing
+    before = closing[: next(at for at, sentence in enumerate(closing) if "peculation" in sentence)]
+    if reason and not (pages.sections[0].text[0].startswith(reason) and any(x.startswith(reason) for x in before)):
+        yield f"{reason!r} comes after {pages.sections[0].text[0]!r} or {before}"
+    for place, text in pages.texts() if idle else ():
+        if place in ("note", "closing") and re.search(r"(gains|costs) most|promises", text):
+            yield f"{place}: nothing was gained, and {text}"
+
+
+@check
+def verifying_more_tokens_gains_nothing(pages: Pages) -> Iterator[str]:
+    for place, text in pages.texts():
+        if "gains most is verifying" in text:
+            yield f"{place}: {text}"
 
 
 # The runs -------------------------------------------------------------------------------------------

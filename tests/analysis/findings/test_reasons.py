@@ -1,0 +1,107 @@
+"""What is said first of a run: each reason where it is one, in one order, and nothing beside one that explains all."""
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pandas as pd
+import pytest
+from fixtures.rounds_tables import FACTS
+
+from specdec.analysis.findings.reasons import reasons
+from specdec.analysis.findings.summary import ArmSummary, Summary
+
+CALLS = {"4": [1.5, 1.6, 1.5, 1.4, 1.5], "5": [1.2, 1.3, 1.2, 1.2, 1.6]}  # the larger is faster in four of five passes
+
+
+@pytest.fixture
+def said(make_account):
+    """Return the reasons of a run of gammas 3 and 4, faster at 4, whose prompts are "a" to "e"."""
+
+    def build(
+        tokens=(10, 10, 10, 10, 10),
+        accepted=3,
+        offered=9,
+        per_round=2.0,
+        categories=("code", "code", "text", "text", "text"),
+        speedups: dict[str, tuple[float, float]] | None = None,
+        calls: dict[str, list[float]] | None = None,
+        structure="chain",
+    ) -> list[str]:
+        prompts = list("abcde")
+        sums = pd.DataFrame({"tokens": tokens, "offered": offered, "accepted": accepted, "rounds": 5}, index=prompts)
+        metrics = {"speedup.prompt_mean": 1.25}
+        for name, (value, low) in (speedups or {"code": (1.7, 1.5), "text": (1.7, 1.4)}).items():
+            ends = {"": value, ".ci_low": low, ".ci_high": value + 0.2}
+            metrics |= {f"category/{name}/speedup{end}": bound for end, bound in ends.items()}
+        arms = {}
+        for gamma, speedup in ((3, 1.36), (4, 1.7)):
+            account = make_account({"omega": speedup})
+            account.intervals["tokens_per_round"] = replace(account.intervals["omega"], estimate=per_round)
+            arms[gamma] = ArmSummary("ngram", gamma, sums, metrics, account, {})
+        rounds = pd.DataFrame({"prompt": prompts, "category": categories})
+        work: Any = SimpleNamespace(primary_gamma=4, arms={4: rounds})
+        medians = {size: {"ratio": sorted(times)[2]} for size, times in (calls or {}).items()}
+        calibration = {"calls": calls, "t_n": medians} if calls else {}
+        return reasons(Summary(work, arms), replace(FACTS, structure=structure), "mix", calibration)
+
+    return build
+
+
+def test_an_ordinary_run_needs_no_reason(said):
+    assert said() == []
+    assert said(tokens=(20, 10, 5, 5, 5)) == []  # 44% of the tokens
+    assert said(categories=["mix"] * 5) == []  # prompts without a category have the name of their set
+
+
+def test_where_nothing_was_gained_that_is_the_only_reason(said):
+    all_of_them = {"tokens": (90, 1, 1, 1, 1), "categories": ["code"] * 5, "calls": CALLS}
+    assert said(offered=0, accepted=0, per_round=1.0, **all_of_them) == [
+        "No draft token was offered in any of 25 rounds: the drafter found nothing to propose, so that this is plain "
+        "decoding and the drafter's own time."
+    ]
+    (none,) = said(accepted=0, per_round=1.0, **all_of_them)
+    assert none.startswith("None of 45 draft tokens was accepted: every round committed one token, as plain decoding")
+    (wasted,) = said(accepted=1, per_round=1.0)  # the last token of each text was accepted, in the place of its own
+    assert wasted.startswith("None of 45 draft tokens saved a call of the target, though 5 were accepted: every round")
+
+
+def test_text_then_category_then_cost(said):
+    text, category, cost = said(tokens=(90, 1, 1, 1, 1), categories=["code"] * 5, calls=CALLS)
+    assert text == (
+        "One text of 5, a, holds 96% of all tokens, so that pooled figures are nearly its own; the mean of the texts' "
+        "speedups is 1.250."
+    )
+    assert category == "All prompts are of one category, code: nothing here speaks for others."
+    assert cost == (
+        "A call on 5 tokens takes less time here than one on 4, 1.20 and 1.50 of one on a single token: so the speedup "
+        "goes from 1.36 at gamma 3 to 1.70 at gamma 4, though tokens per round change by +0% alone."
+    )
+
+
+@pytest.mark.parametrize(
+    ("speedups", "says"),
+    [
+        (
+            {"code": (2.9, 2.5), "text": (0.97, 0.9)},
+            "All of the gain is that of one category: the speedup is 2.900 (2.500 to 3.100) in code, 0.970 in text.",
+        ),
+        ({"code": (2.9, 0.9), "text": (0.97, 0.9)}, ""),  # the gain is not sure
+        ({"code": (2.9, 2.5), "text": (1.01, 0.9)}, ""),
+    ],
+)
+def test_a_gain_of_one_category_alone(said, speedups, says):
+    assert said(speedups=speedups) == [says] * bool(says)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"calls": {"4": CALLS["4"], "5": [1.2, 1.3, 1.2, 1.6, 1.6]}},  # faster in three of five passes
+        {"calls": {"4": [1.2] * 5, "5": [1.18] * 5}},  # by too little
+        {"calls": {"4": CALLS["5"], "5": CALLS["4"]}},
+        {"calls": CALLS, "structure": "tree"},
+    ],
+)
+def test_no_step_where_the_larger_call_is_not_surely_cheaper(said, changes):
+    assert said(**changes) == []
