@@ -39,6 +39,11 @@ class Section:
     figures: tuple[tuple[str, Figure], ...] = ()
     figures_first: bool = False
 
+    def ending(self, sentence: str) -> "Section":
+        """Return the section with a sentence at the end of its answer; the section itself where that is ""."""
+        answer, *more = self.text
+        return replace(self, text=(f"{answer} {sentence}", *more)) if sentence else self
+
     def simulated(self) -> "Section":
         """Return the section with every table headed *Simulated*, for runs whose times come from a cost model."""
         return replace(self, tables=tuple((f"Simulated: {caption}", table) for caption, table in self.tables))
@@ -98,14 +103,9 @@ class About:
         """Words for where the seconds of a prediction come from."""
         return "simulated by a cost model" if self.simulated else "from measured calls, drafts and commits"
 
-    @property
-    def loops(self) -> str:
-        """A sentence that says how many texts loop; "" of none."""
-        return f"{in_loops(self.looping)}, on which drafters that copy gain most." if self.looping else ""
-
     def caveats(self, skipped: pd.DataFrame) -> tuple[str, ...]:
         """Return sentences that say what limits the conclusions, and which prompts were left out."""
-        sentences = [self.loops] if self.loops else []
+        sentences = []
         if (" on pocket" in self.title or self.title.startswith("pocket")) and self.prompts not in _OWN_KIND:
             sentences.append(
                 "A protocol check: the pocket target is a small code model, and what it writes after prompts of "
@@ -216,7 +216,10 @@ def overlay_of(study: str) -> str:
 
 
 def findings(study: str, tables: Tables, about: About) -> Findings:
-    """Return what the tables of a study say."""
+    """Return what the tables of a study say; the first answer says how many of the texts loop."""
     reader, _ = _registered(study)
     said = reader(tables, about)
+    if about.looping:
+        first, *others = said.sections
+        said = replace(said, sections=(first.ending(f"{in_loops(about.looping)}."), *others))
     return replace(said, sections=tuple(section.simulated() for section in said.sections)) if about.simulated else said

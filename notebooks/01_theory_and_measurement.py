@@ -27,6 +27,7 @@ from IPython.display import Markdown
 
 from specdec.analysis.figures import run_figures, theory_figures
 from specdec.analysis.findings.run_sections import curves_section, lengths_section
+from specdec.analysis.findings.sentences import loops_note
 from specdec.analysis.findings.standing_section import standing_section, timeline_section
 from specdec.analysis.pages import notebook
 from specdec.analysis.papers import published
@@ -84,7 +85,7 @@ theory_figures.oracle_bound()
 
 # %%
 run = notebook.own_run(tracking_uri, experiment, chosen)
-curves = curves_section(run)
+curves = curves_section(run).ending(loops_note(run.metrics))
 notebook.show(curves)
 
 # %% [markdown]

@@ -95,13 +95,14 @@ def comparison_sections(
     notes = [sentence for sentence in notes if sentence]
     start = f"**{group.heading}.** " if len(groups) > 1 else ""
     first, second = (name if len(groups) < 2 else f"{name}: {group.heading}" for name in (LEADERBOARD, BEHIND))
+    loops = loops_in_words(runs, labels)
     sums, depths = [arm.sums for arm in arms], [arm.gamma for arm in arms]
     if len(arms) == 1:
         alone = score(sums, labels, prompts, replicates, depths=depths)
         value = f"speedup {alone.interval('speedup', 0):.2f}, " if alone.known("speedup") else ""
         tokens = f"{alone.interval('tokens_per_round', 0):.2f}"
         said = f"{start}One run, nothing to set it against: {labels[0]}, {value}{tokens} tokens per round."
-        return Section(first, (said,)), Section(second, tuple(notes))
+        return Section(first, (said,)).ending(loops), Section(second, tuple(notes))
     if not prompts:
         return Section(first, (start + notes[0],)), Section(second, tuple(notes[1:]))
     scores = score(sums, labels, prompts, replicates, depths=depths)
@@ -134,7 +135,7 @@ def comparison_sections(
     board = leaderboard(arms, labels, prompts, replicates, quantity=quantity)
     behind = tuple(part for part in (in_pairs, *notes) if part)
     sections = (
-        Section(first, answer, ((caption, board),), tuple(figures[:1])),
+        Section(first, answer, ((caption, board),), tuple(figures[:1])).ending(loops),
         Section(second, behind, tuple(tables), tuple(figures[1:])),
     )
     return (sections[0].simulated(), sections[1].simulated()) if clock else sections
@@ -202,6 +203,16 @@ def leaderboard_in_words(scores: ScoredArms, quantity: str) -> str:
     whole = f" Of {len(pairs)} pairs, {unclear} cannot be told apart." if len(pairs) > 1 else ""
     level = f"{LEVEL:.0%} prompt-bootstrap intervals, each pair for itself: of many pairs some part by chance."
     return f"{first}; it is first in {share:.0%} of the replicates. {told}{whole} {level}"
+
+
+def loops_in_words(runs: Sequence[Run], labels: Sequence[str]) -> str:
+    """Say how many prompts of each run have an output that loops; empty if none of any has."""
+    by_share: dict[str, list[str]] = {}
+    for run, label in zip(runs, labels, strict=True):
+        if "repetition/share" in run.metrics:  # which other engines' records have not
+            by_share.setdefault(f"{run.metrics['repetition/share']:.0%}", []).append(label)
+    said = "; ".join(f"{share} in {joined(names)}" for share, names in by_share.items())
+    return f"Prompts with an output that falls into a loop: {said}." if set(by_share) - {"0%"} else ""
 
 
 def differences_in_words(runs: Sequence[Run], labels: Sequence[str], who: str = "runs") -> str:

@@ -23,6 +23,7 @@ from ..intervals import ENDS, Interval, too_few
 from ..read.runs import Run
 from ..rounds import drafted
 from ..sections import Section, counted, joined
+from .sentences import loops_note
 from .summary import AGAINST_ORIGINAL, BY_CATEGORY, MULTI_TURN, OURS, RATES, best_in_words, printed_metric
 
 LEVEL = "95%"
@@ -70,7 +71,7 @@ HEADLINES = (  # metric, what it is called, digits after the point
     ("alpha.mle", "alpha by maximum likelihood", 4),
     ("accepted_per_offered", "accepted over offered (not alpha)", 4),
     ("proposals.share", "rounds with a proposal", 4),
-    ("repetition/share", "prompts with a repetitive output", 4),
+    ("repetition/share", "prompts with an output that falls into a loop", 4),
     ("quality/log_likelihood", "log-likelihood of a token under the original target, nats", 4),
     ("quality/baseline_log_likelihood", "that of the baseline's text", 4),
     ("quality/tv", "total variation of a token's law from the target's", 4),
@@ -109,6 +110,8 @@ def summary_section(run: Run) -> Section:
         said = f"**{subject} {speedup}**: {verdict} at gamma {run.primary_gamma}."
     if unclear := best_in_words(summary["arms"]):
         said += f" Of the gammas {unclear} in speedup."
+    if loops := loops_note(run.metrics):
+        said += f" {loops}"
     refuted, why = summary.get("refuted", ""), summary.get("reasons", [])
     # A speedup beside outputs that are wrong comes after them, and says so.
     text = (f"**{refuted}**", *why, f"{said} It is no lossless speedup.") if refuted else (*why, said)

@@ -105,7 +105,7 @@ def _loops(run: MeasuredRun, who: str = "decoding") -> str:
     if not share:
         return ""
     rest = Interval.from_metrics(run.metrics, "speedup.unflagged")
-    known = share < 1 and not too_few(run.account.prompts)
+    known = not too_few(round((1 - share) * run.account.prompts))
     without = f" (without them {who} is {times(rest)})" if known else ""
     return f"{in_loops(share)}{without}; "
 
@@ -256,11 +256,8 @@ def run_notes(run: Run, measured: MeasuredRun, prompts: Mapping[str, Any]) -> li
             f"specdec.advise predicted a speedup of {predicted:.3f}; {came:.3f} was measured, "
             f"{came / predicted - 1:+.1%} from the prediction."
         )
-    share = metrics.get("repetition/share", 0.0)
-    if share:
-        rest = Interval.from_metrics(metrics, "speedup.unflagged")
-        without = f"; without them the speedup is {rest}" if share < 1 else ""
-        notes.append(f"Repetition: {in_loops(share)}{without}.")
+    if loops := loops_note(metrics):
+        notes.append(f"Repetition: {loops}")
     skipped = {reason: sum(counts.values()) for reason, counts in prompts["skipped"].items() if counts}
     if skipped:
         notes.append("Skipped prompts: " + ", ".join(f"{count} {reason}" for reason, count in skipped.items()) + ".")
@@ -282,6 +279,12 @@ def run_notes(run: Run, measured: MeasuredRun, prompts: Mapping[str, Any]) -> li
                 "residual was left; these corrections were drawn from the target's own law."
             )
     return notes
+
+
+def loops_note(metrics: Mapping[str, float]) -> str:
+    """Say how many prompts have an output that falls into a loop, and the speedup without them; "" of none."""
+    share, rest = metrics.get("repetition/share", 0.0), Interval.from_metrics(metrics, "speedup.unflagged")
+    return f"{in_loops(share)}{f'; without them the speedup is {rest}' if share < 1 else ''}." if share else ""
 
 
 def control_notes(metrics: Mapping[str, float]) -> list[str]:

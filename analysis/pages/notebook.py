@@ -6,8 +6,9 @@ from dataclasses import replace
 from specdec.errors import UsageError
 
 from ..account.shape_account import shape_section
-from ..findings.compare import comparison_section
+from ..findings.compare import comparison_section, loops_in_words
 from ..findings.run_sections import papers_section
+from ..findings.sentences import loops_note
 from ..read.mlflow_runs import latest_run, load_runs, open_run, open_runs
 from ..read.runs import Run
 from ..read.studies import chosen_studies, latest_study
@@ -121,19 +122,31 @@ def _heads(runs: Sequence[Run]) -> tuple[Section, ...]:
     return (comparison_section(runs), *(replace(papers_section(run), title=run.title) for run in runs))
 
 
+def _shapes(runs: Sequence[Run]) -> tuple[Section, ...]:
+    """Set structures side by side, and say how many outputs loop."""
+    return (shape_section(runs).ending(loops_in_words(runs, [run.params["structure.name"] for run in runs])),)
+
+
+def _gain(runs: Sequence[Run]) -> tuple[Section, ...]:
+    """Show what the newest run gains with grounded heads, and say how many outputs loop."""
+    return (gain_section(runs[-1]).ending(loops_note(runs[-1].metrics)),)
+
+
 Sections = tuple[Section, ...]
 LIVE: dict[str, tuple[str, Callable[[Sequence[Run]], Sections], Callable[[], Sections]]] = {
     # overlay: the parameter that tells its runs apart, sections of these, and what stands in for them
-    "chain_rows_tree": ("structure.name", lambda runs: (shape_section(runs),), tuple),
+    "chain_rows_tree": ("structure.name", _shapes, tuple),
     "heads": ("drafter.name", _heads, tuple),
-    "grounded_bars": ("drafter.name", lambda runs: (gain_section(runs[-1]),), lambda: (committed_section(),)),
+    "grounded_bars": ("drafter.name", _gain, lambda: (committed_section(),)),
 }
 
 
 def answers(runs: Sequence[Run], sections: Sequence[Section], paragraphs: int = 1) -> str:
-    """Return the first paragraphs of a section for each run, under its drafter's name: Markdown."""
+    """Return the first paragraphs of a section for each run, under its drafter's name, and how many of its outputs
+    loop: Markdown.
+    """
     return "\n".join(
-        f"- **{run.params['drafter.name']}**: {' '.join(section.text[:paragraphs])}"
+        f"- **{run.params['drafter.name']}**: {' '.join(section.ending(loops_note(run.metrics)).text[:paragraphs])}"
         for run, section in zip(runs, sections, strict=True)
     )
 

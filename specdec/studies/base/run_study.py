@@ -84,8 +84,6 @@ def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Stu
             tracked.tags({"specdec.outputs": "refuted"})
         tracked.artifacts()
     say = partial(get_console().print, markup=False, highlight=False)
-    if about.loops:
-        say(about.loops)
     for section in found.sections if verbose() else found.sections[:_ANSWERS]:
         say(f"{section.title}: {section.text[0]}")
     report = folder / "report.html"

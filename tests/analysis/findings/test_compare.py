@@ -1,6 +1,7 @@
 """Comparisons of runs: pairing, what is named, what is never set side by side, and that the words stay true."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -138,6 +139,17 @@ def test_what_else_differs_is_named(decoded, stored_run) -> None:
     warm = stored_run(decoded(0.5), sampling__temperature="1.0")
     text = words(compare.comparison_section([cold, warm], replicates=50))
     assert "sampling.temperature (0.0: ngram, temperature 0.0; 1.0: ngram, temperature 1.0)" in text
+
+
+def test_loops_stand_in_the_answer(decoded, stored_run) -> None:
+    none, some = (
+        stored_run(decoded(0.6)),
+        replace(stored_run(decoded(0.5), "oracle"), metrics={"repetition/share": 0.4}),
+    )
+    said = "Prompts with an output that falls into a loop: 40% in oracle."
+    for runs in ([none, some], [some]):
+        assert compare.comparison_section(runs, replicates=50).text[0].endswith(said)
+    assert "loop" not in words(compare.comparison_section([none, none], replicates=50))
 
 
 def test_labels_tell_every_arm_from_the_others(decoded, stored_run) -> None:

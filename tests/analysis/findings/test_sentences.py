@@ -98,7 +98,7 @@ def test_loops_come_first():
         "25% of the prompts have an output that falls into a loop (without them decoding is 1.80 times as fast); "
         f"s{PAYS[1:]}"
     )
-    few = measured(metrics={**CONTROL, **loops}, account=account(prompts=3))
+    few = measured(metrics={**CONTROL, **loops}, account=account(prompts=6))  # without them 4, too few to say anything
     assert "without them" not in closing_sentences(few)[0]
 
 

@@ -69,7 +69,7 @@ def test_a_chosen_study_comes_before_the_newest(monkeypatch, tmp_path):
     for name in ("phase_transition", "serving"):
         assert notebook.study("", "specdec", name, chosen)[0].title == "newest"
     monkeypatch.setattr(notebook, "open_runs", lambda uri, runs: runs)
-    monkeypatch.setattr(notebook, "shape_section", lambda runs: Section(runs, ()))
+    monkeypatch.setitem(notebook.LIVE, "chain_rows_tree", ("", lambda runs: (Section(runs, ()),), tuple))
     assert notebook.live("chain_rows_tree", "", "specdec", chosen)[0].title == ["f" * 32]
 
 
