@@ -101,7 +101,8 @@ def tests_section(evidence: Evidence, replicates: int, refits: int, seed: int) -
         )
     caption = (
         f"Tests of the i.i.d. capped-geometric model at gamma {gamma}: {counted(len(rounds), 'round')} of "
-        f"{counted(rounds['prompt'].nunique(), 'prompt')}. Size of the effect with its 95% prompt-bootstrap interval."
+        f"{counted(rounds['prompt'].nunique(), 'prompt')}. Size of the effect with its 95% prompt-bootstrap interval. "
+        "The last line tests the run's own rounds, not the model."
     )
     caution = (
         "All tests but those of memory, the same alpha and the implementation take rounds as independent; the "

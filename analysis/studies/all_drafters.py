@@ -128,7 +128,8 @@ def _leader(scores: ScoredArms) -> str:
     """Give the answer: who leads, by how much, and who cannot be told from the leader."""
     order = scores.order("speedup")
     best = order[0]
-    said = f"Fastest: {scores.labels[best]}, speedup {scores.interval('speedup', best):.2f}"
+    speedup = scores.interval("speedup", best)
+    said = f"{'Fastest' if speedup.estimate > 1 else 'Least slow'}: {scores.labels[best]}, speedup {speedup:.2f}"
     if scores.too_few:
         return f"{said}; {scores.too_few}."
     close = [scores.labels[arm] for arm in order[1:] if not scores.apart("speedup", best, arm)]

@@ -214,6 +214,9 @@ def _compared(found: ReplayedSpeedups, name: str, chosen: Shape, joint: str) -> 
         return ""
     lead = found.lead(name, chosen, USUAL)
     verdict = ": the best is better beyond chance" if lead.low > 0 else ": no difference beyond chance"
+    if name == "speedup" and lead.low > 0:
+        timing = np.hypot(*(found.line(*shape)["deviation"] for shape in (chosen, USUAL)))
+        verdict += " of prompts, but repeats of the timing differ by more" * bool(timing > lead.estimate)
     return (
         f"{joint}{USUAL} has {interval(found.line(*USUAL), name):.2f}, the difference being {lead:.2f} (paired)"
         f"{verdict if lead.known else ''}"
@@ -246,8 +249,8 @@ def _speed(found: ReplayedSpeedups, fastest: Shape, times: pd.DataFrame, about: 
         if late.any():
             how += f" {late.sum():,} of {len(times):,} calls were not made because study.seconds ran out."
     text = [
-        f"Fastest: the shape {fastest} with a {kind} of {interval(line, 'speedup'):.2f} over plain decoding"
-        f"{_compared(found, 'speedup', fastest, '; ')}.",
+        f"{'Fastest' if line['speedup'] > 1 else 'Least slow'}: the shape {fastest} with a {kind} of "
+        f"{interval(line, 'speedup'):.2f} over plain decoding{_compared(found, 'speedup', fastest, '; ')}.",
         "It is chosen and judged on the same texts, which favours it a little"
         + ("" if np.isnan(steady) else f"; it is the best in {steady:.0%} of the resampled sets of prompts")
         + ".",
@@ -317,7 +320,7 @@ def _whole(found: WholeRuns, texts: int, fastest: Shape, about: About) -> Sectio
         if found.lead.known:
             side = {-1: "is slower", 0: "does not differ", 1: "is faster"}[found.lead.side]
             verdict = f": the shape chosen {side} beyond chance on other prompts"
-        text.append(f"The first leads by {found.lead.estimate:.2f} (paired by text){verdict}.")
+        text.append(f"The first less the second: {found.lead.estimate:+.2f} (paired by text){verdict}.")
     text.append(
         f"The shape {fastest} was chosen by its predicted speedup on the same texts. Each text is decoded in all "
         "shapes and plainly in turn; seconds are those of decoding, prefill apart."

@@ -111,8 +111,11 @@ class Upload:
         if record.status is not None and record.status != sent["status"]:
             if record.lines:
                 own, of_lines = record.names(False), record.names(True)
-                for name, view in views(self.run_id, own, of_lines, record.ended or record.began).items():
-                    client.set_experiment_tag(self.experiment_id, name, view)
+                known = client.get_experiment(self.experiment_id).tags
+                ended = record.ended or record.began
+                for name, value in views(self.experiment_id, self.run_id, own, of_lines, ended).items():
+                    if name != NOTE or name not in known:  # a note that somebody wrote stays
+                        client.set_experiment_tag(self.experiment_id, name, value)
             client.set_terminated(self.run_id, record.status, record.ended)
             sent["status"] = record.status
         if self._incomplete:

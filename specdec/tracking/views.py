@@ -1,8 +1,8 @@
 """What MLflow shows first: views of an experiment with few charts, and the address of one that overlays a run's lines.
 
 MLflow orders charts by the names of metrics. A view says which stand first: a tag of the experiment, which the menu
-*Views* of its pages lists, in a form that is theirs (MLflow 3.17). Addresses are relative to the page, so that they
-hold on any port.
+*Views* of its pages lists, in a form that is theirs (MLflow 3.17). Links to them stand in the note of the experiment,
+at the top of all of its pages. Addresses are relative to the page, so that they hold on any port.
 """
 
 import json
@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
-NOTE = "mlflow.note.content"  # tag: what the page of a run says of it
+NOTE = "mlflow.note.content"  # tag: what the page of a run, or of an experiment, says of it
 RUN, EXPERIMENT = "__RUN_ID__", "__EXPERIMENT_ID__"  # stand in a note for the numbers that a store gives
 PAGE = "#/experiments/{}/runs?workflowType=machine_learning&compareRunsMode=CHART"
 HEADLINE = "specdec-headline"
@@ -36,8 +36,13 @@ def artifact(run: str, path: str) -> str:
     return f"get-artifact?path={quote(path)}&run_uuid={run}"
 
 
-def views(run: str, names: Collection[str], line_keys: Collection[str], time: int) -> dict[str, str]:
-    """Return the tags of an experiment whose newest run this is.
+def view(experiment: str, key: str) -> str:
+    """Return the address of a view's charts; `key` is that of its tag, without the beginning."""
+    return f"{PAGE.format(experiment)}&viewStateShareKey={key}"
+
+
+def views(experiment: str, run: str, names: Collection[str], line_keys: Collection[str], time: int) -> dict[str, str]:
+    """Return the tags of an experiment whose newest run this is: its views, and the note that links to them.
 
     One view compares the headlines of all runs, with the other charts folded below; another for each of `line_keys`
     overlays the lines of this run, side by side where they are equal.
@@ -49,14 +54,17 @@ def views(run: str, names: Collection[str], line_keys: Collection[str], time: in
     others = ["Model metrics", *sorted({name.rpartition("/")[0] for name in names if "/" in name})]
     cards = [_card(kind, keys) for kind, keys in _HEADLINES]
     tags = {_TAG + HEADLINE: _view("Headlines of all runs", "tags.`specdec.role` = 'main'", cards, others, time)}
-    for key in line_keys:
+    note = f"[Headlines of all runs]({view(experiment, HEADLINE)})"
+    for key in sorted(line_keys):
         family, _, quantity = key.partition("/")
         if family in _FAMILIES and quantity and key != ACROSS and not key.endswith((".ci_low", ".ci_high")):
             name = f"{_FAMILIES[family]}: {quantity.replace('_', ' ')}, newest {'run' if family == 'curve' else family}"
             side_by_side = {"xAxisKey": "metric", "selectedXAxisMetricKey": ACROSS, "useGlobalXaxisKey": False}
             cards = [{**_card("LINE", (key,)), **side_by_side}]
-            tags[f"{_TAG}specdec-{key.replace('/', '-')}"] = _view(name, _lines(run, key), cards, [family], time)
-    return tags
+            own = f"specdec-{key.replace('/', '-')}"
+            tags[_TAG + own] = _view(name, _lines(run, key), cards, [family], time)
+            note += f" · [{name}]({view(experiment, own)})"
+    return {**tags, NOTE: note}
 
 
 def _lines(run: str, key: str) -> str:

@@ -38,7 +38,7 @@ from specdec.tracking.store import (
 )
 from specdec.tracking.store import without_password as redacted
 from specdec.tracking.upload import Upload
-from specdec.tracking.views import ACROSS, HEADLINE, PAGE, overlay
+from specdec.tracking.views import ACROSS, HEADLINE, overlay, view
 
 logger = logging.getLogger(__name__)
 
@@ -303,8 +303,7 @@ def tracked_run(
             "Tracking is off for this run; the results stay on disk. %s.%s", reason(error), _upload_later(results)
         )  # fmt: skip
         return TrackedRun(record)
-    link = f"{PAGE.format(experiment_id)}&viewStateShareKey={HEADLINE}"
-    # Of a database: behind the command that serves it.
+    link = view(experiment_id, HEADLINE)  # of a database: behind the command that serves it
     link = f"{store.shown}/{link}" if store.is_server else f"{serving(store)}\nhttp://127.0.0.1:5000/{link}"
     return TrackedRun(record, upload, link, config.required)
 

@@ -1,6 +1,7 @@
 """What a view of an experiment shows, asked of the store with the view's own search."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -9,6 +10,7 @@ import pytest
 
 from specdec.config import TrackingConfig
 from specdec.tracking.store import locate, opened
+from specdec.tracking.views import NOTE
 from specdec.tracking.writer import tracked_run
 
 SETTINGS = TrackingConfig(uri=None, experiment="viewed", enabled=True, required=False, run_name=None)
@@ -62,6 +64,20 @@ def test_a_view_shows_the_lines_of_the_newest_run_side_by_side_and_no_empty_one(
     first, *others = headlines["compareRunSections"]
     assert first["display"] and not any(other["display"] for other in others)
     assert {"account", "cost"} <= {other["name"] for other in others}
+
+
+def test_the_experiments_note_links_to_its_views_and_one_that_somebody_wrote_stays(
+    viewed: tuple[Any, str, Any],
+) -> None:
+    client, experiment, _ = viewed
+    tags = client.get_experiment(experiment).tags
+    linked = re.findall(r"\(#/experiments/(\d+)/.*?&viewStateShareKey=([^)]*)\)", tags[NOTE])
+    assert len(linked) == 3 and all(where == experiment for where, _ in linked)
+    assert all(f"mlflow.sharedViewState.{key}" in tags for _, key in linked)
+    client.set_experiment_tag(experiment, NOTE, "Mine.")
+    with tracked_run(SETTINGS, name="third", params={}, tags={}) as run:
+        run.curve_children(KEY, {"measured": {1: 1.0}})
+    assert client.get_experiment(experiment).tags[NOTE] == "Mine."
 
 
 def test_an_overlay_has_the_lines_of_its_own_run(viewed: tuple[Any, str, list[str]]) -> None:

@@ -15,8 +15,8 @@ def test_the_note_begins_with_the_verdict_and_shows_theory_over_measurement_on_a
     note = run_note(SimpleNamespace(sections=(summary, curves)), "file?{}".format, "#/chart?a=b")
     parts = (
         "**Speedup 1.300**",
-        "![Tokens per round over gamma](file?figures/curve_tokens_per_round.svg)",
         "(#/chart?a=b)",
+        "![Tokens per round over gamma](file?figures/curve_tokens_per_round.svg)",
         "| speedup | 1.300 |",
     )
     assert sorted(parts, key=note.index) == list(parts) and note.startswith(parts[0])

@@ -86,7 +86,7 @@ def test_whole_runs_have_the_mean_and_the_deviation_of_the_runs():
     said = findings("grid", tables, ABOUT)
     (section,) = (section for section in said.sections if section.title == "Whole runs")
     assert "3 whole runs of 12 texts: (5, 4) 2.01 ± 0.20 at 2.00 tokens per call; (10, 10) 1.50" in section.text[0]
-    assert "leads by 0.50" in section.text[1]
+    assert "The first less the second: +0.50" in section.text[1]
     assert said.metrics["grid/whole.best.speedup"] == pytest.approx(statistics.mean(2 / each for each in FASTER))
     assert said.metrics["grid/whole.10x10.tokens_per_call"] == 3
     assert said.metrics["grid/whole.lead"] == pytest.approx(0.5)
