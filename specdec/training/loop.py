@@ -7,6 +7,7 @@ import csv
 import ctypes
 import io
 import logging
+import math
 import os
 import platform
 import signal
@@ -234,8 +235,8 @@ def train(student: Student) -> FinishedTraining | None:
                 nonlocal heldout
                 heldout = line.get(column(student.watched), heldout)
                 speed = (line["step"] - first) * student.step_tokens / (time.perf_counter() - began)
-                figures = f"loss {line['train_loss']:.3f}  {student.watched} {heldout:.3f}  {speed:,.0f} tokens/s"
-                under_way.figures = figures
+                scored = "" if math.isnan(heldout) else f"  {student.watched} {heldout:.3f}"
+                under_way.figures = f"loss {line['train_loss']:.3f}{scored}  {speed:,.0f} tokens/s"
                 under_way.advance()
                 tracked.heartbeat()
 
