@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from .intervals import ANY, POSITIVE, SHARE, Interval, Range, per_round, with_replicates
+from .sections import joined
 
 LEVEL = 0.95
 OF_RULES = ["tokens", "rounds", "seconds", "offers", "log_likelihood", "tv", "otherwise"]
@@ -171,6 +172,32 @@ def tokens_per_call(table: pd.DataFrame, keys: Sequence[str], replicates: int, s
     compared = compare(table, keys, ["tokens", "rounds"], replicates, seed)
     possible = {"tokens": [per_round(most) for most in compared.cells["w"]]}
     return compared.table({"tokens": compared.ratio("tokens", "rounds")}, possible).assign(prompts=compared.prompts)
+
+
+# The best gamma ---------------------------------------------------------------------------------------
+
+OVER_FASTEST = "speedup.over_fastest"  # of a gamma in `summary.json`: its speedup over the fastest one's, paired
+
+
+def best_gammas(arms: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the fastest gamma, then those that their paired interval cannot tell from it; none where no gamma is
+    faster than plain decoding, and where so few prompts settle nothing.
+
+    Args:
+        arms: what `summary.json` holds of a drafter.
+    """
+    timed = [arm for arm in arms if "speedup" in arm]
+    fastest = max(timed, key=lambda arm: arm["speedup"], default=None)
+    if fastest is None or not (fastest["speedup"] > 1 and Interval.from_metrics(fastest, "speedup").known):
+        return []
+    close = [arm for arm in timed if arm is not fastest and Interval.from_metrics(arm, OVER_FASTEST).contains(1.0)]
+    return [int(arm["gamma"]) for arm in (fastest, *close)]
+
+
+def best_in_words(arms: Sequence[Mapping[str, Any]]) -> str:
+    """Return the clause "4, 6 and 8 cannot be told apart" about the best gamma; "" where there is none or no other."""
+    best = sorted(best_gammas(arms))
+    return f"{joined([str(gamma) for gamma in best])} cannot be told apart" if len(best) > 1 else ""
 
 
 # Tables with intervals --------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec.analysis.account.verdicts import CAPPED_GEOMETRIC
+from specdec.analysis.comparisons import best_gammas, best_in_words
 from specdec.analysis.findings.run_findings import RunFindings
-from specdec.analysis.findings.summary import best_gammas, best_in_words, printed_metric
-from specdec.analysis.intervals import Interval
+from specdec.analysis.findings.summary import printed_metric
+from specdec.analysis.intervals import FEWEST, Interval
 from specdec.analysis.pages.trace import ENDS, visible, visible_piece
 from specdec.analysis.read.traces import Kind, Trace
 from specdec.progress import verbose
@@ -50,6 +51,7 @@ def show_run(
     cut = f"; {done} of {done + left_out} prompts, for lack of time" if left_out else ""
     lines = summary_lines(found)
     signs = {  # what stands in the table: its meaning
+        "(–)": f"–: fewer than {FEWEST} prompts have none",
         "*": "* primary",
         "T=": "T: at this temperature",
         "prefill": "with prefill: from end to end",

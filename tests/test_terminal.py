@@ -67,7 +67,7 @@ def test_a_slowdown_is_never_the_best_and_neither_is_one_of_few_prompts():
     for found in (slow, few):
         assert [line[0] for line in summary_lines(found)] == ["gamma", "2", "4*"]
         assert "best" not in printed(found, 140)
-    assert summary_lines(few)[1][3] == "2.00 (–)"
+    assert summary_lines(few)[1][3] == "2.00 (–)" and "–: fewer than 5 prompts have none" in printed(few, 140)
 
 
 def test_what_cannot_be_told_from_the_best_is_named():

@@ -2,6 +2,7 @@
 
 import pandas as pd
 
+from ..comparisons import best_in_words
 from ..figures import run_figures
 from ..read.runs import Run
 from ..rounds import drafted
@@ -38,7 +39,9 @@ def gamma_choice(run: Run) -> Section:
         primary_gamma=run.primary_gamma,
     )
     tables = ((caption, table.reset_index().round(3)),)
-    return Section(run.title, (choice_in_words(table),), tables, (("gamma_choice", figure),))
+    words, unclear = choice_in_words(table), best_in_words(run.summary()["arms"])
+    words += f" As measured {unclear}." if unclear else ""
+    return Section(run.title, (words,), tables, (("gamma_choice", figure),))
 
 
 def choice_in_words(table: pd.DataFrame) -> str:

@@ -13,6 +13,7 @@ from ..account.account_sections import account_section
 from ..account.gap_account import REPORTED, Account
 from ..account.run_account import SharedWork
 from ..account.verdicts import FORMULA_ERRORS, formula_verdict, verdict
+from ..comparisons import OVER_FASTEST
 from ..intervals import ENDS
 from ..read.facts import RunFacts
 from ..read.runs import Run
@@ -45,7 +46,7 @@ from .run_sections import (
 )
 from .sentences import MeasuredRun, closing_of_several, closing_sentences, run_notes
 from .serving_sections import run_recommendation
-from .summary import OVER_FASTEST, Summary, summarise
+from .summary import Summary, summarise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from specdec.errors import UsageError
 from specdec.theory.roofline import Product
 
 from ..account.verdicts import CAPPED_GEOMETRIC, curve_verdict
+from ..comparisons import best_in_words
 from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
 from ..figures import run_figures
@@ -24,7 +25,7 @@ from ..read.runs import Run
 from ..rounds import drafted
 from ..sections import Section, counted, joined
 from .sentences import loops_note
-from .summary import AGAINST_ORIGINAL, BY_CATEGORY, MULTI_TURN, OURS, RATES, best_in_words, printed_metric
+from .summary import AGAINST_ORIGINAL, BY_CATEGORY, MULTI_TURN, OURS, RATES, printed_metric
 
 LEVEL = "95%"
 NOTES = "Notes and figures"

@@ -17,7 +17,7 @@ end token, so its figures are slightly higher. Plain decoding is that of the tar
 `.original`, that of the model which the target was before it was trained.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import isnan
 from typing import Any
@@ -33,7 +33,6 @@ from ..account.run_account import SharedWork
 from ..arms import WORK, Arms
 from ..intervals import ENDS, SHARE, Columns, Interval, bootstrap, per_round
 from ..rounds import check_rounds, distinct_generations, prompt_categories, prompt_sums
-from ..sections import joined
 
 RATES = {  # metric: what a table calls it
     "acceleration_rate": "acceleration rate",
@@ -56,7 +55,6 @@ OURS = ("speedup", "tokens_per_round", "alpha.mle", "accepted_per_offered")
 SHARES = ("alpha.mle", "accepted_per_offered", "cost/prefill_share", "proposals.share")
 PER_ROUND = ("tokens_per_round", "acceleration_rate", "compression_ratio")
 WITH_INTERVAL = ("tokens_per_round", "alpha.mle", *PAPERS)
-OVER_FASTEST = "speedup.over_fastest"  # of a gamma over that of the fastest one, paired
 BY_CATEGORY = tuple(dict.fromkeys((*OURS, *PAPERS)))
 
 
@@ -158,27 +156,6 @@ def summarise(
         defined = {name: float(value) for name, value in metrics.items() if not isnan(value)}
         summaries[gamma] = ArmSummary(method, gamma, by_prompt, defined, account, tests)
     return Summary(work, summaries)
-
-
-def best_gammas(arms: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the fastest gamma, then those that their paired interval cannot tell from it; none where no gamma is
-    faster than plain decoding, and where so few prompts settle nothing.
-
-    Args:
-        arms: what `summary.json` holds of a drafter.
-    """
-    timed = [arm for arm in arms if "speedup" in arm]
-    fastest = max(timed, key=lambda arm: arm["speedup"], default=None)
-    if fastest is None or not (fastest["speedup"] > 1 and Interval.from_metrics(fastest, "speedup").known):
-        return []
-    close = [arm for arm in timed if arm is not fastest and Interval.from_metrics(arm, OVER_FASTEST).contains(1.0)]
-    return [int(arm["gamma"]) for arm in (fastest, *close)]
-
-
-def best_in_words(arms: Sequence[Mapping[str, Any]]) -> str:
-    """Return the clause "4, 6 and 8 cannot be told apart" about the best gamma; "" where there is none or no other."""
-    best = sorted(best_gammas(arms))
-    return f"{joined([str(gamma) for gamma in best])} cannot be told apart" if len(best) > 1 else ""
 
 
 def printed_metric(metrics: Mapping[str, Any], name: str, form: str = ",.3f") -> str:

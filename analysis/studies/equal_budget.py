@@ -11,7 +11,7 @@ from ..comparisons import ReplayedSpeedups, curves_of, interval, listed, metrics
 from ..cost.round_seconds import repeats_of, stream_seconds
 from ..figures import pictures
 from ..figures.pictures import Panel, structure_lines
-from ..intervals import ANY
+from ..intervals import ANY, too_few
 from ..sections import About, Findings, Section, Tables, counted, register
 
 KEYS = ["drafter", "shape", "budget"]  # the tables call a structure's name its shape
@@ -74,7 +74,7 @@ def budgets(tables: Tables, replicates: int, seed: int) -> ReplayedSpeedups:
     return found
 
 
-def _against_chain(cells: pd.DataFrame, name: str) -> str:
+def _against_chain(cells: pd.DataFrame, name: str, prompts: int) -> str:
     """Say, for each other structure, at how many budgets it beats the chain beyond chance, and by how much."""
     said, lead = [], f"{name}_lead"
     for shape, part in cells[cells["shape"] != REFERENCE].groupby("shape", sort=True):
@@ -87,6 +87,8 @@ def _against_chain(cells: pd.DataFrame, name: str) -> str:
             words += f" ({', '.join(str(n) for n in better['budget'])} nodes)"
         if worse:
             words += f" and {loses} to it at {worse}"
+        if few := too_few(prompts):
+            words = f"whether {_NAMES[str(shape)]} {beats} the chain cannot be said, {few}"
         ends = part.sort_values(lead).iloc[[0, -1]].drop_duplicates("budget").to_dict("records")
         differences = [f"{interval(each, lead):+.2f} at {each['budget']} nodes" for each in ends]
         said.append(f"{words}; the difference goes from {' to '.join(differences)}")
@@ -116,7 +118,7 @@ def _tokens(drafter: str, cells: pd.DataFrame, found: ReplayedSpeedups, skipped:
                 f"{found.lead('tokens', equal[KEYS], own[KEYS]):+.2f} (paired)"
             )
     text = (
-        f"At the same number of draft nodes, {drafter}: {_against_chain(cells, 'tokens')}.",
+        f"At the same number of draft nodes, {drafter}: {_against_chain(cells, 'tokens', found.compared.prompts)}.",
         f"{most}.",
         f"Fewer nodes are verified than the budget of {cells['budget'].max()}: {verified} in the mean round. Rows that "
         "begin alike share nodes, n-grams that run into the end of the text are short, and nothing is offered beyond "
@@ -164,7 +166,7 @@ def _speed(drafter: str, cells: pd.DataFrame, found: ReplayedSpeedups, times: pd
         )
     text = (
         f"{fastest}.",
-        f"At the same number of draft nodes: {_against_chain(cells, 'speedup')}.",
+        f"At the same number of draft nodes: {_against_chain(cells, 'speedup', found.compared.prompts)}.",
         f"A draft node costs {'; '.join(prices)}. Above its break-even price a draft costs more calls than it saves.",
         how,
     )

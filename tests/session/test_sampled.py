@@ -142,5 +142,5 @@ def test_a_run_shows_its_line_and_says_what_it_does(in_process, tmp_path):
     shown = [line for line in said.splitlines() if line.strip().startswith("T=0.7")]
     assert len(shown) == 1 and f"{metrics['sampled/tokens_per_round']:.2f} (" in shown[0]
     assert f"{metrics['sampled/speedup']:.2f}" in shown[0] and metrics["sampled/temperature"] == 0.7
-    assert metrics["sampled/speedup.ci_low"] <= metrics["sampled/speedup"] <= metrics["sampled/speedup.ci_high"]
+    assert "sampled/speedup.ci_low" not in metrics  # three prompts
     assert "At temperature 0.7, on 3 of the prompts, over plain decoding" in (tmp_path / "run/report.md").read_text()

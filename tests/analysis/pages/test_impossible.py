@@ -22,6 +22,7 @@ from matplotlib.figure import Figure
 
 from specdec.advice.advice import RoundCost, judge, predict
 from specdec.analysis.acceptance import model_sections
+from specdec.analysis.acceptance.gamma_choice import gamma_choice
 from specdec.analysis.findings.compare import comparison_section
 from specdec.analysis.findings.run_findings import RunFindings, run_findings
 from specdec.analysis.intervals import FEWEST, POSITIVE, RELATIVE, SHARE, Interval, Range, per_round
@@ -336,8 +337,10 @@ def pages_of(folder: Path, seed: int) -> Pages:
         (made.folder / name).write_text(json.dumps(content, default=str), encoding="utf-8")
     run = open_folder(made.folder)
     (chapter,) = report_chapters.run_chapters([run])
-    together = comparison_section([run, run])
-    return Pages(made, run, findings, (*findings.sections, *chapter.sections, together), tuple(summary_lines(findings)))
+    together = (comparison_section([run, run]), gamma_choice(run))
+    return Pages(
+        made, run, findings, (*findings.sections, *chapter.sections, *together), tuple(summary_lines(findings))
+    )
 
 
 def complaints(folder: Path, seeds: Iterable[int]) -> Counter[str]:

@@ -89,7 +89,7 @@ def test_replications_have_students_interval():
 
 def test_values_of_a_simulation():
     """Plain decoding, the middle replication: a prefill of 1 s, a first round of half a second, tokens of 1 s."""
-    values = simulation_values(tables()).set_index(["policy", "load", "replication"]).loc[("none", 0.2, 1)]
+    values = simulation_values(tables()).set_index(["policy", "load", "replication"]).loc[("none", 0.2, 2)]
     assert values["tpot"] == pytest.approx(1.0)  # from the end of the prefill, over all tokens
     assert values["ttft"] == pytest.approx(1.5) and values["latency_p50"] == pytest.approx(11.0)
     assert values["met"] == 1 and values["goodput"] == pytest.approx(4 * 10 / 4.0)
@@ -99,7 +99,7 @@ def test_values_of_a_simulation():
     told = tables()
     told["recording"]["target_s"] = 41.2
     values = simulation_values(told).set_index(["policy", "load"])["met"]
-    assert values["none", 1.0].tolist() == [1, 1, 0]
+    assert values["none", 1.0].tolist() == [1, 1, 1, 0, 0]
 
 
 def test_where_speculation_is_to_be_switched_off():
