@@ -29,6 +29,7 @@ pytest_plugins = [  # a file stands below those that it imports
     "fixtures.tiny_models",
     "fixtures.small_drafters",
     "fixtures.published_models",
+    "fixtures.gguf_files",
     "fixtures.tiny_corpus",
     "fixtures.adapted_models",
     "fixtures.rounds_tables",

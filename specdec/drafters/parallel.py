@@ -17,6 +17,7 @@ from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.models.decoder import Decoder
 from specdec.models.load import Dtype, load_model, load_tokenizer, model_path, resolve_dtype
+from specdec.models.model_files import is_gguf
 from specdec.published.checkpoint_files import open_checkpoint
 from specdec.published.formats.pard import mask_token_of
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree, chain_tree
@@ -109,7 +110,15 @@ class Parallel(NetworkDrafter):
                 "+drafter=small_model."
             )
         name = model_path(config.model, "parallel")
-        mask_token = mask_token_of(open_checkpoint(name), config.mask_token)
+        if not is_gguf(name):
+            mask_token = mask_token_of(open_checkpoint(name), config.mask_token)
+        elif config.mask_token is not None:
+            mask_token = config.mask_token
+        else:
+            raise UsageError(
+                f"Bad value drafter.mask_token=null: {name} is a GGUF file, which does not name it; give the one that "
+                "the model was trained with."
+            )
         model = load_model(
             name,
             dtype=resolve_dtype(config.dtype),
@@ -220,6 +229,10 @@ class Parallel(NetworkDrafter):
     @property
     def passes(self) -> Mapping[str, Mapping[str, Any]]:
         return self._decoder.choices
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._model.notes
 
     def describe(self) -> dict[str, Any]:
         return {**self._model.describe(), "mask_token": self.mask_token}

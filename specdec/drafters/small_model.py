@@ -29,6 +29,7 @@ from specdec.models.load import (
     resolve_dtype,
 )
 from specdec.models.probe import open_decoder, said_of
+from specdec.models.quantization import said_of_weights
 from specdec.models.ragged_decoder import RaggedDecoder, SlotDecoder
 from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
@@ -387,7 +388,7 @@ class SmallModel(NetworkDrafter):
 
     @property
     def notes(self) -> tuple[str, ...]:
-        return said_of(self._decoder)
+        return (*said_of_weights(self.model, "drafter", self.name), *said_of(self._decoder))
 
     @property
     def passes(self) -> Mapping[str, Mapping[str, Any]]:

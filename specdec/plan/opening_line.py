@@ -14,7 +14,9 @@ import torch
 from specdec.analysis.sections import counted
 from specdec.environment import cpu
 from specdec.models.arithmetic import format_name, model_arithmetic
+from specdec.models.gguf_model import gguf_metadata, stored_weights
 from specdec.models.load import model_path, resolve_device, resolve_dtype
+from specdec.models.model_files import is_gguf
 from specdec.plan.plan import Plan
 
 _UNTOLD = re.compile(r"\((R|TM)\)| CPU| Processor| @.*")  # parts of a processor's name that tell nothing
@@ -65,12 +67,17 @@ def _dtype(target: Mapping[str, Any], device: torch.device) -> str:
     named = resolve_dtype(target["dtype"])
     if named is not None:
         return f"{format_name(named)} (as target.dtype says)"
+    name, own = model_path(str(target.get("model", ""))), None
+    if is_gguf(name):
+        form, own = stored_weights(gguf_metadata(name))
+        if own is None:
+            return f"float32 (to which the {form} weights of its file are dequantised)"
     try:  # the format that the configuration in the model's folder names
-        content = (Path(model_path(str(target.get("model", "")))) / "config.json").read_text(encoding="utf-8")
+        content = (Path(name) / "config.json").read_text(encoding="utf-8")
         values = json.loads(content)
         own = getattr(torch, str(values.get("dtype") or values.get("torch_dtype")), None)
     except (OSError, ValueError, AttributeError):
-        own = None
+        pass  # a hub id, a GGUF file
     if not isinstance(own, torch.dtype):
         return "its own number format where this machine computes in it"
     found = model_arithmetic(None, own, device)

@@ -11,6 +11,7 @@ import torch
 from specdec import __version__
 from specdec.errors import UsageError
 from specdec.models.load import POCKET, content_hash, model_path
+from specdec.models.model_files import SMOLLM2
 from specdec.session.dtypes import used_dtypes, without_reasons
 from specdec.session.parts import Parts
 
@@ -48,7 +49,7 @@ def _content(value: Any) -> Any:
     """Return the hash of a file or model folder in place of its name; anything else as it is."""
     if isinstance(value, Mapping):
         return {key: item if key == "name" else _content(item) for key, item in value.items()}
-    if value == POCKET:
+    if value in (POCKET, SMOLLM2):
         value = model_path(value, "drafter")
     path = Path(value) if isinstance(value, str) and value else None
     if path is not None and path.is_dir():

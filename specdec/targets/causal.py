@@ -26,8 +26,15 @@ from specdec.models.load import (
     resolve_device,
     resolve_dtype,
 )
+from specdec.models.model_files import is_gguf
 from specdec.models.products import matrix_products
-from specdec.models.quantization import KEY, quantization_in_words, quantization_of, quantized_loading
+from specdec.models.quantization import (
+    KEY,
+    quantization_in_words,
+    quantization_of,
+    quantized_loading,
+    recorded_quantization,
+)
 from specdec.models.random_weights import check_shape, random_model, shape_hash
 from specdec.models.spread import DeviceMap, check_modules, mapped, placement, sharded, spread_in_words, whole
 from specdec.records import Acceptance, Draft, TextStart
@@ -191,8 +198,8 @@ class Causal(ModelTarget):
         served = {} if self.decoder.probed.packed else {"evaluation": "rows"}  # whatever was asked for
         if self.tensor_parallel > 1:
             return {**served, "tensor_parallel": str(self.tensor_parallel)}
-        if self.quantization is not None:
-            served["quantization"] = quantization_in_words(self.quantization)
+        if (quantized := recorded_quantization(self.model)) is not None:
+            served["quantization"] = quantization_in_words(quantized)
         placed = {**served, "device_map": spread_in_words(self.placed)} if self.placed else served
         return placed if self.in_one_piece else {**placed, "distorted": "device_map"}
 
@@ -214,6 +221,9 @@ def _spread(config: CausalConfig, name: str, device: torch.device) -> dict[str, 
             f"Bad value target.device_map: it says where every layer lies, which does not go with {other}; use one of "
             "the two."
         )
+    if is_gguf(name) and (config.tensor_parallel > 1 or config.quantization is not None):
+        key = "target.tensor_parallel" if config.tensor_parallel > 1 else KEY
+        raise UsageError(f"Bad value {key}: {name} is a GGUF file, whose weights are read by one process as they are.")
     if config.quantization is not None:
         for given, other in (
             (config.tensor_parallel > 1, f"target.tensor_parallel={config.tensor_parallel}"),

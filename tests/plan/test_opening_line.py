@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fixtures.gguf_files import write_gguf_model
 from fixtures.resumed_runs import composed, config_of
 
 from specdec.models import arithmetic
@@ -65,6 +66,20 @@ def test_a_folder_says_its_own_format_by_either_key(native, tmp_path):
     for broken in ("[1]", "{", '{"dtype": "half-baked"}', '{"dtype": "nn"}'):
         (tmp_path / "config.json").write_text(broken)
         assert "in its own number format where" in line("target.device=cpu", f"target.model={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("Q4_1", "float32 (to which the Q4_1 weights of its file are dequantised)"),
+        ("F16", "float16 (the model's own, in"),
+    ],
+)
+def test_a_gguf_file_says_what_its_weights_become(native, gguf_llama, tmp_path, form, said):
+    pytest.importorskip("gguf", reason="GGUF files are read with gguf: pip install -e '.[gguf]'")
+    native("float16")
+    path = write_gguf_model(tmp_path / "m.gguf", gguf_llama(), form)
+    assert f"m.gguf in {said}" in line("target.device=cpu", f"target.model={path}")
 
 
 def test_other_shapes_lengths_and_drafters_are_named():

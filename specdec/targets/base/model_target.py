@@ -16,7 +16,7 @@ from specdec.models.load import describe_model
 from specdec.models.memory import available_bytes
 from specdec.models.path_batch import path_batch
 from specdec.models.probe import cross, open_decoder, said_of
-from specdec.models.quantization import quantization_in_words, quantization_of
+from specdec.models.quantization import quantization_of, said_of_weights
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
 from specdec.sampling import SamplingConfig, checked_probabilities
@@ -175,16 +175,10 @@ class ModelTarget(Target):
 
     @cached_property
     def quantization(self) -> dict[str, Any] | None:
-        """The quantisation of the model's weights; None where they are as trained."""
+        """The quantisation of the model's weights; None where it computes with dense ones."""
         return quantization_of(self.model)
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        quantized: tuple[str, ...] = ()
-        if self.quantization is not None:
-            quantized = (
-                f"The target's weights are quantised ({quantization_in_words(self.quantization)}): it is another model "
-                f"than {self.name} as it was trained. Outputs are compared with those of the quantised model, and its "
-                "speedups are its own.",
-            )
-        return (*quantized, *said_of(self.decoder), *not_followed(self.model, self.sampling))
+        weights = said_of_weights(self.model, "target", self.name)
+        return (*weights, *said_of(self.decoder), *not_followed(self.model, self.sampling))
