@@ -56,7 +56,7 @@ def check_training_files(values: Mapping[str, Any]) -> None:
         check_tokenizer(str(Path(name).expanduser()))
     for group, part in (("data", "source"), ("recipe", "corpus")):
         path = ((values.get(group) or {}).get(part) or {}).get("path")
-        if isinstance(path, str):
+        if isinstance(path, str) and not Path(path).expanduser().is_dir():
             lines = filled_lines(Path(path).expanduser(), f"Text file {group}.{part}.path={path}")
             next((raw for _, raw in lines if raw.strip()), None)
 

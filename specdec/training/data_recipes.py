@@ -2,13 +2,17 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, PlainValidator, TypeAdapter, model_validator
 
 from specdec.config import AtLeastOne, typed
+from specdec.errors import UsageError
+from specdec.prompts import prompts
+from specdec.prompts.base.contract import SetConfig
 from specdec.text.conversations import ConversationsConfig
 from specdec.text.documents import TextCorpusConfig
 from specdec.text.python_sources import PythonCorpusConfig
@@ -35,13 +39,17 @@ class SelfDistillationConfig:
     """The text that the target writes for heads to be trained on.
 
     Attributes:
+        when: "always", or "chat_model": where the tokenizer of the target has a chat template. Such a target answers
+            what users ask; any other goes on with a text.
         texts, heldout_texts: how many training and held-out documents it continues.
-        prefix_tokens: tokens of a text that it is shown; of a conversation, it is shown all up to one of the answers.
+        prefix_tokens: tokens of a text that it is shown; of a conversation, it is shown all up to one of the answers,
+            and a prompt of a set is shown whole.
         new_tokens: the most tokens that it writes after them.
         temperature: the temperature of its sampling; 0 is greedy.
         batch: texts that it writes at a time.
     """
 
+    when: Literal["always", "chat_model"]
     texts: AtLeastOne
     heldout_texts: AtLeastOne
     prefix_tokens: AtLeastOne
@@ -70,8 +78,17 @@ class StatesConfig:
     shard_mib: AtLeastOne
 
 
-SourceConfig = PythonCorpusConfig | TextCorpusConfig | ConversationsConfig
+SourceConfig = PythonCorpusConfig | TextCorpusConfig | ConversationsConfig | SetConfig
 _SOURCES: dict[Any, Any] = {None: PythonCorpusConfig, "text": TextCorpusConfig, "conversations": ConversationsConfig}
+
+
+@contextmanager
+def as_data_source() -> Iterator[None]:
+    """Name keys of a prompt set as they are called in a training."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(str(error).replace("prompts.", "data.source.")) from None
 
 
 def _by_name(source: Any) -> SourceConfig:
@@ -81,8 +98,13 @@ def _by_name(source: Any) -> SourceConfig:
     if not isinstance(source, Mapping):
         raise ValueError("source should be a group of keys")
     name = source.get("name")
+    if name in prompts.all_names():
+        with as_data_source():
+            return prompts.config(source)
     if name not in _SOURCES:
-        raise ValueError(f"source.name={name} is none of text, conversations, or no name for Python sources")
+        raise ValueError(
+            f"source.name={name} is none of text, conversations, a prompt set, or no name for Python sources"
+        )
     checked: SourceConfig = of_kind(_SOURCES[name], source)
     return checked
 
@@ -92,8 +114,8 @@ class SequencesConfig:
     """The text of a training that reads it in the tokens of a model that is there already.
 
     Attributes:
-        source: conversations, Python sources or another text. The last two are groups of `conf/corpus`; their
-            `vocabulary` has no meaning here, because the tokens are the model's.
+        source: conversations, Python sources, another text or a prompt set. The second and third are groups of
+            `conf/corpus`; their `vocabulary` has no meaning here, because the tokens are the model's.
         sequence_length: tokens of a sequence.
         packed: joins documents and cuts them anywhere; otherwise a sequence is one document, its end cut off.
         batch: sequences of an optimizer step.
@@ -126,8 +148,8 @@ class HeadDataConfig(SequencesConfig):
     few sequences, read several times, are kept more easily.
 
     Attributes:
-        generated: the target continues the source's documents, and heads are trained on what it writes; None: heads
-            are trained on the documents themselves.
+        generated: the target continues or answers what is in the source, and heads are trained on what it writes;
+            None: heads are trained on the documents themselves.
         states: the computing and keeping of the target's hidden states.
     """
 

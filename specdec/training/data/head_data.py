@@ -1,9 +1,11 @@
-"""From the configuration to token sequences: documents of a source in the target's tokens, or the target's own
-continuations of them; tokens are kept on disk.
+"""From the configuration to token sequences: documents of a source in the target's tokens, or what the target writes
+when it goes on with them or answers; tokens are kept on disk.
 """
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +13,25 @@ import numpy as np
 from filelock import FileLock
 
 from specdec.errors import UsageError
-from specdec.progress import stage
+from specdec.progress import stage, tell
+from specdec.prompts import prompts as prompt_sets
+from specdec.prompts.base.contract import SetConfig
 from specdec.targets.base import Target
 from specdec.text.conversations import Conversations, ConversationsConfig
 from specdec.text.document_store import DocumentStore, Encoded, Part, read_documents, write_documents
 from specdec.text.documents import TextCorpusConfig, open_text
 from specdec.text.encoding import batched, encode_texts
-from specdec.text.python_sources import build_corpus
+from specdec.text.python_sources import PythonCorpusConfig, build_corpus
+from specdec.training.data.beginnings import Prompts, asked, document_beginnings, pieces, split_prompts
 from specdec.training.data.hidden_states import GIB, check_space, states_dtype
 from specdec.training.data.self_distillation import SelfDistillation
 from specdec.training.data.sequences import Sequences, SpecialTokens
 from specdec.training.data_recipes import (
     HeadDataConfig,
+    SelfDistillationConfig,
     SequencesConfig,
     SourceConfig,
+    as_data_source,
     fingerprint,
 )
 
@@ -49,27 +56,84 @@ def open_sequences(config: HeadDataConfig, target: Target, seed: int) -> Sequenc
             f"Bad value data.sequence_length={config.sequence_length}: the target's context has "
             f"{target.context_length} tokens."
         )
-    if config.generated is None:
+    generated = config.generated
+    chat = getattr(tokenizer, "chat_template", None) is not None
+    if generated is None or generated.when == "chat_model" and not chat:
         return text_sequences(config, tokenizer, seed)
-    writer = SelfDistillation(config.generated, target, seed, config.sequence_length)
-    folder = Path(config.folder).expanduser()
-    store, content = _source_documents(config.source, tokenizer, folder)
-    content = fingerprint(config.generated, seed, config.sequence_length, target.hidden.identity, content)
+    writer = SelfDistillation(generated, target, seed, config.sequence_length)
+    if generated.when == "chat_model":
+        tell(
+            "The tokenizer has a chat template, so what is trained learns from the target's own answers to pieces of "
+            "data.source (data.generated=null: from data.source as it is)."
+        )
+    folder, source = Path(config.folder).expanduser(), config.source
+    if isinstance(source, SetConfig) or chat and not isinstance(source, ConversationsConfig):
+        about, questions = _questions(config, generated, tokenizer, seed)
+        content = fingerprint(source, _encoder(tokenizer), about, str(tokenizer.chat_template))
+    else:
+        store, content = _source_documents(source, tokenizer, folder)
+        turns, about = isinstance(source, ConversationsConfig), store.manifest
+        questions = partial(document_beginnings, store, turns, generated, config.sequence_length, seed)
+    values = {key: value for key, value in asdict(generated).items() if key != "when"}  # that decides, and then is done
+    content = fingerprint(values, seed, config.sequence_length, target.hidden.identity, content)
     place = folder / content[:16]
     with FileLock(place.with_suffix(".lock")):
         written = read_documents(place)
         if written is None:
-            # Before the target writes for hours: the states of its texts have to fit on the disk.
-            generated, output = config.generated, target.hidden.output_layer
-            sequences = min(generated.texts, config.sequences or generated.texts)
-            sequences += min(generated.heldout_texts, config.heldout)
-            itemsize = states_dtype(config.states, output.dtype).itemsize
-            needed = sequences * config.sequence_length * output.shape[-1] * itemsize
-            if config.states.cache == "disk" and needed <= config.states.limit_gib * GIB:
-                check_space(config.states, needed)
-            written = writer.documents(store, isinstance(config.source, ConversationsConfig), place)
+            _check_disk(config, generated, target)  # before the target writes for hours
+            written = writer.documents(questions(), about, place)
     # What the target continues may begin in the middle of a text.
     return Sequences(written, config, seed, SpecialTokens.none(tokenizer), content)
+
+
+def _check_disk(config: HeadDataConfig, generated: SelfDistillationConfig, target: Target) -> None:
+    """Refuse texts whose states will not fit on the disk.
+
+    Raises:
+        UsageError: see `check_space`.
+    """
+    output = target.hidden.output_layer
+    sequences = min(generated.texts, config.sequences or generated.texts)
+    sequences += min(generated.heldout_texts, config.heldout)
+    itemsize = states_dtype(config.states, output.dtype).itemsize
+    needed = sequences * config.sequence_length * output.shape[-1] * itemsize
+    if config.states.cache == "disk" and needed <= config.states.limit_gib * GIB:
+        check_space(config.states, needed)
+
+
+def _questions(
+    config: HeadDataConfig, generated: SelfDistillationConfig, tokenizer: Any, seed: int
+) -> tuple[Mapping[str, str], Callable[[], Prompts]]:
+    """Return what identifies a source, and a function that makes what users ask of it: the prompts of a set, or pieces
+    of a text.
+    """
+    source, longest = config.source, config.sequence_length
+    chat = getattr(tokenizer, "chat_template", None) is not None
+    if isinstance(source, SetConfig):
+        with as_data_source():
+            content = prompt_sets.construct(source).read()
+        texts = [entry.turns[0] for entry in content.entries if entry.turns][: source.limit]
+
+        def of_set() -> Prompts:
+            rendered = asked(texts, tokenizer, chat and source.chat == "auto", generated, longest)
+            return split_prompts(rendered, generated, seed)
+
+        return content.provenance, of_set
+
+    text = open_text(source, "data.source") if isinstance(source, TextCorpusConfig) else None
+
+    def of_text() -> Prompts:
+        with stage("Read the text", "of data.source"):
+            if text is not None:
+                parts: dict[Part, Iterable[str]] = {"train": text.training(), "heldout": text.heldout()}
+            else:
+                assert isinstance(source, PythonCorpusConfig)
+                corpus = build_corpus(source)
+                parts = {"train": (d.text for d in corpus.training), "heldout": (d.text for d in corpus.heldout)}
+            chosen = pieces(parts, tokenizer, generated, seed)
+        return {part: asked(several, tokenizer, chat, generated, longest) for part, several in chosen.items()}
+
+    return {} if text is None else text.provenance, of_text
 
 
 def text_sequences(config: SequencesConfig, tokenizer: Any, seed: int) -> Sequences:
@@ -78,15 +142,25 @@ def text_sequences(config: SequencesConfig, tokenizer: Any, seed: int) -> Sequen
     Raises:
         UsageError: a source that is missing, empty, malformed or too short; keys are named.
     """
+    if isinstance(config.source, SetConfig):
+        raise UsageError(
+            f"Prompt set data.source.name={config.source.name} has prompts alone, and no text to learn from: "
+            "head_data@data=prompts has the target answer them."
+        )
     store, content = _source_documents(config.source, tokenizer, Path(config.folder).expanduser())
     own = isinstance(config.source, ConversationsConfig)  # conversations bring their special tokens
     special = SpecialTokens.none(tokenizer) if own else SpecialTokens.of(tokenizer)
     return Sequences(store, config, seed, special, content)
 
 
+def _encoder(tokenizer: Any) -> str:
+    """Return the hash of a fast tokenizer."""
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+
+
 def _source_documents(config: SourceConfig, tokenizer: Any, folder: Path) -> tuple[DocumentStore, str]:
     """Return the documents of a source in a tokenizer's tokens, and the hash that names them on disk."""
-    encoder = hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+    encoder = _encoder(tokenizer)
     provenance: dict[str, str] = {}
     if isinstance(config, ConversationsConfig):
         conversations = Conversations(config)
@@ -109,6 +183,7 @@ def _source_documents(config: SourceConfig, tokenizer: Any, folder: Path) -> tup
             if isinstance(config, TextCorpusConfig):
                 parts: dict[Part, Iterator[str]] = {"train": text.training(), "heldout": text.heldout()}
             else:
+                assert isinstance(config, PythonCorpusConfig)
                 corpus = build_corpus(config)
                 manifest |= {"corpus_sha256": corpus.manifest["sha256"], "sources": corpus.manifest["sources"]}
                 parts = {"train": (d.text for d in corpus.training), "heldout": (d.text for d in corpus.heldout)}

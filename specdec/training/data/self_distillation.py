@@ -5,29 +5,32 @@ Kept as recorded streams, a file per batch: an interrupted run goes on with the 
 """
 
 import logging
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig
+from transformers import GenerationConfig, StoppingCriteria
 
 from specdec.errors import UsageError
 from specdec.progress import stage
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
-from specdec.text.document_store import PARTS, Documents, DocumentStore, Encoded, Part, write_documents
+from specdec.text.document_store import PARTS, DocumentStore, Encoded, Part, write_documents
+from specdec.text.encoding import batched
 from specdec.text.streams import Stream, read_streams, write_streams
+from specdec.training.data.beginnings import Prompts
 from specdec.training.data_recipes import SelfDistillationConfig
 
 logger = logging.getLogger(__name__)
 
 
 class SelfDistillation:
-    """Continues documents with the target, and gives them back as documents whose continuation is scored."""
+    """Continues prompts with the target, and gives them back as documents whose continuation is scored."""
 
     def __init__(self, config: SelfDistillationConfig, target: Target, seed: int, longest: int) -> None:
         """
@@ -45,66 +48,52 @@ class SelfDistillation:
             )
         self.config, self.target, self.seed, self.longest = config, target, seed, longest
 
-    def documents(self, store: DocumentStore, turns: bool, folder: Path) -> DocumentStore:
+    def documents(self, prompts: Prompts, of: Mapping[str, Any], folder: Path) -> DocumentStore:
         """Write the texts that are not written yet, and return all of them.
 
         Args:
-            store: the documents to continue.
-            turns: they are conversations, and are continued where an answer begins; otherwise anywhere.
+            of: what the manifest says of the prompts.
             folder: the place of the texts of this very target, configuration and source.
         """
-        prompts = {part: self._prompts(store, part, turns) for part in PARTS}
         batches = [
-            (folder / f"{part}_{number:05}.jsonl", part, number)
+            (folder / f"{part}_{number:05}.jsonl", part, number, several)
             for part in PARTS
-            for number in range(math.ceil(len(prompts[part]) / self.config.batch))
+            # By length, so that the texts of a batch need little padding.
+            for number, several in enumerate(batched(sorted(prompts[part], key=len), self.config.batch))
         ]
         missing = [batch for batch in batches if not batch[0].exists()]
         if missing:
             folder.mkdir(parents=True, exist_ok=True)
             logger.info("The target writes %d batches of text (of %d) to %s", len(missing), len(batches), folder)
         shorter = "data.generated.texts=N and new_tokens=N write less"
-        with stage("the target writes", total=len(batches), shorter=shorter) as under_way:
-            under_way.go_on_from(len(batches) - len(missing))
-            for path, part, number in missing:
-                first = number * self.config.batch
-                chosen = prompts[part][first : first + self.config.batch]
+        total, left = (self.config.new_tokens * sum(len(batch[3]) for batch in some) for some in (batches, missing))
+        with stage("Tokens that the target writes", total=total, shorter=shorter) as under_way:
+            under_way.go_on_from(total - left)
+            for path, part, number, several in missing:
                 words = np.random.SeedSequence([self.seed, 6, PARTS.index(part), number]).generate_state(2)
                 streams = []
-                for i, text in enumerate(self._continued(chosen, int(words[0]) << 31 ^ int(words[1]))):
+                written = self._continued(several, int(words[0]) << 31 ^ int(words[1]), under_way.advance)
+                for i, text in enumerate(written):
                     end = next((i + 1 for i, token in enumerate(text) if token in self.target.end_tokens), None)
-                    name, written = f"{part}/{first + i}", tuple(text[:end])
-                    streams.append(Stream(name, "generated", chosen[i], written, ended=end is not None))
+                    name = f"{part}/{number * self.config.batch + i}"
+                    streams.append(Stream(name, "generated", several[i], tuple(text[:end]), ended=end is not None))
                 write_streams(path, streams)
-                under_way.advance()
 
         def documents() -> Iterator[tuple[Part, Encoded]]:
-            for path, part, _ in batches:
+            for path, part, *_ in batches:
                 for stream in read_streams(path).streams:
                     tokens = np.array(stream.prompt + stream.generated, dtype=np.uint32)
                     yield part, Encoded(tokens, np.arange(len(tokens)) >= len(stream.prompt))
 
-        return write_documents(folder, documents(), {"generated": asdict(self.config), "of": store.manifest})
-
-    def _prompts(self, store: DocumentStore, part: Part, turns: bool) -> list[tuple[int, ...]]:
-        documents, count = getattr(store, part), getattr(self.config, "texts" if part == "train" else "heldout_texts")
-        rng = np.random.default_rng([self.seed, 5, PARTS.index(part)])
-        found = (
-            _before_answers(documents, count, self.longest - self.config.new_tokens, rng)
-            if turns
-            else _cut_anywhere(documents, count, self.config.prefix_tokens, rng)
-        )
-        if not found:
-            raise UsageError(
-                f"No {'training' if part == 'train' else 'held-out'} document of data.source is "
-                + ("a conversation whose beginning fits" if turns else "longer than")
-                + (" data.sequence_length: raise it" if turns else " data.generated.prefix_tokens: lower it")
-                + ", or give more text."
-            )
-        return sorted(found, key=len)  # so that the texts of a batch need little padding
+        return write_documents(folder, documents(), {"generated": asdict(self.config), "of": dict(of)})
 
     @torch.inference_mode()
-    def _continued(self, prompts: list[tuple[int, ...]], seed: int) -> list[list[int]]:
+    def _continued(self, prompts: list[tuple[int, ...]], seed: int, wrote: Callable[[int], None]) -> list[list[int]]:
+        """Return what the target writes after prompts.
+
+        Args:
+            wrote: called with the number of tokens that were written, or need no more be written.
+        """
         width = max(map(len, prompts))
         ends = sorted(self.target.end_tokens)
         padding = ends[0] if ends else 0
@@ -127,32 +116,21 @@ class SelfDistillation:
         with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             written: Tensor = self.target.model.generate(
-                tokens.to(device), attention_mask=mask.to(device), generation_config=how
+                tokens.to(device),
+                attention_mask=mask.to(device),
+                generation_config=how,
+                stopping_criteria=[_Heard(partial(wrote, len(prompts)))],
             )
+        wrote(len(prompts) * (width + self.config.new_tokens - written.shape[1]))
         return written[:, width:].tolist()
 
 
-def _cut_anywhere(documents: Documents, count: int, length: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
-    """Take `length` tokens, `count` times, from anywhere in the documents; a long document is taken more often."""
-    room = np.maximum(documents.lengths - length + 1, 0)
-    if not room.sum():
-        return []
-    places = rng.integers(int(room.sum()), size=count)
-    ends = np.cumsum(room)
-    chosen = np.searchsorted(ends, places, side="right")
-    starts = documents.starts[chosen] + places - (ends - room)[chosen]
-    return [tuple(map(int, documents.tokens[start : start + length])) for start in starts]
+class _Heard(StoppingCriteria):
+    """Stops nothing, and tells of every token."""
 
+    def __init__(self, tell: Callable[[], None]) -> None:
+        self.tell = tell
 
-def _before_answers(documents: Documents, count: int, longest: int, rng: np.random.Generator) -> list[tuple[int, ...]]:
-    """Take conversations in random order, each up to one of its answers that at most `longest` tokens precede."""
-    found: list[tuple[int, ...]] = []
-    for number in rng.permutation(len(documents)):
-        if len(found) == count:
-            break
-        document = documents[int(number)]
-        answers = np.flatnonzero(document.scored[1:] & ~document.scored[:-1]) + 1
-        answers = answers[answers <= longest]
-        if len(answers):
-            found.append(tuple(map(int, document.tokens[: int(rng.choice(answers))])))
-    return found
+    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+        self.tell()
+        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)

@@ -169,7 +169,8 @@ def test_every_yaml_composes_and_validates(name):
     values = OmegaConf.to_container(composed.data, resolve=True)
     config = validated(HeadDataConfig, values, "data")
     assert asdict(config) == values
-    assert (config.generated is not None) == (name == "generated")
+    when = {"generated": "always", "prompts": "always", "python_sources": "chat_model"}
+    assert (None if config.generated is None else config.generated.when) == when.get(name)
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,13 @@ import torch
 from specdec.errors import UsageError
 from specdec.text.document_store import Encoded, write_documents
 from specdec.text.streams import read_streams
+from specdec.training.data.beginnings import document_beginnings
 from specdec.training.data.head_data import open_sequences
 from specdec.training.data.self_distillation import SelfDistillation
 
 GENERATED = {
-    "texts": 10, "heldout_texts": 4, "prefix_tokens": 5, "new_tokens": 11, "temperature": 0.0, "batch": 4,
+    "when": "always", "texts": 10, "heldout_texts": 4, "prefix_tokens": 5, "new_tokens": 11, "temperature": 0.0,
+    "batch": 4,
 }  # fmt: skip
 GREEDY, SAMPLED = GENERATED, GENERATED | {"temperature": 1.0}
 
@@ -47,6 +49,57 @@ def test_greedy_text_is_the_models_own(head_data, text_target, text_file, tmp_pa
     assert sequences.manifest["generated"] == GREEDY
     assert all(stream.ended == (stream.generated[-1] in text_target.end_tokens)
                for file in streams(tmp_path / "kept").values() for stream in file)  # fmt: skip
+
+
+@pytest.mark.parametrize("of", ["a text", "prompts"])
+def test_a_chat_model_answers_what_users_ask(
+    of, head_data, text_target, text_file, tmp_path, monkeypatch, group_values
+):
+    """Its answers alone are scored, behind the user's words as the tokenizer's own template has them."""
+    chat, lines = {"sequence_length": 64, "packed": False, "batch": 2}, text_file.read_text().splitlines()
+    own = GREEDY | {"when": "chat_model"}
+    as_it_is = open_sequences(head_data(**chat, generated=None), text_target, seed=3)
+    assert open_sequences(head_data(**chat, generated=own), text_target, seed=3).fingerprint == as_it_is.fingerprint
+
+    monkeypatch.setattr(text_target.tokenizer, "chat_template", "if {{ messages[0]['content'] }} else", raising=False)
+    source = None
+    if of == "prompts":
+        path = text_file.with_suffix(".jsonl")
+        path.write_text("".join(f'{{"prompt": "{line}"}}\n' for line in lines))
+        source = group_values("prompts", "jsonl", path=str(path))
+    sequences = open_sequences(head_data(**chat, source=source, generated=own | {"texts": 20}), text_target, seed=3)
+    asked: dict[str, set[str]] = {"train": set(), "heldout": set()}
+    for part, count in (("train", 20), ("heldout", 4)):
+        for document in documents(sequences, part):
+            size = int((~document.scored).sum())
+            assert not document.scored[:size].any()
+            prompt = text_target.tokenizer.decode(document.tokens[:size])
+            question = prompt.removeprefix("if ").removesuffix(" else")
+            assert question != prompt and any(line.startswith(question) for line in lines)
+            assert question in lines if of == "prompts" else len(text_target.tokenizer(question)["input_ids"]) <= 5
+            asked[part].add(question)
+            tokens = torch.from_numpy(document.tokens.astype(np.int64))[None]
+            assert text_target.model(tokens).logits[0, size - 1 : -1].argmax(-1).tolist() == tokens[0, size:].tolist()
+        assert len(documents(sequences, part)) == count
+    assert not asked["train"] & asked["heldout"]
+
+
+def test_prompts_that_leave_no_room_for_an_answer_are_left_out(head_data, text_target, tmp_path, group_values, capsys):
+    path, long = tmp_path / "asked.jsonl", '{"prompt": "%s"}\n' % ("while True " * 9)
+    path.write_text('{"prompt": "if"}\n' * 11 + long)
+    source = group_values("prompts", "jsonl", path=str(path))
+    keys = {"source": source, "generated": GREEDY | {"prefix_tokens": 1}, "batch": 1, "packed": False}
+    sequences = open_sequences(head_data(**keys), text_target, seed=0)
+    assert "1 of 12 prompts are left out: more than 5 tokens, or none." in capsys.readouterr().out
+    assert [len(documents(sequences, part)) for part in ("train", "heldout")] == [10, 1]
+    path.write_text(long * 3)
+    for words, changes in (
+        ("None of the 3 prompts of data.source can be used: one may have 5 tokens, data.sequence_length=16 less", {}),
+        ("data.source.path=nowhere does not exist", {"source": source | {"path": "nowhere"}}),
+        ("head_data@data=prompts has the target answer them", {"generated": None}),
+    ):
+        with pytest.raises(UsageError, match=words):
+            open_sequences(head_data(**keys | changes), text_target, seed=0)
 
 
 def test_the_same_seed_writes_the_same_and_an_interrupted_run_goes_on(head_data, text_target, tmp_path, monkeypatch):
@@ -87,7 +140,9 @@ def test_samples_follow_the_models_law(tiny_llama, sampling, tiny_corpus, tmp_pa
     config = head_data(generated=SAMPLED | {
         "texts": 4000, "heldout_texts": 1, "prefix_tokens": 3, "new_tokens": 2, "temperature": 0.7, "batch": 1000,
     }).generated  # fmt: skip
-    written = SelfDistillation(config, target, 1, 16).documents(store, False, tmp_path / "written")
+    written = SelfDistillation(config, target, 1, 16).documents(
+        document_beginnings(store, False, config, 16, 1), {}, tmp_path / "written"
+    )
     counts = Counter(int(written.train[i].tokens[4]) for i in range(4000))
     law = torch.zeros(7, dtype=torch.float64)
     first = (target.model(torch.tensor([[2, 5, 3]])).logits[0, -1] / 0.7).softmax(-1)
@@ -105,7 +160,8 @@ def test_a_prompt_of_another_length_changes_nothing_in_its_neighbours(text_targe
     chats = [("train", Encoded(rng.integers(1, 300, len(s)), s)) for s in scored]
     store = write_documents(tmp_path / "store", [*chats, ("heldout", chats[0][1])], {})
     config = head_data(generated=GREEDY | {"texts": 9}).generated
-    written = SelfDistillation(config, text_target, 1, 64).documents(store, True, tmp_path / "written")
+    prompts = document_beginnings(store, True, config, 64, 1)
+    written = SelfDistillation(config, text_target, 1, 64).documents(prompts, {}, tmp_path / "written")
     assert len(written.train) == 3  # each conversation once
     for i, n in enumerate((3, 6, 9)):
         document = written.train[i]
@@ -115,13 +171,12 @@ def test_a_prompt_of_another_length_changes_nothing_in_its_neighbours(text_targe
         assert logits[n - 1 : -1].argmax(-1).tolist() == document.tokens[n:].tolist()
 
 
-def test_conversations_go_on_where_an_answer_begins(head_data, text_target, tmp_path):
+def test_conversations_go_on_where_an_answer_begins(head_data, tmp_path):
     scored = np.array([0, 0, 1, 1, 0, 0, 0, 1, 1, 0, 1], bool)
     document = Encoded(np.arange(10, 21), scored)
     store = write_documents(tmp_path / "store", [("train", document)] * 40 + [("heldout", document)], {})
     config = head_data(generated=GREEDY | {"texts": 40, "new_tokens": 11}).generated
-    written = SelfDistillation(config, text_target, 1, 19).documents(store, True, tmp_path / "written")
-    lengths = Counter(int(np.flatnonzero(written.train[i].scored)[0]) for i in range(40))
+    lengths = Counter(map(len, document_beginnings(store, True, config, 19, 1)["train"]))
     assert set(lengths) == {2, 7}  # the third answer begins too late for 19 - 11 tokens
 
 
