@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib import import_module
+from importlib.metadata import entry_points
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -190,8 +191,8 @@ def register(study: str, overlay: str = "") -> Callable[[Reader], Reader]:
 
 
 def _registered(study: str) -> tuple[Reader, str]:
-    """Return a study's reader and overlay, after loading all modules of `analysis/studies`, and the module of that name
-    of `specdec/studies` where none of them has the reader.
+    """Return a study's reader and overlay, after loading all modules of `analysis/studies`, and, where
+    none of them has the reader, the module of that name of `specdec/studies` or those of packages that add studies.
 
     Raises:
         UsageError: there is no such study.
@@ -202,6 +203,9 @@ def _registered(study: str) -> tuple[Reader, str]:
     if study not in _READERS and study.isidentifier():
         with suppress(ImportError):
             import_module(f"specdec.studies.{study}")
+    for plugin in entry_points(group="specdec.studies") if study not in _READERS else ():
+        with suppress(Exception):  # `No findings`, below, is what a reader needs of a package that does not load
+            plugin.load()
     if study not in _READERS:
         raise UsageError(
             f"No findings for a study {study!r}.{near_misses(study, _READERS)} Studies with findings are: "

@@ -1,4 +1,5 @@
-"""`python -m specdec.new drafter NAME`: write a package of your own that adds a drafter to specdec, or another part.
+"""`python -m specdec.new drafter NAME`: write a package of your own that adds a drafter to specdec, or another part, a
+study or a metric.
 
 The package has the class with its typed configuration, its YAML, the entry point that brings both, and the conformance
 suite as its test. Imports stay light, so that a bad name is answered at once.
@@ -28,12 +29,16 @@ class NewPart(NamedTuple):
         use: overrides with which a part is run, with {} for its name.
         filled: the function to fill in.
         noun: one part, in words.
+        record: the file of a run's folder that has what it gives; "" for parts that a conformance suite tries.
+        values: the folder of `conf/` with its values; "" for that of its kind, None where it has none.
     """
 
     group: str
     use: str
     filled: str
     noun: str
+    record: str = ""
+    values: str | None = ""
 
 
 FAMILIES = {
@@ -42,6 +47,8 @@ FAMILIES = {
     "structure": NewPart("structures", "+drafter=small_model structure={}", "parents", "structure"),
     "target": NewPart("targets", "+drafter=ngram target={} prompts=tokens", "next_logits", "target"),
     "prompts": NewPart("prompts", "+drafter=ngram prompts={}", "texts", "prompt set"),
+    "study": NewPart("studies", "+experiment={}", "arms", "study", "study.json", "experiment"),
+    "metric": NewPart("metrics", "+drafter=ngram", "{}", "metric", "summary.json", None),
 }
 
 
@@ -49,8 +56,8 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command's arguments."""
     made = OneSentence(
         prog="python -m specdec.new",
-        description="Writes a package that adds a drafter, a verifier, a structure, a target or a prompt set to "
-        "specdec, to be filled in. Other engines: see notebooks/guide/extending.md.",
+        description="Writes a package that adds a drafter, a verifier, a structure, a target, a prompt set, a "
+        "study or a metric to specdec, to be filled in. Other engines: see notebooks/guide/extending.md.",
     )
     made.add_argument("kind", choices=list(FAMILIES), help="the family of the new part")
     made.add_argument("name", metavar="NAME", help="its name, as it will be chosen: +drafter=NAME, verifier=NAME, ...")
@@ -71,11 +78,12 @@ def write_package(kind: str, name: str, folder: Path) -> list[Path]:
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(_[a-z0-9]+)*", name) or keyword.iskeyword(name):
         raise UsageError(f"Bad name {name!r}: it becomes a Python module, so use small letters, digits and single _.")
-    if (Path(config_dir()) / kind / f"{name}.yaml").is_file():
-        raise UsageError(f"Bad name {name!r}: specdec has a {FAMILIES[kind].noun} of this name; choose another.")
+    part, package = FAMILIES[kind], f"specdec_{name}"
+    values_folder = kind if part.values == "" else part.values
+    if values_folder and (Path(config_dir()) / values_folder / f"{name}.yaml").is_file():
+        raise UsageError(f"Bad name {name!r}: specdec has a {part.noun} of this name; choose another.")
     if folder.exists():
         raise UsageError(f"Folder {folder} exists: remove it, or give another with --folder.")
-    part, package = FAMILIES[kind], f"specdec_{name}"
     use = part.use.format(name)
     values = {
         "kind": kind,
@@ -86,16 +94,20 @@ def write_package(kind: str, name: str, folder: Path) -> list[Path]:
         "package": package,
         "distribution": f"specdec-{name.replace('_', '-')}",
         "use": f"python -m specdec.run {use}",
-        "certify": f"python -m specdec.certify {use}",
+        "check": "" if part.record else f"\npython -m specdec.certify {use}",
+        "overrides": use,
+        "record": part.record,
+        "prefix": f"own/{name}" if kind == "metric" else f"{name}/",
     }
     files = {
         "pyproject.toml": "pyproject.toml.txt",
         "README.md": "README.md.txt",
         f"{package}/__init__.py": "init.py.txt",
         f"{package}/{name}.py": f"{kind}.py.txt",
-        f"{package}/conf/{kind}/{name}.yaml": f"{kind}.yaml.txt",
-        f"tests/test_{name}.py": "test.py.txt",
+        f"tests/test_{name}.py": "command_test.py.txt" if part.record else "test.py.txt",
     }
+    if values_folder:
+        files[f"{package}/conf/{values_folder}/{name}.yaml"] = f"{kind}.yaml.txt"
     for path, skeleton in files.items():
         text = Template((SKELETONS / skeleton).read_text(encoding="utf-8")).substitute(values)
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -115,7 +127,7 @@ def new(arguments: Sequence[str]) -> None:
         print(path)
     part = FAMILIES[options.kind]
     print(
-        f"\nFill in `{part.filled}` in {folder}/specdec_{options.name}/{options.name}.py, then:\n"
+        f"\nFill in `{part.filled.format(options.name)}` in {folder}/specdec_{options.name}/{options.name}.py, then:\n"
         f"  cd {folder} && pip install -e '.[test]' && python -m pytest\n"
         f"  python -m specdec.run {part.use.format(options.name)}"
     )

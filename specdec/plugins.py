@@ -13,7 +13,8 @@ from pathlib import Path
 
 from specdec.code_version import code_hash
 
-GROUPS = tuple(f"specdec.{family}" for family in ("drafters", "peers", "prompts", "structures", "targets", "verifiers"))
+_FAMILIES = ("drafters", "metrics", "peers", "prompts", "structures", "studies", "targets", "verifiers")
+GROUPS = tuple(f"specdec.{family}" for family in _FAMILIES)
 
 
 def are_installed() -> bool:

@@ -3,18 +3,21 @@ in.
 """
 
 import importlib
+import json
 import sys
 from functools import partial
 from unittest import SkipTest
 
 import pytest
 
-from specdec import new, plugins
+from specdec import new, plugins, run
+from specdec.analysis import own_metrics
 from specdec.commands.plain import told_faults
 from specdec.drafters import drafters
 from specdec.plan.compositions import composed_parts
 from specdec.prompts import prompts
 from specdec.structures import structures
+from specdec.studies import studies
 from specdec.targets import targets
 from specdec.testing import drafter_cases, prompts_cases, structure_cases, target_cases, verifier_cases
 from specdec.verifiers import verifiers
@@ -61,7 +64,7 @@ def installed(monkeypatch, tmp_path):
         (told / "entry_points.txt").write_text(f"[{group.split(chr(34))[1]}]\n{name} = specdec_{name}.{name}\n")
         monkeypatch.syspath_prepend(str(folder))
         importlib.invalidate_caches()
-        for family in (drafters, verifiers, structures, targets, prompts):
+        for family in (drafters, verifiers, structures, targets, prompts, studies):
             family.names()  # fills it: a module registers its class once, when it is first imported
             monkeypatch.setattr(family, "_classes", dict(family._classes))
             monkeypatch.setattr(family, "_loaded", False)
@@ -180,12 +183,58 @@ def test_the_command_says_what_comes_next(capsys, tmp_path):
     assert (tmp_path / "here" / "specdec_a_new_one" / "conf" / "drafter" / "a_new_one.yaml").is_file()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "empty", "filled", "use", "record", "expected", "until_then"),
+    [
+        (
+            *("study", "        return []\n"),
+            '        chains = {w: {"name": "chain", "gamma": w} for w in (1, 2)}\n'
+            '        return [Strategy({"w": w}, bench.values.drafter, chain) for w, chain in chains.items()]\n',
+            *("+experiment=NAME", "study.json", {"NAME/tokens_per_call.1", "NAME/tokens_per_call.2"}),
+            "specdec: Study 'empty_one' compares nothing yet: fill in `arms`.",
+        ),
+        (
+            *("metric", '    raise NotImplementedError("nothing is filled in yet")\n'),
+            '    return run.rounds()["context"].max()\n',
+            *("+drafter=ngram", "summary.json", {"own/NAME"}),
+            "own/empty_one is left out, its function or import raised NotImplementedError: nothing is filled in yet.",
+        ),
+    ],
+)
+@pytest.mark.usefixtures("unwritten_pictures")
+def test_a_study_and_a_metric_give_values_after_one_function_is_filled_in(
+    installed, in_process, tmp_path, monkeypatch, kind, empty, filled, use, record, expected, until_then
+):
+    monkeypatch.setattr(own_metrics, "_METRICS", {})
+    tiny = "+debug=pocket prompts.limit=1 target.compile=false measurement.cost_contexts=[] tracking.enabled=false"
+
+    def found(name):
+        folder = tmp_path / f"of_{name}"
+        return in_process(run, use.replace("NAME", name), *tiny.split(), f"hydra.run.dir={folder}"), folder / record
+
+    installed(kind, "empty_one")
+    ended, path = found("empty_one")
+    said = ended.error if kind == "study" else " ".join(json.loads(path.read_text())["notes"])
+    assert until_then in said and ended.code == (2 if kind == "study" else 0)
+    installed(kind, "full_one", lambda text: text.replace(empty, filled))
+    ended, path = found("full_one")
+    assert ended.code == 0, ended.error
+    metrics = json.loads(path.read_text())["metrics"]
+    assert {name for name in metrics if "full_one" in name and ".ci_" not in name} == {
+        each.replace("NAME", "full_one") for each in expected
+    }
+    if kind == "metric":
+        assert metrics["own/full_one"] > 1 and "own/full" in path.with_name("report.md").read_text()
+
+
 def test_every_skeleton_is_used(tmp_path):
     for kind in new.FAMILIES:
         for path in new.write_package(kind, "some_part", tmp_path / kind):
             assert "$" not in path.read_text(), path
     kept = {path.name for path in new.SKELETONS.iterdir() if path.suffix == ".txt"}
     assert kept == {
-        *(f"{kind}.{ending}.txt" for kind in new.FAMILIES for ending in ("py", "yaml")),
-        *("pyproject.toml.txt", "README.md.txt", "init.py.txt", "test.py.txt"),
+        *(f"{kind}.py.txt" for kind in new.FAMILIES),
+        *(f"{kind}.yaml.txt" for kind in new.FAMILIES if kind != "metric"),
+        *("pyproject.toml.txt", "README.md.txt", "init.py.txt", "test.py.txt", "command_test.py.txt"),
     }

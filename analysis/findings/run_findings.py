@@ -15,6 +15,7 @@ from ..account.run_account import SharedWork
 from ..account.verdicts import FORMULA_ERRORS, formula_verdict, verdict
 from ..comparisons import OVER_FASTEST
 from ..intervals import ENDS
+from ..own_metrics import own_metrics
 from ..read.facts import RunFacts
 from ..read.runs import Run
 from ..sections import Findings, Section
@@ -112,6 +113,10 @@ def run_findings(run: Run) -> RunFindings:
     if run.beside:
         findings = _with_others(run, findings, measured)
     seen = replace(run, metrics=findings.metrics, curves=findings.curves, concluded=findings.summary)
+    own, left_out = own_metrics(seen)
+    if own or left_out:
+        findings = replace(findings, metrics=findings.metrics | own, notes=[*findings.notes, *left_out])
+        seen = replace(seen, metrics=findings.metrics, concluded=findings.summary)
     serving = run_recommendation(seen)
     sections = (*_sections(seen, measured.account, prediction), serving.section())
     return replace(findings, sections=sections, serving=serving.as_dict())

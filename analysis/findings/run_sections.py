@@ -21,6 +21,7 @@ from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
 from ..figures import run_figures
 from ..intervals import ENDS, Interval, too_few
+from ..own_metrics import OWN
 from ..read.runs import Run
 from ..rounds import drafted
 from ..sections import Section, counted, joined
@@ -129,7 +130,7 @@ def figures_section(run: Run) -> Section:
             "value": printed_metric(metrics, name, f",.{digits}f"),
             "metric": name,
         }
-        for name, label, digits in HEADLINES
+        for name, label, digits in (*HEADLINES, *((name, name, 4) for name in metrics if name.startswith(OWN)))
         if name in metrics
     ]
     notes = "\n".join(f"- {note}" for note in summary["notes"])
