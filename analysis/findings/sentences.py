@@ -105,7 +105,7 @@ def _loops(run: MeasuredRun, who: str = "decoding") -> str:
     if not share:
         return ""
     rest = Interval.from_metrics(run.metrics, "speedup.unflagged")
-    known = not too_few(round((1 - share) * run.account.prompts))
+    known = share < 1 and not too_few(round((1 - share) * run.account.prompts))
     without = f" (without them {who} is {times(rest)})" if known else ""
     return f"{in_loops(share)}{without}; "
 
