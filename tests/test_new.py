@@ -25,6 +25,7 @@ from specdec.verifiers import verifiers
 FILLED = """        seen = [place for place in range(len(text) - 1) if text[place] == text[-1]]
         return list(text[seen[-1] + 1 :][:most]) if seen else []
 """
+FAMILIES = (drafters, verifiers, structures, targets, prompts, studies)
 PARTS = {  # kind: cases, what stands in the one function, what is filled in, the case that fails until then
     "structure": (
         structure_cases,
@@ -62,10 +63,11 @@ def installed(monkeypatch, tmp_path):
         lines = (folder / "pyproject.toml").read_text().splitlines()
         group = next(line for line in lines if line.startswith("[project.entry-points"))
         (told / "entry_points.txt").write_text(f"[{group.split(chr(34))[1]}]\n{name} = specdec_{name}.{name}\n")
+        for family in FAMILIES:
+            family.names()  # fills it, of what is there without the package
         monkeypatch.syspath_prepend(str(folder))
         importlib.invalidate_caches()
-        for family in (drafters, verifiers, structures, targets, prompts, studies):
-            family.names()  # fills it: a module registers its class once, when it is first imported
+        for family in FAMILIES:
             monkeypatch.setattr(family, "_classes", dict(family._classes))
             monkeypatch.setattr(family, "_loaded", False)
         return file
