@@ -150,6 +150,9 @@ def refused(in_process, monkeypatch, workplace, tmp_path):
     return call
 
 
+NO_TEXT = ("prompts=random_tokens", "prompts.vocabulary=64")  # these models have no tokenizer
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("processes", "arguments", "says"),
@@ -157,9 +160,17 @@ def refused(in_process, monkeypatch, workplace, tmp_path):
         (2, [], "target.tensor_parallel=1: torchrun started 2 processes"),
         (3, ["target.tensor_parallel=2"], "target.tensor_parallel=2: torchrun started 3 processes"),
         (2, ["target.tensor_parallel=2"], "model {pocket} has 5 attention heads, which 2 processes cannot share"),
-        (4, ["target.tensor_parallel=4", "target.model={target}"], "has 2 key-value heads, which 4 processes"),
-        (2, ["target.tensor_parallel=2", "target.model={odd}"], "has 33 columns in its MLP, which 2 processes"),
-        (2, ["target.tensor_parallel=2", "target.model={unplanned}"], "(gpt2) has no plan in transformers"),
+        (
+            4,
+            ["target.tensor_parallel=4", "target.model={target}", *NO_TEXT],
+            "has 2 key-value heads, which 4 processes",
+        ),
+        (
+            2,
+            ["target.tensor_parallel=2", "target.model={odd}", *NO_TEXT],
+            "has 33 columns in its MLP, which 2 processes",
+        ),
+        (2, ["target.tensor_parallel=2", "target.model={unplanned}", *NO_TEXT], "(gpt2) has no plan in transformers"),
         (2, ["target.tensor_parallel=2", "target=random_110m"], "random weights are made, not read in shares"),
         (2, ["target.tensor_parallel=2", "measurement.peers=[transformers]"], "Bad value measurement.peers"),
         (2, ["target.tensor_parallel=2", "measurement.workers=2"], "Bad value measurement.workers=2"),
