@@ -139,15 +139,16 @@ def prompt_sums(rounds: pd.DataFrame) -> pd.DataFrame:
     Columns: rounds, tokens (committed), accepted, rejected, tested (accepted and rejected), offered (depth), nodes,
     proposals (rounds with an offer), draft_s, verify_s, accept_s, commit_s, round_s.
     """
-    parts = rounds.groupby("prompt", sort=True, observed=True)
+    codes, prompts = pd.factorize(rounds["prompt"], sort=True)
+
+    def total(values: pd.Series | None = None) -> np.ndarray:
+        return np.bincount(codes, weights=None if values is None else values, minlength=len(prompts)).astype(float)
+
     # A column after the other: together they would take several times the memory of the rounds.
-    sums = {name: parts[name].sum() for name in ("accepted", "offered", *SECONDS, "committed", "rejected")}
-    tokens = sums.pop("committed")
-    counts = {"rounds": parts.size(), "tokens": tokens, "tested": sums["accepted"] + sums["rejected"]}
-    proposals = (rounds["offered"] > 0).groupby(rounds["prompt"], sort=True, observed=True).sum()
-    table = pd.DataFrame({**sums, **counts, "nodes": parts["offered_nodes"].sum(), "proposals": proposals})
-    table.index = table.index.astype("str")
-    return table.astype(float)
+    sums = {name: total(rounds[name]) for name in ("accepted", "offered", *SECONDS, "rejected")}
+    counts = {"rounds": total(), "tokens": total(rounds["committed"]), "tested": sums["accepted"] + sums["rejected"]}
+    last = {"nodes": total(rounds["offered_nodes"]), "proposals": total(rounds["offered"] > 0)}
+    return pd.DataFrame({**sums, **counts, **last}, index=pd.Index(prompts.astype("str"), name="prompt"))
 
 
 def prompt_categories(rounds: pd.DataFrame) -> pd.Series:

@@ -47,13 +47,13 @@ def test_it_chats_as_with_transformers_alone_whatever_drafts(group_values, sampl
     for question in QUESTIONS:
         prompt = target.tokenizer.encode(ASKED.format(question))
         ids = torch.tensor([prompt])
-        plain = target.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=32)
+        plain = target.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
         expected = plain[0, len(prompt) :].tolist()
-        for drafter in ("none", "ngram", "suffix"):
+        for drafter in ("ngram", "suffix"):
             drafts = group_values("drafter", drafter)
-            generation = decode(target, drafts, 4, prompt, 32, **seeded())
+            generation = decode(target, drafts, 4, prompt, 24, **seeded())
             assert list(generation.tokens) == expected, (question, drafter)
             sizes.append(len(generation.rounds))
         said.append(target.tokenizer.decode(expected))
     assert "Shakespeare" in said[0] and "print" in said[1]
-    assert min(sizes) < 28, "drafts of n-grams were accepted"
+    assert min(sizes) < 21, "drafts of n-grams were accepted"
