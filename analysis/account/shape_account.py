@@ -145,7 +145,7 @@ def _sentence(shapes: Shapes, place: int) -> str:
     gain, net, chain_round = values["gain"], values["net"], chain["round"].estimate
     longer = {name: (values[name].estimate - chain[name].estimate) / chain_round for name in _PARTS}
     more = values["round"].estimate / chain_round - 1
-    listed = ", ".join(f"{_PARTS[name]} {value:+.1%}" for name, value in longer.items())
+    listed = ", ".join(f"{_PARTS[name]} {value:+z.1%}" for name, value in longer.items())
     largest = max(longer, key=longer.__getitem__)
     plural = shapes.names[place].startswith("rows")
     said = (
