@@ -111,7 +111,7 @@ def summary_section(run: Run) -> Section:
             verdict = f"{'faster' if speedup.low > 1 else 'slower'} than the baseline"
         said = f"**{subject} {speedup}**: {verdict} at gamma {run.primary_gamma}."
     if unclear := best_in_words(summary["arms"]):
-        said += f" Of the gammas {unclear} in speedup."
+        said += f" Gammas {unclear} in speedup."
     if loops := loops_note(run.metrics):
         said += f" {loops}"
     refuted, why = summary.get("refuted", ""), summary.get("reasons", [])
