@@ -96,7 +96,7 @@ def test_a_run_leaves_every_metric_and_artifact(command, tmp_path):
     assert told == {"structure": "chain", "verifier": "speculative_sampling", "prompts": "tokens", "temperature": "0"}
     assert main.info.run_name.endswith(f", {main.data.tags['specdec.cell'][:6]}")  # runs that differ have other names
     note = main.data.tags["mlflow.note.content"]
-    assert note.startswith("**Speedup") and "| speedup" in note
+    assert "**Speedup" in note.partition("\n|")[0] and "| speedup" in note  # behind its reason, where times give one
     assert [item.dataset.name for item in main.inputs.dataset_inputs] == ["tokens"]
     for metric, curve in (
         ("tokens_per_round", "curve/measured"),
