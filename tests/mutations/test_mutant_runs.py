@@ -174,7 +174,7 @@ def test_a_seed_chooses_the_bugs_of_a_run(toy):
 @pytest.mark.slow
 @pytest.mark.parametrize("shard", range(SHARDS))
 def test_all_planted_bugs_are_killed(shard):
-    """What `python tests/run_mutations.py` does, in shards that two workers can share; without the bugs the named tests
+    """Every planted bug fails a test that it names, in shards that two workers can share. Without the bugs these tests
     run in this very suite.
     """
     size = -(-len(planted_bugs(ROOT / "tests" / "mutations")) // SHARDS)

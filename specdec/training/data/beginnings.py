@@ -1,5 +1,5 @@
-"""What a target is shown before it writes: beginnings of documents, conversations up to an answer, and what users ask
-as its chat template has it.
+"""The prompts that a target is shown before it writes text to train on: beginnings of documents, conversations up to an
+answer, and what users ask as its chat template has it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
