@@ -5,9 +5,17 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from specdec.disturbance import Watch, watch_of
+
 
 class Clock(ABC):
-    """`mark` reads the clock; `seconds` turns two readings into a duration, once the device is synchronised."""
+    """`mark` reads the clock; `seconds` turns two readings into a duration, once the device is synchronised.
+
+    Attributes:
+        watch: what sees that other work disturbed a duration.
+    """
+
+    watch = Watch()
 
     @abstractmethod
     def mark(self) -> object: ...
@@ -62,5 +70,7 @@ class SimulatedClock(CpuClock):
 
 
 def clock_for(device: torch.device) -> Clock:
-    """Return a clock for the work on a device."""
-    return CudaClock() if device.type == "cuda" else CpuClock()
+    """Return a clock for the work on a device, which is watched."""
+    clock = CudaClock() if device.type == "cuda" else CpuClock()
+    clock.watch = watch_of(device)
+    return clock

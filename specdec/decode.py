@@ -44,7 +44,7 @@ def decode_round(
         generator: of acceptance decisions.
         room: tokens that may still be written; None where neither a limit nor an end token ends the text.
     """
-    start = clock.mark()
+    before, start = clock.watch.read(), clock.mark()
     # 1. Draft: nothing is offered beyond the last token, which the target gives for free.
     draft = drafter.draft(structure if room is None else structure.clamped(room - 1))
     drafted = clock.mark()
@@ -63,7 +63,7 @@ def decode_round(
         assert target.logits is not None
         drafter.observe(draft, target.logits)
     drafter.commit(committed, target.states)
-    marks = Marks(start, drafted, verified, accepted, clock.mark())
+    marks = Marks(start, drafted, verified, accepted, clock.mark(), (before, clock.watch.read()))
     chain = structure.branches == 1 and draft.tree.is_chain
     return Decided(draft, p, acceptance, committed, chain), marks
 

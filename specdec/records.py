@@ -12,6 +12,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from specdec.disturbance import WaitReading
+
 
 class Source(NamedTuple):
     """The strategy that proposed a node, and the rank that it gave the node (0 is its first choice)."""
@@ -202,13 +204,16 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Clock readings before, between and after the four verbs of a round, in the clock's own type (see `clock`)."""
+    """Clock readings before, between and after the four verbs of a round, in the clock's own type (see `clock`); and
+    what the clock's watch read right before and right after them.
+    """
 
     start: object
     drafted: object
     verified: object
     accepted: object
     committed: object
+    watched: tuple[WaitReading, WaitReading] = (WaitReading(), WaitReading())
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,16 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_disturbed() -> Iterator[None]:
+    """Watch for no other work, so that no test depends on what else the machine does."""
+    from specdec import disturbance
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(disturbance, "ProcessWatch", lambda *_: disturbance.Watch())
+        yield
+
+
 EXAMINED = ("test_probe.py", "test_planted_faults.py", "test_architectures.py")
 """Tests of the probe itself."""
 

@@ -7,9 +7,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.clock import CpuClock
+from specdec.batching.batch_drafter import batch_drafter
+from specdec.batching.batch_target import batch_target
+from specdec.batching.decode_batch import decode_batch
+from specdec.clock import CpuClock, SimulatedClock
 from specdec.decode import cut, generate
+from specdec.disturbance import WaitReading, Watch
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.folder.rounds_table import GenerationKey, round_table
 from specdec.records import EMPTY, Draft, Request, Source, TextStart, Tree, chain_tree
 from specdec.sampling import drawn, generator_for
 from specdec.structures.base import Structure, structures
@@ -290,3 +295,49 @@ def test_cut_keeps_up_to_the_end_token_and_the_limit(path, next_token, room, end
     assert 1 <= len(kept) <= room and list(kept) == whole[: len(kept)]
     assert not set(kept[:-1]) & ends
     assert kept[-1] in ends or len(kept) in (room, len(whole))
+
+
+class Watching(Watch):
+    """Reads that `lost` seconds were lost between any two readings; logs when it is read."""
+
+    def __init__(self, lost, log):
+        self.lost, self.log = lost, log
+
+    def read(self):
+        self.log.append("watch")
+        return WaitReading(len(self.log), 0.0)
+
+    def waited(self, before, after):
+        return self.lost * (after.time - before.time)
+
+
+class Logging(SimulatedClock):
+    """Advances by a second at each reading, and logs it."""
+
+    def __init__(self, lost):
+        super().__init__()
+        self.log = []
+        self.watch = Watching(lost, self.log)
+
+    def mark(self):
+        self.log.append("mark")
+        self.advance(1.0)
+        return super().mark()
+
+
+@pytest.mark.parametrize("batch", [False, True])
+@pytest.mark.parametrize(("lost", "hit"), [(0.02, False), (0.05, True)])
+def test_every_round_is_watched_outside_of_its_durations(cycle, drafter_values, batch, lost, hit):
+    clock = Logging(lost)
+    how = {"verifier": verifiers.build({"name": "greedy"}), "clock": clock}
+    how["structure"] = structures.build({"name": "chain", "gamma": 4})
+    target, drafter, asked = cycle(), drafters.build(drafter_values("ngram", SIZE), target=cycle()), Request((0,), 10)
+    if batch:
+        batches = {"target": batch_target(target, 1), "drafter": batch_drafter(drafter, target, 1)}
+        (made,) = decode_batch(**batches, requests=[asked], **how).generations
+    else:
+        made = generate(target=target, drafter=drafter, request=asked, **how)
+    assert "".join(word[0] for word in clock.log) == "mm" + "wmmmmmw" * len(made.rounds)
+    table = round_table(GenerationKey("", "", 4, 0, "", ""), made, clock).to_pandas()
+    assert table["waited_s"].to_numpy() == pytest.approx(6 * lost) and table["round_s"].eq(4.0).all()
+    assert table["disturbed"].eq(hit).all()

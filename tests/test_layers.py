@@ -13,7 +13,8 @@ LAYERS = (
     ("text.writing",),
     ("config", "hub", "plugins"),
     ("registry",),
-    ("theory", "records", "sampling", "clock", "cost_model"),
+    ("theory", "disturbance"),
+    ("records", "sampling", "clock", "cost_model"),
     ("tracking.store",),
     ("tracking",),
     ("text.lines", "text.lengths"),  # what files of others say: replay reads them above `analysis`, the import within

@@ -50,10 +50,10 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 _CSS = """
 :root { color-scheme: light dark;
   --back: #fff; --text: #1f2328; --muted: #656d76; --rule: #d8dee4;
-  --accepted: #00695c; --rejected: #b3261e; --own: #0b57d0; --own-back: #e8f0fe; }
+  --accepted: #00695c; --rejected: #b3261e; --own: #0b57d0; --own-back: #e8f0fe; --busy: #b26a00; }
 @media (prefers-color-scheme: dark) { :root {
   --back: #14171c; --text: #e6e8eb; --muted: #9aa4af; --rule: #343b44;
-  --accepted: #6fd6b4; --rejected: #ff9d92; --own: #9cc2ff; --own-back: #1b2b45; } }
+  --accepted: #6fd6b4; --rejected: #ff9d92; --own: #9cc2ff; --own-back: #1b2b45; --busy: #f0b35a; } }
 body { background: var(--back); color: var(--text); margin: 1.5rem auto; padding: 0 1rem; max-width: 70rem;
   font: 15px/1.5 system-ui, sans-serif; }
 h1 { font-size: 1.3rem; }
@@ -81,6 +81,7 @@ td.text, .prompt { white-space: pre-wrap; overflow-wrap: anywhere; line-height: 
 .bonus { border-style: double; border-width: 3px; }
 .plain { border-style: dashed; }
 .unused, .end { font-size: .9em; padding-left: .5em; }
+.busy { border-left: .35em solid var(--busy); padding-left: .35em; }
 """
 _CLASSES = {
     Kind.ACCEPTED: "accepted",
@@ -109,6 +110,7 @@ def trace_html(traces: Sequence[Trace], rounds: int = SHOWN_ROUNDS) -> str:
             (_span("own plain", "dashed box"), "its token, nothing drafted"),
             (_span("unused", "+n"), "drafted, not tested"),
             (_span("far", "muted"), "the text so far"),
+            (_span("busy", "striped"), "the machine was busy with other work: not timed"),
         )
     )
     return (
@@ -134,7 +136,8 @@ def _section(trace: Trace, rounds: int) -> str:
             text.append(_span("unused", f"+{line.unused}", "drafted, not tested"))
         if line.end:
             text.append(_span("end", ENDS.get(line.end, line.end)))
-        counts = f'<td class="count">{line.number}</td><td class="count">{line.accepted}/{line.offered}</td>'
+        strip = " busy" * line.disturbed
+        counts = f'<td class="count{strip}">{line.number}</td><td class="count">{line.accepted}/{line.offered}</td>'
         rows.append(f'<tr>{counts}<td class="text">{"".join(text)}</td></tr>\n')
     hidden = len(trace.lines) - rounds
     more = f'<p class="more">… {hidden} more rounds are not shown.</p>\n' if hidden > 0 else ""

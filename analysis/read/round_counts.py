@@ -19,6 +19,7 @@ from specdec.errors import UsageError
 from specdec.tracking.store import reason
 
 from ..arms import NAMES, TEXT, Arm, Arms
+from ..busy_machine import DISTURBED
 from ..rounds import COUNTED, GENERATION, check_columns, check_once, check_rounds, numbered
 
 T = TypeVar("T")
@@ -90,13 +91,19 @@ class _ArmFile:
         return self._open[arm]
 
     def _read(self, arm: Arm) -> pd.DataFrame:
-        parts: dict[str, list[Any]] = {name: [] for name in COUNTED}
+        known = all(DISTURBED in file.schema_arrow.names for file in self._files)
+        parts: dict[str, list[Any]] = {name: [] for name in (*COUNTED, *([DISTURBED] if known else []))}
         for number, group in self._groups[arm]:
-            table = self._files[number].read_row_group(group, columns=list(COUNTED))
+            table = self._files[number].read_row_group(group, columns=list(parts))
             table = table.filter(pc.and_(pc.equal(table["method"], arm[0]), pc.equal(table["gamma"], arm[1])))
             for name, values in parts.items():
-                values.append(_names(table[name]) if name in _NAMES else _numbers(table[name]))
-        columns: dict[str, Any] = {name: _joined(parts.pop(name)) for name in COUNTED}
+                column = table[name]
+                if name == DISTURBED:  # the first sitting of a run may have been of an earlier version
+                    column = pc.fill_null(column, False)
+                values.append(_names(column) if name in _NAMES else _numbers(column))
+        columns: dict[str, Any] = {name: _joined(parts.pop(name)) for name in list(parts)}
+        if known and not columns[DISTURBED].any():
+            del columns[DISTURBED]  # nothing is told of a quiet machine, and no memory taken
         pa.default_memory_pool().release_unused()
         order = _order(columns)
         if order is not None:

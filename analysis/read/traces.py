@@ -46,6 +46,7 @@ class TraceLine:
         unused: draft tokens that were neither accepted nor rejected: behind the rejection, behind a cut, or on other
             branches.
         end: "end_token", "limit" or "": what ended the text in this round.
+        disturbed: other work on the machine disturbed the round.
     """
 
     number: int
@@ -55,6 +56,7 @@ class TraceLine:
     accepted: int
     unused: int
     end: str
+    disturbed: bool = False
 
 
 @dataclass(frozen=True)

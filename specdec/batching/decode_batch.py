@@ -159,7 +159,7 @@ class _Batch:
     def step(self, verifier: Verifier) -> tuple[tuple[int, ...], int, Marks]:
         """Decode one round of every active sequence; return their slots, the tokens committed, the clock's readings."""
         active, mark = self.active, self.clock.mark
-        start = mark()
+        before, start = self.clock.watch.read(), mark()
         # 1. Draft: nothing is offered beyond the last token, which the target gives for free.
         drafts = self.drafter.draft({slot: self.structure.clamped(each.room - 1) for slot, each in active.items()})
         drafted = mark()
@@ -181,7 +181,7 @@ class _Batch:
             if self.drafter.reads_logits:
                 self.drafter.observe(slot, drafts[slot], self.target.logits[slot])
             self.drafter.commit(slot, committed[slot], self.target.states.get(slot))
-        marks = Marks(start, drafted, verified, accepted, mark())
+        marks = Marks(start, drafted, verified, accepted, mark(), (before, self.clock.watch.read()))
         for slot in active:
             sequence, tokens = active[slot], committed[slot]
             context = len(sequence.request.prompt) + len(sequence.tokens)

@@ -9,6 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from specdec.clock import Clock
+from specdec.disturbance import disturbed
 from specdec.records import Generation, Round
 from specdec.replay.walked_rounds import WalkedRounds
 
@@ -38,8 +39,11 @@ SCHEMA = pa.schema(
         "source": _TEXTS,
         "rank": _COUNTS,
         **dict.fromkeys(("beta", "tv", "departure"), pa.list_(pa.float64())),
-        **dict.fromkeys(("otherwise", "draft_s", "verify_s", "accept_s", "commit_s", "round_s"), pa.float64()),
+        **dict.fromkeys(
+            ("otherwise", "draft_s", "verify_s", "accept_s", "commit_s", "round_s", "waited_s"), pa.float64()
+        ),
         "batch": _COUNTS,
+        "disturbed": pa.bool_(),
     }
 )
 
@@ -65,6 +69,7 @@ def _columns(rounds: Sequence[Round], clock: Clock) -> dict[str, Any]:
     committed = [len(item.committed) for item in rounds]
     departures = [item.departure for item in rounds]
     lists = pa.list_(pa.float64())
+    waited = [clock.watch.waited(*item.marks.watched) for item in rounds]
     return {
         "context": [item.context for item in rounds],
         "offered_nodes": [len(item.draft_tokens) for item in rounds],
@@ -85,8 +90,18 @@ def _columns(rounds: Sequence[Round], clock: Clock) -> dict[str, Any]:
         "accept_s": [clock.seconds(each.marks.verified, each.marks.accepted) / each.batch for each in rounds],
         "commit_s": [clock.seconds(each.marks.accepted, each.marks.committed) / each.batch for each in rounds],
         "round_s": [clock.seconds(each.marks.start, each.marks.committed) / each.batch for each in rounds],
+        "waited_s": [lost / each.batch for lost, each in zip(waited, rounds, strict=True)],
         "batch": [each.batch for each in rounds],
+        "disturbed": disturbed_rounds(rounds, clock),
     }
+
+
+def disturbed_rounds(rounds: Sequence[Round], clock: Clock) -> list[bool]:
+    """Return for each round whether other work on the machine disturbed it; the device must be synchronised."""
+    return [
+        disturbed(clock.watch.waited(*each.watched), clock.seconds(each.start, each.committed))
+        for each in (item.marks for item in rounds)
+    ]
 
 
 def _accepted_source(item: Round) -> Any:

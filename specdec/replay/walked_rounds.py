@@ -86,4 +86,6 @@ class WalkedRounds(Sequence[Round]):
             "accept_s": np.zeros(size),
             "commit_s": marks[3::3] - marks[2::3],
             "round_s": marks[3::3] - marks[:-1:3],
+            "waited_s": np.zeros(size),
+            "disturbed": np.zeros(size, dtype=bool),
         }

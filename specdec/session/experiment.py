@@ -16,6 +16,7 @@ from specdec.analysis.pages.run_page import run_note, write_run
 from specdec.analysis.read.facts import PLAN_FILE, RunStatus
 from specdec.analysis.read.traces import read_traces
 from specdec.analysis.sections import counted
+from specdec.disturbance import watch_of
 from specdec.errors import EnvironmentFault, Interrupted, SpecdecError
 from specdec.folder.earlier_runs import EarlierRuns, KeptRun
 from specdec.folder.identity import RunIdentity
@@ -73,6 +74,8 @@ def run_experiment(plan: Plan, folder: Path, earlier: EarlierRuns | None = None)
             return beginning
         facts = run_facts(parts, predicted)
         notes = [*facts.notes, *claim_notes(plan), *workers_note(parts)]
+        if parts.target.clock() is None and (blind := watch_of(parts.target.device).blind):
+            notes.append(blind)
         more = [counted(sitting["prompts_kept"], "prompt") for sitting in beginning.sittings[1:]]
         if more:
             notes.append(

@@ -16,7 +16,7 @@ from specdec.clock import Clock, SimulatedClock
 from specdec.drafters import Drafter
 from specdec.errors import NumericsError
 from specdec.folder.results import DonePrompt, PromptKey, ResultsFolder
-from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
+from specdec.folder.rounds_table import GenerationKey, disturbed_rounds, generation_line, round_table
 from specdec.folder.session_files import Collected
 from specdec.prompts import Prompt
 from specdec.prompts.base.contract import turn_id
@@ -326,7 +326,8 @@ class Session:
             tokenizer = self._target.tokenizer
             decode = None if tokenizer is None else tokenizer.decode
             about = {"prompt": prompt.id, "drafter": arm.method, "structure": arm.structure.label}
-            self._prompt.traces.append(asdict(trace(output, decode, **about, lossless=lossless)))
+            busy = [False] * len(output.rounds) if parts.walks else disturbed_rounds(output.rounds, self._clock)
+            self._prompt.traces.append(asdict(trace(output, decode, busy, **about, lossless=lossless)))
         if self._target.sampling.greedy and lossless:
             self._prompt.compared.append(arm.method)
             divergence = explain(self._target, (prompt.id, arm.gamma), baseline.prompt, baseline.tokens, output.tokens)

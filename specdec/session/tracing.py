@@ -15,9 +15,18 @@ TAIL = 240  # characters of the text so far in a line
 
 
 def trace(
-    generation: Generation, decode: Decode | None, *, prompt: str, drafter: str, structure: str, lossless: bool
+    generation: Generation,
+    decode: Decode | None,
+    disturbed: Sequence[bool],
+    *,
+    prompt: str,
+    drafter: str,
+    structure: str,
+    lossless: bool,
 ) -> Trace:
-    """Trace `generation`, with tokens as their ids where there is no `decode`; the rest are words of the header."""
+    """Trace `generation`, with tokens as their ids where there is no `decode`; `disturbed` says of each round whether
+    other work disturbed it, the rest are words of the header.
+    """
     output: list[int] = []
     lines = []
     for number, round_ in enumerate(generation.rounds, 1):
@@ -31,6 +40,7 @@ def trace(
             accepted=round_.accepted,
             unused=len(round_.draft_tokens) - drafted,
             end=round_.truncation,
+            disturbed=disturbed[number - 1],
         )
         lines.append(line)
         output.extend(round_.committed)

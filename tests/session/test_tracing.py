@@ -51,7 +51,7 @@ def traced(*rounds, decode=decode, **header):
     tokens = tuple(token for item in rounds for token in item.committed)
     generation = Generation((0,), tokens, tuple(rounds), (0.0, 0.0), "limit")
     header = {"prompt": "p/1", "drafter": "ngram", "structure": "gamma 3", "lossless": True} | header
-    return trace(generation, decode, **header)
+    return trace(generation, decode, [False] * len(rounds), **header)
 
 
 REJECTING = make_round([1, 2, 4], [0], 3, [1, 3], rejected=True)

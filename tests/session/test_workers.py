@@ -74,7 +74,8 @@ def untimed(folder: Path) -> dict[str, object]:
     found: dict[str, object] = {}
     for name in TABLES:
         table = pd.read_parquet(folder / name)
-        found[name] = table[[column for column in table if not column.endswith("_s")]].to_json(orient="records")
+        kept = [column for column in table if not column.endswith("_s") and column != "disturbed"]
+        found[name] = table[kept].to_json(orient="records")
     for name in NOT_MEASURED:
         values = json.loads((folder / name).read_text())
         found[name] = {k: v for k, v in values.items() if k != "peak_mb"} if isinstance(values, dict) else values

@@ -60,6 +60,15 @@ def test_every_arm_has_the_values_of_the_file_in_order(tmp_path):
     assert shared.texts["prompt"].tolist() == ["b"] * 3 and shared.texts["rounds"].tolist() == [3] * 3
 
 
+def test_only_an_arm_that_was_disturbed_says_so(tmp_path):
+    hit = [None, True, False] * 2 + [None] * 12  # the first of a group was written by an earlier version
+    table().assign(disturbed=hit).to_parquet(tmp_path / "rounds.parquet", index=False)
+    arms = read_arms(tmp_path / "rounds.parquet")
+    assert arms["ngram", 4]["disturbed"].tolist() == [False] * 3 + [False, True, False]
+    assert arms["ngram", 2]["disturbed"].tolist() == [False] * 3 + [False, True, False]
+    assert "disturbed" not in arms["baseline", 0]
+
+
 def texts(arms):
     return arms.texts.sort_values(["method", "gamma", "prompt"], ignore_index=True)
 

@@ -1,0 +1,221 @@
+"""What other work on the machine took from this process: the time that its threads waited for a processor, that the
+host stole from its processors, and that its GPU was held back or shared. Read between rounds, never inside of one.
+
+Sources: `/proc/self/task/*/schedstat` (second field) and `/proc/stat` (steal), both in Linux' Documentation (scheduler/
+sched-stats, filesystems/proc); `getrusage` where they are missing; NVML. A neighbour that only takes memory bandwidth,
+caches or clock speed is not seen by any of them.
+"""
+
+import os
+import resource
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+SHARE = 0.05  # of a duration that threads waited, from which on it is disturbed
+_LISTED_S, _REFRESHED_S = 1.0, 0.1  # between two listings of the threads, and two readings of what is read seldom
+_BUSY = 0.05  # of the time since the last listing that a thread ran or waited, for it to count: not a progress line
+_MOST_THREADS = 64  # whose waiting is read: a reading takes about 2 microseconds a thread
+_SWITCH_S = 0.001  # that an involuntary switch is taken to last where waiting itself cannot be read
+_KEPT = 10_000  # windows in which something was lost that are remembered
+
+
+def disturbed(waited: float, seconds: float) -> bool:
+    """Return True if what took `seconds` is not to be used as it is, for the `waited` seconds in it."""
+    return waited > SHARE * seconds
+
+
+class WaitReading(NamedTuple):
+    """One reading: the time, and how long all threads have waited so far, both in seconds."""
+
+    time: float = 0.0
+    waited: float = 0.0
+
+
+class Watch:
+    """Reads what this process lost to other work; this one reads nothing, for simulated time."""
+
+    blind = ""  # a sentence on what cannot be seen here; "" where all can
+
+    def read(self) -> WaitReading:
+        """Return a reading; to be called right before and right after what is watched."""
+        return WaitReading()
+
+    def waited(self, before: WaitReading, after: WaitReading) -> float:
+        """Return the seconds lost between two readings: by all threads together, and by all processors to the host."""
+        return 0.0
+
+
+class ProcessWatch(Watch):
+    """Watches this process. WaitReading takes about 2 microseconds for each thread that computes."""
+
+    def __init__(
+        self, gpu: Callable[[], bool] | None = None, missing: Sequence[str] = (), proc: Path = Path("/proc")
+    ) -> None:
+        """
+        Args:
+            gpu: returns True while a GPU is held back or used by others, see `gpu_watch`.
+            missing: what cannot be seen, for `blind`.
+            proc: where the kernel's files are.
+        """
+        missing = [*missing]
+        self._tasks, self._gpu = proc / "self" / "task", gpu
+        self._files: dict[str, int] = {}  # thread: its open schedstat
+        self._asked: dict[str, int] = {}  # thread: nanoseconds that it had run and waited at the last listing
+        self._counted: list[int] = []
+        self._base = 0  # nanoseconds, so that the sum goes on where other threads are counted
+        self._listed = self._refreshed = -1.0
+        self._lost: deque[tuple[float, float, float]] = deque(maxlen=_KEPT)  # begin, end, seconds lost in between
+        self._stat = _opened(proc / "stat")
+        self._processors = {f"cpu{number}" for number in affinity()}
+        self._list(time.perf_counter())
+        self._scheduled = any(_fields(file)[0] for file in self._counted)
+        if not self._scheduled:
+            missing.append("how long threads wait for a processor (involuntary switches stand in for it)")
+        self._stolen = self._steal()
+        if self._stolen is None:
+            missing.append("what a host steals")
+        if len(affinity()) < torch.get_num_threads():
+            self.blind = (
+                f"{torch.get_num_threads()} threads compute on {len(affinity())} processors and wait for one another, "
+                "which cannot be told from other work: lower measurement.threads."
+            )
+        elif missing:
+            self.blind = f"This machine does not show {' and '.join(missing)}: other work on it may go unseen."
+
+    def read(self) -> WaitReading:
+        now = time.perf_counter()
+        if now - self._refreshed > _REFRESHED_S:
+            self._refresh(now)
+        return WaitReading(time.perf_counter(), self._waiting() * 1e-9)
+
+    def waited(self, before: WaitReading, after: WaitReading) -> float:
+        if after.time > self._refreshed:
+            self._refresh(time.perf_counter())
+        shared = 0.0
+        for begin, end, lost in reversed(self._lost):
+            if end <= before.time:
+                break
+            shared += lost * max(0.0, min(end, after.time) - max(begin, before.time)) / (end - begin)
+        return after.waited - before.waited + shared
+
+    def _waiting(self) -> int:
+        """Return how many nanoseconds the threads that compute have waited so far."""
+        if not self._scheduled:
+            return int(resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw * _SWITCH_S * 1e9)
+        return self._base + sum(_fields(file)[1] for file in self._counted)
+
+    def _refresh(self, now: float) -> None:
+        """Read what costs more, and note what was lost since the last time."""
+        stolen, begin = self._steal(), self._refreshed
+        lost = 0.0 if stolen is None or self._stolen is None else stolen - self._stolen
+        if self._gpu is not None and self._gpu():
+            lost += now - begin
+        if lost > 0 and begin > 0:
+            self._lost.append((begin, now, lost))
+        self._stolen, self._refreshed = stolen, now
+        if now - self._listed > _LISTED_S:
+            before = self._waiting()
+            self._list(now)
+            self._base += before - self._waiting()
+
+    def _steal(self) -> float | None:
+        """Return the seconds that the host has stolen from this process's processors; None where it is not shown."""
+        if self._stat is None:
+            return None
+        lines = (line.split() for line in os.pread(self._stat, 1 << 16, 0).decode("ascii").splitlines())
+        stolen = [int(line[8]) for line in lines if line[:1] and line[0] in self._processors and len(line) > 8]
+        return sum(stolen) / os.sysconf("SC_CLK_TCK") if stolen else None
+
+    def _list(self, now: float) -> None:
+        """Choose the threads whose waiting counts: those that computed since the last listing, or waited to."""
+        threads: list[str] = []
+        with suppress(OSError):
+            threads = os.listdir(self._tasks)
+        for gone in self._files.keys() - set(threads):
+            os.close(self._files.pop(gone))
+            self._asked.pop(gone, None)
+        for new in set(threads) - self._files.keys():
+            file = _opened(self._tasks / new / "schedstat")
+            if file is not None:
+                self._files[new] = file
+        asked = {thread: sum(_fields(file)) for thread, file in self._files.items()}
+        since = {thread: total - self._asked.get(thread, 0) for thread, total in asked.items()}
+        least = 0 if self._listed < 0 else _BUSY * (now - self._listed) * 1e9
+        chosen = sorted((thread for thread in since if since[thread] >= least), key=lambda thread: -since[thread])
+        self._counted = [self._files[thread] for thread in chosen[:_MOST_THREADS]]
+        self._asked, self._listed = asked, now
+
+
+@lru_cache
+def watch_of(device: torch.device) -> Watch:
+    """Return the watch of this process, which computes on a device."""
+    if device.type != "cuda":
+        return ProcessWatch()
+    gpu = gpu_watch(f"GPU-{torch.cuda.get_device_properties(device).uuid}")
+    return ProcessWatch(gpu, ("whether the GPU is throttled or shared (pip install nvidia-ml-py)",) * (gpu is None))
+
+
+def gpu_watch(uuid: str) -> Callable[[], bool] | None:
+    """Return a function that says whether a GPU is held back, by heat or a failing supply, or computes for others; None
+    where NVML does not answer. A power cap under one's own load is no disturbance; and where a container shows the
+    process itself under another number, others cannot be told from it and are not counted.
+    """
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+        pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+    except Exception:  # no package, no driver, no permission: each has an error of its own
+        return None
+    own = os.getpid()
+    slowdown = (
+        pynvml.nvmlClocksThrottleReasonHwSlowdown
+        | pynvml.nvmlClocksThrottleReasonSwThermalSlowdown
+        | pynvml.nvmlClocksThrottleReasonHwThermalSlowdown
+        | pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown
+    )
+    seen = int(time.time() * 1e6)  # of the samples of use by process
+
+    def held_back() -> bool:
+        nonlocal seen
+        if pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & slowdown:
+            return True
+        if own not in {process.pid for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle)}:
+            return False
+        try:
+            samples = pynvml.nvmlDeviceGetProcessUtilization(handle, seen)
+        except pynvml.NVMLError:  # there is no new sample
+            return False
+        seen = max([seen, *(sample.timeStamp for sample in samples)])
+        return any(sample.pid != own and sample.smUtil > 100 * _BUSY for sample in samples)
+
+    return held_back
+
+
+def affinity() -> set[int]:
+    """Return the numbers of the processors that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+def _opened(path: Path) -> int | None:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+
+
+def _fields(file: int) -> list[int]:
+    """Return how many nanoseconds a thread has run and waited; zeros once it has ended, or where neither is shown."""
+    with suppress(OSError, ValueError):
+        return [*map(int, os.pread(file, 64, 0).split()[:2])] or [0, 0]
+    return [0, 0]
