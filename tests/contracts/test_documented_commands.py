@@ -5,6 +5,7 @@ The first tier composes each with Hydra, or parses its options; the second runs 
 
 import re
 import shlex
+import shutil
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -178,8 +179,8 @@ def a_run(tmp_path_factory):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "arguments"), runnable())
-@pytest.mark.usefixtures("unwritten_pictures")
-def test_the_command_runs_in_its_debug_size(in_process, tmp_path, a_run, command, arguments):
+@pytest.mark.usefixtures("undrawn_pictures")  # test_run.py lays out those of every experiment
+def test_the_command_runs_in_its_debug_size(in_process, tmp_path, a_run, empty_database, command, arguments):
     """Files that a command names are given: a text, a run's texts to decode again, prompts, lengths to import."""
     (tmp_path / "FILE.txt").write_text("def square(number):\n    return number * number\n" * 50)
     (tmp_path / "accepted.jsonl").write_text('{"id": "a", "accepted": [2, 0, 4, 1]}\n{"id": "b", "accepted": [0, 3]}\n')
@@ -201,7 +202,7 @@ def test_the_command_runs_in_its_debug_size(in_process, tmp_path, a_run, command
         words += ["--gamma", "5"] if "--import" in words else []
     if command == "sync":
         words = [str(a_run) if word == "FOLDER" else word for word in words] or [str(a_run)]
-        words += ["--tracking-uri", f"sqlite:///{tmp_path / 'mlflow.db'}"]
+        words += ["--tracking-uri", f"sqlite:///{shutil.copy(empty_database, tmp_path / 'mlflow.db')}"]
     if command == "new":
         words = [word.replace("NAME", "sample") for word in words]
     modules = {"run": run, "advise": advise, "certify": certify, "report": report, "sync": sync, "new": new}

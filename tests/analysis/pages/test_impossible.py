@@ -355,11 +355,11 @@ def test_no_page_of_a_sample_says_what_cannot_be(tmp_path, quick):
     assert not complaints(tmp_path, SAMPLE)
 
 
-# A second a run: CI takes four of each kind, `-m benchmark` the rest of the five hundred.
+# A second a run: CI takes two of each kind, `-m benchmark` the rest of the five hundred.
 @pytest.mark.parametrize(
     "first",
     [
-        pytest.param(first, marks=pytest.mark.slow if first < 4 * AT_ONCE else pytest.mark.benchmark)
+        pytest.param(first, marks=pytest.mark.slow if first < 2 * AT_ONCE else pytest.mark.benchmark)
         for first in range(0, RUNS, AT_ONCE)
     ],
 )
