@@ -39,7 +39,7 @@ chosen = []  # run ids, or folders of runs, instead of those of the overlay
 # ## Which model holds, and where
 #
 # Simulated drafters, the drafters that come along on the target that comes along, and look-up in books: texts whose
-# accepted length is known at every position, measured once by a benchmark. The textbook formula takes the share of
+# accepted length is known at every position, measured once by a benchmark. The capped geometric takes the share of
 # positions whose token the drafter would have guessed; *stretches of the text* (theory.md 5.7) reads nothing but the
 # rounds at the largest $\gamma$. Greedy answers of a small model often end in loops of an exact period, which no model
 # here knows. The second table is of simulated texts that differ in length and acceptance, both together too.

@@ -16,7 +16,7 @@ NAMES = {  # no replay among them: it reads the very texts that were measured
 
 
 def gamma_choice(run: Run) -> Section:
-    """Set measured speedup by gamma beside what was foretold: by the textbook formula with the alpha of the target's
+    """Set measured speedup by gamma beside what was foretold: by the capped geometric with the alpha of the target's
     own text, by acceptance at each position on prompts that it was not fitted to, and by advice.
     """
     measured, texts = run.points("speedup"), drafted(run.arms().texts)
@@ -65,7 +65,7 @@ def choice_in_words(table: pd.DataFrame) -> str:
         if chosen == best:
             choices.append(f"{name} chooses it too ({promise})")
         else:
-            choices.append(f"{name} chooses gamma {chosen} ({promise}, gives {got:.3f}, {got / speedup - 1:+.1%})")
+            choices.append(f"{name} chooses gamma {chosen} ({promise}, gives {got:.3f}, {1 - got / speedup:.1%} less)")
     advice = NAMES["predicted"]
     lacking = "" if advice in table and table[advice].notna().any() else " No advice was asked for before this run."
     return f"{'; '.join([measured, *choices])}.{lacking}"

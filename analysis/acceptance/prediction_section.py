@@ -122,7 +122,7 @@ def section_of(prediction: HeldOutPrediction | Undetermined, title: str, seed: i
 
 
 def one_sentence(prediction: HeldOutPrediction) -> str:
-    """Say by how much the textbook formula and the recommended model are off on average."""
+    """Say by how much the capped geometric and the recommended model are off on average."""
     models = prediction.models.set_index("model")
     textbook = next((name for name in TEXTBOOK if name in models.index), None)
     model = prediction.chosen
@@ -133,7 +133,7 @@ def one_sentence(prediction: HeldOutPrediction) -> str:
     )
     if textbook in (None, model):
         return said[0].upper() + said[1:]
-    return f"Textbook formula, for the drafts that were offered, {models.at[textbook, 'bias']:+.1%}; {said}"
+    return f"Capped geometric, for the drafts that were offered, {models.at[textbook, 'bias']:+.1%}; {said}"
 
 
 @style.in_style

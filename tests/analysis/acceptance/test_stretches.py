@@ -181,7 +181,7 @@ def test_every_gamma_is_predicted_where_the_formula_and_markov_miss(predicted):
     assert errors(predicted, "capped_geometric.text")["error"].max() > 0.11
     assert errors(predicted, "markov")["error"].min() < -0.02
     assert predicted.chosen == "stretches"
-    assert one_sentence(predicted).startswith("Textbook formula, for the drafts that were offered, +")
+    assert one_sentence(predicted).startswith("Capped geometric, for the drafts that were offered, +")
 
 
 @pytest.fixture(scope="module")
