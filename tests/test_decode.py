@@ -175,13 +175,6 @@ def test_every_limit_is_met_exactly(cycle, limit, verifier):
         assert generation.rounds[-1].truncation == "limit"
 
 
-def test_one_new_token_takes_one_round_with_nothing_offered(cycle):
-    drafter = Scripted([3, 6, 2, 5])
-    (row,) = run(cycle(), drafter, limit=1).rounds
-    assert drafter.asked == [0]
-    assert (row.draft_tokens, row.committed, row.accepted, row.rejected, row.beta) == ((), (3,), 0, False, ())
-
-
 def test_no_proposal_is_not_a_rejection(cycle):
     for row in run(cycle(), Scripted(), limit=4).rounds:
         assert (row.draft_tokens, row.accepted, row.rejected, len(row.tree), row.beta) == (
@@ -197,12 +190,6 @@ def test_a_limited_full_round_is_censored(cycle):
     """Both remaining positions were accepted or free: gamma was 2 in this round, and nothing was rejected."""
     (row,) = run(cycle(), Scripted([3, 6, 2, 5]), limit=3).rounds
     assert (row.draft_tokens, row.accepted, row.rejected, row.truncation) == ((3, 6), 2, False, "limit")
-
-
-def test_the_baseline_is_one_token_a_round(cycle):
-    target = cycle()
-    generation = run(target, drafters.build({"name": "none"}, target=target), limit=6)
-    assert [row.committed for row in generation.rounds] == [(token,) for token in TEXT[:6]]
 
 
 def test_prompts_of_one_token_and_of_many(cycle):

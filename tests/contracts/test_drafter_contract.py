@@ -10,6 +10,7 @@ from typing import Any, get_args
 from unittest import SkipTest
 
 import pytest
+from fixtures.refusals import refused
 from fixtures.two_tiers import pairwise
 
 from specdec.drafters import parallel, small_model
@@ -85,6 +86,31 @@ def test_the_contract_holds(subject, name, structure):
 @pytest.mark.parametrize(("name", "structure"), [case for case in CASES if case[1] != "chain"])
 def test_the_whole_contract_holds_where_drafts_branch(subject, name, structure):
     hold(subject(name, structure), CHECKS)
+
+
+# Values that the bounds of a drafter's keys leave out.
+OUT_OF_BOUNDS = {
+    "corpus_ngram": {"order": (0,), "discount": (0.0, 1.0), "corpus": ("",)},
+    "early_exit": {"exit_layer": (0,)},
+    "jacobi": {"guess": ("zero",)},
+    "layer_skip": {"skip": ([],)},
+    "lookahead": {"window": (1,), "ngram": (1,), "candidates": (0,)},
+    "ngram": {"q": (0, 9, "short", None), "order_max": (0, 17), "order_min": ("x",), "matches_max": (0,)},
+    "oracle": {"alpha": (-0.1, 1.1, float("nan"), "high", None)},
+    "recycling": {"k": (0,)},
+    "retrieval": {"hits_max": (0,)},
+    "small_model": {"drafts": ("beam",), "translate": ("yes",), "dtype": ("int8",), "prefill_chunk": (0,)},
+    "spec_tree": {"models": ([],), "children": ("all",)},
+    "suffix": {"match_min": (0,), "factor": (-1.0,), "matches_max": (0,), "earlier_outputs": (-1,)},
+}
+
+
+@pytest.mark.parametrize("name", OUT_OF_BOUNDS)
+def test_a_value_out_of_bounds_is_refused_by_its_key(group_values, name):
+    for key, values in OUT_OF_BOUNDS[name].items():
+        for value in values:
+            with refused(rf"drafter\.{key}"):
+                drafters.config(group_values("drafter", name, **{key: value}))
 
 
 @pytest.mark.parametrize("name", drafters.names())

@@ -15,7 +15,6 @@ from specdec.published.network_files import TRAINED_EAGLE
 from specdec.records import Request, TextStart
 from specdec.replay.expected_rounds import expected_rounds
 from specdec.sampling import generator_for, probabilities
-from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 
 FORMS = {
@@ -24,7 +23,6 @@ FORMS = {
     "p-eagle": dict(mask_token=22, own_embedding=True, layers=2, fc_norm=True),
     "eagle3.1": dict(norm_output=True, layers=2, boundaries=[0, 1]),
 }
-SHAPE = dict(nodes=7, depth=3, branching=3, beam=64)
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +38,6 @@ def slow_of():
         return SlowEagle(network.state_dict(), network.config, target.hidden.embedding, target.hidden.output_layer)
 
     return make
-
-
-def paths(draft):
-    """(node, tokens above it)."""
-    for node in range(len(draft)):
-        yield node, draft.tokens[list(draft.tree.path(node)[:-1])].tolist()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -71,30 +63,6 @@ def test_q_is_the_networks_law_as_the_target_standardises(
                 target.sampling,
                 close=1e-9,
             )
-
-
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_dynamic_tree_holds_the_most_confident_paths(
-    target_at, random_eagle, group_values, slow_of, form, temperature
-):
-    """EAGLE-2: of all paths of choices among the three best, those with the largest products of chances."""
-    target = target_at(temperature)
-    network = random_eagle(target, **FORMS[form])
-    slow = slow_of(network, target)
-    structure = structures.build(group_values("structure", "dynamic", **SHAPE))
-    for text, drafts in random_rounds(Eagle(network, target), target, structure, 1, 3):
-        rows = slow.text_rows(text, features_of(target.model, text, network.config.boundaries))
-        for length, draft in drafts:
-            chances = {(): 0.0}
-            for depth in range(3):
-                for path in [path for path in chances if len(path) == depth]:
-                    wide = network.over_target(doubles(slow.logits_after(rows[: length - 1], path)))
-                    best = wide.log_softmax(-1).topk(3)
-                    for token, chance in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-                        chances[*path, token] = chances[path] + chance
-            expected = sorted(chances, key=lambda path: -chances[path])[1:8]
-            assert {(*above, int(draft.tokens[node])) for node, above in paths(draft)} == set(expected)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -153,16 +121,6 @@ def begun(drafter, target, prompt=(5, 1, 4, 1, 5)):
     return drafter
 
 
-def test_greedy_drafts_at_a_temperature_are_point_masses(target_at, random_eagle, make_structure):
-    drafts = []
-    for temperature, how in ((0.0, "sampled"), (1.0, "greedy"), (1.0, "sampled")):
-        target = target_at(temperature)
-        drafter = begun(Eagle(random_eagle(target), target, drafts=how), target)
-        drafts.append(drafter.draft(make_structure("tree", 3)))
-    assert torch.equal(drafts[0].tokens, drafts[1].tokens) and drafts[1].q is None
-    assert drafts[2].q is not None
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_threshold_ends_the_draft_and_changes_no_token(target_at, random_eagle, make_structure, temperature):
     target = target_at(temperature)
@@ -174,16 +132,6 @@ def test_a_threshold_ends_the_draft_and_changes_no_token(target_at, random_eagle
         assert torch.equal(draft.tokens, whole.tokens[: len(draft)])
         sizes.add(len(draft))
     assert 1 in sizes and len(sizes) > 2
-
-
-def test_tokens_that_cannot_be_drafted_never_are(target_at, random_eagle, make_structure):
-    target = target_at(1.0)
-    network = random_eagle(target, draft_vocabulary=7)
-    drafter = begun(Eagle(network, target), target)
-    kept = set(network.drafted_ids.tolist())
-    for _ in range(10):
-        draft = drafter.draft(make_structure("chain", 4))
-        assert set(draft.tokens.tolist()) <= kept and (draft.q > 0).sum(-1).max() <= 7
 
 
 def test_nothing_is_offered_before_the_first_feature(target_at, random_eagle, make_structure):

@@ -98,7 +98,6 @@ def test_bad_input_is_answered_with_a_sentence(tiny_llama, table, sampling, valu
         (llama, {"skip": [5]}, "has no block 5: its 2 blocks count from 0"),
         (llama, {"skip": [0, 1]}, "has no attention left: skip less"),
         (llama, {"skip": ["1.norm"]}, "'1.norm' is neither a block's number nor"),
-        (llama, {"skip": []}, "skip"),
         (one, {"skip": "auto"}, "has 1 layer, so there is nothing to skip"),
         (llama, {"skip": "auto", "cache_dir": str(tmp_path / "file" / "x")}, "cannot be kept there"),
         (table([[0.5, 0.5], [0.5, 0.5]]), {}, "the target has no network; use target=causal"),

@@ -146,12 +146,6 @@ def test_a_structure_that_is_too_small_is_refused(shape, message):
         build(4, 4, 4, False)(Pairs(0.0)).prepare(100, shape)
 
 
-@pytest.mark.parametrize(("key", "value"), [("window", 1), ("ngram", 1), ("candidates", 0)])
-def test_a_window_that_is_too_small_is_refused(group_values, key, value):
-    with pytest.raises(UsageError, match=rf"drafter\.{key}={value}: it should be greater than or equal to"):
-        drafters.config(group_values("drafter", "lookahead", **{key: value}))
-
-
 def test_the_structure_of_the_yaml_holds_the_window_of_the_yaml(group_values):
     drafter = drafters.build(group_values("drafter", "lookahead"), target=Pairs(0.0))
     values = {**group_values("structure", "dynamic"), **group_values("structure", "lookahead")}

@@ -8,7 +8,6 @@ from fixtures.drafting import chain, rows, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.drafters.base import drafters
 from specdec.drafters.ngram import Ngram, NgramConfig
 from specdec.errors import UsageError
 from specdec.ngrams.suffix_index import SuffixIndex
@@ -205,12 +204,6 @@ def test_nothing_is_proposed_without_a_match_or_before_any_text():
 def test_orders_must_not_cross():
     with pytest.raises(UsageError, match=r"drafter\.order_min=5: it should be at most drafter\.order_max=4"):
         make(order_max=4, order_min=5)
-
-
-@pytest.mark.parametrize("q", [0, 9, "short", None])
-def test_q_is_a_number_of_tokens_or_a_way_to_find_it(group_values, q):
-    with pytest.raises(UsageError, match=r"drafter\.q=.*'auto', 'longest', 1, 2"):
-        drafters.config(group_values("drafter", "ngram", q=q))
 
 
 def test_memory_entries_are_linear_in_the_text():

@@ -5,15 +5,14 @@ from copy import deepcopy
 
 import pytest
 import torch
-from fixtures.drafting import assert_drafted_from, chain, decoded, shaken, tokens_of_calls, tree
+from fixtures.drafting import assert_drafted_from, chain, shaken, tokens_of_calls, tree
 from fixtures.refusals import refused
 
 from specdec.drafters.base import drafters
 from specdec.drafters.parallel import Parallel
 from specdec.errors import ModelLoadError, NumericsError
 from specdec.models.cache import CACHE
-from specdec.records import Request, TextStart
-from specdec.replay.expected_rounds import expected_rounds
+from specdec.records import TextStart
 from specdec.sampling import generator_for, probabilities
 from specdec.targets.causal import Causal
 
@@ -172,14 +171,6 @@ def test_chances_are_those_of_single_drafts(parallel, model, monkeypatch, how):
         for level, token in enumerate(target_text[position : position + 4]):
             assert float(chances[position, level]) == pytest.approx(float(laws[level, token]), abs=1e-12)
         assert not chances[position, len(text) - position :].any()
-
-
-def test_expected_rounds_are_the_rounds(parallel):
-    drafter, target = parallel(temperature=0.0)
-    request = Request(PROMPT, 60, draft_generator=generator_for(0, "p", "draft"))
-    generation = decoded(target, drafter, chain(3), PROMPT, 60)
-    assert 0 < sum(row.accepted for row in generation.rounds) and any(row.rejected for row in generation.rounds)
-    assert expected_rounds(drafter, target, chain(3), generation.tokens, request) == len(generation.rounds)
 
 
 def along(drafter):

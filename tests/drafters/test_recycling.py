@@ -103,11 +103,6 @@ def test_a_structure_with_too_many_siblings_is_refused():
         build()(Pairs(0.0)).prepare(100, rows(5, 2))
 
 
-def test_keeping_no_token_is_refused():
-    with pytest.raises(UsageError, match=r"drafter\.k=0"):
-        drafters.config({"name": "recycling", "k": 0, "persist": False})
-
-
 @pytest.mark.slow
 def test_it_saves_calls_on_the_pocket_target(pocket_rounds, group_values):
     calls, tokens = pocket_rounds(group_values("drafter", "recycling"), STRUCTURES["tree"])

@@ -170,7 +170,6 @@ def test_bad_input_is_named_in_one_sentence(build, corpus, tmp_path):
         ({"model": str(tmp_path / "none")}, r"drafter\.corpus"),
         ({"match_min": 5, "match_max": 4}, r"drafter\.match_min=5"),
         ({"cache_dir": str(tmp_path / "blocked")}, r"drafter\.cache_dir"),
-        ({"hits_max": 0}, r"drafter\.hits_max"),
     ):
         with refused(words):
             build(**keys)

@@ -4,12 +4,12 @@ from copy import deepcopy
 
 import pytest
 import torch
-from fixtures.drafting import assert_laws_are_those_of_drafts, chain, decoded, law_error, shaken, tokens_of_calls
+from fixtures.drafting import assert_laws_are_those_of_drafts, chain, decoded, shaken, tokens_of_calls
 from fixtures.refusals import refused
 
 from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
-from specdec.errors import ModelLoadError, NumericsError, SpecdecError, UsageError
+from specdec.errors import ModelLoadError, NumericsError, UsageError
 from specdec.records import Request, TextStart
 from specdec.replay.expected_rounds import agreement
 from specdec.sampling import generator_for, one_hot
@@ -35,35 +35,6 @@ def test_a_drafter_equal_to_its_target_is_always_accepted(target, tiny_model):
         assert [row.accepted for row in generation.rounds] == [3, 3, 3, 3]
         # One law standardised alike: nothing is ever rejected, and nothing was proposed twice.
         assert all(value == pytest.approx(1.0, abs=1e-12) for row in generation.rounds for value in row.beta)
-
-
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize(
-    "how_far", ["rejected at once", "some accepted", "all accepted", "cut inside", "cut at the end"]
-)
-def test_the_cache_after_a_round_is_that_of_a_fresh_start(target, tiny_model, temperature, how_far):
-    beside = target(temperature=temperature)
-    drafter = SmallModel(shaken(tiny_model("llama")), beside)
-    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
-    first = drafter.draft(chain(4)).tokens.tolist()
-    other = (first[0] + 1) % 61
-    committed = {
-        "rejected at once": [other],
-        "some accepted": [*first[:2], (first[2] + 1) % 61],
-        "all accepted": [*first, 5],
-        "cut inside": first[:2],
-        "cut at the end": first,
-    }[how_far]
-    drafter.commit(committed)
-    second = drafter.draft(chain(3))
-    fresh = SmallModel(drafter.model, beside)
-    fresh.start(TextStart([*PROMPT, *committed], 64, generator=generator_for(1, "p", "draft")))
-    laws = fresh.laws([*PROMPT, *committed], [*second.tokens.tolist(), 0])
-    if temperature == 0:
-        assert torch.equal(fresh.draft(chain(3)).tokens, second.tokens)
-        assert torch.equal(laws[:3].argmax(-1), second.tokens)
-    else:
-        torch.testing.assert_close(second.q, laws[:3], atol=1e-12, rtol=0)
 
 
 def test_only_what_the_cache_lacks_is_evaluated(target, tiny_model):
@@ -97,15 +68,6 @@ def test_greedy_drafts_of_a_sampling_target_are_point_masses(target, tiny_model)
     assert draft.q is None
     laws = drafter.laws(PROMPT, draft.tokens.tolist())
     assert torch.equal(laws, one_hot(draft.tokens, 61))
-
-
-@pytest.mark.parametrize("drafts", ["sampled", "greedy"])
-@pytest.mark.parametrize("cut", [{}, {"top_k": 2}])
-def test_sampling_is_lossless(enumeration, table, random_law, tiny_llama, drafts, cut):
-    """Every outcome of drafting, accepting and the loop, limit included; vocabulary 3, a model in float64."""
-    beside = table(random_law(3, 5), temperature=1.0, **cut)
-    drafter = SmallModel(tiny_llama(3), beside, drafts=drafts)
-    assert law_error(enumeration, beside, drafter, chain(2), [0, 1], 3)[0] < 1e-12
 
 
 def test_drafts_end_with_the_models_context(target, tiny_llama):
@@ -175,22 +137,6 @@ def test_an_encoder_decoder_drafter_needs_such_a_target(target, tmp_path, group_
     model.save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="encoder-decoder"):
         drafters.build(group_values("drafter", "small_model", model=str(tmp_path)), target=target())
-
-
-@pytest.mark.parametrize(
-    ("changes", "key"),
-    [
-        ({"model": "/nowhere/at/all"}, "/nowhere/at/all"),
-        ({"drafts": "beam"}, r"drafter\.drafts"),
-        ({"translate": "yes"}, r"drafter\.translate"),
-        ({"dtype": "int8"}, r"drafter\.dtype"),
-        ({"prefill_chunk": 0}, r"drafter\.prefill_chunk"),
-        ({"gamma": 3}, r"drafter\.gamma"),
-    ],
-)
-def test_bad_configurations_are_one_sentence(target, group_values, changes, key):
-    with refused(key, SpecdecError):
-        drafters.build(group_values("drafter", "small_model", **changes), target=target())
 
 
 def test_logits_that_are_not_finite_end_the_run(target, tiny_model):

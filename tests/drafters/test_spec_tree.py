@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import pytest
 import torch
 from fixtures.drafting import assert_drafted_from, dynamic, law_error, rows
-from fixtures.refusals import refused
 from torch import Tensor
 
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
@@ -183,20 +182,6 @@ def test_models_are_named_and_counted(drafter_values, tiny_model, sampling):
     about = drafter.describe()
     assert about["first"]["sha256"] == about["first_2"]["sha256"] != about["second"]["sha256"] and about["sha256"]
     assert drafter.flops_per_token == sum(model.flops_per_token for model in drafter.models.values()) > 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"models": []}, r"drafter\.models=\[\]"),
-        ({"models": ["/no/such"]}, "/no/such"),
-        ({"children": "all"}, r"drafter\.children='all'"),
-    ],
-)
-def test_bad_configurations_are_one_sentence(table, random_law, group_values, changes, said):
-    with refused(said):
-        values = group_values("drafter", "spec_tree", **changes)
-        drafters.build(values, target=table(random_law(4, 0), temperature=0.0))
 
 
 def test_a_model_of_another_vocabulary_is_refused(table, random_law, drafter_values):

@@ -8,7 +8,6 @@ from fixtures.drafting import chain
 from fixtures.slow_drafters import SlowDrafter, along_paths, along_ranks, pocket, rounds_of, same_rounds
 
 from specdec.drafters.base import drafters
-from specdec.errors import UsageError
 from specdec.records import TextStart
 
 SIZE = 4
@@ -137,14 +136,6 @@ def test_no_prompt_is_told_its_own_output(build):
     drafter.remember([1, 2], [9, 9])  # a second output of a prompt does not count
     drafter.start(TextStart([9], 100))
     assert offered(drafter) == []
-
-
-@pytest.mark.parametrize(
-    ("key", "value"), [("match_min", 0), ("factor", -1.0), ("matches_max", 0), ("earlier_outputs", -1)]
-)
-def test_values_out_of_bounds(build, key, value):
-    with pytest.raises(UsageError, match=rf"drafter\.{key}"):
-        build(**{key: value})
 
 
 @pytest.mark.slow

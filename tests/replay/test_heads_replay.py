@@ -10,7 +10,6 @@ from fixtures.plain_rounds import decoded
 
 from specdec import advise, run
 from specdec.clock import CpuClock
-from specdec.drafters import drafters
 from specdec.drafters.adaptive import Adaptive
 from specdec.drafters.blockwise import BlockwiseHeads
 from specdec.drafters.grounded import Grounded
@@ -122,21 +121,15 @@ DRAWN = [
     ("medusa", "sampled", (2, 1)),
     ("grounded", "sampled", (2, 1)),
     ("grounded", "greedy", (2, 1)),
-    ("ngram", "greedy", (0, 1, 2, 0, 2)),
 ]
 
 
 @pytest.mark.parametrize(("name", "drafts", "prompt"), DRAWN)
-def test_expected_rounds_of_each_sampled_text_are_exact(
-    table, enumeration, random_heads, group_values, name, drafts, prompt
-):
+def test_expected_rounds_of_each_sampled_text_are_exact(table, enumeration, random_heads, name, drafts, prompt):
     """All outcomes of live decoding, by enumeration: given the text, the mean number of rounds is the replay's."""
     target = table(LAW, temperature=1.0)
-    if name == "ngram":
-        drafter = drafters.build(group_values("drafter", "ngram"), target=target)
-    else:
-        heads = random_heads(target, count=2, grounded=name == "grounded")
-        drafter = {"medusa": Medusa, "grounded": Grounded}[name](heads, target, drafts=drafts)
+    heads = random_heads(target, count=2, grounded=name == "grounded")
+    drafter = {"medusa": Medusa, "grounded": Grounded}[name](heads, target, drafts=drafts)
     limit, structure = (4 if drafts == "greedy" else 3), chain(2)
 
     def live():
