@@ -18,7 +18,8 @@ from specdec.targets import targets
 
 CHAINS = [name for name in drafters.names() if "chain" in drafters.get(name).capabilities.fills]
 CASES = [*((name, "chain") for name in CHAINS), ("ngram", "rows"), ("ngram", "tree")]
-QUICK = ("ngram", "oracle")  # seconds each; the others run with the slow tests
+QUICK = ("ngram", "oracle")  # seconds each; the others run with the slow tests, at one gamma
+ONE_GAMMA = ("measurement.gammas=[]", "measurement.bootstrap=20", "structure.gamma=2")
 STATES = 3  # of the table target
 TEXTS = "prompts.tokens=[[0],[1],[2],[0,1],[1,2],[2,0],[0,2],[1,0]]"
 
@@ -74,6 +75,8 @@ def test_the_account_closes(run_of, drafter_values, group_values, sampling, tiny
     if drafters.get(name).capabilities.runs_target:
         tiny_llama(STATES).save_pretrained(tmp_path)
         beside = ["target=causal", f"target.model={tmp_path}", "target.compile=false"]
+    if name not in QUICK:
+        beside += ONE_GAMMA
     made = run_of(name, TEXTS, f"structure={shape}", *beside, *changes(name, drafter_values(name, STATES, target)))
     logged = made.account()
     for gamma, item in logged["gammas"].items():

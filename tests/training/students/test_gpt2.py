@@ -3,11 +3,9 @@
 import json
 from copy import deepcopy
 from dataclasses import asdict
-from pathlib import Path
 
 import pytest
 import torch
-from fixtures.adapted_models import trained
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from safetensors.torch import load_file
@@ -16,14 +14,11 @@ from specdec.config import config_dir, validated
 from specdec.errors import UsageError
 from specdec.models.load import load_model, load_tokenizer
 from specdec.training import trainings
-from specdec.training.data.tokenized_corpus import load_corpus
 from specdec.training.data_recipes import fingerprint
 from specdec.training.optimizer import build_optimizers
 from specdec.training.recipes import ModelTrainConfig, PythonRecipe, TextRecipe, model_fingerprint
 from specdec.training.student import training_device
-from specdec.training.students.model_student import ModelStudent, build_model
-
-DATA = Path(__file__).resolve().parents[4] / "shared" / "data" / "text"
+from specdec.training.students.model_student import build_model
 
 
 def composed(name: str, *overrides: str) -> ModelTrainConfig:
@@ -62,17 +57,6 @@ def test_the_recipes_have_the_published_sizes(name, layers, width, millions):
     assert (model.config.n_layer, model.config.n_embd) == (layers, width)
     parameters = sum(p.numel() for name, p in model.named_parameters() if "wpe" not in name)
     assert parameters / 1e6 == pytest.approx(millions, abs=0.1)
-
-
-def test_both_recipes_share_corpus_and_tokenizer():
-    target, drafter = composed("gpt97m").recipe, composed("gpt6m").recipe
-    assert target.corpus == drafter.corpus and target.model.context == drafter.model.context
-
-
-def test_a_local_text_takes_the_place_of_lm1b():
-    recipe = composed("gpt6m", "corpus@recipe.corpus=text", "recipe.corpus.path=some.txt").recipe
-    assert isinstance(recipe, TextRecipe)
-    assert (recipe.corpus.path, recipe.corpus.hub_id) == ("some.txt", None)
 
 
 def test_old_checkpoints_and_corpora_of_llama_recipes_stay_valid():
@@ -125,21 +109,6 @@ def test_trained_exported_and_loaded(gpt_values, tmp_path, monkeypatch):
     ids = tokenizer("the cat has", return_tensors="pt")["input_ids"]
     assert torch.isfinite(model(ids).logits).all() and model(ids).logits.shape[-1] == 270
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not DATA.is_dir(), reason="the texts of ../shared/data are not here")
-def test_training_lowers_the_loss_on_real_text(gpt_values, tmp_path):
-    source = (DATA / "tinyshakespeare" / "input.txt").read_text(encoding="utf-8")
-    (tmp_path / "play.txt").write_text(source[:60_000], encoding="utf-8")
-    recipe = gpt_values["recipe"]
-    recipe["corpus"] |= {"path": str(tmp_path / "play.txt"), "documents": "paragraphs", "vocabulary": 400}
-    recipe["data"]["tokens"] = 64 * 30
-    config = validated(ModelTrainConfig, gpt_values)
-    student = ModelStudent(config, load_corpus(config.recipe.corpus, 32, tmp_path / "corpus"))
-    before = student.score()["heldout/nats_per_token"]
-    trained(student)
-    assert student.score()["heldout/nats_per_token"] < before - 0.5
 
 
 def test_bad_values_name_the_key(gpt_values):

@@ -93,8 +93,6 @@ ADAPTED = {
         pytest.param(GROUNDED, "kill", 5, id="grounded"),
         pytest.param(JOINT, "kill", 5, id="joint", marks=pytest.mark.slow),
         pytest.param(ADAPTED, "kill", 5, id="adapted"),
-        pytest.param(ADAPTED, "term", 3, id="adapted-term", marks=pytest.mark.slow),
-        pytest.param(ADAPTED, "int", 6, id="adapted-int", marks=pytest.mark.slow),
     ],
 )
 def test_a_stopped_and_resumed_training_gives_the_same_weights(values, store, tmp_path, changes, how, at):
