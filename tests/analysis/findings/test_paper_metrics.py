@@ -69,16 +69,6 @@ def direct(rounds: pd.DataFrame) -> dict[str, float]:
     return values | {"throughput/tokens_per_s": ours["tokens"] / ours["seconds"]}
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_rate_over_overhead_is_the_speedup_in_every_category_and_overall(tables, seed):
-    metrics = metrics_of(tables(seed=seed))
-    for prefix in ("", "category/code/", "category/text/", "category/none/"):
-        rate = metrics[f"{prefix}acceleration_rate"]
-        assert abs(rate / metrics[f"{prefix}step_overhead"] - metrics[f"{prefix}speedup"]) < 1e-9
-        assert abs(rate / metrics[f"{prefix}step_overhead.original"] - metrics[f"{prefix}speedup.original"]) < 1e-9
-        assert rate == metrics[f"{prefix}tokens_per_round"]
-
-
 def test_every_figure_is_a_ratio_of_sums_with_an_interval(tables):
     rounds, generations = tables()
     metrics = metrics_of((rounds, generations))

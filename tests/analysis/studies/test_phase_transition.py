@@ -8,7 +8,6 @@ import pytest
 
 from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.phase_transition import (
-    crossing,
     growth,
     product_lines,
     roofline_ridge,
@@ -223,10 +222,3 @@ def test_a_single_cell_and_no_products_still_make_sentences():
     text = text_of(found)
     assert "One context was measured" in text and "n*" not in text
     assert roofline_ridge(empty, 50) is None and product_lines(empty, 50).empty
-
-
-def test_a_line_crosses_between_two_sizes():
-    tokens = np.array([1, 10, 20])
-    assert crossing(tokens, np.array([1.0, 10.0, 20.0]), 15) == pytest.approx(15)
-    assert crossing(tokens, np.array([1.0, 10.0, 20.0]), 0.5) == 1
-    assert crossing(tokens, np.array([1.0, 10.0, 20.0]), 30) is None
