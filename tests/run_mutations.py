@@ -37,66 +37,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found: list[Verdict] = []
     try:
         with tempfile.TemporaryDirectory(prefix="mutations") as scratch:
-            for verdict in verdicts(
-                bugs,
-                root,
-                Path(scratch),
-                at_once=options.j,
-                unpatched=not options.no_unpatched,
-                limit=options.limit,
-            ):
+            for verdict in verdicts(bugs, root, Path(scratch), at_once=options.j, limit=options.limit):
                 found.append(verdict)
-                print(
-                    f"{verdict.status:<11}{verdict.seconds:6.1f} s  {verdict.name}  {verdict.reason}"[:240], flush=True
-                )
+                line = f"{verdict.status:<11}{verdict.seconds:6.1f} s  {verdict.name}  {verdict.reason}"
+                print(line[:240], flush=True)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return 130
-    return _conclude(found, time.monotonic() - began)
+    statuses = [verdict.status for verdict in found]
+    skipped = statuses.count("skipped")
+    idle = f" ({skipped} cannot be on this machine, which skips their tests)" if skipped else ""
+    seconds = time.monotonic() - began
+    print(f"\n{statuses.count('killed')} of {len(found)} planted bugs killed{idle}; {seconds:.0f} s")
+    return 0 if all(verdict.good for verdict in found) else 1
 
 
 def sample(bugs: Sequence[PlantedBug], size: int, seed: int) -> list[PlantedBug]:
     """Return the `size` bugs, or one fewer, that a seed chooses; consecutive seeds choose all before one a second time.
+
     Bugs of one area, which stand together, are spread over the seeds.
     """
     samples = -(-len(bugs) // size)
     return list(bugs[seed % samples :: samples]) if bugs else []
 
 
-def _conclude(found: Sequence[Verdict], seconds: float) -> int:
-    bad = [verdict for verdict in found if not verdict.good]
-    if bad:
-        print("\nnot killed:")
-        for verdict in bad:
-            print(f"  {verdict.status}: {verdict.name}: {verdict.reason}")
-    planted = [verdict.status for verdict in found if _is_bug(verdict)]
-    skipped = planted.count("skipped")
-    idle = f" ({skipped} cannot be on this machine, which skips their tests)" if skipped else ""
-    print(f"\n{planted.count('killed')} of {len(planted)} planted bugs killed{idle}; {seconds:.0f} s")
-    return 1 if bad else 0
-
-
-def _is_bug(verdict: Verdict) -> bool:
-    """Return whether a verdict is of a bug, and not of a file of tests without any."""
-    return not verdict.name.endswith(".py")
-
-
 def _chosen(bugs: list[PlantedBug], names: Sequence[str]) -> list[PlantedBug]:
-    """Return the bugs that any of `names` means: an area, a bug, a pattern of bugs or a patch's path."""
-    if not names:
-        return bugs
+    """Return the bugs that any of `names` means, an area, a bug or a pattern of AREA/BUG; all for no names."""
     chosen: dict[str, PlantedBug] = {}
     for name in names:
-        wanted = name.removesuffix(".patch").rstrip("/")
-        wanted = "/".join(Path(wanted).parts[-2:]) if name.endswith(".patch") else wanted
-        fitting = [bug for bug in bugs if wanted in (bug.name.split("/")[0], *bug.name.split("/")[1:])]
-        fitting += [bug for bug in bugs if fnmatch(bug.name, wanted) and bug not in fitting]
+        fitting = [bug for bug in bugs if name in bug.name.split("/") or fnmatch(bug.name, name)]
         if not fitting:
             raise PatchError(
                 f"No planted bug is called {name}: tests/mutations has AREA/NAME.patch; give AREA or NAME."
             )
         chosen |= {bug.name: bug for bug in fitting}
-    return list(chosen.values())
+    return list(chosen.values()) if names else bugs
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -107,7 +82,6 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("-j", type=int, default=os.cpu_count() or 1, help="bugs at once; default: all cores")
     parser.add_argument("--sample", type=int, metavar="N", help="only about N bugs, which --seed chooses")
     parser.add_argument("--seed", type=int, default=0, metavar="S", help="of --sample: another number, other bugs")
-    parser.add_argument("--no-unpatched", action="store_true", help="do not run the tests without a bug first")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds that the tests of one bug may take")
     parser.add_argument("--root", default=str(ROOT), help="the source tree; default: that of this file")
     return parser.parse_args(arguments)

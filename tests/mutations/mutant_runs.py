@@ -47,20 +47,22 @@ HEAVY = (
 )
 PLUGINS = ("xdist.plugin", "pytest_timeout", "_hypothesis_pytestplugin")
 """The plugins that the options in pyproject.toml need; no other plugin of pytest is loaded."""
-Status = Literal["killed", "survived", "broken", "hung", "skipped", "unpatched"]
+
+Status = Literal["killed", "survived", "broken", "hung", "skipped"]
+
 _NO_VERDICT = (ImportError, SyntaxError, NameError)
 """Errors that a patch makes which does not run at all; a test that fails of them has noticed nothing."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of one bug, or of the named tests without any.
+    """The outcome of one bug.
 
     Attributes:
-        name: of the bug; "unpatched" and a file for tests without one.
+        name: of the bug.
         status: "killed" where a test failed by an assertion or an error raised in it; "broken" where the patch does not
-            apply or run, or its tests cannot be collected, or fail without it; "skipped" where all of them need what
-            this machine lacks, as arithmetic in bfloat16; "unpatched" where tests pass without.
+            apply or run, or its tests cannot be collected; "skipped" where all of them need what this machine lacks, as
+            arithmetic in bfloat16.
         reason: the test that failed and how, or what is wrong with the patch.
         seconds: processor time.
     """
@@ -72,29 +74,7 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        return self.status in ("killed", "skipped", "unpatched")
-
-
-@dataclass(frozen=True)
-class _Ran:
-    """Tests that ended in a child: ids that passed, were skipped, failed in their own body, or otherwise; and the
-    processor time that they took, in seconds.
-    """
-
-    passed: tuple[str, ...]
-    skipped: tuple[str, ...]
-    failed: tuple[str, ...]
-    errors: tuple[str, ...]
-    seconds: float
-
-
-@dataclass(frozen=True)
-class _Job:
-    """Tests to run in a copy of the tree, with a bug or, with None, without."""
-
-    bug: PlantedBug | None
-    tests: tuple[str, ...]
-    name: str
+        return self.status in ("killed", "skipped")
 
 
 def preload() -> None:
@@ -109,33 +89,44 @@ def preload() -> None:
     gc.freeze()
 
 
-def verdicts(
-    bugs: Sequence[PlantedBug], root: Path, scratch: Path, *, at_once: int, unpatched: bool, limit: float
-) -> Iterator[Verdict]:
-    """Yield the verdict of each bug as it is known, and before those of bugs whether their tests pass without them.
+def verdicts(bugs: Sequence[PlantedBug], root: Path, scratch: Path, *, at_once: int, limit: float) -> Iterator[Verdict]:
+    """Yield the verdict of each bug as it is known.
 
     Args:
         root: the source tree.
         scratch: an empty folder on a disk, for the copies.
         at_once: children at one time.
-        unpatched: run each named test once without a bug.
         limit: seconds after which a child is ended and its bug called "hung".
     """
-    tree = scratch / "tree"
-    _copy_sources(root, tree)
-    planted: list[_Job] = []
-    for bug in bugs:
-        try:
-            bug.patched(tree)
-        except PatchError as error:
-            yield Verdict(bug.name, "broken", str(error))
-            continue
-        planted.append(_Job(bug, bug.killed_by, bug.name))
-    by_file: dict[str, dict[str, None]] = {}
-    for test in (test for job in planted if unpatched for test in job.tests):
-        by_file.setdefault(test.split("::")[0], {})[test] = None
-    jobs = [_Job(None, tuple(tests), file) for file, tests in by_file.items()] + planted
-    yield from _run(jobs, scratch, at_once, limit)
+    _copy_sources(root, scratch / "tree")
+    context, waiting = multiprocessing.get_context("fork"), list(bugs)
+    running: dict[Connection, tuple[BaseProcess, PlantedBug, float]] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                bug = waiting.pop(0)
+                ours, theirs = context.Pipe(duplex=False)
+                process = context.Process(target=_child, args=(bug, scratch, theirs))
+                process.start()
+                theirs.close()
+                running[ours] = process, bug, time.monotonic() + limit
+            first = min(until for *_, until in running.values())
+            ready = wait(list(running), timeout=max(0.0, first - time.monotonic()))
+            for connection in [each for each in running if each in ready or running[each][2] <= time.monotonic()]:
+                process, bug, _ = running.pop(connection)
+                status: Status = "broken" if connection in ready else "hung"
+                verdict = Verdict(
+                    bug.name, status, f"its tests ended the process, or did not end: {_log(bug, scratch)}"
+                )
+                if connection in ready:
+                    with suppress(EOFError):
+                        verdict = connection.recv()
+                _end(process)
+                yield verdict
+                shutil.rmtree(_folder(bug, scratch), ignore_errors=True)
+    finally:
+        for process, *_ in running.values():
+            _end(process)
 
 
 def _copy_sources(root: Path, tree: Path) -> None:
@@ -152,51 +143,16 @@ def _copy_sources(root: Path, tree: Path) -> None:
             (tree / "specdec" / part).symlink_to(Path("..") / part)
 
 
-def _planted(tree: Path, copy: Path, bug: PlantedBug | None) -> None:
-    """Make `copy`, whose files are those of `tree` but for the patched ones."""
-    shutil.copytree(tree, copy, symlinks=True, copy_function=os.link)
-    for name, text in bug.patched(tree).items() if bug else ():
-        path = copy / name
-        path.unlink()
-        path.write_text(text, encoding="utf-8")
-        for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
-            compiled.unlink()
+def _folder(bug: PlantedBug, scratch: Path) -> Path:
+    return scratch / bug.name.replace("/", "-")
 
 
-def _run(jobs: Sequence[_Job], scratch: Path, at_once: int, limit: float) -> Iterator[Verdict]:
-    context = multiprocessing.get_context("fork")
-    waiting = list(enumerate(jobs))
-    running: dict[Connection, tuple[BaseProcess, _Job, Path, float]] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                number, job = waiting.pop(0)
-                folder = scratch / f"job{number}"
-                folder.mkdir()
-                _planted(scratch / "tree", folder / "tree", job.bug)
-                ours, theirs = context.Pipe(duplex=False)
-                process = context.Process(target=_child, args=(job, folder, theirs))
-                began = time.monotonic()
-                process.start()
-                theirs.close()
-                running[ours] = process, job, folder, began
-            oldest = min(began for *_, began in running.values())
-            ready = wait(list(running), timeout=max(0.0, oldest + limit - time.monotonic()))
-            now = time.monotonic()
-            late = [each for each, (*_, began) in running.items() if began + limit <= now and each not in ready]
-            for connection in (*ready, *late):
-                process, job, folder, began = running.pop(connection)
-                ran = None
-                if connection in ready:
-                    with suppress(EOFError):
-                        ran = connection.recv()
-                _end(process)
-                log = folder / "log"
-                yield _verdict(job, ran, _tail(log), hung=connection in late)
-                shutil.rmtree(folder)
-    finally:
-        for process, *_ in running.values():
-            _end(process)
+def _log(bug: PlantedBug, scratch: Path) -> str:
+    """Return the last lines that the tests of a bug have written."""
+    log = _folder(bug, scratch) / "log"
+    return (
+        " | ".join(log.read_text(encoding="utf-8", errors="replace").strip().split("\n")[-6:]) if log.exists() else ""
+    )
 
 
 def _end(process: BaseProcess) -> None:
@@ -207,58 +163,68 @@ def _end(process: BaseProcess) -> None:
     process.join()
 
 
-def _tail(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().split("\n") if log.is_file() else [""]
-    return " | ".join(lines[-6:])
+def _child(bug: PlantedBug, scratch: Path, connection: Connection) -> None:
+    """Run the tests of a bug in a copy of the tree and send the verdict. Never returns."""
+    status = 1
+    try:
+        os.setpgid(0, 0)
+        _folder(bug, scratch).mkdir()
+        log = os.open(_folder(bug, scratch) / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        connection.send(_verdict(bug, scratch))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        connection.close()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # Nothing that the parent would do at its own end: its threads and handlers are not ours.
+        os._exit(status)
 
 
-def _verdict(job: _Job, ran: _Ran | None, log: str, *, hung: bool) -> Verdict:
-    def verdict(status: Status, reason: str) -> Verdict:
-        return Verdict(job.name, status, reason, ran.seconds if ran else 0.0)
-
-    if hung:
-        return verdict("hung", f"its tests did not end in time: {log}")
-    if ran is None:
-        return verdict("broken", f"its tests ended the process: {log}")
-    silent = [
-        test for test in job.tests if not any(_names(test, ended) for ended in (*ran.passed, *ran.failed, *ran.skipped))
-    ]
-    idle = f"{ran.skipped[0]} is skipped on this machine" if ran.skipped and not ran.passed else ""
-    if job.bug is None:
-        bad = [*ran.failed, *ran.errors, *(f"{test} does not exist" for test in silent)]
-        if bad:
-            return verdict("broken", "without a bug: " + "; ".join(bad))
-        return verdict("skipped", idle) if idle else verdict("unpatched", "")
-    if ran.failed:
-        return verdict("killed", ran.failed[0])
-    if ran.errors:
-        return verdict("broken", ran.errors[0])
-    if silent:
-        return verdict("broken", f"{silent[0]} was not run: {log}")
-    return verdict("skipped", idle) if idle else verdict("survived", job.bug.bug)
+def _verdict(bug: PlantedBug, scratch: Path) -> Verdict:
+    began, folder = sum(os.times()[:4]), _folder(bug, scratch)  # of this process and those that it waited for
+    tree = folder / "tree"
+    shutil.copytree(scratch / "tree", tree, symlinks=True, copy_function=os.link)
+    try:
+        bug.plant(tree)
+    except PatchError as error:
+        return Verdict(bug.name, "broken", str(error))
+    for path in map(Path, bug.files()):
+        for compiled in (tree / path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+            compiled.unlink()
+    ended = _run_tests(bug, tree, folder)
+    silent = [test for test in bug.killed_by if not any(_names(test, each) for each in ended.called)]
+    if ended.failed:
+        status, reason = "killed", ended.failed[0]
+    elif ended.errors or silent:
+        status, reason = "broken", (ended.errors or [f"{silent[0]} was not run: {_log(bug, scratch)}"])[0]
+    elif ended.skipped and not ended.passed:
+        status, reason = "skipped", f"{ended.skipped[0]} is skipped on this machine"
+    else:
+        status, reason = "survived", bug.bug
+    return Verdict(bug.name, status, reason, sum(os.times()[:4]) - began)
 
 
 def _names(test: str, ended: str) -> bool:
     """Return whether `test`, as a patch names it, stands for the test that ended, one of its parameters perhaps."""
-    ended = ended.split(": ")[0]
-    return ended == test or ended.startswith(f"{test}[") or ended.startswith(f"{test}::")
+    return ended == test or ended.startswith(f"{test}[")
 
 
-class _Recorder:
-    """A pytest plugin that keeps how each test ended."""
+class _Ended:
+    """A pytest plugin that keeps how each test ended, and stops at the first that fails in its own body."""
 
-    def __init__(self, stop: bool) -> None:
-        """
-        Args:
-            stop: end at the first test that fails in its own body.
-        """
-        self._stop = stop
+    def __init__(self) -> None:
+        self.called: list[str] = []
         self.passed: list[str] = []
         self.skipped: list[str] = []
         self.failed: list[str] = []
         self.errors: list[str] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.called.append(report.nodeid)
         if report.skipped:
             self.skipped.append(report.nodeid)
         elif report.passed and report.when == "call":
@@ -271,35 +237,12 @@ class _Recorder:
         said = f"{report.nodeid}: {call.excinfo.exconly(tryshort=True)}".split("\n")[0]
         if call.when == "call" and not call.excinfo.errisinstance(_NO_VERDICT):
             self.failed.append(said)
-            if self._stop:
-                node.session.shouldstop = "noticed"
+            node.session.shouldstop = "noticed"
         else:
             self.errors.append(f"{said} (in {call.when})")
 
 
-def _child(job: _Job, folder: Path, connection: Connection) -> None:
-    """Run the tests of a job in its copy of the tree and send what came of them. Never returns."""
-    status = 1
-    try:
-        os.setpgid(0, 0)
-        log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        connection.send(_run_tests(job, folder))
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        connection.close()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Nothing that the parent would do at its own end: its threads and handlers are not ours.
-        os._exit(status)
-
-
-def _run_tests(job: _Job, folder: Path) -> _Ran:
-    began = sum(os.times()[:4])  # of this process and those that it waited for
-    tree = folder / "tree"
+def _run_tests(bug: PlantedBug, tree: Path, folder: Path) -> _Ended:
     os.chdir(tree)
     # First on the path, here and in commands that tests start: before an editable installation, whose finder is asked
     # last.
@@ -307,15 +250,12 @@ def _run_tests(job: _Job, folder: Path) -> _Ran:
     os.environ["PYTHONPATH"] = str(tree)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.environ["SPECDEC_CACHE"] = str(folder / "cache")  # what a bug has computed and kept reaches no other bug's tests
-    recorder = _Recorder(stop=job.bug is not None)
+    ended = _Ended()
     plugins = [f"-p{name}" for name in (*PLUGINS, "no:cacheprovider")]
     options = ["-q", "-n0", "-mslow or not slow", "-Wignore::pytest.PytestAssertRewriteWarning", f"--rootdir={tree}"]
     options += [*plugins, f"--basetemp={folder / 'files'}"]
-    code = pytest.main([*options, *job.tests], plugins=[recorder])
+    pytest.main([*options, *bug.killed_by], plugins=[ended])
     used = getattr(sys.modules.get("specdec"), "__file__", None)
     if used is not None and not Path(used).is_relative_to(tree):
         raise RuntimeError(f"the tests ran against {used} and not against the copy in {tree}")
-    if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED):
-        recorder.errors.append(f"pytest ended with code {int(code)}: {_tail(folder / 'log')}")
-    ended = recorder.passed, recorder.skipped, recorder.failed, recorder.errors
-    return _Ran(*map(tuple, ended), sum(os.times()[:4]) - began)
+    return ended
