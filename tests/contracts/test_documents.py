@@ -81,3 +81,11 @@ def test_a_page_begins_with_what_it_answers(path):
     lines = path.read_text(encoding="utf-8").splitlines()
     assert lines[0].startswith("# ") and not lines[1] and re.match(r"[A-Z]", lines[2])
     assert len(re.findall(r"^# ", prose(path), re.MULTILINE)) == 1
+
+
+def test_every_fault_of_the_page_on_security_is_injected_by_tests_that_exist():
+    page = (ROOT / "notebooks" / "guide" / "security.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| .+ \| .+ \| (`test_.+`) \|$", page, re.MULTILINE)
+    tests = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(rows) > 20
+    assert [name for row in rows for name in re.findall(r"\w+", row) if f"def {name}(" not in tests] == []
