@@ -1,4 +1,4 @@
-"""Faults injected into commands, as the page on security lists them: one sentence, exit code, status of the MLflow run."""
+"""Faults injected into commands, those of the page on security: one sentence, exit code, status of the MLflow run."""
 
 import errno
 import json
