@@ -4,6 +4,7 @@ random, from values and files that are right.
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -74,15 +75,26 @@ def spoiled(draw: st.DrawFn, value: Any, most: int = 2) -> Any:
     return value
 
 
+_NUMBER = re.compile(rb"(?<![\w\"])\d+(\.\d+)?")
+_NO_NUMBERS = [
+    *(b"-1", b"1e400", b"NaN", b"-Infinity", b"2.5", b"9" * 400, b"1" * 5000, b"null", b"true", b"[]", b"{}"),
+    *(b"[1, [2]]", b'"x"', b'"\\ud800"'),
+]
+
+
 @st.composite
 def torn(draw: st.DrawFn, content: bytes) -> bytes:
-    """Return bytes of a file that was cut off, overwritten in places, or put together from parts."""
+    """Return bytes of a file that was cut off, overwritten in places, put together from parts, or got odd numbers."""
     made = bytearray(content)
     for _ in range(draw(st.integers(1, 3))):
         at = draw(st.integers(0, len(made)))
-        kind = draw(st.sampled_from(("cut", "flip", "insert", "repeat")))
+        kind = draw(st.sampled_from(("cut", "flip", "insert", "repeat", "number")))
+        numbers = [each.span() for each in _NUMBER.finditer(made)] if kind == "number" else []
         if kind == "cut":
             del made[at:]
+        elif numbers:
+            begin, end = draw(st.sampled_from(numbers))
+            made[begin:end] = draw(st.sampled_from(_NO_NUMBERS))
         elif kind == "flip" and at < len(made):
             made[at] = draw(st.integers(0, 255))
         elif kind == "insert":

@@ -1,5 +1,8 @@
 """Files of lines, trees and costs that are spoiled at random: each is read, or refused in one sentence with code 2."""
 
+import gzip
+import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 
 from faults.answers import answered, files_of, lines_of, spoiled, torn
 from specdec.analysis.read.foreign.spec_bench import spec_bench_times
-from specdec.analysis.read.imported import ImportChoices
+from specdec.analysis.read.imported import ImportChoices, Imported
 from specdec.analysis.read.importers import IMPORTERS
 from specdec.config import config_dir
 from specdec.cost_model import load_cost
@@ -79,74 +82,42 @@ def test_prompt_files(tmp_path: Path, group_values: Any, content: bytes, templat
     answered(lambda: load_prompts(read_prompts(values), tokenizer=Letters(), context_length=100, max_new_tokens=10))
 
 
-def choice(**more: Any) -> dict[str, Any]:
-    return {"index": 0, "turns": ["a"], "new_tokens": [6], "wall_time": [0.5], **more}
-
-
-RUN = {"batch_size": 1, "steps": 3, "topk": 1, "num_draft_tokens": 4}
-METRICS = {"latency": 2.0, "output_throughput": 100.0, "accept_length": 2.0, "num_questions": 80}
-FOREIGN: dict[str, list[Any]] = {
-    "accepted_lengths": [
-        {"accepted": [2, 0, 1], "id": "a", "category": "c"},
-        {"accept_lengths": [3, 1], "prompt_token_ids": [1, 2, 3]},
-        [1, 2],
-    ],
-    "positions": [
-        {"id": "a", "prompt_token_ids": [1], "acc_x": {"acc_len": [2, 1, 1]}, "generated_token_ids": [1, 2, 3]},
-        {"id": "a", "acc_x": {"acc_len": [3, 2, 2]}, "finish": "end_token"},
-    ],
-    "vllm": [
-        {"request_id": "r", "metrics": {"per_step_accepted": [2, 0, 1], "per_step_drafted": [3, 3, 1]}},
-        {"acceptance_histogram": [4, 3, 2, 1], "num_draft_tokens": 30, "num_spec_tokens": 3},
-        {"num_drafts": 10, "num_draft_tokens": 30, "num_accepted_tokens": 10, "num_accepted_tokens_per_pos": [6, 3, 1]},
-    ],
-    "spec_bench": [
-        {"question_id": 1, "category": "x", "choices": [choice(accept_lengths=[3, 1, 2], decoding_steps=[3])]},
-        {"question_id": 2, "choices": [choice(accept_lengths=[5, 1], decoding_steps=[2])]},
-    ],
-    "eagle": [
-        {"question_id": 1, "choices": [choice(idxs=[3])]},
-        {"question_id": 2, "choices": [choice(idxs=[3], alpha=[3, 1], alpha_num=[4, 3])]},
-    ],
-    "specforge": [{"model": None, "gsm8k": [{**RUN, "metrics": [METRICS]}, {**RUN, "steps": 0, "metrics": [METRICS]}]}],
-}
-PAGE = """# TYPE vllm:spec_decode_num_drafts counter
-vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 10.0
-vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 30.0
-vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 10.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 6.0
-vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 4.0
-"""
-
-
-@pytest.mark.parametrize("name", FOREIGN)
-@SETTINGS
-@given(data=st.data())
-def test_foreign_lines(tmp_path: Path, name: str, data: st.DataObject) -> None:
-    path = tmp_path / "file.jsonl"
-    path.write_bytes(data.draw(file_of(FOREIGN[name])))
-    gamma, bonus = data.draw(st.sampled_from([None, 2, 5])), data.draw(st.sampled_from([None, True, False]))
-    choices = ImportChoices(gamma, bonus, data.draw(st.sampled_from([None, "acc_x"])), data.draw(st.booleans()))
-    answered(lambda: IMPORTERS["accepted_lengths" if name == "positions" else name](path, choices))
-    answered(lambda: IMPORTERS["auto"](path, choices))
-    if name == "spec_bench":
-        answered(lambda: spec_bench_times(path, choices.skip_bad))
-
-
-WORDS = ("NaN", "+Inf", "-1", "1e308", "1e400", "0.5", "x", "{", '"', "\\", " ", "\n")
-
-
-@SETTINGS
-@given(
-    at=st.lists(st.tuples(st.integers(0, len(PAGE)), st.sampled_from(WORDS)), max_size=4), content=torn(PAGE.encode())
+PAGE = Path(__file__).resolve().parents[2] / "notebooks" / "guide" / "foreign_formats.md"
+EXAMPLES = re.findall(
+    r"^## (\w+)[^\n]*\n.*?```(jsonl|json|text)\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
 )
-def test_pages_of_counters(tmp_path: Path, at: list[tuple[int, str]], content: bytes) -> None:
-    text = PAGE
-    for place, word in at:
-        text = text[:place] + word + text[place + len(word) :]
-    for each in (text.encode(), content):
-        (tmp_path / "page.txt").write_bytes(each)
-        answered(lambda: IMPORTERS["vllm_prometheus"](tmp_path / "page.txt", ImportChoices(2)))
+
+
+def test_the_page_has_examples():
+    assert len(EXAMPLES) == 7
+
+
+@pytest.mark.parametrize(("kind", "form", "example"), EXAMPLES)
+@settings(SETTINGS, max_examples=50)
+@given(data=st.data())
+def test_foreign_files(tmp_path: Path, kind: str, form: str, example: str, data: st.DataObject) -> None:
+    """What is read of a file is sound: it can be written, no round is doubled, and none accepts more than it has."""
+    ways = {
+        "jsonl": lambda: file_of([json.loads(line) for line in example.splitlines()]),
+        "json": lambda: files_of(json.loads(example)),
+        "text": lambda: torn(example.encode()),
+    }
+    content = data.draw(ways[form]())
+    path = tmp_path / "file.jsonl"
+    packed = data.draw(st.sampled_from([0, 0, 0, 30, None]))  # so many bytes of it; 0: as it is
+    path.write_bytes(content if packed == 0 else gzip.compress(content)[:packed])
+    gamma, bonus = data.draw(st.sampled_from([None, 2, 5])), data.draw(st.sampled_from([None, True, False]))
+    choices = ImportChoices(gamma, bonus, data.draw(st.sampled_from([None, "acc_eagle"])), data.draw(st.booleans()))
+    for name in (kind, "auto"):
+        read: list[Imported] = []
+        assert answered(lambda name=name, read=read: read.extend(IMPORTERS[name](path, choices))) or read
+        for source in read:
+            json.dumps([source.name, *source.notes, *source.texts["prompt"]], ensure_ascii=False).encode()
+            assert source.texts["rounds"].sum() > 0 and not source.texts.duplicated(["prompt", "repeat"]).any()
+            assert (source.rounds["accepted"] <= source.rounds["offered"]).all()
+    if kind == "spec_bench":
+        answered(lambda: spec_bench_times(path, choices.skip_bad))
+    answered(lambda: read_streams(path, 10_000, key="target.path", lengths="acc_eagle", skip_bad=choices.skip_bad))
 
 
 TREE = {"parents": [-1, -1, 0, 0, 1, 2], "ranks": [0, 1, 0, 1, 0, 0]}
