@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 from fixtures.resumed_runs import found
-from mlflow.tracking import MlflowClient
 
 from specdec import run, train
 from specdec.analysis.figures import style
@@ -179,48 +178,14 @@ def test_cells_of_a_training_sweep_have_folders_of_their_own(in_process, trainin
 
 
 @pytest.mark.slow
-def test_a_training_that_fails_does_not_drop_the_rest(in_process, training, tmp_path):
-    training(2, UsageError("No such heads."))
-    training(3, ValueError("a bug"))
-    ended = in_process(train, *TRAIN, "heads.count=1,2,3,4")
-    assert ended.code == 3 and "specdec: cell 1: No such heads." in ended.error
-    assert [line["exit code"] for line in table(last(tmp_path))] == ["0", "2", "1", "0"]
-    assert (tmp_path / "models/heads/medusa/heads.count=4").is_dir()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("code", [130, 143])
-def test_a_signal_ends_a_training_sweep_with_its_own_code(in_process, training, tmp_path, code):
-    training(2, Interrupted("Stopped at step 3.", code))
+def test_a_signal_ends_a_training_sweep_with_its_own_code(in_process, training, tmp_path):
+    training(2, Interrupted("Stopped at step 3.", 130))
     ended = in_process(train, *TRAIN, "heads.count=1,2,3")
-    assert ended.code == code and ended.error.endswith("specdec: Stopped at step 3.\n")
-    assert [line["exit code"] for line in table(last(tmp_path))] == ["0", str(code)]
+    assert ended.code == 130 and ended.error.endswith("specdec: Stopped at step 3.\n")
+    assert [line["exit code"] for line in table(last(tmp_path))] == ["0", "130"]
 
 
 def test_a_single_training_stays_in_its_usual_folder(in_process, training, tmp_path):
     assert in_process(train, *TRAIN[1:]).code == 0
     assert (tmp_path / "models/heads/medusa").is_dir()
     shutil.rmtree(tmp_path / "models")
-
-
-@pytest.mark.slow
-def test_a_run_that_goes_on_is_one_run_in_mlflow(in_process, decoded, made_database, tmp_path):
-    """Interrupted by a signal, which logs what there is, and gone on with: the last values are those of the whole."""
-    arguments = ("+drafter=ngram", "+debug=tiny", "measurement.bootstrap=50")
-    decoded.stop = 2
-    assert in_process(run, *arguments).code == 143
-    decoded.stop = None
-    ended = in_process(run, *arguments)
-    (folder,) = (path.parent for path in tmp_path.glob("outputs/*/*/config.yaml"))
-    assert ended.code == 0 and len(decoded) == PROMPTS
-    # A long path is folded.
-    assert f"Goingonwiththerunin{folder}:2promptsof{PROMPTS}kept." in "".join(ended.output.split())
-    client = MlflowClient(f"sqlite:///{made_database}")
-    experiment = client.get_experiment_by_name("specdec").experiment_id
-    (logged,) = client.search_runs([experiment], "tags.`specdec.role` = 'main'")
-    assert logged.info.status == "FINISHED" and not logged.data.tags.get("specdec.partial")
-    summary = json.loads((folder / "summary.json").read_text())["metrics"]
-    assert logged.data.metrics["tokens_per_round"] == summary["tokens_per_round"]
-    assert logged.data.metrics["speedup"] == summary["speedup"]
-    points = client.get_metric_history(logged.info.run_id, "curve/measured")
-    assert len(points) == len({point.step for point in points}), "every point of a curve once"

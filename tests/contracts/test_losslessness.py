@@ -289,32 +289,6 @@ def test_randomness_outside_the_harness_is_caught(enumeration, table):
             bias(enumeration, target, drafter, rule, shape)
 
 
-def expected_accepted(enumeration, table, p, q, gamma, root) -> float:
-    law = round_law(
-        enumeration,
-        table(p, temperature=1.0),
-        TableDrafter(torch.tensor(q, dtype=torch.float64)),
-        verifiers.build({"name": "speculative_sampling"}),
-        small_structure("chain", gamma),
-        root,
-    )
-    return sum(chance * (len(committed) - 1) for committed, chance in law.items())
-
-
-@pytest.mark.parametrize(("gamma", "expected"), [(2, 10 / 9), (3, 1.407407), (4, 1.604938)])
-def test_expected_accepted_of_the_iid_example(enumeration, table, gamma, expected):
-    """theory.md 1.3, token verification of p = (1/3, 2/3), q = (2/3, 1/3)."""
-    p, q = [[1 / 3, 2 / 3]] * 2, [[2 / 3, 1 / 3]] * 2
-    assert expected_accepted(enumeration, table, p, q, gamma, 0) == pytest.approx(expected, abs=5e-7)
-
-
-def test_expected_accepted_of_the_markov_example(enumeration, table):
-    """theory.md 1.3: a fourth token that nothing leads to stands for the start and its laws p_0, q_0."""
-    p = [[0.7, 0.2, 0.1, 0], [0.1, 0.6, 0.3, 0], [0.3, 0.3, 0.4, 0], [0.5, 0.3, 0.2, 0]]
-    q = [[0.4, 0.4, 0.2, 0], [0.2, 0.5, 0.3, 0], [0.5, 0.2, 0.3, 0], [0.3, 0.3, 0.4, 0]]
-    assert expected_accepted(enumeration, table, p, q, 3, 3) == pytest.approx(1.956, abs=1e-9)
-
-
 def test_the_law_of_one_rejection(enumeration, table):
     """theory.md 1.1: beta = 0.65 and the residual (6/7, 0, 1/7, 0); gamma 1, so one committed token means a
     rejection.

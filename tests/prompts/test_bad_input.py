@@ -77,22 +77,13 @@ def test_all_too_long_says_how_many_and_why(load, tmp_path):
     [
         ({"limit": 0}, "prompts.limit=0: it should be greater than or equal to 1"),
         ({"limit": "ten"}, "prompts.limit='ten': it should be a valid integer"),
-        ({"limt": 3}, "Unknown key prompts.limt: prompts 'stdlib_code' has the keys limit, "),
         ({"chat": "always"}, "prompts.chat='always': it should be 'auto' or 'never'"),
         ({"min_characters": None}, "prompts.min_characters=None"),
-        ({"name": "stdlib_cod"}, "Unknown prompts 'stdlib_cod'. Did you mean stdlib_code"),
         ({"max_characters": 100}, "no usable prompt (it holds none)"),
     ],
 )
 def test_bad_values(load, keys, expected):
     assert expected in sentence(load, "stdlib_code", **keys)
-
-
-def test_missing_name():
-    from specdec.prompts import read_prompts
-
-    with pytest.raises(UsageError, match="Missing key prompts.name"):
-        read_prompts({"limit": 3})
 
 
 def test_text_without_a_tokenizer_and_tokens_outside_the_vocabulary(load):

@@ -21,11 +21,6 @@ def test_a_prompt_depends_on_seed_and_number_alone(load):
     assert many[:2] == few and tokens(load, count=2, length=9, seed=1) != few
 
 
-def test_ids_beyond_the_target_are_refused(load):
-    with pytest.raises(UsageError, match="target's vocabulary ends at 9"):
-        load("random_tokens", tokenizer=None, vocab_size=10)
-
-
 @pytest.mark.parametrize("key", ["count", "length", "vocabulary"])
 def test_bad_values_name_their_key(load, key):
     with pytest.raises(UsageError, match=f"prompts.{key}=0"):

@@ -2,10 +2,6 @@
 
 import json
 
-import pytest
-
-from specdec.errors import UsageError
-
 ENGLISH = ["Gutach: Increased safety for pedestrians", "They are not even 100 metres apart."]
 
 
@@ -23,16 +19,6 @@ def test_translation_from_plain_lines(load, tmp_path):
     path.write_text("\n".join(ENGLISH))
     loaded = load("wmt14_en_de", path=str(path), hub_id=None, format="lines")
     assert [prompt.text for prompt in loaded.prompts] == [f"translate English to German: {text}" for text in ENGLISH]
-
-
-def test_wmt22_takes_the_prefix(load):
-    loaded = load("wmt22", real=True, limit=1, template="translate English to German: {source}")
-    assert loaded.prompts[0].text.startswith("translate English to German: You can come back any time")
-
-
-def test_the_hubs_set_and_a_file_are_not_mixed(load, tmp_path):
-    with pytest.raises(UsageError, match=r"prompts\.path and prompts\.hub_id are set: set one of them to null"):
-        load("cnn_dailymail", path=str(tmp_path / "articles.jsonl"))
 
 
 def test_articles_are_cut_at_a_word_and_keep_their_prefix(load, tmp_path):
