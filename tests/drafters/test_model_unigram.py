@@ -19,16 +19,6 @@ from specdec.records import Source, TextStart
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
 
-V = torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0], [-1.0, 0.5]])
-U = torch.tensor([[0.5, 0.2], [-0.3, 0.4], [0.1, -0.6], [1.0, 1.0]])
-
-
-def test_the_values_of_the_theory():
-    scores = unigram_scores(U, V)
-    assert scores.dtype == torch.float64
-    assert scores.tolist() == pytest.approx([0.17375, -0.01, -0.08125, 0.45625], abs=1e-7)
-    assert scores.argsort().tolist() == [2, 1, 0, 3]
-
 
 def test_the_metric_is_a_mean_over_all_tokens(monkeypatch):
     """Written out: the mean over x of (mean u . v_x)(u_i . v_x); and in chunks."""

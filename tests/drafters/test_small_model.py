@@ -9,7 +9,7 @@ from fixtures.refusals import refused
 
 from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
-from specdec.errors import ModelLoadError, NumericsError, UsageError
+from specdec.errors import ModelLoadError, NumericsError
 from specdec.records import Request, TextStart
 from specdec.replay.expected_rounds import agreement
 from specdec.sampling import generator_for, one_hot
@@ -125,18 +125,6 @@ def test_another_tokenizer_is_refused(tiny_model, tiny_llama, sampling):
     for other in (FakeTokenizer("a", "c", "b"), FakeTokenizer("a", "b", "c", "d")):
         with refused(r"drafter\.model=.* drafter\.translate=true\.$"):
             SmallModel(tiny_llama(61), beside, other)
-
-
-def test_an_encoder_decoder_drafter_needs_such_a_target(target, tmp_path, group_values):
-    from transformers import T5Config, T5ForConditionalGeneration
-
-    config = T5Config(vocab_size=61, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2, decoder_start_token_id=0)
-    model = T5ForConditionalGeneration(config)
-    with pytest.raises(UsageError, match=r"encoder-decoder and the target decoder-only"):
-        SmallModel(model, target())
-    model.save_pretrained(tmp_path)
-    with pytest.raises(UsageError, match="encoder-decoder"):
-        drafters.build(group_values("drafter", "small_model", model=str(tmp_path)), target=target())
 
 
 def test_logits_that_are_not_finite_end_the_run(target, tiny_model):

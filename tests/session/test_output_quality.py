@@ -56,14 +56,13 @@ def test_the_alpha_of_a_lossy_rule_counts_what_that_rule_passes(finished_run):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unwritten_pictures")
-@pytest.mark.parametrize(("rule", "lossy"), [("typical", True), ("speculative_sampling", False)])
-def test_a_lossy_rule_is_called_lossy_on_the_terminal(in_process, rule, lossy):
+def test_a_lossy_rule_is_called_lossy_on_the_terminal(in_process):
     small = ("+debug=tiny", "measurement.gammas=[]", "measurement.max_new_tokens=6", "tracking.enabled=false")
-    ended = in_process(run, *small, "+drafter=ngram", f"verifier={rule}", "sampling=temperature")
+    ended = in_process(run, *small, "+drafter=ngram", "verifier=typical", "sampling=temperature")
     assert ended.code == 0, ended.error
     said = " ".join(ended.output.split())
-    assert ("Measured, with a lossy rule, against" in said) is lossy
-    assert ("Lossy: the verifier's rule does not keep the target's law" in said) is lossy
+    assert "Measured, with a lossy rule, against" in said
+    assert "Lossy: the verifier's rule does not keep the target's law" in said
 
 
 @pytest.mark.slow

@@ -126,16 +126,6 @@ def test_a_large_vocabulary_is_no_obstacle_to_what_is_not_enumerated():
         assert acceptance.beta(p, q) < found.acceptance < 1
 
 
-def test_one_residual_for_several_drafts_is_biased():
-    """The counterexample of theory.md 1.4: two drafts accepted with min(1, p/q) each, one residual norm((p - q)_+)."""
-    accepted = np.minimum(P, Q)
-    beta = accepted.sum()
-    emitted = accepted * (1 + (1 - beta)) + (1 - beta) ** 2 * acceptance.residual(P, Q)
-    np.testing.assert_allclose(emitted, [0.375, 0.405, 0.1525, 0.0675], atol=1e-9)
-    assert np.abs(emitted - P).max() > 0.1
-    np.testing.assert_allclose(multi_round(P, Q, 2).emitted, P, atol=1e-12)
-
-
 def test_out_of_range_arguments_are_refused():
     for rule in (*RULES, k_seq_rho):
         with pytest.raises(ValueError, match="drafts must be a whole number of at least 1"):
