@@ -96,6 +96,12 @@ def batch_target(target: Target, slots: int) -> BatchTarget:
             f"Bad value measurement.batch_size={slots}: a batch of sequences takes masks of its own, under which the "
             f"logits of model {target.name} differ from those of plain forward passes; use measurement.batch_size=1."
         )
+    probed = target.decoder.probed
+    if not probed.batch:
+        raise UsageError(
+            f"Bad value measurement.batch_size={slots}: where texts of different lengths are evaluated in one call of "
+            f"model {target.name}, {probed.differ('batch', 'texts')}; use measurement.batch_size=1."
+        )
     if target.evaluation == "rows":
         raise UsageError(
             f"Bad value measurement.batch_size={slots}: target.evaluation=rows evaluates the paths of one sequence in "

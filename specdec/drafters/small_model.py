@@ -372,7 +372,7 @@ class SmallModel(NetworkDrafter):
         """
         if self.translation is not None or self.capabilities.runs_target:
             return None
-        if not isinstance(self._decoder, Decoder) or not self._decoder.probed.packed:
+        if not isinstance(self._decoder, Decoder) or not self._decoder.probed.batch:
             return None
         ragged = RaggedDecoder(self._decoder, slots)
         texts = [copy.copy(self) for _ in range(slots)]

@@ -1,4 +1,4 @@
-"""The calls of decoding behind one prompt, compared with plain forward passes over the same text.
+"""The calls of decoding behind one text, compared with plain forward passes over the same tokens.
 
 Two kinds of checks: logits have to be those of a plain pass, within what rounding makes; and what a token may not see
 (later tokens, other branches, rejected tokens) has to change nothing at all in calls of one shape.
@@ -17,6 +17,7 @@ from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import static_pass
 from specdec.models.path_batch import path_batch
 from specdec.models.quantization import quantization_of
+from specdec.models.ragged_decoder import RaggedDecoder
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.records import Tree, chain_tree
 
@@ -63,20 +64,24 @@ class Comparison:
     def __init__(self, decoder: AnyDecoder, length: int) -> None:
         """
         Args:
-            length: tokens of the prompt.
+            length: tokens of the text before the draft's root. That of an encoder-decoder begins with its start token,
+                and its encoder reads as many others, or those of a short prompt.
         """
         self._decoder = decoder
         self._device, self._dtype = decoder.device, decoder.model.dtype
         # Every length has tokens of its own, so that nothing that a model kept of the text before is right by chance.
         tokens = iter(tokens_of(decoder, length + 1 + 2 + 3 + len(TREE) + 3, offset=length - PROMPT))
-        self._prompt = list(islice(tokens, length))
+        self._prompt = self._read = list(islice(tokens, length))
+        if isinstance(decoder, Seq2SeqDecoder):
+            self._prompt = [decoder.start_token, *self._prompt[1:]]
+            self._read = tokens_of(decoder, max(length, PROMPT), offset=length)
         (self._root,), self._chain, self._wrong = (list(islice(tokens, count)) for count in (1, 2, 3))
         self._leaves = _LEAVES if length <= _LONG else _FEW
         compared = {node for leaf in self._leaves for node in TREE.path(leaf)}
         # Few different tokens: one that breaks the model is better met by decoding, which says where.
         self._nodes = [next(tokens) if node in compared else self._wrong[node % 3] for node in range(len(TREE))]
         self._behind = list(islice(tokens, 3))
-        self._others = (self._prompt * BEHIND)[:BEHIND]  # stand where nothing may change
+        self._others = (self._read * BEHIND)[:BEHIND]  # stand where nothing may change
         self._compared = [0, *(1 + node for node in sorted(compared))]  # rows of the tree's logits
         self._committed = 0
         self.errors: dict[str, float] = {}
@@ -129,6 +134,14 @@ class Comparison:
             "sequences", lambda: self._other_branches(self._as_batch), hidden=True
         )
 
+    def batch(self) -> bool:
+        """Return whether texts of several lengths in one call agree, each with itself alone; `packed` comes before."""
+        return self._agrees("batch", self._texts_in_one_call) and self._agrees(
+            "texts",
+            lambda: [_change(*(self._first_of_three(texts)[0][0] for texts in (self._others, self._prompt)))],
+            hidden=True,
+        )
+
     def pieces(self) -> bool:
         """Return whether a prefill in several calls agrees."""
         return self._agrees("pieces", self._prefill_in_pieces)
@@ -176,7 +189,8 @@ class Comparison:
         paths = [self._chain, *([self._nodes[node] for node in TREE.path(leaf)] for leaf in self._leaves)]
         after = [self._root, *(self._nodes[node] for node in _PATH), *self._behind]
         texts = [*(([self._root, *path] + self._behind * 2)[:BEHIND] for path in paths), after]
-        self._plain = plain_logits(self._decoder, self._prompt, texts)
+        self._after = after
+        self._plain = plain_logits(self._decoder, self._prompt, texts, self._read)
         places: dict[int, tuple[int, int]] = {}
         for row, leaf in enumerate(self._leaves, start=1):
             places |= {node: (row, depth) for depth, node in enumerate(TREE.path(leaf), start=2)}
@@ -189,11 +203,10 @@ class Comparison:
         changed tokens are the last one, all behind the root, and the last third of the prompt.
         """
         decoder = self._decoder
-        text = [self._root, *(self._nodes[node] for node in _PATH), *self._behind]
         if isinstance(decoder, Seq2SeqDecoder):
-            other = [text[0], *self._others[1:]]
-            return [_change(decoder.score(self._prompt, other)[:2], decoder.score(self._prompt, text)[:2])]
-        whole = [*self._prompt, *text]
+            texts = [self._after[0], *self._others[1:]], self._after
+            return [_change(*(plain_logits(decoder, self._prompt, [text], self._read)[0, :2] for text in texts))]
+        whole = [*self._prompt, *self._after]
         first = _last_logits(decoder, whole, _SEEN + BEHIND)
         errors = []
         few = len(self._prompt) > _LONG
@@ -254,6 +267,43 @@ class Comparison:
         # The text behind the path of the last call stands in these slots now; what is evaluated is a new draft.
         return [_change(verify(others)[kept], verify(self._nodes)[kept])]
 
+    def _texts_in_one_call(self) -> Sequence[Tensor]:
+        """Evaluate a tree behind this text and chains behind two shorter ones in one call, commit another number of
+        tokens of each, and evaluate a chain behind all; return the errors of each text.
+        """
+        found, ragged, texts = self._first_of_three(self._prompt)
+        errors, accepted = [logit_error(found[0], self._plain_tree)], (2, 1, 0)
+        ragged.commit(0, _PATH)
+        for slot in (1, 2):
+            ragged.commit(slot, range(accepted[slot]))
+        chains = [self._after[1 + count : 4 + count] for count in accepted]
+        behind = ragged.forward(range(3), [torch.tensor(chain, device=self._device) for chain in chains])
+        plain = [self._plain[-1], *(plain_logits(self._decoder, text, [self._after])[0] for text in texts[1:])]
+        errors += [logit_error(logits, alone[1:5]) for logits, alone in zip(found[1:], plain[1:], strict=True)]
+        ends = zip(behind, plain, accepted, strict=True)
+        return errors + [logit_error(logits, alone[2 + count : 5 + count]) for logits, alone, count in ends]
+
+    def _first_of_three(self, shorter: Sequence[int]) -> tuple[list[Tensor], RaggedDecoder, list[list[int]]]:
+        """Begin this text and two that are shorter, and verify a draft of each in one call.
+
+        Args:
+            shorter: what the two begin with.
+        Returns:
+            the logits of each draft, those of the tree as they are compared; the decoder; the three texts.
+        """
+        decoder, count = self._decoder, len(self._prompt)
+        assert isinstance(decoder, Decoder)
+        cycle = (list(shorter) * count)[:count]
+        texts = [self._prompt, cycle[: -(-count // 2)], cycle[:1]]
+        ragged = RaggedDecoder(decoder, len(texts))
+        ragged.reserve(count + len(TREE) + BEHIND)
+        for slot in (2, 0, 1):  # the slots are not in the order of the rows, and the shortest text is in the first
+            ragged.start(slot, [*texts[slot], self._root])
+        drafts = [[self._root, *self._nodes], self._after[:4], self._after[:4]]
+        tokens = [torch.tensor(draft, device=self._device) for draft in drafts]
+        found = ragged.forward(range(3), tokens, [TREE, chain_tree(3), chain_tree(3)])
+        return [found[0][self._compared], *found[1:]], ragged, texts
+
     def _prefill_in_pieces(self) -> Sequence[Tensor]:
         if isinstance(self._decoder, Seq2SeqDecoder):  # its prompt goes to the encoder
             return [torch.zeros(1)]
@@ -282,12 +332,17 @@ class Comparison:
         return [logit_error(torch.cat(found), plain)]
 
     def _begin(self, chunk: int = 1 << 30) -> int:
-        """Begin the text, with pieces of `chunk` tokens; return the prompt's last token, or the start token."""
-        decoder = self._decoder
+        """Begin the text, with pieces of `chunk` tokens; return its last token, which is not evaluated yet."""
+        decoder, more = self._decoder, len(self._prompt) + len(TREE) + BEHIND
         decoder.prefill_chunk = chunk
-        last = decoder.start(self._prompt, len(self._prompt) + len(TREE) + BEHIND)
+        if isinstance(decoder, Seq2SeqDecoder):
+            decoder.start(self._read, len(self._read) + more)
+            if len(self._prompt) > 1:
+                self._evaluate(self._prompt[:-1], chain_tree(len(self._prompt) - 2))
+        else:
+            decoder.start(self._prompt, more)
         self._committed = decoder.length + 1
-        return last
+        return self._prompt[-1]
 
     def _evaluate(self, tokens: Sequence[int], tree: Tree) -> Tensor:
         logits: Tensor = self._decoder.forward(torch.tensor(tokens, device=self._device), tree)
@@ -323,10 +378,18 @@ def tokens_meet(model: Any) -> bool:
     return experts or quantization_of(model) is not None
 
 
-def plain_logits(decoder: AnyDecoder, prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> Tensor:
-    """Return the logits [B, L+1, V] of B texts of L tokens after one prompt, by forward passes without a cache."""
+def plain_logits(
+    decoder: AnyDecoder, prompt: Sequence[int], texts: Sequence[Sequence[int]], read: Sequence[int] = ()
+) -> Tensor:
+    """Return the logits [B, L+1, V] of B texts of L tokens after one prompt, by forward passes without a cache.
+
+    Args:
+        prompt: that of an encoder-decoder begins with its start token.
+        read: what the encoder of an encoder-decoder reads.
+    """
     if isinstance(decoder, Seq2SeqDecoder):
-        return torch.stack([decoder.score(prompt, text) for text in texts])
+        whole = [[*prompt[1:], *text] for text in texts]
+        return torch.stack([logits[len(prompt) - 1 :] for logits in decoder.scores(read, whole)])
     wanted = len(texts[0]) + 1
     if len(prompt) > ONE_BY_ONE:
         return torch.stack([_last_logits(decoder, [*prompt, *text], wanted) for text in texts])

@@ -21,15 +21,22 @@ Key = tuple[str | int, ...]
 # Words by which a key speaks of something else than a length in tokens.
 _OTHER = frozenset(
     "vocab hidden embed embd embedding emb intermediate inner ffn ff mlp feed head heads layer layers expert experts "
-    "token tokens id ids dim dims rank tok topk group groups labels label beam beams bits type types depth width model "
+    "buckets token tokens id ids dim dims rank tok topk group groups labels label beam beams bits type types depth width model "
     "kv version seed kernel conv state tp factor hash byte aux loss std dropout axis channels".split()
 )
 # Words that mark a length whatever stands beside them.
 _LENGTH = frozenset("window chunk span original lookback".split())
 _COUNTED = frozenset("head heads layer layers expert experts".split())  # `max_window_layers` counts layers
-_OTHER_PARTS = re.compile(r"vision|audio|image|speech|text_encoder|vq_config")  # of a model of several modalities
+# Parts of a model of several modalities, and what T5's configurations keep for `generate`.
+_OTHER_PARTS = re.compile(r"vision|audio|image|speech|text_encoder|vq_config|task_specific")
 _SHORTEST = 8  # tokens; the shortest length of a shortened copy, each further one is twice the one before
+_DEPTHS = ("num_hidden_layers", "num_decoder_layers", "decoder_layers")  # T5 and BART count their decoder's apart
 _LAYERS = 6  # of a shortened copy, where no list of the configuration tells kinds of layers apart
+
+
+def text_config(config: Any) -> Any:
+    """Return the part of a model's configuration that speaks of texts: all of it where a text is encoded as well."""
+    return config if config.is_encoder_decoder else config.get_text_config()
 
 
 def lengths_of(config: Any, longest: int) -> dict[Key, int]:
@@ -85,7 +92,7 @@ def shortened(model: Any, lengths: Mapping[Key, int]) -> tuple[Any, dict[int, in
         for trimmed in (True, False):
             try:
                 config = copy.deepcopy(model.config)
-                text = config.get_text_config()
+                text = text_config(config)
                 for key in keys:
                     if long[key] in short:
                         _set(text, key, short[long[key]])
@@ -121,18 +128,22 @@ def _set(config: Any, key: Key, value: int) -> None:
 
 
 def _trim(config: Any) -> None:
-    """Keep the first layers only, as many as show every kind that a list of the configuration names."""
-    layers = config.num_hidden_layers
-    lists = {
-        key: value
-        for key, value in vars(config).items()
-        if isinstance(value, list) and len(value) == layers and all(isinstance(kind, str | int) for kind in value)
-    }
-    shown = [max(value.index(kind) for kind in set(value)) + 1 for value in lists.values()]
-    kept = min(layers, max([2, *shown]) if lists else _LAYERS)
-    for key, value in lists.items():
-        setattr(config, key, value[:kept])
-    config.num_hidden_layers = kept
+    """Keep the first layers only, as many as show every kind that a list of the configuration names; of encoder and
+    decoder alike.
+    """
+    for part in (config, *(value for value in vars(config).values() if isinstance(value, PreTrainedConfig))):
+        depths = {key: getattr(part, key) for key in _DEPTHS if getattr(part, key, None)}
+        lists = {
+            key: value
+            for key, value in vars(part).items()
+            if isinstance(value, list)
+            and len(value) in depths.values()
+            and all(isinstance(kind, str | int) for kind in value)
+        }
+        shown = [max(value.index(kind) for kind in set(value)) + 1 for value in lists.values()]
+        kept = max([2, *shown]) if lists else _LAYERS
+        for key, value in (lists | depths).items():
+            setattr(part, key, value[:kept] if isinstance(value, list) else min(value, kept))
 
 
 def _with_weights(model: Any, config: Any) -> Any:

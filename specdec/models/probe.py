@@ -26,18 +26,27 @@ import transformers
 from specdec import ranks
 from specdec.code_version import code_hash
 from specdec.errors import ModelLoadError, is_out_of_memory
-from specdec.models.comparison import BEHIND, BITS_16, ONE_BY_ONE, PROMPT, AnyDecoder, Comparison, tokens_of
+from specdec.models.comparison import (
+    BEHIND,
+    BITS_16,
+    ONE_BY_ONE,
+    PROMPT,
+    AnyDecoder,
+    Comparison,
+    plain_logits,
+    tokens_of,
+)
 from specdec.models.decoder import Decoder
 from specdec.models.load import content_hash
-from specdec.models.model_lengths import Key, lengths_of, shortened
+from specdec.models.model_lengths import Key, lengths_of, shortened, text_config
 from specdec.models.probed import Probed
-from specdec.models.seq2seq import Seq2SeqDecoder
+from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
 from specdec.progress import Stage, stage
 from specdec.text.writing import write_atomically
 
 logger = logging.getLogger(__name__)
 
-_NEAR = 64  # tokens; lengths up to here are crossed at more places, and texts across changes of positions are tried
+_NEAR = 64  # tokens; lengths up to here are crossed at more places and at any cost, as are changes of positions
 _SHORTEST = 8  # tokens of context without which nothing is probed
 _PLACES = (-2, 0, 3)  # tokens; a length is crossed by drafts behind prompts that are so much longer than it
 _FEW_PLACES = (-2, 3)  # those for lengths that are crossed by the model itself and not near
@@ -85,9 +94,8 @@ def open_decoder(decoder: AnyDecoder) -> Probed:
 
 def said_of(decoder: AnyDecoder) -> tuple[str, ...]:
     """Return what a reader of a run has to know about a decoder's model."""
-    probed = decoder.probed
-    if isinstance(decoder, Seq2SeqDecoder):  # takes rows by its nature
-        return ()
+    # An encoder-decoder takes rows by its nature.
+    probed = replace(decoder.probed, packed=True) if isinstance(decoder, Seq2SeqDecoder) else decoder.probed
     return probed.sentences(_who(decoder))
 
 
@@ -126,12 +134,13 @@ def lengths_within(decoder: AnyDecoder, longest: int) -> tuple[int, ...]:
     return tuple(length for length in decoder.probed.pending if length < longest)
 
 
-def cross(decoder: AnyDecoder, longest: int, seconds: float | None = None) -> str | None:
+def cross(decoder: AnyDecoder, longest: int, seconds: float | None = None, batched: bool = False) -> str | None:
     """Compare the model with plain passes around the lengths of its configuration that texts of `longest` tokens cross,
     and take note of those that were. Return what disagrees, in a sentence; None where nothing does.
 
     Args:
         seconds: lengths that take longer than this, all together, are left; None for no limit.
+        batched: several texts are decoded in one call.
     """
     allowed = math.inf if seconds is None else seconds
     pace = _Pace(decoder) if lengths_within(decoder, longest) else None
@@ -142,7 +151,7 @@ def cross(decoder: AnyDecoder, longest: int, seconds: float | None = None) -> st
         if allowed < 0:
             break
         for trial in trials:
-            wrong = _disagreement(decoder, trial)
+            wrong = _disagreement(decoder, trial, batched)
             if wrong is not None:
                 return (
                     f"{_who(decoder)} cannot be trusted with texts of more than {length:,} tokens, a length of its "
@@ -156,8 +165,10 @@ def cross(decoder: AnyDecoder, longest: int, seconds: float | None = None) -> st
 
 
 @torch.inference_mode()
-def _disagreement(decoder: AnyDecoder, trial: Comparison) -> str | None:
-    """Return what disagrees behind one prompt among the calls that the decoder is trusted with."""
+def _disagreement(decoder: AnyDecoder, trial: Comparison, batched: bool) -> str | None:
+    """Return what disagrees behind one prompt among the calls that the decoder is trusted with; calls on several texts
+    are trusted no more where they disagree and are not made.
+    """
     probed, chunk = decoder.probed, decoder.prefill_chunk
     try:
         if not trial.plain():
@@ -171,6 +182,10 @@ def _disagreement(decoder: AnyDecoder, trial: Comparison) -> str | None:
         ):
             if trusted and not check():
                 return words
+        if probed.packed and probed.batch and not trial.batch():
+            if batched:
+                return "texts decoded in one call differ from plain forward passes over each"
+            decoder.probed = replace(probed, batch=False)
     finally:
         decoder.prefill_chunk = chunk
     return None
@@ -184,11 +199,11 @@ class _Probe:
         self._errors: dict[str, float] = {}
         self._faulty: set[str] = set()
         self._served = Probed()
-        config = decoder.model.config.get_text_config()
+        config = text_config(decoder.model.config)
         self._border = position_border(config)
         # Behind a length at which positions change nothing agrees; that one has a check of its own.
         self._context_kept = min(decoder.context_length, self._border or decoder.context_length)
-        self._lengths: dict[Key, int] = lengths_of(config, self._context_kept) if isinstance(decoder, Decoder) else {}
+        self._lengths: dict[Key, int] = lengths_of(config, self._context_kept)
         # About as many comparisons are made: at the beginning, far behind it, and around each length, also of a copy.
         under_way.total = under_way.done + 2 + 2 * len(_PLACES) * len(set(self._lengths.values()))
 
@@ -203,9 +218,8 @@ class _Probe:
         chunk = decoder.prefill_chunk
         try:
             context = self._context_kept
-            self._compare(decoder, _clipped(PROMPT, context))
-            if not isinstance(decoder, Decoder):
-                return replace(self._served, packed=False, static=False, errors=self._errors)
+            # The first text of an encoder-decoder is its start token alone.
+            self._compare(decoder, 1 if isinstance(decoder, Seq2SeqDecoder) else _clipped(PROMPT, context))
             self._compare_copy()
             if decoder.flops_per_token * 12 * _FAR < _CHEAP and context >= _FAR + BEHIND:
                 self._compare(decoder, _FAR, f" behind {_FAR} tokens")
@@ -242,11 +256,13 @@ class _Probe:
                 )
             if not trial.chain():
                 raise ModelLoadError(self._refusal(trial, who, near))
+            packed = served.packed and trial.packed()
             self._served = replace(
                 served,
-                packed=served.packed and trial.packed(),
+                packed=packed,
                 # A batch has a copy of the prompt for every path: behind long ones it is asked for where it is needed.
                 rows=served.rows and (served.packed and prompt > ONE_BY_ONE or trial.rows()),
+                batch=served.batch and packed and trial.batch(),
                 pieces=served.pieces and trial.pieces(),
                 static=served.static and trial.static(),
             )
@@ -286,7 +302,7 @@ class _Probe:
         model, short = made
         if decoder.model.dtype in BITS_16 and sum(weight.numel() for weight in model.parameters()) < _COPIED:
             model = model.float()
-        copied = Decoder(model, decoder.name, decoder.prefill_chunk)
+        copied = decoder_of(model, decoder.name, decoder.prefill_chunk)
         context, longest = copied.context_length, max(short.values())
         prompts = {prompt: length for length, few in short.items() for prompt in _around(few, context)}
         prompts |= {_clipped(prompt, context): max(short) for prompt in (2 * longest, 3 * longest + BEHIND - 1)}
@@ -302,7 +318,7 @@ class _Probe:
         pace, allowed = None, _SECONDS
         for place, length in enumerate(lengths):
             prompts = _around(length, self._context_kept)
-            if length > _FAR:
+            if length > _NEAR:
                 pace = pace or _Pace(decoder)
                 if pace.seconds([Comparison(decoder, prompt) for prompt in prompts], allowed) > allowed:
                     return tuple(lengths[place:])
@@ -316,7 +332,7 @@ class _Probe:
                     if not is_out_of_memory(error):
                         raise
                     return tuple(lengths[place:])
-                if length > _FAR:
+                if length > _NEAR:
                     allowed -= ranks.given(time.perf_counter() - began)
         return ()
 
@@ -392,12 +408,11 @@ class _Pace:
     @torch.inference_mode()
     def _seconds(self, count: int) -> float:
         """Return the shorter time of two plain passes on as many tokens; infinity where the model cannot make them."""
-        tokens, took = torch.tensor([tokens_of(self._decoder, count)], device=self._decoder.device), []
-        options = dict.fromkeys(self._decoder.prefill_options, 1)
+        tokens, took = tokens_of(self._decoder, count), []
         for _ in range(2):
             began = time.perf_counter()
             try:
-                float(self._decoder.model(input_ids=tokens, use_cache=False, **options).logits[0, -1, 0])
+                float(plain_logits(self._decoder, tokens, [()], read=tokens)[0, -1, 0])
             except Exception:  # models raise some ten unrelated types at texts that are too long for them
                 return math.inf
             took.append(time.perf_counter() - began)

@@ -11,6 +11,7 @@ class Probed:
     Attributes:
         packed: trees in one sequence, under a tree mask.
         rows: trees as a batch, with a sequence for every path.
+        batch: trees and chains of texts of different lengths in one call, each under a mask of its own.
         pieces: a prefill in several calls.
         static: calls that attend to the whole capacity of the cache, masked, as CUDA graphs make them.
         context: the longest text, in tokens, within which the model computes all positions in one way; None: any.
@@ -22,6 +23,7 @@ class Probed:
 
     packed: bool = True
     rows: bool = True
+    batch: bool = True
     pieces: bool = True
     static: bool = True
     context: int | None = None
@@ -51,10 +53,10 @@ class Probed:
         if not self.packed:
             found.append(
                 f"{who} takes drafts that branch by rows only, as with target.evaluation=rows: under a tree mask "
-                f"{self._differ('packed', 'branches')}."
+                f"{self.differ('packed', 'branches')}."
             )
         if not self.pieces:
-            found.append(f"{who} is prefilled in one call: in several calls {self._differ('pieces')}.")
+            found.append(f"{who} is prefilled in one call: in several calls {self.differ('pieces')}.")
         if self.context is not None:
             found.append(
                 f"Texts of {who} may have {self.context:,} tokens: from there on it computes the positions of all "
@@ -62,7 +64,8 @@ class Probed:
             )
         return tuple(found)
 
-    def _differ(self, *checks: str) -> str:
+    def differ(self, *checks: str) -> str:
+        """Say how a model fails some checks: by how much its logits differ, where it can be asked at all."""
         if checks[0] not in self.errors:
             return "it cannot be evaluated"
         error = max(self.errors[check] for check in checks if check in self.errors)

@@ -5,22 +5,23 @@ sampling nor acceptance.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers.cache_utils import EncoderDecoderCache
+from transformers.modeling_outputs import BaseModelOutput
 
 from specdec.errors import ModelLoadError
 from specdec.models.cache import CACHE, KVCache
-from specdec.models.decoder import CachedModel, Decoder
+from specdec.models.decoder import CachedModel, Decoder, attention_windows
 from specdec.models.masks import MaskBuffers, for_model
 from specdec.models.path_batch import PathBatch
 from specdec.records import Tree, chain_tree
 
-# The modules that make keys and values of the cross-attention, under T5's names and under BART's.
-_OF_THE_PROMPT = re.compile(r"(EncDecAttention\.[kv]|encoder_attn\.[kv]_proj)$")
+# The modules that make keys and values of the cross-attention, under the names of T5, BART and T5Gemma.
+_OF_THE_PROMPT = re.compile(r"(EncDecAttention\.[kv]|(encoder|cross)_attn\.[kv]_proj)$")
 
 
 class Seq2SeqDecoder(CachedModel):
@@ -32,24 +33,26 @@ class Seq2SeqDecoder(CachedModel):
 
     Attributes:
         cache: the self-attention cache; its slots hold the start token and the output, not the prompt.
-        context_length: learned positions limit encoder and decoder alike (BART); relative positions limit neither (T5),
-            whatever length the model was trained at.
+        start_token: what every decoded text begins with.
+        context_length: learned positions limit encoder and decoder alike (BART; LED's decoder has fewer); relative
+            positions limit neither (T5), whatever length the model was trained at.
     """
 
     def __init__(self, model: Any, name: str) -> None:
         """
         Raises:
-            ModelLoadError: the model's configuration names no start token for the decoder.
+            ModelLoadError: the model's configuration names no start token for the decoder; or see `attention_windows`.
         """
-        config = model.config
+        config = model.config.get_text_config(decoder=True)
         super().__init__(model, name, config)
-        # The first name is T5's, the second BART's; `num_hidden_layers` counts the encoder's layers.
-        self.layers = getattr(config, "num_decoder_layers", None) or config.decoder_layers
-        self._start_token = _start_token(model, name)
+        self.context_length = getattr(config, "max_decoder_position_embeddings", None) or self.context_length
+        # T5 has this name beside the encoder's `num_hidden_layers`; BART's names are told apart by transformers.
+        self.layers = getattr(config, "num_decoder_layers", None) or config.num_hidden_layers
+        self.start_token = _start_token(model, name)
         self.cache = KVCache(self.layers, 1)
         self._caches = EncoderDecoderCache(self.cache, KVCache(self.layers, 1))
         self._encoded = torch.empty(0)
-        self._masks = MaskBuffers({"full_attention": None}, model.dtype, self.device)
+        self._masks = MaskBuffers(attention_windows(config, name), model.dtype, self.device)
 
     def start(self, prompt: Sequence[int], capacity: int, copies: int = 1) -> int:
         """Begin a new text: encode the prompt, project it for every cross-attention, and return the decoder's start
@@ -66,9 +69,9 @@ class Seq2SeqDecoder(CachedModel):
         self.cache = KVCache(self.layers, capacity - len(prompt), copies)
         self._caches = EncoderDecoderCache(self.cache, KVCache(self.layers, len(prompt)))
         # Models project the prompt in their first decoder call; this one makes that part of the prefill.
-        self.forward(torch.tensor([self._start_token], device=self.device), chain_tree(0))
+        self.forward(torch.tensor([self.start_token], device=self.device), chain_tree(0))
         self.length = 0
-        return self._start_token
+        return self.start_token
 
     @staticmethod
     def slots_for(prompt: int, capacity: int, copies: int) -> int:
@@ -98,10 +101,13 @@ class Seq2SeqDecoder(CachedModel):
     def _logits(self, tokens: Tensor, chain: Tree) -> Tensor:
         """Return the logits [B, L, V] of tokens [B, L]."""
         self._caches.cross_attention_cache.read_by(len(tokens))
+        masks = self._masks.view(chain, self.length, self.cache.capacity)
+        # A view for each sequence: some models do not take one for all.
+        masks = {kind: view.expand(len(tokens), -1, -1, -1) for kind, view in masks.items()}
         logits: Tensor = self.model(
-            encoder_outputs=(self._encoded.expand(len(tokens), -1, -1),),
+            encoder_outputs=BaseModelOutput(self._encoded.expand(len(tokens), -1, -1)),
             decoder_input_ids=tokens,
-            decoder_attention_mask=for_model(self._masks.view(chain, self.length, self.cache.capacity)),
+            decoder_attention_mask=for_model(masks),
             use_cache=True,
             **{CACHE: self._caches},
         ).logits
@@ -113,11 +119,16 @@ class Seq2SeqDecoder(CachedModel):
         They come from one pass of encoder and decoder without the cache, by `model` where another copy of the weights
         is given.
         """
-        return (model or self.model)(
-            input_ids=torch.tensor([list(prompt)], device=self.device),
-            decoder_input_ids=torch.tensor([[self._start_token, *text]], device=self.device),
-            use_cache=False,
-        ).logits[0]
+        return next(self.scores(prompt, [text], model))
+
+    def scores(self, prompt: Sequence[int], texts: Sequence[Sequence[int]], model: Any = None) -> Iterator[Tensor]:
+        """Yield the `score` of several texts after one prompt, which the first pass encodes for all."""
+        reads: dict[str, Any] = {"input_ids": torch.tensor([list(prompt)], device=self.device)}
+        for text in texts:
+            begun = torch.tensor([[self.start_token, *text]], device=self.device)
+            output = (model or self.model)(**reads, decoder_input_ids=begun, use_cache=False)
+            reads = {"encoder_outputs": BaseModelOutput(output.encoder_last_hidden_state)}
+            yield output.logits[0]
 
     @property
     def flops_per_token(self) -> float:

@@ -68,7 +68,7 @@ def measure(
             grid_sizes = call_sizes(measurement.cost_rows, 1 if captured else measurement.cost_dense)
         prepare(parts, grid_sizes=grid_sizes)
         with stage("Compare with plain passes", "around short lengths", told=False):
-            doubt = target.disagreement(longest_text, _SECONDS_BEFORE)
+            doubt = target.disagreement(longest_text, _SECONDS_BEFORE, measurement.batch_size > 1)
         if doubt is not None:
             raise ModelLoadError(f"{doubt} Use shorter texts, or another model.")
         budget.lap("preparing")
@@ -98,7 +98,7 @@ def measure(
         results.compact()
         budget.lap("decoding")
         with stage("Compare with plain passes", "around the lengths of the model's configuration"):
-            doubt = target.disagreement(longest_text)
+            doubt = target.disagreement(longest_text, batched=measurement.batch_size > 1)
         if doubt is not None:
             results.write_json(SESSION, {**(read_json(results.folder / SESSION) or {}), "doubt": doubt})
         budget.lap("comparing")

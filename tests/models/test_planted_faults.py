@@ -4,10 +4,19 @@ with short windows and with long ones.
 
 import pytest
 import torch
-from fixtures.faulty_architecture import Fault, LayerCall, no_fault, replace, toy
+from fixtures.faulty_architecture import (
+    Fault,
+    LayerCall,
+    no_fault,
+    one_window_for_all_texts,
+    positions_of_the_first_text,
+    replace,
+    toy,
+)
 
 from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, Scattered, decoded
-from specdec.errors import ModelLoadError
+from specdec.batching.batch_target import batch_target
+from specdec.errors import ModelLoadError, UsageError
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
 
@@ -167,7 +176,7 @@ def check_decoding(target, size, make_structure):
 def test_without_a_fault_every_call_is_trusted(size, make_structure):
     target = Causal(toy(no_fault, **SIZES[size]), GREEDY)
     probed = target.decoder.probed
-    assert probed.packed and probed.rows and probed.pieces and probed.static and not probed.pending
+    assert probed.packed and probed.rows and probed.batch and probed.pieces and probed.static and not probed.pending
     check_decoding(target, size, make_structure)
 
 
@@ -193,3 +202,15 @@ def test_a_planted_fault_is_found(fault, size, make_structure):
     probed = target.decoder.probed
     assert not (probed.packed and probed.rows and probed.pieces), "trusted with everything"
     check_decoding(target, size, make_structure)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("fault", [one_window_for_all_texts, positions_of_the_first_text])
+def test_a_fault_of_texts_of_different_lengths_is_found(fault, size, make_structure):
+    """One text alone is decoded as it should be, and a batch of several is refused."""
+    target = Causal(toy(fault, **SIZES[size]), GREEDY)
+    assert target.decoder.probed.packed and target.decoder.probed.rows
+    check_decoding(target, size, make_structure)
+    with pytest.raises(UsageError, match=r"measurement\.batch_size=2: where texts of different lengths") as refused:
+        batch_target(target, 2)
+    assert "of their spread" in str(refused.value) and str(refused.value).endswith("use measurement.batch_size=1.")

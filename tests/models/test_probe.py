@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from fixtures.faulty_architecture import LayerCall, replace, toy
+from fixtures.faulty_architecture import LayerCall, one_window_for_all_texts, replace, toy
 
 from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, PROMPT, Scattered, decoded
 from specdec.certification.tiny_models import VOCABULARY
@@ -25,6 +25,7 @@ from specdec.models.probe import open_decoder, position_border, probe
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.targets.base import targets
 from specdec.targets.causal import Causal
+from specdec.targets.encoder_decoder import EncoderDecoder
 from specdec.verifiers.base.contract import verifiers
 
 SIZES = dict(
@@ -163,7 +164,8 @@ def test_rounding_refuses_no_good_model_and_hides_no_fault(family, dtype):
             probe(decoder)
     else:
         found = probe(decoder)
-        assert (found.packed, found.rows, found.pieces) == (expected == "packed", True, True)
+        packed = expected == "packed"
+        assert (found.packed, found.batch, found.rows, found.pieces) == (packed, packed, True, True)
 
 
 def test_long_rope_is_kept_within_its_original_length():
@@ -260,6 +262,10 @@ def only_when_long(call: LayerCall) -> LayerCall:
     return replace(call, visible=call.given)
 
 
+def one_window_for_a_long_batch(call: LayerCall) -> LayerCall:
+    return call if call.window < 50 else one_window_for_all_texts(call)
+
+
 def test_lengths_that_take_long_are_crossed_later(monkeypatch):
     monkeypatch.setattr(probing, "_FAR", 50)
     monkeypatch.setattr(probing, "_SECONDS", 0.0)
@@ -269,6 +275,10 @@ def test_lengths_that_take_long_are_crossed_later(monkeypatch):
     assert target.disagreement(150, seconds=0.0) is None and target.decoder.probed.pending == (70, 120)
     assert target.disagreement(110) is None and target.decoder.probed.pending == (120,)
     assert target.disagreement(150) is None and target.decoder.probed.pending == ()
+    of_batches = Causal(toy(one_window_for_a_long_batch, window=70, chunk=120), GREEDY)
+    assert of_batches.decoder.probed.batch
+    assert "texts decoded in one call differ" in of_batches.disagreement(110, batched=True)
+    assert of_batches.disagreement(110) is None and not of_batches.decoder.probed.batch, "asked for by no other run"
     wrong = Causal(toy(only_when_long, window=70, chunk=120), GREEDY)
     said = wrong.disagreement(150)
     assert said is not None and "more than 70 tokens" in said and "differ from plain" in said and said.endswith(".")
@@ -393,6 +403,65 @@ def test_a_batch_of_sequences_needs_masks_of_its_own():
 
     with pytest.raises(UsageError, match=r"measurement\.batch_size=2.*measurement\.batch_size=1"):
         batch_target(Causal(model_of("bart"), GREEDY), 2)
+
+
+def t5gemma(window: int) -> Any:
+    """A random T5Gemma: its encoder and its decoder have a layer with a window, and one without."""
+    from transformers import T5GemmaConfig, T5GemmaForConditionalGeneration, T5GemmaModuleConfig
+
+    ends = dict(bos_token_id=2, pad_token_id=0, eos_token_id=None, tie_word_embeddings=False)
+    sizes = GROUPED | ends | dict(head_dim=8, query_pre_attn_scalar=8, sliding_window=window)
+    parts = {part: T5GemmaModuleConfig(**sizes) for part in ("encoder", "decoder")}
+    config = T5GemmaConfig(**parts, vocab_size=VOCABULARY, decoder_start_token_id=2, **ends)
+    torch.manual_seed(0)
+    model = T5GemmaForConditionalGeneration(config).double().eval().requires_grad_(False)
+    for weight in model.parameters():
+        weight.mul_(5.0 if weight.dim() > 1 else 1.0)
+    return model
+
+
+@pytest.mark.parametrize("window", [pytest.param(6, marks=pytest.mark.slow), 20])
+def test_windows_of_an_encoder_decoder_are_crossed(window, make_structure):
+    model = t5gemma(window)
+    target = EncoderDecoder(model, GREEDY)
+    assert not target.decoder.probed.pending and {"causal", "chain", "rows"} <= target.decoder.probed.errors.keys()
+    own = tuple(model.generate(torch.tensor([PROMPT * 3]), max_new_tokens=NEW_TOKENS, do_sample=False)[0, 1:].tolist())
+    assert len(PROMPT) * 3 > window < len(own) and len(set(own)) > 3
+    for shape in ("chain", "tree"):
+        rule, structure = verifiers.build(GREEDY_RULE), make_structure(shape, 4)
+        assert decoded(target, Scattered(own), rule, structure, prompt=PROMPT * 3).tokens == own, shape
+
+
+def no_window_behind_a_cache(inputs: dict[str, Any]) -> None:
+    """The layers with a window get the mask of those without, once there are more tokens."""
+    masks = inputs["decoder_attention_mask"]
+    if inputs[CACHE].get_seq_length() > 20:
+        inputs["decoder_attention_mask"] = masks | {"sliding_attention": masks["full_attention"]}
+
+
+def prompts_are_cut_to_the_window(inputs: dict[str, Any]) -> None:
+    """The cache of the cross-attention is made with the window of the configuration."""
+    for layer in inputs[CACHE].cross_attention_cache.layers:
+        if layer.is_initialized:
+            layer.keys, layer.values = layer.keys[:, :, -20:], layer.values[:, :, -20:]
+
+
+@pytest.mark.parametrize("fault", [no_window_behind_a_cache, prompts_are_cut_to_the_window])
+def test_a_fault_behind_a_window_of_an_encoder_decoder_is_found(fault, monkeypatch):
+    model = t5gemma(20)
+    forward = model.forward
+
+    def call(**inputs):
+        if CACHE in inputs:
+            fault(inputs)
+        return forward(**inputs)
+
+    monkeypatch.setattr(model, "forward", call)
+    monkeypatch.setattr(probing, "shortened", lambda *given: None)  # a copy has not the fault
+    monkeypatch.setattr(probing, "_CHEAP", 0.0)  # far behind the beginning it would be met by chance
+    with pytest.raises(ModelLoadError, match=r"sliding_window=20\), its logits differ from those of a plain") as raised:
+        EncoderDecoder(model, GREEDY)
+    assert "(t5gemma, " in str(raised.value) and "\n" not in str(raised.value)
 
 
 def test_encoder_decoders_are_probed_too(encoder_decoder, tiny_encoder_decoder):

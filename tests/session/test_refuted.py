@@ -45,7 +45,7 @@ def test_calls_that_disagree_at_the_end_refute_the_outputs_too(in_process, made_
     """Lengths of the configuration that take long are crossed after the last prompt."""
     asked = []
 
-    def disagreement(target, longest, seconds=None):
+    def disagreement(target, longest, seconds=None, batched=False):
         asked.append(seconds)
         return None if seconds else "The model cannot be trusted with texts of more than 12 tokens."
 
@@ -60,7 +60,7 @@ def test_calls_that_disagree_at_the_end_refute_the_outputs_too(in_process, made_
 def test_calls_that_disagree_at_the_beginning_end_the_run_before_anything_is_timed(
     in_process, made_database, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(Table, "disagreement", lambda target, longest, seconds=None: "The model is wrong there.")
+    monkeypatch.setattr(Table, "disagreement", lambda target, *asked: "The model is wrong there.")
     ended = in_process(run, *TINY)
     assert ended.code == 2 and "The model is wrong there. Use shorter texts" in ended.error
     assert not list(tmp_path.glob("outputs/*/*/calibration.json"))

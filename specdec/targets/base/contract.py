@@ -183,13 +183,14 @@ class Target(ABC):
         """Return what `score` does, computed in the arithmetic of decoding: the difference is its rounding error."""
         return self.score(prompt, text)
 
-    def disagreement(self, longest: int, seconds: float | None = None) -> str | None:
+    def disagreement(self, longest: int, seconds: float | None = None, batched: bool = False) -> str | None:
         """Compare calls with plain forward passes around the lengths of the model's configuration that texts of
         `longest` tokens cross and that were not compared yet. Return what disagrees, in a sentence; None where nothing
         does, and where all is known already.
 
         Args:
             seconds: lengths that take longer than this, all together, are left for a later call; None for no limit.
+            batched: several texts are decoded in one call.
         """
         return None
 

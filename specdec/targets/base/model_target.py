@@ -156,8 +156,8 @@ class ModelTarget(Target):
     def score_as_decoded(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
         return self.decoder.score(prompt, text)
 
-    def disagreement(self, longest: int, seconds: float | None = None) -> str | None:
-        return cross(self.decoder, longest, seconds)
+    def disagreement(self, longest: int, seconds: float | None = None, batched: bool = False) -> str | None:
+        return cross(self.decoder, longest, seconds, batched)
 
     @property
     def flops_per_token(self) -> float:
