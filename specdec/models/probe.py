@@ -36,7 +36,6 @@ from specdec.models.comparison import (
     plain_logits,
     tokens_of,
 )
-from specdec.models.decoder import Decoder
 from specdec.models.load import content_hash
 from specdec.models.model_lengths import Key, lengths_of, shortened, text_config
 from specdec.models.probed import Probed

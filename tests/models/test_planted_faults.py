@@ -14,8 +14,8 @@ from fixtures.faulty_architecture import (
     toy,
 )
 
-from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, Scattered, decoded
 from specdec.batching.batch_target import batch_target
+from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, Scattered, decoded
 from specdec.errors import ModelLoadError, UsageError
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
