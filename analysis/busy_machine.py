@@ -1,10 +1,63 @@
-"""What other work on the machine did to a run: the rounds that it disturbed, as `specdec.disturbance` marks them."""
+"""What other work on the machine did to a run: which rounds it disturbed, as `specdec.disturbance` marks them, how long
+these would have taken without it, and where too little is left for a verdict on speed (theory.md 8.5).
 
+Seconds are all that is ever replaced: tokens and acceptance are those of every round, disturbed or not.
+"""
+
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .arms import Arms
+import numpy as np
+import pandas as pd
 
-DISTURBED = "disturbed"  # column of the rounds table; missing in runs of earlier versions
+from .arms import Arm, Arms
+from .rounds import SECONDS
+
+DISTURBED, LOST = "disturbed", "lost_s"  # columns of rounds; the second only where some were disturbed
+MOST = 0.5  # share of an arm's rounds that may be disturbed, and
+UNLIKE = 0.05  # that may be disturbed without an undisturbed round on as many tokens, for a verdict on its time
+TOLD = 0.02  # share of the time from which on a run is explained by it before its figures are
+_PRIOR = 5.0  # rounds as all prompts have them that a prompt's own pace is worth
+
+
+def undisturbed(rounds: pd.DataFrame) -> pd.DataFrame:
+    """Return the rounds of one arm with the seconds that disturbed ones would have taken, and `lost_s`, how much longer
+    each one took; the table itself where none was disturbed.
+
+    A round is expected to take the mean of the undisturbed ones on as many tokens, moved along a line in the tokens
+    that are left of its text, which are its context but for a constant; between sizes that were seen it is
+    interpolated. The pace of its prompt multiplies that: the seconds of its undisturbed rounds over what was expected
+    of them, both with those of `_PRIOR` usual rounds added.
+    """
+    if DISTURBED not in rounds or not rounds[DISTURBED].any() or rounds[DISTURBED].all():
+        return rounds
+    hit = rounds[DISTURBED].to_numpy()
+    kept = ~hit
+    sizes, size = np.unique(rounds["offered_nodes"].to_numpy(), return_inverse=True)
+    prompts, names = pd.factorize(rounds["prompt"])
+    seen = np.bincount(size[kept], minlength=len(sizes))
+    known = seen > 0
+
+    def usual(values: np.ndarray) -> np.ndarray:
+        """Return the mean of the undisturbed rounds of its size, for each round."""
+        means = np.bincount(size[kept], values[kept], len(sizes))[known] / seen[known]
+        return np.interp(sizes, sizes[known], means)[size]
+
+    left = rounds["tokens_left"].to_numpy(dtype=float)
+    further = left - usual(left)
+    spread = float((further[kept] ** 2).sum())
+    expected = {}
+    for name in SECONDS:
+        seconds = rounds[name].to_numpy(dtype=float)
+        mean = usual(seconds)
+        slope = float((further * (seconds - mean))[kept].sum()) / spread if spread > 0 else 0.0
+        expected[name] = np.maximum(mean + slope * further, 0.0)
+    measured, whole = rounds["round_s"].to_numpy(dtype=float), expected["round_s"]
+    own, asked = (np.bincount(prompts[kept], each[kept], len(names)) for each in (measured, whole))
+    prior = _PRIOR * whole.mean()
+    pace = ((own + prior) / (asked + prior))[prompts]
+    repaired = {name: np.where(hit, pace * expected[name], rounds[name]) for name in SECONDS}
+    return rounds.assign(**repaired, **{LOST: measured - repaired["round_s"]})
 
 
 @dataclass(frozen=True)
@@ -14,29 +67,66 @@ class BusyMachine:
     Attributes:
         share: of the decoding time of all methods, that of disturbed rounds.
         rounds, disturbed: numbers of rounds.
+        hit: the share of each arm's rounds that were disturbed.
+        unlike: the share of each arm's rounds that were disturbed without a like that was not.
     """
 
     share: float
     rounds: int
     disturbed: int
+    hit: Mapping[Arm, float]
+    unlike: Mapping[Arm, float]
 
     @classmethod
     def of(cls, arms: Arms) -> "BusyMachine":
-        """Count the rounds of all methods."""
+        """Count the rounds of all arms, as `Run.arms` gives them."""
         rounds = disturbed = 0
         seconds = lost = 0.0
-        for arm in arms.values():
-            rounds, seconds = rounds + len(arm), seconds + float(arm["round_s"].sum())
+        hits: dict[Arm, float] = {}
+        unlike: dict[Arm, float] = {}
+        for key, arm in arms.items():
+            took = arm["round_s"] + arm[LOST] if LOST in arm else arm["round_s"]
+            rounds, seconds = rounds + len(arm), seconds + float(took.sum())
             if DISTURBED in arm:
-                hit = arm[DISTURBED].to_numpy()
-                disturbed, lost = disturbed + int(hit.sum()), lost + float(arm["round_s"].to_numpy()[hit].sum())
-        return cls(lost / seconds if seconds > 0 else 0.0, rounds, disturbed)
+                hit, sizes = arm[DISTURBED].to_numpy(), arm["offered_nodes"]
+                alone = hit & ~sizes.isin(sizes[~hit].unique()).to_numpy()
+                disturbed, lost = disturbed + int(hit.sum()), lost + float(took[hit].sum())
+                hits[key], unlike[key] = float(hit.mean()), float(alone.mean())
+        return cls(lost / seconds if seconds > 0 else 0.0, rounds, disturbed, hits, unlike)
+
+    @property
+    def said(self) -> str:
+        """The share of the time in words, as the subject of a sentence."""
+        return f"the machine was busy with other work for {self.share:.0%} of the time"
+
+    @property
+    def doubt(self) -> str:
+        """Why no verdict on speed is given, as a clause; "" where one can be."""
+        for (method, gamma), share in self.hit.items():
+            who = f"{method} with drafts of {gamma}" if gamma else method
+            if share > MOST:
+                return f"{self.said}, and {share:.0%} of the rounds of {who} were disturbed"
+            if self.unlike[method, gamma] > UNLIKE:
+                return f"{self.said}, and some of the drafts of {who} were never timed without it"
+        return ""
+
+    @property
+    def reasons(self) -> list[str]:
+        """What has to be said before any figure is; nothing where hardly any time was disturbed."""
+        if self.doubt:
+            return [f"No verdict on speed, only on tokens: {self.doubt}."]
+        if self.share < TOLD:
+            return []
+        return [f"{self.said[:1].upper()}{self.said[1:]}; these rounds are left out of the times."]
 
     def notes(self) -> list[str]:
-        """Say how much of the time was disturbed; nothing of none."""
+        """Say how much of the time was disturbed, and what became of it; nothing where none was."""
         if not self.disturbed:
             return []
+        said = f"{self.said[:1].upper()}{self.said[1:]}, in {self.disturbed:,} of {self.rounds:,} rounds"
+        if self.doubt:
+            return [f"{said}: too many of one method for a verdict on speed, so that no interval of a time is given."]
         return [
-            f"The machine was busy with other work for {self.share:.0%} of the decoding time, in {self.disturbed:,} of "
-            f"{self.rounds:,} rounds: threads waited for a processor for more than 5% of each of them."
+            f"{said}; these are taken to have lasted as long as undisturbed ones with drafts of their size, in their "
+            "text and place. Tokens and acceptance are those of all rounds."
         ]

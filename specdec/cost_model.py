@@ -145,7 +145,9 @@ def from_run(folder: Path) -> SimulatedCost:
         if (folder / "rounds.parquet").is_file():
             import pandas as pd
 
-            rounds = pd.read_parquet(folder / "rounds.parquet", columns=["round_s", "draft_s", "verify_s"])
+            rounds = pd.read_parquet(folder / "rounds.parquet")
+            if "disturbed" in rounds and not (busy := rounds["disturbed"].eq(True)).all():
+                rounds = rounds[~busy]
             overhead = max(0.0, float((rounds["round_s"] - rounds["draft_s"] - rounds["verify_s"]).mean()))
         rest = {
             "lookup_s": median(drafts.values()) if drafts else 0.0,

@@ -9,7 +9,7 @@ import pandas as pd
 from ..intervals import Interval, too_few
 from ..read.runs import Run
 from ..sections import Section
-from .gap_account import EXACT, Account
+from .gap_account import EXACT, TIMED, Account
 from .run_account import GroupAccount, account_sums
 from .verdicts import explained, formula_verdict, losses, time_split, verdict
 from .waterfall import waterfall
@@ -34,6 +34,8 @@ def factor_table(account: Account, simulated: bool = False) -> pd.DataFrame:
             direction = "costs" if value < 1 else "gains"
             unsure = {None: f"{direction} (no interval)", True: "not significant", False: direction}
             effect = unsure[interval.contains(1.0)]
+        if account.doubt and factor in TIMED:
+            effect = "not known: the machine was busy"
         lines.append(
             {
                 "factor": factor,
@@ -144,9 +146,17 @@ def account_section(account: Account, title: str, simulated: bool = False, noise
     text = [formula_verdict(account), verdict(account, simulated, noise), time_split(account)]
     if few := too_few(account.prompts):
         text.append(f"No intervals and no word on significance: {few}.")
+    if "machine" in account.intervals:
+        machine = account.intervals["machine"]
+        text.append(
+            f"By the clock the speedup is {account.speedup * machine.estimate:.3f}: a factor `machine` of "
+            f"{machine:.3f} is what other work did to it, and is in no factor below."
+        )
     clock = "cost model's clock" if simulated else "wall clock"
     largest, _ = losses(account)
     most = f"{account.named(largest).name} costs most, ×{account.value(largest):.2f}" if largest else "nothing is lost"
+    if account.doubt:
+        most = "not told apart from a busy machine"
     headline = f"From {account.factors['omega']:.2f} tokens per round to a speedup of {account.speedup:.2f}: {most}"
     return Section(
         title="The gap, explained",

@@ -7,7 +7,7 @@ imported files have them, have the factors of acceptance alone, whose product is
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import nan, prod
 from typing import Any, NamedTuple
 
@@ -94,6 +94,10 @@ REPORTED = (  # what `account.json` has an interval of, besides the factors
     *("speedup", *TIMES, "tokens_per_round", "formula", "priced", "acceptance", "loop"),
     *("tokens_error", "speedup_error", "offered_error", "offered_tokens"),
 )
+TIMED = (  # what seconds are in
+    *("speedup", "speedup_error", *TIMES, "draft", "verify", "overhead", "baseline", "t_ar_s"),
+    *("formula", "priced", "loop", "machine"),
+)
 EXACT = 1e-9  # a factor this close to 1 is 1, up to rounding
 
 
@@ -107,6 +111,7 @@ class Account:
         intervals: of all `account_values`, from the same replicates, so that what is compared is paired.
         t1_s: seconds of the target's call on one token; NaN without seconds.
         alpha_of_text: True if alpha is the mean over positions of the text, False if it was fitted to the same rounds.
+        doubt: why its times give no verdict and have no interval, as a clause; "" where they do.
     """
 
     gamma: int
@@ -115,6 +120,7 @@ class Account:
     intervals: dict[str, Interval]
     t1_s: float = nan
     alpha_of_text: bool = True
+    doubt: str = ""
 
     def value(self, name: str) -> float:
         """Return one of the `account_values` of the data."""
@@ -143,6 +149,13 @@ class Account:
     def replayed(self) -> bool:
         """True where nothing is left that a replay would tell from dependence."""
         return "drift" in self.factors or "depth" in self.factors
+
+    def without_verdict(self, doubt: str) -> "Account":
+        """Return the account without intervals of what was timed; itself where there is no doubt."""
+        if not doubt:
+            return self
+        timed = {name: Interval(self.value(name)) for name in TIMED if name in self.intervals}
+        return replace(self, intervals=self.intervals | timed, doubt=doubt)
 
     def named(self, factor: str) -> Factor:
         """Return the words for a factor or for `loop`; without a replay dependence and drift are one factor."""
@@ -183,10 +196,12 @@ def account_table(
         raise ValueError(f"a round offered {speculative['offered'].max()} tokens, more than gamma {gamma}")
     cap = np.minimum(speculative["offered"], speculative["tokens_left"] - 1)
     caps = counts_by_prompt(speculative, cap.to_numpy(dtype=np.int64), gamma + 1).add_prefix("cap_")
-    table = prompt_sums(speculative)[["tokens", "rounds", "draft_s", "verify_s", "round_s"]].join(caps)
+    own = prompt_sums(speculative)
+    table = own[own.columns.intersection(["tokens", "rounds", "draft_s", "verify_s", "round_s", "lost_s"])].join(caps)
     parts = {}
     if baseline_sums is not None:
-        parts["baseline"] = baseline_sums[["tokens", "round_s"]].add_prefix("baseline_")
+        parts["baseline"] = baseline_sums[baseline_sums.columns.intersection(["tokens", "round_s", "lost_s"])]
+        parts["baseline"] = parts["baseline"].add_prefix("baseline_")
     if replay is not None:
         parts["replay"] = replay.groupby("prompt")[["tokens", "rounds"]].sum().add_prefix("replay_")
     if alpha_sums is not None:
@@ -212,7 +227,8 @@ def account_values(
     speedup of the capped geometric, omega / (1 + g), which counts the drafts that were paid for. `priced`: the same
     tokens per round at measured costs of verification too, omega / (v + g). `acceptance`: tokens per round over omega,
     so that formula x verify = priced and priced x acceptance x loop = speedup. `loop`: overhead x baseline, as plain
-    decoding runs the same loop. `tokens_error`, `speedup_error`: what it says over what was measured, less 1.
+    decoding runs the same loop. `machine`: the speedup by the clock over `speedup`, for what other work disturbed; it
+    is in no factor. `tokens_error`, `speedup_error`: what it says over what was measured, less 1.
     `offered_tokens`: the mean of what a round offered, where gamma was asked for; `offered_error`: that of omega_bar.
 
     Args:
@@ -268,8 +284,17 @@ def account_values(
         "formula": omega / (1 + g),
         "priced": omega / (v + g),
         "loop": overhead * t_ar_s / t1_s,
+        **_machine(sums),
         "speedup_error": omega / (1 + g) / speedup - 1,
     }
+
+
+def _machine(sums: Columns) -> dict[str, np.ndarray]:
+    """Return `machine`, the speedup by the clock over the speedup without what other work took, where that is known."""
+    if not {"lost_s", "baseline_lost_s"} & set(sums):
+        return {}
+    ours, plain = (1 + sums.get(f"{who}lost_s", 0.0) / sums[f"{who}round_s"] for who in ("", "baseline_"))
+    return {"machine": plain / ours}
 
 
 def account_ranges(gamma: int) -> dict[str, Range]:

@@ -12,10 +12,11 @@ from typing import Literal
 
 import pandas as pd
 
-from specdec.config import BASELINE, ORIGINAL
+from specdec.config import BASELINE, NULL, ORIGINAL
 from specdec.errors import UsageError
 
 from ..arms import Arms
+from ..busy_machine import BusyMachine
 from ..read.runs import Run
 from ..rounds import distinct_generations, prompt_categories, prompt_sums
 from .gap_account import Account, account_table, gap_account, shared_alpha
@@ -43,6 +44,7 @@ class SharedWork:
             primary gamma.
         alpha_sums: prompt, numerator, denominator of that alpha; None if no proposal was ever tested.
         replay: what replays of the arms' own texts expect: gamma, prompt, tokens, rounds.
+        machine: what other work did to these arms.
     """
 
     arms: Mapping[int, pd.DataFrame]
@@ -53,6 +55,7 @@ class SharedWork:
     alpha_sums: pd.DataFrame | None
     alpha_of_text: bool
     replay: pd.DataFrame | None
+    machine: BusyMachine
 
     @classmethod
     def of(
@@ -80,7 +83,8 @@ class SharedWork:
             text = text if text["denominator"].sum() > 0 else None
         alpha, sums = shared_alpha(distinct_generations(by_gamma[primary_gamma]), text)
         own = None if replay is None else replay[replay["kind"] == "own"]
-        return cls(by_gamma, plain, primary_gamma, t1_s, alpha, sums, text is not None, own)
+        machine = BusyMachine.of(shared.of_methods([method for method, _ in shared if method != NULL]))
+        return cls(by_gamma, plain, primary_gamma, t1_s, alpha, sums, text is not None, own, machine)
 
     def sums(self, gamma: int, replicates: int = 10_000, seed: int = 0) -> "AccountSums":
         """Return the sums of the account at one gamma. ValueError if the tables contradict themselves."""
@@ -121,7 +125,8 @@ class AccountSums:
 
     def _made(self, table: pd.DataFrame, t1_s: float) -> Account:
         work = self.work
-        return gap_account(table, self.gamma, t1_s, work.alpha, self.replicates, self.seed, work.alpha_of_text)
+        account = gap_account(table, self.gamma, t1_s, work.alpha, self.replicates, self.seed, work.alpha_of_text)
+        return account.without_verdict(work.machine.doubt)
 
 
 def account_sums(run: Run, gamma: int | None = None) -> AccountSums:

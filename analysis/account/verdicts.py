@@ -138,7 +138,7 @@ def cost_alone(account: Account) -> str:
     )
 
 
-def unsettled(speedup: Interval, noise: float = 0.0) -> str:
+def unsettled(speedup: Interval, noise: float = 0.0, doubt: str = "") -> str:
     """Say in a clause why a speedup does not settle whether speculation pays; "" where it does.
 
     Nothing is claimed of fewer than `FEWEST` prompts, without an interval, and within the noise.
@@ -146,7 +146,10 @@ def unsettled(speedup: Interval, noise: float = 0.0) -> str:
     Args:
         speedup: measured, or predicted before a run.
         noise: `null/floor` of the run, 0 without a null control.
+        doubt: `Account.doubt`.
     """
+    if doubt:
+        return doubt
     if few := too_few(speedup.prompts):
         return few
     if not speedup.known:
@@ -203,6 +206,8 @@ def verdict(account: Account, simulated: bool = False, noise: float = 0.0) -> st
         noise: see `unsettled`.
     """
     formula, g = account.intervals["formula"], account.intervals["g"]
+    if account.doubt:
+        return f"No verdict on speed: {account.doubt}; what is said of tokens holds."
     if doubt := unsettled(account.intervals["speedup"], noise):
         outcome = f"Whether speculation pays is not settled, {doubt}"
     else:

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 
 from specdec.config import BASELINE
 
+from ..busy_machine import BusyMachine
 from ..figures import pictures, style
 from ..intervals import Interval
 from ..read.runs import Run
@@ -44,12 +45,14 @@ class SideBySide:
     runs: list[Run]
     arms: list[RunArm]
     scores: ScoredArms
+    doubt: str = ""  # why speeds are not compared, see `BusyMachine`
 
     @classmethod
     def of(cls, run: Run) -> "SideBySide":
         arms = [primary_arm(open_arms(drafter)) for drafter in run.drafters]
         prompts = sorted(set.intersection(*(set(arm.sums.index) for arm in arms)))
-        return cls(run.drafters, arms, score([arm.sums for arm in arms], arm_labels(arms), prompts, *run.resampling))
+        scores = score([arm.sums for arm in arms], arm_labels(arms), prompts, *run.resampling)
+        return cls(run.drafters, arms, scores, BusyMachine.of(run.arms()).doubt)
 
     def metrics(self) -> dict[str, float]:
         """Return `drafter/NAME/speedup.ratio`, `drafter/NAME/tokens_per_round.ratio` and `.difference`, with bounds, of
@@ -62,7 +65,8 @@ class SideBySide:
                 continue
             name = f"drafter/{run.method}"
             for quantity in ("speedup", "tokens_per_round"):
-                metrics |= self.scores.ratio(quantity, own, place).as_metrics(f"{name}/{quantity}.ratio")
+                if quantity == "tokens_per_round" or not self.doubt:
+                    metrics |= self.scores.ratio(quantity, own, place).as_metrics(f"{name}/{quantity}.ratio")
             difference = self.scores.difference("tokens_per_round", own, place)
             metrics |= difference.as_metrics(f"{name}/tokens_per_round.difference")
         return metrics
@@ -77,10 +81,12 @@ class SideBySide:
             " ".join(f"{pair_in_words(self.scores, quantity, *pair)}." for pair in self.pairs())
             for quantity in ("speedup", "tokens_per_round")
         )
-        return speed, tokens
+        return f"No verdict on which is faster: {self.doubt}." if self.doubt else speed, tokens
 
     def two_fastest(self) -> str:
         """Say in a clause whether the two fastest can be told apart."""
+        if self.doubt:
+            return "which is faster cannot be told"
         return pair_in_words(self.scores, "speedup", *self.pairs()[0])
 
 

@@ -1,8 +1,8 @@
 """The reasons that explain a run before any of its figures does, in the one order in which they are said.
 
-Each reason is a sentence. Where drafts gained nothing that is the only one, because nothing else is left to explain;
-then come what the figures rest on alone, one text or one category, and a step in the cost of a call that decides about
-gamma.
+Each reason is a sentence. A machine that was busy with other work is the first: it says what times stand for, or that
+they stand for nothing. Where drafts gained nothing that is all there is to explain; then come what the figures rest on
+alone, one text or one category, and a step in the cost of a call that decides about gamma.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,14 @@ def reasons(summary: Summary, facts: RunFacts, prompt_set: str, calibration: Map
         prompt_set: its name, which is the category of prompts that have none of their own.
         calibration: the content of `calibration.json`.
     """
-    arm = summary.primary
+    arm, busy = summary.primary, summary.work.machine.reasons
     if nothing := _nothing_gained(arm):
-        return [nothing]
+        return [*busy, nothing]
+    if arm.account.doubt:
+        return busy
     category = _one_category(summary, prompt_set)
-    return [reason for reason in (_one_text(arm), category, _cheaper_call(summary, facts, calibration)) if reason]
+    others = (_one_text(arm), category, _cheaper_call(summary, facts, calibration))
+    return [*busy, *(reason for reason in others if reason)]
 
 
 def _nothing_gained(arm: ArmSummary) -> str:

@@ -13,7 +13,6 @@ from ..account.account_sections import account_section
 from ..account.gap_account import REPORTED, Account
 from ..account.run_account import SharedWork
 from ..account.verdicts import FORMULA_ERRORS, formula_verdict, verdict
-from ..busy_machine import BusyMachine
 from ..comparisons import OVER_FASTEST
 from ..intervals import ENDS
 from ..own_metrics import own_metrics
@@ -196,7 +195,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
     notes = [
         *([refuted] if refuted else []),
         *([standing.note] if standing and standing.note else []),
-        *([] if facts.simulated else BusyMachine.of(arms).notes()),
+        *work.machine.notes(),
         formula_verdict(account),
         verdict(account, facts.simulated, control.get("null/floor", 0.0)),
         *run_notes(run, measured, environment["prompts"]),
@@ -232,6 +231,8 @@ def _lines(summary: Summary, curves: Curves, paired: ScoredArms) -> list[dict[st
         both_sides = {name: arm.account.intervals[name] for name in FORMULA_ERRORS}
         for name, value in {**both_sides, OVER_FASTEST: paired.ratio("speedup", place, fastest)}.items():
             line |= {key: bound for key, bound in value.as_metrics(name).items() if not isnan(bound)}
+        if arm.account.doubt:
+            line = {key: value for key, value in line.items() if not key.startswith(OVER_FASTEST)}
         lines.append(line)
     return lines
 

@@ -55,8 +55,11 @@ def closing_of_several(runs: Mapping[str, MeasuredRun], compared: str) -> list[s
     order = sorted(runs, key=lambda name: -runs[name].account.speedup)
     own, fastest = next(iter(runs.values())), runs[order[0]]
     figures = ", ".join(f"{name} {times(runs[name].account.intervals['speedup'])}" for name in order)
+    if doubted := any(run.account.doubt for run in runs.values()):
+        each = (f"{name} {run.account.intervals['tokens_per_round']:.2f}" for name, run in runs.items())
+        figures = f"tokens per round, whatever else the machine did: {', '.join(each)}"
     clock = "in simulated time and " if own.facts.simulated else ""
-    verdict = f"{clock}over plain decoding{_prompts(own)}: {figures}; {compared}"
+    verdict = f"{clock}over plain decoding{_prompts(own)}: {figures}; {compared}" if not doubted else figures
     control = {name: value for name, value in own.metrics.items() if name.startswith("null/")}
     counts = {
         name: sum(getattr(run.session, name) for run in runs.values())
@@ -66,7 +69,9 @@ def closing_of_several(runs: Mapping[str, MeasuredRun], compared: str) -> list[s
     together = replace(fastest, metrics=control, session=replace(own.session, **counts), reasons=reasons)
     cost = _cost(fastest)
     return _ordered(
-        _sentence(_loops(fastest, order[0]) + verdict), f"Of {order[0]}: {cost[:1].lower()}{cost[1:]}", together
+        _sentence(_loops(fastest, order[0]) + verdict),
+        cost and f"Of {order[0]}: {cost[:1].lower()}{cost[1:]}",
+        together,
     )
 
 
@@ -118,6 +123,9 @@ def _verdict(run: MeasuredRun) -> str:
     drafts = f"drafts of {gamma}" if facts.structure == "chain" else f"drafts in a shape ({facts.structure_label})"
     batch = f", {facts.batch_size} texts at a time" if facts.batch_size > 1 else ""
     figures = f"{times(speedup)} as plain decoding, with {drafts}{batch}{_prompts(run)}"
+    if run.account.doubt:
+        tokens = run.account.intervals["tokens_per_round"]
+        return f"with {drafts}{batch} a round commits {tokens:.2f} tokens{_prompts(run)}, whatever else the machine did"
     if doubt := unsettled(speedup, run.metrics.get("null/floor", 0.0)):
         return f"whether speculation pays {where} is not settled ({doubt}): {figures}"
     pays = "pays" if run.account.speedup > 1 else "does not pay"
@@ -137,7 +145,7 @@ def _noise(run: MeasuredRun) -> str:
     """Set the speedup against what plain decoding has over itself; "" where it was decoded once."""
     if run.facts.simulated:
         return "Time is simulated by a cost model, so there is no noise, and no duration was measured."
-    if "null/speedup" not in run.metrics:
+    if "null/speedup" not in run.metrics or run.account.doubt:
         return ""
     control, floor = Interval.from_metrics(run.metrics, "null/speedup"), run.metrics.get("null/floor")
     bounds = f" ({control.low:.3f} to {control.high:.3f})" if control.known else ""
@@ -159,6 +167,8 @@ def _noise(run: MeasuredRun) -> str:
 def _cost(run: MeasuredRun) -> str:
     """Say what stands between the capped geometric and the measurement, in words that need no glossary."""
     account = run.account
+    if account.doubt:
+        return ""
     if nothing_gained(account):
         return _sentence(cost_alone(account))
     formula = account.value("formula")

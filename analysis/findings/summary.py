@@ -153,9 +153,19 @@ def summarise(
             "account/alpha": work.alpha,
             **of_text,
         }
+        if "machine" in account.intervals:
+            metrics["account/machine"] = account.value("machine")
+        if work.machine.doubt:  # tokens have an interval, times have none
+            metrics = {name: value for name, value in metrics.items() if not (_bounds_a_time(name))}
         defined = {name: float(value) for name, value in metrics.items() if not isnan(value)}
         summaries[gamma] = ArmSummary(method, gamma, by_prompt, defined, account, tests)
     return Summary(work, summaries)
+
+
+def _bounds_a_time(name: str) -> bool:
+    """Return True for an end of the interval of a figure that seconds are in."""
+    timed = ("speedup", "step_overhead", "throughput/")
+    return name.endswith(ENDS[1:]) and any(word in name for word in timed)
 
 
 def printed_metric(metrics: Mapping[str, Any], name: str, form: str = ",.3f") -> str:

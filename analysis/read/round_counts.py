@@ -19,7 +19,7 @@ from specdec.errors import UsageError
 from specdec.tracking.store import reason
 
 from ..arms import NAMES, TEXT, Arm, Arms
-from ..busy_machine import DISTURBED
+from ..busy_machine import DISTURBED, undisturbed
 from ..rounds import COUNTED, GENERATION, check_columns, check_once, check_rounds, numbered
 
 T = TypeVar("T")
@@ -30,11 +30,11 @@ _KEPT = 500_000  # rounds of arms that stay in memory for whoever asks again: al
 
 def read_arms(path: Path) -> Arms:
     """Return the rounds of a run by arm, from its table or a folder of part-files: the columns `COUNTED`, sorted by
-    generation.
+    generation; disturbed rounds with the seconds that they would have taken (`busy_machine.undisturbed`).
 
-    Values are those of the file; types are narrower. Names are categories in the order of their letters, so that they
-    sort as text does. Nobody writes to a table that it gives. An arm that contradicts itself is a UsageError when it is
-    read.
+    Other values are those of the file; types are narrower. Names are categories in the order of their letters, so that
+    they sort as text does. Nobody writes to a table that it gives. An arm that contradicts itself is a UsageError when
+    it is read.
 
     Raises:
         OSError, ValueError: it is no Parquet table.
@@ -116,7 +116,7 @@ class _ArmFile:
         same = generation[1:] == generation[:-1]
         if (same & (np.diff(rounds["round"]) <= 0)).any():  # else no round can be there twice
             self._refuse(check_once, rounds)
-        return rounds
+        return undisturbed(rounds)
 
     def _refuse(self, check: Callable[[T], None], table: T) -> None:
         """Name the file in what a check complains of."""

@@ -168,7 +168,9 @@ class Run:
         return self._json("peers.json")
 
     def rounds(self) -> pd.DataFrame:
-        """Read the rounds table (`analysis.rounds.COLUMNS`), baseline included. UsageError if it contradicts itself."""
+        """Read the rounds table (`analysis.rounds.COLUMNS`), baseline included, with the seconds of the clock: those of
+        rounds that other work disturbed, too. UsageError if it contradicts itself.
+        """
         rounds = self._table("rounds.parquet")
         try:
             check_rounds(rounds)

@@ -25,6 +25,7 @@ from rich.table import Table
 from specdec.advice.advice import Advice, RoundCost, judge, predict, recommended
 from specdec.advice.decoded_rounds import Speculated, predicted_walks
 from specdec.analysis.account.gap_account import cost_values
+from specdec.analysis.busy_machine import undisturbed
 from specdec.analysis.engines.recommendation import Recommendation
 from specdec.analysis.intervals import ANY, Columns, bootstrap, per_round, too_few
 from specdec.analysis.sections import counted, in_loops
@@ -286,7 +287,7 @@ class _Advisor:
             self._walks = [(text, walks) for (text, _), walks in zip(self._walks, predicted, strict=True)]
         self._results.compact()
         self._results.finish()
-        rounds = pd.read_parquet(self._results.folder / "rounds.parquet")
+        rounds = undisturbed(pd.read_parquet(self._results.folder / "rounds.parquet"))
         t1_s = float(rounds["verify_s"].mean())
         costs = self._costs()
         self._results.write_json(

@@ -8,7 +8,9 @@ decoding, the drafter's most probable tokens, and the rule keeps the target's ow
 from dataclasses import dataclass, replace
 from typing import Any
 
+from specdec.analysis.busy_machine import undisturbed
 from specdec.clock import Clock
+from specdec.folder.rounds_table import GenerationKey, round_table
 from specdec.plan.plan import Plan
 from specdec.prompts import Prompt
 from specdec.records import Generation, Request
@@ -69,8 +71,11 @@ def sampled_pair(plan: Plan, baseline: Arm, primary: Arm) -> SampledPair | None:
 def sampled_line(
     pair: SampledPair, arm: Arm, prompt: Prompt, repeat: int, generation: Generation, clock: Clock, flagged: bool
 ) -> dict[str, Any]:
-    """Return a line of `sampled.parquet` (`analysis.findings.run_metrics.SAMPLED`); the device must be synchronised."""
+    """Return a line of `sampled.parquet` (`analysis.findings.run_metrics.SAMPLED`), whose seconds are those of an
+    undisturbed machine; the device must be synchronised.
+    """
     rounds = generation.rounds
+    key = GenerationKey("", arm.method, arm.gamma, repeat, prompt.id, prompt.category)
     return {
         "temperature": pair.sampling.temperature,
         "method": arm.method,
@@ -83,6 +88,6 @@ def sampled_line(
         "accepted": sum(each.accepted for each in rounds),
         "rejected": sum(each.rejected for each in rounds),
         "prefill_s": clock.seconds(*generation.prefill),
-        "decode_s": sum(clock.seconds(each.marks.start, each.marks.committed) for each in rounds),
+        "decode_s": float(undisturbed(round_table(key, generation, clock).to_pandas())["round_s"].sum()),
         "flagged": flagged,
     }

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 from fixtures.rounds_tables import FACTS
 
+from specdec.analysis.busy_machine import BusyMachine
 from specdec.analysis.findings.reasons import reasons
 from specdec.analysis.findings.summary import ArmSummary, Summary
 
@@ -28,6 +29,7 @@ def said(make_account):
         speedups: dict[str, tuple[float, float]] | None = None,
         calls: dict[str, list[float]] | None = None,
         structure="chain",
+        busy=0.0,
     ) -> list[str]:
         prompts = list("abcde")
         sums = pd.DataFrame({"tokens": tokens, "offered": offered, "accepted": accepted, "rounds": 5}, index=prompts)
@@ -41,7 +43,7 @@ def said(make_account):
             account.intervals["tokens_per_round"] = replace(account.intervals["omega"], estimate=per_round)
             arms[gamma] = ArmSummary("ngram", gamma, sums, metrics, account, {})
         rounds = pd.DataFrame({"prompt": prompts, "category": categories})
-        work: Any = SimpleNamespace(primary_gamma=4, arms={4: rounds})
+        work: Any = SimpleNamespace(primary_gamma=4, arms={4: rounds}, machine=BusyMachine(busy, 25, 5, {}, {}))
         medians = {size: {"ratio": sorted(times)[len(times) // 2]} for size, times in (calls or {}).items()}
         calibration = {"calls": calls, "t_n": medians} if calls else {}
         return reasons(Summary(work, arms), replace(FACTS, structure=structure), "mix", calibration)
@@ -67,8 +69,12 @@ def test_where_nothing_was_gained_that_is_the_only_reason(said):
     assert wasted.startswith("None of 45 draft tokens saved a call of the target, though 5 were accepted: every round")
 
 
-def test_text_then_category_then_cost(said):
-    text, category, cost = said(tokens=(90, 1, 1, 1, 1), categories=["code"] * 5, calls=CALLS)
+def test_machine_then_text_then_category_then_cost(said):
+    machine, text, category, cost = said(tokens=(90, 1, 1, 1, 1), categories=["code"] * 5, calls=CALLS, busy=0.23)
+    assert machine == (
+        "The machine was busy with other work for 23% of the time; these rounds are left out of the times."
+    )
+    assert said(busy=0.01) == [], "hardly any of its time"
     assert text == (
         "One text of 5, a, holds 96% of all tokens, so that pooled figures are nearly its own; the mean of the texts' "
         "speedups is 1.250."
