@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pandas as pd
 
-from specdec.config import BASELINE, PLAIN
+from specdec.config import BASELINE, NULL, PLAIN
 
 K = TypeVar("K")
 Arm = tuple[str, int]  # method and gamma
@@ -58,13 +58,17 @@ class Arms(Lazy[Arm]):
     def shared(self) -> "Arms":
         """Keep the (prompt, repeat) pairs that every arm has done, so that totals are over the same work.
 
-        An interrupted run has decoded some prompts with some methods only. ValueError if no pair is left.
+        An interrupted run has decoded some prompts with some methods only. A null control, which may have some prompts
+        alone, leaves out none unless there is nothing beside it but the baseline. ValueError if no pair is left.
         """
-        done = self.texts.drop_duplicates(TEXT[1:]).groupby(WORK, sort=False).size()
-        pairs = done.index[done == len(self)]
+        needed = {arm for arm in self if arm[0] != NULL} if any(method not in PLAIN for method, _ in self) else {*self}
+        texts = self.texts.drop_duplicates(TEXT[1:])
+        texts = texts[[arm in needed for arm in zip(texts["method"], texts["gamma"], strict=True)]]
+        done = texts.groupby(WORK, sort=False).size()
+        pairs = done.index[done == len(needed)]
         if pairs.empty:
             raise ValueError("the baseline and the speculative rounds have no prompt in common")
-        if len(pairs) == len(done):
+        if len(pairs) == len(done) == len(self.texts.drop_duplicates(WORK)):
             return self
 
         def within(make: Callable[[], pd.DataFrame]) -> pd.DataFrame:

@@ -112,7 +112,7 @@ class BusyMachine:
 
     @property
     def reasons(self) -> list[str]:
-        """What has to be said before any figure is; nothing where hardly any time was disturbed."""
+        """Sentences that come before every figure; none where hardly any time was disturbed."""
         if self.doubt:
             return [f"No verdict on speed, only on tokens: {self.doubt}."]
         if self.share < TOLD:

@@ -14,15 +14,18 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 SHARE = 0.05  # of a duration that threads waited, from which on it is disturbed
 _LISTED_S, _REFRESHED_S = 1.0, 0.1  # between two listings of the threads, and two readings of what is read seldom
 _BUSY = 0.05  # of the time since the last listing that a thread ran or waited, for it to count: not a progress line
 _MOST_THREADS = 64  # whose waiting is read: a reading takes about 2 microseconds a thread
 _SWITCH_S = 0.001  # that an involuntary switch is taken to last where waiting itself cannot be read
+_TRIES = 5  # of what is timed alone and was disturbed
 _KEPT = 10_000  # windows in which something was lost that are remembered
 
 
@@ -50,6 +53,16 @@ class Watch:
     def waited(self, before: WaitReading, after: WaitReading) -> float:
         """Return the seconds lost between two readings: by all threads together, and by all processors to the host."""
         return 0.0
+
+    def undisturbed(self, trial: Callable[[], T]) -> T:
+        """Return what a trial gives that times something; it is made again while it was disturbed, a few times."""
+        for _ in range(_TRIES):
+            before, began = self.read(), time.perf_counter()
+            result = trial()
+            seconds = time.perf_counter() - began
+            if not disturbed(self.waited(before, self.read()), seconds):
+                break
+        return result
 
 
 class ProcessWatch(Watch):

@@ -85,21 +85,25 @@ def total_variation(read: Callable[[], pd.DataFrame], facts: RunFacts, replicate
 
 def null_metrics(arms: Arms, replicates: int, seed: int) -> dict[str, float]:
     """Return `null/speedup`, the time per token of plain decoding over that of plain decoding measured once more, with
-    its interval, and `null/floor`, how far the interval reaches from 1: what differs from 1 by less is noise.
+    its interval, and `null/floor`, how far the interval reaches from 1: what differs from 1 by less is noise. Both are
+    of the prompts that the control has decoded, `null/prompts` of them.
 
     Empty without a control; no floor where too few prompts give one.
     """
-    shared = arms.shared()
-    control = shared.plain(NULL)
-    if control.empty:
+    if not any(method == NULL for method, _ in arms):
         return {}
+    try:
+        shared = arms.of_methods([BASELINE, NULL]).shared()
+    except ValueError:  # it was interrupted before the baseline was done
+        return {}
+    control = shared.plain(NULL)
     table = prompt_sums(control).join(prompt_sums(shared.plain()).add_suffix("_over"))
 
     def speedup(sums: Columns) -> dict[str, np.ndarray]:
         return {"speedup": sums["round_s_over"] / sums["tokens_over"] / (sums["round_s"] / sums["tokens"])}
 
     interval = bootstrap(table, speedup, replicates, seed)["speedup"]
-    metrics = finite(interval.as_metrics("null/speedup"))
+    metrics = finite(interval.as_metrics("null/speedup")) | {"null/prompts": float(len(table))}
     if interval.known:
         metrics["null/floor"] = max(interval.high, 1 / interval.low) - 1
     return metrics

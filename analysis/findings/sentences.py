@@ -149,7 +149,8 @@ def _noise(run: MeasuredRun) -> str:
         return ""
     control, floor = Interval.from_metrics(run.metrics, "null/speedup"), run.metrics.get("null/floor")
     bounds = f" ({control.low:.3f} to {control.high:.3f})" if control.known else ""
-    said = f"decoding plainly twice differs by a factor of {control.estimate:.3f}{bounds}"
+    on = _controlled(run.metrics)
+    said = f"decoding plainly twice{on and f' ({on})'} differs by a factor of {control.estimate:.3f}{bounds}"
     if floor is None:
         return _sentence(f"{said}, from too few prompts to say how large the machine's noise is")
     if control.contains(1.0) is False:
@@ -297,12 +298,20 @@ def loops_note(metrics: Mapping[str, float]) -> str:
     return f"{in_loops(share)}{f'; without them the speedup is {rest}' if share < 1 else ''}." if share else ""
 
 
+def _controlled(metrics: Mapping[str, float]) -> str:
+    """Return on how many prompts plain decoding was measured twice; "" in runs of earlier versions: on all."""
+    return f"on {counted(int(metrics['null/prompts']), 'prompt')}" if "null/prompts" in metrics else ""
+
+
 def control_notes(metrics: Mapping[str, float]) -> list[str]:
     """Say what plain decoding has over itself, where it was measured twice: the noise under every other figure."""
     if "null/speedup" not in metrics:
         return []
     control = Interval.from_metrics(metrics, "null/speedup")
-    said = f"Null control: plain decoding, measured a second time, has a speedup of {control} over itself"
+    on = _controlled(metrics)
+    said = (
+        f"Null control: plain decoding, measured a second time{on and f' {on}'}, has a speedup of {control} over itself"
+    )
     if "null/floor" not in metrics:
         return [f"{said}; too few prompts to say how large the noise is."]
     if not control.contains(1.0):

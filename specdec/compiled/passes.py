@@ -8,6 +8,7 @@ and captured in a CUDA graph. All passes write into one cache of fixed capacity,
 import logging
 import time
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -19,6 +20,7 @@ from specdec.compiled.graph_checks import trusted_step
 from specdec.compiled.packaged import PackagedStep, packaged_step
 from specdec.compiled.packages import PackageFolder
 from specdec.compiled.traced import TracedStep
+from specdec.disturbance import watch_of
 from specdec.errors import UsageError
 from specdec.models.cache import KVCache
 from specdec.models.decoder import Decoder
@@ -242,14 +244,18 @@ class CompiledPasses:
         """Find up to how many tokens the compiled pass is faster than the plain modules, doubling from 8 to `widest`;
         calls on more are traced. Its products are made for few rows.
         """
-        made, size = self.steps, _NARROW
+        made, size, watch = self.steps, _NARROW, watch_of(self._decoder.device)
         while size <= min(widest, self.cache.capacity // 2):
             tokens, seconds = torch.zeros(size, dtype=torch.long), []
-            for steps in ({}, made) * 3:
+
+            def trial(steps: Any, tokens: Tensor = tokens, size: int = size) -> float:
                 self.steps, self.cache.length = steps, self.cache.capacity // 2
                 began = time.perf_counter()
                 self._decoder.forward(tokens, chain_tree(size - 1))
-                seconds.append(time.perf_counter() - began)
+                return time.perf_counter() - began
+
+            for steps in ({}, made) * 3:
+                seconds.append(watch.undisturbed(partial(trial, steps)))
             if min(seconds[1::2]) > min(seconds[::2]):
                 self._widest = size - 1
                 break

@@ -8,6 +8,7 @@ brings it into the processor's cache, and forgets the sum. The product is the sa
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from itertools import accumulate
 from statistics import median
 
@@ -17,6 +18,7 @@ from torch.fx import GraphModule
 from torch.nn.functional import linear
 
 from specdec.compiled.packed_products import stored_weight
+from specdec.disturbance import watch_of
 
 _WORD, _LINE = 8, 64  # bytes: of an integer that is summed, and of what memory hands over at a time
 _LARGEST = 16 << 20  # bytes: a weight that no cache holds would be read from memory twice
@@ -72,7 +74,8 @@ def _faster(weights: Sequence[Tensor], tokens: int, stride: int) -> set[torch.Si
     sample = [weight for weight, size in zip(weights, sizes, strict=True) if size <= _SAMPLE]
     inputs = {weight.shape: weight.new_ones(1, tokens, weight.shape[-1]) for weight in sample}
     seconds: dict[bool, dict[torch.Size, list[float]]] = {read: defaultdict(list) for read in (False, True)}
-    for read in (False, True) * _ROUNDS:
+
+    def trial(read: bool) -> dict[torch.Size, float]:
         taken: dict[torch.Size, float] = defaultdict(float)
         for weight in sample:  # in the order of a call, so that none is in the cache because it was the last
             words = _words(weight, stride)
@@ -81,6 +84,10 @@ def _faster(weights: Sequence[Tensor], tokens: int, stride: int) -> set[torch.Si
                 words.sum()
             linear(inputs[weight.shape], weight)
             taken[weight.shape] += time.perf_counter() - began
-        for shape, total in taken.items():
+        return taken
+
+    watch = watch_of(torch.device("cpu"))
+    for read in (False, True) * _ROUNDS:
+        for shape, total in watch.undisturbed(partial(trial, read)).items():
             seconds[read][shape].append(total)
     return {shape for shape in inputs if median(seconds[True][shape]) < _WORTH * median(seconds[False][shape])}

@@ -38,6 +38,7 @@ class BatchedSession(Session):
         self._drafters: dict[int, BatchDrafter] = {}
         self._decoded: dict[tuple[int, str], dict[int, Generation]] = {}  # repeat and prompt -> arm -> its output
         self._failed: NumericsError | None = None
+        self._first = 0  # place of the first prompt of the group at hand
         longest = len(self._parts.longest_prompt.tokens) + self._parts.limit
         for arm in (*self._parts.plain, *self._parts.speculative):
             target, _ = self._batched(arm)
@@ -86,7 +87,8 @@ class BatchedSession(Session):
         """Decode a group of prompts by every method, so that `run_prompt` finds what it asks for."""
         if not prompts:
             return  # an earlier sitting of the run has decoded all of them
-        order = self._order(random.Random(f"{self._seed}/{repeat}/{prompts[0].id}"))
+        self._first = self._places
+        order = self._order(random.Random(f"{self._seed}/{repeat}/{prompts[0].id}"), self._first)
         self._decoded = {(repeat, prompt.id): {} for prompt in prompts}
         references: list[tuple[int, ...] | None] = [None] * len(prompts)
         for arm in order:
@@ -105,6 +107,9 @@ class BatchedSession(Session):
                 return  # `run_prompt` keeps what there is of the first prompt, and raises
             if arm is self._parts.baseline:
                 references = [found[place].tokens for place in range(len(prompts))]
+
+    def _order(self, dice: random.Random, place: int) -> list[Arm]:
+        return super()._order(dice, self._first)  # a group has one order
 
     def _decode(
         self, arm: Arm, prompt: Prompt, repeat: int, reference: tuple[int, ...] | None, limit: int | None = None

@@ -16,7 +16,7 @@ from specdec.folder.results import ResultsFolder
 from specdec.folder.resumption import Beginning
 from specdec.peers import OpenedPeers, Work, opened
 from specdec.plan.time_budget import TimeBudget
-from specdec.progress import detail, stage
+from specdec.progress import detail, stage, tell
 from specdec.sampling import generator_for
 from specdec.session.batched_session import BatchedSession
 from specdec.session.parts import Parts, prepare
@@ -126,11 +126,13 @@ def _calibration(parts: Parts, session: Session, grid_sizes: list[int], clock: C
     calibration = session.calibrated(
         lambda target, drafter: calibrate(target, drafter, parts.primary.structure, longest.tokens, trees, timer)
     )
-    grid = None
+    grid, before = None, timer.disturbed
     if grid_sizes:
         generator = generator_for(seed, longest.id, "cost")
         timer = Timer(clock, measurement.cost_calls, generator, measurement.cost_seconds)
         grid = time_calls(target, longest.tokens, grid_sizes, measurement.cost_contexts, timer)
+    if busy := timer.disturbed + before:
+        tell(f"Other work disturbed {counted(busy, 'timed case')} of the calibration at every try.")
     passes = {"target": dict(target.passes), "drafter": dict(parts.primary.drafter.passes)}
     return {**calibration.as_dict(), "grid": grid, "passes": passes}
 
@@ -139,7 +141,8 @@ def _decoding_seconds(parts: Parts, known: Mapping[str, Any]) -> float:
     """Return about how long one prompt takes by all methods, if `_ALPHA` of the draft tokens are right."""
     t1_s, times = known["t1_s"], {int(size): timed["median_s"] for size, timed in known["t_n"].items()}
     sizes = sorted(times)
-    calls = float(len(parts.plain))  # for each token, in calls on one
+    again = 0.0 if parts.null is None else 1 - 1 / parts.control_every
+    calls = len(parts.plain) - again  # for each token, in calls on one
     for arm in parts.speculative:
         wide = np.interp(arm.structure.nodes + 1, sizes, [times[size] for size in sizes]) / t1_s
         calls += 1 / float(speedup(_ALPHA, arm.gamma, known["draft_step_s"] / t1_s, float(wide)))

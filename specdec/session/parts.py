@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from specdec.progress import Stage, stage
 from specdec.prompts import Prompt, PromptSet, load_prompts
 from specdec.session.arm import Arm
 from specdec.session.recorded_walk import walks
-from specdec.session.sampled_pair import SampledPair, sampled_pair
+from specdec.session.sampled_pair import SAMPLED_EVERY, SampledPair, sampled_pair
 from specdec.targets import Target, targets
 from specdec.targets.causal import Causal
 from specdec.targets.replay import Replay
@@ -27,7 +28,7 @@ from specdec.tracking.store import locate
 from specdec.tracking.writer import check_store
 
 _BYTES_A_SECOND = 3e8  # of weights that are read, converted and hashed
-CHEAP = 4  # draft lengths from which on `measurement.null=auto` decodes plainly twice
+CONTROL_SHARE = 0.1  # of the decoding that `measurement.null=auto` gives to decoding plainly once more
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Parts:
         beside: the drafters of `measurement.drafters`.
         sampled: a line at a temperature beside a greedy run.
         original: plain decoding with the model that the target was before it was trained.
-        null: plain decoding by the target once more, where a control is measured.
+        null: plain decoding by the target once more, where a control is measured, on every `control_every`-th prompt.
         walks: the target's text is recorded and drafts are looked up: all arms decode in one walk.
     """
 
@@ -71,6 +72,7 @@ class Parts:
     sampled: SampledPair | None = None
     original: Arm | None = None
     null: Arm | None = None
+    control_every: int = 1
     walks: bool = False
 
     @property
@@ -196,7 +198,9 @@ def open_parts(plan: Plan, threads: int | None = None) -> Parts:
     baseline = replace(chosen, method=BASELINE, drafter=NoDrafter(), structure=chosen.structure.resized(0))
     walked = all(walks(target, each.drafter) for each in made)
     asked = measurement.null
-    control = not simulated and len(made[0].arms) >= CHEAP if asked == "auto" else asked
+    control = not simulated if asked == "auto" else asked
+    sampled = None if walked else sampled_pair(plan, baseline, chosen)
+    arms = tuple(arm for each in made for arm in each.arms)
     return Parts(
         plan=plan,
         target=target,
@@ -205,11 +209,27 @@ def open_parts(plan: Plan, threads: int | None = None) -> Parts:
         baseline=baseline,
         prompts=prompts,
         beside=tuple(made[1:]),
-        sampled=None if walked else sampled_pair(plan, baseline, chosen),
+        sampled=sampled,
         original=None if original is None else replace(baseline, method=ORIGINAL, target=original),
         null=replace(baseline, method=NULL) if control else None,
+        control_every=control_every(arms, original is not None, sampled is not None) if asked == "auto" else 1,
         walks=walked,
     )
+
+
+def control_every(arms: Sequence[Arm], original: bool, sampled: bool) -> int:
+    """Return on every how many prompts a control takes at most `CONTROL_SHARE` of the decoding, were every draft token
+    accepted and a call on a draft no slower than one on one token: what is decoded is fixed before anything is timed.
+    """
+
+    def calls(arm: Arm) -> float:
+        """Return the fewest calls for a token."""
+        return 1 / (arm.structure.gamma + 1)
+
+    others = 1 + original + sum(map(calls, arms))
+    if sampled:
+        others += (1 + calls(arms[0])) / SAMPLED_EVERY
+    return ceil((1 - CONTROL_SHARE) / (CONTROL_SHARE * others))
 
 
 def _drafter_arms(plan: Plan, planned: PlannedDrafter, target: Target) -> DrafterArms:

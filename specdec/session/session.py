@@ -143,7 +143,7 @@ class Session:
         """
         place, parts = self._place(place), self._parts
         dice = random.Random(f"{self._seed}/{repeat}/{prompt.id}")
-        order = self._order(dice)
+        order = self._order(dice, place)
         peers_first = dice.random() < 0.5  # neither side always meets the warmer caches
         self._prompt = Collected()
         done: dict[int, Generation] = {}
@@ -233,10 +233,13 @@ class Session:
         self._places = found + 1
         return found
 
-    def _order(self, dice: random.Random) -> list[Arm]:
-        """Return all arms in random order."""
+    def _order(self, dice: random.Random, place: int) -> list[Arm]:
+        """Return the arms that decode the prompt at a place of the run, in random order: all, but for the control."""
         parts = self._parts
         order = [*parts.plain, *parts.speculative]
+        every = min(parts.control_every, -(-parts.turns // self.group))  # in a short run once, at its end
+        if (place // self.group + 1) % every:
+            order = [arm for arm in order if arm is not parts.null]
         dice.shuffle(order)
         if any(arm.drafter.capabilities.needs_reference for arm in parts.speculative):
             # The recorded text must exist before a drafter can read it.

@@ -5,12 +5,14 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import nullcontext
-from math import inf
+from math import inf, isnan, nan
+from statistics import median
 from typing import TypeVar
 
 import torch
 
 from specdec.clock import Clock
+from specdec.disturbance import disturbed
 from specdec.progress import stage
 
 Case = TypeVar("Case", bound=Hashable)
@@ -19,6 +21,10 @@ Result = TypeVar("Result")
 
 class Timer:
     """A series of passes over cases, each in an order of its own, and the times of what was done in them.
+
+    What other work disturbed is timed again: passes go on, up to twice as many, until every case has as many times as
+    were asked for that were not disturbed. A disturbed time counts as the median of the case's others, so that times of
+    one pass stand side by side.
 
     Attributes:
         calls: passes that are asked for; every case is timed once in each.
@@ -45,6 +51,7 @@ class Timer:
         self._warm_up = 0
         self._dice = random.Random(generator.initial_seed())
         self._marks: defaultdict[Hashable, list[tuple[object, object]]] = defaultdict(list)
+        self._waited: defaultdict[Hashable, list[float]] = defaultdict(list)
 
     def passes(self, warm_up: int = 0, name: str = "") -> Iterator[int]:
         """Yield the number of each pass, from 0; the first times of every case, `warm_up` of them, are not counted.
@@ -55,12 +62,29 @@ class Timer:
         self._warm_up = warm_up
         begin, passes = time.perf_counter(), self.calls + warm_up
         with stage(name, total=passes, told=False) if name else nullcontext() as under_way:
-            while self.done < passes and (self.done == 0 or time.perf_counter() - begin < self.limit):
+            while (self.done < passes or self._lacking(passes)) and (
+                self.done == 0 or time.perf_counter() - begin < self.limit
+            ):
                 yield self.done
                 self.clock.synchronize()
                 self.done += 1
                 if under_way is not None:
                     under_way.advance()
+
+    def _lacking(self, passes: int) -> bool:
+        """Return True while another pass may give a case an undisturbed time that it lacks."""
+        hits = map(self._hits, self._marks)
+        return self.done < passes + self.calls and any(sum(hit) > len(hit) - self.calls for hit in hits if any(hit))
+
+    @property
+    def disturbed(self) -> int:
+        """The number of cases that were never timed undisturbed."""
+        return sum(all(hits) for hits in map(self._hits, self._marks) if hits)
+
+    def _hits(self, case: Hashable) -> list[bool]:
+        """Return which of the times of a case were disturbed; the device must be synchronised."""
+        times = zip(self._waited.get(case, []), self._marks.get(case, []), strict=True)
+        return [disturbed(waited, self.clock.seconds(*marks)) for waited, marks in times][self._warm_up :]
 
     def shuffled(self, cases: Sequence[Case]) -> list[Case]:
         """Return the cases in random order."""
@@ -68,16 +92,23 @@ class Timer:
 
     def time(self, case: Hashable, action: Callable[[], Result]) -> Result:
         """Do `action` and keep its time under `case`."""
-        start = self.clock.mark()
+        before, start = self.clock.watch.read(), self.clock.mark()
         result = action()
         self._marks[case].append((start, self.clock.mark()))
+        self._waited[case].append(self.clock.watch.waited(before, self.clock.watch.read()))
         return result
 
     def forget(self, case: Hashable) -> None:
         """Drop the last time of a case: it did not do what was to be timed."""
         self._marks[case].pop()
+        self._waited[case].pop()
 
     def seconds(self, case: Hashable) -> list[float]:
-        """Return the times of a case, in order; empty where it was never timed."""
+        """Return the times of a case, in order, for disturbed ones the median of the others; empty where it was never
+        timed.
+        """
         self.clock.synchronize()
-        return [self.clock.seconds(*pair) for pair in self._marks.get(case, [])[self._warm_up :]]
+        seconds = [self.clock.seconds(*pair) for pair in self._marks.get(case, [])[self._warm_up :]]
+        hit = self._hits(case)
+        usual = median([each for each, was in zip(seconds, hit, strict=True) if not was] or [nan])
+        return [usual if was and not isnan(usual) else each for each, was in zip(seconds, hit, strict=True)]

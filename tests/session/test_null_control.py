@@ -47,13 +47,21 @@ def test_a_control_writes_the_baselines_texts_and_one_sentence_says_its_speedup(
     assert [arm["gamma"] for arm in summary["arms"]] == [1, 2]  # the control is no arm of the drafter
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("gammas", "control"), [("[1,3]", False), ("[1,3,4]", True)])
-def test_it_is_on_by_itself_at_four_draft_lengths(command, gammas, control):
-    ended, folder = command(*SMALL, f"measurement.gammas={gammas}", "prompts.tokens=[[0,1,2]]")
+@pytest.mark.parametrize(("prompts", "controlled"), [(1, 1), (15, 2)])
+def test_by_itself_it_takes_a_tenth_of_the_calls_at_most_and_leaves_no_prompt_out(command, prompts, controlled):
+    """For a token the others make 1 + 1/3 calls at least, so that one of 7 prompts may have a control of one call."""
+    texts = str([[number % 3, number // 3 % 3, number // 9] for number in range(prompts)]).replace(" ", "")
+    ended, folder = command(*SMALL, "measurement.gammas=[]", "prompts.limit=null", f"prompts.tokens={texts}")
     assert ended.code == 0, ended.error
-    methods = {json.loads(line)["method"] for line in (folder / "generations.jsonl").read_text().splitlines()}
-    assert ("null" in methods) is control
+    lines = pd.DataFrame(map(json.loads, (folder / "generations.jsonl").read_text().splitlines()))
+    assert lines["method"].value_counts().to_dict() == {"baseline": prompts, "null": controlled, "ngram": prompts}
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["metrics"]["null/prompts"] == controlled and summary["metrics"]["prompts/done"] == prompts
+    said = " ".join(summary["notes"])
+    assert f"a second time on {controlled} prompt" in said and "too few prompts to say how large the noise is" in said
+    if prompts > 1:
+        calls = lines.groupby("method")["rounds"].sum()
+        assert calls["null"] <= 0.1 * calls.sum()
 
 
 def test_a_control_decodes_without_a_drafter(finished_run):

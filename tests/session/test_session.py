@@ -33,7 +33,7 @@ DRAFT, VERIFY, TOKEN, ACCEPT, COMMIT = (
     0.0625,
     0.03125,
 )  # seconds; a call also takes TOKEN for each node
-TINY = ("+debug=tiny", "tracking.enabled=false", "structure.gamma=4")
+TINY = ("+debug=tiny", "tracking.enabled=false", "structure.gamma=4", "measurement.null=false")
 # Sure enough to let an n-gram drafter be right, and not so sure that all sampled texts are one.
 SAMPLED = ("sampling=temperature", "target.law=[[0.1,0.8,0.1],[0.1,0.1,0.8],[0.8,0.1,0.1]]")
 

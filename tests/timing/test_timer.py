@@ -1,6 +1,7 @@
 """A timer makes as many passes as asked for or as there is time for, and keeps the times of each case apart."""
 
 from specdec.clock import SimulatedClock
+from specdec.disturbance import Watch
 from specdec.sampling import generator_for
 from specdec.timing.timer import Timer
 
@@ -37,3 +38,35 @@ def test_cases_come_in_another_order_each_time():
     _, made = timer(1)
     orders = {tuple(made.shuffled(range(6))) for _ in range(20)}
     assert len(orders) > 1 and all(sorted(order) == list(range(6)) for order in orders)
+
+
+class Busy(Watch):
+    """Says of each time in turn whether it was disturbed, then of none."""
+
+    def __init__(self, *hits):
+        self.hits = list(hits)
+
+    def waited(self, before, after):
+        return 9.0 * (self.hits.pop(0) if self.hits else 0)
+
+
+def test_what_was_disturbed_is_timed_again_and_counts_as_the_others():
+    clock, made = timer(3)
+    clock.watch = Busy(0, 1, 0, 0)
+    for number in made.passes():
+        made.time("a", lambda number=number: clock.advance(5.0 if number == 1 else 1.0 + number))
+    assert made.done == 4 and made.seconds("a") == [1.0, 3.0, 3.0, 4.0] and made.disturbed == 0
+
+
+def test_a_machine_that_stays_busy_is_timed_no_more_than_twice_as_often():
+    clock, made = timer(3)
+    clock.watch = Busy(*[1] * 100)
+    for _ in made.passes(warm_up=1):
+        made.time("a", lambda: clock.advance(1.0))
+    assert made.done == 7 and made.seconds("a") == [1.0] * 6 and made.disturbed == 1
+
+
+def test_a_trial_is_made_again_while_it_is_disturbed():
+    tries = iter(range(9))
+    assert Busy(1, 1, 0).undisturbed(lambda: next(tries)) == 2
+    assert Busy(*[1] * 9).undisturbed(lambda: next(tries)) == 7
