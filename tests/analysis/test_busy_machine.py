@@ -87,7 +87,7 @@ def slow_run(finished_run, tmp_path):
         folder = tmp_path / f"{share}"
         shutil.copytree(finished_run("chain"), folder)
         rounds = pd.read_parquet(folder / "rounds.parquet")
-        size = {"ngram": 0.5, "baseline": 1.0}
+        size = {"ngram": 0.5, "baseline": 1.0, "null": 1.0}
         for name, part in zip(SECONDS, (0.1, 0.7, 0.1, 0.05, 1.0), strict=True):
             rounds[name] = part * 1e-3 * rounds["method"].map(size) * (1 + 0.1 * rounds["offered_nodes"])
         own = rounds.groupby(["method", "gamma"]).cumcount() * share % 1 + share >= 1
