@@ -22,14 +22,14 @@ _PRIOR = 5.0  # rounds as all prompts have them that a prompt's own pace is wort
 
 def undisturbed(rounds: pd.DataFrame) -> pd.DataFrame:
     """Return the rounds of one arm with the seconds that disturbed ones would have taken, and `lost_s`, how much longer
-    each one took; the table itself where none was disturbed.
+    each one took; the table itself where none was disturbed, or too many for a verdict.
 
     A round is expected to take the mean of the undisturbed ones on as many tokens, moved along a line in the tokens
     that are left of its text, which are its context but for a constant; between sizes that were seen it is
     interpolated. The pace of its prompt multiplies that: the seconds of its undisturbed rounds over what was expected
     of them, both with those of `_PRIOR` usual rounds added.
     """
-    if DISTURBED not in rounds or not rounds[DISTURBED].any() or rounds[DISTURBED].all():
+    if DISTURBED not in rounds or not 0 < rounds[DISTURBED].mean() <= MOST:
         return rounds
     hit = rounds[DISTURBED].to_numpy()
     kept = ~hit
@@ -46,18 +46,21 @@ def undisturbed(rounds: pd.DataFrame) -> pd.DataFrame:
     left = rounds["tokens_left"].to_numpy(dtype=float)
     further = left - usual(left)
     spread = float((further[kept] ** 2).sum())
+    *verbs, total = SECONDS
+    parts = {name: rounds[name].to_numpy(dtype=float) for name in verbs}
+    measured = rounds[total].to_numpy(dtype=float)
+    parts["rest"] = measured - sum(parts.values())
     expected = {}
-    for name in SECONDS:
-        seconds = rounds[name].to_numpy(dtype=float)
+    for name, seconds in parts.items():  # so that the whole stays at least the sum of the verbs
         mean = usual(seconds)
         slope = float((further * (seconds - mean))[kept].sum()) / spread if spread > 0 else 0.0
         expected[name] = np.maximum(mean + slope * further, 0.0)
-    measured, whole = rounds["round_s"].to_numpy(dtype=float), expected["round_s"]
+    whole = expected[total] = np.sum(list(expected.values()), axis=0)
     own, asked = (np.bincount(prompts[kept], each[kept], len(names)) for each in (measured, whole))
     prior = _PRIOR * whole.mean()
     pace = ((own + prior) / (asked + prior))[prompts]
     repaired = {name: np.where(hit, pace * expected[name], rounds[name]) for name in SECONDS}
-    return rounds.assign(**repaired, **{LOST: measured - repaired["round_s"]})
+    return rounds.assign(**repaired, **{LOST: measured - repaired[total]})
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,7 @@ class MeasurementConfig:
     lossless: bool
     workers: AtLeastOne | None
     threads: AtLeastOne | None
+    quiet: Literal["report", "require"]
     repetition_period: AtLeastOne
     repetition_share: Probability
 

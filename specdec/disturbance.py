@@ -18,6 +18,9 @@ from typing import NamedTuple, TypeVar
 
 import torch
 
+from specdec.errors import EnvironmentFault
+from specdec.progress import stage
+
 T = TypeVar("T")
 
 SHARE = 0.05  # of a duration that threads waited, from which on it is disturbed
@@ -25,6 +28,7 @@ _LISTED_S, _REFRESHED_S = 1.0, 0.1  # between two listings of the threads, and t
 _BUSY = 0.05  # of the time since the last listing that a thread ran or waited, for it to count: not a progress line
 _MOST_THREADS = 64  # whose waiting is read: a reading takes about 2 microseconds a thread
 _SWITCH_S = 0.001  # that an involuntary switch is taken to last where waiting itself cannot be read
+_PROBED_S, _AWAITED_S = 1.0, 600.0  # of a look at other work, and that a quiet machine is waited for
 _TRIES = 5  # of what is timed alone and was disturbed
 _KEPT = 10_000  # windows in which something was lost that are remembered
 
@@ -53,6 +57,30 @@ class Watch:
     def waited(self, before: WaitReading, after: WaitReading) -> float:
         """Return the seconds lost between two readings: by all threads together, and by all processors to the host."""
         return 0.0
+
+    def others(self, seconds: float) -> float | None:
+        """Return the share of this process's processors that other work takes in the next seconds; None where that is
+        not shown.
+        """
+        return None
+
+    def await_quiet(self, seconds: float = 1.0) -> None:
+        """Wait until other work takes less than 5% of this process's processors, as measured over so many seconds.
+
+        Raises:
+            EnvironmentFault: it did not become so within ten minutes.
+        """
+        share = self.others(seconds)
+        if share is None or share < SHARE:
+            return
+        with stage("Wait for a quiet machine", f"other work takes {share:.0%} of its processors") as under_way:
+            while (share := self.others(_PROBED_S) or 0.0) >= SHARE:
+                if under_way.elapsed > _AWAITED_S:
+                    raise EnvironmentFault(
+                        f"Other work took {share:.0%} of the processors for {_AWAITED_S / 60:g} minutes: run when the "
+                        "machine is quiet, or use measurement.quiet=report."
+                    )
+                under_way.advance()
 
     def undisturbed(self, trial: Callable[[], T]) -> T:
         """Return what a trial gives that times something; it is made again while it was disturbed, a few times."""
@@ -118,6 +146,27 @@ class ProcessWatch(Watch):
             shared += lost * max(0.0, min(end, after.time) - max(begin, before.time)) / (end - begin)
         return after.waited - before.waited + shared
 
+    def others(self, seconds: float) -> float | None:
+        if self._steal() is None:
+            return None
+        busy, own, began = self._busy(), time.process_time(), time.perf_counter()
+        time.sleep(seconds)
+        took = self._busy() - busy - (time.process_time() - own)
+        return max(0.0, took / (time.perf_counter() - began) / len(self._processors))
+
+    def _busy(self) -> float:
+        """Return the seconds that this process's processors have not been idle, steal included."""
+        return sum(sum(ticks) - ticks[3] - ticks[4] for ticks in self._ticks()) / os.sysconf("SC_CLK_TCK")
+
+    def _ticks(self) -> list[list[int]]:
+        """Return the ticks of each of this process's processors: user, nice, system, idle, iowait, irq, softirq, steal;
+        nothing where they are not shown.
+        """
+        if self._stat is None:
+            return []
+        lines = (line.split() for line in os.pread(self._stat, 1 << 16, 0).decode("ascii").splitlines())
+        return [[*map(int, line[1:9])] for line in lines if line[:1] and line[0] in self._processors and len(line) > 8]
+
     def _waiting(self) -> int:
         """Return how many nanoseconds the threads that compute have waited so far."""
         if not self._scheduled:
@@ -140,10 +189,7 @@ class ProcessWatch(Watch):
 
     def _steal(self) -> float | None:
         """Return the seconds that the host has stolen from this process's processors; None where it is not shown."""
-        if self._stat is None:
-            return None
-        lines = (line.split() for line in os.pread(self._stat, 1 << 16, 0).decode("ascii").splitlines())
-        stolen = [int(line[8]) for line in lines if line[:1] and line[0] in self._processors and len(line) > 8]
+        stolen = [ticks[7] for ticks in self._ticks()]
         return sum(stolen) / os.sysconf("SC_CLK_TCK") if stolen else None
 
     def _list(self, now: float) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from specdec.clock import SimulatedClock
 from specdec.disturbance import ProcessWatch, WaitReading, Watch, affinity, disturbed, gpu_watch
+from specdec.errors import EnvironmentFault
 
 MS = 1_000_000  # nanoseconds
 
@@ -140,3 +141,35 @@ def test_a_burner_on_the_same_processor_is_noticed():
 def test_simulated_time_is_never_disturbed():
     watch = SimulatedClock().watch
     assert type(watch) is Watch and watch.waited(watch.read(), WaitReading(1.0, 1.0)) == 0.0
+
+
+class Neighbour(Watch):
+    """Takes these shares of the processors, one look after the other."""
+
+    def __init__(self, *shares):
+        self.shares = list(shares)
+
+    def others(self, seconds):
+        return self.shares.pop(0)
+
+
+def test_a_quiet_machine_is_waited_for_and_not_for_ever(monkeypatch, capsys):
+    for calm in (Neighbour(None), Neighbour(0.04)):
+        calm.await_quiet()
+    assert not capsys.readouterr().out
+    Neighbour(0.9, 0.5, 0.3, 0.01).await_quiet()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Wait for a quiet machine: other work takes 90% of its processors" in said
+    monkeypatch.setattr("specdec.disturbance._AWAITED_S", -1.0)
+    with pytest.raises(EnvironmentFault, match=r"Other work took 50% of the processors .* measurement\.quiet=report\."):
+        Neighbour(0.9, 0.5).await_quiet()
+
+
+def test_others_are_all_that_is_busy_on_own_processors_but_this_process(machine, monkeypatch):
+    proc, write = machine
+    write(t1=(MS, 0), stolen=(0, 0, 0))
+    watch = ProcessWatch(proc=proc)
+    monkeypatch.setattr(time, "process_time", iter((5.0, 5.5)).__next__)
+    monkeypatch.setattr(time, "sleep", lambda seconds: write(seconds, t1=(MS, 0), stolen=(90, 900, 30)))
+    assert watch.others(1.0) == pytest.approx((0.9 + 0.3 - 0.5) / 2)
+    assert ProcessWatch(proc=proc / "none").others(1.0) is None

@@ -85,6 +85,8 @@ def measure(
         _write_peers(others, results, ())
         budget.lap("warming up")
         known = read_json(results.folder / CALIBRATION) if beginning.kept else None
+        if measurement.quiet == "require":
+            clock.watch.await_quiet()
         if known is None:
             known = _calibration(parts, session, grid_sizes, clock)
             results.write_json(CALIBRATION, known)
@@ -196,6 +198,8 @@ def _decode_all(
             kept = (repeat, conversation.prompt.id) in beginning.kept
             with budget.decoding(conversation.turns, kept) as there_is_time:
                 if there_is_time:
+                    if parts.plan.measurement.quiet == "require" and not kept:
+                        session.await_quiet()
                     decode_conversation(parts, session, conversation, beginning.kept, answers, advance)
             if there_is_time and not kept:
                 left = len(order) - done

@@ -121,6 +121,14 @@ class Session:
         self._sample(prompt, 0, random.Random(0), tokens)
         self._clock.synchronize()
 
+    def await_quiet(self) -> None:
+        """Wait until hardly anything else computes on the machine, if it does not take a moment to see that it is so.
+
+        Raises:
+            EnvironmentFault: it did not become so.
+        """
+        self._clock.watch.await_quiet(0.1)
+
     @property
     def group(self) -> int:
         """The number of prompts that `decode_ahead` is given at a time."""

@@ -54,6 +54,8 @@ def test_disturbed_rounds_get_back_the_time_that_they_would_have_taken(share, bu
         true, sums = (prompt_sums(table)[[*SECONDS]] for table in (quiet, repaired))
         assert (sums.sum() / true.sum()).to_numpy() == pytest.approx(1.0, abs=0.02)
         assert (sums / true - 1).abs().max(axis=None) < 0.12, "of a text of which nothing was undisturbed"
+        verbs = repaired[["draft_s", "verify_s", "accept_s", "commit_s"]]
+        assert (verbs >= 0).all(axis=None) and (verbs.sum(axis=1) <= repaired["round_s"] * (1 + 1e-9)).all()
         assert (repaired["lost_s"] + repaired["round_s"]).to_numpy() == pytest.approx(busy["round_s"].to_numpy())
 
 
