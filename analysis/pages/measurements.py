@@ -355,6 +355,22 @@ MEASUREMENTS = (
         _coverage,
     ),
     Measurement(
+        STATISTICS,
+        "busy_machine",
+        "Do they hold where other work disturbs a run?",
+        "Disturbances that were recorded on this machine (the quantiles of how much longer a round took stand in the "
+        "file), or milder ones of a factor of 1.3 or 2, are injected into the rounds of a quiet run: single ones or in "
+        "bursts of 0.1, 1 or 10 seconds, in the drafter's rounds, in plain decoding's or in both. The share of runs "
+        "whose 95% interval holds the undisturbed speedup, of those that give a verdict; the width is over that of the "
+        "same run without other work.",
+        _lines(
+            "coverage of the 95% interval of the speedup",
+            "time disturbed={level:.0%} | by the clock={by_clock:.1%} | repaired={repaired:.1%}"
+            " | the same run's own speedup={repaired_own:.1%} | no verdict={withheld:.1%}"
+            " | width, median={interval_over_quiet[median]:.2f} | largest={interval_over_quiet[largest]:.2f}",
+        ),
+    ),
+    Measurement(
         LOAD,
         "batching",
         "Speedup at equal batch",
