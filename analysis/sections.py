@@ -45,6 +45,11 @@ class Section:
         answer, *more = self.text
         return replace(self, text=(f"{answer} {sentence}", *more)) if sentence else self
 
+    def beginning(self, warning: str) -> "Section":
+        """Return the section with a warning before its answer; the section itself where that is ""."""
+        answer, *more = self.text
+        return replace(self, text=(f"**{warning}** {answer}", *more)) if warning else self
+
     def simulated(self) -> "Section":
         """Return the section with every table headed *Simulated*, for runs whose times come from a cost model."""
         return replace(self, tables=tuple((f"Simulated: {caption}", table) for caption, table in self.tables))
@@ -220,10 +225,12 @@ def overlay_of(study: str) -> str:
 
 
 def findings(study: str, tables: Tables, about: About) -> Findings:
-    """Return what the tables of a study say; the first answer says how many of the texts loop."""
+    """Return what the tables of a study say; the first answer says which outputs are refuted, and how many loop."""
     reader, _ = _registered(study)
     said = reader(tables, about)
     if about.looping:
         first, *others = said.sections
         said = replace(said, sections=(first.ending(f"{in_loops(about.looping)}."), *others))
+    if said.refuted:
+        said = replace(said, sections=(said.sections[0].beginning(said.refuted), *said.sections[1:]))
     return replace(said, sections=tuple(section.simulated() for section in said.sections)) if about.simulated else said

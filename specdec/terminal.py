@@ -97,7 +97,7 @@ def summary_lines(found: RunFindings) -> list[list[str]]:
     names = [""]
     own = found.facts.drafter
     for name, arms in {own: found.arms, **{key: other.arms for key, other in found.beside.items()}}.items():
-        best = best_gammas(arms)[:1] if len(arms) > 1 else []
+        best = best_gammas(arms)[:1] if len(arms) > 1 and not found.refuted else []
         for arm in arms:
             depth = f"{arm['gamma']}{'*' if arm['primary'] else ''}{' best' if arm['gamma'] in best else ''}"
             lines.append([depth, *_cells(arm)])

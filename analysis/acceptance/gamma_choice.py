@@ -41,7 +41,7 @@ def gamma_choice(run: Run) -> Section:
     tables = ((caption, table.reset_index().round(3)),)
     words, unclear = choice_in_words(table), best_in_words(run.summary()["arms"])
     words += f" As measured {unclear}." if unclear else ""
-    return Section(run.title, (words,), tables, (("gamma_choice", figure),))
+    return Section(run.title, (words,), tables, (("gamma_choice", figure),)).beginning(run.refuted)
 
 
 def choice_in_words(table: pd.DataFrame) -> str:

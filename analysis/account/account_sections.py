@@ -102,7 +102,8 @@ def account_sections(run: Run) -> list[Section]:
     """
     sums = account_sums(run)
     account = sums.account()
-    sections = [account_section(account, run.title, run.simulated, run.metrics.get("null/floor", 0.0))]
+    noise = run.metrics.get("null/floor", 0.0)
+    sections = [account_section(account, run.title, run.simulated, noise, bool(run.refuted))]
     groups = sums.by("category")
     if len(groups) > 1:
         worst, *_, best = sorted(groups, key=lambda group: group.account.speedup)
@@ -135,15 +136,17 @@ def account_sections(run: Run) -> list[Section]:
     return sections
 
 
-def account_section(account: Account, title: str, simulated: bool = False, noise: float = 0.0) -> Section:
+def account_section(
+    account: Account, title: str, simulated: bool = False, noise: float = 0.0, refuted: bool = False
+) -> Section:
     """Explain one account: the factors and the time of a round, in words, tables and a waterfall.
 
     Args:
         title: drafter, model and hardware, for the figure.
-        simulated: times come from a cost model.
+        simulated, refuted: see `verdict`.
         noise: `null/floor` of the run, 0 without a null control.
     """
-    text = [formula_verdict(account), verdict(account, simulated, noise), time_split(account)]
+    text = [formula_verdict(account), verdict(account, simulated, noise, refuted), time_split(account)]
     if few := too_few(account.prompts):
         text.append(f"No intervals and no word on significance: {few}.")
     if "machine" in account.intervals:

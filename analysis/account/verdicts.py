@@ -194,7 +194,7 @@ def losses(account: Account) -> Losses:
     return Losses(largest, min(sure, key=lambda name: factors[name].estimate, default=""))
 
 
-def verdict(account: Account, simulated: bool = False, noise: float = 0.0) -> str:
+def verdict(account: Account, simulated: bool = False, noise: float = 0.0, refuted: bool = False) -> str:
     """Say in one sentence whether speculation pays, how far that is from the capped geometric, and what the gap is.
 
     The promise counts the drafts that were paid for, so drafting is in it and not in the gap. What the gap is
@@ -204,11 +204,14 @@ def verdict(account: Account, simulated: bool = False, noise: float = 0.0) -> st
     Args:
         simulated: times come from a cost model.
         noise: see `unsettled`.
+        refuted: outputs are not the target's own, so that nothing is said of whether it pays.
     """
     formula, g = account.intervals["formula"], account.intervals["g"]
     if account.doubt:
         return f"No verdict on speed: {account.doubt}; what is said of tokens holds."
-    if doubt := unsettled(account.intervals["speedup"], noise):
+    if refuted:
+        outcome = "No verdict is given, because outputs are refuted"
+    elif doubt := unsettled(account.intervals["speedup"], noise):
         outcome = f"Whether speculation pays is not settled, {doubt}"
     else:
         outcome = "Speculation pays" if account.speedup > 1 else "Speculation does not pay"

@@ -75,13 +75,22 @@ def comparison_sections(
 ) -> tuple[Section, Section]:
     """Return the leaderboard of a group, and what stands behind it: pairs, ranks, notes, the best gamma of each run.
 
+    Runs whose outputs are refuted are named first and not ranked: none of them is fast at what it should do.
+
     Args:
         groups: all that the page compares; where there are several, each says which it is.
         replicates: None for those of the runs' own intervals.
     """
-    runs, opened = group.runs, group.members
+    start = f"**{group.heading}.** " if len(groups) > 1 else ""
+    first, second = (name if len(groups) < 2 else f"{name}: {group.heading}" for name in (LEADERBOARD, BEHIND))
+    every = [primary_arm(own) for own in group.members]
+    refuted = refuted_in_words(group.runs, arm_labels(every))
+    places = [place for place, run in enumerate(group.runs) if not run.refuted]
+    if not places:
+        return Section(first, (f"{start}No run is ranked.",)).beginning(refuted), Section(second)
+    runs, opened = [group.runs[place] for place in places], [group.members[place] for place in places]
     replicates = replicates or int(runs[0].params.get("measurement.bootstrap", 10_000))
-    arms = [primary_arm(own) for own in opened]
+    arms = [every[place] for place in places]
     labels = arm_labels(arms)
     prompts, pairing = common_prompts(arms)
     clock = "Time is simulated by a cost model. " if any(run.simulated for run in runs) else ""
@@ -93,8 +102,6 @@ def comparison_sections(
         if len(own) > 1
     ]
     notes = [sentence for sentence in notes if sentence]
-    start = f"**{group.heading}.** " if len(groups) > 1 else ""
-    first, second = (name if len(groups) < 2 else f"{name}: {group.heading}" for name in (LEADERBOARD, BEHIND))
     loops = loops_in_words(runs, labels)
     sums, depths = [arm.sums for arm in arms], [arm.gamma for arm in arms]
     if len(arms) == 1:
@@ -102,9 +109,9 @@ def comparison_sections(
         value = f"speedup {alone.interval('speedup', 0):.2f}, " if alone.known("speedup") else ""
         tokens = f"{alone.interval('tokens_per_round', 0):.2f}"
         said = f"{start}One run, nothing to set it against: {labels[0]}, {value}{tokens} tokens per round."
-        return Section(first, (said,)).ending(loops), Section(second, tuple(notes))
+        return Section(first, (said,)).ending(loops).beginning(refuted), Section(second, tuple(notes))
     if not prompts:
-        return Section(first, (start + notes[0],)), Section(second, tuple(notes[1:]))
+        return Section(first, (start + notes[0],)).beginning(refuted), Section(second, tuple(notes[1:]))
     scores = score(sums, labels, prompts, replicates, depths=depths)
     quantity = "speedup" if scores.known("speedup") else "tokens_per_round"
     missing = "" if quantity == "speedup" else "Not every run has times and a baseline, so tokens per round are ranked."
@@ -135,7 +142,7 @@ def comparison_sections(
     board = leaderboard(arms, labels, prompts, replicates, quantity=quantity)
     behind = tuple(part for part in (in_pairs, *notes) if part)
     sections = (
-        Section(first, answer, ((caption, board),), tuple(figures[:1])).ending(loops),
+        Section(first, answer, ((caption, board),), tuple(figures[:1])).ending(loops).beginning(refuted),
         Section(second, behind, tuple(tables), tuple(figures[1:])),
     )
     return (sections[0].simulated(), sections[1].simulated()) if clock else sections
@@ -203,6 +210,11 @@ def leaderboard_in_words(scores: ScoredArms, quantity: str) -> str:
     whole = f" Of {len(pairs)} pairs, {unclear} cannot be told apart." if len(pairs) > 1 else ""
     level = f"{LEVEL:.0%} prompt-bootstrap intervals, each pair for itself: of many pairs some part by chance."
     return f"{first}; it is first in {share:.0%} of the replicates. {told}{whole} {level}"
+
+
+def refuted_in_words(runs: Sequence[Run], labels: Sequence[str]) -> str:
+    """Say of which runs the outputs are refuted, and why; empty if of none."""
+    return " ".join(f"{label}: {run.refuted}" for run, label in zip(runs, labels, strict=True) if run.refuted)
 
 
 def loops_in_words(runs: Sequence[Run], labels: Sequence[str]) -> str:

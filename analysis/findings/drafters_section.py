@@ -6,6 +6,7 @@ order, so a machine that changes its speed changes all of them.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 
 import pandas as pd
@@ -18,7 +19,7 @@ from ..figures import pictures, style
 from ..intervals import Interval
 from ..read.runs import Run
 from ..sections import Section, counted
-from .compare import arm_labels, differences_in_words, pair_in_words, pair_table, primary_arm
+from .compare import arm_labels, differences_in_words, pair_in_words, pair_table, primary_arm, refuted_in_words
 from .leaderboard import MOST_CATEGORIES, RunArm, ScoredArms, open_arms, score
 from .run_sections import by_category
 from .summary import printed_metric
@@ -71,9 +72,14 @@ class SideBySide:
             metrics |= difference.as_metrics(f"{name}/tokens_per_round.difference")
         return metrics
 
+    @cached_property
+    def ranked(self) -> list[int]:
+        """The places of the drafters whose outputs are not refuted, the fastest first."""
+        return [place for place in self.scores.order("speedup") if not self.runs[place].refuted]
+
     def pairs(self) -> list[tuple[int, int]]:
-        """Return all pairs of drafters, the faster first."""
-        return list(combinations(self.scores.order("speedup"), 2))
+        """Return all pairs of ranked drafters, the faster first."""
+        return list(combinations(self.ranked, 2))
 
     def in_words(self) -> tuple[str, str]:
         """Say of every pair which is faster, and which commits more tokens per round."""
@@ -84,10 +90,10 @@ class SideBySide:
         return f"No verdict on which is faster: {self.doubt}." if self.doubt else speed, tokens
 
     def two_fastest(self) -> str:
-        """Say in a clause whether the two fastest can be told apart."""
+        """Say in a clause whether the two fastest can be told apart; "" where fewer than two are ranked."""
         if self.doubt:
             return "which is faster cannot be told"
-        return pair_in_words(self.scores, "speedup", *self.pairs()[0])
+        return pair_in_words(self.scores, "speedup", *self.pairs()[0]) if self.pairs() else ""
 
 
 def drafters_section(run: Run) -> Section:
@@ -118,12 +124,12 @@ def drafters_section(run: Run) -> Section:
             for label, arm, own in zip(scores.labels, paired.arms, paired.runs, strict=True)
         ]
     )
-    best = scores.order("speedup")[0]
-    title = (
-        f"{scores.labels[best]} is the fastest over all prompts, speedup {scores.values['speedup'][best]:.2f}\n"
-        f"{run.setting}"
-    )
-    return Section(
+    title = f"No drafter is ranked: outputs are refuted\n{run.setting}"
+    if paired.ranked:
+        best = paired.ranked[0]
+        speedup = scores.values["speedup"][best]
+        title = f"{scores.labels[best]} is the fastest over all prompts, speedup {speedup:.2f}\n{run.setting}"
+    section = Section(
         TITLE,
         tuple(part for part in (*paired.in_words(), how, named) if part),
         (
@@ -132,6 +138,7 @@ def drafters_section(run: Run) -> Section:
         ),
         (("drafters_by_category", category_bars(paired.runs, scores.labels, title=title)),),
     )
+    return section.beginning(refuted_in_words(paired.runs, scores.labels))
 
 
 @style.in_style

@@ -141,7 +141,12 @@ def _with_others(run: Run, findings: RunFindings, measured: MeasuredRun) -> RunF
         findings,
         metrics=metrics | paired.metrics(),
         curves=curves,
-        notes=[*verdicts, *paired.in_words(), *(note for note in findings.notes if note not in verdicts), *notes],
+        notes=[
+            *verdicts,
+            *filter(None, paired.in_words()),
+            *(note for note in findings.notes if note not in verdicts),
+            *notes,
+        ],
         beside=others,
         closing=closing_of_several(runs, paired.two_fastest()),
         predictions={name: found for each in (findings, *others.values()) for name, found in each.predictions.items()},
@@ -191,13 +196,13 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
     dtype = str(environment.get("model", {}).get("dtype", "float64"))
     why = reasons(summary, facts, environment["prompts"]["name"], run.calibration())
     measured = MeasuredRun(metrics, account, facts, session, standing, dtype, why)
-    refuted = "" if facts.simulated or facts.forced else session.refuted
+    refuted = run.refuted
     notes = [
         *([refuted] if refuted else []),
         *([standing.note] if standing and standing.note else []),
         *work.machine.notes(),
         formula_verdict(account),
-        verdict(account, facts.simulated, control.get("null/floor", 0.0)),
+        verdict(account, facts.simulated, control.get("null/floor", 0.0), bool(refuted)),
         *run_notes(run, measured, environment["prompts"]),
         *peer_notes(peers, metrics),
     ]
@@ -267,7 +272,7 @@ def _sections(run: Run, account: Account, prediction: HeldOutPrediction | Undete
         summary_section(run),
         figures_section(run),
         *([drafters_section(run)] if run.beside else []),
-        account_section(account, run.title, run.simulated, run.metrics.get("null/floor", 0.0)),
+        account_section(account, run.title, run.simulated, run.metrics.get("null/floor", 0.0), bool(run.refuted)),
         *([peers_section(run)] if peers["peers"] or peers.get("left_out") else []),
         curves_section(run),
         lengths_section(run),

@@ -50,16 +50,20 @@ def closing_of_several(runs: Mapping[str, MeasuredRun], compared: str) -> list[s
 
     Args:
         runs: what was measured of every drafter, by its name; the noise is that of the first.
-        compared: a clause that says whether the two fastest can be told apart.
+        compared: a clause that says whether the two fastest can be told apart; "" where outputs are refuted of others.
     """
-    order = sorted(runs, key=lambda name: -runs[name].account.speedup)
+    order = sorted(runs, key=lambda name: (bool(runs[name].session.refuted), -runs[name].account.speedup))
     own, fastest = next(iter(runs.values())), runs[order[0]]
-    figures = ", ".join(f"{name} {times(runs[name].account.intervals['speedup'])}" for name in order)
+    figures = ", ".join(
+        f"{name} {times(runs[name].account.intervals['speedup'])}{' (refuted)' * bool(runs[name].session.refuted)}"
+        for name in order
+    )
     if doubted := any(run.account.doubt for run in runs.values()):
         each = (f"{name} {run.account.intervals['tokens_per_round']:.2f}" for name, run in runs.items())
         figures = f"tokens per round, whatever else the machine did: {', '.join(each)}"
     clock = "in simulated time and " if own.facts.simulated else ""
-    verdict = f"{clock}over plain decoding{_prompts(own)}: {figures}; {compared}" if not doubted else figures
+    said = "; ".join(filter(None, (figures, compared)))
+    verdict = f"{clock}over plain decoding{_prompts(own)}: {said}" if not doubted else figures
     control = {name: value for name, value in own.metrics.items() if name.startswith("null/")}
     counts = {
         name: sum(getattr(run.session, name) for run in runs.values())
@@ -126,6 +130,8 @@ def _verdict(run: MeasuredRun) -> str:
     if run.account.doubt:
         tokens = run.account.intervals["tokens_per_round"]
         return f"with {drafts}{batch} a round commits {tokens:.2f} tokens{_prompts(run)}, whatever else the machine did"
+    if run.session.refuted and not (facts.simulated or facts.forced):
+        return f"no verdict is given, because outputs are refuted: {figures}"
     if doubt := unsettled(speedup, run.metrics.get("null/floor", 0.0)):
         return f"whether speculation pays {where} is not settled ({doubt}): {figures}"
     pays = "pays" if run.account.speedup > 1 else "does not pay"

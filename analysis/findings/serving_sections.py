@@ -49,17 +49,23 @@ def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measure
 
 
 def run_recommendation(*runs: Run) -> Recommendation:
-    """Recommend how to serve the fastest drafter of some runs, at its best depth.
+    """Recommend how to serve the fastest drafter of some runs whose outputs are not refuted, at its best depth.
 
     Raises:
         UsageError: a run lacks a file.
     """
     depths: list[list[Measured]] = []
+    refuted = False
     for run in runs:
         summary = run.summary()
         for own in run.drafters:
+            if own.refuted:
+                refuted = True
+                continue
             depths.append(measured_depths(own, summary["beside"][own.method] if own.method else summary["arms"]))
     known = [of_drafter for of_drafter in depths if of_drafter]
+    if not known and refuted:
+        return Recommendation("No recommendation: outputs are refuted, and what is wrong is not served.")
     if not known:
         return Recommendation("No recommendation: there is no speedup that one could rest on.")
     return recommend(max(known, key=lambda of_drafter: max(depth.speedup.estimate for depth in of_drafter)))
@@ -77,5 +83,8 @@ def fastest_section(runs: Sequence[Run]) -> Section:
             f"{counted(len(settings), 'setting')} of model, hardware and prompts do not compare: each run has its own."
         )
     section = run_recommendation(*runs).section(FASTEST)
-    how = f"The fastest drafter of {counted(len(runs), 'run')}, each at its best depth; *Comparison* says how firmly."
+    trusted = [run for run in runs if not all(own.refuted for own in run.drafters)]
+    left_out = " whose outputs are not refuted" if len(trusted) < len(runs) else ""
+    which = f"The fastest drafter of {counted(len(trusted), 'run')}{left_out}"
+    how = f"{which}, each at its best depth; *Comparison* says how firmly."
     return Section(section.title, (section.text[0], how, *section.text[1:]))

@@ -6,7 +6,7 @@ from dataclasses import replace
 from specdec.errors import UsageError
 
 from ..account.shape_account import shape_section
-from ..findings.compare import comparison_section, loops_in_words
+from ..findings.compare import comparison_section, loops_in_words, refuted_in_words
 from ..findings.run_sections import papers_section
 from ..findings.sentences import loops_note
 from ..read.mlflow_runs import latest_run, load_runs, open_run, open_runs
@@ -123,13 +123,15 @@ def _heads(runs: Sequence[Run]) -> tuple[Section, ...]:
 
 
 def _shapes(runs: Sequence[Run]) -> tuple[Section, ...]:
-    """Set structures side by side, and say how many outputs loop."""
-    return (shape_section(runs).ending(loops_in_words(runs, [run.params["structure.name"] for run in runs])),)
+    """Set structures side by side, and say whose outputs are refuted and how many loop."""
+    names = [run.params["structure.name"] for run in runs]
+    section = shape_section(runs).ending(loops_in_words(runs, names))
+    return (section.beginning(refuted_in_words(runs, names)),)
 
 
 def _gain(runs: Sequence[Run]) -> tuple[Section, ...]:
-    """Show what the newest run gains with grounded heads, and say how many outputs loop."""
-    return (gain_section(runs[-1]).ending(loops_note(runs[-1].metrics)),)
+    """Show what the newest run gains with grounded heads, and say if its outputs are refuted and how many loop."""
+    return (gain_section(runs[-1]).ending(loops_note(runs[-1].metrics)).beginning(runs[-1].refuted),)
 
 
 Sections = tuple[Section, ...]
@@ -142,11 +144,12 @@ LIVE: dict[str, tuple[str, Callable[[Sequence[Run]], Sections], Callable[[], Sec
 
 
 def answers(runs: Sequence[Run], sections: Sequence[Section], paragraphs: int = 1) -> str:
-    """Return the first paragraphs of a section for each run, under its drafter's name, and how many of its outputs
-    loop: Markdown.
+    """Return the first paragraphs of a section for each run, under its drafter's name, behind why its outputs are
+    refuted if they are, and how many of them loop: Markdown.
     """
     return "\n".join(
-        f"- **{run.params['drafter.name']}**: {' '.join(section.ending(loops_note(run.metrics)).text[:paragraphs])}"
+        f"- **{run.params['drafter.name']}**: {f'**{run.refuted}** ' if run.refuted else ''}"
+        f"{' '.join(section.ending(loops_note(run.metrics)).text[:paragraphs])}"
         for run, section in zip(runs, sections, strict=True)
     )
 

@@ -111,6 +111,18 @@ class Run:
             session = _SESSION_FACTS.validate_python(self._json("session.json"))
             return session.of_drafter(self.method) if self.method else session
 
+    @property
+    def refuted(self) -> str:
+        """Why its outputs are not the target's own although they should be, in a sentence; "" where nothing speaks
+        against them, and of recorded texts. No speedup of such a run is ranked, called best or recommended.
+        """
+        try:
+            self.fetch("session.json")
+        except UsageError:
+            return ""  # the run has not ended
+        facts = self.facts()
+        return "" if facts.simulated or facts.forced else self.session().refuted
+
     def standing(self) -> RunStatus | None:
         """Read how far the run has come; None if it did not say."""
         try:

@@ -40,6 +40,7 @@ def findings(tables: Tables, about: About) -> Findings:
     outcomes = live.groupby(["arm", "outcome"]).size().unstack(fill_value=0)
     outcomes = outcomes.reindex(columns=["same", "near-tie", "differs"], fill_value=0)
     arms["nodes_per_round"] = live.groupby("arm")["nodes"].sum() / live.groupby("arm")["rounds"].sum()
+    wrong = [name for name in arms.index if arms["lossless"][name] and outcomes["differs"][name]]
     sections: list[Section] = []
     metrics: dict[str, float] = {}
     for setting in ("default", *_SETTINGS):
@@ -47,16 +48,25 @@ def findings(tables: Tables, about: About) -> Findings:
         if mine.empty:
             continue
         sums = [by_prompt.loc[name].join(baseline) for name in mine.index]
-        scores = score(sums, list(mine["drafter"]), list(sums[0].index), about.replicates, about.seed)
-        sections.append(_compared(setting, scores, mine, outcomes, about))
+        prompts = list(sums[0].index)
+        scores = score(sums, list(mine["drafter"]), prompts, about.replicates, about.seed)
         for place, name in enumerate(mine.index):
             for quantity in ("speedup", "tokens_per_round"):
                 key = f"all_drafters/{name.replace(', ', '.')}.{quantity}"
                 metrics |= scores.interval(quantity, place).as_metrics(key)
+        said = _outcomes(mine, outcomes)
+        if wrong:  # what is not the target's own text is not ranked
+            sums = [table for table, name in zip(sums, mine.index, strict=True) if name not in wrong]
+            mine = mine.drop(wrong, errors="ignore")
+            if mine.empty:
+                sections.append(Section("No drafter is ranked", (said,)))
+                continue
+            scores = score(sums, list(mine["drafter"]), prompts, about.replicates, about.seed)
+        section = _compared(setting, scores, mine, outcomes, about)
+        sections.append(replace(section, text=(*section.text, said)))
         if setting == "default":
             sections.append(_frontier(scores, mine, about))
     sections[0] = replace(sections[0], text=(*sections[0].text, *about.caveats(tables["skipped"])))
-    wrong = [name for name in arms.index if arms["lossless"][name] and outcomes["differs"][name]]
     refuted = (
         f"Outputs refuted: {counted(int(outcomes['differs'][wrong].sum()), 'output')} of lossless methods "
         f"({', '.join(arms['drafter'][wrong])}) differ from the target's own text without a near-tie that rounding "
@@ -118,7 +128,7 @@ def _compared(setting: str, scores: ScoredArms, arms: pd.DataFrame, outcomes: pd
     figure = leaderboard_figure(scores, "speedup", title=caption)
     return Section(
         title,
-        (_leader(scores), pays, _outcomes(arms, outcomes)),
+        (_leader(scores), pays),
         tables=tuple((words, pd.DataFrame(columns)) for words, columns in tables),
         figures=((f"all_drafters_{setting}", figure),),
     )

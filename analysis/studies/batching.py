@@ -281,7 +281,7 @@ def _answer(found: BatchNumbers, tables: Tables, about: About) -> Section:
         _unit(found, facts),
         f"Of {counted(same + near + differs, 'text')} with drafts, {same:,} are those of plain decoding at the batch; "
         f"{near:,} part from it at a near-tie, {differs:,} otherwise.",
-        *_schedules(found, about),
+        *([] if differs else _schedules(found, about)),
         *about.caveats(tables["skipped"]),
     )
     ends = []

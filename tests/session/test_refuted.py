@@ -34,6 +34,9 @@ def test_unexplained_divergences_are_the_headline_and_the_exit_code(parting, in_
     assert not any(note.startswith("Lossless") for note in summary["notes"])
     assert json.loads((folder / "status.json").read_text())["status"] == "finished"
     report = (folder / "report.md").read_text()
+    assert "No recommendation: outputs are refuted" in report
+    assert re.findall(r".*speculation (?:pays|does).*", report + ended.output, re.IGNORECASE) == []
+    assert " best" not in ended.output.partition("95%")[0]
     assert report.index("**Outputs refuted: ") < report.index("**Speedup") and "It is no lossless speedup." in report
     (logged,) = load_runs(f"sqlite:///{tmp_path}/mlflow.db", "specdec").to_dict("records")
     assert logged["status"] == "FINISHED" and logged["tags.specdec.outputs"] == "refuted"

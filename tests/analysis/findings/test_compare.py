@@ -1,15 +1,18 @@
 """Comparisons of runs: pairing, what is named, what is never set side by side, and that the words stay true."""
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.rounds_tables import FACTS
 
 from specdec.analysis.findings import compare
 from specdec.analysis.findings.comparable import comparable, open_each
 from specdec.analysis.findings.leaderboard import ScoredArms, open_arms
+from specdec.analysis.read.facts import SessionFacts
 from specdec.errors import UsageError
 
 TIMES = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
@@ -187,3 +190,23 @@ def test_many_runs_are_each_set_against_the_best(decoded, stored_run) -> None:
     assert len(pairs) == 5 and pairs["first"].nunique() == 1
     assert "Of 15 pairs, " in section.text[0]
     assert section.tables[2][1].shape == (6, 7)
+
+
+def refuted_files(unexplained: int) -> dict[str, str]:
+    """What a run leaves in which so many of 12 outputs differ for no reason."""
+    session = SessionFacts(12, 12 - unexplained, unexplained, cache_bytes=0, peak_mb=0.0)
+    return {"session.json": json.dumps(asdict(session)), "plan.json": json.dumps(FACTS.as_dict())}
+
+
+def test_a_run_whose_outputs_are_refuted_is_named_first_and_not_ranked(decoded, stored_run) -> None:
+    wrong = stored_run(decoded(0.9), "oracle", files=refuted_files(5))
+    runs = [wrong, stored_run(decoded(0.3, seed=1)), stored_run(decoded(0.6, seed=2), "eagle", files=refuted_files(0))]
+    section = compare.comparison_section(runs, replicates=50)
+    assert section.text[0].startswith("**oracle: Outputs refuted: 5 of 12 differ")
+    assert "** eagle has the highest speedup" in section.text[0]
+    for _, table in section.tables:
+        assert not table.isin(["oracle"]).any(axis=None) and table.isin(["eagle"]).any(axis=None)
+    assert all("oracle" not in axes.get_title() for _, figure in section.figures for axes in figure.axes)
+    assert "oracle" not in " ".join(section.text[1:])
+    alone = compare.comparison_section([wrong], replicates=50)
+    assert alone.text[0].endswith("lossless decoding.** No run is ranked.") and not alone.tables

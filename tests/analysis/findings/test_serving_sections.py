@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from specdec.analysis.findings.serving_sections import (
     run_recommendation,
 )
 from specdec.analysis.pages.report_chapters import run_chapters
-from specdec.analysis.read.facts import RunFacts
+from specdec.analysis.read.facts import RunFacts, SessionFacts
 from specdec.analysis.read.runs import Run
 from specdec.errors import UsageError
 
@@ -86,6 +87,17 @@ def test_the_fastest_of_several_runs_is_served(finished):
     comparison, *chapters = run_chapters(runs)
     assert comparison.sections[-1].title == "To serve the fastest"
     assert [chapter.sections[-1] for chapter in chapters] == [run_recommendation(run).section() for run in runs]
+
+
+def test_what_is_refuted_is_not_served(finished):
+    session = asdict(SessionFacts(12, 7, 5, cache_bytes=0, peak_mb=0.0))
+    wrong, right = finished(arm(2, 3.0)), finished(arm(4, 1.6))
+    (Path(wrong.source) / "session.json").write_text(json.dumps(session))
+    assert run_recommendation(wrong).verdict.startswith("No recommendation: outputs are refuted")
+    section = fastest_section([wrong, right])
+    assert "drafts of 4 tokens is 1.600" in section.text[0]
+    assert section.text[1].startswith("The fastest drafter of 1 run whose outputs are not refuted, each")
+    assert "refuted" in fastest_section([wrong, wrong]).text[0]
 
 
 @pytest.mark.parametrize("other", [{"target__model": "org/other"}, {"environment": {"prompts": {"sha256": "q"}}}])

@@ -52,8 +52,12 @@ def test_speedups_are_those_of_the_times_and_words_follow_from_them():
     assert pays == "4 of 5 drafters pay beyond chance; slower than no drafter: typical."
     assert "18 of 24 outputs" in outcomes and "6 part from it at near-ties" in outcomes
     assert outcomes.endswith("none is unexplained. By its rule not lossless: typical.")
-    wrong = findings("all_drafters", tables(wrong="ngram"), ABOUT).sections[0].text[2]
-    assert "not explained: ngram" in wrong
+    of_wrong = findings("all_drafters", tables(wrong="heads"), ABOUT)
+    first = of_wrong.sections[0]
+    assert first.text[0].startswith(f"**{of_wrong.refuted}** Fastest: ngram, speedup") and "(heads)" in of_wrong.refuted
+    assert "not explained: heads" in first.text[2] and "heads" not in of_wrong.sections[1].text[0]
+    assert "heads" not in first.tables[0][1]["drafter"].tolist()
+    assert of_wrong.metrics["all_drafters/heads.speedup"] == found.metrics["all_drafters/heads.speedup"]
     section = found.sections[1]
     assert section.text[0].startswith("What more training buys: ngram at 2.")
     assert "then heads at 2." in section.text[0] and "10 min" in section.text[0]
