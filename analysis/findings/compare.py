@@ -84,14 +84,15 @@ def comparison_sections(
     start = f"**{group.heading}.** " if len(groups) > 1 else ""
     first, second = (name if len(groups) < 2 else f"{name}: {group.heading}" for name in (LEADERBOARD, BEHIND))
     every = [primary_arm(own) for own in group.members]
-    refuted = refuted_in_words(group.runs, arm_labels(every))
+    named = arm_labels(every)
+    refuted = refuted_in_words(group.runs, named)
     places = [place for place, run in enumerate(group.runs) if not run.refuted]
     if not places:
         return Section(first, (f"{start}No run is ranked.",)).beginning(refuted), Section(second)
     runs, opened = [group.runs[place] for place in places], [group.members[place] for place in places]
     replicates = replicates or int(runs[0].params.get("measurement.bootstrap", 10_000))
     arms = [every[place] for place in places]
-    labels = arm_labels(arms)
+    labels = [named[place] for place in places]
     prompts, pairing = common_prompts(arms)
     clock = "Time is simulated by a cost model. " if any(run.simulated for run in runs) else ""
     notes = [f"{clock}Each run at its own primary gamma. {pairing}", differences_in_words(runs, labels)]

@@ -129,12 +129,13 @@ def drafters_section(run: Run) -> Section:
         best = paired.ranked[0]
         speedup = scores.values["speedup"][best]
         title = f"{scores.labels[best]} is the fastest over all prompts, speedup {speedup:.2f}\n{run.setting}"
+    pairs = ("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, paired.pairs()))
     section = Section(
         TITLE,
         tuple(part for part in (*paired.in_words(), how, named) if part),
         (
             ("Each drafter against the baseline, with 95% prompt-bootstrap intervals", table),
-            ("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, paired.pairs())),
+            *([pairs] if paired.pairs() else []),
         ),
         (("drafters_by_category", category_bars(paired.runs, scores.labels, title=title)),),
     )

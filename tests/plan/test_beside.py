@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -182,3 +183,16 @@ def test_a_live_session_counts_every_drafter_for_itself(finished_run):
     assert texts.metrics["lossless/identical"] == texts.metrics["drafter/jacobi/lossless/identical"] == 1
     environment = json.loads((folder / "environment.json").read_text())
     assert set(environment["drafters"]) == {"jacobi", "suffix"}
+
+
+def test_a_drafter_whose_outputs_are_refuted_is_not_ranked_beside_others(finished_run, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(finished_run("several"), folder)
+    session = json.loads((folder / "session.json").read_text())
+    session["beside"]["jacobi"]["unexplained"] = 2
+    (folder / "session.json").write_text(json.dumps(session))
+    side = drafters_section(open_folder(folder))
+    warning, _, speeds = side.text[0].removeprefix("**").partition("** ")
+    assert warning.startswith("jacobi") and "Outputs refuted: 2 of" in warning
+    assert "jacobi" not in speeds and "ngram" in speeds and "suffix" in speeds
+    assert len(side.tables[1][1]) == 1 and "jacobi" not in side.figures[0][1].axes[0].get_title()
