@@ -171,6 +171,7 @@ def test_a_live_session_counts_every_drafter_for_itself(finished_run):
     folder = finished_run("several")
     table = pd.read_parquet(folder / "rounds.parquet")
     work = table.groupby("method").apply(lambda part: set(zip(part["prompt"], part["repeat"], strict=True)))
+    work = work.drop("null")  # plain decoding once more, of some prompts
     assert set(work.index) == {"baseline", "ngram", "jacobi", "suffix"}
     assert len(work["baseline"]) == 6 and all(each == work["baseline"] for each in work)
     session = json.loads((folder / "session.json").read_text())
