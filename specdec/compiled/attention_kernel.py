@@ -7,14 +7,12 @@ Here the threads share the keys of all heads evenly, and a key or value is loade
 from typing import Any
 
 import torch
-import torch._inductor.compile_fx  # first, because inductor's modules import each other
 from torch._inductor import ir
-from torch._inductor.codegen.cpp import CppScheduling
-from torch._inductor.codegen.cpp_template import CppTemplate
 from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
 from torch._inductor.lowering import lowerings
 
 from specdec.compiled import cache_attention  # noqa: F401, which defines the operation
+from specdec.compiled.own_template import OwnTemplate
 
 _ROWS = 8  # at most so many rows at once: their sums stay in the processor's registers
 _KEYS = 64  # at once: they stay in its first cache
@@ -230,7 +228,7 @@ extern "C"
 """
 
 
-class AttentionKernel(CppTemplate):
+class AttentionKernel(OwnTemplate):
     """The kernel as code.
 
     Args:
@@ -282,14 +280,5 @@ def _lowered(query: Any, key: Any, value: Any, mask: Any, scaling: float) -> Any
     return AttentionKernel(nodes, layout, scaling).generate().output_node()
 
 
-_fuses = CppScheduling.can_fuse_vertical
-
-
-def _can_fuse(scheduling: Any, node1: Any, node2: Any) -> bool:
-    # Inductor would leave an operation behind attention to this kernel, whose template does not write one.
-    return not isinstance(getattr(node1.node, "template", None), AttentionKernel) and _fuses(scheduling, node1, node2)
-
-
 # From the import of this module on, inductor compiles the operation as the kernel.
 lowerings[torch.ops.specdec.cache_attention.default] = _lowered
-CppScheduling.can_fuse_vertical = _can_fuse  # type: ignore[method-assign]

@@ -1,14 +1,13 @@
 """The passes of a decoder: which calls they serve, how they are made, and what they are held to before they are used.
 
 `trace` replays a record of the pass, bit for bit the eager one: one record for calls on a single token, one for calls
-on more. `inductor` compiles passes ahead of time on a CPU; on a GPU it makes one for a given number of tokens, compiled
-and captured in a CUDA graph. All passes write into one cache of fixed capacity, whose buffers stay where they are.
+on more. `inductor` compiles one pass for all calls on a CPU, ahead of time, from its layers; on a GPU it makes one for
+a given number of tokens, compiled and captured in a CUDA graph. All passes write into one cache of fixed capacity,
+whose buffers stay where they are.
 """
 
 import logging
-import time
 from collections.abc import Collection
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -20,7 +19,6 @@ from specdec.compiled.graph_checks import trusted_step
 from specdec.compiled.packaged import PackagedStep, packaged_step
 from specdec.compiled.packages import PackageFolder
 from specdec.compiled.traced import TracedStep
-from specdec.disturbance import watch_of
 from specdec.errors import UsageError
 from specdec.models.cache import KVCache
 from specdec.models.decoder import Decoder
@@ -31,12 +29,9 @@ from specdec.signals import raise_swallowed
 
 logger = logging.getLogger(__name__)
 
-_UNLIMITED = 1 << 30
-_NARROW = 8  # tokens; calls on fewer were faster compiled in every trial
 _ANY = 0  # the key of a pass for every number of tokens from 2 on
 _BATCH = -1  # the key of a pass for batches
 _ROOTS = -2  # the key of a pass for batches of roots alone
-_WIDE = -3  # the key of a traced pass for numbers of tokens at which the compiled one is slower
 _TRACED_S = 0.3  # seconds that a traced pass takes to make for each layer, on one core of an AMD EPYC
 # The largest difference of a compiled pass's logits and states from the plain modules', over the largest of these: sums
 # in another order, rounded to the model's type after every layer.
@@ -87,10 +82,10 @@ def compile_decoder(
 ) -> None:
     """Give a decoder passes for calls on these numbers of tokens, the root included; each takes seconds to make.
 
-    They serve chains and trees. A traced pass, and one compiled for a CPU, serves every number of tokens from 2 on;
-    batches are traced, never compiled. Texts that need more slots than `capacity`, rounded up, or more than `copies`
-    copies are decoded eagerly. So is everything if the model cannot be traced, with a warning, and if the decoder has
-    no cache for passes. To be called while no text is in the cache.
+    They serve chains and trees. A traced pass serves every number of tokens from 2 on, one compiled for a CPU every
+    number, and the prefill; batches are traced, never compiled. Texts that need more slots than `capacity`, rounded up,
+    or more than `copies` copies are decoded eagerly. So is everything if the model cannot be traced, with a warning,
+    and if the decoder has no cache for passes. To be called while no text is in the cache.
 
     Args:
         packages: where passes compiled for a CPU are kept; None: until the process ends.
@@ -98,8 +93,7 @@ def compile_decoder(
     graphs = decoder.device.type == "cuda" and mode == "inductor" and decoder.probed.static
     wanted = set(sizes)
     if sizes and not graphs:
-        several = max(sizes) > 1 or (mode == "trace" and copies > 1)
-        wanted = ({1} if mode == "trace" else wanted & {1}) | ({_ANY} if several else set())
+        wanted = {1, _ANY} if max(sizes) > 1 or copies > 1 else {1}
     wanted |= {_BATCH} if copies > 1 else set()
     made = decoder.passes
     if made is not None and wanted <= set(made.sizes) and decoder.fits_passes(made.cache, capacity, copies):
@@ -118,18 +112,18 @@ def compile_decoder(
     layers: int = decoder.model.config.get_text_config().num_hidden_layers
     expected = None if graphs or mode != "trace" else _TRACED_S * layers * len(counts)
     shorter = "target.compile=false starts at once"
+    packaged = mode == "inductor" and decoder.device.type == "cpu" and bool(counts)
     try:
         with stage("Compile", "the calls that are timed", len(wanted), expected=expected, shorter=shorter) as under_way:
+            compiled = packaged and passes.compile(packages)
             for count in counts:
                 if graphs:
                     graph = trusted_step(decoder, count)
                     if graph is not None:
                         passes.steps[count] = graph
-                elif mode == "trace" or decoder.device.type == "cuda" or not passes.compile(count, packages):
+                elif not compiled:
                     passes.trace(count)
                 under_way.advance()
-            if isinstance(passes.steps.get(_ANY), PackagedStep):
-                passes.choose_by_width(max(sizes))
             if copies > 1:
                 passes.trace_batches(copies)
     except (torch._dynamo.exc.TorchDynamoException, ConstraintViolationError) as error:
@@ -153,19 +147,24 @@ class CompiledPasses:
         self.steps: dict[int, TracedStep | PackagedStep | StaticStep] = {}
         self.choices: dict[str, dict[str, Any]] = {}
         self._decoder = decoder
-        self._widest = _UNLIMITED  # tokens that the compiled pass for any number serves
 
     @property
     def sizes(self) -> tuple[int, ...]:
         """Numbers of tokens that have a pass; 0 stands for all from 2 on, -1 for batches, -2 for batches of roots
-        alone, -3 for more tokens than a pass for any number is fast at.
+        alone.
         """
         return tuple(sorted(self.steps))
 
-    def evaluate(self, tokens: Tensor, tree: Tree) -> Pass | None:
-        """Evaluate the root and the nodes of a tree [N+1] behind the cache's present length; None without a pass."""
+    def evaluate(self, tokens: Tensor, tree: Tree, unread: bool = False) -> Pass | None:
+        """Evaluate the root and the nodes of a tree [N+1] behind the cache's present length; None without a pass.
+
+        Args:
+            unread: nobody reads the logits, as in a prefill; they are then empty.
+        """
         prefix, count = self.cache.length, len(tokens)
-        step = self.steps.get(count) or self.steps.get(_ANY if count <= self._widest else _WIDE)
+        step = self.steps.get(count) or self.steps.get(_ANY)
+        if not isinstance(step, PackagedStep) and (unread or not prefix):
+            return None  # a record was made behind a prefix
         if step is None or isinstance(step, StaticStep):
             # A graph for more tokens takes hardly longer than one for these, and far less than their eager call.
             graphs = [each for each in self.steps.values() if isinstance(each, StaticStep) and each.fits(count, prefix)]
@@ -173,6 +172,8 @@ class CompiledPasses:
             return None if graph is None else graph(tokens, prefix, tree)
         masks = self._decoder.masks.view(tree, prefix, self.cache.capacity)
         offsets = None if tree.is_chain else tree.offsets.to(self._decoder.device, non_blocking=True)
+        if isinstance(step, PackagedStep):
+            return step(tokens, prefix, masks, offsets, unread)
         return step(tokens, prefix, masks, offsets)
 
     def evaluate_batch(self, sequences: Tensor, batch: PathBatch) -> Pass | None:
@@ -187,17 +188,15 @@ class CompiledPasses:
             roots(sequences[:2], prefix, masks)
             self.cache.length = prefix  # what was written stands in a free slot
         step = self.steps.get(kind)
-        return None if step is None or isinstance(step, StaticStep) else step(sequences, prefix, masks)
+        return step(sequences, prefix, masks) if isinstance(step, TracedStep) else None
 
     def _traced(self, tokens: int | None) -> TracedStep:
         return TracedStep(self._decoder.model, self.cache, tokens, self._decoder.kept)
 
     def trace(self, count: int) -> None:
         """Make the traced pass on `count` tokens."""
-        several = count in (_ANY, _WIDE)
-        self.steps[count] = step = self._traced(None if several else count)
-        # Not 2: the mask would fill its buffer, and the record rely on that.
-        size = max(3, self._widest + 1) if count == _WIDE else 3 if several else count
+        self.steps[count] = step = self._traced(None if count == _ANY else count)
+        size = 3 if count == _ANY else count  # not 2: the mask would fill its buffer, and the record rely on that
         for prefix in (2, 3):  # the first call records; the second shows that it serves other prefixes
             self.cache.length = prefix
             self._decoder.forward(
@@ -214,83 +213,62 @@ class CompiledPasses:
             tree = Tree((-1, 0, *[-1] * (batch - 1)))
             self._decoder.forward_paths(torch.zeros(batch + 2, dtype=torch.long, device=self._decoder.device), tree)
 
-    def compile(self, count: int, packages: PackageFolder) -> bool:
-        """Make the pass on `count` tokens that is compiled for a CPU, if it can be compiled and gives what the plain
-        modules give; say so otherwise.
+    def compile(self, packages: PackageFolder) -> bool:
+        """Make the pass that is compiled for a CPU, if it can be compiled and gives what the plain modules give; say so
+        otherwise.
         """
-        decoder, name = self._decoder, f"{self._decoder.name}, calls on {_named(count)}"
+        decoder = self._decoder
         try:
-            step = packaged_step(decoder.model, self.cache, decoder.windows, decoder.kept, count == _ANY, packages)
+            step = packaged_step(decoder.model, decoder.name, self.cache, decoder.windows, decoder.kept, packages)
         except Exception as error:  # torch, its compiler and the system's raise some ten unrelated types here
             raise_swallowed()
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            logger.warning("%s: compilation failed, so they are traced instead: %s", name, reason[:300])
+            logger.warning("%s: compilation failed, so calls are traced instead: %s", decoder.name, reason[:300])
             return False
-        difference = max(self._difference(step, size) for size in ((2, 5, 9) if count == _ANY else (1,)))
+        difference = self._difference(step)
         if not difference <= _TOLERANCE[decoder.model.dtype]:
             logger.warning(
                 "%s: what was compiled differs from the plain modules by %.2g of the largest logit (%.2g is allowed), "
-                "so they are traced instead.",
-                name,
+                "so calls are traced instead.",
+                decoder.name,
                 difference,
                 _TOLERANCE[decoder.model.dtype],
             )
             return False
-        self.steps[count] = step
-        self.choices[_named(count)] = {"pass": "inductor", "difference": difference}
+        self.steps |= dict.fromkeys((1, _ANY), step)
+        self.choices["any number of tokens"] = {"pass": "inductor", "difference": difference}
         return True
 
-    def choose_by_width(self, widest: int) -> None:
-        """Find up to how many tokens the compiled pass is faster than the plain modules, doubling from 8 to `widest`;
-        calls on more are traced. Its products are made for few rows.
+    def _difference(self, step: PackagedStep) -> float:
+        """Return the largest difference between a compiled pass and the plain modules, over their largest value: of
+        logits and states of a prefill, of chains and of a tree behind several prefixes, and of the logits of a plain
+        call behind each, which reads what it wrote.
         """
-        made, size, watch = self.steps, _NARROW, watch_of(self._decoder.device)
-        while size <= min(widest, self.cache.capacity // 2):
-            tokens, seconds = torch.zeros(size, dtype=torch.long), []
-
-            def trial(steps: Any, tokens: Tensor = tokens, size: int = size) -> float:
-                self.steps, self.cache.length = steps, self.cache.capacity // 2
-                began = time.perf_counter()
-                self._decoder.forward(tokens, chain_tree(size - 1))
-                return time.perf_counter() - began
-
-            for steps in ({}, made) * 3:
-                seconds.append(watch.undisturbed(partial(trial, steps)))
-            if min(seconds[1::2]) > min(seconds[::2]):
-                self._widest = size - 1
-                break
-            size *= 2
-        self.steps = made
-        if self._widest < _UNLIMITED:
-            self.choices[_named(_ANY)]["up to"] = self._widest
-            self.trace(_WIDE)
-
-    def _difference(self, step: PackagedStep, size: int) -> float:
-        """Return the largest difference between a compiled pass on `size` tokens and the plain modules, over their
-        largest value: of its logits and states on chains and a tree behind two prefixes, and of the logits of a
-        token behind it, which reads what it wrote.
-        """
-        decoder, made, differences = self._decoder, self.steps, []
-        branching = Tree((-1, *(node // 2 - 1 for node in range(1, size - 1)))) if size > 2 else chain_tree(size - 1)
-        for tree, prefix in ((chain_tree(size - 1), 3), (branching, 67), (chain_tree(size - 1), 80)):
-            tokens = (torch.arange(prefix + size + 1, device=decoder.device) * 7 + 3) % decoder.vocab_size
-            found = []
-            for steps in ({}, {size: step}):
-                self.cache.restart(1)
-                self.steps = {}
+        decoder, differences = self._decoder, []
+        compiled = dict.fromkeys((1, _ANY), step)
+        tree = Tree((-1, -1, 0, 0))
+        for draft, prefix in ((chain_tree(79), 0), (chain_tree(0), 3), (tree, 67), (chain_tree(8), 80)):
+            # Other tokens each time, so that no slot holds by chance what a call should have written there.
+            tokens = (torch.arange(prefix + len(draft) + 2) * 7 + 3 * len(draft)) % decoder.vocab_size
+            if len(tokens) > decoder.context_length:
+                continue
+            self.cache.restart(1)
+            if prefix:
                 decoder.forward(tokens[:prefix], chain_tree(prefix - 1))
-                self.steps = dict(steps)
-                logits, states = decoder.forward(tokens[prefix:-1], tree), decoder.states
+            found = []
+            for steps in ({}, compiled):
+                self.cache.length, self.steps = prefix, dict(steps)
+                for layer in self.cache.layers:
+                    for buffer in (layer.keys, layer.values):
+                        buffer[:, :, prefix:] = 0
+                logits, states = decoder.forward(tokens[prefix:-1], draft), decoder.states
                 self.steps = {}
                 behind = decoder.forward(tokens[-1:], chain_tree(0))
                 found.append([logits, behind, *([] if states is None else [states])])
             for plain, ours in zip(*found, strict=True):
                 differences.append((plain - ours).abs().max().float() / plain.abs().max().float())
-        self.steps = made
         return float(torch.stack(differences).nan_to_num(torch.inf).max())
 
 
 def _named(count: int) -> str:
-    if count == _WIDE:
-        return "more tokens"
     return "any number of tokens" if count == _ANY else f"{count} token" + "s" * (count > 1)

@@ -207,14 +207,14 @@ class Decoder(CachedModel):
         """Append `tokens` [N+1], the root and the nodes of `tree`, behind the cached tokens.
 
         Args:
-            options: further arguments of the model, such as `logits_to_keep`; such calls are eager.
+            options: `prefill_options`, for a call whose logits nobody reads.
         Returns:
-            logits [N+1, V], or of fewer tokens where `options` ask for that.
+            logits [N+1, V], or of fewer tokens with `options`.
         """
         passes = self.passes
         result: Pass | None = None
-        if passes is not None and self.cache is passes.cache and self.cache.length and not options:
-            result = passes.evaluate(tokens, tree)
+        if passes is not None and self.cache is passes.cache:
+            result = passes.evaluate(tokens, tree, bool(options))
         if result is None:
             result = self.plain(tokens, tree, **options)
         self.states = result.states

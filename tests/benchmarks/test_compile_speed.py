@@ -2,8 +2,8 @@
 and true, on one thread and on all, interleaved with reads of memory, over the time that reading the weights takes at
 the median rate of those reads.
 
-Packages are kept in `models/compiled`; the first run makes them, two for a model and number of threads, half a minute
-each on two quiet cores.
+Packages are kept in `models/compiled`; the first run makes them, three for a model and number of threads, in half a
+minute on two quiet cores.
 """
 
 import os

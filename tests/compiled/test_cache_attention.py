@@ -1,14 +1,12 @@
 """Attention of a few tokens over a cache: the operation, and the kernel that packages have in its place."""
 
-from importlib import import_module
-
 import pytest
 import torch
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from specdec.compiled.cache_attention import attend, cache_attention
-from specdec.compiled.packaged import _settings
+from specdec.compiled.packaged import compiled
 
 SCALING = 0.3
 TOLERANCES = {torch.float64: 1e-13, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -78,8 +76,7 @@ class Halved(nn.Module):
     ids=["parts of vectors", "float64", "one thread", "more threads than keys", "shorter vectors"],
 )
 @torch.no_grad()
-def test_the_kernel_is_attention(dtype, heads, groups, head, value, threads, options, tmp_path):
-    import_module("specdec.compiled.attention_kernel")
+def test_the_kernel_is_attention(dtype, heads, groups, head, value, threads, options):
     torch.manual_seed(0)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
@@ -90,16 +87,12 @@ def test_the_kernel_is_attention(dtype, heads, groups, head, value, threads, opt
         dynamic = ({2: number}, None, None, {2: number, 3: length})
         example = (query, key, values, mask[..., : CAPACITY - 1].contiguous())
         program = torch.export.export(Halved(), example, dynamic_shapes=dynamic, strict=False)
-        path = str(tmp_path / "attention.pt2")
-        torch._inductor.aoti_compile_and_package(
-            program, package_path=path, inductor_configs=_settings(dtype) | options
-        )
-        compiled = torch._inductor.aoti_load_package(path)
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(compiled(program.graph_module, **options), 1)
         for tokens, keys in SIZES:
             for least in (None, -torch.inf):
                 query, key, values, mask = given(tokens, keys, *shape, least)
                 whole = (each.as_strided((1, groups, CAPACITY, each.shape[3]), each.stride()) for each in (key, values))
-                found = compiled(query, *whole, mask)
+                (found,) = runner.run([query, *whole, mask])
                 right = expected(query, key, values, mask, SCALING) / 2
                 assert found.dtype == dtype and found.shape == (1, tokens, heads, value)
                 assert (found - right).abs().max() < TOLERANCES[dtype]

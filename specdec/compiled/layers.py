@@ -1,0 +1,358 @@
+"""A decoder's pass cut into programs: a head, one layer of each kind, a tail. All tensors are arguments, weights too.
+
+A model of thirty equal layers is three programs, as one of eight is: the layer is called thirty times, each time with
+the weights of another. Layers are of one kind if their modules, shapes and arguments are the same. Whether a pass of
+these calls is the model's own is for the caller to check.
+"""
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from operator import attrgetter
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.export.graph_signature import InputKind
+from torch.fx import GraphModule, Node
+from torch.utils import _pytree as pytree
+
+from specdec.compiled.cache_attention import attention_by_kernel
+from specdec.compiled.products_kernel import use_products
+from specdec.models.cache import KVCache
+from specdec.models.forward_pass import Pass, run_model
+from specdec.models.partial import blocks_of
+
+_TOKENS, _PREFIX, _CAPACITY = 7, 40, 300  # of the example calls: equal sizes would be taken for one
+_CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
+class Uncuttable(Exception):
+    """Says why the pass of a model is not a head, layers and a tail."""
+
+
+class Call(NamedTuple):
+    """A call of a program within a pass.
+
+    Attributes:
+        program: (tensors) -> tensors, the same object for all layers of a kind.
+        name: of the program: head, layer or tail.
+        inputs: weights and buffers of the cache, or names of values: `tokens` and `places` [1, N], masks by their kind,
+            or what an earlier call made.
+        outputs: names of the values that it makes: `states I` [1, N, D] is what layer I reads, `logits` [1, N, V], and
+            `states` is what the output head reads.
+    """
+
+    program: GraphModule
+    name: str
+    inputs: Sequence[Tensor | str]
+    outputs: Sequence[str]
+
+
+def cut(model: Any, name: str, cache: KVCache, windows: Mapping[str, int | None], kept: Sequence[int]) -> list[Call]:
+    """Return the calls that make up a pass on any number of tokens, in order.
+
+    Args:
+        name: of the model, for messages.
+        cache: has its buffers, of which the first copy is used.
+        windows: for each kind of attention layer, how many tokens back it sees; None for all.
+        kept: layers whose states are wanted (see `run_model`).
+    Raises:
+        Uncuttable: see there.
+        Exception: torch cannot export a part; it raises some ten unrelated types.
+    """
+    blocks = list(blocks_of(model, name))
+    with torch.inference_mode(False), torch.no_grad(), attention_by_kernel(model):
+        form = _form(model, blocks, list(windows))
+        head, places = _Head(form), torch.arange(_TOKENS).unsqueeze(0)
+        exported = _exported(
+            "head", head, ["tokens", "places", *windows], places + 1, places + _PREFIX, form.masks(_TOKENS)
+        )
+        names = ["states 0", *(f"shared {number}" for number in range(len(exported.values) - 1))]
+        call, made = exported.call(model, names, {})
+        examples = {each: _example(value) for each, value in zip(names, exported.values, strict=True)}
+        calls, kinds = [call], dict[Hashable, _Exported]()
+        for index, (block, taken) in enumerate(zip(blocks, head.taken, strict=True)):
+            slots = _slots(block, cache)
+            kind = (_kind(block), taken.kind, *((buffer.shape[1::2], buffer.dtype) for buffer in slots))
+            own = ["states", *(f"given {number}" for number in range(len(taken.names))), "keys", "values"]
+            if kind not in kinds:
+                buffers = [buffer.new_zeros(1, buffer.shape[1], _CAPACITY, buffer.shape[3]) for buffer in slots]
+                tensors = [examples[each] for each in taken.names]
+                kinds[kind] = _exported("layer", _Layer(block, taken), own, examples["states 0"], tensors, buffers)
+            values = [f"states {index}", *(made[each] for each in taken.names), *slots]
+            calls.append(kinds[kind].call(block, [f"states {index + 1}"], dict(zip(own, values, strict=False)))[0])
+        exported = _exported("tail", _Tail(form, 0 in kept), ["states"], examples["states 0"])
+        names = ["logits", "states"][: len(exported.values)]
+        return [*calls, exported.call(model, names, {"states": f"states {len(blocks)}"})[0]]
+
+
+class _Form(NamedTuple):
+    """A model, its layers, its kinds of masks, and what a layer returns behind the states (None: no tuple)."""
+
+    model: Any
+    blocks: Sequence[nn.Module]
+    kinds: Sequence[str]
+    behind: tuple[None, ...] | None
+
+    def masks(self, count: int) -> list[Tensor]:
+        """Return a mask of each kind under which `count` tokens see all."""
+        return [torch.zeros(1, 1, count, _PREFIX + count, dtype=self.model.dtype) for _ in self.kinds]
+
+    def run(self, tokens: Tensor, places: Tensor, masks: Sequence[Tensor], kept: Sequence[int] = ()) -> Pass:
+        cache = KVCache(len(self.blocks), _CAPACITY)
+        cache.length = masks[0].shape[-1] - tokens.shape[-1]
+        return run_model(self.model, cache, kept, tokens, places, dict(zip(self.kinds, masks, strict=True)))
+
+    def run_with(self, layer: Callable[..., Tensor], *given: Any) -> Pass:
+        """Run the model with (states, arguments) -> states in the place of each of its layers."""
+
+        def forward(states: Tensor, *args: Any, **options: Any) -> Any:
+            found = layer(states, (args, options))
+            return found if self.behind is None else (found, *self.behind)
+
+        for block in self.blocks:
+            block.forward = forward
+        try:
+            return self.run(*given)
+        finally:
+            for block in self.blocks:
+                del block.forward
+
+
+def _form(model: Any, blocks: Sequence[nn.Module], kinds: Sequence[str]) -> _Form:
+    form, returned, one = _Form(model, blocks, kinds, None), list[Any](), torch.zeros(1, 1, dtype=torch.long)
+    hook = blocks[0].register_forward_hook(lambda *call: returned.append(call[-1]))
+    try:
+        form.run(one, one, form.masks(1))
+    finally:
+        hook.remove()
+    behind = returned[0][1:] if isinstance(returned[0], tuple) else None
+    if any(each is not None for each in behind or ()):
+        raise Uncuttable("a layer returns more than its states")
+    return form._replace(behind=behind)
+
+
+class _Taken(NamedTuple):
+    """The arguments of a layer beside the states.
+
+    Attributes:
+        names: of its tensors, among those of the head.
+        leaves: all arguments; None for a tensor or the cache, of which `tensors` and `caches` have the places.
+    """
+
+    names: Sequence[str]
+    tensors: Sequence[int]
+    caches: Sequence[int]
+    leaves: Sequence[Any]
+    structure: Any
+
+    @property
+    def kind(self) -> Hashable:
+        return str((self.tensors, self.caches, self.leaves, self.structure))
+
+    def arguments(self, tensors: Sequence[Tensor], cache: KVCache) -> Any:
+        places = dict(zip(self.tensors, tensors, strict=True)) | dict.fromkeys(self.caches, cache)
+        return pytree.tree_unflatten(
+            [places.get(place, leaf) for place, leaf in enumerate(self.leaves)], self.structure
+        )
+
+
+def _taken(arguments: Any, shared: list[Tensor]) -> _Taken:
+    """Return what a layer takes; its tensors are looked up in `shared`, and added there."""
+    leaves, structure = pytree.tree_flatten(arguments)
+    names, tensors, caches = [], [], []
+    for place, leaf in enumerate(leaves):
+        if isinstance(leaf, Tensor):
+            if not any(leaf is each for each in shared):
+                shared.append(leaf)
+            names.append(f"shared {next(number for number, each in enumerate(shared) if each is leaf)}")
+            tensors.append(place)
+        elif isinstance(leaf, KVCache):
+            caches.append(place)
+        elif not isinstance(leaf, _CONSTANTS):
+            raise Uncuttable(f"a layer takes a {type(leaf).__name__}")
+    held = [None if place in (*tensors, *caches) else leaf for place, leaf in enumerate(leaves)]
+    return _Taken(names, tensors, caches, held, structure)
+
+
+class _Head(nn.Module):
+    """The part of a pass before the first layer: the states that this reads, and the tensors that layers are given."""
+
+    def __init__(self, form: _Form) -> None:
+        super().__init__()
+        self.model, self._form = form.model, form
+        self._called = SimpleNamespace(taken=())  # an export takes other attributes back
+
+    @property
+    def taken(self) -> Sequence[_Taken]:
+        """The arguments of each layer, once the head was exported."""
+        return self._called.taken
+
+    def forward(self, tokens: Tensor, places: Tensor, masks: list[Tensor]) -> list[Tensor]:
+        read, shared, taken = list[Tensor](), list[Tensor](), list[_Taken]()
+
+        def layer(states: Tensor, arguments: Any) -> Tensor:
+            if read and states is not read[0]:
+                raise Uncuttable("something is computed between its layers")
+            read[:] = [states]
+            taken.append(_taken(arguments, shared))
+            return states
+
+        self._form.run_with(layer, tokens, places, masks)
+        self._called.taken = taken
+        return [*read, *shared]
+
+
+class _Layer(nn.Module):
+    """A layer, whose part of the cache is an argument that it writes into."""
+
+    def __init__(self, block: nn.Module, taken: _Taken) -> None:
+        super().__init__()
+        self.block, self._taken = block, taken
+
+    def forward(self, states: Tensor, tensors: list[Tensor], buffers: Sequence[Tensor]) -> Tensor:
+        cache = _OneLayer(1, _CAPACITY)
+        if buffers:
+            (layer,) = cache.layers
+            layer.keys, layer.values = buffers
+            layer.dtype, layer.device, layer.is_initialized = layer.keys.dtype, layer.keys.device, True
+            mask = next(each for each in tensors if each.dim() == 4)  # [1, 1, N, prefix + N]
+            cache.length = mask.shape[-1] - states.shape[1]
+        args, options = self._taken.arguments(tensors, cache)
+        result = self.block(states, *args, **options)
+        return result[0] if isinstance(result, tuple) else result
+
+
+class _Tail(nn.Module):
+    """The part of a pass behind the last layer."""
+
+    def __init__(self, form: _Form, states: bool) -> None:
+        super().__init__()
+        self.model, self._form, self._kept = form.model, form, (0,) if states else ()
+
+    def forward(self, states: Tensor) -> list[Tensor]:
+        count = states.shape[1]
+        tokens = torch.zeros(1, count, dtype=torch.long)
+        result = self._form.run_with(lambda *_: states, tokens, tokens, self._form.masks(count), self._kept)
+        return [each for each in result if each is not None]
+
+
+class _OneLayer(KVCache):
+    """A cache for any one layer."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: object, **options: object
+    ) -> tuple[Tensor, Tensor]:
+        return self.layers[0].update(key_states, value_states)
+
+
+def _slots(block: nn.Module, cache: KVCache) -> tuple[Tensor, ...]:
+    """Return the keys and values [1, H, capacity, head] of a layer; none for one without attention."""
+    places = {module.layer_idx for module in block.modules() if hasattr(module, "layer_idx")}
+    if not places:
+        return ()
+    if len(places) > 1:
+        raise Uncuttable("a layer holds several attentions")
+    layer = cache.layers[places.pop()]
+    return layer.keys[:1], layer.values[:1]
+
+
+def _kind(block: nn.Module) -> Hashable:
+    """Return all that makes a layer another program, less its number: modules, their settings, shapes of weights."""
+    settings = [
+        (name, type(module).__qualname__, {
+            key: str(value)
+            for key, value in vars(module).items()
+            if isinstance(value, (*_CONSTANTS, list, tuple)) and key != "layer_idx"
+        })
+        for name, module in block.named_modules()
+    ]  # fmt: skip
+    weights = [(name, each.shape, each.stride(), each.dtype) for name, each in block.state_dict(keep_vars=True).items()]
+    return str((settings, weights))
+
+
+class _Exported(NamedTuple):
+    """A part of a model as a program.
+
+    Attributes:
+        inputs: name of a weight behind a dot, of an argument, or a constant, for each input of the program.
+        values: all that the part returns, as they were when it was exported.
+        places: for each of these, the output of the program, or the argument that it is.
+    """
+
+    name: str
+    graph: GraphModule
+    inputs: Sequence[Tensor | str]
+    values: Sequence[Tensor]
+    places: Sequence[int | str]
+
+    def call(
+        self, module: nn.Module, names: Sequence[str], given: Mapping[str, Tensor | str]
+    ) -> tuple[Call, dict[str, Tensor | str]]:
+        """Return a call with the weights of a module, and by their names what it makes, or what was given.
+
+        Args:
+            names: of what the part returns.
+            given: arguments by their names; others are values of that name.
+        """
+
+        def value(each: Tensor | str) -> Tensor | str:
+            if isinstance(each, str) and each.startswith("."):
+                weight: Tensor = attrgetter(each[1:])(module)
+                return weight.detach()
+            return given.get(each, each) if isinstance(each, str) else each
+
+        outputs = [name for name, place in zip(names, self.places, strict=True) if isinstance(place, int)]
+        made = {
+            name: name if isinstance(place, int) else value(place)
+            for name, place in zip(names, self.places, strict=True)
+        }
+        return Call(self.graph, self.name, [value(each) for each in self.inputs], outputs), made
+
+
+def _exported(name: str, part: nn.Module, names: Sequence[str], *given: Any) -> _Exported:
+    """Export a part of a model.
+
+    Args:
+        names: of its arguments, one after another; further ones are not given.
+        given: an example of them.
+    """
+
+    def dynamic(example: Tensor) -> dict[int, Any]:
+        # The sizes of an example are those that vary in a pass.
+        sizes = (_TOKENS, _PREFIX + _TOKENS, _CAPACITY)
+        return {place: torch.export.Dim.DYNAMIC for place, size in enumerate(example.shape) if size in sizes}
+
+    program = torch.export.export(part, given, dynamic_shapes=pytree.tree_map(dynamic, given), strict=False)
+    graph, signature = program.graph_module, program.graph_signature
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        graph.graph.erase_node(node)
+    graph.graph.eliminate_dead_code()
+    use_products(graph)
+    (output,) = graph.graph.find_nodes(op="output")
+    results = [node for node in pytree.tree_leaves(output.args[0]) if isinstance(node, Node)]
+    inputs, arguments, of_nodes = [], iter(names), {}
+    for spec, node in zip(signature.input_specs, graph.graph.find_nodes(op="placeholder"), strict=True):
+        if spec.kind in (InputKind.PARAMETER, InputKind.BUFFER):
+            of_nodes[node] = "." + str(spec.target).partition(".")[2]  # behind the part's own name for its module
+        else:
+            of_nodes[node] = next(arguments) if spec.kind == InputKind.USER_INPUT else program.constants[spec.target]
+    made = [node for node in results if node not in of_nodes]
+    output.args = (tuple(made),)
+    for node in list(of_nodes):
+        if node.users:
+            inputs.append(of_nodes[node])
+        else:
+            graph.graph.erase_node(node)
+    graph.recompile()
+    places = [made.index(node) if node in made else of_nodes[node] for node in results]
+    return _Exported(name, graph, inputs, [node.meta["val"] for node in results], places)
+
+
+def _example(value: Tensor) -> Tensor:
+    """Return a tensor with the sizes and strides that a value had in the example call."""
+    sizes, strides = (
+        [int(each.node.hint) if isinstance(each, torch.SymInt) else each for each in several]
+        for several in (value.shape, value.stride())
+    )
+    return torch.empty_strided(sizes, strides, dtype=value.dtype).zero_()

@@ -1,0 +1,349 @@
+"""Products of a few tokens with weights as they lie in the model, as one C++ kernel that inductor compiles.
+
+A call on a few tokens takes as long as reading the weights, so each row of a weight is read once, in order, for up to
+eight tokens at a time; products of the same tokens are one. More than a few tokens go to torch's own library.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._inductor import ir
+from torch._inductor.codegen.cpp_utils import DTYPE_TO_CPP
+from torch._inductor.lowering import lowerings
+from torch.fx import GraphModule, Node
+from torch.nn.functional import linear
+
+from specdec.compiled.own_template import OwnTemplate
+
+FEW = 64  # tokens; the library is faster on more
+_FEW_BYTES = 16 << 10  # of tokens: half of a processor's first cache
+
+_KERNEL = r"""
+{{template.header().getvalue()}}
+#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
+
+#ifndef SPECDEC_PRODUCTS  // once for all products of a program
+#define SPECDEC_PRODUCTS
+struct Products {
+    using Stored = {{kernel.dtype(tokens)}};
+    using Number = {{number}};
+    using Sums = at::vec::Vectorized<Number>;
+    static constexpr int64_t MOST = 8;
+
+    const int64_t number, inputs, outputs;  // tokens, and the numbers in a line of them and of the result
+    const Stored* const tokens;
+{%- if dtype == "bfloat16" %}
+#if defined(__AVX512BF16__) && defined(CPU_CAPABILITY_AVX512)
+    // The processor's own dot products: pairs are multiplied and added up in float32.
+    using Part = __m512bh;
+    static constexpr int64_t LANES = 32;
+    static Part load(const Stored* from) { return (__m512bh) _mm512_loadu_si512(from); }
+    static Sums add(const Part& a, const Part& b, const Sums& sums) { return _mm512_dpbf16_ps(sums, a, b); }
+#else
+    using Part = Sums;
+    static constexpr int64_t LANES = Sums::size();
+    static Part load(const Stored* from) { Part wide; at::vec::load_fp32_from_bf16(from, wide); return wide; }
+    static Sums add(const Part& a, const Part& b, const Sums& sums) { return at::vec::fmadd(a, b, sums); }
+#endif
+{%- else %}
+    using Part = Sums;
+    static constexpr int64_t LANES = Sums::size();
+    static Part load(const Stored* from) {
+{%- if dtype == "float16" %}
+        Part wide;
+        at::vec::load_fp32_from_fp16(from, wide);
+        return wide;
+{%- else %}
+        return Part::loadu(from);
+{%- endif %}
+    }
+    static Sums add(const Part& a, const Part& b, const Sums& sums) { return at::vec::fmadd(a, b, sums); }
+{%- endif %}
+
+    // Multiply tokens I / R by rows I % R of a weight. Packs, because the compiler keeps an array that a loop fills in
+    // memory.
+    template <int64_t R, int64_t... I>
+    void lines(const Stored* token, const Stored* weight, Sums* found, std::integer_sequence<int64_t, I...>) const {
+        Sums sums[] = {((void) I, Sums(0))...};
+        int64_t k = 0;
+        for (; k + LANES <= inputs; k += LANES) {
+            for (int64_t r = R; R > 1 && r < 2 * R; r++) {  // one row alone is read ahead by the processor
+                __builtin_prefetch(weight + r * inputs + k);
+            }
+            ((sums[I] = add(load(weight + I % R * inputs + k), load(token + I / R * inputs + k), sums[I])), ...);
+        }
+        if (k < inputs) {  // what is left, behind which zeros stand
+            Stored rest[sizeof...(I)][LANES] = {}, of_token[sizeof...(I)][LANES] = {};
+            (std::copy_n(weight + I % R * inputs + k, inputs - k, rest[I]), ...);
+            (std::copy_n(token + I / R * inputs + k, inputs - k, of_token[I]), ...);
+            ((sums[I] = add(load(rest[I]), load(of_token[I]), sums[I])), ...);
+        }
+        ((found[I] = sums[I]), ...);
+    }
+
+    // Add up the numbers of four vectors, and a bias each.
+    static void finish(const Sums& a, const Sums& b, const Sums& c, const Sums& d, const Stored* bias, Stored* output) {
+        alignas(16) Number sums[4];
+{%- if number == "float" %}
+#if defined(CPU_CAPABILITY_AVX512)
+        const __m512 ab = _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+        const __m512 cd = _mm512_add_ps(_mm512_unpacklo_ps(c, d), _mm512_unpackhi_ps(c, d));
+        const __m512d low = _mm512_unpacklo_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+        const __m512d high = _mm512_unpackhi_pd(_mm512_castps_pd(ab), _mm512_castps_pd(cd));
+        const __m512 all = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+        const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+        _mm_store_ps(sums, _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1)));
+#elif defined(CPU_CAPABILITY_AVX2)
+        const __m256 all = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+        _mm_store_ps(sums, _mm_add_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1)));
+#else
+        for (int i = 0; i < 4; i++) sums[i] = sum(i == 0 ? a : i == 1 ? b : i == 2 ? c : d);
+#endif
+{%- else %}
+        for (int i = 0; i < 4; i++) sums[i] = sum(i == 0 ? a : i == 1 ? b : i == 2 ? c : d);
+{%- endif %}
+        for (int i = 0; bias != nullptr && i < 4; i++) {
+            sums[i] += static_cast<Number>(bias[i]);
+        }
+{%- if dtype == "bfloat16" %}
+#if defined(__AVX512BF16__)
+        const __m128bh rounded = _mm_cvtneps_pbh(_mm_load_ps(sums));
+        std::memcpy(output, &rounded, 4 * sizeof(Stored));
+        return;
+#endif
+{%- endif %}
+        for (int i = 0; i < 4; i++) {
+            output[i] = static_cast<Stored>(sums[i]);
+        }
+    }
+
+    static Number sum(const Sums& sums) {
+        return at::vec::vec_reduce_all<Number>([](Sums& x, Sums& y) { return x + y; }, sums);
+    }
+
+    // Multiply N tokens by rows of a weight, R rows at once.
+    template <int64_t N, int64_t R>
+    void multiply(
+        const Stored* token, const Stored* weight, const Stored* bias, Stored* output, int64_t rows
+    ) const {
+        int64_t row = 0;
+        for (; row + 4 <= rows; row += 4) {
+            Sums sums[4][N];  // a block of R rows by N tokens behind another
+            for (int64_t r = 0; r < 4; r += R) {
+                lines<R>(token, weight + (row + r) * inputs, sums[r], std::make_integer_sequence<int64_t, R * N>());
+            }
+            const Sums* const all = sums[0];
+            c10::ForcedUnroll<N>{}([&](auto n) {
+                auto of = [&](int64_t r) { return all[r / R * R * N + n * R + r % R]; };
+                finish(of(0), of(1), of(2), of(3), bias ? bias + row : bias, output + n * outputs + row);
+            });
+        }
+        for (; row < rows; row++) {
+            Sums sums[N];
+            lines<1>(token, weight + row * inputs, sums, std::make_integer_sequence<int64_t, N>());
+            c10::ForcedUnroll<N>{}([&](auto n) {
+                const Number added = bias == nullptr ? Number(0) : static_cast<Number>(bias[row]);
+                output[n * outputs + row] = static_cast<Stored>(added + sum(sums[n]));
+            });
+        }
+    }
+
+    template <int64_t N = MOST>
+    void multiply_some(
+        int64_t some, const Stored* token, const Stored* weight, const Stored* bias, Stored* output, int64_t rows
+    ) const {
+        if (some == N) {
+            // Memory is read fastest in order, one row after another; tokens that the processor's first cache has no
+            // room for are read for several rows at once.
+            if (N < 3 || N * inputs * int64_t(sizeof(Stored)) <= {{few_bytes}}) {
+                multiply<N, 1>(token, weight, bias, output, rows);
+            } else {
+                multiply<N, (N < 6 ? 4 : 2)>(token, weight, bias, output, rows);
+            }
+        } else if constexpr (N > 1) {
+            multiply_some<N - 1>(some, token, weight, bias, output, rows);
+        }
+    }
+
+    // Few tokens: some rows of a weight at a time, which stay in the processor's first cache while all tokens pass.
+    void few(const Stored* weight, const Stored* bias, Stored* output, int64_t rows) const {
+        const int64_t step = number <= MOST ? rows : 4;
+        for (int64_t row = 0; row < rows; row += step) {
+            for (int64_t n = 0; n < number; n += MOST) {
+                multiply_some(
+                    std::min(MOST, number - n), tokens + n * inputs, weight + row * inputs, bias ? bias + row : bias,
+                    output + n * outputs + row, std::min(step, rows - row)
+                );
+            }
+        }
+    }
+
+    static AtenTensorHandle tensor(const Stored* data, int64_t rows, int64_t columns, int64_t row, int64_t column) {
+        const int64_t sizes[] = {rows, columns}, strides[] = {row, column};
+        AtenTensorHandle made;
+        aoti_torch_create_tensor_from_blob(
+            const_cast<Stored*>(data), 2, sizes, strides, 0, aoti_torch_dtype_{{dtype}}(),
+            aoti_torch_device_type_cpu(), 0, &made
+        );
+        return made;
+    }
+
+    // Many tokens, by torch's library.
+    void many(const Stored* weight, const Stored* bias, Stored* output, int64_t rows) const {
+        AtenTensorHandle made[] = {
+            tensor(output, number, rows, outputs, 1), tensor(tokens, number, inputs, inputs, 1),
+            tensor(weight, inputs, rows, 1, inputs), tensor(bias ? bias : weight, number, rows, 0, 1)
+        };
+        if (bias == nullptr) {
+            aoti_torch_cpu_mm_out(made[0], made[1], made[2]);
+        } else {
+            aoti_torch_cpu_addmm_out(made[0], made[3], made[1], made[2], 1.0, 1.0);
+        }
+        for (AtenTensorHandle each : made) {
+            aoti_torch_delete_tensor_object(each);
+        }
+    }
+};
+#endif
+
+extern "C"
+{{kernel.def_kernel(inputs=given, outputs={"output": output})}}
+{
+    {{kernel.maybe_codegen_profile()}}
+    constexpr int64_t threads = {{threads}}, rows[] = { {{rows|join(", ")}} };
+    const Products::Stored* const weights[] = { {{weights|join(", ")}} };
+    const Products::Stored* const biases[] = { {{biases|join(", ")}} };
+    const Products of{ {{kernel.size(tokens, 1)}}, {{inputs}}, {{outputs}}, tokens};
+    if (of.number > {{few}}) {
+        for (int64_t i = 0, begin = 0; i < {{rows|length}}; begin += rows[i++]) {
+            of.many(weights[i], biases[i], output + begin, rows[i]);
+        }
+        return;
+    }
+    #pragma omp parallel for schedule(static, 1)
+    for (int64_t thread = 0; thread < threads; thread++) {
+        for (int64_t i = 0, begin = 0; i < {{rows|length}}; begin += rows[i++]) {
+            const int64_t share = (rows[i] / threads + 15) / 16 * 16;  // whole lines of memory
+            const int64_t first = std::min(thread * share, rows[i]);
+            const int64_t last = thread + 1 == threads ? rows[i] : std::min(first + share, rows[i]);
+            of.few(
+                weights[i] + first * of.inputs, biases[i] ? biases[i] + first : biases[i], output + begin + first,
+                last - first
+            );
+        }
+    }
+}
+"""
+
+
+@torch.library.custom_op("specdec::products", mutates_args=())
+def products(tokens: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    """Multiply tokens [1, N, inputs] by each of the weights [outputs, inputs] and add its bias [outputs], if there are
+    any: [1, N, outputs of all].
+    """
+    return torch.cat([linear(tokens, *each) for each in zip(weights, *([biases] if biases else []), strict=True)], -1)
+
+
+@torch.library.register_fake("specdec::products")
+def _(tokens: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
+    return tokens.new_empty(*tokens.shape[:-1], sum(len(weight) for weight in weights))
+
+
+class ProductsKernel(OwnTemplate):
+    """The kernel as code.
+
+    Args:
+        input_nodes: tokens [1, N, inputs], the weights, and a bias for each or none, in memory number by number.
+        layout: of the result.
+        weights: number of weights.
+    """
+
+    def __init__(self, input_nodes: list[Any], layout: ir.Layout, weights: int) -> None:
+        super().__init__("products", input_nodes, layout, torch.get_num_threads())
+        self._weights = weights
+
+    def render(self, **given: Any) -> str:
+        """Return the code, with names in place of the nodes that inductor gives."""
+        tokens, *others = self.input_nodes
+        weights, biases = others[: self._weights], others[self._weights :]
+        names = [f"weight{number}" for number in range(len(weights))]
+        names_of_biases = [f"bias{number}" for number in range(len(biases))]
+        dtype = tokens.get_dtype()
+        return self._template_from_string(_KERNEL).render(
+            template=self,
+            kernel=given["kernel"],
+            tokens=tokens,
+            given={"tokens": tokens} | dict(zip(names + names_of_biases, others, strict=True)),
+            output=given.get("template_buffer_node") or self.output_node,
+            dtype=str(dtype).removeprefix("torch."),
+            number=DTYPE_TO_CPP[torch.float64 if dtype == torch.float64 else torch.float32],
+            inputs=int(tokens.get_size()[-1]),
+            outputs=int(self.layout.size[-1]),
+            rows=[int(weight.get_size()[0]) for weight in weights],
+            weights=names,
+            biases=names_of_biases or ["nullptr"] * len(weights),
+            few=FEW,
+            few_bytes=_FEW_BYTES,
+            threads=self.num_threads,
+        )
+
+
+def _lowered(tokens: Any, weights: Sequence[Any], biases: Sequence[Any]) -> Any:
+    nodes = [
+        ir.ExternKernel.require_contiguous(ir.ExternKernel.realize_input(each)) for each in (tokens, *weights, *biases)
+    ]
+    size = [*nodes[0].get_size()[:-1], sum(node.get_size()[0] for node in nodes[1 : len(weights) + 1])]
+    layout = ir.FixedLayout(nodes[0].get_device_or_error(), nodes[0].get_dtype(), size)
+    return ProductsKernel(nodes, layout, len(weights)).generate().output_node()
+
+
+# From the import of this module on, inductor compiles the operation as the kernel.
+lowerings[torch.ops.specdec.products.default] = _lowered
+
+
+def use_products(module: GraphModule) -> None:
+    """Have an exported graph compute its products with weights that are given to it by the kernel, those of the same
+    tokens as one.
+    """
+    graph, by_tokens = module.graph, dict[Any, list[Node]]()
+    for node in graph.find_nodes(op="call_function", target=torch.ops.aten.linear.default):
+        if _by_kernel(node):
+            by_tokens.setdefault((node.args[0], len(node.args)), []).append(node)
+    for (tokens, _), group in by_tokens.items():
+        weights, biases = ([_argument(node, place) for node in group if len(node.args) > place] for place in (1, 2))
+        values = [[each.meta["val"] for each in several] for several in (weights, biases)]
+        with graph.inserting_before(group[0]):
+            # The weights are given from the start, so all products can be computed where the first one is.
+            every = graph.call_function(torch.ops.specdec.products.default, (tokens, weights, biases))
+            every.meta["val"] = torch.ops.specdec.products(tokens.meta["val"], *values)
+            begin = 0
+            for node, weight in zip(group, values[0], strict=True):
+                end = begin + len(weight)
+                part = graph.call_function(torch.ops.aten.slice.Tensor, (every, -1, begin, end))
+                part.meta["val"] = every.meta["val"][..., begin:end]
+                node.replace_all_uses_with(part)
+                begin = end
+        for node in group:
+            graph.erase_node(node)
+    module.recompile()
+
+
+def _argument(node: Node, place: int) -> Node:
+    argument = node.args[place]
+    assert isinstance(argument, Node)
+    return argument
+
+
+def _by_kernel(node: Node) -> bool:
+    """Return whether the kernel computes a linear product: of one text, by plain weights on a CPU."""
+    tokens, *given = (_argument(node, place) for place, each in enumerate(node.args) if each is not None)
+    values = [each.meta["val"] for each in (tokens, *given)]
+    return (
+        all(each.op == "placeholder" and each.meta["val"].is_contiguous() for each in given)
+        and values[0].dim() == 3
+        and values[0].device.type == "cpu"
+        and values[0].dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+        and all(value.dtype == values[0].dtype for value in values)
+    )

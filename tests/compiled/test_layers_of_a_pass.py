@@ -1,0 +1,63 @@
+"""A pass cut into programs, walked in Python: the calls give what the model gives, for every architecture."""
+
+import pytest
+import torch
+
+from specdec.compiled.layers import Uncuttable, cut
+from specdec.models.decoder import Decoder
+from specdec.records import Tree, chain_tree
+
+TEXT = [5, 9, 33, 2, 60, 17, 9, 33, 41, 8, 5, 22, 7]
+EXACT = 1e-12
+KINDS = {"gemma2": 2, "gemma3": 2}  # of layers, where they differ
+
+
+@torch.no_grad()
+def walked(calls, decoder, tokens, tree):
+    """Logits and states of tokens behind the cache's prefix, by the calls alone."""
+    prefix = decoder.length
+    values = {"tokens": tokens[None], "places": (tree.offsets + prefix)[None]}
+    values |= {
+        kind: mask.contiguous() for kind, mask in decoder.masks.view(tree, prefix, decoder.cache.capacity).items()
+    }
+    for call in calls:
+        given = [values[each] if isinstance(each, str) else each for each in call.inputs]
+        values |= zip(call.outputs, call.program(*given), strict=True)
+    return values
+
+
+def test_the_calls_are_the_pass(tiny_model, architecture):
+    decoder = Decoder(tiny_model(architecture), architecture, 512)
+    decoder.keep_states((0, 1))
+    with torch.no_grad():
+        decoder.start(TEXT, 64)
+    calls = cut(decoder.model, architecture, decoder.cache, decoder.windows, decoder.kept)
+    layers = len(calls) - 2
+    assert layers == decoder.layers and len({id(call.program) for call in calls}) == 2 + KINDS.get(architecture, 1)
+    for tree, prefix in ((chain_tree(4), 0), (chain_tree(0), 5), (Tree((-1, -1, 0, 2)), 9), (chain_tree(10), 3)):
+        tokens, width = torch.arange(len(tree) + 1) * 11 % 61, decoder.model.get_input_embeddings().weight.shape[1]
+        with torch.no_grad():
+            decoder.length = prefix
+            plain = decoder.plain(tokens, tree)
+            decoder.length = prefix
+            values = walked(calls, decoder, tokens, tree)
+            for layer in decoder.cache.layers:
+                layer.length = prefix + len(tokens)
+            behind = decoder.plain(tokens[:1], chain_tree(0)).logits
+            decoder.length = prefix
+            decoder.plain(tokens, tree)
+            assert (decoder.plain(tokens[:1], chain_tree(0)).logits - behind).abs().max() < EXACT, "what was written"
+        assert (values["logits"][0] - plain.logits).abs().max() < EXACT
+        assert (values["states"][0] - plain.states[:, :width]).abs().max() < EXACT
+        assert (values[f"states {layers - 1}"][0] - plain.states[:, width:]).abs().max() < EXACT
+
+
+def test_something_between_the_layers_is_said(tiny_llama):
+    model = tiny_llama(64)
+    decoder = Decoder(model, "between", 512)
+    with torch.no_grad():
+        decoder.start(TEXT, 64)
+    first, forward = model.model.layers[0], type(model.model.layers[0]).__call__
+    model.model.layers[0].__class__ = type("Scaled", (type(first),), {"__call__": lambda *a, **o: forward(*a, **o) * 2})
+    with pytest.raises(Uncuttable, match="between its layers"):
+        cut(model, "between", decoder.cache, decoder.windows, ())
