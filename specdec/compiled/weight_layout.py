@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 _LINE, _PAGE = 64, 2 << 20  # bytes
+_HELD = 64 << 20  # bytes of freed weights that the C library may hold before it is asked to give them back
 _HUGE_PAGES = 14  # as `madvise` of Linux calls them
 
 _laid_at: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # the address of each weight that was moved
@@ -19,13 +20,14 @@ _laid_at: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # the address of 
 def lay_out(model: nn.Module) -> None:
     """Move all weights of a model on a CPU that were not moved yet, in their order. They stay the same objects.
 
-    Each is freed when it was moved, so that no second copy of the model is held.
+    Each is freed when it was moved and given back to the system, so that no second copy of the model is held.
     """
     weights = [each for each in model.parameters() if _laid_at.get(each) != each.data_ptr() and each.is_contiguous()]
     sizes = {(each.data_ptr(), each.nbytes): -(-each.nbytes // _LINE) * _LINE for each in weights}
     memory = torch.empty(sum(sizes.values()) + _PAGE, dtype=torch.uint8)
     place = -memory.data_ptr() % _PAGE
-    if advise := getattr(ctypes.CDLL(None), "madvise", None):
+    library, freed = ctypes.CDLL(None), 0
+    if advise := getattr(library, "madvise", None):
         advise(ctypes.c_void_p(memory.data_ptr() + place), ctypes.c_size_t(memory.nbytes - _PAGE), _HUGE_PAGES)
     moved = dict[tuple[int, int], Tensor]()  # several weights may share memory
     for weight in weights:
@@ -35,3 +37,7 @@ def lay_out(model: nn.Module) -> None:
             place += sizes[key]
         weight.data = moved[key].view(weight.shape)
         _laid_at[weight] = weight.data_ptr()
+        freed += weight.nbytes
+        if (freed > _HELD or weight is weights[-1]) and (give_back := getattr(library, "malloc_trim", None)):
+            give_back(ctypes.c_size_t(0))
+            freed = 0
