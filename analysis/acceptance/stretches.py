@@ -387,6 +387,7 @@ class StretchesFit:
 
     slopes, curvature: of the log-likelihood of `rounds` rounds, by prompt [P, size], and minus its second derivatives.
     expected, rise: [P] rounds that the fit expects of each prompt, less those taken, and their slopes [P, size].
+    likeliest: [size] parameters of the maximum of the likelihood, before acceptance was raised or lowered.
     """
 
     family: Family
@@ -396,6 +397,7 @@ class StretchesFit:
     rounds: int
     expected: np.ndarray
     rise: np.ndarray
+    likeliest: np.ndarray
 
     def steps(self, weights: np.ndarray) -> np.ndarray:
         """Return how far the parameters of replicates lie from those of the data, [B, size], to first order.
@@ -442,7 +444,7 @@ def fit_stretches(depth: int, offers: bool, trace: Outcomes, near: StretchesFit 
     raised or lowered, alike in all kinds, until the fit expects as many rounds of all texts as were taken: what no such
     model can follow is then not in the mean.
 
-    near: a fit to texts of the same source, whose number of kinds is kept and whose parameters are the start.
+    near: a fit to texts of the same source, whose number of kinds is kept and whose maximum is the start.
     """
     sample = trace.sample(ALL)
     many = sample.sample(MANY)
@@ -463,7 +465,7 @@ def fit_stretches(depth: int, offers: bool, trace: Outcomes, near: StretchesFit 
         of_many = Likelihood(family, many)
         curvature = of_many.curvature(x) * whole / of_many.rounds
     else:
-        family, x, curvature = near.family, near.parameters, near.curvature * whole / near.rounds
+        family, x, curvature = near.family, near.likeliest, near.curvature * whole / near.rounds
     likelihood = Likelihood(family, sample)
     value, slopes = likelihood.by_prompt(x)
     for _ in range(NEWTON):
@@ -473,8 +475,8 @@ def fit_stretches(depth: int, offers: bool, trace: Outcomes, near: StretchesFit 
         if better - PRIOR * nearer @ nearer <= value - PRIOR * x @ x:
             break
         x, value, slopes = nearer, better, there
-    x, expected, rise = _calibrated(family, x, trace)
-    return StretchesFit(family, x, slopes, curvature, whole, expected, rise)
+    raised, expected, rise = _calibrated(family, x, trace)
+    return StretchesFit(family, raised, slopes, curvature, whole, expected, rise, likeliest=x)
 
 
 def _calibrated(family: Family, x: np.ndarray, trace: Outcomes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -489,8 +491,8 @@ def _calibrated(family: Family, x: np.ndarray, trace: Outcomes) -> tuple[np.ndar
         rounds = family.rounds_of(family.raised(x[None], np.array([by])), family.depth, lengths)[0]
         return float(np.log(rounds @ count / taken.sum()))
 
-    if missing(-FARTHEST) > 0 > missing(FARTHEST):
-        x = family.raised(x[None], np.array([optimize.brentq(missing, -FARTHEST, FARTHEST, xtol=1e-4)]))[0]
+    if missing(-BOUND) > 0 > missing(BOUND):
+        x = family.raised(x[None], np.array([optimize.brentq(missing, -BOUND, BOUND, xtol=1e-4)]))[0]
     rounds, slopes = _with_slopes(family, x, family.depth, lengths)
     rise = np.zeros((trace.prompts, len(x)))
     np.add.at(rise, trace.prompt, slopes.T[place])

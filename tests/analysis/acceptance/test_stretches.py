@@ -1,5 +1,6 @@
 """Stretches of the text: the likelihood against enumeration, its limits against theory, predictions of other gammas."""
 
+from dataclasses import replace
 from functools import partial
 from itertools import product
 
@@ -110,6 +111,22 @@ def test_long_texts_are_cut_into_pieces_that_keep_every_round(monkeypatch, small
     assert sorted(trace.text) == [0, 0, 1, 2, 2, 2] and trace.lengths.tolist() == [8, 7, 8]
     kept = trace.codes[trace.rounds[trace.text == 1][0]]
     assert kept[:, :3].tolist() == [[3, 3, 0], [1, 1, 0], [0, 0, 0]]
+
+
+def test_a_refit_begins_at_the_maximum_and_not_where_the_mean_was_put_right(monkeypatch):
+    """Texts of two kinds that no level follows can shift acceptance far; climbing from there ends in another place."""
+    monkeypatch.setattr(S, "KINDS", (2,))
+    generator = np.random.default_rng(0)
+    texts = [
+        [(4, int(accepted)) for accepted in np.minimum(generator.geometric(1 - chance, size=30) - 1, 4)]
+        for chance in (0.9, 0.3) * 15
+    ]
+    trace = trace_of(texts, 4, len(texts))
+    fit = S.fit_stretches(4, False, trace)
+    shifted = fit.family.raised(fit.likeliest[None], np.array([4.0]))[0]
+    again = S.fit_stretches(4, False, trace, replace(fit, parameters=shifted))
+    np.testing.assert_allclose(again.likeliest, fit.likeliest, atol=0.05)
+    assert again.expected.sum() == pytest.approx(0, abs=0.1)  # rounds, of 900
 
 
 def chain(start, change, accept, depth):
