@@ -252,9 +252,10 @@ def test_replay_is_not_ranked_with_what_has_not_seen_the_texts():
 def test_only_the_smallest_and_the_largest_gamma_are_read():
     parts = {gamma: simulation.markov(10, 60, gamma, 3, 0.4, 0.8) for gamma in (1, 3, 6)}
     whole = P.predict(Arms.of(pd.concat(parts.values())), replicates=20, refits=0)
-    ends = {("drafter", gamma): partial(parts.__getitem__, gamma) for gamma in (1, 6)}
     texts = Arms.of(pd.concat(parts.values())).texts
-    found = P.predict(Arms({**ends, ("drafter", 3): pytest.fail}, texts), replicates=20, refits=0)
+    method = texts["method"].iloc[0]
+    ends = {(method, gamma): partial(parts.__getitem__, gamma) for gamma in (1, 6)}
+    found = P.predict(Arms({**ends, (method, 3): pytest.fail}, texts), replicates=20, refits=0)
     pd.testing.assert_frame_equal(found.table, whole.table)
 
 
