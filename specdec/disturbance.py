@@ -19,7 +19,6 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from specdec.errors import EnvironmentFault
-from specdec.progress import stage
 
 T = TypeVar("T")
 
@@ -70,6 +69,8 @@ class Watch:
         Raises:
             EnvironmentFault: it did not become so within ten minutes.
         """
+        from specdec.progress import stage  # the script for a GPU machine runs without what draws it
+
         share = self.others(seconds)
         if share is None or share < SHARE:
             return

@@ -501,6 +501,7 @@ def test_results_do_not_depend_on_prompt_order(command, tmp_path):
     for tokens in ("[[0],[1],[2]]", "[[2],[0],[1]]"):
         sampled = ("+drafter=ngram", "+debug=tiny", "sampling=temperature", "tracking.enabled=false")
         few = ("measurement.bootstrap=20", "measurement.gammas=[2]", "measurement.max_new_tokens=24")
+        few += ("measurement.null=false",)  # a control has every n-th prompt of the order
         code, error = command(*sampled, *few, f"prompts.tokens={tokens}")
         assert code == 0, error
         folder = max(tmp_path.glob("outputs/*/*"))

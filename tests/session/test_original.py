@@ -58,7 +58,7 @@ def greedy_text(folder: Path, prompt: list[int], tokens: int) -> list[int]:
 
 
 def test_both_backbones_are_decoded_on_the_same_prompts_and_named_apart(command, tmp_path, folders):
-    settings = ("target.dtype=float64", "measurement.repeats=2", "measurement.gammas=[4]")
+    settings = ("target.dtype=float64", "measurement.repeats=2", "measurement.gammas=[4]", "measurement.null=false")
     code, error = command(*on(folders, "original"), *settings)
     assert code == 0, error
     finished = open_folder(next(tmp_path.glob("outputs/*/*")))
