@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from fixtures.tiny_models import ARCHITECTURES
 
 from specdec.compiled.layers import Uncuttable, cut
 from specdec.models.decoder import Decoder
@@ -10,6 +11,7 @@ from specdec.records import Tree, chain_tree
 TEXT = [5, 9, 33, 2, 60, 17, 9, 33, 41, 8, 5, 22, 7]
 EXACT = 1e-12
 KINDS = {"gemma2": 2, "gemma3": 2}  # of layers, where they differ
+FIRST = ("llama", "gemma2", "gpt2")  # to cut a model takes seconds: the others are of the second tier
 
 
 @torch.no_grad()
@@ -26,6 +28,9 @@ def walked(calls, decoder, tokens, tree):
     return values
 
 
+@pytest.mark.parametrize(
+    "architecture", [pytest.param(each, marks=() if each in FIRST else pytest.mark.slow) for each in ARCHITECTURES]
+)
 def test_the_calls_are_the_pass(tiny_model, architecture):
     decoder = Decoder(tiny_model(architecture), architecture, 512)
     decoder.keep_states((0, 1))
