@@ -302,8 +302,8 @@ def test_a_bigram_is_called_that_everywhere(in_process, made_database, tmp_path)
     """The name that was typed stands in the run's name, its tags and parameters, the rounds and the reports."""
     (tmp_path / "tokens.jsonl").write_text(json.dumps({"tokens": [0, 1, 2, 0, 1, 1, 2]}) + "\n")
     corpus = ("drafter.corpus=tokens.jsonl", "drafter.field=tokens", "drafter.cache_dir=null")
-    small = ("+debug=tiny", "measurement.gammas=[]", "measurement.max_new_tokens=6", "hydra.run.dir=out")
-    ended = in_process(run, *small, "+drafter=bigram", *corpus)
+    small = ("+debug=tiny", "measurement.gammas=[]", "measurement.max_new_tokens=6", "measurement.null=false")
+    ended = in_process(run, *small, "+drafter=bigram", *corpus, "hydra.run.dir=out")
     assert ended.code == 0, ended.error
     done = open_folder(tmp_path / "out")
     assert done.drafter_name == done.params["drafter.name"] == done.facts().drafter == "bigram"

@@ -163,7 +163,7 @@ def of_seconds(seconds: float, *overrides: str) -> RunConfig:
 def test_a_run_that_was_cut_is_finished_and_says_what_it_decoded(tmp_path, watch, monkeypatch, capsys):
     monkeypatch.setattr(experiment, "TimeBudget", partial(TimeBudget, now=watch))
     monkeypatch.setenv("SPECDEC_VERBOSE", "1")
-    experiment.run_experiment(plan(of_seconds(70, "measurement.drafters=[suffix]")), tmp_path)
+    experiment.run_experiment(plan(of_seconds(70, "measurement.drafters=[suffix]", "measurement.null=false")), tmp_path)
     said = " ".join(capsys.readouterr().out.split())
     run = open_folder(tmp_path)
     texts = run.generations()

@@ -76,7 +76,7 @@ def test_a_trace_is_accounted_for(command, trace, drafter):
 def test_a_run_is_replayed_from_its_own_folder(command):
     """Texts, and the times of the machine that wrote them."""
     table = ("+debug=tiny", "measurement.max_new_tokens=40", *QUICK)
-    live = command("live", "+drafter=ngram", *table)
+    live = command("live", "+drafter=ngram", *table, "measurement.null=false")
     replayed = ("target=replay", f"target.path={live / 'generations.jsonl'}", f"target.cost={live}")
     folder = command("again", "+drafter=ngram", *replayed, "measurement.max_new_tokens=40", *QUICK)
     kept = ["offered_nodes", "offered", "accepted", "committed", "rejected", "truncation", "source", "rank", "context"]

@@ -55,10 +55,11 @@ def run(folder, *overrides: str) -> tuple[pd.DataFrame, list[dict]]:
 @pytest.mark.parametrize("how", [(), SAMPLED, ("+drafter=oracle",)], ids=["greedy", "sampled", "reference"])
 def test_rounds_and_texts_are_those_of_one_at_a_time(tmp_path, how):
     """Also where a group is shorter than the prompts, so that the second begins anew, and in later repeats."""
-    alone, texts = run(tmp_path / "1", "measurement.repeats=2", *how)
+    settings = ("measurement.repeats=2", "measurement.null=false", *how)
+    alone, texts = run(tmp_path / "1", *settings)
     assert alone["batch"].eq(1).all()
     for size in (1 + len(how) % 3,) if how else (2, 4):
-        together, others = run(tmp_path / str(size), "measurement.repeats=2", f"measurement.batch_size={size}", *how)
+        together, others = run(tmp_path / str(size), *settings, f"measurement.batch_size={size}")
         one, other = (table.sort_values(KEYS, ignore_index=True) for table in (alone, together))
         pd.testing.assert_frame_equal(one.drop(columns=TIMES), other.drop(columns=TIMES))
         assert other["batch"].max() == min(size, 6) and other["batch"].min() >= 1

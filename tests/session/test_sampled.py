@@ -135,7 +135,7 @@ def test_a_run_shows_its_line_and_says_what_it_does(in_process, tmp_path):
     assert ended.code == 0, ended.error
     said = ended.output
     assert "\nngram on table; " in said and "gamma 1, 2, 4; no time budget." in " ".join(said.split())
-    stages = ["Load: ", "Warm up", "Calibrate: ", "Decode: 6 prompts, each by 4 methods", "Analyse: "]
+    stages = ["Load: ", "Warm up", "Calibrate: ", "Decode: 6 prompts, each by 5 methods", "Analyse: "]
     places = [said.index(f"\n{stage}") for stage in stages]
     assert places == sorted(places)
     metrics = json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]

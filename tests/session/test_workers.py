@@ -79,6 +79,9 @@ def untimed(folder: Path) -> dict[str, object]:
     for name in NOT_MEASURED:
         values = json.loads((folder / name).read_text())
         found[name] = {k: v for k, v in values.items() if k != "peak_mb"} if isinstance(values, dict) else values
+    for trace in found["traces.json"]:
+        for line in trace["lines"]:
+            del line["disturbed"]
     lines = map(json.loads, (folder / "generations.jsonl").read_text().splitlines())
     found["generations"] = [{k: v for k, v in line.items() if not k.endswith("_s")} for line in lines]
     metrics = json.loads((folder / "summary.json").read_text())["metrics"]
