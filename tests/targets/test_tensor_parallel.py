@@ -97,7 +97,8 @@ def test_two_processes_write_what_one_does(launched, workplace, kind):
     assert launched[0][:2] == [0, 0], launched[1]
     folders = [workplace / name / kind for name in ("together", "alone")]
     rounds = [pd.read_parquet(folder / "rounds.parquet") for folder in folders]
-    untimed = [name for name in rounds[1] if not name.endswith("_s") and name not in ("cell", "beta", "tv", "disturbed")]
+    own = ("cell", "beta", "tv", "disturbed")
+    untimed = [name for name in rounds[1] if not name.endswith("_s") and name not in own]
     pd.testing.assert_frame_equal(rounds[0][untimed], rounds[1][untimed])
     lines = [[json.loads(line) for line in (folder / "generations.jsonl").open()] for folder in folders]
     texts = [[(line["method"], line["gamma"], line["generated_token_ids"]) for line in each] for each in lines]
