@@ -1,5 +1,5 @@
-"""What other work on the machine did to a run: which rounds it disturbed, as `specdec.disturbance` marks them, how long
-these would have taken without it, and where too little is left for a verdict on speed (theory.md 8.5).
+"""Rounds that other work on the machine disturbed, as `specdec.disturbance` marks them: how long they would have taken
+without it, and where too little is left for a verdict on speed (theory.md 8.5).
 
 Seconds are all that is ever replaced: tokens and acceptance are those of every round, disturbed or not.
 """

@@ -1,5 +1,5 @@
-"""What other work on the machine took from this process: the time that its threads waited for a processor, that the
-host stole from its processors, and that its GPU was held back or shared. Read between rounds, never inside of one.
+"""The time that other work on the machine took from this process: its threads waited for a processor, the host stole
+from its processors, its GPU was held back or shared. It is read between rounds, never inside of one.
 
 Sources: `/proc/self/task/*/schedstat` (second field) and `/proc/stat` (steal), both in Linux' Documentation (scheduler/
 sched-stats, filesystems/proc); `getrusage` where they are missing; NVML. A neighbour that only takes memory bandwidth,

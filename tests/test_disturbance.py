@@ -1,4 +1,4 @@
-"""What other work takes from a process, read from kernel files that are written by hand, and of a real burner."""
+"""The watch of a process reads the time that others take, from kernel files written by hand and from a real burner."""
 
 import os
 import subprocess

@@ -236,7 +236,7 @@ def test_a_drafter_of_another_vocabulary_is_refused(command, tmp_path, monkeypat
 
 @pytest.mark.usefixtures("undrawn_pictures")
 def test_a_run_without_any_proposal_is_reported(command, tmp_path):
-    """Of one token each, the last, for which nothing is offered."""
+    """Texts of one token, the last, for which nothing is offered."""
     code, error = command("+debug=tiny", "tracking.enabled=false", "+drafter=ngram", "measurement.max_new_tokens=1")
     assert code == 0, error
     metrics = open_folder(output(tmp_path)).metrics

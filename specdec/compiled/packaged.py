@@ -27,7 +27,7 @@ from specdec.models.masks import Masks
 logger = logging.getLogger(__name__)
 
 _FORMAT = 7  # changes whenever the kernels do
-# What lies between products is too little to be shared among threads, of few tokens.
+# Operations between products stay on one thread: on few tokens there is too little of them to share.
 _SETTINGS: dict[str, Any] = {"cpp.min_chunk_size": 1 << 20}
 _COMPILED_S = 13.0  # seconds that a program takes on two quiet cores of an AMD EPYC
 

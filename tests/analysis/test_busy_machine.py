@@ -1,4 +1,4 @@
-"""What other work did to a run: rounds whose times are known are slowed down, and must come out as they were."""
+"""Rounds whose times are known are slowed down as by other work, and must come out as they were."""
 
 import json
 import shutil

@@ -96,7 +96,7 @@ def test_the_page_has_examples():
 @settings(SETTINGS, max_examples=50)
 @given(data=st.data())
 def test_foreign_files(tmp_path: Path, kind: str, form: str, example: str, data: st.DataObject) -> None:
-    """What is read of a file is sound: it can be written, no round is doubled, and none accepts more than it has."""
+    """The rounds that are read are sound: they can be written, none is doubled or accepts more than it has."""
     ways = {
         "jsonl": lambda: file_of([json.loads(line) for line in example.splitlines()]),
         "json": lambda: files_of(json.loads(example)),

@@ -193,7 +193,7 @@ def test_many_runs_are_each_set_against_the_best(decoded, stored_run) -> None:
 
 
 def refuted_files(unexplained: int) -> dict[str, str]:
-    """What a run leaves in which so many of 12 outputs differ for no reason."""
+    """The folder of a run of which so many of 12 outputs differ for no reason."""
     session = SessionFacts(12, 12 - unexplained, unexplained, cache_bytes=0, peak_mb=0.0)
     return {"session.json": json.dumps(asdict(session)), "plan.json": json.dumps(FACTS.as_dict())}
 
