@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from specdec import ranks
 from specdec.drafters.base import Drafter
 from specdec.progress import stage
 from specdec.records import Draft, TextStart, Tree, chain_tree
@@ -155,7 +156,7 @@ def time_calls(
         for n in coarse:
             call(n)
         timer.clock.synchronize()
-        each = len(cached) * (time.perf_counter() - begin) / len(coarse)  # of a pass: once on a size
+        each = len(cached) * ranks.given(time.perf_counter() - begin) / len(coarse)  # of a pass: once on a size
         thinned = 2 * len(sizes) * each > timer.limit and coarse != sizes
         if thinned:
             sizes = coarse

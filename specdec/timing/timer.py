@@ -11,6 +11,7 @@ from typing import TypeVar
 
 import torch
 
+from specdec import ranks
 from specdec.clock import Clock
 from specdec.disturbance import disturbed
 from specdec.progress import stage
@@ -62,14 +63,17 @@ class Timer:
         self._warm_up = warm_up
         begin, passes = time.perf_counter(), self.calls + warm_up
         with stage(name, total=passes, told=False) if name else nullcontext() as under_way:
-            while (self.done < passes or self._lacking(passes)) and (
-                self.done == 0 or time.perf_counter() - begin < self.limit
-            ):
+            # Every rank makes the passes of rank 0, whose clock and whose neighbours are not theirs.
+            while ranks.given(self._goes_on(passes, time.perf_counter() - begin)):
                 yield self.done
                 self.clock.synchronize()
                 self.done += 1
                 if under_way is not None:
                     under_way.advance()
+
+    def _goes_on(self, passes: int, gone: float) -> bool:
+        """Return True while another pass is to be made, `gone` seconds after the first one began."""
+        return self.done == 0 or (gone < self.limit and (self.done < passes or self._lacking(passes)))
 
     def _lacking(self, passes: int) -> bool:
         """Return True while another pass may give a case an undisturbed time that it lacks."""

@@ -1,5 +1,6 @@
 """A timer makes as many passes as asked for or as there is time for, and keeps the times of each case apart."""
 
+from specdec import ranks
 from specdec.clock import SimulatedClock
 from specdec.disturbance import Watch
 from specdec.sampling import generator_for
@@ -70,3 +71,18 @@ def test_a_trial_is_made_again_while_it_is_disturbed():
     tries = iter(range(9))
     assert Busy(1, 1, 0).undisturbed(lambda: next(tries)) == 2
     assert Busy(*[1] * 9).undisturbed(lambda: next(tries)) == 7
+
+
+def test_another_rank_makes_the_passes_of_rank_0_whatever_disturbs_it(monkeypatch):
+    said = []
+    monkeypatch.setattr(ranks, "given", lambda value: said.append(value) or value)
+    clock, first = timer(3)
+    clock.watch = Busy(1, 1)
+    for _ in first.passes():
+        first.time("a", lambda: clock.advance(1.0))
+    assert said == [True] * 5 + [False]
+    monkeypatch.setattr(ranks, "given", lambda value: said.pop(0))
+    clock, other = timer(3, 2.0)
+    for _ in other.passes():
+        other.time("a", lambda: clock.advance(1.0))
+    assert other.done == first.done == 5
