@@ -6,12 +6,14 @@ Seconds are all that is ever replaced: tokens and acceptance are those of every 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
 
 from .arms import Arm, Arms
 from .rounds import SECONDS
+from .sections import counted
 
 DISTURBED, LOST = "disturbed", "lost_s"  # columns of rounds; the second only where some were disturbed
 MOST = 0.5  # share of an arm's rounds that may be disturbed, and
@@ -133,3 +135,20 @@ class BusyMachine:
             f"{said}; these are taken to have lasted as long as undisturbed ones with drafts of their size, in their "
             "text and place. Tokens and acceptance are those of all rounds."
         ]
+
+
+def threads_notes(threads: Mapping[str, Any]) -> list[str]:
+    """Say that a run computed on fewer threads than it might have, and why; nothing where it did not.
+
+    Args:
+        threads: of `calibration.json`, see `settle_threads`.
+    """
+    trial = {int(number): seconds for number, seconds in threads.get("trial", {}).items()}
+    number = threads.get("threads", 0)
+    if not trial or number == max(trial):
+        return []
+    return [
+        f"Computed on {counted(number, 'thread')} instead of {max(trial)}: other work took {threads['others']:.0%} of "
+        f"the processors when the run began, and a call on five tokens took {1e3 * trial[number]:.0f} ms so, "
+        f"{1e3 * trial[max(trial)]:.0f} ms otherwise."
+    ]

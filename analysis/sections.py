@@ -45,9 +45,9 @@ class Section:
         answer, *more = self.text
         return replace(self, text=(f"{answer} {sentence}", *more)) if sentence else self
 
-    def beginning(self, warning: str) -> "Section":
-        """Return the section with a warning before its answer; the section itself where that is ""."""
-        answer, *more = self.text
+    def beginning(self, *warnings: str) -> "Section":
+        """Return the section with warnings before its answer, those that are not ""; itself without one."""
+        (answer, *more), warning = self.text, " ".join(filter(None, warnings))
         return replace(self, text=(f"**{warning}** {answer}", *more)) if warning else self
 
     def simulated(self) -> "Section":

@@ -103,19 +103,19 @@ def comparison_sections(
         if len(own) > 1
     ]
     notes = [sentence for sentence in notes if sentence]
-    loops = loops_in_words(runs, labels)
+    loops, doubt = loops_in_words(runs, labels), doubts_in_words(arms, labels)
     sums, depths = [arm.sums for arm in arms], [arm.gamma for arm in arms]
     if len(arms) == 1:
-        alone = score(sums, labels, prompts, replicates, depths=depths)
+        alone = score(sums, labels, prompts, replicates, depths=depths, doubt=doubt)
         value = f"speedup {alone.interval('speedup', 0):.2f}, " if alone.known("speedup") else ""
         tokens = f"{alone.interval('tokens_per_round', 0):.2f}"
         said = f"{start}One run, nothing to set it against: {labels[0]}, {value}{tokens} tokens per round."
-        return Section(first, (said,)).ending(loops).beginning(refuted), Section(second, tuple(notes))
+        return Section(first, (said,)).ending(loops).beginning(refuted, doubt), Section(second, tuple(notes))
     if not prompts:
         return Section(first, (start + notes[0],)).beginning(refuted), Section(second, tuple(notes[1:]))
-    scores = score(sums, labels, prompts, replicates, depths=depths)
-    quantity = "speedup" if scores.known("speedup") else "tokens_per_round"
-    missing = "" if quantity == "speedup" else "Not every run has times and a baseline, so tokens per round are ranked."
+    scores = score(sums, labels, prompts, replicates, depths=depths, doubt=doubt)
+    quantity, known = scores.ranked, scores.known("speedup")
+    missing = "" if known else "Not every run has times and a baseline, so tokens per round are ranked."
     order = scores.order(quantity)
     # All pairs of a few arms, the better first; of many arms the pairs with the best.
     pairs = list(combinations(order, 2)) if len(order) <= ALL_PAIRS else [(order[0], arm) for arm in order[1:]]
@@ -143,7 +143,7 @@ def comparison_sections(
     board = leaderboard(arms, labels, prompts, replicates, quantity=quantity)
     behind = tuple(part for part in (in_pairs, *notes) if part)
     sections = (
-        Section(first, answer, ((caption, board),), tuple(figures[:1])).ending(loops).beginning(refuted),
+        Section(first, answer, ((caption, board),), tuple(figures[:1])).ending(loops).beginning(refuted, doubt),
         Section(second, behind, tuple(tables), tuple(figures[1:])),
     )
     return (sections[0].simulated(), sections[1].simulated()) if clock else sections
@@ -218,6 +218,12 @@ def refuted_in_words(runs: Sequence[Run], labels: Sequence[str]) -> str:
     return " ".join(f"{label}: {run.refuted}" for run, label in zip(runs, labels, strict=True) if run.refuted)
 
 
+def doubts_in_words(arms: Sequence[RunArm], labels: Sequence[str]) -> str:
+    """Say of which runs other work disturbed too much for a verdict on speed; empty if of none."""
+    doubted = [f"{label}: {arm.doubt}" for arm, label in zip(arms, labels, strict=True) if arm.doubt]
+    return f"No verdict on speed, only on tokens. {'; '.join(doubted)}." if doubted else ""
+
+
 def loops_in_words(runs: Sequence[Run], labels: Sequence[str]) -> str:
     """Say how many prompts of each run have an output that loops; empty if none of any has."""
     by_share: dict[str, list[str]] = {}
@@ -244,14 +250,15 @@ def differences_in_words(runs: Sequence[Run], labels: Sequence[str], who: str = 
 def score_gammas(arms: dict[int, RunArm], replicates: int, seed: int = 0) -> ScoredArms:
     """Score the gammas of one run against one another."""
     sums, labels = [arm.sums for arm in arms.values()], [f"γ {gamma}" for gamma in arms]
-    return score(sums, labels, list(sums[0].index), replicates, seed, depths=list(arms))
+    doubt = next(iter(arms.values())).doubt
+    return score(sums, labels, list(sums[0].index), replicates, seed, depths=list(arms), doubt=doubt)
 
 
 def best_gamma_in_words(arms: dict[int, RunArm], label: str, replicates: int = 10_000) -> str:
     """Say which gamma is fastest, how often it is so in the bootstrap, and which cannot be told from it."""
     gammas = list(arms)
     scores = score_gammas(arms, replicates)
-    quantity = "speedup" if scores.known("speedup") else "tokens_per_round"
+    quantity = scores.ranked
     best = scores.order(quantity)[0]
     pays = not scores.too_few and (quantity != "speedup" or scores.values[quantity][best] > 1)
     answer = (

@@ -46,14 +46,14 @@ class SideBySide:
     runs: list[Run]
     arms: list[RunArm]
     scores: ScoredArms
-    doubt: str = ""  # why speeds are not compared, see `BusyMachine`
 
     @classmethod
     def of(cls, run: Run) -> "SideBySide":
         arms = [primary_arm(open_arms(drafter)) for drafter in run.drafters]
         prompts = sorted(set.intersection(*(set(arm.sums.index) for arm in arms)))
-        scores = score([arm.sums for arm in arms], arm_labels(arms), prompts, *run.resampling)
-        return cls(run.drafters, arms, scores, BusyMachine.of(run.arms()).doubt)
+        doubt = BusyMachine.of(run.arms()).doubt
+        scores = score([arm.sums for arm in arms], arm_labels(arms), prompts, *run.resampling, doubt=doubt)
+        return cls(run.drafters, arms, scores)
 
     def metrics(self) -> dict[str, float]:
         """Return `drafter/NAME/speedup.ratio`, `drafter/NAME/tokens_per_round.ratio` and `.difference`, with bounds, of
@@ -66,7 +66,7 @@ class SideBySide:
                 continue
             name = f"drafter/{run.method}"
             for quantity in ("speedup", "tokens_per_round"):
-                if quantity == "tokens_per_round" or not self.doubt:
+                if quantity == "tokens_per_round" or not self.scores.doubt:
                     metrics |= self.scores.ratio(quantity, own, place).as_metrics(f"{name}/{quantity}.ratio")
             difference = self.scores.difference("tokens_per_round", own, place)
             metrics |= difference.as_metrics(f"{name}/tokens_per_round.difference")
@@ -87,11 +87,11 @@ class SideBySide:
             " ".join(f"{pair_in_words(self.scores, quantity, *pair)}." for pair in self.pairs())
             for quantity in ("speedup", "tokens_per_round")
         )
-        return f"No verdict on which is faster: {self.doubt}." if self.doubt else speed, tokens
+        return f"No verdict on which is faster: {self.scores.doubt}." if self.scores.doubt else speed, tokens
 
     def two_fastest(self) -> str:
         """Say in a clause whether the two fastest can be told apart; "" where fewer than two are ranked."""
-        if self.doubt:
+        if self.scores.doubt:
             return "which is faster cannot be told"
         return pair_in_words(self.scores, "speedup", *self.pairs()[0]) if self.pairs() else ""
 

@@ -18,6 +18,7 @@ from scipy.stats import rankdata
 from specdec.errors import UsageError
 
 from ..account.gap_account import cost_values
+from ..busy_machine import BusyMachine
 from ..comparisons import LEVEL
 from ..figures import style
 from ..intervals import ANY, POSITIVE, Interval, Range, per_round, too_few, with_replicates
@@ -25,9 +26,10 @@ from ..read.runs import Run
 from ..rounds import prompt_categories, prompt_sums
 from ..sections import counted
 
+TOKENS = "tokens_per_round"
 QUANTITIES = {  # quantity: what an axis calls it
     "speedup": "speedup over the baseline",
-    "tokens_per_round": "tokens per round",
+    TOKENS: "tokens per round",
     "g": "draft time per round over t(1)",
     "v": "verify time per round over t(1)",
     "o": "other time per round over t(1)",
@@ -40,12 +42,13 @@ SUMS = (*OWN_SUMS, *BASELINE_SUMS)
 
 @dataclass(frozen=True)
 class RunArm:
-    """A run at one gamma: SUMS per prompt (index), and each prompt's category."""
+    """A run at one gamma: SUMS per prompt (index), each prompt's category, and `BusyMachine.doubt` of the run."""
 
     sums: pd.DataFrame
     category: pd.Series
     run: Run
     gamma: int
+    doubt: str = ""
 
 
 def open_arms(run: Run) -> dict[int, RunArm]:
@@ -65,13 +68,14 @@ def open_arms(run: Run) -> dict[int, RunArm]:
     baseline = prompt_sums(shared.plain()).add_prefix("baseline_")[list(BASELINE_SUMS)]
     category = prompt_categories(next(iter(shared.values())))
     sums = {gamma: prompt_sums(arm)[list(OWN_SUMS)].join(baseline).fillna(0.0) for gamma, arm in arms.items()}
-    return {gamma: RunArm(table, category, run, gamma) for gamma, table in sums.items()}
+    doubt = BusyMachine.of(shared).doubt
+    return {gamma: RunArm(table, category, run, gamma, doubt) for gamma, table in sums.items()}
 
 
 def arm_values(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return the QUANTITIES from sums; t(1) is the baseline's mean verification, as in a run's account."""
     costs = cost_values(sums, sums["baseline_verify_s"] / sums["baseline_rounds"])
-    return {"tokens_per_round": sums["tokens"] / sums["rounds"], **costs}
+    return {TOKENS: sums["tokens"] / sums["rounds"], **costs}
 
 
 @dataclass(frozen=True)
@@ -83,12 +87,14 @@ class ScoredArms:
         depths: of the deepest draft of each arm, infinite where it is not known.
         prompts: how many prompts all arms share.
         scores: [1 + B, A] by quantity: the data's, then the replicates'; none of these for too few prompts.
+        doubt: why what was timed has no intervals and ranks no arm; "" where it does.
     """
 
     labels: tuple[str, ...]
     depths: tuple[float, ...]
     prompts: int
     scores: Mapping[str, np.ndarray]
+    doubt: str = ""
 
     @cached_property
     def values(self) -> dict[str, np.ndarray]:
@@ -96,19 +102,22 @@ class ScoredArms:
         return {quantity: scores[0] for quantity, scores in self.scores.items()}
 
     def interval(self, quantity: str, arm: int) -> Interval:
-        possible = per_round(self.depths[arm]) if quantity == "tokens_per_round" else POSITIVE
-        return self._interval(self.scores[quantity][:, arm], possible)
+        possible = per_round(self.depths[arm]) if quantity == TOKENS else POSITIVE
+        return self._interval(quantity, self.scores[quantity][:, arm], possible)
 
     def difference(self, quantity: str, first: int, second: int) -> Interval:
         """Return the first minus the second, paired by prompt."""
-        return self._interval(self.scores[quantity][:, first] - self.scores[quantity][:, second], ANY)
+        return self._interval(quantity, self.scores[quantity][:, first] - self.scores[quantity][:, second], ANY)
 
     def ratio(self, quantity: str, first: int, second: int) -> Interval:
         """Return the first over the second, paired by prompt."""
         with np.errstate(divide="ignore", invalid="ignore"):
-            return self._interval(self.scores[quantity][:, first] / self.scores[quantity][:, second], POSITIVE)
+            ratio = self.scores[quantity][:, first] / self.scores[quantity][:, second]
+            return self._interval(quantity, ratio, POSITIVE)
 
-    def _interval(self, scores: np.ndarray, within: Range) -> Interval:
+    def _interval(self, quantity: str, scores: np.ndarray, within: Range) -> Interval:
+        if self.doubt and quantity != TOKENS:
+            return Interval(float(scores[0]), level=LEVEL, prompts=self.prompts)
         return Interval.of_replicates(scores, self.prompts, within, LEVEL)
 
     def known(self, quantity: str) -> bool:
@@ -125,6 +134,11 @@ class ScoredArms:
             return False
         ratio = self.ratio(quantity, first, second)
         return ratio.low > 1 or ratio.high < 1
+
+    @property
+    def ranked(self) -> str:
+        """What the arms are ranked by: speedup, or tokens per round where it is not known or in doubt."""
+        return "speedup" if self.known("speedup") and not self.doubt else TOKENS
 
     @property
     def too_few(self) -> str:
@@ -152,12 +166,14 @@ def score(
     replicates: int = 10_000,
     seed: int = 0,
     depths: Sequence[float] = (),
+    doubt: str = "",
 ) -> ScoredArms:
     """Score arms over `prompts`, which all of them have; ValueError if there is no arm or no prompt.
 
     Args:
         sums: SUMS per prompt (index) of each arm.
         depths: of the deepest draft of each arm, where they are known.
+        doubt: `ScoredArms.doubt`.
     """
     if not sums or not prompts:
         raise ValueError("a comparison needs at least one arm and one prompt")
@@ -166,7 +182,7 @@ def score(
     by_name = np.moveaxis(totals.reshape(len(totals), *tables.shape[1:]), 2, 0)
     with np.errstate(divide="ignore", invalid="ignore"):
         scores = arm_values(dict(zip(SUMS, by_name, strict=True)))
-    return ScoredArms(tuple(labels), tuple(depths) or (inf,) * len(labels), len(prompts), scores)
+    return ScoredArms(tuple(labels), tuple(depths) or (inf,) * len(labels), len(prompts), scores, doubt)
 
 
 # Tables -------------------------------------------------------------------------------------------
@@ -192,10 +208,11 @@ def leaderboard(
     Cells are text with 95% intervals; a category of too few prompts has none. Columns are the `categories`.
     """
     sums, depths = [arm.sums for arm in arms], [arm.gamma for arm in arms]
-    whole = score(sums, labels, prompts, replicates, seed, depths)
+    doubt = next((arm.doubt for arm in arms if arm.doubt), "")
+    whole = score(sums, labels, prompts, replicates, seed, depths, doubt)
     columns: dict[str, list[str]] = {"run": list(labels), "gamma": [str(arm.gamma) for arm in arms]}
     for name, members in categories(arms, prompts).items():
-        part = score(sums, labels, members, replicates, seed, depths)
+        part = score(sums, labels, members, replicates, seed, depths, doubt)
         columns[f"{name or 'none'} ({len(members)})"] = [f"{part.interval(quantity, a):.2f}" for a in range(len(arms))]
     columns["overall"] = [f"{whole.interval(quantity, arm):.2f}" for arm in range(len(arms))]
     beside = [name for name in QUANTITIES if name != quantity and np.isfinite(whole.values[name]).any()]

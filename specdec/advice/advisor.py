@@ -31,6 +31,7 @@ from specdec.analysis.intervals import ANY, Columns, bootstrap, per_round, too_f
 from specdec.analysis.sections import counted, in_loops
 from specdec.clock import Clock, clock_for
 from specdec.config import BASELINE
+from specdec.disturbance import watch_of
 from specdec.folder.results import ResultsFolder
 from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
 from specdec.plan.plan import Plan
@@ -56,6 +57,7 @@ from specdec.terminal import print_lines, print_links
 from specdec.text.repetition import loop_share
 from specdec.text.streams import Stream, read_streams
 from specdec.timing.calls import Calibration, calibrate
+from specdec.timing.threads import settle_threads
 from specdec.timing.timer import Timer
 
 _CALIBRATIONS = 8  # spread over the prompts, so that contexts and the machine's moods are averaged
@@ -161,6 +163,8 @@ class _Advisor:
             # Nothing is decoded but the longest, which says what a token of the baseline costs.
             prompts = [max(texts, key=lambda prompt: len(prompt.tokens))]
         longest = max(prompts, key=lambda prompt: len(prompt.tokens))
+        asked = self._measurement.threads is not None
+        settle_threads(self._target, longest.tokens, watch_of(self._target.device), asked)
         prepare(self._parts, longest)
         if self._measurement.warmup_tokens:
             self._decode(longest, 0, self._measurement.warmup_tokens)

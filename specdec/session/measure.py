@@ -10,6 +10,7 @@ from specdec import ranks
 from specdec.analysis.cost.cost_report import cost_report
 from specdec.analysis.sections import counted
 from specdec.clock import Clock, clock_for
+from specdec.disturbance import watch_of
 from specdec.errors import ModelLoadError
 from specdec.folder.identity import RunIdentity
 from specdec.folder.results import ResultsFolder
@@ -27,6 +28,7 @@ from specdec.text.writing import read_json
 from specdec.theory.speedup import speedup
 from specdec.timing.calls import calibrate, call_sizes, time_calls
 from specdec.timing.machine import measure_machine
+from specdec.timing.threads import settle_threads
 from specdec.timing.timer import Timer
 
 CALIBRATION = "calibration.json"
@@ -48,6 +50,11 @@ def measure(
     """
     measurement, target, results = parts.plan.measurement, parts.target, beginning.results
     longest = parts.longest_prompt
+    known = read_json(results.folder / CALIBRATION) if beginning.kept else None
+    threads = (known or {}).get("threads") or settle_threads(
+        target, longest.tokens, watch_of(target.device), measurement.threads is not None
+    )
+    torch.set_num_threads(threads["threads"])
     longest_text = min(len(longest.tokens) + parts.limit, target.context_length)
     if any(prompt.follow_ups for prompt in parts.prompts.prompts):
         longest_text = target.context_length  # how long the later turns will be is not known yet
@@ -84,11 +91,10 @@ def measure(
                 others.tune(longest, before, last[-1] if last else set())
         _write_peers(others, results, ())
         budget.lap("warming up")
-        known = read_json(results.folder / CALIBRATION) if beginning.kept else None
         if measurement.quiet == "require":
             clock.watch.await_quiet()
         if known is None:
-            known = _calibration(parts, session, grid_sizes, clock)
+            known = {**_calibration(parts, session, grid_sizes, clock), "threads": threads}
             results.write_json(CALIBRATION, known)
         budget.lap("calibrating")
         ranks.expect_within(ranks.SILENCE_S)

@@ -212,12 +212,12 @@ def open_parts(plan: Plan, threads: int | None = None) -> Parts:
         sampled=sampled,
         original=None if original is None else replace(baseline, method=ORIGINAL, target=original),
         null=replace(baseline, method=NULL) if control else None,
-        control_every=control_every(arms, original is not None, sampled is not None) if asked == "auto" else 1,
+        control_every=control_every(arms, original is not None, sampled) if asked == "auto" else 1,
         walks=walked,
     )
 
 
-def control_every(arms: Sequence[Arm], original: bool, sampled: bool) -> int:
+def control_every(arms: Sequence[Arm], original: bool, sampled: SampledPair | None) -> int:
     """Return on every how many prompts a control takes at most `CONTROL_SHARE` of the decoding, were every draft token
     accepted and a call on a draft no slower than one on one token: what is decoded is fixed before anything is timed.
     """
@@ -227,8 +227,8 @@ def control_every(arms: Sequence[Arm], original: bool, sampled: bool) -> int:
         return 1 / (arm.structure.gamma + 1)
 
     others = 1 + original + sum(map(calls, arms))
-    if sampled:
-        others += (1 + calls(arms[0])) / SAMPLED_EVERY
+    if sampled is not None:
+        others += sum(map(calls, sampled.arms)) / SAMPLED_EVERY
     return ceil((1 - CONTROL_SHARE) / (CONTROL_SHARE * others))
 
 

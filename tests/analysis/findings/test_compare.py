@@ -46,6 +46,26 @@ def words(section: compare.Section) -> str:
     return "\n".join(section.text)
 
 
+def test_a_run_that_other_work_disturbed_gets_no_rank_in_speed(decoded, stored_run) -> None:
+    """Most rounds of the n-grams were disturbed: all runs are ranked by tokens per round, and no time has bounds."""
+    busy = decoded(0.2, seed=1)
+    busy["disturbed"] = (busy["method"] != "baseline") & (busy["round"] % 4 > 0)
+    runs = [stored_run(busy, "ngram"), stored_run(decoded(0.8), "small_model")]
+    section = compare.comparison_section(runs, replicates=300)
+    text = words(section)
+    assert section.text[0].startswith(
+        "**No verdict on speed, only on tokens. ngram: the machine was busy with other work"
+    )
+    assert (
+        "small_model has the highest tokens per round, " in text and "in speedup" not in text and "faster" not in text
+    )
+    board, pairs = section.tables[0][1], section.tables[1][1]
+    assert board["speedup"].str.endswith("(–)").all() and not board["overall"].str.endswith("(–)").any()
+    assert pairs["speedup, ratio"].str.endswith("(–)").all() and [name for name, _ in section.figures] == [
+        "leaderboard_tokens_per_round"
+    ]
+
+
 def test_the_faster_run_is_named_with_by_how_much(decoded, stored_run) -> None:
     good, poor = stored_run(decoded(0.8), "small_model"), stored_run(decoded(0.2, seed=1), "ngram")
     section = compare.comparison_section([poor, good], replicates=300)
