@@ -131,7 +131,7 @@ def calls(out: Path) -> None:
     from specdec.models.decoder import Decoder
     from specdec.records import chain_tree
 
-    target = target_of("smollm2", dtype="float32", compile=False)
+    target = target_of("causal", "smollm2", dtype="float32", compile=False)
     decoder = Decoder(target.model, "smollm2", 128)
     decoder.start(list(range(5, 70)), 128)
     drafts = {count: (torch.arange(count) + 5, chain_tree(count - 1)) for count in (1, 5)}
