@@ -8,14 +8,14 @@ from typing import Any
 
 from specdec.commands import cli
 from specdec.config import AdviseConfig
-from specdec.progress import stage
+from specdec.progress import IMPORTS_S, stage
 
 
 def task(values: Mapping[str, Any]) -> None:
     """Give advice for one configuration; raises SpecdecError for faults that the user can correct."""
     config = cli.typed_config(AdviseConfig, values)
 
-    with stage("Start", told=False):
+    with stage("Start", told=False, expected=IMPORTS_S):
         from specdec.advice.advisor import advise
         from specdec.plan.plan import plan
 

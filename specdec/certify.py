@@ -8,14 +8,14 @@ from typing import Any
 
 from specdec.commands import cli
 from specdec.config import CertifyConfig
-from specdec.progress import stage
+from specdec.progress import IMPORTS_S, stage
 
 
 def task(values: Mapping[str, Any]) -> None:
     """Certify one configuration; raises SpecdecError, also where it is not lossless or does not claim to be."""
     config = cli.typed_config(CertifyConfig, values)
 
-    with stage("Start", told=False):
+    with stage("Start", told=False, expected=IMPORTS_S):
         from specdec.certification.certifier import certify
         from specdec.plan.plan import plan
 

@@ -20,6 +20,7 @@ from rich.text import Text
 
 LINE_S = 30.0  # seconds of silence after which a plain line tells how far the innermost stage has come
 LONG_S = 30.0  # seconds from which on a stage is announced as long
+IMPORTS_S = 5.0  # seconds that torch and its company take to be imported, where their files were read lately
 _SURE_S = 2.0  # seconds of a stage before which its steps tell little, and it is not spoken of
 VERBOSE = "SPECDEC_VERBOSE"  # environment variable that -v sets: cells of a sweep may run in other processes
 DETAILS = "specdec.details"  # the logger of details, which the terminal leaves out

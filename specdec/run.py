@@ -11,7 +11,7 @@ from specdec.commands import cli
 from specdec.commands.follower import as_follower, patient
 from specdec.config import RunConfig
 from specdec.errors import NotLossless
-from specdec.progress import stage
+from specdec.progress import IMPORTS_S, stage
 
 
 def task(values: Mapping[str, Any]) -> Mapping[str, float]:
@@ -21,7 +21,7 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
     if isinstance(size, int) and size > 0:  # any other value is refused with the target's own keys
         ranks.check_count(size)
 
-    with stage("Start", told=False):
+    with stage("Start", told=False, expected=IMPORTS_S):
         from specdec.plan.plan import plan
 
         planned, folder = plan(config), cli.output_dir()

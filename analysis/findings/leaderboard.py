@@ -137,7 +137,7 @@ class ScoredArms:
 
     @property
     def ranked(self) -> str:
-        """What the arms are ranked by: speedup, or tokens per round where it is not known or in doubt."""
+        """The quantity by which arms are ranked: speedup, or tokens per round where that is not known or in doubt."""
         return "speedup" if self.known("speedup") and not self.doubt else TOKENS
 
     @property

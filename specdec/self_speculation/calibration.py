@@ -117,13 +117,15 @@ class CalibrationText:
     @torch.inference_mode()
     def worth(self, model: Any) -> Worth:
         """Return the worth of another model over the target's tokens. One pass over the text, without a cache."""
-        text, p = self._text
+        text, p = self.text
         alpha = float(torch.minimum(p, self._laws(model, text)).sum(-1).mean())
         return Worth.at(min(alpha, 1.0), flops_per_token(model) / flops_per_token(self.model))
 
     @cached_property
-    def _text(self) -> tuple[Tensor, Tensor]:
-        """The text [B, S] and the target's laws [B, tokens, V] along its last tokens."""
+    def text(self) -> tuple[Tensor, Tensor]:
+        """The text [B, S] and the target's laws [B, tokens, V] along its last tokens; the target writes it when it is
+        first asked for.
+        """
         passages = torch.tensor(self._passages(), device=self.model.device)
         # The target goes on behind them: [B, context + tokens].
         generator = generator_for(0, "calibration", "continuation", passages.device)

@@ -49,7 +49,7 @@ def choose_exit_layer(asked: int | Literal["auto"], config: CalibrationTextConfi
         what = f"Bad value drafter.exit_layer=auto: model {name} names exit layer {named}"
         return ExitLayer(_checked(named, layers, what), "checkpoint", {})
     calibration = CalibrationText(config, target)
-    worths = {}
+    worths, _ = {}, calibration.text  # first: it is no part of the first layer's time
     shorter = "drafter.exit_layer=N takes N layers at once"
     with stage("comparing exit layers", total=layers - 1, told=False, shorter=shorter) as under_way:
         for layer in range(1, layers):

@@ -42,7 +42,7 @@ from specdec.tracking.writer import TrackedRun
 
 logger = logging.getLogger(__name__)
 
-_ANALYSED_S = 8.0  # seconds that the analysis of a drafter takes, on one core of an AMD EPYC
+_ANALYSED_S = 4.0  # seconds that the analysis of a drafter takes, on one core of an AMD EPYC
 _TRACED_ROUNDS = 25  # of each generation in the terminal; trace.html has them all
 _TOKEN_BYTES = 100  # of a written token: its round in two tables, its id, its text
 _PAGE_BYTES = 32 << 20  # reports, figures, traces and the tracking database

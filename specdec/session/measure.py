@@ -21,6 +21,7 @@ from specdec.progress import detail, stage, tell
 from specdec.sampling import generator_for
 from specdec.session.batched_session import BatchedSession
 from specdec.session.parts import Parts, prepare
+from specdec.session.sampled_pair import SAMPLED_EVERY
 from specdec.session.session import Answers, Session, conversations, decode_conversation
 from specdec.session.workers import decode_by_workers
 from specdec.targets.causal import Causal
@@ -153,7 +154,9 @@ def _decoding_seconds(parts: Parts, known: Mapping[str, Any]) -> float:
     calls = len(parts.plain) - again  # for each token, in calls on one
     for arm in parts.speculative:
         wide = np.interp(arm.structure.nodes + 1, sizes, [times[size] for size in sizes]) / t1_s
-        calls += 1 / float(speedup(_ALPHA, arm.gamma, known["draft_step_s"] / t1_s, float(wide)))
+        each = 1 / float(speedup(_ALPHA, arm.gamma, known["draft_step_s"] / t1_s, float(wide)))
+        # A line at a temperature is decoded plainly and by the primary arm.
+        calls += each + (arm is parts.primary and parts.sampled is not None) * (1 + each) / SAMPLED_EVERY
     return calls * t1_s * parts.limit
 
 

@@ -13,6 +13,7 @@ from specdec.config import BASELINE, NULL, ORIGINAL
 from specdec.drafters import Drafter, drafters
 from specdec.drafters.none import NoDrafter
 from specdec.models.load import model_path
+from specdec.models.model_files import is_gguf
 from specdec.plan.plan import Plan, PlannedDrafter
 from specdec.plan.rules import about_drafter, check
 from specdec.progress import Stage, stage
@@ -28,6 +29,7 @@ from specdec.tracking.store import locate
 from specdec.tracking.writer import check_store
 
 _BYTES_A_SECOND = 3e8  # of weights that are read, converted and hashed
+_GGUF_BYTES_A_SECOND = 2e7  # of blocks of weights that are dequantised, too
 CONTROL_SHARE = 0.1  # of the decoding that `measurement.null=auto` gives to decoding plainly once more
 
 
@@ -128,9 +130,12 @@ def loading(plan: Plan) -> AbstractContextManager[Stage]:
     names = dict.fromkeys(str(model) for model in models if model)
     folders = [Path(model_path(name)) for name in names]
     weights = sum(file.stat().st_size for folder in folders for file in folder.glob("*.safetensors"))
+    expected = weights / _BYTES_A_SECOND + sum(
+        file.stat().st_size / _GGUF_BYTES_A_SECOND for file in folders if is_gguf(str(file)) and file.is_file()
+    )
     about = " and ".join(names) or "parts and prompts"
     # A download from the hub draws a bar of its own.
-    return stage("Load", about, bar=all(map(Path.exists, folders)), expected=weights / _BYTES_A_SECOND or None)
+    return stage("Load", about, bar=all(map(Path.exists, folders)), expected=expected or None)
 
 
 def open_tracked(plan: Plan) -> Parts:

@@ -69,6 +69,7 @@ class Timer:
                 self.clock.synchronize()
                 self.done += 1
                 if under_way is not None:
+                    under_way.total = max(passes, self.done + self._lacking(passes))
                     under_way.advance()
 
     def _goes_on(self, passes: int, gone: float) -> bool:
