@@ -334,7 +334,7 @@ def test_every_study_runs_in_debug_on_the_pocket_target(command, tmp_path, reque
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("unwritten_pictures")
+@pytest.mark.usefixtures("undrawn_pictures")
 def test_the_alpha_table_has_all_its_cells(command, tmp_path, monkeypatch):
     read = corpus.read_python_files  # two tables are fitted on every fortieth file: on all it takes most of the test
     monkeypatch.setattr(corpus, "read_python_files", lambda *where: list(read(*where))[::40])

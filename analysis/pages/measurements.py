@@ -371,6 +371,20 @@ MEASUREMENTS = (
         ),
     ),
     Measurement(
+        COST,
+        "busy_calls",
+        "Calls while other work takes a processor",
+        "Milliseconds of a call of SmolLM2-135M by plain modules in float32 while other work computes on none of two "
+        "processors, on one or on both, quartiles in brackets. Two threads spin while one waits for the other, unless "
+        "`OMP_WAIT_POLICY=PASSIVE` is set, which costs a quarter of a call on five tokens on a quiet machine: so runs "
+        "leave waiting as it is, and compute on one thread less where other work takes a processor.",
+        _lines(
+            "t(",
+            "call=t({rest} | threads={threads} | waiting={waiting} | processors taken={burners} | ms={ms:.1f}"
+            " ({quartiles_ms[0]:.1f} to {quartiles_ms[1]:.1f})",
+        ),
+    ),
+    Measurement(
         LOAD,
         "batching",
         "Speedup at equal batch",

@@ -12,7 +12,7 @@ from run_mutations import sample
 from mutations.patch_files import PlantedBug, planted_bugs
 
 ROOT = Path(__file__).resolve().parents[2]
-SHARDS = 4
+SHARDS = 2
 CODE = """def total(values):
     result = 0
     for value in values:

@@ -138,7 +138,7 @@ def test_a_dead_worker_fails_the_run_which_can_be_resumed(command, tmp_path):
     status = json.loads((folder / "status.json").read_text())
     kept = len(finished_prompts(folder))
     assert status["status"] == "failed" and 0 < kept < 6 and f"{kept} prompt" in status["sentence"]
-    code, error, _ = command("killed", *slow, "measurement.workers=2")
+    code, error, _ = command("killed", *slow)  # goes on in one process
     assert code == 0, error
     code, error, alone = command("alone", *slow)  # by one process: who decodes is no part of what a run is
     assert untimed(folder) == untimed(alone)
