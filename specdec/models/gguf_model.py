@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 
 from specdec.errors import ModelLoadError
@@ -181,8 +182,19 @@ def open_gguf(name: str) -> Iterator[GgufFile]:
     metadata, gguf = gguf_metadata(name), _gguf()
     from transformers import modeling_gguf_pytorch_utils as reading
 
+    class Reader(gguf.GGUFReader):  # type: ignore[name-defined]
+        """Reads a plain array: to cut one takes a tenth of the time that a file in memory takes, which counts texts."""
+
+        @property
+        def data(self) -> Any:
+            return self._array
+
+        @data.setter
+        def data(self, mapped: Any) -> None:
+            self._array = mapped.view(np.ndarray)
+
     with _damage(name):
-        reader = gguf.GGUFReader(name)
+        reader = Reader(name)
     for key in ("tokens", "token_type", "scores", "merges"):
         reader.fields.pop(f"tokenizer.ggml.{key}", None)
     names = lru_cache(gguf.get_tensor_name_map)

@@ -149,8 +149,19 @@ def _check_weights(name: str, model: Any, info: Mapping[str, Any]) -> None:
         )
     for key, weight in model.named_parameters():
         own = own_share(weight)
-        if own is not None and not torch.isfinite(own).all():
+        if own is not None and not _finite(own):
             raise ModelLoadError(f"Model {name} is damaged: {key} holds NaN or infinite weights; fetch it again.")
+
+
+def _finite(weight: torch.Tensor) -> bool:
+    """Return True if no weight is NaN or infinite. Their sum tells it in one reading; it may overflow where none is, so
+    that all are looked at then.
+    """
+    if weight.dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        wide = torch.promote_types(weight.dtype, torch.float32)
+        if torch.isfinite(weight.sum(dtype=wide)):
+            return True
+    return bool(torch.isfinite(weight).all())
 
 
 def check_revision(name: str, revision: str | None, key: str = "revision") -> None:

@@ -53,7 +53,8 @@ class StdlibMix(PromptSource):
 
     def read(self) -> SourceContent:
         sources, absent = module_sources()
-        return SourceContent([*_entries(replace(self.config, limit=None), tuple(sources.items()))], provenance(), absent)
+        entries = _entries(replace(self.config, limit=None), tuple(sources.items()))
+        return SourceContent([*entries], provenance(), absent)
 
 
 @lru_cache(maxsize=1)  # the runs of a sweep have the same prompts
