@@ -68,13 +68,13 @@ class BatchedSession(Session):
             clock=self._clock,
         )
 
-    def warm_up(self, prompt: Prompt, tokens: int, done: Callable[[], None] = lambda: None) -> None:
+    def warm_up(self, prompt: Prompt, tokens: int, done: Callable[[int], None] = lambda _: None) -> None:
         """Decode a little with every method, in full batches of one prompt; untimed."""
         reference: tuple[int, ...] | None = None
         for arm in (*self._parts.plain, *self._parts.speculative):
             requests = [self._asked(arm, prompt, 0, reference, tokens) for _ in range(self._slots)]
             reference = self._together(arm, requests).generations[0].tokens if reference is None else reference
-            done()
+            done(1)
 
     def calibrated(self, measure: Callable[[Target, Drafter], Calibration]) -> Calibration:
         """Return the times of calls on full batches of one text, and of drafts for all of them, shared evenly by the

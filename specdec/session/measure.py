@@ -82,7 +82,7 @@ def measure(
         budget.lap("preparing")
         if measurement.warmup_tokens:
             shorter = "measurement.gammas=[N] or measurement.warmup_tokens=0 make it shorter"
-            methods = len(parts.plain) + len(parts.speculative)
+            methods = len(parts.plain) + len(parts.speculative) + (parts.sampled is not None)
             with stage("Warm up", total=methods, told=False, shorter=shorter) as under_way:
                 session.warm_up(longest, measurement.warmup_tokens, under_way.advance)
         if others.peers:

@@ -104,21 +104,22 @@ class Session:
         self._prompt = Collected()  # of the prompt at hand
         self._places = 0
 
-    def warm_up(self, prompt: Prompt, tokens: int, done: Callable[[], None] = lambda: None) -> None:
+    def warm_up(self, prompt: Prompt, tokens: int, done: Callable[[int], None] = lambda _: None) -> None:
         """Decode a little with every method of ours, untimed; peers warm up when they are tuned.
 
         Args:
-            done: called after each method.
+            done: called with the number of methods that were done since; a line at a temperature is one.
         """
         if self._parts.walks:
             return  # no time is measured, and nothing is compiled
         baseline, *others = self._parts.plain
         first = self._decode(baseline, prompt, 0, None, tokens)
-        for arm in (*others, *self._parts.speculative):
-            done()
+        for number, arm in enumerate((*self._parts.speculative, *others)):
             self._decode(arm, prompt, 0, first.tokens, len(first.tokens))
-        done()
-        self._sample(prompt, 0, random.Random(0), tokens)
+            done(1 if number else 2)  # plain decoding alone says little of how long drafts take
+        if self._parts.sampled is not None:
+            self._sample(prompt, 0, random.Random(0), tokens)
+            done(1)
         self._clock.synchronize()
 
     def await_quiet(self) -> None:
