@@ -16,9 +16,11 @@ from .rounds import SECONDS
 from .sections import counted
 
 DISTURBED, LOST = "disturbed", "lost_s"  # columns of rounds; the second only where some were disturbed
+PREFILL = "prefill_disturbed"  # of a generation
 MOST = 0.5  # share of an arm's rounds that may be disturbed, and
 UNLIKE = 0.05  # that may be disturbed without an undisturbed round on as many tokens, for a verdict on its time
 TOLD = 0.02  # share of the time from which on a run is explained by it before its figures are
+_TEXT = ["repeat", "prompt"]
 _PRIOR = 5.0  # rounds as all prompts have them that a prompt's own pace is worth
 
 
@@ -63,6 +65,18 @@ def undisturbed(rounds: pd.DataFrame) -> pd.DataFrame:
     pace = ((own + prior) / (asked + prior))[prompts]
     repaired = {name: np.where(hit, pace * expected[name], rounds[name]) for name in SECONDS}
     return rounds.assign(**repaired, **{LOST: measured - repaired[total]})
+
+
+def undisturbed_prefills(generations: pd.DataFrame) -> pd.DataFrame:
+    """Return a line per generation with the seconds that disturbed prefills would have taken: the median of undisturbed
+    ones of the same prompt, which every method reads; of its method's where there is none.
+    """
+    if PREFILL not in generations or not generations[PREFILL].eq(True).any():
+        return generations
+    kept = generations["prefill_s"].where(~generations[PREFILL].eq(True))
+    usual = [kept.groupby([generations[key] for key in keys]).transform("median") for keys in (_TEXT, ["method"])]
+    seconds = kept.fillna(usual[0]).fillna(usual[1]).fillna(generations["prefill_s"])
+    return generations.assign(prefill_s=seconds)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def generate(
         NumericsError: the target's logits were not finite; `partial` holds the rounds before.
     """
     prompt, limit, end_tokens = tuple(request.prompt), request.max_new_tokens, target.end_tokens
-    began = clock.mark()
+    before, began = clock.watch.read(), clock.mark()
     length = len(prompt) + limit
     target.start(TextStart(prompt, length + target.room(structure.tree), structure.branches))
     drafts = TextStart(
@@ -95,7 +95,7 @@ def generate(
         in_step=True,
     )
     drafter.start(drafts, target.states)
-    prefilled = clock.mark()
+    prefill, watched = (began, clock.mark()), (before, clock.watch.read())
     tokens: list[int] = []
     rounds: list[Round] = []
     finish = ""
@@ -105,7 +105,7 @@ def generate(
                 target, drafter, verifier, structure, request.accept_generator, clock, limit - len(tokens)
             )
         except NumericsError as error:
-            error.partial = Generation(prompt, tuple(tokens), tuple(rounds), (began, prefilled), "failed")
+            error.partial = Generation(prompt, tuple(tokens), tuple(rounds), prefill, "failed")
             raise
         context = len(prompt) + len(tokens)
         tokens.extend(decided.committed)
@@ -114,4 +114,4 @@ def generate(
         elif len(tokens) == limit:
             finish = "limit"
         rounds.append(record(decided, verifier, context, finish, marks))
-    return Generation(prompt, tuple(tokens), tuple(rounds), (began, prefilled), finish)
+    return Generation(prompt, tuple(tokens), tuple(rounds), prefill, finish, watched)

@@ -275,6 +275,7 @@ class Generation:
         tokens: committed tokens after the prompt, the end token included, nothing after it.
         prefill: clock readings before and after the prefill.
         finish: "end_token" or "limit".
+        watched: what the clock's watch read right before and right after the prefill.
     """
 
     prompt: tuple[int, ...]
@@ -282,3 +283,4 @@ class Generation:
     rounds: Sequence[Round]
     prefill: tuple[object, object]
     finish: str = field(default="limit")
+    watched: tuple[WaitReading, WaitReading] = (WaitReading(), WaitReading())

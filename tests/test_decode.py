@@ -14,7 +14,7 @@ from specdec.clock import CpuClock, SimulatedClock
 from specdec.decode import cut, generate
 from specdec.disturbance import WaitReading, Watch
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
-from specdec.folder.rounds_table import GenerationKey, round_table
+from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
 from specdec.records import EMPTY, Draft, Request, Source, TextStart, Tree, chain_tree
 from specdec.sampling import drawn, generator_for
 from specdec.structures.base import Structure, structures
@@ -324,7 +324,10 @@ def test_every_round_is_watched_outside_of_its_durations(cycle, drafter_values, 
         (made,) = decode_batch(**batches, requests=[asked], **how).generations
     else:
         made = generate(target=target, drafter=drafter, request=asked, **how)
-    assert "".join(word[0] for word in clock.log) == "mm" + "wmmmmmw" * len(made.rounds)
+    prefill = "mm" if batch else "wmmw"
+    assert "".join(word[0] for word in clock.log) == prefill + "wmmmmmw" * len(made.rounds)
     table = round_table(GenerationKey("", "", 4, 0, "", ""), made, clock).to_pandas()
     assert table["waited_s"].to_numpy() == pytest.approx(6 * lost) and table["round_s"].eq(4.0).all()
     assert table["disturbed"].eq(hit).all()
+    line = generation_line(GenerationKey("", "", 4, 0, "", ""), made, clock, "", False)
+    assert line["prefill_s"] == 1.0 and line["prefill_disturbed"] is not batch  # batches share theirs

@@ -31,6 +31,7 @@ from ..acceptance.iid import IidTest, iid_tests
 from ..account.gap_account import Account
 from ..account.run_account import SharedWork
 from ..arms import WORK, Arms
+from ..busy_machine import undisturbed_prefills
 from ..intervals import ENDS, SHARE, Columns, Interval, bootstrap, per_round
 from ..rounds import check_rounds, distinct_generations, prompt_categories, prompt_sums
 
@@ -104,6 +105,7 @@ def summarise(
     Raises:
         ValueError: tables that contradict themselves.
     """
+    generations = undisturbed_prefills(generations)
     of_text: dict[str, float] = {}
     if work.alpha_of_text and work.alpha_sums is not None:
         # From the replicates of the account: a prompt without a proposal has sums of 0.

@@ -123,6 +123,7 @@ def generation_line(
         "tokens": len(generation.tokens),
         "rounds": len(rounds),
         "prefill_s": clock.seconds(*generation.prefill),
+        "prefill_disturbed": disturbed(clock.watch.waited(*generation.watched), clock.seconds(*generation.prefill)),
         "decode_s": decode_s,
         "finish": generation.finish,
         "flagged": flagged,

@@ -10,7 +10,7 @@ from fixtures.rounds_tables import build_rounds
 
 from specdec.analysis.account.run_account import account_of
 from specdec.analysis.arms import Arms
-from specdec.analysis.busy_machine import BusyMachine, undisturbed
+from specdec.analysis.busy_machine import BusyMachine, undisturbed, undisturbed_prefills
 from specdec.analysis.findings.run_findings import run_findings
 from specdec.analysis.read.runs import open_folder
 from specdec.analysis.rounds import SECONDS, prompt_sums
@@ -127,3 +127,14 @@ def test_a_run_that_was_disturbed_most_of_the_time_gives_a_verdict_on_tokens_alo
     for name in ("tokens_per_round", "tokens_per_round.ci_low", "tokens_per_round.ci_high", "alpha.mle"):
         assert name not in quiet.metrics or found.metrics[name] == quiet.metrics[name]
     assert json.dumps(found.summary)
+
+
+def test_a_disturbed_prefill_counts_as_the_others_of_its_prompt():
+    lines = [("baseline", "a", 1.0, False), ("ngram", "a", 1.2, False), ("suffix", "a", 9.0, True)]
+    lines += [("baseline", "b", 3.0, False), ("ngram", "b", 8.0, True), ("ngram", "c", 7.0, True)]
+    table = pd.DataFrame(lines, columns=["method", "prompt", "prefill_s", "prefill_disturbed"]).assign(repeat=0)
+    assert undisturbed_prefills(table)["prefill_s"].tolist() == [1.0, 1.2, 1.1, 3.0, 3.0, 1.2]
+    quiet = table.assign(prefill_disturbed=False)
+    assert undisturbed_prefills(quiet) is quiet
+    earlier = table.drop(columns="prefill_disturbed")  # the run of a version that did not look
+    assert undisturbed_prefills(earlier) is earlier

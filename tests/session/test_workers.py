@@ -83,7 +83,7 @@ def untimed(folder: Path) -> dict[str, object]:
         for line in trace["lines"]:
             del line["disturbed"]
     lines = map(json.loads, (folder / "generations.jsonl").read_text().splitlines())
-    found["generations"] = [{k: v for k, v in line.items() if not k.endswith("_s")} for line in lines]
+    found["generations"] = [{k: v for k, v in line.items() if not k.endswith(("_s", "_disturbed"))} for line in lines]
     metrics = json.loads((folder / "summary.json").read_text())["metrics"]
     counted = ("tokens_per_round", "alpha", "accepted_per_offered", "lossless", "iid", "repetition", "nodes_per_round")
     found["metrics"] = {name: value for name, value in metrics.items() if name.startswith(counted)}
