@@ -192,5 +192,6 @@ def _tell_part(folder: Path, tracked: TrackedRun) -> None:
         logger.warning("The prompts that are done could not be analysed: %s", error)
         return
     tracked.metrics(found.metrics)  # curves wait for the whole run: a chart would keep both
-    tracked.tags({"alpha_source": found.alpha_source, "specdec.partial": status.part})
+    note = f"**{status.part.capitalize()}.** {run_note(found, partial(artifact, RUN))}"
+    tracked.tags({"alpha_source": found.alpha_source, "specdec.partial": status.part, NOTE: note})
     show_run(found, get_console(), folder, run_links(tracked))

@@ -14,6 +14,7 @@ from specdec import report, run
 from specdec.analysis.read.facts import RunStatus
 from specdec.session.session import Session
 from specdec.tracking.store import locate, opened
+from specdec.tracking.views import NOTE
 
 LONG = ("+drafter=ngram", "+debug=tiny", "measurement.repeats=9", "hydra.run.dir=one")
 
@@ -54,6 +55,7 @@ def test_a_signal_ends_a_run_with_a_report_of_what_there_is(
     assert (folder / "figures" / "account.png").is_file()
     found = logged(tmp_path)
     assert (found.info.status, found.data.tags["specdec.partial"]) == ("KILLED", "partial: 7 of 54 prompts")
+    assert found.data.tags[NOTE].startswith("**Partial: 7 of 54 prompts.** **Speedup ")
     assert found.data.metrics["speedup"] > 0 and "curve/measured" not in found.data.metrics
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
 
