@@ -385,6 +385,18 @@ MEASUREMENTS = (
         ),
     ),
     Measurement(
+        COST,
+        "watch_cost",
+        "What watching for other work takes",
+        "Texts of the pocket model, plainly (0) and with drafts of 4 tokens, with the watch and without it in turn: the "
+        "ratio of the medians of whole texts, with 95% bounds by resampling pairs.",
+        _lines(
+            "with the watch",
+            "draft tokens={gamma} | pairs={pairs} | round, ms={ms_a_round:.2f}"
+            " | with over without={ratio:.4f} ({ratio_95[0]:.4f} to {ratio_95[1]:.4f})",
+        ),
+    ),
+    Measurement(
         LOAD,
         "batching",
         "Speedup at equal batch",
