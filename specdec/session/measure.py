@@ -106,7 +106,7 @@ def measure(
             session.finish(budget.left_out)
         results.compact()
         budget.lap("decoding")
-        with stage("Compare with plain passes", "around the lengths of the model's configuration"):
+        with stage("Compare with plain passes", "around the lengths of the model's configuration", told=False):
             doubt = target.disagreement(longest_text, batched=measurement.batch_size > 1)
         if doubt is not None:
             results.write_json(SESSION, {**(read_json(results.folder / SESSION) or {}), "doubt": doubt})
