@@ -388,8 +388,8 @@ MEASUREMENTS = (
         COST,
         "watch_cost",
         "What watching for other work takes",
-        "Texts of the pocket model, plainly (0) and with drafts of 4 tokens, with the watch and without it in turn: the "
-        "ratio of the medians of whole texts, with 95% bounds by resampling pairs.",
+        "Texts of the pocket model, plainly (0) and with drafts of 4 tokens, with the watch and without it in turn: "
+        "the ratio of the medians of whole texts, with 95% bounds by resampling pairs.",
         _lines(
             "with the watch",
             "draft tokens={gamma} | pairs={pairs} | round, ms={ms_a_round:.2f}"
