@@ -45,6 +45,7 @@ _FAR = 3  # the first row of the tree's logits, the root's being 0, that stands 
 _PATH = (13, 15)  # the nodes that are committed; their slots have to move
 _LAST = 16  # the node behind them
 PROMPT = 9  # tokens of the prompt of a model's first comparison
+CHECKS = 12  # comparisons of a text at most, each of which is told of
 BEHIND = 6  # tokens of a text behind the prompt: a root, two of a path, three more
 _LEAVES = (0, 1, 7, 14, 16)  # of the tree that are compared
 _FEW = (7, 16)  # those that are compared where the prompt is long
@@ -61,13 +62,14 @@ class Comparison:
         faults: by check, what the model said where it could not be asked.
     """
 
-    def __init__(self, decoder: AnyDecoder, length: int) -> None:
+    def __init__(self, decoder: AnyDecoder, length: int, checked: Callable[[], None] = lambda: None) -> None:
         """
         Args:
+            checked: is called after each comparison.
             length: tokens of the text before the draft's root. That of an encoder-decoder begins with its start token,
                 and its encoder reads as many others, or those of a short prompt.
         """
-        self._decoder = decoder
+        self._decoder, self._checked = decoder, checked
         self._device, self._dtype = decoder.device, decoder.model.dtype
         # Every length has tokens of its own, so that nothing that a model kept of the text before is right by chance.
         tokens = iter(tokens_of(decoder, length + 1 + 2 + 3 + len(TREE) + 3, offset=length - PROMPT))
@@ -169,6 +171,8 @@ class Comparison:
                 raise
             self.faults[check] = " ".join(f"{error}".split())[:200] or type(error).__name__
             return False
+        finally:
+            self._checked()
         middle = self._dtype in BITS_16 and not hidden
         largest = max((float(group.median() if middle else group.max()) for group in found), default=0.0)
         self.errors[check] = largest

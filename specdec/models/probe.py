@@ -29,6 +29,7 @@ from specdec.errors import ModelLoadError, is_out_of_memory
 from specdec.models.comparison import (
     BEHIND,
     BITS_16,
+    CHECKS,
     ONE_BY_ONE,
     PROMPT,
     AnyDecoder,
@@ -203,8 +204,11 @@ class _Probe:
         # Behind a length at which positions change nothing agrees; that one has a check of its own.
         self._context_kept = min(decoder.context_length, self._border or decoder.context_length)
         self._lengths: dict[Key, int] = lengths_of(config, self._context_kept)
-        # About as many comparisons are made: at the beginning, far behind it, and around each length, also of a copy.
-        under_way.total = under_way.done + 2 + 2 * len(_PLACES) * len(set(self._lengths.values()))
+        cheap = decoder.flops_per_token * 12 * _FAR < _CHEAP
+        self._cheap_far = cheap and self._context_kept >= _FAR + BEHIND
+        # About as many are made: at the beginning, far behind it, and around each length, also of a copy.
+        compared = 1 + self._cheap_far + 2 * len(_PLACES) * len(set(self._lengths.values()))
+        under_way.total = under_way.done + CHECKS * compared
 
     @torch.inference_mode()
     def run(self) -> Probed:
@@ -220,7 +224,7 @@ class _Probe:
             # The first text of an encoder-decoder is its start token alone.
             self._compare(decoder, 1 if isinstance(decoder, Seq2SeqDecoder) else _clipped(PROMPT, context))
             self._compare_copy()
-            if decoder.flops_per_token * 12 * _FAR < _CHEAP and context >= _FAR + BEHIND:
+            if self._cheap_far:
                 self._compare(decoder, _FAR, f" behind {_FAR} tokens")
             pending = self._cross_lengths()
             border = self._context()
@@ -236,7 +240,7 @@ class _Probe:
         Raises:
             ModelLoadError: see `open_decoder`.
         """
-        who, trial, served = _who(self._decoder), Comparison(decoder, prompt), self._served
+        who, trial, served = _who(self._decoder), Comparison(decoder, prompt, self._under_way.advance), self._served
         try:
             if not trial.plain():
                 logger.debug("%s: %s", who, trial.faults["plain"])
@@ -266,7 +270,6 @@ class _Probe:
                 static=served.static and trial.static(),
             )
         finally:
-            self._under_way.advance()
             for fault in trial.faults.items():
                 logger.debug("%s, check %s: %s", who, *fault)
             self._faulty |= trial.faults.keys()

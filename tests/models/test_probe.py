@@ -11,6 +11,7 @@ import pytest
 import torch
 from fixtures.faulty_architecture import LayerCall, one_window_for_all_texts, replace, toy
 
+from specdec import progress
 from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, PROMPT, Scattered, decoded
 from specdec.certification.tiny_models import VOCABULARY
 from specdec.drafters.small_model import SmallModel
@@ -502,6 +503,13 @@ def opened(folder, tmp_path, monkeypatch, group_values):
 
 def kept(tmp_path):
     return sorted((tmp_path / "cache" / "probes").iterdir())
+
+
+def test_a_probe_tells_as_many_comparisons_as_it_said_that_it_would_make(tiny_llama, monkeypatch):
+    seen = []
+    monkeypatch.setattr(progress.Stage, "advance", lambda stage: seen.append((stage.name, stage.total)))
+    probe(Decoder(tiny_llama(3), "tiny", 64))
+    assert set(seen) == {("Compare with plain passes", len(seen))} and len(seen) > 10
 
 
 def test_what_was_found_is_kept_for_the_next_run(opened, tmp_path):

@@ -36,6 +36,8 @@ from specdec.training.data_recipes import (
 )
 
 ENCODED_AT_ONCE = 1024  # documents
+_SOURCES_S = 3.0  # seconds, about, that the sources of the standard library take to be read
+_BYTES_PER_S = 4e6  # of a text, about
 
 
 def open_sequences(config: HeadDataConfig, target: Target, seed: int) -> Sequences:
@@ -123,7 +125,7 @@ def _questions(
     text = open_text(source, "data.source") if isinstance(source, TextCorpusConfig) else None
 
     def of_text() -> Prompts:
-        with stage("Read the text", "of data.source"):
+        with stage("Read the text", "of data.source", expected=_reading_seconds(source)):
             if text is not None:
                 parts: dict[Part, Iterable[str]] = {"train": text.training(), "heldout": text.heldout()}
             else:
@@ -153,6 +155,14 @@ def text_sequences(config: SequencesConfig, tokenizer: Any, seed: int) -> Sequen
     return Sequences(store, config, seed, special, content)
 
 
+def _reading_seconds(source: SourceConfig) -> float | None:
+    """Return about how long a source takes to be read; None for one whose size is not known."""
+    if isinstance(source, PythonCorpusConfig):
+        return _SOURCES_S
+    path = Path(getattr(source, "path", None) or "").expanduser()  # "" is a folder
+    return path.stat().st_size / _BYTES_PER_S if path.is_file() else None
+
+
 def _encoder(tokenizer: Any) -> str:
     """Return the hash of a fast tokenizer."""
     return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
@@ -176,7 +186,8 @@ def _source_documents(config: SourceConfig, tokenizer: Any, folder: Path) -> tup
         if found is not None:
             return found, content
         manifest: dict[str, Any] = {"source": provenance, "tokenizer_sha256": encoder}
-        with stage("Read the text", "of data.source, in the target's tokens") as under_way:
+        about = "of data.source, in the target's tokens"
+        with stage("Read the text", about, expected=_reading_seconds(config)) as under_way:
             if isinstance(config, ConversationsConfig):
                 manifest["left_out"] = conversations.left_out
                 return write_documents(place, conversations.encoded(tokenizer), manifest), content

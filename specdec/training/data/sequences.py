@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from specdec.errors import UsageError
+from specdec.progress import stage
 from specdec.text.document_store import Documents, DocumentStore, Encoded, Part
 from specdec.training.data_recipes import SequencesConfig, fingerprint
 
@@ -193,10 +194,13 @@ class Sequences:
         numbers = np.concatenate([self._order(int(turn))[within[passes == turn]] for turn in np.unique(passes)])
         return self.batch("train", numbers)
 
-    def heldout(self) -> Iterator[Batch]:
-        """Yield the held-out sequences, always the same."""
-        for first in range(0, self.counts["heldout"], self.batch_size):
-            yield self.batch("heldout", np.arange(first, min(first + self.batch_size, self.counts["heldout"])))
+    def heldout(self, limit: int | None = None) -> Iterator[Batch]:
+        """Yield the held-out sequences, of at most `limit` batches, always the same; says how far their reader is."""
+        firsts = range(0, self.counts["heldout"], self.batch_size)[:limit]
+        with stage("scoring held-out text", total=len(firsts), told=False) as under_way:
+            for first in firsts:
+                yield self.batch("heldout", np.arange(first, min(first + self.batch_size, self.counts["heldout"])))
+                under_way.advance()
 
     def batch(self, part: Part, numbers: np.ndarray) -> Batch:
         """Return sequences by their numbers, which are below `counts[part]`."""

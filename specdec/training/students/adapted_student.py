@@ -2,7 +2,6 @@
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterable
-from itertools import islice
 from typing import Any, ClassVar
 
 import torch
@@ -71,7 +70,7 @@ class AdaptedStudent(SequenceStudent):
 
     def score(self) -> dict[str, float]:
         """Score a part of the held-out text, in the arithmetic of training: a monitor."""
-        return self.scored_by(self.module, islice(self.sequences.heldout(), self.config.monitor.heldout_batches))
+        return self.scored_by(self.module, self.sequences.heldout(self.config.monitor.heldout_batches))
 
     def exported(self) -> Any:
         """Write the model, and return what was written; from now on all is computed in float32."""

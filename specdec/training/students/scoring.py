@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from specdec.progress import stage
+
 
 @dataclass(frozen=True)
 class HeldOutLoss:
@@ -55,9 +57,13 @@ def heldout_loss(
     batches = [torch.stack(full[i : i + at_once]) for i in range(0, len(full), at_once)]
     batches += [piece[None] for piece in pieces if len(piece) != window + 1]
     total = HeldOutLoss(0.0, 0, 0)
-    for batch in batches:
-        batch = batch.to(device)
-        losses, targets = token_losses(model, batch), batch[:, 1:]
-        scored = targets != end_of_text
-        total += HeldOutLoss(float(losses[scored].double().sum()), int(scored.sum()), int(sizes[targets[scored]].sum()))
+    with stage("scoring held-out text", total=len(batches), told=False) as under_way:
+        for batch in batches:
+            batch = batch.to(device)
+            losses, targets = token_losses(model, batch), batch[:, 1:]
+            scored = targets != end_of_text
+            total += HeldOutLoss(
+                float(losses[scored].double().sum()), int(scored.sum()), int(sizes[targets[scored]].sum())
+            )
+            under_way.advance()
     return total

@@ -9,7 +9,6 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
-from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -244,7 +243,7 @@ class StateStudent(SequenceStudent):
 
     def heldout_parts(self, limit: int | None) -> Iterator[Batch]:
         """Yield the held-out sequences, of at most `limit` batches, in micro-batches."""
-        for batch in islice(self.sequences.heldout(), limit):
+        for batch in self.sequences.heldout(limit):
             yield from batch.split(self.config.micro_batch)
 
     @torch.no_grad()
