@@ -9,12 +9,14 @@ caches or clock speed is not seen by any of them.
 import os
 import resource
 import time
-from collections import deque
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import lru_cache
+from itertools import islice
+from operator import itemgetter
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -24,8 +26,10 @@ T = TypeVar("T")
 
 SHARE = 0.05  # of a duration that threads waited, from which on it is disturbed
 _LISTED_S, _REFRESHED_S = 1.0, 0.1  # between two listings of the threads, and two readings of what is read seldom
+# Between two readings of what threads waited: one takes some 50 microseconds where calls have filled the caches.
+_APART_S = 0.015
 _BUSY = 0.05  # of the time since the last listing that a thread ran or waited, for it to count: not a progress line
-_MOST_THREADS = 64  # whose waiting is read: a reading takes about 2 microseconds a thread
+_MOST_THREADS = 64  # whose waiting is read
 _SWITCH_S = 0.001  # that an involuntary switch is taken to last where waiting itself cannot be read
 _PROBED_S, _AWAITED_S = 1.0, 600.0  # of a look at other work, and that a quiet machine is waited for
 _TRIES = 5  # of what is timed alone and was disturbed
@@ -37,11 +41,26 @@ def disturbed(waited: float, seconds: float) -> bool:
     return waited > SHARE * seconds
 
 
-class WaitReading(NamedTuple):
-    """One reading: the time, and how long all threads have waited so far, both in seconds."""
+class _Windows:
+    """Stretches of time, one after another, and what was lost in each; it is spread evenly over its stretch."""
 
-    time: float = 0.0
-    waited: float = 0.0
+    def __init__(self) -> None:
+        self._all: list[tuple[float, float, float]] = []  # begin, end, seconds lost in between
+
+    def add(self, begin: float, end: float, lost: float) -> None:
+        if lost > 0:
+            self._all.append((begin, end, lost))
+            if len(self._all) > 2 * _KEPT:
+                del self._all[:_KEPT]
+
+    def within(self, begin: float, end: float) -> float:
+        """Return the seconds lost between two times."""
+        first, lost = bisect_right(self._all, begin, key=itemgetter(1)), 0.0
+        for since, until, seconds in islice(self._all, first, None):
+            if since >= end:
+                break
+            lost += seconds * (min(until, end) - max(since, begin)) / (until - since)
+        return lost
 
 
 class Watch:
@@ -49,11 +68,11 @@ class Watch:
 
     blind = ""  # a sentence on what cannot be seen here; "" where all can
 
-    def read(self) -> WaitReading:
-        """Return a reading; to be called right before and right after what is watched."""
-        return WaitReading()
+    def read(self) -> float:
+        """Return the time of a reading, in seconds; to be called right before and right after what is watched."""
+        return 0.0
 
-    def waited(self, before: WaitReading, after: WaitReading) -> float:
+    def waited(self, before: float, after: float) -> float:
         """Return the seconds lost between two readings: by all threads together, and by all processors to the host."""
         return 0.0
 
@@ -95,7 +114,9 @@ class Watch:
 
 
 class ProcessWatch(Watch):
-    """Watches this process. WaitReading takes about 2 microseconds for each thread that computes."""
+    """Watches this process. What the kernel shows is read at most every 15 milliseconds, and spread over the time from
+    one reading to the next: shorter rounds share what was lost between two.
+    """
 
     def __init__(
         self, gpu: Callable[[], bool] | None = None, missing: Sequence[str] = (), proc: Path = Path("/proc")
@@ -113,13 +134,14 @@ class ProcessWatch(Watch):
         self._counted: list[int] = []
         self._base = 0  # nanoseconds, so that the sum goes on where other threads are counted
         self._listed = self._refreshed = -1.0
-        self._lost: deque[tuple[float, float, float]] = deque(maxlen=_KEPT)  # begin, end, seconds lost in between
+        self._waits, self._stalls = _Windows(), _Windows()  # by threads; by processors and the GPU
         self._stat = _opened(proc / "stat")
         self._processors = {f"cpu{number}" for number in affinity()}
         self._list(time.perf_counter())
         self._scheduled = any(_fields(file)[0] for file in self._counted)
         if not self._scheduled:
             missing.append("how long threads wait for a processor (involuntary switches stand in for it)")
+        self._read, self._waited = time.perf_counter(), self._waiting()
         self._stolen = self._steal()
         if self._stolen is None:
             missing.append("what a host steals")
@@ -131,21 +153,27 @@ class ProcessWatch(Watch):
         elif missing:
             self.blind = f"This machine does not show {' and '.join(missing)}: other work on it may go unseen."
 
-    def read(self) -> WaitReading:
+    def read(self) -> float:
         now = time.perf_counter()
         if now - self._refreshed > _REFRESHED_S:
             self._refresh(now)
-        return WaitReading(time.perf_counter(), self._waiting() * 1e-9)
+        if now - self._read < _APART_S:
+            return now
+        self._close()
+        return self._read
 
-    def waited(self, before: WaitReading, after: WaitReading) -> float:
-        if after.time > self._refreshed:
+    def waited(self, before: float, after: float) -> float:
+        if after > self._refreshed:
             self._refresh(time.perf_counter())
-        shared = 0.0
-        for begin, end, lost in reversed(self._lost):
-            if end <= before.time:
-                break
-            shared += lost * max(0.0, min(end, after.time) - max(begin, before.time)) / (end - begin)
-        return after.waited - before.waited + shared
+        if after > self._read:
+            self._close()
+        return self._waits.within(before, after) + self._stalls.within(before, after)
+
+    def _close(self) -> None:
+        """Note what the threads waited since the last time."""
+        waited, now = self._waiting(), time.perf_counter()
+        self._waits.add(self._read, now, (waited - self._waited) * 1e-9)
+        self._read, self._waited = now, waited
 
     def others(self, seconds: float) -> float | None:
         if self._steal() is None:
@@ -180,8 +208,8 @@ class ProcessWatch(Watch):
         lost = 0.0 if stolen is None or self._stolen is None else stolen - self._stolen
         if self._gpu is not None and self._gpu():
             lost += now - begin
-        if lost > 0 and begin > 0:
-            self._lost.append((begin, now, lost))
+        if begin > 0:
+            self._stalls.add(begin, now, lost)
         self._stolen, self._refreshed = stolen, now
         if now - self._listed > _LISTED_S:
             before = self._waiting()

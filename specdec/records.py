@@ -12,8 +12,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from specdec.disturbance import WaitReading
-
 
 class Source(NamedTuple):
     """The strategy that proposed a node, and the rank that it gave the node (0 is its first choice)."""
@@ -213,7 +211,7 @@ class Marks:
     verified: object
     accepted: object
     committed: object
-    watched: tuple[WaitReading, WaitReading] = (WaitReading(), WaitReading())
+    watched: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -283,4 +281,4 @@ class Generation:
     rounds: Sequence[Round]
     prefill: tuple[object, object]
     finish: str = field(default="limit")
-    watched: tuple[WaitReading, WaitReading] = (WaitReading(), WaitReading())
+    watched: tuple[float, float] = (0.0, 0.0)

@@ -12,7 +12,7 @@ from specdec.batching.batch_target import batch_target
 from specdec.batching.decode_batch import decode_batch
 from specdec.clock import CpuClock, SimulatedClock
 from specdec.decode import cut, generate
-from specdec.disturbance import WaitReading, Watch
+from specdec.disturbance import Watch
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
 from specdec.records import EMPTY, Draft, Request, Source, TextStart, Tree, chain_tree
@@ -292,10 +292,10 @@ class Watching(Watch):
 
     def read(self):
         self.log.append("watch")
-        return WaitReading(len(self.log), 0.0)
+        return float(len(self.log))
 
     def waited(self, before, after):
-        return self.lost * (after.time - before.time)
+        return self.lost * (after - before)
 
 
 class Logging(SimulatedClock):

@@ -4,12 +4,13 @@ import os
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
 
 from specdec.clock import SimulatedClock
-from specdec.disturbance import ProcessWatch, WaitReading, Watch, affinity, disturbed, gpu_watch
+from specdec.disturbance import ProcessWatch, Watch, affinity, disturbed, gpu_watch
 from specdec.errors import EnvironmentFault
 
 MS = 1_000_000  # nanoseconds
@@ -109,15 +110,28 @@ def test_nvml_tells_of_heat_and_of_others_but_not_of_ones_own_power_cap(monkeypa
 
 def test_a_machine_that_shows_nothing_is_said_and_switches_stand_in(tmp_path, monkeypatch):
     monkeypatch.setattr("torch.get_num_threads", lambda: 1)
+    switches = [10]
+    monkeypatch.setattr("resource.getrusage", lambda who: SimpleNamespace(ru_nivcsw=switches[0]))
     watch = ProcessWatch(proc=tmp_path)
     assert watch.blind.startswith("This machine does not show how long threads wait") and "steals" in watch.blind
-    switches = iter((10, 10, 13, 13))
-    monkeypatch.setattr("resource.getrusage", lambda who: SimpleNamespace(ru_nivcsw=next(switches)))
+    monkeypatch.setattr("specdec.disturbance._APART_S", 0.0)
     before = watch.read()
-    watch.read()
+    switches[0] = 13
     assert watch.waited(before, watch.read()) == pytest.approx(0.003)
     monkeypatch.setattr("torch.get_num_threads", lambda: 9_999)
     assert ProcessWatch(proc=tmp_path).blind.startswith("9999 threads compute on")
+
+
+def test_rounds_shorter_than_two_readings_share_what_was_lost_between_them(machine):
+    proc, write = machine
+    write(t1=(MS, 0))
+    watch = ProcessWatch(proc=proc)
+    times = [watch.read()]
+    for waited in (0.0, 0.3, 0.3, 0.3, 0.9):  # the third of these is the first that is read
+        write(0.006, t1=(MS, int(waited * MS)))
+        times.append(watch.read())
+    lost = [watch.waited(*pair) for pair in pairwise(times)]
+    assert lost == pytest.approx([0.0001, 0.0001, 0.0001, 0.0003, 0.0003])
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
@@ -140,7 +154,7 @@ def test_a_burner_on_the_same_processor_is_noticed():
 
 def test_simulated_time_is_never_disturbed():
     watch = SimulatedClock().watch
-    assert type(watch) is Watch and watch.waited(watch.read(), WaitReading(1.0, 1.0)) == 0.0
+    assert type(watch) is Watch and watch.waited(watch.read(), 1.0) == 0.0
 
 
 class Neighbour(Watch):

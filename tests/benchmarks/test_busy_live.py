@@ -2,7 +2,7 @@
 Two processors or more; about 40 minutes.
 
 The other work comes in bursts of two seconds in the mean that fill 0 to 60% of the time. The share that it really took
-is that of the time in which prompts were decoded; runs say the share of their own that was disturbed. On one thread
+is that of the time of all rounds; runs say the share of it that was disturbed. On one thread
 less than there are processors a run leaves the other work a processor of its own, and nothing is disturbed.
 """
 
@@ -10,7 +10,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from specdec.analysis.read.runs import open_folder
 
 pytestmark = pytest.mark.benchmark
 SEEDS = (0, 1, 2)
-POCKET = ("+drafter=ngram", "measurement.drafters=[suffix]", "measurement.gammas=[]", "prompts.limit=6")
+POCKET = ("+drafter=ngram", "measurement.drafters=[suffix]", "measurement.gammas=[]", "prompts.limit=8")
 REAL = ("+drafter=ngram", "target=smollm2", "measurement.gammas=[]", "prompts.limit=5", "measurement.max_new_tokens=32")
-COMMON = ("tracking.enabled=false", "measurement.cost_contexts=[]", "measurement.traced=0")
+COMMON = ("tracking.enabled=false", "measurement.cost_contexts=[]", "measurement.sampled_temperature=null")
 RUNS = [
     *(("pocket", POCKET, level, threads) for level in (0.0, 0.2, 0.4, 0.6) for threads in (2, None)),
     *(("SmolLM2-135M", REAL, level, 2) for level in (0.0, 0.2)),
@@ -34,20 +33,18 @@ RUNS = [
 
 
 def decode(windows: Path, arguments: Sequence[str]) -> None:
-    """Run specdec.run and write down when it decoded prompts."""
+    """Run specdec.run and write down the begin and the end of every round."""
     from specdec import run
     from specdec.session.session import Session
 
-    whole, found = Session.run_prompt, []
+    whole, found = Session._decode, []
 
-    def timed(*given: Any, **named: Any) -> Any:
-        began = time.monotonic()
-        try:
-            return whole(*given, **named)
-        finally:
-            found.append((began, time.monotonic()))
+    def noted(*given: Any, **named: Any) -> Any:
+        made = whole(*given, **named)
+        found.extend((each.marks.start, each.marks.committed) for each in made.rounds)
+        return made
 
-    Session.run_prompt = timed  # type: ignore[method-assign]
+    Session._decode = noted  # type: ignore[method-assign]
     sys.argv = ["specdec.run", *arguments]
     try:
         run.main()
@@ -56,8 +53,8 @@ def decode(windows: Path, arguments: Sequence[str]) -> None:
 
 
 def taken(windows: Path, log: Path) -> float:
-    """Return the share of the windows in which the other work computed."""
-    decoded = json.loads(windows.read_text())
+    """Return the share of the rounds' time in which the other work computed."""
+    decoded = json.loads(windows.read_text())  # by CpuClock, which is the monotonic clock of Linux
     bursts = [tuple(map(float, line.split())) for line in log.read_text().splitlines()] if log.is_file() else []
     both = sum(max(0.0, min(end, last) - max(begin, first)) for begin, end in decoded for first, last in bursts)
     return both / sum(end - begin for begin, end in decoded)
