@@ -32,6 +32,10 @@ _SETTINGS: dict[str, Any] = {"cpp.min_chunk_size": 1 << 20}
 _COMPILED_S = 13.0  # seconds that a program takes on two quiet cores of an AMD EPYC
 
 
+class CompilesLong(Exception):
+    """What compiling would take, as a clause."""
+
+
 class PackagedStep:
     """A compiled pass on any number of tokens that reads and writes one cache."""
 
@@ -81,13 +85,14 @@ def packaged_step(
         windows: for each kind of attention layer, how many tokens back it sees; None for all.
         kept: layers whose states are wanted (see `run_model`).
     Raises:
+        CompilesLong: see `PackageFolder.seconds`.
         Exception: the pass cannot be cut, exported or compiled; torch and the compiler raise some ten unrelated types.
     """
     with torch.inference_mode(False):
         lay_out(model)
     calls = cut(model, name, cache, windows, kept)
     programs = {id(call.program): call for call in calls}
-    paths = {key: _package(call, model.config.model_type, packages) for key, call in programs.items()}
+    paths = _packages(programs, model.config.model_type, packages)
     library = packages.package("walk", {"source": SOURCE, "machine": machine_identity()}, write_sequence)
     walk = CallSequence(library, calls, [paths[id(call.program)] for call in calls], list(windows), model.dtype)
     layers = len(calls) - 2
@@ -95,31 +100,52 @@ def packaged_step(
     return PackagedStep(walk, len(calls), states, cache)
 
 
-def _package(call: Call, kind: str, packages: PackageFolder) -> Path:
-    """Return the file of a program, compiled now if there is none."""
+def _packages(programs: Mapping[int, Call], kind: str, packages: PackageFolder) -> dict[int, Path]:
+    """Return the files of programs, by their keys; those that are new are compiled now.
+
+    Raises:
+        CompilesLong: that would take longer than the folder allows.
+    """
     from specdec.progress import stage  # on demand: the GPU script runs where rich is not installed
 
-    depends = {
+    wanted = {key: (f"{kind}-{call.name}", _depends(call)) for key, call in programs.items()}
+    new = [key for key, package in wanted.items() if packages.lacks(*package)]
+    expected = _COMPILED_S * len(new)
+    if expected > packages.seconds:
+        raise CompilesLong(
+            f"compiling takes about {expected:.0f} s, once, so calls are traced instead; target.compile=true compiles."
+        )
+
+    def file(key: int) -> Path:
+        def make(path: Path) -> None:
+            shutil.copyfile(compiled(programs[key].program), path)
+
+        return packages.package(*wanted[key], make)
+
+    if new:
+        about, shorter = f"a layer of each kind, kept in {packages.path}", "target.compile=trace starts in seconds"
+        with stage("Compile", about, len(new), expected=expected, shorter=shorter) as under_way:
+            for key in new:
+                file(key)
+                under_way.advance()
+        logger.info(
+            "Compiled in %.0f s; all packages in %s: %.0f MB, safe to delete.",
+            under_way.elapsed,
+            packages.path,
+            packages.size / 1e6,
+        )
+    return {key: file(key) for key in wanted}
+
+
+def _depends(call: Call) -> dict[str, Any]:
+    """Return all that the machine code of a program depends on."""
+    return {
         "format": _FORMAT,
         "settings": _SETTINGS,
         "code": call.program.code,
         "inputs": [(str(each.shape), str(each.stride()), str(each.dtype)) for each in _given(call.program)],
         "machine": machine_identity(),
     }
-
-    def make(path: Path) -> None:
-        shorter = "target.compile=trace starts in seconds"
-        with stage("Compile", f"the {call.name} of a pass", expected=_COMPILED_S, shorter=shorter) as under_way:
-            shutil.copyfile(compiled(call.program), path)
-        logger.info(
-            "Compiled in %.0f s: %.1f MB; all packages in %s: %.0f MB, safe to delete.",
-            under_way.elapsed,
-            path.stat().st_size / 1e6,
-            packages.path,
-            packages.size / 1e6,
-        )
-
-    return packages.package(f"{kind}-{call.name}", depends, make)
 
 
 def compiled(program: GraphModule, **options: Any) -> str:

@@ -7,6 +7,7 @@ are written whole or not at all. They hold code that runs when they are read: tr
 import hashlib
 import json
 import logging
+import math
 import os
 import tempfile
 from collections.abc import Callable, Mapping
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from filelock import FileLock
 
 logger = logging.getLogger(__name__)
 
@@ -24,14 +26,15 @@ class PackageFolder:
 
     Attributes:
         path: where they lie; a folder that ends with the process where the wanted one cannot be written.
+        seconds: that making what one model lacks may take.
     """
 
-    def __init__(self, wanted: str | Path | None) -> None:
+    def __init__(self, wanted: str | Path | None, seconds: float = math.inf) -> None:
         """
         Args:
             wanted: the folder, made when it is needed; None keeps nothing.
         """
-        self._wanted = wanted
+        self._wanted, self.seconds = wanted, seconds
 
     @cached_property
     def path(self) -> Path:
@@ -59,18 +62,30 @@ class PackageFolder:
             depends: all that the package depends on, as JSON.
             make: writes the package, a library, to a path.
         """
-        digest = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()
-        path = self.path / f"{name}-{digest[:24]}.so"
-        if not _sound(path):
+        path = self._file(name, depends)
+        if _sound(path):
+            return path
+        lock = path.with_suffix(".lock")
+        with FileLock(lock):  # other workers of a run want the same one
             part = path.with_name(f".{path.stem}.{os.getpid()}.so")
             try:
-                make(part)
-                with part.open("ab") as file:
-                    file.write(_checksum(part.read_bytes()))
-                os.replace(part, path)
+                if not _sound(path):
+                    make(part)
+                    with part.open("ab") as file:
+                        file.write(_checksum(part.read_bytes()))
+                    os.replace(part, path)
             finally:
                 part.unlink(missing_ok=True)
+                lock.unlink(missing_ok=True)  # who waits for it finds the package
         return path
+
+    def lacks(self, name: str, depends: Mapping[str, Any]) -> bool:
+        """Return whether a package would have to be made now (see `package`)."""
+        return not _sound(self._file(name, depends))
+
+    def _file(self, name: str, depends: Mapping[str, Any]) -> Path:
+        digest = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()
+        return self.path / f"{name}-{digest[:24]}.so"
 
     @property
     def size(self) -> int:

@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from specdec.compiled.cuda_graphs import StaticStep
 from specdec.compiled.graph_checks import trusted_step
-from specdec.compiled.packaged import PackagedStep, packaged_step
+from specdec.compiled.packaged import CompilesLong, PackagedStep, packaged_step
 from specdec.compiled.packages import PackageFolder
 from specdec.compiled.traced import TracedStep
 from specdec.errors import UsageError
@@ -37,6 +37,7 @@ _TRACED_S = 0.3  # seconds that a traced pass takes to make for each layer, on o
 # in another order, rounded to the model's type after every layer.
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 
+AUTO_S = 60.0  # seconds that `target.compile=auto` may compile for one model
 Mode = Literal["trace", "inductor"]
 
 
@@ -114,7 +115,8 @@ def compile_decoder(
     shorter = "target.compile=false starts at once"
     packaged = mode == "inductor" and decoder.device.type == "cpu" and bool(counts)
     try:
-        with stage("Compile", "the calls that are timed", len(wanted), expected=expected, shorter=shorter) as under_way:
+        about, told = "the calls that are timed", not packaged  # what is compiled has a stage of its own
+        with stage("Compile", about, len(wanted), told=told, expected=expected, shorter=shorter) as under_way:
             compiled = packaged and passes.compile(packages)
             for count in counts:
                 if graphs:
@@ -220,6 +222,9 @@ class CompiledPasses:
         decoder = self._decoder
         try:
             step = packaged_step(decoder.model, decoder.name, self.cache, decoder.windows, decoder.kept, packages)
+        except CompilesLong as long:
+            logger.warning("%s: %s", decoder.name, long)
+            return False
         except Exception as error:  # torch, its compiler and the system's raise some ten unrelated types here
             raise_swallowed()
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from specdec import ranks
 from specdec.compiled.packages import PackageFolder
-from specdec.compiled.passes import Mode, compile_decoder, mode_for
+from specdec.compiled.passes import AUTO_S, Mode, compile_decoder, mode_for
 from specdec.config import AtLeastOne, typed
 from specdec.errors import EnvironmentFault, UsageError
 from specdec.models.decoder import Decoder
@@ -121,7 +121,8 @@ class Causal(ModelTarget):
             compilation=None if apart or quantization_of(model) else mode_for(config.compile, device),
             prefill_chunk=config.prefill_chunk,
         )
-        target.packages = PackageFolder(config.compile_cache)
+        bound = {"seconds": AUTO_S} if config.compile == "auto" else {}
+        target.packages = PackageFolder(config.compile_cache, **bound)
         target.tensor_parallel, target.placed, target.in_one_piece = config.tensor_parallel, placed, not apart
         target.in_one_piece &= config.tensor_parallel == 1
         if config.shape is not None:

@@ -157,6 +157,20 @@ def test_what_cannot_be_compiled_is_said_and_traced(model, tmp_path, compiling_n
     assert not list(tmp_path.iterdir())
 
 
+def test_what_takes_too_long_to_compile_is_said_and_traced(model, tmp_path, compiling_nothing, caplog):
+    ours = Decoder(model, "tiny", 512)
+    compile_decoder(ours, {1, 3}, 64, "inductor", packages=PackageFolder(tmp_path, seconds=38))
+    assert {choice["pass"] for choice in ours.choices.values()} == {"trace"}
+    assert "tiny: compiling takes about 39 s, once, so calls are traced instead; target.compile=true" in caplog.text
+
+
+@pytest.mark.slow
+def test_what_is_compiled_already_takes_no_time(model, folder, compiling_nothing):
+    ours = Decoder(model, "tiny", 512)
+    compile_decoder(ours, {1, 3}, 64, "inductor", packages=PackageFolder(folder, seconds=0))
+    assert {choice["pass"] for choice in ours.choices.values()} == {"inductor"}
+
+
 def make(path):
     """Write a package, as a compilation does."""
     path.write_bytes(b"code")
