@@ -144,6 +144,9 @@ def test_the_drawing_of_the_readme_is_true():
     assert {
         module for module, text in texts.items() if re.search(r"^ *(from|import) mlflow\b", text, re.M)
     } == WRITES_MLFLOW
+    # Every command that opens a model would take a second and a half more.
+    compiles = {module for module, text in texts.items() if re.search(r"^(from|import) torch\._inductor\b", text, re.M)}
+    assert compiles == {f"specdec.compiled.{name}" for name in ("attention_kernel", "own_template", "products_kernel")}
     readers = {module for module, text in texts.items() if re.search(r"\bread_parquet\(", text)}
     assert {module.rpartition(".")[0] for module in readers if module.startswith("specdec.analysis")} == {
         "specdec.analysis.read"

@@ -17,7 +17,7 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from specdec.compiled.cache_attention import attention_by_kernel
-from specdec.compiled.products_kernel import use_products
+from specdec.compiled.few_products import use_products
 from specdec.models.cache import KVCache
 from specdec.models.forward_pass import Pass, run_model
 from specdec.models.partial import blocks_of

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from specdec.compiled import attention_kernel  # noqa: F401, which inductor uses from its import on
 from specdec.compiled.call_sequence import SOURCE, CallSequence, write_sequence
 from specdec.compiled.layers import Call, cut
 from specdec.compiled.packages import PackageFolder, machine_identity
@@ -33,7 +32,7 @@ _COMPILED_S = 13.0  # seconds that a program takes on two quiet cores of an AMD 
 
 
 class CompilesLong(Exception):
-    """What compiling would take, as a clause."""
+    """Compiling would take longer than is allowed; the message is a clause."""
 
 
 class PackagedStep:
@@ -154,6 +153,9 @@ def compiled(program: GraphModule, **options: Any) -> str:
     Args:
         options: further settings of inductor.
     """
+    # On demand, because inductor takes seconds to import: from then on it compiles both operations as kernels of ours.
+    from specdec.compiled import attention_kernel, products_kernel  # noqa: F401
+
     with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*LeafSpec", FutureWarning)  # torch of its own
         return str(torch._inductor.aot_compile(program, _given(program), options=_SETTINGS | options))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from specdec.compiled import products_kernel
+from specdec.compiled import few_products, products_kernel
 from specdec.compiled.packaged import compiled
 
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
@@ -45,7 +45,7 @@ def test_the_kernel_gives_linear_products(dtype, width, bias, threads, options):
         example = torch.randn(1, 3, width, dtype=dtype)
         program = torch.export.export(model, (example,), dynamic_shapes=({1: torch.export.Dim.DYNAMIC},), strict=False)
         graph = program.graph_module
-        products_kernel.use_products(graph)
+        few_products.use_products(graph)
         assert graph.code.count("specdec.products") == 2 and "linear" not in graph.code
         runner = torch._C._aoti.AOTIModelContainerRunnerCpu(compiled(graph, **options), 1)
         for count in TOKENS:
