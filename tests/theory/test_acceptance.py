@@ -7,10 +7,8 @@ import pytest
 from oracles.acceptance import (
     beta,
     block_weights,
-    entropy,
     expected_accepted,
     residual,
-    typical_threshold,
 )
 
 P = np.array([0.5, 0.3, 0.15, 0.05])
@@ -45,26 +43,6 @@ def test_speculative_sampling_emits_p():
     p, q = random_laws(2, 50), random_laws(3, 50)
     emitted = q * np.minimum(1, p / q) + (1 - beta(p, q))[:, None] * residual(p, q)
     np.testing.assert_allclose(emitted, p, atol=1e-12)
-
-
-def test_equal_laws_accept_everything_and_have_no_residual():
-    assert beta(P, P) == pytest.approx(1)
-    with pytest.raises(ValueError, match="no residual"):
-        residual(P, P)
-
-
-def test_greedy_is_the_case_of_one_hot_laws():
-    one, other = np.eye(4)[0], np.eye(4)[2]
-    assert beta(one, one) == 1 and beta(one, other) == 0
-    np.testing.assert_array_equal(residual(one, other), one)
-    assert entropy(one) == 0 and typical_threshold(one, 0.09, 0.3) == 0.09  # no entropy: epsilon is the bound
-
-
-def test_expected_accepted_handles_tokens_the_drafter_cannot_draw():
-    p, q = np.array([0.5, 0.25, 0.25]), np.array([0.5, 0.5, 0.0])
-    expected = expected_accepted(p, q, np.tile(p, (3, 1)), np.tile(q, (3, 1)), 2)
-    assert expected.token == pytest.approx(0.75 + 0.75**2)
-    assert expected.token <= expected.block <= expected.bound
 
 
 def conditionals(start: np.ndarray, step: np.ndarray, path: tuple[int, ...]) -> np.ndarray:
@@ -102,22 +80,3 @@ def test_block_verification_is_lossless_and_reaches_its_expected_length():
     np.testing.assert_allclose(joint, target, atol=1e-12)
     expected = expected_accepted(START_P, START_Q, MARKOV_P, MARKOV_Q, gamma)
     assert expected_tau == pytest.approx(expected.block, abs=1e-12)
-
-
-def test_block_weights_of_equal_laws_accept_the_whole_draft():
-    rule = block_weights(np.tile(P, (3, 1)), np.tile(P, (3, 1)), [0, 1, 2])
-    np.testing.assert_array_equal(rule.weights, np.ones(4))
-    np.testing.assert_array_equal(rule.accepted_pmf(), [0, 0, 0, 1])
-
-
-def test_out_of_range_arguments_are_refused():
-    with pytest.raises(ValueError, match="sum to 1"):
-        beta(P * 0.9, Q)
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        beta([1.5, -0.5], [0.5, 0.5])
-    with pytest.raises(ValueError, match="epsilon must be above 0"):
-        typical_threshold(P, 0.0, 0.3)
-    with pytest.raises(ValueError, match="cannot have been drawn"):
-        block_weights([[0.5, 0.5]], [[1.0, 0.0]], [1])
-    with pytest.raises(ValueError, match="too many to enumerate"):
-        expected_accepted(P, Q, np.tile(P, (4, 1)), np.tile(Q, (4, 1)), 20)

@@ -51,26 +51,6 @@ def test_exact_at_the_ends_and_accurate_next_to_one():
     assert model.tokens_per_round_rows(0.7, 4, 1) == pytest.approx(model.tokens_per_round(0.7, 4))
 
 
-def test_arguments_broadcast():
-    grid = model.tokens_per_round(np.array([0.6, 0.8])[:, None], np.array([2, 5, np.inf]))
-    assert grid.shape == (2, 3)
-    np.testing.assert_allclose(grid[:, 1], [model.tokens_per_round(0.6, 5), 3.68928])
-    slopes = model.tokens_per_round_slope([0.6, 0.8], [2, 5])
-    np.testing.assert_allclose(slopes, [1 + 1.2, 8.616])
-
-
-def test_finite_tokens_per_round_pools_the_outputs():
-    expected = (32 + 128) / (9.180389 + 35.201539)
-    assert rounds.finite_tokens_per_round(0.8, 5, [32, 128]) == pytest.approx(expected, rel=1e-7)
-
-
-def test_simulation():
-    """20,000 rounds at alpha 0.7, gamma 4: the mean within 5 standard errors (false alarm 6e-7)."""
-    coins = np.random.default_rng(0).random((20_000, 4)) < 0.7
-    tokens = 1 + np.cumprod(coins, axis=1).sum(axis=1)
-    assert abs(tokens.mean() - model.tokens_per_round(0.7, 4)) < 5 * tokens.std() / len(tokens) ** 0.5
-
-
 def test_arguments_outside_their_range_are_refused():
     for alpha in (-0.1, 1.1, np.nan):
         with pytest.raises(ValueError, match="alpha must lie between 0 and 1"):

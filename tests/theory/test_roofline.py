@@ -2,23 +2,9 @@
 
 import numpy as np
 import pytest
-from oracles.calls import cache_bytes, call_seconds
+from oracles.calls import cache_bytes
 
 from specdec.theory.roofline import Product, call_bytes, call_flops, padded_rows, ridge_rows, threshold
-
-P, BANDWIDTH, THROUGHPUT = 6.738e9, 1.935e12, 3.12e14
-CACHE = {"tokens": 1024, "layers": 32, "kv_heads": 32, "head_size": 128, "bytes_per_value": 2}
-
-
-def seconds(rows):
-    read = 2 * P + cache_bytes(**CACHE)
-    return call_seconds(read, 2 * P * rows, BANDWIDTH, THROUGHPUT)
-
-
-def test_a_call_is_flat_up_to_its_ridge_and_then_a_line_through_the_origin():
-    assert seconds(167) == seconds(1) < seconds(168)
-    assert seconds(400) / seconds(200) == pytest.approx(2)
-
 
 WEIGHT = Product("up", inputs=32, outputs=48, matrices=2, bytes_per_value=2)
 SCORES = Product("attention scores", inputs=8, outputs=None, matrices=2 * 3, bytes_per_value=2, queries=4)
@@ -44,15 +30,13 @@ def test_operations_per_byte():
     # Two rows of four heads against 1,000 keys of one kv head, and themselves.
     assert SCORES.intensity(2, 1000) == pytest.approx(2 * 8 * 1002 / (2 * (1000 + 8)))
     assert SCORES.intensity(2, 1000) == VALUES.intensity(2, 1000)
-    assert threshold(BANDWIDTH, THROUGHPUT) == pytest.approx(161.24, abs=0.005)
+    assert threshold(1.935e12, 3.12e14) == pytest.approx(161.24, abs=0.005)
     assert not WEIGHT.cached and SCORES.cached and VALUES.cached
 
 
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: call_seconds(-1, 1, 1, 1),
-        lambda: call_seconds(1, 1, 0, 1),
         lambda: ridge_rows(1, 0, 1, 1),
         lambda: padded_rows(1.5, 1),
         lambda: WEIGHT.flops(0, 1),

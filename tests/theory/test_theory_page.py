@@ -63,18 +63,6 @@ def test_the_page_has_numbers_of_every_chapter_that_computes():
     assert len(LINE.findall(TEXT)) >= 40
 
 
-def test_places_that_the_page_names_exist():
-    named = set(re.findall(r"`((?:specdec|analysis|conf|tests)/[\w/.]+)`", TEXT))
-    assert len(named) > 30
-    assert [place for place in sorted(named) if not (ROOT / place).exists()] == []
-
-
-def test_links_within_the_page_lead_to_its_headings():
-    headings = re.findall(r"^## (.+)$", TEXT, re.MULTILINE)
-    anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
-    assert set(re.findall(r"\]\(#([^)]+)\)", TEXT)) <= anchors
-
-
 def test_citations_name_sections_that_exist():
     found = [
         (path.relative_to(ROOT).as_posix(), section.rstrip("."))
@@ -94,7 +82,3 @@ def test_nothing_cites_papers_that_a_reader_does_not_have():
         if ABSENT.search(line)
     ]
     assert found == []
-
-
-def test_the_index_links_to_the_page():
-    assert "(guide/theory.md)" in (ROOT / "notebooks" / "README.md").read_text(encoding="utf-8")

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.theory.dependence import product_identity
 from specdec.theory.trees import (
     best_tree,
     choose_tree,
@@ -78,17 +77,6 @@ def test_the_program_finds_the_best_of_all_trees(seed, depth):
         assert expected_tokens(tree.parents, tree.ranks, accuracy) == pytest.approx(most, rel=1e-12)
 
 
-def test_the_program_beats_the_heap_where_a_later_rank_is_better():
-    accuracy = (0.1, 0.5, 0.0, 0.4)
-    heap, program = tree_by_heap(accuracy, 5), tree_by_program(accuracy, 5)
-    assert (heap.tokens, program.tokens) == (pytest.approx(1.925), pytest.approx(2.05))
-    assert best_tree(accuracy, 5) == program
-    tree = best_tree((0.1, 0.5, 0.0, 0.4), 5)
-    assert tree.parents == (-1, -1, -1, -1, 1)  # rank 2 is worth nothing, but rank 3 pays for both
-    assert tree.ranks == (0, 1, 2, 3, 0)
-    assert best_tree((0.1, 0.5, 0.0, 0.05), 3).ranks == (0, 1, 0)  # and here it does not
-
-
 def test_nodes_that_are_worth_nothing_are_left_out():
     for build in BUILDERS:
         assert build((0.5, 0.0, 0.0), 10, depth=3).parents == (-1, 0, 1)
@@ -108,27 +96,6 @@ def test_trees_come_in_level_order(accuracy):
     for parent in set(tree.parents):
         siblings = [rank for node, rank in enumerate(tree.ranks) if tree.parents[node] == parent]
         assert siblings == list(range(len(siblings)))
-
-
-def test_a_chain_and_rows_are_trees():
-    assert expected_tokens((-1, 0, 1), (0, 0, 0), [(0.6,), (0.5,), (0.4,)]) == pytest.approx(
-        product_identity([0.6, 0.5, 0.4])
-    )
-    rows = expected_tokens((-1, -1, 0, 1, 2, 3), (0, 1, 0, 0, 0, 0), [(0.5, 0.2), (0.6,), (0.5,)])
-    assert rows == pytest.approx(1 + 0.7 * (1 + 0.6 + 0.6 * 0.5))  # at most one of the two first tokens is accepted
-
-
-def test_expected_tokens_is_the_mean_of_simulated_rounds():
-    """The chance of a false alarm is below 1e-6 (five standard errors)."""
-    tree, generator = best_tree(FLAT, 15), np.random.default_rng(0)
-    chances = np.append(FLAT, 1 - sum(FLAT))
-    children = {(parent, rank): node for node, (parent, rank) in enumerate(zip(tree.parents, tree.ranks, strict=True))}
-    tokens = np.ones(4_000)
-    for i in range(len(tokens)):
-        node = -1
-        while (node := children.get((node, int(generator.choice(5, p=chances))))) is not None:
-            tokens[i] += 1
-    assert abs(tokens.mean() - tree.tokens) < 5 * tokens.std() / len(tokens) ** 0.5
 
 
 @pytest.mark.parametrize("accuracy", [FLAT, HEADS, (0.1, 0.5, 0.05, 0.3)])
