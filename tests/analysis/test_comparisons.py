@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.comparisons import compare, interval, intervals, tokens_per_call
+from specdec.analysis.comparisons import compare, tokens_per_call
 from specdec.analysis.intervals import bootstrap, per_round
 
 
@@ -40,14 +40,3 @@ def test_a_missing_value_stays_missing():
     rows.loc[rows["k"] == 8, "rounds"] = np.nan
     sums = compare(rows, ["k"], ["rounds"], 50, 0)
     assert np.isnan(sums.values["rounds"][:, 2]).all() and np.isfinite(sums.values["rounds"][:, :2]).all()
-
-
-def test_a_line_gives_its_interval_as_it_is_printed():
-    cells = tokens_per_call(table(), ["drafter", "w"], 400, 3)
-    first = cells.iloc[0]
-    assert f"{interval(first, 'tokens'):.2f}" == (
-        f"{first['tokens']:.2f} ({first['tokens_low']:.2f} to {first['tokens_high']:.2f})"
-    )
-    assert [each.estimate for each in intervals(cells, "tokens")] == cells["tokens"].tolist()
-    alone = compare(table().query("prompt == 'p0'"), ["drafter"], ["tokens", "rounds"], 400, 3)
-    assert not alone.interval(alone.ratio("tokens", "rounds")[:, 0]).known

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from fixtures import simulated_rounds as simulation
 
-from specdec.analysis.acceptance import effects, iid
+from specdec.analysis.acceptance import iid
 from specdec.analysis.acceptance.estimates import estimate_alpha
 from specdec.theory.capped_geometric import accepted_pmf
 from specdec.theory.dependence import replay_rounds
@@ -41,16 +41,6 @@ def test_prompts_statistic_by_hand(d4):
     result = iid.prompts(d4)
     assert result.statistic == pytest.approx(expected) and result.n == 4
     assert result.p_value < 1e-3
-
-
-def test_memory_permutations_have_the_stated_mean(d4):
-    """Mean over all orders of one short generation, by brute force."""
-    one = d4[d4["prompt"] == "a"].head(6)
-    s = one["accepted"].to_numpy() - one["accepted"].mean()
-    orders = np.array(list(permutations(s)))
-    assert (orders[:, 1:] * orders[:, :-1]).sum(axis=1).mean() == pytest.approx(
-        effects._lag_sums(one)["lag_mean"].sum()
-    )
 
 
 def test_memory_p_value_against_all_orders(make_rounds):
@@ -92,24 +82,6 @@ def test_sizes_when_the_model_is_true(simulate):
     assert 1 <= min(rejected.values()) and max(rejected.values()) <= 25, rejected
 
 
-@pytest.mark.slow
-def test_prompt_differences_deceive_the_depth_test_and_not_the_memory_test(simulate):
-    """theory.md 6.2: Beta(6, 2) per prompt, no depth effect: depth rejects in 89%, prompts nearly always, memory
-    in 4%.
-
-    60 runs; fewer than 40 depth rejections (at 89%) and more than 12 memory rejections (at 5%) both below
-    3e-5.
-    """
-    generator = np.random.default_rng(1)
-    depth = prompts = memory = 0
-    for run in range(60):
-        rounds = simulate(generator.beta(6, 2, size=40), 30, 5, generator)
-        depth += iid.depth(rounds).p_value < 0.05
-        prompts += iid.prompts(rounds).p_value < 0.05
-        memory += iid.memory(rounds, permutations=99, seed=run).p_value < 0.05
-    assert depth >= 40 and prompts >= 58 and memory <= 12
-
-
 def test_each_test_sees_its_own_effect(simulate, make_rounds):
     generator = np.random.default_rng(2)
     falling = simulate(np.tile([0.9, 0.7, 0.5], (10, 1)), 60, 3, generator)
@@ -123,34 +95,17 @@ def test_each_test_sees_its_own_effect(simulate, make_rounds):
     assert iid.previous_round(sticky).p_value < 1e-4
 
 
+COUNTED = ("depth", "trend", "mixing", "prompts")
+
+
 @pytest.mark.parametrize(
     ("outputs", "gamma", "offered", "reasons"),
     [
-        (
-            {"a": [1, 0, 1], "b": [0, 1]},
-            1,
-            None,
-            {"depth": "one depth", "trend": "one depth", "mixing": "two tokens"},
-        ),
+        ({"a": [1, 0, 1], "b": [0, 1]}, 1, None, {"depth": "one depth", "trend": "one depth", "mixing": "two tokens"}),
         ({"a": [2, 0, 1, 2]}, 2, None, {"prompts": "only one prompt"}),
-        (
-            {"a": [2, 2], "b": [2, 2]},
-            2,
-            None,
-            {name: "no rejection" for name in ("depth", "trend", "mixing", "prompts")} | {"memory": "differ"},
-        ),
-        (
-            {"a": [0, 0], "b": [0]},
-            2,
-            None,
-            {name: "no draft token" for name in ("depth", "mixing", "prompts")},
-        ),
-        (
-            {"a": [0, 0]},
-            2,
-            {"a": [0, 0]},
-            {name: "no position" for name in ("depth", "trend", "mixing", "prompts")} | {"memory": "differ"},
-        ),
+        ({"a": [2, 2], "b": [2, 2]}, 2, None, dict.fromkeys(COUNTED, "no rejection") | {"memory": "differ"}),
+        ({"a": [0, 0], "b": [0]}, 2, None, dict.fromkeys(["depth", "mixing", "prompts"], "no draft token")),
+        ({"a": [0, 0]}, 2, {"a": [0, 0]}, dict.fromkeys(COUNTED, "no position") | {"memory": "differ"}),
     ],
 )
 def test_tests_that_do_not_apply_say_why(make_rounds, outputs, gamma, offered, reasons):
@@ -204,14 +159,6 @@ def test_implementation_agrees_with_its_replay_and_sees_drift():
         iid.implementation(rounds, replay.iloc[1:])
     first = rounds[rounds["prompt"] == names[0]]
     assert "one prompt" in iid.implementation(first, replay).reason
-
-
-@pytest.mark.parametrize("values", [[0, 3], [1, 0, 2], [2, 2, 0, 5], [0, 1, 1, 4, 2, 2]])
-def test_the_variance_over_permutations_is_exact(values):
-    """Enumerated: the sum of neighbours' products over all orders."""
-    deviation = np.array(values) - np.mean(values)
-    sums = [float(np.dot(order[1:], order[:-1])) for order in map(np.array, permutations(deviation))]
-    assert iid._permutation_variance(deviation) == pytest.approx(np.var(sums), abs=1e-12)
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.12])

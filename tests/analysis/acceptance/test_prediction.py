@@ -233,24 +233,10 @@ def test_one_gamma_and_no_rejection_can_be_predicted():
     assert not isnan(part.loc["prompt_beta", "predicted"])
 
 
-def test_a_model_that_half_of_the_prompts_does_not_determine_is_left_out():
+def test_a_model_that_half_of_the_prompts_does_not_determine_is_left_out(make_rounds):
     """Texts are accepted or rejected whole: no round follows another of its kind, and Markov has nothing to fit."""
-    rows = []
-    for prompt in range(6):
-        accepted = 2 if prompt % 2 else 0
-        for method, gamma in (("baseline", 0), ("ngram", 2)):
-            for index in range(3):
-                offered = gamma
-                taken = accepted if gamma else 0
-                rows.append(
-                    dict(
-                        cell="c", method=method, gamma=gamma, repeat=0, prompt=f"p{prompt}", category="x", round=index,
-                        context=10, offered_nodes=offered, offered=offered, accepted=taken, committed=taken + 1,
-                        rejected=bool(gamma) and taken < gamma, truncation="", tokens_left=(3 - index) * (taken + 1),
-                        source="", rank=0, draft_s=0.0, verify_s=1.0, accept_s=0.0, commit_s=0.0, round_s=1.0,
-                    )
-                )  # fmt: skip
-    prediction = P.predict(Arms.of(pd.DataFrame(rows)), None, None, seed=0, replicates=50, refits=0)
+    rounds = make_rounds({f"p{prompt}": [2 if prompt % 2 else 0] * 3 for prompt in range(6)}, 2)
+    prediction = P.predict(Arms.of(rounds), replicates=50, refits=0)
     assert len(prediction.table) and prediction.table["error"].notna().all()
     assert set(prediction.models["model"]) == set(prediction.table["model"])
     assert prediction_in_words(prediction)

@@ -88,15 +88,6 @@ def test_the_product_is_the_measured_speedup_for_any_data(make_rounds, seed, wit
     assert sum(account.time.values()) == pytest.approx(rounds["round_s"].mean() / t1)
 
 
-def test_replay_splits_dependence_from_drift(make_rounds):
-    rounds, baseline, replay = random_run(make_rounds, np.random.default_rng(7))
-    without = account_of(0.6, 4, rounds, baseline, 0.02, replicates=10)
-    split = account_of(0.6, 4, rounds, baseline, 0.02, replay, replicates=10)
-    assert split.value("replay") == pytest.approx(replay["tokens"].sum() / replay["rounds"].sum())
-    assert split.factors["dependence"] * split.factors["drift"] == pytest.approx(without.factors["dependence"])
-    assert split.factors["drift"] != pytest.approx(1, abs=0.01)
-
-
 def test_dependence_is_up_to_the_replay_and_drift_beyond_it(make_rounds):
     """33 tokens in 10 rounds where a replay expects 12, under theory's Omega(.8, 5) = 3.68928."""
     rounds = long_text(make_rounds({"p": ACCEPTED}, 5))
@@ -143,15 +134,6 @@ def test_replicates_of_prompts_without_a_position_have_no_theory(make_rounds):
     assert account.product == pytest.approx(account.speedup, abs=1e-12)
     assert np.isnan([account.intervals["omega"].low, account.intervals["dependence"].low]).all()
     assert account.intervals["speedup"].low < account.intervals["speedup"].high
-
-
-def test_oracle_rounds_give_factors_of_one(simulate, make_rounds):
-    """Acceptance i.i.d. at alpha, long texts: dependence within 5 standard errors of 1 (false alarm 6e-7)."""
-    rounds = long_text(simulate(np.full(20, 0.8), 200, 5, np.random.default_rng(9)))
-    names = tuple(rounds["prompt"].unique())
-    account = account_of(0.8, 5, rounds, baseline_of(make_rounds, 10, 0.02, names), 0.02, replicates=200)
-    assert account.factors["offered"] == pytest.approx(1, abs=1e-12)
-    assert abs(account.factors["dependence"] - 1) < 5 * 1.9657 / 3.68928 / np.sqrt(4_000)
 
 
 def test_bad_input_is_refused(make_rounds):

@@ -107,14 +107,6 @@ def test_t1_is_the_mean_call_of_the_baseline_of_the_run_and_of_each_group(store)
     assert code.t1_s < account_of(run).t1_s < prose.t1_s
 
 
-@pytest.mark.parametrize("name", ["rounds", "replay", "alpha"])
-def test_a_missing_artifact_is_named(store, name):
-    run, folder = store
-    (folder / f"{name}.parquet").unlink()
-    with pytest.raises(UsageError, match=f"no artifact {name}.parquet"):
-        account_of(run)
-
-
 def test_bad_input_is_one_sentence(store):
     run, folder = store
     with pytest.raises(UsageError, match=r"the folder x did not measure gamma 7, only 3\.$"):

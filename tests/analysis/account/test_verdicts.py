@@ -24,10 +24,7 @@ def gap(error=(0.08, 0.06, 0.1), factors=None, alpha_of_text=True, replayed=True
 @pytest.mark.parametrize(
     "made, says",
     [
-        (
-            gap(),
-            "every draft token with the same chance (alpha 0.700), says 2.533, an error of +8.0% (+6.0% to +10.0%) ",
-        ),
+        (gap(), "every draft token with the same chance (alpha 0.700), says 2.533, an error of +8.0% (+6.0% to "),
         (gap(), "for 3 draft tokens a round: it over-predicts, by more than chance. Most of it is dependence between"),
         (
             gap(offered=(2.3, 0.031, -0.01, 0.07)),
@@ -74,10 +71,7 @@ def curve(*errors):
 @pytest.mark.parametrize(
     "table, says",
     [
-        (
-            curve((0.1, 0.05, 0.2), (0.2, 0.1, 0.3)),
-            "over-predicts at each of 2 gammas, by more than chance; its error is",
-        ),
+        (curve((0.1, 0.05, 0.2), (0.2, 0.1, 0.3)), "over-predicts at each of 2 gammas, by more than chance; its "),
         (
             curve((0.1, 0.05, 0.2), (0.2, 0.1, 0.3)),
             "+20.0% (+10.0% to +30.0%) at gamma 2 at most, and least +10.0% (+5.0% to +20.0%) at gamma 1, +15.0% in",

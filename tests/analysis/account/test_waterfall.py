@@ -7,7 +7,6 @@ import pytest
 
 from specdec.analysis.account.gap_account import FACTORS
 from specdec.analysis.account.waterfall import waterfall
-from specdec.analysis.figures import style
 
 
 def bars(figure) -> list[tuple[float, float]]:
@@ -74,9 +73,3 @@ def test_one_prompt_has_no_whiskers_and_says_so(make_account):
     # A whisker is a black line with a white one in it.
     assert len(with_intervals.axes[0].lines) - len(without.axes[0].lines) == 2 * 3
     assert "1 prompt," in words_in(without) and "no intervals" in words_in(without)
-
-
-def test_both_files_are_written(make_account, tmp_path):
-    account = make_account({"omega": 1.0, "offered": 1.0, "draft": 1e-4, "baseline": 1.0})
-    png, svg = style.save(waterfall(account, title="a $ in a name"), tmp_path, "account")
-    assert png.stat().st_size > 10_000 and "<svg" in svg.read_text()

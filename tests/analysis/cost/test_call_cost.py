@@ -71,19 +71,13 @@ def test_times_that_do_not_grow_have_no_ridge_among_them():
     assert found.ridge(64) is None or found.ridge(64) > 64
 
 
-def test_held_out_errors_show_noise_and_what_the_model_cannot_say():
+def test_held_out_errors_show_noise():
     def fit(table):
         return fit_cost(table, PRODUCTS, 1e9)
 
     assert held_out(call_table(cells(model())), fit).worst < 1e-2
     noisy = held_out(call_table(cells(model(), noise=0.1)), fit)
     assert 0.01 < noisy.median < 0.15 and noisy.cells == 27
-    # One size ten times as slow: whoever leaves it out cannot predict it.
-    odd = cells(model())
-    for cell in odd:
-        if cell["rows"] == 6:
-            cell["seconds"] = [10 * value for value in cell["seconds"]]
-    assert held_out(call_table(odd), fit).worst > 0.8
     assert held_out(call_table(cells(model())), fit, "context").worst < 1e-2
     assert held_out(call_table(cells(model(), contexts=(64, 512))), fit, "context") is None
 

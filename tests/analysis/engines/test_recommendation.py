@@ -57,7 +57,10 @@ def llama(flags: str) -> str:
     return f"llama-server -m target.gguf {flags}"
 
 
-DRAFT_MODEL = '"model": "org/draft", "num_speculative_tokens": 4'
+FOUR = '"num_speculative_tokens": 4'
+DRAFT_MODEL = f'"model": "org/draft", {FOUR}'
+SMALL_MODEL = vllm(f'{{"method": "draft_model", {DRAFT_MODEL}}}')
+LLAMA_MODEL = llama("-md draft.gguf --spec-type draft-simple --spec-draft-n-max 4")
 STEPS = "--speculative-draft-model-path org/draft --speculative-num-steps 4"
 CHAIN = f"{STEPS} --speculative-eagle-topk 1 --speculative-num-draft-tokens 5"
 LOOKUP = "NGRAM --speculative-num-draft-tokens 5 --speculative-ngram-max-bfs-breadth 1"
@@ -74,38 +77,22 @@ EXPECTED = {  # drafter, structure, format: the commands of the three engines
         sglang("NGRAM --speculative-num-draft-tokens 9 --speculative-ngram-max-bfs-breadth 10"),
         llama("--spec-type ngram-simple --spec-ngram-simple-size-n 1 --spec-ngram-simple-size-m 4"),
     ),
-    ("suffix", "chain", ""): (
-        vllm(f'{{"method": "suffix", "num_speculative_tokens": 4, {OF_SUFFIX}}}'),
-        sglang(LOOKUP),
-        "",
-    ),
+    ("suffix", "chain", ""): (vllm(f'{{"method": "suffix", {FOUR}, {OF_SUFFIX}}}'), sglang(LOOKUP), ""),
     ("retrieval", "chain", ""): ("", sglang(f"{LOOKUP} {CORPUS} 4"), ""),
     ("retrieval", "tree", ""): ("", sglang(f"NGRAM --speculative-num-draft-tokens 9 {CORPUS} 8"), ""),
-    ("small_model", "chain", ""): (
-        vllm(f'{{"method": "draft_model", {DRAFT_MODEL}}}'),
-        sglang(f"STANDALONE {CHAIN}"),
-        llama("-md draft.gguf --spec-type draft-simple --spec-draft-n-max 4"),
-    ),
+    ("small_model", "chain", ""): (SMALL_MODEL, sglang(f"STANDALONE {CHAIN}"), LLAMA_MODEL),
     ("small_model", "dynamic", ""): (
-        vllm(f'{{"method": "draft_model", {DRAFT_MODEL}}}'),
+        SMALL_MODEL,
         sglang(f"STANDALONE {STEPS} --speculative-eagle-topk 6 --speculative-num-draft-tokens 9"),
-        llama("-md draft.gguf --spec-type draft-simple --spec-draft-n-max 4"),
+        LLAMA_MODEL,
     ),
     ("spec_tree", "expansion", ""): (
         "",
         sglang(f"STANDALONE {STEPS} --speculative-eagle-topk 3 --speculative-num-draft-tokens 9"),
         "",
     ),
-    ("adaptive", "chain", ""): (
-        "",
-        "",
-        llama("-md draft.gguf --spec-type draft-simple --spec-draft-n-max 4 --spec-draft-p-min 0.3"),
-    ),
-    ("parallel", "chain", ""): (
-        vllm(f'{{"method": "draft_model", {DRAFT_MODEL}, "parallel_drafting": true}}'),
-        "",
-        "",
-    ),
+    ("adaptive", "chain", ""): ("", "", f"{LLAMA_MODEL} --spec-draft-p-min 0.3"),
+    ("parallel", "chain", ""): (vllm(f'{{"method": "draft_model", {DRAFT_MODEL}, "parallel_drafting": true}}'), "", ""),
     ("eagle", "chain", "EAGLE-1"): (vllm(f'{{"method": "eagle", {DRAFT_MODEL}}}'), sglang(f"EAGLE {CHAIN}"), ""),
     ("eagle", "heads", "EAGLE-3"): (
         vllm(f'{{"method": "eagle3", {DRAFT_MODEL}}}'),
@@ -165,12 +152,10 @@ def test_names_with_quotes_and_braces_stay_one_word():
 
 def test_files_of_llama_cpp_are_made_first():
     *_, found = recommend([measured("eagle", form="EAGLE-3", target__model="/m/the target")]).configurations
+    convert = ["python", "convert_hf_to_gguf.py"]
     assert [shlex.split(command) for command in found.before] == [
-        ["python", "convert_hf_to_gguf.py", "/m/the target", "--outfile", "target.gguf"],
-        [
-            *("python", "convert_hf_to_gguf.py", "org/draft", "--target-model-dir", "/m/the target"),
-            *("--outfile", "draft.gguf"),
-        ],
+        [*convert, "/m/the target", "--outfile", "target.gguf"],
+        [*convert, "org/draft", "--target-model-dir", "/m/the target", "--outfile", "draft.gguf"],
     ]
 
 
@@ -181,8 +166,7 @@ def test_sampled_drafts_are_drawn_there_too_where_the_engine_can():
     assert of_sglang.endswith(" --speculative-use-rejection-sampling")
     of_vllm, of_sglang, _ = commands(measured("eagle", form="EAGLE-3", drafter__drafts="greedy", **sampled))
     assert "draft_sample_method" not in of_vllm and "rejection" not in of_sglang
-    as_a_block = measured("eagle", form="EAGLE-3", verifier__name="block", **sampled)
-    of_vllm, of_sglang, _ = commands(as_a_block)
+    of_vllm, of_sglang, _ = commands(measured("eagle", form="EAGLE-3", verifier__name="block", **sampled))
     assert '"rejection_sample_method": "block"' in of_vllm
     assert of_sglang.endswith(" --speculative-use-block-verification")
     tree = recommend([measured("small_model", "dynamic", nodes=8, **sampled)]).configurations
@@ -240,10 +224,8 @@ def test_what_is_not_shown_to_pay_is_left_off(speedup, says):
 
 
 def test_the_best_depth_is_one_that_pays():
-    unclear, sure = (
-        measured("ngram", speedup=Interval(1.9, 0.9, 2.5)),
-        measured("ngram", speedup=Interval(1.2, 1.1, 1.3)),
-    )
+    unclear = measured("ngram", speedup=Interval(1.9, 0.9, 2.5))
+    sure = measured("ngram", speedup=Interval(1.2, 1.1, 1.3))
     lower = measured("ngram", speedup=Interval(1.15, 1.12, 1.2))
     assert "1.200 (1.100 to 1.300)" in recommend([unclear, lower, sure]).verdict
     assert ", the best of 3 depths, is" in recommend([unclear, lower, sure]).verdict
@@ -261,9 +243,8 @@ def test_pocket_models_are_a_demonstration():
     assert shlex.split(found.configurations[0].command)[2] == "MODEL"
     assert '"model": "DRAFT_MODEL"' in found.configurations[0].command
     words = " ".join(found.section().text)
-    assert "**A demonstration of the tool, evidence of nothing else**" in words and "pocket" not in "".join(
-        found.lines()
-    )
+    assert "**A demonstration of the tool, evidence of nothing else**" in words
+    assert "pocket" not in "".join(found.lines())
     assert "demonstration" not in " ".join(recommend([measured("small_model")]).section().text)
 
 

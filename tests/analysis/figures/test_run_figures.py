@@ -1,15 +1,11 @@
 """The figures show what theory and the tables say: lines, labels and captions, read back from the artists."""
 
-import re
-
-import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from specdec.analysis.arms import Arms
-from specdec.analysis.figures import run_figures, style
+from specdec.analysis.figures import run_figures
 
 MEASURED = pd.DataFrame(
     {
@@ -111,28 +107,6 @@ def test_a_paired_error_has_a_panel_of_its_own():
     assert len(run_figures.curve(unsure, LINES, title="t").axes) == 1
 
 
-@pytest.mark.parametrize(
-    ("model", "sentence"),
-    [
-        (
-            "capped_geometric",
-            "At 1 of 3 gammas (1) the measured tokens per round lies below the capped geometric model by "
-            "more than its interval allows; the largest gap is -7.4% at gamma 1 (1.500 measured, 1.620 "
-            "expected).",
-        ),
-        (
-            "position",
-            "At each of 3 gammas the position model lies within the interval of the measured tokens per "
-            "round; the largest gap is +0.0% at gamma 4 (2.400 measured, 2.400 expected).",
-        ),
-        ("replay", "There is no replay line to set the measured tokens per round against."),
-    ],
-)
-def test_the_curve_in_words(model, sentence):
-    lines = LINES | {"capped_geometric": {1: 1.62, 2: 1.96, 4: 2.31}}
-    assert run_figures.curve_in_words(MEASURED, lines, model=model) == sentence
-
-
 def test_the_curve_in_words_says_when_it_cannot_tell():
     alone = MEASURED.assign(ci_low=np.nan, ci_high=np.nan)
     assert run_figures.curve_in_words(alone, LINES, "speedup").startswith("Without intervals no difference")
@@ -209,35 +183,3 @@ def test_time_split_adds_up_to_the_round(timed):
     assert "t(1) = 20 ms" in caption(figure)
     with pytest.raises(ValueError, match="must be positive"):
         run_figures.time_split_table(Arms.of(timed), 0.0)
-
-
-def every_figure(rounds):
-    return {
-        "expected": run_figures.expected_tokens(),
-        "curve": run_figures.curve(MEASURED, LINES, title="a $ in a name_, not mathematics $"),
-        "lengths": run_figures.accepted_lengths(rounds, title="t", gamma=4),
-        "split": run_figures.time_split(Arms.of(rounds), title="t"),
-    }
-
-
-@pytest.mark.slow
-def test_figures_are_written_as_png_and_svg_without_network_or_pyplot(timed, tmp_path):
-    before = dict(matplotlib.rcParams)
-    for name, figure in every_figure(timed).items():
-        png, svg = style.save(figure, tmp_path / "figures", name)
-        assert (png.name, svg.name) == (f"{name}.png", f"{name}.svg")
-        assert png.read_bytes().startswith(b"\x89PNG")
-        text = svg.read_text(encoding="utf-8")
-        assert not re.search(r"<script|<image|@import|href=\"(?!#)|url\((?!#)", text)
-        assert "matplotlib.org" not in text
-        assert isinstance(figure.canvas, FigureCanvasAgg)
-        assert figure.get_facecolor() == (1, 1, 1, 1)
-        assert style.new_figure  # every figure says how many, or that there is nothing to count
-        assert re.search(r"\d|no intervals|no measurement", caption(figure))
-        assert figure.axes[0].get_xlabel()
-    assert dict(matplotlib.rcParams) == before
-    first = [path.read_bytes() for path in style.save(run_figures.expected_tokens(), tmp_path, "a")]
-    assert first == [path.read_bytes() for path in style.save(run_figures.expected_tokens(), tmp_path, "b")]
-    data, options = run_figures.expected_tokens()._repr_png_()
-    assert data.startswith(b"\x89PNG")
-    assert options == {"width": 640}

@@ -13,22 +13,13 @@ def test_ratios_are_over_the_arm_that_does_the_same():
     """Six prompts; the peer takes 3 s for 10 tokens of half of them and 1 s of the others, our ngram arm 1 s each with
     prefill.
     """
-    generations = pd.DataFrame(
-        [
-            {
-                "method": method,
-                "gamma": gamma,
-                "repeat": 0,
-                "prompt": prompt,
-                "tokens": 10,
-                "prefill_s": 0.25,
-                "decode_s": decode_s,
-                "generated_token_ids": [prompt in "def"] * 10,
-            }
-            for method, gamma, decode_s in (("baseline", 0, 99.0), ("ngram", 4, 0.75), ("ngram", 2, 55.0))
-            for prompt in "abcdef"
-        ]
-    )
+    lines = [
+        (method, gamma, prompt, decode_s, [prompt in "def"] * 10)
+        for method, gamma, decode_s in (("baseline", 0, 99.0), ("ngram", 4, 0.75), ("ngram", 2, 55.0))
+        for prompt in "abcdef"
+    ]
+    generations = pd.DataFrame(lines, columns=["method", "gamma", "prompt", "decode_s", "generated_token_ids"])
+    generations = generations.assign(repeat=0, tokens=10, prefill_s=0.25)
     row = {"peer": "prompt_lookup", "ours_method": "ngram", "ours_gamma": 4, "repeat": 0, "tokens": 10}
     rows = [
         {**row, "prompt": prompt, "seconds": 3.0 if prompt in "abc" else 1.0, "generated_token_ids": [False] * 10}

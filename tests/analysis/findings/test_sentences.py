@@ -62,22 +62,6 @@ def test_a_run_that_pays_closes_with_four_sentences():
     assert closing_sentences(measured()) == [PAYS, NOISE, COST, SAME]
 
 
-def test_outputs_that_nothing_explains_come_first():
-    first, *rest = closing_sentences(measured(unexplained=3))
-    assert first.startswith("Not lossless: 3 of 108 outputs differ from plain decoding") and rest == [
-        REFUTED,
-        NOISE,
-        COST,
-    ]
-
-
-def test_a_disturbed_machine_comes_first():
-    disturbed = {**CONTROL, "null/speedup.ci_low": 1.0005}
-    first, *rest = closing_sentences(measured(metrics=disturbed))
-    assert first.startswith("The machine was disturbed, or this is the one run in twenty: decoding plainly twice")
-    assert rest == [PAYS, COST, SAME]
-
-
 def test_reasons_come_before_the_verdict_and_behind_what_puts_it_in_doubt():
     disturbed = {**CONTROL, "null/speedup.ci_low": 1.0005}
     sentences = closing_sentences(measured(metrics=disturbed, unexplained=3, reasons=["One.", "Two."]))

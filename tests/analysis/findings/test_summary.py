@@ -67,11 +67,7 @@ def test_every_metric_has_its_name_and_is_finite(run):
     by_category = {name for name in metrics if name.startswith("category/")}
     assert set(metrics) - by_category == ALWAYS
     assert all(isfinite(value) for value in metrics.values())
-    assert {
-        "category/code/speedup",
-        "category/text/tokens_per_round.ci_low",
-        "category/text/alpha.mle",
-    } < by_category
+    assert {"category/code/speedup", "category/text/tokens_per_round.ci_low", "category/text/alpha.mle"} < by_category
     rounds, generations = run
     arm, baseline = rounds[rounds["gamma"] == 3], rounds[rounds["method"] == "baseline"]
     n, seconds = arm["committed"].sum(), arm["round_s"].sum()
@@ -172,25 +168,10 @@ def test_copies_add_time_and_no_evidence(run, make_generations):
     once = summary_of(run)
     twice_rounds = pd.concat([rounds, copies], ignore_index=True)
     twice = summary_of((twice_rounds, make_generations(twice_rounds, flagged=["p000"])))
-    for name in (
-        "iid/depth_p",
-        "iid/prompts_p",
-        "iid/memory_p",
-        "alpha.mle",
-        "alpha.mle.ci_low",
-        "tokens_per_round",
-    ):
-        assert twice.arms[3].metrics[name] == pytest.approx(once.arms[3].metrics[name]), name
-    assert twice.arms[3].metrics["throughput/tokens_per_s"] == pytest.approx(
-        once.arms[3].metrics["throughput/tokens_per_s"] / 1.25
-    )
-
-
-def test_a_prompt_that_was_copied_weighs_no_more(run, make_generations):
-    rounds, generations = run
-    more = pd.concat([rounds, rounds[rounds["prompt"] == "p003"].assign(repeat=1)], ignore_index=True)
-    once = summary_of((rounds, generations)).arms[3].metrics
-    assert summary_of((more, make_generations(more))).arms[3].metrics["alpha.mle"] == once["alpha.mle"]
+    one, two = once.arms[3].metrics, twice.arms[3].metrics
+    for name in ("iid/depth_p", "iid/prompts_p", "iid/memory_p", "alpha.mle", "alpha.mle.ci_low", "tokens_per_round"):
+        assert two[name] == pytest.approx(one[name]), name
+    assert two["throughput/tokens_per_s"] == pytest.approx(one["throughput/tokens_per_s"] / 1.25)
 
 
 def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, make_generations):
@@ -200,16 +181,6 @@ def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, make_genera
     assert "speedup" in arm.metrics and "speedup.ci_low" not in arm.metrics
     assert "iid/prompts_p" not in arm.metrics and "one prompt" in arm.iid["prompts"].reason
     assert not any(name.startswith("category/") for name in arm.metrics)
-
-
-def test_a_drafter_that_never_proposes_is_described(make_rounds, make_generations):
-    arm = make_rounds({"a": [0, 0], "b": [0, 0, 0]}, 2, offered={"a": [0, 0], "b": [0, 0, 0]})
-    rounds = pd.concat([arm, baseline_rounds(make_rounds, arm)], ignore_index=True)
-    summary = summarise(SharedWork.of(Arms.of(rounds), 2), make_generations(rounds), 50, 19)
-    metrics = summary.arms[2].metrics
-    assert metrics["proposals.share"] == 0 and metrics["tokens_per_round"] == 1
-    assert metrics["account/offered"] == 1 and summary.work.alpha == 0
-    assert "alpha.mle" not in metrics and "accepted_per_offered" not in metrics
 
 
 def test_unfinished_work_is_left_out(run):

@@ -18,14 +18,8 @@ def table():
                 counts = {"offered": gamma, "offered_nodes": gamma, "accepted": min(number, 1) if gamma > 1 else 0}
                 seconds = {name: 0.1 * number + 0.01 for name in ("draft_s", "verify_s", "commit_s", "round_s")}
                 lines.append(
-                    {
-                        "cell": "x",
-                        "method": method,
-                        "gamma": gamma,
-                        "repeat": 0,
-                        "prompt": prompt,
-                        "category": prompt * 2,
-                    }
+                    {"cell": "x", "method": method, "gamma": gamma, "repeat": 0, "prompt": prompt}
+                    | {"category": prompt * 2}
                     | {"round": number, "context": 70_000 + number, "committed": 1, "rejected": gamma > 0}
                     | {"truncation": "limit" if number == 2 else "", "tokens_left": 40_000 - number, "source": ""}
                     | {"rank": 0, "beta": [1.0], "accept_s": 0.0}

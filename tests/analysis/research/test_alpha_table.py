@@ -77,11 +77,6 @@ def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs: list[Run]
     assert list(dict.fromkeys(table["drafter"])) == names
 
 
-def test_the_interval_is_the_one_logged(make_run: RunMaker) -> None:
-    (row,) = table_of.alpha_table([make_run("ngram", 0, 0.6, low=0.5, high=0.7)]).itertuples()
-    assert (row.alpha, row.ci_low, row.ci_high) == (0.6, 0.5, 0.7)
-
-
 def test_no_interval_and_no_alpha(make_run: RunMaker) -> None:
     one, none = make_run("ngram", 0, 0.5, low=None, high=None), make_run("oracle", 0, None)
     (row,) = table_of.alpha_table([one, none]).itertuples()
@@ -131,12 +126,6 @@ def test_the_papers_rows_stand_apart(runs: list[Run]) -> None:
     words = table_of.comparison_in_words(table_of.alpha_table(runs), rows)
     assert "1 of 4 rows of n-gram drafters lie" in words and "0 of 2 rows of model drafters lie" in words
     assert len(table_of.printed_figures(rows)) == 1
-
-
-def test_without_printed_values() -> None:
-    nothing = leviathan_table_3(printed())
-    assert "no row of Leviathan's Table 3" in table_of.printed_in_words(nothing)
-    assert table_of.comparison_in_words(nothing, nothing) == ""
 
 
 def test_the_published_file() -> None:

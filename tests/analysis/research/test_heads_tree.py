@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from oracles.path_trees import tree_of_paths
 
 from specdec.analysis.research import heads_tree
-from specdec.analysis.research.heads_ablation import difference, tokens_per_round
+from specdec.analysis.research.heads_ablation import difference
 from specdec.analysis.research.heads_tree import ACCURACY, CHANCES, DRAWN, JOINT, OWN
 from specdec.config import config_dir
 from specdec.errors import UsageError
@@ -46,15 +46,6 @@ def rows() -> Callable[..., list[Row]]:
         ]  # fmt: skip
 
     return make
-
-
-def test_a_gain_is_paired_by_prompt(rows):
-    drawn, _, found, *_ = rows(0.1)
-    gain = difference(found, drawn)
-    tokens = [np.sum(each["by_prompt"]["tokens"]) for each in (found, drawn)]
-    assert gain.estimate == pytest.approx((tokens[0] - tokens[1]) / np.sum(drawn["by_prompt"]["rounds"]))
-    alone = tokens_per_round(found)
-    assert 0 < gain.low < gain.high and gain.high - gain.low < 0.2 * (alone.high - alone.low)
 
 
 def test_the_words_follow_from_the_counts(rows, tmp_path):

@@ -21,25 +21,11 @@ def replayed(tokens_per_call, nodes, prompts=8):
         for prompt in range(prompts):
             half = prompt % 2
             rounds = 100 + 10 * prompt
-            rows.append(
-                {
-                    "drafter": "ngram",
-                    "shape": shape,
-                    "budget": budget,
-                    "variant": variant,
-                    "made_on": made_on,
-                    "stream": f"p{prompt}",
-                    "prompt": f"p{prompt}",
-                    "category": "",
-                    "tokens": by_half[half] * rounds,
-                    "rounds": rounds,
-                    "nodes": nodes[shape, budget] * rounds,
-                    "paths": rounds,
-                    "context": 50.0,
-                    "half": half,
-                }
-            )
-    return pd.DataFrame(rows)
+            counts = (by_half[half] * rounds, rounds, nodes[shape, budget] * rounds, rounds)
+            rows.append((shape, budget, variant, made_on, f"p{prompt}", *counts, half))
+    columns = ["shape", "budget", "variant", "made_on", "prompt", "tokens", "rounds", "nodes", "paths", "half"]
+    table = pd.DataFrame(rows, columns=columns)
+    return table.assign(drafter="ngram", stream=table["prompt"], category="", context=50.0)
 
 
 CANDIDATES = {
@@ -67,33 +53,25 @@ def tables():
     nodes = {(shape, budget): NODES[budget] for shape in ("chain", "rows", "tree") for budget in NODES}
     nodes["tree", 16] = 12.0
     choices = [
-        {
-            "drafter": "ngram",
-            "shape": shape,
-            "budget": budget,
-            "half": half,
-            "variant": variants[half],
-            "made_on": half if shape == "tree" else -1,
-            "structure": json.dumps({"name": shape}),
-        }
+        ("ngram", shape, budget, half, variants[half], half if shape == "tree" else -1, json.dumps({"name": shape}))
         for (shape, budget), variants in CHOSEN.items()
         for half in (0, 1)
     ]
+    of_choices = ["drafter", "shape", "budget", "half", "variant", "made_on", "structure"]
     times = [
         {"k": 1, "w": n, "context": context, "evaluation": "packed", "rows_evaluated": 1 + n, "call": 0, "repeat": 0}
         | {"seconds": STEP * (1 + PRICE * n), "missing": ""}
         for n in (0, 1, 4, 16)
         for context in (10, 100)
     ]
+    of_host = ["repeat", "drafter", "shape", "budget", "nodes", "draft_s", "overhead_s"]
     host = [(0, "", "plain", 0, 0.0, 0.0, REST)]
     host += [(0, "ngram", shape, budget, float(n), DRAFT, REST) for (shape, budget), n in nodes.items()]
     return {
         "replay": replayed(CANDIDATES, nodes),
-        "choices": pd.DataFrame(choices),
+        "choices": pd.DataFrame(choices, columns=of_choices),
         "block_times": pd.DataFrame(times),
-        "host_times": pd.DataFrame(
-            host, columns=["repeat", "drafter", "shape", "budget", "nodes", "draft_s", "overhead_s"]
-        ),
+        "host_times": pd.DataFrame(host, columns=of_host),
         "skipped": pd.DataFrame(columns=["reason", "category", "count"]),
     }
 
@@ -126,16 +104,11 @@ def test_speedup_and_prices_follow_the_law(cells, shape, budget, tokens, nodes):
 def test_the_answer_comes_first():
     found = findings("equal_budget", tables(), ABOUT)
     tokens, speed = found.sections
-    assert tokens.text[0].startswith(
-        "At the same number of draft nodes, ngram: rows beat the chain beyond chance at 1 of 2 budgets (16 nodes) and "
-        "lose to it at 1;"
-    )
+    assert "rows beat the chain beyond chance at 1 of 2 budgets (16 nodes) and lose to it at 1;" in tokens.text[0]
     assert "the tree beats the chain beyond chance at 1 of 2 budgets (16 nodes); the difference goes" in tokens.text[0]
     assert "Of structures that verify no more, the tree of 16 (12.0) has most: 4.00" in tokens.text[1]
     assert "+1.00 (+1.00 to +1.00) (paired)" in tokens.text[1]
-    assert speed.text[0].startswith(
-        "On the clock the tree of 16 nodes is fastest with ngram: a predicted speedup of 1.8"
-    )
+    assert "the tree of 16 nodes is fastest with ngram: a predicted speedup of 1.8" in speed.text[0]
     assert "chosen" in tokens.tables[0][1] and "2 x 2, 4 x 1" in set(tokens.tables[0][1]["chosen"])
     assert [name for name, _ in (*tokens.figures, *speed.figures)] == ["tokens_per_call_ngram", "speedup_ngram"]
     assert found.metrics["budget/ngram.rows.lead.16"] == pytest.approx(0.5)

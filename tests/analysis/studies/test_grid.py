@@ -176,13 +176,6 @@ def test_what_is_said():
     assert set(said.curves["curve/grid/speedup.k5"]) == set(W)
     categories = [table for caption, table in said.sections[1].tables if "category" in caption]
     assert len(categories) == 1 and list(categories[0]["category"]) == ["c0", "c1"]
-    simulated = findings(
-        "grid",
-        tables | {"live": live().iloc[:0], "whole": whole().iloc[:0]},
-        About(ABOUT.title, "mt_bench", True, 100, 0),
-    )
-    text = " ".join(sentence for section in simulated.sections for sentence in section.text)
-    assert "simulated speedup" in text and "protocol check" in text and len(simulated.sections) == 2
 
 
 def test_one_prompt_has_no_interval():

@@ -92,18 +92,12 @@ def test_the_sections_say_what_the_numbers_say():
     assert "rejection loses as the temperature rises, as the paper says" in " ".join(rates.text)
     assert rates.text[0].startswith("At temperature 1 typical acceptance yields 3.5")
     assert len(rates.tables[0][1]) == 8 and len(quality.tables[0][1]) == 4  # the sweep's epsilon is in the second only
-    assert [name for section in found.sections for name, _ in section.figures] == [
-        "rate_over_temperature",
-        "rate_against_quality",
-    ]
-    metrics = found.metrics
-    assert metrics["typical_acceptance/typical.tokens_per_call.1"] == pytest.approx(3.5, abs=0.1)
-    assert metrics["typical_acceptance/epsilon.tokens_per_call.0.2"] == pytest.approx(3.2, abs=0.1)
-    assert (
-        metrics["typical_acceptance/epsilon.tokens_per_call.0.09"]
-        == metrics["typical_acceptance/typical.tokens_per_call.1"]
-    )
-    assert metrics["typical_acceptance/typical.over_rejection.1.ci_low"] > 1
+    assert all(len(section.figures) == 1 for section in found.sections)
+    metrics = {name.removeprefix("typical_acceptance/"): value for name, value in found.metrics.items()}
+    assert metrics["typical.tokens_per_call.1"] == pytest.approx(3.5, abs=0.1)
+    assert metrics["epsilon.tokens_per_call.0.2"] == pytest.approx(3.2, abs=0.1)
+    assert metrics["epsilon.tokens_per_call.0.09"] == metrics["typical.tokens_per_call.1"]
+    assert metrics["typical.over_rejection.1.ci_low"] > 1
     found = findings("typical_acceptance", tables(prompts=1), ABOUT)
     assert not [name for name in found.metrics if ".ci_" in name]
     assert "cannot be told" in " ".join(found.sections[0].text)

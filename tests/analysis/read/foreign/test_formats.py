@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from fixtures.imported_folders import folder_of
 
-from specdec.analysis.acceptance.iid import memory
 from specdec.analysis.pages.report_chapters import run_chapters
 from specdec.analysis.read.find_runs import find_runs
 from specdec.analysis.read.foreign.spec_bench import spec_bench_times
@@ -53,14 +52,6 @@ def test_repeated_ids_are_texts_of_their_own(write):
     assert [part["accepted"].nunique() for _, part in rounds.groupby("prompt")] == [1, 1, 1]
     assert (source.rounds.groupby("prompt")["round"].max() == [39, 39, 0]).all()
     assert "2 lines repeat the id of an earlier one" in notes_of(source)
-
-
-def test_the_memory_test_does_not_see_an_order_between_texts(write):
-    dice = np.random.default_rng(5)
-    texts = [{"id": f"q{number % 20}", "accepted": dice.integers(0, 5, 30).tolist()} for number in range(40)]
-    (source,) = IMPORTERS["accepted_lengths"](write(*texts), ImportChoices(4))
-    assert source.rounds["prompt"].nunique() == 40
-    assert memory(source.rounds, seed=0).p_value > 0.01  # independent by construction: a false alarm in one of 100
 
 
 def test_a_first_entry_of_the_prefill_is_left_out_of_rounds(write):
