@@ -4,12 +4,12 @@ from collections import Counter, defaultdict
 
 import pytest
 import torch
+from fixtures.decoding import decode
 from fixtures.plain_rounds import decoded
 from fixtures.two_tiers import two_tiers
 from oracles.rounds import greedy_rounds
 
 from specdec.clock import CpuClock
-from specdec.decode import generate
 from specdec.drafters import drafters
 from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.records import EMPTY, Draft, Request, chain_tree
@@ -26,7 +26,6 @@ from specdec.sampling import generator_for, sample
 from specdec.structures import structures
 from specdec.targets.causal import Causal
 from specdec.theory.dependence import replay_rounds
-from specdec.verifiers import verifiers
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
 LIMIT = 24
@@ -47,23 +46,16 @@ def target(tiny_model, sampling):
 @pytest.fixture(scope="module")
 def text(target):
     """The text that the target writes: the same for every drafter."""
-    plain = structures.build({"name": "chain", "gamma": 1})
-    return decode(target, drafters.build({"name": "none"}, target=target), plain).tokens
+    return decode(target, "none", 1, PROMPT, LIMIT).tokens
+
+
+def of_text(reference=None):
+    """Return the fields of a request whose drafter knows the text, if it has to."""
+    return {"draft_generator": generator_for(0, "p", "draft"), "reference": reference}
 
 
 def request(reference):
-    return Request(PROMPT, LIMIT, draft_generator=generator_for(0, "p", "draft"), reference=reference)
-
-
-def decode(target, drafter, structure, reference=None):
-    return generate(
-        target=target,
-        drafter=drafter,
-        verifier=verifiers.build({"name": "greedy"}),
-        structure=structure,
-        request=request(reference),
-        clock=CpuClock(),
-    )
+    return Request(PROMPT, LIMIT, **of_text(reference))
 
 
 @pytest.mark.parametrize(("name", "shape", "gamma"), two_tiers(REPLAYABLE))
@@ -72,7 +64,7 @@ def test_replay_gives_the_rounds_of_live_greedy_decoding(
 ):
     drafter = drafters.build(drafter_values(name, target.vocab_size, target), target=target)
     structure = make_structure(shape, gamma)
-    live = decode(target, drafter, structure, reference=text)
+    live = decode(target, drafter, structure, PROMPT, LIMIT, **of_text(text))
     assert live.tokens == text
     if drafter.capabilities.replay == "calling":
         assert expected_rounds(drafter, target, structure, text, request(text)) is None
@@ -88,14 +80,10 @@ def test_replay_gives_the_rounds_of_live_greedy_decoding(
 def test_a_walk_offers_what_live_decoding_offers(target, text, drafter_values, make_structure, name, shape, limit):
     """At the end of a text the room is less than the structure, and nothing is offered for the last token."""
     drafter = drafters.build(drafter_values(name, target.vocab_size, target), target=target)
-    structure, verifier = make_structure(shape, 5), verifiers.build({"name": "greedy"})
-    fresh = [
-        Request(PROMPT, limit, draft_generator=generator_for(0, "p", "draft"), reference=text[:limit]) for _ in range(2)
-    ]
-    live = generate(
-        target=target, drafter=drafter, verifier=verifier, structure=structure, request=fresh[0], clock=CpuClock()
-    )
-    walk = rounds_along(drafter, target, structure, text[:limit], fresh[1], CpuClock())
+    structure = make_structure(shape, 5)
+    live = decode(target, drafter, structure, PROMPT, limit, **of_text(text[:limit]))
+    asked = Request(PROMPT, limit, **of_text(text[:limit]))
+    walk = rounds_along(drafter, target, structure, text[:limit], asked, CpuClock())
     assert live.tokens == text[:limit]
     assert walk.offered == Counter(len(row.draft_tokens) for row in live.rounds)
 

@@ -92,14 +92,6 @@ def test_greedy_rounds_are_those_of_live_decoding(target, text, fitted, make_str
     assert accepted[0] > 10 and sum(accepted[number] for number in (1, 2, 3)) > 10, "rejections and acceptances"
 
 
-def test_states_that_stay_behind_show(target, text, fitted, monkeypatch):
-    """A drafter that keeps the states of the first round takes other rounds: what is compared above depends on them."""
-    drafter, request = fitted("medusa"), Request(PROMPT, TOKENS)
-    rounds = expected_rounds(drafter, target, chain(3), text, request)
-    monkeypatch.setattr(drafter, "commit", lambda tokens, states: Medusa.commit(drafter, tokens))
-    assert expected_rounds(drafter, target, chain(3), text, request) != rounds
-
-
 def test_wrapped_heads_are_walked(target, text, fitted):
     drafter, request = Adaptive(fitted("medusa"), "heuristic", length=2), Request(PROMPT, TOKENS)
     assert drafter.capabilities.replay == "copying" and drafter.capabilities.reads_states
