@@ -3,6 +3,7 @@ survive half a page; and every figure of the package uses it.
 """
 
 import ast
+import re
 from itertools import combinations
 from pathlib import Path
 
@@ -78,7 +79,7 @@ def test_lines_and_words_stand_out_from_white() -> None:
 def drawn() -> Figure:
     @style.in_style
     def draw() -> Figure:
-        figure, axes = style.new_figure("a title", "40 prompts; 95% prompt-bootstrap intervals.")
+        figure, axes = style.new_figure("a $ in a name_, no mathematics $", "40 prompts; 95% bootstrap intervals.")
         axes.plot([1, 2], [1, 2], label="line", color=style.BLUE)
         axes.set(xlabel="x, tokens", ylabel="y, seconds")
         style.legend_above(axes, 1)
@@ -90,13 +91,18 @@ def drawn() -> Figure:
 def test_png_and_svg_bring_their_own_white_ground(tmp_path: Path) -> None:
     theme = {"savefig.facecolor": "black", "savefig.transparent": True, "text.color": "white", "xtick.color": "white"}
     with matplotlib.rc_context(theme):
-        png, svg = style.save(drawn(), tmp_path, "figure")
+        files = png, svg = style.save(drawn(), tmp_path, "figure")
         assert matplotlib.rcParams["text.color"] == "white"  # and the theme is as it was
     pixels = image.imread(png)
-    assert png.read_bytes() == style.save(drawn(), tmp_path, "without_theme")[0].read_bytes()
+    again = style.save(drawn(), tmp_path, "without_theme")
+    assert [file.read_bytes() for file in files] == [file.read_bytes() for file in again]
     assert pixels.shape[2] == 3 or (pixels[..., 3] == 1).all()
     assert all((pixels[row, column, :3] == 1).all() for row in (0, -1) for column in (0, -1))
+    shown, size = drawn()._repr_png_()  # as a notebook shows it
+    assert shown.startswith(b"\x89PNG") and size == {"width": 100 * style.WIDTH}
+    assert "a $ in a name_, no mathematics $</text>" in style.svg(drawn(), letters=True)
     text = svg.read_text(encoding="utf-8")
+    assert not re.search(r"<script|<image|@import|href=\"(?!#)|url\((?!#)", text)
     height, width = (72 * size for size in drawn().get_size_inches()[::-1])
     assert f'<path d="M0 {height:g}L{width:g} {height:g}L{width:g} 0L0 0z" style="fill:#ffffff"' in text  # all of it
 
