@@ -82,6 +82,24 @@ def test_sizes_when_the_model_is_true(simulate):
     assert 1 <= min(rejected.values()) and max(rejected.values()) <= 25, rejected
 
 
+@pytest.mark.slow
+def test_prompt_differences_deceive_the_depth_test_and_not_the_memory_test(simulate):
+    """theory.md 6.2: Beta(6, 2) per prompt, no depth effect: depth rejects in 89%, prompts nearly always, memory
+    in 4%.
+
+    60 runs; fewer than 40 depth rejections (at 89%) and more than 12 memory rejections (at 5%) both below
+    3e-5.
+    """
+    generator = np.random.default_rng(1)
+    depth = prompts = memory = 0
+    for run in range(60):
+        rounds = simulate(generator.beta(6, 2, size=40), 30, 5, generator)
+        depth += iid.depth(rounds).p_value < 0.05
+        prompts += iid.prompts(rounds).p_value < 0.05
+        memory += iid.memory(rounds, permutations=99, seed=run).p_value < 0.05
+    assert depth >= 40 and prompts >= 58 and memory <= 12
+
+
 def test_each_test_sees_its_own_effect(simulate, make_rounds):
     generator = np.random.default_rng(2)
     falling = simulate(np.tile([0.9, 0.7, 0.5], (10, 1)), 60, 3, generator)
@@ -159,6 +177,14 @@ def test_implementation_agrees_with_its_replay_and_sees_drift():
         iid.implementation(rounds, replay.iloc[1:])
     first = rounds[rounds["prompt"] == names[0]]
     assert "one prompt" in iid.implementation(first, replay).reason
+
+
+@pytest.mark.parametrize("values", [[0, 3], [1, 0, 2], [2, 2, 0, 5], [0, 1, 1, 4, 2, 2]])
+def test_the_variance_over_permutations_is_exact(values):
+    """Enumerated: the sum of neighbours' products over all orders."""
+    deviation = np.array(values) - np.mean(values)
+    sums = [float(np.dot(order[1:], order[:-1])) for order in map(np.array, permutations(deviation))]
+    assert iid._permutation_variance(deviation) == pytest.approx(np.var(sums), abs=1e-12)
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.12])

@@ -5,7 +5,7 @@ from math import nan, prod
 import numpy as np
 import pytest
 
-from specdec.analysis.account.account_sections import factor_table, group_table, time_table
+from specdec.analysis.account.account_sections import account_section, factor_table, group_table, time_table
 from specdec.analysis.account.run_account import GroupAccount
 from specdec.analysis.account.verdicts import causes, time_split, verdict
 from specdec.analysis.intervals import Interval
@@ -32,6 +32,16 @@ def test_the_loop_is_netted_against_the_baselines_own(make_account):
     assert prod(each.estimate for each in causes(account).values()) == pytest.approx(account.speedup / 1.8)
     table = group_table([GroupAccount("code", account, True)], "category")
     assert table["costs most"].tolist() == ["dependence"]
+
+
+def test_simulated_time_is_said(make_account):
+    account = make_account({"omega": 2.0, "dependence": 0.8})
+    assert "simulated speedup 1.600" in verdict(account, simulated=True)
+    assert factor_table(account, simulated=True)["meaning"].iloc[-1] == "simulated by a cost model"
+    section = account_section(account, "t", simulated=True)
+    labels = [each.get_text() for each in section.figures[0][1].axes[0].get_yticklabels()]
+    assert labels[-1].startswith("simulated speedup") and "cost model" in section.tables[0][0]
+    assert "simulated" not in verdict(account) and "wall clock" in account_section(account, "t").tables[0][0]
 
 
 @pytest.mark.parametrize(

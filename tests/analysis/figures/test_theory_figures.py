@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specdec.analysis.figures import theory_figures
-from specdec.analysis.figures.theory_figures import COSTS, GAMMAS, Standing
+from specdec.analysis.figures.theory_figures import COSTS, GAMMAS, Standing, standing_in_words
 from specdec.analysis.intervals import Interval
 
 HERE = Standing(0.8, 5, 0.05, 0.1, Interval(2.5, 2.2, 2.8), 1.9)  # theory.md 2.2: best is 8, 3.092080
@@ -66,3 +66,18 @@ def test_the_oracle_drafts_what_is_accepted():
     for name, line in lines(axes).items():
         if name.startswith("c = "):
             assert (np.asarray(line.get_ydata()) >= 1 - 1e-9).all() and max(line.get_ydata()) < np.e / (np.e - 1)
+
+
+@pytest.mark.parametrize(
+    ("here", "words"),
+    [
+        (HERE, "of 2.951 for γ 5 and of 3.092 for γ 8, its best: +4.8%"),
+        (Standing(0.8, 8, 0.05), "of 3.092 for γ 8, its best γ"),
+        (Standing(0.1, 2, 0.5), "no γ pays, because α is not above c"),
+        (Standing(0.8, 5, 0.0), "more for every longer draft"),
+    ],
+)
+def test_the_choice_in_words(here, words):
+    choice, more = standing_in_words(here)
+    assert words in choice
+    assert f"{1 / (1 - here.alpha + here.c * here.alpha):.3f}" in more

@@ -110,6 +110,13 @@ def test_the_original_model_has_a_bar_of_its_own(tables):
     assert [label.get_text() for label in axes.get_yticklabels()] == ["baseline", "original", "γ = 3"]
 
 
+def test_only_work_that_the_original_model_has_done_counts(tables):
+    rounds, generations = tables()
+    cut = rounds[~((rounds["method"] == "original") & (rounds["prompt"] == "p003"))]
+    expected = direct(rounds[rounds["prompt"] != "p003"])
+    assert metrics_of((cut, generations))["speedup"] == pytest.approx(expected["speedup"])
+
+
 def test_spec_bench_pools_the_categories_of_mt_bench(tables):
     rounds, generations = tables(("math", "qa", "writing", "rag"))
     metrics = metrics_of((rounds, generations))

@@ -174,6 +174,13 @@ def test_copies_add_time_and_no_evidence(run, make_generations):
     assert two["throughput/tokens_per_s"] == pytest.approx(one["throughput/tokens_per_s"] / 1.25)
 
 
+def test_a_prompt_that_was_copied_weighs_no_more(run, make_generations):
+    rounds, generations = run
+    more = pd.concat([rounds, rounds[rounds["prompt"] == "p003"].assign(repeat=1)], ignore_index=True)
+    once = summary_of((rounds, generations)).arms[3].metrics
+    assert summary_of((more, make_generations(more))).arms[3].metrics["alpha.mle"] == once["alpha.mle"]
+
+
 def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, make_generations):
     assert "iid/depth_p" not in summary_of(run).arms[1].metrics
     rounds = run[0][run[0]["prompt"] == "p003"]

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.figures import style
-from specdec.analysis.pages.html import FIGURES, Chapter, _marked, cell, write_report
+from specdec.analysis.pages.html import FIGURES, Chapter, _marked, cell, markdown_table, write_report
 from specdec.analysis.sections import Section
 
 EVIL = 'a <script>alert("x")</script> | `b` & <b>'
@@ -137,6 +137,11 @@ def test_cells(value, text):
     assert cell(value) == text
 
 
+def test_numbers_stand_to_the_right():
+    lines = markdown_table(pd.DataFrame({"a": ["x"], "b": [1.5]})).splitlines()
+    assert lines == ["| a | b |", "| --- | ---: |", "| x | 1.5 |"]
+
+
 def test_a_folded_chapter_shows_as_many_sections_as_it_says(tmp_path):
     (html, markdown) = write_report(
         tmp_path,
@@ -178,6 +183,13 @@ def test_points_and_bars_have_tooltips_without_a_script(tmp_path):
         assert "tip:" not in text and "<script" not in text
 
 
+def test_a_number_stays_on_one_line_with_its_interval(tmp_path):
+    table = pd.DataFrame({"speedup": ["1.300 (1.184 to 1.441)", "1.300", "12% (9% to 14%)"], "words": "a b (c to d)"})
+    (html, _) = write_report(tmp_path, "Title", [Chapter("One", (Section("Table", tables=(("All", table),)),))])
+    cells = re.findall(r"<td([^>]*)>([^<]*)</td>", html.read_text("utf-8"))
+    assert [bool(kind) for kind, _ in cells] == [True, False, False, False, True, False]
+
+
 def test_heat_maps_are_let_through(tmp_path):
     """They are images inside the SVG: the page's own policy must not keep a browser from showing them."""
     with style.styled():
@@ -188,3 +200,16 @@ def test_heat_maps_are_let_through(tmp_path):
     assert 'href="data:image/png;base64,' in text
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
     assert "img-src data:" in policy and "script" not in policy and policy.startswith("default-src 'none'")
+
+
+@pytest.mark.slow
+def test_a_page_is_light_and_brings_the_letters_of_its_figures_once(tmp_path):
+    """A run has a dozen figures; with letters as outlines each would add 40 KB and more."""
+    weights = []
+    for count in (1, 9):
+        section = Section("Figures", figures=tuple((f"figure {number}", figure()) for number in range(count)))
+        (html, _) = write_report(tmp_path, "Title", [Chapter("One", (section,))])
+        text = html.read_text("utf-8")
+        assert text.count("@font-face") == 1 and text.count("Title $1</text>") == count
+        weights.append(len(text))
+    assert weights[0] < 30_000 and (weights[1] - weights[0]) / 8 < 10_000

@@ -128,6 +128,12 @@ def test_the_papers_rows_stand_apart(runs: list[Run]) -> None:
     assert len(table_of.printed_figures(rows)) == 1
 
 
+def test_without_printed_values() -> None:
+    nothing = leviathan_table_3(printed())
+    assert "no row of Leviathan's Table 3" in table_of.printed_in_words(nothing)
+    assert table_of.comparison_in_words(nothing, nothing) == ""
+
+
 def test_the_published_file() -> None:
     rows = leviathan_table_3(load_published())
     assert len(rows) == 32 and rows["target"].nunique() == 4

@@ -153,6 +153,24 @@ def test_the_verdict_follows_from_the_interval(row, gain, verdict):
     assert verdict in text[0] and text[0].startswith("On the same tree of 24 nodes and 20 prompts")
 
 
+def test_the_fall_the_loops_the_chain_and_the_reason_are_said(row):
+    section = heads_ablation.grounding_section(rows_of(row))
+    words = "\n".join(section.text)
+    assert "Accuracy falls less steeply with position for grounded heads: the last of grounded heads keeps 81%" in words
+    assert "On the 16 prompts whose text does not fall into repetition: +0.3" in words
+    assert "In a chain of 5" in words and "+0.10" in words
+    assert "cannot be told from what independent heads have" in words  # embeddings have their rate
+    assert "more than independent heads have" in "\n".join(
+        heads_ablation.grounding_section(rows_of(row, embeddings=1.6)).text
+    )
+    assert "less than independent heads have" in "\n".join(
+        heads_ablation.grounding_section(rows_of(row, embeddings=1.2)).text
+    )
+    steep = heads_ablation.grounding_section(rows_of(row, keeps=0.99)).text[1]
+    assert steep.startswith("Accuracy falls more steeply with position for grounded heads")
+    assert [name for name, _ in section.figures] == ["heads_by_position"]
+
+
 def test_variants_are_sorted_into_more_fewer_and_not_told_apart(row):
     section = heads_ablation.variants_section(rows_of(row))
     more, _, rest = section.text[0].partition(" Fewer: ")

@@ -76,6 +76,11 @@ def test_the_answer_follows_from_the_interval(tmp_path, lead, words):
     assert shown["head"].tolist() == [1, 2, 3, 4] and len(section.figures) == 1
 
 
+def test_earlier_heads_are_named(tmp_path):
+    some, every = (accuracy_section(written(tmp_path / "x.json", found(lead))).text[0] for lead in (0.15, 0.4))
+    assert "Of the earlier heads it holds for 3." in some and "It holds for all earlier heads too." in every
+
+
 @pytest.mark.parametrize("content", ["", "[]", '{"figures": [{"heads": "medusa"}]}', '{"figures": 3}'])
 def test_another_file_is_named(tmp_path, content):
     path = tmp_path / "x.json"

@@ -4,7 +4,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.sections import About
+from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.ablation import contributions, distribution, strategies
 
 ABOUT = About("mixed on pocket (float32), a machine", "stdlib_code", False, 300, 0)
@@ -51,3 +51,17 @@ def test_shares_are_of_the_rounds_of_a_strategy():
     one = histograms().query("prompt == 'one0'"), REPLAY.query("prompt == 'one0'")
     found = distribution(*one, "accepted", "x", ABOUT)
     assert found["share"].sum() == 1 and np.isnan(found["share_low"]).all()
+
+
+def test_what_is_said():
+    skips = pd.DataFrame(columns=["reason", "category", "count"])
+    said = findings("ablation", {"replay": REPLAY, "histograms": histograms(), "skipped": skips}, ABOUT)
+    answer = said.sections[0].text[0]
+    assert answer.startswith("x has 89% (") and "in 55% of 60 rounds no row" in answer
+    assert said.curves["curve/ablation/rank.x"] == pytest.approx({1: 7 / 8, 2: 1 / 8})
+    assert said.metrics["ablation/tokens_per_call"] == 2 and said.metrics["ablation/y.wins"] == pytest.approx(1 / 20)
+    assert [section.figures[0][0] for section in said.sections] == [
+        "contribution", "accepted_lengths", "ranks", "allotment"
+    ]  # fmt: skip
+    lengths = said.sections[1].tables[0][1].set_index("accepted tokens")
+    assert lengths.loc[2, "x"] == "–" and lengths.loc[3, "x"].startswith("50.0%")

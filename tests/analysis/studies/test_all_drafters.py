@@ -4,7 +4,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.sections import About, findings
-from specdec.analysis.studies.all_drafters import frontier
+from specdec.analysis.studies.all_drafters import frontier, spread
 
 ABOUT = About("model (float32), machine", "prompts", simulated=False, replicates=300, seed=0)
 ARMS = {  # drafter: tokens per round, seconds of a draft, of training, lossless, outcome
@@ -103,3 +103,9 @@ def test_one_prompt_says_nothing_about_chance():
 )
 def test_nothing_beats_a_place_of_the_frontier(costs, values, expected):
     assert frontier(costs, values) == expected
+
+
+def test_names_do_not_cover_each_other():
+    heights = spread([1.0, 1.01, 1.02, 3.0], 0.1)
+    assert all(above - below >= 0.1 - 1e-12 for below, above in zip(heights, heights[1:], strict=False))
+    assert sum(heights) == pytest.approx(6.03) and spread([1.0, 2.0], 0.1) == [1.0, 2.0]

@@ -15,6 +15,7 @@ from specdec.analysis.comparisons import interval
 from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.batching import (
     batch_numbers,
+    call_errors,
     committed_in_words,
     committed_study,
     write_committed,
@@ -147,8 +148,13 @@ def test_intervals_draw_whole_repeats():
 
 
 @pytest.mark.slow
-def test_findings_are_logged_and_drawn():
+def test_findings_say_what_was_found():
     found = findings("batching", tables(repeats=5, noise=0.02), ABOUT)
+    first, eaten, _, calls = (section.text for section in found.sections)
+    assert first[0].startswith("Speculation pays up to this batch, with the best gamma at each: steady ")
+    assert "; moody " in first[0] and "fitted to calls on a single sequence predicted steady " in first[0]
+    assert "verify +" in eaten[0] and "verify eats most of the speedup" in eaten[0]
+    assert "10% off in seconds" in calls[1] and "0% in t(B" in calls[1]
     names = {name for section in found.sections for name, _ in section.figures}
     assert names == {"batching_speedup", "batching_costs", "batching_throughput", "batching_calls"}
     metrics = found.metrics
@@ -158,8 +164,17 @@ def test_findings_are_logged_and_drawn():
     plain = found.curves["curve/batching/tokens_per_s.steady.plain"]
     assert plain[4] == pytest.approx(4 / seconds(4))
     found = findings("batching", tables(repeats=1, model=False), ABOUT)
+    text = " ".join(found.sections[0].text)
+    assert "There is no cost model of single calls" in text and "A single repeat: no intervals" in text
     assert not any(name.endswith("ci_low") for name in found.metrics)
     assert "curve/batching/speedup.steady.best.model" not in found.curves
+
+
+def test_errors_of_the_cost_model_on_calls():
+    calls = call_errors(tables()["calls"])
+    assert (calls["model_s"] / calls["seconds"]).to_numpy() == pytest.approx(1.1)
+    at = calls.set_index(["batch", "tokens"])
+    assert at.loc[(4, 5), "ratio"] == pytest.approx(30 / 14) == at.loc[(4, 5), "model_ratio"]
 
 
 @pytest.mark.slow
@@ -191,6 +206,15 @@ def test_heads_that_draft_less_deep_have_fewer_gammas():
     assert found.gammas_of("moody") == [2] and found.gammas_of("steady") == [2, 4]
     assert found.of("moody")["speedup"].tolist() == found.of("moody", 2)["speedup"].tolist()
     findings("batching", made | {"batching": shallow}, ABOUT)
+
+
+@pytest.mark.slow
+def test_prompts_that_stand_in_several_repeats_are_told():
+    text = " ".join(findings("batching", tables(repeats=6), ABOUT).sections[0].text)
+    assert "There are 100 prompts, and a repeat takes 20 at the largest batch" in text  # 6 x 20
+    assert "too few" not in text
+    assert "4 repeats are too few for intervals" in " ".join(findings("batching", tables(), ABOUT).sections[0].text)
+    assert "stand in several repeats" not in " ".join(findings("batching", tables(), ABOUT).sections[0].text)
 
 
 @pytest.mark.slow

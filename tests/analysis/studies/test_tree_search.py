@@ -135,10 +135,15 @@ def test_the_answer_comes_first():
     found = findings("tree_search", tables(), ABOUT)
     choice, accuracy = found.sections
     assert choice.text[0].startswith("The tree with most predicted tokens per second has 4 nodes and depth 2: 2.25")
+    assert "structure.file=trees/chosen.yaml structure.nodes=4 structure.depth=2" in choice.text[0]
+    assert "the fastest dynamic, of 2, " in choice.text[1] and "the largest tree, of 16, " in choice.text[1]
+    assert "0 of those for tokens per round lie within" in choice.text[2]
+    assert "A call on 17 tokens takes 2.60 of a plain call of 1.00 ms behind 100 cached tokens" in choice.text[3]
     assert "All 112 texts are those of plain decoding." in choice.text[4]
     table = choice.tables[0][1].set_index("structure")
     assert list(table.index) == [PLAIN, CHOSEN, "tree 2", "tree 16", "chain 2", "dynamic 2", "dynamic 16"]
     assert table.loc["dynamic 2", "predicted"] == "–" and table.loc["tree 2", "predicted"] == "1.70"
+    assert "one of 2 choices is in 80.0% at depth 1 and 60.0% at depth 2" in accuracy.text[0]
     figures = [name for section in (choice, accuracy) for name, _ in section.figures]
     assert figures == ["tree_budget", "rank_accuracy"]
     assert found.metrics["tree_search/chosen.nodes"] == 4
