@@ -86,6 +86,7 @@ def test_a_walk_offers_what_live_decoding_offers(target, text, drafter_values, m
     walk = rounds_along(drafter, target, structure, text[:limit], asked, CpuClock())
     assert live.tokens == text[:limit]
     assert walk.offered == Counter(len(row.draft_tokens) for row in live.rounds)
+    assert walk.draft_s is not None and walk.draft_s > 0
 
 
 def test_agreement_of_the_oracle_is_its_coins(target, text, group_values):
