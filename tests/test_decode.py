@@ -83,12 +83,7 @@ def test_accepted_rejected_and_bonus(cycle, verifier):
     assert generation.tokens == TEXT[:8] and generation.finish == "limit"
     full, second, third, last = generation.rounds
     assert (full.committed, full.accepted, full.rejected) == ((3, 6, 2, 5, 1), 4, False), "a full round is censored"
-    assert (second.draft_tokens, second.committed, second.accepted, second.rejected) == (
-        (1, 0),
-        (4,),
-        0,
-        True,
-    )
+    assert (second.draft_tokens, second.committed, second.accepted, second.rejected) == ((1, 0), (4,), 0, True)
     assert (third.draft_tokens, third.committed, third.rejected) == ((6,), (0,), True), "two were left: one offered"
     assert (last.draft_tokens, last.committed, last.rejected) == ((), (3,), False)
 
@@ -105,39 +100,24 @@ def test_what_a_round_records(cycle):
 
 
 @both
-def test_end_token_on_an_accepted_draft_token(cycle, verifier):
-    """The tokens behind it do not count, and what happened behind it is hidden: censored."""
-    for offered, behind in (([3, 6, 2, 5], "accepted"), ([3, 6, 2, 0], "rejected")):
-        generation = run(cycle(end_token=6), Scripted(offered), verifier=verifier)
-        (row,) = generation.rounds
-        assert generation.tokens == row.committed == (3, 6), behind
-        assert (row.accepted, row.rejected) == (2, False)
-        assert row.truncation == generation.finish == "end_token"
-        assert len(row.beta) == 2, "tested inside the text: the two accepted positions"
-        assert len(row.draft_tokens) == 4, "what was offered stays as it was"
-
-
-@both
-def test_end_token_as_last_accepted_token_before_a_rejection(cycle, verifier):
-    (row,) = run(cycle(end_token=2), Scripted([3, 6, 2, 0]), verifier=verifier).rounds
-    assert (row.committed, row.accepted, row.rejected, len(row.beta)) == ((3, 6, 2), 3, False, 3)
-
-
-@both
-def test_end_token_as_the_correction(cycle, verifier):
-    """It censors nothing: the rejection before it was observed."""
-    generation = run(cycle(end_token=6), Scripted([3, 0, 0, 0]), verifier=verifier)
+@pytest.mark.parametrize(
+    ("end", "offered", "committed", "accepted", "rejected"),
+    [
+        (6, [3, 6, 2, 5], (3, 6), 2, False),  # among accepted tokens
+        (6, [3, 6, 2, 0], (3, 6), 2, False),  # the rejection behind it is hidden: censored
+        (2, [3, 6, 2, 0], (3, 6, 2), 3, False),  # the last accepted one, just before a rejection
+        (6, [3, 0, 0, 0], (3, 6), 1, True),  # the correction: the rejection before it was observed
+        (6, [3], (3, 6), 1, False),  # the bonus
+    ],
+)
+def test_an_end_token_ends_its_round_and_the_text(cycle, verifier, end, offered, committed, accepted, rejected):
+    generation = run(cycle(end_token=end), Scripted(offered), gamma=len(offered), verifier=verifier)
     (row,) = generation.rounds
-    assert generation.tokens == row.committed == (3, 6)
-    assert (row.accepted, row.rejected, row.truncation, len(row.beta)) == (1, True, "end_token", 2)
-
-
-@both
-def test_end_token_as_the_bonus(cycle, verifier):
-    generation = run(cycle(end_token=6), Scripted([3]), gamma=1, verifier=verifier)
-    (row,) = generation.rounds
-    assert generation.tokens == row.committed == (3, 6)
-    assert (row.accepted, row.rejected, row.truncation, len(row.beta)) == (1, False, "end_token", 1)
+    assert generation.tokens == row.committed == committed
+    assert row.truncation == generation.finish == "end_token"
+    assert (row.accepted, row.rejected) == (accepted, rejected)
+    assert len(row.beta) == accepted + rejected, "tested inside the text"
+    assert len(row.draft_tokens) == len(offered), "what was offered stays as it was"
 
 
 def test_end_token_without_any_proposal(cycle):
@@ -177,19 +157,7 @@ def test_every_limit_is_met_exactly(cycle, limit, verifier):
 
 def test_no_proposal_is_not_a_rejection(cycle):
     for row in run(cycle(), Scripted(), limit=4).rounds:
-        assert (row.draft_tokens, row.accepted, row.rejected, len(row.tree), row.beta) == (
-            (),
-            0,
-            False,
-            0,
-            (),
-        )
-
-
-def test_a_limited_full_round_is_censored(cycle):
-    """Both remaining positions were accepted or free: gamma was 2 in this round, and nothing was rejected."""
-    (row,) = run(cycle(), Scripted([3, 6, 2, 5]), limit=3).rounds
-    assert (row.draft_tokens, row.accepted, row.rejected, row.truncation) == ((3, 6), 2, False, "limit")
+        assert (row.draft_tokens, row.accepted, row.rejected, len(row.tree), row.beta) == ((), 0, False, 0, ())
 
 
 def test_prompts_of_one_token_and_of_many(cycle):
@@ -259,17 +227,6 @@ def test_a_tree_commits_its_accepted_path(cycle):
     row = run(cycle(), drafter, limit=8).rounds[0]
     assert row.committed == (3, 6, 2, 5) and row.acceptance.path == (1, 3, 4)
     assert (row.accepted, row.rejected, row.beta) == (3, False, ())
-
-
-def test_marks_are_in_order(cycle):
-    generation = run(cycle(), Scripted([3, 6]), limit=6)
-    began, prefilled = generation.prefill
-    last = prefilled
-    assert began <= prefilled
-    for row in generation.rounds:
-        marks = row.marks
-        assert last <= marks.start <= marks.drafted <= marks.verified <= marks.accepted <= marks.committed
-        last = marks.committed
 
 
 TOKENS = st.integers(0, 5)

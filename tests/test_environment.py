@@ -81,13 +81,7 @@ def test_a_gpu_is_described_by_nvml(monkeypatch: pytest.MonkeyPatch, cuda: None)
     monkeypatch.setitem(sys.modules, "pynvml", nvml())  # type: ignore[arg-type]
     notes: list[str] = []
     facts = environment.gpu(torch.device("cuda"), notes)
-    expected = {
-        "name": "A GPU",
-        "driver": "580.1",
-        "sm_mhz": 1000,
-        "memory_mhz_max": 4000,
-        "power_limit_w": 700,
-    }
+    expected = {"name": "A GPU", "driver": "580.1", "sm_mhz": 1000, "memory_mhz_max": 4000, "power_limit_w": 700}
     assert expected.items() <= facts.items() and facts["throttled_by"] == ["SwPowerCap"]
     assert notes == ["NVML gives no temperature_c: Not Supported."] and "u-1" not in str(facts)
 

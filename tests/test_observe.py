@@ -46,10 +46,6 @@ def test_a_tree_of_point_masses_by_hand(group_values):
     acceptance, kept = decided(rule, draft, p, chain=False)
     assert acceptance.path == (0, 2) and kept.tv == pytest.approx((0.5, 0.9, 0.7))
     assert kept.otherwise == pytest.approx(1 - 0.5 * 0.1)
-    p = torch.stack([P[0], torch.tensor([0.02, 0.03, 0.05, 0.9]), *P[[2, 2, 2]]]).double()
-    acceptance, kept = decided(rule, draft, p, chain=False)
-    assert acceptance.path == (0,) and acceptance.next_token == 3 and kept.tv == pytest.approx((0.5, 0.1))
-    assert kept.otherwise == pytest.approx(1 - 0.5 * (1 - 0.02 - 0.03))
     # A chain is the tree without branches.
     chain = Draft(torch.tensor([1, 2]), chain_tree(2))
     assert decided(rule, chain, P, chain=False)[1].otherwise == pytest.approx(decided(rule, chain, P)[1].otherwise)

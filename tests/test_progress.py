@@ -139,13 +139,6 @@ def test_a_terminal_shows_a_bar(screen):
     assert "decoding" in text.getvalue() and "━" in text.getvalue() and "1 of 2, 0 s" in text.getvalue()
 
 
-def test_a_stage_is_said_when_it_begins(screen):
-    text = screen(False)
-    with progress.stage("Load", "a/[b]"):
-        assert text.getvalue() == "Load: a/[b] ...\n"
-    assert text.getvalue().count("\n") == 1
-
-
 def test_a_stage_on_a_terminal_leaves_its_seconds(screen):
     text = screen(True)
     with progress.stage("Calibrate", "single [calls]"), progress.stage("inside"):

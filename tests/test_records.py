@@ -1,11 +1,10 @@
 """The token tree: depths, children and visibility against definitions written another way."""
 
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from specdec.records import EMPTY, Acceptance, Draft, Tree, chain_tree
+from specdec.records import Tree, chain_tree
 
 TREES = st.lists(st.floats(0, 0.999), max_size=12).map(
     lambda dice: Tree(tuple(int(value * (node + 1)) - 1 for node, value in enumerate(dice)))
@@ -53,19 +52,3 @@ def test_chains_are_made_once():
     assert chain_tree(3) is chain_tree(3)
     assert chain_tree(3).parents == (-1, 0, 1) and chain_tree(0).parents == ()
     assert chain_tree(2).visible.tolist() == [[True, False, False], [True, True, False], [True, True, True]]
-
-
-def test_the_empty_draft():
-    assert len(EMPTY) == 0 and EMPTY.tokens.dtype == torch.int64 and EMPTY.q is None and EMPTY.source == ()
-    assert EMPTY.tree.visible.tolist() == [[True]] and EMPTY.tree.children == ((),)
-
-
-def test_records_are_frozen():
-    draft = Draft(torch.tensor([1]), chain_tree(1))
-    for record, name in (
-        (draft, "tokens"),
-        (draft.tree, "parents"),
-        (Acceptance((), 1, False, ()), "next_token"),
-    ):
-        with pytest.raises(AttributeError):
-            setattr(record, name, None)

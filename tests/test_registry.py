@@ -70,22 +70,6 @@ def test_an_unknown_name_is_answered_with_near_misses_and_the_list(things):
     assert sentence_of(things.get, "xyz") == "Unknown thing 'xyz'. The things are: large_thing, small_thing."
 
 
-@pytest.mark.parametrize(
-    ("family", "wrong", "right"),
-    [
-        (drafters, "ngrams", "ngram"),
-        (drafters, "oracel", "oracle"),
-        (verifiers, "speculative", "speculative_sampling"),
-        (structures, "chian", "chain"),
-        (targets, "casual", "causal"),
-    ],
-)
-def test_near_misses_of_the_real_families(family, wrong, right):
-    sentence = sentence_of(family.build, {"name": wrong})
-    assert f"Unknown {family.group} '{wrong}'" in sentence and f"Did you mean {right}" in sentence
-    assert all(name in sentence for name in family.all_names())
-
-
 @pytest.mark.parametrize("name", [None, 3, True, ["ngram"], {"ngram": 1}])
 def test_a_name_that_is_no_text_is_a_usage_error(name):
     assert "drafter" in sentence_of(drafters.build, {"name": name}, target=None)
@@ -152,7 +136,7 @@ def test_a_config_named_by_text_is_found(things):
 
 GREEDY = {"name": "greedy", "temperature": 0.0, "top_k": None, "top_p": None, "min_p": None, "typical_p": None}
 NGRAM = {"name": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32, "occurrence": "common"}
-NAN, INFINITY = float("nan"), float("inf")
+NAN = float("nan")
 
 
 @pytest.mark.parametrize(
@@ -160,14 +144,10 @@ NAN, INFINITY = float("nan"), float("inf")
     [
         (0, "Bad value structure.gamma=0: it should be greater than or equal to 1."),
         (5000, "Bad value structure.gamma=5000: it should be less than or equal to 1024."),
-        (-3, "Bad value structure.gamma=-3: it should be greater than or equal to 1."),
-        ("abc", "Bad value structure.gamma='abc': it should be a valid integer."),
         ("4", "Bad value structure.gamma='4': it should be a valid integer."),
         (4.0, "Bad value structure.gamma=4.0: it should be a valid integer."),
         (NAN, "Bad value structure.gamma=nan: it should be a valid integer."),
         (True, "Bad value structure.gamma=True: it should be a valid integer."),
-        (None, "Bad value structure.gamma=None: it should be a valid integer."),
-        ([1, 2], "Bad value structure.gamma=[1, 2]: it should be a valid integer."),
     ],
 )
 def test_a_bad_gamma(gamma, sentence):
@@ -179,12 +159,8 @@ def test_a_bad_gamma(gamma, sentence):
     [
         ("temperature", -1.0, "greater than or equal to 0"),
         ("temperature", NAN, "finite number"),
-        ("temperature", INFINITY, "finite number"),
-        ("temperature", "hot", "valid number"),
         ("top_k", 0, "equal to 1"),
-        ("top_k", 2.5, "valid integer"),
         ("top_p", 1.5, "less than or equal to 1"),
-        ("top_p", -0.1, "equal to 0"),
         ("min_p", NAN, "finite number"),
         ("typical_p", 1.5, "less than or equal to 1"),
         ("temperature", None, "valid number"),
@@ -232,12 +208,6 @@ def test_a_table_needs_a_stochastic_matrix(law, sampling):
 def test_a_nested_fault_is_named_by_its_whole_key():
     values = {"name": "table", "law": [[0.5, 0.5], ["x", 1.0]], "end_token": None, "context_length": 10}
     assert sentence_of(targets.config, values).startswith("Bad value target.law.1.0='x': ")
-
-
-def test_configs_are_frozen():
-    config = validated(SamplingConfig, GREEDY)
-    with pytest.raises(AttributeError):
-        config.temperature = 2.0
 
 
 def test_a_choice_names_the_options():

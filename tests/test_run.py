@@ -25,16 +25,10 @@ from specdec.targets.table import Table
 GAMMAS = {1, 2, 4}
 KINDS = ("png", "svg")
 
-# All that a greedy run of a learning-free drafter logs.
+# What a greedy run of a learning-free drafter logs beside its summary: `analysis/findings/test_summary.py` has that.
 METRICS = """
-speedup speedup.ci_low speedup.ci_high speedup.prompt_mean speedup.prompt_median speedup.end_to_end
-speedup.capped_geometric cost/prefill_share tokens_per_round tokens_per_round.ci_low tokens_per_round.ci_high
-tokens_per_round.capped_geometric tokens_per_round.position tokens_per_round.replay alpha.text alpha.mle
-alpha.mle.ci_low alpha.mle.ci_high accepted_per_offered nodes_per_round proposals.share account/alpha
-cost/t1_ms cost/t_ar_ms cost/c cost/g cost/v cost/o account/omega account/offered account/dependence account/drift
-account/draft account/verify account/overhead account/baseline iid/depth_p iid/trend_p iid/prompts_p iid/memory_p
-iid/mixing_p lossless/identical lossless/divergences lossless/unexplained repetition/share
-throughput/tokens_per_s throughput/baseline_tokens_per_s memory/peak_mb memory/weights_mb memory/cache_mb
+speedup speedup.ci_low tokens_per_round.position tokens_per_round.replay alpha.text account/alpha account/drift
+lossless/identical lossless/divergences lossless/unexplained memory/peak_mb memory/weights_mb memory/cache_mb
 speedup.limit speedup.limit.realised cost/overhead_share prompts/done prompts/left_out
 """.split()
 
@@ -119,9 +113,7 @@ def test_a_run_leaves_every_metric_and_artifact(command, tmp_path):
         assert told == {"drafter": "oracle", "model": "table", "gamma": str(primary)}
         assert item.info.run_name == f"{item.data.tags['specdec.line']}: oracle on table, gamma {primary}"
         assert ("curve/tokens_per_round.ci_low" in item.data.metrics) == (item.data.tags["specdec.line"] == "measured")
-    names = {
-        item.path for item in client.list_artifacts(logged.get("run_id") or children[0].data.tags["mlflow.parentRunId"])
-    }
+    names = {item.path for item in client.list_artifacts(main.info.run_id)}
     assert {"rounds.parquet", "trace.html", "figures", "report.md", "account.json"} <= names
 
 
@@ -208,10 +200,8 @@ def test_nan_logits_end_the_run_as_failed_and_keep_the_rounds(command, tmp_path,
 
 BAD = [  # `tests/plan/test_refusals.py` has all sentences
     ((), "No drafter: add +drafter=NAME, one of"),
-    (("+drafter=ngrm",), "Did you mean ngram?"),
     (("+drafter=ngram", "+gama=4"), "gama"),
     (("+drafter=ngram", "verifier=greedy", "sampling=temperature"), "verifier=speculative_sampling"),
-    (("+drafter=oracle", "sampling=temperature"), "sampling=greedy"),
     (("+drafter=ngram", "target=causal", "target.model=random"), "target.shape"),
 ]
 
@@ -381,13 +371,8 @@ def test_a_peer_that_fails_does_not_end_the_run(command, tmp_path, monkeypatch):
         raise RuntimeError("no luck")
 
     monkeypatch.setattr(TransformersPeer, "generate", broken)
-    arguments = (
-        "prompts.limit=1",
-        "measurement.peers=[transformers]",
-        "target.compile=false",
-        "tracking.enabled=false",
-    )
-    code, error = command("+drafter=none", "+debug=pocket", *arguments)
+    small = ("prompts.limit=1", "target.compile=false", "tracking.enabled=false")
+    code, error = command("+drafter=none", "+debug=pocket", "measurement.peers=[transformers]", *small)
     assert code == 0, error
     summary = json.loads((output(tmp_path) / "summary.json").read_text())
     assert not [name for name in summary["metrics"] if name.startswith("peer/")]
@@ -486,12 +471,6 @@ def test_the_experiments_on_t5_take_any_pair(command, tmp_path, t5_folders, name
             assert 0 < run_.metrics["alpha.text"] < 1  # two laws that forbid nothing overlap somewhere
     environment = json.loads(next(tmp_path.rglob("environment.json")).read_text())
     assert environment["model"]["class"] == "T5ForConditionalGeneration" and environment["prompts"]["count"] == 1
-
-
-def test_peers_need_a_decoder_only_target(command, t5_folders):
-    arguments = ("target=encoder_decoder", f"target.model={t5_folders[0]}", "prompts=stdlib_code", "prompts.limit=1")
-    code, error = command("+drafter=ngram", *arguments, "measurement.peers=[transformers]")
-    assert code == 2 and "target=causal" in error
 
 
 @pytest.mark.usefixtures("undrawn_pictures")

@@ -9,7 +9,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, TypicalLogitsWarper
 
-from specdec.sampling import SamplingConfig, drawn, generator_for, one_hot, probabilities, residual, sample
+from specdec.sampling import SamplingConfig, drawn, generator_for, probabilities, residual, sample
 
 LOGITS = st.lists(st.integers(-40, 40).map(lambda x: x / 8), min_size=2, max_size=12, unique=True)
 LAWS = st.lists(st.integers(0, 20), min_size=4, max_size=4).filter(sum).map(lambda x: [v / sum(x) for v in x])
@@ -114,15 +114,6 @@ def apart(p):
     return all(b - a > 1e-9 for a, b in itertools.pairwise(distances))
 
 
-def test_typical_sampling_may_drop_the_most_likely_token():
-    """Where the entropy is high, the one likely token is not typical. The entropies are 1.75 and 0.71 nats, the first
-    token's information 0.92 and 0.22, that of the next 2.30 twice.
-    """
-    spread, sure = [0.4, *[0.1] * 6], [0.8, 0.1, 0.05, 0.05]
-    assert law([math.log(value) for value in spread], typical_p=0.3) == pytest.approx([0, *[1 / 6] * 6], abs=1e-12)
-    assert law([math.log(value) for value in sure], typical_p=0.3) == pytest.approx([1, 0, 0, 0], abs=1e-12)
-
-
 @pytest.mark.parametrize("levels", [None, 5, 2], ids=["distinct", "five levels", "two levels"])
 def test_typical_sampling_is_that_of_transformers(levels):
     """On random logits, of few levels too: tokens that are equally typical stay or go together."""
@@ -148,31 +139,6 @@ def test_all_cuts_together_are_those_of_transformers_in_its_order():
     ours = probabilities(logits, config(**options))
     torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=0)
     assert (probabilities(logits, config(**options | {"typical_p": None})) > 0).sum() > (ours > 0).sum()
-
-
-@given(
-    LOGITS,
-    st.integers(1, 6),
-    st.sampled_from([0.3, 0.8]),
-    st.sampled_from([0.1, 0.4]),
-    st.sampled_from([None, 0.3, 0.7]),
-)
-@settings(max_examples=60)
-def test_the_cuts_follow_one_another(logits, k, mass, share, typical):
-    """Each on the renormalised law that the one before left."""
-    first = softmax([x / 0.7 for x in logits])
-    second = restricted(first, ranked(first)[:k])
-    assume(all(abs(math.fsum(second[i] for i in ranked(second)[:n]) - mass) > 1e-9 for n in range(1, len(second))))
-    third = restricted(second, nucleus(second, mass))
-    assume(all(abs(value - share * max(third)) > 1e-9 for value in third))
-    last = restricted(third, [index for index, value in enumerate(third) if value >= share * max(third)])
-    if typical is not None:
-        kept = typical_set(last, typical)
-        assume(apart(last))
-        assume(all(abs(math.fsum(last[i] for i in kept[: len(kept) - n]) - typical) > 1e-9 for n in (0, 1)))
-        last = restricted(last, kept)
-    ours = law(logits, temperature=0.7, top_k=k, top_p=mass, min_p=share, typical_p=typical)
-    assert ours == pytest.approx(last, abs=1e-12)
 
 
 def test_greedy_is_one_hot_at_the_first_maximum():
@@ -230,11 +196,6 @@ def test_very_low_temperatures_and_large_logits_stay_finite():
     for temperature in (1e-6, 1e-30):
         p = probabilities(torch.tensor([300.0, 299.0, -1e4]), config(temperature))
         assert p.tolist() == [1.0, 0.0, 0.0]
-
-
-def test_one_hot():
-    assert one_hot(torch.tensor([2, 0]), 3).tolist() == [[0, 0, 1], [1, 0, 0]]
-    assert one_hot(torch.tensor(1), 2).tolist() == [0, 1]
 
 
 def test_sample_takes_shapes_and_only_possible_tokens():
@@ -300,11 +261,3 @@ def test_generators_ignore_and_leave_the_global_state():
     assert torch.equal(before, torch.get_rng_state())
     torch.manual_seed(99)
     assert first_numbers(3, "x", "draft") == first
-
-
-def test_generators_are_uncorrelated():
-    """Draft and accept streams of one prompt, 10,000 numbers: |correlation| below 0.05 (5 sd, false alarm
-    6e-7).
-    """
-    pair = [torch.rand(10000, generator=generator_for(0, "p", purpose)) for purpose in ("draft", "accept")]
-    assert abs(float(torch.corrcoef(torch.stack(pair))[0, 1])) < 0.05

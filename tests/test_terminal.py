@@ -99,10 +99,6 @@ def test_numbers_and_words_are_folded_and_never_cut(width, beside):
     assert "…" not in said and all(len(line.rstrip()) <= width for line in said.splitlines())
 
 
-def test_sixty_columns_still_have_a_table():
-    assert "────" in printed(FOUND, 60) and "────" not in printed(FOUND, 40)
-
-
 def test_eighty_columns_hold_a_line_for_each_gamma():
     said = printed(findings([arm(gamma, 3.5 - gamma / 100) for gamma in (1, 4, 8)], metrics=SAMPLED), 80)
     lines = {line.split()[0]: line.split()[1:] for line in said.splitlines() if line.strip()}
@@ -117,7 +113,3 @@ def test_a_run_closes_with_a_few_sentences_and_with_all_notes_on_demand(monkeypa
     notes = ["Note two.", f"results: {Path.cwd() / 'folder'}", "browse:  COMMAND"]
     assert printed(found, 100, ("Note one.",)).splitlines()[-3:] == notes
     assert "Note one." not in printed(found, 100, ("Note one.",)) and "Note one." in printed(found, 100)
-
-
-def test_headings_fold_only_where_they_have_to():
-    assert "with prefill  alpha" in printed(FOUND, 110) and "with prefill  alpha" not in printed(FOUND, 80)

@@ -44,25 +44,11 @@ def command(
     ("arguments", "sentence"),
     [
         ("+drafter=ngrm", "Unknown drafter 'ngrm'. Did you mean ngram? The options are: "),
-        (
-            "+drafter=ngram structure=chian",
-            "Unknown structure 'chian'. Did you mean chain? The options are: ",
-        ),
         ("+drafter=ngram structure.k=4", "Unknown key structure.k: structure 'chain' has the keys gamma."),
         ("-m +drafter=ngram structure.k=4", "Unknown key structure.k: structure 'chain' has the keys gamma."),
-        (
-            "+drafter=ngram drafter.order=4",
-            "Unknown key drafter.order: drafter 'ngram' has the keys q, order_max, order_min, matches_max, occurrence.",
-        ),
-        (
-            "+drafter=ngram tracking.url=x",
-            "Unknown key tracking.url: tracking has the keys uri, experiment, ",
-        ),
+        ("+drafter=ngram tracking.url=x", "Unknown key tracking.url: tracking has the keys uri, experiment, "),
         ("+drafter=ngram sed=1", "Unknown key sed: the configuration has no such key. Did you mean seed?"),
-        (
-            "structure.gamma=1,2",
-            "structure.gamma has several values: add -m to sweep over them, or write [1,2] ",
-        ),
+        ("structure.gamma=1,2", "structure.gamma has several values: add -m to sweep over them, or write [1,2] "),
         ("structure.gamma", "The argument 'structure.gamma' is not of the form KEY=VALUE: missing EQUAL at "),
         ("+target=table", "target is chosen twice: if it has a default, write target=NAME without the plus."),
     ],
@@ -81,11 +67,7 @@ def test_a_bad_command_line_is_one_sentence(
         (UsageError("Put this right."), 2, "Put this right."),
         (EnvironmentFault("Tracking is gone."), 4, "Tracking is gone."),
         (OSError(errno.ENOSPC, "No space left on device", "x"), 4, "The disk is full: "),
-        (
-            RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"),
-            4,
-            "Memory ran out: CUDA out of memory.",
-        ),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), 4, "Memory ran out: CUDA out of memory."),
         (
             RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8000 bytes"),
             4,

@@ -46,40 +46,20 @@ def run_store(
     corpus = folder / "corpus.jsonl"
     lines = [[0, 0, 1, 1, 2, 2, 0], [0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 2, 0, 1]]
     corpus.write_text("".join(json.dumps({"ids": line}) + "\n" for line in lines), encoding="utf-8")
+    # A table has no small model to draft for it, so the overlays' own sweeps are replaced; `drafter` is a cell's key.
     alphas = [
-        "-m",
-        "+experiment=leviathan_alpha",
-        "+debug=tiny",
-        "hydra.sweeper.params=null",  # no small model drafts for a table
-        "~target.dtype",
-        "+drafter=unigram,bigram",
-        "sampling.temperature=0.0,1.0",
-        f"++drafter.corpus={corpus}",
-        "++drafter.field=ids",  # ++ because the sweep itself has no drafter, its cells have
-        "++drafter.cache_dir=null",
+        *("-m", "+experiment=leviathan_alpha", "+debug=tiny", "hydra.sweeper.params=null", "~target.dtype"),
+        *("+drafter=unigram,bigram", "sampling.temperature=0.0,1.0", f"++drafter.corpus={corpus}"),
+        *("++drafter.field=ids", "++drafter.cache_dir=null"),
     ]
     overlay = [
-        "-m",
-        "+experiment=notebooks",
-        "+debug=tiny",
-        "hydra.sweeper.params=null",  # as above
-        "+notebook=ngram,oracle",
-        "~target.dtype",
-        "measurement.gammas=[1,2,3,4,6,8]",
-        "measurement.max_new_tokens=64",
-        PROMPTS,
+        *("-m", "+experiment=notebooks", "+debug=tiny", "hydra.sweeper.params=null", "~target.dtype"),
+        *("+notebook=ngram,oracle", "measurement.gammas=[1,2,3,4,6,8]", "measurement.max_new_tokens=64", PROMPTS),
     ]
     studies = [
-        "-m",
-        "+study=grid,phase_transition,equal_budget",
-        "+drafter=ngram",
-        "structure=rows",
-        "structure.k=2",
-        "structure.w=2",
-        "+debug=tiny",
-        "++study.calls=1",
-        "measurement.gammas=[]",
-        "measurement.workers=1",
+        *("-m", "+study=grid,phase_transition,equal_budget", "+debug=tiny", "++study.calls=1"),
+        *("+drafter=ngram", "structure=rows", "structure.k=2", "structure.w=2"),
+        *("measurement.gammas=[]", "measurement.workers=1"),
     ]
     live = ["+experiment=chain_rows_tree", "+debug=tiny", "~target.dtype", "drafter.bigram.cache_dir=null"]
     values = yaml.safe_load(Path(config_dir(), "target", "table.yaml").read_text(encoding="utf-8"))

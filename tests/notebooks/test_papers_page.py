@@ -71,7 +71,3 @@ def test_the_claims_are_those_of_the_committed_results():
 
 def test_the_load_is_that_of_the_committed_results():
     assert measured_in_words() in CLAIMS.replace("\n", " ")
-
-
-def test_the_index_leads_to_the_page():
-    assert "](guide/papers.md)" in (NOTEBOOKS / "README.md").read_text(encoding="utf-8")

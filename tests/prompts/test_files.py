@@ -3,13 +3,8 @@
 import gzip
 import json
 from collections import Counter
-from pathlib import Path
 
 import pytest
-
-from specdec.prompts import prompts
-
-CONFIGS = Path(__file__).resolve().parents[2] / "conf/prompts"
 
 CATEGORIES = {
     "mt_bench": ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"],
@@ -28,13 +23,6 @@ def test_published_sets_are_read_whole(load, name, count):
     assert all(prompt.id.startswith(f"{name}/") for prompt in loaded.prompts)
     assert all(len(prompt.tokens) == 1 + len(prompt.text) for prompt in loaded.prompts)  # one begin token
     assert name in loaded.provenance["path"] and len(loaded.provenance["sha256"]) == 64
-
-
-@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_yaml_builds_under_its_own_name(values, path):
-    config = values(path.stem)
-    assert config["name"] == path.stem and path.stem in prompts.names()
-    assert prompts.config(config).name == path.stem
 
 
 def test_reference_answers_come_with_the_first_turn(load, tmp_path):
@@ -188,15 +176,6 @@ def test_lines_break_at_newlines_only(load, tmp_path):
         ("wmt22/3", "three"),
     ]
     assert loaded.skipped == {"empty": {"wmt22": 1}}
-
-
-def test_literal_tokens_need_no_tokenizer(load):
-    loaded = load("tokens", tokenizer=None, tokens=[[0, 1], [], [2]])
-    assert [(p.id, p.category, p.text, p.tokens) for p in loaded.prompts] == [
-        ("tokens/0-1", "tokens", "", (0, 1)),
-        ("tokens/2", "tokens", "", (2,)),
-    ]
-    assert loaded.skipped == {"empty": {"tokens": 1}}
 
 
 def test_a_real_tokenizer_and_its_chat_template(load):

@@ -2,8 +2,6 @@
 
 import ast
 import platform
-import subprocess
-import sys
 from functools import cache
 
 import pytest
@@ -88,13 +86,3 @@ def test_paragraphs_before_fits_the_room():
     assert stdlib.paragraphs_before(lines, 6, 8) == ["dd"]  # "cc" fits, but not its paragraph
     assert stdlib.paragraphs_before(lines, 4, 5) == ["cc"]  # no paragraph starts in what fits
     assert stdlib.paragraphs_before(lines, 6, 0) == []
-
-
-@pytest.mark.slow
-def test_reading_prompts_imports_nothing_heavy():
-    script = (
-        "import sys; from specdec.prompts import prompts; prompts.names(); "
-        "print([m for m in ('torch', 'transformers', 'datasets', 'mlflow') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

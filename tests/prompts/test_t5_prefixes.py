@@ -14,13 +14,6 @@ def test_translation_pairs_as_the_hub_has_them(load, tmp_path):
     assert [prompt.id for prompt in loaded.prompts] == ["wmt14_en_de/1", "wmt14_en_de/2"]
 
 
-def test_translation_from_plain_lines(load, tmp_path):
-    path = tmp_path / "newstest.en"
-    path.write_text("\n".join(ENGLISH))
-    loaded = load("wmt14_en_de", path=str(path), hub_id=None, format="lines")
-    assert [prompt.text for prompt in loaded.prompts] == [f"translate English to German: {text}" for text in ENGLISH]
-
-
 def test_articles_are_cut_at_a_word_and_keep_their_prefix(load, tmp_path):
     path = tmp_path / "articles.jsonl"
     rows = [

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pandas as pd
 import pytest
 
-from specdec import run
 from specdec.analysis.studies.serving import ADAPTIVE, NONE, closed_check
 from specdec.errors import UsageError
 from specdec.serving.arrivals import ServedText
@@ -212,16 +211,3 @@ def test_measured_batches_give_the_steps_and_are_compared_with(study, tmp_path):
 def test_batches_that_were_not_measured_are_refused(refused, tmp_path, overrides, words):
     folder = measured_batches(tmp_path / "batching")
     refused("serving", *LAW, *SMALL, f"study.batching={folder}", *overrides, words=words)
-
-
-@pytest.mark.slow
-def test_the_command_on_the_pocket_target(in_process, tmp_path):
-    ended = in_process(
-        run, "+experiment=serving", "+debug=pocket", "tracking.enabled=false", "target.compile=false", *SMALL
-    )
-    assert ended.code == 0, ended.error
-    assert "Simulated: at which load should a server stop speculating?: Simulated:" in ended.output.replace("\n", " ")
-    (folder,) = tmp_path.glob("outputs/*/*")
-    assert (folder / "figures" / "goodput.png").stat().st_size > 0
-    metrics = json.loads((folder / "study.json").read_text())["metrics"]
-    assert metrics["serving/simulated.none.capacity"] > 0

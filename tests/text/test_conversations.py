@@ -3,7 +3,6 @@
 import gzip
 import json
 
-import numpy as np
 import pytest
 from fixtures.refusals import refused
 
@@ -179,18 +178,3 @@ def test_records_of_the_hub(opened, text_target, monkeypatch):
 def test_bad_records_are_refused_by_file_and_number(opened, content, says):
     with refused(says):
         opened(content)
-
-
-@pytest.mark.parametrize(("path", "hub_id"), [(None, None), ("x", "a/b")])
-def test_one_source_is_needed(opened, path, hub_id):
-    with pytest.raises(UsageError, match="need one source: set either data.source.path"):
-        opened([], path=path, hub_id=hub_id)
-
-
-def test_scored_tokens_do_not_reach_into_the_question(opened, text_target):
-    """Counted another way: by the lengths of the parts, as the tokenizer cuts them alone."""
-    sequences = opened([record("if while", "not or and"), record("a", "b")])
-    document = sequences._parts["train"].documents[0]
-    answer = text_target.tokenizer(" not or and")["input_ids"]
-    assert np.flatnonzero(document.scored).tolist() == list(range(len(document) - len(answer) - 1, len(document)))
-    assert document.tokens[-1 - len(answer) : -1].tolist() == answer

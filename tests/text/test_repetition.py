@@ -84,31 +84,6 @@ def test_loops_equal_the_definition(pieces, period):
     assert loop_share(tokens, period) == pytest.approx(by_definition(tokens, period))
 
 
-def rounds(line, times):
-    """`line` as often as asked for; each None in it is a token of its own."""
-    fresh = iter(range(1000, 2000))
-    return [next(fresh) if token is None else token for _ in range(times) for token in line]
-
-
-@pytest.mark.parametrize(
-    ("line", "times", "share"),
-    [
-        ([1], 40, 1.0),
-        ([1, 2, 3, 4, 5, 6, 7], 6, 1.0),
-        (list(range(60)), 3, 1.0),
-        (list(range(60)), 2, 0.0),  # what stands there twice is no loop
-        (list(range(100)), 3, 0.0),  # further apart than the period
-        ([1, 2, 3, 4, 5, 6, 7, None], 5, 39 / 40),  # a counter; nothing comes back behind the last one
-        ([1, 2, 3, 4, 5, 6, None, None], 5, 38 / 40),  # a name of two tokens
-        ([1, 2, 3, 4, 5, 6, None, None, None], 5, 0.0),  # a form with new content
-        ([None] * 8, 5, 0.0),
-        ([], 1, 0.0),
-    ],
-)
-def test_near_repeats_are_loops_and_new_content_is_none(line, times, share):
-    assert loop_share(rounds(line, times), PERIOD) == pytest.approx(share)
-
-
 def brute_force(tokens, period_max):
     """The definition, position by position."""
     longest = 0
@@ -126,13 +101,6 @@ def test_equals_the_definition(tokens, period_max):
     assert repeated_share(tokens, period_max) == pytest.approx(brute_force(tokens, period_max))
 
 
-def test_a_loop_is_found_and_a_text_is_not():
-    assert repeated_share(list(range(20)) + [7, 8, 9] * 20, 32) == pytest.approx(57 / 80)
-    assert repeated_share(list(range(80)), 32) == 0.0
-    assert repeated_share([], 32) == 0.0
-    assert repeated_share(list(range(40)) * 2, 32) == 0.0  # the period is longer than what counts
-
-
 @given(st.lists(st.integers(0, 1), max_size=24), st.integers(1, 6), st.integers(1, 8))
 def test_marks_equal_the_definition(tokens, period_max, least):
     expected = [False] * len(tokens)
@@ -148,10 +116,3 @@ def test_marks_equal_the_definition(tokens, period_max, least):
             if run[place] and end - start >= max(2 * period, least) and place - start >= period:
                 expected[place] = True
     assert loop_marks(tokens, period_max, least).tolist() == expected
-
-
-def test_what_stands_twice_is_not_marked():
-    assert not loop_marks([1, 2, 3, 4] * 2, 32, 4).any()
-    assert loop_marks([1, 2, 3, 4] * 3, 32, 4).tolist() == [False] * 8 + [True] * 4
-    assert not loop_marks([1, 2, 3, 4] * 3, 32, 9).any(), "a run of eight tokens"
-    assert loop_marks([], 32, 4).tolist() == []

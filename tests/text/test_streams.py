@@ -76,19 +76,12 @@ def test_all_repeats_of_a_run_can_be_read(tmp_path):
     assert found == [("line 1", 0), ("a", 1), ("a", 2)]
 
 
-def test_names_are_told_apart(tmp_path):
-    path = lines(tmp_path / "x.jsonl", record(id="a"), record((1, 3), id="a"), record((1, 4), id="b"))
-    assert [stream.id for stream in read_streams(path).streams] == ["a", "a#2", "b"]
-
-
 @pytest.mark.parametrize(
     ("second", "sentence"),
     [
         ([1, 2], "a JSON list where drafter.path needs an object with fields"),
         ({"prompt_token_ids": [1]}, "generated_token_ids is not a list of token ids"),
         (record(prompt=()), "prompt_token_ids is not a list of token ids .at least one"),
-        (record() | {"generated_token_ids": "3"}, "generated_token_ids is not a list of token ids"),
-        (record(generated=(3, 4.0)), "generated_token_ids is not a list of token ids"),
         (record(generated=(3, True)), "generated_token_ids is not a list of token ids"),
         (record(prompt=(-1,)), "prompt_token_ids holds -1, and no token id is negative"),
         (record(prompt=(10,)), "token id 10 in prompt_token_ids is beyond the target's vocabulary of 10 tokens"),
@@ -157,9 +150,6 @@ def test_files_that_are_none(tmp_path):
     """`test_lines.py` has the other faults of a file."""
     with pytest.raises(UsageError, match="drafter.path=.*nowhere.jsonl does not exist"):
         read_streams(tmp_path / "nowhere.jsonl", key="drafter.path")
-    with pytest.raises(UsageError, match="x.jsonl:1: not JSON"):
-        (tmp_path / "x.jsonl").write_text('{"prompt_token_ids"\n')
-        read_streams(tmp_path / "x.jsonl")
     with pytest.raises(UsageError, match="holds no recorded stream"):
         read_streams(lines(tmp_path / "x.jsonl", record(method="ngram")))
 

@@ -22,7 +22,6 @@ from fixtures.resumed_runs import composed
 from specdec.config import TrackingConfig
 from specdec.errors import EnvironmentFault, Interrupted, NumericsError, UsageError
 from specdec.tracking import store
-from specdec.tracking import writer as tracking
 from specdec.tracking.store import locate, opened
 from specdec.tracking.writer import check_store, tracked_run
 
@@ -107,14 +106,7 @@ def test_everything_lies_in_the_folder(
 
 @pytest.mark.slow
 def test_values_arrive(record: Callable[..., Any]) -> None:
-    values = {
-        "speedup": 1.5,
-        "nan": math.nan,
-        "infinite": math.inf,
-        "absent": None,
-        "a[b]=c,d@e": 1,
-        "../x": 2,
-    }
+    values = {"speedup": 1.5, "nan": math.nan, "infinite": math.inf, "absent": None, "a[b]=c,d@e": 1, "../x": 2}
     params = {"structure.gamma": 4, "long": "x" * 7000, "tracking.uri": "http://me:secret@host"}
     run = record(lambda run: run.metrics(values, step=3), params=params, tags={"specdec.cell": "abc"})
     assert math.isnan(run.data.metrics.pop("nan"))
@@ -156,7 +148,7 @@ def test_curves_share_a_key_on_children_of_their_own(client: Any, record: Callab
         run.curve_children("curve/tokens_per_round", {"measured": {1: 1.5, 2: 2.0}, "capped geometric": {1: 1.6}})
         run.curve_children("curve/speedup", {"measured": {1: 1.2}})
 
-    run = record(write)
+    run = record(write, tags={"drafter": "ngram", "model": "/models/large/", "gamma": "4"})
     query = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
     found = client.search_runs([run.info.experiment_id], query)
     children = {child.data.tags["specdec.line"]: child for child in found}
@@ -168,36 +160,12 @@ def test_curves_share_a_key_on_children_of_their_own(client: Any, record: Callab
     assert measured.pop("curve/x") == 2.0 and 1.0 < formula.pop("curve/x") < 1.1  # side by side
     assert measured == {"curve/tokens_per_round": 2.0, "curve/speedup": 1.2}
     assert formula == {"curve/tokens_per_round": 1.6}
-    assert {name: child.info.run_name for name, child in children.items()} == {name: name for name in children}
-
-
-def test_the_runs_of_curves_say_whose_they_are(client: Any, record: Callable[..., Any]) -> None:
-    """Two runs on one chart are told apart by drafter, model and gamma, in names and in tags."""
-    tags = {"drafter": "small_model", "model": "/models/large/", "gamma": "4", "dtype": "float32"}
-
-    def write(run: Any) -> None:
-        run.curve_children("curve/tokens_per_round", {"measured": {1: 1.5}})
-        run.curve_children("curve/tokens_per_round.ci_low", {"measured": {1: 1.2}})
-
-    run = record(write, tags=tags)
-    query = f"tags.`mlflow.parentRunId` = '{run.info.run_id}'"
-    (child,) = client.search_runs([run.info.experiment_id], query)
-    assert child.info.run_name == "measured: small_model on large, gamma 4"
-    assert {key: child.data.tags.get(key) for key in ("drafter", "model", "gamma")} == {
-        key: value for key, value in tags.items() if key != "dtype"
-    }
-    assert child.data.tags["specdec.line"] == "measured" and child.data.tags["specdec.role"] == "curve"
+    assert children["measured"].info.run_name == "measured: ngram on large, gamma 4"
 
 
 def test_a_runs_folder_is_uploaded_without_its_parts(tmp_path: Path, client: Any, record: Callable[..., Any]) -> None:
     kept = ["rounds.parquet", "generations.jsonl", "account.json", "config.yaml", "trace.html", "report.md"]
-    for name in (
-        *kept,
-        "rounds.part-00.parquet",
-        "parts/rounds-1.parquet",
-        "specdec.log",
-        "figures/curve.png",
-    ):
+    for name in (*kept, "rounds.part-00.parquet", "parts/rounds-1.parquet", "specdec.log", "figures/curve.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("content")
     identifier = record(lambda run: run.artifacts(), results=tmp_path).info.run_id
@@ -231,14 +199,6 @@ def test_a_run_ends_as_it_went(
     assert run.info.status == status
     failure = "NumericsError: NaN logits at position 7" if isinstance(error, NumericsError) else None
     assert run.data.tags.get("specdec.failure") == failure
-
-
-def test_a_sweeps_cell_is_nested(monkeypatch: pytest.MonkeyPatch, record: Callable[..., Any], tmp_path: Path) -> None:
-    parent = record(lambda run: None, tags={"specdec.role": "sweep"}, results=tmp_path).info.run_id
-    monkeypatch.setenv(tracking.PARENT_RUN, str(tmp_path))
-    monkeypatch.setenv(tracking.SWEEP_CELL, "5")
-    tags = record(lambda run: None).data.tags
-    assert (tags["mlflow.parentRunId"], tags["specdec.sweep_cell"]) == (parent, "5")
 
 
 def test_the_link_opens_the_chart_view(record: Callable[..., Any], folder: Path) -> None:
