@@ -41,10 +41,7 @@ def test_a_server_that_is_required_and_away_is_said_before_decoding(in_process, 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [
-        (("nowhere",), "nowhere has no tracking.json"),
-        (("--uri", "x"), "see `python -m specdec.sync --help`"),
-    ],
+    [(("nowhere",), "nowhere has no tracking.json"), (("--uri", "x"), "see `python -m specdec.sync --help`")],
 )
 def test_a_bad_command_line_is_one_sentence(in_process, arguments, says):
     ended = in_process(sync, *arguments)

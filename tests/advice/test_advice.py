@@ -12,14 +12,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from specdec.advice.advice import (
-    Advice,
-    RoundCost,
-    ideals,
-    judge,
-    predict,
-    recommended,
-)
+from specdec.advice.advice import Advice, RoundCost, ideals, judge, predict, recommended
 from specdec.advice.advisor import show
 from specdec.analysis.intervals import Interval
 from specdec.environment import cpu

@@ -40,14 +40,7 @@ def test_every_value_of_a_config_group_that_is_named_exists():
     """+experiment=NAME, verifier=NAME and so on, for every group of `conf/`."""
     folder = Path(config_dir())
     named = {(group, name) for group, name in re.findall(r"\+?\b([a-z_]+)=(\w+)", PAGE) if (folder / group).is_dir()}
-    assert {group for group, _ in named} >= {
-        "experiment",
-        "drafter",
-        "heads",
-        "recipe",
-        "prompts",
-        "target",
-    }
+    assert {group for group, _ in named} >= {"experiment", "drafter", "heads", "recipe", "prompts", "target"}
     assert [(group, name) for group, name in sorted(named) if not (folder / group / f"{name}.yaml").is_file()] == []
 
 

@@ -4,12 +4,7 @@ from itertools import product
 
 import numpy as np
 import pytest
-from oracles.acceptance import (
-    beta,
-    block_weights,
-    expected_accepted,
-    residual,
-)
+from oracles.acceptance import beta, block_weights, expected_accepted, residual
 
 P = np.array([0.5, 0.3, 0.15, 0.05])
 Q = np.array([0.2, 0.5, 0.1, 0.2])

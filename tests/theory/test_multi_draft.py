@@ -5,12 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 from oracles import acceptance
-from oracles.multi_draft import (
-    k_seq,
-    k_seq_rho,
-    multi_round,
-    without_replacement,
-)
+from oracles.multi_draft import k_seq, k_seq_rho, multi_round, without_replacement
 
 P = np.array([0.5, 0.3, 0.15, 0.05])
 Q = np.array([0.2, 0.5, 0.1, 0.2])

@@ -36,11 +36,7 @@ def test_operations_per_byte():
 
 @pytest.mark.parametrize(
     "call",
-    [
-        lambda: ridge_rows(1, 0, 1, 1),
-        lambda: padded_rows(1.5, 1),
-        lambda: WEIGHT.flops(0, 1),
-    ],
+    [lambda: ridge_rows(1, 0, 1, 1), lambda: padded_rows(1.5, 1), lambda: WEIGHT.flops(0, 1)],
 )
 def test_arguments_out_of_range(call):
     with pytest.raises(ValueError):

@@ -8,18 +8,9 @@ from specdec.analysis.arms import Arms
 from specdec.analysis.figures import run_figures
 
 MEASURED = pd.DataFrame(
-    {
-        "gamma": [4, 1, 2],
-        "value": [2.4, 1.5, 2.0],
-        "ci_low": [2.3, 1.4, 1.9],
-        "ci_high": [2.6, 1.6, 2.1],
-    }
+    {"gamma": [4, 1, 2], "value": [2.4, 1.5, 2.0], "ci_low": [2.3, 1.4, 1.9], "ci_high": [2.6, 1.6, 2.1]}
 )
-LINES = {
-    "capped_geometric": {1: 1.6, 2: 1.96, 4: 2.31},
-    "position": {1: 1.5, 2: 2.0, 4: 2.4},
-    "replay": {},
-}
+LINES = {"capped_geometric": {1: 1.6, 2: 1.96, 4: 2.31}, "position": {1: 1.5, 2: 2.0, 4: 2.4}, "replay": {}}
 
 
 def by_label(figure):
