@@ -5,7 +5,6 @@ import json
 import socket
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,7 +14,7 @@ import torch
 from specdec import environment
 
 
-def test_a_capture_is_complete_and_private(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_is_complete_and_private(monkeypatch):
     monkeypatch.setenv("SPECDEC_TEST_SECRET", "hunter2hunter2")
     monkeypatch.setattr(sys, "argv", ["specdec", "tracking.uri=http://me:hunter2hunter2@host"])
     facts = environment.capture("cpu", {"seed": 3})
@@ -30,7 +29,7 @@ def test_a_capture_is_complete_and_private(monkeypatch: pytest.MonkeyPatch) -> N
     assert getpass.getuser() not in {value for value in facts.values() if isinstance(value, str)}
 
 
-def test_commit_and_dirtiness_are_those_of_the_checkout(tmp_path: Path) -> None:
+def test_commit_and_dirtiness_are_those_of_the_checkout(tmp_path):
     def git(*arguments: str) -> None:
         identity = ["-c", "user.name=n", "-c", "user.email=e", "-c", "commit.gpgsign=false"]
         subprocess.run(["git", *identity, "-C", str(tmp_path), *arguments], check=True, capture_output=True)
@@ -77,7 +76,7 @@ def nvml(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**(values | changes))
 
 
-def test_a_gpu_is_described_by_nvml(monkeypatch: pytest.MonkeyPatch, cuda: None) -> None:
+def test_a_gpu_is_described_by_nvml(monkeypatch, cuda):
     monkeypatch.setitem(sys.modules, "pynvml", nvml())  # type: ignore[arg-type]
     notes: list[str] = []
     facts = environment.gpu(torch.device("cuda"), notes)
@@ -87,7 +86,7 @@ def test_a_gpu_is_described_by_nvml(monkeypatch: pytest.MonkeyPatch, cuda: None)
 
 
 @pytest.mark.parametrize("library", [None, nvml(nvmlInit=lambda: 1 / 0)])
-def test_without_nvml_a_note_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, cuda: None, library: Any) -> None:
+def test_without_nvml_a_note_says_what_is_missing(monkeypatch, cuda, library):
     monkeypatch.setitem(sys.modules, "pynvml", library)
     notes: list[str] = []
     assert environment.gpu(torch.device("cuda:0"), notes)["name"] == "A GPU"

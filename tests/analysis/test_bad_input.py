@@ -25,7 +25,7 @@ def rounds(make_rounds: Callable[..., pd.DataFrame]) -> pd.DataFrame:
     return pd.concat([drafted, plain], ignore_index=True)
 
 
-def test_gammas_mixed_in_a_cell_are_refused(make_rounds, rounds, stored_run) -> None:
+def test_gammas_mixed_in_a_cell_are_refused(make_rounds, rounds, stored_run):
     """Two gammas' rounds put together by hand under one: they would pass for twice as many rounds of one law."""
     mixed = pd.concat([rounds, make_rounds({"a": [1, 0]}, 1).assign(gamma=2)])
     with pytest.raises(
@@ -37,12 +37,12 @@ def test_gammas_mixed_in_a_cell_are_refused(make_rounds, rounds, stored_run) -> 
         accepted_length_table(two, 0.5)
 
 
-def test_rounds_that_were_all_cut_have_no_accepted_lengths(make_rounds) -> None:
+def test_rounds_that_were_all_cut_have_no_accepted_lengths(make_rounds):
     with pytest.raises(ValueError, match="every round was cut"):
         accepted_lengths(make_rounds({}, 2, censored={"a": [1]}), title="t")
 
 
-def test_tables_that_are_none_are_refused(rounds, stored_run) -> None:
+def test_tables_that_are_none_are_refused(rounds, stored_run):
     with pytest.raises(UsageError, match=r"rounds.parquet: the rounds table lacks the columns accepted, draft_s"):
         stored_run(rounds.drop(columns=["accepted", "draft_s"])).rounds()
     run = stored_run(None, files={"rounds.parquet": "not a table"})
@@ -65,7 +65,7 @@ def test_tables_that_are_none_are_refused(rounds, stored_run) -> None:
         (lambda run: comparison_section([run]), r"no artifact rounds.parquet"),
     ],
 )
-def test_a_missing_artifact_is_named_with_what_writes_it(stored_run, read, sentence: str) -> None:
+def test_a_missing_artifact_is_named_with_what_writes_it(stored_run, read, sentence):
     run = stored_run(None)
     with pytest.raises(UsageError, match=sentence) as caught:
         read(run)
@@ -73,13 +73,13 @@ def test_a_missing_artifact_is_named_with_what_writes_it(stored_run, read, sente
     assert "run0" in message and "\n" not in message and message.endswith(".")
 
 
-def test_a_run_without_an_environment_is_still_compared(rounds, stored_run) -> None:
+def test_a_run_without_an_environment_is_still_compared(rounds, stored_run):
     run = stored_run(rounds, files={"environment.json": None})
     section = comparison_section([run, run], replicates=30)
     assert "hardware not recorded" in section.tables[0][0]
 
 
-def test_a_store_of_another_version_is_left_alone(tmp_path) -> None:
+def test_a_store_of_another_version_is_left_alone(tmp_path):
     database = tmp_path / "mlflow.db"
     with sqlite3.connect(database) as connection:
         connection.execute("CREATE TABLE alembic_version (version_num TEXT)")

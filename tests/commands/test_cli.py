@@ -53,9 +53,7 @@ def command(
         ("+target=table", "target is chosen twice: if it has a default, write target=NAME without the plus."),
     ],
 )
-def test_a_bad_command_line_is_one_sentence(
-    command: Callable[..., tuple[int, str]], tmp_path: Path, arguments: str, sentence: str
-) -> None:
+def test_a_bad_command_line_is_one_sentence(command, tmp_path, arguments, sentence):
     code, error = command(arguments)
     assert code == 2 and error.startswith(f"specdec: {sentence}") and error.count("\n") == 1
     assert not (tmp_path / "mlflow.db").exists()
@@ -79,9 +77,7 @@ def test_a_bad_command_line_is_one_sentence(
         (Interrupted("Stopped by SIGTERM.", 143), 143, "Stopped by SIGTERM."),
     ],
 )
-def test_what_ends_a_task_is_one_sentence(
-    command: Callable[..., tuple[int, str]], error: BaseException, code: int, sentence: str
-) -> None:
+def test_what_ends_a_task_is_one_sentence(command, error, code, sentence):
     def task(values: Mapping[str, Any]) -> None:
         raise error
 
@@ -89,7 +85,7 @@ def test_what_ends_a_task_is_one_sentence(
     assert ended == code and text.startswith(f"specdec: {sentence}") and text.count("\n") == 1
 
 
-def test_a_bug_keeps_its_traceback(command: Callable[..., tuple[int, str]]) -> None:
+def test_a_bug_keeps_its_traceback(command):
     def task(values: Mapping[str, Any]) -> None:
         raise ZeroDivisionError("a bug")
 
@@ -97,7 +93,7 @@ def test_a_bug_keeps_its_traceback(command: Callable[..., tuple[int, str]]) -> N
         command("+drafter=ngram", task)
 
 
-def test_sigterm_arrives_as_143(command: Callable[..., tuple[int, str]]) -> None:
+def test_sigterm_arrives_as_143(command):
     def task(values: Mapping[str, Any]) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
         signal.sigtimedwait([], 5)
@@ -110,9 +106,7 @@ def test_sigterm_arrives_as_143(command: Callable[..., tuple[int, str]]) -> None
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("where", ["in a resolver", "in a look-up"])
-def test_a_signal_in_omegaconfs_work_is_one_sentence(
-    command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, where: str, number: int, code: int
-) -> None:
+def test_a_signal_in_omegaconfs_work_is_one_sentence(command, monkeypatch, where, number, code):
     """OmegaConf makes an error of its own of it, or one of the same class from nothing but a longer text."""
 
     def stop(*_: object, **__: object) -> None:
@@ -131,7 +125,7 @@ def test_a_signal_in_omegaconfs_work_is_one_sentence(
     assert command("+drafter=ngram", task) == (code, sentence)
 
 
-def test_an_interruption_can_be_made_anew_and_sent_to_another_process() -> None:
+def test_an_interruption_can_be_made_anew_and_sent_to_another_process():
     for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
         stopped = interruption(number)
         assert (type(stopped)(f"{stopped}\n    full_key: a").exit_code, stopped.exit_code) == (code, code)
@@ -140,9 +134,7 @@ def test_an_interruption_can_be_made_anew_and_sent_to_another_process() -> None:
 
 
 @pytest.mark.parametrize("empty", ["", " "])
-def test_empty_variables_of_mlflow_count_as_unset(
-    command: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, empty: str
-) -> None:
+def test_empty_variables_of_mlflow_count_as_unset(command, monkeypatch, empty):
     for name in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"):
         monkeypatch.setenv(name, empty)
     seen: list[Any] = []
@@ -150,9 +142,7 @@ def test_empty_variables_of_mlflow_count_as_unset(
     assert (seen[0]["uri"], seen[0]["experiment"]) == (None, "specdec")
 
 
-def test_the_task_gets_plain_values_and_a_folder_of_its_own(
-    command: Callable[..., tuple[int, str]], tmp_path: Path
-) -> None:
+def test_the_task_gets_plain_values_and_a_folder_of_its_own(command, tmp_path):
     seen: list[Any] = []
 
     def task(values: Mapping[str, Any]) -> None:
@@ -170,7 +160,7 @@ def test_the_task_gets_plain_values_and_a_folder_of_its_own(
 @pytest.mark.parametrize(
     ("config", "flag"), [("config", "-v"), ("config", ""), ("advise", "--verbose"), ("certify", "-v"), ("train", "-v")]
 )
-def test_every_command_takes_the_flag_that_shows_all(command, capsys, config, flag) -> None:
+def test_every_command_takes_the_flag_that_shows_all(command, capsys, config, flag):
     seen = []
 
     def task(values: Mapping[str, Any]) -> None:
@@ -183,7 +173,7 @@ def test_every_command_takes_the_flag_that_shows_all(command, capsys, config, fl
     assert "INFO specdec.details: a detail" in Path("run/specdec.log").read_text()
 
 
-def test_details_are_printed_for_who_asks_and_never_twice(command, monkeypatch) -> None:
+def test_details_are_printed_for_who_asks_and_never_twice(command, monkeypatch):
     for flag, said in (("", []), ("-v", ["a detail"])):
         told: list[str] = []
         monkeypatch.setattr(progress, "tell", told.append)

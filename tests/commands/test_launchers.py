@@ -65,7 +65,7 @@ def needs(package: str) -> None:
 
 
 @pytest.mark.slow
-def test_joblib_loses_the_dead_cell_alone(tmp_path: Path, made_database: Path) -> None:
+def test_joblib_loses_the_dead_cell_alone(tmp_path, made_database):
     """Its pool dies with the worker: the cells that were lost run again, with their tracking below the same parent, and
     each worker keeps the GPU that it took.
     """
@@ -84,7 +84,7 @@ def test_joblib_loses_the_dead_cell_alone(tmp_path: Path, made_database: Path) -
 
 
 @pytest.mark.slow
-def test_submitit_waits_for_the_others(tmp_path: Path) -> None:
+def test_submitit_waits_for_the_others(tmp_path):
     needs("hydra_plugins.hydra_submitit_launcher")
     sweep = launched(tmp_path, "hydra/launcher=submitit_local", "tracking.enabled=false")
     who = [(sweep / str(cell) / "who").read_text().split()[0] for cell in range(6) if cell != 4]
@@ -92,7 +92,7 @@ def test_submitit_waits_for_the_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ray_spreads_cells_over_the_nodes_of_a_cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ray_spreads_cells_over_the_nodes_of_a_cluster(tmp_path, monkeypatch):
     needs("hydra_plugins.hydra_ray_launcher")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     from ray.cluster_utils import Cluster
@@ -111,7 +111,7 @@ def test_ray_spreads_cells_over_the_nodes_of_a_cluster(tmp_path: Path, monkeypat
         cluster.shutdown()
 
 
-def test_cells_that_were_lost_before_they_began_are_launched_again_in_neighbouring_groups(tmp_path: Path) -> None:
+def test_cells_that_were_lost_before_they_began_are_launched_again_in_neighbouring_groups(tmp_path):
     launched: list[tuple[int, int]] = []
 
     def launch(_: object, overrides: list[list[str]], first: int) -> list[object]:
@@ -127,7 +127,7 @@ def test_cells_that_were_lost_before_they_began_are_launched_again_in_neighbouri
     assert launched == [(0, 10), (2, 2), (5, 3), (9, 1)]
 
 
-def test_two_processes_take_two_gpus_and_a_third_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_processes_take_two_gpus_and_a_third_waits(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setenv(launchers.GPUS, "4,7")
     monkeypatch.setattr(launchers.time, "sleep", lambda seconds: os._exit(66))  # it would wait
@@ -159,7 +159,7 @@ def test_two_processes_take_two_gpus_and_a_third_waits(tmp_path: Path, monkeypat
     os.waitpid(child, 0)
 
 
-def test_an_interrupted_sweep_asks_its_running_cells_to_end(tmp_path: Path) -> None:
+def test_an_interrupted_sweep_asks_its_running_cells_to_end(tmp_path):
     """The cell gets SIGTERM and writes its outcome before the sweep's table is made."""
     ready, said = os.pipe()
     child = os.fork()

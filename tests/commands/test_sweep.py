@@ -87,9 +87,7 @@ def last_folder(folder: Path) -> Path:
 
 
 @pytest.mark.slow
-def test_cells_are_nested_in_one_parent(
-    sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], folder: Path
-) -> None:
+def test_cells_are_nested_in_one_parent(sweep, runs, folder):
     code, out, _ = sweep("1,2")
     second, first, parent = runs()[:3]
     assert code == 0 and parent.data.tags["specdec.role"] == "sweep"
@@ -108,9 +106,7 @@ def test_cells_are_nested_in_one_parent(
 
 
 @pytest.mark.slow
-def test_the_sweep_is_one_chart(
-    sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], curves: Callable[[str], Any]
-) -> None:
+def test_the_sweep_is_one_chart(sweep, runs, curves):
     _, out, _ = sweep("1,2", "sampling=greedy,temperature", "-v")
     parent = next(run for run in runs() if run.data.tags.get("specdec.role") == "sweep")
     expected = {f"sampling={name}": {1: 1.1, 2: 1.2} for name in ("greedy", "temperature")}
@@ -120,9 +116,7 @@ def test_the_sweep_is_one_chart(
 
 
 @pytest.mark.slow
-def test_a_cell_fails_alone(
-    sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], folder: Path
-) -> None:
+def test_a_cell_fails_alone(sweep, runs, folder):
     code, _, error = sweep("13,0,15,1")
     last, parent = runs()[:2]
     assert (code, parent.info.status, last.info.status) == (3, "FAILED", "FINISHED")
@@ -137,12 +131,7 @@ def test_a_cell_fails_alone(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gammas, more", [("0", ()), ("1,2", ("structure.k=3",)), ("1", ("+prompts=jsonl,jsnl",))])
-def test_a_sweep_that_never_began_leaves_no_run(
-    sweep: Callable[..., tuple[int, str, str]],
-    runs: Callable[[], list[Any]],
-    gammas: str,
-    more: tuple[str, ...],
-) -> None:
+def test_a_sweep_that_never_began_leaves_no_run(sweep, runs, gammas, more):
     before = len(runs())
     code, out, error = sweep(gammas, *more)
     assert (code, out, len(runs())) == (2, "", before)
@@ -150,9 +139,7 @@ def test_a_sweep_that_never_began_leaves_no_run(
 
 
 @pytest.mark.slow
-def test_an_interrupted_sweep_ends_at_once_as_killed(
-    sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], folder: Path
-) -> None:
+def test_an_interrupted_sweep_ends_at_once_as_killed(sweep, runs, folder):
     code, _, error = sweep("1,14,2")
     last, parent = runs()[:2]
     assert (code, parent.info.status, last.info.run_name) == (143, "KILLED", "g1")
@@ -161,17 +148,13 @@ def test_an_interrupted_sweep_ends_at_once_as_killed(
 
 
 @pytest.mark.slow
-def test_a_store_that_cannot_be_used_is_said_before_any_cell(
-    sweep: Callable[..., tuple[int, str, str]],
-) -> None:
+def test_a_store_that_cannot_be_used_is_said_before_any_cell(sweep):
     code, out, error = sweep("1,2", "tracking.uri=mlflow.db")
     assert (code, out) == (2, "") and error.startswith("specdec: tracking.uri=mlflow.db is no store")
     assert error.count("\n") == 1
 
 
-def test_a_sweep_without_tracking_still_has_its_table(
-    sweep: Callable[..., tuple[int, str, str]], runs: Callable[[], list[Any]], folder: Path
-) -> None:
+def test_a_sweep_without_tracking_still_has_its_table(sweep, runs, folder):
     before = len(runs())
     code, out, _ = sweep("1,2", "tracking.enabled=false")
     assert (code, len(runs())) == (0, before) and "#/experiments/" not in out

@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EARLIER, tmp_path / "run"))
 
 
-def test_its_numbers_are_found_again(folder: Path) -> None:
+def test_its_numbers_are_found_again(folder):
     """All but the ends of intervals, made on another scale then, and the model that was fitted to other halves."""
     before, now = json.loads((folder / "summary.json").read_text())["metrics"], write_run(folder).metrics
     assert set(now) == set(before)
@@ -29,7 +29,7 @@ def test_its_numbers_are_found_again(folder: Path) -> None:
     assert run.status == "FINISHED" and run.facts().drafter == "ngram"
 
 
-def test_it_is_uploaded_from_its_journal(folder: Path, made_database: Path, tmp_path: Path) -> None:
+def test_it_is_uploaded_from_its_journal(folder, made_database, tmp_path):
     address = f"sqlite:///{made_database}"
     assert [each.done for each in upload(run_folders([folder]), tmp_path, address)] == ["uploaded"]
     client, experiment = opened(locate(address, tmp_path), "specdec")

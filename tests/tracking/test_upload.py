@@ -86,7 +86,7 @@ def dump(here: Path) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_run_without_its_store_is_uploaded_as_if_it_had_been_there(here: Path) -> None:
+def test_a_run_without_its_store_is_uploaded_as_if_it_had_been_there(here):
     run(here / "live")
     expected = content(here, times=False)
     ended = RunRecord.read(here / "live").ended
@@ -108,7 +108,7 @@ def test_a_run_without_its_store_is_uploaded_as_if_it_had_been_there(here: Path)
     assert said["complete"] and said["experiment"] == "late"
 
 
-def test_the_addresses_in_a_note_are_those_of_the_store_that_has_it(here: Path, empty_database: Path) -> None:
+def test_the_addresses_in_a_note_are_those_of_the_store_that_has_it(here, empty_database):
     other = "sqlite:///other.db"
     shutil.copy(empty_database, here / "other.db")
     with tracked_run(config(), name="a run", params={}, tags={}, results=here / "run") as tracked:
@@ -138,9 +138,7 @@ def test_the_addresses_in_a_note_are_those_of_the_store_that_has_it(here: Path, 
         ),
     ],
 )
-def test_an_upload_that_broke_off_is_completed_and_doubles_nothing(
-    here: Path, monkeypatch: pytest.MonkeyPatch, call: str, done: bool
-) -> None:
+def test_an_upload_that_broke_off_is_completed_and_doubles_nothing(here, monkeypatch, call, done):
     """Each kind of call fails once in a live run: before it did anything, or after the store did it."""
     run(here / "whole")
     expected = content(here, times=False)
@@ -169,7 +167,7 @@ def test_an_upload_that_broke_off_is_completed_and_doubles_nothing(
     assert sync(here / "half") == ["complete"] and dump(here) == before
 
 
-def test_a_lost_answer_to_the_first_call_makes_no_second_run(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lost_answer_to_the_first_call_makes_no_second_run(here, monkeypatch):
     whole = MlflowClient.create_run
 
     def unanswered(*arguments: Any, **values: Any) -> Any:
@@ -183,9 +181,7 @@ def test_a_lost_answer_to_the_first_call_makes_no_second_run(here: Path, monkeyp
     assert content(here)["a run"][0] == "FINISHED"  # `content` refuses doubled names
 
 
-def test_a_sweep_is_uploaded_with_its_parent_and_each_cell_below_it(
-    here: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sweep_is_uploaded_with_its_parent_and_each_cell_below_it(here, monkeypatch):
     """The store comes back between the first cell and the second: the first one is put below its sweep later."""
     sweep = here / "sweep"
     tags = {"specdec.role": "sweep"}
@@ -210,7 +206,7 @@ def test_a_sweep_is_uploaded_with_its_parent_and_each_cell_below_it(
 
 
 @pytest.mark.slow
-def test_a_killed_run_is_uploaded_as_killed_and_a_running_one_left_alone(here: Path) -> None:
+def test_a_killed_run_is_uploaded_as_killed_and_a_running_one_left_alone(here):
     child = os.fork()
     if not child:
         tracked_run(config(uri=AWAY), name="killed", params={"seed": 1}, tags={}, results=here / "killed").metrics(
@@ -231,7 +227,7 @@ def test_a_killed_run_is_uploaded_as_killed_and_a_running_one_left_alone(here: P
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_is_the_same_run(here: Path) -> None:
+def test_a_run_that_goes_on_is_the_same_run(here):
     with pytest.raises(Interrupted):
         run(here / "one", error=Interrupted("Stopped by SIGTERM.", 143))
     assert content(here)["a run"][0] == "KILLED"
@@ -242,7 +238,7 @@ def test_a_run_that_goes_on_is_the_same_run(here: Path) -> None:
     assert sync(here / "one") == ["complete"]
 
 
-def test_a_run_that_begins_anew_in_a_folder_is_another_run(here: Path) -> None:
+def test_a_run_that_begins_anew_in_a_folder_is_another_run(here):
     run(here / "one")
     with tracked_run(config(uri=AWAY), name="anew", params={}, tags={}, results=here / "one", fresh=True):
         pass
@@ -250,13 +246,13 @@ def test_a_run_that_begins_anew_in_a_folder_is_another_run(here: Path) -> None:
     assert {content(here)[name][0] for name in ("a run", "anew")} == {"FINISHED"}
 
 
-def test_a_run_that_was_logged_nowhere_is_uploaded_when_it_is_named(here: Path) -> None:
+def test_a_run_that_was_logged_nowhere_is_uploaded_when_it_is_named(here):
     run(here / "outputs" / "off", enabled=False)
     assert logged_folders([here / "outputs", here / "multirun"]) == []
     assert sync(here / "outputs") == ["uploaded"] and content(here)["a run"][0] == "FINISHED"
 
 
-def test_what_cannot_be_uploaded_is_said_in_one_sentence(here: Path) -> None:
+def test_what_cannot_be_uploaded_is_said_in_one_sentence(here):
     (here / "empty").mkdir()
     with pytest.raises(UsageError, match="has no tracking.json"):
         sync(here / "empty")
@@ -269,7 +265,7 @@ def test_what_cannot_be_uploaded_is_said_in_one_sentence(here: Path) -> None:
         sync(here / "secret")
 
 
-def test_a_discarded_run_reaches_no_store(here: Path) -> None:
+def test_a_discarded_run_reaches_no_store(here):
     tracked_run(config(uri=AWAY), name="never began", params={}, tags={}, results=here / "gone").discard()
     assert sync(here / "gone", uri="sqlite:///mlflow.db") == ["uploaded"]
     assert content(here) == {}

@@ -33,7 +33,7 @@ def viewed(made_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     return client, experiment, links
 
 
-def test_a_view_shows_the_lines_of_the_newest_run_side_by_side_and_no_empty_one(viewed: tuple[Any, str, Any]) -> None:
+def test_a_view_shows_the_lines_of_the_newest_run_side_by_side_and_no_empty_one(viewed):
     client, experiment, _ = viewed
     states = [
         json.loads(json.loads(value)["state"])
@@ -66,9 +66,7 @@ def test_a_view_shows_the_lines_of_the_newest_run_side_by_side_and_no_empty_one(
     assert {"account", "cost"} <= {other["name"] for other in others}
 
 
-def test_the_experiments_note_links_to_its_views_and_one_that_somebody_wrote_stays(
-    viewed: tuple[Any, str, Any],
-) -> None:
+def test_the_experiments_note_links_to_its_views_and_one_that_somebody_wrote_stays(viewed):
     client, experiment, _ = viewed
     tags = client.get_experiment(experiment).tags
     linked = re.findall(r"\(#/experiments/(\d+)/.*?&viewStateShareKey=([^)]*)\)", tags[NOTE])
@@ -80,7 +78,7 @@ def test_the_experiments_note_links_to_its_views_and_one_that_somebody_wrote_sta
     assert client.get_experiment(experiment).tags[NOTE] == "Mine."
 
 
-def test_an_overlay_has_the_lines_of_its_own_run(viewed: tuple[Any, str, list[str]]) -> None:
+def test_an_overlay_has_the_lines_of_its_own_run(viewed):
     client, experiment, links = viewed
     for name, link in zip(("first", "second"), links, strict=True):
         (search,) = parse_qs(link.partition("?")[2])["searchFilter"]

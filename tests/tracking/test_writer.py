@@ -64,7 +64,7 @@ def last_run(client: Any) -> Any:
     return client.search_runs([experiment], "tags.`specdec.role` = 'main'", max_results=1)[0]
 
 
-def test_importing_tracking_stays_light() -> None:
+def test_importing_tracking_stays_light():
     code = "import sys, specdec.tracking.writer; sys.exit(bool({'mlflow', 'torch'} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
@@ -80,22 +80,20 @@ def test_importing_tracking_stays_light() -> None:
         ("postgresql+psycopg2://host/db", "postgresql+psycopg2://host/db", "/work/mlartifacts"),
     ],
 )
-def test_an_address_becomes_absolute(uri: str | None, address: str, artifacts: str | None) -> None:
+def test_an_address_becomes_absolute(uri, address, artifacts):
     store = locate(uri, Path("/work"))
     assert (store.uri, store.artifacts) == (address, Path(artifacts) if artifacts else None)
     assert "secret" not in store.shown
 
 
 @pytest.mark.parametrize("uri", ["mlflow.db", "./mlruns", "file:///tmp/mlruns", "sqlite:///:memory:", "sqlite:///"])
-def test_an_address_that_is_no_store_is_refused(uri: str) -> None:
+def test_an_address_that_is_no_store_is_refused(uri):
     with pytest.raises(UsageError, match="tracking.uri="):
         locate(uri, Path("/work"))
 
 
 @pytest.mark.slow
-def test_everything_lies_in_the_folder(
-    folder: Path, record: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_everything_lies_in_the_folder(folder, record, tmp_path, monkeypatch):
     elsewhere = tmp_path / "elsewhere"  # a checkout may hold the store of earlier runs
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
@@ -105,7 +103,7 @@ def test_everything_lies_in_the_folder(
 
 
 @pytest.mark.slow
-def test_values_arrive(record: Callable[..., Any]) -> None:
+def test_values_arrive(record):
     values = {"speedup": 1.5, "nan": math.nan, "infinite": math.inf, "absent": None, "a[b]=c,d@e": 1, "../x": 2}
     params = {"structure.gamma": 4, "long": "x" * 7000, "tracking.uri": "http://me:secret@host"}
     run = record(lambda run: run.metrics(values, step=3), params=params, tags={"specdec.cell": "abc"})
@@ -118,9 +116,7 @@ def test_values_arrive(record: Callable[..., Any]) -> None:
     assert {"specdec.host", "specdec.process", "specdec.heartbeat"} <= run.data.tags.keys()
 
 
-def test_prompts_are_a_dataset_input_once_and_the_experiment_opens_in_the_training_view(
-    client: Any, record: Callable[..., Any]
-) -> None:
+def test_prompts_are_a_dataset_input_once_and_the_experiment_opens_in_the_training_view(client, record):
     def write(run: Any) -> None:
         for _ in range(2):  # a run that goes on says it again
             run.dataset("code", "ab" * 32, 7, {"source": "here"})
@@ -136,14 +132,14 @@ def test_prompts_are_a_dataset_input_once_and_the_experiment_opens_in_the_traini
 
 
 @pytest.mark.slow
-def test_many_values_go_in_batches(client: Any, record: Callable[..., Any]) -> None:
+def test_many_values_go_in_batches(client, record):
     curve = {step: float(step) for step in range(2500)}
     run = record(lambda run: run.curves({"curve/measured": curve}))
     history = client.get_metric_history(run.info.run_id, "curve/measured")
     assert {point.step: point.value for point in history} == curve
 
 
-def test_curves_share_a_key_on_children_of_their_own(client: Any, record: Callable[..., Any]) -> None:
+def test_curves_share_a_key_on_children_of_their_own(client, record):
     def write(run: Any) -> None:
         run.curve_children("curve/tokens_per_round", {"measured": {1: 1.5, 2: 2.0}, "capped geometric": {1: 1.6}})
         run.curve_children("curve/speedup", {"measured": {1: 1.2}})
@@ -163,7 +159,7 @@ def test_curves_share_a_key_on_children_of_their_own(client: Any, record: Callab
     assert children["measured"].info.run_name == "measured: ngram on large, gamma 4"
 
 
-def test_a_runs_folder_is_uploaded_without_its_parts(tmp_path: Path, client: Any, record: Callable[..., Any]) -> None:
+def test_a_runs_folder_is_uploaded_without_its_parts(tmp_path, client, record):
     kept = ["rounds.parquet", "generations.jsonl", "account.json", "config.yaml", "trace.html", "report.md"]
     for name in (*kept, "rounds.part-00.parquet", "parts/rounds-1.parquet", "specdec.log", "figures/curve.png"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -183,9 +179,7 @@ def test_a_runs_folder_is_uploaded_without_its_parts(tmp_path: Path, client: Any
         (KeyboardInterrupt(), "KILLED"),
     ],
 )
-def test_a_run_ends_as_it_went(
-    client: Any, record: Callable[..., Any], error: BaseException | None, status: str
-) -> None:
+def test_a_run_ends_as_it_went(client, record, error, status):
     def write(run: Any) -> None:
         if error is not None:
             raise error
@@ -201,7 +195,7 @@ def test_a_run_ends_as_it_went(
     assert run.data.tags.get("specdec.failure") == failure
 
 
-def test_the_link_opens_the_chart_view(record: Callable[..., Any], folder: Path) -> None:
+def test_the_link_opens_the_chart_view(record, folder):
     links = []
     run = record(lambda run: links.append(run.link))
     command, address = links[0].splitlines()
@@ -209,9 +203,7 @@ def test_the_link_opens_the_chart_view(record: Callable[..., Any], folder: Path)
     assert f"/#/experiments/{run.info.experiment_id}/runs?" in address and "Mode=CHART" in address
 
 
-def test_without_the_pages_of_mlflow_the_link_says_how_to_get_them(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_pages_of_mlflow_the_link_says_how_to_get_them(folder, monkeypatch):
     """As with mlflow-skinny, where `mlflow ui` ends in a traceback."""
     found = importlib.util.find_spec
     monkeypatch.setattr(store, "find_spec", lambda name: None if name == "flask" else found(name))
@@ -220,9 +212,7 @@ def test_without_the_pages_of_mlflow_the_link_says_how_to_get_them(
 
 
 @pytest.mark.parametrize("lacking", [{"sqlalchemy"}, {"sqlalchemy", "alembic"}])
-def test_mlflow_skinny_without_a_driver_is_answered_with_what_to_install(
-    lacking: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mlflow_skinny_without_a_driver_is_answered_with_what_to_install(lacking, tmp_path, monkeypatch):
     monkeypatch.setattr(store, "find_spec", lambda name: None if name in lacking else importlib.util.find_spec(name))
     wanted = "pip install " + " ".join(name for name in store.DRIVER if name in lacking)
     with pytest.raises(UsageError, match=re.escape(wanted) + ", or name a server with tracking.uri=http"):
@@ -231,7 +221,7 @@ def test_mlflow_skinny_without_a_driver_is_answered_with_what_to_install(
     store.check_driver(locate("http://localhost:5000", tmp_path))  # a server has a driver of its own
 
 
-def test_disabled_tracking_does_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disabled_tracking_does_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     check_store(config(enabled=False, uri="nonsense"), tmp_path)
     with tracked_run(config(enabled=False), name="", params={"a": 1}, tags={}) as run:
@@ -257,9 +247,7 @@ def break_store(monkeypatch: pytest.MonkeyPatch, error: Exception) -> list[int]:
     return calls
 
 
-def test_a_store_that_goes_away_costs_one_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, client: Any, record: Callable[..., Any]
-) -> None:
+def test_a_store_that_goes_away_costs_one_warning(monkeypatch, caplog, client, record):
     def write(run: Any) -> None:
         calls = break_store(monkeypatch, OSError("gone\ndetails"))
         for _ in range(3):
@@ -274,9 +262,7 @@ def test_a_store_that_goes_away_costs_one_warning(
     assert (run.info.status, run.data.tags["specdec.tracking.writer"]) == ("FAILED", "incomplete")
 
 
-def test_a_required_store_that_goes_away_ends_the_run(
-    monkeypatch: pytest.MonkeyPatch, client: Any, record: Callable[..., Any]
-) -> None:
+def test_a_required_store_that_goes_away_ends_the_run(monkeypatch, client, record):
     def write(run: Any) -> None:
         break_store(monkeypatch, OSError("gone"))
         run.metrics({"speedup": 1.0})
@@ -286,9 +272,7 @@ def test_a_required_store_that_goes_away_ends_the_run(
     assert last_run(client).info.status == "FAILED"
 
 
-def test_a_signal_inside_mlflow_is_still_the_signal(
-    monkeypatch: pytest.MonkeyPatch, client: Any, record: Callable[..., Any]
-) -> None:
+def test_a_signal_inside_mlflow_is_still_the_signal(monkeypatch, client, record):
     """It arrives as MLflow's own error; the line that it cut short is in the store all the same."""
     from mlflow.exceptions import MlflowException
     from mlflow.tracking import MlflowClient
@@ -312,7 +296,7 @@ def test_a_signal_inside_mlflow_is_still_the_signal(
     assert (run.info.status, run.data.metrics) == ("KILLED", {"speedup": 1.5})
 
 
-def test_runs_of_dead_processes_are_closed(folder: Path, client: Any, record: Callable[..., Any]) -> None:
+def test_runs_of_dead_processes_are_closed(folder, client, record):
     def write(alive: Any) -> None:
         own = client.get_run(alive.run_id)
         tags = {"specdec.host": own.data.tags["specdec.host"], "specdec.process": "1:5"}
@@ -330,7 +314,7 @@ def test_runs_of_dead_processes_are_closed(folder: Path, client: Any, record: Ca
     record(write)
 
 
-def test_a_file_that_is_no_mlflow_database_is_refused_and_kept(tmp_path: Path) -> None:
+def test_a_file_that_is_no_mlflow_database_is_refused_and_kept(tmp_path):
     garbage, foreign, torn = (tmp_path / name for name in ("garbage.db", "foreign.db", "torn.db"))
     garbage.write_bytes(b"rounds, as text\n" * 100)
     torn.write_bytes(b"SQLite format 3\0" + b"\x07" * 5000)
@@ -345,7 +329,7 @@ def test_a_file_that_is_no_mlflow_database_is_refused_and_kept(tmp_path: Path) -
         assert before is None or path.read_bytes() == before
 
 
-def test_a_database_of_another_mlflow_is_not_migrated_unasked(folder: Path, tmp_path: Path, client: Any) -> None:
+def test_a_database_of_another_mlflow_is_not_migrated_unasked(folder, tmp_path, client):
     other = shutil.copy(folder / "mlflow.db", tmp_path / "mlflow.db")
     with sqlite3.connect(other) as connection:
         connection.execute("UPDATE alembic_version SET version_num = 'cafe'")
@@ -356,7 +340,7 @@ def test_a_database_of_another_mlflow_is_not_migrated_unasked(folder: Path, tmp_
     assert Path(other).read_bytes() == before
 
 
-def test_a_deleted_experiment_is_refused_with_both_ways_out(folder: Path, client: Any) -> None:
+def test_a_deleted_experiment_is_refused_with_both_ways_out(folder, client):
     check_store(config(experiment="gone"), folder)
     identifier = client.get_experiment_by_name("gone").experiment_id
     client.delete_experiment(identifier)
@@ -366,9 +350,7 @@ def test_a_deleted_experiment_is_refused_with_both_ways_out(folder: Path, client
     assert "tracking.experiment=NAME" in str(refusal.value)
 
 
-def test_a_server_that_does_not_answer_costs_seconds_and_no_run(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
+def test_a_server_that_does_not_answer_costs_seconds_and_no_run(monkeypatch, caplog, tmp_path):
     """Before decoding it is an error where tracking is required, with exit code 4; else one sentence with the remedy.
     The server is asked once for both.
     """
@@ -388,14 +370,14 @@ def test_a_server_that_does_not_answer_costs_seconds_and_no_run(
     assert said.endswith(f"Upload them later: python -m specdec.sync {tmp_path}/results")
 
 
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
         check_store(config(uri=f"sqlite:///{tmp_path}/file/mlflow.db"), tmp_path)
 
 
 @pytest.mark.slow
-def test_six_first_runs_at_once(tmp_path: Path) -> None:
+def test_six_first_runs_at_once(tmp_path):
     """Six processes find no database; all must end well, and say nothing: MLflow's own messages are held back."""
     importlib.import_module("mlflow.tracking")  # once, for all of them
     began = time.monotonic() + 0.5
@@ -421,7 +403,7 @@ def test_six_first_runs_at_once(tmp_path: Path) -> None:
     assert [run.info.status for run in client.search_runs([experiment])] == ["FINISHED"] * 6
 
 
-def test_the_environments_store_and_experiment_are_taken_and_keys_win(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environments_store_and_experiment_are_taken_and_keys_win(monkeypatch):
     def kept(*overrides: str) -> tuple[str | None, str]:
         chosen = composed("+drafter=ngram", *overrides).tracking
         return chosen.uri, chosen.experiment

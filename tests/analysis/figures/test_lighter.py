@@ -84,7 +84,7 @@ def shown(svg: str) -> list[tuple[str, list[float]]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("letters", [False, True], ids=["outlines", "letters"])
-def test_every_shape_stays_where_it_was(figure: Figure, letters: bool) -> None:
+def test_every_shape_stays_where_it_was(figure, letters):
     before = raw(figure, letters)
     after = lighter(before)
     assert len(after) < 0.75 * len(before)
@@ -95,7 +95,7 @@ def test_every_shape_stays_where_it_was(figure: Figure, letters: bool) -> None:
         assert rounded == pytest.approx(numbers, abs=0.0051)
 
 
-def test_letters_are_text_on_a_page_and_outlines_in_a_file(figure: Figure) -> None:
+def test_letters_are_text_on_a_page_and_outlines_in_a_file(figure):
     inline, outlined = style.svg(figure, letters=True), style.svg(figure)
     assert "turned ×0.82</text>" in inline and "<text" not in outlined
     assert 2 * len(inline) < len(outlined)

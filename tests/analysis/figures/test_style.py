@@ -53,7 +53,7 @@ def contrast(colour: str) -> float:
 
 
 @pytest.mark.parametrize("sight", SIGHT)
-def test_colours_stay_apart_without_red_or_green(sight: str) -> None:
+def test_colours_stay_apart_without_red_or_green(sight):
     seen = {name: lab(np.clip(SIGHT[sight] @ linear(colour), 0, 1)) for name, colour in (LINES | AREAS).items()}
     close = {
         pair: float(np.linalg.norm(seen[pair[0]] - seen[pair[1]]))
@@ -63,14 +63,14 @@ def test_colours_stay_apart_without_red_or_green(sight: str) -> None:
     assert not close
 
 
-def test_the_simulation_would_notice() -> None:
+def test_the_simulation_would_notice():
     """A red and a green of one lightness, and the purple that used to pass for the blue."""
     for sight, first, second in (("deuteranopia", "#C04000", "#6B7A00"), ("protanopia", style.BLUE, "#AA4499")):
         colours = [lab(np.clip(SIGHT[sight] @ linear(colour), 0, 1)) for colour in (first, second)]
         assert np.linalg.norm(colours[0] - colours[1]) < DISTINCT
 
 
-def test_lines_and_words_stand_out_from_white() -> None:
+def test_lines_and_words_stand_out_from_white():
     assert all(contrast(colour) >= LEAST_CONTRAST for colour in LINES.values())
     assert contrast(style.GREY) >= 4.5  # words
     assert contrast("#ffffff") == pytest.approx(1)
@@ -88,7 +88,7 @@ def drawn() -> Figure:
     return draw()
 
 
-def test_png_and_svg_bring_their_own_white_ground(tmp_path: Path) -> None:
+def test_png_and_svg_bring_their_own_white_ground(tmp_path):
     theme = {"savefig.facecolor": "black", "savefig.transparent": True, "text.color": "white", "xtick.color": "white"}
     with matplotlib.rc_context(theme):
         files = png, svg = style.save(drawn(), tmp_path, "figure")
@@ -107,7 +107,7 @@ def test_png_and_svg_bring_their_own_white_ground(tmp_path: Path) -> None:
     assert f'<path d="M0 {height:g}L{width:g} {height:g}L{width:g} 0L0 0z" style="fill:#ffffff"' in text  # all of it
 
 
-def test_letters_survive_half_a_page() -> None:
+def test_letters_survive_half_a_page():
     """At half width 10 points become 5, the smallest that print can hold."""
     figure = drawn()
     figure.draw_without_rendering()
@@ -129,7 +129,7 @@ def calls(node: ast.AST) -> set[str]:
 
 
 @pytest.mark.parametrize("path", sorted(ANALYSIS.glob("*.py")), ids=lambda path: path.stem)
-def test_every_figure_is_made_in_the_style(path: Path) -> None:
+def test_every_figure_is_made_in_the_style(path):
     if path.name == "style.py":
         return
     for function in functions(path):

@@ -46,7 +46,7 @@ def words(section: compare.Section) -> str:
     return "\n".join(section.text)
 
 
-def test_a_run_that_other_work_disturbed_gets_no_rank_in_speed(decoded, stored_run) -> None:
+def test_a_run_that_other_work_disturbed_gets_no_rank_in_speed(decoded, stored_run):
     """Most rounds of the n-grams were disturbed: all runs are ranked by tokens per round, and no time has bounds."""
     busy = decoded(0.2, seed=1)
     busy["disturbed"] = (busy["method"] != "baseline") & (busy["round"] % 4 > 0)
@@ -66,7 +66,7 @@ def test_a_run_that_other_work_disturbed_gets_no_rank_in_speed(decoded, stored_r
     ]
 
 
-def test_the_faster_run_is_named_with_by_how_much(decoded, stored_run) -> None:
+def test_the_faster_run_is_named_with_by_how_much(decoded, stored_run):
     good, poor = stored_run(decoded(0.8), "small_model"), stored_run(decoded(0.2, seed=1), "ngram")
     section = compare.comparison_section([poor, good], replicates=300)
     text = words(section)
@@ -83,7 +83,7 @@ def test_the_faster_run_is_named_with_by_how_much(decoded, stored_run) -> None:
     assert pairs["first"].tolist() == ["small_model"] and pairs["speedup, ratio"][0].startswith(f"{ratio:.2f} (")
 
 
-def test_equal_drafters_cannot_be_told_apart(decoded, stored_run) -> None:
+def test_equal_drafters_cannot_be_told_apart(decoded, stored_run):
     runs = [stored_run(decoded(0.5, seed=seed), name) for seed, name in enumerate(("ngram", "oracle"))]
     text = words(compare.comparison_section(runs, replicates=300))
     assert "cannot be told apart in speedup: ratio" in text and "It cannot be told from" in text
@@ -93,7 +93,7 @@ def test_equal_drafters_cannot_be_told_apart(decoded, stored_run) -> None:
 @pytest.mark.parametrize(
     ("ratio", "sentence"), [(1.12, "A is faster than B by 12% (11% to 13%)"), (1.0, "A and B cannot")]
 )
-def test_a_pair_in_words(ratio: float, sentence: str) -> None:
+def test_a_pair_in_words(ratio, sentence):
     values = np.array([ratio, 1.0])
     drawn = np.stack([np.linspace(ratio - 0.0105, ratio + 0.0105, 101), np.ones(101)], axis=1)
     scores = ScoredArms(("A", "B"), (4, 4), 9, {"speedup": np.vstack([values, drawn])})
@@ -101,7 +101,7 @@ def test_a_pair_in_words(ratio: float, sentence: str) -> None:
     assert compare.pair_in_words(scores, "speedup", 1, 0).startswith(sentence.replace("A and B", "B and A"))
 
 
-def test_only_common_prompts_count_and_a_reused_name_is_none(decoded, stored_run) -> None:
+def test_only_common_prompts_count_and_a_reused_name_is_none(decoded, stored_run):
     first = stored_run(decoded(0.7), texts={"p00": [1, 2]}, prompts="p")
     second = stored_run(decoded(0.7, prompts=PROMPTS[:9], seed=2), "oracle", texts={"p00": [3]}, prompts="q")
     arms = [open_arms(run)[2] for run in (first, second)]
@@ -117,7 +117,7 @@ def test_only_common_prompts_count_and_a_reused_name_is_none(decoded, stored_run
     assert "share no prompt" in compare.common_prompts(alone)[1]
 
 
-def test_one_run_on_other_prompts_leaves_the_others_their_comparison(decoded, stored_run) -> None:
+def test_one_run_on_other_prompts_leaves_the_others_their_comparison(decoded, stored_run):
     """15 runs, one of which decoded other prompts and one only three of them, used to have nothing to compare."""
     runs = [stored_run(decoded(0.3 + 0.1 * seed, seed=seed), f"drafter{seed}") for seed in range(4)]
     cut = stored_run(decoded(0.5, prompts=PROMPTS[:7], seed=5), "cut")  # a budget ended it early
@@ -133,7 +133,7 @@ def test_one_run_on_other_prompts_leaves_the_others_their_comparison(decoded, st
     assert len(board.figures) == 1 and "Paired on the 7 prompts that all runs share" in words(behind)
 
 
-def test_runs_that_cannot_be_compared_are_named_and_left_out(decoded, stored_run) -> None:
+def test_runs_that_cannot_be_compared_are_named_and_left_out(decoded, stored_run):
     whole, alone = stored_run(decoded(0.5)), decoded(0.5)
     plain = stored_run(alone[alone["method"] == "baseline"], "none")
     opened, left_out = open_each([whole, plain])
@@ -143,7 +143,7 @@ def test_runs_that_cannot_be_compared_are_named_and_left_out(decoded, stored_run
 
 
 @pytest.mark.slow
-def test_settings_are_never_mixed(decoded, stored_run) -> None:
+def test_settings_are_never_mixed(decoded, stored_run):
     here = [stored_run(decoded(chance), name) for chance, name in ((0.8, "oracle"), (0.3, "ngram"))]
     there = [stored_run(decoded(0.9), "medusa", hardware="H200"), stored_run(decoded(0.9), "hydra", hardware="H200")]
     weights = stored_run(decoded(0.9), "lookahead", model="ffff0000")
@@ -157,14 +157,14 @@ def test_settings_are_never_mixed(decoded, stored_run) -> None:
     assert len({name for name, _ in section.figures}) == 4
 
 
-def test_what_else_differs_is_named(decoded, stored_run) -> None:
+def test_what_else_differs_is_named(decoded, stored_run):
     cold = stored_run(decoded(0.6), sampling__temperature="0.0")
     warm = stored_run(decoded(0.5), sampling__temperature="1.0")
     text = words(compare.comparison_section([cold, warm], replicates=50))
     assert "sampling.temperature (0.0: ngram, temperature 0.0; 1.0: ngram, temperature 1.0)" in text
 
 
-def test_loops_stand_in_the_answer(decoded, stored_run) -> None:
+def test_loops_stand_in_the_answer(decoded, stored_run):
     none, some = (
         stored_run(decoded(0.6)),
         replace(stored_run(decoded(0.5), "oracle"), metrics={"repetition/share": 0.4}),
@@ -175,13 +175,13 @@ def test_loops_stand_in_the_answer(decoded, stored_run) -> None:
     assert "loop" not in words(compare.comparison_section([none, none], replicates=50))
 
 
-def test_labels_tell_every_arm_from_the_others(decoded, stored_run) -> None:
+def test_labels_tell_every_arm_from_the_others(decoded, stored_run):
     rounds = decoded(0.5, gammas=(1, 2))
     same = [open_arms(stored_run(rounds))[gamma] for gamma in (1, 2, 2)]
     assert compare.arm_labels(same) == ["ngram, γ 1", "ngram, γ 2 #1", "ngram, γ 2 #2"]
 
 
-def test_each_run_is_taken_at_its_own_gamma(decoded, stored_run) -> None:
+def test_each_run_is_taken_at_its_own_gamma(decoded, stored_run):
     runs = [stored_run(decoded(0.6, gammas=(1, 2)), name) for name in ("ngram", "oracle")]
     own = compare.comparison_section(runs, replicates=50)
     assert "Each run at its own primary gamma." in words(own) and set(own.tables[0][1]["gamma"]) == {"2"}
@@ -194,7 +194,7 @@ def test_each_run_is_taken_at_its_own_gamma(decoded, stored_run) -> None:
         compare.comparison_section([])
 
 
-def test_the_best_gamma_has_a_probability(decoded, stored_run) -> None:
+def test_the_best_gamma_has_a_probability(decoded, stored_run):
     arms = open_arms(stored_run(decoded(0.9, gammas=(1, 4))))
     assert compare.best_gamma_in_words(arms, "ngram", 200).endswith(
         "told apart from every other. First in the replicates: γ 4 100%."
@@ -203,7 +203,7 @@ def test_the_best_gamma_has_a_probability(decoded, stored_run) -> None:
     assert "not told apart from" in compare.best_gamma_in_words(equal, "ngram", 200)
 
 
-def test_many_runs_are_each_set_against_the_best(decoded, stored_run) -> None:
+def test_many_runs_are_each_set_against_the_best(decoded, stored_run):
     runs = [stored_run(decoded(0.3 + 0.05 * n, seed=n), f"drafter{n}") for n in range(6)]
     section = compare.comparison_section(runs, replicates=100)
     pairs = section.tables[1][1]
@@ -218,7 +218,7 @@ def refuted_files(unexplained: int) -> dict[str, str]:
     return {"session.json": json.dumps(asdict(session)), "plan.json": json.dumps(FACTS.as_dict())}
 
 
-def test_a_run_whose_outputs_are_refuted_is_named_first_and_not_ranked(decoded, stored_run) -> None:
+def test_a_run_whose_outputs_are_refuted_is_named_first_and_not_ranked(decoded, stored_run):
     wrong = stored_run(decoded(0.9), "oracle", files=refuted_files(5))
     runs = [wrong, stored_run(decoded(0.3, seed=1)), stored_run(decoded(0.6, seed=2), "eagle", files=refuted_files(0))]
     section = compare.comparison_section(runs, replicates=50)

@@ -31,7 +31,7 @@ def arms(rounds: pd.DataFrame, stored_run: Callable[..., Run]) -> list[board.Run
     return list(board.open_arms(stored_run(rounds)).values())
 
 
-def test_values_and_intervals_are_ratios_of_sums_with_a_prompt_bootstrap(arms: list[board.RunArm]) -> None:
+def test_values_and_intervals_are_ratios_of_sums_with_a_prompt_bootstrap(arms):
     scores = board.score([arm.sums for arm in arms], ["one", "two"], list("abcde"), replicates=300, depths=[1, 2])
     for index, arm in enumerate(arms):
         expected = bootstrap(
@@ -57,7 +57,7 @@ def test_values_and_intervals_are_ratios_of_sums_with_a_prompt_bootstrap(arms: l
     assert scores.rank_shares("speedup").tolist() == [[0.5, 0.5], [0.5, 0.5]]
 
 
-def test_rank_shares_count_the_replicates() -> None:
+def test_rank_shares_count_the_replicates():
     drawn = np.array([[3.0, 2.0, 1.0], [2.0, 3.0, 1.0], [2.0, 2.0, 1.0], [3.0, 2.0, 2.0]])
     scores = board.ScoredArms(("a", "b", "c"), (4, 4, 4), 5, {"x": np.vstack([[3.0, 2.0, 1.0], drawn])})
     expected = [
@@ -71,7 +71,7 @@ def test_rank_shares_count_the_replicates() -> None:
     assert list(table.columns) == ["run", "best", "rank 2", "rank 3"]
 
 
-def test_the_table_has_categories_beside_overall_and_cost(arms: list[board.RunArm]) -> None:
+def test_the_table_has_categories_beside_overall_and_cost(arms):
     table = board.leaderboard(arms, ["one", "two"], list("abcde"), replicates=200)
     assert list(table.columns) == [
         *("rank", "run", "gamma", "code (2)", "text (3)", "overall", "tokens per round", "g", "v", "o")
@@ -84,7 +84,7 @@ def test_the_table_has_categories_beside_overall_and_cost(arms: list[board.RunAr
     assert list(board.leaderboard(arms, ["one", "two"], ["a", "b"], 50).columns)[3] == "overall"
 
 
-def test_few_prompts_have_values_without_intervals(arms: list[board.RunArm]) -> None:
+def test_few_prompts_have_values_without_intervals(arms):
     scores = board.score([arm.sums for arm in arms], ["one", "two"], list("abcd"))
     assert np.isnan(scores.interval("speedup", 0).low) and np.isfinite(scores.values["speedup"]).all()
     assert np.isnan(scores.rank_shares("speedup")).all() and not scores.apart("speedup", 0, 1)
@@ -97,7 +97,7 @@ def test_few_prompts_have_values_without_intervals(arms: list[board.RunArm]) -> 
         board.score([arm.sums for arm in arms], ["one", "two"], [])
 
 
-def test_the_figure_fills_what_cannot_be_told_from_the_best() -> None:
+def test_the_figure_fills_what_cannot_be_told_from_the_best():
     generator = np.random.default_rng(0)
     values = np.array([1.2, 2.0, 2.1])
     drawn = values + generator.normal(0, [0.05, 0.1, 0.1], size=(500, 3))
@@ -115,9 +115,7 @@ def test_the_figure_fills_what_cannot_be_told_from_the_best() -> None:
         board.leaderboard_figure(lacking, title="t")
 
 
-def test_runs_without_anything_to_compare_are_explained(
-    rounds: pd.DataFrame, stored_run: Callable[..., Run], make_rounds: Callable[..., pd.DataFrame]
-) -> None:
+def test_runs_without_anything_to_compare_are_explained(rounds, stored_run, make_rounds):
     only_baseline = stored_run(rounds[rounds["method"] == "baseline"])
     with pytest.raises(UsageError, match=r"only the baseline's rounds: run it with \+drafter=NAME"):
         board.open_arms(only_baseline)

@@ -12,7 +12,7 @@ from specdec.analysis.sections import Section
 MEASURED, SIMULATED = (SimpleNamespace(simulated=simulated) for simulated in (False, True))
 
 
-def test_account_and_curve_follow_the_verdict() -> None:
+def test_account_and_curve_follow_the_verdict():
     with style.styled():
         drawn = {name: style.new_figure(name, "")[0] for name in ("account", "curve_speedup", "curve_tokens_per_round")}
     table = (("Every gamma", pd.DataFrame({"gamma": [4]})),)
@@ -30,7 +30,7 @@ def test_account_and_curve_follow_the_verdict() -> None:
     assert arranged(sections[:1], MEASURED) == sections[:1]  # a run that was killed has no figures to move
 
 
-def test_simulated_time_is_in_headings_of_times_and_over_every_table() -> None:
+def test_simulated_time_is_in_headings_of_times_and_over_every_table():
     table = (("Every gamma", pd.DataFrame({"gamma": [4]})),)
     summary, environment = arranged([Section("Summary", tables=table), Section("Environment", tables=table)], SIMULATED)
     assert (summary.title, environment.title) == ("Summary (simulated time)", "Environment")

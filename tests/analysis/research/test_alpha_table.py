@@ -58,7 +58,7 @@ def runs(make_run: RunMaker) -> list[Run]:
     ]
 
 
-def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs: list[Run], make_run) -> None:
+def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs, make_run):
     table = table_of.alpha_table(runs)
     assert tuple(table.columns) == table_of.COLUMNS
     assert list(table["drafter"]) == ["unigram"] * 2 + ["bigram"] * 2 + ["small_model small"] * 2
@@ -77,7 +77,7 @@ def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs: list[Run]
     assert list(dict.fromkeys(table["drafter"])) == names
 
 
-def test_no_interval_and_no_alpha(make_run: RunMaker) -> None:
+def test_no_interval_and_no_alpha(make_run):
     one, none = make_run("ngram", 0, 0.5, low=None, high=None), make_run("oracle", 0, None)
     (row,) = table_of.alpha_table([one, none]).itertuples()
     assert row.drafter == "ngram" and isnan(row.ci_low) and isnan(row.ci_high)
@@ -85,7 +85,7 @@ def test_no_interval_and_no_alpha(make_run: RunMaker) -> None:
     assert "no alpha" in table_of.alpha_in_words(table_of.alpha_table([none]))
 
 
-def test_the_newest_run_counts_and_settings_stay_apart(make_run: RunMaker) -> None:
+def test_the_newest_run_counts_and_settings_stay_apart(make_run):
     newest, older = make_run("ngram", 0, 0.5), make_run("ngram", 0, 0.1)
     others = [make_run("ngram", 0, 0.2, hardware="Xeon"), make_run("ngram", 0, 0.3, prompts="docs")]
     table = table_of.alpha_table([newest, older, *others])
@@ -94,7 +94,7 @@ def test_the_newest_run_counts_and_settings_stay_apart(make_run: RunMaker) -> No
     assert table_of.alpha_in_words(table).count("**") == 6
 
 
-def test_words_on_order_temperature_and_length(runs: list[Run], make_run: RunMaker) -> None:
+def test_words_on_order_temperature_and_length(runs, make_run):
     words = table_of.alpha_in_words(table_of.alpha_table(runs))
     assert "Temperature 0: unigram 0.030 (0.020 to 0.040), bigram 0.200" in words
     assert words.count("rises in the paper's order; 3 of 3 pairs have intervals apart") == 2
@@ -117,7 +117,7 @@ def printed(*rows: tuple[str, str, float, float]) -> pd.DataFrame:
     return pd.DataFrame([*values, other], columns=list(COLUMNS))
 
 
-def test_the_papers_rows_stand_apart(runs: list[Run]) -> None:
+def test_the_papers_rows_stand_apart(runs):
     rows = leviathan_table_3(printed(("A", "unigram", 0, 0.03), ("A", "unigram", 1, 0.04), ("A", "T5", 0, 0.7)))
     assert list(rows["alpha"]) == [0.03, 0.04, 0.7]
     words = table_of.printed_in_words(rows)
@@ -128,20 +128,20 @@ def test_the_papers_rows_stand_apart(runs: list[Run]) -> None:
     assert len(table_of.printed_figures(rows)) == 1
 
 
-def test_without_printed_values() -> None:
+def test_without_printed_values():
     nothing = leviathan_table_3(printed())
     assert "no row of Leviathan's Table 3" in table_of.printed_in_words(nothing)
     assert table_of.comparison_in_words(nothing, nothing) == ""
 
 
-def test_the_published_file() -> None:
+def test_the_published_file():
     rows = leviathan_table_3(load_published())
     assert len(rows) == 32 and rows["target"].nunique() == 4
     gpt = rows[rows["target"].str.startswith("GPT-like")]
     assert list(gpt[gpt["temperature"] == 1]["alpha"]) == [0.03, 0.05, 0.89]
 
 
-def test_an_experiment_without_the_overlay_is_one_sentence(monkeypatch) -> None:
+def test_an_experiment_without_the_overlay_is_one_sentence(monkeypatch):
     frame = pd.DataFrame({"status": ["FINISHED", "FAILED"], "params.experiment_name": ["None", table_of.OVERLAY]})
     monkeypatch.setattr(table_of, "load_runs", lambda uri, experiment: frame)
     with pytest.raises(UsageError, match=r"\+experiment=leviathan_alpha"):

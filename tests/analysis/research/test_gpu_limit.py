@@ -1,7 +1,6 @@
 """The GPU measurement's page, on a file with numbers that are known beforehand."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -82,7 +81,7 @@ def test_every_section_answers_with_its_numbers():
         assert "python tests/benchmarks/gpu.py" in section.text[-1]
 
 
-def test_a_file_of_another_kind_is_refused(tmp_path: Path):
+def test_a_file_of_another_kind_is_refused(tmp_path):
     path = tmp_path / "gpu.json"
     assert read_gpu(path) is None
     for content in ("{", "[]", "{}", json.dumps({"sections": []})):

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -198,14 +197,14 @@ def test_what_was_not_measured_is_said(row):
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"figures": [{"variant": "gru"}]}', '{"figures": 3}'])
-def test_another_file_is_named(tmp_path: Path, content: str):
+def test_another_file_is_named(tmp_path, content):
     path = tmp_path / "x.json"
     path.write_text(content)
     with pytest.raises(UsageError, match="x.json holds no ablations of heads"):
         load_ablation(path)
 
 
-def test_a_file_is_read_back_and_a_missing_one_says_what_makes_it(row, tmp_path: Path):
+def test_a_file_is_read_back_and_a_missing_one_says_what_makes_it(row, tmp_path):
     path = tmp_path / "x.json"
     (section,) = heads_ablation.ablation_sections(path)
     assert "x.json do not exist" in section.text[0] and "-m benchmark" in section.text[0]
