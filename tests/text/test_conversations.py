@@ -178,3 +178,9 @@ def test_records_of_the_hub(opened, text_target, monkeypatch):
 def test_bad_records_are_refused_by_file_and_number(opened, content, says):
     with refused(says):
         opened(content)
+
+
+@pytest.mark.parametrize(("path", "hub_id"), [(None, None), ("x", "a/b")])
+def test_one_source_is_needed(opened, path, hub_id):
+    with pytest.raises(UsageError, match="need one source: set either data.source.path"):
+        opened([], path=path, hub_id=hub_id)

@@ -91,6 +91,11 @@ def test_no_gain_from_half_the_lenience_is_told_within_the_printed_decimals(foun
     assert answer.verdict == getattr(claims, verdict)
 
 
+def test_a_figure_that_no_paper_prints_is_no_evidence(found):
+    with pytest.raises(ValueError, match="no alpha is printed"):
+        found.values("2211.17192", "Table 9", "alpha")
+
+
 def test_the_load_is_that_of_the_least_and_the_most_busy_minute(found):
     quiet = {name: {**run, "load_average": {"start": [1, 9, 9], "end": [2, 9, 9]}} for name, run in found.runs.items()}
     quiet["lenience"] = {**quiet["lenience"], "load_average": {"start": [0.25, 9, 9], "end": [7.5, 9, 9]}}
