@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fixtures.drafting import chain, rows
 from fixtures.two_tiers import two_tiers
 
 from specdec.batching.batch_drafter import batch_drafter
@@ -12,6 +13,9 @@ from specdec.batching.decode_batch import decode_batch
 from specdec.clock import CpuClock, SimulatedClock
 from specdec.decode import generate
 from specdec.drafters.base import drafters
+from specdec.drafters.grounded import Grounded
+from specdec.drafters.medusa import Medusa
+from specdec.drafters.small_model import SmallModel
 from specdec.errors import NumericsError, UsageError
 from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
 from specdec.records import Request, TextStart
@@ -63,11 +67,14 @@ def told(generation):
 
 
 def assert_as_alone(target, drafter, structure, slots, prompts=PROMPTS, references=None):
-    """Require of every text in a batch what it has alone; return both."""
+    """Require of every text in a batch what it has alone, drafts and their laws included; return both."""
     alone, together = (
         decoded(target, drafter, structure, requests(prompts, references=references), count) for count in (0, slots)
     )
     assert [told(each) for each in together] == [told(each) for each in alone]
+    for one, other in zip(alone, together, strict=True):
+        for mine, theirs in zip(one.rounds, other.rounds, strict=True):
+            assert theirs.beta == pytest.approx(mine.beta, abs=1e-9), "where p is right, q is too"
     return alone, together
 
 
@@ -119,6 +126,22 @@ def test_drafters_that_read_a_models_states_or_layers(
     assert any(row.batch == 3 for each in together for row in each.rounds)
 
 
+def test_drafts_of_unequal_sizes_are_those_of_each_text_alone(tiny_model, tiny_llama, sampling, random_heads):
+    """Draws that come twice merge, a threshold ends the draft of one text and not of the others, and a text may be
+    longer than the drafting model's context.
+    """
+    target = Causal(tiny_model("llama"), sampling(temperature=1.0), prefill_chunk=5)
+    for drafter, structure in (
+        (Medusa(random_heads(target), target, siblings="independent"), rows(3, 3)),
+        (Grounded(random_heads(target, grounded=True), target, siblings="independent"), rows(3, 3)),
+        (Grounded(random_heads(target, grounded=True), target, drafts="greedy"), rows(3, 3)),
+        (SmallModel(tiny_model("qwen3"), target), chain(4).until(1e-3)),
+        (SmallModel(tiny_llama(61, context=8), target), chain(3)),
+    ):
+        _, together = assert_as_alone(target, drafter, structure, 3, TEXTS)
+        assert len({len(row.draft_tokens) for each in together for row in each.rounds}) > 2
+
+
 @pytest.mark.parametrize("architecture", ["gemma3", "llama"])
 def test_the_law_of_a_round_is_that_of_the_text_alone(tiny_model, sampling, random_draft, architecture):
     """Acceptance sees p and the draft only, so an equal p means that what is committed has exactly the same law."""
@@ -129,6 +152,9 @@ def test_the_law_of_a_round_is_that_of_the_text_alone(tiny_model, sampling, rand
     paths = {slot: draft.tree.path(len(draft) - 1) for slot, draft in drafts.items()}
     for slot, prompt in enumerate(TEXTS):
         batch.start(slot, TextStart(prompt, 40))
+    batch.verify({slot: drafts[4 - slot] for slot in drafts})
+    for slot in drafts:
+        batch.discard(slot)
     first = batch.verify(drafts)
     for slot, path in paths.items():
         batch.commit(slot, path, 9 + slot)
@@ -139,14 +165,6 @@ def test_the_law_of_a_round_is_that_of_the_text_alone(tiny_model, sampling, rand
         target.commit(paths[slot], 9 + slot)
         torch.testing.assert_close(second[slot], target.verify(drafts[slot]), rtol=0, atol=1e-12)
         torch.testing.assert_close(batch.logits[slot], target.logits, rtol=1e-10, atol=1e-10)
-
-
-def test_outputs_do_not_depend_on_the_order_of_requests(small_target, group_values, make_structure):
-    target = small_target("ngram", 5, temperature=1.0)
-    drafter = drafters.build(group_values("drafter", "ngram"), target=target)
-    forwards = decoded(target, drafter, make_structure("chain", 3), requests(), 2)
-    backwards = decoded(target, drafter, make_structure("chain", 3), requests()[::-1], 2)
-    assert [told(each) for each in forwards] == [told(each) for each in backwards[::-1]]
 
 
 class Ticking(SimulatedClock):
