@@ -8,13 +8,14 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from specdec.config import RunConfig, config_dir, validated
+from specdec.config import RunConfig, config_dir, flattened, validated
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.prompts import prompts
 from specdec.sampling import SamplingConfig
 from specdec.structures.base import structures
 from specdec.targets.base import targets
+from specdec.training.recipes import RECIPES
 from specdec.verifiers.base.contract import verifiers
 
 CONF = Path(config_dir())
@@ -31,9 +32,9 @@ def names(group):
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
 
 
-def composed(*overrides):
+def composed(*overrides, root="config"):
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        values = OmegaConf.to_container(compose("config", list(overrides)), resolve=True, throw_on_missing=True)
+        values = OmegaConf.to_container(compose(root, list(overrides)), resolve=True, throw_on_missing=root == "config")
     assert isinstance(values, dict)
     return values
 
@@ -81,6 +82,25 @@ def test_a_drafters_yaml_composes_and_sets_a_structure_that_it_fills(name):
     assert structures.build(config.structure).name in drafters.get(config.drafter["name"]).capabilities.fills
 
 
+# What stands behind +drafter=, and the drafters that are then parts of it, by their places.
+PARTS = {
+    "adaptive": {"of": "small_model"},
+    "adaptive drafter@drafter.of=ngram drafter.rule=heuristic": {"of": "ngram"},
+    "staged drafter@drafter.by=bigram drafter.structure.gamma=2": {"of": "small_model", "by": "bigram"},
+    "staged drafter@drafter.by=staged drafter.by.of.model=x": {"of": "small_model", "by": "staged"},
+    "cascade +drafter@drafter.of.heads=medusa structure=chain": {"of.context": "ngram", "of.heads": "medusa"},
+    "cascade drafter@drafter.of.model=staged ~drafter@drafter.of.context": {"of.model": "staged", "of.context": None},
+    "mixed drafter@drafter.bigram=model_unigram structure=chain": {"context": "ngram", "bigram": "model_unigram"},
+}
+
+
+@pytest.mark.parametrize("line", PARTS)
+def test_parts_of_a_drafter_are_chosen_on_the_command_line(line):
+    config = check(composed(*f"+drafter={line}".split()))
+    parts = flattened(config.drafter)
+    assert {place: parts.get(f"{place}.name") for place in PARTS[line]} == PARTS[line]
+
+
 @pytest.mark.parametrize("choices", BESIDE, ids=lambda choices: " ".join("=".join(choice) for choice in choices))
 def test_every_yaml_composes_and_validates(choices):
     values = composed("+drafter=ngram", *("=".join(choice) for choice in choices))
@@ -103,41 +123,18 @@ def test_every_overlay_composes_and_validates(group):
             check(values)
 
 
+@pytest.mark.parametrize("kind", RECIPES)
+def test_every_recipe_composes_and_validates(kind):
+    for path in (CONF / kind).rglob("*.yaml"):
+        name = path.relative_to(CONF / kind).with_suffix("").as_posix()
+        recipe = validated(RECIPES[kind], composed(f"+{kind}={name}", root="train"))
+        assert getattr(recipe, kind).name == name
+
+
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
 def test_every_registered_name_has_its_yaml(family):
     group = family.group
     assert set(family.names()) == {name for name in names(group) if not is_variant(group, name)}
-
-
-def test_the_defaults_are_those_of_the_design():
-    config = check(composed("+drafter=none"))
-    assert config.target["name"] == "causal" and config.target["model"] == "pocket"
-    assert config.verifier["name"] == "speculative_sampling"
-    assert config.sampling["temperature"] == 0
-    assert (config.structure["name"], config.structure["gamma"]) == ("chain", 4)
-    assert config.measurement.gammas == [1, 2, 3, 4, 6, 8]
-    assert config.tracking.uri is None and config.seed == 0
-
-
-def test_no_drafter_is_a_default():
-    assert "drafter" not in composed()
-
-
-# Some override names are fixed, because documents and scripts use them.
-FIXED = (
-    "structure.gamma=7 target.dtype=float32 target.device=cpu target.model=x target.compile=false "
-    "target.evaluation=packed sampling.temperature=0.7 sampling.top_k=5 sampling.top_p=0.9 prompts.limit=3 "
-    "measurement.max_new_tokens=9 measurement.gammas=[1,2] measurement.repeats=2 measurement.peers=[transformers] "
-    "measurement.trace=true tracking.uri=http://localhost:1 tracking.experiment=x seed=4"
-)
-
-
-def test_names_that_documents_use_can_be_overridden():
-    check(composed("+drafter=ngram", *FIXED.split()))
-
-
-def test_alpha_can_be_overridden():
-    assert composed("+drafter=oracle", "drafter.alpha=0.5")["drafter"]["alpha"] == 0.5
 
 
 @pytest.mark.parametrize(

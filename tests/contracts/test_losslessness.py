@@ -256,19 +256,6 @@ def test_a_biased_rule_is_caught(enumeration, mistake):
     assert bias(enumeration, target, drafter, Biased(mistake), shape) > 1e-3
 
 
-def test_a_draft_that_reports_another_q_is_caught(enumeration):
-    """transformers issue #47932: the tokens were drawn from one law and another travelled with them."""
-
-    class Swapped(TableDrafter):
-        def draft(self, structure: Structure) -> Draft:
-            draft = super().draft(structure)
-            return Draft(draft.tokens, draft.tree, draft.q.roll(1, dims=-1))
-
-    target, q = pair(3, 1.0, "uncut")
-    rule = verifiers.build({"name": "speculative_sampling"})
-    assert bias(enumeration, target, Swapped(q), rule, small_structure("chain", 2)) > 1e-2
-
-
 def test_randomness_outside_the_harness_is_caught(enumeration, table):
     class Sneaky(Biased):
         def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
@@ -287,24 +274,6 @@ def test_randomness_outside_the_harness_is_caught(enumeration, table):
     for rule in (Sneaky(""), Global("")):
         with pytest.raises(Unfollowed, match="random"):
             bias(enumeration, target, drafter, rule, shape)
-
-
-def test_the_law_of_one_rejection(enumeration, table):
-    """theory.md 1.1: beta = 0.65 and the residual (6/7, 0, 1/7, 0); gamma 1, so one committed token means a
-    rejection.
-    """
-    p, q = [[0.5, 0.3, 0.15, 0.05]] * 4, torch.tensor([[0.2, 0.5, 0.1, 0.2]] * 4, dtype=torch.float64)
-    law = round_law(
-        enumeration,
-        table(p, temperature=1.0),
-        TableDrafter(q),
-        verifiers.build({"name": "speculative_sampling"}),
-        small_structure("chain", 1),
-        0,
-    )
-    rejected = {committed[0]: chance for committed, chance in law.items() if len(committed) == 1}
-    assert sum(rejected.values()) == pytest.approx(0.35, abs=EXACT)
-    assert rejected == pytest.approx({0: 0.35 * 6 / 7, 2: 0.35 / 7}, abs=EXACT)
 
 
 P, Q = [0.5, 0.3, 0.15, 0.05], [0.2, 0.5, 0.1, 0.2]  # of theory.md 1.4's table

@@ -5,11 +5,11 @@ verifiers come from the registries, those that are models as T5s themselves. Bot
 the first tier of the suite.
 """
 
-from copy import deepcopy
 from functools import cache
 
 import pytest
 import torch
+from fixtures.drafting import shaken
 from fixtures.tiny_models import ENCODER_DECODERS
 from fixtures.two_tiers import two_tiers
 
@@ -65,29 +65,25 @@ def target_of(tiny_encoder_decoder, sampling):
 
 
 @pytest.fixture(scope="module")
-def shaken(tiny_encoder_decoder, tmp_path_factory):
-    """`shaken("t5")`: a folder with the target's model, its weights moved so that the two agree on part of a text."""
+def shaken_folder(tiny_encoder_decoder, tmp_path_factory):
+    """`shaken_folder("t5")` has the target's model, its weights moved so that the two agree on part of a text."""
 
     @cache
     def save(kind: str) -> str:
-        torch.manual_seed(0)
-        model = deepcopy(tiny_encoder_decoder(kind))
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight), alpha=0.05 * float(weight.std()) if weight.dim() > 1 else 0.0)
         folder = tmp_path_factory.mktemp(kind)
-        model.save_pretrained(folder)
+        shaken(tiny_encoder_decoder(kind), 0.05).save_pretrained(folder)
         return str(folder)
 
     return save
 
 
 @pytest.fixture(scope="module")
-def drafter_of(group_values, drafter_values, shaken):
+def drafter_of(group_values, drafter_values, shaken_folder):
     """`drafter_of("ngram", target, "t5")`: a registered drafter; one that is a model gets a T5 of the target's kind."""
 
     def build(name: str, target: EncoderDecoder, kind: str):
         values = drafter_values(name, target.vocab_size, target)
-        small = group_values("drafter", "small_model", model=shaken(kind))
+        small = group_values("drafter", "small_model", model=shaken_folder(kind))
         if "name" in values.get("of", {}):
             values = {**values, "of": small}
         elif "of" in values:  # several
@@ -160,11 +156,11 @@ def test_the_drafters_laws_are_those_it_drafts_from(encoder_decoder, target_of, 
     assert 0.05 < along.beta.mean() < 0.95
 
 
-def test_both_models_of_a_pair_are_of_one_kind(group_values, shaken, tiny_model, target_of, sampling, tmp_path):
+def test_both_models_of_a_pair_are_of_one_kind(group_values, shaken_folder, tiny_model, target_of, sampling, tmp_path):
     causal = Causal(tiny_model("llama"), sampling())
     with pytest.raises(UsageError, match="encoder-decoder") as raised:
-        drafters.build(group_values("drafter", "small_model", model=shaken("t5")), target=causal)
-    assert shaken("t5") in str(raised.value) and "\n" not in str(raised.value)
+        drafters.build(group_values("drafter", "small_model", model=shaken_folder("t5")), target=causal)
+    assert shaken_folder("t5") in str(raised.value) and "\n" not in str(raised.value)
     tiny_model("llama").save_pretrained(tmp_path)
     with pytest.raises(UsageError, match="encoder-decoder"):
         drafters.build(group_values("drafter", "small_model", model=str(tmp_path)), target=target_of("t5", 1.0))

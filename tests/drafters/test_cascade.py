@@ -6,7 +6,6 @@ import pytest
 import torch
 from fixtures.drafting import chain, decoded, law_error, ngram
 from fixtures.refusals import refused
-from fixtures.small_parts import composed
 
 from specdec.certification.table_drafts import TableDrafter
 from specdec.drafters.adaptive import Adaptive
@@ -227,21 +226,3 @@ def test_parts_that_do_not_fit(table, random_law, group_values, drafter_values):
     nowhere.capabilities = DrafterCapabilities(fills=frozenset({"dynamic"}))
     with pytest.raises(UsageError, match="no structure that all"):
         Cascade({"a": Part(Fixed(1), 0.0), "b": Part(nowhere, 0.0)}, None)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "of"),
-    [
-        ([], {"context": "ngram", "model": "small_model"}),
-        (
-            ["+drafter@drafter.of.heads=medusa", "structure=chain"],
-            {"context": "ngram", "model": "small_model", "heads": "medusa"},
-        ),
-        (["drafter@drafter.of.model=bigram", "drafter.gammas=[2,4]"], {"context": "ngram", "model": "bigram"}),
-        (["~drafter@drafter.of.context"], {"model": "small_model"}),
-        (["drafter@drafter.of.model=staged"], {"context": "ngram", "model": "staged"}),
-    ],
-)
-def test_parts_are_chosen_on_the_command_line(overrides, of):
-    config = drafters.config(composed("+drafter=cascade", *overrides).drafter)
-    assert {label: part["name"] for label, part in config.of.items()} == of

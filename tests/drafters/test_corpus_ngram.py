@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import logging
 import sqlite3
 from collections import Counter
 from types import SimpleNamespace
@@ -235,29 +234,6 @@ def test_targets_that_tokenise_otherwise_have_files_of_their_own(build, tmp_path
         follows_a = {words[numbers.index(token)] for token in np.flatnonzero(alone._table.law([numbers[0]]) > 0.2)}
         assert follows_a == {"b"}
     assert len(list((tmp_path / "fitted").iterdir())) == 2
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped", "other"])
-def test_a_damaged_file_is_fitted_again_and_said(build, tmp_path, caplog, damage):
-    whole = build()
-    (kept,) = (tmp_path / "fitted").iterdir()
-    content = bytearray(kept.read_bytes())
-    if damage == "flipped":
-        content[-3] ^= 1
-    kept.write_bytes({"cut": content[:-9], "flipped": content, "other": b"not a model"}[damage])
-    with caplog.at_level(logging.WARNING, logger="specdec"):
-        again = build()
-    assert np.array_equal(whole._table.law([1]), again._table.law([1]))
-    assert kept.name in caplog.text and "made again" in caplog.text
-    caplog.clear()
-    build()
-    assert not caplog.text
-
-
-def test_nothing_is_left_of_a_file_that_could_not_be_written(build, tmp_path):
-    (tmp_path / "taken").write_text("")
-    with pytest.raises(UsageError, match=r"drafter\.cache_dir=.*taken"):
-        build(cache_dir=str(tmp_path / "taken"))
 
 
 @pytest.mark.parametrize(

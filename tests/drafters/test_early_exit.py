@@ -173,7 +173,9 @@ def test_a_checkpoint_may_name_its_exit_layer(tiny_llama, sampling, values):
         drafters.build(values(exit_layer="auto"), target=Causal(model, sampling()))
 
 
-def test_bad_input_is_answered_with_a_sentence(tiny_llama, tiny_encoder_decoder, table, sampling, values, group_values):
+def test_bad_input_is_answered_with_a_sentence(tiny_llama, tiny_encoder_decoder, table, sampling, values, tmp_path):
+    (tmp_path / "c.jsonl").write_text(f'{{"t": {[1] * 20}}}\n' * 5)
+    few = {"exit_layer": "auto", "corpus": str(tmp_path / "c.jsonl"), "field": "t", "passages": 6}
     llama = Causal(tiny_llama(13), sampling())
     one = Causal(tiny_llama(13, layers=1), sampling())
     t5 = targets.get("encoder_decoder")(tiny_encoder_decoder("t5"), sampling())
@@ -185,15 +187,7 @@ def test_bad_input_is_answered_with_a_sentence(tiny_llama, tiny_encoder_decoder,
         (table([[0.5, 0.5], [0.5, 0.5]]), {}, "the target has no network; use target=causal"),
         (llama, {"exit_layer": "auto", "context": 60}, "longer than the 64 tokens of the target's context"),
         (llama, {"exit_layer": "auto", "corpus": "nowhere.txt"}, "nowhere.txt does not exist"),
+        (llama, few, "has 5 texts of drafter.context=6 tokens"),
     ):
         with refused(message):
             drafters.build(values(**changes), target=target)
-
-
-def test_a_corpus_of_token_ids_is_read(tiny_llama, sampling, values, tmp_path):
-    (tmp_path / "c.jsonl").write_text("".join(f'{{"t": {[n % 13] * 20}}}\n' for n in range(5)))
-    target = Causal(tiny_llama(13, layers=3), sampling())
-    changes = {"exit_layer": "auto", "corpus": str(tmp_path / "c.jsonl"), "field": "t"}
-    assert drafters.build(values(**changes), target=target).exit.by == "calibration"
-    with pytest.raises(UsageError, match="has 5 texts of drafter.context=6 tokens"):
-        drafters.build(values(**changes, passages=6), target=target)

@@ -1,15 +1,15 @@
 """Drafters over heads: they draft what the heads say of every path, from the states that the target really had."""
 
-import random
 from functools import cache
 from itertools import product
 
 import pytest
 import torch
 from fixtures.drafting import assert_drafted_from, decoded, tree
+from fixtures.small_parts import composed
 from fixtures.two_tiers import two_tiers
 
-from specdec.config import RunConfig, validated
+from specdec.certification.greedy_identity import Scattered
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.base.heads import HeadsDrafter
 from specdec.drafters.blockwise import BlockwiseHeads
@@ -18,7 +18,7 @@ from specdec.drafters.medusa import Medusa
 from specdec.errors import NumericsError, UsageError
 from specdec.plan.plan import plan
 from specdec.published.network_files import TRAINED_HEADS
-from specdec.records import Draft, Source, TextStart
+from specdec.records import Draft, TextStart
 from specdec.sampling import generator_for
 from specdec.session.parts import open_parts
 from specdec.structures.base import structures
@@ -183,45 +183,27 @@ def test_heads_below_the_structure_are_not_computed(target_at, random_heads, mak
         drafter.commit([1])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_nothing_is_offered_before_the_first_state(target_at, random_heads, make_structure, kind):
-    """A prompt of one token is the root and nothing has been evaluated; from round 2 on there are states."""
-    cls, make = KINDS[kind]
-    target = target_at()
-    drafter = cls(random_heads(target, **make), target)
-    generation = decoded(target, drafter, make_structure("tree", 2), [5], 9, rule="greedy")
-    offered = [len(row.tree) for row in generation.rounds]
-    assert offered[:2] == [0, 4]
-
-
 ARCHITECTURES = ("gemma3", "gpt2", "llama", "mistral_window", "opt")
 PLACES = ("last", "first_below", "embeddings")
 WAYS = ("packed", "rows")
 
 
-class Partly(Drafter):
-    """Puts the tokens of a known text on some path of a tree and wrong ones elsewhere; notes what it is told."""
+class Listening(Scattered):
+    """Notes what it is told."""
 
     capabilities = DrafterCapabilities(fills=frozenset({"tree"}), reads_states=True)
 
     def __init__(self, text, target, offset):
+        super().__init__(text)
         target.hidden.keep(offset)
-        self.text, self.position, self.told, self.dice = text, 0, [], random.Random(1)
+        self.told = []
 
     def start(self, text, states=None):
         self.told.append(states)
 
     def commit(self, tokens, states=None):
-        self.position += len(tokens)
+        super().commit(tokens)
         self.told.append(states)
-
-    def draft(self, structure):
-        tree, tokens = structure.tree, [0] * structure.nodes
-        right = self.dice.choice(tree.leaves) if tree.leaves else -1
-        for node, depth in enumerate(tree.depths):
-            truth = self.text[self.position + depth - 1]
-            tokens[node] = truth if node in tree.path(right) else (truth + 1 + node) % 61
-        return Draft(torch.tensor(tokens, dtype=torch.long), tree, source=(Source("partly", 0),) * len(tree))
 
 
 @pytest.mark.parametrize(("architecture", "place", "evaluation"), two_tiers(list(product(ARCHITECTURES, PLACES, WAYS))))
@@ -231,7 +213,7 @@ def test_what_a_drafter_reads_is_what_a_plain_pass_computes(target_at, tiny_mode
     offset = {"last": 0, "first_below": 1, "embeddings": target.hidden.layers}[place]
     alone = drafters.build({"name": "none"}, target=target)
     own = decoded(target, alone, tree(*BUSHY), PROMPT, 24, rule="greedy").tokens
-    drafter = Partly(own, target, offset)
+    drafter = Listening(own, target, offset)
     generation = decoded(target, drafter, tree(*BUSHY), PROMPT, 24, rule="greedy")
     assert generation.tokens == own and len({row.accepted for row in generation.rounds}) > 2
     text = torch.tensor([[*PROMPT, *own]])
@@ -245,14 +227,6 @@ def test_what_a_drafter_reads_is_what_a_plain_pass_computes(target_at, tiny_mode
     if place == "last":  # what the output head reads
         logits = told @ model.get_output_embeddings().weight.T
         assert (logits.argmax(-1)[len(PROMPT) - 1 :] == torch.tensor(own)[: len(told) - len(PROMPT) + 1]).all()
-
-
-@pytest.mark.parametrize("offset", [3, 7])
-def test_an_offset_beyond_the_depth_is_refused(target_at, random_heads, offset):
-    target = target_at()
-    heads = random_heads(target, offset=offset)
-    with pytest.raises(UsageError, match=f"heads.offset={offset}: the target has 2 layers"):
-        Medusa(heads, target)
 
 
 @pytest.fixture
@@ -292,18 +266,6 @@ def test_an_installation_without_pocket_heads_says_how_to_make_some(
         drafters.build(group_values("drafter", name), target=target_at())
 
 
-def test_what_a_drafter_is_made_of_is_recorded(target_at, file_of, group_values):
-    target = target_at()
-    described = [
-        drafters.build(group_values("drafter", "medusa", model=file_of(target, **make)), target=target).describe()
-        for make in ({}, {"output": "own"})
-    ]
-    assert described[0]["parameters"] == 5 * (32 * 32 + 32) and described[0]["dtype"] == "float64"
-    assert described[1]["weight_bytes"] == 8 * (5 * (32 * 32 + 32) + 5 * 61 * 32)
-    assert described[0]["heads"]["count"] == 5
-    assert len({each["sha256"] for each in described}) == 2
-
-
 @pytest.mark.parametrize(
     ("make", "weights"),
     [
@@ -322,45 +284,30 @@ def test_operations_of_a_drafted_token(target_at, random_heads, make, weights):
 
 
 @pytest.fixture
-def run_of(file_of, table, group_values):
-    """`run_of(drafter="medusa", structure={...}, gammas=[1, 2])`: what a run on the table target builds."""
-    law = group_values("target", "table")["law"]
+def parts_of(file_of, table, group_values):
+    """`parts_of("medusa", "structure=chain", ...)`: what a run on the table target opens."""
 
-    def make(name: str, structure: dict, gammas: list[int]):
-        tiny = {"max_new_tokens": 8, "gammas": gammas, "bootstrap": 10}
-        config = dict(
-            target=group_values("target", "table"),
-            drafter=group_values("drafter", name, model=file_of(table(law), grounded=name == "grounded")),
-            verifier=group_values("verifier", "speculative_sampling"),
-            structure=structure,
-            prompts=group_values("prompts", "tokens"),
-            sampling=group_values("sampling", "greedy"),
-            measurement=group_values("measurement", "default", **tiny),
-            tracking=group_values("tracking", "mlflow"),
-        )
-        rest = {"study": None, "seed": 0, "experiment_name": None, "advice_dir": "advice", "resume": "auto"}
-        return open_parts(plan(validated(RunConfig, {**config, **rest})))
+    def make(name: str, *overrides: str):
+        heads = file_of(table(group_values("target", "table")["law"]), grounded=name == "grounded")
+        return open_parts(plan(composed("+debug=tiny", f"+drafter={name}", f"drafter.model={heads}", *overrides)))
 
     return make
 
 
 @pytest.mark.parametrize("name", ["medusa", "grounded"])
-def test_a_structure_deeper_than_the_heads_is_refused_before_decoding(run_of, group_values, name):
-    six = group_values("structure", "tree", parents=[-1, 0, 1, 2, 3, 4])
+def test_a_structure_deeper_than_the_heads_is_refused_before_decoding(parts_of, name):
     with pytest.raises(UsageError, match=f"structure=tree: it is 6 deep, and drafter {name} drafts 5 levels at most"):
-        run_of(name, six, [1])
+        parts_of(name, "structure=tree", "structure.parents=[-1,0,1,2,3,4]")
 
 
-def test_points_of_the_curve_beyond_the_heads_or_a_given_tree_are_left_out(run_of, group_values):
+def test_points_of_the_curve_beyond_the_heads_or_a_given_tree_are_left_out(parts_of):
     """Two points of a tree would be the same draft under two names, and no round could be told from another."""
-    parts = run_of("medusa", group_values("structure", "chain", gamma=4), [1, 5, 6, 8])
+    parts = parts_of("medusa", "structure=chain", "structure.gamma=4", "measurement.gammas=[1,5,6,8]")
     assert [arm.gamma for arm in parts.arms] == [1, 4, 5] and parts.chosen.left_out == (6, 8)
     assert parts.primary.gamma == 4
-    parts = run_of("medusa", group_values("structure", "tree", parents=[-1, -1, 0]), [1, 3, 4])
-    assert [(arm.gamma, arm.structure.gamma) for arm in parts.arms] == [(1, 1), (2, 2)] and parts.chosen.left_out == (
-        3,
-        4,
-    )
+    parts = parts_of("medusa", "structure=tree", "structure.parents=[-1,-1,0]", "measurement.gammas=[1,3,4]")
+    assert [(arm.gamma, arm.structure.gamma) for arm in parts.arms] == [(1, 1), (2, 2)]
+    assert parts.chosen.left_out == (3, 4)
 
 
 def test_blockwise_drafts_medusas_chain(target_at, random_heads, make_structure):

@@ -127,12 +127,6 @@ def test_a_column_that_is_left_out_goes_on_where_there_is_room():
         assert max(row.tree.depth for row in generation.rounds) == depth
 
 
-def test_an_empty_pool_offers_the_window_alone():
-    target = Pairs(0.0)
-    rounds = decoded(target, build(3, 3, 2, False)(target), dynamic(50, 9), PROMPTS[2], 20).rounds
-    assert {entry.strategy for row in rounds[:3] for entry in row.source} == {"window"}
-
-
 @pytest.mark.parametrize(
     ("shape", "message"),
     [

@@ -2,7 +2,6 @@
 
 import pytest
 from fixtures.drafting import chain, rows
-from fixtures.small_parts import composed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -146,26 +145,6 @@ def test_what_is_wrong_is_named_where_it_stands(drafter_values, target, changes,
         (values[part] if part else values)[leaf] = value
     with pytest.raises(UsageError, match=sentence):
         drafters.build(values, target=target)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "structure", "drafter"),
-    [
-        ([], {"name": "rows", "k": 10, "w": 10}, {"fill": True}),
-        (["structure=chain"], {"name": "chain"}, {}),
-        (["structure.k=3", "drafter.context_rows=2"], {"name": "rows", "k": 3}, {"context_rows": 2}),
-        (["drafter.context.q=3"], {"name": "rows"}, {"context": {"name": "ngram", "q": 3}}),
-        (["drafter.bigram.model=pocket"], {"name": "rows"}, {"bigram": {"name": "model_bigram", "model": "pocket"}}),
-        (["drafter@drafter.bigram=model_unigram"], {"name": "rows"}, {"bigram": {"name": "model_unigram"}}),
-    ],
-)
-def test_it_composes_from_the_command_line(arguments, structure, drafter):
-    config = composed("+drafter=mixed", *arguments)
-    drafters.config(config.drafter)
-    structures.config(config.structure)
-    assert config.structure.items() >= structure.items()
-    for key, value in drafter.items():
-        assert config.drafter[key].items() >= value.items() if isinstance(value, dict) else config.drafter[key] == value
 
 
 def test_more_rows_than_the_bigram_ranks_are_refused_before_decoding(make, parts):

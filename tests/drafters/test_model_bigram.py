@@ -137,18 +137,6 @@ def test_a_chain_follows_the_last_token(target_of, build, make_structure):
     assert draft.source == (Source("model_bigram", 0),) * 3 and draft.tree.is_chain
 
 
-@pytest.mark.parametrize("extend", ["chain", "greedy"])
-def test_rows_are_rows(target_of, build, make_structure, extend):
-    drafter, structure = build(target_of("llama"), extend=extend), make_structure("rows", 4)
-    drafter.start(TextStart([8], 100))
-    proposal = drafter.propose(structure)
-    assert proposal.tree == structure.tree
-    for rank, (row, leaf) in enumerate(zip(drafter.rows(8, 3, 4), proposal.tree.leaves, strict=True)):
-        path = proposal.tree.path(leaf)
-        assert tuple(proposal.tokens[node] for node in path) == row
-        assert {proposal.source[node] for node in path} == {Source("model_bigram", rank)}
-
-
 def test_fewer_rows_where_fewer_are_tabulated(target_of, build, make_structure):
     drafter = build(target_of("llama"), k=2)
     drafter.start(TextStart([8], 100))
@@ -197,13 +185,6 @@ def test_it_can_be_sent_to_another_process(target_of, build, make_structure):
     sent = pickle.dumps(drafter)
     assert len(sent) < 61 * (7 + 4 * 4 + 20) * 4, "the model must not travel with it"
     assert pickle.loads(sent).propose(make_structure("rows", 4)) == drafter.propose(make_structure("rows", 4))
-
-
-def test_it_costs_no_arithmetic_and_says_which_model_it_is_of(target_of, build):
-    target = target_of("llama")
-    drafter = build(target)
-    assert drafter.flops_per_token == 0 and drafter.capabilities.vocab_size == target.vocab_size
-    assert drafter.describe() == target.describe() | {"bigram_tokens": 7, "extend": "chain"}
 
 
 @pytest.fixture

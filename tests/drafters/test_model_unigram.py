@@ -8,7 +8,6 @@ from copy import deepcopy
 import numpy as np
 import pytest
 import torch
-from fixtures.drafting import tree
 from torch import nn
 
 from specdec.drafters import model_unigram
@@ -94,23 +93,6 @@ def test_proposals_are_the_same_in_any_context(target_of, build, make_structure)
         tokens, topology, source = drafter.propose(make_structure("rows", 3))
         assert tokens == (a, a, a, b, a, a, c, a, a) and topology == make_structure("rows", 3).tree
         assert source == tuple(Source("model_unigram", node // 3) for node in range(9))
-
-
-def test_children_of_a_tree_are_the_first_ranks(target_of, build):
-    shape = tree(-1, -1, 0, 0, 1, 2, 0)
-    drafter = build(target_of("llama"))
-    a, b, c = drafter.ranked(0, 3)
-    drafter.start(TextStart([8], 100))
-    tokens, topology, source = drafter.propose(shape)
-    assert tokens == (a, b, a, b, a, a, c) and topology == shape.tree
-    assert [entry.rank for entry in source] == [0, 1, 0, 1, 0, 0, 2]
-
-
-def test_the_laws_along_a_text_are_one_token(target_of, build):
-    drafter = build(target_of("llama"))
-    laws = drafter.laws([0, 3], [4, 4, 19])
-    assert laws.shape == (3, 61) and (laws.argmax(-1) == drafter.ranked(0, 1)[0]).all() and laws.sum() == 3
-    assert drafter.laws([0], []).shape == (0, 61)
 
 
 def test_it_can_be_sent_to_another_process(target_of, build):

@@ -2,14 +2,12 @@
 
 from collections import Counter
 
-import pytest
 import torch
 from fixtures.drafting import chain, rows, tree
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.drafters.ngram import Ngram, NgramConfig
-from specdec.errors import UsageError
 from specdec.ngrams.suffix_index import SuffixIndex
 from specdec.records import Source, TextStart, Tree
 from specdec.tree_building.lookup_filling import Proposal
@@ -192,20 +190,6 @@ def test_a_filled_tree_is_the_topology_itself():
     assert drafter.propose(tree(-1, -1, -1, 0)).tree == Tree((-1, -1, 0)), "there is no third token"
 
 
-def test_nothing_is_proposed_without_a_match_or_before_any_text():
-    drafter = make(order_max=2, order_min=2)
-    assert proposed(drafter, 4) == []
-    drafter.start(TextStart([5, 1, 2], 1000))
-    assert proposed(drafter, 2) == [], "a suffix does not match itself"
-    drafter.commit([1, 2])
-    assert proposed(drafter, 2) == [1, 2]
-
-
-def test_orders_must_not_cross():
-    with pytest.raises(UsageError, match=r"drafter\.order_min=5: it should be at most drafter\.order_max=4"):
-        make(order_max=4, order_min=5)
-
-
 def test_memory_entries_are_linear_in_the_text():
     """One link per token and order, and at most one table entry."""
     index = SuffixIndex([3, 2, 1])
@@ -231,18 +215,11 @@ def server_lookup(text: list[int], order_min: int, order_max: int, k: int) -> li
 @settings(max_examples=60)
 def test_the_leftmost_rule_is_that_of_servers(text, gamma, order_min, more):
     drafter = make("longest", order_min + more, order_min, occurrence="leftmost")
+    assert drafter.capabilities.fills == {"chain"}, "servers look up one continuation"
     drafter.start(TextStart(text[:1], 100))
     for size in range(1, len(text) + 1):
         assert proposed(drafter, gamma) == server_lookup(text[:size], order_min, order_min + more, gamma)
         drafter.commit(text[size : size + 1])
-
-
-def test_an_example_of_the_servers_documentation():
-    """[4, 2, 3] follows the match of [2, 3]; the match of three tokens that is tried first does not exist."""
-    drafter = make("longest", 3, 2, occurrence="leftmost")
-    drafter.start(TextStart([1, 2, 3, 4, 2, 3], 100))
-    assert proposed(drafter, 4) == [4, 2, 3]
-    assert drafter.capabilities.fills == {"chain"}, "servers look up one continuation"
 
 
 @given(LONG_TEXTS, st.integers(1, 15))

@@ -7,9 +7,8 @@ import torch
 from fixtures.drafting import assert_laws_are_those_of_drafts, chain, decoded, shaken, tokens_of_calls
 from fixtures.refusals import refused
 
-from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
-from specdec.errors import ModelLoadError, NumericsError
+from specdec.errors import NumericsError
 from specdec.records import Request, TextStart
 from specdec.replay.expected_rounds import agreement
 from specdec.sampling import generator_for, one_hot
@@ -152,29 +151,3 @@ def test_a_threshold_ends_a_draft_after_the_token_that_crosses_it(target, tiny_m
             draft = drafter.draft(chain(6).until(threshold))
         assert draft.tokens.tolist() == whole.tokens.tolist()[:expected]
         assert len(calls) == expected, "a step that is not taken costs nothing"
-
-
-@pytest.mark.slow
-def test_the_shipped_pair(group_values, sampling):
-    """`pocket` is a drafter here and a target there, of one tokenizer."""
-    from specdec.targets.base import targets
-
-    values = group_values("target", "causal", dtype="float32", device="cpu")
-    beside = targets.build(values, sampling=sampling(temperature=0.0))
-    drafter = drafters.build(group_values("drafter", "small_model", dtype="float32"), target=beside)
-    assert drafter.capabilities.vocab_size == beside.vocab_size and 0 < drafter.flops_per_token < beside.flops_per_token
-    assert drafter.model is not beside.model
-    prompt = beside.tokenizer.encode("def read(path):\n    with open(")
-    plain = decoded(beside, drafters.build({"name": "none"}, target=beside), chain(4), prompt, 12)
-    drafted = decoded(beside, drafter, chain(4), prompt, 12)
-    assert drafted.tokens == plain.tokens and len(drafted.rounds) < 12
-
-
-def test_a_model_that_cannot_roll_back_is_refused(target):
-    """As for targets: known before decoding."""
-    import transformers
-
-    sizes = dict(vocab_size=61, hidden_size=32, num_hidden_layers=2, attention_hidden_size=32)
-    config = transformers.RwkvConfig(**sizes, intermediate_size=64, context_length=64)
-    with pytest.raises(ModelLoadError, match="RwkvForCausalLM.*roll"):
-        SmallModel(transformers.AutoModelForCausalLM.from_config(config), target(temperature=0.0))

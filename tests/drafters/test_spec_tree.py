@@ -16,7 +16,6 @@ from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
 from specdec.tree_building.siblings import grow
-from specdec.verifiers.base.contract import verifiers
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 
@@ -70,16 +69,6 @@ def test_nodes_are_choices_or_draws_of_their_own_models(tiny_llama, tiny_model, 
         assert_drafted_from(draft, logits_of, target.sampling, close=1e-10)
         drafter.commit(committed)
         text += committed
-
-
-def test_one_model_drafts_as_the_small_model_does(tiny_llama, tiny_model, sampling):
-    target = Causal(tiny_model("llama"), sampling(temperature=0.9))
-    shape, model = expansion(2, 2), tiny_llama(61)
-    drafts = []
-    for drafter in (SpecTree({"m": SmallModel(model, target)}, target, "sampled"), SmallModel(model, target)):
-        drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
-        drafts.append(drafter.draft(shape))
-    assert torch.equal(drafts[0].tokens, drafts[1].tokens) and torch.equal(drafts[0].q, drafts[1].q)
 
 
 class Tables(Drafter):
@@ -137,16 +126,6 @@ def test_several_models_draw_no_independent_siblings(random_law):
     for shape, how in ((rows(2, 1), "independent"), (dynamic(4, 2, 2, 2), "ranked")):
         with pytest.raises(ValueError, match="several models"):
             grow(shape, lambda tokens, tree, nodes: laws[:, [0] * len(nodes)], how, ["a", "b"])
-
-
-def test_a_rule_for_independent_draws_is_refused(table, random_law, tiny_llama):
-    target = table(random_law(4, 0), temperature=1.0)
-    drafter = SpecTree(models_of(tiny_llama, target, 2), target, "sampled")
-    drafter.start(TextStart([0, 1], 64, generator=generator_for(0, "p", "draft")))
-    target.start(TextStart([0, 1], 64))
-    draft = drafter.draft(rows(2, 1))
-    with pytest.raises(UsageError, match="drawn independently"):
-        verifiers.build({"name": "k_seq"}).accept(draft, target.verify(draft), None)
 
 
 def test_a_model_with_a_short_context_drops_out(tiny_llama, tiny_model, sampling):

@@ -2,12 +2,11 @@
 
 import random
 from copy import deepcopy
-from dataclasses import replace
 
 import pytest
 import torch
 from fixtures.drafting import chain, ngram, shaken, tokens_of_calls
-from fixtures.small_parts import composed
+from fixtures.refusals import refused
 
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.early_exit import EarlyExit
@@ -293,17 +292,6 @@ def test_greedy_drafts_for_a_target_that_samples(tiny_model, sampling):
         assert draft.q is None and draft.tokens.tolist() == alone.tokens.tolist()
 
 
-@pytest.mark.slow
-def test_it_reports_both_parts(tiny_model, sampling):
-    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
-    drafter = staged(tiny_model("llama"), target, model_of(shaken(target.model, 0.1)))
-    about = drafter.describe()
-    assert about["of"]["class"] == about["by"]["class"] == "LlamaForCausalLM" and "training" not in about
-    assert about["parameters"] == about["of"]["parameters"] + about["by"]["parameters"] > 0
-    assert drafter.flops_per_token == 2 * drafter.small.flops_per_token > 0
-    assert drafter.capabilities.replay == "position" and drafter.capabilities.vocab_size == 61
-
-
 def test_logits_that_are_not_finite_end_the_run(tiny_model, sampling):
     target = Causal(tiny_model("llama"), sampling(temperature=1.0))
     outer = deepcopy(target.model)
@@ -314,34 +302,31 @@ def test_logits_that_are_not_finite_end_the_run(tiny_model, sampling):
         drafter.draft(chain(3))
 
 
-@pytest.fixture
-def refused(drafter_values, table, random_law):
-    """`refused(of={...})` builds a staged drafter with some values replaced and returns the sentence of its refusal."""
+def test_bad_parts_are_one_sentence(group_values, drafter_values, table, random_law):
+    target, values = table(random_law(3, 0), temperature=0.0), drafter_values("staged", 3)
+    for changes, sentence in (
+        ({"by": {"name": "ngrm"}}, "Did you mean ngram"),
+        ({"by": values["by"] | {"x": 1}}, r"Unknown key drafter\.by\.x"),
+        ({"by": values["by"] | {"order_max": 0}}, r"drafter\.by\.order_max=0"),
+        ({"of": group_values("drafter", "ngram")}, r"drafter\.of\.name=ngram"),
+        ({"of": values}, r"belongs in drafter\.by"),
+        ({"by": group_values("drafter", "oracle")}, "reads a recorded text"),
+        ({"of": values["of"] | {"model": "/no/such"}}, "/no/such"),
+        ({"structure": group_values("structure", "chain", gamma=0)}, r"drafter\.structure\.gamma=0"),
+        ({"structure": group_values("structure", "dynamic")}, r"drafter\.by fills only chain, rows, tree"),
+        ({"of": drafter_values("small_model", 5)}, "made for a vocabulary of 5"),
+    ):
+        with refused(sentence):
+            drafters.build(values | changes, target=target)
 
-    def build(**changes):
-        values = drafter_values("staged", 3)
-        changed = {key: values[key] | part if "name" not in part else part for key, part in changes.items()}
-        with pytest.raises(UsageError) as raised:
-            drafters.build({**values, **changed}, target=table(random_law(3, 0), temperature=0.0))
-        assert raised.value.exit_code == 2 and "\n" not in str(raised.value)
-        return str(raised.value)
 
-    return build
-
-
-def test_bad_parts_are_one_sentence(refused, group_values, drafter_values, table, random_law):
-    chain_of = group_values("structure", "chain")
-    assert "Did you mean ngram" in refused(by={"name": "ngrm"})
-    assert "Unknown key drafter.by.x" in refused(by={"x": 1})
-    assert "drafter.by.order_max=0" in refused(by={"order_max": 0})
-    assert "drafter.of.name=ngram" in refused(of=group_values("drafter", "ngram"))
-    assert "belongs in drafter.by" in refused(of=drafter_values("staged", 3))
-    assert "reads a recorded text" in refused(by=group_values("drafter", "oracle"))
-    assert "drafter.of.model=" in refused(of={"model": "/no/such"}) or "/no/such" in refused(of={"model": "/no/such"})
-    assert "drafter.structure.gamma=0" in refused(structure=chain_of | {"gamma": 0})
-    dynamic = group_values("structure", "dynamic")
-    assert "drafter.by fills only chain, rows, tree" in refused(structure=dynamic)
-    assert "made for a vocabulary of 5" in refused(of=drafter_values("small_model", 5))
+@pytest.mark.slow
+def test_it_costs_what_both_parts_do(tiny_model, sampling):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+    drafter = staged(tiny_model("llama"), target, model_of(shaken(target.model, 0.1)))
+    about = drafter.describe()
+    assert about["parameters"] == about["of"]["parameters"] + about["by"]["parameters"] > 0
+    assert drafter.flops_per_token == 2 * drafter.small.flops_per_token > 0
 
 
 def test_heads_of_the_target_are_refused_beside_another_model(drafter_values, tiny_model, sampling, tmp_path):
@@ -350,28 +335,3 @@ def test_heads_of_the_target_are_refused_beside_another_model(drafter_values, ti
     heads = drafter_values("medusa", 61, target)
     with pytest.raises(UsageError, match="other weights|other target|weights"):
         drafters.build({**drafter_values("staged", 61), "by": heads}, target=target)
-
-
-def test_an_encoder_decoder_is_refused(tiny_encoder_decoder, sampling):
-    from specdec.targets.encoder_decoder import EncoderDecoder
-
-    target = EncoderDecoder(tiny_encoder_decoder("t5"), sampling(temperature=0.0))
-    with pytest.raises(UsageError, match="is an encoder-decoder"):
-        staged(tiny_encoder_decoder("t5"), target, ngram)
-
-
-@pytest.mark.parametrize(
-    ("overrides", "by", "gamma"),
-    [
-        ([], "ngram", 4),
-        (["drafter@drafter.of=small_model", "drafter@drafter.by=ngram", "drafter.structure.gamma=2"], "ngram", 2),
-        (["drafter@drafter.by=staged", "drafter.by.of.model=x"], "staged", 4),
-        (["drafter@drafter.by=bigram"], "bigram", 4),
-    ],
-)
-def test_parts_are_chosen_on_the_command_line(overrides, by, gamma):
-    values = composed("+drafter=staged", *overrides)
-    config = drafters.config(values.drafter)
-    assert (config.of["name"], config.by["name"], config.structure["gamma"]) == ("small_model", by, gamma)
-    assert values.structure["gamma"] == 4
-    assert replace(config, by={"name": "none"}).by["name"] == "none"

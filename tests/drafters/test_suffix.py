@@ -8,7 +8,6 @@ from fixtures.drafting import chain
 from fixtures.slow_drafters import SlowDrafter, along_paths, along_ranks, pocket, rounds_of, same_rounds
 
 from specdec.drafters.base import drafters
-from specdec.records import TextStart
 
 SIZE = 4
 PROMPTS = [[0, 1, 2, 0, 1, 1, 0], [3], [2, 2, 1, 0, 3, 3], [0, 1, 2, 0, 1, 1, 0], [1, 0]]
@@ -109,33 +108,6 @@ def test_rounds_are_those_of_a_slow_search(build, table, random_law, make_struct
     fast = rounds_of(target, build(target, **keys), shape, PROMPTS, 60)
     slow = rounds_of(target, SlowSuffix(**keys), shape, PROMPTS, 60)
     same_rounds(fast, slow)
-
-
-def offered(drafter):
-    return drafter.draft(chain(8)).tokens.tolist()
-
-
-def test_no_prompt_is_told_its_own_output(build):
-    """Every gamma, repeat and replay of a prompt sees the same earlier outputs, whatever was written since."""
-    drafter = build(factor=10.0)
-    drafter.start(TextStart([1, 2], 100))
-    assert offered(drafter) == []
-    drafter.remember([1, 2], [3, 4, 5, 6])
-    drafter.remember([7], [2, 8, 8])
-    drafter.start(TextStart([1, 2, 3], 100))  # another prompt
-    assert offered(drafter) == [4, 5, 6]
-    drafter.start(TextStart([1, 2], 100))
-    assert offered(drafter) == []
-    drafter.commit([3])
-    assert offered(drafter) == []
-    drafter.start(TextStart([7], 100))
-    drafter.commit([3])
-    assert offered(drafter) == [4, 5, 6]  # of the first prompt
-    drafter.commit([2])
-    assert offered(drafter) == []
-    drafter.remember([1, 2], [9, 9])  # a second output of a prompt does not count
-    drafter.start(TextStart([9], 100))
-    assert offered(drafter) == []
 
 
 @pytest.mark.slow

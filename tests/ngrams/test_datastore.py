@@ -91,12 +91,6 @@ def test_writing_again_replaces(folder):
     assert [path.name for path in folder.parent.iterdir()] == ["store"]
 
 
-def test_an_empty_datastore_has_no_continuations(tmp_path):
-    write_datastore(tmp_path / "store", in_memory(np.empty(0, dtype=np.int32), 9), "", ("nothing", ""))
-    store = open_datastore(tmp_path / "store", read_manifest(tmp_path / "store"))
-    assert store.tokens == 0 and store.continuations([1, 2], 1, 4, 3, 3) == []
-
-
 def test_damage_is_seen(folder):
     whole = (folder / "manifest.json").read_text()
     for text, words in (
@@ -148,11 +142,6 @@ def test_an_index_of_rest(tmp_path):
         [Chunk(*(part.data for part in (np.array(x), suffix_order(np.array(x, np.uint16))))) for x in (one, two)], None
     )
     assert whole.continuations([8, 1, 2], 2, 16, width=2, limit=10) == rows
-
-
-def test_an_empty_index_has_no_continuations(tmp_path):
-    (tmp_path / "store.idx").write_bytes(b"")
-    assert open_rest_index(tmp_path / "store.idx", 9).continuations([1, 2], 2, 16, 4, 10) == []
 
 
 @pytest.mark.parametrize(

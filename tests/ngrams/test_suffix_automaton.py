@@ -44,14 +44,6 @@ def test_another_text_is_matched_in_the_first_tokens_only(text, other, later, mo
         assert automaton.matches(place, most) == expected[:most]
 
 
-def test_a_text_that_never_repeats_has_no_match():
-    automaton = SuffixAutomaton()
-    assert automaton.repeats(3) == [] and automaton.matches(START, 3) == []
-    automaton.extend(range(10))
-    assert automaton.repeats(3) == []
-    assert automaton.follow(automaton.follow(START, 4, 10), 11, 10) == START
-
-
 def test_the_size_is_linear_in_the_text():
     for text in ([0] * 500, [number % 7 for number in range(500)], [0, 1] * 100 + [2] * 300):
         automaton = SuffixAutomaton()

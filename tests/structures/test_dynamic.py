@@ -69,8 +69,3 @@ def test_resized_changes_the_depth_alone(build):
 def test_sizes_below_one_and_other_things_are_refused(build, key, value):
     with pytest.raises(UsageError, match=rf"^Bad value structure\.{key}="):
         build(**{key: value})
-
-
-def test_a_key_of_another_structure_is_answered_with_its_own(build):
-    with pytest.raises(UsageError, match=r"structure\.gamma.*has the keys nodes, depth, branching, beam"):
-        build(gamma=4)

@@ -17,15 +17,6 @@ def test_rows_are_chains_that_share_the_root(build):
     assert (rows.gamma, rows.nodes, rows.branches) == (2, 6, 3)
 
 
-@pytest.mark.parametrize("k", [1, 3])
-def test_resized_changes_the_width(build, k):
-    rows = build(k=k, w=4)
-    for width in (1, 3, 9):
-        assert (rows.resized(width).gamma, rows.resized(width).nodes) == (width, k * width)
-    assert rows.resized(0).nodes == 0 and rows.resized(0).branches == 1
-    assert rows.clamped(4) is rows and rows.clamped(2).nodes == 2 * k
-
-
 @pytest.mark.parametrize("key", ["k", "w", "budget"])
 @pytest.mark.parametrize("value", [0, -3, 1.5, "many", None])
 def test_sizes_below_one_and_other_things_are_refused(build, key, value):
@@ -40,8 +31,3 @@ def test_the_budget_counts_the_root_of_every_row(build):
     message = str(caught.value)
     assert "structure.k=4 structure.w=4" in message and "= 20 tokens" in message and "structure.budget=19" in message
     assert "\n" not in message
-
-
-def test_a_key_of_another_structure_is_answered_with_its_own(build):
-    with pytest.raises(UsageError, match=r"structure\.gamma.*has the keys k, w, budget"):
-        build(gamma=4)

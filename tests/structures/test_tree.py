@@ -88,12 +88,6 @@ def test_resized_renumbers_where_levels_are_mixed(build):
     assert small.tree.parents == (-1, 0, 0, -1, 3)
 
 
-def test_nothing_is_left_at_depth_zero(build):
-    empty = build().resized(0)
-    assert (empty.gamma, empty.nodes, empty.branches) == (0, 0, 1)
-    assert build().clamped(0).nodes == 0
-
-
 def test_a_built_tree_can_be_deeper_with_the_same_nodes(build):
     tree = build(accuracy=FALLING, nodes=12, depth=2)
     deep = tree.resized(4)
