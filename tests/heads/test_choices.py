@@ -18,14 +18,3 @@ def test_logits_are_those_of_the_heads(target, random_heads, output, blocks):
         for sequence, state in enumerate(states):
             expected = [heads.logits(k, heads.draft_features(k, state, nothing)) for k in range(1, count + 1)]
             torch.testing.assert_close(together[:, sequence], torch.cat(expected), rtol=1e-12, atol=1e-12)
-
-
-def test_the_others_are_not_computed(target, random_heads):
-    heads = random_heads(target, output="own")
-    state = torch.ones(1, 16, dtype=torch.float64)
-    expected = IndependentChoices(heads).logits(state, 2)
-    for part in (heads.heads[2], heads.outputs[2:]):
-        for weight in part.parameters():
-            weight.fill_(torch.nan)
-    assert torch.equal(IndependentChoices(heads).logits(state, 2), expected) and torch.isfinite(expected).all()
-    assert torch.isnan(IndependentChoices(heads).logits(state, 3)).any()

@@ -35,18 +35,6 @@ def test_the_sweep_has_every_grounded_recipe_where_it_leaves_its_heads():
 
 
 @pytest.mark.slow
-def test_heads_that_are_not_trained_yet_are_answered_with_what_trains_them(command):
-    (path,) = [path for path in swept() if "gru" in path]
-    model = ("hydra.mode=RUN", "hydra.sweeper.params=null", "+drafter=grounded", f"drafter.model={path}")
-    ended = command(*model, "structure=heads_ablation/tree")
-    (sentence,) = ended.error.strip().splitlines()
-    assert ended.code == 2
-    assert sentence == (
-        f"specdec: Model drafter.model={path} does not exist: python -m specdec.train +heads=ablation/gru makes it."
-    )
-
-
-@pytest.mark.slow
 def test_the_sweep_compares_heads_on_one_tree_and_the_same_prompts(
     command, tmp_path, random_heads, sampling, group_values
 ):

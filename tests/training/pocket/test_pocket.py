@@ -82,24 +82,12 @@ def test_losses_are_those_of_the_card_and_the_target_is_clearly_better(models):
     assert loss["target"] < loss["drafter"] - 0.15
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_card_and_history_agree_with_the_summary(role):
-    card, about = (POCKET / "MODEL_CARD.md").read_text(encoding="utf-8"), summary(role)
-    for part in ("all", "code", "docs"):
-        for unit in ("nats_per_token", "bits_per_byte"):
-            assert f"{about['heldout'][part][unit]:.3f}" in card
-    assert f"{about['tokens']:,}" in card and about["date"] in card
+@pytest.mark.parametrize("role", [*ROLES, "unlikelihood"])
+def test_the_history_has_every_step(role):
+    """What the card says is the summary's: `test_publish.py` makes it anew."""
     rows = list(csv.DictReader((POCKET / f"history_{role}.csv").open(encoding="utf-8")))
-    assert [int(r["step"]) for r in rows] == list(range(1, about["steps"] + 1))
-    assert np.isfinite([float(r["train_loss"]) for r in rows]).all()
-
-
-def test_the_card_has_the_training_against_loops():
-    card = (POCKET / "MODEL_CARD.md").read_text(encoding="utf-8")
-    heldout = summary("unlikelihood")["heldout"]
-    assert f"| {heldout['before']['looping']:.1%} | {heldout['after']['looping']:.1%} |" in card
-    rows = list(csv.DictReader((POCKET / "history_unlikelihood.csv").open(encoding="utf-8")))
-    assert [int(row["step"]) for row in rows] == list(range(1, summary("unlikelihood")["steps"] + 1))
+    assert [int(row["step"]) for row in rows] == list(range(1, summary(role)["steps"] + 1))
+    assert np.isfinite([float(row["train_loss"]) for row in rows]).all()
 
 
 @pytest.mark.slow
@@ -115,10 +103,6 @@ def test_the_target_seldom_loops(models):
     written = models["target"].generate(beginnings, attention_mask=torch.ones_like(beginnings), generation_config=how)
     looping = [repeated_share(row, 32) >= 0.5 for row in written[:, 128:].tolist()]
     assert len(looping) >= 16 and sum(looping) / len(looping) < 0.4
-
-
-def test_the_target_read_what_was_promised():
-    assert summary("target")["tokens"] >= 20_000_000
 
 
 def test_the_manifest_names_no_machine_and_has_hashes():

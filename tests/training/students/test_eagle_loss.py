@@ -8,7 +8,7 @@ from fixtures.slow_eagle import SlowEagle, doubles
 from specdec.config import validated
 from specdec.targets.causal import Causal
 from specdec.training.recipes import EagleLossConfig
-from specdec.training.students.eagle_loss import EagleLosses, draft_lines, unrolled
+from specdec.training.students.eagle_loss import EagleLosses
 
 EAGLE1 = dict(form="eagle1", boundaries=[], own_output=False)
 STEPS, DECAY = 3, 0.8
@@ -97,25 +97,6 @@ def test_the_gradient_is_the_slope_of_the_loss(target, random_eagle, form):
     step = 1e-6
     beyond, before = moved(step), moved(-2 * step)
     assert slope == pytest.approx((beyond - before) / (2 * step), rel=1e-5)
-
-
-def test_rows_beyond_the_text_touch_nothing(target, random_eagle):
-    network = random_eagle(target)
-    features = target.hidden.sequence(TEXTS, *network.config.offsets(target.hidden.layers))[0]
-    changed = TEXTS.clone()
-    changed[:, 0] = 9  # what comes round to the last rows
-    for step, (one, other) in enumerate(
-        zip(unrolled(network, features, TEXTS, STEPS), unrolled(network, features, changed, STEPS), strict=True)
-    ):
-        torch.testing.assert_close(one.carried[:, : -step - 1], other.carried[:, : -step - 1])
-        assert not torch.equal(one.carried[:, -step - 1], other.carried[:, -step - 1])
-
-
-def test_lines_of_a_reduced_vocabulary(target, random_eagle):
-    network = random_eagle(target, draft_vocabulary=11)
-    lines = draft_lines(network)
-    assert lines[network.drafted_ids].tolist() == list(range(11)) and (lines < 0).sum() == 12
-    assert draft_lines(random_eagle(target)).tolist() == list(range(23))
 
 
 def test_noise_is_on_what_is_read_and_not_on_what_is_to_be_met(target, random_eagle):

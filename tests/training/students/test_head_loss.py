@@ -76,21 +76,6 @@ def test_a_frozen_output_layer_gets_no_gradient(generator):
     assert features.grad is not None and output.grad is None
 
 
-def test_a_fresh_medusa_head_says_what_the_target_says(generator):
-    """So its loss is that of the target's law after h_t, on a token further on."""
-    heads = make_heads(generator, trained=False)
-    states, tokens, scored = batch(generator)
-    law = (states @ heads.output_layer(1).detach().T).log_softmax(-1)
-    expected = 0.0
-    for k in range(1, K + 1):
-        for row in range(3):
-            for t in range(9 - k - 1):
-                if scored[row, t + k + 1]:
-                    expected -= 0.8**k * float(law[row, t, tokens[row, t + k + 1]])
-    loss = heads_loss(heads, states, tokens, scored, [0.8**k for k in range(1, K + 1)])
-    assert loss.item() == pytest.approx(expected, rel=1e-12)
-
-
 @pytest.mark.parametrize("changes", [{}, {"grounded": True}, {"grounded": True, "mixer": "gru"}, {"output": "shared"}])
 def test_the_teacher_is_the_target_where_the_token_was_drawn(generator, changes):
     heads = make_heads(generator, **changes)

@@ -17,7 +17,6 @@ from specdec.errors import NumericsError, UsageError
 from specdec.heads.network import Heads
 from specdec.published.network_files import TRAINED_HEADS
 from specdec.text.document_store import DocumentStore, Encoded, write_documents
-from specdec.training import trainings
 from specdec.training.data.hidden_states import StateSource
 from specdec.training.data.sequences import Sequences, SpecialTokens
 from specdec.training.loop import Training
@@ -284,15 +283,12 @@ def test_heads_of_another_target_or_kind_are_no_beginning(values, store, tmp_pat
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"heads__count": 0}, "heads.count=0.*greater than or equal to 1"),
-        ({"heads__layers": 0}, "heads.layers"),
         ({"loss__backbone": 1.0}, "loss.backbone weighs a backbone that is frozen"),
         ({"backbone": "joint"}, "loss.backbone is 0, so backbone=joint trains nothing"),
         ({"loss__heads": 0.0}, "loss.heads is 0"),
         ({"lora": LORA}, "lora adapts a backbone that is frozen"),
         ({"backbone": "joint", "loss__backbone": 1.0, "loss__teacher": 1.0}, "loss.teacher needs the original"),
         ({"backbone": "joint", "loss__backbone": 1.0, "loss__self_distillation": 1.0}, "needs the original"),
-        ({"heads__mixer": "gru"}, "needs grounded=true"),
         ({"optimizer__beta1": 1.5}, "optimizer.beta1=1.5"),
     ],
 )
@@ -303,17 +299,10 @@ def test_bad_values_are_named(values, changes, sentence):
 
 def test_a_checkpoint_of_another_recipe_is_refused(values, store):
     trained(opened(changed(values), store))
-    others: tuple[dict[str, Any], ...] = (
-        {"heads__count": 2},
-        {"seed": 4},
-        {"loss__decay": 0.7},
-        {"data__sequence_length": 8},
-        {"data__batch": 2},
-        {"data__sequences": 5},
-        {"data__steps": 9},
-        {"data__states__dtype": "bfloat16"},
-    )
-    for changes in others:
+    for changes in (
+        *({"heads__count": 2}, {"seed": 4}, {"loss__decay": 0.7}, {"data__sequence_length": 8}, {"data__batch": 2}),
+        *({"data__sequences": 5}, {"data__steps": 9}, {"data__states__dtype": "bfloat16"}),
+    ):
         with pytest.raises(UsageError, match="another recipe, seed, target or data"):
             Training(opened(changed(values, **changes), store)).restore()
     assert Training(opened(changed(values, monitor__log_every_steps=3), store)).restore()
@@ -340,48 +329,6 @@ def test_a_target_that_is_no_model_cannot_be_trained(values, table, store):
     config = changed(values, backbone="joint", loss__backbone=1.0)
     with pytest.raises(UsageError, match="use target=causal"):
         opened(config, store, table(law))
-
-
-@pytest.mark.slow
-def test_a_whole_run_is_tracked(values, store, tmp_path, monkeypatch):
-    from mlflow.tracking import MlflowClient
-
-    def sequences(config: Any, target: Any, seed: int) -> Sequences:
-        return Sequences(store, config, seed, SpecialTokens((), (), 0), "counting")
-
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(state_student, "open_sequences", sequences)
-    outcome = trainings.run("heads", values)
-    assert outcome is not None
-    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    (run,) = client.search_runs([client.get_experiment_by_name("tiny").experiment_id])
-    assert run.info.status == "FINISHED" and run.data.params["heads.count"] == "4"
-    assert run.data.metrics["heldout/final.head_4.top5"] == outcome.summary["heldout"]["heldout/head_4.top5"]
-    for name, points in {"train/loss": 4, "heldout/head_1.top1": 2, "heldout/target.top1": 2}.items():
-        assert len(client.get_metric_history(run.info.run_id, name)) == points
-    assert not list(tmp_path.rglob("*.part"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            [],
-            r"No recipe: add \+recipe=NAME, one of pocket_target, \+heads=NAME, one of medusa, grounded, "
-            r"\+eagle=NAME, one of pocket, \+parallel=NAME, one of pocket, or \+unlikelihood=NAME, one of pocket",
-        ),
-        (["recipe", "heads"], r"Two recipes: choose one, \+recipe=NAME"),
-    ],
-)
-def test_one_recipe_is_chosen(arguments, sentence, monkeypatch):
-    from specdec.commands import cli
-    from specdec.train import task
-
-    names = dict.fromkeys(("eagle", "parallel", "unlikelihood"), ["pocket"])
-    names |= {"recipe": ["pocket_target"], "heads": ["medusa", "grounded"]}
-    monkeypatch.setattr(cli, "options", lambda group: names[group])
-    with pytest.raises(UsageError, match=sentence):
-        task(dict.fromkeys(arguments, {}))
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "emulated"])
