@@ -9,12 +9,11 @@ import tracemalloc
 from collections.abc import Callable
 
 import pytest
+from fixtures.drafting import chain, ngram, rows
 from fixtures.measuring import Anywhere, draft_seconds, in_microseconds, loop, phrases, seconds_of, zipf
 
-from specdec.drafters.ngram import Ngram, NgramConfig
 from specdec.ngrams.suffix_index import SuffixIndex
 from specdec.records import TextStart
-from specdec.structures.base import Structure, structures
 
 pytestmark = pytest.mark.benchmark
 CONTEXT, ROUNDS = 100_000, 3_000
@@ -24,26 +23,13 @@ def one_token(length: int, dice: random.Random) -> list[int]:
     return [5] * length
 
 
-def ngram() -> Ngram:
-    config = NgramConfig(name="ngram", q="auto", order_max=4, order_min=1, matches_max=32, occurrence="common")
-    return Ngram(config, Anywhere())  # type: ignore[arg-type]
-
-
-def chain(gamma: int) -> Structure:
-    return structures.build({"name": "chain", "gamma": gamma})
-
-
-def rows(k: int, w: int) -> Structure:
-    return structures.build({"name": "rows", "k": k, "w": w, "budget": 1024})
-
-
 SHAPES = [(chain(4), 1), (chain(4), 3), (chain(10), 6), (rows(10, 10), 3)]
 
 
 @pytest.mark.parametrize("text", [zipf, phrases, loop, one_token])
 @pytest.mark.parametrize(("structure", "per_round"), SHAPES, ids=lambda value: getattr(value, "label", str(value)))
 def test_time_of_a_proposal(text, structure, per_round, log_figure):
-    drafter, tokens = ngram(), text(CONTEXT + ROUNDS * per_round, random.Random(0))
+    drafter, tokens = ngram(Anywhere()), text(CONTEXT + ROUNDS * per_round, random.Random(0))
     drafter.start(TextStart(tokens[:CONTEXT], 2 * CONTEXT))
     times = in_microseconds(draft_seconds(drafter, structure, tokens, CONTEXT, per_round))
     case = {"text": text.__name__, "structure": structure.label, "tokens_per_round": per_round}
@@ -56,7 +42,7 @@ def test_time_of_a_proposal(text, structure, per_round, log_figure):
 @pytest.mark.parametrize("length", [1_000, CONTEXT])
 def test_recorded_text_is_walked_through(text, structure, length, log_figure):
     """Index and propose alone, in texts of this length: what a replay does besides counting."""
-    drafter, tokens, rounds = ngram(), text(CONTEXT, random.Random(0)), 0
+    drafter, tokens, rounds = ngram(Anywhere()), text(CONTEXT, random.Random(0)), 0
     began = time.process_time()
     for start in range(0, CONTEXT, length):
         own = tokens[start : start + length]

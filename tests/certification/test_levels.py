@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-import torch
+from fixtures.drafting import shaken
 from scipy import stats
 
 import specdec.decode
@@ -152,14 +152,7 @@ def test_exact_catches_an_off_by_one_commit(monkeypatch):
 @pytest.fixture(scope="module")
 def noisy_llama():
     """A model that agrees with the tiny Llama about half of the time."""
-    from copy import deepcopy
-
-    model = deepcopy(load_tiny_model("llama"))
-    generator = torch.Generator().manual_seed(1)
-    for weight in model.parameters():
-        noise = torch.randn(weight.shape, generator=generator, dtype=weight.dtype)
-        weight.add_(noise, alpha=0.07 * float(weight.std()) if weight.dim() > 1 else 0.0)
-    return model
+    return shaken(load_tiny_model("llama"), seed=2)
 
 
 @pytest.fixture

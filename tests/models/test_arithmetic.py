@@ -5,7 +5,7 @@ from types import MappingProxyType
 import pytest
 import torch
 
-from specdec.models.arithmetic import arithmetic_of, computes_natively, model_arithmetic, native_arithmetic
+from specdec.models.arithmetic import arithmetic_of, computes_natively, native_arithmetic
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 # Reports of torch, cut to what matters: instructions that a processor has or lacks.
@@ -59,17 +59,6 @@ def test_a_gpu_that_emulates_bfloat16_does_not_count(monkeypatch, native):
     assert ("GPU" in native_arithmetic(torch.bfloat16, CUDA).sentence) == (not native)
 
 
-def test_one_sentence_says_why(processor):
-    processor(SKYLAKE)
-    emulated = native_arithmetic(torch.bfloat16, CPU)
-    assert emulated.sentence == (
-        "This processor has no bfloat16 arithmetic and would emulate it slowly: float32 is used instead."
-    )
-    assert native_arithmetic(torch.float32, CPU).sentence == native_arithmetic(torch.float64, CPU).sentence == ""
-    processor(ZEN_4)
-    assert native_arithmetic(torch.bfloat16, CPU).sentence == ""
-
-
 @pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])
 @pytest.mark.parametrize(
     ("limit", "bfloat16", "float16"),
@@ -88,21 +77,6 @@ def test_instructions_that_are_switched_off_do_not_count(processor, monkeypatch,
     processor(SAPPHIRE_RAPIDS)
     monkeypatch.setenv(name, limit)
     assert (computes_natively(torch.bfloat16, CPU), computes_natively(torch.float16, CPU)) == (bfloat16, float16)
-
-
-def test_a_format_that_is_named_is_obeyed(processor):
-    processor(SKYLAKE)
-    named = model_arithmetic(torch.bfloat16, torch.float32, CPU)
-    assert (named.asked, named.used) == (torch.bfloat16, torch.bfloat16)
-    assert named.sentence == (
-        "This processor has no bfloat16 arithmetic and emulates it slowly, as dtype=bfloat16 asks for: dtype=auto does "
-        "not."
-    )
-    assert named.as_dict() == {"dtype_asked": "bfloat16", "dtype_reason": named.sentence}
-    auto = model_arithmetic(None, torch.bfloat16, CPU)
-    assert auto == native_arithmetic(torch.bfloat16, CPU) and auto.as_dict()["dtype_asked"] == "auto (bfloat16)"
-    processor(ZEN_4)
-    assert model_arithmetic(torch.bfloat16, torch.float32, CPU).as_dict() == {"dtype_asked": "bfloat16"}
 
 
 def test_a_model_made_in_memory_was_asked_for_in_no_format():

@@ -6,15 +6,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures.decoding import decode
 from torch.profiler import ProfilerActivity, profile
 
 from specdec.compiled.passes import compile_decoder
-from specdec.models.attention import grouped_queries, stock_attention
+from specdec.models.attention import grouped_queries
 from specdec.models.decoder import Decoder
 from specdec.models.ragged_decoder import RaggedDecoder
 from specdec.records import Tree, chain_tree
-from specdec.targets.causal import Causal
 
 SIZE = 8  # of a head
 CAPACITY, SHORT, LONG = 1600, 600, 1400  # slots; the kernel's own buffers have reached their size at the short prefix
@@ -159,22 +157,3 @@ def test_a_traced_step_copies_nothing_either():
     assert 1 in decoder.passes.sizes
     for tree in (chain_tree(0), chain_tree(4)):
         assert growth(call_at(decoder, tree)) == mask_bytes("grouped", torch.float64, len(tree) + 1)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", MODELS)
-def test_greedy_text_is_that_of_transformers_own_attention(name, sampling):
-    """Plain decoding and chains, in float64 and beyond the window, against a whole pass for each token."""
-    target = Causal(decoder_of(name).model, sampling(temperature=0.0))
-    prompt = [(7 * place * place + 3) % 61 for place in range(110)]
-    text = list(prompt)
-    with stock_attention(target.model), torch.inference_mode():
-        for _ in range(12):
-            text.append(int(target.model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
-    assert len(set(text[110:])) > 3, "not one token over and over"
-    oracle = {"name": "oracle", "alpha": 0.7, "step_ms": 0.0, "forced": False, "shape": None}
-    for drafter, gamma in (({"name": "none"}, 0), (oracle, 4)):
-        draws = torch.Generator().manual_seed(1)
-        found = decode(target, drafter, gamma, prompt, 12, draft_generator=draws, reference=text[110:])
-        assert list(found.tokens) == text[110:], drafter
-        assert gamma == 0 or {True, False} == {each.rejected for each in found.rounds}, "accepted and rejected"

@@ -1,7 +1,6 @@
 """The preallocated cache: writing, forgetting, moving a path, copies for batches."""
 
 from inspect import signature
-from itertools import combinations
 
 import pytest
 import torch
@@ -68,16 +67,6 @@ def test_every_copy_holds_what_was_committed(copies, prefix, data):
             cache.length = len(text)
         assert cache.length == len(text) and held(cache) == [text] * copies
     assert [layer.keys.data_ptr() for layer in cache.layers] == addresses, "writing never reallocates"
-
-
-@pytest.mark.parametrize("copies", [1, 3])
-def test_commit_keeps_the_prefix_and_the_path(copies):
-    """Every path of a draft of four nodes, some of which overlap with where they move."""
-    for size in range(5):
-        for path in combinations(range(3, 7), size):
-            cache = filled(7, copies)
-            cache.commit(3, path)
-            assert held(cache) == [[0, 1, 2, *path]] * copies
 
 
 def test_more_than_the_capacity_is_an_error():

@@ -17,12 +17,10 @@ from specdec.models.load import (
     describe_model,
     load_model,
     load_tokenizer,
-    model_path,
     resolve_device,
     resolve_dtype,
 )
 from specdec.models.model_files import check_tokenizer
-from specdec.targets.base import targets
 
 CPU = torch.device("cpu")
 
@@ -168,10 +166,6 @@ def test_a_missing_folder_is_a_path_where_its_neighbours_are_here(folder, monkey
         load(name)
 
 
-def test_a_file_instead_of_a_folder(folder):
-    assert "no config.json" in refusal(weights(folder))
-
-
 def test_a_missing_shard(tiny_model, tmp_path):
     path = tmp_path / "sharded"
     tiny_model("llama").save_pretrained(path, max_shard_size="60KB")
@@ -203,23 +197,6 @@ def test_remote_code_beside_a_known_type_is_ignored(folder, tmp_path):
     configured(folder, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
     assert type(load(folder)).__name__ == "LlamaForCausalLM"
     assert not marker.exists()
-
-
-def test_a_kind_that_is_asked_for_is_the_only_one_loaded(tmp_path):
-    import transformers
-
-    sizes = dict(vocab_size=30, d_model=16, d_ff=16, num_layers=1, num_heads=2, d_kv=8)
-    path = tmp_path / "t5"
-    transformers.T5ForConditionalGeneration(transformers.T5Config(**sizes)).save_pretrained(path)
-    with pytest.raises(ModelLoadError, match="is an encoder-decoder model"):
-        load(path, kind="causal")
-    assert type(load(path)).__name__ == type(load(path, kind="encoder_decoder")).__name__
-
-
-def test_the_target_passes_the_refusal_on(folder, group_values, sampling):
-    weights(folder).unlink()
-    with pytest.raises(ModelLoadError, match="no safetensors file"):
-        targets.build(group_values("target", "causal", model=str(folder)), sampling=sampling())
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "emulated"])
@@ -267,12 +244,6 @@ def test_content_hash_is_that_of_the_weights(folder):
     rewritten(folder, lambda tensors: tensors["model.norm.weight"].add_(1))
     assert content_hash(str(folder)) != first
     assert content_hash("some/hub-id") == ""
-
-
-def test_pocket_is_a_folder_of_the_package():
-    assert model_path("pocket").endswith("specdec/pocket/target")
-    assert model_path("pocket", "drafter").endswith("specdec/pocket/drafter")
-    assert model_path("some/folder") == "some/folder"
 
 
 def test_devices_and_types():

@@ -46,14 +46,6 @@ def test_a_mask_is_what_its_definition_says(window):
             assert torch.equal(ours.view(tree, prefix, capacity), defined(tree, prefix, window)), (prefix, tree)
 
 
-def test_a_model_that_mixes_kinds_gets_one_by_name():
-    kinds = {"kind0": None, "kind1": 4}
-    views = MaskBuffers(kinds, torch.float64, torch.device("cpu")).view(TREES[4], 9, 40)
-    assert list(views) == ["kind0", "kind1"]
-    assert torch.equal(views["kind0"], defined(TREES[4], 9, None))
-    assert torch.equal(views["kind1"], defined(TREES[4], 9, 4))
-
-
 def test_buffers_are_few_and_none_is_kept_for_a_long_prefill():
     ours, tree = made(None), chain_tree(100)
     assert torch.equal(ours.view(tree, 20, 150), defined(tree, 20, None))

@@ -59,41 +59,29 @@ def test_a_bad_row_anywhere_in_the_draft_is_seen(spoilt):
             target.verify(Draft(torch.tensor(draft), chain_tree(2)))
 
 
-@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_one_bad_logit_is_enough(tiny_model, sampling, monkeypatch, bad):
+ALL = slice(None)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "value", "is_law"),
+    [(3, float("nan"), False), (3, float("inf"), False), (3, -float("inf"), True), (ALL, -float("inf"), False)],
+)
+def test_minus_infinity_forbids_some_tokens_and_every_other_bad_logit_ends_the_text(
+    tiny_model, sampling, monkeypatch, tokens, value, is_law
+):
     target = Causal(tiny_model("llama"), sampling(temperature=1.0))
     forward = target._forward
 
-    def spoil(tokens, tree):
-        logits = forward(tokens, tree).clone()
-        logits[-1, 3] = bad
+    def spoil(drafted, tree):
+        logits = forward(drafted, tree).clone()
+        logits[-1, tokens] = value
         return logits
 
     target.start(TextStart(PROMPT, 20))
     monkeypatch.setattr(target, "_forward", spoil)
-    with pytest.raises(NumericsError):
-        target.verify(EMPTY)
-
-
-def test_minus_infinity_only_forbids_a_token(tiny_model, sampling, monkeypatch):
-    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
-    forward = target._forward
-
-    def forbid(tokens, tree):
-        logits = forward(tokens, tree).clone()
-        logits[:, 3] = -torch.inf
-        return logits
-
-    target.start(TextStart(PROMPT, 20))
-    monkeypatch.setattr(target, "_forward", forbid)
-    p = target.verify(EMPTY)
-    assert p[0, 3] == 0 and p.isfinite().all()
-
-
-def test_rows_that_are_all_forbidden_are_not_a_law(tiny_model, sampling, monkeypatch):
-    target = Causal(tiny_model("llama"), sampling(temperature=1.0))
-    forward = target._forward
-    target.start(TextStart(PROMPT, 20))
-    monkeypatch.setattr(target, "_forward", lambda tokens, tree: torch.full_like(forward(tokens, tree), -torch.inf))
-    with pytest.raises(NumericsError):
-        target.verify(EMPTY)
+    if is_law:
+        p = target.verify(EMPTY)
+        assert p[0, tokens] == 0 and p.isfinite().all()
+    else:
+        with pytest.raises(NumericsError):
+            target.verify(EMPTY)

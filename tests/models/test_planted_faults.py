@@ -13,6 +13,7 @@ from fixtures.faulty_architecture import (
     replace,
     toy,
 )
+from fixtures.plain_laws import plain_greedy
 
 from specdec.batching.batch_target import batch_target
 from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, Scattered, decoded
@@ -155,17 +156,9 @@ def prompt_of(size: str) -> tuple[int, ...]:
     return tuple((7 * place * place + 3 * place) % 61 for place in range(PROMPTS[size]))
 
 
-@torch.inference_mode()
-def plain_greedy(model, prompt):
-    text = list(prompt)
-    for _ in range(NEW_TOKENS):
-        text.append(int(model(input_ids=torch.tensor([text])).logits[0, -1].argmax()))
-    return tuple(text[len(prompt) :])
-
-
 def check_decoding(target, size, make_structure):
     """Assert that what is served decodes what plain passes say, behind the windows."""
-    own = plain_greedy(target.model, prompt_of(size))
+    own = plain_greedy(target.model, prompt_of(size), NEW_TOKENS)
     for shape in ("chain", "tree"):
         rule = verifiers.build({"name": "greedy"})
         written = decoded(target, Scattered(own), rule, make_structure(shape, 4), prompt=prompt_of(size))

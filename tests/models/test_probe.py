@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures.faulty_architecture import LayerCall, one_window_for_all_texts, replace, toy
+from fixtures.plain_laws import plain_greedy
 
 from specdec import progress
 from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, PROMPT, Scattered, decoded
@@ -23,7 +24,6 @@ from specdec.models.decoder import Decoder
 from specdec.models.load import load_model
 from specdec.models.model_lengths import lengths_of, shortened
 from specdec.models.probe import open_decoder, position_border, probe
-from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.targets.base import targets
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
@@ -104,14 +104,6 @@ def model_of(family: str) -> Any:
     return made(*FAMILIES[family][:2])
 
 
-def plain_greedy(model, prompt, count=NEW_TOKENS):
-    """The greedy text by one forward pass after another, without a cache."""
-    text = list(prompt)
-    for _ in range(count):
-        text.append(int(model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1].argmax()))
-    return tuple(text[len(prompt) :])
-
-
 GREEDY_RULE = {"name": "greedy"}
 SERVED = sorted(name for name, (_, _, how) in FAMILIES.items() if how in ("packed", "rows"))
 REFUSED = sorted(FAMILIES.keys() - set(SERVED))
@@ -124,7 +116,7 @@ def test_a_family_that_is_served_decodes_what_plain_passes_say(family, make_stru
     target = Causal(model, GREEDY)
     assert target.evaluation == FAMILIES[family][2]
     assert (FAMILIES[family][2] == "rows") == any("by rows" in message for message in caplog.messages)
-    own = plain_greedy(model, PROMPT)
+    own = plain_greedy(model, PROMPT, NEW_TOKENS)
     for shape in ("chain", "tree"):
         found = decoded(target, Scattered(own), verifiers.build(GREEDY_RULE), make_structure(shape, 4))
         assert found.tokens == own, shape
@@ -190,9 +182,6 @@ def test_positions_that_do_not_change_need_no_border():
     assert position_border(model_of("llama").config) is None
 
 
-LONG = tuple((7 * place * place + 3 * place) % VOCABULARY for place in range(300))
-
-
 def narrow(kind: str, scale: float = 5.0, **values: Any) -> Any:
     """A model with tiny widths and the default values of its type otherwise, in float32."""
     import transformers
@@ -203,20 +192,6 @@ def narrow(kind: str, scale: float = 5.0, **values: Any) -> Any:
     for weight in model.parameters():
         weight.mul_(scale if weight.dim() > 1 else 1.0)
     return model
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("window", [256, 70, 20])
-def test_a_window_of_the_models_own_is_crossed(window, make_structure):
-    """GPT-Neo hides what is too far away in slots of the cache, by 256 in its default configuration."""
-    kinds = dict(num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=window)
-    target = Causal(narrow("GPTNeoConfig", **kinds, bos_token_id=None, eos_token_id=None), GREEDY)
-    probed = target.decoder.probed
-    assert target.evaluation == "rows" and probed.errors["packed"] > 0.01 and not probed.pending
-    own = plain_greedy(target.model, LONG)
-    for shape in ("chain", "tree"):
-        rule, structure = verifiers.build(GREEDY_RULE), make_structure(shape, 4)
-        assert decoded(target, Scattered(own), rule, structure, prompt=LONG).tokens == own, shape
 
 
 @pytest.mark.parametrize("window", [100, 12])
@@ -335,7 +310,7 @@ def test_a_prefill_that_fails_in_pieces_is_made_in_one_call(altered, make_struct
     target = Causal(model, GREEDY, prefill_chunk=5)
     assert not target.decoder.probed.pieces and target.decoder.probed.packed
     assert "prefilled in one call" in target.remarks[0] and "(llama, " in target.remarks[0]
-    own = plain_greedy(model, PROMPT)
+    own = plain_greedy(model, PROMPT, NEW_TOKENS)
     found = decoded(target, Scattered(own), verifiers.build(GREEDY_RULE), make_structure("tree", 4))
     assert found.tokens == own
 
@@ -391,7 +366,7 @@ def test_calls_of_fixed_shape_are_not_made_on_a_model_that_counts_for_itself():
 def test_a_drafter_by_rows_drafts_chains(make_structure):
     target = Causal(model_of("llama"), GREEDY)
     drafter = SmallModel(model_of("mpt"), target)
-    own = plain_greedy(target.model, PROMPT)
+    own = plain_greedy(target.model, PROMPT, NEW_TOKENS)
     rule = verifiers.build(GREEDY_RULE)
     assert decoded(target, drafter, rule, make_structure("chain", 3)).tokens == own
     assert drafter.batched(2) is None and "by rows only" in drafter.notes[0]
@@ -463,12 +438,6 @@ def test_a_fault_behind_a_window_of_an_encoder_decoder_is_found(fault, monkeypat
     with pytest.raises(ModelLoadError, match=r"sliding_window=20\), its logits differ from those of a plain") as raised:
         EncoderDecoder(model, GREEDY)
     assert "(t5gemma, " in str(raised.value) and "\n" not in str(raised.value)
-
-
-def test_encoder_decoders_are_probed_too(encoder_decoder, tiny_encoder_decoder):
-    found = probe(Seq2SeqDecoder(tiny_encoder_decoder(encoder_decoder), "t5"))
-    assert found.rows and {"causal", "chain", "rows"} <= found.errors.keys()
-    assert max(found.errors.values()) < 1e-5
 
 
 def test_errors_are_shares_of_the_spread_whatever_the_level():

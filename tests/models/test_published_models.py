@@ -1,4 +1,4 @@
-"""The small published models of ../shared/data: loaded, decoded through our loop, and the facts stated beside them.
+"""The small published models of ../shared/data, decoded through our loop to the texts stated beside them.
 
 Nothing of them is in this repository; without the folder these tests are skipped with its name.
 """
@@ -23,13 +23,6 @@ CONTINUATIONS = {
     "bit_model_3M": ", there was a little girl named Lily. She loved to play outside and explore the world "
     "around her. One day, she saw a big, red ball.",
 }
-CHARACTERS = (
-    "Once upon a time, there was a little girl named Lily. She loved to play outside in the sunshine. One "
-    "day, she went to the park with her mommy and daddy."
-)
-PARAMETERS = {"stories260K": 260_032, "llama2xs": 279_232, "bit_model_1M": 1_250_432, "bit_model_3M": 3_285_248}
-PARAMETERS |= {"babyllama_tok105": 936_448, "babyllama_tok361": 969_216}
-LOSS = {"stories260K": 1.592, "llama2xs": 2.199, "bit_model_1M": 1.618, "bit_model_3M": 1.484}
 
 
 def target_of(model, sampling, temperature=0.0, end_tokens=frozenset()):
@@ -44,11 +37,6 @@ def decoded(target, prompt, limit, drafter="none", gamma=4, verifier="speculativ
 
 NGRAM = {"name": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32, "occurrence": "common"}
 ORACLE = {"name": "oracle", "alpha": 0.8, "step_ms": 0.0, "forced": False, "shape": None}
-
-
-@pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters(published_model, name):
-    assert sum(weight.numel() for weight in published_model(name).parameters()) == PARAMETERS[name]
 
 
 def test_stories260k_writes_its_known_text(published_model, sampling, tok512):
@@ -66,53 +54,6 @@ def test_greedy_continuations(published_model, sampling, tok512, name):
     target = target_of(published_model(name), sampling, end_tokens={START})
     generation = decoded(target, prompt, 100, NGRAM)
     assert tok512.decode([*prompt, *generation.tokens]).startswith("Once upon a time" + CONTINUATIONS[name])
-
-
-@pytest.mark.slow
-def test_character_models_agree_with_each_other(published_model, sampling, shared_data):
-    """Same text, two vocabularies: id i of 105 is id i + 256 of 361 from 3 on; 0.97 of greedy choices agree."""
-    sentencepiece = pytest.importorskip("sentencepiece")
-    tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(shared_data / "tokenizers/tok105/tok105.model"))
-    prompt = [START, *(token + 256 for token in tokenizer.encode("Once upon a time"))]
-    text = [*prompt, *decoded(target_of(published_model("babyllama_tok361"), sampling), prompt, 180).tokens]
-    written = tokenizer.decode([token - 256 for token in text[1:] if token > 258])
-    assert written.startswith(CHARACTERS)
-    small = [token if token < 3 else token - 256 for token in text]
-    chosen = target_of(published_model("babyllama_tok105"), sampling).score(small[:1], small[1:-1]).argmax(-1)
-    agreement = (chosen[len(prompt) :] == torch.tensor(small[len(prompt) + 1 :])).float().mean()
-    assert agreement > 0.9
-
-
-@pytest.fixture(scope="module")
-def windows(tok512, shared_data):
-    """[400, 256]: the first 400 windows of <s> and 255 tokens."""
-    text = (shared_data / "text/tinystories/valid_first.txt").read_text()
-    tokens = torch.tensor(tok512.encode(text[:250_000])[: 400 * 255]).view(400, 255)
-    return torch.cat([torch.full((400, 1), START), tokens], dim=1)
-
-
-@torch.inference_mode()
-def loss(model, windows):
-    per_batch = [
-        torch.nn.functional.cross_entropy(model(batch).logits[:, :-1].flatten(0, 1), batch[:, 1:].flatten())
-        for batch in windows.split(20)
-    ]
-    return float(torch.stack(per_batch).mean())
-
-
-@pytest.mark.slow
-def test_loss_of_stories260k(published_model, windows):
-    """On all 400 windows, where the figure was measured."""
-    assert loss(published_model("stories260K"), windows) == pytest.approx(LOSS["stories260K"], abs=0.0006)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["llama2xs", "bit_model_1M", "bit_model_3M"])
-def test_loss_of_the_others(published_model, windows, name):
-    """By the difference to stories260K on the same 20 windows, which varies ten times less than the loss itself."""
-    some = windows[::20]
-    difference = loss(published_model(name), some) - loss(published_model("stories260K"), some)
-    assert difference == pytest.approx(LOSS[name] - LOSS["stories260K"], abs=0.03)
 
 
 @pytest.mark.parametrize(
@@ -135,14 +76,16 @@ def test_speculative_output_is_the_models_own(published_model, sampling, tok512,
 
 
 @pytest.mark.slow
-def test_a_published_pair(published_model, sampling, windows):
+def test_a_published_pair(published_model, sampling, tok512, shared_data):
     """stories260K drafts for bit_model_3M in float32, gamma 4: 16 prompts of 20 tokens, 120 new ones. Elsewhere 3.46
     tokens a round were measured on 16 such prompts.
     """
     target = target_of(published_model("bit_model_3M"), sampling)
     drafter = SmallModel(published_model("stories260K"), target)
     written = rounds = 0
-    for prompt in windows[:16, :20].tolist():
+    tokens = tok512.encode((shared_data / "text/tinystories/valid_first.txt").read_text()[:20_000])
+    for start in range(0, 16 * 255, 255):
+        prompt = [START, *tokens[start : start + 19]]
         drafted = decoded(target, prompt, 120, drafter)
         assert drafted.tokens == decoded(target, prompt, 120).tokens
         written, rounds = written + len(drafted.tokens), rounds + len(drafted.rounds)

@@ -13,7 +13,6 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from specdec import run
-from specdec.analysis.figures import style
 from specdec.analysis.findings.drafters_section import drafters_section
 from specdec.analysis.pages.report_chapters import OF_A_RUN
 from specdec.analysis.read.runs import open_folder
@@ -41,12 +40,8 @@ def trace(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def command(in_process, tmp_path, monkeypatch):
-    """`command(name, ...)` runs specdec.run into the folder `name`; it gives exit code, both streams and folder.
-
-    Figures are drawn, and not written, which takes longer than all the rest.
-    """
-    monkeypatch.setattr(style, "save", lambda *_: None)
+def command(in_process, undrawn_pictures, tmp_path):
+    """`command(name, ...)` runs specdec.run into the folder `name`; it gives exit code, both streams and folder."""
 
     def call(name, *arguments):
         ended = in_process(run, *QUICK, f"hydra.run.dir={tmp_path / name}", *arguments)

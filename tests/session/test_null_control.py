@@ -6,18 +6,13 @@ import pandas as pd
 import pytest
 
 from specdec import run
-from specdec.analysis.figures import style
 
 CONTROL = "measurement.null"
 
 
 @pytest.fixture
-def command(in_process, tmp_path, monkeypatch):
-    """`command(...)` runs specdec.run on the pocket target without a store; it gives the end and the results' folder.
-
-    Figures are drawn, and not written, which takes longer than all the rest.
-    """
-    monkeypatch.setattr(style, "save", lambda *_: None)
+def command(in_process, undrawn_pictures, tmp_path):
+    """`command(...)` runs specdec.run on the pocket target without a store; it gives the end and the folder."""
 
     def call(*arguments: str):
         quick = ("tracking.enabled=false", "measurement.bootstrap=100", f"hydra.run.dir={tmp_path / 'run'}")

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixtures.plain_laws import plain_greedy
 
 from specdec import run
 from specdec.analysis.pages.report_chapters import run_chapters
@@ -51,10 +52,7 @@ def on(folders: dict[str, Path], original: str, target: str = "trained") -> tupl
 def greedy_text(folder: Path, prompt: list[int], tokens: int) -> list[int]:
     from transformers import AutoModelForCausalLM
 
-    model, text = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64), list(prompt)
-    for _ in range(tokens):
-        text.append(int(model(torch.tensor([text])).logits[0, -1].argmax()))
-    return text[len(prompt) :]
+    return list(plain_greedy(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64), prompt, tokens))
 
 
 def test_both_backbones_are_decoded_on_the_same_prompts_and_named_apart(command, tmp_path, folders):

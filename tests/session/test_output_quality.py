@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 
-from specdec import run
 from specdec.analysis.read.runs import open_folder
 from specdec.session.output_quality import answers, log_likelihood
 
@@ -52,17 +51,6 @@ def test_the_alpha_of_a_lossy_rule_counts_what_that_rule_passes(finished_run):
     assert rounds["offered"].sum() == rounds["accepted"].sum() > 200
     along = pd.read_parquet(folder / "alpha.parquet")
     assert along["numerator"].to_list() == pytest.approx(along["denominator"].to_list(), abs=1e-3)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unwritten_pictures")
-def test_a_lossy_rule_is_called_lossy_on_the_terminal(in_process):
-    small = ("+debug=tiny", "measurement.gammas=[]", "measurement.max_new_tokens=6", "tracking.enabled=false")
-    ended = in_process(run, *small, "+drafter=ngram", "verifier=typical", "sampling=temperature")
-    assert ended.code == 0, ended.error
-    said = " ".join(ended.output.split())
-    assert "Measured, with a lossy rule, against" in said
-    assert "Lossy: the verifier's rule does not keep the target's law" in said
 
 
 @pytest.mark.slow

@@ -15,7 +15,6 @@ import pandas as pd
 import pytest
 
 from specdec import run
-from specdec.analysis.figures import style
 from specdec.drafters import drafters
 from specdec.drafters.base import Drafter
 from specdec.errors import NumericsError, UsageError
@@ -31,9 +30,8 @@ NOT_MEASURED = ("session.json", "traces.json")
 
 
 @pytest.fixture
-def command(in_process, tmp_path, monkeypatch):
+def command(in_process, undrawn_pictures, tmp_path):
     """`command(name, ...)` runs specdec.run into the folder `name`; it gives exit code, standard error and folder."""
-    monkeypatch.setattr(style, "save", lambda *_: None)
 
     def call(name, *arguments):
         ended = in_process(run, *arguments, f"hydra.run.dir={tmp_path / name}")

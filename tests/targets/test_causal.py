@@ -75,16 +75,6 @@ def test_the_chunk_is_taken_from_the_configuration(tiny_model, tmp_path, group_v
     assert (target.verify(EMPTY)[0] - plain(tiny_model("mistral_window"), PROMPT)).abs().max() < EXACT
 
 
-@pytest.mark.parametrize("name", ["gemma3", "llama"])
-def test_a_target_is_reused_for_the_next_text(target_of, random_draft, name):
-    """A prompt of one token needs no prefill."""
-    target = target_of(name)
-    for text in (PROMPT, [4], PROMPT[:3], [*PROMPT, 1, 2, 3]):
-        target.start(TextStart(text, 40))
-        assert_like_plain(target, text, [], random_draft(4, VOCABULARY, 0))
-        target.commit([0, 1], 5)
-
-
 def test_p_is_standardised_as_was_last_asked_for(tiny_model, sampling):
     target = Causal(tiny_model("llama"), sampling(temperature=1.0))
     target.start(TextStart(PROMPT, 32))

@@ -4,12 +4,9 @@ import json
 
 import pandas as pd
 import pytest
-import torch
 import yaml
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from specdec import run
-from specdec.analysis.figures import style
 
 COMMON = """+drafter=ngram prompts=random_tokens prompts.vocabulary=64 prompts.length=20 prompts.limit=2
 measurement.max_new_tokens=12 measurement.gammas=[2] measurement.warmup_tokens=0 measurement.calibration_calls=1
@@ -20,21 +17,16 @@ OFFLOADED |= {"model.rotary_emb": "cpu", "lm_head": "cpu"}
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    torch.manual_seed(0)
-    shape = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2}
-    ends = dict.fromkeys(("eos_token_id", "bos_token_id", "pad_token_id"))
+def model(save_llama, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    LlamaForCausalLM(LlamaConfig(**shape, vocab_size=64, max_position_embeddings=128, **ends)).save_pretrained(folder)
+    save_llama(folder)
     (folder / "map.yaml").write_text(yaml.safe_dump(OFFLOADED))
     (folder / "list.json").write_text(json.dumps(["cpu"]))
     return folder
 
 
 @pytest.fixture
-def command(in_process, monkeypatch, model, tmp_path):
-    monkeypatch.setattr(style, "save", lambda *_: None)
-
+def command(in_process, undrawn_pictures, model, tmp_path):
     def call(name, *arguments):
         ended = in_process(run, *COMMON, f"target.model={model}", f"hydra.run.dir={tmp_path / name}", *arguments)
         return ended.code, ended.error, tmp_path / name

@@ -9,7 +9,6 @@ from torch import nn
 
 from specdec.errors import ModelLoadError, NumericsError
 from specdec.records import EMPTY, Draft, TextStart, Tree, chain_tree
-from specdec.sampling import probabilities
 from specdec.targets.base import targets
 from specdec.targets.encoder_decoder import EncoderDecoder
 
@@ -44,17 +43,6 @@ def test_rejections_leave_no_trace(encoder_decoder, target_of):
     target.start(TextStart(PROMPT, len(PROMPT) + 40))
     target.verify(Draft(torch.tensor(text), chain_tree(len(text))))
     check_slots(used, target.decoder.cache, EXACT)
-
-
-def test_p_is_standardised_like_any_targets(encoder_decoder, tiny_encoder_decoder, sampling):
-    how = sampling(temperature=0.7, top_k=5)
-    target = EncoderDecoder(tiny_encoder_decoder(encoder_decoder), how)
-    target.start(TextStart(PROMPT, 40))
-    draft = random_chain(3, 0)
-    p = target.verify(draft)
-    expected = probabilities(plain_logits(target, PROMPT, draft.tokens.tolist()), how)
-    assert (p - expected).abs().max() < EXACT
-    assert ((p > 0).sum(-1) == 5).all()
 
 
 def test_no_length_is_left_to_cross(encoder_decoder, target_of):

@@ -2,23 +2,21 @@
 
 import json
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import torch
+from fixtures.decoding import decode
 from fixtures.plain_rounds import decoded
 
-from specdec.decode import generate
 from specdec.drafters import drafters
 from specdec.errors import UsageError
-from specdec.records import Draft, Request, TextStart, Tree, chain_tree
+from specdec.records import Draft, TextStart, Tree, chain_tree
 from specdec.replay.walk import replay_stream
 from specdec.structures import structures
 from specdec.targets import targets
 from specdec.targets.causal import Causal
 from specdec.text.streams import Stream, write_streams
 from specdec.timing.simulated import priced
-from specdec.verifiers import verifiers
 
 # Lookup drafters of every structure that they fill; others are added by the registry.
 DRAFTERS = [name for name in ("ngram", "mixed", "model_bigram", "model_unigram") if name in drafters.names()]
@@ -110,25 +108,6 @@ def test_an_end_token_cuts_as_it_did(table, replay, drafter_values, make_structu
     assert last.finish == "limit" and last.tokens == (2, 3, 4)
 
 
-@pytest.fixture(scope="module")
-def pocket(group_values, sampling):
-    """The pocket target in float32, and what it writes after some of Python's own source."""
-    greedy, values = sampling(temperature=0.0), group_values("target", "causal", dtype="float32", device="cpu")
-    live = targets.build(values, sampling=greedy)
-    source = Path(json.__file__).read_text(encoding="utf-8")
-    prompts = [tuple(live.tokenizer(source[at : at + 600])["input_ids"]) for at in (0, 4000)]
-    return live, texts(live, prompts, 96)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "structure"), [case for case in CASES if case[0] in ("ngram", "mixed")])
-def test_a_pocket_run_is_replayed_round_by_round(pocket, drafter_values, make_structure, replay, name, structure):
-    live, streams = pocket
-    replayed = replay(streams, vocab_size=live.vocab_size)
-    drafter = drafters.build(drafter_values(name, live.vocab_size), target=live)
-    same_rounds(live, replayed, drafter, make_structure(structure, 6), streams, 96)
-
-
 def test_every_node_gets_the_recorded_token_of_its_depth(replay):
     target = replay([STREAM])
     target.start(TextStart(STREAM.prompt, 100))
@@ -162,14 +141,7 @@ def test_time_is_the_cost_models(replay, tmp_path, drafter_values, make_structur
         target = replay([stream], cost=str(cost), evaluation=evaluation)
         clock = target.clock()
         drafter = priced(drafters.build(drafter_values("ngram", 5), target=target), target)
-        generation = generate(
-            target=target,
-            drafter=drafter,
-            verifier=verifiers.build({"name": "greedy"}),
-            structure=make_structure("rows", 3),
-            request=Request(stream.prompt, 9),
-            clock=clock,
-        )
+        generation = decode(target, drafter, make_structure("rows", 3), stream.prompt, 9, clock=clock)
         assert clock.seconds(*generation.prefill) == 1.0 + 0.25 * 5  # five rows, nothing in the cache
         several = 0
         for row in generation.rounds:
@@ -185,12 +157,6 @@ def test_time_is_the_cost_models(replay, tmp_path, drafter_values, make_structur
             assert clock.seconds(marks.verified, marks.accepted) == 0.0
             assert clock.seconds(marks.accepted, marks.committed) == 0.0625
         assert any(row.draft_tokens for row in generation.rounds) and (several > 0) == (evaluation == "rows")
-
-
-def test_it_says_that_its_time_is_simulated(replay):
-    said = replay([STREAM, Stream("again", "c", STREAM.prompt, (1,))]).describe()
-    assert (said["time"], said["cost_model"]) == ("simulated", "h100_llama31_8b")
-    assert (said["streams"], said["streams_left_out"]) == (1, 1)
 
 
 def test_what_it_refuses(replay):

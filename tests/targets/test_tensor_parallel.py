@@ -132,11 +132,10 @@ def test_only_rank_0_writes_and_each_holds_its_own_heads_of_the_cache(launched, 
 
 
 @pytest.fixture
-def refused(in_process, monkeypatch, workplace, tmp_path):
+def refused(in_process, undrawn_pictures, monkeypatch, workplace, tmp_path):
     """`refused(processes, arguments...)` runs specdec.run where torchrun would have started so many; it gives the
     sentence, and has met no other process.
     """
-    monkeypatch.setattr(style, "save", lambda *_: None)
     monkeypatch.setattr(ranks, "join", lambda *_: pytest.fail("met the others before the check"))
 
     def call(processes: int, *arguments: str, module=run) -> str:
