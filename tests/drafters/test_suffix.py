@@ -10,7 +10,7 @@ from fixtures.slow_drafters import SlowDrafter, along_paths, along_ranks, pocket
 from specdec.drafters.base import drafters
 
 SIZE = 4
-PROMPTS = [[0, 1, 2, 0, 1, 1, 0], [3], [2, 2, 1, 0, 3, 3], [0, 1, 2, 0, 1, 1, 0], [1, 0]]
+PROMPTS = [[0, 1, 2, 0, 1, 1, 0], [3], [2, 2, 1, 0, 3, 3], [0, 1, 2, 0, 1, 1, 0], [1, 0], [2, 2, 1, 0, 3, 3]]
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ class SlowSuffix(SlowDrafter):
 )
 @pytest.mark.parametrize("structure", ["chain", "rows", "tree"])
 def test_rounds_are_those_of_a_slow_search(build, table, random_law, make_structure, structure, keys):
-    """Drawn texts, so that drafts are rejected anywhere; the same prompt twice, and earlier outputs."""
+    """Drawn texts, so that drafts are rejected anywhere; the first prompt and a later one twice; earlier outputs."""
     target, shape = table(random_law(SIZE, 3, spread=2.5), temperature=1.0), make_structure(structure, 4)
     fast = rounds_of(target, build(target, **keys), shape, PROMPTS, 60)
     slow = rounds_of(target, SlowSuffix(**keys), shape, PROMPTS, 60)

@@ -7,7 +7,7 @@ import torch
 from fixtures.plain_laws import EXACT, PROMPT, VOCABULARY, assert_like_plain, check_slots, plain, tolerance_of
 
 from specdec.errors import ModelLoadError
-from specdec.records import EMPTY, Draft, TextStart, chain_tree
+from specdec.records import EMPTY, TextStart
 from specdec.targets.base import targets
 from specdec.targets.causal import Causal
 
@@ -52,15 +52,6 @@ def test_a_verification_can_be_discarded(architecture, target_of, random_draft):
     target.verify(random_draft(8, VOCABULARY, 0))
     target.discard()
     assert_like_plain(target, PROMPT, [], random_draft(6, VOCABULARY, 1))
-
-
-@pytest.mark.parametrize("chunk", [1, 3, 4, 10, 11])
-def test_prefill_in_chunks_changes_nothing(architecture, target_of, monkeypatch, chunk):
-    target = target_of(architecture)
-    monkeypatch.setattr(target.decoder, "prefill_chunk", chunk)
-    target.start(TextStart(PROMPT, 32))
-    draft = Draft(torch.tensor([1, 2]), chain_tree(2))
-    assert_like_plain(target, PROMPT, [], draft)
 
 
 def test_the_chunk_is_taken_from_the_configuration(tiny_model, tmp_path, group_values, sampling):
