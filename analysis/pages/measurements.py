@@ -395,9 +395,9 @@ MEASUREMENTS = (
         "Runs on two cores, three seeds each, while another process computes on one of them in bursts of two seconds "
         "in the mean: the share of the rounds' time in which it did, the share that the run said was disturbed, the "
         "speedup by the clock, which is what was said before disturbed rounds were left out, and the speedup that is "
-        "said now (–: no verdict). Even with no other work of ours 2 to 4% of the pocket model's rounds are disturbed "
-        "here, and 7% of the other's, which take longer. Where a run chooses its own threads and finds other work, it "
-        "computes on one, and leaves the other processor to that.",
+        "said now (–: no verdict). Even with no other work of ours 6 to 7% of the time is disturbed here, by the "
+        "kernel and the host. Where a run chooses its own threads and finds other work, it computes on one, and leaves "
+        "the other processor to that.",
         _beside_other_work,
     ),
     Measurement(
