@@ -24,7 +24,10 @@ from specdec.errors import EnvironmentFault
 
 T = TypeVar("T")
 
-SHARE = 0.05  # of a duration that threads waited, from which on it is disturbed
+SHARE = 0.05  # of the processors that other work takes, from which on a machine is not quiet
+# Share of a duration that threads waited, above which it is disturbed. Half of it would count what the kernel does on a
+# quiet machine, whose milliseconds change no mean.
+_LOST = 0.1
 _LISTED_S, _REFRESHED_S = 1.0, 0.1  # between two listings of the threads, and two readings of what is read seldom
 # Between two readings of what threads waited: one takes some 50 microseconds where calls have filled the caches.
 _APART_S = 0.015
@@ -38,7 +41,7 @@ _KEPT = 10_000  # windows in which something was lost that are remembered
 
 def disturbed(waited: float, seconds: float) -> bool:
     """Return True if what took `seconds` is not to be used as it is, for the `waited` seconds in it."""
-    return waited > SHARE * seconds
+    return waited > _LOST * seconds
 
 
 class _Windows:

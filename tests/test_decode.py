@@ -270,7 +270,7 @@ class Logging(SimulatedClock):
 
 
 @pytest.mark.parametrize("batch", [False, True])
-@pytest.mark.parametrize(("lost", "hit"), [(0.02, False), (0.05, True)])
+@pytest.mark.parametrize(("lost", "hit"), [(0.05, False), (0.1, True)])
 def test_every_round_is_watched_outside_of_its_durations(cycle, drafter_values, batch, lost, hit):
     clock = Logging(lost)
     how = {"verifier": verifiers.build({"name": "greedy"}), "clock": clock}
