@@ -25,7 +25,8 @@ from specdec.targets.table import Table
 GAMMAS = {1, 2, 4}
 KINDS = ("png", "svg")
 
-# What a greedy run of a learning-free drafter logs beside its summary: `analysis/findings/test_summary.py` has that.
+# Metrics that a greedy run of a learning-free drafter logs beside those of its summary, which have a test of their own
+# (`analysis/findings/test_summary.py`).
 METRICS = """
 speedup speedup.ci_low tokens_per_round.position tokens_per_round.replay alpha.text account/alpha account/drift
 lossless/identical lossless/divergences lossless/unexplained memory/peak_mb memory/weights_mb memory/cache_mb

@@ -157,7 +157,13 @@ def _decoding_seconds(parts: Parts, known: Mapping[str, Any]) -> float:
         each = 1 / float(speedup(_ALPHA, arm.gamma, known["draft_step_s"] / t1_s, float(wide)))
         # A line at a temperature is decoded plainly and by the primary arm.
         calls += each + (arm is parts.primary and parts.sampled is not None) * (1 + each) / SAMPLED_EVERY
-    return calls * t1_s * parts.limit
+    prefills = 0.0
+    if known["grid"] is not None and known["grid"]["cells"]:  # at the pace of the widest call that was timed
+        widest = max(known["grid"]["cells"], key=lambda cell: int(cell["rows"]))
+        tokens = float(np.mean([len(prompt.tokens) for prompt in parts.prompts.prompts]))
+        methods = len(parts.plain) - again + len(parts.speculative)
+        prefills = methods * tokens * float(np.median(widest["seconds"])) / widest["rows"]
+    return calls * t1_s * parts.limit + prefills
 
 
 def _decode_all(

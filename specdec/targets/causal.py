@@ -1,6 +1,7 @@
 """Decoder-only transformers models as targets: trees and batches of paths are verified over our own cache."""
 
 import hashlib
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -121,8 +122,7 @@ class Causal(ModelTarget):
             compilation=None if apart or quantization_of(model) else mode_for(config.compile, device),
             prefill_chunk=config.prefill_chunk,
         )
-        bound = {"seconds": AUTO_S} if config.compile == "auto" else {}
-        target.packages = PackageFolder(config.compile_cache, **bound)
+        target.packages = PackageFolder(config.compile_cache, AUTO_S if config.compile == "auto" else math.inf)
         target.tensor_parallel, target.placed, target.in_one_piece = config.tensor_parallel, placed, not apart
         target.in_one_piece &= config.tensor_parallel == 1
         if config.shape is not None:

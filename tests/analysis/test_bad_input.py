@@ -1,5 +1,5 @@
-"""What the analysis answers to input that it cannot use: one sentence. Files made by hand; what it makes of little or
-odd data is for `pages/test_impossible.py` to say.
+"""The analysis refuses input that it cannot use in one sentence: files made by hand. Little or odd data, which it can
+use, are for `pages/test_impossible.py`.
 """
 
 import sqlite3

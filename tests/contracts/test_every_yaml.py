@@ -82,7 +82,7 @@ def test_a_drafters_yaml_composes_and_sets_a_structure_that_it_fills(name):
     assert structures.build(config.structure).name in drafters.get(config.drafter["name"]).capabilities.fills
 
 
-# What stands behind +drafter=, and the drafters that are then parts of it, by their places.
+# Command lines behind +drafter=, and the drafters that are parts of the one so composed, by their places.
 PARTS = {
     "adaptive": {"of": "small_model"},
     "adaptive drafter@drafter.of=ngram drafter.rule=heuristic": {"of": "ngram"},

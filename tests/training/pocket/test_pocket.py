@@ -84,7 +84,7 @@ def test_losses_are_those_of_the_card_and_the_target_is_clearly_better(models):
 
 @pytest.mark.parametrize("role", [*ROLES, "unlikelihood"])
 def test_the_history_has_every_step(role):
-    """What the card says is the summary's: `test_publish.py` makes it anew."""
+    """The card repeats the figures of the summary; `test_publish.py` makes it anew."""
     rows = list(csv.DictReader((POCKET / f"history_{role}.csv").open(encoding="utf-8")))
     assert [int(row["step"]) for row in rows] == list(range(1, summary(role)["steps"] + 1))
     assert np.isfinite([float(row["train_loss"]) for row in rows]).all()
