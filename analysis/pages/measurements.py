@@ -395,9 +395,9 @@ MEASUREMENTS = (
         "Runs on two cores, three seeds each, while another process computes on one of them in bursts of two seconds "
         "in the mean: the share of the rounds' time in which it did, the share that the run said was disturbed, the "
         "speedup by the clock, which is what was said before disturbed rounds were left out, and the speedup that is "
-        "said now (–: no verdict). Where a run chooses its own threads and finds other work, it computes on one, and "
-        "leaves the other processor to that. Lines of SmolLM2-135M and of own choice are older: 5% of a round counted "
-        "as disturbed then, which the kernel and the host alone make of 7% of that model's rounds, and 10% does now.",
+        "said now (–: no verdict). The share is that of a drafter's rounds and of those it is compared with; what the "
+        "system itself takes is a part of it. Where a run chooses its own threads and finds other work, it computes on "
+        "one, and leaves the other processor to that.",
         _beside_other_work,
     ),
     Measurement(

@@ -2,15 +2,16 @@
 Two processors or more; about 40 minutes.
 
 The other work comes in bursts of two seconds in the mean that fill 0 to 60% of the time. The share that it really took
-is that of the time of all rounds; runs say the share of it that was disturbed. On one thread
-less than there are processors a run leaves the other work a processor of its own, and nothing is disturbed.
+is that of the time of a drafter's rounds and of those it is compared with; runs say the share of it that was disturbed.
+On one thread less than there are processors a run leaves the other work a processor of its own, and nothing is
+disturbed.
 """
 
 import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +34,19 @@ RUNS = [
 
 
 def decode(windows: Path, arguments: Sequence[str]) -> None:
-    """Run specdec.run and write down the begin and the end of every round."""
+    """Run specdec.run and write down the method, the begin and the end of every round in its tables."""
     from specdec import run
     from specdec.session.session import Session
 
-    whole, found = Session._decode, []
+    written, found = Session._lines, []
 
-    def noted(*given: Any, **named: Any) -> Any:
-        made = whole(*given, **named)
-        found.extend((each.marks.start, each.marks.committed) for each in made.rounds)
-        return made
+    def noted(self: Any, prompt: Any, repeat: int, done: dict[int, Any]) -> Any:
+        for arm in (*self._parts.plain, *self._parts.speculative):
+            rounds = done[id(arm)].rounds if id(arm) in done else ()
+            found.extend((arm.method, each.marks.start, each.marks.committed) for each in rounds)
+        return written(self, prompt, repeat, done)
 
-    Session._decode = noted  # type: ignore[method-assign]
+    Session._lines = noted  # type: ignore[method-assign]
     sys.argv = ["specdec.run", *arguments]
     try:
         run.main()
@@ -52,9 +54,10 @@ def decode(windows: Path, arguments: Sequence[str]) -> None:
         windows.write_text(json.dumps(found))
 
 
-def taken(windows: Path, log: Path) -> float:
-    """Return the share of the rounds' time in which the other work computed."""
-    decoded = json.loads(windows.read_text())  # by CpuClock, which is the monotonic clock of Linux
+def taken(windows: Path, log: Path, methods: Collection[str]) -> float:
+    """Return the share of the time of some methods' rounds in which the other work computed."""
+    # The clock of rounds, CpuClock, is the monotonic one of Linux.
+    decoded = [(begin, end) for method, begin, end in json.loads(windows.read_text()) if method in methods]
     bursts = [tuple(map(float, line.split())) for line in log.read_text().splitlines()] if log.is_file() else []
     both = sum(max(0.0, min(end, last) - max(begin, first)) for begin, end in decoded for first, last in bursts)
     return both / sum(end - begin for begin, end in decoded)
@@ -71,21 +74,18 @@ def test_what_a_run_says_beside_other_work(model, command, level, threads, seed,
             [sys.executable, __file__, str(windows), *command, *COMMON, *own],
             check=True, env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])},
         )  # fmt: skip
-    run = open_folder(tmp_path / "run")
-    metrics, busy = run.metrics, BusyMachine.of(run.arms())
-    really = taken(windows, log)
-    for name in ("", *run.beside):
-        of = f"drafter/{name}/" if name else ""
-        speedup = metrics[f"{of}speedup"]
+    for run in open_folder(tmp_path / "run").drafters:
+        metrics, arms = run.metrics, run.arms()
+        busy, really = BusyMachine.of(arms), taken(windows, log, {method for method, _ in arms})
         log_figure(
-            what="a run", model=model, level=level, seed=seed,
-            threads_asked=threads, threads=run.calibration()["threads"]["threads"], drafter=name or "ngram",
+            what="a run", model=model, level=level, seed=seed, threads_asked=threads,
+            threads=run.calibration()["threads"]["threads"], drafter=run.method or "ngram",
             taken=round(really, 3), said=round(busy.share, 3), verdict=not busy.doubt,
-            speedup=[round(metrics.get(f"{of}speedup{end}", float("nan")), 3) for end in ("", ".ci_low", ".ci_high")],
-            by_clock=round(speedup * metrics.get(f"{of}account/machine", 1.0), 3),
+            speedup=[round(metrics.get(f"speedup{end}", float("nan")), 3) for end in ("", ".ci_low", ".ci_high")],
+            by_clock=round(metrics["speedup"] * metrics.get("account/machine", 1.0), 3),
             **load(),
         )  # fmt: skip
-    assert threads is None or abs(busy.share - really) < 0.15
+        assert threads is None or abs(busy.share - really) < 0.15
 
 
 if __name__ == "__main__":
