@@ -184,7 +184,8 @@ class ProcessWatch(Watch):
         busy, own, began = self._busy(), time.process_time(), time.perf_counter()
         time.sleep(seconds)
         took = self._busy() - busy - (time.process_time() - own)
-        return max(0.0, took / (time.perf_counter() - began) / len(self._processors))
+        # The kernel counts in ticks, which may lie on either side of the second.
+        return min(1.0, max(0.0, took / (time.perf_counter() - began) / len(self._processors)))
 
     def _busy(self) -> float:
         """Return the seconds that this process's processors have not been idle, steal included."""

@@ -83,14 +83,25 @@ class PackageFolder:
         """Return whether a package would have to be made now (see `package`)."""
         return not _sound(self._file(name, depends))
 
+    def remember(self, shape: Mapping[str, Any]) -> None:
+        """Note that all packages of a pass of this shape have been made."""
+        (self.path / f"{_digest(shape)}.made").touch()
+
+    def remembers(self, shape: Mapping[str, Any]) -> bool:
+        """Return whether all packages of a pass of this shape were made once; makes no folder."""
+        return self._wanted is not None and (Path(self._wanted) / f"{_digest(shape)}.made").is_file()
+
     def _file(self, name: str, depends: Mapping[str, Any]) -> Path:
-        digest = hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()
-        return self.path / f"{name}-{digest[:24]}.so"
+        return self.path / f"{name}-{_digest(depends)}.so"
 
     @property
     def size(self) -> int:
         """The bytes of all packages."""
         return sum(file.stat().st_size for file in self.path.glob("*.so"))
+
+
+def _digest(depends: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(depends, sort_keys=True, default=str).encode()).hexdigest()[:24]
 
 
 def _checksum(content: bytes) -> bytes:

@@ -7,6 +7,7 @@ whose buffers stay where they are.
 """
 
 import logging
+import math
 from collections.abc import Collection
 from typing import Any, Literal
 
@@ -16,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from specdec.compiled.cuda_graphs import StaticStep
 from specdec.compiled.graph_checks import trusted_step
-from specdec.compiled.packaged import CompilesLong, PackagedStep, packaged_step
+from specdec.compiled.packaged import CompilesLong, PackagedStep, making_s, packaged_step
 from specdec.compiled.packages import PackageFolder
 from specdec.compiled.traced import TracedStep
 from specdec.errors import UsageError
@@ -37,7 +38,11 @@ _TRACED_S = 0.3  # seconds that a traced pass takes to make for each layer, on o
 # in another order, rounded to the model's type after every layer.
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
 
-AUTO_S = 60.0  # seconds that `target.compile=auto` may compile for one model
+AUTO_S = 60.0  # seconds that `target.compile=auto` may compile for one model, and
+_AUTO_SHARE = 0.25  # of the decoding
+# A call is reckoned to read the weights at this rate, and to take this long a layer besides: so every process of a run,
+# and the run that goes on with it, decides alike.
+_RECKONED_BYTES_S, _RECKONED_LAYER_S = 1e10, 5e-4
 Mode = Literal["trace", "inductor"]
 
 
@@ -70,6 +75,28 @@ def mode_for(wanted: bool | str, device: torch.device) -> Mode | None:
         logger.warning("target.compile=auto: %s was not found, so calls are traced, not compiled.", missing)
         return "trace"
     return "inductor"
+
+
+def auto_mode(decoder: Decoder, packages: PackageFolder, calls: float, seconds: float | None = None) -> Mode:
+    """Return what `target.compile=auto` does on a CPU: compile where that was done before, or takes short beside the
+    decoding, as reckoned; trace otherwise, which is said.
+
+    Args:
+        calls, seconds: see `Target.choose_compilation`.
+    """
+    expected = making_s(decoder.model, decoder.windows, packages)
+    weights = sum(each.numel() * each.element_size() for each in decoder.model.parameters())
+    layers: int = decoder.model.config.get_text_config().num_hidden_layers
+    decoding = min(calls * (weights / _RECKONED_BYTES_S + layers * _RECKONED_LAYER_S), seconds or math.inf)
+    if expected > min(AUTO_S, _AUTO_SHARE * decoding):
+        logger.info(
+            "Calls are traced: to compile them takes about %.0f s, once, beside some %.0f s of decoding "
+            "(target.compile=true compiles).",
+            expected,
+            max(1.0, decoding),
+        )
+        return "trace"
+    return mode_for("auto", decoder.device) or "trace"
 
 
 @torch.inference_mode()

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from specdec import ranks
 from specdec.compiled.packages import PackageFolder
-from specdec.compiled.passes import AUTO_S, Mode, compile_decoder, mode_for
+from specdec.compiled.passes import AUTO_S, Mode, auto_mode, compile_decoder, mode_for
 from specdec.config import AtLeastOne, typed
 from specdec.errors import EnvironmentFault, UsageError
 from specdec.models.decoder import Decoder
@@ -75,6 +75,7 @@ class Causal(ModelTarget):
     decoder: Decoder
     tensor_parallel = 1  # processes that hold a share of the weights each
     placed: Mapping[str, int] = {}  # modules on each device, where a device map put them there
+    undecided = False  # whether `choose_compilation` decides between tracing and compiling
     _shape_hash = ""  # of random weights
 
     def __init__(
@@ -111,6 +112,7 @@ class Causal(ModelTarget):
         check_modules(model, (spread or {}).get("device_map"))
         placed = placement(model)
         apart = len(placed) > 1 or "disk" in placed
+        undecided = config.compile == "auto" and device.type == "cpu"
         target = cls(
             model,
             sampling,
@@ -119,15 +121,22 @@ class Causal(ModelTarget):
             evaluation=config.evaluation,
             # A layer that is fetched from elsewhere for every call cannot be recorded, and the kernels of quantised
             # weights are their library's own.
-            compilation=None if apart or quantization_of(model) else mode_for(config.compile, device),
+            compilation=None
+            if apart or quantization_of(model)
+            else mode_for("trace" if undecided else config.compile, device),
             prefill_chunk=config.prefill_chunk,
         )
-        target.packages = PackageFolder(config.compile_cache, AUTO_S if config.compile == "auto" else math.inf)
+        target.packages = PackageFolder(config.compile_cache, AUTO_S if undecided else math.inf)
+        target.undecided = undecided and target.compilation is not None
         target.tensor_parallel, target.placed, target.in_one_piece = config.tensor_parallel, placed, not apart
         target.in_one_piece &= config.tensor_parallel == 1
         if config.shape is not None:
             target._shape_hash = shape_hash(config.shape)
         return target
+
+    def choose_compilation(self, calls: float, seconds: float | None = None) -> None:
+        if self.undecided and self.packages is not None:
+            self.compilation = auto_mode(self.decoder, self.packages, calls, seconds)
 
     def prepare(self, sizes: Collection[int], capacity: int, branches: int = 1) -> None:
         if self.compilation is not None:

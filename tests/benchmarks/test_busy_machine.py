@@ -20,7 +20,7 @@ from specdec.analysis.arms import Arms
 from specdec.analysis.busy_machine import BusyMachine, undisturbed
 from specdec.analysis.intervals import Interval, bootstrap
 from specdec.analysis.rounds import SECONDS, prompt_sums
-from specdec.disturbance import disturbed
+from specdec.disturbance import _APART_S, disturbed
 
 pytestmark = pytest.mark.benchmark
 RUNS, PROMPTS, GAMMA = 10_000, 17, 4
@@ -64,6 +64,18 @@ def overlaps(seconds: np.ndarray, share: float, burst: float | None, slow: float
     return np.diff(spent)
 
 
+def read(lost: np.ndarray, seconds: np.ndarray) -> np.ndarray:
+    """Return what a run takes to be lost in rounds of so many seconds: what was lost between two readings of the watch,
+    which stand between rounds and 15 milliseconds apart or more, is spread evenly over that time.
+    """
+    ends = np.concatenate([[0.0], np.cumsum(seconds)])
+    edges = [0]
+    while (edge := int(np.searchsorted(ends, ends[edges[-1]] + _APART_S))) < len(ends):
+        edges.append(edge)
+    edges.append(len(ends) - 1)
+    return np.diff(np.interp(ends, ends[edges], np.concatenate([[0.0], np.cumsum(lost)])[edges]))
+
+
 def simulated(pool, slowdowns: np.ndarray, level: float, seed: int) -> tuple[list[pd.DataFrame], list[pd.DataFrame]]:
     """Return the rounds of plain decoding and of the drafter in a run, as they were and as the clock shows them."""
     dice = np.random.default_rng(seed)
@@ -80,7 +92,7 @@ def simulated(pool, slowdowns: np.ndarray, level: float, seed: int) -> tuple[lis
     own = np.where((arm == exposed) | (exposed == 2), seconds, 0.0)
     burst = BURSTS[dice.integers(len(BURSTS))]
     lost = overlaps(own, level, burst, float(slow.mean()), dice) * (slow - 1) if level else np.zeros(len(rounds))
-    hit = [disturbed(*pair) for pair in zip(lost, seconds + lost, strict=True)]
+    hit = [disturbed(*pair) for pair in zip(read(lost, seconds + lost), seconds + lost, strict=True)]
     clock = rounds.assign(disturbed=hit, **{name: rounds[name] * (1 + lost / seconds) for name in SECONDS})
     return [rounds[arm == each] for each in (0, 1)], [clock[arm == each] for each in (0, 1)]
 

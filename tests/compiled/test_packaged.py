@@ -8,7 +8,7 @@ import torch
 from specdec.compiled import packaged
 from specdec.compiled.packaged import PackagedStep
 from specdec.compiled.packages import PackageFolder
-from specdec.compiled.passes import compile_decoder
+from specdec.compiled.passes import auto_mode, compile_decoder
 from specdec.models.decoder import Decoder
 from specdec.records import Tree, chain_tree
 
@@ -83,7 +83,8 @@ def walk(decoder, text, capacity=64):
 def test_a_second_decoder_reads_the_packages_and_gives_the_numbers_of_plain_modules(model, folder, compiling_nothing):
     plain, ours = Decoder(deepcopy(model), "tiny", 512), opened(model, folder)
     assert ours.passes.sizes == (0, 1) and "inductor" in str(ours.choices)
-    assert [file.suffix for file in folder.iterdir()] == [".so"] * 4, "head, layer, tail and the walk through them"
+    suffixes = sorted(file.suffix for file in folder.iterdir())
+    assert suffixes == [".made", *[".so"] * 4], "head, layer, tail and the walk through them"
     for text in (TEXT, TEXT[:5], TEXT * 3):
         expected = walk(plain, text)
         assert (walk(ours, text) - expected).abs().max() < ORDER * expected.abs().max()
@@ -164,9 +165,21 @@ def test_what_takes_too_long_to_compile_is_said_and_traced(model, tmp_path, comp
     assert "tiny: compiling takes about 39 s, once, so calls are traced instead; target.compile=true" in caplog.text
 
 
+def test_auto_compiles_what_is_short_beside_the_decoding(model, tmp_path, caplog):
+    """39 seconds, beside calls that take half a millisecond."""
+    caplog.set_level("INFO")
+    ours, packages = Decoder(model, "tiny", 512), PackageFolder(tmp_path / "none")
+    assert auto_mode(ours, packages, 320_000) == "inductor" and not caplog.text
+    assert auto_mode(ours, packages, 300_000) == auto_mode(ours, packages, 320_000, 90.0) == "trace"
+    assert "takes about 39 s, once, beside some 90 s of decoding (target.compile=true" in caplog.text
+    assert not (tmp_path / "none").exists()
+
+
 @pytest.mark.slow
-def test_what_is_compiled_already_takes_no_time(model, folder, compiling_nothing):
+def test_what_is_compiled_already_takes_no_time(model, deeper, folder, compiling_nothing):
     ours = Decoder(model, "tiny", 512)
+    for each in (ours, Decoder(deeper, "deeper", 512)):
+        assert auto_mode(each, PackageFolder(folder), 1) == "inductor"
     compile_decoder(ours, {1, 3}, 64, "inductor", packages=PackageFolder(folder, seconds=0))
     assert {choice["pass"] for choice in ours.choices.values()} == {"inductor"}
 

@@ -245,3 +245,17 @@ def test_the_bound_that_auto_became_is_logged(monkeypatch):
     monkeypatch.undo()
     for asked in (None, 60.0):
         assert identity_of(asked).params["measurement.budget_seconds"] == asked
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mode"),
+    [
+        ((), "trace"),
+        (("measurement.repeats=20",), "inductor"),
+        (("measurement.repeats=20", "measurement.budget_seconds=100"), "trace"),
+        (("measurement.repeats=20", "measurement.batch_size=2"), None),
+    ],
+)
+def test_the_first_look_is_traced_and_a_long_run_is_compiled(overrides, mode):
+    parts = open_parts(plan(composed("+drafter=small_model", "target.device=cpu", *overrides)))
+    assert parts.target.compilation == parts.primary.drafter._compilation == mode

@@ -81,6 +81,15 @@ class Target(ABC):
         """Return the cache slots that root and draft take: for all nodes, or in each copy for the longest path."""
         return 1 + (tree.depth if self.evaluation == "rows" else len(tree))
 
+    def choose_compilation(self, calls: float, seconds: float | None = None) -> None:
+        """Choose how calls are made by how long they are needed for, where that was left to it (`target.compile=auto`);
+        to be called before drafters are made, which follow.
+
+        Args:
+            calls: on one token that take as long as what will be decoded.
+            seconds: that decoding may take; None without a bound.
+        """
+
     def prepare(self, sizes: Collection[int], capacity: int, branches: int = 1) -> None:
         """Compile what can be compiled, before anything is timed; do nothing where compilation was not asked for.
 
