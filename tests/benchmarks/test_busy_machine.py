@@ -97,6 +97,7 @@ def simulated(pool, slowdowns: np.ndarray, level: float, seed: int) -> tuple[lis
     return [rounds[arm == each] for each in (0, 1)], [clock[arm == each] for each in (0, 1)]
 
 
+@pytest.mark.timeout(3600)
 def test_coverage_while_other_work_disturbs(tmp_path, log_figure):
     quiet = recorded("SPECDEC_QUIET_RUN", tmp_path / "quiet", "measurement.quiet=require")
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as burner:
