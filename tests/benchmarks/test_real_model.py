@@ -1,0 +1,271 @@
+"""Measures drafters on a real model, SmolLM2-135M-Instruct, by set of prompts and temperature: for notebook 12 and the
+table of claims. What is decoded lies below `outputs/real_model/` of the working folder, by which a benchmark that was
+killed goes on where it stood: within a run, and from run to run. Nothing but these lines is needed:
+
+    python -m pytest -n 0 -m benchmark tests/benchmarks/test_real_model.py -k along     (may share the machine)
+    python -m pytest -n 0 -m benchmark tests/benchmarks/test_real_model.py -k decoding  (needs a quiet machine)
+
+`along` writes longer answers to more prompts, in batches, and walks along them: tokens per round at gamma 1 to 15,
+alpha and the errors of predictions of every drafter whose rounds follow from a text. `decoding` times five drafters at
+three gammas in turn with plain decoding, compiled: speedup, account, tests of the i.i.d. model, and how many outputs
+are plain decoding's own; and asks `specdec.advise`, which sees the plain texts alone. On two cores at 15 to 30 ms a
+call `along` takes an hour and a quarter, with tables and the search of `layer_skip`, which are made once; `decoding`
+takes 10 to 20 minutes a session, twice that on MT-Bench, whose prompts have two turns, and on Spec-Bench, whose prompts
+are long: two and a half hours at most.
+"""
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from fixtures import recorded_lengths
+from fixtures.measured_commands import finished, provenance
+from fixtures.measuring import kept_figures, write_lines
+from fixtures.small_parts import composed
+
+from specdec.analysis.acceptance.prediction import Undetermined, predict
+from specdec.analysis.arms import Arms
+from specdec.analysis.read.runs import Run
+from specdec.analysis.research import real_model
+from specdec.drafters.base.lookup import Lookup
+from specdec.plan.plan import plan
+from specdec.records import Request
+from specdec.replay.expected_rounds import Starts, agreement, starts_along
+from specdec.replay.walk import RoundColumns, TextStates, walk
+from specdec.sampling import generator_for
+from specdec.session.parts import open_parts
+from specdec.text.streams import read_streams
+
+pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(0)]
+
+FOLDER = Path("outputs/real_model")
+SETS = {  # name: values of prompts=, and its file in the shared data
+    "mt_bench": ("mt_bench", "mt_bench/question.jsonl"),
+    "gsm8k": ("gsm8k", "gsm8k/test.jsonl"),
+    "humaneval": ("humaneval", "humaneval/HumanEval.jsonl.gz"),
+    "spec_bench": ("spec_bench", "spec_bench/question.jsonl"),
+}
+TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")  # of Spec-Bench; the sixth is MT-Bench
+TEMPERATURES = (0, 1)
+GAMMAS = tuple(range(1, 16))
+WALKED = ("ngram", "suffix", "mixed", "model_bigram", "bigram", "retrieval", "early_exit", "layer_skip")
+WALKED_SIZES = ("prompts.limit=40", "measurement.max_new_tokens=192")
+TIMED = ("ngram", "suffix", "mixed", "lookahead", "layer_skip")
+TIMED_SIZES = ("prompts.limit=20", "measurement.max_new_tokens=64")
+VALUES: dict[str, dict[str, int]] = {  # of drafters, where they are not those of their YAMLs
+    "model_bigram": {"k": 64},  # the table of `mixed`
+    "layer_skip": {"evaluations": 64},  # of 1,024 tokens each: five minutes instead of half an hour
+    "lookahead": {"window": 4, "ngram": 3, "candidates": 3},  # two cores verify it in little more time than one token
+}
+CHAIN = {"name": "chain", "gamma": 4}
+SHAPES: dict[str, dict[str, object]] = {  # likewise
+    **dict.fromkeys(("ngram", "suffix", "mixed", "layer_skip"), CHAIN),
+    "lookahead": {"name": "lookahead", "nodes": 13, "depth": 4, "branching": 5, "beam": 5},
+}
+FORETOLD = ("ngram", "suffix", "mixed", "layer_skip")  # by `specdec.advise`: those whose rounds follow from a text
+SHARED = (
+    "target=smollm2",
+    "measurement.cost_contexts=[]",
+    "measurement.sampled_temperature=null",
+    "tracking.enabled=false",
+)
+KEPT = (
+    "account/",
+    "iid/",
+    "lossless/",
+    "cost/",
+    "category/",
+    "null/",
+    "repetition/",
+    "speedup",
+    "tokens_per_round",
+    "alpha",
+)
+MODELS = ("capped_geometric.text", "markov", "stretches")
+
+each_session = pytest.mark.parametrize(
+    ("prompts", "temperature"), [(name, value) for value in TEMPERATURES for name in SETS]
+)
+
+
+@pytest.fixture
+def session(prompts, temperature, shared_data):
+    """The overrides of one set of prompts and temperature, which has a file of the shared data."""
+    values, name = SETS[prompts]
+    file = shared_data / "prompts" / name
+    if not file.is_file():
+        pytest.skip(f"{file} does not exist")
+    if prompts == "spec_bench":
+        read = file.read_text(encoding="utf-8").splitlines()
+        lines = [line for line in read if json.loads(line)["category"] in TASKS]
+        file = (FOLDER / "tasks.jsonl").resolve()
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    sampling = () if not temperature else ("sampling=temperature", f"sampling.temperature={temperature}")
+    return (*SHARED, f"prompts={values}", f"prompts.path={file}", *sampling)
+
+
+@each_session
+def test_along_answers(prompts, temperature, session):
+    """All drafters walk along an answer in turn; those that the file has already are left out."""
+    writing = ["+drafter=none", *session, *WALKED_SIZES, "measurement.null=false", "measurement.gammas=[]"]
+    writing += ["measurement.warmup_tokens=0", "measurement.calibration_calls=1"]  # nothing is timed
+    writing += ["prompts.limit=20"] if prompts == "mt_bench" else ["measurement.batch_size=16"]  # two turns, one by one
+    run = finished(FOLDER / f"{prompts}_{temperature}_texts", writing)
+    streams = read_streams(run.fetch("generations.jsonl")).streams
+    kept = {(*_key(line), line["drafter"]) for line in kept_figures(real_model.RESULT)}
+    names = [name for name in WALKED if ("along", prompts, temperature, name) not in kept]
+    if names:
+        lines = along(names, session, streams)
+        record("along", prompts, temperature, run, [{"drafter": name, **line} for name, line in lines.items()])
+
+
+def along(names: list[str], session: tuple[str, ...], streams: Any) -> dict[str, dict[str, Any]]:
+    """Return what each drafter's rounds along all texts say, by its name."""
+    command = [*drafting(names, dict.fromkeys(names, {"name": "chain", "gamma": 1})), *session]
+    opened = open_parts(plan(composed(*command, "prompts.limit=1", "measurement.gammas=[]", "target.compile=false")))
+    target, states = opened.target, TextStates(opened.target)
+    score = target.score
+    target.score = lru_cache(maxsize=1)(score)  # every drafter asks for the same
+    rounds, lengths, sums = (defaultdict(list) for _ in range(3))
+    for number, stream in enumerate(streams):
+        text, prompt = stream.generated, f"p{number:05d}"
+        request = Request(stream.prompt, stream.limit(len(text) + max(GAMMAS)), reference=text)
+        for each in opened.drafters:
+            drafter, single, can = each.drafter, each.primary.structure, each.drafter.capabilities
+            chains = [single.resized(gamma) for gamma in GAMMAS if gamma <= (can.deepest or gamma)]
+            request = replace(request, draft_generator=generator_for(0, stream.id, "draft"))
+            where = (drafter, target, chains[-1], text, request, states)
+            alike = agreement(*where)
+            sums[each.name].append((prompt, float(alike.beta.sum()), float(alike.proposed.sum())))
+            if isinstance(drafter, Lookup):  # whose tokens may differ by gamma
+                walked = zip(chains, walk(drafter, chains, request, text), strict=True)
+                rounds[each.name] += [by_round(columns, chain.gamma, prompt) for chain, columns in walked]
+            else:
+                position = can.replay == "position"
+                starts = Starts.of_positions(alike, chains[-1].gamma) if position else starts_along(*where)
+                coins = np.random.default_rng(number).random(starts.m.shape)  # given the text, one for each token
+                lengths[each.name].append((np.cumprod(coins < starts.m, axis=1).sum(axis=1), starts.reach))
+            drafter.remember(stream.prompt, text)
+    deepest = {each.name: each.drafter.capabilities.deepest or max(GAMMAS) for each in opened.drafters}
+    tables = {name: pd.concat(parts, ignore_index=True) for name, parts in rounds.items()} | {
+        name: recorded_lengths.rounds_table(texts, [gamma for gamma in GAMMAS if gamma <= deepest[name]])
+        for name, texts in lengths.items()
+    }
+    return {name: judged(tables[name], sums[name]) for name in names}
+
+
+def drafting(names: Sequence[str], shapes: Mapping[str, Mapping[str, object]]) -> list[str]:
+    """Return the overrides for drafters in one session, the first of which has `+drafter=`."""
+    first, *others = names
+    shape = dict(shapes[first])
+    command = [f"+drafter={first}", f"structure={shape.pop('name')}", f"measurement.drafters=[{','.join(others)}]"]
+    for group, values in (("drafter", VALUES.get(first, {})), ("structure", shape)):
+        command += [f"{group}.{key}={value}" for key, value in values.items()]
+    for name in others:
+        for group, values in (("drafter", VALUES.get(name, {})), ("structure", shapes[name])):
+            written = ", ".join(f"{key}: {value}" for key, value in values.items())
+            command += [f"+measurement.drafter_settings.{name}.{group}={{{written}}}"] if written else []
+    return command
+
+
+def by_round(columns: RoundColumns, gamma: int, prompt: str) -> pd.DataFrame:
+    """Return the rounds of one walk as lines."""
+    counts = {name: getattr(columns, name) for name in ("offered", "accepted", "committed", "rejected")}
+    return pd.DataFrame({"gamma": gamma, "prompt": prompt, **counts})
+
+
+def judged(rounds: pd.DataFrame, chances: list[tuple[str, float, float]]) -> dict[str, Any]:
+    """Return alpha, tokens per round by gamma, and the error of each model's prediction there, with their bounds."""
+    sums = pd.DataFrame(chances, columns=["prompt", "numerator", "denominator"])
+    by_text = rounds.groupby(["gamma", "prompt"])
+    rounds = rounds.assign(cell="real", method="walked", repeat=0, round=by_text.cumcount())
+    rounds["tokens_left"] = by_text["committed"].transform(lambda tokens: tokens[::-1].cumsum()[::-1])
+    totals = rounds.groupby("gamma").agg(tokens=("committed", "sum"), rounds=("committed", "size"))
+    found: dict[str, Any] = {
+        "texts": int(rounds["prompt"].nunique()),
+        "tokens": int(totals["tokens"].iloc[0]),
+        "alpha": round(float(sums["numerator"].sum() / max(1.0, sums["denominator"].sum())), 5),
+        "proposals": round(float(sums["denominator"].sum() / totals["tokens"].iloc[0]), 5),
+        "gammas": [int(gamma) for gamma in totals.index],
+        "tokens_per_round": [round(float(value), 5) for value in totals["tokens"] / totals["rounds"]],
+        "errors": {},
+    }
+    try:
+        prediction = predict(Arms.of(rounds), sums, replicates=200, refits=100)
+    except Undetermined as reason:
+        return found | {"undetermined": str(reason)}
+    table = prediction.table.sort_values("gamma")
+    for model in [model for model in MODELS if model in set(table["model"])]:
+        errors = table.loc[table["model"] == model, ["error", "error_low", "error_high"]].to_numpy()
+        found["errors"][model] = [[_rounded(value) for value in line] for line in errors]
+    bounds = table[table["model"] == prediction.chosen]
+    found["intervals"] = [[_rounded(value) for value in line] for line in bounds[["ci_low", "ci_high"]].to_numpy()]
+    return found | {"chosen": prediction.chosen, "luck": _rounded(prediction.luck)}
+
+
+@each_session
+def test_decoding(prompts, temperature, session):
+    """All drafters of a session take turns with plain decoding, prompt by prompt."""
+    shared = [*session, *TIMED_SIZES, "target.compile=true", "measurement.gammas=[2,8]", "measurement.threads=2"]
+    folder = FOLDER / f"{prompts}_{temperature}_timed"
+    run = finished(folder, [*drafting(TIMED, SHAPES), *shared])
+    lines = {each.method or TIMED[0]: decoded(each) for each in run.drafters}
+    for name in [name for name in lines if name in FORETOLD]:
+        lines[name]["advised"] = advised(f"{folder}_{name}", run, [*drafting([name], SHAPES), *shared])
+    record("decoding", prompts, temperature, run, [{"drafter": name, **line} for name, line in lines.items()])
+    assert not run.refuted
+
+
+def decoded(run: Run) -> dict[str, Any]:
+    """Return what was logged of one drafter, and its curves by gamma."""
+    metrics = {name: _rounded(value) for name, value in run.metrics.items() if name.startswith(KEPT)}
+    curves = {
+        name: {str(gamma): _rounded(value) for gamma, value in points.items()}
+        for name, points in run.curves.items()
+        if name.startswith("curve/")
+    }
+    return {"gamma": int(run.params["structure.gamma"]), "metrics": metrics, "curves": curves}
+
+
+def advised(folder: str, run: Run, overrides: list[str]) -> dict[str, list[float | None]]:
+    """Return the speedup that `specdec.advise` foretells by gamma, with its bounds, from the run's plain texts."""
+    file = Path(folder, "advice.json").resolve()
+    if not file.is_file():
+        text = f"advice.text={run.fetch('generations.jsonl')}"
+        command = [sys.executable, "-m", "specdec.advise", *overrides, text, f"hydra.run.dir={file.parent}"]
+        subprocess.run(command, check=True)
+    predictions = json.loads(file.read_text(encoding="utf-8"))["predictions"]
+    return {
+        str(line["gamma"]): [_rounded(line["speedup"][end]) for end in ("estimate", "low", "high")]
+        for line in predictions
+    }
+
+
+def record(part: str, prompts: str, temperature: int, run: Run, lines: list[Mapping[str, Any]]) -> None:
+    """Write lines of one session into the file, in the place of earlier ones of the same drafters."""
+    about, environment = provenance(run), run.environment()
+    own = {key: about[key] for key in ("command", "date", "commit", "load_average")}
+    rows = [{"part": part, "prompts": prompts, "temperature": temperature, **line, **own} for line in lines]
+    taken = {(*_key(row), row["drafter"]) for row in rows}
+    rows += [row for row in kept_figures(real_model.RESULT) if (*_key(row), row["drafter"]) not in taken]
+    rows.sort(key=lambda row: (row["part"], row["temperature"], list(SETS).index(row["prompts"])))
+    head = {key: about[key] for key in ("date",)} | {key: environment[key] for key in ("cpu", "versions")}
+    write_lines(real_model.RESULT, head, figures=rows)
+
+
+def _key(line: Mapping[str, Any]) -> tuple[str, str, int]:
+    return line["part"], line["prompts"], line["temperature"]
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or np.isnan(value) else round(float(value), 5)
