@@ -112,7 +112,7 @@ class Causal(ModelTarget):
         check_modules(model, (spread or {}).get("device_map"))
         placed = placement(model)
         apart = len(placed) > 1 or "disk" in placed
-        undecided = config.compile == "auto" and device.type == "cpu"
+        undecided = config.compile == "auto"
         target = cls(
             model,
             sampling,
@@ -127,7 +127,8 @@ class Causal(ModelTarget):
             prefill_chunk=config.prefill_chunk,
         )
         target.packages = PackageFolder(config.compile_cache, AUTO_S if undecided else math.inf)
-        target.undecided = undecided and target.compilation is not None
+        # On a GPU it stays with tracing, until CUDA graphs have been tried on one.
+        target.undecided = undecided and target.compilation is not None and device.type == "cpu"
         target.tensor_parallel, target.placed, target.in_one_piece = config.tensor_parallel, placed, not apart
         target.in_one_piece &= config.tensor_parallel == 1
         if config.shape is not None:
