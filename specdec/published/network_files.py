@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -24,12 +24,14 @@ from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.network import Heads
 from specdec.models.load import content_hash, training_cost
 from specdec.models.model_files import check_place
+from specdec.progress import tell
 from specdec.published.checkpoint_files import PICKLES, open_checkpoint
 from specdec.published.recognise import NetworkFormat, recognise, recorded_target
 from specdec.targets.base import Target
 from specdec.text.writing import write_atomically
 
 C = TypeVar("C")
+_SMOLLM2_OUTPUT = (49152, 576)  # tokens and width of SmolLM2-135M's output layer
 
 
 class LoadedNetwork(NamedTuple):
@@ -132,15 +134,23 @@ class TrainedKind(Generic[C]):
                 "specdec.train wrote."
             ) from None
 
-    def load(self, path: str | Path, target: Target) -> Any:
+    def load(self, path: str | Path, target: Target, alike: bool = False) -> Any:
         """Load a network for the target that it was trained on, in its dtype and on its device.
 
+        Args:
+            alike: it may also read another target of the same sizes, which is said.
         Raises:
             UsageError: it was trained on other weights (both hashes are named), the target has no hidden states, or the
                 tensors are not those of the config.
         """
         stored, hidden = self.read(path), target.hidden
-        if stored.target != hidden.identity:
+        if stored.target != hidden.identity and alike:
+            tell(
+                f"{self.name} drafter.model=pocket learned from the GGUF file of SmolLM2-135M-Instruct, and this "
+                "target has other weights of the same sizes: outputs stay its own, and the more the weights differ, "
+                "the fewer drafts are accepted."
+            )
+        elif stored.target != hidden.identity:
             several = ("they", "were", "heads for this one")
             they, were, one = several if self.several else ("it", "was", "one for this target")
             raise UsageError(
@@ -175,12 +185,16 @@ class TrainedKind(Generic[C]):
             model: `pocket`, a file that `specdec.train` wrote (or its folder), or a published checkpoint, by its folder
                 or hub id.
             drafter: name of the drafter that will use it.
-            shipped: the network that `pocket` is.
+            shipped: the network that `pocket` is: the one of this name for the pocket target or, of a target with the
+                sizes of SmolLM2-135M, for that.
             options: of a published checkpoint, see the formats' `load`.
         Raises:
             UsageError: see `load` and `load_published`.
         """
-        path = shipped_file(shipped) if model == "pocket" else Path(model).expanduser()
+        alike, path = False, Path(model).expanduser()
+        if model == "pocket":
+            alike = tuple(target.hidden.output_layer.shape) == _SMOLLM2_OUTPUT
+            path = shipped_file(shipped, "smollm2" if alike else "pocket")
         if (path / f"{self.group}.safetensors").is_file():
             path = path / f"{self.group}.safetensors"
         elif path.suffix in PICKLES or not path.is_file() and path.suffix != ".safetensors":
@@ -198,7 +212,7 @@ class TrainedKind(Generic[C]):
                 f"Bad value drafter.model=pocket: this installation has no {thing} {shipped!r}; train {example} with "
                 f"python -m specdec.train +{self.group}={recipe} and give {whose} file."
             )
-        network = self.load(path, target)
+        network = self.load(path, target, alike)
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         with safe_open(path, framework="pt") as stored:
@@ -206,9 +220,10 @@ class TrainedKind(Generic[C]):
         return LoadedNetwork(network, {"sha256": sha256, "training": training_cost(training)})
 
 
-def shipped_file(name: str) -> Path:
-    """Return the file of a network that comes with specdec, trained on the pocket target."""
-    return Path(__file__).parents[1] / "pocket" / "heads" / f"{name}.safetensors"
+def shipped_file(name: str, target: Literal["pocket", "smollm2"] = "pocket") -> Path:
+    """Return the file of a network that comes with specdec, trained on the pocket target or SmolLM2-135M-Instruct."""
+    folder = Path(__file__).parents[1] / "pocket" / "heads"
+    return (folder / "smollm2" if target == "smollm2" else folder) / f"{name}.safetensors"
 
 
 TRAINED_HEADS = TrainedKind("specdec.heads", HeadsConfig, Heads, "heads", "Heads", "heads", several=True)

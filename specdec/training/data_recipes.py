@@ -78,8 +78,36 @@ class StatesConfig:
     shard_mib: AtLeastOne
 
 
-SourceConfig = PythonCorpusConfig | TextCorpusConfig | ConversationsConfig | SetConfig
-_SOURCES: dict[Any, Any] = {None: PythonCorpusConfig, "text": TextCorpusConfig, "conversations": ConversationsConfig}
+@typed
+class SelfSynthesisConfig:
+    """Questions that a chat model makes up, for it to answer. As many are asked as `generated` has texts, held-out ones
+    too; those that are left out are not asked again.
+
+    Attributes:
+        new_tokens: the most tokens of a question; one that has not ended by then is left out.
+        temperature: the temperature of the questions' sampling; 0 would always ask the same.
+        words: a question that has as many words in a row in common with an earlier one is left out.
+        keep_out: files of prompts, JSON lines or plain text: what has as many words in a row in common with one of
+            their texts is left out, questions and answers.
+        repetition_period, repetition_share: see `conf/measurement/default.yaml`; a text that loops is left out.
+    """
+
+    name: Literal["self_synthesis"]
+    new_tokens: AtLeastOne
+    temperature: Positive
+    words: AtLeastOne
+    keep_out: list[Annotated[str, Field(min_length=1)]]
+    repetition_period: AtLeastOne
+    repetition_share: Positive
+
+
+SourceConfig = PythonCorpusConfig | TextCorpusConfig | ConversationsConfig | SelfSynthesisConfig | SetConfig
+_SOURCES: dict[Any, Any] = {
+    None: PythonCorpusConfig,
+    "text": TextCorpusConfig,
+    "conversations": ConversationsConfig,
+    "self_synthesis": SelfSynthesisConfig,
+}
 
 
 @contextmanager
@@ -103,7 +131,8 @@ def _by_name(source: Any) -> SourceConfig:
             return prompts.config(source)
     if name not in _SOURCES:
         raise ValueError(
-            f"source.name={name} is none of text, conversations, a prompt set, or no name for Python sources"
+            f"source.name={name} is none of text, conversations, self_synthesis, a prompt set, or no name for Python "
+            "sources"
         )
     checked: SourceConfig = of_kind(_SOURCES[name], source)
     return checked
@@ -114,8 +143,8 @@ class SequencesConfig:
     """The text of a training that reads it in the tokens of a model that is there already.
 
     Attributes:
-        source: conversations, Python sources, another text or a prompt set. The second and third are groups of
-            `conf/corpus`; their `vocabulary` has no meaning here, because the tokens are the model's.
+        source: conversations, Python sources, another text, a prompt set or what the model makes up. The second and
+            third are groups of `conf/corpus`; their `vocabulary` has no meaning here: the tokens are the model's.
         sequence_length: tokens of a sequence.
         packed: joins documents and cuts them anywhere; otherwise a sequence is one document, its end cut off.
         batch: sequences of an optimizer step.

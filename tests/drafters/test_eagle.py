@@ -183,6 +183,6 @@ def test_what_a_drafter_is_made_of_is_recorded(target_at, random_eagle, group_va
 
 
 def test_an_installation_without_a_pocket_network_says_how_to_make_one(target_at, group_values, monkeypatch, tmp_path):
-    monkeypatch.setattr("specdec.published.network_files.shipped_file", lambda name: tmp_path / f"{name}.safetensors")
+    monkeypatch.setattr("specdec.published.network_files.shipped_file", lambda *_: tmp_path / "absent.safetensors")
     with pytest.raises(UsageError, match=r"drafter\.model=pocket.*specdec\.train \+eagle=pocket"):
         drafters.build(group_values("drafter", "eagle"), target=target_at())

@@ -261,7 +261,7 @@ def test_heads_of_the_other_kind_are_named(target_at, file_of, group_values, nam
 def test_an_installation_without_pocket_heads_says_how_to_make_some(
     target_at, group_values, monkeypatch, tmp_path, name
 ):
-    monkeypatch.setattr("specdec.published.network_files.shipped_file", lambda kind: tmp_path / f"{kind}.safetensors")
+    monkeypatch.setattr("specdec.published.network_files.shipped_file", lambda *_: tmp_path / "absent.safetensors")
     with pytest.raises(UsageError, match=r"drafter\.model=pocket.*specdec\.train \+heads="):
         drafters.build(group_values("drafter", name), target=target_at())
 

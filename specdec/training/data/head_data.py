@@ -4,7 +4,7 @@ when it goes on with them or answers; tokens are kept on disk.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,10 +25,12 @@ from specdec.text.python_sources import PythonCorpusConfig, build_corpus
 from specdec.training.data.beginnings import Prompts, asked, document_beginnings, pieces, split_prompts
 from specdec.training.data.hidden_states import GIB, check_space, states_dtype
 from specdec.training.data.self_distillation import SelfDistillation
+from specdec.training.data.self_synthesis import SelfSynthesis
 from specdec.training.data.sequences import Sequences, SpecialTokens
 from specdec.training.data_recipes import (
     HeadDataConfig,
     SelfDistillationConfig,
+    SelfSynthesisConfig,
     SequencesConfig,
     SourceConfig,
     as_data_source,
@@ -69,13 +71,23 @@ def open_sequences(config: HeadDataConfig, target: Target, seed: int) -> Sequenc
             "data.source (data.generated=null: from data.source as it is)."
         )
     folder, source = Path(config.folder).expanduser(), config.source
-    if isinstance(source, SetConfig) or chat and not isinstance(source, ConversationsConfig):
-        about, questions = _questions(config, generated, tokenizer, seed)
-        content = fingerprint(source, _encoder(tokenizer), about, str(tokenizer.chat_template))
+    if isinstance(source, SelfSynthesisConfig):
+        synthesis = SelfSynthesis(source, writer)
+        about: Mapping[str, Any] = synthesis.provenance
+        write = synthesis.documents
+        content = fingerprint(replace(source, keep_out=[]), _encoder(tokenizer), about, str(tokenizer.chat_template))
     else:
-        store, content = _source_documents(source, tokenizer, folder)
-        turns, about = isinstance(source, ConversationsConfig), store.manifest
-        questions = partial(document_beginnings, store, turns, generated, config.sequence_length, seed)
+        if isinstance(source, SetConfig) or chat and not isinstance(source, ConversationsConfig):
+            about, questions = _questions(config, generated, tokenizer, seed)
+            content = fingerprint(source, _encoder(tokenizer), about, str(tokenizer.chat_template))
+        else:
+            store, content = _source_documents(source, tokenizer, folder)
+            turns, about = isinstance(source, ConversationsConfig), store.manifest
+            questions = partial(document_beginnings, store, turns, generated, config.sequence_length, seed)
+
+        def write(folder: Path) -> DocumentStore:
+            return writer.documents(questions(), {"of": dict(about)}, folder)
+
     values = {key: value for key, value in asdict(generated).items() if key != "when"}  # that decides, and then is done
     content = fingerprint(values, seed, config.sequence_length, target.hidden.identity, content)
     place = folder / content[:16]
@@ -83,7 +95,7 @@ def open_sequences(config: HeadDataConfig, target: Target, seed: int) -> Sequenc
         written = read_documents(place)
         if written is None:
             _check_disk(config, generated, target)  # before the target writes for hours
-            written = writer.documents(questions(), about, place)
+            written = write(place)
     # What the target continues may begin in the middle of a text.
     return Sequences(written, config, seed, SpecialTokens.none(tokenizer), content)
 
@@ -144,10 +156,11 @@ def text_sequences(config: SequencesConfig, tokenizer: Any, seed: int) -> Sequen
     Raises:
         UsageError: a source that is missing, empty, malformed or too short; keys are named.
     """
-    if isinstance(config.source, SetConfig):
+    if isinstance(config.source, SetConfig | SelfSynthesisConfig):
+        which = "self_synthesis" if isinstance(config.source, SelfSynthesisConfig) else "prompts"
         raise UsageError(
-            f"Prompt set data.source.name={config.source.name} has prompts alone, and no text to learn from: "
-            "head_data@data=prompts has the target answer them."
+            f"Source data.source.name={config.source.name} has prompts alone, and no text to learn from: "
+            f"head_data@data={which} has the target answer them."
         )
     store, content = _source_documents(config.source, tokenizer, Path(config.folder).expanduser())
     own = isinstance(config.source, ConversationsConfig)  # conversations bring their special tokens

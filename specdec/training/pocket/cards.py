@@ -157,7 +157,7 @@ def heads_figures(summaries: Mapping[str, Summary]) -> dict[str, str]:
         commands="\n".join(f"- `python -m specdec.train {choice}`" for choice in choices),
         recipe=listing(recipes),
         hardware="\n".join(sorted(set(map(hardware_line, summaries.values())))),
-        corpus_sha256=f"`{first['data']['corpus_sha256']}`",
+        corpus_sha256=f"`{text_sha256(first)}`",
     )
 
 
@@ -191,6 +191,11 @@ EFFORT: Mapping[str, Callable[[Summary], str]] = {
     "date": lambda s: s["date"],
 }
 """The rows that all tables have: a label, and how a summary's value is shown."""
+
+
+def text_sha256(summary: Summary) -> str:
+    """Return the hash of the text that a training read: of its corpus, or of the sequences that the target wrote."""
+    return str(summary["data"].get("corpus_sha256", summary["data_fingerprint"]))
 
 
 def kind_of(summary: Summary) -> str:

@@ -5,6 +5,8 @@
     python -m specdec.training.pocket.publish models/parallel/pocket specdec/pocket
     python -m specdec.training.pocket.publish models/heads/medusa models/heads/grounded models/eagle/pocket \
         specdec/pocket/heads
+    python -m specdec.training.pocket.publish models/heads/medusa_smollm2 models/heads/grounded_smollm2 \
+        models/eagle/smollm2 specdec/pocket/heads/smollm2
 
 The second puts a target that was trained against its loops in place of the first one's.
 """
@@ -19,7 +21,15 @@ from typing import Any
 
 import specdec
 from specdec.errors import UsageError
-from specdec.training.pocket.cards import heads_figures, kind_of, models_figures, parallel_figures, refreshed
+from specdec.models.model_files import SMOLLM2
+from specdec.training.pocket.cards import (
+    heads_figures,
+    kind_of,
+    models_figures,
+    parallel_figures,
+    refreshed,
+    text_sha256,
+)
 
 
 def publish(folders: Sequence[Path], destination: Path) -> None:
@@ -42,11 +52,13 @@ def publish(folders: Sequence[Path], destination: Path) -> None:
             f"{', '.join(trainings)} do not ship together: give target and drafter, heads and feature drafters, or a "
             "single other training."
         )
-    texts = {s["corpus_sha256"] if kinds == {"recipe"} else s["data"]["corpus_sha256"] for s in summaries.values()}
+    texts = {s["corpus_sha256"] if kinds == {"recipe"} else text_sha256(s) for s in summaries.values()}
     if len(texts) > 1 or len({summary.get("target") for summary in summaries.values()}) > 1:
         raise UsageError(f"{', '.join(trainings)} differ in their text or target: train them on one.")
     # The words of the card that ships, before a folder that it may lie in is made anew.
     below = "heads" if on_states else "parallel" if "parallel" in summaries else ""
+    if on_states and all(summary["recipe"]["target"]["model"] == SMOLLM2 for summary in summaries.values()):
+        below = f"heads/{SMOLLM2}"
     card = (Path(specdec.__file__).parent / "pocket" / below / "MODEL_CARD.md").read_text(encoding="utf-8")
     destination.mkdir(parents=True, exist_ok=True)
     for name, (folder, summary) in trainings.items():
@@ -75,11 +87,12 @@ def publish(folders: Sequence[Path], destination: Path) -> None:
 
 
 def shipped_name(summary: dict[str, Any]) -> str:
-    """Return the name under which a training's results are shipped: of heads their own, of a whole model its role,
-    otherwise that of the kind.
+    """Return the name under which a training's results are shipped: of heads their own without their target's, of a
+    whole model its role, otherwise that of the kind.
     """
     kind, recipe = kind_of(summary), summary["recipe"]
-    return str(recipe["heads"]["name"] if kind == "heads" else recipe.get("role", kind))
+    own = recipe["heads"]["name"].removesuffix(f"_{SMOLLM2}") if kind == "heads" else recipe.get("role", kind)
+    return str(own)
 
 
 def records(folder: Path) -> dict[str, Any]:

@@ -169,7 +169,8 @@ def test_every_yaml_composes_and_validates(name):
     values = OmegaConf.to_container(composed.data, resolve=True)
     config = validated(HeadDataConfig, values, "data")
     assert asdict(config) == values
-    when = {"generated": "always", "prompts": "always", "python_sources": "chat_model"}
+    always = dict.fromkeys(("generated", "prompts", "self_synthesis"), "always")
+    when = always | {"python_sources": "chat_model"}
     assert (None if config.generated is None else config.generated.when) == when.get(name)
 
 

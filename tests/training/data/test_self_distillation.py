@@ -111,15 +111,15 @@ def test_the_same_seed_writes_the_same_and_an_interrupted_run_goes_on(head_data,
     whole = run("whole", 3)
     assert torch.equal(state, torch.get_rng_state())
     assert list(whole) == ["heldout_00000.jsonl", "train_00000.jsonl", "train_00001.jsonl", "train_00002.jsonl"]
-    generate, calls = text_target.model.generate, []
+    continued, calls = SelfDistillation._continued, []
 
-    def interrupted(*args, **kwargs):
+    def interrupted(*args):
         calls.append(1)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return generate(*args, **kwargs)
+        return continued(*args)
 
-    monkeypatch.setattr(text_target.model, "generate", interrupted)
+    monkeypatch.setattr(SelfDistillation, "_continued", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run("interrupted", 3)
     assert len(streams(tmp_path / "interrupted")) == 2
