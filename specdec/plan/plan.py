@@ -33,6 +33,8 @@ from specdec.tracking.writer import PARENT_RUN
 from specdec.verifiers import Verifier, verifiers
 
 FIRST_LOOK_S = 90.0  # budget of the command in the README: with its start and its report it then takes two minutes
+EXAMPLE_S = 300.0  # likewise of its second one, on a real model: six minutes, even where it is not compiled
+_EXAMPLE = "smollm2"  # its `target.model`
 
 
 @dataclass(frozen=True)
@@ -223,9 +225,10 @@ def _beside(name: str, settings: DrafterSettings) -> DrafterSettings:
 def _budget(config: RunConfig) -> float | None:
     """Return the seconds that a run may take until its last prompt is decoded; None without a bound.
 
-    `auto` is a bound on the command of the README alone, the first look of somebody who waits for it: on the default
-    target, prompts and measurement, with any drafter. Whoever sets a value of these has work of their own, which is not
-    cut short unasked, and so have the cells of a sweep and the files of `conf/experiment`.
+    `auto` is a bound on the two commands of the README alone, the first looks of somebody who waits for them: on the
+    default target and prompts, or on the example of a real model, by the default measurement, with any drafter. Whoever
+    sets another value of these has work of their own, which is not cut short unasked, and so have the cells of a sweep
+    and the files of `conf/experiment`.
     """
     asked = config.measurement.budget_seconds
     if asked != "auto":
@@ -238,9 +241,13 @@ def _budget(config: RunConfig) -> float | None:
     hydra = GlobalHydra.instance()
     searched = hydra.config_loader().get_search_path().get_path() if hydra.is_initialized() else []
     composed, values = _without_arguments(tuple(str(each.path) for each in searched)), asdict(config)
-    groups = ("target", "prompts", "measurement")
-    usual = all(values[group] == OmegaConf.to_container(composed[group], resolve=True) for group in groups)
-    return FIRST_LOOK_S if usual else None
+    usual = {
+        group: values[group] == OmegaConf.to_container(composed[group], resolve=True)
+        for group in ("target", "prompts", "measurement")
+    }
+    if all(usual.values()):
+        return FIRST_LOOK_S
+    return EXAMPLE_S if usual["measurement"] and values["target"].get("model") == _EXAMPLE else None
 
 
 @cache  # to compose it takes longer than all else that happens before the parts are loaded

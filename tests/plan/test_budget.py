@@ -17,7 +17,7 @@ from specdec.folder import results
 from specdec.folder.earlier_runs import EarlierRuns
 from specdec.folder.identity import RunIdentity
 from specdec.folder.resumption import begun
-from specdec.plan.plan import FIRST_LOOK_S, plan
+from specdec.plan.plan import EXAMPLE_S, FIRST_LOOK_S, plan
 from specdec.plan.time_budget import LEAST, TimeBudget
 from specdec.prompts import Prompt
 from specdec.session import experiment
@@ -120,13 +120,15 @@ def test_stages_add_up():
         (("+drafter=ngram", "prompts.limit=80"), None),
         (("+drafter=ngram", "measurement.repeats=3"), None),
         (("+drafter=ngram", "target.model=some/model"), None),
+        (("+drafter=ngram", "target=smollm2", "prompts.limit=20"), EXAMPLE_S),
+        (("+drafter=ngram", "target=smollm2", "measurement.repeats=3"), None),
         (("+drafter=ngram", "target.compile=true"), None),
         (("+drafter=ngram", "experiment_name=mine"), None),
         (("+drafter=ngram", "measurement.budget_seconds=null"), None),
         (("+drafter=ngram", "prompts.limit=80", "measurement.budget_seconds=600"), 600.0),
     ],
 )
-def test_only_the_first_look_is_bounded_unasked(overrides, seconds):
+def test_only_first_looks_are_bounded_unasked(overrides, seconds):
     assert plan(composed(*overrides)).budget_seconds == seconds
 
 
