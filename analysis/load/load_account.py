@@ -1,0 +1,349 @@
+"""The account of a server under load: where a request's time goes, what takes the gain of speculation from tokens per
+round to what was measured, and the forecast beside it. Knows tables of load points (`load_files`), no file.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import inf, isinf, nan
+
+import numpy as np
+import pandas as pd
+
+from specdec.errors import UsageError
+
+from ..engines.vllm_flags import batch_schedule
+from ..sections import Section
+from .load_files import COLUMNS, Gauges
+from .load_forecast import (
+    PlainCurve,
+    Speculating,
+    Unknowns,
+    best_gammas,
+    draft_ms,
+    forecast,
+    forecast_once,
+    held_slots,
+    off_load,
+)
+
+FEW_WAIT = 0.05  # share of requests in flight below which waiting for admission is not spoken of
+FACTORS = {  # column: the factor that nothing says without it
+    "step_ms": "the time of a step",
+    "ttft_ms": "waiting and prefill",
+    "prompt_tokens": "prefill in a step",
+    "output_tokens": "the time of a request",
+}
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """Facts that no load test records, by the server's name; "" stands for every speculative server.
+
+    Attributes:
+        gamma: draft tokens per round.
+        slots: of the KV cache, with the drafter loaded.
+        held: slots that a request holds; state: those of one copy of a recurrent state (`held_slots`).
+        most_running: requests that ran at most.
+    """
+
+    gamma: Mapping[str, float] = field(default_factory=dict)
+    slots: Mapping[str, float] = field(default_factory=dict)
+    held: Mapping[str, float] = field(default_factory=dict)
+    state: Mapping[str, float] = field(default_factory=dict)
+    most_running: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, name: str, server: str) -> float:
+        """Return a fact about a server, NaN where nobody said it."""
+        values: Mapping[str, float] = getattr(self, name)
+        return values.get(server, values.get("", nan))
+
+
+def explain(points: pd.DataFrame, gauges: Sequence[Gauges], facts: ServerFacts) -> tuple[Section, ...]:
+    """Return the account of some load points. UsageError for points of several targets or several plain servers."""
+    plain, speculative = _servers(points, facts)
+    sections = [_observed(points, gauges)]
+    curve = PlainCurve(plain) if plain is not None and len(plain) > 2 and plain["step_ms"].notna().all() else None
+    for server, table in speculative.items():
+        sections.append(_acceptance(server, table))
+        gamma = facts.of("gamma", server)
+        gamma = gamma if gamma == gamma else float(table["gamma"].iloc[0])
+        if curve is None or gamma != gamma:
+            lacks = "plain runs at 3 loads" if curve is None else f"--gamma {server}=K, the draft tokens per round"
+            sections.append(_requests(server, table, None, f"The gain and its forecast need {lacks}."))
+            continue
+        limit, evidence = _limit(curve, server, round(gamma), facts, gauges)
+        at = Speculating.of_point(table.iloc[0].to_dict(), round(gamma), limit)
+        sections += [_requests(server, table, curve), _gain(server, table, curve, at, evidence)]
+        sections.append(_forecast(server, table, curve, at, evidence))
+    if not speculative:
+        sections.append(Section("Speculation", ("No point drafts: give the results of the speculative server too.",)))
+    return tuple(sections)
+
+
+def _servers(points: pd.DataFrame, facts: ServerFacts) -> tuple[pd.DataFrame | None, dict[str, pd.DataFrame]]:
+    """Return the plain server's points and those of each speculative one, by load; repeats of a load are averaged."""
+    models = sorted(set(points["model"]) - {""})
+    if len(models) > 1:
+        raise UsageError(f"The files mix servers of {' and '.join(models)}: give the files of one target.")
+    numbers = list(COLUMNS[3:])
+    tables = {
+        str(server): table.groupby("in_flight", as_index=False)[numbers].mean().assign(server=server)
+        for server, table in points.groupby("server", sort=False)
+    }
+    drafts = {
+        server: bool((table["pooled"] > 1).any() or (table["drafts"] > 0).any() or (table["by_request"] > 1.05).any())
+        for server, table in tables.items()
+    }
+    plain = [server for server, speculates in drafts.items() if not speculates]
+    if len(plain) > 1:
+        raise UsageError(f"The files hold several plain servers ({', '.join(plain)}): give the files of one server.")
+    speculative = {server: table for server, table in tables.items() if drafts[server]}
+    named = {name for said in vars(facts).values() for name in said}
+    if unknown := sorted(named - set(speculative) - {""}):
+        raise UsageError(
+            f"{unknown[0]} is no speculative server of these files: they have {', '.join(speculative) or 'none'}."
+        )
+    return (tables[plain[0]] if plain else None), speculative
+
+
+def _limit(
+    curve: PlainCurve, server: str, gamma: int, facts: ServerFacts, gauges: Sequence[Gauges]
+) -> tuple[float, str]:
+    """Return the requests that can run, infinite where nothing is known, and the sentence that says why."""
+    ran, slots, held = (facts.of(name, server) for name in ("most_running", "slots", "held"))
+    text = held_slots(curve.prompt, curve.output, gamma)
+    if held != held:
+        held = held_slots(curve.prompt, curve.output, gamma, float(np.nan_to_num(facts.of("state", server))))
+    said = f"{ran:.0f} run at most, as --most-running says"
+    if full := next((gauge for gauge in gauges if gauge.full), None):
+        slots = full.slots if slots != slots else slots
+        ran = full.running if ran != ran else ran
+        said = (
+            f"memory: the gauges show {full.running:.0f} running and {full.waiting:.0f} waiting with {full.usage:.1%} "
+            "of the KV cache in use"
+        )
+    if ran == ran and slots == slots:
+        said += f"; of {slots:,.0f} slots each holds {slots / ran:,.0f}"
+        if slots / ran > 2 * text:
+            said += (
+                f", though its text and draft fill {text:,.0f} on average: more is held for it, such as a copy of a "
+                "recurrent state for each drafted token"
+            )
+    if ran == ran:
+        return ran, said
+    if slots == slots:
+        admits = max(slots / held, 1.0)
+        return admits, f"memory: {slots:,.0f} slots over {held:,.0f} that a request holds admit {admits:.0f}"
+    return inf, ""
+
+
+def _observed(points: pd.DataFrame, gauges: Sequence[Gauges]) -> Section:
+    """Say what the files have, and which factor is unknown for lack of a column."""
+    shown = points.sort_values(["server", "in_flight"])
+    columns = {
+        "server": shown["server"],
+        "in flight": shown["in_flight"].astype(int),
+        "tokens/s": shown["throughput"].map("{:.5g}".format),
+        "tokens per round": shown["pooled"].fillna(shown["by_request"]).map("{:.3f}".format),
+        "step, ms": shown["step_ms"].map("{:.2f}".format),
+        "first token, ms": shown["ttft_ms"].map("{:.0f}".format),
+    }
+    text = ["Observed: tokens per second, tokens per round, the time of a step, and the time to the first token."]
+    for server, table in points.groupby("server", sort=False):
+        lacking = [f"{factor} ({name})" for name, factor in FACTORS.items() if table[name].isna().all()]
+        if lacking:
+            text.append(f"Unknown for {server}, because its files lack the column: {', '.join(lacking)}.")
+    text.append(
+        "Bounded: a step's parts, draft and verification, by what a plain curve leaves open about the cost of a token. "
+        "Not knowable from load tests: which kernel a step waits for, and whether outputs are the target's own."
+    )
+    for gauge in gauges:
+        text.append(
+            f"The server's page shows at most {gauge.running:.0f} requests running and {gauge.waiting:.0f} waiting, "
+            f"with {gauge.usage:.1%} of the KV cache in use."
+        )
+    return Section("What the files say", tuple(text), (("Load points", pd.DataFrame(columns)),))
+
+
+def _acceptance(server: str, table: pd.DataFrame) -> Section:
+    """Reconcile the numbers of acceptance that a file has, at the largest load."""
+    point = table.iloc[-1]
+    pooled, mean, share = (float(point[name]) for name in ("pooled", "by_request", "accepted_share"))
+    said = []
+    if pooled == pooled and mean == mean:
+        said.append(
+            f"{pooled:.2f} and {mean:.2f} tokens per round both count the target's own (bonus) token: {pooled:.2f} "
+            f"pools all rounds (1 + accepted over rounds), which throughput follows; {mean:.2f} is the mean over "
+            f"requests, {mean / pooled - 1:+.1%}, in which one that accepts little counts no more though it takes more "
+            "rounds."
+        )
+    elif pooled == pooled:
+        said.append(f"{pooled:.2f} tokens per round, pooled over rounds, the target's own (bonus) token included.")
+    else:
+        said.append(
+            f"{mean:.2f} tokens per round is a mean over requests, the target's own (bonus) token included; what "
+            "throughput follows, pooled over rounds, is at most that."
+        )
+    if share == share and pooled == pooled and share > 0:
+        said.append(
+            f"{share:.1%} is accepted over offered draft tokens without the bonus token; at {(pooled - 1) / share:.1f} "
+            f"offered per round that is the same {pooled:.2f}. Neither is the chance that one token passes after those "
+            "before it passed (conditional), which is larger."
+        )
+    return Section(f"{server}: tokens per round", (" ".join(said),))
+
+
+def _parts(table: pd.DataFrame, curve: PlainCurve | None) -> pd.DataFrame:
+    """Return, for each load, the seconds of a request (Little: in flight over requests per second) and its parts:
+    waiting for admission, first (prefill, and steps under way), rounds and rest; and running, the requests admitted.
+    """
+    per_second = table["throughput"] / table["output_tokens"]
+    total = table["in_flight"] / per_second
+    first = table["ttft_ms"] / 1e3
+    if curve is None or not np.isfinite(curve.first_ms).all():
+        own = table["ttft_ms"].iloc[0] / 1e3
+    else:
+        step = table["step_ms"].to_numpy(float)
+        own = curve.first_token_ms(table["in_flight"].to_numpy(float), step) / 1e3
+    waiting = (first - own).clip(lower=0)
+    waiting = waiting.where(waiting > FEW_WAIT * total, 0.0)
+    rounds = table["output_tokens"] * table["step_ms"] / table["pooled"].fillna(table["by_request"]) / 1e3
+    made = {"total": total, "waiting": waiting, "first": first - waiting, "rounds": rounds}
+    parts = pd.DataFrame({"in_flight": table["in_flight"], **made})
+    parts["rest"] = parts["total"] - parts[["waiting", "first", "rounds"]].sum(axis=1)
+    parts["running"] = (table["in_flight"] - waiting * per_second).where(waiting.notna(), nan)
+    return parts
+
+
+def _requests(server: str, table: pd.DataFrame, curve: PlainCurve | None, ends: str = "") -> Section:
+    """Say where a request's time goes, and what made it longer."""
+    parts = _parts(table, curve)
+    names = {"waiting": "waiting", "first": "first token", "rounds": "rounds", "rest": "the rest"}
+    last = parts.iloc[-1]
+    if last["total"] != last["total"] or last["waiting"] != last["waiting"]:
+        return Section(f"{server}: a request's time", (f"Unknown: the files lack what it needs. {ends}".strip(),))
+    shares = ", ".join(f"{words} {last[name] / last['total']:z.0%}" for name, words in names.items())
+    text = [f"With {last['in_flight']:.0f} in flight a request takes {last['total']:.3g} s: {shares}."]
+    free = parts[parts["waiting"] == 0]
+    if last["waiting"] > 0 and len(free):
+        before = free.iloc[-1]
+        more = {name: (last[name] - before[name]) / (last["total"] - before["total"]) for name in names}
+        text.append(
+            f"{last['in_flight'] - last['running']:.0f} of {last['in_flight']:.0f} wait to be admitted, "
+            f"{last['running']:.0f} run. From {before['in_flight']:.0f} in flight on a request takes "
+            f"{last['total'] - before['total']:.3g} s more, {more['waiting']:.0%} of it waiting and "
+            f"{more['rounds']:.0%} slower rounds: admission, "
+            f"{'not' if more['waiting'] > 0.5 else 'and even more'} computation, is what further load costs."
+        )
+    if ends:
+        text.append(ends)
+    shown = parts[["total", *names]].map("{:.3g}".format).rename(columns=names)
+    shown = shown.assign(running=parts["running"].map("{:.0f}".format))
+    shown.insert(0, "in flight", parts["in_flight"].astype(int))
+    return Section(f"{server}: a request's time", (" ".join(text),), (("Seconds of a request by load", shown),))
+
+
+def gain_factors(table: pd.DataFrame, curve: PlainCurve, at: Speculating) -> pd.DataFrame:
+    """Return in_flight, the factors whose product is gain (measured throughput over that of plain decoding), and gain.
+
+    `tokens` is theory: tokens per round for the price of a plain step. `draft` and `verify` make the step dearer;
+    `memory` is what waiting costs: fewer requests run, in shorter steps; `rest` is what the means of a table hide.
+    """
+    parts, loads = _parts(table, curve), table["in_flight"].to_numpy(float)
+    running = parts["running"].fillna(table["in_flight"]).to_numpy(float)
+    plain_step = np.interp(loads, curve.loads, curve.steps)
+    gain = table["throughput"].to_numpy(float) / np.interp(loads, curve.loads, curve.throughput)
+    tokens = table["pooled"].fillna(table["by_request"]).to_numpy(float)
+    step = table["step_ms"].to_numpy(float)
+    alone = replace(at, admitted=inf)
+    modelled = [forecast_once(curve, alone, Unknowns(), loads=size)["step_ms"] for size in (loads, running)]
+    if_all = step * modelled[0] / modelled[1]  # the step if nobody waited: as measured where nobody does
+    drafting = plain_step + draft_ms(curve, at, Unknowns(), loads)
+    made = {
+        "in_flight": loads,
+        "tokens": tokens,
+        "draft": plain_step / drafting,
+        "verify": drafting / if_all,
+        "memory": running / loads * if_all / step,
+    }
+    made["rest"] = gain / (made["tokens"] * made["draft"] * made["verify"] * made["memory"])
+    return pd.DataFrame({**made, "gain": gain})
+
+
+def _gain(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculating, evidence: str) -> Section:
+    """Say what takes tokens per round to the measured gain."""
+    table = table[table["in_flight"].between(curve.loads[0], curve.loads[-1])]
+    factors = gain_factors(table, curve, at)
+    last = factors.iloc[-1]
+    text = [
+        f"{server} with {last['in_flight']:.0f} in flight: {last['tokens']:.2f} tokens per round become "
+        f"{last['gain']:.2f} times plain throughput: draft x {last['draft']:.2f}, verification x {last['verify']:.2f}, "
+        f"waiting for admission x {last['memory']:.2f}, the rest x {last['rest']:.2f}."
+    ]
+    if last["memory"] != 1 and (wait := 1 - _parts(table, curve)["running"].iloc[-1] / last["in_flight"]) > FEW_WAIT:
+        unknown = "The files do not say whether memory or max-num-seqs holds them back: --slots or /metrics would."
+        reason = f"What limits is {evidence}." if evidence else unknown
+        text.append(
+            f"{wait:.0%} of the requests wait. {reason} If all ran, steps would be wider and the gain about "
+            f"{last['gain'] / last['memory']:.2f}: waiting takes a factor of {last['memory']:.2f} of throughput, and "
+            "nearly all of the time to the first token."
+        )
+    low, high = (
+        draft_ms(curve, at, Unknowns(floor=share, within=share), np.array([at.in_flight]))[0] for share in (1.0, 0.0)
+    )
+    cheapest = "0" if curve.cheapest is None else f"{curve.cheapest:.3f} (as prompts that came together show)"
+    text.append(
+        f"A token costs {cheapest} to {curve.dearest:.3f} ms (if all of the plain slope is theirs); so draft and all "
+        f"else beside the target's step take {low:.2f} to {high:.2f} ms at {at.in_flight:g} in flight."
+    )
+    shown = factors.drop(columns="in_flight").map("{:.3f}".format)
+    shown.insert(0, "in flight", factors["in_flight"].astype(int))
+    return Section(f"{server}: from theory to the measured gain", tuple(text), (("Factors by load", shown),))
+
+
+def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculating, evidence: str) -> Section:
+    """Say up to which load speculation pays, by plain runs and the one point, with the errors where it was measured."""
+    made = forecast(curve, at)
+    off, low, high = (off_load(made, column) for column in ("gain", "gain_low", "gain_high"))
+    unlimited = off_load(forecast(curve, replace(at, admitted=inf)))
+    largest, lost = curve.loads[-1], at.gamma + 1 - at.tokens
+    if isinf(off):
+        answer = f"{server} pays at every load up to {largest:.0f} in flight"
+        answer += f"; perhaps only up to {low:.0f}." if not isinf(low) else "."
+    else:
+        bound = f"above {largest:.0f}" if isinf(high) else f"{high:.0f}"
+        answer = f"Switch {server} off from {off:.0f} requests in flight on ({low:.0f} to {bound}), because "
+        if unlimited > 1.1 * off:
+            answer += (
+                f"memory admits only {at.admitted:.0f}; without that limit it would be {min(unlimited, largest):.0f}."
+            )
+        else:
+            answer += (
+                f"each request then pays for {at.gamma + 1} tokens in a step, of which {lost:.1f} are thrown away"
+                + (
+                    f"; that only {at.admitted:.0f} are admitted makes it worse beyond them."
+                    if largest > at.admitted
+                    else "."
+                )
+            )
+    text = [
+        f"**{answer}** Fitted to the plain runs and the point at {at.in_flight:g} in flight only"
+        + (f"; {evidence}." if evidence else "; no limit of memory was named (--slots, --most-running).")
+    ]
+    schedule = batch_schedule({load: gamma for load, gamma in best_gammas(curve, at).items()})
+    text.append(
+        f'For vLLM: `"num_speculative_tokens_per_batch_size": {schedule}`, by the capped geometric for shorter drafts; '
+        "what changing the length costs an engine is not in these files."
+    )
+    compared = made.merge(table, on="in_flight", how="left", suffixes=("", "_measured"))
+    shown = {"in flight": made["in_flight"].astype(int), "running": made["running"].map("{:.0f}".format)}
+    names = {"throughput": "tokens/s", "ttft_ms": "first token, ms", "step_ms": "step, ms"}
+    for name, words in names.items():
+        ends = zip(made[name], made[f"{name}_low"], made[f"{name}_high"], strict=True)
+        shown[words] = [f"{value:.4g} ({low:.3g} to {high:.3g})" for value, low, high in ends]
+        error = compared[name] / compared[f"{name}_measured"] - 1
+        shown[f"{words}: error"] = error.map(lambda value: "" if value != value else f"{value:+.1%}")
+    shown["per token, ms"] = made["token_ms"].map("{:.3g}".format)
+    ends = zip(made["gain"], made["gain_low"], made["gain_high"], strict=True)
+    shown["gain"] = [f"{value:.2f} ({low:.2f} to {high:.2f})" for value, low, high in ends]
+    return Section(f"{server}: forecast", tuple(text), (("Forecast by load, 95%", pd.DataFrame(shown)),))

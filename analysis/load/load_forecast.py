@@ -1,0 +1,245 @@
+"""The forecast of a speculative server under load, with memory (theory.md 7.5): from a plain load curve, one
+speculative point, and the requests that memory admits. Knows tables of load points (`load_files.COLUMNS`), no file.
+"""
+
+from dataclasses import dataclass
+from math import inf, nan, sqrt
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from specdec.errors import UsageError
+from specdec.theory.capped_geometric import accepted_pmf, alpha_for, tokens_per_round
+
+Point = dict[str, Any]
+DESIGN_EFFECT = 15.0  # of rounds of one request, the largest of public logs (theory.md 6)
+DRAWS = 400  # of what is not known, for an interval
+FORECAST = ("running", "step_ms", "throughput", "ttft_ms", "token_ms", "gain")
+
+
+@dataclass(frozen=True)
+class Unknowns:
+    """A value for each of the things that a plain curve cannot tell, from 0 to 1; 1/2 where nothing is known.
+
+    Attributes:
+        floor: the cheapest that a token may be, as a share of the dearest; None where prompts that came at once say it.
+        within: cost of a token in steps as wide as those of the curve, from the cheapest (0) to the dearest (1).
+        beyond: the same in wider steps, from the cost within (0) to the dearest (1): the cost of a step is convex.
+        drafting: growth of a draft's cost with the batch, from none (0) to that of a plain step (1).
+        step: error of a step, in standard deviations of the curve's own residuals.
+        acceptance: error of the tokens per round, in standard errors.
+    """
+
+    floor: float = 0.5
+    within: float = 0.5
+    beyond: float = 0.5
+    drafting: float = 0.5
+    step: float = 0.0
+    acceptance: float = 0.0
+
+
+class PlainCurve:
+    """Plain decoding over the requests in flight.
+
+    A plain step with B running carries B (1 + P / O) tokens, because a request of P prompt and O output tokens brings
+    P / O tokens of prefill for each that it writes. Its slope belongs partly to tokens, partly to requests, whose cache
+    is read and which are scheduled and sampled; the curve cannot tell the two apart, so the cost of a token has bounds:
+
+    Attributes:
+        dearest: ms of a token if all of the slope belonged to tokens.
+        cheapest: ms of a token in calls as wide as possible, from the slowest first tokens of requests that began
+            together; None where the table does not say it.
+        residual: relative deviation of a point from the line between its neighbours, root mean square.
+    """
+
+    def __init__(self, plain: pd.DataFrame) -> None:
+        self.loads, self.steps = plain["in_flight"].to_numpy(float), plain["step_ms"].to_numpy(float)
+        if len(plain) < 3 or not (np.isfinite(self.steps).all() and (self.steps > 0).all()):
+            raise UsageError(
+                "The plain runs have times between tokens at fewer than 3 numbers of requests in flight: the forecast "
+                "needs 3 loads, 1 and the largest among them."
+            )
+        weights = plain["requests"].fillna(0) + 1
+        self.prompt, self.output = (float(np.average(plain[f"{name}_tokens"], weights=weights)) for name in _TEXT)
+        if not (self.prompt >= 0 and self.output > 0):
+            raise UsageError("The plain runs lack the tokens of prompts and outputs: the forecast needs their means.")
+        self.throughput = plain["throughput"].to_numpy(float)
+        self.prefill = self.prompt / self.output  # tokens of prefill for each that is written
+        upper = self.loads >= self.loads[-1] / 4
+        if upper.sum() < 2:
+            upper[-2:] = True
+        self.slope = max(_slope(self.loads[upper], self.steps[upper]), 0.0)
+        self.dearest = self.slope / (1 + self.prefill)
+        # In a closed loop the first B requests come together. The p99 of first tokens is the share of that burst which
+        # is left above 1% of all requests, and a further prompt in it costs its tokens.
+        read = (self.loads - 0.01 * plain["requests"].to_numpy(float)) * self.prompt
+        slowest = plain["ttft_p99_ms"].to_numpy(float)
+        burst = (read > 0) & (self.loads > 1) & np.isfinite(slowest)
+        cheapest = _slope(read[burst], slowest[burst]) if burst.sum() >= 3 else nan
+        self.cheapest = cheapest if 0 < cheapest < self.dearest else None
+        self.first_ms = plain["ttft_ms"].to_numpy(float)
+        self.first_per_step = max(_slope(self.steps[upper], self.first_ms[upper]), 0.0)
+        inner = [
+            self.steps[place] / np.interp(load, np.delete(self.loads, place), np.delete(self.steps, place)) - 1
+            for place, load in enumerate(self.loads)
+            if 0 < place < len(self.loads) - 1
+        ]
+        self.residual = sqrt(float(np.mean(np.square(inner))))
+
+    def token_ms(self, unknowns: Unknowns) -> tuple[float, float]:
+        """Return the cost of a token within the curve's widths and beyond them."""
+        floor = self.dearest * unknowns.floor if self.cheapest is None else self.cheapest
+        within = floor + unknowns.within * (self.dearest - floor)
+        return within, within + unknowns.beyond * (self.dearest - within)
+
+    def step_ms(self, running: np.ndarray, tokens: float, unknowns: Unknowns) -> np.ndarray:
+        """Return the target's part of a step in which each of `running` requests has `tokens`, prefill included."""
+        within, beyond = self.token_ms(unknowns)
+        of_request = self.slope - (1 + self.prefill) * within
+        of_tokens, widths = self.steps - of_request * self.loads, self.loads * (1 + self.prefill)
+        width = running * tokens
+        wider = np.maximum(width - widths[-1], 0) * beyond
+        return np.interp(width, widths, of_tokens) + wider + of_request * running
+
+    def first_token_ms(self, running: np.ndarray, step_ms: np.ndarray) -> np.ndarray:
+        """Return the time to the first token without waiting for memory: that of plain decoding, and what a slower step
+        adds by the line that the plain runs say: a request waits for steps under way.
+        """
+        plain_first, plain_step = (np.interp(running, self.loads, each) for each in (self.first_ms, self.steps))
+        return np.maximum(plain_first + self.first_per_step * (step_ms - plain_step), 0)
+
+
+def _slope(x: np.ndarray, y: np.ndarray) -> float:
+    """Return the slope of the line of least squares, 0 where x does not vary."""
+    away = x - x.mean()
+    return float(away @ y / (away @ away)) if away.any() else 0.0
+
+
+_TEXT = ("prompt", "output")
+
+
+@dataclass(frozen=True)
+class Speculating:
+    """One measured speculative point with all of its requests running, and what was drafted.
+
+    Attributes:
+        tokens: per round, pooled over rounds, the target's own included; what throughput follows.
+        streamed: tokens per round that a user sees between two messages: the mean over requests where that is known.
+        error: standard error of `tokens`.
+        first_ms: time to the first token; NaN where nobody measured it.
+        admitted: requests that memory lets run, infinite where nothing limits them.
+    """
+
+    in_flight: float
+    step_ms: float
+    tokens: float
+    streamed: float
+    error: float
+    first_ms: float
+    gamma: int
+    admitted: float = inf
+
+    @classmethod
+    def of_point(cls, point: Point, gamma: int, admitted: float = inf) -> "Speculating":
+        """Return what a line of a table says. UsageError where a number is missing or does not fit gamma."""
+        tokens = point["pooled"] if point["pooled"] == point["pooled"] else point["by_request"]
+        who = f"{point['server']} at {point['in_flight']:g} in flight"
+        if not (tokens == tokens and point["step_ms"] == point["step_ms"]):
+            raise UsageError(f"{who} lacks tokens per round or times between tokens: the forecast needs both there.")
+        alpha = alpha_for(tokens, {gamma: 1.0})
+        if alpha is None:
+            raise UsageError(f"{who}: {tokens:.2f} tokens per round are more than gamma {gamma} + 1: correct --gamma.")
+        law = accepted_pmf(alpha, gamma)
+        spread = sqrt(float(law @ np.arange(gamma + 1) ** 2 - (law @ np.arange(gamma + 1)) ** 2))
+        rounds = point["drafts"]
+        if not rounds > 0:
+            rounds = point["requests"] * point["output_tokens"] / tokens
+        error = spread * sqrt(DESIGN_EFFECT / rounds) if rounds > 0 else nan
+        streamed = point["by_request"] if point["by_request"] == point["by_request"] else tokens
+        return cls(point["in_flight"], point["step_ms"], tokens, streamed, error, point["ttft_ms"], gamma, admitted)
+
+
+def held_slots(prompt: float, output: float, gamma: int, state: float = 0.0) -> float:
+    """Return the KV slots that a request holds, on average over its life: prompt, half of its output, and the gamma + 1
+    of a draft. A model with recurrent layers keeps gamma + 1 copies of its state, a block of `state` slots each, and
+    its text fills whole blocks.
+    """
+    return prompt + output / 2 + gamma + 1 + state * (gamma + 1.5)
+
+
+def draft_ms(curve: PlainCurve, at: Speculating, unknowns: Unknowns, running: np.ndarray) -> np.ndarray:
+    """Return the time of a draft and of all else that a plain step lacks: what the measured point leaves beside the
+    target's part of its step, growing with the batch.
+    """
+    point, width = np.array([at.in_flight]), at.gamma + 1 + at.tokens * curve.prefill
+    alone = at.step_ms - curve.step_ms(point, width, unknowns)
+    growth = np.interp(running, curve.loads, curve.steps) / np.interp(point, curve.loads, curve.steps) - 1
+    return alone * (1 + unknowns.drafting * growth)
+
+
+def forecast_once(
+    curve: PlainCurve, at: Speculating, unknowns: Unknowns, gamma: int | None = None, loads: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """Return `FORECAST` over the loads of the curve, or over others within them.
+
+    Args:
+        gamma: draft tokens where other than measured; the tokens per round are then those of the capped geometric, and
+            half of a draft's cost goes with its length.
+    """
+    loads = curve.loads if loads is None else loads
+    running = np.minimum(loads, at.admitted)
+    tokens = max(at.tokens + unknowns.acceptance * at.error, 1.0)
+    width = at.gamma + 1 + tokens * curve.prefill
+    draft = draft_ms(curve, at, unknowns, running)
+    scale, streamed = 1.0, at.streamed * tokens / at.tokens
+    if gamma is not None and gamma != at.gamma:
+        other = float(tokens_per_round(alpha_for(tokens, {at.gamma: 1.0}) or 1.0, gamma))
+        scale, streamed, tokens = (1 + gamma / at.gamma) / 2, streamed * other / tokens, other
+        width = gamma + 1 + tokens * curve.prefill
+    step = curve.step_ms(running, width, unknowns) + scale * draft
+    step = np.where(loads > at.in_flight, step * (1 + unknowns.step * curve.residual), step)
+    first = curve.first_token_ms(running, step)
+    if at.first_ms == at.first_ms:
+        first = np.where(loads == at.in_flight, at.first_ms, first)
+    rate = running / (np.nan_to_num(first) + curve.output * step / tokens) * 1e3  # requests per second
+    throughput = rate * curve.output
+    plain = np.interp(loads, curve.loads, curve.throughput)
+    waiting = (loads - running) / rate * 1e3  # Little's law over those that are not admitted
+    values = running, step, throughput, first + waiting, step / streamed, throughput / plain
+    return dict(zip(FORECAST, values, strict=True))
+
+
+def forecast(curve: PlainCurve, at: Speculating) -> pd.DataFrame:
+    """Return in_flight, each of `FORECAST`, and NAME_low and NAME_high: 95% over what is not known (`Unknowns`)."""
+    random = np.random.default_rng(0)
+    draws = []
+    for _ in range(DRAWS):
+        shares, errors = random.uniform(size=4), random.standard_normal(2)
+        draws.append(forecast_once(curve, at, Unknowns(*shares, *(errors if at.error == at.error else (errors[0], 0)))))
+    made = {"in_flight": curve.loads, **forecast_once(curve, at, Unknowns())}
+    for name in FORECAST:
+        low, high = np.quantile([draw[name] for draw in draws], (0.025, 0.975), axis=0)
+        made |= {f"{name}_low": low, f"{name}_high": high}
+    return pd.DataFrame(made)
+
+
+def off_load(table: pd.DataFrame, column: str = "gain") -> float:
+    """Return the load from which speculation loses for good, between two loads on the logarithm's scale: infinite where
+    it gains at the largest, the smallest load where it never gains.
+    """
+    gains, loads = np.log(table[column].to_numpy(float)), np.log(table["in_flight"].to_numpy(float))
+    above = np.flatnonzero(gains >= 0)
+    if not len(above):
+        return float(np.exp(loads[0]))
+    last = above[-1]
+    if last == len(gains) - 1:
+        return inf
+    return float(np.exp(np.interp(0, [-gains[last], -gains[last + 1]], [loads[last], loads[last + 1]])))
+
+
+def best_gammas(curve: PlainCurve, at: Speculating) -> dict[int, int]:
+    """Return the draft length with the most throughput by load, 0 for none."""
+    lengths = range(1, at.gamma + 1)
+    gains = [np.ones(len(curve.loads)), *(forecast_once(curve, at, Unknowns(), gamma)["gain"] for gamma in lengths)]
+    return dict(zip(curve.loads.astype(int).tolist(), np.argmax(gains, axis=0).tolist(), strict=True))

@@ -1,0 +1,125 @@
+"""Account and forecast of load tests, against a simulated server whose limits are known, and a published one."""
+
+from functools import cache
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from specdec.analysis.load.load_account import ServerFacts, explain, gain_factors
+from specdec.analysis.load.load_files import COLUMNS, read_loads
+from specdec.analysis.load.load_forecast import PlainCurve, Speculating, forecast, off_load
+from specdec.errors import UsageError
+
+LOADS = (1, 4, 16, 64)
+PROMPT, OUTPUT, GAMMA, ACCEPTED = 60, 240, 5, 0.65
+
+
+@cache
+def simulated(server: str, per_request: float, most: int = 10**9, gamma: int = 0) -> pd.DataFrame:
+    """Load points of a closed loop of clients: a step takes 10 ms, 0.05 ms for each token in it, prompts included, and
+    `per_request` ms for each request that runs; a draft 2 ms. No more than `most` run; the others wait, first come
+    first served. A draft token passes with chance `ACCEPTED`.
+    """
+    points = []
+    for clients in LOADS:
+        random = np.random.default_rng(clients)
+        clock, waiting, left = (
+            0.0,
+            [0.0] * clients,
+            [],
+        )  # when requests came; the tokens that are left of each that runs
+        firsts, ended, steps = [], 0, []  # of each step: its end, its time, requests that decode, their tokens
+        while ended < 5 * clients + 25:
+            new, waiting = waiting[: most - len(left)], waiting[most - len(left) :]
+            width, running = len(left) * (gamma + 1) + len(new) * PROMPT, len(left) + len(new)
+            step = 10 + 0.05 * width + per_request * running + 2.0 * (gamma > 0)
+            clock += step
+            commits = [1 + int(np.cumprod(random.random(gamma) < ACCEPTED).sum()) for _ in left]
+            steps.append((clock, step, len(left), sum(commits) + len(new)))
+            firsts += [clock - came for came in new]
+            left = [tokens - commit for tokens, commit in zip(left, commits, strict=True) if tokens > commit]
+            waiting += [clock] * (running - len(new) - len(left))
+            ended += running - len(new) - len(left)
+            left += random.integers(OUTPUT // 2, 3 * OUTPUT // 2, len(new)).tolist()
+        ends, times, decoding, tokens = np.array(steps[len(steps) // 4 :]).T
+        point = dict.fromkeys(COLUMNS, np.nan) | {"server": server, "model": "", "in_flight": clients}
+        point |= {"throughput": tokens[1:].sum() / (ends[-1] - ends[0]) * 1e3}
+        point |= {"step_ms": float(np.average(times, weights=decoding)), "ttft_ms": float(np.median(firsts))}
+        point |= {"ttft_p99_ms": float(np.quantile(firsts, 0.99)), "requests": ended}
+        point |= {"prompt_tokens": PROMPT, "output_tokens": OUTPUT}
+        rounds = sum(decoding)
+        points.append(point | ({"pooled": sum(tokens) / rounds, "drafts": rounds} if gamma else {"by_request": 1.0}))
+    return pd.DataFrame(points)
+
+
+@pytest.mark.parametrize(("per_request", "most"), [(0.0, 10**9), (0.015, 40)])
+def test_the_forecast_meets_a_server_that_is_known(per_request, most):
+    curve = PlainCurve(simulated("plain", per_request))
+    measured = simulated("fast", per_request, most, GAMMA)
+    made = forecast(curve, Speculating.of_point(measured.iloc[0].to_dict(), GAMMA, float(most)))
+    assert curve.dearest == pytest.approx(0.05 + per_request / (1 + PROMPT / OUTPUT), rel=0.1)
+    assert (made["throughput"] / measured["throughput"]).between(0.9, 1.1).all()
+    assert (made["step_ms"] / measured["step_ms"]).between(0.9, 1.1).all()
+    assert (made["gain_low"] <= made["gain"]).all() and (made["gain"] <= made["gain_high"]).all()
+    if most == 40:  # 24 of 64 wait: Little's law
+        assert made["ttft_ms"].iloc[-1] == pytest.approx(measured["ttft_ms"].iloc[-1], rel=0.2)
+
+
+def test_memory_is_told_from_computation():
+    plain, limited = simulated("plain", 0.0), simulated("fast", 0.0, 20, GAMMA)
+    curve = PlainCurve(plain)
+    at = Speculating.of_point(limited.iloc[0].to_dict(), GAMMA, 20)
+    factors = gain_factors(limited, curve, at)
+    product = factors[["tokens", "draft", "verify", "memory", "rest"]].prod(axis=1)
+    measured = limited["throughput"].to_numpy() / plain["throughput"].to_numpy()
+    np.testing.assert_allclose(product, measured, rtol=1e-12)
+    np.testing.assert_allclose(factors["memory"].iloc[:3], 1)
+    # Twenty run; were it all 64, a step would carry 44 more requests' tokens, so throughput would grow by less.
+    wide, narrow = (12 + 0.05 * n * (GAMMA + 1 + 2.6 * PROMPT / OUTPUT) for n in (64, 20))
+    assert factors["memory"].iloc[-1] == pytest.approx(20 / 64 * wide / narrow, rel=0.1)
+    sections = explain(pd.concat([plain, limited]), [], ServerFacts({"": GAMMA}, slots={"": 20 * 186.0}))
+    said = " ".join(text for section in sections for text in section.text)
+    assert "44 of 64 wait to be admitted, 20 run" in said
+    assert "What limits is memory: 3,720 slots over 186 that a request holds admit 20" in said
+
+
+def test_two_numbers_of_acceptance_are_reconciled():
+    point = dict.fromkeys(COLUMNS, np.nan) | {"server": "s", "model": "", "in_flight": 1, "throughput": 1}
+    point |= {"pooled": 3.0, "by_request": 3.3, "accepted_share": 0.4}
+    section = explain(pd.DataFrame([point]), [], ServerFacts())[1]
+    (said,) = section.text
+    assert "3.00 and 3.30" in said and "3.00 pools all rounds" in said and "mean over requests, +10.0%" in said
+    assert "40.0% is accepted over offered" in said and "at 5.0 offered per round" in said  # (3 - 1) / 0.4
+
+
+def test_mixtures_are_refused():
+    plain = simulated("plain", 0.0)
+    for table, sentence in (
+        (pd.concat([plain, plain.assign(server="other")]), "hold several plain servers (plain, other)"),
+        (pd.concat([plain.assign(model="A"), plain.assign(model="B")]), "mix servers of A and B"),
+    ):
+        with pytest.raises(UsageError, match=sentence.replace("(", r"\(").replace(")", r"\)")):
+            explain(table, [], ServerFacts())
+    with pytest.raises(UsageError, match="fast is no speculative server of these files"):
+        explain(plain, [], ServerFacts({"fast": 3}))
+
+
+def test_a_published_server_is_forecast_within_a_tenth(shared_data):
+    """All 16 points of ../shared/data/serving_load, from the plain table, one point each, 74 admitted with DSpark."""
+    folder = shared_data / "serving_load"
+    if not folder.is_dir():
+        pytest.skip(f"the published load tests are not here: {folder} does not exist")
+    plain, *drafters = (
+        read_loads(folder / f"{name}_HumanEval.csv").sort_values("in_flight") for name in ("baseline", "dspark", "mtp")
+    )
+    curve = PlainCurve(plain)
+    known = ((7, 74.0, (64, 128)), (2, np.inf, (np.inf, np.inf)))
+    for table, (gamma, most, off) in zip(drafters, known, strict=True):
+        made = forecast(curve, Speculating.of_point(table.iloc[0].to_dict(), gamma, most))
+        measured = table["throughput"].to_numpy()
+        assert (np.abs(made["throughput"] / measured - 1) < 0.1).all()
+        gain = measured / plain["throughput"].to_numpy()
+        assert ((made["gain"] > 1) == (gain > 1)).all()
+        assert ((made["gain_low"] <= gain) & (gain <= made["gain_high"])).all()
+        assert off[0] <= off_load(made) <= off[1]

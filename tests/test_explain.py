@@ -1,0 +1,121 @@
+"""`python -m specdec.explain`: each format, and what it answers to bad input."""
+
+import json
+
+import pytest
+
+from specdec import explain
+from specdec.analysis.load.load_files import read_loads
+
+HEAD = (
+    "model,offered_concurrency,successful_requests,aggregate_output_tps,mean_itl_ms,mean_output_tokens,"
+    "mean_prompt_tokens,mean_output_tokens_per_iteration,median_ttft_ms,p99_ttft_ms,num_drafts,num_accepted_tokens\n"
+)
+PLAIN = "".join(f"plain,{n},50,{90 * n},{10 + n},100,20,1.0,{30 + n},{60 + 9 * n},0,0\n" for n in (1, 2, 4, 8))
+FAST = "".join(f"fast,{n},50,{180 * n},{(12 + n) / 2.5},100,20,2.5,{32 + n},{70 + 9 * n},1000,1400\n" for n in (1, 8))
+BENCH = {
+    "model_id": "M", "max_concurrency": 4, "completed": 10, "total_input_tokens": 500, "total_output_tokens": 2000,
+    "output_throughput": 300.0, "mean_itl_ms": 20.0, "median_ttft_ms": 50.0,
+}  # fmt: skip
+SPECULATIVE = {
+    "spec_decode_num_drafts": 800, "spec_decode_draft_tokens": 2400, "spec_decode_acceptance_rate": 50.0,
+    "spec_decode_acceptance_length": 2.5,
+}  # fmt: skip
+GUIDELLM = {
+    "benchmarks": [
+        {
+            "config": {"strategy": {"streams": 4}},
+            "metrics": {
+                "output_tokens_per_second": {"successful": {"mean": 300.0}},
+                "inter_token_latency_ms": {"successful": {"mean": 8.0}},
+                "output_tokens_per_iteration": {"successful": {"mean": 2.5}},
+                "time_to_first_token_ms": {"successful": {"median": 50.0, "percentiles": {"p99": 90.0}}},
+            },
+        }
+    ]
+}
+LLAMA = '{"timings": {"prompt_n": 50, "prompt_ms": 50.0, "predicted_n": 200, "predicted_ms": 1600.0, "draft_n": 240, "draft_n_accepted": 120}}\n'  # noqa: E501
+PAGE = """vllm:num_requests_running{model_name="M"} 3.0
+vllm:num_requests_waiting{model_name="M"} 5.0
+vllm:kv_cache_usage_perc{model_name="M"} 0.999
+vllm:cache_config_info{block_size="16",num_gpu_blocks="60"} 1.0
+"""
+
+
+@pytest.fixture
+def written(tmp_path):
+    """`written(name, text)` gives the path of a file."""
+
+    def write(name, text):
+        path = tmp_path / name
+        path.write_text(text if isinstance(text, str) else json.dumps(text), encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "step_ms", "pooled"),
+    [
+        (HEAD + FAST, 13.0, 2.4),  # 1 + 1,400 / 1,000
+        (GUIDELLM, 20.0, None),  # 8 ms a token, 2.5 tokens a message
+        (BENCH | SPECULATIVE, 20.0, 2.5),  # the time between messages
+        (BENCH | {"backend": "sglang", "mean_itl_ms": 8.0, "accept_length": 2.5}, 20.0, 2.5),  # shared by 2.5 tokens
+        (LLAMA * 2, 20.0, 2.5),  # 200 - 120 rounds in 1.6 s
+    ],
+)
+def test_a_step_is_a_round_in_every_format(written, text, step_ms, pooled):
+    point = read_loads(written("result", text)).iloc[0]
+    assert point["step_ms"] == pytest.approx(step_ms)
+    assert point["pooled"] == pytest.approx(pooled) if pooled else point["by_request"] == 2.5
+    assert point["in_flight"] in (1, 4) and point["throughput"] > 0
+
+
+def test_a_table_and_a_page_make_the_whole_account(in_process, written, tmp_path):
+    table, page = written("table.csv", HEAD + PLAIN + FAST), written("page.txt", PAGE)
+    ended = in_process(explain, str(table), str(page), "--gamma", "fast=3", "--out", str(tmp_path / "report"))
+    assert ended.code == 0, ended.error
+    for said in (
+        "2.40 and 2.50 tokens per round",
+        "at most 3 requests running and 5 waiting, with 99.9% of the KV cache in use",
+        "from theory to the measured gain",
+        "of 960 slots each holds 320",  # 60 blocks of 16 over 3
+        "Fitted to the plain runs and the point at 1 in flight only",
+    ):
+        assert said in ended.output
+    assert (tmp_path / "report" / "report.html").is_file()
+
+
+def test_files_of_one_server_are_joined_by_name(in_process, written):
+    files = [f"plain={written(f'{n}.json', BENCH | {'max_concurrency': n})}" for n in (1, 4, 16)]
+    ended = in_process(explain, *files, f"fast={written('fast.json', BENCH | SPECULATIVE | {'max_concurrency': 1})}")
+    assert ended.code == 0, ended.error
+    assert "fast: forecast" in ended.output and "at 3.0 offered per round" in ended.output  # 2,400 over 800
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "sentence"),
+    [
+        ("hello\n", (), "is of no kind that specdec.explain knows"),
+        (HEAD + PLAIN.replace(",11,", ",-11,"), (), "mean_itl_ms is -11, which no clock"),
+        (HEAD + PLAIN.replace(",90,", ",fast,", 1), (), "aggregate_output_tps is 'fast', and a number was expected"),
+        (HEAD + PLAIN.replace(",90,", ",,", 1), (), "does not say the output tokens per second"),
+        (HEAD + FAST + FAST.replace("fast", "other"), ("--gamma", "third=3"), "third is no speculative server of"),
+        (HEAD + PLAIN + FAST, ("--gamma", "1"), "are more than gamma 1 + 1: correct --gamma"),
+        (HEAD + FAST, ("--slots", "many"), "--slots many: give a number above 0"),
+        (PAGE, (), "alone has no load"),
+    ],
+)
+def test_bad_input_is_one_sentence(in_process, written, text, options, sentence):
+    ended = in_process(explain, str(written("file", text)), *options)
+    assert ended.code == 2 and sentence in ended.error and "Traceback" not in ended.error
+    missing = in_process(explain, "nowhere.csv")
+    assert missing.code == 2 and missing.error == "specdec: The file nowhere.csv does not exist.\n"
+
+
+def test_a_missing_column_says_what_is_unknown(in_process, written):
+    ended = in_process(explain, str(written("file", HEAD.replace("median_ttft_ms", "other") + FAST)))
+    assert (
+        ended.code == 0 and "Unknown for fast, because its files lack the column: waiting and prefill" in ended.output
+    )
+    assert "The gain and its forecast need plain runs at 3 loads" in ended.output
