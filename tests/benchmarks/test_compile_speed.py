@@ -39,8 +39,9 @@ def threads(request):
         ("causal", "bfloat16", {1: 2.2, 5: 4.0}),
         ("causal", "float32", {1: 2.2, 5: 4.0}),
         ("random_110m", "bfloat16", {1: 1.5}),
+        ("smollm2", "float32", {1: 1.35, 5: 1.9}),
     ],
-    ids=["pocket_bfloat16", "pocket_float32", "random_110m"],
+    ids=["pocket_bfloat16", "pocket_float32", "random_110m", "smollm2"],
 )
 @pytest.mark.timeout(1800)
 @torch.inference_mode()
