@@ -67,13 +67,17 @@ def explain(points: pd.DataFrame, gauges: Sequence[Gauges], facts: ServerFacts) 
         sections.append(_acceptance(server, table))
         gamma = facts.of("gamma", server)
         gamma = gamma if gamma == gamma else float(table["gamma"].iloc[0])
-        if curve is None or gamma != gamma:
-            lacks = "plain runs at 3 loads" if curve is None else f"--gamma {server}=K, the draft tokens per round"
+        inside = curve is not None and table["in_flight"].between(curve.loads[0], curve.loads[-1])
+        usable = table[inside & table["step_ms"].notna()]
+        if curve is None or gamma != gamma or usable.empty:
+            lacks = f"--gamma {server}=K, the draft tokens per round"
+            if curve is None or usable.empty:
+                lacks = "plain runs at 3 loads, and times between tokens of both at loads between them"
             sections.append(_requests(server, table, None, f"The gain and its forecast need {lacks}."))
             continue
         limit, evidence = _limit(curve, server, round(gamma), facts, gauges)
-        at = Speculating.of_point(table.iloc[0].to_dict(), round(gamma), limit)
-        sections += [_requests(server, table, curve), _gain(server, table, curve, at, evidence)]
+        at = Speculating.of_point(usable.iloc[0].to_dict(), round(gamma), limit)
+        sections += [_requests(server, table, curve), _gain(server, usable, curve, at, evidence)]
         sections.append(_forecast(server, table, curve, at, evidence))
     if not speculative:
         sections.append(Section("Speculation", ("No point drafts: give the results of the speculative server too.",)))
@@ -272,7 +276,6 @@ def gain_factors(table: pd.DataFrame, curve: PlainCurve, at: Speculating) -> pd.
 
 def _gain(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculating, evidence: str) -> Section:
     """Say what takes tokens per round to the measured gain."""
-    table = table[table["in_flight"].between(curve.loads[0], curve.loads[-1])]
     factors = gain_factors(table, curve, at)
     last = factors.iloc[-1]
     text = [

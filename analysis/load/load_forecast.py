@@ -3,7 +3,7 @@ speculative point, and the requests that memory admits. Knows tables of load poi
 """
 
 from dataclasses import dataclass
-from math import inf, nan, sqrt
+from math import inf, sqrt
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ from specdec.theory.capped_geometric import accepted_pmf, alpha_for, tokens_per_
 
 Point = dict[str, Any]
 DESIGN_EFFECT = 15.0  # of rounds of one request, the largest of public logs (theory.md 6)
-DRAWS = 400  # of what is not known, for an interval
+DRAWS = 1000  # of what is not known, for an interval
 FORECAST = ("running", "step_ms", "throughput", "ttft_ms", "token_ms", "gain")
 
 
@@ -27,7 +27,8 @@ class Unknowns:
         within: cost of a token in steps as wide as those of the curve, from the cheapest (0) to the dearest (1).
         beyond: the same in wider steps, from the cost within (0) to the dearest (1): the cost of a step is convex.
         drafting: growth of a draft's cost with the batch, from none (0) to that of a plain step (1).
-        step: error of a step, in standard deviations of the curve's own residuals.
+        wide: share of the cost of a token in calls as wide as possible that is the tokens' own and not their arrival.
+        step, first: error of a step and of a time to the first token, in standard deviations of the curve's residuals.
         acceptance: error of the tokens per round, in standard errors.
     """
 
@@ -35,7 +36,9 @@ class Unknowns:
     within: float = 0.5
     beyond: float = 0.5
     drafting: float = 0.5
+    wide: float = 1.0
     step: float = 0.0
+    first: float = 0.0
     acceptance: float = 0.0
 
 
@@ -48,9 +51,12 @@ class PlainCurve:
 
     Attributes:
         dearest: ms of a token if all of the slope belonged to tokens.
-        cheapest: ms of a token in calls as wide as possible, from the slowest first tokens of requests that began
-            together; None where the table does not say it.
-        residual: relative deviation of a point from the line between its neighbours, root mean square.
+        wide: ms of a token in calls as wide as possible, from the slowest first tokens of requests that began together;
+            0 where the table does not say it.
+        cheapest: the same where it is below `dearest`, else None: then it bounds steps that compute limits (roofline),
+            and says nothing of those of the curve.
+        residuals: relative deviation of steps, and of first tokens, from the lines between their neighbours, root mean
+            square.
     """
 
     def __init__(self, plain: pd.DataFrame) -> None:
@@ -76,16 +82,11 @@ class PlainCurve:
         read = (self.loads - 0.01 * plain["requests"].to_numpy(float)) * self.prompt
         slowest = plain["ttft_p99_ms"].to_numpy(float)
         burst = (read > 0) & (self.loads > 1) & np.isfinite(slowest)
-        cheapest = _slope(read[burst], slowest[burst]) if burst.sum() >= 3 else nan
-        self.cheapest = cheapest if 0 < cheapest < self.dearest else None
+        self.wide = max(_slope(read[burst], slowest[burst]), 0.0) if burst.sum() >= 3 else 0.0
+        self.cheapest = self.wide if 0 < self.wide < self.dearest else None
         self.first_ms = plain["ttft_ms"].to_numpy(float)
         self.first_per_step = max(_slope(self.steps[upper], self.first_ms[upper]), 0.0)
-        inner = [
-            self.steps[place] / np.interp(load, np.delete(self.loads, place), np.delete(self.steps, place)) - 1
-            for place, load in enumerate(self.loads)
-            if 0 < place < len(self.loads) - 1
-        ]
-        self.residual = sqrt(float(np.mean(np.square(inner))))
+        self.residuals = tuple(_roughness(self.loads, values) for values in (self.steps, self.first_ms))
 
     def token_ms(self, unknowns: Unknowns) -> tuple[float, float]:
         """Return the cost of a token within the curve's widths and beyond them."""
@@ -100,7 +101,8 @@ class PlainCurve:
         of_tokens, widths = self.steps - of_request * self.loads, self.loads * (1 + self.prefill)
         width = running * tokens
         wider = np.maximum(width - widths[-1], 0) * beyond
-        return np.interp(width, widths, of_tokens) + wider + of_request * running
+        step = np.interp(width, widths, of_tokens) + wider + of_request * running
+        return np.maximum(step, unknowns.wide * self.wide * width)
 
     def first_token_ms(self, running: np.ndarray, step_ms: np.ndarray) -> np.ndarray:
         """Return the time to the first token without waiting for memory: that of plain decoding, and what a slower step
@@ -116,6 +118,13 @@ def _slope(x: np.ndarray, y: np.ndarray) -> float:
     return float(away @ y / (away @ away)) if away.any() else 0.0
 
 
+def _roughness(loads: np.ndarray, values: np.ndarray) -> float:
+    """Return the relative deviation of values from the lines between their neighbours, root mean square; 0 for NaN."""
+    places = range(1, len(loads) - 1)
+    lines = [np.interp(loads[place], np.delete(loads, place), np.delete(values, place)) for place in places]
+    return float(np.nan_to_num(np.sqrt(np.mean(np.square(values[1:-1] / lines - 1)))))
+
+
 _TEXT = ("prompt", "output")
 
 
@@ -126,7 +135,7 @@ class Speculating:
     Attributes:
         tokens: per round, pooled over rounds, the target's own included; what throughput follows.
         streamed: tokens per round that a user sees between two messages: the mean over requests where that is known.
-        error: standard error of `tokens`.
+        error: standard error of `tokens`, 0 where nobody counted rounds or requests.
         first_ms: time to the first token; NaN where nobody measured it.
         admitted: requests that memory lets run, infinite where nothing limits them.
     """
@@ -155,7 +164,7 @@ class Speculating:
         rounds = point["drafts"]
         if not rounds > 0:
             rounds = point["requests"] * point["output_tokens"] / tokens
-        error = spread * sqrt(DESIGN_EFFECT / rounds) if rounds > 0 else nan
+        error = spread * sqrt(DESIGN_EFFECT / rounds) if rounds > 0 else 0.0
         streamed = point["by_request"] if point["by_request"] == point["by_request"] else tokens
         return cls(point["in_flight"], point["step_ms"], tokens, streamed, error, point["ttft_ms"], gamma, admitted)
 
@@ -198,8 +207,8 @@ def forecast_once(
         scale, streamed, tokens = (1 + gamma / at.gamma) / 2, streamed * other / tokens, other
         width = gamma + 1 + tokens * curve.prefill
     step = curve.step_ms(running, width, unknowns) + scale * draft
-    step = np.where(loads > at.in_flight, step * (1 + unknowns.step * curve.residual), step)
-    first = curve.first_token_ms(running, step)
+    step = np.where(loads > at.in_flight, step * (1 + unknowns.step * curve.residuals[0]), step)
+    first = curve.first_token_ms(running, step) * (1 + unknowns.first * curve.residuals[1])
     if at.first_ms == at.first_ms:
         first = np.where(loads == at.in_flight, at.first_ms, first)
     rate = running / (np.nan_to_num(first) + curve.output * step / tokens) * 1e3  # requests per second
@@ -215,8 +224,8 @@ def forecast(curve: PlainCurve, at: Speculating) -> pd.DataFrame:
     random = np.random.default_rng(0)
     draws = []
     for _ in range(DRAWS):
-        shares, errors = random.uniform(size=4), random.standard_normal(2)
-        draws.append(forecast_once(curve, at, Unknowns(*shares, *(errors if at.error == at.error else (errors[0], 0)))))
+        shares, errors = random.uniform(size=5), random.standard_normal(3)
+        draws.append(forecast_once(curve, at, Unknowns(*shares, *errors)))
     made = {"in_flight": curve.loads, **forecast_once(curve, at, Unknowns())}
     for name in FORECAST:
         low, high = np.quantile([draw[name] for draw in draws], (0.025, 0.975), axis=0)
