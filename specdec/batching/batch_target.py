@@ -91,6 +91,11 @@ def batch_target(target: Target, slots: int) -> BatchTarget:
             f"Bad value measurement.batch_size={slots}: target {type(target).__name__} decodes one sequence at a time; "
             "use target=causal, or measurement.batch_size=1."
         )
+    if target.decoder.recurrent:
+        raise UsageError(
+            f"Bad value measurement.batch_size={slots}: layers of model {target.name} keep a state, which is brought "
+            "back for one text at a time; use measurement.batch_size=1."
+        )
     if "packed" not in target.capabilities.evaluations:
         raise UsageError(
             f"Bad value measurement.batch_size={slots}: a batch of sequences takes masks of its own, under which the "

@@ -159,6 +159,22 @@ class KVCache(Cache):
         """Tell if there is room for a text of `capacity` slots in as many copies."""
         return capacity <= self.capacity and copies <= self.allocated
 
+    def way(self) -> str:
+        """Return how states that cannot be cut are brought back; "" where the cache has none."""
+        return ""
+
+    @contextmanager
+    def prefilling(self) -> Iterator[None]:
+        """Hold within the context that no call is rolled back."""
+        yield
+
+    def begin(self, sequences: int, tokens: int) -> None:
+        """Take note that a call on `tokens` tokens of each of `sequences` sequences begins."""
+
+    def _cut(self, length: int, copy: int) -> None:
+        """Keep the first `length` slots, as the last call left them in the given copy."""
+        self.length = length
+
     @contextmanager
     def writing_to(self, places: Tensor, slots: int) -> Iterator[None]:
         """Let calls within the context write to the slots `places` [n] and attend to the first `slots` slots."""
@@ -209,7 +225,7 @@ class KVCache(Cache):
                     if index is None or index.device != layer.keys.device:  # layers may lie on several devices
                         index = torch.tensor(tuple(slots)).to(layer.keys.device, non_blocking=True)
                     layer.move(copy, index, prefix, slice(self.copies))
-        self.length = length
+        self._cut(length, copy)
 
     def read_by(self, batch: int) -> None:
         """Show what the first copy holds to a batch of `batch` sequences, as views without memory of their own.
@@ -223,9 +239,13 @@ class KVCache(Cache):
             layer.keys = layer.keys[:1].expand(batch, -1, -1, -1)
             layer.values = layer.values[:1].expand(batch, -1, -1, -1)
 
+    def state_bytes(self) -> int:
+        """Return the bytes of what does not grow with the text: the states of recurrent layers."""
+        return 0
+
     def nbytes(self) -> int:
         """Return the bytes of all buffers."""
-        return buffer_bytes(self.layers)
+        return buffer_bytes(self.layers) + self.state_bytes()
 
 
 def buffer_bytes(layers: Iterable[CacheLayerMixin]) -> int:

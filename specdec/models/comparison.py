@@ -28,7 +28,7 @@ AnyDecoder = Decoder | Seq2SeqDecoder
 # and 0.014 in bfloat16 (0.03 with 48 layers), the smallest by a fault 0.09; TF32 rounds to 3e-3. In 16 bits the median
 # of the tokens counts, because there a tie between experts may fall another way for some of them.
 _TOLERANCES = {torch.float64: 1e-5, torch.float32: 2e-4, torch.float16: 0.03, torch.bfloat16: 0.08}
-_A_LAYER = 1e-5  # of the tolerance in float32, for each of a model's layers: rounding grows with them
+_A_LAYER = 1e-5  # of the tolerance in float32, for each of a model's layers: rounding grows with them; scans round more
 _FEWEST = 4  # layers that are allowed for
 _TF32 = 5e-3
 BITS_16 = (torch.bfloat16, torch.float16)
@@ -124,7 +124,7 @@ class Comparison:
     def packed(self) -> bool:
         """Return whether a tree in one sequence agrees, and a text behind a path of it; `chain` comes before."""
         decoder = self._decoder
-        if not isinstance(decoder, Decoder):
+        if not isinstance(decoder, Decoder) or decoder.recurrent:  # a state follows one path
             return False
         return self._agrees("packed", lambda: self._tree(self._in_one_sequence)) and self._agrees(
             "branches", lambda: self._other_branches(self._in_one_sequence), hidden=True
@@ -150,7 +150,8 @@ class Comparison:
 
     def static(self) -> bool:
         """Return whether calls of fixed shape agree."""
-        return isinstance(self._decoder, Decoder) and self._agrees("static", self._static_call)
+        decoder = self._decoder
+        return isinstance(decoder, Decoder) and not decoder.recurrent and self._agrees("static", self._static_call)
 
     def crossing(self, border: int) -> bool:
         """Return whether a text agrees that crosses the length `border` in two calls."""
@@ -178,6 +179,8 @@ class Comparison:
         self.errors[check] = largest
         if hidden:
             allowed = _SHARED.get(self._dtype, 0.08) if tokens_meet(self._decoder.model) else 0.0
+        elif self._decoder.recurrent and not middle:  # in float64 too: they scan in float32
+            allowed = _TOLERANCES[torch.float32]
         elif self._dtype == torch.float32:
             tf32 = self._device.type == "cuda" and torch.backends.cuda.matmul.allow_tf32
             layers = max(_FEWEST, self._decoder.layers)
@@ -226,20 +229,29 @@ class Comparison:
 
     def _behind_rejected(self, wrong: Sequence[int]) -> Tensor:
         """Verify a chain behind the prompt, reject it, and evaluate a step and a chain in its place."""
-        self._decoder.length = self._committed - 1
+        self._back(self._committed - 1)
         before = self._evaluate([self._first, *wrong], chain_tree(3))[:1]
         self._decoder.cache.commit(self._committed, [])
         root = self._evaluate([self._root], chain_tree(0))  # a step of plain decoding
         return torch.cat([before, root, self._evaluate(self._chain, chain_tree(1))])
 
+    def _back(self, length: int) -> None:
+        """Go back to the beginning of the text, one token around the end of its prompt; states are made anew."""
+        if self._decoder.recurrent:
+            self._begin()
+            if length == self._committed:
+                self._evaluate([self._first], chain_tree(0))
+        else:
+            self._decoder.length = length
+
     def _in_one_sequence(self, nodes: Sequence[int], tree: Tree = TREE) -> Tensor:
         """Verify a tree behind the committed text, its nodes in one sequence."""
-        self._decoder.length = self._committed
+        self._back(self._committed)
         return self._evaluate([self._root, *nodes], tree)
 
     def _as_batch(self, nodes: Sequence[int], tree: Tree = TREE) -> Tensor:
         """Verify a tree behind the committed text, its paths as a batch."""
-        self._decoder.length = self._committed
+        self._back(self._committed)
         return self._decoder.forward_paths(torch.tensor([self._root, *nodes], device=self._device), tree)
 
     def _tree(self, verify: Callable[..., Tensor]) -> Sequence[Tensor]:

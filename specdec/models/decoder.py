@@ -10,21 +10,24 @@ from inspect import signature
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from specdec.errors import ModelLoadError
 from specdec.models.attention import pin_attention, use_own_attention
-from specdec.models.cache import KVCache
+from specdec.models.cache import KVCache, cache_name
 from specdec.models.forward_pass import Pass, only_sequence, run_model
 from specdec.models.masks import MaskBuffers
 from specdec.models.path_batch import PathBatch, path_batch, root_batch
 from specdec.models.probed import Probed
+from specdec.models.recurrent_cache import HYBRID, RECURRENT, LayerKind, RecurrentCache, record_calls
 from specdec.models.spread import main_device
 from specdec.records import Tree, chain_tree
 
 _BUCKET = 512  # the capacity of a cache of passes is a multiple of this number of slots
 # Kinds of layers whose state can be rolled back by forgetting slots.
 _ATTENTION = ("full_attention", "sliding_attention")
+_BESIDE = ("moe", "mlp")  # kinds of layers that keep nothing
 
 
 class CachedModel(ABC):
@@ -37,12 +40,16 @@ class CachedModel(ABC):
         prefill_chunk: prompt tokens that one call of the prefill evaluates; an encoder reads all at once.
         prefill_options: arguments of the model for a call whose logits nobody reads.
         probed: the kinds of calls that may be made (see `probe.open_decoder`); all, before it was asked.
+        recurrent: the kinds of its layers, where some keep a state that cannot be cut; else empty.
+        stepping: layers that keep a state evaluate the tokens of a call one after another (see `recurrent_cache`).
     """
 
     cache: KVCache
     layers: int
     prefill_chunk: int = 1 << 30
     probed: Probed = Probed()
+    recurrent: tuple[LayerKind, ...] = ()
+    stepping = False
 
     def __init__(self, model: Any, name: str, config: Any) -> None:
         self.model, self.name = model, name
@@ -105,8 +112,10 @@ class Decoder(CachedModel):
     states: Tensor | None = None
     kept: tuple[int, ...] = ()  # layers whose states are kept, counted down from the last
 
-    def __init__(self, model: Any, name: str, prefill_chunk: int) -> None:
+    def __init__(self, model: Any, name: str, prefill_chunk: int, states: bool = False) -> None:
         """
+        Args:
+            states: layers may keep a state in place of slots: the text is only ever cut within its last call.
         Raises:
             ModelLoadError: the model has layers whose state cannot be rolled back after a rejection.
         """
@@ -116,11 +125,18 @@ class Decoder(CachedModel):
         use_own_attention(model)
         pin_attention(self.device)
         self.layers = config.num_hidden_layers
-        self.windows = attention_windows(config, name)
+        self.recurrent = recurrent_kinds(config, name) if states else ()
+        self.windows = attention_windows(config, name, self.recurrent)
+        if self.recurrent:
+            record_calls(model)
+        if model.dtype == torch.float64 and getattr(model.config, "_experts_implementation", None) == "grouped_mm":
+            model.set_experts_implementation("eager")  # torch groups no products in this format
+        taken = signature(model.forward).parameters
+        self._positioned = "position_ids" in signature(type(model).forward).parameters
         # The prefill needs no logits: models that can limit them compute those of one token only.
-        if "logits_to_keep" in signature(model.forward).parameters:
+        if "logits_to_keep" in taken:
             self.prefill_options = {"logits_to_keep": 1}
-        self.cache = KVCache(self.layers, 1)
+        self.cache = self._new_cache(1)
         self.masks = MaskBuffers(self.windows, model.dtype, self.device)
         self.passes: Any = None
 
@@ -138,8 +154,15 @@ class Decoder(CachedModel):
         """Return the cache that passes for texts of this capacity are to write into (`specdec.compiled`); None: no
         passes can be made.
         """
+        if self.recurrent:
+            return None
         # The record of batches is made with two sequences; with two copies it would take the two for the same number.
         return KVCache(self.layers, -(-capacity // _BUCKET) * _BUCKET, 3 if copies == 2 else copies)
+
+    def _new_cache(self, capacity: int, copies: int = 1) -> KVCache:
+        if self.recurrent:
+            return RecurrentCache(self.recurrent, capacity, copies, self.stepping)
+        return KVCache(self.layers, capacity, copies)
 
     def fits_passes(self, cache: KVCache, capacity: int, copies: int) -> bool:
         """Tell if passes that write into this cache serve texts of this capacity."""
@@ -171,13 +194,14 @@ class Decoder(CachedModel):
             self.cache = of_passes
             self.cache.restart(copies)
         else:
-            self.cache = KVCache(self.layers, capacity, copies)
+            self.cache = self._new_cache(capacity, copies)
 
         def evaluate(chunk: Tensor) -> Tensor | None:
             self.forward(chunk, chain_tree(len(chunk) - 1), **self.prefill_options)
             return self.states
 
-        self.states = self.prefilled(prompt, evaluate)
+        with self.cache.prefilling():
+            self.states = self.prefilled(prompt, evaluate)
         self.cache.broadcast()
         return prompt[-1]
 
@@ -222,11 +246,22 @@ class Decoder(CachedModel):
 
     def plain(self, tokens: Tensor, tree: Tree, **options: int) -> Pass:
         """Evaluate the tokens of `forward` by the model's own modules."""
-        masks = self.masks.view(tree, self.cache.length, self.cache.capacity)
-        places = (tree.offsets.to(self.device, non_blocking=True) + self.cache.length).unsqueeze(0)
-        return only_sequence(
-            run_model(self.model, self.cache, self.kept, tokens.unsqueeze(0), places, masks, **options)
-        )
+        return only_sequence(self._run(tokens.unsqueeze(0), tree, **options))
+
+    def _run(self, sequences: Tensor, tree: Tree, **options: int) -> Pass:
+        """Evaluate tokens [B, N+1], the root and the nodes of `tree` in each sequence, by the model's own modules."""
+        prefix, batch = self.cache.length, len(sequences)
+        # A view for each sequence: some models do not take one for all.
+        views = self.masks.view(tree, prefix, self.cache.capacity).items()
+        masks: dict[str, Tensor | None] = {
+            kind: view if batch == 1 else view.expand(batch, -1, -1, -1) for kind, view in views
+        }
+        if self.recurrent and self._positioned:  # a model without attention takes neither positions nor masks by kind
+            masks |= dict.fromkeys(RECURRENT)
+        positions = tree.offsets.to(self.device, non_blocking=True) + prefix
+        self.cache.begin(*sequences.shape)
+        places = positions.expand(batch, -1) if self._positioned else None
+        return run_model(self.model, self.cache, self.kept, sequences, places, masks, **options)
 
     def _forward_batch(self, tokens: Tensor, batch: PathBatch) -> Tensor:
         if len(batch) > self.cache.copies:
@@ -237,11 +272,7 @@ class Decoder(CachedModel):
         if passes is not None and self.cache is passes.cache and prefix:
             result = passes.evaluate_batch(sequences, batch)
         if result is None:
-            masks = self.masks.view(batch.chain, prefix, self.cache.capacity)
-            # A view for each sequence: some models do not take one for all.
-            masks = {kind: view.expand(len(batch), -1, -1, -1) for kind, view in masks.items()}
-            positions = (batch.chain.offsets.to(self.device, non_blocking=True) + prefix).expand(len(batch), -1)
-            result = run_model(self.model, self.cache, self.kept, sequences, positions, masks)
+            result = self._run(sequences, batch.chain)
         places = batch.places.to(self.device, non_blocking=True)
         self.states = None if result.states is None else result.states.flatten(0, 1)[places]
         return result.logits.flatten(0, 1)[places]
@@ -279,10 +310,14 @@ def end_tokens_of(model: Any) -> frozenset[int]:
     return frozenset([ends] if isinstance(ends, int) else ends)
 
 
-def attention_windows(config: Any, name: str) -> dict[str, int | None]:
-    """Return the kinds of attention layers and their windows; refuse layers whose state cannot be rolled back."""
+def attention_windows(config: Any, name: str, recurrent: Sequence[LayerKind] = ()) -> dict[str, int | None]:
+    """Return the kinds of attention layers and their windows; refuse layers whose state cannot be rolled back.
+
+    Args:
+        recurrent: the kinds of layers of a model whose states are kept (see `recurrent_kinds`).
+    """
     kinds = set(getattr(config, "layer_types", None) or ())
-    refused = sorted(kinds - set(_ATTENTION))
+    refused = sorted(kinds - set((*_ATTENTION, *_BESIDE, *RECURRENT, *HYBRID) if recurrent else _ATTENTION))
     if refused:
         raise ModelLoadError(
             f"Model {name} has {refused[0]} layers, whose state cannot be rolled back after a rejection; "
@@ -291,4 +326,34 @@ def attention_windows(config: Any, name: str) -> dict[str, int | None]:
     window = getattr(config, "sliding_window", None)
     if not kinds:
         return {"full_attention": window}
-    return {kind: window if kind == "sliding_attention" else None for kind in sorted(kinds)}
+    if kinds & set(HYBRID):  # models name the masks of their attention after the layer or after its window
+        kinds |= {"full_attention"} | ({"sliding_attention"} if "hybrid_sliding" in kinds else set())
+    return {
+        kind: window if kind in ("sliding_attention", "hybrid_sliding") else None
+        for kind in sorted(kinds & {*_ATTENTION, *HYBRID})
+    }
+
+
+def keeps_states(release: str) -> bool:
+    """Tell if a release of transformers hands the states of recurrent layers to a cache of ours."""
+    return cache_name(release) == "cache"
+
+
+def recurrent_kinds(config: Any, name: str) -> tuple[LayerKind, ...]:
+    """Return the kind of each layer of a model that keeps states which cannot be cut; of any other model nothing.
+
+    Raises:
+        ModelLoadError: the installed transformers is too old for such a model.
+    """
+    kinds = set(getattr(config, "layer_types", None) or ()) & {*RECURRENT, *HYBRID}
+    if not kinds:
+        return ()
+    if not keeps_states(transformers.__version__):
+        raise ModelLoadError(
+            f"Model {name} has {sorted(kinds)[0]} layers, whose state transformers hands over from 5.24 on, and "
+            f"{transformers.__version__} is installed: install a later one, or use a model with attention layers only."
+        )
+    from transformers.cache_utils import get_layer_types_and_kwargs
+
+    found = zip(*get_layer_types_and_kwargs(config), strict=True)
+    return tuple(LayerKind(kind, options.get("number_of_states", 1)) for kind, options in found)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from specdec.models.cache import CACHE, KVCache
-from specdec.models.masks import Masks, for_model
+from specdec.models.masks import for_model
 
 
 class Pass(NamedTuple):
@@ -26,17 +26,20 @@ class Pass(NamedTuple):
 
 
 def run_model(
-    model: Any, cache: KVCache, kept: Sequence[int], tokens: Tensor, positions: Tensor, masks: Masks, **options: int
-) -> Pass:
+    model: Any, cache: KVCache, kept: Sequence[int], tokens: Tensor, positions: Tensor | None,
+    masks: Mapping[str, Tensor | None], **options: int,
+) -> Pass:  # fmt: skip
     """Run a transformers decoder on a batch of tokens [B, N].
 
     Args:
         kept: layers whose hidden states are wanted, counted down from the last (0 is what the output head reads).
+        positions: [B, N]; None for a model that takes none.
         options: further arguments of the model.
     """
+    places = {} if positions is None else {"position_ids": positions}
     output = model(
-        input_ids=tokens, attention_mask=for_model(masks), position_ids=positions, use_cache=True,
-        output_hidden_states=bool(kept), **{CACHE: cache}, **options,
+        input_ids=tokens, attention_mask=for_model(masks), use_cache=True, output_hidden_states=bool(kept),
+        **places, **{CACHE: cache}, **options,
     )  # fmt: skip
     return Pass(output.logits, joined_states(output.hidden_states, kept) if kept else None)
 

@@ -11,7 +11,7 @@ from specdec.records import Tree
 
 Masks = dict[str, Tensor]
 """Additive masks [1, 1, N+1, prefix + N+1] by the name of each kind of attention layer."""
-Mask = Tensor | Masks
+Mask = Tensor | Mapping[str, Tensor | None] | None
 """Masks as transformers takes them: by kind for a model that mixes kinds of layers, else the only one."""
 
 _COLUMNS = 512  # buffers are this wide or a multiple: caches of texts of similar length then share them
@@ -22,9 +22,9 @@ _LONG_CHAIN = 64  # tokens; the square buffer of a longer chain, a prefill, is n
 _ALIGNMENT = 8
 
 
-def for_model(masks: Masks) -> Mask:
-    """Return masks as transformers takes them."""
-    return masks if len(masks) > 1 else next(iter(masks.values()))
+def for_model(masks: Mapping[str, Tensor | None]) -> Mask:
+    """Return masks as transformers takes them; None stands for a kind of layer that takes none."""
+    return masks if len(masks) > 1 else next(iter(masks.values()), None)
 
 
 class MaskBuffers:

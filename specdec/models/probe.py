@@ -42,6 +42,7 @@ from specdec.models.model_lengths import Key, lengths_of, shortened, text_config
 from specdec.models.probed import Probed
 from specdec.models.seq2seq import Seq2SeqDecoder, decoder_of
 from specdec.progress import Stage, stage
+from specdec.records import chain_tree
 from specdec.text.writing import write_atomically
 
 logger = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ _FAR = 150  # tokens of a prompt behind which every small model is compared
 _CHEAP = 1e9  # operations; a model is small if a comparison that far takes fewer
 _TIMED = 256  # tokens of the pass by which the time of others is foretold
 _SECONDS = 10.0  # that comparisons around the configuration's lengths may take when a model is opened
+_ROUND, _ROUNDS = 4, 4  # tokens of a draft, and how many are timed
 _COPIED = 3e8  # weights; a shortened copy of fewer computes in float32
 
 CACHE = "SPECDEC_CACHE"  # environment variable: the folder of what is kept between runs
@@ -80,7 +82,7 @@ def open_decoder(decoder: AnyDecoder) -> Probed:
     else:
         probed = _kept_or_probed(decoder, how)
         _remember(decoder, probed)
-    decoder.probed = probed
+    decoder.probed, decoder.stepping = probed, probed.states == "stepped"
     if probed.context is not None:
         decoder.context_length = min(decoder.context_length, probed.context)
     if not probed.pieces:
@@ -111,20 +113,68 @@ def probe(decoder: AnyDecoder) -> Probed:
     stock = decoder.model.config._attn_implementation
     with stage("Compare with plain passes", "once for these weights", told=False) as under_way:
         try:
-            probed = _Probe(decoder, under_way).run()
+            probed = _compared(decoder, under_way)
         except ModelLoadError as refusal:
             probed, refused = None, refusal
-        if probed is not None and (probed.packed or isinstance(decoder, Seq2SeqDecoder)):
+        if probed is not None and (probed.packed or probed.states or isinstance(decoder, Seq2SeqDecoder)):
             return probed
         if stock != _EAGER and _switched(decoder, _EAGER):
             with suppress(ModelLoadError):
-                eager = _Probe(decoder, under_way).run()
+                eager = _compared(decoder, under_way)
                 if probed is None or eager.packed:
                     return replace(eager, attention=_EAGER)
             _switched(decoder, stock)
         if probed is None:
             raise refused
         return probed
+
+
+def _compared(decoder: AnyDecoder, under_way: Stage) -> Probed:
+    """Make all comparisons of a model; of one whose layers keep states, with the cheaper way to bring these back, or
+    with the other one where that is wrong.
+    """
+    if not decoder.recurrent:
+        return _Probe(decoder, under_way).run()
+    seconds = [_round_seconds(decoder, False)]
+    if decoder.cache.way() != "recorded":
+        seconds.append(_round_seconds(decoder, True))
+    refused: ModelLoadError | None = None
+    for _, stepping in sorted(zip(seconds, (False, True), strict=False)):
+        decoder.stepping = stepping
+        try:
+            probed = _Probe(decoder, under_way).run()
+            return replace(probed, states=decoder.cache.way())
+        except ModelLoadError as refusal:
+            refused = refused or refusal
+    assert refused is not None
+    raise refused
+
+
+@torch.inference_mode()
+def _round_seconds(decoder: AnyDecoder, stepping: bool) -> float:
+    """Return the shortest time of some calls on a draft of a usual length that is half accepted, with what brings the
+    states back; infinity where the model cannot make them.
+    """
+    decoder.stepping = stepping
+    try:
+        took = _rounds(decoder)
+    except Exception:  # models raise some ten unrelated types at calls that they do not expect
+        return math.inf
+    return float(ranks.given(min(took)))
+
+
+def _rounds(decoder: AnyDecoder) -> list[float]:
+    took = []
+    root = decoder.start(tokens_of(decoder, PROMPT), PROMPT + _ROUNDS * (_ROUND + 1))
+    tokens = torch.tensor([root] * (_ROUND + 1), device=decoder.device)
+    for _ in range(_ROUNDS):
+        began, prefix = time.perf_counter(), decoder.length
+        decoder.forward(tokens, chain_tree(_ROUND))
+        decoder.cache.commit(prefix, range(prefix, prefix + 1 + _ROUND // 2))
+        if decoder.device.type == "cuda":
+            torch.cuda.synchronize(decoder.device)
+        took.append(time.perf_counter() - began)
+    return took
 
 
 def lengths_within(decoder: AnyDecoder, longest: int) -> tuple[int, ...]:
@@ -304,7 +354,8 @@ class _Probe:
         model, short = made
         if decoder.model.dtype in BITS_16 and sum(weight.numel() for weight in model.parameters()) < _COPIED:
             model = model.float()
-        copied = decoder_of(model, decoder.name, decoder.prefill_chunk)
+        copied = decoder_of(model, decoder.name, decoder.prefill_chunk, bool(decoder.recurrent))
+        copied.stepping = decoder.stepping
         context, longest = copied.context_length, max(short.values())
         prompts = {prompt: length for length, few in short.items() for prompt in _around(few, context)}
         prompts |= {_clipped(prompt, context): max(short) for prompt in (2 * longest, 3 * longest + BEHIND - 1)}

@@ -3,6 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+_WAYS = {
+    "recorded": "After a rejection it is cut out of the inputs of the last call.",
+    "replayed": "After a rejection those layers evaluate the accepted tokens again.",
+    "stepped": "Those layers evaluate the tokens of a draft one after another and keep the state after each.",
+}
+
 
 @dataclass(frozen=True)
 class Probed:
@@ -18,6 +24,8 @@ class Probed:
         pending: lengths of the configuration, in tokens, that a copy with short ones was compared around at most: the
             model itself would take too long for that when it is opened.
         attention: the implementation of attention that the model was switched to, because its own fails; None: none.
+        states: how the states of layers that keep one are brought back after a rejection: "recorded", "replayed" or
+            "stepped" (see `recurrent_cache`); "" for a model with attention only.
         errors: by check, how far logits were from those of a plain pass (see `comparison.logit_error`).
     """
 
@@ -29,6 +37,7 @@ class Probed:
     context: int | None = None
     pending: tuple[int, ...] = ()
     attention: str | None = None
+    states: str = ""
     errors: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
@@ -50,7 +59,12 @@ class Probed:
                 f"{who} computes with target.attention={self.attention}: with the implementation that was chosen its "
                 "calls behind a cache fail."
             )
-        if not self.packed:
+        if self.states:
+            found.append(
+                f"{who} takes chains, and drafts that branch by rows only: its layers keep a state, which follows one "
+                f"path. {_WAYS[self.states]}"
+            )
+        elif not self.packed:
             found.append(
                 f"{who} takes drafts that branch by rows only, as with target.evaluation=rows: under a tree mask "
                 f"{self.differ('packed', 'branches')}."

@@ -143,15 +143,17 @@ class Seq2SeqDecoder(CachedModel):
         return 2.0 * sum(weight.numel() for weight in (*matrices, self.model.get_output_embeddings().weight))
 
 
-def decoder_of(model: Any, name: str, prefill_chunk: int) -> Decoder | Seq2SeqDecoder:
-    """Make the decoder that a model needs; `prefill_chunk` is for decoder-only models (an encoder reads all at once).
+def decoder_of(model: Any, name: str, prefill_chunk: int, states: bool = False) -> Decoder | Seq2SeqDecoder:
+    """Make the decoder that a model needs.
 
+    Args:
+        prefill_chunk, states: those of a decoder-only model (an encoder reads all at once).
     Raises:
         ModelLoadError: the decoder refuses the model.
     """
     if model.config.is_encoder_decoder:
         return Seq2SeqDecoder(model, name)
-    return Decoder(model, name, prefill_chunk)
+    return Decoder(model, name, prefill_chunk, states)
 
 
 def _start_token(model: Any, name: str) -> int:

@@ -94,7 +94,8 @@ class Causal(ModelTarget):
             name: of the model's folder or on the hub; "" for a model that was made in memory.
             prefill_chunk: prompt tokens that one call of the prefill evaluates.
         """
-        super().__init__(Decoder(model, name or type(model).__name__, prefill_chunk), sampling, tokenizer, evaluation)
+        decoder = Decoder(model, name or type(model).__name__, prefill_chunk, states=True)
+        super().__init__(decoder, sampling, tokenizer, evaluation)
         self.compilation = compilation
 
     @classmethod

@@ -93,13 +93,9 @@ def test_flops_count_a_tied_embedding_once(tiny_model, target_of):
 
 SMALL = dict(vocab_size=31, hidden_size=32, num_hidden_layers=2)
 ATTENTION = dict(SMALL, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1)
-EXPERTS = dict(num_experts=2, num_experts_per_tok=1, moe_intermediate_size=16, shared_expert_intermediate_size=16)
-LINEAR = dict(linear_num_value_heads=2, linear_num_key_heads=2, linear_key_head_dim=8, linear_value_head_dim=8)
-MIXED = dict(ATTENTION, **EXPERTS, **LINEAR, head_dim=8, layer_types=["linear_attention", "full_attention"])
+_CHUNKED = dict(ATTENTION, layer_types=["chunked_attention", "full_attention"], head_dim=16)
 CANNOT_ROLL_BACK = {
-    "MambaConfig": (dict(SMALL, state_size=4), "linear_attention layers.* rolled back"),
-    "Qwen3NextConfig": (MIXED, "linear_attention layers.* rolled back"),
-    "Lfm2Config": (dict(ATTENTION, layer_types=["conv", "full_attention"]), "conv layers.* rolled back"),
+    "Llama4TextConfig": (_CHUNKED, "chunked_attention layers.* rolled back"),
     # It names no layer types and keeps its state outside the cache: the trial when loading refuses it.
     "RwkvConfig": (
         dict(SMALL, attention_hidden_size=32, intermediate_size=64, context_length=64),

@@ -1,0 +1,116 @@
+"""Models whose layers keep a state: what a rejection brings back is the state of the committed text, and every family
+writes its own greedy text.
+"""
+
+from functools import cache
+
+import pytest
+import torch
+from fixtures.plain_laws import plain_greedy
+from fixtures.recurrent_families import RECURRENT, recurrent_model
+
+from specdec.batching.batch_target import batch_target
+from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, PROMPT, Scattered, decoded
+from specdec.drafters import drafters
+from specdec.drafters.small_model import SmallModel
+from specdec.errors import ModelLoadError, UsageError
+from specdec.models import decoder as decoders
+from specdec.models.decoder import Decoder
+from specdec.models.path_batch import path_batch
+from specdec.records import Tree, chain_tree
+from specdec.targets.causal import Causal
+from specdec.verifiers.base.contract import verifiers
+
+FIRST = ("falcon_h1", "lfm2", "mamba", "qwen3_next")  # a state beside slots, no recurrence, only stepped, a delta rule
+FAMILIES = [pytest.param(name, marks=[] if name in FIRST else pytest.mark.slow) for name in RECURRENT]
+
+
+@cache
+def target_of(family):
+    return Causal(recurrent_model(family), GREEDY)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family_writes_its_own_greedy_text_with_every_kind_of_drafter(family, make_structure, drafter_values):
+    target = target_of(family)
+    own = plain_greedy(target.model, PROMPT, NEW_TOKENS)
+    assert len(set(own)) > 1 and target.evaluation == "rows"
+    rule = verifiers.build({"name": "greedy"})
+    any_path = (("scattered", "chain"), ("scattered", "tree"))
+    for name, shape in (*any_path, ("ngram", "chain"), ("small_model", "chain"), ("medusa", "chain")):
+        made = (
+            Scattered(own) if name == "scattered" else drafters.build(drafter_values(name, 61, target), target=target)
+        )
+        found = decoded(target, made, rule, make_structure(shape, 4))
+        assert found.tokens == own, (name, shape)
+        if name == "scattered":
+            assert any(row.accepted for row in found.rounds) and any(row.rejected for row in found.rounds)
+
+
+def states_of(decoder):
+    """All states of a decoder's cache, as one vector."""
+    kept = [layer.state() for layer in decoder.cache.layers if hasattr(layer, "state")]
+    return torch.cat([part[number].flatten().double() for state in kept for part in state[:2] for number in part
+                      if part[number] is not None])  # fmt: skip
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("stepping", [False, True])
+def test_the_state_after_a_commit_is_that_of_the_committed_text(family, stepping):
+    """Whatever was accepted, of a chain and of any path of a batch, behind a prompt of one token too."""
+    if family in ("mamba", "jamba") and not stepping:
+        pytest.skip("a call on several tokens begins from an empty state: refused by the probe")
+    decoder, tree = Decoder(recurrent_model(family), family, 512, states=True), Tree((-1, -1, 0, 1, 3, 1))
+    decoder.stepping = stepping
+    tokens = torch.tensor([0, *range(20, 26)])
+    for prompt in (PROMPT[:1], PROMPT):
+        for path in ((), (1, 5), (1, 3, 4)):
+            for chain in (True, False):
+                tokens[0] = decoder.start(prompt, 64, 1 if chain else 4)
+                before = decoder.length
+                if chain:
+                    drafted = [tokens[0], *(tokens[node + 1] for node in path), 7, 8][:5]
+                    decoder.forward(torch.tensor(drafted), chain_tree(len(drafted) - 1))
+                else:
+                    decoder.forward_paths(tokens, tree)
+                sequence = 0 if chain else path_batch(tree).sequence_of(path)
+                decoder.cache.commit(before, range(before, before + 1 + len(path)), sequence)
+                found = states_of(decoder)
+                whole = [*prompt, *(int(tokens[node + 1]) for node in path), 0]
+                decoder.start(whole, 64)
+                plain = states_of(decoder)
+                assert (found - plain).norm() < 1e-5 * plain.norm(), (len(prompt), path, chain)
+    decoder.start(PROMPT, 64)
+    kept = states_of(decoder)
+    decoder.forward(torch.tensor([9]), chain_tree(0))  # kernels for one token write into what they are given
+    decoder.length = len(PROMPT) - 1
+    assert torch.equal(states_of(decoder), kept), "a call is forgotten"
+
+
+def test_a_state_from_before_the_last_call_is_not_made_up():
+    decoder = target_of("qwen3_next").decoder
+    decoder.start(PROMPT, 64)
+    with pytest.raises(RuntimeError, match="is not kept"):
+        decoder.length = 4
+
+
+def test_what_needs_slots_is_refused_in_one_sentence():
+    target = target_of("lfm2")
+    (remark,) = target.remarks
+    assert "by rows only" in remark and "one path" in remark
+    with pytest.raises(UsageError, match=r"batch_size=4: .*keep a state"):
+        batch_target(target, 4)
+    with pytest.raises(ModelLoadError, match="has conv layers, whose state cannot be rolled back"):
+        SmallModel(recurrent_model("lfm2"), target)
+
+
+@pytest.mark.parametrize(("release", "served"), [("5.23.1", False), ("5.24.0", True)])
+def test_states_are_kept_from_the_release_on_that_hands_them_over(monkeypatch, release, served):
+    monkeypatch.setattr(decoders.transformers, "__version__", release)
+    config = recurrent_model("lfm2").config
+    if served:
+        assert [kind.name for kind in decoders.recurrent_kinds(config, "lfm2")] == ["conv", "full_attention"]
+    else:
+        with pytest.raises(ModelLoadError, match=r"^Model lfm2 has conv layers, .*5\.24 on, and 5\.23\.1 is installed"):
+            decoders.recurrent_kinds(config, "lfm2")
