@@ -15,6 +15,7 @@ from .arms import Arms
 
 GENERATION = ["cell", "method", "gamma", "repeat", "prompt"]
 SECONDS = ("draft_s", "verify_s", "accept_s", "commit_s", "round_s")  # the last is at least the sum of the others
+RESTORE = "restore_s"  # the part of commit_s that brings back a target's state; only where its layers keep one
 COLUMNS = (
     *GENERATION,
     "category",
@@ -137,7 +138,8 @@ def prompt_sums(rounds: pd.DataFrame) -> pd.DataFrame:
     """Return the sums of each prompt (index), repeats pooled: counts, and seconds of each verb.
 
     Columns: rounds, tokens (committed), accepted, rejected, tested (accepted and rejected), offered (depth), nodes,
-    proposals (rounds with an offer), draft_s, verify_s, accept_s, commit_s, round_s; lost_s where it is known.
+    proposals (rounds with an offer), draft_s, verify_s, accept_s, commit_s, round_s; lost_s and restore_s where
+    they are known.
     """
     codes, prompts = pd.factorize(rounds["prompt"], sort=True)
 
@@ -146,7 +148,7 @@ def prompt_sums(rounds: pd.DataFrame) -> pd.DataFrame:
 
     # A column after the other: together they would take several times the memory of the rounds.
     sums = {name: total(rounds[name]) for name in ("accepted", "offered", *SECONDS, "rejected")}
-    sums |= {name: total(rounds[name]) for name in ("lost_s",) if name in rounds}
+    sums |= {name: total(rounds[name]) for name in ("lost_s", RESTORE) if name in rounds}
     counts = {"rounds": total(), "tokens": total(rounds["committed"]), "tested": sums["accepted"] + sums["rejected"]}
     last = {"nodes": total(rounds["offered_nodes"]), "proposals": total(rounds["offered"] > 0)}
     return pd.DataFrame({**sums, **counts, **last}, index=pd.Index(prompts.astype("str"), name="prompt"))

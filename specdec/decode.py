@@ -59,11 +59,12 @@ def decode_round(
     if room is not None:
         committed = cut(committed[:-1], committed[-1], room, target.end_tokens)
     target.commit(acceptance.path, acceptance.next_token)
+    restored = clock.mark() if target.keeps_state else None
     if drafter.capabilities.reads_logits:
         assert target.logits is not None
         drafter.observe(draft, target.logits)
     drafter.commit(committed, target.states)
-    marks = Marks(start, drafted, verified, accepted, clock.mark(), (before, clock.watch.read()))
+    marks = Marks(start, drafted, verified, accepted, clock.mark(), (before, clock.watch.read()), restored)
     chain = structure.branches == 1 and draft.tree.is_chain
     return Decided(draft, p, acceptance, committed, chain), marks
 

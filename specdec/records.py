@@ -204,6 +204,10 @@ class Acceptance:
 class Marks:
     """Clock readings before, between and after the four verbs of a round, in the clock's own type (see `clock`); and
     what the clock's watch read right before and right after them.
+
+    Attributes:
+        restored: when the target had brought back the state of the committed text, where its layers keep one; None
+            where there is nothing to bring back.
     """
 
     start: object
@@ -212,6 +216,7 @@ class Marks:
     accepted: object
     committed: object
     watched: tuple[float, float] = (0.0, 0.0)
+    restored: object | None = None
 
 
 @dataclass(frozen=True)

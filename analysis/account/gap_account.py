@@ -1,4 +1,4 @@
-"""The gap account (theory.md 8.1): eight factors that lead from the capped geometric to the measured speedup.
+"""The gap account (theory.md 8.1): the factors that lead from the capped geometric to the measured speedup.
 
 Their product is the measured speedup for any data, because every factor is a ratio of neighbouring quantities. Prefill
 does not count; seconds are those of the rounds table. The order of the factors is a convention; the split of a round's
@@ -65,7 +65,13 @@ FACTORS = {
         "verifying several tokens in one call, which takes longer than a call on one token",
         "calls on a draft, which took less time here than calls on one token",
     ),
-    "overhead": Factor("the loop's own time", "(v + g) / (v + g + o)", "the loop's own time"),
+    "restore": Factor(
+        "bringing back the state",
+        "(v + g) / (v + g + r)",
+        "bringing back the state of the committed text",
+        "evaluating accepted tokens again, because a state cannot be cut after a rejection",
+    ),
+    "overhead": Factor("the loop's own time", "(v + g + r) / (v + g + o)", "the loop's own time"),
     "baseline": Factor(
         "the baseline's own overhead", "t AR / t(1)", "the baseline's time per token against the bare call"
     ),
@@ -95,7 +101,7 @@ REPORTED = (  # what `account.json` has an interval of, besides the factors
     *("tokens_error", "speedup_error", "offered_error", "offered_tokens"),
 )
 TIMED = (  # what seconds are in
-    *("speedup", "speedup_error", *TIMES, "draft", "verify", "overhead", "baseline", "t_ar_s"),
+    *("speedup", "speedup_error", *TIMES, "draft", "verify", "restore", "overhead", "baseline", "t_ar_s"),
     *("formula", "priced", "loop", "machine"),
 )
 EXACT = 1e-9  # a factor this close to 1 is 1, up to rounding
@@ -197,7 +203,9 @@ def account_table(
     cap = np.minimum(speculative["offered"], speculative["tokens_left"] - 1)
     caps = counts_by_prompt(speculative, cap.to_numpy(dtype=np.int64), gamma + 1).add_prefix("cap_")
     own = prompt_sums(speculative)
-    table = own[own.columns.intersection(["tokens", "rounds", "draft_s", "verify_s", "round_s", "lost_s"])].join(caps)
+    table = own[
+        own.columns.intersection(["tokens", "rounds", "draft_s", "verify_s", "round_s", "lost_s", "restore_s"])
+    ].join(caps)
     parts = {}
     if baseline_sums is not None:
         parts["baseline"] = baseline_sums[baseline_sums.columns.intersection(["tokens", "round_s", "lost_s"])]
@@ -226,9 +234,9 @@ def account_values(
     offered and had left), `replay`, `t_ar_s` (seconds per token of the baseline), g, v and o. `formula`: the
     speedup of the capped geometric, omega / (1 + g), which counts the drafts that were paid for. `priced`: the same
     tokens per round at measured costs of verification too, omega / (v + g). `acceptance`: tokens per round over omega,
-    so that formula x verify = priced and priced x acceptance x loop = speedup. `loop`: overhead x baseline, as plain
-    decoding runs the same loop. `machine`: the speedup by the clock over `speedup`, for what other work disturbed; it
-    is in no factor. `tokens_error`, `speedup_error`: what it says over what was measured, less 1.
+    so that formula x verify = priced and priced x acceptance x restore x loop = speedup. `loop`: overhead x baseline,
+    as plain decoding runs the same loop. `machine`: the speedup by the clock over `speedup`, for what other work
+    disturbed; it is in no factor. `tokens_error`, `speedup_error`: what it says over what was measured, less 1.
     `offered_tokens`: the mean of what a round offered, where gamma was asked for; `offered_error`: that of omega_bar.
 
     Args:
@@ -273,7 +281,11 @@ def account_values(
         return values
     costs = cost_values(sums, t1_s)
     g, v, o, t_ar_s, speedup = costs.values()
-    overhead = (v + g) / (v + g + o)
+    restored = v + g
+    if "restore_s" in sums:  # a part of the rest o
+        restored = v + g + sums["restore_s"] / sums["rounds"] / t1_s
+        values["restore"] = (v + g) / restored
+    overhead = restored / (v + g + o)
     return {
         **values,
         **costs,
@@ -301,7 +313,7 @@ def account_ranges(gamma: int) -> dict[str, Range]:
     """Return the ranges of those `account_values` that are not just positive."""
     return {
         **dict.fromkeys(("omega", "omega_bar", "replay", "tokens_per_round"), per_round(gamma)),
-        **dict.fromkeys(("alpha", "draft", "overhead"), SHARE),
+        **dict.fromkeys(("alpha", "draft", "restore", "overhead"), SHARE),
         **dict.fromkeys(("tokens_error", "speedup_error", "offered_error"), RELATIVE),
     }
 

@@ -46,7 +46,8 @@ RUN_FILES = {  # files of a run's folder: what each holds; a test compares them 
     "figures/": "curves over gamma, the account as a waterfall, accepted lengths, where a round's time goes",
     "trace.html": "the first outputs round by round: accepted, rejected, corrected",
     "rounds.parquet": "one line for each round, with the clock's seconds, those that threads waited for a processor "
-    "(`waited_s`), and whether other work disturbed it so (`disturbed`)",
+    "(`waited_s`), whether other work disturbed it so (`disturbed`), and what of `commit_s` brought back a state "
+    "(`restore_s`)",
     "generations.jsonl": "every output, token by token",
     "replay.parquet": "the drafter replayed along the baseline's texts",
     "alpha.parquet": "the chance that a draft token is accepted, position by position",

@@ -20,7 +20,7 @@ from specdec.tracking.store import reason
 
 from ..arms import NAMES, TEXT, Arm, Arms
 from ..busy_machine import DISTURBED, undisturbed
-from ..rounds import COUNTED, GENERATION, check_columns, check_once, check_rounds, numbered
+from ..rounds import COUNTED, GENERATION, RESTORE, check_columns, check_once, check_rounds, numbered
 
 T = TypeVar("T")
 
@@ -91,8 +91,11 @@ class _ArmFile:
         return self._open[arm]
 
     def _read(self, arm: Arm) -> pd.DataFrame:
-        known = all(DISTURBED in file.schema_arrow.names for file in self._files)
-        parts: dict[str, list[Any]] = {name: [] for name in (*COUNTED, *([DISTURBED] if known else []))}
+        known, restored = (
+            all(name in file.schema_arrow.names for file in self._files) for name in (DISTURBED, RESTORE)
+        )
+        optional = [*([DISTURBED] if known else []), *([RESTORE] if restored else [])]
+        parts: dict[str, list[Any]] = {name: [] for name in (*COUNTED, *optional)}
         for number, group in self._groups[arm]:
             table = self._files[number].read_row_group(group, columns=list(parts))
             table = table.filter(pc.and_(pc.equal(table["method"], arm[0]), pc.equal(table["gamma"], arm[1])))
@@ -100,10 +103,14 @@ class _ArmFile:
                 column = table[name]
                 if name == DISTURBED:  # the first sitting of a run may have been of an earlier version
                     column = pc.fill_null(column, False)
+                elif name == RESTORE:
+                    column = pc.fill_null(column, 0.0)
                 values.append(_names(column) if name in _NAMES else _numbers(column))
         columns: dict[str, Any] = {name: _joined(parts.pop(name)) for name in list(parts)}
         if known and not columns[DISTURBED].any():
             del columns[DISTURBED]  # nothing is told of a quiet machine, and no memory taken
+        if restored and not columns[RESTORE].any():
+            del columns[RESTORE]
         pa.default_memory_pool().release_unused()
         order = _order(columns)
         if order is not None:

@@ -40,7 +40,8 @@ SCHEMA = pa.schema(
         "rank": _COUNTS,
         **dict.fromkeys(("beta", "tv", "departure"), pa.list_(pa.float64())),
         **dict.fromkeys(
-            ("otherwise", "draft_s", "verify_s", "accept_s", "commit_s", "round_s", "waited_s"), pa.float64()
+            ("otherwise", "draft_s", "verify_s", "accept_s", "commit_s", "round_s", "waited_s", "restore_s"),
+            pa.float64(),
         ),
         "batch": _COUNTS,
         "disturbed": pa.bool_(),
@@ -91,6 +92,12 @@ def _columns(rounds: Sequence[Round], clock: Clock) -> dict[str, Any]:
         "commit_s": [clock.seconds(each.marks.accepted, each.marks.committed) / each.batch for each in rounds],
         "round_s": [clock.seconds(each.marks.start, each.marks.committed) / each.batch for each in rounds],
         "waited_s": [lost / each.batch for lost, each in zip(waited, rounds, strict=True)],
+        "restore_s": [
+            None
+            if each.marks.restored is None
+            else clock.seconds(each.marks.accepted, each.marks.restored) / each.batch
+            for each in rounds
+        ],
         "batch": [each.batch for each in rounds],
         "disturbed": disturbed_rounds(rounds, clock),
     }

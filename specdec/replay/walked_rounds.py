@@ -87,5 +87,6 @@ class WalkedRounds(Sequence[Round]):
             "commit_s": marks[3::3] - marks[2::3],
             "round_s": marks[3::3] - marks[:-1:3],
             "waited_s": np.zeros(size),
+            "restore_s": pa.nulls(size),
             "disturbed": np.zeros(size, dtype=bool),
         }

@@ -43,6 +43,7 @@ def test_a_family_writes_its_own_greedy_text_with_every_kind_of_drafter(family, 
         )
         found = decoded(target, made, rule, make_structure(shape, 4))
         assert found.tokens == own, (name, shape)
+        assert all(row.marks.accepted <= row.marks.restored <= row.marks.committed for row in found.rounds)
         if name == "scattered":
             assert any(row.accepted for row in found.rounds) and any(row.rejected for row in found.rounds)
 

@@ -60,6 +60,7 @@ class Target(ABC):
             is h_t of the next round (see `heads`).
         logits: after `verify` the logits [N+1, V] of the root and the nodes, as the model gave them; None where only a
             record of tokens is known. On a GPU the next `verify` may overwrite them.
+        keeps_state: layers keep a state that `commit` brings back, which takes time of its own (`Marks.restored`).
     """
 
     capabilities: TargetCapabilities
@@ -76,6 +77,7 @@ class Target(ABC):
     packages: PackageFolder | None = None
     states: Tensor | None = None
     logits: Tensor | None = None
+    keeps_state = False
 
     def room(self, tree: Tree) -> int:
         """Return the cache slots that root and draft take: for all nodes, or in each copy for the longest path."""

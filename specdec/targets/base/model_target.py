@@ -64,18 +64,19 @@ class ModelTarget(Target):
         self.decoder, self.model, self.name, self.device = decoder, decoder.model, decoder.name, decoder.device
         self.sampling, self.tokenizer, self.evaluation = sampling, tokenizer, evaluation
         self.vocab_size, self.context_length = decoder.vocab_size, decoder.context_length
-        self.end_tokens = decoder.end_tokens
+        self.end_tokens, self.keeps_state = decoder.end_tokens, bool(decoder.recurrent)
         self._scorer: Any = None
         self._root = torch.zeros(1, dtype=torch.long, device=self.device)
         self._tree = chain_tree(0)  # of the last verified draft
-        self._slot_bytes = decoder.cache.nbytes() // decoder.cache.capacity
+        self._state_bytes = decoder.cache.state_bytes()
+        self._slot_bytes = (decoder.cache.nbytes() - self._state_bytes) // decoder.cache.capacity
 
     def _copies(self, branches: int) -> int:
         return branches if self.evaluation == "rows" else 1
 
     def check_memory(self, prompt: int, capacity: int, branches: int = 1) -> None:
         copies = self._copies(branches)
-        asked = self.decoder.slots_for(prompt, capacity, copies) * self._slot_bytes
+        asked = self.decoder.slots_for(prompt, capacity, copies) * self._slot_bytes + copies * self._state_bytes
         free = available_bytes(self.device)
         if free is None or asked <= free + self.cache_bytes:  # the present cache is given up for the next
             return

@@ -71,11 +71,13 @@ def random_run(make_rounds, generator: np.random.Generator, prompts: int = 6, ga
     return pd.concat(parts, ignore_index=True), pd.concat(baselines, ignore_index=True), pd.DataFrame(replays)
 
 
-@pytest.mark.parametrize("with_replay", [False, True])
+@pytest.mark.parametrize(("with_replay", "restored"), [(False, False), (True, False), (True, True)])
 @pytest.mark.parametrize("seed", range(5))
-def test_the_product_is_the_measured_speedup_for_any_data(make_rounds, seed, with_replay):
+def test_the_product_is_the_measured_speedup_for_any_data(make_rounds, seed, with_replay, restored):
     generator = np.random.default_rng(seed)
     rounds, baseline, replay = random_run(make_rounds, generator)
+    if restored:
+        rounds["restore_s"] = generator.uniform(0, 1, len(rounds)) * rounds["commit_s"]
     alpha, t1 = generator.uniform(0.2, 1), generator.uniform(0.005, 0.05)
     account = account_of(alpha, 4, rounds, baseline, t1, replay if with_replay else None, replicates=50)
     measured = (baseline["round_s"].sum() / baseline["committed"].sum()) / (
@@ -84,7 +86,11 @@ def test_the_product_is_the_measured_speedup_for_any_data(make_rounds, seed, wit
     assert account.speedup == pytest.approx(measured, abs=1e-12)
     assert abs(account.product - measured) < 1e-9
     assert sum(log(factor) for factor in account.factors.values()) == pytest.approx(log(measured), abs=1e-9)
-    assert list(account.factors) == [name for name in FACTORS if with_replay or name != "drift"]
+    absent = {"drift": not with_replay, "restore": not restored}
+    assert list(account.factors) == [name for name in FACTORS if not absent.get(name)]
+    if restored:
+        other = rounds["draft_s"].sum() + rounds["verify_s"].sum()
+        assert account.factors["restore"] == pytest.approx(other / (other + rounds["restore_s"].sum()))
     assert sum(account.time.values()) == pytest.approx(rounds["round_s"].mean() / t1)
 
 
@@ -115,13 +121,13 @@ def test_intervals_come_from_the_same_replicates(make_rounds):
     free = account_of(alpha, 4, rounds, baseline, 0.02, replay, sums.reset_index(), replicates=500)
     fixed = account_of(alpha, 4, rounds, baseline, 0.02, replay, replicates=500)
     assert free.factors == pytest.approx(fixed.factors)
-    for name in (*FACTORS, "speedup", "g", "v", "o"):
+    for name in (*free.factors, "speedup", "g", "v", "o"):
         interval = free.intervals[name]
         assert interval.low <= interval.estimate <= interval.high and interval.prompts == 12
     assert fixed.intervals["omega"].low == fixed.intervals["omega"].high == fixed.factors["omega"]
     assert free.intervals["omega"].low < free.intervals["omega"].high
     assert free.intervals["speedup"] == fixed.intervals["speedup"]
-    widths = prod(free.intervals[name].high / free.intervals[name].low for name in FACTORS)
+    widths = prod(free.intervals[name].high / free.intervals[name].low for name in free.factors)
     assert free.intervals["speedup"].high / free.intervals["speedup"].low < widths  # not intervals multiplied
 
 

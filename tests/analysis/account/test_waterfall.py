@@ -45,11 +45,11 @@ def test_every_bar_begins_where_the_last_one_ended(worked_example):
     assert "dependence, drift or chance" in words  # no replay: one factor for the three
 
 
-def test_all_eight_factors_have_a_bar_with_a_replay(make_account):
+def test_all_factors_have_a_bar_with_a_replay(make_account):
     account = make_account(dict.fromkeys(FACTORS, 0.9) | {"omega": 3.0})
     words = words_in(waterfall(account, title="t"))
     assert "dependence between positions" in words and "drafter drift" in words
-    assert len(bars(waterfall(account, title="t"))) == 9
+    assert len(bars(waterfall(account, title="t"))) == 10
 
 
 def test_bars_whose_interval_contains_one_are_pale(make_account):
