@@ -77,7 +77,7 @@ def test_a_table_and_a_page_make_the_whole_account(in_process, written, tmp_path
     assert ended.code == 0, ended.error
     for said in (
         "2.40 and 2.50 tokens per round",
-        "at most 3 requests running and 5 waiting, with 99.9% of the KV cache in use",
+        "at most 3 requests running, 5 waiting, 99.9% of the KV cache in use",
         "from theory to the measured gain",
         "of 960 slots each holds 320",  # 60 blocks of 16 over 3
         "Fitted to the plain runs and the point at 1 in flight only",

@@ -162,10 +162,13 @@ def _observed(points: pd.DataFrame, gauges: Sequence[Gauges]) -> Section:
         "Not knowable from load tests: which kernel a step waits for, and whether outputs are the target's own."
     )
     for gauge in gauges:
-        text.append(
-            f"The server's page shows at most {gauge.running:.0f} requests running and {gauge.waiting:.0f} waiting, "
-            f"with {gauge.usage:.1%} of the KV cache in use."
-        )
+        shown_there = {
+            f"{gauge.running:.0f} requests running": gauge.running,
+            f"{gauge.waiting:.0f} waiting": gauge.waiting,
+            f"{gauge.usage:.1%} of the KV cache in use": gauge.usage,
+        }
+        known = ", ".join(words for words, value in shown_there.items() if value == value)
+        text.append(f"The server's page shows at most {known}." if known else "The server's page has no gauges.")
     return Section("What the files say", tuple(text), (("Load points", pd.DataFrame(columns)),))
 
 
@@ -285,7 +288,7 @@ def _gain(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculating, 
     ]
     if last["memory"] != 1 and (wait := 1 - _parts(table, curve)["running"].iloc[-1] / last["in_flight"]) > FEW_WAIT:
         unknown = "The files do not say whether memory or max-num-seqs holds them back: --slots or /metrics would."
-        reason = f"What limits is {evidence}." if evidence else unknown
+        reason = f"What limits them: {evidence}." if evidence else unknown
         text.append(
             f"{wait:.0%} of the requests wait. {reason} If all ran, steps would be wider and the gain about "
             f"{last['gain'] / last['memory']:.2f}: waiting takes a factor of {last['memory']:.2f} of throughput, and "
@@ -343,7 +346,7 @@ def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculati
     names = {"throughput": "tokens/s", "ttft_ms": "first token, ms", "step_ms": "step, ms"}
     for name, words in names.items():
         ends = zip(made[name], made[f"{name}_low"], made[f"{name}_high"], strict=True)
-        shown[words] = [f"{value:.4g} ({low:.3g} to {high:.3g})" for value, low, high in ends]
+        shown[words] = [f"{value:.4g} ({low:.4g} to {high:.4g})" for value, low, high in ends]
         error = compared[name] / compared[f"{name}_measured"] - 1
         shown[f"{words}: error"] = error.map(lambda value: "" if value != value else f"{value:+.1%}")
     shown["per token, ms"] = made["token_ms"].map("{:.3g}".format)

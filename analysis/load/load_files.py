@@ -36,25 +36,14 @@ COLUMNS = (  # of a table of load points; all but the first two are numbers, NaN
     "accepted_share",  # accepted over offered draft tokens
     "gamma",  # draft tokens offered per round
 )
-KINDS = """
-  GuideLLM's table, as vllm-project/speculators publishes it:
-    model,offered_concurrency,aggregate_output_tps,mean_itl_ms,mean_output_tokens_per_iteration,...
-    baseline,16,1249.9,12.7,1.001,...
-  GuideLLM's JSON:
-    {"benchmarks": [{"config": {"strategy": {"streams": 16}},
-                     "metrics": {"inter_token_latency_ms": {"successful": {"mean": 12.7}}, ...}}]}
-  vllm bench serve --save-result:
-    {"model_id": "M", "max_concurrency": 16, "completed": 184, "output_throughput": 1250.0,
-     "mean_itl_ms": 12.7, "spec_decode_acceptance_length": 3.4, ...}
-  SGLang's bench_serving, a line a run:
-    {"backend": "sglang", "max_concurrency": 16, "completed": 184, "output_throughput": 1250.0,
-     "mean_itl_ms": 12.7, "accept_length": 3.4, ...}
-  llama-server's responses, one a line:
-    {"timings": {"prompt_n": 190, "prompt_ms": 40.0, "predicted_n": 750, "predicted_ms": 900.0,
-                 "draft_n": 70, "draft_n_accepted": 40}}
-  vLLM's page /metrics:
-    vllm:num_requests_running{model_name="M"} 74.0
-    vllm:kv_cache_usage_perc{model_name="M"} 0.999"""
+KINDS = (  # each with what tells it
+    "GuideLLM's table (model,offered_concurrency,aggregate_output_tps,mean_itl_ms,...)",
+    'GuideLLM\'s JSON ({"benchmarks": [{"config": ..., "metrics": ...}]})',
+    '`vllm bench serve --save-result` ({"output_throughput": 1250.0, "mean_itl_ms": 12.7, "max_concurrency": 16, ...})',
+    'SGLang\'s bench_serving (the same with "accept_length")',
+    'llama-server\'s responses, one a line ({"timings": {"prompt_n": 190, "predicted_n": 750, "draft_n": 70, ...}})',
+    'vLLM\'s page /metrics (vllm:num_requests_running{model_name="M"} 74.0)',
+)
 
 
 @dataclass(frozen=True)
@@ -96,7 +85,7 @@ def read_loads(path: Path) -> pd.DataFrame | Gauges:
     if timings:
         made.append(_llama_server(path, timings))
     if not made:
-        raise UsageError(f"{path} is of no kind that specdec.explain knows; those are, with two lines of each:{KINDS}")
+        raise UsageError(f"{path} is of no kind that specdec.explain knows: {'; '.join(KINDS)}.")
     return _table(made)
 
 

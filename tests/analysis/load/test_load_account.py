@@ -89,7 +89,7 @@ def test_memory_is_told_from_computation():
     sections = explain(pd.concat([plain, limited]), [], ServerFacts({"": GAMMA}, slots={"": 20 * 186.0}))
     said = " ".join(text for section in sections for text in section.text)
     assert "44 of 64 wait to be admitted, 20 run" in said
-    assert "What limits is memory: 3,720 slots over 186 that a request holds admit 20" in said
+    assert "What limits them: memory: 3,720 slots over 186 that a request holds admit 20" in said
 
 
 def test_two_numbers_of_acceptance_are_reconciled():
