@@ -67,6 +67,12 @@ class DeclaredLossy(SpecdecError):
     exit_code = 7
 
 
+class LossFound(SpecdecError):
+    """The gate found that candidates accept fewer tokens, or are slower, than the run that they are held against."""
+
+    exit_code = 8
+
+
 class Interrupted(SpecdecError):
     """A signal ended the run (130 SIGINT, 143 SIGTERM); rounds that were finished are kept.
 
@@ -106,6 +112,7 @@ EXIT_CODES = {
     6: "outputs refuted: `certify` found a loss, or outputs of any command are not the target's own and no near-tie "
     "explains it; the folder is complete, and a sweep counts the cell as failed",
     7: "`certify` has nothing to certify: a part declares itself lossy",
+    8: "`gate` found a loss: candidates commit fewer tokens per round, or are slower, than the earlier run",
     130: "ended by SIGINT (Ctrl-C); finished rounds are kept",
     143: "ended by SIGTERM; finished rounds are kept",
 }

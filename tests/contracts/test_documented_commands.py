@@ -16,14 +16,14 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
 
-from specdec import advise, certify, convert, new, report, run, sync
+from specdec import advise, certify, convert, explain, gate, new, report, run, sync
 from specdec.analysis.pages.notebook import OVERLAY
 from specdec.config import AdviseConfig, CertifyConfig, RunConfig, config_dir, validated
 from specdec.drafters.base import drafters
 from specdec.studies.base.contract import studies
 
 ROOT = Path(__file__).resolve().parents[2]
-PARSERS = {"convert": convert.parser, "new": new.parser, "report": report.parser, "sync": sync.parser}
+PARSERS = {part.__name__.partition(".")[2]: part.parser for part in (convert, explain, gate, new, report, sync)}
 ROOTS = {
     "run": ("config", RunConfig),
     "advise": ("advise", AdviseConfig),
@@ -78,6 +78,10 @@ NOT_RUN = (
         "needs a sweep or studies that are finished; tests/analysis/ reports on them",
     ),
     (r"report/imported", "needs a converted file; tests/analysis/findings/ reports on such folders again"),
+    (
+        r"^explain |^gate ",
+        "needs load tests of a server, or two runs; tests/test_explain.py and tests/test_gate.py have them",
+    ),
     (r"--import KIND|drafter=NAME", "a placeholder; the page has the real names"),
 )
 SMALL = ("prompts.limit=1", "target.compile=false", "measurement.cost_contexts=[]", "tracking.enabled=false")
@@ -157,8 +161,7 @@ def test_the_overlay_of_the_notebooks_makes_what_they_read():
 
 
 def test_the_documents_have_commands_of_every_kind():
-    kinds = {"run", "advise", "certify", "train", "report", "convert", "sync", "new"}
-    assert {command for command, _ in documented()} == kinds
+    assert {command for command, _ in documented()} == {*PARSERS, *ROOTS}
 
 
 def test_every_reason_is_that_of_a_documented_command():
