@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, Literal, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -23,7 +23,7 @@ from specdec.errors import UsageError
 from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.network import Heads
 from specdec.models.load import content_hash, training_cost
-from specdec.models.model_files import check_place
+from specdec.models.model_files import SMOLLM2, check_place
 from specdec.progress import tell
 from specdec.published.checkpoint_files import PICKLES, open_checkpoint
 from specdec.published.recognise import NetworkFormat, recognise, recorded_target
@@ -194,7 +194,7 @@ class TrainedKind(Generic[C]):
         alike, path = False, Path(model).expanduser()
         if model == "pocket":
             alike = tuple(target.hidden.output_layer.shape) == _SMOLLM2_OUTPUT
-            path = shipped_file(shipped, "smollm2" if alike else "pocket")
+            path = shipped_file(shipped, SMOLLM2 if alike else "pocket")
         if (path / f"{self.group}.safetensors").is_file():
             path = path / f"{self.group}.safetensors"
         elif path.suffix in PICKLES or not path.is_file() and path.suffix != ".safetensors":
@@ -208,6 +208,8 @@ class TrainedKind(Generic[C]):
         if model == "pocket" and not path.is_file():
             words = ("heads", "some", shipped, "their") if self.several else ("network", "one", "pocket", "its")
             thing, example, recipe, whose = words
+            if alike:
+                thing, recipe = f"{thing} of SmolLM2", f"{shipped}_{SMOLLM2}" if self.several else SMOLLM2
             raise UsageError(
                 f"Bad value drafter.model=pocket: this installation has no {thing} {shipped!r}; train {example} with "
                 f"python -m specdec.train +{self.group}={recipe} and give {whose} file."
@@ -220,10 +222,10 @@ class TrainedKind(Generic[C]):
         return LoadedNetwork(network, {"sha256": sha256, "training": training_cost(training)})
 
 
-def shipped_file(name: str, target: Literal["pocket", "smollm2"] = "pocket") -> Path:
+def shipped_file(name: str, target: str = "pocket") -> Path:
     """Return the file of a network that comes with specdec, trained on the pocket target or SmolLM2-135M-Instruct."""
     folder = Path(__file__).parents[1] / "pocket" / "heads"
-    return (folder / "smollm2" if target == "smollm2" else folder) / f"{name}.safetensors"
+    return (folder / SMOLLM2 if target == SMOLLM2 else folder) / f"{name}.safetensors"
 
 
 TRAINED_HEADS = TrainedKind("specdec.heads", HeadsConfig, Heads, "heads", "Heads", "heads", several=True)

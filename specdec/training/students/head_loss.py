@@ -17,6 +17,7 @@ from specdec.heads.network import Heads
 # The bytes of logits that exist at a time: on a CPU few enough for its cache, which halves the time of this loss.
 _CHUNK_BYTES = {"cpu": 1 << 22}
 _OTHER_CHUNK_BYTES = 1 << 26
+_CHUNK_LEAST = 64  # positions, whatever the vocabulary: products of fewer lines take about as long
 
 
 @dataclass(frozen=True)
@@ -90,7 +91,7 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         features_grad = torch.zeros_like(features) if ctx.needs_input_grad[0] else None
         precise = torch.promote_types(output.dtype, torch.float32)
         output_grad = torch.zeros_like(output, dtype=precise) if ctx.needs_input_grad[1] else None
-        output = output.to(features.dtype)
+        output = output.to(_computed_in(features))
         total = torch.zeros((), dtype=torch.float64, device=features.device)
         for part in chunks(len(features), len(output), features.device):
             logits = logits_of(features[part], output)
@@ -151,7 +152,13 @@ def logits_of(features: Tensor, output: Tensor) -> Tensor:
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
 
 
+def _computed_in(features: Tensor) -> torch.dtype:
+    """Return the dtype that features are multiplied in: autocast would convert the output layer in every chunk."""
+    kind = features.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else features.dtype
+
+
 def chunks(count: int, width: int, device: torch.device) -> list[slice]:
     """Cut `count` positions with `width` logits each into pieces that fit into the memory of a device."""
-    size = max(1, _CHUNK_BYTES.get(device.type, _OTHER_CHUNK_BYTES) // (4 * width))
+    size = max(_CHUNK_LEAST, _CHUNK_BYTES.get(device.type, _OTHER_CHUNK_BYTES) // (4 * width))
     return [slice(start, min(start + size, count)) for start in range(0, count, size)]

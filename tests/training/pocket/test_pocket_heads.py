@@ -1,12 +1,16 @@
-"""The shipped heads and feature drafter are what their card says, and belong to the shipped target."""
+"""The shipped heads and feature drafters are what their cards say, and belong to the targets that they learned from."""
 
 import csv
+import hashlib
 import json
 
 import pytest
 import torch
+from fixtures.decoding import decode, seeded
 from fixtures.trainings import beginnings
 
+from specdec.drafters import drafters
+from specdec.errors import UsageError
 from specdec.published.network_files import TRAINED_EAGLE, TRAINED_HEADS, shipped_file
 from specdec.targets import targets
 from specdec.training.pocket.publish import shipped_name
@@ -15,7 +19,7 @@ from specdec.training.students.eagle_student import EagleStudent
 from specdec.training.students.head_student import HeadStudent
 
 NAMES = ("medusa", "grounded")
-SHIPPED = (*NAMES, "eagle")
+SHIPPED = [("pocket", name) for name in (*NAMES, "eagle")] + [("smollm2", name) for name in NAMES]
 FOLDER = shipped_file("medusa").parent
 
 
@@ -25,27 +29,54 @@ def target(group_values, sampling):
     return targets.build(config, sampling=sampling(temperature=0.0))
 
 
-def summary(name: str) -> dict:
-    return json.loads((FOLDER / f"summary_{name}.json").read_text(encoding="utf-8"))
+def summary(name: str, model: str = "pocket") -> dict:
+    return json.loads((shipped_file(name, model).parent / f"summary_{name}.json").read_text(encoding="utf-8"))
 
 
-def test_together_at_most_16_megabytes():
-    assert {file.stem for file in FOLDER.glob("*.safetensors")} == set(SHIPPED)
-    assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 16e6
+def test_together_they_stay_small():
+    for model, most in (("pocket", 16e6), ("smollm2", 8.5e6)):
+        folder = shipped_file("medusa", model).parent
+        assert {file.stem for file in folder.glob("*.safetensors")} == {name for own, name in SHIPPED if own == model}
+        assert sum(file.stat().st_size for file in folder.iterdir() if file.is_file()) <= most
     assert shipped_file("eagle").stat().st_size <= 4e6
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_card_history_and_file_agree_with_the_summary(name):
-    told = summary(name)
-    stored = TRAINED_EAGLE.read(shipped_file("eagle")) if name == "eagle" else TRAINED_HEADS.read(shipped_file(name))
+@pytest.mark.parametrize(("model", "name"), SHIPPED)
+def test_card_history_and_file_agree_with_the_summary(model, name):
+    told, file = summary(name, model), shipped_file(name, model)
+    stored = TRAINED_EAGLE.read(file) if name == "eagle" else TRAINED_HEADS.read(file)
     assert told["recipe"]["eagle" if name == "eagle" else "heads"]["name"] == stored.config.name
-    assert shipped_name(told) == name
+    assert shipped_name(told) == name and told["recipe"]["target"]["model"] == model
     assert told["target"] == stored.target
-    assert told["bytes"] == shipped_file(name).stat().st_size
-    assert name == "eagle" or told["seconds"] < 20 * 60, "a head is to be trained in under 20 minutes"
-    rows = list(csv.DictReader((FOLDER / f"history_{name}.csv").read_text(encoding="utf-8").splitlines()))
+    assert told["bytes"] == file.stat().st_size
+    assert model == "smollm2" or name == "eagle" or told["seconds"] < 20 * 60, "heads are trained in under 20 minutes"
+    history = (file.parent / f"history_{name}.csv").read_text(encoding="utf-8")
+    rows = list(csv.DictReader(history.splitlines()))
     assert [int(row["step"]) for row in rows] == list(range(1, told["steps"] + 1))
+
+
+def test_a_model_of_smollm2s_sizes_draws_on_its_heads_and_says_that_its_weights_are_others(
+    group_values, sampling, capsys
+):
+    """A random layer of these sizes stands for the original on the hub."""
+    shape = group_values("target", "random_110m")["shape"] | {
+        "hidden_size": 576, "num_hidden_layers": 1, "num_attention_heads": 9, "num_key_value_heads": 3,
+        "intermediate_size": 16, "vocab_size": 49152,
+    }  # fmt: skip
+    values = group_values("target", "causal", model="random", shape=shape, compile=False)
+    target, ids = targets.build(values, sampling=sampling(temperature=0.0)), torch.tensor([[1, 2, 3]])
+    plain = target.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8)
+    for name, shipped in (("medusa", "medusa"), ("blockwise", "medusa"), ("grounded", "grounded")):
+        drafter = drafters.build(group_values("drafter", name), target=target)
+        said = " ".join(capsys.readouterr().out.split())
+        assert "learned from the GGUF file of SmolLM2-135M-Instruct, and this target has other weights" in said
+        file = shipped_file(shipped, "smollm2").read_bytes()
+        assert drafter.describe()["sha256"] == hashlib.sha256(file).hexdigest()
+        assert list(decode(target, drafter, 4, [1, 2, 3], 8, **seeded()).tokens) == plain[0, 3:].tolist()
+    with pytest.raises(
+        UsageError, match=r"no network of SmolLM2 'eagle'; train one with .* \+eagle=smollm2 and give its"
+    ):
+        drafters.build(group_values("drafter", "eagle"), target=target)
 
 
 @pytest.mark.slow
