@@ -17,6 +17,7 @@ from ..research.heads_ablation import ablation_sections
 from ..research.heads_accuracy import accuracy_section
 from ..research.heads_tree import tree_sections
 from ..research.prediction_results import prediction_families, prediction_results
+from ..research.real_model import ALONG, MODEL, SETS, load_real, real_sections
 from ..studies.batching import batch_numbers, best_table, committed_study
 from .html import cell
 
@@ -32,7 +33,7 @@ GROUPS = (
     "Models that work",
     "Trainings",
 )
-_, COST, _, HEADS, STATISTICS, LOAD, LOOKUP, MODELS, _ = GROUPS
+_, COST, DRAFTERS, HEADS, STATISTICS, LOAD, LOOKUP, MODELS, _ = GROUPS
 LOOPS = "A model that loops less"  # of sessions.json: its date tells today's pocket target from the earlier one
 ON_POCKET_TEXT = ("heads_ablation", "batching", "serving")  # their figures depend on what the pocket target writes
 INTRODUCTION = """# What was measured
@@ -64,8 +65,8 @@ class Measurement(NamedTuple):
 
 
 def measurements_page(results: Path = RESULTS) -> str:
-    """Return the page as Markdown, from the files of one folder."""
-    parts = [*_written_down(results), *MEASUREMENTS]
+    """Return the page as Markdown, from the files of one folder; what was not measured yet has no section."""
+    parts = [part for part in (*_written_down(results), *MEASUREMENTS) if (results / f"{part.result}.json").is_file()]
     blocks = [INTRODUCTION]
     for group in GROUPS:
         blocks += [f"## {group}", *(_block(part, results) for part in parts if part.group == group)]
@@ -226,6 +227,18 @@ def _prediction(path: Path) -> tuple[str, Table]:
     return section.text[0], table.loc[table["kind"] == "pocket, code", ["source", *worst]].to_dict("records")
 
 
+def _real_model(path: Path) -> tuple[str, Table]:
+    table: Table = []
+    for line in load_real(ALONG, path):
+        if not line["temperature"]:
+            rates = dict(zip(line["gammas"], line["tokens_per_round"], strict=True))
+            row = {"prompts": SETS[line["set"]], "drafter": line["name"], "tokens": line["tokens"]}
+            table.append(
+                row | {f"{gamma} tokens": f"{rates[gamma]:.2f}" for gamma in (1, 2, 4, 8, 15) if gamma in rates}
+            )
+    return " ".join(section.text[0] for section in real_sections(path)), table
+
+
 def _families(path: Path) -> tuple[str, Table]:
     section = prediction_families(path)
     return section.text[0], section.tables[0][1].to_dict("records")
@@ -342,6 +355,14 @@ MEASUREMENTS = (
         "Claims of the founding papers",
         "Each claim, with its answer and its command, stands in [the founding papers](papers.md).",
         _claims,
+    ),
+    Measurement(
+        DRAFTERS,
+        "real_model",
+        "A real model, by prompts and drafter",
+        f"{MODEL} on chat prompts, word problems, code and the tasks of Spec-Bench; notebook 12 has figures and more "
+        "tables. This one is of greedy answers: tokens per round read off them, by draft length.",
+        _real_model,
     ),
     Measurement(
         STATISTICS,

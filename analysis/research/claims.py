@@ -7,8 +7,10 @@ size, whether our interval reaches it.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -21,16 +23,20 @@ from ..papers.paper_tables import COST, printed_figures
 from ..papers.published import load_published
 from ..sections import Section
 from . import claim_results as results
-from . import grounded_gain, heads_ablation, heads_accuracy, heads_tree
+from . import grounded_gain, heads_ablation, heads_accuracy, heads_tree, real_model
 from .claim_results import Measured
 
 SAME, SMALLER, LARGER = "same", "same direction, smaller", "same direction, larger"
 DIFFERENT, OPEN = "different", "cannot be told"
-COLUMNS = ("paper", "claim", "published", "ours, with 95% interval", "verdict", "why", "measured by")
+COLUMNS = (
+    *("paper", "claim", "published", "ours, with 95% interval", "verdict", "why", "measured by"),
+    *("on a real model", "verdict there"),
+)
 LEVIATHAN, CHEN, STERN = "Leviathan et al.", "Chen et al.", "Stern et al."
 MEDUSA, GROUNDED, NGRAMMYS = "Medusa", "Grounded heads", "N-Grammys"
 ABLATIONS = "notebook 04, from `analysis/results/heads_ablation.json`"
 BARS = ("mt_bench", "stdlib_code")  # prompts of the committed sessions with both kinds of heads
+GROUNDED_HEADS = "grounded"  # their name in those sessions
 BARS_COMMAND = "`pytest -m benchmark tests/benchmarks/test_grounded_bars.py`"
 GAMMA = "4"
 FLAT_TOKENS = 11  # of a call on one row of width 10, the root included
@@ -59,11 +65,15 @@ class ClaimEvidence:
         runs: what the benchmark measured, by name.
         heads: the ablations of heads.
         printed: `paper_tables.printed_figures` of the published figures, with its key as columns.
+        small: the drafter of the runs `small_model`.
+        domains: the prompts of runs `small_model` and `small_model_docs`, in words.
     """
 
     runs: Mapping[str, Measured]
     heads: list[Measured]
     printed: pd.DataFrame
+    small: str = "small_model"
+    domains: str = "the standard library's code over its documentation"
 
     def values(self, source: str, table: str, metric: str, **wanted: object) -> pd.Series:
         """Return the printed figures of a metric, of the settings with these values. ValueError if there is none."""
@@ -92,13 +102,31 @@ def evidence() -> ClaimEvidence:
 def claims(basis: ClaimEvidence | None = None) -> list[Claim]:
     """Return all claims with their answers, paper by paper."""
     basis = basis or evidence()
-    papers = (_leviathan, _formulas, _lenience, _chen, _stern, _medusa, _grounded, _ngrammys)
+    papers = (_leviathan, _formulas, _lenience, _chen, _stern, _medusa, _grounded, _grounded_design, _ngrammys)
     return [claim for answers in papers for claim in answers(basis)]
 
 
+def claims_on_real_model(basis: ClaimEvidence | None = None, path: Path = real_model.RESULT) -> dict[str, Claim]:
+    """Return the answers that a real model gives to the claims that were measured on it, by the words of each claim.
+
+    No smaller model has its tokens: where papers draft with one, its own layers without some draft.
+    """
+    runs = real_model.claim_runs(path)
+    basis = replace(basis or evidence(), runs=runs, small="layer_skip", domains="HumanEval over MT-Bench")
+    found: dict[str, Claim] = {}
+    for answers in (_leviathan, _formulas, _lenience, _chen, _ngrammys):
+        with suppress(KeyError):  # a run that is not measured yet, for this claim and the paper's later ones
+            for each in answers(basis):
+                found[each.claim] = each
+    return found
+
+
 def claims_table(basis: ClaimEvidence | None = None) -> pd.DataFrame:
-    """Return `claims` as a table with COLUMNS."""
-    return pd.DataFrame([list(vars(each).values()) for each in claims(basis)], columns=list(COLUMNS))
+    """Return `claims` as a table with COLUMNS, the last two from `claims_on_real_model`."""
+    there = claims_on_real_model(basis)
+    real = {claim: (each.ours, each.verdict) for claim, each in there.items()}
+    lines = [[*vars(each).values(), *real.get(each.claim, ("–", "–"))] for each in claims(basis)]
+    return pd.DataFrame(lines, columns=list(COLUMNS))
 
 
 def claims_section(basis: ClaimEvidence | None = None) -> Section:
@@ -106,11 +134,18 @@ def claims_section(basis: ClaimEvidence | None = None) -> Section:
     table = claims_table(basis)
     number = table["verdict"].value_counts()
     text = "; ".join(f"{count} {verdict}" for verdict, count in number.items())
+    there = table.loc[table["verdict there"] != "–", ["verdict", "verdict there"]]
+    alike = int((there["verdict"] == there["verdict there"]).sum())
+    second = (
+        ""
+        if there.empty
+        else f" {len(there)} were tested on {real_model.MODEL} too, with the same verdict for {alike}."
+    )
     return Section(
         "What the papers claim, and what is found here",
         (
             f"Of {len(table)} claims: {text}. Figures are of the small pocket target on a CPU, the published ones of "
-            "large models on accelerators: a verdict says whether the claim holds here too.",
+            f"large models on accelerators: a verdict says whether the claim holds here too.{second}",
             measured_in_words(basis),
         ),
         (("", table),),
@@ -150,6 +185,13 @@ def size(value: Interval, low: float, high: float, threshold: float = 0.0) -> st
     if verdict != SAME:
         return verdict
     return SMALLER if value.high < low else LARGER if value.low > high else SAME
+
+
+def nothing(value: Interval, within: float) -> str:
+    """Return SAME for an interval inside +-`within`, DIFFERENT for one outside, OPEN for one that reaches both."""
+    if -within < value.low and value.high < within:
+        return SAME
+    return DIFFERENT if value.low > within or value.high < -within else OPEN
 
 
 def _range(values: pd.Series, form: str = ".2f") -> str:
@@ -211,7 +253,7 @@ def _leviathan(basis: ClaimEvidence) -> Iterator[Claim]:
         _command(greedy),
     )
 
-    kinds = {"small model": "small_model", "bigram": "bigram", "unigram": "unigram"}
+    kinds = {basis.small.replace("_", " "): "small_model", "bigram": "bigram", "unigram": "unigram"}
     gains = {
         words: results.alpha_difference(basis.runs[name], basis.runs[f"{name}_sampled"])
         for words, name in kinds.items()
@@ -303,7 +345,8 @@ def _lenience(basis: ClaimEvidence) -> Iterator[Claim]:
         values = basis.values("2211.17192", "Appendix A.5", metric, temperature=temperature, drafter=drafter)
         return values.iloc[::-1]  # printed figures are sorted by their variant: "lenience l=0.1" comes first
 
-    drafters = {"small model": "small_model", "unigram": "unigram", "bigram": "bigram"}
+    small = basis.small
+    drafters = {small.replace("_", " "): small, "unigram": "unigram", "bigram": "bigram"}
     verdicts, shown = [], []
     for words, name in drafters.items():
         rises = [results.metric(run, f"lenience/rise.{name}.sampled.{lenience}") for lenience in LENIENCES[1:]]
@@ -324,7 +367,7 @@ def _lenience(basis: ClaimEvidence) -> Iterator[Claim]:
         _command(run),
     )
 
-    cold, warm = (results.metric(run, f"lenience/rise.small_model.{form}.0.1") for form in ("greedy", "sampled"))
+    cold, warm = (results.metric(run, f"lenience/rise.{small}.{form}.0.1") for form in ("greedy", "sampled"))
     gains = [values.iloc[-1] - values.iloc[0] for values in (printed("alpha", 0.0), printed("alpha", 1.0))]
     yield claim(
         "At temperature 0 lenience raises α similarly",
@@ -335,13 +378,13 @@ def _lenience(basis: ClaimEvidence) -> Iterator[Claim]:
         _command(run),
     )
 
-    gain = results.metric(run, "lenience/rise.small_model.greedy.0.5")
+    gain = results.metric(run, f"lenience/rise.{small}.greedy.0.5")
     none = 0.01  # two alphas that are printed alike with two decimals differ by less
     yield claim(
         "A lenience of 0.5 gains nothing for greedy text",
         "α 0.75 at l = 1 and at 0.5 (A.5, T5-small)",
         f"{gain:+.3f}",
-        SAME if -none < gain.low and gain.high < none else DIFFERENT if gain.low > none or gain.high < -none else OPEN,
+        nothing(gain, none),
         "It changes only positions at which the target's second choice has more than half of the first's probability",
         _command(run),
     )
@@ -388,7 +431,7 @@ def _chen(basis: ClaimEvidence) -> Iterator[Claim]:
     yield claim(
         "Acceptance depends on the domain: higher on code than on prose",
         "speedup 2.46 on HumanEval, 1.92 to 2.01 on XSum",
-        f"{gain:+.2f} tokens per round on the standard library's code over its documentation",
+        f"{gain:+.2f} tokens per round on {basis.domains}",
         direction(gain),
         "Other models, other prose; prompts of the two sets are not paired",
         _command(prose),
@@ -596,6 +639,44 @@ def _grounded(basis: ClaimEvidence) -> Iterator[Claim]:
         BARS_COMMAND,
     )
 
+    fast = grounded_gain.committed(BARS[0], "speedup", method=GROUNDED_HEADS)
+    most = basis.values("preprint of Hydra", "text", "speedup_measured").iloc[0]
+    yield claim(
+        "Grounded heads decode more than twice as fast as plain decoding",
+        f"times {most:g} (Vicuna-7B, MT-Bench)",
+        f"times {fast:.2f} on MT-Bench",
+        size(fast, most, most, 1.0),
+        "A call of this small target takes little time, so that heads and the verification of their tree cost more "
+        "than they save",
+        BARS_COMMAND,
+    )
+
+
+def _grounded_design(basis: ClaimEvidence) -> Iterator[Claim]:
+    """Answer for the ablations of the paper's section 5.3, which it shows by the accuracy of each head."""
+    plain = basis.ablated(heads_ablation.GROUNDED, "tree")
+    little = heads_ablation.PUBLISHED_GAIN / 10
+    changes = (  # variant, claim, figure; whether the paper finds it worse, or no different
+        ("layers_4", "More hidden layers in a head gain next to nothing", "Figure 5, one to four layers", False),
+        ("offset_2", "States from a quarter of the depth below the last serve as well", "Figure 6, 8 of 32", False),
+        ("offset_4", "States from half of the depth make heads worse", "Figure 6, 16 of 32", True),
+        ("embeddings", "Input embeddings in place of the last state make heads far worse", "Figure 7", True),
+        ("gru", "A GRU in place of an MLP changes little", "Figure 8", False),
+    )
+    for variant, words, figure, worse in changes:
+        change = heads_ablation.difference(basis.ablated(variant, "tree"), plain)
+        fallen = Interval(-change.estimate, -change.high, -change.low, prompts=change.prompts)
+        yield Claim(
+            GROUNDED,
+            words,
+            f"direction only ({figure}, accuracy by head)",
+            f"{change:+.3f} tokens per step, with {heads_ablation.WORDS[variant]}",
+            direction(fallen) if worse else nothing(change, little),
+            "Decoded with a tree"
+            + ("" if worse else f"; little is a tenth of the {heads_ablation.PUBLISHED_GAIN} that grounding gains"),
+            ABLATIONS,
+        )
+
 
 def _ngrammys(basis: ClaimEvidence) -> Iterator[Claim]:
     claim = partial(Claim, NGRAMMYS)
@@ -610,6 +691,16 @@ def _ngrammys(basis: ClaimEvidence) -> Iterator[Claim]:
         f"of accepted rows, context {context:.0%}, bigram {bigram:.0%}; {calls:.2f} tokens per call together",
         SAME if min(context, bigram) > 0 else DIFFERENT,
         "Rows that both propose count for the context, which is asked first",
+        _command(ablation),
+    )
+
+    far, near = (results.metric(ablation, f"ablation/{name}.length").estimate for name in ("ngram", "model_bigram"))
+    yield claim(
+        "Context n-grams speculate further ahead than the model's bigram",
+        "direction only (accepted lengths by strategy; the bigram weak at larger w, the context often at 10)",
+        f"{far:.2f} against {near:.2f} accepted tokens of a row that wins",
+        SAME if far > near else DIFFERENT,
+        "The bigram sees one token, whatever the width; a repeated passage goes on",
         _command(ablation),
     )
 

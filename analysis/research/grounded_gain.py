@@ -16,6 +16,7 @@ from .committed import BENCHMARK, RESULTS
 
 PUBLISHED_SPEEDUP = 1.07  # "Not So Speculative Decoding": grounded over independent heads, Vicuna-7B, MT-Bench, greedy
 TITLE = "Grounded heads against independent ones, in one session"
+PAIR = "grounded against medusa"
 RESULT = RESULTS / "grounded_bars.json"
 COMMAND = BENCHMARK.format("test_grounded_bars")
 COLUMNS = {"tokens_per_s": "tokens/s", "tokens_per_round": "tokens per round", "speedup": "speedup"}
@@ -67,16 +68,17 @@ def committed_section() -> Section:
     return Section(TITLE, (answer,), ((caption, wide.rename(columns=COLUMNS).reset_index()),))
 
 
-def committed(prompts: str, figure: str, path: Path | str | None = None) -> Interval:
-    """Return what the committed session on one set of prompts found of grounded heads against independent ones.
+def committed(prompts: str, figure: str, path: Path | str | None = None, method: str = PAIR) -> Interval:
+    """Return what the committed session on one set of prompts found.
 
-    figure: speedup.ratio, tokens_per_round.ratio or tokens_per_round.difference.
+    figure: of grounded heads against independent ones speedup.ratio, tokens_per_round.ratio or
+        tokens_per_round.difference; of one `method` speedup, tokens_per_round or tokens_per_s.
 
     Raises:
         UsageError: the file has no such figure.
     """
     for row in json.loads(Path(path or RESULT).read_text(encoding="utf-8"))["figures"]:
-        if (row["prompts"], row["figure"], row["category"]) == (prompts, figure, "all") and "against" in row["method"]:
+        if (row["prompts"], row["figure"], row["category"]) == (prompts, figure, "all") and row["method"] == method:
             return Interval(row["value"], row["low"], row["high"], prompts=row["count"])
     raise UsageError(f"The committed bars have no {figure} on {prompts}: `{COMMAND}` makes them.")
 

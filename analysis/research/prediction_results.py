@@ -19,6 +19,13 @@ NAMES = {"textbook": "capped geometric", "markov": LABELS["markov"], "stretches"
 def prediction_results(path: Path = RESULT) -> Section:
     """Return the table of mean and worst errors over gammas, a line per source."""
     sources = pd.DataFrame(json.loads(path.read_text(encoding="utf-8"))["figures"])
+    return errors_section(sources, "Errors on many sources")
+
+
+def errors_section(sources: pd.DataFrame, title: str) -> Section:
+    """Return the table for lines with `kind`, `source`, `texts`, `tokens` and, by the names of `NAMES`, the mean error
+    over gammas and the worst with its bounds.
+    """
     shown = sources[["kind", "source", "texts", "tokens"]].copy()
     for name, label in NAMES.items():
         worst = sources.rename(columns={f"{name}_error{end}": f"worst{end}" for end in ("", "_low", "_high")})
@@ -42,7 +49,7 @@ def prediction_results(path: Path = RESULT) -> Section:
         "Errors of tokens per round over gamma 1 to 15 (1 to 4 for heads), half of the texts predicted from the other "
         "and the reverse; the worst with 95% intervals, prompts drawn again and models fitted again."
     )
-    return Section("Errors on many sources", (words,), ((caption, shown),))
+    return Section(title, (words,), ((caption, shown),))
 
 
 def prediction_families(path: Path = FAMILIES) -> Section:

@@ -1,6 +1,265 @@
-"""Which drafter pays on which prompts of a real model, from `results/real_model.json`, which a benchmark writes."""
+"""Answers which drafter pays on which prompts of a real model, how wrong the formula is there and why, and what advice
+would have foretold, from `results/real_model.json`, which a benchmark writes session by session: what is not measured
+yet is said.
+"""
 
-from .committed import BENCHMARK, RESULTS
+from collections.abc import Mapping, Sequence
+from math import nan
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.figure import Figure
+
+from ..figures import pictures, style
+from ..intervals import Interval
+from ..sections import Section, counted
+from .claim_results import speedup, tokens_per_round
+from .committed import BENCHMARK, RESULTS, Measured, load_figures
+from .prediction_results import NAMES, errors_section
 
 RESULT = RESULTS / "real_model.json"
 COMMAND = BENCHMARK.format("test_real_model")
+MODEL = "SmolLM2-135M-Instruct"
+SETS = {
+    "mt_bench": "MT-Bench",
+    "gsm8k": "GSM8K",
+    "humaneval": "HumanEval",
+    "spec_bench": "Spec-Bench without MT-Bench",
+}
+STUDIES = ("bigram", "lenience", "ngrammys_ablation", "ngrammys_grid", "phase_transition")
+ALONG, DECODING, STUDY = "along", "decoding", "study"  # parts of the benchmark
+MODELS = dict(zip(NAMES, ("capped_geometric.text", "markov", "stretches"), strict=True))  # as in the results
+SHOWN = "ngram"  # the drafter of the figure
+FACTORS = {  # of the account: what each says in words
+    "offered": "rounds that are offered fewer tokens",
+    "dependence": "acceptance that depends on what went before",
+    "drift": "other texts or other proposals than those that were replayed",
+    "draft": "the time of drafting",
+    "verify": "calls on several tokens that take longer than on one",
+    "overhead": "accepting and committing",
+    "baseline": "plain decoding beside its timed calls",
+}
+
+
+def load_real(part: str, path: Path | str = RESULT) -> list[Measured]:
+    """Return what was measured so far in one part of the benchmark. UsageError for a file of another kind."""
+    return [line for line in _load(path) if line["part"] == part]
+
+
+def _load(path: Path | str) -> list[Measured]:
+    kind = "measurements of a real model"
+    return load_figures(path, COMMAND, "measurements", kind, list) if Path(path).is_file() else []
+
+
+def claim_runs(path: Path | str = RESULT) -> dict[str, Measured]:
+    """Return what was measured so far under the names of the runs that claims rest on (`claim_results`). There is no
+    smaller model with the target's tokens: `layer_skip` stands for it.
+    """
+    found = {(line["part"], line["set"], line["temperature"], line["name"]): line for line in _load(path)}
+    wanted = {
+        "small_model": (DECODING, "humaneval", 0, "layer_skip"),
+        "small_model_sampled": (DECODING, "humaneval", 1, "layer_skip"),
+        "small_model_docs": (DECODING, "mt_bench", 0, "layer_skip"),
+        "bigram_sampled": (ALONG, "humaneval", 1, "bigram"),
+        "unigram": (ALONG, "humaneval", 0, "unigram"),
+        "unigram_sampled": (ALONG, "humaneval", 1, "unigram"),
+        **{name: (STUDY, "humaneval", 0, name) for name in STUDIES},
+    }
+    return {name: found[key] for name, key in wanted.items() if key in found}
+
+
+def real_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
+    """Return what pays, how wrong the formula is, and what advice foretold."""
+    decoded, along = load_real(DECODING, path), load_real(ALONG, path)
+    return pays_section(decoded), formula_section(along, decoded), advice_section(decoded)
+
+
+def pays_section(decoded: Sequence[Measured]) -> Section:
+    """Return the speedups of every drafter in every session, and in words what pays where."""
+    title = "Which drafter pays on which prompts?"
+    if not decoded:
+        return _missing(title, DECODING)
+    told, table, categories = [], [], []
+    bars: dict[str, dict[str, Interval]] = {}
+    for where, lines in _sessions(decoded).items():
+        fast = {(line["name"], gamma): speedup(line, gamma) for line in lines for gamma in line["arms"]}
+        (name, gamma), best = max(fast.items(), key=lambda item: item[1].estimate)
+        paying = dict.fromkeys(drafter for (drafter, _), value in fast.items() if value.low > 1)
+        others = [drafter for drafter in paying if drafter != name]
+        if paying:
+            beside = f"; {', '.join(others)} {'pays' if len(others) == 1 else 'pay'} too" if others else ""
+            told.append(f"on {where} {name} with drafts of {gamma}, {best:.2f} times as fast as plain decoding{beside}")
+        else:
+            told.append(f"on {where} none beyond chance: the best is {name} with drafts of {gamma}, {best:.2f}")
+        for line in lines:
+            row = {"prompts": where, "drafter": line["name"], "tokens per round": f"{_rate(line):.2f}"}
+            row |= {f"speedup at {at}": f"{fast[line['name'], at]:.2f}" for at in sorted(line["arms"], key=int)}
+            identical = line["metrics"].get("lossless/identical")
+            table.append(row | {"outputs as plain": "drawn" if identical is None else f"{identical:.0%}"})
+            bars.setdefault(line["name"], {})[where] = max(
+                (fast[line["name"], at] for at in line["arms"]), key=lambda value: value.estimate
+            )
+        categories += _by_category([line for line in lines if line["name"] == name], where)
+    wide = pd.DataFrame(table)
+    speeds = sorted((name for name in wide if name.startswith("speedup at")), key=lambda name: int(name.split()[-1]))
+    columns = ["prompts", "drafter", "tokens per round", *speeds, "outputs as plain"]
+    tables = [("95% prompt-bootstrap intervals; speedup by draft length, prefill apart.", wide[columns].fillna("–"))]
+    if categories:
+        tables.append(
+            ("The fastest drafter of each set by category, at its own draft length.", pd.DataFrame(categories))
+        )
+    answer = f"Of the drafters that were timed on {MODEL}, there pays: {'; '.join(told)}."
+    caution = (
+        "The best of several draft lengths and drafters is chosen on the prompts that it is judged on, which favours "
+        "it a little. Drafters of one session took turns with plain decoding, prompt by prompt, compiled alike."
+    )
+    return Section(title, (answer, caution), tuple(tables), (("real_speedups", _speedups(bars)),), figures_first=True)
+
+
+def formula_section(along: Sequence[Measured], decoded: Sequence[Measured]) -> Section:
+    """Return how far predictions of tokens per round are off at each gamma, and which factors of the account take the
+    formula's speedup to the measured one.
+    """
+    title = "How wrong is the formula, and why?"
+    known = [line for line in along if all(model in line["errors"] for model in MODELS.values())]
+    if not known:
+        return _missing(title, ALONG)
+    errors = errors_section(_sources(known), title)
+    share, reasons = [], []
+    for line in decoded:
+        promised = line["metrics"].get("speedup.capped_geometric")
+        factors = {name: line["metrics"].get(f"account/{name}") for name in FACTORS}
+        factors = {name: value for name, value in factors.items() if value}
+        if promised and factors:
+            share.append(line["metrics"]["speedup"] / promised)
+            reasons.append(min(factors, key=lambda name: factors[name]))
+    text = errors.text
+    if share:
+        counts = pd.Series(reasons).value_counts()
+        why = "; ".join(f"{FACTORS[name]} ({counted(int(count), 'session')})" for name, count in counts.items())
+        text = (
+            *text,
+            f"Of the speedup that the formula promises, {min(share):.0%} to {max(share):.0%} is measured in "
+            f"{counted(len(share), 'session')} of a drafter. What takes most of it: {why}.",
+        )
+    return Section(title, text, errors.tables, (("real_formula", _curves(known)),))
+
+
+def advice_section(decoded: Sequence[Measured]) -> Section:
+    """Return the speedups that `specdec.advise` foretold from plain texts beside those that were measured."""
+    title = "What would advice have foretold?"
+    table, right, off = [], 0, []
+    for line in decoded:
+        for gamma, values in line.get("advised", {}).items():
+            if gamma not in line["arms"] or values[0] is None:
+                continue
+            foretold, measured = _interval(values), speedup(line, gamma)
+            right += (foretold.estimate > 1) == (measured.estimate > 1)
+            off.append(foretold.estimate / measured.estimate - 1)
+            row = {"prompts": _where(line), "drafter": line["name"], "gamma": gamma}
+            table.append(
+                row | {"foretold": f"{foretold:.2f}", "measured": f"{measured:.2f}", "error": f"{off[-1]:+.1%}"}
+            )
+    if not table:
+        return _missing(title, DECODING)
+    errors = pd.Series(off).abs()
+    answer = (
+        f"`specdec.advise`, which never speculates, says rightly in {right} of {len(table)} cases whether drafts make "
+        f"decoding faster or slower, and is off by {errors.median():.1%} in the median, by {errors.max():.1%} at most."
+    )
+    return Section(
+        title, (answer,), (("Speedups foretold from plain texts and single calls, and measured.", pd.DataFrame(table)),)
+    )
+
+
+def _interval(values: Sequence[float | None]) -> Interval:
+    estimate, low, high = (nan if value is None else value for value in values)
+    return Interval(estimate, low, high)
+
+
+def _missing(title: str, part: str) -> Section:
+    return Section(title, (f"Nothing of this part is measured yet: `{COMMAND} -k {part}` measures it, and goes on.",))
+
+
+def _where(line: Measured) -> str:
+    heat = f"temperature {line['temperature']}" if line["temperature"] else "greedy"
+    return f"{SETS[line['set']]}, {heat}"
+
+
+def _sessions(lines: Sequence[Measured]) -> dict[str, list[Measured]]:
+    found: dict[str, list[Measured]] = {}
+    for line in lines:
+        found.setdefault(_where(line), []).append(line)
+    return found
+
+
+def _rate(line: Measured) -> Interval:
+    """Return tokens per round at the drafter's own draft length."""
+    return tokens_per_round(line, str(line["gamma"]))
+
+
+def _by_category(lines: Sequence[Measured], where: str) -> list[dict[str, str]]:
+    """Return speedup and tokens per round of the categories that were logged."""
+    rows = []
+    for line in lines:
+        metrics = line["metrics"]
+        names = [key.split("/")[1] for key in metrics if key.startswith("category/") and key.endswith("/speedup")]
+        for name in names:
+            values = [
+                Interval.from_metrics(metrics, f"category/{name}/{what}") for what in ("tokens_per_round", "speedup")
+            ]
+            row = {"prompts": where, "category": name.replace("_", " "), "drafter": str(line["name"])}
+            rows.append(row | dict(zip(("tokens per round", "speedup"), map("{:.2f}".format, values), strict=True)))
+    return rows
+
+
+def _sources(along: Sequence[Measured]) -> pd.DataFrame:
+    """Return the lines as `errors_section` reads them: the worst error over gamma of each model."""
+    rows = []
+    for line in along:
+        row = {"kind": _where(line), "source": line["name"], "texts": len(line["prompts"]), "tokens": line["tokens"]}
+        for name, model in MODELS.items():
+            errors = pd.DataFrame(line["errors"][model], columns=["error", "low", "high"], dtype=float)
+            worst = errors["error"].abs().idxmax()
+            row |= {f"{name}_mean": errors["error"].mean(), f"{name}_gamma": line["gammas"][worst]}
+            row |= {
+                f"{name}_error{end}": errors.at[worst, key]
+                for end, key in (("", "error"), ("_low", "low"), ("_high", "high"))
+            }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+@style.in_style
+def _speedups(bars: Mapping[str, Mapping[str, Interval]]) -> Figure:
+    """Draw the best speedup of each drafter in each session."""
+    places = list(dict.fromkeys(where for values in bars.values() for where in values))
+    caption = "Each drafter at its best draft length. Whiskers: 95% prompt-bootstrap intervals. Dotted: plain decoding."
+    figure, axes = style.new_figure(f"Speedup by prompts and drafter, {MODEL}", caption, 5.6)
+    pictures.bars(axes, {name: [values.get(where, Interval(nan)) for where in places] for name, values in bars.items()})
+    pictures.level(axes, 1.0)
+    axes.set_xticks(range(len(places)), [style.wrapped(where.replace(", ", "\n"), 16) for where in places], fontsize=9)
+    axes.set_ylabel("speedup")
+    style.legend_above(axes, 3)
+    return figure
+
+
+def _curves(along: Sequence[Measured]) -> Figure:
+    """Draw tokens per round over gamma for one drafter, read off greedy answers, with what the formula predicts."""
+    drawn = [line for line in along if line["name"] == SHOWN and not line["temperature"]] or list(along[:1])
+    lines: dict[str, pictures.Line] = {}
+    for place, line in enumerate(drawn):
+        look, dashed = style.look(place), style.look(place)._replace(dash="--", marker="")
+        read = line["tokens_per_round"]
+        bounds = [_interval((value, *ends)) for value, ends in zip(read, line["intervals"], strict=True)]
+        errors = [error[0] for error in line["errors"][MODELS["textbook"]]]
+        promised = [Interval(value * (1 + error)) for value, error in zip(read, errors, strict=True)]
+        lines[SETS[line["set"]]] = (line["gammas"], bounds, look)
+        lines[f"_{line['set']}"] = (line["gammas"], promised, dashed)
+    return pictures.chart(
+        pictures.Panel("tokens per round", lines),
+        title=f"{drawn[0]['name']} on {MODEL}: read off its answers, and by the formula (dashed)",
+        caption="Greedy answers; half of the texts predicted from the other and the reverse. Bands: 95% intervals.",
+        xlabel="draft tokens a round",
+        columns=2,
+    )

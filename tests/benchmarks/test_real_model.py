@@ -14,7 +14,9 @@ takes 10 to 20 minutes a session, twice that on MT-Bench, whose prompts have two
 are long: two and a half hours at most.
 """
 
+import gzip
 import json
+import random
 import subprocess
 import sys
 from collections import defaultdict
@@ -28,6 +30,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fixtures import recorded_lengths
+from fixtures.claim_figures import run_figures, study_figures
 from fixtures.measured_commands import finished, provenance
 from fixtures.measuring import kept_figures, write_lines
 from fixtures.small_parts import composed
@@ -57,7 +60,7 @@ SETS = {  # name: values of prompts=, and its file in the shared data
 TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")  # of Spec-Bench; the sixth is MT-Bench
 TEMPERATURES = (0, 1)
 GAMMAS = tuple(range(1, 16))
-WALKED = ("ngram", "suffix", "mixed", "model_bigram", "bigram", "retrieval", "early_exit", "layer_skip")
+WALKED = ("ngram", "suffix", "mixed", "model_bigram", "bigram", "unigram", "retrieval", "early_exit", "layer_skip")
 WALKED_SIZES = ("prompts.limit=40", "measurement.max_new_tokens=192")
 TIMED = ("ngram", "suffix", "mixed", "lookahead", "layer_skip")
 TIMED_SIZES = ("prompts.limit=20", "measurement.max_new_tokens=64")
@@ -72,6 +75,21 @@ SHAPES: dict[str, dict[str, object]] = {  # likewise
     "lookahead": {"name": "lookahead", "nodes": 13, "depth": 4, "branching": 5, "beam": 5},
 }
 FORETOLD = ("ngram", "suffix", "mixed", "layer_skip")  # by `specdec.advise`: those whose rounds follow from a text
+SHAPES_OF_GRID = ("study.k=[1,5,10]", "study.w=[1,4,10]", "study.repeats=2")
+OF_PAPER = {  # N-Grammys'
+    "ngrammys_topk": ("+experiment=ngrammys_topk", "study.k=[1,5,10,25]"),
+    "ngrammys_ablation": ("+experiment=ngrammys_ablation",),
+    "ngrammys_grid": ("+experiment=ngrammys_grid", "target.evaluation=rows", *SHAPES_OF_GRID),
+}
+STUDIES = {(prompts, name): OF_PAPER[name] for name in OF_PAPER for prompts in ("humaneval", "mt_bench", "gsm8k")} | {
+    ("humaneval", "phase_transition"): (
+        *("+experiment=phase_transition", "study.contexts=[50,500,1000]"),
+        *("study.k=[1,2,5,10]", "study.w=[0,1,2,4,10]"),
+    ),
+    ("humaneval", "lenience"): ("+experiment=lenience", "drafter=layer_skip", "drafter.evaluations=64"),
+    ("humaneval", "bigram"): ("+drafter=bigram", "structure.gamma=3", "measurement.gammas=[]"),
+}
+STUDY_SIZES = ("prompts.limit=12", "measurement.max_new_tokens=48")
 SHARED = (
     "target=smollm2",
     "measurement.cost_contexts=[]",
@@ -98,18 +116,21 @@ each_session = pytest.mark.parametrize(
 
 
 @pytest.fixture
-def session(prompts, temperature, shared_data):
-    """The overrides of one set of prompts and temperature, which has a file of the shared data."""
+def session(prompts, request, shared_data):
+    """The overrides of one set of prompts, in an order that a seed draws, and of its temperature."""
+    temperature = request.node.callspec.params.get("temperature", 0)
     values, name = SETS[prompts]
-    file = shared_data / "prompts" / name
-    if not file.is_file():
-        pytest.skip(f"{file} does not exist")
+    source = shared_data / "prompts" / name
+    if not source.is_file():
+        pytest.skip(f"{source} does not exist")
+    with (gzip.open if source.suffix == ".gz" else open)(source, "rt", encoding="utf-8") as stream:
+        lines = [line for line in stream if line.strip()]
     if prompts == "spec_bench":
-        read = file.read_text(encoding="utf-8").splitlines()
-        lines = [line for line in read if json.loads(line)["category"] in TASKS]
-        file = (FOLDER / "tasks.jsonl").resolve()
-        FOLDER.mkdir(parents=True, exist_ok=True)
-        file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+        lines = [line for line in lines if json.loads(line)["category"] in TASKS]
+    random.Random(0).shuffle(lines)  # runs take the first ones, of each category in turn
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    file = (FOLDER / f"{prompts}.jsonl").resolve()
+    file.write_text("".join(lines), encoding="utf-8")
     sampling = () if not temperature else ("sampling=temperature", f"sampling.temperature={temperature}")
     return (*SHARED, f"prompts={values}", f"prompts.path={file}", *sampling)
 
@@ -117,16 +138,16 @@ def session(prompts, temperature, shared_data):
 @each_session
 def test_along_answers(prompts, temperature, session):
     """All drafters walk along an answer in turn; those that the file has already are left out."""
+    kept = {(*_key(line), line["name"]) for line in kept_figures(real_model.RESULT)}
+    names = [name for name in WALKED if ("along", prompts, temperature, name) not in kept]
+    if not names:
+        return
     writing = ["+drafter=none", *session, *WALKED_SIZES, "measurement.null=false", "measurement.gammas=[]"]
     writing += ["measurement.warmup_tokens=0", "measurement.calibration_calls=1"]  # nothing is timed
     writing += ["prompts.limit=20"] if prompts == "mt_bench" else ["measurement.batch_size=16"]  # two turns, one by one
     run = finished(FOLDER / f"{prompts}_{temperature}_texts", writing)
-    streams = read_streams(run.fetch("generations.jsonl")).streams
-    kept = {(*_key(line), line["drafter"]) for line in kept_figures(real_model.RESULT)}
-    names = [name for name in WALKED if ("along", prompts, temperature, name) not in kept]
-    if names:
-        lines = along(names, session, streams)
-        record("along", prompts, temperature, run, [{"drafter": name, **line} for name, line in lines.items()])
+    lines = along(names, session, read_streams(run.fetch("generations.jsonl")).streams)
+    record("along", prompts, temperature, run, [{"name": name, **line} for name, line in lines.items()])
 
 
 def along(names: list[str], session: tuple[str, ...], streams: Any) -> dict[str, dict[str, Any]]:
@@ -138,7 +159,7 @@ def along(names: list[str], session: tuple[str, ...], streams: Any) -> dict[str,
     target.score = lru_cache(maxsize=1)(score)  # every drafter asks for the same
     rounds, lengths, sums = (defaultdict(list) for _ in range(3))
     for number, stream in enumerate(streams):
-        text, prompt = stream.generated, f"p{number:05d}"
+        text, prompt = stream.generated, stream.id
         request = Request(stream.prompt, stream.limit(len(text) + max(GAMMAS)), reference=text)
         for each in opened.drafters:
             drafter, single, can = each.drafter, each.primary.structure, each.drafter.capabilities
@@ -158,7 +179,9 @@ def along(names: list[str], session: tuple[str, ...], streams: Any) -> dict[str,
             drafter.remember(stream.prompt, text)
     deepest = {each.name: each.drafter.capabilities.deepest or max(GAMMAS) for each in opened.drafters}
     tables = {name: pd.concat(parts, ignore_index=True) for name, parts in rounds.items()} | {
-        name: recorded_lengths.rounds_table(texts, [gamma for gamma in GAMMAS if gamma <= deepest[name]])
+        name: recorded_lengths.rounds_table(
+            texts, [gamma for gamma in GAMMAS if gamma <= deepest[name]], [stream.id for stream in streams]
+        )
         for name, texts in lengths.items()
     }
     return {name: judged(tables[name], sums[name]) for name in names}
@@ -192,10 +215,9 @@ def judged(rounds: pd.DataFrame, chances: list[tuple[str, float, float]]) -> dic
     rounds["tokens_left"] = by_text["committed"].transform(lambda tokens: tokens[::-1].cumsum()[::-1])
     totals = rounds.groupby("gamma").agg(tokens=("committed", "sum"), rounds=("committed", "size"))
     found: dict[str, Any] = {
-        "texts": int(rounds["prompt"].nunique()),
         "tokens": int(totals["tokens"].iloc[0]),
-        "alpha": round(float(sums["numerator"].sum() / max(1.0, sums["denominator"].sum())), 5),
-        "proposals": round(float(sums["denominator"].sum() / totals["tokens"].iloc[0]), 5),
+        "prompts": list(sums["prompt"]),
+        "alpha": {end: [_rounded(value) for value in sums[end]] for end in ("numerator", "denominator")},
         "gammas": [int(gamma) for gamma in totals.index],
         "tokens_per_round": [round(float(value), 5) for value in totals["tokens"] / totals["rounds"]],
         "errors": {},
@@ -222,19 +244,30 @@ def test_decoding(prompts, temperature, session):
     lines = {each.method or TIMED[0]: decoded(each) for each in run.drafters}
     for name in [name for name in lines if name in FORETOLD]:
         lines[name]["advised"] = advised(f"{folder}_{name}", run, [*drafting([name], SHAPES), *shared])
-    record("decoding", prompts, temperature, run, [{"drafter": name, **line} for name, line in lines.items()])
+    record("decoding", prompts, temperature, run, [{"name": name, **line} for name, line in lines.items()])
     assert not run.refuted
+
+
+@pytest.mark.parametrize(("prompts", "name"), STUDIES)
+def test_study(prompts, name, session):
+    """The studies of N-Grammys on the paper's sets of prompts, and what else claims are tested by."""
+    command = [*STUDIES[prompts, name], *session, *STUDY_SIZES]
+    run = finished(FOLDER / f"{prompts}_{name}", command)
+    figures = run_figures(run) if name == "bigram" else study_figures(name, run)
+    record("study", prompts, 0, run, [{"name": name, **figures}])
 
 
 def decoded(run: Run) -> dict[str, Any]:
     """Return what was logged of one drafter, and its curves by gamma."""
-    metrics = {name: _rounded(value) for name, value in run.metrics.items() if name.startswith(KEPT)}
+    figures = run_figures(run)
+    logged = {name: _rounded(value) for name, value in run.metrics.items() if name.startswith(KEPT)}
     curves = {
         name: {str(gamma): _rounded(value) for gamma, value in points.items()}
         for name, points in run.curves.items()
         if name.startswith("curve/")
     }
-    return {"gamma": int(run.params["structure.gamma"]), "metrics": metrics, "curves": curves}
+    metrics = {**logged, **figures.pop("metrics")}
+    return {"gamma": int(run.params["structure.gamma"]), **figures, "metrics": metrics, "curves": curves}
 
 
 def advised(folder: str, run: Run, overrides: list[str]) -> dict[str, list[float | None]]:
@@ -255,16 +288,16 @@ def record(part: str, prompts: str, temperature: int, run: Run, lines: list[Mapp
     """Write lines of one session into the file, in the place of earlier ones of the same drafters."""
     about, environment = provenance(run), run.environment()
     own = {key: about[key] for key in ("command", "date", "commit", "load_average")}
-    rows = [{"part": part, "prompts": prompts, "temperature": temperature, **line, **own} for line in lines]
-    taken = {(*_key(row), row["drafter"]) for row in rows}
-    rows += [row for row in kept_figures(real_model.RESULT) if (*_key(row), row["drafter"]) not in taken]
-    rows.sort(key=lambda row: (row["part"], row["temperature"], list(SETS).index(row["prompts"])))
+    rows = [{"part": part, "set": prompts, "temperature": temperature, **line, **own} for line in lines]
+    taken = {(*_key(row), row["name"]) for row in rows}
+    rows += [row for row in kept_figures(real_model.RESULT) if (*_key(row), row["name"]) not in taken]
+    rows.sort(key=lambda row: (row["part"], row["temperature"], list(SETS).index(row["set"])))
     head = {key: about[key] for key in ("date",)} | {key: environment[key] for key in ("cpu", "versions")}
     write_lines(real_model.RESULT, head, figures=rows)
 
 
 def _key(line: Mapping[str, Any]) -> tuple[str, str, int]:
-    return line["part"], line["prompts"], line["temperature"]
+    return line["part"], line["set"], line["temperature"]
 
 
 def _rounded(value: float | None) -> float | None:

@@ -1,0 +1,108 @@
+"""What is said of a real model, on made measurements whose answers are known."""
+
+import json
+
+import pytest
+
+from specdec.analysis.research import claim_results, claims, real_model
+from specdec.errors import UsageError
+
+PROMPTS = [f"p{number}" for number in range(20)]
+
+
+def timed(prompts, name, speeds, **more):
+    """A line of `decoding`, whose plain decoding takes a second for each of 10 tokens in each of 20 prompts."""
+    plain = {"tokens": [10] * 20, "rounds": [10] * 20, "seconds": [10.0] * 20, "verify": [9.0] * 20}
+    arms = {
+        gamma: plain | {"rounds": [5] * 20, "seconds": [10 / value * (1 + 0.01 * (at % 2)) for at in range(20)]}
+        for gamma, value in speeds.items()
+    }
+    line = {"part": "decoding", "set": prompts, "temperature": 0, "name": name, "gamma": 4, "prompts": PROMPTS}
+    return {**line, "baseline": plain, "arms": arms, "metrics": {"lossless/identical": 1.0}, **more}
+
+
+def walked(errors):
+    """A line of `along` at three gammas; `errors` of the formula, all others are right."""
+    right = [[0.0, -0.01, 0.01]] * 3
+    return {
+        **{"part": "along", "set": "gsm8k", "temperature": 0, "name": "ngram", "prompts": PROMPTS, "tokens": 200},
+        **{"gammas": [1, 2, 3], "tokens_per_round": [1.2, 1.3, 1.4], "intervals": [[1.1, 1.5]] * 3},
+        "errors": {"capped_geometric.text": errors, "markov": right, "stretches": right},
+    }
+
+
+@pytest.fixture
+def sections(tmp_path):
+    """`sections(LINE, ...)` are those of a file with these lines."""
+
+    def read(*lines):
+        path = tmp_path / "real_model.json"
+        path.write_text(json.dumps({"figures": lines}), encoding="utf-8")
+        return real_model.real_sections(path)
+
+    return read
+
+
+def test_what_pays_is_said_for_each_set_with_the_best_draft_length(sections):
+    pays, _, _ = sections(
+        timed("gsm8k", "ngram", {"2": 1.2, "4": 1.5}),
+        timed("gsm8k", "suffix", {"4": 0.8}),
+        timed("humaneval", "ngram", {"4": 0.9}),
+    )
+    answer = pays.text[0]
+    assert "on GSM8K, greedy ngram with drafts of 4, 1.49 (" in answer and "suffix" not in answer
+    assert "on HumanEval, greedy none beyond chance: the best is ngram with drafts of 4, 0.90 (" in answer
+    ((_, table),) = pays.tables
+    assert table["tokens per round"].tolist() == ["2.00 (2.00 to 2.00)"] * 3
+
+
+def test_the_worst_error_of_the_formula_is_said_with_its_gamma_and_what_takes_most_of_the_speedup(sections):
+    account = {"account/draft": 0.95, "account/verify": 0.6, "speedup": 1.0, "speedup.capped_geometric": 2.0}
+    line = walked([[0.01, 0.0, 0.02], [0.08, 0.05, 0.11], [-0.04, -0.06, -0.02]])
+    _, formula, _ = sections(line, timed("gsm8k", "ngram", {"4": 1.0}, metrics=account))
+    ((_, table),) = formula.tables
+    assert table["capped geometric: worst"].tolist() == ["+8.0% (+5.0% to +11.0%)"]
+    assert table["capped geometric: at gamma"].tolist() == [2]
+    assert "50% to 50% is measured" in formula.text[-1] and real_model.FACTORS["verify"] in formula.text[-1]
+
+
+def test_advice_is_right_where_it_stands_on_the_same_side_of_one(sections):
+    advised = {"2": [1.1, 1.0, 1.2], "4": [1.3, 1.2, 1.4], "8": [1.0, 0.9, 1.1]}
+    _, _, advice = sections(timed("gsm8k", "ngram", {"2": 0.9, "4": 1.5}, advised=advised))
+    assert "rightly in 1 of 2 cases" in advice.text[0]
+    assert advice.tables[0][1]["foretold"].tolist() == ["1.10 (1.00 to 1.20)", "1.30 (1.20 to 1.40)"]
+
+
+def test_what_is_not_measured_yet_names_the_command(sections):
+    pays, formula, advice = sections(walked([[0.01, 0.0, 0.02]] * 3))
+    assert all("-k decoding" in section.text[0] and not section.tables for section in (pays, advice))
+    assert formula.figures
+
+
+def test_no_file_is_nothing_measured_and_another_file_is_refused(tmp_path):
+    assert all(real_model.COMMAND in section.text[0] for section in real_model.real_sections(tmp_path / "none.json"))
+    (tmp_path / "other.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(UsageError, match="test_real_model.py"):
+        real_model.real_sections(tmp_path / "other.json")
+
+
+def test_a_real_model_that_measures_what_the_pocket_target_did_gets_its_verdicts(tmp_path):
+    """A claim whose run is missing has none, and does not fall back on the other model's."""
+    runs, path = claim_results.load_results(), tmp_path / "real_model.json"
+    places = {  # run: part, prompts, temperature, name
+        "small_model": ("decoding", "humaneval", 0, "layer_skip"),
+        "small_model_sampled": ("decoding", "humaneval", 1, "layer_skip"),
+        "small_model_docs": ("decoding", "mt_bench", 0, "layer_skip"),
+        **{
+            name: ("study", "humaneval", 0, name) for name in ("ngrammys_ablation", "ngrammys_grid", "phase_transition")
+        },
+    }
+    keys = ("part", "set", "temperature", "name")
+    lines = [{**runs[run], **dict(zip(keys, place, strict=True))} for run, place in places.items()]
+    path.write_text(json.dumps({"figures": lines}), encoding="utf-8")
+    there, here = claims.claims_on_real_model(path=path), {each.claim: each for each in claims.claims()}
+    assert {each.paper for each in there.values()} == {claims.LEVIATHAN, claims.CHEN, claims.NGRAMMYS}
+    assert {claim: each.verdict for claim, each in there.items()} == {claim: here[claim].verdict for claim in there}
+    assert "α is higher at temperature 0 than at 1, for all models" not in there
+    (domain,) = [each for claim, each in there.items() if "domain" in claim]
+    assert "HumanEval over MT-Bench" in domain.ours
