@@ -102,7 +102,18 @@ def evidence() -> ClaimEvidence:
 def claims(basis: ClaimEvidence | None = None) -> list[Claim]:
     """Return all claims with their answers, paper by paper."""
     basis = basis or evidence()
-    papers = (_leviathan, _formulas, _lenience, _chen, _stern, _medusa, _grounded, _grounded_design, _ngrammys)
+    papers = (
+        _leviathan,
+        _formulas,
+        _lenience,
+        _chen,
+        _stern,
+        _medusa,
+        _grounded,
+        _grounded_design,
+        _ngrammys,
+        _transition,
+    )
     return [claim for answers in papers for claim in answers(basis)]
 
 
@@ -114,7 +125,7 @@ def claims_on_real_model(basis: ClaimEvidence | None = None, path: Path = real_m
     runs = real_model.claim_runs(path)
     basis = replace(basis or evidence(), runs=runs, small="layer_skip", domains="HumanEval over MT-Bench")
     found: dict[str, Claim] = {}
-    for answers in (_leviathan, _formulas, _lenience, _chen, _ngrammys):
+    for answers in (_leviathan, _formulas, _lenience, _chen, _ngrammys, _transition):
         with suppress(KeyError):  # a run that is not measured yet, for this claim and the paper's later ones
             for each in answers(basis):
                 found[each.claim] = each
@@ -709,11 +720,6 @@ def _ngrammys(basis: ClaimEvidence) -> Iterator[Claim]:
         fast, calls = (results.metric(grid, f"grid/whole.{name}.{what}") for what in ("speedup", "tokens_per_call"))
         return fast, calls.estimate
 
-    def slowdown(context: str) -> str:
-        """Return the slow-down of (10, 10) in words: its mean and range over passes."""
-        values = transition["slowdowns"][context]
-        return f"{np.mean(values):.1f} times ({min(values):.1f} to {max(values):.1f})"
-
     fast, calls = whole("best")
     shape = tuple(int(results.metric(grid, f"grid/best_{side}").estimate) for side in "kw")
     yield claim(
@@ -733,11 +739,15 @@ def _ngrammys(basis: ClaimEvidence) -> Iterator[Claim]:
         "direction only (table, model by data set; no value could be recovered)",
         f"{fast:.2f}, {calls:.2f} tokens per call; the best shape leads by {lead:.2f}",
         direction(fast, 1.0),
-        f"A call on its 110 tokens takes {slowdown('500')} of one on two tokens "
+        f"A call on its 110 tokens takes {_slowdown(transition, '500')} of one on two tokens "
         "behind 500 in the cache, which more tokens per call have to pay for",
         _command(grid),
     )
 
+
+def _transition(basis: ClaimEvidence) -> Iterator[Claim]:
+    """Answer for the phase transition of N-Grammys."""
+    claim, transition = partial(Claim, NGRAMMYS), basis.runs["phase_transition"]
     flat = {
         context: int(results.metric(transition, f"transition/tokens_within_10pct.{context}").estimate)
         for context in transition["slowdowns"]
@@ -760,8 +770,14 @@ def _ngrammys(basis: ClaimEvidence) -> Iterator[Claim]:
         "Behind a longer context a wide call costs more",
         "direction only (slow-down over k, w and context)",
         "(10, 10) over (1, 1), mean (and range) of the passes: "
-        + ", ".join(f"{slowdown(context)} behind {context}" for context in contexts),
+        + ", ".join(f"{_slowdown(transition, context)} behind {context}" for context in contexts),
         SAME if min(last) > max(first) else DIFFERENT if max(last) < min(first) else OPEN,
         "Each row attends to a cache of its own; told apart only where the ranges do not overlap",
         _command(transition),
     )
+
+
+def _slowdown(transition: Measured, context: str) -> str:
+    """Return the slow-down of (10, 10) in words: its mean and range over passes."""
+    values = transition["slowdowns"][context]
+    return f"{np.mean(values):.1f} times ({min(values):.1f} to {max(values):.1f})"
