@@ -27,7 +27,7 @@ def test_keys_have_their_comments_and_those_of_files_that_are_extended():
     page = help_page("config", ["+drafter=medusa", "target=random_110m"])
     assert "tracking:  (tracking=mlflow)\n" in page and "\n  required: false # true: a run fails" in page
     assert "\n  siblings: without_replacement # in rows and trees" in page  # a group that was added
-    assert "\n    hidden_size: 768" in page and "\n  compile: trace # trace: replay" in page  # causal.yaml below it
+    assert "\n    hidden_size: 768" in page and "\n  compile: auto # true on a CPU" in page  # causal.yaml below it
     assert "defaults:" not in page and "@package" not in page
 
 

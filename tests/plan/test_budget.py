@@ -259,5 +259,6 @@ def test_the_bound_that_auto_became_is_logged(monkeypatch):
     ],
 )
 def test_the_first_look_is_traced_and_a_long_run_is_compiled(overrides, mode):
-    parts = open_parts(plan(composed("+drafter=small_model", "target.device=cpu", *overrides)))
+    own = ("target.device=cpu", "target.compile_cache=null")
+    parts = open_parts(plan(composed("+drafter=small_model", *own, *overrides)))
     assert parts.target.compilation == parts.primary.drafter._compilation == mode
