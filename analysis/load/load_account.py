@@ -147,7 +147,7 @@ def _observed(points: pd.DataFrame, gauges: Sequence[Gauges]) -> Section:
     columns = {
         "server": shown["server"],
         "in flight": shown["in_flight"].astype(int),
-        "tokens/s": shown["throughput"].map("{:.5g}".format),
+        "tokens/s": shown["throughput"].map(_digits),
         "tokens per round": shown["pooled"].fillna(shown["by_request"]).map("{:.3f}".format),
         "step, ms": shown["step_ms"].map("{:.2f}".format),
         "first token, ms": shown["ttft_ms"].map("{:.0f}".format),
@@ -346,10 +346,14 @@ def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculati
     names = {"throughput": "tokens/s", "ttft_ms": "first token, ms", "step_ms": "step, ms"}
     for name, words in names.items():
         ends = zip(made[name], made[f"{name}_low"], made[f"{name}_high"], strict=True)
-        shown[words] = [f"{value:.4g} ({low:.4g} to {high:.4g})" for value, low, high in ends]
+        shown[words] = [f"{_digits(value)} ({_digits(low)} to {_digits(high)})" for value, low, high in ends]
         error = compared[name] / compared[f"{name}_measured"] - 1
         shown[f"{words}: error"] = error.map(lambda value: "" if value != value else f"{value:+.1%}")
     shown["per token, ms"] = made["token_ms"].map("{:.3g}".format)
     ends = zip(made["gain"], made["gain_low"], made["gain_high"], strict=True)
     shown["gain"] = [f"{value:.2f} ({low:.2f} to {high:.2f})" for value, low, high in ends]
     return Section(f"{server}: forecast", tuple(text), (("Forecast by load, 95%", pd.DataFrame(shown)),))
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
