@@ -77,9 +77,11 @@ def mode_for(wanted: bool | str, device: torch.device) -> Mode | None:
     return "inductor"
 
 
-def auto_mode(decoder: Decoder, packages: PackageFolder, calls: float, seconds: float | None = None) -> Mode:
+def auto_mode(
+    decoder: Decoder, packages: PackageFolder, calls: float, seconds: float | None = None
+) -> tuple[Mode, str]:
     """Return what `target.compile=auto` does on a CPU: compile where that was done before, or takes short beside the
-    decoding, as reckoned; trace otherwise, which is said.
+    decoding, as reckoned; trace otherwise, with a sentence that says why.
 
     Args:
         calls, seconds: see `Target.choose_compilation`.
@@ -89,14 +91,11 @@ def auto_mode(decoder: Decoder, packages: PackageFolder, calls: float, seconds: 
     layers: int = decoder.model.config.get_text_config().num_hidden_layers
     decoding = min(calls * (weights / _RECKONED_BYTES_S + layers * _RECKONED_LAYER_S), seconds or math.inf)
     if expected > min(AUTO_S, _AUTO_SHARE * decoding):
-        logger.info(
-            "Calls are traced: to compile them takes about %.0f s, once, beside some %.0f s of decoding "
-            "(target.compile=true compiles).",
-            expected,
-            max(1.0, decoding),
+        return "trace", (
+            f"Calls are traced: to compile them takes about {expected:.0f} s, once, beside some "
+            f"{max(1.0, decoding):.0f} s of decoding (target.compile=true compiles)."
         )
-        return "trace"
-    return mode_for("auto", decoder.device) or "trace"
+    return mode_for("auto", decoder.device) or "trace", ""
 
 
 @torch.inference_mode()

@@ -1,6 +1,7 @@
 """Decoder-only transformers models as targets: trees and batches of paths are verified over our own cache."""
 
 import hashlib
+import logging
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -48,6 +49,9 @@ from specdec.targets.base.model_target import ModelTarget
 from specdec.theory.roofline import Product
 
 
+logger = logging.getLogger(__name__)
+
+
 @typed
 class CausalConfig:
     name: Literal["causal"]
@@ -76,6 +80,7 @@ class Causal(ModelTarget):
     tensor_parallel = 1  # processes that hold a share of the weights each
     placed: Mapping[str, int] = {}  # modules on each device, where a device map put them there
     undecided = False  # whether `choose_compilation` decides between tracing and compiling
+    _why = ""  # calls are traced, until that was said
     _shape_hash = ""  # of random weights
 
     def __init__(
@@ -137,10 +142,13 @@ class Causal(ModelTarget):
         return target
 
     def choose_compilation(self, calls: float, seconds: float | None = None) -> None:
-        if self.undecided and self.packages is not None:
-            self.compilation = auto_mode(self.decoder, self.packages, calls, seconds)
+        if self.undecided and self.packages is not None and not self.decoder.recurrent:
+            self.compilation, self._why = auto_mode(self.decoder, self.packages, calls, seconds)
 
     def prepare(self, sizes: Collection[int], capacity: int, branches: int = 1) -> None:
+        if self._why:
+            logger.info(self._why)
+            self._why = ""
         if self.compilation is not None:
             compile_decoder(self.decoder, sizes, capacity, self.compilation, self._copies(branches), self.packages)
 

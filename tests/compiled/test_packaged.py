@@ -165,13 +165,13 @@ def test_what_takes_too_long_to_compile_is_said_and_traced(model, tmp_path, comp
     assert "tiny: compiling takes about 39 s, once, so calls are traced instead; target.compile=true" in caplog.text
 
 
-def test_auto_compiles_what_is_short_beside_the_decoding(model, tmp_path, caplog):
+def test_auto_compiles_what_is_short_beside_the_decoding(model, tmp_path):
     """39 seconds, beside calls that take half a millisecond."""
-    caplog.set_level("INFO")
     ours, packages = Decoder(model, "tiny", 512), PackageFolder(tmp_path / "none")
-    assert auto_mode(ours, packages, 320_000) == "inductor" and not caplog.text
-    assert auto_mode(ours, packages, 300_000) == auto_mode(ours, packages, 320_000, 90.0) == "trace"
-    assert "takes about 39 s, once, beside some 90 s of decoding (target.compile=true" in caplog.text
+    assert auto_mode(ours, packages, 320_000) == ("inductor", "")
+    assert auto_mode(ours, packages, 300_000)[0] == "trace"
+    mode, why = auto_mode(ours, packages, 320_000, 90.0)
+    assert mode == "trace" and "takes about 39 s, once, beside some 90 s of decoding (target.compile=true" in why
     assert not (tmp_path / "none").exists()
 
 
@@ -179,7 +179,7 @@ def test_auto_compiles_what_is_short_beside_the_decoding(model, tmp_path, caplog
 def test_what_is_compiled_already_takes_no_time(model, deeper, folder, compiling_nothing):
     ours = Decoder(model, "tiny", 512)
     for each in (ours, Decoder(deeper, "deeper", 512)):
-        assert auto_mode(each, PackageFolder(folder), 1) == "inductor"
+        assert auto_mode(each, PackageFolder(folder), 1) == ("inductor", "")
     compile_decoder(ours, {1, 3}, 64, "inductor", packages=PackageFolder(folder, seconds=0))
     assert {choice["pass"] for choice in ours.choices.values()} == {"inductor"}
 
