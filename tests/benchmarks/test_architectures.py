@@ -61,15 +61,30 @@ BESIDES: dict[str, dict[str, Any]] = {
     "bamba": dict(mamba_n_heads=8, mamba_d_head=8, attn_layer_indices=[1]),
     "bigbird_pegasus": dict(attention_type="original_full"),
     "deepseek_v2": dict(topk_method="greedy", n_routed_experts=4, num_experts_per_tok=2),
-    "dots1": dict(n_routed_experts=4, num_experts_per_tok=2),
+    "dots1": dict(n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1),
     "dots3_note": dict(per_layer_config={}),
     "dots3_note_text": dict(per_layer_config={}),
     "gemma4_text": dict(per_layer_config={}),
     "gemma4_unified_text": dict(per_layer_config={}),
     "gpt_neo": dict(attention_types=[[["global", "local"], 1]], attention_layers=["global", "local"]),
-    "granitemoehybrid": dict(mamba_n_heads=8, mamba_d_head=8),
+    "granitemoehybrid": dict(mamba_n_heads=8, mamba_d_head=8, layer_types=["linear_attention", "full_attention"]),
     "hunyuan_v1_dense": dict(head_dim=HEAD),
     "hunyuan_v1_moe": dict(head_dim=HEAD),
+    "jamba": dict(attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False),
+    "kimi_linear": dict(
+        layer_types=["linear_attention", "full_attention"],
+        linear_head_dim=8,
+        linear_num_heads=4,
+        n_group=1,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        topk_group=1,
+        num_key_value_heads=HEADS,
+        mlp_layer_types=["dense", "sparse"],
+        num_experts=4,
+        num_experts_per_token=2,
+        num_expert_group=1,
+    ),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"]),
     "longcat_flash": dict(qk_head_dim=2 * HEAD),
     "mamba2": dict(num_heads=8, head_dim=8),
@@ -80,6 +95,12 @@ BESIDES: dict[str, dict[str, Any]] = {
     "zamba": dict(layer_types=["linear_attention", "hybrid"]),
     "zamba2": dict(layer_types=["mamba", "hybrid"]),
 }
+# No decoders by default.
+for name in (
+    "bert bert-generation big_bird camembert data2vec-text electra ernie megatron-bert rembert roberta "
+    "roberta-prelayernorm roc_bert roformer xlm-roberta xlm-roberta-xl xmod"
+).split():
+    BESIDES[name] = BESIDES.get(name, {}) | dict(is_decoder=True)
 
 
 def shrunk(config: Any) -> dict[str, Any]:
