@@ -48,7 +48,6 @@ from specdec.targets.base.hidden import HiddenStates
 from specdec.targets.base.model_target import ModelTarget
 from specdec.theory.roofline import Product
 
-
 logger = logging.getLogger(__name__)
 
 
