@@ -76,6 +76,7 @@ FACTORS = {
         "the baseline's own overhead", "t AR / t(1)", "the baseline's time per token against the bare call"
     ),
 }
+NO_STATE = FACTORS["overhead"]._replace(symbol="(v + g) / (v + g + o)")  # overhead, where nothing is restored
 NO_REPLAY = Factor(  # dependence and drift in one
     "dependence, drift or chance",
     "τ / Ω̄",
@@ -167,6 +168,8 @@ class Account:
         """Return the words for a factor or for `loop`; without a replay dependence and drift are one factor."""
         if factor == "dependence" and not self.replayed:
             return NO_REPLAY
+        if factor == "overhead" and "restore" not in self.factors:
+            return NO_STATE
         return {**FACTORS, **PARTS, "loop": LOOP}[factor]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
+from ..account.gap_account import FACTORS
 from ..figures import pictures, style
 from ..intervals import Interval
 from ..sections import Section, counted
@@ -30,15 +31,6 @@ STUDIES = ("bigram", "lenience", "ngrammys_ablation", "ngrammys_grid", "phase_tr
 ALONG, DECODING, STUDY = "along", "decoding", "study"  # parts of the benchmark
 MODELS = dict(zip(NAMES, ("capped_geometric.text", "markov", "stretches"), strict=True))  # as in the results
 SHOWN = "ngram"  # the drafter of the figure
-FACTORS = {  # of the account: what each says in words
-    "offered": "rounds that are offered fewer tokens",
-    "dependence": "acceptance that depends on what went before",
-    "drift": "other texts or other proposals than those that were replayed",
-    "draft": "the time of drafting",
-    "verify": "calls on several tokens that take longer than on one",
-    "overhead": "accepting and committing",
-    "baseline": "plain decoding beside its timed calls",
-}
 
 
 def load_real(part: str, path: Path | str = RESULT) -> list[Measured]:
@@ -128,7 +120,7 @@ def formula_section(along: Sequence[Measured], decoded: Sequence[Measured]) -> S
     share, reasons = [], []
     for line in decoded:
         promised = line["metrics"].get("speedup.capped_geometric")
-        factors = {name: line["metrics"].get(f"account/{name}") for name in FACTORS}
+        factors = {name: line["metrics"].get(f"account/{name}") for name in FACTORS if name != "omega"}
         factors = {name: value for name, value in factors.items() if value}
         if promised and factors:
             share.append(line["metrics"]["speedup"] / promised)
@@ -136,10 +128,11 @@ def formula_section(along: Sequence[Measured], decoded: Sequence[Measured]) -> S
     text = errors.text
     if share:
         counts = pd.Series(reasons).value_counts()
-        why = "; ".join(f"{FACTORS[name]} ({counted(int(count), 'session')})" for name, count in counts.items())
+        why = "; ".join(f"{FACTORS[name].cause} ({counted(int(count), 'session')})" for name, count in counts.items())
+        part = " to ".join(dict.fromkeys(f"{end:.0%}" for end in (min(share), max(share))))
         text = (
             *text,
-            f"Of the speedup that the formula promises, {min(share):.0%} to {max(share):.0%} is measured in "
+            f"Of the speedup that the formula promises, {part} is measured in "
             f"{counted(len(share), 'session')} of a drafter. What takes most of it: {why}.",
         )
     return Section(title, text, errors.tables, (("real_formula", _curves(known)),))

@@ -41,7 +41,8 @@ def test_every_bar_begins_where_the_last_one_ended(worked_example):
     assert "= 1.37 t(1) (verify, draft, rest)" in words
     for factor in worked_example.factors:
         if factor != "dependence":
-            assert FACTORS[factor].name in words and FACTORS[factor].symbol in words
+            assert worked_example.named(factor).name in words and worked_example.named(factor).symbol in words
+    assert "+ r)" not in words, "nothing is restored"
     assert "dependence, drift or chance" in words  # no replay: one factor for the three
 
 

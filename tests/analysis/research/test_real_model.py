@@ -1,9 +1,10 @@
-"""What is said of a real model, on made measurements whose answers are known."""
+"""Sentences and verdicts on a real model, from made measurements whose answers are known."""
 
 import json
 
 import pytest
 
+from specdec.analysis.account.gap_account import FACTORS
 from specdec.analysis.research import claim_results, claims, real_model
 from specdec.errors import UsageError
 
@@ -63,7 +64,7 @@ def test_the_worst_error_of_the_formula_is_said_with_its_gamma_and_what_takes_mo
     ((_, table),) = formula.tables
     assert table["capped geometric: worst"].tolist() == ["+8.0% (+5.0% to +11.0%)"]
     assert table["capped geometric: at gamma"].tolist() == [2]
-    assert "50% to 50% is measured" in formula.text[-1] and real_model.FACTORS["verify"] in formula.text[-1]
+    assert "promises, 50% is measured" in formula.text[-1] and FACTORS["verify"].cause in formula.text[-1]
 
 
 def test_advice_is_right_where_it_stands_on_the_same_side_of_one(sections):
