@@ -33,7 +33,7 @@ from specdec.tracking.writer import PARENT_RUN
 from specdec.verifiers import Verifier, verifiers
 
 FIRST_LOOK_S = 90.0  # budget of the command in the README: with its start and its report it then takes two minutes
-EXAMPLE_S = 300.0  # likewise of its second one, on a real model: six minutes, even where it is not compiled
+EXAMPLE_S = 300.0  # likewise of its second one, on a real model, which cannot be compiled everywhere
 _EXAMPLE = "smollm2"  # its `target.model`
 
 
