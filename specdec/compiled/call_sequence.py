@@ -8,12 +8,10 @@ import weakref
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
-
-from specdec.compiled.layers import Call
 
 # A program takes its inputs away, so each is given as a new handle. The first values are tokens and places, [1, N]
 # integers, and masks, [1, 1, N, S].
@@ -74,16 +72,21 @@ class _Functions(ctypes.Structure):
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("copy", "drop", "view"))
 
 
+class ProgramCall(NamedTuple):
+    """A call of a program: its file, tensors or the names of values that it takes, and names of those that it makes."""
+
+    program: Path
+    inputs: Sequence[Tensor | str]
+    outputs: Sequence[str]
+
+
 class CallSequence:
     """The calls of a pass with their programs, tensors that stay, and what they have made."""
 
-    def __init__(
-        self, library: Path, calls: Sequence[Call], programs: Sequence[Path], kinds: Sequence[str], dtype: torch.dtype
-    ) -> None:
+    def __init__(self, library: Path, calls: Sequence[ProgramCall], kinds: Sequence[str], dtype: torch.dtype) -> None:
         """
         Args:
             library: the walk itself, compiled (see `write_sequence`).
-            programs: file of the program of each call.
             kinds: names of the masks.
             dtype: of the masks.
         """
@@ -95,8 +98,8 @@ class CallSequence:
             self._values[slot] = _address(handle, None)
         weakref.finalize(self, _drop, cast(Iterable[int | None], self._values))
         numbers, fixed = list[int](), iter(range(len(names), len(self._values)))
-        for call, program in zip(calls, programs, strict=True):
-            numbers += (*_loaded(program), len(call.inputs), len(call.outputs))
+        for call in calls:
+            numbers += (*_loaded(call.program), len(call.inputs), len(call.outputs))
             numbers += [self._slots[each] if isinstance(each, str) else next(fixed) for each in call.inputs]
             numbers += [self._slots[each] for each in call.outputs]
         self._calls = (ctypes.c_int64 * len(numbers))(*numbers)

@@ -36,8 +36,8 @@ class Call(NamedTuple):
     Attributes:
         program: (tensors) -> tensors, the same object for all layers of a kind.
         name: of the program: head, layer or tail.
-        inputs: weights and buffers of the cache, or names of values: `tokens` and `places` [1, N], masks by their kind,
-            or what an earlier call made.
+        inputs: names of weights, behind a dot, of a layer's part of the cache (`keys I`, `values I`), or of values:
+            `tokens` and `places` [1, N], masks by their kind, or what an earlier call made; or constants.
         outputs: names of the values that it makes: `states I` [1, N, D] is what layer I reads, `logits` [1, N, V], and
             `states` is what the output head reads.
     """
@@ -61,6 +61,7 @@ def cut(model: Any, name: str, cache: KVCache, windows: Mapping[str, int | None]
         Exception: torch cannot export a part; it raises some ten unrelated types.
     """
     blocks = list(blocks_of(model, name))
+    paths = {module: path for path, module in model.named_modules()}
     with torch.inference_mode(False), torch.no_grad(), attention_by_kernel(model):
         form = _form(model, blocks, list(windows))
         head, places = _Head(form), torch.arange(_TOKENS).unsqueeze(0)
@@ -68,22 +69,45 @@ def cut(model: Any, name: str, cache: KVCache, windows: Mapping[str, int | None]
             "head", head, ["tokens", "places", *windows], places + 1, places + _PREFIX, form.masks(_TOKENS)
         )
         names = ["states 0", *(f"shared {number}" for number in range(len(exported.values) - 1))]
-        call, made = exported.call(model, names, {})
+        call, made = exported.call("", names, {})
         examples = {each: _example(value) for each, value in zip(names, exported.values, strict=True)}
         calls, kinds = [call], dict[Hashable, _Exported]()
         for index, (block, taken) in enumerate(zip(blocks, head.taken, strict=True)):
-            slots = _slots(block, cache)
-            kind = (_kind(block), taken.kind, *((buffer.shape[1::2], buffer.dtype) for buffer in slots))
+            slots = _slots(block)
+            whole = with_tensors(model, cache, slots)
+            kind = (_kind(block), taken.kind, *((buffer.shape[1::2], buffer.dtype) for buffer in whole))
             own = ["states", *(f"given {number}" for number in range(len(taken.names))), "keys", "values"]
             if kind not in kinds:
-                buffers = [buffer.new_zeros(1, buffer.shape[1], _CAPACITY, buffer.shape[3]) for buffer in slots]
+                buffers = [buffer.new_zeros(1, buffer.shape[1], _CAPACITY, buffer.shape[3]) for buffer in whole]
                 tensors = [examples[each] for each in taken.names]
                 kinds[kind] = _exported("layer", _Layer(block, taken), own, examples["states 0"], tensors, buffers)
             values = [f"states {index}", *(made[each] for each in taken.names), *slots]
-            calls.append(kinds[kind].call(block, [f"states {index + 1}"], dict(zip(own, values, strict=False)))[0])
+            given = dict(zip(own, values, strict=False))
+            calls.append(kinds[kind].call(f".{paths[block]}", [f"states {index + 1}"], given)[0])
         exported = _exported("tail", _Tail(form, 0 in kept), ["states"], examples["states 0"])
         names = ["logits", "states"][: len(exported.values)]
-        return [*calls, exported.call(model, names, {"states": f"states {len(blocks)}"})[0]]
+        return [*calls, exported.call("", names, {"states": f"states {len(blocks)}"})[0]]
+
+
+def with_tensors(model: Any, cache: KVCache, inputs: Sequence[Any]) -> list[Any]:
+    """Return inputs of calls with weights, and parts of the cache's first copy, in the place of their names."""
+
+    def tensor(name: str) -> Tensor | str:
+        if name.startswith("."):
+            weight: Tensor = attrgetter(name[1:])(model)
+            return weight.detach()
+        of, _, place = name.partition(" ")
+        return getattr(cache.layers[int(place)], of)[:1] if of in ("keys", "values") else name
+
+    return [tensor(each) if isinstance(each, str) else each for each in inputs]
+
+
+def made_of(model: Any, kept: Sequence[int]) -> list[str]:
+    """Return all that the calls of a pass depend on beside the versions of the code: the settings and the weights of
+    the model and of its modules.
+    """
+    config = {key: value for key, value in model.config.to_dict().items() if key != "_name_or_path"}
+    return [type(model).__qualname__, str(config), str(tuple(kept)), str(_kind(model))]
 
 
 class _Form(NamedTuple):
@@ -246,15 +270,15 @@ class _OneLayer(KVCache):
         return self.layers[0].update(key_states, value_states)
 
 
-def _slots(block: nn.Module, cache: KVCache) -> tuple[Tensor, ...]:
-    """Return the keys and values [1, H, capacity, head] of a layer; none for one without attention."""
+def _slots(block: nn.Module) -> tuple[str, ...]:
+    """Return the names of a layer's keys and values in the cache; none for one without attention."""
     places = {module.layer_idx for module in block.modules() if hasattr(module, "layer_idx")}
     if not places:
         return ()
     if len(places) > 1:
         raise Uncuttable("a layer holds several attentions")
-    layer = cache.layers[places.pop()]
-    return layer.keys[:1], layer.values[:1]
+    (place,) = places
+    return f"keys {place}", f"values {place}"
 
 
 def _kind(block: nn.Module) -> Hashable:
@@ -287,9 +311,9 @@ class _Exported(NamedTuple):
     places: Sequence[int | str]
 
     def call(
-        self, module: nn.Module, names: Sequence[str], given: Mapping[str, Tensor | str]
+        self, path: str, names: Sequence[str], given: Mapping[str, Tensor | str]
     ) -> tuple[Call, dict[str, Tensor | str]]:
-        """Return a call with the weights of a module, and by their names what it makes, or what was given.
+        """Return a call with the weights of the module at a path, and by their names what it makes, or what was given.
 
         Args:
             names: of what the part returns.
@@ -297,10 +321,9 @@ class _Exported(NamedTuple):
         """
 
         def value(each: Tensor | str) -> Tensor | str:
-            if isinstance(each, str) and each.startswith("."):
-                weight: Tensor = attrgetter(each[1:])(module)
-                return weight.detach()
-            return given.get(each, each) if isinstance(each, str) else each
+            if isinstance(each, str):
+                return path + each if each.startswith(".") else given.get(each, each)
+            return each
 
         outputs = [name for name, place in zip(names, self.places, strict=True) if isinstance(place, int)]
         made = {

@@ -7,7 +7,8 @@ loads within a second. A pass serves every number of tokens, every length of the
 import logging
 import shutil
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from specdec.compiled.call_sequence import SOURCE, CallSequence, write_sequence
-from specdec.compiled.layers import Call, cut
+from specdec.compiled.call_sequence import SOURCE, CallSequence, ProgramCall, write_sequence
+from specdec.compiled.layers import Call, cut, made_of, with_tensors
 from specdec.compiled.packages import PackageFolder, machine_identity
 from specdec.compiled.weight_layout import lay_out
 from specdec.models.cache import KVCache
@@ -74,7 +75,7 @@ def making_s(model: Any, windows: Mapping[str, int | None], packages: PackageFol
     Args:
         windows: see `packaged_step`.
     """
-    if packages.remembers(_shape(model, windows)):
+    if packages.recall(_shape(model, windows)):
         return 0.0
     return _COMPILED_S * (2 + len(windows))  # a head, a layer of each kind, a tail
 
@@ -92,29 +93,55 @@ def packaged_step(
     windows: Mapping[str, int | None],
     kept: Sequence[int],
     packages: PackageFolder,
-) -> PackagedStep:
-    """Load the programs of a pass from the folder; compile there first those that are new.
+) -> tuple[PackagedStep, Callable[[], None] | None]:
+    """Load a pass from the folder: the calls that it is made of, and their programs. What is not there is made now.
 
     Args:
         name: of the model, for messages.
         cache: has its buffers.
         windows: for each kind of attention layer, how many tokens back it sees; None for all.
         kept: layers whose states are wanted (see `run_model`).
+    Returns:
+        The pass, and what keeps its calls in the folder once they were found right; None where they are kept.
     Raises:
         CompilesLong: see `PackageFolder.seconds`.
         Exception: the pass cannot be cut, exported or compiled; torch and the compiler raise some ten unrelated types.
     """
     with torch.inference_mode(False):
         lay_out(model)
+    shape = _shape(model, windows)
+    depends = {**shape, "made of": made_of(model, kept)}
+    calls: Sequence[tuple[str, Sequence[Any], Sequence[str]]] | None = packages.recall(depends)
+    trust = None
+    if calls is None or not all(packages.has(file) for file in {file for file, _, _ in calls}):
+        calls = _made_calls(model, name, cache, windows, kept, packages)
+        constants = any(not isinstance(each, str) for _, inputs, _ in calls for each in inputs)
+        trust = partial(packages.remember, depends, None if constants else calls)
+    library = packages.package("walk", {"source": SOURCE, "machine": machine_identity()}, write_sequence)
+    opened = [
+        ProgramCall(packages.path / file, with_tensors(model, cache, inputs), outputs)
+        for file, inputs, outputs in calls
+    ]
+    walk = CallSequence(library, opened, list(windows), model.dtype)
+    packages.remember(shape, True)
+    layers = len(calls) - 2
+    states = ["states" if offset == 0 else f"states {layers - offset}" for offset in kept]
+    return PackagedStep(walk, len(calls), states, cache), trust
+
+
+def _made_calls(
+    model: Any,
+    name: str,
+    cache: KVCache,
+    windows: Mapping[str, int | None],
+    kept: Sequence[int],
+    packages: PackageFolder,
+) -> list[tuple[str, Sequence[Tensor | str], Sequence[str]]]:
+    """Cut a pass and compile the programs that are new; return each call's file, inputs and outputs."""
     calls = cut(model, name, cache, windows, kept)
     programs = {id(call.program): call for call in calls}
     paths = _packages(programs, model.config.model_type, packages)
-    library = packages.package("walk", {"source": SOURCE, "machine": machine_identity()}, write_sequence)
-    walk = CallSequence(library, calls, [paths[id(call.program)] for call in calls], list(windows), model.dtype)
-    packages.remember(_shape(model, windows))
-    layers = len(calls) - 2
-    states = ["states" if offset == 0 else f"states {layers - offset}" for offset in kept]
-    return PackagedStep(walk, len(calls), states, cache)
+    return [(paths[id(call.program)].name, call.inputs, call.outputs) for call in calls]
 
 
 def _packages(programs: Mapping[int, Call], kind: str, packages: PackageFolder) -> dict[int, Path]:

@@ -83,13 +83,24 @@ class PackageFolder:
         """Return whether a package would have to be made now (see `package`)."""
         return not _sound(self._file(name, depends))
 
-    def remember(self, shape: Mapping[str, Any]) -> None:
-        """Note that all packages of a pass of this shape have been made."""
-        (self.path / f"{_digest(shape)}.made").touch()
+    def remember(self, depends: Mapping[str, Any], fact: Any) -> None:
+        """Keep a fact, as JSON, about what depends on these values."""
+        part = self.path / f".{_digest(depends)}.{os.getpid()}"
+        part.write_text(json.dumps(fact), encoding="utf-8")
+        os.replace(part, self.path / f"{_digest(depends)}.json")
 
-    def remembers(self, shape: Mapping[str, Any]) -> bool:
-        """Return whether all packages of a pass of this shape were made once; makes no folder."""
-        return self._wanted is not None and (Path(self._wanted) / f"{_digest(shape)}.made").is_file()
+    def recall(self, depends: Mapping[str, Any]) -> Any:
+        """Return the fact that was kept about what depends on these values; None without one. Makes no folder."""
+        if self._wanted is None:
+            return None
+        try:
+            return json.loads((Path(self._wanted) / f"{_digest(depends)}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None  # none, or a damaged one
+
+    def has(self, file: str) -> bool:
+        """Return whether a package of this file name is there, and whole."""
+        return _sound(self.path / file)
 
     def _file(self, name: str, depends: Mapping[str, Any]) -> Path:
         return self.path / f"{name}-{_digest(depends)}.so"

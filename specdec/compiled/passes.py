@@ -247,7 +247,9 @@ class CompiledPasses:
         """
         decoder = self._decoder
         try:
-            step = packaged_step(decoder.model, decoder.name, self.cache, decoder.windows, decoder.kept, packages)
+            step, trust = packaged_step(
+                decoder.model, decoder.name, self.cache, decoder.windows, decoder.kept, packages
+            )
         except CompilesLong as long:
             logger.warning("%s: %s", decoder.name, long)
             return False
@@ -256,7 +258,7 @@ class CompiledPasses:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             logger.warning("%s: compilation failed, so calls are traced instead: %s", decoder.name, reason[:300])
             return False
-        difference = self._difference(step)
+        difference = self._difference(step, thorough=trust is not None)
         if not difference <= _TOLERANCE[decoder.model.dtype]:
             logger.warning(
                 "%s: what was compiled differs from the plain modules by %.2g of the largest logit (%.2g is allowed), "
@@ -266,19 +268,24 @@ class CompiledPasses:
                 _TOLERANCE[decoder.model.dtype],
             )
             return False
+        if trust is not None:
+            trust()
         self.steps |= dict.fromkeys((1, _ANY), step)
         self.choices["any number of tokens"] = {"pass": "inductor", "difference": difference}
         return True
 
-    def _difference(self, step: PackagedStep) -> float:
+    def _difference(self, step: PackagedStep, thorough: bool) -> float:
         """Return the largest difference between a compiled pass and the plain modules, over their largest value: of
-        logits and states of a prefill, of chains and of a tree behind several prefixes, and of the logits of a plain
-        call behind each, which reads what it wrote.
+        logits and states of a tree, and of the logits of a plain call behind it, which reads what it wrote.
+
+        Args:
+            thorough: a prefill and chains behind several prefixes likewise.
         """
         decoder, differences = self._decoder, []
         compiled = dict.fromkeys((1, _ANY), step)
         tree = Tree((-1, -1, 0, 0))
-        for draft, prefix in ((chain_tree(79), 0), (chain_tree(0), 3), (tree, 67), (chain_tree(8), 80)):
+        further = ((chain_tree(79), 0), (chain_tree(0), 3), (chain_tree(8), 80)) if thorough else ()
+        for draft, prefix in ((tree, 67), *further):
             # Other tokens each time, so that no slot holds by chance what a call should have written there.
             tokens = (torch.arange(prefix + len(draft) + 2) * 7 + 3 * len(draft)) % decoder.vocab_size
             if len(tokens) > decoder.context_length:

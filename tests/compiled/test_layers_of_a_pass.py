@@ -4,7 +4,7 @@ import pytest
 import torch
 from fixtures.tiny_models import ARCHITECTURES
 
-from specdec.compiled.layers import Uncuttable, cut
+from specdec.compiled.layers import Uncuttable, cut, with_tensors
 from specdec.models.decoder import Decoder
 from specdec.records import Tree, chain_tree
 
@@ -23,7 +23,8 @@ def walked(calls, decoder, tokens, tree):
         kind: mask.contiguous() for kind, mask in decoder.masks.view(tree, prefix, decoder.cache.capacity).items()
     }
     for call in calls:
-        given = [values[each] if isinstance(each, str) else each for each in call.inputs]
+        inputs = with_tensors(decoder.model, decoder.cache, call.inputs)
+        given = [values[each] if isinstance(each, str) else each for each in inputs]
         values |= zip(call.outputs, call.program(*given), strict=True)
     return values
 

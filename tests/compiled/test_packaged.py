@@ -59,6 +59,13 @@ def compiling_nothing(monkeypatch):
     monkeypatch.setattr(packaged, "compiled", refuse)
 
 
+def forget_calls(folder):
+    """Leave the programs in a folder, and no notes of the calls that passes are made of."""
+    for note in folder.glob("*.json"):
+        if note.read_text() != "true":
+            note.unlink()
+
+
 def opened(model, folder, **options):
     decoder = Decoder(model, "tiny", 512)
     compile_decoder(decoder, {1, 3}, 64, "inductor", packages=PackageFolder(folder), **options)
@@ -80,11 +87,14 @@ def walk(decoder, text, capacity=64):
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_a_second_decoder_reads_the_packages_and_gives_the_numbers_of_plain_modules(model, folder, compiling_nothing):
+def test_a_second_decoder_reads_the_packages_and_gives_the_numbers_of_plain_modules(
+    model, folder, compiling_nothing, monkeypatch
+):
+    monkeypatch.setattr(packaged, "cut", None)  # its calls are known
     plain, ours = Decoder(deepcopy(model), "tiny", 512), opened(model, folder)
     assert ours.passes.sizes == (0, 1) and "inductor" in str(ours.choices)
     suffixes = sorted(file.suffix for file in folder.iterdir())
-    assert suffixes == [".made", *[".so"] * 4], "head, layer, tail and the walk through them"
+    assert suffixes == [*[".json"] * 2, *[".so"] * 4], "head, layer, tail and the walk through them"
     for text in (TEXT, TEXT[:5], TEXT * 3):
         expected = walk(plain, text)
         assert (walk(ours, text) - expected).abs().max() < ORDER * expected.abs().max()
@@ -132,20 +142,22 @@ def test_a_pass_that_differs_is_said_and_traced(model, folder, compiling_nothing
         return result._replace(logits=result.logits * (1.01 if len(tokens) == 9 else 1.0))
 
     monkeypatch.setattr(PackagedStep, "__call__", wrong)
+    forget_calls(folder)
     ours = opened(model, folder)
     assert {choice["pass"] for choice in ours.choices.values()} == {"trace"} and ours.passes.sizes == (0, 1)
     assert "tiny: what was compiled differs from the plain modules by" in caplog.text
     plain = walk(Decoder(model, "tiny", 512), TEXT)
     assert (walk(ours, TEXT) - plain).abs().max() < ORDER * plain.abs().max()
     caplog.clear()
-    cut = packaged.cut
+    with_tensors = packaged.with_tensors
 
-    def apart(model, name, cache, *given):
+    def apart(model, cache, inputs):
         """Write into buffers that are not the cache's."""
-        return cut(model, name, deepcopy(cache), *given)
+        return with_tensors(model, deepcopy(cache), inputs)
 
     monkeypatch.setattr(PackagedStep, "__call__", call)
-    monkeypatch.setattr(packaged, "cut", apart)
+    assert {choice["pass"] for choice in opened(model, folder).choices.values()} == {"inductor"}
+    monkeypatch.setattr(packaged, "with_tensors", apart)  # by calls that are known
     assert {choice["pass"] for choice in opened(model, folder).choices.values()} == {"trace"}
     assert "differs from the plain modules" in caplog.text
 
@@ -224,6 +236,12 @@ def test_a_damaged_package_is_made_again(tmp_path):
     packages = PackageFolder(tmp_path)
     path = packages.package("one", {}, make)
     sound = path.read_bytes()
+    packages.remember({"calls": 2}, ["one"])
+    assert packages.recall({"calls": 2}) == ["one"] and packages.recall({"calls": 3}) is None
+    (note,) = tmp_path.glob("*.json")
+    note.write_text('["on')
+    assert packages.recall({"calls": 2}) is None
     for damaged in (sound[:-1], sound[1:], b"", b"x" * len(sound)):
         path.write_bytes(damaged)
+        assert not packages.has(path.name)
         assert packages.package("one", {}, make) == path and path.read_bytes() == sound
