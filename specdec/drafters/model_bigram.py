@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal, Self
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from specdec.config import AtLeastOne, typed
@@ -21,6 +22,7 @@ from specdec.targets.base import Target
 logger = logging.getLogger(__name__)
 
 _FORMAT = "specdec bigram table 1"
+_SHARED = 0.9  # of the tokens: beyond it a table says the same of all
 _LARGEST_LAW = 4096  # tokens of a target without a model, which is asked token by token
 
 
@@ -83,6 +85,14 @@ class ModelBigram(TokenLookup):
     def from_config(cls, config: ModelBigramConfig, target: Target) -> "ModelBigram":
         source = source_model(config.model, config.dtype, target)
         table = _of_law(config, target) if source is None else _of_model(config, source, target)
+        shared = np.bincount(table.first[:, 0]).max() / len(table.first)
+        if shared > _SHARED and source is not None and not config.begin:
+            logger.warning(
+                "After %.1f%% of the tokens %s finds the same one most likely: it has learnt to attend to what begins "
+                "a text, and says nothing of a token alone; drafter.begin=true puts its begin token in front.",
+                100 * shared,
+                source.name,
+            )
         return cls(table, target, config.k, config.extend, {} if source is None else source.described)
 
     def ranked(self, token: int, count: int) -> Sequence[int]:

@@ -83,6 +83,18 @@ def test_a_begin_token_goes_in_front(tiny_model, sampling, build):
     assert any(drafter.ranked(token, 7) != alone.ranked(token, 7) for token in range(target.vocab_size))
 
 
+def test_a_table_that_says_the_same_of_all_tokens_is_told(tiny_model, sampling, build, caplog):
+    model = deepcopy(tiny_model("llama"))
+    model.config.bos_token_id = 5
+    build(Causal(model, sampling()))
+    assert not caplog.text
+    model.lm_head.weight.data.zero_()  # one law, whatever was read
+    for begin in (False, True):
+        build(Causal(model, sampling()), begin=begin)
+    assert caplog.text.count("drafter.begin=true puts its begin token in front") == 1
+    assert "After 100.0% of the tokens" in caplog.text
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_greedy_continuations_are_what_decoding_writes(target_of, build, name):
     target = target_of(name)
