@@ -318,6 +318,18 @@ MEASUREMENTS = (
     ),
     Measurement(
         COST,
+        "first_token",
+        "To the first token",
+        "From the start of a process to the first compiled token of SmolLM2: with no program in the folder, then with "
+        "all. Memory is the peak beyond that of the imports, over the weights.",
+        _lines(
+            "start",
+            "start={start} | seconds={seconds:.1f} | programs, MB={files_mb:.0f} | memory over weights="
+            "{over_weights:.2f}",
+        ),
+    ),
+    Measurement(
+        COST,
         "memory",
         "Memory while decoding",
         "Decoding needs weights, cache and little else: the last column is growth beyond the cache over weights.",

