@@ -14,6 +14,7 @@ from ..account.gap_account import FACTORS
 from ..figures import pictures, style
 from ..intervals import Interval
 from ..sections import Section, counted
+from . import grounded_gain, heads_ablation
 from .claim_results import speedup, tokens_per_round
 from .committed import BENCHMARK, RESULTS, Measured, load_figures
 from .prediction_results import NAMES, errors_section
@@ -28,7 +29,7 @@ SETS = {
     "spec_bench": "Spec-Bench without MT-Bench",
 }
 STUDIES = ("bigram", "lenience", "ngrammys_ablation", "ngrammys_grid", "phase_transition")
-ALONG, DECODING, STUDY = "along", "decoding", "study"  # parts of the benchmark
+ALONG, DECODING, STUDY, HEADS = "along", "decoding", "study", "heads"  # parts of the benchmark
 MODELS = dict(zip(NAMES, ("capped_geometric.text", "markov", "stretches"), strict=True))  # as in the results
 SHOWN = "ngram"  # the drafter of the figure
 
@@ -61,9 +62,14 @@ def claim_runs(path: Path | str = RESULT) -> dict[str, Measured]:
 
 
 def real_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
-    """Return what pays, how wrong the formula is, and what advice foretold."""
+    """Return what pays, how wrong the formula is, what advice foretold, and whether grounding pays."""
     decoded, along = load_real(DECODING, path), load_real(ALONG, path)
-    return pays_section(decoded), formula_section(along, decoded), advice_section(decoded)
+    return (
+        pays_section(decoded),
+        formula_section(along, decoded),
+        advice_section(decoded),
+        grounding_section(load_real(HEADS, path)),
+    )
 
 
 def pays_section(decoded: Sequence[Measured]) -> Section:
@@ -101,6 +107,10 @@ def pays_section(decoded: Sequence[Measured]) -> Section:
             ("The fastest drafter of each set by category, at its own draft length.", pd.DataFrame(categories))
         )
     answer = f"Of the drafters that were timed on {MODEL}, there pays: {'; '.join(told)}."
+    held = [line["as_generate"] for line in decoded if "as_generate" in line]
+    if held:
+        equal, texts = map(sum, zip(*held, strict=True))
+        answer += f" {equal} of {texts} plain texts are token by token what `generate` of transformers writes."
     caution = (
         "The best of several draft lengths and drafters is chosen on the prompts that it is judged on, which favours "
         "it a little. Drafters of one session took turns with plain decoding, prompt by prompt, compiled alike."
@@ -163,6 +173,31 @@ def advice_section(decoded: Sequence[Measured]) -> Section:
     return Section(
         title, (answer,), (("Speedups foretold from plain texts and single calls, and measured.", pd.DataFrame(table)),)
     )
+
+
+def grounding_section(timed: Sequence[Measured]) -> Section:
+    """Return by how much grounded heads are faster than independent ones, in turn on one tree."""
+    title = "Does grounding pay?"
+    if not timed:
+        return _missing(title, HEADS)
+    told, table = [], []
+    for line in timed:
+        found = {
+            (each["method"], each["figure"]): Interval(each["value"], each["low"], each["high"])
+            for each in line["figures"]
+            if each["category"] == "all"
+        }
+        faster, more = (found[grounded_gain.PAIR, name] for name in ("speedup.ratio", "tokens_per_round.difference"))
+        told.append(f"{faster:.2f} times as fast on {line['count']} prompts of {_where(line)}, with {more:+.2f} tokens")
+        for name in ("grounded", "medusa"):
+            row = {"prompts": _where(line), "heads": name}
+            table.append(row | {shown: f"{found[name, key]:.2f}" for key, shown in grounded_gain.COLUMNS.items()})
+    answer = (
+        f"Grounded heads are {'; '.join(told)} more in a round, than independent ones; their paper has "
+        f"{grounded_gain.PUBLISHED_SPEEDUP} and {heads_ablation.PUBLISHED_GAIN:+} for Vicuna-7B on MT-Bench. The card "
+        "of the heads says how little they were trained."
+    )
+    return Section(title, (answer,), (("Plain decoding in turn with both kinds of heads.", pd.DataFrame(table)),))
 
 
 def _interval(values: Sequence[float | None]) -> Interval:

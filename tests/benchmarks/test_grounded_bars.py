@@ -5,56 +5,21 @@ The questions of MT-Bench are no part of the repository: without the shared data
 what was found on the other set.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import pytest
+from fixtures.claim_figures import OTHER, grounded_figures
 from fixtures.measured_commands import finished, provenance
 from fixtures.measuring import kept_figures, write_lines
 
-from specdec.analysis.findings.run_sections import by_category
-from specdec.analysis.intervals import Interval
 from specdec.analysis.read.runs import Run
 from specdec.analysis.research import grounded_gain
 from specdec.analysis.rounds import prompt_sums
-from specdec.config import BASELINE
 
 pytestmark = [pytest.mark.benchmark, pytest.mark.timeout(3600)]
 
 SETS = ("mt_bench", "stdlib_code")  # in the order of the file
 TOKENS = 24  # of an answer; a question of MT-Bench has two
-OTHER = "medusa"
-QUANTITIES = {  # figure of the file: metric of a drafter
-    "tokens_per_s": "throughput/tokens_per_s",
-    "tokens_per_round": "tokens_per_round",
-    "speedup": "speedup",
-}
-PAIRED = ("speedup.ratio", "tokens_per_round.ratio", "tokens_per_round.difference")
-
-
-def figures(run: Run) -> list[dict[str, Any]]:
-    """Return a line for each figure: the pair over all prompts, and each method over all and by category."""
-
-    def line(method: str, category: str, figure: str, value: Interval) -> dict[str, Any]:
-        bounds = {"value": round(value.estimate, 4), "low": round(value.low, 4), "high": round(value.high, 4)}
-        return {"method": method, "category": category, "figure": figure} | bounds
-
-    pair = f"grounded against {OTHER}"
-    found = [line(pair, "all", name, run.interval(f"drafter/{OTHER}/{name}")) for name in PAIRED]
-    methods: dict[str, Run] = {each.method or "grounded": each for each in run.drafters}
-    grouped = {name: by_category(each.metrics) for name, each in methods.items()}
-    categories = sorted(grouped["grounded"]) if len(grouped["grounded"]) <= 8 else []
-    for category in ("all", *categories):
-        values: dict[str, Mapping[str, float]] = {
-            name: each.metrics if category == "all" else grouped[name][category] for name, each in methods.items()
-        }
-        plain = Interval.from_metrics(values["grounded"], "throughput/baseline_tokens_per_s")
-        found.append(line(BASELINE, category, "tokens_per_s", plain))
-        for name, metrics in values.items():
-            for figure, metric in QUANTITIES.items():
-                found.append(line(name, category, figure, Interval.from_metrics(metrics, metric)))
-    return found
 
 
 def record(prompts: str, run: Run) -> None:
@@ -63,7 +28,7 @@ def record(prompts: str, run: Run) -> None:
     own = {"command": about["command"], "date": about["date"], "load_average": about["load_average"]}
     count = len(prompt_sums(run.arms().plain()))
     rows = [row for row in kept_figures(grounded_gain.RESULT) if row["prompts"] != prompts]
-    rows += [{"prompts": prompts, "count": count, **each, **own} for each in figures(run)]
+    rows += [{"prompts": prompts, "count": count, **each, **own} for each in grounded_figures(run)]
     rows.sort(key=lambda row: SETS.index(row["prompts"]))
     environment = run.environment()
     head = {key: about[key] for key in ("date", "commit")} | {key: environment[key] for key in ("cpu", "versions")}

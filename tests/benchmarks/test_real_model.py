@@ -11,7 +11,8 @@ three gammas in turn with plain decoding, compiled: speedup, account, tests of t
 are plain decoding's own; and asks `specdec.advise`, which sees the plain texts alone. On two cores at 15 to 30 ms a
 call `along` takes an hour and a quarter, with tables and the search of `layer_skip`, which are made once; `decoding`
 takes 10 to 20 minutes a session, twice that on MT-Bench, whose prompts have two turns, and on Spec-Bench, whose prompts
-are long: two and a half hours at most.
+are long: two and a half hours at most. It holds the plain texts of greedy sessions against `generate` of transformers,
+too. `heads` times grounded and independent heads in turn, `study` what else claims rest on.
 """
 
 import gzip
@@ -29,16 +30,18 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from fixtures import recorded_lengths
-from fixtures.claim_figures import run_figures, study_figures
+from fixtures.claim_figures import grounded_figures, run_figures, study_figures
 from fixtures.measured_commands import finished, provenance
-from fixtures.measuring import kept_figures, write_lines
+from fixtures.measuring import kept_figures, target_of, write_lines
 from fixtures.small_parts import composed
 
 from specdec.analysis.acceptance.prediction import Undetermined, predict
 from specdec.analysis.arms import Arms
 from specdec.analysis.read.runs import Run
 from specdec.analysis.research import real_model
+from specdec.analysis.rounds import prompt_sums
 from specdec.drafters.base.lookup import Lookup
 from specdec.plan.plan import plan
 from specdec.records import Request
@@ -60,12 +63,14 @@ SETS = {  # name: values of prompts=, and its file in the shared data
 TASKS = ("translation", "summarization", "qa", "math_reasoning", "rag")  # of Spec-Bench; the sixth is MT-Bench
 TEMPERATURES = (0, 1)
 GAMMAS = tuple(range(1, 16))
-WALKED = ("ngram", "suffix", "mixed", "model_bigram", "bigram", "unigram", "retrieval", "early_exit", "layer_skip")
+LEARNING_FREE = ("ngram", "suffix", "mixed", "model_bigram", "bigram", "unigram", "retrieval")
+WALKED = (*LEARNING_FREE, "early_exit", "layer_skip", "medusa", "grounded")
 WALKED_SIZES = ("prompts.limit=40", "measurement.max_new_tokens=192")
 TIMED = ("ngram", "suffix", "mixed", "lookahead", "layer_skip")
 TIMED_SIZES = ("prompts.limit=20", "measurement.max_new_tokens=64")
-VALUES: dict[str, dict[str, int]] = {  # of drafters, where they are not those of their YAMLs
-    "model_bigram": {"k": 64},  # the table of `mixed`
+VALUES: dict[str, dict[str, object]] = {  # of drafters, where they are not those of their YAMLs
+    "model_bigram": {"k": 64, "begin": "true"},  # the table of `mixed`; alone, a token says nothing to this model
+    "mixed": {"bigram": "{begin: true}"},
     "layer_skip": {"evaluations": 64},  # of 1,024 tokens each: five minutes instead of half an hour
     "lookahead": {"window": 4, "ngram": 3, "candidates": 3},  # two cores verify it in little more time than one token
 }
@@ -75,6 +80,7 @@ SHAPES: dict[str, dict[str, object]] = {  # likewise
     "lookahead": {"name": "lookahead", "nodes": 13, "depth": 4, "branching": 5, "beam": 5},
 }
 FORETOLD = ("ngram", "suffix", "mixed", "layer_skip")  # by `specdec.advise`: those whose rounds follow from a text
+HEADS_ON = ("mt_bench", "humaneval")  # the heads that ship for it, in turn with one another
 SHAPES_OF_GRID = ("study.k=[1,5,10]", "study.w=[1,4,10]", "study.repeats=2")
 OF_PAPER = {  # N-Grammys'
     "ngrammys_topk": ("+experiment=ngrammys_topk", "study.k=[1,5,10,25]"),
@@ -242,10 +248,33 @@ def test_decoding(prompts, temperature, session):
     folder = FOLDER / f"{prompts}_{temperature}_timed"
     run = finished(folder, [*drafting(TIMED, SHAPES), *shared])
     lines = {each.method or TIMED[0]: decoded(each) for each in run.drafters}
+    if not temperature:
+        lines[TIMED[0]]["as_generate"] = as_generate(read_streams(run.fetch("generations.jsonl")).streams)
     for name in [name for name in lines if name in FORETOLD]:
         lines[name]["advised"] = advised(f"{folder}_{name}", run, [*drafting([name], SHAPES), *shared])
     record("decoding", prompts, temperature, run, [{"name": name, **line} for name, line in lines.items()])
+    assert not run.refuted and len({*lines[TIMED[0]].get("as_generate", [0])}) == 1
+
+
+@pytest.mark.parametrize("prompts", HEADS_ON)
+def test_heads(prompts, session):
+    """Grounded heads, independent ones and plain decoding, all in turn, on one tree."""
+    command = ["+experiment=grounded_bars", *session, *TIMED_SIZES, "target.compile=true", "measurement.threads=2"]
+    run = finished(FOLDER / f"{prompts}_heads", command)
+    count = len(prompt_sums(run.arms().plain()))
+    record("heads", prompts, 0, run, [{"name": "grounded", "count": count, "figures": grounded_figures(run)}])
     assert not run.refuted
+
+
+def as_generate(streams: Any) -> tuple[int, int]:
+    """Return how many texts are token by token what `generate` of transformers writes, and of how many."""
+    target, equal = target_of("causal", "smollm2", compile=False), 0
+    for stream in streams:
+        ids = torch.tensor([stream.prompt])
+        options = {"do_sample": False, "max_new_tokens": len(stream.generated)}
+        text = target.model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        equal += text[0, len(stream.prompt) :].tolist() == list(stream.generated)
+    return equal, len(streams)
 
 
 @pytest.mark.parametrize(("prompts", "name"), STUDIES)

@@ -45,12 +45,13 @@ def sections(tmp_path):
 
 
 def test_what_pays_is_said_for_each_set_with_the_best_draft_length(sections):
-    pays, _, _ = sections(
+    pays, *_ = sections(
         timed("gsm8k", "ngram", {"2": 1.2, "4": 1.5}),
         timed("gsm8k", "suffix", {"4": 0.8}),
-        timed("humaneval", "ngram", {"4": 0.9}),
+        timed("humaneval", "ngram", {"4": 0.9}, as_generate=[19, 20]),
     )
     answer = pays.text[0]
+    assert "19 of 20 plain texts are token by token" in answer
     assert "on GSM8K, greedy ngram with drafts of 4, 1.49 (" in answer and "suffix" not in answer
     assert "on HumanEval, greedy none beyond chance: the best is ngram with drafts of 4, 0.90 (" in answer
     ((_, table),) = pays.tables
@@ -60,7 +61,7 @@ def test_what_pays_is_said_for_each_set_with_the_best_draft_length(sections):
 def test_the_worst_error_of_the_formula_is_said_with_its_gamma_and_what_takes_most_of_the_speedup(sections):
     account = {"account/draft": 0.95, "account/verify": 0.6, "speedup": 1.0, "speedup.capped_geometric": 2.0}
     line = walked([[0.01, 0.0, 0.02], [0.08, 0.05, 0.11], [-0.04, -0.06, -0.02]])
-    _, formula, _ = sections(line, timed("gsm8k", "ngram", {"4": 1.0}, metrics=account))
+    _, formula, *_ = sections(line, timed("gsm8k", "ngram", {"4": 1.0}, metrics=account))
     ((_, table),) = formula.tables
     assert table["capped geometric: worst"].tolist() == ["+8.0% (+5.0% to +11.0%)"]
     assert table["capped geometric: at gamma"].tolist() == [2]
@@ -69,14 +70,38 @@ def test_the_worst_error_of_the_formula_is_said_with_its_gamma_and_what_takes_mo
 
 def test_advice_is_right_where_it_stands_on_the_same_side_of_one(sections):
     advised = {"2": [1.1, 1.0, 1.2], "4": [1.3, 1.2, 1.4], "8": [1.0, 0.9, 1.1]}
-    _, _, advice = sections(timed("gsm8k", "ngram", {"2": 0.9, "4": 1.5}, advised=advised))
+    _, _, advice, _ = sections(timed("gsm8k", "ngram", {"2": 0.9, "4": 1.5}, advised=advised))
     assert "rightly in 1 of 2 cases" in advice.text[0]
     assert advice.tables[0][1]["foretold"].tolist() == ["1.10 (1.00 to 1.20)", "1.30 (1.20 to 1.40)"]
 
 
+def test_grounded_heads_are_set_beside_independent_ones(sections):
+    found = {
+        ("grounded against medusa", "speedup.ratio"): 1.05,
+        ("grounded against medusa", "tokens_per_round.difference"): 0.02,
+    } | {(name, key): 1.1 for name in ("grounded", "medusa") for key in ("tokens_per_s", "tokens_per_round", "speedup")}
+    figures = [
+        {
+            "method": method,
+            "category": "all",
+            "figure": figure,
+            "value": value,
+            "low": value - 0.01,
+            "high": value + 0.01,
+        }
+        for (method, figure), value in found.items()
+    ]
+    line = {"part": "heads", "set": "humaneval", "temperature": 0, "name": "grounded", "count": 20, "figures": figures}
+    *_, heads = sections(line)
+    assert "1.05 (1.04 to 1.06) times as fast on 20 prompts of HumanEval, greedy" in heads.text[0]
+    assert "with +0.02 (+0.01 to +0.03) tokens" in heads.text[0] and "1.07 and +0.43" in heads.text[0]
+    assert heads.tables[0][1]["heads"].tolist() == ["grounded", "medusa"]
+
+
 def test_what_is_not_measured_yet_names_the_command(sections):
-    pays, formula, advice = sections(walked([[0.01, 0.0, 0.02]] * 3))
+    pays, formula, advice, heads = sections(walked([[0.01, 0.0, 0.02]] * 3))
     assert all("-k decoding" in section.text[0] and not section.tables for section in (pays, advice))
+    assert "-k heads" in heads.text[0]
     assert formula.figures
 
 
