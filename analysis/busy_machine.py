@@ -81,20 +81,14 @@ def undisturbed_prefills(generations: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class BusyMachine:
-    """The part of a run's decoding that other work disturbed.
+    """The part of a run's decoding that other work disturbed."""
 
-    Attributes:
-        share: of the decoding time of all methods, that of disturbed rounds.
-        rounds, disturbed: numbers of rounds.
-        hit: the share of each arm's rounds that were disturbed.
-        unlike: the share of each arm's rounds that were disturbed without a like that was not.
-    """
-
-    share: float
+    share: float  # of the decoding time of all methods, that of disturbed rounds
+    # rounds, disturbed: numbers of rounds
     rounds: int
     disturbed: int
-    hit: Mapping[Arm, float]
-    unlike: Mapping[Arm, float]
+    hit: Mapping[Arm, float]  # the share of each arm's rounds that were disturbed
+    unlike: Mapping[Arm, float]  # the share of each arm's rounds that were disturbed without a like that was not
 
     @classmethod
     def of(cls, arms: Arms) -> "BusyMachine":
@@ -154,8 +148,7 @@ class BusyMachine:
 def threads_notes(threads: Mapping[str, Any]) -> list[str]:
     """Say that a run computed on fewer threads than it might have, and why; nothing where it did not.
 
-    Args:
-        threads: of `calibration.json`, see `settle_threads`.
+    threads: of `calibration.json`, see `settle_threads`.
     """
     trial = {int(number): seconds for number, seconds in threads.get("trial", {}).items()}
     number = threads.get("threads", 0)

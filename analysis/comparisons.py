@@ -25,17 +25,11 @@ K = TypeVar("K")
 
 @dataclass(frozen=True)
 class StrategyComparison:
-    """Sums over prompts for several strategies, of the data and of bootstrap replicates.
+    """Sums over prompts for several strategies, of the data and of bootstrap replicates."""
 
-    Attributes:
-        cells: a line for each strategy, with its keys; C of them.
-        values: by column, [1 + B, C]: the data's, then the replicates'.
-        prompts: number of prompts.
-    """
-
-    cells: pd.DataFrame
-    values: dict[str, np.ndarray]
-    prompts: int
+    cells: pd.DataFrame  # a line for each strategy, with its keys; C of them
+    values: dict[str, np.ndarray]  # by column, [1 + B, C]: the data's, then the replicates'
+    prompts: int  # number of prompts
 
     def ratio(self, over: str, under: str) -> np.ndarray:
         """Return the ratio of two columns, [1 + B, C]; NaN or infinite where the second is 0."""
@@ -62,8 +56,7 @@ class StrategyComparison:
         token of the partner without drafts over the rule's), lead (rate less that of the partner without loss),
         log_likelihood and tv (per token) and otherwise (per round with a proposal).
 
-        Args:
-            plain, strict: the keys of those partners, see `beside`.
+        plain, strict: the keys of those partners, see `beside`.
         """
         rate, per_token = self.ratio("tokens", "rounds"), self.ratio("seconds", "tokens")
         return {
@@ -107,9 +100,8 @@ def compare(
 ) -> StrategyComparison:
     """Add up `columns` by prompt and strategy, and draw the replicates.
 
-    Args:
-        table: lines for any number of streams of each strategy (`keys`) and prompt; every strategy has every prompt. A
-            value that is missing (NaN) should be so in all lines of a strategy.
+    table: lines for any number of streams of each strategy (`keys`) and prompt; every strategy has every prompt. A
+    value that is missing (NaN) should be so in all lines of a strategy.
     """
     wide = table.groupby(["prompt", *keys])[list(columns)].sum(min_count=1)
     prompts = wide.index.get_level_values("prompt").unique()
@@ -121,27 +113,21 @@ def compare(
 
 @dataclass(frozen=True)
 class ReplayedSpeedups:
-    """Tokens per call and speedup of strategies whose rounds were replayed and whose seconds are predicted.
+    """Tokens per call and speedup of strategies whose rounds were replayed and whose seconds are predicted."""
 
-    Attributes:
-        texts: a line for each strategy and stream: the replay, with `seconds` and `plain_s`.
-        compared: sums over prompts.
-        statistics: tokens (per call) and speedup, [1 + B, C] each; the speedup of what could not be timed is NaN.
-        cells: a line for each strategy: its keys, tokens and speedup with _low and _high, nodes (mean of a draft), and
-            what a study knows besides.
-    """
-
-    texts: pd.DataFrame
-    compared: StrategyComparison
+    texts: pd.DataFrame  # a line for each strategy and stream: the replay, with `seconds` and `plain_s`
+    compared: StrategyComparison  # sums over prompts
+    # tokens (per call) and speedup, [1 + B, C] each; the speedup of what could not be timed is NaN
     statistics: Mapping[str, np.ndarray]
+    # a line for each strategy: its keys, tokens and speedup with _low and _high, nodes (mean of a draft), and what a
+    # study knows besides
     cells: pd.DataFrame
 
     @classmethod
     def of(cls, texts: pd.DataFrame, keys: Sequence[str], depth: str, replicates: int, seed: int) -> "ReplayedSpeedups":
         """Add up texts with their seconds.
 
-        Args:
-            depth: the key that no draft of a strategy is deeper than.
+        depth: the key that no draft of a strategy is deeper than.
         """
         compared = compare(texts, keys, ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
         statistics = {"tokens": compared.ratio("tokens", "rounds"), "speedup": compared.ratio("plain_s", "seconds")}
@@ -183,8 +169,7 @@ def best_gammas(arms: Sequence[Mapping[str, Any]]) -> list[int]:
     """Return the fastest gamma, then those that their paired interval cannot tell from it; none where no gamma is
     faster than plain decoding, and where so few prompts settle nothing.
 
-    Args:
-        arms: what `summary.json` holds of a drafter.
+    arms: what `summary.json` holds of a drafter.
     """
     timed = [arm for arm in arms if "speedup" in arm]
     fastest = max(timed, key=lambda arm: arm["speedup"], default=None)
@@ -223,9 +208,8 @@ def printed(table: pd.DataFrame, name: str, form: str) -> list[str]:
 def listed(table: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
     """Return a table for people.
 
-    Args:
-        columns: heading -> a column as it is, or with a number format behind it, such as "tokens:.2f", printed with the
-            bounds that it has.
+    columns: heading -> a column as it is, or with a number format behind it, such as "tokens:.2f", printed with the
+    bounds that it has.
     """
     split = {heading: column.partition(":") for heading, column in columns.items()}
     shown = {heading: printed(table, name, form) if form else table[name] for heading, (name, _, form) in split.items()}

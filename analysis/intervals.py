@@ -76,17 +76,13 @@ class Interval:
     Formatting is the one way to print it: `f"{interval:.3f}"` gives "1.300 (1.184 to 1.441)", "1.300 (–)" where its
     prompts give no bounds, "1.300" where it rests on none, and "–" where there is no estimate. Any number format will
     do (`+.2f`, `.0%`, `,.1f`); an empty one means `.3f`.
-
-    Attributes:
-        level: coverage that the interval aims at.
-        prompts: prompts that it rests on; 0 of a number that no prompts bound, or that were not counted.
     """
 
     estimate: float
     low: float = nan
     high: float = nan
-    level: float = 0.95
-    prompts: int = 0
+    level: float = 0.95  # coverage that the interval aims at
+    prompts: int = 0  # prompts that it rests on; 0 of a number that no prompts bound, or that were not counted
 
     @classmethod
     def of_replicates(
@@ -98,13 +94,9 @@ class Interval:
         the scale of the range, so that they lie in it and the estimate lies between them. An estimate at an end of the
         range has no place on that scale: its bounds move on the plain one, up to the ends. There are no bounds for
         fewer than `FEWEST` prompts, nor where more than 5% of the replicates are not finite. The coverage is in
-        `results/few_prompts.json` and `interval_coverage.json`.
+        `results/few_prompts.json` and `interval_coverage.json`. ValueError if the range does not hold the data's value.
 
-        Args:
-            values: of the data and of the replicates [1 + B].
-
-        Raises:
-            ValueError: the range does not hold the data's value.
+        values: of the data and of the replicates [1 + B].
         """
         estimate = float(values[0])
         low, high = percentile_bounds(values[1:], level) if prompts >= FEWEST else (nan, nan)
@@ -204,14 +196,12 @@ def bootstrap(
     ranges: Mapping[str, Range] | None = None,
 ) -> dict[str, Interval]:
     """Return the values of `statistic`, a function from column sums to named values, as `Interval.of_replicates`.
+    ValueError for an empty table, sums that are not finite, no replicates, a level outside (0, 1), or a value that its
+    range does not hold.
 
     Args:
         table: a line per prompt.
         ranges: by name, of those values that are not just positive.
-
-    Raises:
-        ValueError: an empty table, sums that are not finite, no replicates, a level outside (0, 1), or a value that
-            its range does not hold.
     """
     sums = table.to_numpy(dtype=float)
     if len(sums) == 0 or not np.isfinite(sums).all():

@@ -35,8 +35,7 @@ def own_metrics(run: Run) -> tuple[dict[str, float], list[str]]:
     """Return the values of all registered functions, and a sentence for each that gave none: the run loses nothing by a
     function that raises.
 
-    Args:
-        run: with the metrics and curves that were found.
+    run: with the metrics and curves that were found.
     """
     values: dict[str, float] = {}
     notes: list[str] = []

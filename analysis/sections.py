@@ -25,20 +25,13 @@ _OWN_KIND = ("stdlib_mix", "stdlib_code", "stdlib_docs", "recorded")  # prompts 
 
 @dataclass(frozen=True)
 class Section:
-    """A piece of a report: a heading, sentences, tables and figures, made by one analysis and written by any renderer.
-
-    Attributes:
-        text: paragraphs in Markdown, the answer first.
-        tables: (caption, table); the index is not shown.
-        figures: (name for files, figure in the project's style).
-        figures_first: True if pages show the figures before the tables.
-    """
+    """A piece of a report, made by one analysis and written by any renderer: heading, sentences, tables, figures."""
 
     title: str
-    text: tuple[str, ...] = ()
-    tables: tuple[tuple[str, pd.DataFrame], ...] = ()
-    figures: tuple[tuple[str, Figure], ...] = ()
-    figures_first: bool = False
+    text: tuple[str, ...] = ()  # paragraphs in Markdown, the answer first
+    tables: tuple[tuple[str, pd.DataFrame], ...] = ()  # (caption, table); the index is not shown
+    figures: tuple[tuple[str, Figure], ...] = ()  # (name for files, figure in the project's style)
+    figures_first: bool = False  # True if pages show the figures before the tables
 
     def ending(self, sentence: str) -> "Section":
         """Return the section with a sentence at the end of its answer; the section itself where that is ""."""
@@ -57,45 +50,32 @@ class Section:
 
 @dataclass(frozen=True)
 class Findings:
-    """The findings of one analysis: everything that it has to say.
+    """The findings of one analysis: everything that it has to say."""
 
-    Attributes:
-        sections: for people; each begins with its answer.
-        metrics: for MLflow, flat names.
-        curves: for MLflow, name -> step -> value.
-        refuted: why outputs are not the target's own although the method is lossless, in a sentence; "" where they are.
-    """
-
-    sections: tuple[Section, ...]
-    metrics: dict[str, float] = field(default_factory=dict)
-    curves: dict[str, dict[int, float]] = field(default_factory=dict)
+    sections: tuple[Section, ...]  # for people; each begins with its answer
+    metrics: dict[str, float] = field(default_factory=dict)  # for MLflow, flat names
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)  # for MLflow, name -> step -> value
+    # why outputs are not the target's own although the method is lossless, in a sentence; "" where they are
     refuted: str = ""
 
 
 @dataclass(frozen=True)
 class About:
-    """Facts about a study that its tables do not hold.
+    """Facts about a study that its tables do not hold."""
 
-    Attributes:
-        title: drafter, model and hardware, for figures.
-        prompts: the name of the prompt set.
-        simulated: True where times come from a cost model.
-        replicates, seed: of the prompt bootstrap.
-        looping: share of the prompts whose text by plain decoding falls into a loop; 0 in studies of earlier versions.
-    """
-
-    title: str
-    prompts: str
-    simulated: bool
+    title: str  # drafter, model and hardware, for figures
+    prompts: str  # the name of the prompt set
+    simulated: bool  # True where times come from a cost model
+    # replicates, seed: of the prompt bootstrap
     replicates: int
     seed: int
+    # share of the prompts whose text by plain decoding falls into a loop; 0 in studies of earlier versions
     looping: float = 0.0
 
     def origin(self, replay: pd.DataFrame, skipped: pd.DataFrame) -> tuple[str, ...]:
         """Return sentences that say which texts were replayed, with the `caveats`.
 
-        Args:
-            replay: lines of a replay, of any number of strategies.
+        replay: lines of a replay, of any number of strategies.
         """
         texts = replay.drop_duplicates("stream")
         sentence = (
@@ -143,24 +123,15 @@ def counted(number: int, name: str) -> str:
 
 @dataclass(frozen=True)
 class FinishedStudy:
-    """A finished study, as its folder or MLflow has it.
+    """A finished study, as its folder or MLflow has it."""
 
-    Attributes:
-        kind: its name in the registry of studies.
-        source: folder or run that it was read from, for messages.
-    """
-
-    kind: str
+    kind: str  # its name in the registry of studies
     tables: Tables
     about: About
-    source: str
+    source: str  # folder or run that it was read from, for messages
 
     def findings(self) -> Findings:
-        """Return what its tables say.
-
-        Raises:
-            UsageError: a table is missing, or an older version of this program made it.
-        """
+        """Return what its tables say. UsageError if a table is missing, or an older version of this program made it."""
         try:
             return findings(self.kind, self.tables, self.about)
         except KeyError as error:
@@ -176,13 +147,10 @@ _READERS: dict[str, tuple[Reader, str]] = {}
 
 
 def register(study: str, overlay: str = "") -> Callable[[Reader], Reader]:
-    """Return a decorator that makes a function the reader of a study's tables.
+    """Return a decorator that makes a function the reader of a study's tables. ValueError if the study already has a
+    reader in another module.
 
-    Args:
-        overlay: the file of conf/experiment that runs the study, where it is not named after the study.
-
-    Raises:
-        ValueError: the study already has a reader in another module.
+    overlay: the file of conf/experiment that runs the study, where it is not named after the study.
     """
 
     def add(reader: Reader) -> Reader:
@@ -196,11 +164,9 @@ def register(study: str, overlay: str = "") -> Callable[[Reader], Reader]:
 
 
 def _registered(study: str) -> tuple[Reader, str]:
-    """Return a study's reader and overlay, after loading all modules of `analysis/studies`, and, where
-    none of them has the reader, the module of that name of `specdec/studies` or those of packages that add studies.
-
-    Raises:
-        UsageError: there is no such study.
+    """Return a study's reader and overlay, after loading all modules of `analysis/studies`, and, where none of them has
+    the reader, the module of that name of `specdec/studies` or those of packages that add studies. UsageError if there
+    is no such study.
     """
     package = import_module("specdec.analysis.studies")
     for module in pkgutil.iter_modules(package.__path__):

@@ -124,8 +124,7 @@ def _correlation(units: list[tuple[np.ndarray, np.ndarray]], refits: int, seed: 
 def alpha_difference(by_gamma: Mapping[int, pd.DataFrame], replicates: int = 2000, seed: int = 0) -> Interval:
     """Estimate alpha at the largest gamma less alpha at the smallest, over prompts that all gammas have.
 
-    Args:
-        by_gamma: accepted and tested positions by prompt (index), for each gamma.
+    by_gamma: accepted and tested positions by prompt (index), for each gamma.
     """
     parts = [each[["accepted", "tested"]].add_suffix(f"_{gamma}") for gamma, each in by_gamma.items()]
     table = pd.concat(parts, axis=1, join="inner")

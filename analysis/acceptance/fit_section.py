@@ -27,8 +27,7 @@ def fit_section(
 ) -> Section:
     """Compare the models by AIC at the primary gamma, and draw acceptance by depth at the largest.
 
-    Args:
-        ordered: False where nobody recorded which round follows which; then there is no model of the round before.
+    ordered: False where nobody recorded which round follows which; then there is no model of the round before.
     """
     rounds = arms[arms["gamma"] == gamma]
     largest = arms[arms["gamma"] == arms["gamma"].max()]

@@ -187,8 +187,7 @@ def same_alpha(sums: Mapping[int, pd.DataFrame], replicates: int = 2000, seed: i
     Acceptance that varies with depth makes it reject, and so do differences between prompts, which weigh differently at
     each gamma. Only prompts that every gamma has count; n is their number.
 
-    Args:
-        sums: accepted and tested positions by prompt (index), for each gamma.
+    sums: accepted and tested positions by prompt (index), for each gamma.
     """
     table = pd.concat({gamma: each[["accepted", "tested"]] for gamma, each in sums.items()}, axis=1, join="inner")
     n = len(table)

@@ -38,22 +38,16 @@ QUESTIONS = {  # test: question, reading of a rejection, reading of none
 
 @dataclass(frozen=True)
 class Evidence:
-    """The rounds that the tests are made on.
+    """The rounds that the tests are made on."""
 
-    Attributes:
-        rounds: distinct generations at one gamma.
-        sums: accepted and tested positions by prompt (index), at every gamma.
-        done, replay: rounds at that gamma with their repeats, and the expected rounds along the same texts; None where
-            there is no replay, `no_replay` says why.
-        ordered: False where nobody recorded which round follows which.
-    """
-
-    rounds: pd.DataFrame
-    sums: Mapping[int, pd.DataFrame]
+    rounds: pd.DataFrame  # distinct generations at one gamma
+    sums: Mapping[int, pd.DataFrame]  # accepted and tested positions by prompt (index), at every gamma
+    # done, replay: rounds at that gamma with their repeats, and the expected rounds along the same texts; None where
+    # there is no replay, `no_replay` says why
     done: pd.DataFrame | None = None
     replay: pd.DataFrame | None = None
     no_replay: str = "the run has no replay of its own texts"
-    ordered: bool = True
+    ordered: bool = True  # False where nobody recorded which round follows which
 
 
 def tests_section(evidence: Evidence, replicates: int, refits: int, seed: int) -> Section:

@@ -19,16 +19,12 @@ BINS = 64  # first counts of the prompt beta that stand alone; larger ones are g
 
 @dataclass(frozen=True)
 class Law:
-    """The chances of acceptance by a model, for B replicates of its fit.
+    """The chances of acceptance by a model, for B replicates of its fit."""
 
-    Attributes:
-        acceptance: [B, Q, S, G] chance that the draft at depth k is accepted if reached, for each of Q types of
-            prompts, in a round after one that saw a rejection (first of S) or not (last); S may be 1.
-        weight: [B, Q] share of prompts of each type.
-    """
-
+    # [B, Q, S, G] chance that the draft at depth k is accepted if reached, for each of Q types of prompts, in a round
+    # after one that saw a rejection (first of S) or not (last); S may be 1
     acceptance: np.ndarray
-    weight: np.ndarray
+    weight: np.ndarray  # [B, Q] share of prompts of each type
 
 
 Sums = Mapping[str, np.ndarray]  # weighted sums [B, ...] of the counts of `prediction`, by name

@@ -29,11 +29,10 @@ REPLICATES, REFITS = 1000, 100  # of tests and fits, the same on every page that
 def model_sections(run: Run, replicates: int = 0, refits: int = 0, seed: int = 0) -> list[Section]:
     """Return three sections: tests, fits with acceptance by depth, prediction. UsageError without a rounds table.
 
-    A part that the run's data cannot give is a sentence that says why and what would give it. The prediction is the
-    one that the run has stored, if it has.
+    A part that the run's data cannot give is a sentence that says why and what would give it. The prediction is the one
+    that the run has stored, if it has.
 
-    Args:
-        replicates, refits: 0 for `REPLICATES` and `REFITS`.
+    replicates, refits: 0 for `REPLICATES` and `REFITS`.
     """
     replicates, refits = replicates or REPLICATES, refits or REFITS
     arms, imported = run.arms(), run.imported()

@@ -60,31 +60,25 @@ class Undetermined(ValueError):
 
 @dataclass(frozen=True)
 class HeldOutPrediction:
-    """Predicted and measured tokens per round, and the errors of every model on prompts that it was not fitted on.
+    """Predicted and measured tokens per round, and the errors of every model on prompts that it was not fitted on."""
 
-    Attributes:
-        table: model, gamma, predicted, measured, ci_low, ci_high (of the measured, prompt bootstrap), error (predicted
-            over measured, less 1; mean over the splits), and the bounds of both predicted and error (prompts resampled
-            in both halves and every model refitted), split_low, split_high (least and greatest error of a split).
-        models: one row per model that has not seen what it predicts, the recommended first, then by mean_error (of
-            absolute values, over gammas): bias (with signs), worst_error, worst_gamma, significant (number of gammas
-            whose interval of the error leaves out 0).
-        read_off: the row of the replay, which reads the held-out texts; empty where the run has none.
-        left_out: model -> why it was not tried.
-        splits: number of splits into halves.
-        luck: by how much at most the measured tokens per round of the two halves of a split differ at `fit_gamma`, as
-            a share of the lower.
-    """
-
+    # model, gamma, predicted, measured, ci_low, ci_high (of the measured, prompt bootstrap), error (predicted over
+    # measured, less 1; mean over the splits), and the bounds of both predicted and error (prompts resampled in both
+    # halves and every model refitted), split_low, split_high (least and greatest error of a split)
     table: pd.DataFrame
+    # one row per model that has not seen what it predicts, the recommended first, then by mean_error (of absolute
+    # values, over gammas): bias (with signs), worst_error, worst_gamma, significant (number of gammas whose interval of
+    # the error leaves out 0)
     models: pd.DataFrame
-    read_off: pd.DataFrame
-    left_out: dict[str, str]
+    read_off: pd.DataFrame  # the row of the replay, which reads the held-out texts; empty where the run has none
+    left_out: dict[str, str]  # model -> why it was not tried
     fit_gamma: int
     prompts: int
     level: float
     refits: int
-    splits: int
+    splits: int  # number of splits into halves
+    # by how much at most the measured tokens per round of the two halves of a split differ at `fit_gamma`, as a share
+    # of the lower
     luck: float
 
     @property
@@ -101,7 +95,8 @@ def predict(
     replicates: int = 2000,
     refits: int = 200,
 ) -> HeldOutPrediction:
-    """Return the errors of every model on prompts that it was not fitted on.
+    """Return the errors of every model on prompts that it was not fitted on. Undetermined if no model can be fitted on
+    both halves; the message is a clause. ValueError if options are out of range.
 
     Args:
         arms: of one drafter at one or more gammas, whose largest and smallest are read; the baseline only restricts the
@@ -110,10 +105,6 @@ def predict(
         replay: gamma, prompt, tokens, expected rounds along the baseline's texts; likewise.
         replicates: bootstrap replicates of the measured intervals.
         refits: replicates of the intervals of the errors, with every model refitted in each.
-
-    Raises:
-        Undetermined: no model can be fitted on both halves; the message is a clause.
-        ValueError: options are out of range.
     """
     if replicates < 1 or refits < 0:
         raise ValueError(f"replicates and refits are {replicates} and {refits}")

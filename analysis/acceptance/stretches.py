@@ -135,19 +135,12 @@ class Family:
 
 @dataclass(frozen=True)
 class Stretches:
-    """Models of stretches at one level of the text each, B in all.
+    """Models of stretches at one level of the text each, B in all."""
 
-    Attributes:
-        change: [B, K, K] law of the next token's kind.
-        start: [B, K] law of the kind at the first token of a text.
-        accept: [B, G, K] chance that the draft at a depth is accepted if it is tested.
-        least: [B, G + 2, K] chance to offer at least 0, 1, ... G tokens; 0 for more.
-    """
-
-    change: np.ndarray
-    start: np.ndarray
-    accept: np.ndarray
-    least: np.ndarray
+    change: np.ndarray  # [B, K, K] law of the next token's kind
+    start: np.ndarray  # [B, K] law of the kind at the first token of a text
+    accept: np.ndarray  # [B, G, K] chance that the draft at a depth is accepted if it is tested
+    least: np.ndarray  # [B, G + 2, K] chance to offer at least 0, 1, ... G tokens; 0 for more.
 
     def steps(self) -> tuple[np.ndarray, np.ndarray]:
         """Return A_s [B, G, K, K] and F_s [B, G + 1, K, K]."""
@@ -210,25 +203,19 @@ def stationary(change: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Outcomes:
-    """Rounds of one gamma as sequences of outcomes.
+    """Rounds of one gamma as sequences of outcomes."""
 
-    Attributes:
-        codes: [C, 4] distinct outcomes: tokens offered, accepted, 1 if a rejection was seen, 1 if the end of the text
-            allowed no longer offer.
-        rounds: [pieces, R] outcome of each round of a piece of a text, the longest piece first; -1 after its end.
-        first: [pieces] True where a piece begins its text.
-        text: [pieces] number of the text.
-        prompt, lengths: [texts] prompt and length in tokens of each text.
-        prompts: number of prompts, of which some may have no text here.
-    """
-
+    # [C, 4] distinct outcomes: tokens offered, accepted, 1 if a rejection was seen, 1 if the end of the text allowed no
+    # longer offer
     codes: np.ndarray
+    # [pieces, R] outcome of each round of a piece of a text, the longest piece first; -1 after its end
     rounds: np.ndarray
-    first: np.ndarray
-    text: np.ndarray
+    first: np.ndarray  # [pieces] True where a piece begins its text
+    text: np.ndarray  # [pieces] number of the text
+    # prompt, lengths: [texts] prompt and length in tokens of each text
     prompt: np.ndarray
     lengths: np.ndarray
-    prompts: int
+    prompts: int  # number of prompts, of which some may have no text here
 
     def sample(self, most: int) -> "Outcomes":
         """Return every so manieth text in the order of their lengths, about `most` rounds, first and last included."""

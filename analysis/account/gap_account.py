@@ -21,20 +21,13 @@ from ..rounds import counts_by_prompt, prompt_sums
 
 
 class Factor(NamedTuple):
-    """The words for a factor.
-
-    Attributes:
-        symbol: its formula.
-        cause: what it stands for, as the end of "what costs most is".
-        plainly: the same for readers without the glossary.
-        gaining: the end of "what gains most is", where `cause` names what can only cost.
-    """
+    """The words for a factor."""
 
     name: str
-    symbol: str
-    cause: str
-    plainly: str = ""
-    gaining: str = ""
+    symbol: str  # its formula
+    cause: str  # what it stands for, as the end of "what costs most is"
+    plainly: str = ""  # the same for readers without the glossary
+    gaining: str = ""  # the end of "what gains most is", where `cause` names what can only cost
 
 
 FACTORS = {
@@ -110,24 +103,19 @@ EXACT = 1e-9  # a factor this close to 1 is 1, up to rounding
 
 @dataclass(frozen=True)
 class Account:
-    """The factors in order (drift only with a replay, parts of dependence in its place), with an interval for each.
-
-    Attributes:
-        factors: by name, those that the data give; their product is the measured speedup, or without seconds the
-            measured tokens per round.
-        intervals: of all `account_values`, from the same replicates, so that what is compared is paired.
-        t1_s: seconds of the target's call on one token; NaN without seconds.
-        alpha_of_text: True if alpha is the mean over positions of the text, False if it was fitted to the same rounds.
-        doubt: why its times give no verdict and have no interval, as a clause; "" where they do.
-    """
+    """The factors in order (drift only with a replay, parts of dependence in its place), with an interval for each."""
 
     gamma: int
     prompts: int
+    # by name, those that the data give; their product is the measured speedup, or without seconds the measured tokens
+    # per round
     factors: dict[str, float]
+    # of all `account_values`, from the same replicates, so that what is compared is paired
     intervals: dict[str, Interval]
-    t1_s: float = nan
+    t1_s: float = nan  # seconds of the target's call on one token; NaN without seconds
+    # True if alpha is the mean over positions of the text, False if it was fitted to the same rounds
     alpha_of_text: bool = True
-    doubt: str = ""
+    doubt: str = ""  # why its times give no verdict and have no interval, as a clause; "" where they do
 
     def value(self, name: str) -> float:
         """Return one of the `account_values` of the data."""
@@ -344,15 +332,12 @@ def gap_account(
     alpha_of_text: bool = True,
 ) -> Account:
     """Return the account of the prompts in `table`, an `account_table` of a run or of a part of its prompts, or the
-    sums of an imported file.
+    sums of an imported file. ValueError if times are not positive.
 
     Args:
         t1_s: seconds of the target's call on one token; None where nothing was timed.
         alpha: used where the table has no sums of alpha; it is held fixed in the intervals.
         alpha_of_text: False if alpha was fitted to the same rounds.
-
-    Raises:
-        ValueError: times are not positive.
     """
     if t1_s is not None and not (t1_s > 0 and table["verify_s"].sum() > 0 and table["baseline_round_s"].sum() > 0):
         raise ValueError("the account needs positive times: t1, verification, and the baseline's rounds")

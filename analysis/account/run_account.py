@@ -33,29 +33,19 @@ class GroupAccount:
 
 @dataclass(frozen=True)
 class SharedWork:
-    """The work that all arms of one cell have done, and what their accounts have in common.
+    """The work that all arms of one cell have done, and what their accounts have in common."""
 
-    Attributes:
-        arms: the rounds with the drafter, by gamma.
-        plain: sums by prompt of the baseline and of the original model, by method.
-        t1_s: the mean verification of the baseline: the bare call in the very harness that is explained, at the same
-            contexts.
-        alpha: the one alpha behind the capped geometric: of the text, else the maximum-likelihood estimate at the
-            primary gamma.
-        alpha_sums: prompt, numerator, denominator of that alpha; None if no proposal was ever tested.
-        replay: what replays of the arms' own texts expect: gamma, prompt, tokens, rounds.
-        machine: what other work did to these arms.
-    """
-
-    arms: Mapping[int, pd.DataFrame]
-    plain: Mapping[str, pd.DataFrame]
+    arms: Mapping[int, pd.DataFrame]  # the rounds with the drafter, by gamma
+    plain: Mapping[str, pd.DataFrame]  # sums by prompt of the baseline and of the original model, by method
     primary_gamma: int
+    # the mean verification of the baseline: the bare call in the very harness that is explained, at the same contexts
     t1_s: float
+    # the one alpha behind the capped geometric: of the text, else the maximum-likelihood estimate at the primary gamma
     alpha: float
-    alpha_sums: pd.DataFrame | None
+    alpha_sums: pd.DataFrame | None  # prompt, numerator, denominator of that alpha; None if no proposal was ever tested
     alpha_of_text: bool
-    replay: pd.DataFrame | None
-    machine: BusyMachine
+    replay: pd.DataFrame | None  # what replays of the arms' own texts expect: gamma, prompt, tokens, rounds
+    machine: BusyMachine  # what other work did to these arms
 
     @classmethod
     def of(
@@ -65,14 +55,12 @@ class SharedWork:
         text: pd.DataFrame | None = None,
         replay: pd.DataFrame | None = None,
     ) -> "SharedWork":
-        """Return the work that a baseline and one drafter, at one or more gammas, have both done.
+        """Return the work that a baseline and one drafter, at one or more gammas, have both done. ValueError for a
+        missing baseline, several drafters or cells, or no rounds at the primary gamma.
 
         Args:
             text: as `Run.alpha_sums` reads it; None or empty where the text gave no alpha.
             replay: as `Run.replay` reads it.
-
-        Raises:
-            ValueError: a missing baseline, several drafters or cells, or no rounds at the primary gamma.
         """
         shared = arms.shared()
         by_gamma = shared.of_one_drafter(primary_gamma)

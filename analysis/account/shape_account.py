@@ -27,20 +27,15 @@ _RANGES = {"tokens": Range(low=1.0), "gain": RELATIVE, "net": RELATIVE}
 
 @dataclass(frozen=True)
 class Shapes:
-    """Runs of several shapes, the chain first, over the prompts that all have done.
-
-    Attributes:
-        names: of the shapes, with their size.
-        values: of each shape: `tokens` per call, `nodes` per round, the `round` and its parts (`verify`, `draft`,
-            `rest`) in plain steps of the same run, `speedup`; and its tokens per call (`gain`) and speedup (`net`) over
-            the chain's, less 1.
-        prompts: number of prompts.
-    """
+    """Runs of several shapes, the chain first, over the prompts that all have done."""
 
     runs: tuple[Run, ...]
-    names: tuple[str, ...]
+    names: tuple[str, ...]  # of the shapes, with their size
+    # of each shape: `tokens` per call, `nodes` per round, the `round` and its parts (`verify`, `draft`, `rest`) in
+    # plain steps of the same run, `speedup`; and its tokens per call (`gain`) and speedup (`net`) over the chain's,
+    # less 1
     values: tuple[dict[str, Interval], ...]
-    prompts: int
+    prompts: int  # number of prompts
 
     def column(self, name: str) -> np.ndarray:
         """Return the estimates of a value, [shapes]."""

@@ -171,15 +171,10 @@ def causes(account: Account) -> dict[str, Interval]:
 
 
 class Losses(NamedTuple):
-    """The largest losses among the `causes` of an account, by name.
+    """The largest losses among the `causes` of an account, by name."""
 
-    Attributes:
-        largest: "" where no factor is below 1.
-        surest: the largest whose interval leaves out 1; the largest of all where it has no interval.
-    """
-
-    largest: str
-    surest: str
+    largest: str  # "" where no factor is below 1
+    surest: str  # the largest whose interval leaves out 1; the largest of all where it has no interval
 
 
 def losses(account: Account) -> Losses:

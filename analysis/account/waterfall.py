@@ -22,8 +22,7 @@ def waterfall(account: Account, *, title: str, simulated: bool = False) -> Figur
     Factors above 1 go right, below 1 left; paler where the interval contains 1. The first bar is the promise, the last
     the measurement; both begin at 1, where speculation breaks even.
 
-    Args:
-        simulated: times come from a cost model, and the last bar says so.
+    simulated: times come from a cost model, and the last bar says so.
     """
     count = len(account.factors) + 1
     figure, axes = style.new_figure(title, _caption(account), height=2.0 + 0.46 * count)

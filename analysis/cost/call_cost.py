@@ -33,25 +33,15 @@ def call_table(cells: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class CallCost:
-    """A fitted time of a target call, t(n, context).
+    """A fitted time of a target call, t(n, context)."""
 
-    Attributes:
-        fixed: seconds that depend on neither rows nor context: launches, the interpreter, small kernels.
-        token_seconds: per cached token beyond its reading: kernels and copies along the cache.
-        flop_seconds: seconds per operation, the inverse of the throughput reached; 0 where the data show none.
-        tile: rows computed at a time.
-        overlap: reading and computing at once (the longer counts) or one after the other (their sum does).
-        bandwidth: bytes per second, given.
-        products: what the call multiplies.
-    """
-
-    fixed: float
-    token_seconds: float
-    flop_seconds: float
-    tile: int
-    overlap: bool
-    bandwidth: float
-    products: tuple[Product, ...]
+    fixed: float  # seconds that depend on neither rows nor context: launches, the interpreter, small kernels
+    token_seconds: float  # per cached token beyond its reading: kernels and copies along the cache
+    flop_seconds: float  # seconds per operation, the inverse of the throughput reached; 0 where the data show none
+    tile: int  # rows computed at a time
+    overlap: bool  # reading and computing at once (the longer counts) or one after the other (their sum does)
+    bandwidth: float  # bytes per second, given
+    products: tuple[Product, ...]  # what the call multiplies
 
     def reading(self, context: Any) -> Any:
         """Return the seconds of reading weights and cache."""

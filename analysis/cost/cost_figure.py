@@ -93,8 +93,7 @@ def _held(cells: pd.DataFrame, n: np.ndarray) -> np.ndarray:
 def _caption(report: CostReport, ridge: float | None) -> str:
     """Say what was measured, where the fit is drawn, and what the black lines are.
 
-    Args:
-        ridge: None where the fit does not show it.
+    ridge: None where the fit does not show it.
     """
     table, holds = report.table, report.holds
     error = "" if report.by_rows is None else f", {report.by_rows.median:.1%} off in the median on sizes left out"

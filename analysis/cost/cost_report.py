@@ -38,23 +38,17 @@ def _scaled(value: float, unit: str) -> str:
 
 @dataclass(frozen=True)
 class CostReport:
-    """The fitted cost of a call and its errors, as `cost.json` holds them.
-
-    Attributes:
-        table: as from `call_table`.
-        context: the middle one of the measured contexts, at which single figures are given.
-        by_rows, by_context: prediction errors on held-out rows and contexts, where there are enough.
-        machine: best rates of the machine, dtype, and operations per byte where arithmetic binds (`threshold`).
-        complete: False if time ran out before all calls asked for were timed.
-    """
+    """The fitted cost of a call and its errors, as `cost.json` holds them."""
 
     model: CallCost
-    table: pd.DataFrame
-    context: int
+    table: pd.DataFrame  # as from `call_table`
+    context: int  # the middle one of the measured contexts, at which single figures are given
+    # by_rows, by_context: prediction errors on held-out rows and contexts, where there are enough
     by_rows: PredictionError | None
     by_context: PredictionError | None
+    # best rates of the machine, dtype, and operations per byte where arithmetic binds (`threshold`)
     machine: Mapping[str, Any]
-    complete: bool
+    complete: bool  # False if time ran out before all calls asked for were timed
 
     @property
     def t1(self) -> float:

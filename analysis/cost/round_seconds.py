@@ -13,17 +13,11 @@ from scipy.optimize import nnls
 
 @dataclass(frozen=True)
 class BlockSeconds:
-    """The seconds that one repeat measured.
+    """The seconds that one repeat measured."""
 
-    Attributes:
-        calls: median seconds of a call, by context (index) and by k, w and tokens evaluated (columns).
-        host: draft_s and overhead_s by number of draft nodes, ascending; plain decoding has 0 nodes.
-        evaluation: "packed" or "rows".
-    """
-
-    calls: pd.DataFrame
-    host: pd.DataFrame
-    evaluation: str
+    calls: pd.DataFrame  # median seconds of a call, by context (index) and by k, w and tokens evaluated (columns)
+    host: pd.DataFrame  # draft_s and overhead_s by number of draft nodes, ascending; plain decoding has 0 nodes
+    evaluation: str  # "packed" or "rows"
 
     def call(self, w: np.ndarray, nodes: np.ndarray, paths: np.ndarray, context: np.ndarray) -> np.ndarray:
         """Return the seconds of calls on drafts of given nodes, paths (rows) and width w; all are means over rounds.
@@ -104,19 +98,12 @@ def stream_seconds(replay: pd.DataFrame, repeats: list[BlockSeconds]) -> tuple[n
 
 @dataclass(frozen=True)
 class RoundSeconds:
-    """Seconds of a round with n nodes in D levels: t(1 + n) + draft + rest (theory.md 7.2).
+    """Seconds of a round with n nodes in D levels: t(1 + n) + draft + rest (theory.md 7.2)."""
 
-    Attributes:
-        calls: t, and as its `rest` the time of accepting, committing and everything else.
-        context: cached tokens.
-        draft: seconds of the draft of a tree: a constant, for each level, for each node.
-        chains: by gamma, seconds of the draft of a chain, which a model makes in a cheaper way.
-    """
-
-    calls: BlockSeconds
-    context: float
-    draft: tuple[float, float, float]
-    chains: Mapping[int, float]
+    calls: BlockSeconds  # t, and as its `rest` the time of accepting, committing and everything else
+    context: float  # cached tokens
+    draft: tuple[float, float, float]  # seconds of the draft of a tree: a constant, for each level, for each node
+    chains: Mapping[int, float]  # by gamma, seconds of the draft of a chain, which a model makes in a cheaper way
 
     def target(self, nodes: int) -> float:
         """Return all but the draft."""

@@ -18,24 +18,18 @@ NAMES = ("fixed_s", "row_s", "cached_s", "key_s")
 
 @dataclass(frozen=True)
 class ServerCalls:
-    """The fit and its errors.
+    """The fit and its errors."""
 
-    Attributes:
-        coefficients: by their names in `SimulatedCost`.
-        median_error, worst_error: |predicted / measured - 1| of the largest batch, by a fit that saw only smaller ones,
-            NaN where there are fewer than three batches: how far it may be trusted beyond what was timed.
-    """
-
-    coefficients: Mapping[str, float]
+    coefficients: Mapping[str, float]  # by their names in `SimulatedCost`
+    # median_error, worst_error: |predicted / measured - 1| of the largest batch, by a fit that saw only smaller ones,
+    # NaN where there are fewer than three batches: how far it may be trusted beyond what was timed
     median_error: float
     worst_error: float
 
 
 def fit_server_calls(times: pd.DataFrame) -> ServerCalls:
-    """Fit the calls of a study's `block_times` in rows, batches of k sequences of w + 1 tokens each.
-
-    Raises:
-        ValueError: fewer than three cells were timed.
+    """Fit the calls of a study's `block_times` in rows, batches of k sequences of w + 1 tokens each. ValueError if
+    fewer than three cells were timed.
     """
     # Median seconds by k (sequences), w (draft tokens of each) and context.
     cells = times.dropna(subset="seconds").groupby(["k", "w", "context"])["seconds"].median().reset_index()

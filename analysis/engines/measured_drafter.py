@@ -16,29 +16,18 @@ MODEL, DRAFT = "MODEL", "DRAFT_MODEL"  # stand in a command where the pocket mod
 
 @dataclass(frozen=True)
 class Measured:
-    """A drafter at one depth of its drafts, with the speedup that it gave there.
+    """A drafter at one depth of its drafts, with the speedup that it gave there."""
 
-    Attributes:
-        params: the flattened configuration, values as text (`Run.params`).
-        depth: levels of a draft: gamma of a chain.
-        nodes: the most tokens that a draft offers; `depth` for a chain.
-        speedup: over plain decoding, with its interval.
-        drafter: the record of its model (`Drafter.describe`), with the format of a published checkpoint.
-        predicted: the speedup is that of `specdec.advise`, not of a run.
-        simulated: times come from a cost model.
-        lossless: the verifier's rule keeps the target's law.
-        machine: hardware that it was measured on; empty where it was not recorded.
-    """
-
-    params: Mapping[str, str]
-    depth: int
-    nodes: int
-    speedup: Interval
+    params: Mapping[str, str]  # the flattened configuration, values as text (`Run.params`)
+    depth: int  # levels of a draft: gamma of a chain
+    nodes: int  # the most tokens that a draft offers; `depth` for a chain
+    speedup: Interval  # over plain decoding, with its interval
+    # the record of its model (`Drafter.describe`), with the format of a published checkpoint
     drafter: Mapping[str, Any] = field(default_factory=dict)
-    predicted: bool = False
-    simulated: bool = False
-    lossless: bool = True
-    machine: str = ""
+    predicted: bool = False  # the speedup is that of `specdec.advise`, not of a run
+    simulated: bool = False  # times come from a cost model
+    lossless: bool = True  # the verifier's rule keeps the target's law
+    machine: str = ""  # hardware that it was measured on; empty where it was not recorded
 
     def value(self, key: str) -> Any:
         """Return a value of the configuration: a number, text, a list or True; None for null and for an absent key."""
@@ -134,19 +123,12 @@ class Measured:
 
 @dataclass(frozen=True)
 class Configuration:
-    """The flags with which an engine drafts as it was measured.
+    """The flags with which an engine drafts as it was measured."""
 
-    Attributes:
-        engine: its name and the version whose format this is.
-        command: one line to paste; empty where the engine has no such method.
-        before: commands that make the files of `command`, in their order.
-        remarks: sentences: what differs from what was measured, or why there is no command.
-    """
-
-    engine: str
-    command: str = ""
-    before: tuple[str, ...] = ()
-    remarks: tuple[str, ...] = ()
+    engine: str  # its name and the version whose format this is
+    command: str = ""  # one line to paste; empty where the engine has no such method
+    before: tuple[str, ...] = ()  # commands that make the files of `command`, in their order
+    remarks: tuple[str, ...] = ()  # sentences: what differs from what was measured, or why there is no command
 
     @property
     def line(self) -> str:
@@ -162,8 +144,7 @@ def without_method(engine: str, why: str) -> Configuration:
 def trained_here(measured: Measured, formats: Iterable[str]) -> str:
     """Say why an engine cannot read the drafter's checkpoint, and what it could read.
 
-    Args:
-        formats: those that the engine reads of this kind of drafter.
+    formats: those that the engine reads of this kind of drafter.
     """
     readable = ", ".join(formats)
     if measured.format:

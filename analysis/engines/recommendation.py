@@ -61,17 +61,12 @@ DEMONSTRATION = (
 
 @dataclass(frozen=True)
 class Recommendation:
-    """The answer to how the drafter should be served.
+    """The answer to how the drafter should be served."""
 
-    Attributes:
-        verdict: one sentence with the number behind it.
-        configurations: of each engine; empty where speculation should be left off, or no engine offers the drafter.
-        remarks: sentences about all of them.
-    """
-
-    verdict: str
+    verdict: str  # one sentence with the number behind it
+    # of each engine; empty where speculation should be left off, or no engine offers the drafter
     configurations: tuple[Configuration, ...] = ()
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()  # sentences about all of them
 
     def lines(self) -> list[str]:
         """Return the verdict and a line for each engine: what a terminal shows."""
@@ -96,8 +91,7 @@ class Recommendation:
 def recommend(depths: Iterable[Measured]) -> Recommendation:
     """Recommend how to serve the drafter, at the depth with the largest speedup of those whose interval is above 1.
 
-    Args:
-        depths: the drafter at every depth that was measured, at least one.
+    depths: the drafter at every depth that was measured, at least one.
     """
     every = list(depths)
     best = max(every, key=lambda each: (each.speedup.low > 1, each.speedup.estimate))

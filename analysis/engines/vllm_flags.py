@@ -82,11 +82,9 @@ def vllm(measured: Measured) -> Configuration:
 
 
 def batch_schedule(tokens: Mapping[int, int]) -> list[list[int]]:
-    """Return `num_speculative_tokens_per_batch_size`: [first batch, last batch, draft tokens], none beyond
-    the largest.
+    """Return `num_speculative_tokens_per_batch_size`: [first batch, last batch, draft tokens], none beyond the largest.
 
-    Args:
-        tokens: draft tokens to offer by measured batch; 0 for none. Batches in between are treated as the next larger.
+    tokens: draft tokens to offer by measured batch; 0 for none. Batches in between are treated as the next larger.
     """
     ranges: list[list[int]] = []
     first = 1

@@ -124,8 +124,7 @@ _BOLD = re.compile(r"\b(bold|700)\b")
 def font_face(figures: Iterable[str]) -> str:
     """Return the CSS that brings the font `Figures` as data, with the letters that the figures of a page show.
 
-    Args:
-        figures: SVG elements by `style.svg(figure, letters=True)`.
+    figures: SVG elements by `style.svg(figure, letters=True)`.
     """
     letters: dict[str, set[str]] = {}
     for style, text in (found for figure in figures for found in _TEXT.findall(figure)):

@@ -66,20 +66,13 @@ Line = tuple[Sequence[float] | Sequence[Interval], Sequence[Interval], Look]
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes of a chart.
-
-    Attributes:
-        lines: by the name in the legend; names that begin with "_" are not in it.
-        level: a dotted horizontal line, and its name.
-        zero: whether the vertical axis begins at 0.
-        share: of the figure's height, beside the other panels' shares.
-    """
+    """One pair of axes of a chart."""
 
     ylabel: str
-    lines: Mapping[str, Line]
-    level: tuple[float, str] | None = None
-    zero: bool = False
-    share: float = 1.0
+    lines: Mapping[str, Line]  # by the name in the legend; names that begin with "_" are not in it
+    level: tuple[float, str] | None = None  # a dotted horizontal line, and its name
+    zero: bool = False  # whether the vertical axis begins at 0
+    share: float = 1.0  # of the figure's height, beside the other panels' shares
 
 
 @style.in_style

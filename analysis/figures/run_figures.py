@@ -123,10 +123,8 @@ def curve(
             leave out 0 where the measured interval above contains the line.
         lines: by model, value by gamma; empty ones are left out.
         title: what to see; drafter, model, hardware.
-        primary_gamma: its point is larger.
-
-    Where `lines` has the capped geometric and the same at measured costs (`priced`), areas show which part of its gap
-    is cost, and which is acceptance.
+        primary_gamma: its point is larger. Where `lines` has the capped geometric and the same at measured costs
+            (`priced`), areas show which part of its gap is cost, and which is acceptance.
     """
     known = measured[["ci_low", "ci_high"]].notna().all(axis=1).any()
     highest = max([*measured["value"], *(value for values in lines.values() for value in values.values())], default=1.0)
@@ -245,13 +243,9 @@ def accepted_length_table(rounds: pd.DataFrame, alpha: float) -> pd.DataFrame:
     ci_low, ci_high (prompt bootstrap), expected.
 
     Rounds without a proposal, and rounds cut while tokens were still being accepted, are left out; rounds that offered
-    fewer tokens have their own law.
+    fewer tokens have their own law. ValueError if the rounds are of several gammas, or none is left.
 
-    Args:
-        rounds: of one drafter and one gamma.
-
-    Raises:
-        ValueError: the rounds are of several gammas, or none is left.
+    rounds: of one drafter and one gamma.
     """
     if rounds["gamma"].nunique() > 1:
         raise ValueError(f"the rounds are of several gammas, {sorted(set(rounds['gamma']))}: choose one")
@@ -288,12 +282,9 @@ def accepted_lengths(
     rounds: pd.DataFrame, alpha: float | None = None, gamma: int | None = None, *, title: str
 ) -> Figure:
     """Draw the shares of rounds by accepted tokens, against the capped-geometric law at `alpha` (None: the MLE).
+    ValueError if there are several gammas and none is chosen, or no round has a proposal.
 
-    Args:
-        rounds: of one drafter; those of the baseline and of other gammas are ignored.
-
-    Raises:
-        ValueError: there are several gammas and none is chosen, or no round has a proposal.
+    rounds: of one drafter; those of the baseline and of other gammas are ignored.
     """
     speculative = drafted(rounds)
     if gamma is not None:
@@ -343,12 +334,9 @@ VERBS = {  # column of the rounds table: name, colour, hatch, colour of the figu
 
 def time_split_table(arms: Mapping[Arm, pd.DataFrame], t1_s: float) -> pd.DataFrame:
     """Return the mean time of a round by verb, in units of t(1), indexed by (method, gamma); `rest` is of no verb.
+    ValueError if it is not positive.
 
-    Args:
-        t1_s: seconds of the target's call on one token.
-
-    Raises:
-        ValueError: it is not positive.
+    t1_s: seconds of the target's call on one token.
     """
     if not t1_s > 0:
         raise ValueError(f"t(1) must be positive, got {t1_s!r} seconds")
@@ -363,8 +351,7 @@ def time_split_table(arms: Mapping[Arm, pd.DataFrame], t1_s: float) -> pd.DataFr
 def time_split(arms: Arms, *, title: str, primary_gamma: int | None = None) -> Figure:
     """Draw a round's draft, verify, accept and commit over t(1), the baseline's mean `verify`: a bar for each gamma.
 
-    Args:
-        primary_gamma: the gamma that the title is about; None for the largest.
+    primary_gamma: the gamma that the title is about; None for the largest.
     """
     t1 = float(arms.plain()["verify_s"].mean())
     table = time_split_table(arms, t1)

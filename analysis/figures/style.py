@@ -187,9 +187,8 @@ def point_tip(axes: Axes, across: float, up: float, text: str) -> None:
 def svg(figure: Figure, letters: bool = False) -> str:
     """Return the figure as SVG with its tooltips, without a date and without the name of a program.
 
-    Args:
-        letters: keep letters as text, for a page that brings their font (`lighter.font_face`). Otherwise they are
-            outlines: a file of its own looks the same where the font is lacking.
+    letters: keep letters as text, for a page that brings their font (`lighter.font_face`). Otherwise they are outlines:
+    a file of its own looks the same where the font is lacking.
     """
     stream, canvas = StringIO(), figure.canvas
     with styled():

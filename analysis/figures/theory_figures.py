@@ -28,21 +28,15 @@ LONGEST = 2000  # gamma that is tried: more than the best one, unless a drafter 
 
 @dataclass(frozen=True)
 class Standing:
-    """The place of a run in the theory.
+    """The place of a run in the theory."""
 
-    Attributes:
-        alpha, gamma, c: those behind the run's capped geometric at its primary gamma.
-        c_ops: operations of a drafted token over those of the target; 0 for drafters that look tokens up.
-        speedup: as measured.
-        operations: per token over plain decoding's, as evaluated; NaN for a target that does no arithmetic.
-    """
-
+    # alpha, gamma, c: those behind the run's capped geometric at its primary gamma
     alpha: float
     gamma: int
     c: float
-    c_ops: float = 0.0
-    speedup: Interval = Interval(nan)
-    operations: float = nan
+    c_ops: float = 0.0  # operations of a drafted token over those of the target; 0 for drafters that look tokens up
+    speedup: Interval = Interval(nan)  # as measured
+    operations: float = nan  # per token over plain decoding's, as evaluated; NaN for a target that does no arithmetic
 
     @property
     def best(self) -> OptimalGamma:

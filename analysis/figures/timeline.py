@@ -17,20 +17,15 @@ DRAFT, VERIFY, REST = style.YELLOW, style.BLUE, style.LIGHT
 
 @dataclass(frozen=True)
 class Stretch:
-    """The same stretch of one text, by the baseline and at some gammas.
+    """The same stretch of one text, by the baseline and at some gammas."""
 
-    Attributes:
-        prompt, repeat: the text; its speedup is the median of all texts.
-        first: place of the stretch's first token in the output, from 0.
-        tokens: tokens that the primary gamma commits in its rounds here.
-        rows: rounds by name, the baseline first: those in which a method commits the stretch, from the round that
-            begins at its first token or next behind it.
-    """
-
+    # prompt, repeat: the text; its speedup is the median of all texts
     prompt: str
     repeat: int
-    first: int
-    tokens: int
+    first: int  # place of the stretch's first token in the output, from 0
+    tokens: int  # tokens that the primary gamma commits in its rounds here
+    # rounds by name, the baseline first: those in which a method commits the stretch, from the round that begins at its
+    # first token or next behind it
     rows: dict[str, pd.DataFrame]
 
 
@@ -38,10 +33,8 @@ def stretch(measured: Arms, primary_gamma: int, count: int = ROUNDS, most: int =
     """Choose `count` rounds of the primary gamma from the middle of a typical text, and what others do meanwhile.
 
     The text is the one of median speedup, so that a lucky or a slow one does not stand for all. Beside the primary
-    gamma stands at most one other, the largest or else the smallest (`most` in all).
-
-    Raises:
-        ValueError: no text that the baseline and the primary gamma both wrote.
+    gamma stands at most one other, the largest or else the smallest (`most` in all). ValueError for no text that the
+    baseline and the primary gamma both wrote.
     """
     shared = measured.shared()
     arms, plain = shared.by_gamma(), shared.plain()

@@ -24,13 +24,9 @@ RunArms = dict[int, RunArm]
 
 @dataclass(frozen=True)
 class Comparable:
-    """Runs that are compared with one another, in the order in which they were given.
+    """Runs that are compared with one another, in the order in which they were given."""
 
-    Attributes:
-        heading: model, dtype and hardware, with the weights' hash or the prompts where these tell groups apart.
-    """
-
-    heading: str
+    heading: str  # model, dtype and hardware, with the weights' hash or the prompts where these tell groups apart
     members: tuple[RunArms, ...]
 
     @property

@@ -42,10 +42,8 @@ ALL_PAIRS = 4  # runs up to which every pair has its line; beyond, each run agai
 def comparison_section(runs: Sequence[Run], replicates: int | None = None) -> Section:
     """Say which run is faster, by how much, and how sure that is; per setting (model, dtype, hardware) and prompts.
 
-    Each run is taken at its own primary gamma. ValueError without runs.
-
-    Raises:
-        UsageError: a run lacks rounds, or those of its primary gamma.
+    Each run is taken at its own primary gamma. ValueError without runs. UsageError if a run lacks rounds, or those of
+    its primary gamma.
     """
     if not runs:
         raise ValueError("there is no run to compare")

@@ -60,22 +60,17 @@ SPEEDUP = Figure("speedup", ("tokens", "baseline_round_s"), ("round_s", "baselin
 
 @dataclass(frozen=True)
 class Drop:
-    """The change of a figure from an earlier run to later ones.
-
-    Attributes:
-        earlier, later: values of the figure.
-        least: the drop that is certain but for the chance of a false alarm, as a share; negative where none is.
-        tolerance: the drop from which on it counts as a loss.
-        detectable: the smallest drop that such a comparison finds with the chance `POWER`; NaN if it finds none. Of
-            tokens per round, each round that is lost is taken to be lost alone, beside the variance that was seen: runs
-            that accept the same have none, and would otherwise be said to find everything.
-    """
+    """The change of a figure from an earlier run to later ones."""
 
     figure: str
+    # earlier, later: values of the figure
     earlier: float
     later: float
-    least: float
-    tolerance: float
+    least: float  # the drop that is certain but for the chance of a false alarm, as a share; negative where none is
+    tolerance: float  # the drop from which on it counts as a loss
+    # the smallest drop that such a comparison finds with the chance `POWER`; NaN if it finds none. Of tokens per round,
+    # each round that is lost is taken to be lost alone, beside the variance that was seen: runs that accept the same
+    # have none, and would otherwise be said to find everything.
     detectable: float
 
     @classmethod
@@ -120,29 +115,22 @@ class Drop:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The last look at some runs.
+    """The last look at some runs."""
 
-    Attributes:
-        looks: runs that were looked at, of those that were given.
-        notes: sentences on how the runs pair and what else differs between them.
-        cases: figure, outcome and sentence of each. The outcomes are elements of JUnit's XML: `failure` is a loss,
-            `system-out` none, and `skipped` says why the figure was not judged.
-    """
-
-    looks: int
-    notes: tuple[str, ...]
+    looks: int  # runs that were looked at, of those that were given
+    notes: tuple[str, ...]  # sentences on how the runs pair and what else differs between them
+    # figure, outcome and sentence of each. The outcomes are elements of JUnit's XML: `failure` is a loss, `system-out`
+    # none, and `skipped` says why the figure was not judged.
     cases: tuple[tuple[str, str, str], ...]
 
 
 def judge(earlier: Run, later: Sequence[Run], gamma: int | None, chance: float, tolerance: float) -> Verdict:
-    """Look at the runs one after the other, until a loss is found.
+    """Look at the runs one after the other, until a loss is found. UsageError if a run cannot be read, runs have drafts
+    of different lengths, or too few prompts.
 
     Args:
         gamma: draft length to compare; None for that of the runs.
         chance: of a false alarm in all looks together, half of it for each figure.
-
-    Raises:
-        UsageError: a run cannot be read, runs have drafts of different lengths, or too few prompts.
     """
     first = read_arm(earlier, gamma)
     arms: list[RunArm] = []

@@ -43,18 +43,13 @@ SIDE_BY_SIDE = (
 
 @dataclass(frozen=True)
 class ForeignFindings:
-    """The findings of an imported data set, and its line among others.
-
-    Attributes:
-        gamma: the one that the page is about.
-        row: the line of the data set in a table of several.
-    """
+    """The findings of an imported data set, and its line among others."""
 
     name: str
     kind: str
-    gamma: int
+    gamma: int  # the one that the page is about
     sections: tuple[Section, ...]
-    row: Mapping[str, str]
+    row: Mapping[str, str]  # the line of the data set in a table of several
 
 
 @dataclass(frozen=True)
@@ -84,11 +79,7 @@ class _Data:
 
 
 def foreign_findings(run: Run) -> ForeignFindings:
-    """Return what the folder of an imported file says.
-
-    Raises:
-        UsageError: it and its baseline share no timed prompt.
-    """
+    """Return what the folder of an imported file says. UsageError if it and its baseline share no timed prompt."""
     facts, generations = run.imported(), run.generations()
     assert facts is not None
     replicates, seed = run.resampling

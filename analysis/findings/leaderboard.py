@@ -52,10 +52,8 @@ class RunArm:
 
 
 def open_arms(run: Run) -> dict[int, RunArm]:
-    """Return the run's arms by gamma, over the work that all of them have done.
-
-    Raises:
-        UsageError: the run has no rounds, only the baseline's, or no prompt that the baseline and every gamma did.
+    """Return the run's arms by gamma, over the work that all of them have done. UsageError if the run has no rounds,
+    only the baseline's, or no prompt that the baseline and every gamma did.
     """
     try:
         shared = run.arms().shared()
@@ -80,21 +78,14 @@ def arm_values(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 @dataclass(frozen=True)
 class ScoredArms:
-    """Arms on the same prompts, in the data and in the same bootstrap replicates.
+    """Arms on the same prompts, in the data and in the same bootstrap replicates."""
 
-    Attributes:
-        labels: names of the A arms.
-        depths: of the deepest draft of each arm, infinite where it is not known.
-        prompts: how many prompts all arms share.
-        scores: [1 + B, A] by quantity: the data's, then the replicates'; none of these for too few prompts.
-        doubt: why what was timed has no intervals and ranks no arm; "" where it does.
-    """
-
-    labels: tuple[str, ...]
-    depths: tuple[float, ...]
-    prompts: int
+    labels: tuple[str, ...]  # names of the A arms
+    depths: tuple[float, ...]  # of the deepest draft of each arm, infinite where it is not known
+    prompts: int  # how many prompts all arms share
+    # [1 + B, A] by quantity: the data's, then the replicates'; none of these for too few prompts
     scores: Mapping[str, np.ndarray]
-    doubt: str = ""
+    doubt: str = ""  # why what was timed has no intervals and ranks no arm; "" where it does
 
     @cached_property
     def values(self) -> dict[str, np.ndarray]:

@@ -53,10 +53,8 @@ PEERS = "Beside other engines"
 
 
 def peers_section(run: Run) -> Section:
-    """Show the ratio of every peer with both sides' settings, and what was left out with its reason.
-
-    Raises:
-        UsageError: the run lacks `peers.json`.
+    """Show the ratio of every peer with both sides' settings, and what was left out with its reason. UsageError if the
+    run lacks `peers.json`.
     """
     described, lines = run.peers(), []
     prompts = len({line["prompt"] for line in described.get("generations", ())})

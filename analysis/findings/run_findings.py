@@ -53,30 +53,22 @@ from .summary import Summary, summarise
 
 @dataclass(frozen=True, kw_only=True)
 class RunFindings(Findings):
-    """The findings of a run.
+    """The findings of a run."""
 
-    Attributes:
-        arms: the metrics of every depth, with `gamma` and `primary`: a line each for the summary table.
-        reasons: what explains the run before its figures do, said first.
-        notes: sentences that a reader must not miss.
-        account: the content of `account.json`.
-        alpha_source: what stands behind `account/alpha`: "text" or "mle".
-        facts: what was run: the method that these figures are about, its verifier, whether time is simulated.
-        serving: how to serve the drafter, as `engines.recommendation` says it.
-        beside: the findings of the session's other drafters by their method, without sections.
-        closing: the few sentences that a person needs, for the terminal; the notes and sections say more.
-        predictions: what each drafter's models predict of prompts that they have not seen, as `summary.json` holds it.
-    """
-
+    # the metrics of every depth, with `gamma` and `primary`: a line each for the summary table
     arms: list[dict[str, Any]]
-    notes: list[str]
-    account: dict[str, Any]
-    alpha_source: str
-    facts: RunFacts
+    notes: list[str]  # sentences that a reader must not miss
+    account: dict[str, Any]  # the content of `account.json`
+    alpha_source: str  # what stands behind `account/alpha`: "text" or "mle"
+    facts: RunFacts  # what was run: the method that these figures are about, its verifier, whether time is simulated
+    # how to serve the drafter, as `engines.recommendation` says it
     serving: dict[str, Any] = field(default_factory=dict)
-    reasons: list[str] = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)  # what explains the run before its figures do, said first
+    # the findings of the session's other drafters by their method, without sections
     beside: "dict[str, RunFindings]" = field(default_factory=dict)
+    # the few sentences that a person needs, for the terminal; the notes and sections say more
     closing: list[str] = field(default_factory=list)
+    # what each drafter's models predict of prompts that they have not seen, as `summary.json` holds it
     predictions: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -105,10 +97,8 @@ class RunFindings(Findings):
 
 
 def run_findings(run: Run) -> RunFindings:
-    """Compute everything that a run says.
-
-    Raises:
-        UsageError: the run lacks a file that it needs, or tables contradict themselves.
+    """Compute everything that a run says. UsageError if the run lacks a file that it needs, or tables contradict
+    themselves.
     """
     findings, measured, prediction = _of_one_drafter(run)
     if run.beside:
@@ -265,8 +255,7 @@ def _accounts(summary: Summary) -> dict[str, Any]:
 def _sections(run: Run, account: Account, prediction: HeldOutPrediction | Undetermined) -> list[Section]:
     """Make the sections of the run's own page but the last; a report on runs has these and the slower ones.
 
-    Args:
-        run: with the metrics, curves and summary that were found.
+    run: with the metrics, curves and summary that were found.
     """
     predicted = section_of(prediction, run.title, run.resampling[1])
     peers = run.peers()

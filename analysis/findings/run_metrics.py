@@ -71,8 +71,7 @@ def operation_metrics(summary: Summary, facts: RunFacts) -> dict[str, float]:
 def total_variation(read: Callable[[], pd.DataFrame], facts: RunFacts, replicates: int, seed: int) -> dict[str, float]:
     """Return the mean distance of a lossy rule's law from that without a draft, over tested positions.
 
-    Args:
-        read: reads the rounds table, all of its columns.
+    read: reads the rounds table, all of its columns.
     """
     if facts.lossless or facts.forced:
         return {}

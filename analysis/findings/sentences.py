@@ -22,22 +22,15 @@ _ROUNDING = 1e-6  # of a sum of float32 probabilities
 
 @dataclass(frozen=True)
 class MeasuredRun:
-    """Measurements of one drafter in a run, as far as sentences speak of them.
-
-    Attributes:
-        account: of the primary gamma.
-        standing: how far the run came; None in runs of earlier versions.
-        dtype: number format of the target, for outputs that differ by rounding.
-        reasons: what `reasons.reasons` says of it.
-    """
+    """Measurements of one drafter in a run, as far as sentences speak of them."""
 
     metrics: Mapping[str, float]
-    account: Account
+    account: Account  # of the primary gamma
     facts: RunFacts
     session: SessionFacts
-    standing: RunStatus | None
-    dtype: str
-    reasons: Sequence[str] = ()
+    standing: RunStatus | None  # how far the run came; None in runs of earlier versions
+    dtype: str  # number format of the target, for outputs that differ by rounding
+    reasons: Sequence[str] = ()  # what `reasons.reasons` says of it
 
 
 def closing_sentences(run: MeasuredRun) -> list[str]:
@@ -231,8 +224,7 @@ def _identical(run: MeasuredRun) -> str:
 def run_notes(run: Run, measured: MeasuredRun, prompts: Mapping[str, Any]) -> list[str]:
     """Say what time was, whether outputs are the baseline's, how prediction and measurement differ, what is missing.
 
-    Args:
-        prompts: the part `prompts` of `environment.json`.
+    prompts: the part `prompts` of `environment.json`.
     """
     metrics, facts, session = measured.metrics, measured.facts, measured.session
     notes = [*facts.notes, *control_notes(metrics)]

@@ -17,12 +17,9 @@ FASTEST = "To serve the fastest"
 
 
 def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measured]:
-    """Return the drafter of a run at every depth that has a speedup.
+    """Return the drafter of a run at every depth that has a speedup. UsageError if the run lacks a file.
 
-    Args:
-        arms: what `summary.json` holds of this drafter.
-    Raises:
-        UsageError: the run lacks a file.
+    arms: what `summary.json` holds of this drafter.
     """
     environment, facts = run.environment(), run.facts()
     drafter = environment.get("drafters", {}).get(run.method) if run.method else environment.get("drafter")
@@ -50,9 +47,7 @@ def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measure
 
 def run_recommendation(*runs: Run) -> Recommendation:
     """Recommend how to serve the fastest drafter of some runs whose outputs are not refuted, at its best depth.
-
-    Raises:
-        UsageError: a run lacks a file.
+    UsageError if a run lacks a file.
     """
     depths: list[list[Measured]] = []
     refuted = False
@@ -72,10 +67,8 @@ def run_recommendation(*runs: Run) -> Recommendation:
 
 
 def fastest_section(runs: Sequence[Run]) -> Section:
-    """Say how to serve the fastest of the runs that can be compared: one model, machine and set of prompts.
-
-    Raises:
-        UsageError: the runs differ in these, or one lacks a file.
+    """Say how to serve the fastest of the runs that can be compared: one model, machine and set of prompts. UsageError
+    if the runs differ in these, or one lacks a file.
     """
     settings = {(run.setting, content_hash(run, "model"), content_hash(run, "prompts")) for run in runs}
     if len(settings) > 1:

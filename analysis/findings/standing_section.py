@@ -17,9 +17,7 @@ STANDING, TIMELINE = "Where this run stands", "A few rounds, to scale"
 
 def standing_section(run: Run) -> Section:
     """Mark the run's alpha, c and gamma in the pictures of the paper: best gamma, speedup, operations, the oracle.
-
-    Raises:
-        UsageError: the run has no alpha, because nothing was ever proposed, or did not finish.
+    UsageError if the run has no alpha, because nothing was ever proposed, or did not finish.
     """
     metrics, gamma = run.metrics, run.primary_gamma
     if gamma is None or "account/alpha" not in metrics or "cost/c" not in metrics:
@@ -53,11 +51,8 @@ def standing_section(run: Run) -> Section:
 
 
 def timeline_section(run: Run) -> Section:
-    """Draw a few rounds of the primary gamma and of another, with the baseline above, from the rounds table.
-
-    Raises:
-        UsageError: the run has no primary gamma yet.
-        ValueError: no text was written by all.
+    """Draw a few rounds of the primary gamma and of another, with the baseline above, from the rounds table. UsageError
+    if the run has no primary gamma yet. ValueError if no text was written by all.
     """
     if run.primary_gamma is None:
         raise UsageError(f"{run.source} has no primary gamma: the run did not finish.")

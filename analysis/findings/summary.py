@@ -61,15 +61,11 @@ BY_CATEGORY = tuple(dict.fromkeys((*OURS, *PAPERS)))
 
 @dataclass(frozen=True)
 class ArmSummary:
-    """The drafter at one gamma against the baseline: metrics by name, and the objects behind them.
-
-    Attributes:
-        sums: by prompt, as `rounds.prompt_sums` has them.
-    """
+    """The drafter at one gamma against the baseline: metrics by name, and the objects behind them."""
 
     method: str
     gamma: int
-    sums: pd.DataFrame
+    sums: pd.DataFrame  # by prompt, as `rounds.prompt_sums` has them
     metrics: dict[str, float]
     account: Account
     iid: dict[str, IidTest]
@@ -97,13 +93,10 @@ def summarise(
 ) -> Summary:
     """Summarise one cell: a baseline, one drafter at one or more gammas, maybe the original model.
 
-    A drafter step costs its share of the measured draft time. Only work that every arm has done counts.
+    A drafter step costs its share of the measured draft time. Only work that every arm has done counts. ValueError for
+    tables that contradict themselves.
 
-    Args:
-        generations: a line per generation.
-
-    Raises:
-        ValueError: tables that contradict themselves.
+    generations: a line per generation.
     """
     generations = undisturbed_prefills(generations)
     of_text: dict[str, float] = {}

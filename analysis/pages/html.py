@@ -27,14 +27,11 @@ _WITH_INTERVAL = re.compile(r"[-+]?[\d.,]+%? \([^ ]+ to [^ ]+\)")
 
 @dataclass(frozen=True)
 class Chapter:
-    """Sections under one heading of a report.
-
-    Attributes:
-        shown: sections that show before a reader opens the others; None for all, 0 for the heading alone.
-    """
+    """Sections under one heading of a report."""
 
     title: str
     sections: tuple[Section, ...]
+    # sections that show before a reader opens the others; None for all, 0 for the heading alone
     shown: int | None = None
 
 

@@ -37,10 +37,7 @@ def show(*sections: Section, heading: str = "") -> None:
 
 def overlay_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY, each: str = "drafter.name") -> list[Run]:
     """Return the newest finished run of an overlay for each drafter, or for each value of another parameter, oldest
-    first.
-
-    Raises:
-        UsageError: there is none.
+    first. UsageError if there is none.
     """
     table = load_runs(tracking_uri, experiment)
     named = table["params.experiment_name"] == overlay if "params.experiment_name" in table else table["status"] == ""
@@ -56,12 +53,10 @@ def overlay_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY, eac
 
 def own_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> list[Run]:
     """Return the runs that a person chose; without a choice those of the overlay `notebooks`, and where it was never
-    run the newest finished run of every drafter of the experiment, oldest first.
+    run the newest finished run of every drafter of the experiment, oldest first. UsageError if one of `chosen` is no
+    run, or the experiment has no finished one.
 
-    Args:
-        chosen: run ids of the store, or folders of runs.
-    Raises:
-        UsageError: one of `chosen` is no run, or the experiment has no finished one.
+    chosen: run ids of the store, or folders of runs.
     """
     if chosen:
         return open_runs(tracking_uri, chosen)
@@ -74,10 +69,8 @@ def own_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> 
 
 
 def own_run(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> Run:
-    """Return the first run of `chosen`, run ids or folders of runs; without any, the newest finished run.
-
-    Raises:
-        UsageError: as `own_runs`.
+    """Return the first run of `chosen`, run ids or folders of runs; without any, the newest finished run. UsageError as
+    `own_runs`.
     """
     return open_runs(tracking_uri, chosen[:1])[0] if chosen else latest_run(tracking_uri, experiment)
 

@@ -67,8 +67,7 @@ def run_chapters(
 ) -> list[Chapter]:
     """Make one chapter per run, after a comparison where there are several; those of imported files stand last.
 
-    Args:
-        done: called after each run's.
+    done: called after each run's.
     """
     if imports := [run for run in runs if run.imported()]:
         own = [run for run in runs if not run.imported()]

@@ -20,10 +20,8 @@ FILES = "`report.md`, `figures/` and `trace.html` are among the run's artifacts.
 
 
 def write_run(folder: Path) -> RunFindings:
-    """Compute the findings of the run in `folder`, write them there and return them.
-
-    Raises:
-        UsageError: no run's folder, or one that lacks a file.
+    """Compute the findings of the run in `folder`, write them there and return them. UsageError for no run's folder, or
+    one that lacks a file.
     """
     run = open_folder(folder)
     findings = run_findings(run)

@@ -24,10 +24,8 @@ ROUNDING = 0.005 + 1e-9  # of a value printed with two decimals
 
 
 def load_published(path: Path | str = SHIPPED) -> pd.DataFrame:
-    """Return the figures of a CSV, one per line: those that come along, or those of `path`.
-
-    Raises:
-        UsageError: the file is missing, is no table, or lacks a column.
+    """Return the figures of a CSV, one per line: those that come along, or those of `path`. UsageError if the file is
+    missing, is no table, or lacks a column.
     """
     try:
         table = pd.read_csv(path, dtype={"value": str, "gamma": str})  # as printed: 3.40 is more exact than 3.4

@@ -15,49 +15,32 @@ Standing = Literal["running", "finished", "killed", "failed"]
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Facts known before decoding begins: what is run (`plan.json`, `run.json` in earlier versions).
+    """Facts known before decoding begins: what is run (`plan.json`, `run.json` in earlier versions)."""
 
-    Attributes:
-        drafter: the method of its rounds in every table; empty in runs of earlier versions.
-        label: drafter on model, for titles.
-        structure: registry name of the drafts' structure; `structure_label` gives its size in words.
-        single: drafts have one candidate for each position, as chains do.
-        depth_name: what the depth of a draft is called in tables.
-        primary_gamma: depth of the structure that was asked for, beside the other depths of the curves.
-        left_out: values of `measurement.gammas` that are deeper than the drafter drafts.
-        deepest: depth that the drafter drafts at most; None without a limit.
-        lossless, deterministic: what the verifier declares.
-        greedy: the temperature is 0.
-        forced: the recorded text is committed whatever the target says.
-        simulated: times come from a cost model.
-        judge: "target" or "original", the model whose law judges the outputs; None where nothing is judged.
-        target_flops, drafter_flops: floating-point operations per token.
-        predicted: speedup by gamma that `specdec.advise` predicted for this run; empty without advice.
-        batch_size: sequences that every method decodes at once, at most.
-        notes: sentences that a reader must not miss, known before decoding: how much of a recording is replayed.
-        beside: the same of the other drafters of the session, by their method.
-    """
-
-    label: str
-    structure: str
+    label: str  # drafter on model, for titles
+    structure: str  # registry name of the drafts' structure; `structure_label` gives its size in words
     structure_label: str
-    single: bool
-    depth_name: str
-    primary_gamma: int
-    left_out: tuple[int, ...]
-    deepest: int | None
+    single: bool  # drafts have one candidate for each position, as chains do
+    depth_name: str  # what the depth of a draft is called in tables
+    primary_gamma: int  # depth of the structure that was asked for, beside the other depths of the curves
+    left_out: tuple[int, ...]  # values of `measurement.gammas` that are deeper than the drafter drafts
+    deepest: int | None  # depth that the drafter drafts at most; None without a limit
+    # lossless, deterministic: what the verifier declares
     lossless: bool
     deterministic: bool
-    greedy: bool
-    forced: bool
-    simulated: bool
-    judge: str | None
+    greedy: bool  # the temperature is 0
+    forced: bool  # the recorded text is committed whatever the target says
+    simulated: bool  # times come from a cost model
+    judge: str | None  # "target" or "original", the model whose law judges the outputs; None where nothing is judged
+    # target_flops, drafter_flops: floating-point operations per token
     target_flops: float
     drafter_flops: float
-    predicted: dict[int, float]
+    predicted: dict[int, float]  # speedup by gamma that `specdec.advise` predicted for this run; empty without advice
+    # sentences that a reader must not miss, known before decoding: how much of a recording is replayed
     notes: tuple[str, ...] = ()
-    drafter: str = ""
-    batch_size: int = 1
+    drafter: str = ""  # the method of its rounds in every table; empty in runs of earlier versions
+    batch_size: int = 1  # sequences that every method decodes at once, at most
+    # the same of the other drafters of the session, by their method
     beside: "Mapping[str, RunFacts]" = field(default_factory=dict)
 
     @classmethod
@@ -89,51 +72,33 @@ class RunFacts:
 
 @dataclass(frozen=True)
 class ImportFacts:
-    """Facts about a folder that was made of a foreign file, in its `plan.json`.
+    """Facts about a folder that was made of a foreign file, in its `plan.json`."""
 
-    Attributes:
-        name: what tells the data set apart from others, with the drafter where the file has several.
-        source, kind: the file, and its format.
-        gamma: the one that a report is about.
-        longest: the most draft tokens that any length by position accepts; None for other sources.
-        ordered: True if the order of a text's rounds is known; without it no analysis may look at neighbours.
-        totals_only: there is no rounds table, only tokens and rounds of whole texts.
-        notes: sentences on what the source does not contain and what was assumed.
-    """
-
-    name: str
+    name: str  # what tells the data set apart from others, with the drafter where the file has several
+    # source, kind: the file, and its format
     source: str
     kind: str
-    gamma: int
-    longest: int | None
-    ordered: bool
-    totals_only: bool
-    notes: tuple[str, ...]
+    gamma: int  # the one that a report is about
+    longest: int | None  # the most draft tokens that any length by position accepts; None for other sources
+    ordered: bool  # True if the order of a text's rounds is known; without it no analysis may look at neighbours
+    totals_only: bool  # there is no rounds table, only tokens and rounds of whole texts
+    notes: tuple[str, ...]  # sentences on what the source does not contain and what was assumed
 
 
 @dataclass(frozen=True)
 class SessionFacts:
-    """Facts that decoding left besides the tables (`session.json`, written when the last prompt is done).
+    """Facts that decoding left besides the tables (`session.json`, written when the last prompt is done)."""
 
-    Attributes:
-        compared: outputs of the drafter that were compared with the baseline's; `identical` of them are the same.
-        unexplained: outputs that differ from the baseline's without a near-tie to explain it (`divergences.json`).
-        cache_bytes: size of the target's largest key-value cache.
-        peak_mb: largest memory of the process so far: the allocator's on a GPU, the resident set on a CPU.
-        left_out: ids of the prompts that the time budget left out, once for each repeat.
-        drafter: the method that these counts are about; empty in runs of earlier versions.
-        beside: compared, identical and unexplained of the other drafters of the session, by their method.
-        doubt: why the target's outputs cannot be trusted, in a sentence: calls disagree with plain passes; else "".
-    """
-
-    compared: int
+    compared: int  # outputs of the drafter that were compared with the baseline's; `identical` of them are the same
     identical: int
-    unexplained: int
-    cache_bytes: int
-    peak_mb: float
-    drafter: str = ""
-    left_out: tuple[str, ...] = ()
+    unexplained: int  # outputs that differ from the baseline's without a near-tie to explain it (`divergences.json`)
+    cache_bytes: int  # size of the target's largest key-value cache
+    peak_mb: float  # largest memory of the process so far: the allocator's on a GPU, the resident set on a CPU
+    drafter: str = ""  # the method that these counts are about; empty in runs of earlier versions
+    left_out: tuple[str, ...] = ()  # ids of the prompts that the time budget left out, once for each repeat
+    # compared, identical and unexplained of the other drafters of the session, by their method
     beside: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    # why the target's outputs cannot be trusted, in a sentence: calls disagree with plain passes; else ""
     doubt: str = ""
 
     @property
@@ -164,19 +129,13 @@ class RunStatus:
     """Progress of a run, and its end (`status.json`, replaced as a whole whenever it changes).
 
     A process that is killed by force leaves "running" behind; a run is resumed unless it is "finished".
-
-    Attributes:
-        sentence: why the run ended early, or left prompts out, in one sentence; else empty.
-        prompts_done: prompts that are on disk by every method; a prompt counts once for each turn and repeat.
-        prompts: prompts that the whole run was asked to decode, counted in the same way.
-        left_out: prompts of these that its time budget left out: it is finished without them.
     """
 
     status: Standing
-    sentence: str
-    prompts_done: int
-    prompts: int
-    left_out: int = 0
+    sentence: str  # why the run ended early, or left prompts out, in one sentence; else empty
+    prompts_done: int  # prompts that are on disk by every method; a prompt counts once for each turn and repeat
+    prompts: int  # prompts that the whole run was asked to decode, counted in the same way
+    left_out: int = 0  # prompts of these that its time budget left out: it is finished without them
 
     @property
     def partial(self) -> bool:

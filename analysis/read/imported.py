@@ -35,46 +35,33 @@ ONLY_SUMS = (
 
 @dataclass(frozen=True)
 class ImportChoices:
-    """The choices that a file may leave to the user, one field per option of `specdec.report`.
+    """The choices that a file may leave to the user, one field per option of `specdec.report`."""
 
-    Attributes:
-        gamma: draft tokens per round; None where the file says it, or where lengths are per position.
-        bonus: True if lengths per round count the target's own token; None: by the field's name.
-        field: which of several drafters in one file; None: each becomes a data set of its own.
-        skip_bad: leave lines that cannot be read out, count them and say so, instead of refusing the file.
-    """
-
-    gamma: int | None = None
-    bonus: bool | None = None
-    field: str | None = None
-    skip_bad: bool = False
+    gamma: int | None = None  # draft tokens per round; None where the file says it, or where lengths are per position
+    bonus: bool | None = None  # True if lengths per round count the target's own token; None: by the field's name
+    field: str | None = None  # which of several drafters in one file; None: each becomes a data set of its own
+    skip_bad: bool = False  # leave lines that cannot be read out, count them and say so, instead of refusing the file
 
 
 @dataclass(frozen=True)
 class ImportedText:
-    """One text of a source before it becomes lines of tables: its rounds, or where nothing else is known its sums.
-
-    Attributes:
-        accepted, offered: draft tokens per round, equally many; a round that accepted fewer ends in a rejection.
-        committed: tokens per round; None: the accepted ones and the target's own. A round that commits no token of the
-            target was cut before one, so it is no rejection.
-        cut: truncation of the last round, "" if the source does not say that the text ended there.
-        context: tokens before the first round; None if the source does not say.
-        tokens, seconds: of the whole text, where the source counts them itself.
-        rounds: their number, where the source has sums only; it may be a quotient of printed figures.
-    """
+    """One text of a source before it becomes lines of tables: its rounds, or where nothing else is known its sums."""
 
     prompt: str
     category: str
+    # accepted, offered: draft tokens per round, equally many; a round that accepted fewer ends in a rejection
     accepted: Sequence[int] = ()
     offered: Sequence[int] = ()
+    # tokens per round; None: the accepted ones and the target's own. A round that commits no token of the target was
+    # cut before one, so it is no rejection.
     committed: Sequence[int] | None = None
-    cut: str = ""
+    cut: str = ""  # truncation of the last round, "" if the source does not say that the text ended there
     repeat: int = 0
-    context: int | None = None
+    context: int | None = None  # tokens before the first round; None if the source does not say
+    # tokens, seconds: of the whole text, where the source counts them itself
     tokens: float | None = None
     seconds: float = nan
-    rounds: float | None = None
+    rounds: float | None = None  # their number, where the source has sums only; it may be a quotient of printed figures
 
     def commits(self) -> np.ndarray:
         """Return the tokens that each round commits."""
@@ -83,43 +70,31 @@ class ImportedText:
 
 @dataclass(frozen=True)
 class PositionText:
-    """Accepted lengths of one text by position; `prompt` and `repeat` together are unique in a data set.
-
-    Attributes:
-        lengths: [positions] int32, at least 1: the most tokens that a round which starts there commits, the target's
-            own included. So lengths[t] - 1 draft tokens are right from position t on, as far as the drafter went; it
-            may reach beyond the end of the text.
-        context: tokens before the first position; None if the source does not say.
-        ended: an end token closes the text; otherwise the recording stopped there, and nothing is offered beyond it.
-    """
+    """Accepted lengths of one text by position; `prompt` and `repeat` together are unique in a data set."""
 
     prompt: str
     category: str
     repeat: int
+    # [positions] int32, at least 1: the most tokens that a round which starts there commits, the target's own included.
+    # So lengths[t] - 1 draft tokens are right from position t on, as far as the drafter went; it may reach beyond the
+    # end of the text.
     lengths: np.ndarray
-    context: int | None
-    ended: bool
+    context: int | None  # tokens before the first position; None if the source does not say
+    ended: bool  # an end token closes the text; otherwise the recording stopped there, and nothing is offered beyond it
 
 
 @dataclass(frozen=True)
 class Imported:
-    """The texts of one drafter on one data set, as a file has them; `write_folder` makes a run folder of it.
-
-    Attributes:
-        gamma: the one that a report is about; lengths by position have all others as well.
-        records: texts with the rounds or the sums that the file has, or with lengths by position.
-        notes: sentences on what the source does not contain and what was assumed.
-        ordered: True if the order of a text's rounds is known; without it no analysis may look at neighbours.
-        name: what tells it apart from others in one report: the file's name, with the drafter's where the file has
-            several.
-    """
+    """The texts of one drafter on one data set, as a file has them; `write_folder` makes a run folder of it."""
 
     source: str
     kind: str
-    gamma: int
+    gamma: int  # the one that a report is about; lengths by position have all others as well
+    # texts with the rounds or the sums that the file has, or with lengths by position
     records: "tuple[ImportedText | PositionText, ...]"
-    notes: tuple[str, ...]
-    ordered: bool
+    notes: tuple[str, ...]  # sentences on what the source does not contain and what was assumed
+    ordered: bool  # True if the order of a text's rounds is known; without it no analysis may look at neighbours
+    # what tells it apart from others in one report: the file's name, with the drafter's where the file has several
     name: str
 
     @property

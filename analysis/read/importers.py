@@ -43,14 +43,12 @@ IMPORTERS: dict[str, Callable[[Path, ImportChoices], list[Imported]]] = {
 def convert(
     files: Sequence[tuple[str, str]], choices: ImportChoices, folder: Path, baseline: pd.DataFrame | None = None
 ) -> list[Run]:
-    """Write a run folder below `folder` for each data set of some files, and return their runs.
+    """Write a run folder below `folder` for each data set of some files, and return their runs. UsageError if a file
+    cannot be read; then nothing is written.
 
     Args:
         files: kind and path of each.
         baseline: plain decoding of the same prompts, as `spec_bench.spec_bench_times` reads it.
-
-    Raises:
-        UsageError: a file cannot be read; then nothing is written.
     """
     sources = [source for kind, file in files for source in IMPORTERS[kind](Path(file), choices)]
     runs: list[Run] = []

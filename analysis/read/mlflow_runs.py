@@ -59,8 +59,7 @@ class _Store:
     def runs(self, experiment: str, condition: str, one: bool = False) -> list[Any]:
         """Return the runs of an experiment that meet a condition, newest first; empty if it does not exist.
 
-        Args:
-            one: look for the newest alone.
+        one: look for the newest alone.
         """
         known = self.ask("get_experiment_by_name", experiment)
         runs: list[Any] = []

@@ -34,11 +34,7 @@ def read_arms(path: Path) -> Arms:
 
     Other values are those of the file; types are narrower. Names are categories in the order of their letters, so that
     they sort as text does. Nobody writes to a table that it gives. An arm that contradicts itself is a UsageError when
-    it is read.
-
-    Raises:
-        OSError, ValueError: it is no Parquet table.
-        UsageError: it lacks a column.
+    it is read. OSError or ValueError if it is no Parquet table. UsageError if it lacks a column.
     """
     file = _ArmFile(path)
     texts = file.texts()

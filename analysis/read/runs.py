@@ -61,26 +61,18 @@ OWN_PARTS = ("drafter.", "structure.", "verifier.")  # parameters that each draf
 
 @dataclass(frozen=True)
 class Run:
-    """A main run: what it logged, and its files, read when asked for.
-
-    Attributes:
-        source: folder or store that it was read from, for messages.
-        params: the flattened configuration, as text.
-        curves: value by gamma, by name (`curve/measured`, `curve/speedup/replay`, ...).
-        fetch: returns the path of a file of the run by name; UsageError if the run has none.
-        concluded: the content of `summary.json` while it is not written yet; else None.
-        method: of the drafters of the session, the one that tables, facts and metrics are about; "" for that of
-            `+drafter=`. Other drafters are not seen: see `of_drafter`.
-    """
+    """A main run: what it logged, and its files, read when asked for."""
 
     name: str
-    source: str
+    source: str  # folder or store that it was read from, for messages
     status: str
-    params: Mapping[str, str]
+    params: Mapping[str, str]  # the flattened configuration, as text
     metrics: Mapping[str, float]
-    curves: Mapping[str, Mapping[int, float]]
-    fetch: Callable[[str], Path]
-    concluded: Mapping[str, Any] | None = None
+    curves: Mapping[str, Mapping[int, float]]  # value by gamma, by name (`curve/measured`, `curve/speedup/replay`, ...)
+    fetch: Callable[[str], Path]  # returns the path of a file of the run by name; UsageError if the run has none
+    concluded: Mapping[str, Any] | None = None  # the content of `summary.json` while it is not written yet; else None
+    # of the drafters of the session, the one that tables, facts and metrics are about; "" for that of `+drafter=`.
+    # Other drafters are not seen: see `of_drafter`.
     method: str = ""
 
     def facts(self) -> RunFacts:

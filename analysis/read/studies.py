@@ -17,10 +17,8 @@ STUDY = "study.json"  # the file by which a study's folder is known
 
 
 def read_study(files: Mapping[str, Path], source: str) -> FinishedStudy:
-    """Return a study from the paths of its `study.json` and of its tables, by file name.
-
-    Raises:
-        UsageError: the files hold something else.
+    """Return a study from the paths of its `study.json` and of its tables, by file name. UsageError if the files hold
+    something else.
     """
     try:
         described = json.loads(files[STUDY].read_text(encoding="utf-8"))
@@ -37,11 +35,7 @@ def read_study(files: Mapping[str, Path], source: str) -> FinishedStudy:
 
 
 def finished_study(folder: Path | str) -> FinishedStudy:
-    """Read a finished study from its output folder.
-
-    Raises:
-        UsageError: the folder holds no study.
-    """
+    """Read a finished study from its output folder. UsageError if the folder holds no study."""
     folder = Path(folder)
     if not (folder / STUDY).is_file():
         raise UsageError(
@@ -56,10 +50,8 @@ def logged_study(tracking_uri: str, run_id: str) -> FinishedStudy:
 
 
 def latest_study(tracking_uri: str, experiment: str, kind: str) -> Findings:
-    """Return the findings of the newest finished study of a kind that MLflow has.
-
-    Raises:
-        UsageError: there is no such store, or no such run in it.
+    """Return the findings of the newest finished study of a kind that MLflow has. UsageError if there is no such store,
+    or no such run in it.
     """
     overlay = overlay_of(kind)
     ids = study_ids(tracking_uri, experiment, kind)

@@ -22,60 +22,42 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Piece:
-    """One token of a round.
-
-    Attributes:
-        text: what the token adds to the text; never empty.
-        strategy, rank: which strategy proposed a draft token, and as which of its choices (0 is the first); "" and 0
-            for the target's own tokens.
-    """
+    """One token of a round."""
 
     kind: Kind
     token: int
-    text: str
+    text: str  # what the token adds to the text; never empty
+    # strategy, rank: which strategy proposed a draft token, and as which of its choices (0 is the first); "" and 0 for
+    # the target's own tokens
     strategy: str = ""
     rank: int = 0
 
 
 @dataclass(frozen=True)
 class TraceLine:
-    """One round.
-
-    Attributes:
-        so_far: the end of the output that was committed before the round.
-        unused: draft tokens that were neither accepted nor rejected: behind the rejection, behind a cut, or on other
-            branches.
-        end: "end_token", "limit" or "": what ended the text in this round.
-        disturbed: other work on the machine disturbed the round.
-    """
+    """One round."""
 
     number: int
-    so_far: str
+    so_far: str  # the end of the output that was committed before the round
     pieces: tuple[Piece, ...]
     offered: int
     accepted: int
+    # draft tokens that were neither accepted nor rejected: behind the rejection, behind a cut, or on other branches
     unused: int
-    end: str
-    disturbed: bool = False
+    end: str  # "end_token", "limit" or "": what ended the text in this round
+    disturbed: bool = False  # other work on the machine disturbed the round
 
 
 @dataclass(frozen=True)
 class Trace:
-    """One generation that is shown round by round, and what its header says.
-
-    Attributes:
-        structure: the draft asked for in every round, in words: "gamma 4", "10 rows of 10".
-        lossless: what the verifier declares.
-        prompt_end: the end of the prompt, as text.
-        tokens: number of tokens written.
-    """
+    """One generation that is shown round by round, and what its header says."""
 
     prompt: str
     drafter: str
-    structure: str
-    lossless: bool
-    prompt_end: str
-    tokens: int
+    structure: str  # the draft asked for in every round, in words: "gamma 4", "10 rows of 10"
+    lossless: bool  # what the verifier declares
+    prompt_end: str  # the end of the prompt, as text
+    tokens: int  # number of tokens written
     lines: tuple[TraceLine, ...]
 
     @property

@@ -33,11 +33,9 @@ COLOURS = ((style.BLUE, "o"), (style.ORANGE, "s"), (style.GREEN, "^"), (style.PU
 
 def alpha_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> list[Run]:
     """Return the finished runs of the overlay, newest first, then the shorter ones of `notebooks` with such drafters.
+    UsageError if one of `chosen` is no run, or there is none.
 
-    Args:
-        chosen: run ids of the store, or folders of runs, to return instead.
-    Raises:
-        UsageError: one of `chosen` is no run, or there is none.
+    chosen: run ids of the store, or folders of runs, to return instead.
     """
     if chosen:
         return open_runs(tracking_uri, chosen)

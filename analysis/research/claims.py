@@ -59,20 +59,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class ClaimEvidence:
-    """Everything that answers rest on.
+    """Everything that answers rest on."""
 
-    Attributes:
-        runs: what the benchmark measured, by name.
-        heads: the ablations of heads.
-        printed: `paper_tables.printed_figures` of the published figures, with its key as columns.
-        small: the drafter of the runs `small_model`.
-        domains: the prompts of runs `small_model` and `small_model_docs`, in words.
-    """
-
-    runs: Mapping[str, Measured]
-    heads: list[Measured]
-    printed: pd.DataFrame
-    small: str = "small_model"
+    runs: Mapping[str, Measured]  # what the benchmark measured, by name
+    heads: list[Measured]  # the ablations of heads
+    printed: pd.DataFrame  # `paper_tables.printed_figures` of the published figures, with its key as columns
+    small: str = "small_model"  # the drafter of the runs `small_model`
+    # the prompts of runs `small_model` and `small_model_docs`, in words
     domains: str = "the standard library's code over its documentation"
 
     def values(self, source: str, table: str, metric: str, **wanted: object) -> pd.Series:

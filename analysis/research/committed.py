@@ -21,14 +21,12 @@ T = TypeVar("T")
 
 
 def load_figures(path: Path | str, command: str, name: str, kind: str, read: Callable[[list[Measured]], T]) -> T:
-    """Return what `read` makes of the entries (`figures`) of a result file.
+    """Return what `read` makes of the entries (`figures`) of a result file. UsageError if there is no such file, or
+    `read` lacks something in it.
 
     Args:
         command: makes the file.
         name, kind: the results in words, for messages: "accuracies", "accuracies of heads".
-
-    Raises:
-        UsageError: there is no such file, or `read` lacks something in it.
     """
     try:
         return read(list(json.loads(Path(path).read_text(encoding="utf-8"))["figures"]))

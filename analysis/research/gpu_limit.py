@@ -27,15 +27,10 @@ _MS, _GB = 1e3, 1e9
 
 @dataclass(frozen=True)
 class GpuMeasurement:
-    """The content of one file.
+    """The content of one file."""
 
-    Attributes:
-        found: the file's mapping.
-        source: where it is from, for messages.
-    """
-
-    found: Mapping[str, Any]
-    source: str
+    found: Mapping[str, Any]  # the file's mapping
+    source: str  # where it is from, for messages
 
     @property
     def measured(self) -> bool:
@@ -55,10 +50,8 @@ class GpuMeasurement:
         )
 
     def sections(self) -> tuple[Section, ...]:
-        """Return a section for each part of the measurement, in its order.
-
-        Raises:
-            UsageError: a part lacks something that this version reads.
+        """Return a section for each part of the measurement, in its order. UsageError if a part lacks something that
+        this version reads.
         """
         made = []
         for name, (title, read) in PARTS.items():
@@ -81,11 +74,7 @@ class GpuMeasurement:
 
 
 def read_gpu(path: Path) -> GpuMeasurement | None:
-    """Read a file of the script; None where there is none.
-
-    Raises:
-        UsageError: it is no such file.
-    """
+    """Read a file of the script; None where there is none. UsageError if it is no such file."""
     if not path.exists():
         return None
     try:
@@ -99,9 +88,7 @@ def read_gpu(path: Path) -> GpuMeasurement | None:
 
 def demonstration() -> GpuMeasurement:
     """Return a file of toys on the CPU, made on the spot: it shows what the pages look like, and measures nothing.
-
-    Raises:
-        UsageError: there is no checkout to find the script in, or it failed.
+    UsageError if there is no checkout to find the script in, or it failed.
     """
     if not SCRIPT.exists():
         raise UsageError(f"The GPU measurement is part of a checkout of the repository; run there: {COMMAND}.")

@@ -24,9 +24,7 @@ COLUMNS = {"tokens_per_s": "tokens/s", "tokens_per_round": "tokens per round", "
 
 def gain_section(run: Run) -> Section:
     """Return the drafters of the session side by side, behind a sentence that sets the paper's ratio beside ours.
-
-    Raises:
-        UsageError: the run is not one with drafter grounded and medusa beside it.
+    UsageError if the run is not one with drafter grounded and medusa beside it.
     """
     ratio = run.interval("drafter/medusa/speedup.ratio")
     if run.params.get("drafter.name") != "grounded" or "medusa" not in run.beside:
@@ -72,10 +70,8 @@ def committed(prompts: str, figure: str, path: Path | str | None = None, method:
     """Return what the committed session on one set of prompts found.
 
     figure: of grounded heads against independent ones speedup.ratio, tokens_per_round.ratio or
-        tokens_per_round.difference; of one `method` speedup, tokens_per_round or tokens_per_s.
-
-    Raises:
-        UsageError: the file has no such figure.
+        tokens_per_round.difference; of one `method` speedup, tokens_per_round or tokens_per_s. UsageError
+        if the file has no such figure.
     """
     for row in json.loads(Path(path or RESULT).read_text(encoding="utf-8"))["figures"]:
         if (row["prompts"], row["figure"], row["category"]) == (prompts, figure, "all") and row["method"] == method:

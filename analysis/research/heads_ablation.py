@@ -114,10 +114,8 @@ def on_one_text(entries: Sequence[Measured], *variants: str) -> list[Measured]:
 
 
 def both(first: Measured, second: Measured) -> pd.DataFrame:
-    """Return counts of two entries on the prompts that both have, those of the second end in `_over`.
-
-    Raises:
-        UsageError: they share no prompt.
+    """Return counts of two entries on the prompts that both have, those of the second end in `_over`. UsageError if
+    they share no prompt.
     """
     table = paired(prompt_counts(first), prompt_counts(second))
     if table.empty:
@@ -135,8 +133,7 @@ def tokens_per_round(measured: Measured) -> Interval:
 def difference(first: Measured, second: Measured, prompts: Sequence[str] | None = None) -> Interval:
     """Return tokens per round of the first less the second's, the same prompts resampled for both.
 
-    Args:
-        prompts: the prompts to look at, of those that both have; None is all.
+    prompts: the prompts to look at, of those that both have; None is all.
     """
     table = both(first, second)
     return rate_difference(table if prompts is None else table[table.index.isin(prompts)])
@@ -144,20 +141,14 @@ def difference(first: Measured, second: Measured, prompts: Sequence[str] | None 
 
 @dataclass(frozen=True)
 class Steepness:
-    """The accuracies of two sets of heads, which fall with the position that a head predicts.
+    """The accuracies of two sets of heads, which fall with the position that a head predicts."""
 
-    Attributes:
-        heads: a line for each head k: `first`, `second` and `difference`, Intervals of the share of the target's own
-            tokens that were its first choice, given the true tokens before.
-        first: accuracy of the last head over that of the first head, in the first set: 1 does not fall at all.
-        second: the same in the second set.
-        difference: the difference between these two, paired.
-    """
-
+    # a line for each head k: `first`, `second` and `difference`, Intervals of the share of the target's own tokens that
+    # were its first choice, given the true tokens before
     heads: pd.DataFrame
-    first: Interval
-    second: Interval
-    difference: Interval
+    first: Interval  # accuracy of the last head over that of the first head, in the first set: 1 does not fall at all
+    second: Interval  # the same in the second set
+    difference: Interval  # the difference between these two, paired
 
 
 def steepness(first: Measured, second: Measured) -> Steepness:

@@ -132,8 +132,7 @@ def accuracy_section(path: Path | str = RESULT) -> Section:
 def verdict(table: pd.DataFrame) -> str:
     """Answer the paper's claim for the last head, and say for which other heads it holds.
 
-    Args:
-        table: what `accuracies` returns.
+    table: what `accuracies` returns.
     """
     last = table.iloc[-1]
     lead, head = last["lead"], last["head"]

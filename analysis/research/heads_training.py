@@ -30,10 +30,8 @@ def load_history(path: Path | str) -> pd.DataFrame:
     """Return the steps of a history at which held-out text was scored.
 
     Columns: step, tokens, target and head_1, head_2, ...: top-1 accuracies; and top5_target, top5_head_1, ...: shares
-    of the positions at which the right token was among the five most likely.
-
-    Raises:
-        UsageError: there is no such file, it is no history of heads, or it holds no score.
+    of the positions at which the right token was among the five most likely. UsageError if there is no such file, it is
+    no history of heads, or it holds no score.
     """
     try:
         table = pd.read_csv(path)
@@ -60,8 +58,7 @@ def training_section(histories: Mapping[str, pd.DataFrame], title: str = SHIPPED
     """Say how the accuracy of each head, with one choice and with five, grows over training, how it falls from the
     first head to the last, and from when on one choice of the last grounded head beats five of the independent one.
 
-    Args:
-        histories: what `load_history` returns, by name, with as many heads each.
+    histories: what `load_history` returns, by name, with as many heads each.
     """
     table = final_accuracies(histories)
     ends = {KINDS.get(name, name): line for name, line in table.to_dict("index").items()}
@@ -121,8 +118,7 @@ def overtakes(one: pd.DataFrame, five: pd.DataFrame) -> int | None:
     """Return the tokens of training from which on the last head of one history is right with its first choice more
     often than the last head of another with five choices, up to the end; None where it is not at the end.
 
-    Args:
-        one, five: what `load_history` returns, scored at the same tokens.
+    one, five: what `load_history` returns, scored at the same tokens.
     """
     last = _heads(one)[-1]
     scores = one.set_index("tokens")[last].rename("one").to_frame()

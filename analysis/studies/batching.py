@@ -72,28 +72,21 @@ def findings(tables: Tables, about: About) -> Findings:
 
 @dataclass(frozen=True)
 class BatchNumbers:
-    """The study in numbers. Intervals draw whole repeats.
+    """The study in numbers. Intervals draw whole repeats."""
 
-    Attributes:
-        drafters: their names, in the order of the study.
-        cells: a line for each drafter, gamma and batch, with _low and _high: speedup (plain seconds per token over
-            speculative ones at the same batch), rate and plain_rate (tokens per second over all sequences), tokens (per
-            round and sequence). And without: draft, verify and rest of a round in plain steps of the same batch (tokens
-            over their sum is the speedup), width (tokens per sequence of a call), and the speedup that the formula
-            gives by each of `PREDICTIONS`. Lines of gamma BEST are those of the best gamma, chosen for every repeat on
-            the other repeats, with the chosen ones in `gammas`, such as "4" or "2, 4"; their predictions are the
-            largest of all gammas.
-        ends: a line for each drafter and gamma with the batch behind which it does not pay (`stops_paying`): measured
-            (break_even, with its interval) and by each of `PREDICTIONS`.
-        repeats: what intervals rest on.
-        gain: plain tokens per second at the largest batch over those at the smallest.
-    """
-
-    drafters: tuple[str, ...]
+    drafters: tuple[str, ...]  # their names, in the order of the study
+    # a line for each drafter, gamma and batch, with _low and _high: speedup (plain seconds per token over speculative
+    # ones at the same batch), rate and plain_rate (tokens per second over all sequences), tokens (per round and
+    # sequence). And without: draft, verify and rest of a round in plain steps of the same batch (tokens over their sum
+    # is the speedup), width (tokens per sequence of a call), and the speedup that the formula gives by each of
+    # `PREDICTIONS`. Lines of gamma BEST are those of the best gamma, chosen for every repeat on the other repeats, with
+    # the chosen ones in `gammas`, such as "4" or "2, 4"; their predictions are the largest of all gammas.
     cells: pd.DataFrame
+    # a line for each drafter and gamma with the batch behind which it does not pay (`stops_paying`): measured
+    # (break_even, with its interval) and by each of `PREDICTIONS`
     ends: pd.DataFrame
-    repeats: int
-    gain: Interval
+    repeats: int  # what intervals rest on
+    gain: Interval  # plain tokens per second at the largest batch over those at the smallest
 
     @property
     def batches(self) -> list[int]:
@@ -178,8 +171,7 @@ def _predicted(compared: StrategyComparison, tables: Tables, column: str) -> np.
     E is that of the drafter and gamma at all batches together, v the mean of t(B (k + 1)) / t(B) over the longest of B
     drafts, gamma c a timed draft for the batch over t(B).
 
-    Args:
-        column: of `calls`: where t comes from.
+    column: of `calls`: where t comes from.
     """
     keys, values = compared.cells, compared.values
     rounds = values["steps"] * keys["batch"].to_numpy(dtype=float)

@@ -150,18 +150,13 @@ def live_check(texts: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class WholeRuns:
-    """Whole live runs of all prompts in a few shapes, beside plain decoding in the same runs.
+    """Whole live runs of all prompts in a few shapes, beside plain decoding in the same runs."""
 
-    Attributes:
-        shapes: a line for each shape, in the order of the table: k, w, runs, tokens (per call), speedup and deviation
-            (mean and standard deviation of the runs' speedups; NaN for one run), speedup_low and speedup_high (95%
-            prompt-bootstrap interval of the speedup of all runs together), identical (share of texts that
-            are the replayed ones).
-        lead: how much larger the first shape's speedup is than the second's, paired; None of one shape.
-    """
-
+    # a line for each shape, in the order of the table: k, w, runs, tokens (per call), speedup and deviation (mean and
+    # standard deviation of the runs' speedups; NaN for one run), speedup_low and speedup_high (95% prompt-bootstrap
+    # interval of the speedup of all runs together), identical (share of texts that are the replayed ones)
     shapes: pd.DataFrame
-    lead: Interval | None
+    lead: Interval | None  # how much larger the first shape's speedup is than the second's, paired; None of one shape
 
 
 def whole_runs(whole: pd.DataFrame, replicates: int, seed: int) -> WholeRuns:
@@ -390,9 +385,8 @@ def _names(shapes: pd.DataFrame) -> list[str]:
 def _maps(panels: Mapping[str, tuple[pd.DataFrame, str, Shape | None]], *, title: str, caption: str) -> Figure:
     """Draw one map below the other, with values in the cells; a shape without a value is grey.
 
-    Args:
-        panels: title of a panel -> the shapes, the column that it shows, and the shape with a frame. The usual shape
-            has a dashed frame where it is part of the grid.
+    panels: title of a panel -> the shapes, the column that it shows, and the shape with a frame. The usual shape has a
+    dashed frame where it is part of the grid.
     """
     grids = {name: shapes.pivot(index="k", columns="w", values=column) for name, (shapes, column, _) in panels.items()}
     rows = [max(2, len(values)) for values in grids.values()]

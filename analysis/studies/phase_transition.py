@@ -86,8 +86,7 @@ def slowdowns(times: pd.DataFrame) -> pd.DataFrame:
 
     Cells that were not timed, and contexts without t(1, 1), are left out.
 
-    Args:
-        times: the study's `block_times`.
+    times: the study's `block_times`.
     """
     timed = times.dropna(subset="seconds")
     groups = timed.groupby(["context", "k", "w", "rows_evaluated"])["seconds"]
@@ -101,22 +100,16 @@ def slowdowns(times: pd.DataFrame) -> pd.DataFrame:
 
 @dataclass(frozen=True)
 class Growth:
-    """The growth of the slow-down at one context with the tokens evaluated, whatever their shape.
+    """The growth of the slow-down at one context with the tokens evaluated, whatever their shape."""
 
-    Attributes:
-        tokens: sizes, ascending.
-        slowdown: median over all calls of each size, over that of t(1, 1): one disturbed call does not move it.
-        shapes: number of shapes of each size.
-        low, high: quartiles of the calls of each size, over the same.
-        fitted: the values closest to the medians that never fall from a size to the next.
-    """
-
-    tokens: np.ndarray
+    tokens: np.ndarray  # sizes, ascending
+    # median over all calls of each size, over that of t(1, 1): one disturbed call does not move it
     slowdown: np.ndarray
-    shapes: np.ndarray
+    shapes: np.ndarray  # number of shapes of each size
+    # low, high: quartiles of the calls of each size, over the same
     low: np.ndarray
     high: np.ndarray
-    fitted: np.ndarray
+    fitted: np.ndarray  # the values closest to the medians that never fall from a size to the next
 
     def within(self, limit: float) -> int:
         """Return the largest size up to which no call costs more than `limit` times t(1, 1)."""

@@ -87,8 +87,7 @@ def stops_paying_at(loads: Sequence[float], worse: Sequence[float] | np.ndarray)
     ascending load, first exceeds `SLACK`, on a straight line from the load before; `NEVER` where it does so at the
     smallest load already, `ALWAYS` where it never does.
 
-    Args:
-        worse: as a share of what plain decoding has.
+    worse: as a share of what plain decoding has.
     """
     values = np.asarray(worse, dtype=float)
     exceeds = np.flatnonzero(values > SLACK)
@@ -103,34 +102,28 @@ def stops_paying_at(loads: Sequence[float], worse: Sequence[float] | np.ndarray)
 
 @dataclass(frozen=True)
 class ServingNumbers:
-    """The study in numbers.
+    """The study in numbers."""
 
-    Attributes:
-        cells: a line for each policy and load: used (rho, offered requests over what the policy finishes at full slots;
-            a queue settles below 1), and _SETTLES and _QUEUED with _low and _high over replications; what grows with
-            the queue is missing where there is no steady state. tpot_ms is tpot in milliseconds.
-        ends: by policy, with _low and _high over replications: capacity (requests per second at full slots), load (over
-            the capacity of plain decoding, from which on plain decoding takes less time per output token; `ALWAYS` or
-            `NEVER` without bounds), batch (mean sequences in a step of the policy at that load) and goodput (that load
-            by goodput). And model_batch: the smallest batch at which a step without drafts commits more tokens per
-            second by the cost model, at the texts' mean tokens per round; `ALWAYS` where none up to the slots does
-            (theory.md 7.4). Missing for plain decoding.
-        recording, step_times, chosen: the tables `recording` (its line) and `step_times`; and mean gamma of the
-            adaptive policy by batch, with the steps.
-        best_fixed: the fixed gamma whose tokens take least time at the smallest load; None where plain decoding takes
-            less.
-        adaptive: time per output token of the adaptive policy over that of plain decoding, by load.
-        little: the largest relative error of Little's law over all simulations.
-    """
-
+    # a line for each policy and load: used (rho, offered requests over what the policy finishes at full slots; a queue
+    # settles below 1), and _SETTLES and _QUEUED with _low and _high over replications; what grows with the queue is
+    # missing where there is no steady state. tpot_ms is tpot in milliseconds.
     cells: pd.DataFrame
+    # by policy, with _low and _high over replications: capacity (requests per second at full slots), load (over the
+    # capacity of plain decoding, from which on plain decoding takes less time per output token; `ALWAYS` or `NEVER`
+    # without bounds), batch (mean sequences in a step of the policy at that load) and goodput (that load by goodput).
+    # And model_batch: the smallest batch at which a step without drafts commits more tokens per second by the cost
+    # model, at the texts' mean tokens per round; `ALWAYS` where none up to the slots does (theory.md 7.4). Missing for
+    # plain decoding.
     ends: pd.DataFrame
+    # recording, step_times, chosen: the tables `recording` (its line) and `step_times`; and mean gamma of the adaptive
+    # policy by batch, with the steps
     recording: Mapping[str, Any]
     step_times: pd.DataFrame
     chosen: pd.DataFrame
+    # the fixed gamma whose tokens take least time at the smallest load; None where plain decoding takes less
     best_fixed: str | None
-    adaptive: np.ndarray
-    little: float
+    adaptive: np.ndarray  # time per output token of the adaptive policy over that of plain decoding, by load
+    little: float  # the largest relative error of Little's law over all simulations
 
     @property
     def policies(self) -> list[str]:

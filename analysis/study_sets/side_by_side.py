@@ -27,10 +27,8 @@ def side_by_side(studies: Sequence[FinishedStudy]) -> list[Section]:
 
 
 def study_chapters(studies: Sequence[FinishedStudy]) -> list[Chapter]:
-    """Make one chapter for each study, after one that sets those of a kind side by side.
-
-    Raises:
-        UsageError: see `FinishedStudy.findings`.
+    """Make one chapter for each study, after one that sets those of a kind side by side. UsageError: see
+    `FinishedStudy.findings`.
     """
     chapters = [
         Chapter(f"Study {each.kind}: {each.about.title}, {each.about.prompts}", each.findings().sections)

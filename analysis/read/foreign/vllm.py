@@ -45,21 +45,13 @@ NO_SILENT = (
 
 @dataclass(frozen=True)
 class RequestRounds:
-    """The rounds of one request.
+    """The rounds of one request."""
 
-    Attributes:
-        accepted: draft tokens per round.
-        offered: the same for offers; None where only totals are known.
-        drafted: offers of all rounds together; None where not even that is known.
-        declared: the most that a round may offer; None where the line does not say it.
-        reach: the largest length that the line has a place for, whether it occurred or not.
-    """
-
-    accepted: Sequence[int]
-    offered: Sequence[int] | None
-    drafted: int | None
-    declared: int | None
-    reach: int
+    accepted: Sequence[int]  # draft tokens per round
+    offered: Sequence[int] | None  # the same for offers; None where only totals are known
+    drafted: int | None  # offers of all rounds together; None where not even that is known
+    declared: int | None  # the most that a round may offer; None where the line does not say it
+    reach: int  # the largest length that the line has a place for, whether it occurred or not
 
     def text(self, name: str, category: str, gamma: int) -> ImportedText:
         """Return the rounds of a text; each offered gamma tokens where the line does not say what was offered."""
