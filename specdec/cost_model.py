@@ -133,11 +133,11 @@ def from_run(folder: Path) -> SimulatedCost:
     try:
         calibration = _json(folder / "calibration.json")
         drafts = {int(depth): median(times) for depth, times in calibration["drafts"].items() if times}
-        draft_fixed, draft_step = _line(drafts)
+        draft_fixed, draft_step = line_through(drafts)
         if (folder / "cost.json").is_file():
             calls = _fitted(_json(folder / "cost.json"))
         else:
-            fixed, row = _line({int(rows): median(times) for rows, times in calibration["calls"].items()})
+            fixed, row = line_through({int(rows): median(times) for rows, times in calibration["calls"].items()})
             calls = {"fixed_s": fixed, "row_s": row, "tile": 1, "overlap": False}
             calls |= dict.fromkeys(("token_s", "weights_s", "cached_s", "key_s"), 0.0)
             source += f", at {calibration['context']} cached tokens only"
@@ -199,7 +199,7 @@ def _fitted(cost: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _line(times: Mapping[int, float]) -> tuple[float, float]:
+def line_through(times: Mapping[int, float]) -> tuple[float, float]:
     """Return intercept and slope of the least-squares line, neither negative; a single point gives a constant."""
     if len(times) < 2:
         return next(iter(times.values()), 0.0), 0.0

@@ -71,13 +71,7 @@ def decode_round(
 
 @torch.inference_mode()
 def generate(
-    *,
-    target: Target,
-    drafter: Drafter,
-    verifier: Verifier,
-    structure: Structure,
-    request: Request,
-    clock: Clock,
+    *, target: Target, drafter: Drafter, verifier: Verifier, structure: Structure, request: Request, clock: Clock
 ) -> Generation:
     """Decode one prompt to its end token or to the request's limit.
 

@@ -20,6 +20,7 @@ from typing import Any
 import psutil
 import torch
 
+from specdec.disturbance import affinity
 from specdec.tracking.store import without_password
 
 VERSIONS = ("torch", "transformers", "mlflow", "hydra-core", "numpy")
@@ -71,18 +72,15 @@ def code_state(root: Path = ROOT) -> dict[str, Any] | None:
     """Return commit and dirtiness of the checkout that specdec runs from; None when it runs from a wheel."""
     if not (root / ".git").exists():  # an enclosing repository would be the user's, not ours
         return None
-    commit, changes = _git(root, "rev-parse", "HEAD"), _git(root, "status", "--porcelain")
-    if commit is None or changes is None:
-        return None
-    return {"commit": commit.strip(), "dirty": bool(changes.strip())}
-
-
-def _git(root: Path, *arguments: str) -> str | None:
+    git = ("git", "-C", str(root), "--no-optional-locks")
     try:
-        command = ["git", "-C", str(root), "--no-optional-locks", *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout
+        commit, changes = (
+            subprocess.run([*git, *arguments], capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+            for arguments in (("rev-parse", "HEAD"), ("status", "--porcelain"))
+        )
     except (OSError, subprocess.SubprocessError):
         return None
+    return {"commit": commit, "dirty": bool(changes)}
 
 
 def cpu() -> dict[str, Any]:
@@ -94,18 +92,17 @@ def cpu() -> dict[str, Any]:
     flags = re.search(r"^(?:flags|Features)\s*:(.*)$", information, re.M)
     flag_names = flags[1].split() if flags else []
     frequency = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count()
     return {
         "model": model[1].strip() if model else platform.processor() or platform.machine(),
         "physical_cores": psutil.cpu_count(logical=False),
         "logical_cores": psutil.cpu_count(),
-        "usable_cores": usable,
+        "usable_cores": len(affinity()),
         "mhz": round(frequency.current) if frequency else None,
         "capability": torch.backends.cpu.get_cpu_capability(),
         "flags": [flag for flag in CPU_FLAGS if flag in flag_names],
         "torch_threads": torch.get_num_threads(),
         "torch_interop_threads": torch.get_num_interop_threads(),
-        "load_average": [round(load, 2) for load in os.getloadavg()] if hasattr(os, "getloadavg") else None,
+        "load_average": [round(load, 2) for load in os.getloadavg()],
     }
 
 
@@ -140,6 +137,12 @@ def gpu(device: torch.device, notes: list[str]) -> dict[str, Any]:
 def _nvml(nvml: Any, uuid: str, notes: list[str]) -> dict[str, Any]:
     """Return facts of one GPU, found by uuid because CUDA_VISIBLE_DEVICES renumbers; the uuid itself is not kept."""
     handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+
+    def throttling() -> list[str]:
+        reasons, prefix = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), "nvmlClocksThrottleReason"
+        names = {name.removeprefix(prefix) for name in dir(nvml) if name.startswith(prefix)}
+        return sorted(name for name in names - {"All", "None", "GpuIdle"} if getattr(nvml, prefix + name) & reasons)
+
     readings = {
         "driver": lambda: nvml.nvmlSystemGetDriverVersion(),
         "sm_mhz": lambda: nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
@@ -148,7 +151,7 @@ def _nvml(nvml: Any, uuid: str, notes: list[str]) -> dict[str, Any]:
         "memory_mhz_max": lambda: nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_MEM),
         "power_limit_w": lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(handle) / 1000,
         "temperature_c": lambda: nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-        "throttled_by": lambda: _throttling(nvml, nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)),
+        "throttled_by": throttling,
     }
     facts = {}
     for name, reading in readings.items():
@@ -157,14 +160,3 @@ def _nvml(nvml: Any, uuid: str, notes: list[str]) -> dict[str, Any]:
         except Exception as error:  # a reading that this device or driver does not have
             notes.append(f"NVML gives no {name}: {error}.")
     return facts
-
-
-def _throttling(nvml: Any, reasons: int) -> list[str]:
-    prefix = "nvmlClocksThrottleReason"
-    bits = {name: getattr(nvml, name) for name in dir(nvml) if name.startswith(prefix)}
-    skipped = ("All", "None", "GpuIdle")
-    return sorted(
-        name.removeprefix(prefix)
-        for name, bit in bits.items()
-        if isinstance(bit, int) and bit & reasons and not name.endswith(skipped)
-    )

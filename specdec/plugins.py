@@ -8,7 +8,7 @@ import hashlib
 import importlib.util
 import sys
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from specdec.code_version import code_hash
@@ -26,7 +26,8 @@ def are_installed() -> bool:
 def conf_folders() -> dict[str, Path]:
     """Return the folder `conf/` of each plugin that has one, by the name of its package, in alphabetical order."""
     every = entry_points()
-    packages = sorted({_package(entry) for group in GROUPS for entry in every.select(group=group)})
+    modules = (entry.value.partition(":")[0] for group in GROUPS for entry in every.select(group=group))
+    packages = sorted({module.partition(".")[0].strip() for module in modules})
     folders = {}
     for package in packages:
         try:
@@ -37,10 +38,6 @@ def conf_folders() -> dict[str, Path]:
             if (Path(place) / "conf").is_dir():
                 folders[package] = Path(place) / "conf"
     return folders
-
-
-def _package(entry: EntryPoint) -> str:
-    return entry.value.partition(":")[0].partition(".")[0].strip()
 
 
 @cache

@@ -72,12 +72,7 @@ class Stage:
     figures = ""
 
     def __init__(
-        self,
-        name: str,
-        total: int | None = None,
-        *,
-        expected: float | None = None,
-        shorter: str = "",
+        self, name: str, total: int | None = None, *, expected: float | None = None, shorter: str = ""
     ) -> None:
         """
         Args:

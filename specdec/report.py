@@ -77,7 +77,6 @@ def report(arguments: Sequence[str]) -> list[Path]:
     """Write the report and return its files. UsageError, one sentence, for what the user can put right."""
     options = parser().parse_args(arguments)
     _check(options)
-
     with stage("Report", told=False, expected=_A_RUN_S) as under_way:
         return _write(options, under_way)
 

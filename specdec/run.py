@@ -3,15 +3,17 @@
 Answers unknown names before anything heavy is imported, then makes the plan, and hands it over.
 """
 
+import signal
 from collections.abc import Mapping
 from typing import Any
 
 from specdec import ranks
 from specdec.commands import cli
-from specdec.commands.follower import as_follower, patient
+from specdec.commands.follower import as_follower
 from specdec.config import RunConfig
 from specdec.errors import NotLossless
 from specdec.progress import IMPORTS_S, stage
+from specdec.signals import STOPS
 
 
 def task(values: Mapping[str, Any]) -> Mapping[str, float]:
@@ -34,7 +36,8 @@ def task(values: Mapping[str, Any]) -> Mapping[str, float]:
         from specdec.session.experiment import follow_experiment, run_experiment
 
         if ranks.follows():
-            patient()
+            for number in STOPS:  # rank 0 decides: a rank that ended before it would look like one that died
+                signal.signal(number, signal.SIG_IGN)
             follow_experiment(planned, folder)
             return {}
         found = run_experiment(planned, folder, cli.earlier_runs())

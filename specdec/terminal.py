@@ -70,13 +70,13 @@ def show_run(
     print_lines(
         console, *([*found.reasons, *(n for n in found.notes if n not in told)] if verbose() else found.closing)
     )
-    print_links(console, {"results": str(folder) if verbose() else from_here(folder), **links})
+    print_links(console, {"results": from_here(folder), **links})
 
 
 def from_here(path: Path) -> str:
-    """Return a path as short as it can be given in the working directory."""
+    """Return a path as short as it can be given in the working directory; with `-v` the whole of it."""
     here = Path.cwd()
-    return str(path.relative_to(here) if path.is_relative_to(here) else path)
+    return str(path if verbose() or not path.is_relative_to(here) else path.relative_to(here))
 
 
 def run_links(tracked: TrackedRun) -> dict[str, str]:

@@ -114,17 +114,11 @@ class Advice:
 
     def save(self, path: Path) -> None:
         """Write to a path, whole or not at all."""
-        path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(path, json.dumps(asdict(self), indent=1) + "\n")
 
 
 def predict(
-    gamma: int,
-    tau: Interval,
-    speedup: Interval,
-    cost: RoundCost,
-    offered: Mapping[int, float],
-    chain: bool = True,
+    gamma: int, tau: Interval, speedup: Interval, cost: RoundCost, offered: Mapping[int, float], chain: bool = True
 ) -> Forecast:
     """Return the forecast for one gamma, with what it would take to break even there.
 

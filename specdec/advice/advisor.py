@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specdec.advice.advice import Advice, RoundCost, judge, predict, recommended
-from specdec.advice.decoded_rounds import Speculated, predicted_walks
+from specdec.advice.decoded_rounds import predicted_walks
 from specdec.analysis.account.gap_account import cost_values
 from specdec.analysis.busy_machine import undisturbed
 from specdec.analysis.engines.recommendation import Recommendation
@@ -39,15 +39,7 @@ from specdec.plan.rules import check
 from specdec.progress import stage
 from specdec.prompts import Prompt
 from specdec.records import Draft, Generation, Request, TextStart, chain_tree
-from specdec.replay.expected_rounds import (
-    Agreement,
-    Starts,
-    Walk,
-    agreement,
-    expected_walk,
-    rounds_along,
-    starts_along,
-)
+from specdec.replay.expected_rounds import Agreement, Starts, Walk, agreement, expected_walk, rounds_along, starts_along
 from specdec.replay.walk import TextStates
 from specdec.sampling import generator_for
 from specdec.session.advice_key import kept_at, key_of, keyed_by
@@ -101,11 +93,7 @@ def advise(plan: Plan, folder: Path) -> Advice:
     recorded = prompts = None
     if text is not None:
         recorded = read_streams(
-            text,
-            target.vocab_size,
-            key="advice.text",
-            repeats=True,
-            context_length=target.context_length,
+            text, target.vocab_size, key="advice.text", repeats=True, context_length=target.context_length
         ).streams
         found = {stream.prompt for stream in recorded}
         if found != {prompt.tokens for prompt in parts.prompts.prompts}:
@@ -152,7 +140,7 @@ class _Advisor:
         self._calibrations: list[Calibration] = []
         self._accepts: list[dict[int, float]] = []
         self._walks: list[tuple[Stream, dict[int, Walk]]] = []
-        self._speculated: list[Speculated] | None = [] if _is_speculated(parts) else None
+        self._speculated: list[tuple[int, Generation]] | None = [] if _is_speculated(parts) else None
         self._alpha = [0.0, 0.0]  # sum of beta, positions with a proposal
 
     def measure(self, recorded: Sequence[Stream] | None) -> None:
@@ -252,7 +240,7 @@ class _Advisor:
         arm = max(self._parts.arms, key=lambda arm: arm.gamma)
         prompt_of = Prompt(text.id, text.category, "", text.prompt)
         done = arm.decode(arm.request(prompt_of, self._parts.limit, self._seed, text.repeat), self._clock)
-        self._speculated.append(Speculated(prompt, done))
+        self._speculated.append((prompt, done))
         stream = Stream(text.id, text.category, text.prompt, done.tokens, repeat=text.repeat)
         self._walks.append((stream, {}))
         self._drafter.remember(text.prompt, text.generated)

@@ -1,7 +1,6 @@
 """Rounds at every gamma from those that were decoded at one: for drafters whose rounds no text tells."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,20 +12,7 @@ from specdec.replay.expected_rounds import Walk
 FEW = 200  # rounds: fewer do not tell kinds of stretches apart
 
 
-@dataclass(frozen=True)
-class Speculated:
-    """A text that was decoded with the drafter at the largest gamma.
-
-    Attributes:
-        prompt: number of its prompt, the same for every repeat.
-        generation: the text and its rounds.
-    """
-
-    prompt: int
-    generation: Generation
-
-
-def predicted_walks(texts: Sequence[Speculated], gammas: Sequence[int]) -> list[dict[int, Walk]]:
+def predicted_walks(texts: Sequence[tuple[int, Generation]], gammas: Sequence[int]) -> list[dict[int, Walk]]:
     """Return the walk of each text at each gamma, by the model of stretches fitted to their rounds (theory.md 5.7).
 
     A prompt whose texts took more rounds at the largest gamma than the model expects takes as many times more at every
@@ -37,13 +23,11 @@ def predicted_walks(texts: Sequence[Speculated], gammas: Sequence[int]) -> list[
     """
     longest = max(gammas)
     lines = []
-    for number, text in enumerate(texts):
-        left = len(text.generation.tokens)
-        for item in text.generation.rounds:
+    for number, (prompt, text) in enumerate(texts):
+        left = len(text.tokens)
+        for item in text.rounds:
             room = min(max(left - 1, 0), longest)
-            lines.append(
-                (number, text.prompt, item.tree.depth, item.accepted, item.rejected, room, len(item.committed))
-            )
+            lines.append((number, prompt, item.tree.depth, item.accepted, item.rejected, room, len(item.committed)))
             left -= len(item.committed)
     if len(lines) < FEW:
         raise UsageError(
@@ -53,22 +37,22 @@ def predicted_walks(texts: Sequence[Speculated], gammas: Sequence[int]) -> list[
     names = ("text", "prompt", "offered", "accepted", "rejected", "room", "committed")
     table = dict(zip(names, np.array(lines, dtype=np.int64).T, strict=True))
     offers = bool((table["offered"] < table["room"]).any())
-    trace = make_trace(table, max(text.prompt for text in texts) + 1)
+    trace = make_trace(table, max(prompt for prompt, _ in texts) + 1)
     fit = fit_stretches(longest, offers, trace)
-    lengths = np.array([len(text.generation.tokens) for text in texts])
+    lengths = np.array([len(text.tokens) for _, text in texts])
     rounds, shares = {}, {}
     for gamma in gammas:
         rounds[gamma] = fit.rounds_of(gamma, lengths)[0]
         shares[gamma] = fit.offered(gamma, lengths)
-    taken = np.bincount(table["prompt"]) / np.bincount([text.prompt for text in texts], rounds[longest])
+    taken = np.bincount(table["prompt"]) / np.bincount([prompt for prompt, _ in texts], rounds[longest])
     return [
         {
             gamma: Walk(
-                {size: float(rounds[gamma][number] * taken[text.prompt] * share)
+                {size: float(rounds[gamma][number] * taken[prompt] * share)
                  for size, share in enumerate(shares[gamma]) if share > 0},
                 draft_s=None,
             )
             for gamma in gammas
         }
-        for number, text in enumerate(texts)
+        for number, (prompt, _) in enumerate(texts)
     ]  # fmt: skip

@@ -12,14 +12,7 @@ from specdec.certification.checks import Check, attempted, not_applicable
 from specdec.certification.exact import drafter_checks, rule_checks
 from specdec.certification.greedy_identity import GREEDY, identity_checks
 from specdec.certification.near_ties import near_tie_check
-from specdec.certification.statistical import (
-    DrawnTests,
-    Texts,
-    draw,
-    drawn_request,
-    judged,
-    power_sentences,
-)
+from specdec.certification.statistical import DrawnTests, Texts, draw, drawn_request, judged, power_sentences
 from specdec.clock import CpuClock
 from specdec.config import CertificateConfig
 from specdec.drafters import Drafter, drafters
@@ -107,30 +100,19 @@ def certify(plan: Plan, folder: Path) -> Certificate:
     return certificate
 
 
-# The levels ---------------------------------------------------------------------------------------
-
-
-def exact_level(plan: Plan) -> list[Check]:
-    """Return the checks of the exact level for the configured rule, structure and drafter."""
-    verifier, structure = plan.chosen.rule, plan.chosen.structure
+def _check_all(parts: Parts, asked: CertificateConfig, texts: Texts) -> _Findings:
+    """Run the three levels: exactly for rule, structure and drafter, then on the target's own texts."""
+    plan, arm, rule = parts.plan, parts.primary, parts.plan.chosen.rule
 
     def make(target: Target) -> Drafter:
         if plan.chosen.drafter_class.capabilities.reads_states:
             raise UsageError("it drafts with what was trained on a model's states")
         return drafters.construct(plan.chosen.config, target=target)
 
-    return [
-        *rule_checks(verifier, structure.name),
-        *drafter_checks(make, verifier, structure.name),
-        *identity_checks(verifier, structure, make),
-    ]
-
-
-def _check_all(parts: Parts, asked: CertificateConfig, texts: Texts) -> _Findings:
-    """Run the three levels."""
-    plan, arm = parts.plan, parts.primary
     with stage("Check exactly", "on tables and tiny models"):
-        found = _Findings(checks=exact_level(plan))
+        shape = plan.chosen.structure
+        exact = [*rule_checks(rule, shape.name), *drafter_checks(make, rule, shape.name)]
+        found = _Findings(checks=[*exact, *identity_checks(rule, shape, make)])
     outputs = texts[: asked.outputs]
     if plan.sampling.greedy:
         why = "temperature 0 draws nothing: the greedy level compares whole outputs"
@@ -160,9 +142,6 @@ def _statistical(parts: Parts, asked: CertificateConfig, texts: Texts) -> tuple[
     if not drawn:
         return [states], []
     return judged(drawn[0], asked.false_alarm), power_sentences(drawn[0], asked.false_alarm)
-
-
-# Declarations -------------------------------------------------------------------------------------
 
 
 def _declarations(plan: Plan, outcome: Outcome) -> list[Declaration]:

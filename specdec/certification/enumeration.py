@@ -112,19 +112,10 @@ class Uniforms:
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Receive `tensor * uniforms` and `tensor > uniforms`, and call the operator with its sides swapped."""
         swapped = {
-            "mul": cls.__mul__,
-            "__mul__": cls.__mul__,
-            "__rmul__": cls.__mul__,
-            "gt": cls.__lt__,
-            "__gt__": cls.__lt__,
-            "ge": cls.__le__,
-            "__ge__": cls.__le__,
-            "lt": cls.__gt__,
-            "__lt__": cls.__gt__,
-            "le": cls.__ge__,
-            "__le__": cls.__ge__,
-        }
-        name = function.__name__
+            "mul": cls.__mul__, "rmul": cls.__mul__,
+            "gt": cls.__lt__, "ge": cls.__le__, "lt": cls.__gt__, "le": cls.__ge__,
+        }  # fmt: skip
+        name = function.__name__.strip("_")  # of a method or an operator
         if name == "searchsorted" and isinstance(args[1], cls):
             return args[1]._place(args[0])
         if name in swapped and len(args) == 2 and isinstance(args[1], cls) and not isinstance(args[0], cls):
@@ -199,11 +190,7 @@ class Enumeration:
 
     def _multinomial(self, branches: Branches) -> Callable[..., Any]:
         def multinomial(
-            p: Tensor,
-            num_samples: int,
-            replacement: bool = False,
-            *,
-            generator: torch.Generator | None = None,
+            p: Tensor, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
         ) -> Tensor:
             self._checked(generator)
             rows = []

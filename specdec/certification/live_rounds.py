@@ -50,7 +50,7 @@ class Seen:
 
 
 class Watched(Verifier):
-    """Decides as another rule does, and keeps what it was shown."""
+    """Decides as another rule does, keeps what it was shown, and counts drawn tokens in `drafted`."""
 
     def __init__(self, rule: Verifier, drafted: Tally) -> None:
         """

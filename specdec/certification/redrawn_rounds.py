@@ -27,7 +27,7 @@ _KEPT_BYTES = 1 << 26  # of laws that are kept for drafts that may come again
 
 
 class _Place:
-    """One state of a text, from which rounds are drawn again; nothing more is committed."""
+    """One state of a text, `wanted` rounds on, or more until one was rejected, from which rounds are drawn again."""
 
     def __init__(self, arm: Arm, request: Request, wanted: int) -> None:
         """

@@ -25,13 +25,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": (
         "GPT2Config",
         dict(
-            vocab_size=VOCABULARY,
-            n_embd=32,
-            n_layer=2,
-            n_head=4,
-            n_positions=256,
-            bos_token_id=None,
-            eos_token_id=None,
+            vocab_size=VOCABULARY, n_embd=32, n_layer=2, n_head=4, n_positions=256, bos_token_id=None, eos_token_id=None
         ),
     ),
     "gpt_neox": ("GPTNeoXConfig", SIZES),
@@ -41,12 +35,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": (
         "Gemma3TextConfig",
         dict(
-            _GROUPED,
-            num_hidden_layers=3,
-            head_dim=8,
-            sliding_window=6,
-            layer_types=_MIXED,
-            tie_word_embeddings=False,
+            _GROUPED, num_hidden_layers=3, head_dim=8, sliding_window=6, layer_types=_MIXED, tie_word_embeddings=False
         ),
     ),
     "gemma2": (

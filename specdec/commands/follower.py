@@ -1,4 +1,4 @@
-"""The command in a process that follows rank 0: quiet, without files, and patient with signals.
+"""The command in a process that follows rank 0: quiet, and without files.
 
 Knows Hydra's overrides; knows nothing of decoding.
 """
@@ -12,7 +12,6 @@ from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 
 from specdec import ranks
-from specdec.signals import STOPS
 
 _PATIENCE_S = 5.0  # a fault of all ranks is told by rank 0, whose end makes torchrun stop this process before
 
@@ -39,11 +38,3 @@ def as_follower(command: Callable[[], None]) -> None:
         for line in said.getvalue().splitlines():
             print(f"rank {ranks.rank()}: {line}", file=sys.stderr)
         raise
-
-
-def patient() -> None:
-    """Leave signals to rank 0 from now on: this rank ends with it, and one that ended first would look like one that
-    died.
-    """
-    for number in STOPS:
-        signal.signal(number, signal.SIG_IGN)

@@ -111,11 +111,6 @@ def open_sweep(config: DictConfig, here: Path) -> OpenSweep:
     return OpenSweep(folder, now, lock, sentence)
 
 
-def cell_environment(folder: Path) -> dict[str, str]:
-    """Return the environment variables of `open_sweep` for a worker that runs cells of the sweep in a folder."""
-    return dict(json.loads((folder / CELL_ENVIRONMENT).read_text(encoding="utf-8")))
-
-
 def forget_environment() -> None:
     """Take back the environment variables of `open_sweep`."""
     for name in (RESUMED_SWEEP, SWEPT_KEYS):

@@ -22,14 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from specdec import ranks
 from specdec.commands.failures import ending
 from specdec.commands.launchers import OUTCOME, claim_gpu, prepare_launcher, stop_cells, write_process
-from specdec.commands.resumed_sweep import (
-    RECORD,
-    OpenSweep,
-    cell_environment,
-    forget_environment,
-    open_sweep,
-    redirect,
-)
+from specdec.commands.resumed_sweep import CELL_ENVIRONMENT, RECORD, OpenSweep, forget_environment, open_sweep, redirect
 from specdec.config import TrackingConfig, validated
 from specdec.errors import Interrupted, SpecdecError, UsageError
 from specdec.folder.earlier_runs import KeptRun
@@ -160,7 +153,7 @@ def run_cell(task: Callable[[], Mapping[str, float] | None]) -> None:
 
     hydra = HydraConfig.get()
     os.chdir(hydra.runtime.cwd)  # relative paths mean the same everywhere
-    os.environ.update(cell_environment(Path(hydra.sweep.dir)))
+    os.environ.update(json.loads((Path(hydra.sweep.dir) / CELL_ENVIRONMENT).read_text(encoding="utf-8")))
     with interruptible(), suppress(Stopped):
         _run_cell(task)
 

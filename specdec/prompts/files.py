@@ -117,10 +117,7 @@ class FileSet(PromptSource):
         answer = None if config.reference_field is None else record.get(config.reference_field)
         reference = None if answer is None else str(answer)
         return Entry(
-            f"{config.name}/{printable(str(name))}",
-            printable(str(category or config.name)),
-            texts,
-            reference=reference,
+            f"{config.name}/{printable(str(name))}", printable(str(category or config.name)), texts, reference=reference
         )
 
     def turns(self, where: str, record: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:

@@ -48,30 +48,15 @@ class AdaptiveGamma(Policy):
     """
 
     name = "adaptive"
+    prior, prior_rounds = 0.7, 20.0  # the first estimate of every a_k, and how many rounds it counts for
+    memory_rounds = 2000.0  # tests of a depth after which an observation of it counts 1/e
+    probe_every = 100
 
-    def __init__(
-        self,
-        gammas: Sequence[int],
-        seconds: StepSeconds,
-        *,
-        prior: float = 0.7,
-        prior_rounds: float = 20.0,
-        memory_rounds: float = 2000.0,
-        probe_every: int = 100,
-    ) -> None:
-        """
-        Args:
-            gammas: to choose from, apart from 0.
-            seconds: the steps, as the server knows them.
-            prior, prior_rounds: the first estimate of every a_k, and how many rounds it counts for.
-            memory_rounds: tests of a depth after which an observation of it counts 1/e.
-            probe_every: steps.
-        """
-        self._gammas = sorted(set(gammas) - {0})
-        self._seconds, self._memory, self._probe_every = seconds, memory_rounds, probe_every
+    def __init__(self, gammas: Sequence[int], seconds: StepSeconds) -> None:
+        self._seconds, self._gammas = seconds, sorted(set(gammas) - {0})
         deepest = self._gammas[-1] if self._gammas else 0
-        self._tested = [prior_rounds] * deepest
-        self._passed = [prior * prior_rounds] * deepest
+        self._tested = [self.prior_rounds] * deepest
+        self._passed = [self.prior * self.prior_rounds] * deepest
         self._without = 0
 
     def gamma(self, batch: int, cached: float) -> int:
@@ -87,7 +72,7 @@ class AdaptiveGamma(Policy):
                 best, most = gamma, rate
         if best == 0 and self._gammas:
             self._without += 1
-            if self._without >= self._probe_every:
+            if self._without >= self.probe_every:
                 best = self._gammas[0]
         if best:
             self._without = 0
@@ -100,7 +85,7 @@ class AdaptiveGamma(Policy):
             # A text that ends within the draft tells nothing about the depths beyond its end.
             told = [each for each, rest in zip(committed, left, strict=True) if each > depth < rest - 1]
             tested, passed = len(told), sum(each > depth + 1 for each in told)
-            keep = max(0.0, 1 - tested / self._memory)
+            keep = max(0.0, 1 - tested / self.memory_rounds)
             self._tested[depth] = keep * self._tested[depth] + tested
             self._passed[depth] = keep * self._passed[depth] + passed
 

@@ -12,7 +12,7 @@ from specdec import __version__
 from specdec.errors import UsageError
 from specdec.models.load import POCKET, content_hash, model_path
 from specdec.models.model_files import SMOLLM2
-from specdec.session.dtypes import used_dtypes, without_reasons
+from specdec.session.dtypes import used_dtypes
 from specdec.session.parts import Parts
 
 
@@ -23,7 +23,8 @@ def keyed_by(parts: Parts, prompts: str | None = None) -> dict[str, Any]:
         prompts: hash of other texts than the configured prompts.
     """
     plan, chosen = parts.plan, parts.plan.chosen.values
-    described = without_reasons(parts.target.describe())
+    # How a dtype came about changes no result.
+    described = {k: v for k, v in parts.target.describe().items() if k not in ("dtype_asked", "dtype_reason")}
     # What `describe` resolves (auto, a folder, a hub id) would give one model several keys.
     resolved = ("model", "dtype", "device", "attention", "prefill_chunk") if described else ()
     target = {key: value for key, value in plan.target_values.items() if key not in resolved} | described

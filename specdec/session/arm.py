@@ -56,12 +56,7 @@ class Arm:
         return self.structure.gamma
 
     def request(
-        self,
-        prompt: Prompt,
-        limit: int,
-        seed: int,
-        repeat: int = 0,
-        reference: Sequence[int] | None = None,
+        self, prompt: Prompt, limit: int, seed: int, repeat: int = 0, reference: Sequence[int] | None = None
     ) -> Request:
         """Return what this arm is asked to decode, with generators that are new at each call.
 

@@ -25,7 +25,7 @@ FILLS = 4  # prompts of a group for each slot: most steps then have a full batch
 
 
 class BatchedSession(Session):
-    """A session that decodes `measurement.batch_size` prompts at once, by every method alike."""
+    """A session that decodes `measurement.batch_size` prompts at once; UsageError without memory for the caches."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
         """

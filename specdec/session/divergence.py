@@ -47,11 +47,7 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
 
 @torch.inference_mode()
 def explain(
-    target: Target,
-    label: tuple[str, int],
-    prompt: Sequence[int],
-    baseline: Sequence[int],
-    output: Sequence[int],
+    target: Target, label: tuple[str, int], prompt: Sequence[int], baseline: Sequence[int], output: Sequence[int]
 ) -> Divergence | None:
     """Score the first difference of `output` from `baseline`; None when there is none.
 

@@ -5,8 +5,6 @@ from typing import Any
 
 from specdec.session.parts import Parts
 
-_ASKED = ("dtype_asked", "dtype_reason")  # keys of `describe` that say how a dtype came about, and are none themselves
-
 
 def arithmetic_notes(parts: Parts) -> tuple[str, ...]:
     """Return a sentence for each reason why a model computes in another dtype than was asked for, or slowly; it begins
@@ -41,11 +39,6 @@ def with_used_dtypes(params: Mapping[str, Any], described: Mapping[str, Mapping[
         used = list(dict.fromkeys(_found("dtype", place)))
         found |= {key: ", ".join(used) or value, f"{key}_asked": value}
     return found
-
-
-def without_reasons(described: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what makes a model's results, from what is recorded of it: how its dtype came about changes none."""
-    return {key: value for key, value in described.items() if key not in _ASKED}
 
 
 def used_dtypes(described: Mapping[str, Any]) -> list[str]:

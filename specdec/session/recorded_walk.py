@@ -22,15 +22,6 @@ def walks(target: Target, drafter: Drafter) -> bool:
     return isinstance(target, Replay) and isinstance(drafter, Lookup) and not needs_calls
 
 
-def recorded_text(target: Replay, request: Request) -> tuple[tuple[int, ...], str]:
-    """Return what decoding writes of the stream behind the request's prompt, and what ends it."""
-    text = target.stream(request.prompt).generated[: request.max_new_tokens]
-    ends = target.end_tokens
-    if ends.isdisjoint(text):
-        return text, "limit"
-    return text[: next(place for place, token in enumerate(text) if token in ends) + 1], "end_token"
-
-
 def decode_by_walking(
     arms: Sequence[Arm], request: Request, clock: SimulatedClock, traced: Arm | None = None
 ) -> list[Generation]:
@@ -42,7 +33,10 @@ def decode_by_walking(
     """
     target, prompt = arms[0].target, tuple(request.prompt)
     assert isinstance(target, Replay)
-    text, finish = recorded_text(target, request)
+    text, finish = target.stream(prompt).generated[: request.max_new_tokens], "limit"
+    if not target.end_tokens.isdisjoint(text):
+        text = text[: next(place for place, token in enumerate(text, 1) if token in target.end_tokens)]
+        finish = "end_token"
     of_drafter: dict[int, list[Arm]] = {}
     for arm in arms:
         if isinstance(arm.drafter, Priced) and arm is not traced:

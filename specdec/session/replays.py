@@ -5,6 +5,7 @@ from typing import Any
 
 from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.base.nested import Wrapper
+from specdec.folder.session_files import Collected
 from specdec.records import Generation, Request
 from specdec.replay.expected_rounds import agreement, expected_rounds
 from specdec.replay.walk import TextStates
@@ -13,7 +14,7 @@ from specdec.targets.base import Target
 
 
 class Replays:
-    """Collects what replays gave, a line per drafter (method), prompt and repeat.
+    """Adds what replays give to what is `collected` of a prompt, a line per drafter (method), prompt and repeat.
 
     `replay.parquet` has the rounds of every arm along its own texts (kind "own", for the account) and along the
     baseline's (kind "baseline", for the curves, which need no speculation). `alpha.parquet` has the two sums whose
@@ -23,16 +24,8 @@ class Replays:
     A drafter whose replay is "calling" has neither: both would take as many calls of the target as decoding does.
     """
 
-    def __init__(self, target: Target) -> None:
-        self._states = TextStates(target)
-        self._rounds: list[dict[str, Any]] = []
-        self._alpha: list[dict[str, Any]] = []
-
-    def take(self) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Return the lines of both tables since the last call, and forget them."""
-        taken = self._rounds, self._alpha
-        self._rounds, self._alpha = [], []
-        return taken
+    def __init__(self, target: Target, collected: Collected) -> None:
+        self._states, self.collected = TextStates(target), collected
 
     def rounds(self, kind: str, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
         """Count the rounds that an arm is expected to take along a text; nothing where that does not follow from it.
@@ -46,7 +39,7 @@ class Replays:
             rounds = expected_rounds(arm.drafter, arm.target, arm.structure, text, request, self._states)
             if rounds is not None:
                 line = {"method": arm.method, "gamma": arm.gamma, "kind": kind, **work}
-                self._rounds.append({**line, "tokens": len(text), "rounds": rounds})
+                self.collected.replays.append({**line, "tokens": len(text), "rounds": rounds})
 
     def walked(self, arm: Arm, generation: Generation, work: dict[str, Any]) -> None:
         """Count the rounds of a generation that was itself a walk along recorded text, which every method writes: both
@@ -54,7 +47,7 @@ class Replays:
         """
         line = {"method": arm.method, "gamma": arm.gamma, **work}
         sums = {"tokens": len(generation.tokens), "rounds": float(len(generation.rounds))}
-        self._rounds += [{"kind": kind, **line, **sums} for kind in ("own", "baseline")]
+        self.collected.replays += [{"kind": kind, **line, **sums} for kind in ("own", "baseline")]
 
     def alpha(self, arm: Arm, request: Request, text: Sequence[int], work: dict[str, Any]) -> None:
         """Sum the chances of acceptance along the baseline's text: sum min(p, q), or what a lossy rule's own law says
@@ -70,7 +63,7 @@ class Replays:
         where = (drafter, arm.target, arm.structure, text, request, self._states)
         along = agreement(*where, None if rule.lossless else arm.verifier)
         sums = {"numerator": float(along.beta.sum()), "denominator": int(along.proposed.sum())}
-        self._alpha.append({"method": arm.method, **work, **sums})
+        self.collected.alpha.append({"method": arm.method, **work, **sums})
 
 
 def _has_replay(arm: Arm) -> bool:

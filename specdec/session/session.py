@@ -82,15 +82,10 @@ Peer = Callable[[Prompt], Mapping[str, Any] | None]
 
 
 class Session:
-    """Decodes prompts by every arm and keeps what the analysis needs besides rounds and generations."""
+    """Decodes prompts by every arm and keeps what the analysis needs besides rounds and generations of a `cell`."""
 
     def __init__(
-        self,
-        parts: Parts,
-        cell: str,
-        results: ResultsFolder,
-        clock: Clock,
-        peers: Sequence[Peer] = (),
+        self, parts: Parts, cell: str, results: ResultsFolder, clock: Clock, peers: Sequence[Peer] = ()
     ) -> None:
         """
         Args:
@@ -99,9 +94,9 @@ class Session:
         self._parts, self.cell = parts, cell
         self._results, self._clock, self._peers = results, clock, list(peers)
         self._target, self._measurement, self._seed = parts.target, parts.plan.measurement, parts.plan.seed
-        self._replays = Replays(parts.target)
         self._collected = Collected()  # of all prompts that are done
         self._prompt = Collected()  # of the prompt at hand
+        self._replays = Replays(parts.target, self._prompt)
         self._places = 0
 
     def warm_up(self, prompt: Prompt, tokens: int, done: Callable[[int], None] = lambda _: None) -> None:
@@ -154,7 +149,7 @@ class Session:
         dice = random.Random(f"{self._seed}/{repeat}/{prompt.id}")
         order = self._order(dice, place)
         peers_first = dice.random() < 0.5  # neither side always meets the warmer caches
-        self._prompt = Collected()
+        self._prompt = self._replays.collected = Collected()
         done: dict[int, Generation] = {}
         reference: tuple[int, ...] | None = None
         try:
@@ -194,7 +189,6 @@ class Session:
             asked = self._asked(arm, prompt, repeat, baseline.tokens)
             self._replays.alpha(arm, asked, baseline.tokens, work)
         found = self._prompt
-        found.replays, found.alpha = self._replays.take()
         found.cache_bytes, found.peak_mb = self._held_bytes, peak_mb(self._target.device)
         clock = self._clock.mark() if isinstance(self._clock, SimulatedClock) else None
         record = DonePrompt(prompt.id, repeat, place, baseline.tokens, vars(found), clock)

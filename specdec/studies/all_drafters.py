@@ -76,7 +76,6 @@ class AllDrafters(Study):
         return {
             "arms": pd.DataFrame([_facts(each) for each in arms]),
             "live": outputs_of(bench, decoded).assign(outcome=outcomes),
-            "skipped": bench.skipped(),
         }
 
     def _arms(self, bench: Bench) -> Iterator[StudyArm]:

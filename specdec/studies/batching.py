@@ -120,7 +120,6 @@ class Batching(Study):
             "calls": calls,
             "drafts": drafts,
             "cost": pd.DataFrame([facts]),
-            "skipped": bench.skipped(),
         }
 
     def _made(self, bench: Bench) -> dict[str, Drafter]:
@@ -152,8 +151,6 @@ class Batching(Study):
             for gamma in self._gammas
             if gamma <= (drafter.capabilities.deepest or gamma)
         ]
-
-    # Costs of calls and drafts ------------------------------------------------------------------------
 
     def _calibrated(self, bench: Bench, rig: "_Rig") -> tuple[CostReport | None, pd.DataFrame, pd.DataFrame]:
         """Fit the cost model to calls on one sequence; time calls and drafts for every batch."""
@@ -194,8 +191,6 @@ class Batching(Study):
         ]
         return report, table, pd.DataFrame(drafts)
 
-    # Live ----------------------------------------------------------------------------------------------
-
     def _live(self, bench: Bench, rig: "_Rig") -> tuple[pd.DataFrame, pd.DataFrame]:
         """Decode every repeat's texts at every batch by all arms, in random order."""
         arms, lines, offers = self._arms(rig), list[dict[str, Any]](), Counter[tuple[str, int, int]]()
@@ -204,7 +199,8 @@ class Batching(Study):
             for repeat in range(self._config.repeats):
                 if repeat and time.perf_counter() - began > self._config.seconds:
                     break
-                prompts = rig.of_repeat(repeat, self._texts(self._batches[-1]))
+                count = self._texts(self._batches[-1])  # of other prompts in every repeat, as long as there are any
+                prompts = [rig.prompts[(repeat * count + place) % len(rig.prompts)] for place in range(count)]
                 sizes = random.Random(f"{bench.plan.seed}/{repeat}").sample(self._batches, len(self._batches))
                 for batch in sizes:
                     lines += self._compared(bench, rig, arms, repeat, batch, prompts[: self._texts(batch)], offers)
@@ -285,10 +281,6 @@ class _Rig:
             raise UsageError(str(error).replace("measurement.batch_size", "the largest of study.batches")) from None
         for drafter in self.drafters.values():
             drafter.reserve(capacity + 1)
-
-    def of_repeat(self, repeat: int, count: int) -> list[Prompt]:
-        """Return `count` prompts: other ones in every repeat, as long as there are any."""
-        return [self.prompts[(repeat * count + place) % len(self.prompts)] for place in range(count)]
 
     def decoded(self, arm: Arm, batch: int, prompts: Sequence[Prompt], repeat: int) -> BatchDecoded:
         """Decode texts by a drafter and gamma, `batch` at once."""

@@ -106,7 +106,6 @@ class EqualBudget(Study):
             "accuracy": pd.DataFrame(counted),
             "block_times": times,
             "host_times": host,
-            "skipped": bench.skipped(),
         }
 
     def _measured(

@@ -84,7 +84,7 @@ class RowsGrid(Study):
             }
         else:
             tables = self._measured(bench, streams, shapes, contexts, table)
-        return {"replay": table, **tables, "skipped": bench.skipped()}
+        return {"replay": table, **tables}
 
     def _corners(self) -> list[Shape]:
         ends = (self._k[0], self._k[-1]), (self._w[0], self._w[-1])

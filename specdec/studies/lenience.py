@@ -102,7 +102,6 @@ class Lenience(Study):
             "outputs": pd.concat(outputs, ignore_index=True),
             "alphas": pd.DataFrame(alphas),
             "settings": pd.DataFrame([settings], dtype=float),
-            "skipped": bench.skipped(),
         }
 
     def _check(self, bench: Bench) -> None:

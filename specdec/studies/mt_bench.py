@@ -2,13 +2,15 @@
 plain decoding. A rule that is not lossless writes other texts, which a likelihood alone does not judge.
 """
 
+import json
 import random
 import time
+import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from pathlib import Path, PurePath
+from typing import Annotated, Any, Literal, NamedTuple
 
 import pandas as pd
 from pydantic import Field
@@ -21,15 +23,26 @@ from specdec.prompts.files import FileSet
 from specdec.session.parts import prepare
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import Decoded, StudyArm, warm_up
-from specdec.text.model_answers import NO_ANSWER, ModelAnswer, write_answers, write_questions
 from specdec.text.streams import Stream
+from specdec.text.writing import write_atomically
 from specdec.verifiers import Verifier
 
 PLAIN = "plain"
 FOLDER = "data/mt_bench"
-"""The folder below the run's, as FastChat names it below fastchat/llm_judge."""
+"""The folder below the run's, as FastChat (lm-sys/FastChat) names it below fastchat/llm_judge. It has `question.jsonl`
+and for each model `model_answer/MODEL_ID.jsonl`, all ASCII, because FastChat opens files in the machine's encoding."""
+NO_ANSWER = "ERROR"
+"""The words that FastChat writes in the place of a turn that could not be answered."""
 
 Temperature = Annotated[float, Field(ge=0.0)]
+
+
+class ModelAnswer(NamedTuple):
+    """The answers to a question's turns for each choice, of which the judge reads the first, at a Unix time."""
+
+    question_id: int | str
+    choices: Sequence[Sequence[str]]
+    seconds: float
 
 
 @typed
@@ -99,7 +112,6 @@ class MtBench(Study):
         return {
             "outputs": pd.DataFrame(lines),
             "answers": self._written(bench, asked, given, pd.DataFrame(lines)),
-            "skipped": bench.skipped(),
         }
 
     def _questions(self, bench: Bench) -> dict[Prompt, dict[str, Any]]:
@@ -179,7 +191,8 @@ class MtBench(Study):
         """Write all files, and return the table `answers`."""
         values, folder = bench.values, bench.folder / FOLDER
         turns = self._config.choices * sum(1 + len(prompt.follow_ups) for prompt in asked)
-        write_questions(folder, asked.values())
+        questions = (json.dumps(question) + "\n" for question in asked.values())
+        write_atomically(folder / "question.jsonl", "".join(questions))
         target = PurePath(bench.plan.model).name
         lines = []
         for method, answers in given.items():
@@ -202,3 +215,23 @@ class MtBench(Study):
 def _turn(prompt: Prompt) -> Stream:
     """Return a prompt as a stream whose text is still to be written."""
     return Stream(prompt.id, prompt.category, prompt.tokens, ())
+
+
+def write_answers(folder: Path, model_id: str, answers: Iterable[ModelAnswer]) -> Path:
+    """Write and return `folder`/model_answer/`model_id`.jsonl, a line for each question in the order of their ids."""
+    ordered = sorted(answers, key=lambda answer: (isinstance(answer.question_id, str), answer.question_id))
+    path = folder / "model_answer" / f"{model_id}.jsonl"
+    lines = []
+    for answer in ordered:
+        choices = [{"index": index, "turns": list(turns)} for index, turns in enumerate(answer.choices)]
+        content = json.dumps([model_id, answer.question_id, choices, answer.seconds])
+        record = {
+            "question_id": answer.question_id,
+            "answer_id": uuid.uuid5(uuid.NAMESPACE_URL, content).hex,
+            "model_id": model_id,
+            "choices": choices,
+            "tstamp": answer.seconds,
+        }
+        lines.append(json.dumps(record) + "\n")
+    write_atomically(path, "".join(lines))
+    return path

@@ -135,7 +135,6 @@ class Serving(Study):
             **simulated,
             "measured_batches": _NO_BATCHES if batches is None else batches.lines,
             "closed": _NO_BATCHES if batches is None else _closed(plan, batches, modelled),
-            "skipped": bench.skipped(),
         }
 
     def _costs(

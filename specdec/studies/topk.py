@@ -22,8 +22,8 @@ class TopKConfig:
 
 @studies.register("topk")
 class TopK(Study):
-    """Tables: `topk`, as `replayed.replay` has it with keys drafter (the name under `study.drafters`), k and w; and
-    `skipped`. The run's own drafter and structure are not used.
+    """Tables: `topk`, as `replayed.replay` has it with keys drafter (the name under `study.drafters`), k and w. The
+    run's own drafter and structure are not used.
     """
 
     def __init__(self, config: TopKConfig) -> None:
@@ -41,13 +41,11 @@ class TopK(Study):
                 )
         strategies = [
             Strategy(
-                {"drafter": label, "k": k, "w": w},
-                values,
-                {"name": "rows", "k": k, "w": w, "budget": k * (w + 1)},
+                {"drafter": label, "k": k, "w": w}, values, {"name": "rows", "k": k, "w": w, "budget": k * (w + 1)}
             )
             for label, values in config.drafters.items()
             for w in sorted(set(config.w))
             for k in sorted(set(config.k))
         ]
         table, _ = replay(bench, strategies, bench.texts())
-        return {"topk": table, "skipped": bench.skipped()}
+        return {"topk": table}

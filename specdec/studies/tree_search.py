@@ -113,7 +113,6 @@ class TreeSearch(Study):
             **times,
             "arms": arms,
             "live": outputs_of(bench, interleaved(bench, compared, others, config.repeats)),
-            "skipped": bench.skipped(),
         }
 
     def _arm(self, bench: Bench, name: str, structure: Mapping[str, Any]) -> StudyArm:

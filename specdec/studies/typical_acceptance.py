@@ -82,7 +82,6 @@ class TypicalAcceptance(Study):
         return {
             "outputs": pd.concat(outputs, ignore_index=True),
             "settings": pd.DataFrame([settings], dtype=float),
-            "skipped": bench.skipped(),
         }
 
     def _check(self, bench: Bench) -> None:

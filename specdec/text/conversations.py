@@ -48,7 +48,7 @@ class ConversationsConfig:
 
 
 class Conversations:
-    """The conversations of a file or data set.
+    """The conversations of a file or data set; UsageError for none or two of them, or content that cannot be read.
 
     Attributes:
         provenance: identifies the content without naming a folder.
@@ -174,7 +174,7 @@ class TemplateFault(Exception):
 
 
 class ChatTemplate:
-    """A tokenizer's chat template, or another one for a tokenizer that has none."""
+    """A tokenizer's chat template, or `instead` for a tokenizer that has none."""
 
     def __init__(self, tokenizer: Any, instead: str) -> None:
         """

@@ -281,11 +281,7 @@ def open_recording(recording: Recording, group: str, vocab_size: int | None = No
     what = f"File of recorded streams {group}.path={recording.path}"
     if recording.format == "jsonl":
         read = read_streams(
-            recording.path,
-            vocab_size,
-            key=f"{group}.path",
-            lengths=recording.lengths,
-            skip_bad=recording.skip_bad,
+            recording.path, vocab_size, key=f"{group}.path", lengths=recording.lengths, skip_bad=recording.skip_bad
         )
     elif tokenizer is None:
         raise UsageError(

@@ -22,17 +22,12 @@ def priced(drafter: Drafter, target: Target) -> Drafter:
     """Return a drafter whose drafts take what they would where time is simulated, and `drafter` itself elsewhere."""
     if not isinstance(target, Replay):
         return drafter
-    return Priced(drafter, target.clock(), price_of(drafter, target))
-
-
-def price_of(drafter: Drafter, target: Replay) -> "Price":
-    """Return what the drafts of `drafter` cost beside a target that replays."""
     model: DraftCost | None = target.cost.draft
     if isinstance(drafter, RecordedLengths):
         model = drafter.cost or (None if drafter.looks_up else model)
     elif isinstance(drafter, Lookup):
         model = None
-    return Price(target.cost, target.evaluation, model)
+    return Priced(drafter, target.clock(), Price(target.cost, target.evaluation, model))
 
 
 class Sizes(NamedTuple):

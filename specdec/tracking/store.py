@@ -251,9 +251,9 @@ def unanswered(store: Store, error: Exception) -> bool:
 
 
 def schema_of(database: Path) -> str | None:
-    """Return the MLflow schema revision of a file, without changing it; None for a new or empty file.
+    """Return the MLflow schema revision of a file, unchanged; None for a new or empty one.
 
-    Raises UsageError, with file and remedy, if MLflow did not make the file or it cannot be written.
+    UsageError, with file and remedy, if MLflow did not make the file or it cannot be written.
     """
     remedy = f"move it away, or {ELSEWHERE}"
     if not database.exists():

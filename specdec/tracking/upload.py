@@ -104,7 +104,8 @@ class Upload:
             self._log(logged)
             sent["lines"] += 1
         if record.folder is not None and record.files > sent["files"]:
-            for path in uploaded_files(record.folder):
+            paths = {path for pattern in ARTIFACTS for path in record.folder.glob(pattern) if path.is_file()}
+            for path in sorted(path for path in paths if not _OWN.search(path.name)):
                 inside = path.parent.relative_to(record.folder).as_posix()
                 client.log_artifact(self.run_id, str(path), None if inside == "." else inside)
             sent["files"] = record.files
@@ -178,12 +179,6 @@ class Upload:
         if parent is not None:
             sweeps = self._client.search_runs([self.experiment_id], f"tags.`{ID}` = '{parent}'", max_results=1)
             self._parent = sweeps[0].info.run_id if sweeps else None
-
-
-def uploaded_files(folder: Path) -> Sequence[Path]:
-    """List the files of a run's folder that a store gets: not the part-files that only serve resumption."""
-    files = {path for pattern in ARTIFACTS for path in folder.glob(pattern) if path.is_file()}
-    return sorted(path for path in files if not _OWN.search(path.name))
 
 
 @dataclass(frozen=True)

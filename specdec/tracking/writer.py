@@ -318,11 +318,7 @@ def _upload_later(folder: Path | None) -> str:
 
 
 def _process_tags() -> dict[str, str]:
-    return {
-        "specdec.host": socket.gethostname(),
-        "specdec.process": this_process(),
-        "specdec.heartbeat": _now(),
-    }
+    return {"specdec.host": socket.gethostname(), "specdec.process": this_process(), "specdec.heartbeat": _now()}
 
 
 def _accepted_name(name: str) -> str:

@@ -20,6 +20,11 @@ STEPS = ModelledSteps(COST, model_drafts=True, draft_growth=0.0, overhead_growth
 GAMMAS = (1, 2, 4, 8)
 
 
+def adaptive(gammas, **values) -> AdaptiveGamma:
+    """Return a policy with other constants."""
+    return type("Adaptive", (AdaptiveGamma,), values)(gammas, STEPS)
+
+
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize(("batch", "gamma"), [(1, 0), (1, 3), (5, 2), (16, 4)])
 def test_a_step_is_what_the_cost_model_charges(batch, gamma, overlap):
@@ -45,13 +50,13 @@ def test_measured_steps_are_interpolated_and_prefills_are_modelled():
 
 @pytest.mark.parametrize(("prior", "batch"), [*product((0.2, 0.5, 0.8, 0.95), (1, 4, 16, 64, 256, 1024))])
 def test_the_first_choice_is_the_best_of_all_gammas_by_the_prior(prior, batch):
-    policy = AdaptiveGamma(GAMMAS, STEPS, prior=prior)
+    policy = adaptive(GAMMAS, prior=prior)
     rates = {g: tokens_per_round(prior, g) / STEPS.step(batch, g, 300 * batch) for g in (0, *GAMMAS)}
     assert policy.gamma(batch, 300 * batch) == max(rates, key=rates.__getitem__)
 
 
 def test_acceptance_is_learned_at_each_depth_and_the_end_of_a_text_tells_nothing():
-    policy = AdaptiveGamma([2], STEPS, prior=0.5, prior_rounds=1e-9, memory_rounds=1e12)
+    policy = adaptive([2], prior=0.5, prior_rounds=1e-9, memory_rounds=1e12)
     # Lengths 3, 2, 1, and a text whose last token is the first of its round.
     policy.saw(2, [3, 2, 1, 1], [9, 9, 9, 1])
     assert policy.acceptance == pytest.approx([2 / 3, 1 / 2])
@@ -59,11 +64,11 @@ def test_acceptance_is_learned_at_each_depth_and_the_end_of_a_text_tells_nothing
     assert policy.acceptance == pytest.approx([3 / 4, 1 / 2])
     policy.saw(0, [1, 1], [5, 5])
     assert policy.acceptance == pytest.approx([3 / 4, 1 / 2])
-    policy = AdaptiveGamma([1], STEPS, prior=0.9, prior_rounds=20, memory_rounds=50)
+    policy = adaptive([1], prior=0.9, prior_rounds=20, memory_rounds=50)
     for _ in range(100):
         policy.saw(1, [1, 1, 1, 1, 2], [9] * 5)
     assert policy.acceptance == pytest.approx([0.2], abs=0.01)
-    policy = AdaptiveGamma([2, 4], STEPS, prior=0.01, probe_every=5)
+    policy = adaptive([2, 4], prior=0.01, probe_every=5)
     assert [policy.gamma(64, 0) for _ in range(11)] == [0, 0, 0, 0, 2, 0, 0, 0, 0, 2, 0]
 
 

@@ -9,7 +9,7 @@ import torch
 
 from specdec.errors import UsageError
 from specdec.session.arm import Arm
-from specdec.text.model_answers import ModelAnswer, write_answers
+from specdec.studies.mt_bench import ModelAnswer, write_answers
 from specdec.training.data.tokenizer import train_tokenizer
 
 QUESTIONS = [

@@ -69,12 +69,7 @@ def read_prompts(values: Mapping[str, Any]) -> PromptEntries:
 
 
 def load_prompts(
-    entries: PromptEntries,
-    *,
-    tokenizer: Any,
-    context_length: int,
-    max_new_tokens: int,
-    vocab_size: int | None = None,
+    entries: PromptEntries, *, tokenizer: Any, context_length: int, max_new_tokens: int, vocab_size: int | None = None
 ) -> PromptSet:
     """Make prompts in tokens of the entries of a set.
 

@@ -168,12 +168,6 @@ class Bench:
         timer = self.timer("blocks", calls, seconds)
         return time_shapes(self.parts.target, prompt, shapes, contexts, timer, evaluations)
 
-    def skipped(self) -> pd.DataFrame:
-        """Return the prompts that were left out: reason, category, count."""
-        skipped = self.parts.prompts.skipped.items()
-        lines = [(reason, category, count) for reason, counts in skipped for category, count in counts.items()]
-        return pd.DataFrame(lines, columns=["reason", "category", "count"])
-
     def simulated_calls(self, shapes: Sequence[Shape], contexts: Sequence[int]) -> pd.DataFrame:
         """Return calls as `time_calls` does, with `repeat`, in the seconds of the cost model: one of each shape."""
         target = self.parts.target

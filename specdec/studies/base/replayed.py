@@ -1,7 +1,6 @@
 """Parts that studies which replay texts share: checks of drafters, and strategies replayed on all cores, by prompt."""
 
 import multiprocessing
-import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from typing import Any
 
 import pandas as pd
 
+from specdec.disturbance import affinity
 from specdec.drafters import drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
@@ -97,7 +97,6 @@ def replay(
     bench: Bench, strategies: Sequence[Strategy], streams: Sequence[Stream]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Replay every stream by every strategy; see `replay_grid`."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     with stage("replaying", told=False) as under_way:
 
         def advance(done: int, of: int) -> None:
@@ -110,7 +109,7 @@ def replay(
             streams,
             target=bench.parts.target,
             max_new_tokens=bench.parts.limit,
-            workers=bench.plan.measurement.workers or cores,
+            workers=bench.plan.measurement.workers or len(affinity()),
             progress=advance,
         )
 

@@ -1,9 +1,9 @@
 """Run one study of a plan: open the parts, write its tables, have `analysis` read them, log."""
 
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from rich import get_console
 
 from specdec.analysis.figures import style
@@ -15,7 +15,7 @@ from specdec.folder.identity import RunIdentity
 from specdec.folder.results import ResultsFolder
 from specdec.folder.resumption import begun, standing
 from specdec.plan.plan import Plan
-from specdec.progress import detail, stage, verbose
+from specdec.progress import detail, stage, tell, verbose
 from specdec.session.dtypes import arithmetic_notes
 from specdec.session.identify import identify, run_facts
 from specdec.session.parts import Parts, loading, open_tracked
@@ -40,12 +40,11 @@ def run_study(plan: Plan, folder: Path, earlier: EarlierRuns | None = None) -> F
         parts = open_tracked(plan)
         identity = identify(parts)
     with begun(plan.resume, folder, identity, earlier, by_prompt=False) as beginning:
-        say = partial(get_console().print, markup=False, highlight=False)
         if isinstance(beginning, KeptRun):
-            say(f"Kept: {beginning.folder} holds this study, finished.", soft_wrap=True)
+            tell(f"Kept: {beginning.folder} holds this study, finished.")
             return beginning
         if beginning.sentence:
-            say(beginning.sentence, soft_wrap=True)
+            tell(beginning.sentence)
         with standing(beginning.results, 0, 0):
             return _run(parts, identity, beginning.results, study)
 
@@ -64,7 +63,9 @@ def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Stu
     with tracking.tracked_run(plan.tracking, **logged, results=folder) as tracked:
         clock = parts.target.clock() or clock_for(parts.target.device)
         bench = Bench(parts, clock, folder, tracked.heartbeat)
-        tables = study.run(bench)
+        skipped = parts.prompts.skipped.items()
+        left_out = [(reason, category, count) for reason, counts in skipped for category, count in counts.items()]
+        tables = {"skipped": pd.DataFrame(left_out, columns=["reason", "category", "count"]), **study.run(bench)}
         results.compact()
         for table_name, table in tables.items():
             table.to_parquet(folder / f"{table_name}.parquet", index=False)
@@ -83,10 +84,8 @@ def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Stu
         if found.refuted:
             tracked.tags({"specdec.outputs": "refuted"})
         tracked.artifacts()
-    say = partial(get_console().print, markup=False, highlight=False)
     for section in found.sections if verbose() else found.sections[:_ANSWERS]:
-        say(f"{section.title}: {section.text[0]}")
-    report = folder / "report.html"
+        tell(f"{section.title}: {section.text[0]}")
     browse = tracked.link if verbose() else tracked.short_link
-    print_links(get_console(), {"results": str(report) if verbose() else from_here(report), "browse": browse})
+    print_links(get_console(), {"results": from_here(folder / "report.html"), "browse": browse})
     return found

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from math import nan
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
 
 import pandas as pd
 
@@ -18,7 +17,7 @@ from specdec.batching.batch_drafter import batch_drafter
 from specdec.batching.batch_target import batch_target
 from specdec.batching.decode_batch import decode_batch
 from specdec.config import config_dir, validated
-from specdec.cost_model import SimulatedCost, load_cost
+from specdec.cost_model import SimulatedCost, line_through, load_cost
 from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.recorded import RecordedLengths
 from specdec.errors import UsageError
@@ -195,8 +194,7 @@ def _measured(bench: Bench, shapes: Mapping[str, Sequence[int]], calls: int, sec
     drafts = time_drafts(parts.target, parts.chosen.drafter, chains, prompt, bench.timer("drafts", calls, seconds))
     fixed, step = (0.0, 0.0)
     if len(drafts):
-        by_depth = drafts.groupby("depth")["seconds"].median()
-        fixed, step = _line(by_depth.index.to_list(), by_depth.to_list())
+        fixed, step = line_through(drafts.groupby("depth")["seconds"].median().to_dict())
     output = parts.primary.decode(Request(prompt, min(32, bench.parts.limit)), bench.clock)
     _, _, rest = host_seconds(output, bench.clock)
     values = {
@@ -283,23 +281,17 @@ def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) 
     plain = mine[["batch", "repeat", *(f"baseline_{name}" for name in columns)]].drop_duplicates(["batch", "repeat"])
     plain = plain.rename(columns=lambda name: name.removeprefix("baseline_")).assign(gamma=0)
     lines = pd.concat([plain, mine[["batch", "gamma", "repeat", *columns]]], ignore_index=True)
-    cost = json.loads(model.read_text(encoding="utf-8"))["cost"]
-    return MeasuredBatches(lines, _cost_of_batches(cost, mine, drafts[drafts["drafter"] == drafter], folder))
-
-
-def _cost_of_batches(cost: Mapping[str, Any], live: pd.DataFrame, drafts: pd.DataFrame, folder: Path) -> ServerCost:
-    """Add drafts and the rest of a step to a cost model of calls: those of the smallest batch, and what each further
-    sequence adds by the largest.
-    """
-    timed = drafts.groupby(["gamma", "batch"])["seconds"].median().unstack("batch")
-    fixed, step = _line(timed.index.to_list(), timed[timed.columns.min()].to_list())
-    rest = live.assign(rest=live["seconds"] - live["draft_s"] - live["verify_s"]).groupby("batch")[["rest", "steps"]]
+    # To the cost of calls: drafts and the rest of a step, those of the smallest batch and what further sequences add.
+    timed = drafts[drafts["drafter"] == drafter].groupby(["gamma", "batch"])["seconds"].median().unstack("batch")
+    fixed, step = line_through(timed[timed.columns.min()].to_dict())
+    rest = mine.assign(rest=mine["seconds"] - mine["draft_s"] - mine["verify_s"]).groupby("batch")[["rest", "steps"]]
     overhead = rest.sum()["rest"] / rest.sum()["steps"]
-    sums = timed.sum()
-    values = {**cost, "draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0}}
-    values |= {"overhead_s": float(overhead.iloc[0]), "source": f"calls on one sequence, drafts and steps of {folder}"}
-    growth = _growth(sums), _growth(overhead)
-    return ServerCost(validated(SimulatedCost, values, where="cost"), True, growth, _NO_CALLS)
+    values = json.loads(model.read_text(encoding="utf-8"))["cost"]
+    values |= {"draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0}, "overhead_s": float(overhead.iloc[0])}
+    values |= {"source": f"calls on one sequence, drafts and steps of {folder}"}
+    growth = _growth(timed.sum()), _growth(overhead)
+    cost = ServerCost(validated(SimulatedCost, values, where="cost"), True, growth, _NO_CALLS)
+    return MeasuredBatches(lines, cost)
 
 
 def _growth(seconds: pd.Series) -> float:
@@ -312,15 +304,6 @@ def _growth(seconds: pd.Series) -> float:
     if largest == smallest or not seconds.iloc[0] > 0:
         return 0.0
     return float(min(1.0, max(0.0, (seconds.iloc[-1] / seconds.iloc[0] - 1) / (largest - smallest))))
-
-
-def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:
-    """Return intercept and slope of the least-squares line, neither negative."""
-    mean_x, mean_y = fmean(x), fmean(y)
-    spread = sum((each - mean_x) ** 2 for each in x)
-    slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / spread if spread else 0.0
-    slope = min(max(slope, 0.0), mean_y / mean_x)
-    return mean_y - slope * mean_x, slope
 
 
 def arrival_times(path: Path) -> list[float]:
