@@ -160,8 +160,6 @@ def tokens_per_call(table: pd.DataFrame, keys: Sequence[str], replicates: int, s
     return compared.table({"tokens": compared.ratio("tokens", "rounds")}, possible).assign(prompts=compared.prompts)
 
 
-# The best gamma ---------------------------------------------------------------------------------------
-
 OVER_FASTEST = "speedup.over_fastest"  # of a gamma in `summary.json`: its speedup over the fastest one's, paired
 
 
@@ -183,9 +181,6 @@ def best_in_words(arms: Sequence[Mapping[str, Any]]) -> str:
     """Return the clause "4, 6 and 8 cannot be told apart" about the best gamma; "" where there is none or no other."""
     best = sorted(best_gammas(arms))
     return f"{joined([str(gamma) for gamma in best])} cannot be told apart" if len(best) > 1 else ""
-
-
-# Tables with intervals --------------------------------------------------------------------------------
 
 
 def interval(line: Mapping[str, float] | pd.Series, name: str) -> Interval:
@@ -214,9 +209,6 @@ def listed(table: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
     split = {heading: column.partition(":") for heading, column in columns.items()}
     shown = {heading: printed(table, name, form) if form else table[name] for heading, (name, _, form) in split.items()}
     return pd.DataFrame(shown).reset_index(drop=True)
-
-
-# Metrics and curves -----------------------------------------------------------------------------------
 
 
 def metrics_of(table: pd.DataFrame, name: str, quantities: Mapping[str, str], bounds: bool = True) -> dict[str, float]:

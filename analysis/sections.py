@@ -140,8 +140,6 @@ class FinishedStudy:
             ) from None
 
 
-# The registry ---------------------------------------------------------------------------------------
-
 Reader = Callable[[Tables, About], Findings]
 _READERS: dict[str, tuple[Reader, str]] = {}
 

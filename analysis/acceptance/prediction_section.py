@@ -27,18 +27,6 @@ REFITS = 200
 TEXTBOOK = ("capped_geometric.text", "capped_geometric.short", "capped_geometric.mle")
 
 
-def prediction_section(
-    arms: Arms,
-    alpha_sums: pd.DataFrame | None,
-    replay: pd.DataFrame | None,
-    title: str,
-    replicates: int = 2000,
-    seed: int = 0,
-) -> Section:
-    """Say what each model predicts on held-out prompts, and how far it is off; arguments as of `held_out`."""
-    return section_of(held_out(arms, alpha_sums, replay, replicates, seed), title, seed)
-
-
 def held_out(
     arms: Arms,
     alpha_sums: pd.DataFrame | None,
@@ -155,19 +143,11 @@ def prediction_figure(prediction: HeldOutPrediction, *, title: str) -> Figure:
         label, colour, dash, marker = _LINES[name]
         strong = name in (prediction.chosen, capped)
         errors = intervals(part, "error")
-        axes.errorbar(
-            part["gamma"],
-            part["error"],
-            yerr=pictures.whiskers(errors) if strong and with_intervals else None,
-            color=colour,
-            linestyle=dash,
-            marker=marker,
-            linewidth=2.4 if strong else 1.3,
-            markersize=7 if strong else 5,
-            label=label.replace("same", "capped geometric") if name == capped else label,
-            elinewidth=1.5,
-            zorder=4 if strong else 3,
-        )
+        whiskers = pictures.whiskers(errors) if strong and with_intervals else None
+        shown = label.replace("same", "capped geometric") if name == capped else label
+        axes.errorbar(part["gamma"], part["error"], yerr=whiskers, color=colour, linestyle=dash, marker=marker,
+                      linewidth=2.4 if strong else 1.3, markersize=7 if strong else 5, label=shown, elinewidth=1.5,
+                      zorder=4 if strong else 3)  # fmt: skip
         for gamma, error in zip(part["gamma"], errors, strict=True):
             style.point_tip(axes, gamma, error.estimate, f"{label}, γ {gamma}: {error:+.1%}")
     axes.set(xlabel="γ, depth of a draft in tokens", ylabel="predicted over measured, less 1")

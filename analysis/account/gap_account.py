@@ -272,6 +272,9 @@ def account_values(
         return values
     costs = cost_values(sums, t1_s)
     g, v, o, t_ar_s, speedup = costs.values()
+    if {"lost_s", "baseline_lost_s"} & set(sums):
+        ours, plain = (1 + sums.get(f"{who}lost_s", 0.0) / sums[f"{who}round_s"] for who in ("", "baseline_"))
+        values["machine"] = plain / ours
     restored = v + g
     if "restore_s" in sums:  # a part of the rest o
         restored = v + g + sums["restore_s"] / sums["rounds"] / t1_s
@@ -287,17 +290,8 @@ def account_values(
         "formula": omega / (1 + g),
         "priced": omega / (v + g),
         "loop": overhead * t_ar_s / t1_s,
-        **_machine(sums),
         "speedup_error": omega / (1 + g) / speedup - 1,
     }
-
-
-def _machine(sums: Columns) -> dict[str, np.ndarray]:
-    """Return `machine`, the speedup by the clock over the speedup without what other work took, where that is known."""
-    if not {"lost_s", "baseline_lost_s"} & set(sums):
-        return {}
-    ours, plain = (1 + sums.get(f"{who}lost_s", 0.0) / sums[f"{who}round_s"] for who in ("", "baseline_"))
-    return {"machine": plain / ours}
 
 
 def account_ranges(gamma: int) -> dict[str, Range]:

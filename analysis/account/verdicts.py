@@ -22,9 +22,6 @@ _PROMISED = ("omega", "draft")  # what the capped geometric itself counts
 _NETTED = ("overhead", "baseline")  # in one for sentences: plain decoding runs the same loop
 
 
-# The capped geometric -----------------------------------------------------------------------------
-
-
 def of_drafts(account: Account, asked: str, offered: str) -> str:
     """Return what the capped geometric says of the drafts that were asked for and of those that were offered, in one
     line that says why they differ; the first alone where all were offered.
@@ -119,9 +116,6 @@ def curve_verdict(table: pd.DataFrame, quantity: str) -> str:
         f"Against the {subject} the capped geometric {' and '.join(sides)}, by more than chance; its error "
         f"is {size} at most{smallest}{average}."
     )
-
-
-# The speedup --------------------------------------------------------------------------------------
 
 
 def nothing_gained(account: Account) -> bool:

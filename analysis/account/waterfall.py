@@ -84,25 +84,17 @@ def _bar(
 
 def _label(axes: Axes, place: int, text: str, weight: str = "normal") -> None:
     """Write the value in a column at the right end, where no bar can hide it."""
-    axes.annotate(
-        text,
-        (1.01, place),
-        xycoords=axes.get_yaxis_transform(),
-        ha="left",
-        va="center",
-        fontsize=11,
-        fontweight=weight,
-        annotation_clip=False,
-    )
+    axes.annotate(text, (1.01, place), xycoords=axes.get_yaxis_transform(), ha="left", va="center", fontsize=11,
+                  fontweight=weight, annotation_clip=False)  # fmt: skip
 
 
 def _caption(account: Account) -> str:
     interval = account.intervals["speedup"]
-    sure = (
-        "no intervals"
-        if not interval.known
-        else f"whiskers: {interval.level:.0%} prompt-bootstrap intervals of each factor; pale: the interval contains 1"
-    )
+    sure = "no intervals"
+    if interval.known:
+        sure = (
+            f"whiskers: {interval.level:.0%} prompt-bootstrap intervals of each factor; pale: the interval contains 1"
+        )
     prompts = counted(account.prompts, "prompt")
     g, v, o = (account.time[name] for name in ("g", "v", "o"))
     return (

@@ -45,14 +45,8 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
     for index, (context, cells) in enumerate(table.groupby("context")):
         colour, marker = _CONTEXTS[index % len(_CONTEXTS)]
         t1, drawn = float(t1s[context]), held[int(context)]
-        axes.plot(
-            cells["rows"],
-            cells["seconds"] / t1,
-            marker,
-            color=colour,
-            fillstyle="full" if context == middle else "none",
-            label=f"{context} cached",
-        )
+        fill = "full" if context == middle else "none"
+        axes.plot(cells["rows"], cells["seconds"] / t1, marker, color=colour, fillstyle=fill, label=f"{context} cached")
         for cell in cells.itertuples():
             ratio, milliseconds = cell.seconds / t1, 1e3 * cell.seconds
             style.point_tip(

@@ -93,9 +93,6 @@ def stream_seconds(replay: pd.DataFrame, repeats: list[BlockSeconds]) -> tuple[n
     return np.stack(blocks), np.stack(plain)
 
 
-# By nodes and levels of a tree, from study `tree_search` ----------------------------------------------
-
-
 @dataclass(frozen=True)
 class RoundSeconds:
     """Seconds of a round with n nodes in D levels: t(1 + n) + draft + rest (theory.md 7.2)."""

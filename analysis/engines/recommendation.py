@@ -14,19 +14,10 @@ from .vllm_flags import vllm
 
 TITLE = "To serve it"
 ENGINES = (vllm, sglang, llama_cpp)
-SERVED = (
-    "adaptive",
-    "eagle",
-    "medusa",
-    "mlp_speculator",
-    "ngram",
-    "parallel",
-    "retrieval",
-    "small_model",
-    "spec_tree",
-    "suffix",
+SERVED = (  # the drafters that at least one engine has, or has something like
+    *("adaptive", "eagle", "medusa", "mlp_speculator", "ngram", "parallel", "retrieval", "small_model"),
+    *("spec_tree", "suffix"),
 )
-"""The drafters that at least one engine has, or has something like."""
 NOT_SERVED = {  # drafter: why no engine offers it
     "blockwise": "the engines that had Medusa's heads judged them by the law of the target",
     "cascade": "none chooses between drafters by what their last rounds gave; llama.cpp takes a list in --spec-type, "

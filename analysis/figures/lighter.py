@@ -115,8 +115,6 @@ def _dissolve(root: ElementTree.Element) -> None:
     root[:] = kept
 
 
-# Letters as text ----------------------------------------------------------------------------------
-
 _TEXT = re.compile(r"<text\b([^>]*)>([^<]*)</text>")
 _BOLD = re.compile(r"\b(bold|700)\b")
 

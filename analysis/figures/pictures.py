@@ -44,18 +44,10 @@ def line(
     """Draw points with intervals, joined by a line; `across` may have intervals too. A single point has no line."""
     wide = [each for each in across if isinstance(each, Interval)]
     places = [each.estimate for each in wide] or np.asarray(across, dtype=float).tolist()
-    axes.errorbar(
-        places,
-        [each.estimate for each in up],
-        xerr=whiskers(wide) if wide else None,
-        yerr=whiskers(up) if any(each.known for each in up) else None,
-        color=look.colour,
-        marker=look.marker,
-        linestyle=look.dash if len(up) > 1 else "none",
-        elinewidth=1.3,
-        capsize=2.5,
-        label=label,
-    )
+    beside, above = whiskers(wide) if wide else None, whiskers(up) if any(each.known for each in up) else None
+    axes.errorbar(places, [each.estimate for each in up], xerr=beside, yerr=above, color=look.colour,
+                  marker=look.marker, linestyle=look.dash if len(up) > 1 else "none", elinewidth=1.3, capsize=2.5,
+                  label=label)  # fmt: skip
     for place, value in zip(places, up, strict=True):
         style.point_tip(axes, place, value.estimate, f"{label}, {place:g}: {value:.4g}")
 
@@ -165,13 +157,6 @@ def log_axis(axes: Axes, ticks: Sequence[float], label: str = "", base: int = 2)
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlabel(label)
-
-
-def grouped_bars(axes: Axes, groups: Mapping[str, Sequence[Interval]]) -> None:
-    """Draw `bars` of shares in per cent, with their legend."""
-    bars(axes, groups)
-    percent_axis(axes)
-    style.legend_above(axes, min(3, max(1, len(groups))))
 
 
 def bars(axes: Axes, groups: Mapping[str, Sequence[Interval]]) -> None:

@@ -42,16 +42,9 @@ def expected_tokens() -> Figure:
         shown = pictures.below_cut(omega, top)
         axes.plot(alpha, shown, color=colour, label=name, linestyle="-" if at_end else (0, (5, 1.5)))
         last = int(np.flatnonzero(omega <= top)[-1])
-        axes.annotate(
-            name,
-            (alpha[last], shown[last]),
-            xytext=(6, 0) if at_end else (-6, -4),
-            textcoords="offset points",
-            ha="left" if at_end else "right",
-            va="center",
-            color=colour,
-            annotation_clip=False,
-        )
+        axes.annotate(name, (alpha[last], shown[last]), xytext=(6, 0) if at_end else (-6, -4),
+                      textcoords="offset points", ha="left" if at_end else "right", va="center", color=colour,
+                      annotation_clip=False)  # fmt: skip
     axes.axhline(1, color=style.BLACK, linewidth=1.6, linestyle=":", label="baseline")
     axes.annotate("no drafter: 1", (0, 1), xytext=(2, -5), textcoords="offset points", va="top")
     axes.set(
@@ -150,11 +143,8 @@ def curve(
             style.point_tip(axes, gamma, values[gamma], f"{label}, γ {gamma:g}: {values[gamma]:.3f}")
     # The gap between capped geometric and measurement is shaded in two parts: what costs explain, then the rest.
     table = measured.sort_values("gamma")
-    formula, priced, points = (
-        lines.get("capped_geometric", {}),
-        lines.get("priced", {}),
-        dict(zip(table["gamma"].astype(int), table["value"], strict=True)),
-    )
+    formula, priced = lines.get("capped_geometric", {}), lines.get("priced", {})
+    points = dict(zip(table["gamma"].astype(int), table["value"], strict=True))
     gammas = sorted(points.keys() & formula.keys() & priced.keys())
     if len(gammas) > 1:
         promised, costs, seen = ([values[gamma] for gamma in gammas] for values in (formula, priced, points))

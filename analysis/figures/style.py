@@ -166,8 +166,6 @@ def wrapped(text: str, characters: int) -> str:
     return "\n".join(lines).replace("$", r"\$")
 
 
-# Tooltips -----------------------------------------------------------------------------------------
-
 _TIP = "tip:"  # begins the id of an artist that has a tooltip; the text follows
 
 

@@ -175,9 +175,6 @@ def arm_labels(arms: Sequence[RunArm]) -> list[str]:
     return told_apart(labels)
 
 
-# Words --------------------------------------------------------------------------------------------
-
-
 def pair_in_words(scores: ScoredArms, quantity: str, first: int, second: int) -> str:
     """Say "A is faster than B by 12% (4% to 21%)", or that the two cannot be told apart."""
     if scores.values[quantity][first] < scores.values[quantity][second]:

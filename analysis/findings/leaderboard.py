@@ -70,12 +70,6 @@ def open_arms(run: Run) -> dict[int, RunArm]:
     return {gamma: RunArm(table, category, run, gamma, doubt) for gamma, table in sums.items()}
 
 
-def arm_values(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the QUANTITIES from sums; t(1) is the baseline's mean verification, as in a run's account."""
-    costs = cost_values(sums, sums["baseline_verify_s"] / sums["baseline_rounds"])
-    return {TOKENS: sums["tokens"] / sums["rounds"], **costs}
-
-
 @dataclass(frozen=True)
 class ScoredArms:
     """Arms on the same prompts, in the data and in the same bootstrap replicates."""
@@ -170,13 +164,11 @@ def score(
         raise ValueError("a comparison needs at least one arm and one prompt")
     tables = np.stack([table.loc[list(prompts), list(SUMS)].to_numpy() for table in sums], axis=1)  # [P, A, S]
     totals = with_replicates(tables.reshape(len(prompts), -1), replicates, seed)  # [1 + B, A S]
-    by_name = np.moveaxis(totals.reshape(len(totals), *tables.shape[1:]), 2, 0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        scores = arm_values(dict(zip(SUMS, by_name, strict=True)))
+    by_name = dict(zip(SUMS, np.moveaxis(totals.reshape(len(totals), *tables.shape[1:]), 2, 0), strict=True))
+    with np.errstate(divide="ignore", invalid="ignore"):  # t(1) is the mean verification, as in a run's account
+        costs = cost_values(by_name, by_name["baseline_verify_s"] / by_name["baseline_rounds"])
+        scores = {TOKENS: by_name["tokens"] / by_name["rounds"], **costs}
     return ScoredArms(tuple(labels), tuple(depths) or (inf,) * len(labels), len(prompts), scores, doubt)
-
-
-# Tables -------------------------------------------------------------------------------------------
 
 
 def categories(arms: Sequence[RunArm], prompts: Sequence[str]) -> dict[str, list[str]]:
@@ -223,9 +215,6 @@ def rank_table(scores: ScoredArms, quantity: str = "speedup") -> pd.DataFrame:
     table = pd.DataFrame(ranks).map("{:.0%}".format)
     table.insert(0, "run", [scores.labels[arm] for arm in order])
     return table
-
-
-# Figure -------------------------------------------------------------------------------------------
 
 
 @style.in_style

@@ -20,32 +20,13 @@ from ..own_metrics import own_metrics
 from ..read.facts import RunFacts
 from ..read.runs import Run
 from ..sections import Findings, Section
+from . import run_metrics, run_sections
 from .compare import score_gammas
 from .drafters_section import SideBySide, drafters_section
 from .leaderboard import ScoredArms, open_arms
 from .model_curves import MODELS, Curves, model_curves, model_metrics
 from .peers_section import peer_notes, peers_section
 from .reasons import reasons
-from .run_metrics import (
-    limit_metrics,
-    null_metrics,
-    operation_metrics,
-    peer_metrics,
-    quality_metrics,
-    sampled_metrics,
-    total_variation,
-)
-from .run_sections import (
-    arranged,
-    category_section,
-    cost_section,
-    curves_section,
-    figures_section,
-    fitted_cost,
-    lengths_section,
-    papers_section,
-    summary_section,
-)
 from .sentences import MeasuredRun, closing_of_several, closing_sentences, run_notes
 from .serving_sections import run_recommendation
 from .summary import Summary, summarise
@@ -153,22 +134,26 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
     work = SharedWork.of(arms, facts.primary_gamma, alpha_sums, replay)
     summary = summarise(work, run.generations(texts=False), replicates, seed=seed)
     primary, account = summary.primary, summary.primary.account
-    cost = fitted_cost(run, run.calibration())
+    cost = run_sections.fitted_cost(run, run.calibration())
     # A recorded text is replayed to measure, so a replay of it would predict text that it has read.
     other = None if facts.simulated else replay[replay["kind"] == "baseline"]
     prediction = held_out(arms, alpha_sums, other, replicates, seed)
     curves = model_curves(summary, prediction, replay, facts, replicates, seed)
-    control = null_metrics(arms, replicates, seed)
+    control = run_metrics.null_metrics(arms, replicates, seed)
     metrics = {
         **primary.metrics,
         **({} if run.method else control),  # it is the session's, whatever the drafter
         **model_metrics(curves, facts.primary_gamma),
-        **operation_metrics(summary, facts),
-        **total_variation(run.rounds, facts, replicates, seed),
-        **(quality_metrics(run.rounds(), run.quality(), facts.primary_gamma, replicates, seed) if facts.judge else {}),
-        **limit_metrics(summary),
-        **peer_metrics(peers["generations"], run.generations, facts.greedy, replicates, seed),
-        **sampled_metrics(run.sampled(), replicates, seed),
+        **run_metrics.operation_metrics(summary, facts),
+        **run_metrics.total_variation(run.rounds, facts, replicates, seed),
+        **(
+            run_metrics.quality_metrics(run.rounds(), run.quality(), facts.primary_gamma, replicates, seed)
+            if facts.judge
+            else {}
+        ),
+        **run_metrics.limit_metrics(summary),
+        **run_metrics.peer_metrics(peers["generations"], run.generations, facts.greedy, replicates, seed),
+        **run_metrics.sampled_metrics(run.sampled(), replicates, seed),
         "memory/peak_mb": session.peak_mb,  # which cannot be below the weights and the largest cache
         "memory/weights_mb": environment.get("model", {}).get("weight_bytes", 0) / 2**20,
         "memory/cache_mb": session.cache_bytes / 2**20,
@@ -260,16 +245,16 @@ def _sections(run: Run, account: Account, prediction: HeldOutPrediction | Undete
     predicted = section_of(prediction, run.title, run.resampling[1])
     peers = run.peers()
     sections = (
-        summary_section(run),
-        figures_section(run),
+        run_sections.summary_section(run),
+        run_sections.figures_section(run),
         *([drafters_section(run)] if run.beside else []),
         account_section(account, run.title, run.simulated, run.metrics.get("null/floor", 0.0), bool(run.refuted)),
         *([peers_section(run)] if peers["peers"] or peers.get("left_out") else []),
-        curves_section(run),
-        lengths_section(run),
-        category_section(run),
-        papers_section(run),
-        cost_section(run),
+        run_sections.curves_section(run),
+        run_sections.lengths_section(run),
+        run_sections.category_section(run),
+        run_sections.papers_section(run),
+        run_sections.cost_section(run),
         replace(predicted, title="Prediction", tables=predicted.tables[:1]),
     )
-    return arranged(sections, run)
+    return run_sections.arranged(sections, run)

@@ -23,19 +23,8 @@ OUTPUTS = ("cell", "method", "gamma", "repeat", "prompt", "category", "tokens", 
 """Columns of `quality.parquet`, a line for each output (see `specdec.session.output_quality`); correct is missing where
 no reference answer is known."""
 SAMPLED = (
-    "temperature",
-    "method",
-    "gamma",
-    "repeat",
-    "prompt",
-    "category",
-    "tokens",
-    "rounds",
-    "accepted",
-    "rejected",
-    "prefill_s",
-    "decode_s",
-    "flagged",
+    *("temperature", "method", "gamma", "repeat", "prompt", "category"),
+    *("tokens", "rounds", "accepted", "rejected", "prefill_s", "decode_s", "flagged"),
 )
 """Columns of `sampled.parquet`, a line for each text that was drawn at a temperature beside a greedy run: counts and
 seconds are sums over its rounds."""

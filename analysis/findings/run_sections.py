@@ -38,18 +38,9 @@ BY_GAMMA = {  # metric: what a table over gamma calls it
     "alpha.mle": "alpha (MLE)",
 }
 TIMED = (  # sections that show what is made of times
-    "Summary",
-    NOTES,
-    "Where this run stands",
-    "Curves over gamma",
-    "The gap, explained",
-    "The account by category",
-    "Worst and best prompts",
-    "Rounds: what is accepted, where the time goes",
-    "A few rounds, to scale",
-    "By category",
-    "As the papers define it",
-    "Cost of a call",
+    *("Summary", NOTES, "Where this run stands", "Curves over gamma", "The gap, explained"),
+    *("The account by category", "Worst and best prompts", "Rounds: what is accepted, where the time goes"),
+    *("A few rounds, to scale", "By category", "As the papers define it", "Cost of a call"),
 )
 FIRST_SCREEN = ("account", "curve_speedup")  # figures behind the verdict and the table over gamma, in order
 TITLED = {"capped_geometric": "by the capped geometric", "priced": "at measured costs"}  # models that titles name

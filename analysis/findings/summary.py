@@ -57,6 +57,7 @@ SHARES = ("alpha.mle", "accepted_per_offered", "cost/prefill_share", "proposals.
 PER_ROUND = ("tokens_per_round", "acceleration_rate", "compression_ratio")
 WITH_INTERVAL = ("tokens_per_round", "alpha.mle", *PAPERS)
 BY_CATEGORY = tuple(dict.fromkeys((*OURS, *PAPERS)))
+TIMED = ("speedup", "step_overhead", "throughput/")  # words in the names of figures that seconds are in
 
 
 @dataclass(frozen=True)
@@ -151,16 +152,11 @@ def summarise(
         if "machine" in account.intervals:
             metrics["account/machine"] = account.value("machine")
         if work.machine.doubt:  # tokens have an interval, times have none
-            metrics = {name: value for name, value in metrics.items() if not (_bounds_a_time(name))}
+            bounds = {name for name in metrics if name.endswith(ENDS[1:]) and any(word in name for word in TIMED)}
+            metrics = {name: value for name, value in metrics.items() if name not in bounds}
         defined = {name: float(value) for name, value in metrics.items() if not isnan(value)}
         summaries[gamma] = ArmSummary(method, gamma, by_prompt, defined, account, tests)
     return Summary(work, summaries)
-
-
-def _bounds_a_time(name: str) -> bool:
-    """Return True for an end of the interval of a figure that seconds are in."""
-    timed = ("speedup", "step_overhead", "throughput/")
-    return name.endswith(ENDS[1:]) and any(word in name for word in timed)
 
 
 def printed_metric(metrics: Mapping[str, Any], name: str, form: str = ",.3f") -> str:
@@ -222,11 +218,8 @@ def _headline(table: pd.DataFrame, gamma: int, replicates: int, seed: int) -> di
 def _unflagged(
     table: pd.DataFrame, flagged: np.ndarray, of_all: Mapping[str, float], gamma: int, replicates: int, seed: int
 ) -> dict[str, float]:
-    """Return speedup and tokens per round over the prompts whose outputs are not repetitive by any method.
-
-    Args:
-        flagged: which of the prompts are [P].
-        of_all: the headline figures of the whole table.
+    """Return speedup and tokens per round without the prompts whose outputs are repetitive (`flagged`, [P]); `of_all`
+    has the headline figures of all.
     """
     share = {"repetition/share": float(flagged.mean())}
     if flagged.all():

@@ -24,17 +24,8 @@ from .measurements import Table, markdown, measurements_page
 COMMAND = "python -m specdec.analysis.pages.guide"
 PICTURES = {"account.png": "account.png", "speedup.png": "curve_speedup.png"}  # picture of the guide: figure of a run
 _GLOSSARY = ("<!-- glossary: written by hand, kept by the generator -->", "<!-- end of the glossary -->")
-_OVERLAYS = (
-    "experiment",
-    "heads/ablation",
-    "debug",
-    "notebook",
-)  # groups whose files hold choices, and no keys of their own
-_PLACES = {
-    "corpus": "recipe.corpus.",
-    "head_data": "data.",
-    "cost": "",
-}  # where keys of a group stand, if not below its name
+_OVERLAYS = ("experiment", "heads/ablation", "debug", "notebook")  # groups whose files hold choices, and no keys
+_PLACES = {"corpus": "recipe.corpus.", "head_data": "data.", "cost": ""}  # where keys stand, if not below their group
 _GLOBAL = "# @package _global_"
 _MOST_KEYS = 20  # of a mapping that is shown key by key
 _LONGEST = 60  # characters of a value that is shown
@@ -109,9 +100,6 @@ def reference_page(glossary: str) -> str:
         "\n".join((_GLOSSARY[0], glossary, _GLOSSARY[1])),
     ]
     return "\n\n".join(blocks) + "\n"
-
-
-# Keys and their comments ------------------------------------------------------------------------------
 
 
 def keys_of(text: str) -> list[Key]:
@@ -215,9 +203,6 @@ def _overlays(folder: Path) -> Table:
         lines = [line.lstrip("# ") for line in (opening[0] if opening else "").splitlines() if line != _GLOBAL]
         table.append({"file": f"`{path.stem}`", "what it is": re.split(r"(?<=[.?])(?<!et al\.) ", " ".join(lines))[0]})
     return table
-
-
-# The command ------------------------------------------------------------------------------------------
 
 
 def guide_folder() -> Path:

@@ -78,8 +78,6 @@ def cell(value: object) -> str:
     return f"{number:.4g}" if abs(number) < 1000 else f"{number:,.1f}"
 
 
-# HTML ---------------------------------------------------------------------------------------------
-
 STYLESHEET = """
 :root { color-scheme: light dark; --ink: #1b1b1b; --paper: #fff; --faint: #595959; --line: #d9d9d9; --tint: #f4f5f7;
   --link: #0063a0; }
@@ -253,9 +251,6 @@ def _inline(svg: str, name: str) -> str:
     element = re.sub(r' xmlns(:\w+)?="[^"]*"', "", element)  # an HTML parser knows them
     element = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}", element)
     return element.replace("<svg", '<svg role="img"', 1)
-
-
-# Markdown -----------------------------------------------------------------------------------------
 
 
 def section_blocks(section: Section, heading: str, files: Sequence[str]) -> list[str]:

@@ -13,24 +13,12 @@ from specdec.errors import UsageError
 from ..acceptance.model_sections import model_sections
 from ..account.account_sections import account_sections
 from ..engines.recommendation import TITLE as TO_SERVE
+from ..findings import run_sections
 from ..findings.comparable import comparable, open_each
 from ..findings.compare import LEADERBOARD, comparison_sections, groups_in_words
 from ..findings.drafters_section import TITLE, drafters_section
 from ..findings.foreign_sections import foreign_findings, side_by_side
 from ..findings.peers_section import PEERS, peers_section
-from ..findings.run_sections import (
-    NOTES,
-    arranged,
-    category_section,
-    cost_section,
-    curves_section,
-    environment_section,
-    figures_section,
-    lengths_section,
-    papers_section,
-    reproduce_section,
-    summary_section,
-)
 from ..findings.serving_sections import FASTEST, fastest_section, run_recommendation
 from ..findings.standing_section import STANDING, TIMELINE, standing_section, timeline_section
 from ..read.runs import Run
@@ -40,21 +28,21 @@ from .html import Chapter
 logger = logging.getLogger(__name__)
 
 OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
-    ("Summary", summary_section),
-    (NOTES, figures_section),
+    ("Summary", run_sections.summary_section),
+    (run_sections.NOTES, run_sections.figures_section),
     (TITLE, drafters_section),
     (PEERS, peers_section),
     (STANDING, standing_section),
-    ("Curves over gamma", curves_section),
+    ("Curves over gamma", run_sections.curves_section),
     ("The gap, explained", account_sections),
     ("Tests and models", model_sections),
-    ("Rounds: what is accepted, where the time goes", lengths_section),
+    ("Rounds: what is accepted, where the time goes", run_sections.lengths_section),
     (TIMELINE, timeline_section),
-    ("By category", category_section),
-    ("As the papers define it", papers_section),
-    ("Cost of a call", cost_section),
-    ("Environment", environment_section),
-    ("How to reproduce", reproduce_section),
+    ("By category", run_sections.category_section),
+    ("As the papers define it", run_sections.papers_section),
+    ("Cost of a call", run_sections.cost_section),
+    ("Environment", run_sections.environment_section),
+    ("How to reproduce", run_sections.reproduce_section),
     (TO_SERVE, lambda run: run_recommendation(run).section()),
 )
 
@@ -83,7 +71,7 @@ def run_chapters(
         unfinished = "" if run.status == "FINISHED" else f" ({run.status.lower()})"
         heading = f"{run.title}{at} [{run.name}]{unfinished}"
         shown = 0 if len(runs) > MANY else 1 if len(runs) > 1 else None
-        chapters.append(Chapter(heading, tuple(arranged(sections, run)), shown=shown))
+        chapters.append(Chapter(heading, tuple(run_sections.arranged(sections, run)), shown=shown))
         done()
     if len(runs) > 1:
         return [*_compared(runs, notes), *chapters]

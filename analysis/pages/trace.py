@@ -14,8 +14,6 @@ REPLACEMENT = "\ufffd"
 SHOWN_ROUNDS = 400  # rounds of one generation on the page
 
 
-# How text is shown --------------------------------------------------------------------------------
-
 _GLYPHS = {"\n": "⏎", "\t": "⇥"}
 
 
@@ -42,8 +40,6 @@ def visible_piece(text: str) -> str:
 
 ENDS = {"end_token": "■ end of text", "limit": "■ length limit"}
 
-
-# HTML ---------------------------------------------------------------------------------------------
 
 # No script, no request, whatever the text says.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

@@ -127,9 +127,6 @@ def printed_figures(printed: pd.DataFrame) -> list[Figure]:
     ]
 
 
-# Words --------------------------------------------------------------------------------------------
-
-
 def alpha_in_words(table: pd.DataFrame) -> str:
     """Say what was measured, setting by setting: values, order of the drafters, effect of the temperature."""
     if table.empty:

@@ -131,9 +131,6 @@ def _words(
     }
 
 
-# Numbers --------------------------------------------------------------------------------------------
-
-
 def strategies(histograms: pd.DataFrame) -> list[str]:
     """Return the strategies that had rows, the one with most rows first."""
     rows = histograms[histograms["histogram"] == "allotment"]
@@ -201,9 +198,6 @@ def contributions(
     return compared.table(statistics, dict.fromkeys(("wins", "of_rows", "of_wins", "per_row", "tokens"), SHARE))
 
 
-# Pictures -------------------------------------------------------------------------------------------
-
-
 def share_groups(found: Mapping[str, pd.DataFrame], values: Sequence[int]) -> dict[str, list[Interval]]:
     """Return the shares of each strategy at some values, 0 where it has none."""
     groups = {}
@@ -228,7 +222,9 @@ def _bars(
     whiskers = "whiskers: 95% prompt-bootstrap intervals" if prompts >= FEWEST else "no intervals"
     caption = f"{counted(prompts, 'prompt')}, {counted(int(replay['rounds'].sum()), 'round')}, replayed; {whiskers}."
     figure, axes = style.new_figure(f"{title}, {k} rows of {w}\n{about.title}", caption)
-    pictures.grouped_bars(axes, groups)
+    pictures.bars(axes, groups)
+    pictures.percent_axis(axes)
+    style.legend_above(axes, min(3, max(1, len(groups))))
     step = -(-len(ticks) // _MOST)
     axes.set_xticks(range(0, len(ticks), step), ticks[::step])
     axes.set(xlabel=xlabel, ylabel=ylabel)

@@ -77,9 +77,6 @@ def findings(tables: Tables, about: About) -> Findings:
     return Findings((*sections, _published()), finite(metrics), refuted=refuted)
 
 
-# The comparison -------------------------------------------------------------------------------------
-
-
 def _compared(setting: str, scores: ScoredArms, arms: pd.DataFrame, outcomes: pd.DataFrame, about: About) -> Section:
     equal = setting != "default"
     title = "Every drafter in its own structure"
@@ -165,9 +162,6 @@ def _outcomes(arms: pd.DataFrame, outcomes: pd.DataFrame) -> str:
     return said + (f". By its rule not lossless: {', '.join(lossy)}." if len(lossy) else ".")
 
 
-# The frontier ---------------------------------------------------------------------------------------
-
-
 def frontier(costs: Sequence[float], values: Sequence[float]) -> list[int]:
     """Return the places that nothing beats: no other costs as little or less and gives more. Cheapest first."""
     found: list[int] = []
@@ -246,9 +240,6 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
         heights.append(max(value, heights[-1] + gap) if heights else value)
     shift = float(np.mean(heights) - np.mean(values)) if heights else 0.0
     return [height - shift for height in heights]
-
-
-# Published figures ----------------------------------------------------------------------------------
 
 
 def _published() -> Section:

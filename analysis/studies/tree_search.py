@@ -43,9 +43,6 @@ def findings(tables: Tables, about: About) -> Findings:
     return Findings(sections, metrics, curves)
 
 
-# Numbers --------------------------------------------------------------------------------------------
-
-
 def tree_search(arms: pd.DataFrame, live: pd.DataFrame, replicates: int, seed: int) -> tuple[pd.DataFrame, int]:
     """Return a line for each arm, plain decoding among them, and the number of prompts.
 
@@ -76,9 +73,6 @@ def rank_accuracy(accuracy: pd.DataFrame, replicates: int, seed: int) -> pd.Data
     compared = compare(accuracy, ["level", "rank"], ["tested", "hits"], replicates, seed)
     counts = {name: compared.values[name][0].astype(int) for name in ("tested", "hits")}
     return compared.table({"share": compared.ratio("hits", "tested")}, {"share": SHARE}).assign(**counts)
-
-
-# The choice -----------------------------------------------------------------------------------------
 
 
 def _choice(cells: pd.DataFrame, prompts: str, tables: Tables, about: About) -> Section:
@@ -170,9 +164,6 @@ def _prices(times: pd.DataFrame, drafts: pd.DataFrame) -> str:
         f"A call on {most} tokens takes {calls[most] / calls[1]:.2f} of a plain call of {calls[1] * 1e3:.2f} ms behind "
         f"{longest['context'].iloc[0]:,} cached tokens; the draft of a tree takes {drafted}."
     )
-
-
-# Accuracy -------------------------------------------------------------------------------------------
 
 
 def _accuracy(accuracy: pd.DataFrame, counts: pd.DataFrame, about: About) -> Section:
