@@ -34,10 +34,8 @@ class Lazy(Mapping[K, pd.DataFrame]):
 
 
 class Arms(Lazy[Arm]):
-    """The rounds of each arm, in the order of methods and gammas.
-
-    Attributes:
-        texts: a line for each text that was written: cell, method, gamma, prompt, repeat, tokens, rounds.
+    """The rounds of each arm, in the order of methods and gammas; and a line for each text that was written (`texts`):
+    cell, method, gamma, prompt, repeat, tokens, rounds.
     """
 
     def __init__(self, makers: Mapping[Arm, Callable[[], pd.DataFrame]], texts: pd.DataFrame) -> None:

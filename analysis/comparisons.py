@@ -164,10 +164,8 @@ OVER_FASTEST = "speedup.over_fastest"  # of a gamma in `summary.json`: its speed
 
 
 def best_gammas(arms: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the fastest gamma, then those that their paired interval cannot tell from it; none where no gamma is
-    faster than plain decoding, and where so few prompts settle nothing.
-
-    arms: what `summary.json` holds of a drafter.
+    """Return the fastest gamma of what `summary.json` holds of a drafter, then those that their paired interval cannot
+    tell from it; none where no gamma is faster than plain decoding, and where so few prompts settle nothing.
     """
     timed = [arm for arm in arms if "speedup" in arm]
     fastest = max(timed, key=lambda arm: arm["speedup"], default=None)
@@ -194,17 +192,15 @@ def intervals(table: pd.DataFrame, name: str) -> list[Interval]:
 
 
 def printed(table: pd.DataFrame, name: str, form: str) -> list[str]:
-    """Return a table's column `name` printed in a number format, with its bounds where it has them."""
-    bounded = f"{name}_low" in table
-    values = intervals(table, name) if bounded else map(Interval, table[name])
-    return [f"{each:{form}}" for each in values]
+    """Return a table's column `name` of numbers or Intervals in print, with the bounds that there are."""
+    if f"{name}_low" in table:
+        return [f"{each:{form}}" for each in intervals(table, name)]
+    return [f"{each if isinstance(each, Interval) else Interval(each):{form}}" for each in table[name]]
 
 
 def listed(table: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table for people.
-
-    columns: heading -> a column as it is, or with a number format behind it, such as "tokens:.2f", printed with the
-    bounds that it has.
+    """Return a table for people, by heading a column as it is, or with a number format behind it, such as "tokens:.2f",
+    printed with the bounds that it has.
     """
     split = {heading: column.partition(":") for heading, column in columns.items()}
     shown = {heading: printed(table, name, form) if form else table[name] for heading, (name, _, form) in split.items()}
@@ -214,10 +210,8 @@ def listed(table: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
 def metrics_of(table: pd.DataFrame, name: str, quantities: Mapping[str, str], bounds: bool = True) -> dict[str, float]:
     """Return values of a table's lines as metrics, those that have one.
 
-    Args:
-        name: of a metric, with the line's columns and `what` in braces, such as "grid/{what}.{k}x{w}".
-        quantities: what -> column.
-        bounds: whether the bounds of the columns are metrics, too.
+    name: of a metric, with the line's columns and `what` in braces, such as "grid/{what}.{k}x{w}"; quantities: what ->
+    column; bounds: whether the bounds of the columns are metrics, too.
     """
     metrics: dict[str, float] = {}
     for line in table.to_dict("records"):

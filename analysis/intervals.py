@@ -199,9 +199,7 @@ def bootstrap(
     ValueError for an empty table, sums that are not finite, no replicates, a level outside (0, 1), or a value that its
     range does not hold.
 
-    Args:
-        table: a line per prompt.
-        ranges: by name, of those values that are not just positive.
+    table: a line per prompt; ranges: by name, of those values that are not just positive.
     """
     sums = table.to_numpy(dtype=float)
     if len(sums) == 0 or not np.isfinite(sums).all():

@@ -32,10 +32,8 @@ def metric(name: str) -> Callable[[OwnMetric], OwnMetric]:
 
 
 def own_metrics(run: Run) -> tuple[dict[str, float], list[str]]:
-    """Return the values of all registered functions, and a sentence for each that gave none: the run loses nothing by a
-    function that raises.
-
-    run: with the metrics and curves that were found.
+    """Return the values of all registered functions, and a sentence for each that gave none: the run, with the metrics
+    and curves that were found, loses nothing by a function that raises.
     """
     values: dict[str, float] = {}
     notes: list[str] = []

@@ -78,14 +78,14 @@ def drafted(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def numbered(table: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
-    """Return a number [R] for each line that lines share if they are equal in these columns, and no others."""
+    """Return a number [R] for each line, equal where these columns are and ordered as they are."""
     number, size = np.zeros(len(table), dtype=np.int64), 1
     for column in columns:
         values = table[column]
         if isinstance(values.dtype, pd.CategoricalDtype):
             codes, count = values.cat.codes.to_numpy(), len(values.cat.categories)
         else:
-            codes, distinct = pd.factorize(values)
+            codes, distinct = pd.factorize(values, sort=True)
             count = len(distinct)
         size *= max(1, count)
         number *= max(1, count)
@@ -95,16 +95,11 @@ def numbered(table: pd.DataFrame, columns: Sequence[str]) -> np.ndarray:
 
 def in_order(rounds: pd.DataFrame) -> pd.DataFrame:
     """Sort by generation, then by round."""
-    names = [rounds[column] for column in GENERATION]
-    if all(isinstance(column.dtype, pd.CategoricalDtype) or column.dtype.kind == "i" for column in names):
-        # As `read_round_counts` gives them: in order already.
-        key = np.zeros(len(rounds), dtype=np.int64)
-        for column in (*names, rounds["round"]):
-            values = column.cat.codes.to_numpy() if isinstance(column.dtype, pd.CategoricalDtype) else column.to_numpy()
-            key = key * (int(values.max(initial=0)) + 1) + values
-        if not (np.diff(key) < 0).any():
-            return rounds
-    return rounds.sort_values([*GENERATION, "round"], kind="stable", ignore_index=True)
+    columns = [*GENERATION, "round"]
+    narrow = all(isinstance(kind, pd.CategoricalDtype) or kind.kind == "i" for kind in rounds[columns].dtypes)
+    if narrow and not (np.diff(numbered(rounds, columns)) < 0).any():
+        return rounds  # as `read_arms` gives them
+    return rounds.sort_values(columns, kind="stable", ignore_index=True)
 
 
 def distinct_generations(rounds: pd.DataFrame) -> pd.DataFrame:

@@ -17,8 +17,7 @@ from matplotlib.figure import Figure
 
 from specdec.errors import UsageError, near_misses
 
-Tables = Mapping[str, pd.DataFrame]
-"""The tables of a study by name."""
+Tables = Mapping[str, pd.DataFrame]  # The tables of a study by name
 
 _OWN_KIND = ("stdlib_mix", "stdlib_code", "stdlib_docs", "recorded")  # prompts that suit the pocket target
 
@@ -162,9 +161,8 @@ def register(study: str, overlay: str = "") -> Callable[[Reader], Reader]:
 
 
 def _registered(study: str) -> tuple[Reader, str]:
-    """Return a study's reader and overlay, after loading all modules of `analysis/studies`, and, where none of them has
-    the reader, the module of that name of `specdec/studies` or those of packages that add studies. UsageError if there
-    is no such study.
+    """Return a study's reader and overlay, from `analysis/studies`, the module of that name of `specdec/studies`, or
+    packages that add studies. UsageError if there is no such study.
     """
     package = import_module("specdec.analysis.studies")
     for module in pkgutil.iter_modules(package.__path__):

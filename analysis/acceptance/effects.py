@@ -48,7 +48,14 @@ def ratio_effects(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -
     table = table.assign(
         kk=table["accepted"] ** 2, kn=table["accepted"] * table["tested"], nn=table["tested"] ** 2, one=1.0
     )
-    table = table.join(depth_sums(rounds, depths)).join(_lag_sums(rounds)).join(pd.DataFrame(previous)).fillna(0.0)
+    lines = []  # lag-1 products of accepted counts, their mean over permutations, and sums of squares
+    for prompt, accepted in accepted_sequences(rounds):
+        if len(accepted) > 1:
+            deviation = accepted - accepted.mean()
+            squares = float(deviation @ deviation)
+            lines.append((prompt, float(deviation[1:] @ deviation[:-1]), -squares / len(accepted), squares))
+    lags = pd.DataFrame(lines, columns=["prompt", "lag", "lag_mean", "squares"]).groupby("prompt").sum()
+    table = table.join(depth_sums(rounds, depths)).join(lags).join(pd.DataFrame(previous)).fillna(0.0)
 
     def values(sums: Columns) -> Mapping[str, np.ndarray]:
         alpha = sums["accepted"] / sums["tested"]
@@ -74,18 +81,6 @@ def ratio_effects(rounds: pd.DataFrame, replicates: int = 2000, seed: int = 0) -
 
     ranges = {**dict.fromkeys(("depth", "memory", "previous_round"), DIFFERENCE), "trend": ANY}
     return bootstrap(table.astype(float), values, replicates, seed, ranges=ranges)
-
-
-def _lag_sums(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Return, by prompt: lag-1 products of accepted counts, their mean over permutations, and sums of squares."""
-    lines = []
-    for prompt, accepted in accepted_sequences(rounds):
-        if len(accepted) > 1:
-            deviation = accepted - accepted.mean()
-            squares = float(deviation @ deviation)
-            lines.append((prompt, float(deviation[1:] @ deviation[:-1]), -squares / len(accepted), squares))
-    table = pd.DataFrame(lines, columns=["prompt", "lag", "lag_mean", "squares"])
-    return table.groupby("prompt").sum()
 
 
 def correlations(rounds: pd.DataFrame, refits: int = 200, seed: int = 0) -> dict[str, Interval]:

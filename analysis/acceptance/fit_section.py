@@ -13,6 +13,7 @@ from ..sections import Section, counted
 from .estimates import depth_sums, estimate_alpha, hazards
 from .models import beta_geometric, compare_models, followers
 
+TITLE = "Which model describes the rounds?"
 AIC_NAMES = {
     "capped_geometric": "capped geometric (one alpha)",
     "position": "by position",
@@ -52,7 +53,7 @@ def fit_section(
         caption = f"Models of the accepted counts at gamma {gamma}, on {used}{which}; log-likelihood in nats."
         tables.append((caption, shown.round({"log_likelihood": 2, "aic": 2, "behind": 2})))
     figure = acceptance_by_depth(largest, title=title, replicates=replicates, seed=seed)
-    return Section("Which model describes the rounds?", (text,), tuple(tables), (("acceptance_by_depth", figure),))
+    return Section(TITLE, (text,), tuple(tables), (("acceptance_by_depth", figure),))
 
 
 @style.in_style

@@ -11,6 +11,7 @@ from ..sections import Section, counted
 from . import effects
 from .iid import IidTest, iid_tests, implementation, previous_round, prompts_beta, same_alpha
 
+TITLE = "Is acceptance independent and the same everywhere?"
 SIGNIFICANT = 0.05
 NO_ORDER = "the source has no order of rounds"
 PERMUTATIONS, FEWER = 1999, 199  # of the memory test; fewer with very many rounds, where any memory shows
@@ -73,22 +74,20 @@ def tests_section(evidence: Evidence, replicates: int, refits: int, seed: int) -
     for name, (question, yes, no) in QUESTIONS.items():
         test, size = tests[name], sizes.get(name)
         up = (size.estimate if size is not None else test.statistic) > 0
-        reading = (
-            no
-            if isnan(test.p_value) or test.p_value >= SIGNIFICANT
-            else yes.format(
+        reading = f"not tested: {test.reason}" if isnan(test.p_value) else no
+        if test.p_value < SIGNIFICANT:
+            reading = yes.format(
                 direction="rises" if test.statistic > 0 else "falls",
                 likeness="do" if up else "alternate: a long round follows a short one",
                 after="higher" if up else "lower",
                 pace="fewer" if test.statistic > 1 else "more",
             )
-        )
         lines.append(
             {
                 "question": question,
                 "statistic": f"{Interval(test.statistic):.3f}",
                 "p": "< 0.001" if test.p_value < 0.001 else f"{Interval(test.p_value):.3f}",
-                "reading": f"not tested: {test.reason}" if isnan(test.p_value) else reading,
+                "reading": reading,
                 "size of the effect": effects.MEANING[name],
                 "estimate": "–" if size is None else f"{size:.3f}",
             }
@@ -108,9 +107,8 @@ def tests_section(evidence: Evidence, replicates: int, refits: int, seed: int) -
             "alpha reject; the memory test compares rounds within their prompt and is not deceived. The intervals "
             "resample prompts, so they say how sure a size is, but not what it comes from."
         )
-    title = "Is acceptance independent and the same everywhere?"
     verdict = _verdict(tests, rounds["prompt"].nunique())
-    return Section(title, (verdict, caution), ((caption, pd.DataFrame(lines)),))
+    return Section(TITLE, (verdict, caution), ((caption, pd.DataFrame(lines)),))
 
 
 def _verdict(tests: Mapping[str, IidTest], prompts: int) -> str:

@@ -11,7 +11,9 @@ from specdec.errors import UsageError
 from ..read.runs import Run
 from ..rounds import distinct_generations, prompt_sums
 from ..sections import Section
+from .fit_section import TITLE as FITTED
 from .fit_section import fit_section
+from .iid_section import TITLE as INDEPENDENT
 from .iid_section import Evidence, tests_section
 from .prediction import HeldOutPrediction, Undetermined
 from .prediction_section import held_out, section_of
@@ -26,15 +28,13 @@ ONE_GAMMA = "It has lengths at one gamma only: nothing predicts another one, and
 REPLICATES, REFITS = 1000, 100  # of tests and fits, the same on every page that shows them
 
 
-def model_sections(run: Run, replicates: int = 0, refits: int = 0, seed: int = 0) -> list[Section]:
+def model_sections(run: Run, replicates: int = REPLICATES, refits: int = REFITS) -> list[Section]:
     """Return three sections: tests, fits with acceptance by depth, prediction. UsageError without a rounds table.
 
     A part that the run's data cannot give is a sentence that says why and what would give it. The prediction is the one
     that the run has stored, if it has.
-
-    replicates, refits: 0 for `REPLICATES` and `REFITS`.
     """
-    replicates, refits = replicates or REPLICATES, refits or REFITS
+    seed = 0
     arms, imported = run.arms(), run.imported()
     tested, offered = {}, 0
     for depth, rounds in arms.by_gamma().items():
@@ -83,16 +83,11 @@ def model_sections(run: Run, replicates: int = 0, refits: int = 0, seed: int = 0
     predicted = replace(predicted, text=(*predicted.text, *lacking))
     if imported and imported.longest is None:
         predicted = Section(predicted.title, (ONE_GAMMA,))
-    made = []
+    rounds = pd.concat(fitted)
+    made: list[Section] = []
     for title, make in (
-        (
-            "Is acceptance independent and the same everywhere?",
-            lambda: tests_section(evidence, replicates, refits, seed),
-        ),
-        (
-            "Which model describes the rounds?",
-            lambda: fit_section(pd.concat(fitted), gamma, run.title, replicates, seed, evidence.ordered),
-        ),
+        (INDEPENDENT, lambda: tests_section(evidence, replicates, refits, seed)),
+        (FITTED, lambda: fit_section(rounds, gamma, run.title, replicates, seed, evidence.ordered)),
     ):
         try:
             made.append(make())

@@ -220,9 +220,6 @@ def _weights(side: np.ndarray, refits: int, seed: int) -> np.ndarray:
     return weights
 
 
-# Counts per prompt --------------------------------------------------------------------------------
-
-
 class _Halves:
     """Counts that models are fitted to, and the fits to either half of the prompts."""
 
@@ -263,9 +260,8 @@ class _Halves:
         return expected
 
     def _laws(self, fitted: list[str], weights: np.ndarray, half: int) -> Iterator[tuple[str, RoundsOf]]:
-        """Fit the models to the prompts that weigh something in the data, the first row of `weights` [1 + B, P].
-
-        Yields the name of each model and what gives its expected rounds.
+        """Fit the models to the prompts that weigh something in the data, the first row of `weights` [1 + B, P], and
+        yield the name of each with what gives its expected rounds.
         """
         sums = {name: weights @ table for name, table in self.data.items()}
         offers = offer_chances(sums)
@@ -299,10 +295,7 @@ def _outcomes(ordered: pd.DataFrame, prompts: list[str], gamma: int) -> dict[str
 def _counts(
     fitted: pd.DataFrame, shortest: pd.DataFrame, alpha_sums: pd.DataFrame | None, prompts: list[str], gamma: int
 ) -> dict[str, np.ndarray]:
-    """Return all that models are fitted to, as tables [P, ...]; a replicate has their weighted sums over prompts.
-
-    fitted: in order.
-    """
+    """Return what models are fitted to, as tables [P, ...] whose weighted sums a replicate has; `fitted` is sorted."""
     table = _outcomes(fitted, prompts, gamma)
     row, s, d, room = (table[name] for name in ("prompt", "accepted", "rejected", "room"))
     offered = table["offered"]

@@ -141,10 +141,8 @@ def account_section(
 ) -> Section:
     """Explain one account: the factors and the time of a round, in words, tables and a waterfall.
 
-    Args:
-        title: drafter, model and hardware, for the figure.
-        simulated, refuted: see `verdict`.
-        noise: `null/floor` of the run, 0 without a null control.
+    title: drafter, model and hardware, for the figure; simulated, refuted: see `verdict`; noise: `null/floor` of the
+    run, 0 without a null control.
     """
     text = [formula_verdict(account), verdict(account, simulated, noise, refuted), time_split(account)]
     if few := too_few(account.prompts):

@@ -137,10 +137,8 @@ def unsettled(speedup: Interval, noise: float = 0.0, doubt: str = "") -> str:
 
     Nothing is claimed of fewer than `FEWEST` prompts, without an interval, and within the noise.
 
-    Args:
-        speedup: measured, or predicted before a run.
-        noise: `null/floor` of the run, 0 without a null control.
-        doubt: `Account.doubt`.
+    speedup: measured, or predicted before a run; noise: `null/floor` of the run, 0 without a null control; doubt:
+    `Account.doubt`.
     """
     if doubt:
         return doubt
@@ -190,10 +188,8 @@ def verdict(account: Account, simulated: bool = False, noise: float = 0.0, refut
     made of are the factors of `causes`; one whose interval contains 1 is called not significant, and a gain is named
     only if it is significant or has no interval.
 
-    Args:
-        simulated: times come from a cost model.
-        noise: see `unsettled`.
-        refuted: outputs are not the target's own, so that nothing is said of whether it pays.
+    simulated: times come from a cost model; noise: see `unsettled`; refuted: outputs are not the target's own, so that
+    nothing is said of whether it pays.
     """
     formula, g = account.intervals["formula"], account.intervals["g"]
     if account.doubt:
@@ -248,9 +244,7 @@ def _without(account: Account, factor: str) -> str:
 
 
 def _named(account: Account, factor: str, words: str = "") -> str:
-    """Return the factor in words, those of its cause unless others are given, with its value and interval, and a remark
-    where the interval does not settle it.
-    """
+    """Return the factor by its cause or other words, with its interval, and a remark where that settles nothing."""
     value = account.intervals[factor]
     unsure = ", not significant because the interval contains 1" if value.contains(1.0) else ""
     return f"{words or account.named(factor).cause}, `{factor}` {value:.3f}{unsure}"

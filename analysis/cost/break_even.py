@@ -17,9 +17,7 @@ def stops_paying(batches: ArrayLike, speedups: ArrayLike) -> np.ndarray:
     Between two batches the speedup is a straight line over log2 of the batch. `NEVER` where no batch has a speedup of
     at least 1, `ALWAYS` where the largest has, NaN where a speedup is missing.
 
-    Args:
-        batches: [M], ascending.
-        speedups: [..., M].
+    batches: [M], ascending; speedups: [..., M].
     """
     logs, gains = np.log2(np.asarray(batches, dtype=float)), np.asarray(speedups, dtype=float)
     pays = gains >= 1
@@ -45,7 +43,7 @@ def expanded_level(units: int, level: float = 0.95) -> float:
     return float(2 * norm.cdf(far) - 1)
 
 
-def few_units_interval(values: np.ndarray, units: int, level: float = 0.95) -> Interval:
+def few_units_interval(values: np.ndarray, units: int) -> Interval:
     """Return a statistic [1 + R] of the data and of R replicates as an Interval with `expanded_level`.
 
     Infinite values stand at the end of the order and may be bounds; fewer than `FEWEST` units, or a value that is
@@ -53,20 +51,20 @@ def few_units_interval(values: np.ndarray, units: int, level: float = 0.95) -> I
     """
     replicates = np.sort(values[1:])
     if units < FEWEST or not len(replicates) or np.isnan(replicates).any():
-        return Interval(float(values[0]), level=level, prompts=units)
-    inside = expanded_level(units, level)
+        return Interval(float(values[0]), prompts=units)
+    inside = expanded_level(units)
     # Order statistics, because a mean of two neighbours has no value where one of them is infinite.
     low, high = np.quantile(replicates, [(1 - inside) / 2, (1 + inside) / 2], method="inverted_cdf")
-    return Interval(float(values[0]), float(low), float(high), level, units)
+    return Interval(float(values[0]), float(low), float(high), prompts=units)
 
 
-def batch_in_words(value: float, largest: int, form: str = ".1f") -> str:
+def batch_in_words(value: float, largest: int) -> str:
     """Return a break-even batch as a reader says it: "5.3", "no batch", "more than 32", "–"."""
     if np.isnan(value):
         return "–"
     if value == NEVER:
         return "no batch"
-    return f"more than {largest}" if value == ALWAYS else format(value, form)
+    return f"more than {largest}" if value == ALWAYS else f"{value:.1f}"
 
 
 def interval_in_words(value: Interval, largest: int) -> str:

@@ -85,10 +85,7 @@ def _held(cells: pd.DataFrame, n: np.ndarray) -> np.ndarray:
 
 
 def _caption(report: CostReport, ridge: float | None) -> str:
-    """Say what was measured, where the fit is drawn, and what the black lines are.
-
-    ridge: None where the fit does not show it.
-    """
+    """Say what was measured, where the fit is drawn, and what the black lines are; `ridge` may be None."""
     table, holds = report.table, report.holds
     error = "" if report.by_rows is None else f", {report.by_rows.median:.1%} off in the median on sizes left out"
     fit = f"Lines: fit{error}, drawn where it is within {HOLDS:.0%} of the points ({holds.sum()} of {len(holds)})"

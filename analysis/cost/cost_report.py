@@ -8,23 +8,16 @@ import pandas as pd
 
 from specdec.theory.roofline import Product, call_bytes, call_flops, ridge_rows
 
-from .call_cost import CallCost, PredictionError, call_table, fit_cost, held_out
+from .call_cost import TILES, CallCost, PredictionError, call_table, fit_cost, held_out
 
 HOLDS = 0.1  # relative error of the fit up to which it describes a call
 
 
-def intensity_table(
-    products: Sequence[Product], context: int, rows: Sequence[int] = (1, 2, 4, 8, 16, 32, 64)
-) -> pd.DataFrame:
+def intensity_table(products: Sequence[Product], context: int) -> pd.DataFrame:
     """Return operations per byte of each matrix product (index: name and size), a column per number of rows."""
-    index = pd.MultiIndex.from_tuples(
-        [
-            (one.name, " x ".join("cache" if side is None else str(side) for side in (one.inputs, one.outputs)))
-            for one in products
-        ],
-        names=["product", "size"],
-    )
-    values = {n: [float(product.intensity(n, context)) for product in products] for n in rows}
+    names = [(one.name, f"{one.inputs or 'cache'} x {one.outputs or 'cache'}") for one in products]
+    index = pd.MultiIndex.from_tuples(names, names=["product", "size"])
+    values = {n: [float(product.intensity(n, context)) for product in products] for n in TILES}
     return pd.DataFrame(values, index=index)
 
 

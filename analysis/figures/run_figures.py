@@ -23,8 +23,6 @@ from ..rounds import counts_by_prompt, drafted
 from ..sections import counted
 from . import pictures, style
 
-# Theory -------------------------------------------------------------------------------------------
-
 
 @style.in_style
 def expected_tokens() -> Figure:
@@ -56,8 +54,6 @@ def expected_tokens() -> Figure:
     axes.yaxis.set_major_locator(MaxNLocator(integer=True))
     return figure
 
-
-# Curves over gamma --------------------------------------------------------------------------------
 
 LINES = {  # name of a model: what it is called, colour, dash, marker
     "capped_geometric": ("capped geometric", style.BLUE, "-", "none"),
@@ -225,17 +221,12 @@ def curve_in_words(
     )
 
 
-# Rounds -------------------------------------------------------------------------------------------
-
-
 def accepted_length_table(rounds: pd.DataFrame, alpha: float) -> pd.DataFrame:
     """Return shares of rounds by accepted tokens (index), beside the capped-geometric law at `alpha`: rounds, share,
     ci_low, ci_high (prompt bootstrap), expected.
 
     Rounds without a proposal, and rounds cut while tokens were still being accepted, are left out; rounds that offered
     fewer tokens have their own law. ValueError if the rounds are of several gammas, or none is left.
-
-    rounds: of one drafter and one gamma.
     """
     if rounds["gamma"].nunique() > 1:
         raise ValueError(f"the rounds are of several gammas, {sorted(set(rounds['gamma']))}: choose one")
@@ -324,9 +315,7 @@ VERBS = {  # column of the rounds table: name, colour, hatch, colour of the figu
 
 def time_split_table(arms: Mapping[Arm, pd.DataFrame], t1_s: float) -> pd.DataFrame:
     """Return the mean time of a round by verb, in units of t(1), indexed by (method, gamma); `rest` is of no verb.
-    ValueError if it is not positive.
-
-    t1_s: seconds of the target's call on one token.
+    ValueError if t(1), the seconds of the target's call on one token, is not positive.
     """
     if not t1_s > 0:
         raise ValueError(f"t(1) must be positive, got {t1_s!r} seconds")

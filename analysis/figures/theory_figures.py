@@ -95,11 +95,8 @@ def best_gamma(here: Standing | None = None) -> Figure:
     seen = "The more is accepted and the less a draft costs, the longer the best draft"
     if here is not None:
         best = here.best.gamma
-        own = (
-            f"the capped geometric's best γ is {f'{MOST} or more' if best >= MOST else best}"
-            if best
-            else "no draft pays"
-        )
+        own = f"the capped geometric's best γ is {f'{MOST} or more' if best >= MOST else best}"
+        own = own if best else "no draft pays"
         seen = f"At α {here.alpha:.2f} and c {here.c:.2g} {own}; this run drafts {here.gamma}"
     figure, axes = style.new_figure(seen, _caption(caption, here))
     top = 20 if here is None else max(20, here.gamma + 3, min(best + 3, MOST))

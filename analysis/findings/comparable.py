@@ -18,8 +18,7 @@ Texts = frozenset[tuple[str, tuple[int, ...] | None]]
 """The prompts of a run: names, with their tokens where a name alone does not say which text it is."""
 
 
-RunArms = dict[int, RunArm]
-"""A run's arms by gamma, as `open_arms` reads them."""
+RunArms = dict[int, RunArm]  # A run's arms by gamma, as `open_arms` reads them
 
 
 @dataclass(frozen=True)

@@ -182,8 +182,8 @@ def read_arm(run: Run, gamma: int | None) -> RunArm:
 
 
 def _matched(first: RunArm, arms: Sequence[RunArm]) -> tuple[tuple[pd.DataFrame, pd.DataFrame], str]:
-    """Return the sums of the earlier run and of the later ones, pooled, over the prompts that they share; over all
-    prompts of each where they share too few. And a sentence that says which.
+    """Return the sums of the earlier run and of the later ones pooled, over shared prompts or, of too few, over all;
+    and a sentence that says which.
     """
     shared = [common_prompts([first, arm])[0] for arm in arms]
     pooled = pd.concat([arm.sums for arm in arms]).groupby(level=0).sum()

@@ -117,9 +117,6 @@ def _origin(facts: ImportFacts, texts: pd.DataFrame, held: str, walked: str = ""
     return Section("What the file holds, and what it does not", (size, "\n".join(f"- {note}" for note in facts.notes)))
 
 
-# Sources with rounds ------------------------------------------------------------------------------
-
-
 def _of_rounds(
     run: Run, facts: ImportFacts, texts: pd.DataFrame, replicates: int, seed: int
 ) -> tuple[list[Section], dict[str, str]]:
@@ -307,9 +304,6 @@ def _categories(data: _Data) -> Section:
     return Section("By category", (), (("With 95% prompt-bootstrap intervals", pd.DataFrame(rows)),))
 
 
-# Sources with sums only ---------------------------------------------------------------------------
-
-
 def _totals(
     facts: ImportFacts, texts: pd.DataFrame, replicates: int, seed: int
 ) -> tuple[list[Section], dict[str, str]]:
@@ -325,12 +319,14 @@ def _totals(
     of_requests = f"{float((drafted['tokens'] / drafted['rounds']).mean()):.3f}"
     alpha = alpha_for(tokens.estimate, {facts.gamma: 1.0}) if tokens.estimate >= 1 else None
     implied = (
-        f"The capped geometric gives this at alpha {alpha:.3f}, an alpha that was solved from the figure itself: "
-        "that it agrees is its construction, neither a prediction nor a test."
-        if alpha is not None
-        else f"No alpha gives this at gamma {facts.gamma}: a round has 1 to {facts.gamma + 1} tokens. Give the depth "
-        "of the source's drafts with --gamma."
+        f"No alpha gives this at gamma {facts.gamma}: a round has 1 to {facts.gamma + 1} tokens. Give the depth of the "
+        "source's drafts with --gamma."
     )
+    if alpha is not None:
+        implied = (
+            f"The capped geometric gives this at alpha {alpha:.3f}, an alpha that was solved from the figure itself: "
+            "that it agrees is its construction, neither a prediction nor a test."
+        )
     said = f"**{tokens:.3f} tokens per round**, {of_requests} in the mean over texts."
     sections = [_origin(facts, texts, "sums"), Section("Tokens per round", (said, implied))]
     if texts["category"].nunique() > 1:
@@ -341,9 +337,6 @@ def _totals(
         tables = (("With 95% prompt-bootstrap intervals", pd.DataFrame(rows)),)
         sections.append(Section("By category", (), tables))
     return sections, {"tokens per round": f"{tokens:.3f}", "mean over requests": of_requests}
-
-
-# Speed --------------------------------------------------------------------------------------------
 
 
 def speed_section(

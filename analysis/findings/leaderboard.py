@@ -20,7 +20,7 @@ from specdec.errors import UsageError
 from ..account.gap_account import cost_values
 from ..busy_machine import BusyMachine
 from ..comparisons import LEVEL
-from ..figures import style
+from ..figures import pictures, style
 from ..intervals import ANY, POSITIVE, Interval, Range, per_round, too_few, with_replicates
 from ..read.runs import Run
 from ..rounds import prompt_categories, prompt_sums
@@ -155,10 +155,8 @@ def score(
 ) -> ScoredArms:
     """Score arms over `prompts`, which all of them have; ValueError if there is no arm or no prompt.
 
-    Args:
-        sums: SUMS per prompt (index) of each arm.
-        depths: of the deepest draft of each arm, where they are known.
-        doubt: `ScoredArms.doubt`.
+    sums: SUMS per prompt (index) of each arm; depths: of the deepest draft of each arm, where they are known; doubt:
+    `ScoredArms.doubt`.
     """
     if not sums or not prompts:
         raise ValueError("a comparison needs at least one arm and one prompt")
@@ -183,7 +181,6 @@ def leaderboard(
     labels: Sequence[str],
     prompts: Sequence[str],
     replicates: int = 10_000,
-    seed: int = 0,
     quantity: str = "speedup",
 ) -> pd.DataFrame:
     """Return a line per arm, best first: `quantity` by category and overall, then tokens per round and its cost.
@@ -192,10 +189,10 @@ def leaderboard(
     """
     sums, depths = [arm.sums for arm in arms], [arm.gamma for arm in arms]
     doubt = next((arm.doubt for arm in arms if arm.doubt), "")
-    whole = score(sums, labels, prompts, replicates, seed, depths, doubt)
+    whole = score(sums, labels, prompts, replicates, depths=depths, doubt=doubt)
     columns: dict[str, list[str]] = {"run": list(labels), "gamma": [str(arm.gamma) for arm in arms]}
     for name, members in categories(arms, prompts).items():
-        part = score(sums, labels, members, replicates, seed, depths, doubt)
+        part = score(sums, labels, members, replicates, depths=depths, doubt=doubt)
         columns[f"{name or 'none'} ({len(members)})"] = [f"{part.interval(quantity, a):.2f}" for a in range(len(arms))]
     columns["overall"] = [f"{whole.interval(quantity, arm):.2f}" for arm in range(len(arms))]
     beside = [name for name in QUANTITIES if name != quantity and np.isfinite(whole.values[name]).any()]
@@ -227,19 +224,12 @@ def leaderboard_figure(scores: ScoredArms, quantity: str = "speedup", *, title: 
         raise ValueError(f"not every run has a {quantity.replace('_', ' ')}")
     order = scores.order(quantity)
     intervals = [scores.interval(quantity, arm) for arm in order]
+    names = [style.wrapped(scores.labels[arm], 26) for arm in order]
+    close = [at == 0 or not scores.too_few and not scores.apart(quantity, order[0], a) for at, a in enumerate(order)]
     level = "no intervals of so few" if scores.too_few else f"{LEVEL:.0%} prompt-bootstrap intervals"
     prompts = f"{counted(scores.prompts, 'prompt')} that all runs share"
     filled = "" if scores.too_few else "Filled: the best, and what its paired interval cannot tell from it."
     figure, axes = style.new_figure(title, f"{prompts}; {level}. {filled}".strip(), height=2.1 + 0.42 * len(order))
-    for row, (arm, interval) in enumerate(zip(order, intervals, strict=True)):
-        close = arm == order[0] or not (scores.too_few or scores.apart(quantity, order[0], arm))
-        if np.isfinite(interval.low):
-            axes.hlines(row, interval.low, interval.high, color=style.BLUE, linewidth=2.2, zorder=2)
-        face = style.BLUE if close else "white"
-        axes.plot(interval.estimate, row, "o", color=style.BLUE, markerfacecolor=face, markersize=9, zorder=3)
-        style.point_tip(axes, interval.estimate, row, f"{scores.labels[arm]}: {interval:.3f}")
-    axes.axvline(1, color=style.BLACK, linewidth=1.6, linestyle=(0, (1, 1.5)), zorder=1)
-    axes.set(xlabel=f"{QUANTITIES[quantity]} (dotted: no drafter)", ylim=(len(order) - 0.5, -0.5))
-    axes.set_yticks(range(len(order)), [style.wrapped(scores.labels[arm], 26) for arm in order])
-    axes.grid(axis="y", visible=False)
+    pictures.dots(axes, names, intervals, close, start=1)
+    axes.set_xlabel(f"{QUANTITIES[quantity]} (dotted: no drafter)")
     return figure

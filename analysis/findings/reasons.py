@@ -81,9 +81,7 @@ def _one_category(summary: Summary, prompt_set: str) -> str:
 
 
 def _cheaper_call(summary: Summary, facts: RunFacts, calibration: Mapping[str, Any]) -> str:
-    """Name the largest jump of the speedup between neighbouring gammas that comes with a call on more tokens that takes
-    less time.
-    """
+    """Name the largest jump of the speedup between neighbouring gammas that comes with a faster call on more tokens."""
     calls = {int(size): seconds for size, seconds in calibration.get("calls", {}).items()}
     gammas = [gamma for gamma in sorted(summary.arms) if gamma + 1 in calls]
     jumps = {}

@@ -10,7 +10,7 @@ from ..acceptance.model_sections import as_stored
 from ..acceptance.prediction import HeldOutPrediction, Undetermined
 from ..acceptance.prediction_section import held_out, section_of
 from ..account.account_sections import account_section
-from ..account.gap_account import REPORTED, Account
+from ..account.gap_account import REPORTED
 from ..account.run_account import SharedWork
 from ..account.verdicts import FORMULA_ERRORS, formula_verdict, verdict
 from ..busy_machine import threads_notes
@@ -19,7 +19,7 @@ from ..intervals import ENDS
 from ..own_metrics import own_metrics
 from ..read.facts import RunFacts
 from ..read.runs import Run
-from ..sections import Findings, Section
+from ..sections import Findings
 from . import run_metrics, run_sections
 from .compare import score_gammas
 from .drafters_section import SideBySide, drafters_section
@@ -90,8 +90,23 @@ def run_findings(run: Run) -> RunFindings:
         findings = replace(findings, metrics=findings.metrics | own, notes=[*findings.notes, *left_out])
         seen = replace(seen, metrics=findings.metrics, concluded=findings.summary)
     serving = run_recommendation(seen)
-    sections = (*_sections(seen, measured.account, prediction), serving.section())
-    return replace(findings, sections=sections, serving=serving.as_dict())
+    predicted, peers = section_of(prediction, seen.title, seen.resampling[1]), seen.peers()
+    noise = seen.metrics.get("null/floor", 0.0)
+    sections = (
+        run_sections.summary_section(seen),
+        run_sections.figures_section(seen),
+        *([drafters_section(seen)] if seen.beside else []),
+        account_section(measured.account, seen.title, seen.simulated, noise, bool(seen.refuted)),
+        *([peers_section(seen)] if peers["peers"] or peers.get("left_out") else []),
+        run_sections.curves_section(seen),
+        run_sections.lengths_section(seen),
+        run_sections.category_section(seen),
+        run_sections.papers_section(seen),
+        run_sections.cost_section(seen),
+        replace(predicted, title="Prediction", tables=predicted.tables[:1]),
+    )  # a report on runs has these and the slower ones
+    shown = (*run_sections.arranged(sections, seen), serving.section())
+    return replace(findings, sections=shown, serving=serving.as_dict())
 
 
 def _with_others(run: Run, findings: RunFindings, measured: MeasuredRun) -> RunFindings:
@@ -204,9 +219,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
 
 
 def _lines(summary: Summary, curves: Curves, paired: ScoredArms) -> list[dict[str, Any]]:
-    """Return the metrics of every gamma, with what is paired: the errors of the capped geometric, and the speedup over
-    that of the fastest gamma.
-    """
+    """Return the metrics of every gamma, with the errors of the capped geometric and the speedup over the fastest's."""
     lines, fastest = [], paired.order("speedup")[0]
     for place, (gamma, arm) in enumerate(summary.arms.items()):
         line = {"gamma": gamma, "primary": arm is summary.primary, **arm.metrics, **model_metrics(curves, gamma)}
@@ -235,26 +248,3 @@ def _accounts(summary: Summary) -> dict[str, Any]:
     work = summary.work
     known = {"alpha": work.alpha, "alpha_source": summary.alpha_source, "primary_gamma": work.primary_gamma}
     return {**known, "gammas": accounts}
-
-
-def _sections(run: Run, account: Account, prediction: HeldOutPrediction | Undetermined) -> list[Section]:
-    """Make the sections of the run's own page but the last; a report on runs has these and the slower ones.
-
-    run: with the metrics, curves and summary that were found.
-    """
-    predicted = section_of(prediction, run.title, run.resampling[1])
-    peers = run.peers()
-    sections = (
-        run_sections.summary_section(run),
-        run_sections.figures_section(run),
-        *([drafters_section(run)] if run.beside else []),
-        account_section(account, run.title, run.simulated, run.metrics.get("null/floor", 0.0), bool(run.refuted)),
-        *([peers_section(run)] if peers["peers"] or peers.get("left_out") else []),
-        run_sections.curves_section(run),
-        run_sections.lengths_section(run),
-        run_sections.category_section(run),
-        run_sections.papers_section(run),
-        run_sections.cost_section(run),
-        replace(predicted, title="Prediction", tables=predicted.tables[:1]),
-    )
-    return run_sections.arranged(sections, run)

@@ -218,9 +218,7 @@ def peer_metrics(
     """Return each peer's time per token over that of our arm which does the same, prefill included on both sides, with
     its prompt bootstrap; under greedy also the share of the peer's outputs that are our baseline's, token for token.
 
-    Args:
-        lines: what the peers wrote, as `peers.json` has it.
-        read: reads our generations, with their tokens.
+    lines: what the peers wrote, as `peers.json` has it; read: reads our generations, with their tokens.
     """
     if not lines:
         return {}

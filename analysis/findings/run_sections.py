@@ -78,9 +78,6 @@ HEADLINES = (  # metric, what it is called, digits after the point
 )
 
 
-# Summary ------------------------------------------------------------------------------------------
-
-
 def summary_section(run: Run) -> Section:
     """Say the speedup in one sentence and what made it what it is, and show what every gamma gave."""
     summary = run.summary()
@@ -157,9 +154,6 @@ def arranged(sections: Sequence[Section], run: Run) -> list[Section]:
     return pages
 
 
-# Curves -------------------------------------------------------------------------------------------
-
-
 def curves_section(run: Run) -> Section:
     """Show tokens per round and speedup over gamma, measured and by each model; in words where they part."""
     texts = drafted(run.arms().texts)
@@ -219,9 +213,6 @@ def lengths_section(run: Run) -> Section:
         words.append(f"Accepted lengths are not shown: {error}.")
     figures.append(("time_split", run_figures.time_split(measured, title=run.title, primary_gamma=run.primary_gamma)))
     return Section("Rounds: what is accepted, where the time goes", tuple(words), figures=tuple(figures))
-
-
-# Categories ---------------------------------------------------------------------------------------
 
 
 def category_section(run: Run) -> Section:
@@ -300,9 +291,6 @@ def _table(key: str, rows: Mapping[str, Mapping[str, Any]], columns: Mapping[str
     )
 
 
-# Cost of a call -----------------------------------------------------------------------------------
-
-
 def cost_section(run: Run) -> Section:
     """Show t(1), the drafter's step and t(n); with a grid of calls also the fitted model of their cost."""
     calibration = run.calibration()
@@ -357,9 +345,6 @@ def fitted_cost(run: Run, calibration: Mapping[str, Any]) -> CostReport | None:
             return None
         raise
     return cost_report(calibration["grid"], [Product(**item) for item in cost["products"]], cost["machine"])
-
-
-# Where and how ------------------------------------------------------------------------------------
 
 
 def environment_section(run: Run) -> Section:

@@ -2,8 +2,7 @@
 
 The closing ones answer whether speculation pays, whether that is more than the machine's own noise, what costs most,
 and whether the outputs were identical; whatever puts the others in doubt comes first, then the `reasons` that explain
-the run before any factor does. They say in plain words what the
-account and the notes say in full, of the same figures: what these do not hold for, and what was left out.
+the run before any factor does. They say in plain words what the account and the notes say in full of the same figures.
 """
 
 from collections.abc import Mapping, Sequence
@@ -79,9 +78,7 @@ def times(speedup: Interval) -> str:
 
 
 def _ordered(verdict: str, cost: str, run: MeasuredRun) -> list[str]:
-    """Put the sentences in their order: outputs that nothing explains and a disturbed machine come first, then what
-    explains the run.
-    """
+    """Put the sentences in order: unexplained outputs and a disturbed machine first, then what explains the run."""
     noise, identical = _noise(run), _identical(run)
     disturbed = Interval.from_metrics(run.metrics, "null/speedup").contains(1.0) is False
     unexplained = run.session.unexplained > 0 and run.facts.lossless and not run.facts.simulated
@@ -216,9 +213,6 @@ def _identical(run: MeasuredRun) -> str:
         )
     others = "the other is a near-tie" if differ == 1 else "all differences are near-ties"
     return _sentence(f"{same}; {others} of {run.dtype}")
-
-
-# Notes --------------------------------------------------------------------------------------------
 
 
 def run_notes(run: Run, measured: MeasuredRun, prompts: Mapping[str, Any]) -> list[str]:

@@ -243,12 +243,10 @@ def _by_category(table: pd.DataFrame, category: pd.Series, gamma: int, replicate
 
 
 def category_members(names: pd.Series) -> dict[str, pd.Series]:
-    """Return which prompts are in each category, by name; none where there is one category only.
+    """Return which prompts are in each category, Booleans by name; none where there is one category only. On Spec-Bench
+    MT-Bench's categories are also there together, as MULTI_TURN.
 
-    Args:
-        names: category of each prompt (index), "" for a prompt without one, which is in "none".
-    Returns:
-        Booleans over the prompts. On Spec-Bench MT-Bench's categories are also there together, as MULTI_TURN.
+    names: category of each prompt (index), "" for a prompt without one, which is in "none".
     """
     known = sorted(set(names))
     if len(known) < 2:

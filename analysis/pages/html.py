@@ -256,9 +256,7 @@ def _inline(svg: str, name: str) -> str:
 def section_blocks(section: Section, heading: str, files: Sequence[str]) -> list[str]:
     """Write a section as blocks of Markdown.
 
-    Args:
-        heading: the signs that make its title a heading: "##" or "###".
-        files: where its figures are, beside the page.
+    heading: the signs that make its title a heading: "##" or "###"; files: where its figures are, beside the page.
     """
     blocks = [f"{heading} {_plain(section.title)}"]
     blocks += [text if text.startswith(CODE) else _without_tags(text) for text in section.text]

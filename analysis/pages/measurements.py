@@ -139,9 +139,7 @@ def _written_down(results: Path) -> list[Measurement]:
 def _lines(what: str, columns: str, **only: object) -> Says:
     """Make a reader of the figures whose `what` begins with these words; `{rest}` is what follows them.
 
-    Args:
-        columns: "name=format | name=format".
-        only: values that a figure has to have.
+    columns: "name=format | name=format"; only: values that a figure has to have.
     """
     forms = dict(column.split("=", 1) for column in columns.split(" | "))
 
@@ -244,10 +242,6 @@ def _families(path: Path) -> tuple[str, Table]:
     return section.text[0], section.tables[0][1].to_dict("records")
 
 
-def _claims(path: Path) -> tuple[str, Table]:
-    return claims_section(replace(evidence(), runs=load_results(path))).text[0], []
-
-
 def _few_prompts(path: Path) -> tuple[str, Table]:
     table: Table = []
     for line in _read(path)["figures"]:
@@ -301,8 +295,7 @@ def _beside_other_work(path: Path) -> tuple[str, Table]:
 
 
 def _serving(path: Path) -> tuple[str, Table]:
-    settings = _read(path)
-    return "", [{"server": name, "finding": said["sections"][0]["text"][0]} for name, said in settings.items()]
+    return "", [{"server": name, "finding": said["sections"][0]["text"][0]} for name, said in _read(path).items()]
 
 
 # The page -------------------------------------------------------------------------------------------
@@ -366,7 +359,7 @@ MEASUREMENTS = (
         "paper_claims",
         "Claims of the founding papers",
         "Each claim, with its answer and its command, stands in [the founding papers](papers.md).",
-        _claims,
+        lambda path: (claims_section(replace(evidence(), runs=load_results(path))).text[0], []),
     ),
     Measurement(
         DRAFTERS,

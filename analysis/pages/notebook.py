@@ -52,11 +52,9 @@ def overlay_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY, eac
 
 
 def own_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> list[Run]:
-    """Return the runs that a person chose; without a choice those of the overlay `notebooks`, and where it was never
-    run the newest finished run of every drafter of the experiment, oldest first. UsageError if one of `chosen` is no
-    run, or the experiment has no finished one.
-
-    chosen: run ids of the store, or folders of runs.
+    """Return the runs of the ids or folders in `chosen`; without any those of the overlay `notebooks`, and where it was
+    never run the newest finished run of every drafter of the experiment, oldest first. UsageError if one of `chosen` is
+    no run, or the experiment has no finished one.
     """
     if chosen:
         return open_runs(tracking_uri, chosen)

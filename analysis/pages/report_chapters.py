@@ -117,9 +117,7 @@ def foreign_chapters(runs: Sequence[Run]) -> list[Chapter]:
 
 
 def _guarded(title: str, make: Callable[[], Section | Sequence[Section]]) -> list[Section]:
-    """Return the sections of `make`, or one that names what keeps it from making them: a file, a key of one, or tables
-    that allow no answer.
-    """
+    """Return the sections of `make`, or one that says what keeps it from making them."""
     try:
         made = make()
         return [made] if isinstance(made, Section) else list(made)

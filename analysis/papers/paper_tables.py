@@ -5,7 +5,6 @@ disagreement counts only if no such values agree. The last digit of a column is 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise, product
 from math import nan
 
@@ -97,9 +96,6 @@ def solved_alpha(tokens: float, gamma: int) -> float:
     return float(brentq(lambda alpha: float(tokens_per_round(alpha, gamma)) - tokens, 0.0, 1.0, xtol=1e-12))
 
 
-# Checks: each returns a line per printed setting, with the columns of KEY ------------------------------
-
-
 def predictions(figures: pd.DataFrame) -> pd.DataFrame:
     """Set printed speedups of Theorem 3.8 (2211.17192) beside the formula at the printed alpha, gamma and c.
 
@@ -161,36 +157,27 @@ def round_times(figures: pd.DataFrame) -> pd.DataFrame:
     return table.assign(possible=possible).reset_index()
 
 
-@dataclass(frozen=True)
-class RowIdentity:
-    """A printed figure that others of the same setting determine: formula(*inputs), monotone in each."""
-
-    name: str
-    printed: str
-    inputs: tuple[str, ...]
-    formula: Callable[..., float]
-
-
-IDENTITIES = (
-    RowIdentity(
+# Figures that others of the same setting determine: name, metric as printed, inputs, and formula, monotone in each.
+IDENTITIES: tuple[tuple[str, str, tuple[str, ...], Callable[..., float]], ...] = (
+    (
         "tokens per round / round time",
         "speedup_measured",
         ("tokens_per_round", "round_time_over_baseline"),
         lambda tokens, time: tokens / time,
     ),
-    RowIdentity(
+    (
         "tokens per round x baseline / time of a round",
         "speedup_measured",
         ("tokens_per_round", "time_per_token_baseline", "time_per_round"),
         lambda tokens, baseline, time: tokens * baseline / time,
     ),
-    RowIdentity(
+    (
         "baseline / time per token",
         "speedup_measured",
         ("time_per_token_baseline", "time_per_token_speculative"),
         lambda baseline, time: baseline / time,
     ),
-    RowIdentity(
+    (
         "tokens per round / Omega",
         "tokens_over_omega",
         ("tokens_per_round", "omega_of_alpha"),
@@ -202,9 +189,9 @@ IDENTITIES = (
 def identities(figures: pd.DataFrame) -> pd.DataFrame:
     """Compute the figures that IDENTITIES determine. Columns identity, printed, computed, low, high, agrees."""
     rows = []
-    for identity in IDENTITIES:
-        for key, row in _having(figures, identity.printed, *identity.inputs).iterrows():
-            rows.append((*key, identity.name, *_compared(row, identity.printed, identity.inputs, identity.formula)))
+    for name, printed, inputs, formula in IDENTITIES:
+        for key, row in _having(figures, printed, *inputs).iterrows():
+            rows.append((*key, name, *_compared(row, printed, inputs, formula)))
     return pd.DataFrame(rows, columns=[*KEY, "identity", "printed", "computed", "low", "high", "agrees"])
 
 

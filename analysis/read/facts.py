@@ -56,11 +56,8 @@ class RunFacts:
         return asdict(self)
 
     def title(self, environment: Mapping[str, Any], *, shape: bool = True) -> str:
-        """Name drafter, model, dtype and hardware, or say that time was simulated: the title of figures.
-
-        Args:
-            environment: the content of `environment.json`.
-            shape: also name the shape of the drafts where they are not chains; a study has many shapes.
+        """Name drafter, model, dtype and hardware by `environment.json`, or say that time was simulated: the title of
+        figures. `shape`: with that of drafts which are no chains; a study has many shapes.
         """
         model = environment.get("model", {})
         about = f"{self.label}, {self.structure_label}" if shape and not self.single else self.label

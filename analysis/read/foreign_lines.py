@@ -34,17 +34,13 @@ MOST_ROUNDS = 10_000_000  # of one text: beyond it a count is taken for a fault
 
 
 class ForeignFile:
-    """One file of JSON lines.
-
-    Attributes:
-        empty: counts texts without a round; importers count them here.
-    """
+    """One file of JSON lines."""
 
     def __init__(self, path: Path, choices: ImportChoices) -> None:
         self.path = path
         self.faults = LineFaults(choices.skip_bad)
         self.names = Names()
-        self.empty = 0
+        self.empty = 0  # texts without a round: importers count them here
 
     def lines(self) -> Iterator[Line]:
         """Yield ("file:line", number, value) of every line that is not blank. UsageError for no file or none in it."""

@@ -23,15 +23,11 @@ MAIN = "tags.`specdec.role` = 'main'"
 
 
 class _Store:
-    """A tracking store that is only read; whatever MLflow raises becomes a UsageError of one sentence.
-
-    Attributes:
-        uri: its address, to show.
-    """
+    """A tracking store that is only read; whatever MLflow raises becomes a UsageError of one sentence."""
 
     def __init__(self, tracking_uri: str) -> None:
         store = locate(tracking_uri, Path.cwd())
-        self.uri = store.shown
+        self.uri = store.shown  # its address, to show
         revision = None if store.database is None else schema_of(store.database)
         if store.database is not None and revision is None:
             raise UsageError(f"There is no MLflow database {store.database}: `{COMMAND}` makes one.")
@@ -130,17 +126,12 @@ def load_runs(tracking_uri: str, experiment: str) -> pd.DataFrame:
     return pd.DataFrame(rows).set_index("run_id")
 
 
-def latest_run(tracking_uri: str, experiment: str, drafter: str | None = None) -> Run:
-    """Return the newest main run that finished, of `drafter` if given. UsageError if there is none."""
+def latest_run(tracking_uri: str, experiment: str) -> Run:
+    """Return the newest main run that finished. UsageError if there is none."""
     table = load_runs(tracking_uri, experiment)
     table = table[table["status"] == "FINISHED"]
-    if drafter is not None:
-        column = table.get("params.drafter.name", pd.Series(index=table.index, dtype=object))
-        table = table[column == drafter]
     if table.empty:
-        command = f"`python -m specdec.run +drafter={drafter or 'ngram'}`"
-        what = "finished run" if drafter is None else f"finished run of drafter {drafter!r}"
-        raise UsageError(f"The experiment {experiment!r} has no {what}: {command} makes one.")
+        raise UsageError(f"The experiment {experiment!r} has no finished run: `{COMMAND}` makes one.")
     return open_run(tracking_uri, str(table.index[0]))
 
 

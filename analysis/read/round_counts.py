@@ -108,14 +108,15 @@ class _ArmFile:
         if restored and not columns[RESTORE].any():
             del columns[RESTORE]
         pa.default_memory_pool().release_unused()
-        order = _order(columns)
-        if order is not None:
+        generation = numbered(pd.DataFrame({name: columns[name] for name in GENERATION}, copy=False), GENERATION)
+        if (np.diff(generation) < 0).any():
+            order = np.argsort(generation, kind="stable")
+            generation = generation[order]
             for name, values in columns.items():
                 if not isinstance(values, np.ndarray) or values.strides[0]:  # else one value stands for all
                     columns[name] = values.take(order)
         rounds = pd.DataFrame(columns, copy=False)
         self._refuse(check_rounds, rounds)
-        generation = numbered(rounds, GENERATION)
         same = generation[1:] == generation[:-1]
         if (same & (np.diff(rounds["round"]) <= 0)).any():  # else no round can be there twice
             self._refuse(check_once, rounds)
@@ -154,15 +155,3 @@ def _joined(parts: list[Any]) -> Any:
     if len(array) and array.dtype.kind in "if" and array[0] == array.min() == array.max():
         return np.broadcast_to(array[:1].copy(), array.shape)  # a run without repeats, or a clock that stood still
     return array
-
-
-def _order(columns: dict[str, Any]) -> np.ndarray | None:
-    """Return the places [R] of the rounds sorted by generation, in a generation as they stand; None if they are so."""
-    key = np.zeros(len(columns["cell"]), dtype=np.int64)
-    for name in GENERATION:
-        values = columns[name].codes if isinstance(columns[name], pd.Categorical) else columns[name]
-        if len(values):
-            key = key * (int(values.max()) + 1) + values
-    if not (np.diff(key) < 0).any():
-        return None
-    return np.argsort(key, kind="stable")

@@ -32,10 +32,8 @@ COLOURS = ((style.BLUE, "o"), (style.ORANGE, "s"), (style.GREEN, "^"), (style.PU
 
 
 def alpha_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> list[Run]:
-    """Return the finished runs of the overlay, newest first, then the shorter ones of `notebooks` with such drafters.
-    UsageError if one of `chosen` is no run, or there is none.
-
-    chosen: run ids of the store, or folders of runs, to return instead.
+    """Return the finished runs of the overlay, newest first, then the shorter ones of `notebooks` with such drafters;
+    or those of the ids or folders in `chosen`. UsageError if one of these is no run, or there is none.
     """
     if chosen:
         return open_runs(tracking_uri, chosen)

@@ -140,11 +140,8 @@ def claims_section(basis: ClaimEvidence | None = None) -> Section:
     text = "; ".join(f"{count} {verdict}" for verdict, count in number.items())
     there = table.loc[table["verdict there"] != "–", ["verdict", "verdict there"]]
     alike = int((there["verdict"] == there["verdict there"]).sum())
-    second = (
-        ""
-        if there.empty
-        else f" {len(there)} were tested on {real_model.MODEL} too, with the same verdict for {alike}."
-    )
+    second = f" {len(there)} were tested on {real_model.MODEL} too, with the same verdict for {alike}."
+    second = second if len(there) else ""
     return Section(
         "What the papers claim, and what is found here",
         (

@@ -15,8 +15,7 @@ from ..intervals import ANY, POSITIVE, Columns, Interval, Range, bootstrap
 RESULTS = Path(__file__).parents[1] / "results"
 BENCHMARK = "python -m pytest -n 0 -m benchmark tests/benchmarks/{}.py"  # the command that makes a file of results
 
-Measured = Mapping[str, Any]
-"""The figures that a benchmark writes about one thing that it measured."""
+Measured = Mapping[str, Any]  # The figures that a benchmark writes about one thing that it measured
 T = TypeVar("T")
 
 
@@ -24,9 +23,7 @@ def load_figures(path: Path | str, command: str, name: str, kind: str, read: Cal
     """Return what `read` makes of the entries (`figures`) of a result file. UsageError if there is no such file, or
     `read` lacks something in it.
 
-    Args:
-        command: makes the file.
-        name, kind: the results in words, for messages: "accuracies", "accuracies of heads".
+    command: makes the file; name, kind: the results in words, for messages: "accuracies", "accuracies of heads".
     """
     try:
         return read(list(json.loads(Path(path).read_text(encoding="utf-8"))["figures"]))

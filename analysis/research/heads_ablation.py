@@ -12,6 +12,7 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
+from ..comparisons import listed
 from ..figures import pictures, style
 from ..intervals import ANY, SHARE, Columns, Interval, bootstrap
 from ..sections import Section, counted
@@ -63,9 +64,6 @@ def ablation_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
     except UsageError as error:
         return (Section("Ablations", (str(error),)),)
     return grounding_section(entries), variants_section(entries), count_section(entries)
-
-
-# Numbers --------------------------------------------------------------------------------------------
 
 
 def prompt_counts(measured: Measured) -> pd.DataFrame:
@@ -173,9 +171,6 @@ def steepness(first: Measured, second: Measured) -> Steepness:
     return Steepness(pd.DataFrame(lines), *(intervals[name] for name in (*sides, "difference")))
 
 
-# Grounded against independent heads -------------------------------------------------------------------
-
-
 def grounding_section(entries: Sequence[Measured]) -> Section:
     """Say how many tokens per round grounded heads have beyond independent ones, how accuracy falls, and why."""
     title = "Grounded against independent heads"
@@ -244,14 +239,8 @@ def grounding_section(entries: Sequence[Measured]) -> Section:
         caption=f"{prompts}, given the true tokens before; bars: 95% prompt-bootstrap intervals. {_budget(grounded)}.",
         ylabel="top-1 accuracy",
     )
-    shown = pd.DataFrame(
-        {
-            "head": falls.heads["head"],
-            "grounded": [f"{value:.0%}" for value in falls.heads["first"]],
-            "independent": [f"{value:.0%}" for value in falls.heads["second"]],
-            "difference": [f"{value:+.3f}" for value in falls.heads["difference"]],
-        }
-    )
+    columns = {"head": "head", "grounded": "first:.0%", "independent": "second:.0%", "difference": "difference:+.3f"}
+    shown = listed(falls.heads, columns)
     caption = "Top-1 accuracy by head along the target's own text, given the true tokens before"
     return Section(title, tuple(text), ((caption, shown),), (("heads_by_position", figure),))
 
@@ -259,9 +248,6 @@ def grounding_section(entries: Sequence[Measured]) -> Section:
 def _missing(title: str, *variants: str) -> Section:
     """Return what stands in the place of a section that lacks entries."""
     return Section(title, (f"The ablations lack {' and '.join(variants)}: `{COMMAND}` measures them.",))
-
-
-# Variants -----------------------------------------------------------------------------------------
 
 
 def variants_section(entries: Sequence[Measured]) -> Section:
@@ -308,17 +294,14 @@ def variants_section(entries: Sequence[Measured]) -> Section:
         "Variants: held-out accuracy of the first head and of the last, tokens per round, and draft time over t(1) (on "
         f"{'; '.join(sorted(places))}, in separate runs)"
     )
-    text = (
+    text = [
         " ".join(parts),
         f"{len(gains)} variants are set against one: about one in twenty 95% intervals leaves out 0 by chance. All "
         "were trained alike and briefly, so that a variant that needs more text is at a disadvantage.",
-        *(
-            [f"There were {len(texts)} training texts; each variant is set against plain heads of its own text."]
-            if len(texts) > 1
-            else []
-        ),
-    )
-    return Section(title, text, ((caption, pd.DataFrame(lines)),), (("heads_variants", figure),))
+    ]
+    if len(texts) > 1:
+        text.append(f"There were {len(texts)} training texts; each variant is set against plain heads of its own text.")
+    return Section(title, tuple(text), ((caption, pd.DataFrame(lines)),), (("heads_variants", figure),))
 
 
 def _line(name: str, measured: Measured, beyond: str) -> dict[str, Any]:
@@ -333,9 +316,6 @@ def _line(name: str, measured: Measured, beyond: str) -> dict[str, Any]:
         "beyond plain": beyond,
         "draft over t(1)": measured["cost"]["cost/g"],
     }
-
-
-# The number of heads ------------------------------------------------------------------------------
 
 
 def count_section(entries: Sequence[Measured]) -> Section:
@@ -375,9 +355,6 @@ def count_section(entries: Sequence[Measured]) -> Section:
     text = (f"{answer}: {steps_in_words}.", "A head that a tree has no level for is not computed.")
     caption = "Of five heads trained together, the first 1 to 5 in use"
     return Section(title, text, ((caption, shown),), (("heads_count", figure),))
-
-
-# Words -------------------------------------------------------------------------------------------
 
 
 def _setting(measured: Measured) -> str:

@@ -12,6 +12,7 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
+from ..comparisons import listed
 from ..intervals import SHARE, Columns, Range, bootstrap
 from ..sections import Section, counted
 from .committed import BENCHMARK, RESULTS, Measured, load_figures
@@ -22,6 +23,9 @@ COMMAND = BENCHMARK.format("test_heads_accuracy")
 INDEPENDENT, GROUNDED = KINDS
 TOPS = ("top1", "top5")
 TITLE = "One choice of grounded heads against five of independent ones"
+_COLUMNS = {"head": "head", "grounded, top-1": "grounded_top1:.3f", "independent, top-5": "independent_top5:.3f",
+            "grounded top-1 less independent top-5": "lead:+.3f", "independent, top-1": "independent_top1:.3f",
+            "grounded, top-5": "grounded_top5:.3f"}  # fmt: skip
 
 
 def load_accuracy(path: Path | str = RESULT) -> dict[str, Measured]:
@@ -110,20 +114,10 @@ def accuracy_section(path: Path | str = RESULT) -> Section:
             for kind in ("grounded", "independent")
             for top in (5, 1)
         },
-        title=f"One choice of grounded heads against five of independent ones\npocket ({entry['dtype']}), heads of "
-        f"{entry['trained_tokens']:,} tokens of training",
+        title=f"{TITLE}\npocket ({entry['dtype']}), heads of {entry['trained_tokens']:,} tokens of training",
         caption=f"{setting}. Bars: 95% text-bootstrap intervals.",
     )
-    shown = pd.DataFrame(
-        {
-            "head": table["head"],
-            "grounded, top-1": [f"{value:.3f}" for value in table["grounded_top1"]],
-            "independent, top-5": [f"{value:.3f}" for value in table["independent_top5"]],
-            "grounded top-1 less independent top-5": [f"{value:+.3f}" for value in table["lead"]],
-            "independent, top-1": [f"{value:.3f}" for value in table["independent_top1"]],
-            "grounded, top-5": [f"{value:.3f}" for value in table["grounded_top5"]],
-        }
-    )
+    shown = listed(table, _COLUMNS)
     text = (verdict(table), f"On {setting}; intervals are 95% text-bootstrap intervals, both kinds on the same texts.")
     caption = "Accuracy by head on held-out text, given the true tokens before"
     return Section(TITLE, text, ((caption, shown),), (("one_choice_against_five", figure),))

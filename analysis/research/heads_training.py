@@ -57,8 +57,7 @@ def load_history(path: Path | str) -> pd.DataFrame:
 def training_section(histories: Mapping[str, pd.DataFrame], title: str = SHIPPED) -> Section:
     """Say how the accuracy of each head, with one choice and with five, grows over training, how it falls from the
     first head to the last, and from when on one choice of the last grounded head beats five of the independent one.
-
-    histories: what `load_history` returns, by name, with as many heads each.
+    The histories, of as many heads each, are by name what `load_history` returns.
     """
     table = final_accuracies(histories)
     ends = {KINDS.get(name, name): line for name, line in table.to_dict("index").items()}
@@ -116,9 +115,8 @@ def final_accuracies(histories: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 
 def overtakes(one: pd.DataFrame, five: pd.DataFrame) -> int | None:
     """Return the tokens of training from which on the last head of one history is right with its first choice more
-    often than the last head of another with five choices, up to the end; None where it is not at the end.
-
-    one, five: what `load_history` returns, scored at the same tokens.
+    often than the last head of another with five choices, up to the end; None where it is not at the end. Both are
+    scored at the same tokens.
     """
     last = _heads(one)[-1]
     scores = one.set_index("tokens")[last].rename("one").to_frame()
@@ -135,9 +133,7 @@ def _heads(table: pd.DataFrame) -> list[str]:
 
 @style.in_style
 def _over_training(histories: Mapping[str, pd.DataFrame], title: str) -> Figure:
-    """Draw the accuracy of each head over the tokens of training: a column of panels for each history, top-1 above
-    top-5, on one scale.
-    """
+    """Draw the accuracy of each head over training: a column of panels for each history, top-1 above top-5."""
     caption = (
         "Shares of held-out text, given the true tokens before; no intervals. Dotted: the target's own next token."
     )

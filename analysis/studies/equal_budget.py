@@ -187,9 +187,7 @@ def _section(
     """Write a section of one drafter: the table, and a line for each structure over the number of draft nodes with the
     paired differences to the chain below.
 
-    Args:
-        name: column of `cells`, "tokens" or "speedup".
-        label: its name.
+    name: column of `cells`, "tokens" or "speedup"; label: its name.
     """
     others = cells[cells["shape"] != REFERENCE]
     exact = name == "tokens"

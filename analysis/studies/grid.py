@@ -16,11 +16,9 @@ from ..figures.pictures import Panel, over
 from ..intervals import ANY, FEWEST, Interval
 from ..sections import About, Findings, Section, Tables, counted, register
 
-Shape = tuple[int, int]
-"""k rows of w tokens each."""
+Shape = tuple[int, int]  # k rows of w tokens each
 
-USUAL: Shape = (10, 10)
-"""The shape of N-Grammys (2411.03786)."""
+USUAL: Shape = (10, 10)  # The shape of N-Grammys (2411.03786)
 _EXACT = ("float32", "float64")
 
 
@@ -66,9 +64,6 @@ def findings(tables: Tables, about: About) -> Findings:
     quantities = {"tokens_per_call": "tokens", "speedup": "speedup"}
     curves = curves_of(found.cells, "curve/grid/{what}.k{k}", ["k"], "w", quantities)
     return Findings(tuple(sections), finite(metrics), curves)
-
-
-# Numbers --------------------------------------------------------------------------------------------
 
 
 def grid(
@@ -125,11 +120,7 @@ def live_check(texts: pd.DataFrame, live: pd.DataFrame) -> pd.DataFrame:
     """Set live runs beside the prediction for the same texts, a line for each shape: k, w, streams, tokens_predicted,
     tokens_measured (per call), same_rounds (streams whose every live run took the rounds of the replay), identical
     (share of runs that wrote the replayed text), speedup_predicted, speedup_measured, deviation (standard deviation
-    over repeats; NaN for one), error (predicted over measured, less 1).
-
-    Args:
-        texts: the texts of `GridNumbers`.
-        live: the study's table.
+    over repeats; NaN for one), error (predicted over measured, less 1). `texts` are those of `grid`.
     """
     if live.empty:
         return pd.DataFrame()
@@ -173,9 +164,6 @@ def whole_runs(whole: pd.DataFrame, replicates: int, seed: int) -> WholeRuns:
     shapes = _live_shapes(whole).loc[order].reset_index()
     shapes = shapes.assign(speedup_low=[bound.low for bound in bounds], speedup_high=[bound.high for bound in bounds])
     return WholeRuns(shapes, compared.interval(columns[0] - columns[1], ANY) if len(order) > 1 else None)
-
-
-# Tokens per call and speedup ------------------------------------------------------------------------
 
 
 def _tokens(found: ReplayedSpeedups, longest: Shape, skipped: pd.DataFrame, about: About) -> Section:
@@ -292,9 +280,6 @@ def _speed(found: ReplayedSpeedups, fastest: Shape, times: pd.DataFrame, about: 
     return Section(mean, tuple(text), tuple(tables), (("speedup", figure),))
 
 
-# Live runs ------------------------------------------------------------------------------------------
-
-
 def plus_minus(mean: float, deviation: float) -> str:
     """Print a mean with the standard deviation of what it is the mean of, which is left out where it is not known."""
     return f"{mean:.2f}" + ("" if np.isnan(deviation) else f" ± {deviation:.2f}")
@@ -376,9 +361,6 @@ def _live(check: pd.DataFrame, live: pd.DataFrame, about: About) -> Section:
 
 def _names(shapes: pd.DataFrame) -> list[str]:
     return [f"({k}, {w})" for k, w in zip(shapes["k"], shapes["w"], strict=True)]
-
-
-# Pictures -------------------------------------------------------------------------------------------
 
 
 @style.in_style

@@ -17,14 +17,12 @@ from ..comparisons import finite
 from ..figures import pictures, style
 from ..sections import About, Findings, Section, Tables, counted, register
 
-Shape = tuple[int, int]
-"""k rows of w draft tokens each."""
+Shape = tuple[int, int]  # k rows of w draft tokens each
 
 UNIT: Shape = (1, 1)
 """The shape whose call is the unit of a slow-down: one row of width 1, as in N-Grammys (2411.03786)."""
 PLAIN: Shape = (1, 0)
-USUAL: Shape = (10, 10)
-"""The shape of N-Grammys."""
+USUAL: Shape = (10, 10)  # The shape of N-Grammys
 _SHOWN = ((1, 0), (1, 1), (1, 4), (1, 10), (2, 2), (5, 5), (10, 1), (10, 4), USUAL, (25, 14), (32, 15))
 _ZOOM = 64  # tokens: where single tiles can be told apart
 _FLAT = 1.1  # slow-down over all sizes below which nothing can be said about where it begins to grow
@@ -84,9 +82,7 @@ def slowdowns(times: pd.DataFrame) -> pd.DataFrame:
     """Return t(k, w, context) / t(1, 1, context) by cell: k, w, context, rows_evaluated (tokens), calls, seconds (mean
     of the calls), slowdown, spread (standard deviation of the calls over their mean; NaN for a single call).
 
-    Cells that were not timed, and contexts without t(1, 1), are left out.
-
-    times: the study's `block_times`.
+    Cells that were not timed, and contexts without t(1, 1), are left out. `times` are the study's `block_times`.
     """
     timed = times.dropna(subset="seconds")
     groups = timed.groupby(["context", "k", "w", "rows_evaluated"])["seconds"]
@@ -486,9 +482,7 @@ def _context_section(times: pd.DataFrame, ways: Mapping[str, pd.DataFrame], cont
 
 @style.in_style
 def _heat_maps(cells: Mapping[str, pd.DataFrame], *, title: str, caption: str) -> Figure:
-    """Draw slow-down by w and k, a map for each context, all in the same colours and with lines of equal slow-down;
-    several evaluations side by side.
-    """
+    """Draw slow-down by w and k, a map for each context in one scale, with lines of equal slow-down."""
     maps = [(name, int(context)) for name, part in cells.items() for context in sorted(part["context"].unique())]
     beside = len(cells) > 1
     columns = len(cells) if beside else min(2, len(maps))

@@ -14,7 +14,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 from scipy.stats import t as student
 
-from ..comparisons import curves_of, interval, intervals, listed, metrics_of, printed
+from ..comparisons import LEVEL, curves_of, interval, intervals, listed, metrics_of, printed
 from ..figures import pictures, style
 from ..figures.pictures import Line, Panel, over
 from ..intervals import FEWEST, Interval
@@ -68,7 +68,7 @@ def findings(tables: Tables, about: About) -> Findings:
 # Numbers --------------------------------------------------------------------------------------------
 
 
-def over_replications(values: Sequence[float] | np.ndarray, level: float = 0.95) -> Interval:
+def over_replications(values: Sequence[float] | np.ndarray) -> Interval:
     """Return the mean of independent replications of a positive quantity with Student's interval (Law, Simulation
     Modeling and Analysis, 9.4) on the logarithm's scale; no bounds where a value is missing or infinite, nor of fewer
     than `FEWEST`.
@@ -76,18 +76,16 @@ def over_replications(values: Sequence[float] | np.ndarray, level: float = 0.95)
     array = np.asarray(values, dtype=float)
     mean, n = float(array.mean()) if len(array) else nan, len(array)
     if n < FEWEST or not np.isfinite(array).all():
-        return Interval(mean, level=level, prompts=n)
-    half = float(student.ppf((1 + level) / 2, n - 1)) * float(array.std(ddof=1)) / sqrt(n)
+        return Interval(mean, prompts=n)
+    half = float(student.ppf((1 + LEVEL) / 2, n - 1)) * float(array.std(ddof=1)) / sqrt(n)
     reach = exp(half / mean) if mean > 0 else 1.0
-    return Interval(mean, mean / reach, mean * reach, level, n)
+    return Interval(mean, mean / reach, mean * reach, LEVEL, n)
 
 
 def stops_paying_at(loads: Sequence[float], worse: Sequence[float] | np.ndarray) -> float:
     """Return the load from which on a policy is worse than plain decoding: where `worse`, its disadvantage at each
     ascending load, first exceeds `SLACK`, on a straight line from the load before; `NEVER` where it does so at the
-    smallest load already, `ALWAYS` where it never does.
-
-    worse: as a share of what plain decoding has.
+    smallest load already, `ALWAYS` where it never does. `worse` is a share of what plain decoding has.
     """
     values = np.asarray(worse, dtype=float)
     exceeds = np.flatnonzero(values > SLACK)
@@ -203,11 +201,8 @@ def serving_numbers(tables: Tables) -> ServingNumbers:
 def _switch_off(
     loads: Sequence[float], worse: np.ndarray, on_average: np.ndarray, batches: np.ndarray
 ) -> tuple[Interval, Interval]:
-    """Return the load at which a policy should be switched off, and its sequences in a step there.
-
-    Args:
-        worse, batches: its disadvantage, and its sequences, [loads, replications].
-        on_average: the disadvantage of the means over replications, [loads].
+    """Return the load at which a policy should be switched off, and its sequences in a step there, from its
+    disadvantage and its sequences [loads, replications], and the disadvantage of the means over replications [loads].
     """
     each = np.array([stops_paying_at(loads, values) for values in worse.T])
     load = stops_paying_at(loads, on_average)
@@ -504,10 +499,7 @@ def write_committed(
 ) -> None:
     """Write what a run said into the file of committed results, in the place of what this setting said before.
 
-    Args:
-        setting: what was simulated, in words.
-        facts: command, date, load average and the like.
-        order: all settings.
+    setting: what was simulated, in words; facts: command, date, load average and the like; order: all settings.
     """
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     shown = [section for section in found.sections if section.title.startswith(_KEPT)]
@@ -537,8 +529,7 @@ def committed_sections(path: Path = RESULT) -> tuple[Section, ...]:
         load = run["load_average"]
         origin = (
             f"Committed: `{run['command']}` on {run['date']}, {run['cpu']}, load average {load[0]} before and "
-            f"{load[1]} "
-            f"after; {run['clock']}."
+            f"{load[1]} after; {run['clock']}."
         )
         for section in run["sections"]:
             tables = tuple((caption, pd.DataFrame(lines)) for caption, lines in section["tables"])

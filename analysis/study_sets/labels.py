@@ -62,11 +62,8 @@ def panels(
 ) -> Figure:
     """Return a figure with a panel for each study side by side, in lines of two, whose axes are equal.
 
-    Args:
-        draw: by label, what draws a panel.
-        height: inches of a line of panels.
-        legend: lines and columns of the one legend of all panels, which stands above them.
-        axis_labels: below and beside.
+    draw: by label, what draws a panel; height: inches of a line of panels; legend: lines and columns of the one legend
+    of all panels, which stands above them; axis_labels: below and beside.
     """
     columns = 1 if len(draw) == 1 else 2
     lines, above = -(-len(draw) // columns), 0.26 * legend[0]
