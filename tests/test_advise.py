@@ -11,6 +11,8 @@ import pytest
 
 from specdec import advise, run
 from specdec.analysis.read.mlflow_runs import load_runs
+from specdec.drafters.ngram import Ngram
+from specdec.verifiers.speculative_sampling import SpeculativeSampling
 
 TINY = ("+debug=tiny", "measurement.max_new_tokens=40")
 SAMPLED = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
@@ -27,6 +29,12 @@ def command(in_process, made_database, tmp_path, undrawn_pictures):
         return ended.code, max(new, default=None), ended.error
 
     return call
+
+
+@pytest.fixture
+def replay_by(monkeypatch):
+    """`replay_by("calling")` changes how n-gram drafts can be replayed along a text; None: they cannot."""
+    return lambda way: monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, replay=way))
 
 
 def given(folder):
@@ -160,23 +168,22 @@ def test_bad_input_is_one_sentence_and_code_2(command, tmp_path, arguments, says
     assert not (tmp_path / "advice").exists()
 
 
-def test_trees_without_a_replay_are_refused(command, monkeypatch):
-    from specdec.drafters.ngram import Ngram
-
-    monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, replay=None))
-    code, _, error = command(advise, "+drafter=ngram", "structure=tree", *TINY)
-    assert code == 2 and "cannot be replayed along a text" in error and error.count("\n") == 1
+@pytest.mark.parametrize(
+    ("structure", "says"), [("tree", "cannot be replayed along a text"), ("chain", "raise prompts.limit")]
+)
+def test_without_a_replay_trees_and_too_few_rounds_are_refused(command, replay_by, structure, says):
+    replay_by(None)
+    code, _, error = command(advise, "+drafter=ngram", f"structure={structure}", *TINY)
+    assert code == 2 and says in error and error.count("\n") == 1
 
 
 @pytest.mark.slow
-def test_chains_without_a_replay_are_decoded_at_one_gamma_and_predicted_at_the_others(command, monkeypatch):
+def test_chains_without_a_replay_are_decoded_at_one_gamma_and_predicted_at_the_others(command, replay_by):
     """A model fitted to the rounds at gamma 4 foretells what replay reads off other texts of the same law."""
-    from specdec.drafters.ngram import Ngram
-
     settings = ("+drafter=ngram", *TINY, "measurement.max_new_tokens=300", "sampling=temperature", "structure=chain")
     code, replayed, error = command(advise, *settings)
     assert code == 0, error
-    monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, replay=None))
+    replay_by(None)
     code, speculated, error = command(advise, *settings)
     assert code == 0, error
     one, other = given(replayed), given(speculated)
@@ -188,21 +195,11 @@ def test_chains_without_a_replay_are_decoded_at_one_gamma_and_predicted_at_the_o
         assert sum(theirs["offered"].values()) == pytest.approx(1)
 
 
-def test_too_few_rounds_without_a_replay_are_named(command, monkeypatch):
-    from specdec.drafters.ngram import Ngram
-
-    monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, replay=None))
-    code, _, error = command(advise, "+drafter=ngram", *TINY, "structure=chain")
-    assert code == 2 and "raise prompts.limit" in error and error.count("\n") == 1
-
-
-def test_a_drafter_that_needs_the_targets_calls_gets_them(command, monkeypatch):
+def test_a_drafter_that_needs_the_targets_calls_gets_them(command, replay_by):
     """The n-grams need none: called, the target gives the rounds that its text alone gives, and says what it took."""
-    from specdec.drafters.ngram import Ngram
-
     code, alone, error = command(advise, "+drafter=ngram", *TINY)
     assert code == 0, error
-    monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, replay="calling"))
+    replay_by("calling")
     code, called, error = command(advise, "+drafter=ngram", *TINY)
     assert code == 0, error
     one, other = given(alone), given(called)
@@ -214,12 +211,8 @@ def test_a_drafter_that_needs_the_targets_calls_gets_them(command, monkeypatch):
     assert any(f"took {round(calls)} calls of the target" in note for note in other["notes"])
 
 
-def test_rules_that_the_replay_does_not_know_are_refused_when_sampling(command, monkeypatch):
-    from specdec.drafters.ngram import Ngram
-    from specdec.verifiers.speculative_sampling import SpeculativeSampling
-
-    by_position = replace(Ngram.capabilities, replay="position")
-    monkeypatch.setattr(Ngram, "capabilities", by_position)
+def test_rules_that_the_replay_does_not_know_are_refused_when_sampling(command, replay_by, monkeypatch):
+    replay_by("position")
     assert SpeculativeSampling.capabilities.token_by_token
     as_a_whole = replace(SpeculativeSampling.capabilities, token_by_token=False)
     monkeypatch.setattr(SpeculativeSampling, "capabilities", as_a_whole)

@@ -155,11 +155,6 @@ def test_every_limit_is_met_exactly(cycle, limit, verifier):
         assert generation.rounds[-1].truncation == "limit"
 
 
-def test_no_proposal_is_not_a_rejection(cycle):
-    for row in run(cycle(), Scripted(), limit=4).rounds:
-        assert (row.draft_tokens, row.accepted, row.rejected, len(row.tree), row.beta) == ((), 0, False, 0, ())
-
-
 def test_prompts_of_one_token_and_of_many(cycle):
     assert run(cycle(), Scripted([3, 6]), prompt=[0]).tokens == TEXT
     long = run(cycle(), Scripted([3, 6]), prompt=[5, 5, 1, 0])

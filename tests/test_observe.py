@@ -39,18 +39,6 @@ def test_a_chain_of_point_masses_by_hand(group_values):
     assert empty.tv == pytest.approx((0.5,)) and empty.otherwise is None
 
 
-def test_a_tree_of_point_masses_by_hand(group_values):
-    rule = verifiers.build(group_values("verifier", "typical"))
-    draft = Draft(torch.tensor([0, 2, 0, 1]), Tree((-1, -1, 0, 0)))
-    p = P[[0, 1, 2, 2, 2]]  # children 0 and 1 of node 0, with chances 0.1 and 0.2; the threshold there is 0.083
-    acceptance, kept = decided(rule, draft, p, chain=False)
-    assert acceptance.path == (0, 2) and kept.tv == pytest.approx((0.5, 0.9, 0.7))
-    assert kept.otherwise == pytest.approx(1 - 0.5 * 0.1)
-    # A chain is the tree without branches.
-    chain = Draft(torch.tensor([1, 2]), chain_tree(2))
-    assert decided(rule, chain, P, chain=False)[1].otherwise == pytest.approx(decided(rule, chain, P)[1].otherwise)
-
-
 @pytest.mark.parametrize("draws", [None, ((0, 1, 0), (2, 3, 3), (), (), ())])
 @pytest.mark.parametrize("drawn", [False, True])
 def test_a_lossless_rule_agrees_as_often_as_its_own_enumeration_says(

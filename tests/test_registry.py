@@ -140,39 +140,25 @@ NAN = float("nan")
 
 
 @pytest.mark.parametrize(
-    ("gamma", "sentence"),
-    [
-        (0, "Bad value structure.gamma=0: it should be greater than or equal to 1."),
-        (5000, "Bad value structure.gamma=5000: it should be less than or equal to 1024."),
-        ("4", "Bad value structure.gamma='4': it should be a valid integer."),
-        (4.0, "Bad value structure.gamma=4.0: it should be a valid integer."),
-        (NAN, "Bad value structure.gamma=nan: it should be a valid integer."),
-        (True, "Bad value structure.gamma=True: it should be a valid integer."),
-    ],
-)
-def test_a_bad_gamma(gamma, sentence):
-    assert sentence_of(structures.build, {"name": "chain", "gamma": gamma}) == sentence
-
-
-@pytest.mark.parametrize(
     ("key", "value", "part"),
     [
         ("temperature", -1.0, "greater than or equal to 0"),
         ("temperature", NAN, "finite number"),
         ("top_k", 0, "equal to 1"),
+        ("top_k", "4", "valid integer"),
+        ("top_k", 4.0, "valid integer"),
+        ("top_k", NAN, "valid integer"),
+        ("top_k", True, "valid integer"),
         ("top_p", 1.5, "less than or equal to 1"),
         ("min_p", NAN, "finite number"),
         ("typical_p", 1.5, "less than or equal to 1"),
         ("temperature", None, "valid number"),
     ],
 )
-def test_a_bad_sampling(key, value, part):
+def test_a_bad_value_is_named_with_its_key(key, value, part):
+    assert validated(SamplingConfig, GREEDY | {"temperature": 1}).temperature == 1.0, "whole numbers do for real ones"
     sentence = sentence_of(validated, SamplingConfig, GREEDY | {key: value}, where="sampling")
     assert sentence.startswith(f"Bad value sampling.{key}={value!r}: it should be") and part in sentence
-
-
-def test_whole_numbers_do_for_real_ones():
-    assert validated(SamplingConfig, GREEDY | {"temperature": 1}).temperature == 1.0
 
 
 def test_an_unknown_key_is_answered_with_the_keys_of_what_was_chosen():

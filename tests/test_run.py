@@ -102,8 +102,6 @@ def test_a_run_leaves_every_metric_and_artifact(command, tmp_path):
         logged_point = points(main, curve)
         assert set(logged_point) == GAMMAS and logged_point[primary] == pytest.approx(main.data.metrics[metric])
         assert {f"{curve}.ci_low", f"{curve}.ci_high"} <= set(main.data.metrics)
-        bounds = points(main, f"{curve}.ci_low"), points(main, f"{curve}.ci_high")
-        assert all(bounds[0][gamma] <= logged_point[gamma] <= bounds[1][gamma] for gamma in GAMMAS)
     lines = {item.data.tags["specdec.line"]: item for item in children}
     assert set(lines) == {"measured", "capped_geometric", "priced", "position", "replay"}
     for item in children:
@@ -112,29 +110,9 @@ def test_a_run_leaves_every_metric_and_artifact(command, tmp_path):
         assert set(points(item, "curve/speedup" if timed else "curve/tokens_per_round")) == GAMMAS
         told = {key: item.data.tags[key] for key in ("drafter", "model", "gamma")}
         assert told == {"drafter": "oracle", "model": "table", "gamma": str(primary)}
-        assert item.info.run_name == f"{item.data.tags['specdec.line']}: oracle on table, gamma {primary}"
         assert ("curve/tokens_per_round.ci_low" in item.data.metrics) == (item.data.tags["specdec.line"] == "measured")
     names = {item.path for item in client.list_artifacts(main.info.run_id)}
     assert {"rounds.parquet", "trace.html", "figures", "report.md", "account.json"} <= names
-
-
-def test_the_account_closes_and_curves_share_one_alpha(finished_run):
-    run_ = open_folder(finished_run("sampled"))
-    account = run_.account()
-    assert set(account["gammas"]) == {str(gamma) for gamma in GAMMAS}
-    for item in account["gammas"].values():
-        assert math.prod(item["factors"].values()) == pytest.approx(item["speedup"], rel=1e-9)
-        assert item["time"]["g"] + item["time"]["v"] + item["time"]["o"] > 0
-        assert item["factors"]["drift"] > 0  # a proposal depends on where its round began: replayed when sampling too
-    rounds, replay = run_.rounds(), run_.replay()
-    for gamma, arm in rounds[rounds["method"] == "ngram"].groupby("gamma"):
-        own = replay[(replay["gamma"] == gamma) & (replay["kind"] == "own")]
-        expected = own["tokens"].sum() / own["rounds"].sum()  # along the texts that this gamma wrote, no others
-        assert account["gammas"][str(gamma)]["factors"]["drift"] == pytest.approx(arm["committed"].mean() / expected)
-    alpha = account["alpha"]
-    for gamma in GAMMAS:
-        expected = (1 - alpha ** (gamma + 1)) / (1 - alpha)
-        assert run_.summary()["curves"]["curve/capped_geometric"][str(gamma)] == pytest.approx(expected)
 
 
 @pytest.mark.slow
@@ -197,24 +175,6 @@ def test_nan_logits_end_the_run_as_failed_and_keep_the_rounds(command, tmp_path,
     assert len(pd.read_parquet(output(tmp_path) / "rounds.parquet")) > 0
     (logged,) = load_runs(f"sqlite:///{tmp_path}/mlflow.db", "specdec").to_dict("records")
     assert logged["status"] == "FAILED"
-
-
-BAD = [  # `tests/plan/test_refusals.py` has all sentences
-    ((), "No drafter: add +drafter=NAME, one of"),
-    (("+drafter=ngram", "+gama=4"), "gama"),
-    (("+drafter=ngram", "verifier=greedy", "sampling=temperature"), "verifier=speculative_sampling"),
-    (("+drafter=ngram", "target=causal", "target.model=random"), "target.shape"),
-]
-
-
-@pytest.mark.parametrize("arguments, says", BAD, ids=[" ".join(arguments) or "nothing" for arguments, _ in BAD])
-def test_bad_input_is_one_sentence_and_code_2(command, tmp_path, arguments, says):
-    code, error = command(*arguments, "+debug=tiny")
-    assert code == 2, error
-    lines = [line for line in error.splitlines() if line.strip()]
-    assert len(lines) == 1 and lines[0].startswith("specdec: ") and says in lines[0], error
-    assert "Traceback" not in error
-    assert runs_in(tmp_path / "mlflow.db") == 0
 
 
 def test_a_drafter_of_another_vocabulary_is_refused(command, tmp_path, monkeypatch):

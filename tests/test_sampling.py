@@ -1,6 +1,5 @@
 """Standardisation against definitions written another way, drawing, the residual, and generators."""
 
-import itertools
 import math
 
 import pytest
@@ -82,38 +81,6 @@ def test_min_p_keeps_what_is_likely_next_to_the_best(logits, share):
     )
 
 
-def typical_set(p, mass):
-    """Return the tokens whose information is nearest to the entropy, added one by one until their mass reaches `mass`
-    (Meister et al. 2022).
-    """
-    possible = [index for index, value in enumerate(p) if value > 0]
-    entropy = -math.fsum(p[index] * math.log(p[index]) for index in possible)
-    order = sorted(possible, key=lambda index: abs(-math.log(p[index]) - entropy))
-    kept = []
-    for index in order:
-        kept.append(index)
-        if math.fsum(p[each] for each in kept) >= mass:
-            break
-    return kept
-
-
-@given(LOGITS, st.sampled_from([0.01, 0.2, 0.5, 0.9, 0.99, 1.0]))
-def test_typical_sampling_keeps_the_tokens_whose_information_is_nearest_to_the_entropy(logits, mass):
-    p = softmax(logits)
-    kept = typical_set(p, mass)
-    assume(abs(math.fsum(p[index] for index in kept) - mass) > 1e-9 and apart(p))
-    assume(abs(math.fsum(p[index] for index in kept[:-1]) - mass) > 1e-9)
-    expected = p if mass == 1 else restricted(p, kept)
-    assert law(logits, typical_p=mass) == pytest.approx(expected, abs=1e-12)
-
-
-def apart(p):
-    """Return whether no two tokens are equally typical, up to rounding."""
-    entropy = -math.fsum(value * math.log(value) for value in p if value > 0)
-    distances = sorted(abs(-math.log(value) - entropy) for value in p if value > 0)
-    return all(b - a > 1e-9 for a, b in itertools.pairwise(distances))
-
-
 @pytest.mark.parametrize("levels", [None, 5, 2], ids=["distinct", "five levels", "two levels"])
 def test_typical_sampling_is_that_of_transformers(levels):
     """On random logits, of few levels too: tokens that are equally typical stay or go together."""
@@ -121,6 +88,7 @@ def test_typical_sampling_is_that_of_transformers(levels):
     logits = torch.randn(200, 30, generator=generator, dtype=torch.float64) * 2
     if levels:
         logits = torch.randint(levels, (200, 30), generator=generator).double()
+    torch.testing.assert_close(probabilities(logits, config(typical_p=1.0)), logits.softmax(-1), atol=1e-12, rtol=0)
     for mass in (0.01, 0.2, 0.5, 0.9, 0.999):
         theirs = TypicalLogitsWarper(mass)(None, logits).softmax(-1)
         torch.testing.assert_close(probabilities(logits, config(typical_p=mass)), theirs, atol=1e-12, rtol=0)

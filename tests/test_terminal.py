@@ -55,18 +55,13 @@ def test_the_table_has_the_end_to_end_speedup_the_best_gamma_and_the_sampled_lin
     assert lines[3] == ["T=0.7", "1.42 (–)", "–", "1.22 (1.06 to 1.43)", "–", "1.20", "0.417"]
 
 
-def test_a_single_depth_is_not_called_the_best():
-    lines = summary_lines(findings([arm(4, 2.0)]))
-    assert [line[0] for line in lines] == ["gamma", "4*"]
-    assert "best" not in printed(findings([arm(4, 2.0)]), 100)
-
-
-def test_a_slowdown_is_never_the_best_and_neither_is_one_of_few_prompts():
+def test_a_slowdown_is_never_the_best_and_neither_is_one_of_few_prompts_or_a_single_depth():
     slow = findings([arm(2, 0.7), arm(4, 0.86)])
     few = findings([{key: value for key, value in arm(gamma, 2.0).items() if ".ci_" not in key} for gamma in (2, 4)])
     for found in (slow, few):
         assert [line[0] for line in summary_lines(found)] == ["gamma", "2", "4*"]
         assert "best" not in printed(found, 140)
+    assert [line[0] for line in summary_lines(findings([arm(4, 2.0)]))] == ["gamma", "4*"]
     assert summary_lines(few)[1][3] == "2.00 (–)" and "–: fewer than 5 prompts have none" in printed(few, 140)
 
 

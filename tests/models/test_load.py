@@ -152,12 +152,6 @@ def test_a_bad_folder_is_one_sentence(folder, spoil, says):
     assert says in sentence and "report" not in sentence
 
 
-def test_a_file_that_is_cut_off_is_told_with_its_bytes(folder):
-    whole = weights(folder).stat().st_size
-    cut(0.5)(folder)
-    assert f"{weights(folder)} is cut off: it has {whole // 2:,} of {whole:,} bytes" in refusal(folder)
-
-
 def test_a_missing_folder_is_a_path_where_its_neighbours_are_here(folder, monkeypatch):
     """And not a repository of the hub, though it has the form of one."""
     monkeypatch.chdir(folder.parent.parent)

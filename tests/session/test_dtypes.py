@@ -115,16 +115,6 @@ def test_another_processor_makes_another_measurement(folder, processor):
     ]
 
 
-def test_the_drafters_dtype_alone_makes_another_measurement(folder, processor):
-    cells, keys = set(), set()
-    for native in (True, False):
-        processor(native)
-        parts = made(folder, "target.dtype=float32")
-        cells.add(identify(parts).cell)
-        keys.add(key_of(keyed_by(parts)))
-    assert len(cells) == len(keys) == 2
-
-
 def test_advice_does_not_depend_on_how_a_dtype_was_asked_for(folder, processor):
     processor(False)
     keys = {key_of(keyed_by(made(folder, f"target.dtype={asked}"))) for asked in ("auto", "float32")}
