@@ -4,20 +4,15 @@ import math
 
 import pytest
 import torch
+from fixtures.small_parts import _sampling as config
 from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, TypicalLogitsWarper
 
-from specdec.sampling import SamplingConfig, drawn, generator_for, probabilities, residual, sample
+from specdec.sampling import drawn, generator_for, probabilities, residual, sample
 
 LOGITS = st.lists(st.integers(-40, 40).map(lambda x: x / 8), min_size=2, max_size=12, unique=True)
 LAWS = st.lists(st.integers(0, 20), min_size=4, max_size=4).filter(sum).map(lambda x: [v / sum(x) for v in x])
-
-
-def config(temperature=1.0, top_k=None, top_p=None, min_p=None, typical_p=None):
-    return SamplingConfig(
-        name="test", temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p
-    )
 
 
 def law(logits, **how):

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from fixtures.gguf_files import NO_SMOLLM2
+from fixtures.small_parts import composed, composed_values
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, OmegaConf
@@ -136,9 +137,7 @@ def test_every_cell_of_the_example_with_two_pluses_is_understood():
     page = (ROOT / "notebooks" / "guide" / "questions.md").read_text(encoding="utf-8")
     (example,) = re.findall(r"`-m \+drafter=([\w,]+) (\+\+drafter\.[\w=.]+)`", page)
     for name in example[0].split(","):
-        with initialize_config_dir(config_dir(), version_base="1.3"):
-            composed = compose("config", [f"+drafter={name}", example[1]])
-        drafters.config(OmegaConf.to_container(composed.drafter, resolve=True))
+        drafters.config(composed_values(f"+drafter={name}", example[1])["drafter"])
 
 
 def test_the_overlay_of_the_notebooks_makes_what_they_read():
@@ -146,10 +145,7 @@ def test_the_overlay_of_the_notebooks_makes_what_they_read():
     overlay = OmegaConf.load(Path(config_dir(), "experiment", "notebooks.yaml"))
     cells = {}
     for name in overlay.hydra.sweeper.params["+notebook"].split(","):
-        with initialize_config_dir(config_dir(), version_base="1.3"):
-            composed = compose("config", [f"+notebook={name}", "+experiment=notebooks"])
-        values = OmegaConf.to_container(composed, resolve=True)
-        cells[name] = validated(RunConfig, values)
+        cells[name] = composed(f"+notebook={name}", "+experiment=notebooks")
         drafters.config(cells[name].drafter)
     assert set(cells) == {path.stem for path in Path(config_dir(), "notebook").glob("*.yaml")}
     found = {studies.config(cell.study).name for cell in cells.values() if cell.study}

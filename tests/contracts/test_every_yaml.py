@@ -1,10 +1,11 @@
 """Every YAML of the run groups composes with Hydra and passes the strict validation."""
 
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 
 import pytest
-from hydra import compose, initialize_config_dir
+from fixtures.small_parts import composed_values
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
@@ -28,15 +29,11 @@ FAMILIES = {
 }
 
 
+composed = partial(composed_values, whole=True)
+
+
 def names(group):
     return sorted(path.stem for path in (CONF / group).glob("*.yaml"))
-
-
-def composed(*overrides, root="config"):
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        values = OmegaConf.to_container(compose(root, list(overrides)), resolve=True, throw_on_missing=root == "config")
-    assert isinstance(values, dict)
-    return values
 
 
 def check(values) -> RunConfig:
@@ -48,15 +45,9 @@ def check(values) -> RunConfig:
     return config
 
 
-def values_of(group, name):
-    values = OmegaConf.to_container(OmegaConf.load(CONF / group / f"{name}.yaml"))
-    assert isinstance(values, dict)
-    return values
-
-
 def is_variant(group, name):
     """Whether a YAML is another of its group with some values changed: target=random_110m is a causal."""
-    return any(base in names(group) for base in values_of(group, name).get("defaults", ()))
+    return any(base in names(group) for base in OmegaConf.load(CONF / group / f"{name}.yaml").get("defaults", ()))
 
 
 GROUPS = [group for group in (*FAMILIES, "sampling", "measurement", "tracking") if group != "drafter"]
@@ -127,7 +118,7 @@ def test_every_overlay_composes_and_validates(group):
 def test_every_recipe_composes_and_validates(kind):
     for path in (CONF / kind).rglob("*.yaml"):
         name = path.relative_to(CONF / kind).with_suffix("").as_posix()
-        recipe = validated(RECIPES[kind], composed(f"+{kind}={name}", root="train"))
+        recipe = validated(RECIPES[kind], composed_values(f"+{kind}={name}", root="train"))
         assert getattr(recipe, kind).name == name
 
 

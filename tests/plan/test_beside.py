@@ -9,14 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.small_parts import composed_values
 
 from specdec import run
 from specdec.analysis.findings.drafters_section import drafters_section
 from specdec.analysis.pages.report_chapters import OF_A_RUN
 from specdec.analysis.read.runs import open_folder
-from specdec.config import RunConfig, config_dir, validated
+from specdec.config import RunConfig, validated
 from specdec.plan.plan import plan
 from specdec.text.streams import Stream, write_streams
 
@@ -101,10 +100,7 @@ def test_each_drafter_decodes_as_if_it_were_alone(command, trace):
 def test_a_settled_configuration_stays_as_it_is():
     """A run's `config.yaml` runs it again, even where the YAMLs have become others since."""
     own = {"drafter": {"order_max": 2}, "structure": {"name": "heads", "nodes": 9}, "verifier": {"name": "greedy"}}
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        values = OmegaConf.to_container(
-            compose("config", ["+drafter=bigram", "measurement.drafters=[suffix,ngram,bigram]"]), resolve=True
-        )
+    values = composed_values("+drafter=bigram", "measurement.drafters=[suffix,ngram,bigram]")
     values["measurement"]["drafter_settings"] = {"ngram": own}
     once = plan(validated(RunConfig, values))
     assert [planned.method for planned in once.drafters] == ["bigram", "suffix", "ngram"]

@@ -8,14 +8,12 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from fixtures.commands import Ended
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
+from fixtures.small_parts import composed_values
 
 from specdec import run as run_command
 from specdec.analysis.read.studies import finished_study
 from specdec.analysis.sections import Findings
-from specdec.config import RunConfig, config_dir, validated
+from specdec.config import RunConfig, validated
 from specdec.errors import UsageError
 from specdec.plan.plan import plan
 from specdec.studies.base.run_study import run_study
@@ -40,12 +38,8 @@ def study(
     monkeypatch.chdir(tmp_path)
 
     def run(experiment: str, *overrides: str) -> tuple[Findings, Tables]:
-        GlobalHydra.instance().clear()
         small = ("+debug=tiny", "measurement.workers=1", "tracking.enabled=false")
-        with initialize_config_dir(config_dir(), version_base="1.3"):
-            composed = compose("config", [f"+experiment={experiment}", *small, *overrides])
-        values = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
-        assert isinstance(values, dict)
+        values = composed_values(f"+experiment={experiment}", *small, *overrides, whole=True)
         folder = tmp_path / "out"
         shutil.rmtree(folder, ignore_errors=True)  # a folder is used by one run
         folder.mkdir()
