@@ -155,21 +155,6 @@ def test_every_limit_is_met_exactly(cycle, limit, verifier):
         assert generation.rounds[-1].truncation == "limit"
 
 
-def test_prompts_of_one_token_and_of_many(cycle):
-    assert run(cycle(), Scripted([3, 6]), prompt=[0]).tokens == TEXT
-    long = run(cycle(), Scripted([3, 6]), prompt=[5, 5, 1, 0])
-    assert long.tokens == TEXT and long.rounds[0].context == 4 and long.prompt == (5, 5, 1, 0)
-
-
-def test_the_target_gets_room_for_prompt_output_and_draft(cycle):
-    target = cycle()
-    seen = []
-    start = target.start
-    target.start = lambda text: seen.append(text.capacity) or start(text)
-    run(target, Scripted(), gamma=5, limit=9, prompt=[1, 2, 0])
-    assert seen[0] >= 3 + 9 + 5
-
-
 def test_beta_is_the_overlap_of_p_and_q(table, random_law):
     target = table(random_law(SIZE, 0), temperature=1.0)
     q = random_law(SIZE, 1)[:3]

@@ -5,20 +5,11 @@ import re
 import shutil
 
 import pytest
-from hydra.core.global_hydra import GlobalHydra
 
 from specdec import report, run
 from specdec.analysis.findings.run_sections import reproduce_section
 from specdec.analysis.read.find_runs import find_runs
 from specdec.errors import UsageError
-
-
-def specdec_run(*arguments):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["specdec.run", *arguments])
-        GlobalHydra.instance().clear()
-        run.main()
-        GlobalHydra.instance().clear()
 
 
 @pytest.fixture(scope="module")
@@ -62,8 +53,8 @@ def test_a_sweep_is_compared_and_every_run_has_all_sections(command, sweep, tmp_
 
 
 @pytest.mark.slow
-def test_an_experiment_and_a_run_id_name_the_same_run(command, tmp_path):
-    specdec_run("+drafter=ngram", "+debug=tiny", "measurement.max_new_tokens=16")
+def test_an_experiment_and_a_run_id_name_the_same_run(in_process):
+    assert in_process(run, "+drafter=ngram", "+debug=tiny", "measurement.max_new_tokens=16").code == 0
     (found,), _, notes = find_runs(["specdec"], report.STORE)
     run_id = found.source.split()[1]
     assert find_runs([run_id, "specdec"], report.STORE)[0][0].source == found.source and not notes
@@ -74,9 +65,9 @@ def test_an_experiment_and_a_run_id_name_the_same_run(command, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_study_is_named_as_a_run_is(command, tmp_path):
+def test_a_study_is_named_as_a_run_is(command, in_process, tmp_path):
     study = ("+experiment=ngrammys_ablation", "+debug=tiny", "drafter.bigram.cache_dir=null", "measurement.workers=1")
-    specdec_run(*study, "hydra.run.dir=studies/one")
+    assert in_process(run, *study, "hydra.run.dir=studies/one").code == 0
     (named,) = find_runs(["specdec"], report.STORE).studies
     runs, (again,), notes = find_runs(["specdec", named.source.split()[1]], report.STORE)
     assert again.source == named.source and not runs and not notes

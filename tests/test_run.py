@@ -45,23 +45,21 @@ def command(in_process, made_database):
     return call
 
 
-def output(folder: Path) -> Path:
-    (found,) = folder.glob("outputs/*/*")
-    return found
+@pytest.fixture
+def ran(command, tmp_path):
+    """`ran("+drafter=ngram", ...)` runs specdec.run to its end; it gives the output folder, `tmp_path` of a sweep."""
+
+    def call(*arguments: str) -> Path:
+        code, error = command(*arguments)
+        assert code == 0, error
+        return max(tmp_path.glob("outputs/*/*"), default=tmp_path)
+
+    return call
 
 
-def runs_in(database: Path) -> int:
-    if not database.exists():
-        return 0
-    with sqlite3.connect(database) as connection:
-        return connection.execute("select count(*) from runs").fetchone()[0]
-
-
-def test_a_run_leaves_every_metric_and_artifact(command, tmp_path):
+def test_a_run_leaves_every_metric_and_artifact(ran, tmp_path):
     """Oracle at alpha 0.8, so that every statistic is defined."""
-    code, error = command("+drafter=oracle", "+debug=tiny", "seed=3", "measurement.max_new_tokens=120")
-    assert code == 0, error
-    folder = output(tmp_path)
+    folder = ran("+drafter=oracle", "+debug=tiny", "seed=3", "measurement.max_new_tokens=120")
     for name in ("rounds.parquet", "generations.jsonl", "account.json", "calibration.json", "environment.json"):
         assert (folder / name).stat().st_size > 0
     for name in ("config.yaml", "trace.html", "report.md", "summary.json"):
@@ -137,16 +135,14 @@ def test_tables_agree_with_each_other(finished_run, name):
 
 
 @pytest.mark.usefixtures("undrawn_pictures")
-def test_oracle_replay_is_exact_and_no_test_of_the_model_rejects(command, tmp_path):
+def test_oracle_replay_is_exact_and_no_test_of_the_model_rejects(ran):
     """Coins of alpha 0.8 at gamma 5 along 6 prompts of 400 tokens. The replay flips the same coins, so that drift is 1.
 
     The seed is fixed: five p-values below 0.2% never all pass by a broken coin, and a sound one fails a fixed seed with
     chance 1%; the interval of dependence leaves out 1 for 9% of seeds though acceptance is i.i.d.
     """
     arguments = ("+drafter=oracle", "+debug=tiny", "structure.gamma=5", "measurement.max_new_tokens=400")
-    code, error = command(*arguments, "measurement.gammas=[2]", "tracking.enabled=false")
-    assert code == 0, error
-    finished = open_folder(output(tmp_path))
+    finished = open_folder(ran(*arguments, "measurement.gammas=[2]", "tracking.enabled=false"))
     account = finished.account()["gammas"]["5"]
     expected = finite_tokens_per_round(0.8, 5, [400] * 6)  # 3.68928, less what the end of a text costs
     assert finished.metrics["tokens_per_round.ci_low"] <= expected <= finished.metrics["tokens_per_round.ci_high"]
@@ -172,7 +168,7 @@ def test_nan_logits_end_the_run_as_failed_and_keep_the_rounds(command, tmp_path,
     monkeypatch.setattr(Table, "verify", broken)
     code, error = command("+drafter=ngram", "+debug=tiny")
     assert code == 4 and "position 7" in error and error.count("\n") == 1
-    assert len(pd.read_parquet(output(tmp_path) / "rounds.parquet")) > 0
+    assert len(pd.read_parquet(next(tmp_path.glob("outputs/*/*/rounds.parquet")))) > 0
     (logged,) = load_runs(f"sqlite:///{tmp_path}/mlflow.db", "specdec").to_dict("records")
     assert logged["status"] == "FAILED"
 
@@ -182,15 +178,16 @@ def test_a_drafter_of_another_vocabulary_is_refused(command, tmp_path, monkeypat
     monkeypatch.setattr(NoDrafter, "capabilities", other)
     code, error = command("+drafter=none", "+debug=tiny")
     assert code == 2 and "32000 tokens, the target has 3" in error
-    assert runs_in(tmp_path / "mlflow.db") == 0
+    with sqlite3.connect(tmp_path / "mlflow.db") as database:
+        assert database.execute("select count(*) from runs").fetchone() == (0,)
 
 
 @pytest.mark.usefixtures("undrawn_pictures")
-def test_a_run_without_any_proposal_is_reported(command, tmp_path):
+def test_a_run_without_any_proposal_is_reported(ran):
     """Texts of one token, the last, for which nothing is offered."""
-    code, error = command("+debug=tiny", "tracking.enabled=false", "+drafter=ngram", "measurement.max_new_tokens=1")
-    assert code == 0, error
-    metrics = open_folder(output(tmp_path)).metrics
+    metrics = open_folder(
+        ran("+debug=tiny", "tracking.enabled=false", "+drafter=ngram", "measurement.max_new_tokens=1")
+    ).metrics
     assert metrics["tokens_per_round"] == 1 and metrics["proposals.share"] == 0
     assert "alpha.mle" not in metrics and "accepted_per_offered" not in metrics
 
@@ -253,13 +250,12 @@ TOY = (
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EXPERIMENTS)
 @pytest.mark.usefixtures("unwritten_pictures")
-def test_every_experiment_runs_in_debug_on_the_pocket_target(command, tmp_path, name):
+def test_every_experiment_runs_in_debug_on_the_pocket_target(ran, tmp_path, name):
     # To trace a model takes longer than a toy run of it: one experiment does, for all.
     eager = [] if name == "medusa" else ["target.compile=false"]
     # Two of the notebooks' ten: their tests run others, and studies have their own.
     some = ["-m", "hydra.sweeper.params=null", "+notebook=tree_of_32,small_model"] if name == "notebooks" else []
-    code, error = command(*some, f"+experiment={name}", "+debug=pocket", *QUICK, *SHORT, *eager)
-    assert code == 0, error
+    ran(*some, f"+experiment={name}", "+debug=pocket", *QUICK, *SHORT, *eager)
     runs = [open_folder(path.parent) for path in tmp_path.rglob("summary.json")]  # of every cell, where it is a sweep
     assert runs
     for run_ in runs:
@@ -270,14 +266,12 @@ def test_every_experiment_runs_in_debug_on_the_pocket_target(command, tmp_path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", STUDIES)
-def test_every_study_runs_in_debug_on_the_pocket_target(command, tmp_path, request, name):
+def test_every_study_runs_in_debug_on_the_pocket_target(ran, request, name):
     """One of them writes its pictures, for all."""
     if name != "ngrammys_topk":
         request.getfixturevalue("unwritten_pictures")
     toy = ("+debug=pocket", "measurement.workers=1", "target.compile=false", *QUICK, *STUDIES[name])
-    code, error = command(f"+experiment={name}", *toy)
-    assert code == 0, error
-    folder = output(tmp_path)
+    folder = ran(f"+experiment={name}", *toy)
     found = finished_study(folder).findings()
     assert found.metrics == json.loads((folder / "study.json").read_text())["metrics"] and found.metrics
     figures = {f"{figure}.{kind}" for section in found.sections for figure, _ in section.figures for kind in KINDS}
@@ -286,13 +280,10 @@ def test_every_study_runs_in_debug_on_the_pocket_target(command, tmp_path, reque
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn_pictures")
-def test_the_alpha_table_has_all_its_cells(command, tmp_path, monkeypatch):
+def test_the_alpha_table_has_all_its_cells(ran, tmp_path, monkeypatch):
     read = corpus.read_python_files  # two tables are fitted on every fortieth file: on all it takes most of the test
     monkeypatch.setattr(corpus, "read_python_files", lambda *where: list(read(*where))[::40])
-    code, error = command(
-        "+experiment=leviathan_alpha", "+debug=pocket", *QUICK, "prompts.limit=1", "target.compile=false"
-    )
-    assert code == 0, error
+    ran("+experiment=leviathan_alpha", "+debug=pocket", *QUICK, "prompts.limit=1", "target.compile=false")
     runs = [open_folder(path.parent) for path in tmp_path.rglob("summary.json")]
     table = alpha_table(runs)
     assert list(zip(table["drafter"], table["temperature"], strict=True)) == [
@@ -307,11 +298,9 @@ def test_the_alpha_table_has_all_its_cells(command, tmp_path, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unwritten_pictures")
-def test_peers_run_in_the_same_run(command, tmp_path):
+def test_peers_run_in_the_same_run(ran):
     small = ("target.dtype=float32", "target.compile=false", "tracking.enabled=false")
-    code, error = command("+experiment=ngram_against_generate", "+debug=pocket", *small)
-    assert code == 0, error
-    folder = output(tmp_path)
+    folder = ran("+experiment=ngram_against_generate", "+debug=pocket", *small)
     summary = json.loads((folder / "summary.json").read_text())
     for peer in ("generate", "prompt_lookup"):
         assert summary["metrics"][f"peer/{peer}.ratio"] > 0  # two prompts have no interval
@@ -325,7 +314,7 @@ def test_peers_run_in_the_same_run(command, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unwritten_pictures")
-def test_a_peer_that_fails_does_not_end_the_run(command, tmp_path, monkeypatch):
+def test_a_peer_that_fails_does_not_end_the_run(ran, monkeypatch):
     from specdec.peers.transformers import TransformersPeer
 
     def broken(self, prompt, setting, sampling):
@@ -333,20 +322,17 @@ def test_a_peer_that_fails_does_not_end_the_run(command, tmp_path, monkeypatch):
 
     monkeypatch.setattr(TransformersPeer, "generate", broken)
     small = ("prompts.limit=1", "target.compile=false", "tracking.enabled=false")
-    code, error = command("+drafter=none", "+debug=pocket", "measurement.peers=[transformers]", *small)
-    assert code == 0, error
-    summary = json.loads((output(tmp_path) / "summary.json").read_text())
+    folder = ran("+drafter=none", "+debug=pocket", "measurement.peers=[transformers]", *small)
+    summary = json.loads((folder / "summary.json").read_text())
     assert not [name for name in summary["metrics"] if name.startswith("peer/")]
     assert any("Peer generate failed" in note and "no luck" in note for note in summary["notes"])
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unwritten_pictures")
-def test_the_forced_oracle_runs_on_random_weights_and_says_its_limit(command, tmp_path):
+def test_the_forced_oracle_runs_on_random_weights_and_says_its_limit(ran):
     eager = ("target.compile=false", "tracking.enabled=false")
-    code, error = command("+experiment=oracle_forced", "+debug=pocket", *TOY, *eager)
-    assert code == 0, error
-    finished = open_folder(output(tmp_path))
+    finished = open_folder(ran("+experiment=oracle_forced", "+debug=pocket", *TOY, *eager))
     metrics = finished.metrics
     tokens, time = metrics["tokens_per_round"], {name: metrics[f"cost/{name}"] for name in "gvo"}
     assert metrics["speedup.limit.realised"] == pytest.approx(tokens / (time["v"] + time["g"]))
@@ -364,12 +350,11 @@ def test_the_forced_oracle_runs_on_random_weights_and_says_its_limit(command, tm
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unwritten_pictures")
-def test_the_gpu_experiment_is_a_sweep_over_forced_cells(command, tmp_path):
+def test_the_gpu_experiment_is_a_sweep_over_forced_cells(ran, tmp_path):
     """Two of its eighteen cells, eagerly: what is swept on the command line replaces what the overlay sweeps."""
     small = [each.replace("target", "drafter") for each in TOY if each.startswith("target") and "vocab" not in each]
     sweep = ("hydra.sweeper.params={structure.gamma: '3,5', drafter.alpha: '0.6', target.compile: 'false'}",)
-    code, error = command("+experiment=gpu_limit", "+debug=pocket", "target.device=cpu", *TOY, *small, *sweep)
-    assert code == 0, error
+    ran("+experiment=gpu_limit", "+debug=pocket", "target.device=cpu", *TOY, *small, *sweep)
     cells = sorted(tmp_path.glob("multirun/*/*/*/summary.json"))
     assert len(cells) == 2
     for cell in cells:
@@ -413,14 +398,13 @@ def t5_folders(tmp_path_factory):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OF_ENCODER_DECODERS)
 @pytest.mark.usefixtures("unwritten_pictures")
-def test_the_experiments_on_t5_take_any_pair(command, tmp_path, t5_folders, name):
+def test_the_experiments_on_t5_take_any_pair(ran, tmp_path, t5_folders, name):
     """The command as a user gives it for models and prompts of his own, at both temperatures."""
     target, drafter = t5_folders
     (tmp_path / "prompts.jsonl").write_text(json.dumps(OF_ENCODER_DECODERS[name]) + "\n")
     models = (f"target.model={target}", f"drafter.model={drafter}")
     prompts = (f"prompts.path={tmp_path}/prompts.jsonl", "prompts.hub_id=null")
-    code, error = command(f"+experiment={name}", "+debug=pocket", *models, *prompts, "measurement.gammas=[3,5,7]")
-    assert code == 0, error
+    ran(f"+experiment={name}", "+debug=pocket", *models, *prompts, "measurement.gammas=[3,5,7]")
     runs = [open_folder(path.parent) for path in tmp_path.glob("multirun/*/*/*/summary.json")]
     assert sorted(float(run_.params["sampling.temperature"]) for run_ in runs) == [0, 1]
     for run_ in runs:
@@ -435,16 +419,14 @@ def test_the_experiments_on_t5_take_any_pair(command, tmp_path, t5_folders, name
 
 
 @pytest.mark.usefixtures("undrawn_pictures")
-def test_results_do_not_depend_on_prompt_order(command, tmp_path):
+def test_results_do_not_depend_on_prompt_order(ran):
     """One generator per (prompt, purpose): sampling the same prompts in another order gives the same texts."""
     texts = []
     for tokens in ("[[0],[1],[2]]", "[[2],[0],[1]]"):
         sampled = ("+drafter=ngram", "+debug=tiny", "sampling=temperature", "tracking.enabled=false")
         few = ("measurement.bootstrap=20", "measurement.gammas=[2]", "measurement.max_new_tokens=24")
         few += ("measurement.null=false",)  # a control has every n-th prompt of the order
-        code, error = command(*sampled, *few, f"prompts.tokens={tokens}")
-        assert code == 0, error
-        folder = max(tmp_path.glob("outputs/*/*"))
+        folder = ran(*sampled, *few, f"prompts.tokens={tokens}")
         rows = open_folder(folder).generations().to_dict("records")
         texts.append({(row["gamma"], row["prompt"]): tuple(row["generated_token_ids"]) for row in rows})
     assert texts[0] == texts[1]

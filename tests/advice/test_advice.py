@@ -46,14 +46,8 @@ def test_at_break_even_the_speedup_is_one():
     assert replace(COST, draft=5 * found.pays_below_c).speedup(3.30) == pytest.approx(1)
     assert found.pays_from_alpha is not None
     assert tokens_per_round(found.pays_from_alpha, 5) == pytest.approx(27.4 / 21)
-
-
-def test_shares_of_rounds_add_up():
+    assert prediction(1.05, COST).pays_below_c is None, "a drafter that cannot pay has no c"
     assert prediction(3.30, COST, offered={5: 30.0, 0: 10.0}).offered == {0: 0.25, 5: 0.75}
-
-
-def test_a_drafter_that_cannot_pay_has_no_c():
-    assert prediction(1.05, COST).pays_below_c is None
 
 
 CHEAP = RoundCost(draft=0.05, verify=1.0, overhead=0.0, full_verify=1.0, baseline=1.0)

@@ -102,17 +102,3 @@ def test_a_foreign_declaration_is_proven_or_refuted(command, no_models, monkeypa
     else:
         assert code == 0, error
         assert verifier["standing"] == "declared lossless by another package; it passed this certificate"
-
-
-BAD = [
-    (("+drafter=ngram", "verifier=greedy", *TINY), "add sampling=greedy"),
-    (("+drafter=ngram", "certificate.draws=5"), "certificate.draws"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "says"), BAD, ids=[says for _, says in BAD])
-def test_bad_input_is_one_sentence_and_code_2(command, arguments, says):
-    code, certificate, _, error = command(*arguments)
-    assert code == 2 and certificate is None, error
-    lines = [line for line in error.splitlines() if line.strip()]
-    assert len(lines) == 1 and lines[0].startswith("specdec: ") and says in lines[0], error

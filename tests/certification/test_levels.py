@@ -8,7 +8,7 @@ from scipy import stats
 
 import specdec.decode
 from specdec.certification.certificate import concluded
-from specdec.certification.exact import drafter_checks, random_law, rule_checks, table_target
+from specdec.certification.exact import random_law, rule_checks, table_target
 from specdec.certification.greedy_identity import identity_checks
 from specdec.certification.near_ties import near_tie_check, report
 from specdec.certification.statistical import draw, judged, power_sentences
@@ -21,7 +21,6 @@ from specdec.session.arm import Arm
 from specdec.session.divergence import Divergence
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
-from specdec.verifiers.base import contract
 from specdec.verifiers.base.contract import verifiers
 
 FALSE_ALARM = 0.01
@@ -100,31 +99,6 @@ def test_true_combinations_fail_as_rarely_as_stated():
 
 
 @pytest.mark.slow
-def test_exact_catches_a_softmaxed_residual(monkeypatch):
-    """transformers until #28508."""
-    monkeypatch.setattr(contract, "residual", lambda p, q: (p - q).clamp_min(0.0).softmax(-1))
-    assert "rule on chain: whole rounds" in failed(rule_checks(rule(), "chain"))
-    checks = judged(draw(table_arm(rule(), "chain"), PROMPTS, replace(FEW, rounds=120), 16, seed=1), FALSE_ALARM)
-    assert failed(checks), "the statistical level sees so large a bias, too"
-
-
-@pytest.mark.slow
-def test_exact_catches_siblings_drawn_with_replacement_but_declared_without():
-    class WithReplacement(TableDrafter):
-        def draft(self, structure):
-            draft = super().draft(structure)
-            return Draft(draft.tokens, draft.tree, draft.q, draft.source)  # without `draws`
-
-    def make(target):
-        return WithReplacement(random_law(target.vocab_size, 6), "independent")
-
-    assert failed(drafter_checks(make, rule(), "rows"))
-    arm = table_arm(rule(), "rows", drafter=WithReplacement)
-    checks = judged(draw(arm, PROMPTS, replace(FEW, rounds=200), 16, seed=1), FALSE_ALARM)
-    assert DRAFTED in failed(checks), "the statistical level sees it, too, on any target"
-
-
-@pytest.mark.slow
 def test_exact_catches_a_token_dropped_at_the_length_limit(monkeypatch):
     whole = specdec.decode.cut
 
@@ -168,15 +142,6 @@ MODEL_PROMPTS = [("a", [7, 3, 19, 44, 3, 19]), ("b", [1, 2, 3, 4]), ("c", [50, 9
 MODEL_DRAWS = replace(FEW, rounds=100, redraws=2000, redrafts=100)
 
 
-class OtherTemperature(SmallModel):
-    """Tells a flatter law than the one that it draws from."""
-
-    def draft(self, structure):
-        draft = super().draft(structure)
-        q = None if draft.q is None else (draft.q.log() / 2).softmax(-1)
-        return Draft(draft.tokens, draft.tree, q, draft.source)
-
-
 class StaleLaw(SmallModel):
     """Tells, after a rejection, the laws of the draft that was rejected."""
 
@@ -216,9 +181,8 @@ def test_models_that_are_right_pass(model_arm):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", [OtherTemperature, StaleLaw])
-def test_statistics_catch_a_drafter_that_tells_another_law(model_arm, kind):
-    checks = judged(draw(model_arm(kind), MODEL_PROMPTS, MODEL_DRAWS, 60, seed=1), FALSE_ALARM)
+def test_statistics_catch_a_drafter_that_tells_another_law(model_arm):
+    checks = judged(draw(model_arm(StaleLaw), MODEL_PROMPTS, MODEL_DRAWS, 60, seed=1), FALSE_ALARM)
     assert DRAFTED in failed(checks) and "states after commits" not in failed(checks)
 
 

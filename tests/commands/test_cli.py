@@ -93,17 +93,6 @@ def test_a_bug_keeps_its_traceback(command):
         command("+drafter=ngram", task)
 
 
-def test_sigterm_arrives_as_143(command):
-    def task(values: Mapping[str, Any]) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        signal.sigtimedwait([], 5)
-
-    assert command("+drafter=ngram", task) == (
-        143,
-        "specdec: Stopped by SIGTERM; what was finished is on disk.\n",
-    )
-
-
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("where", ["in a resolver", "in a look-up"])
 def test_a_signal_in_omegaconfs_work_is_one_sentence(command, monkeypatch, where, number, code):

@@ -147,13 +147,6 @@ def test_an_interrupted_sweep_ends_at_once_as_killed(sweep, runs, folder):
     assert len((last_folder(folder) / "sweep.csv").read_text().splitlines()) == 3
 
 
-@pytest.mark.slow
-def test_a_store_that_cannot_be_used_is_said_before_any_cell(sweep):
-    code, out, error = sweep("1,2", "tracking.uri=mlflow.db")
-    assert (code, out) == (2, "") and error.startswith("specdec: tracking.uri=mlflow.db is no store")
-    assert error.count("\n") == 1
-
-
 def test_a_sweep_without_tracking_still_has_its_table(sweep, runs, folder):
     before = len(runs())
     code, out, _ = sweep("1,2", "tracking.enabled=false")

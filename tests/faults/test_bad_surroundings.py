@@ -1,15 +1,13 @@
 """Bad input that no configuration alone can tell: models, files, folders, stores and servers. Each is answered in one
-sentence, with its exit code, before anything is decoded. `tests/commands` has what configuration alone can tell.
+sentence, with its exit code, before anything is decoded. `tests/plan/test_refusals.py` has what configuration alone can
+tell, `tests/models/test_load.py` folders of models, and the tests of each command what it reads.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from specdec import advise, certify, convert, report, run, sync, train
 
@@ -43,19 +41,14 @@ BAD = {
     "no such model": Bad(f"{CAUSAL}nowhere/model", "nowhere/model"),
     "a file for a model": Bad(f"{CAUSAL}text.txt", "text.txt"),
     "an empty folder for a model": Bad(f"{CAUSAL}./empty", "empty"),
-    "a cut config.json": Bad(f"{CAUSAL}./cut", "config.json"),
-    "an unknown architecture": Bad(f"{CAUSAL}./unknown", "unknown"),
-    "pickled weights": Bad(f"{CAUSAL}./pickled", "pickled"),
     "no such GPU": Bad(f"{CAUSAL}pocket target.device=cuda:7", "cuda"),
     "no such model to draft with": Bad("+drafter=small_model drafter.model=nowhere/model", "nowhere/model"),
     "no such heads": Bad("+drafter=medusa drafter.model=nowhere.safetensors", "nowhere.safetensors"),
     "garbage for heads": Bad("+drafter=medusa drafter.model=garbage.safetensors", "garbage.safetensors"),
     # Files that a run reads.
-    "no such prompts": Bad(f"{READ}nowhere.jsonl", "nowhere.jsonl"),
     "a folder without prompts": Bad(f"{READ}empty", "empty"),
     "prompts that are no text": Bad(f"{READ}garbage.jsonl", "garbage.jsonl"),
     "a line that is no JSON": Bad(f"{READ}broken.jsonl", "broken.jsonl:2"),
-    "an empty file of prompts": Bad(f"{READ}nothing.jsonl", "nothing.jsonl"),
     "no such corpus": Bad(f"{NGRAM}nowhere.txt", "nowhere.txt"),
     "a corpus without the key": Bad(f"{NGRAM}broken.jsonl drafter.field=tokens", "broken.jsonl"),
     "a file for a cache": Bad(f"{NGRAM}tokens.jsonl drafter.field=tokens drafter.cache_dir=text.txt", "cache_dir"),
@@ -86,14 +79,8 @@ BAD = {
         f"-m {SMALL} structure.gamma=1,2 tracking.enabled=true {DOWN} tracking.required=true", "does not answer", 4
     ),
     # Commands that read what runs left.
-    "a report on nothing": Bad("nowhere", "nowhere", module=report),
-    "a report on an empty folder": Bad("empty", "empty", module=report),
-    "a report on a file": Bad("text.txt", "text.txt", module=report),
-    "an import of no file": Bad("--import auto nowhere.jsonl", "nowhere.jsonl", module=report),
     "an import of an unknown kind": Bad("--import auto text.txt", "text.txt", module=report),
     "an upload of nothing": Bad("empty", "empty", module=sync),
-    "an upload from nowhere": Bad("nowhere", "nowhere", module=sync),
-    "a conversion of nothing": Bad("nowhere.pt", "nowhere.pt", module=convert),
     "a conversion with too many names": Bad("a.pt b c", "--help", module=convert),
 }
 
@@ -103,22 +90,11 @@ def surroundings(tmp_path: Path) -> Path:
     """Make the files and folders that are bad in some way."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "text.txt").write_text(TEXT)
-    (tmp_path / "nothing.jsonl").write_text("")
     (tmp_path / "broken.jsonl").write_text('{"text": "a b c"}\n{"text": \n')
     (tmp_path / "tokens.jsonl").write_text('{"tokens": [0, 1, 2, 0, 1]}\n')
     (tmp_path / "recording.jsonl").write_text('{"prompt_token_ids": [1], "generated_token_ids": [2, 3]}\n')
     for name in ("garbage.jsonl", "garbage.safetensors"):
         (tmp_path / name).write_bytes(b"\xff\xfe\x00garbage" * 9)
-    for name, content in (
-        ("cut", '{"model_type": "lla'),
-        ("unknown", json.dumps({"model_type": "no_such_model", "architectures": ["NoSuchModel"]})),
-        ("pickled", json.dumps({"model_type": "llama", "architectures": ["LlamaForCausalLM"]})),
-    ):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text(content)
-    for name in ("cut", "unknown"):
-        save_file({"weight": torch.zeros(1)}, tmp_path / name / "model.safetensors")
-    (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"\x80\x04.")
     return tmp_path
 
 

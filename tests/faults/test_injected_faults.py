@@ -183,13 +183,6 @@ def test_a_database_in_a_folder_that_cannot_be_written(in_process, tmp_path, mon
     assert "mlflow.db cannot be written, because its folder cannot" in one_sentence(ended.error)
 
 
-@pytest.mark.parametrize("overrides", [["target=null"], ["target=[1]"]])
-def test_what_hydra_cannot_compose_is_one_sentence(in_process, overrides):
-    ended = in_process(run, "+debug=tiny", "+drafter=ngram", "tracking.enabled=false", *overrides)
-    assert ended.code == 2 and ended.error.count("\n") == 1
-    assert "The command line cannot be composed" in one_sentence(ended.error)
-
-
 @pytest.mark.parametrize("error", [ImportError("no module\nnamed torch2"), SystemExit("not licensed")])
 def test_a_broken_plugin_is_left_out_and_named(monkeypatch, caplog, error):
     class Entry:

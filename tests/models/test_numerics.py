@@ -43,14 +43,6 @@ def test_the_run_ends_at_the_position_and_keeps_the_rounds_before(spoilt):
     assert sum((row.committed for row in partial.rounds), ()) == partial.tokens
 
 
-def test_it_ends_before_any_round_too(spoilt):
-    target, clean, place = spoilt
-    target.start(TextStart([*PROMPT, clean[place]], 20))
-    with pytest.raises(NumericsError, match=f"position {len(PROMPT)}:") as raised:
-        target.verify(EMPTY)
-    assert raised.value.partial is None
-
-
 def test_a_bad_row_anywhere_in_the_draft_is_seen(spoilt):
     target, clean, place = spoilt
     for draft in ([clean[place], 1], [1, clean[place]]):

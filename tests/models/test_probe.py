@@ -315,21 +315,6 @@ def test_a_prefill_that_fails_in_pieces_is_made_in_one_call(altered, make_struct
     assert found.tokens == own
 
 
-def test_a_chain_behind_a_rejection_has_to_be_right(altered):
-    """A model that keeps what was rolled back: its positions go on from the most tokens that it has seen."""
-    seen = [0]
-
-    def change(inputs, cache):
-        begin = max(seen[0], cache.length)
-        size = inputs["input_ids"].shape[-1]
-        behind = torch.arange(begin, begin + size).expand_as(inputs["position_ids"])
-        seen[0] = begin + size
-        return inputs | {"position_ids": behind}
-
-    with pytest.raises(ModelLoadError, match=r"\(llama, .*after rolling back its cache"):
-        probe(Decoder(altered(change), "keeps", 512))
-
-
 def test_rows_that_fail_are_not_asked_for(altered):
     def change(inputs, cache):
         if len(inputs["input_ids"]) > 1:

@@ -8,7 +8,7 @@ from peers.gguf_reference import fields_of, logits, tensors_of
 
 from specdec.certification.tiny_models import SIZES
 from specdec.peers.base.contract import LeftOut
-from specdec.peers.base.gguf_file import interleaved, write_gguf
+from specdec.peers.base.gguf_file import write_gguf
 
 gguf = pytest.importorskip("gguf", reason="GGUF files are written with gguf: pip install -e '.[llama-cpp]'")
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]
@@ -83,11 +83,6 @@ def test_the_file_has_no_vocabulary_but_its_size(copy, tmp_path):
     model = copy("llama")
     fields = fields_of(written(model, tmp_path / "m.gguf"))
     assert (fields["tokenizer.ggml.model"], fields["vocab_size"]) == ("none", model.config.vocab_size)
-
-
-def test_rows_of_a_projection_are_interleaved():
-    rows = torch.arange(8.0)[:, None]  # two heads of four rows
-    assert interleaved(rows, 2).flatten().tolist() == [0, 2, 1, 3, 4, 6, 5, 7]
 
 
 @pytest.mark.parametrize(

@@ -9,20 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures.plain_rounds import decoded
 from peers.fake_llama_cpp import FakeLlama, install
+from peers.peers_at_work import GAMMA, LONGEST, PROMPT, ours, work
 
-from specdec.drafters.none import NoDrafter
-from specdec.peers import Work, opened
+from specdec.peers import opened
 from specdec.peers.llama_cpp import LlamaCpp, settings
-from specdec.prompts import Prompt
-from specdec.structures import structures
 from specdec.targets.causal import Causal
 
 pytest.importorskip("gguf", reason="GGUF files are written with gguf: pip install -e '.[llama-cpp]'")
-PROMPT = Prompt("p/0", "p", "", (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5))
-LIMIT, GAMMA = 24, 3
-CHAIN = structures.build({"name": "chain", "gamma": GAMMA})
 
 
 @pytest.fixture(scope="module")
@@ -40,17 +34,6 @@ def engine(monkeypatch, models):
     return install(monkeypatch, models)
 
 
-def work(target, models, name="none"):
-    values = {"name": name, "q": "auto", "order_max": 5}
-    drafter = SimpleNamespace(model=models["drafter.gguf"], translation=None)
-    return Work(target, drafter, values, CHAIN, LIMIT, LIMIT + len(PROMPT.tokens), 7)
-
-
-def ours(target):
-    """The text that we decode greedily."""
-    return decoded(target, NoDrafter(), CHAIN.resized(0), PROMPT.tokens, LIMIT).tokens
-
-
 EXPECTED = [
     ("none", {"llama_cpp.generate": ("baseline", 0)}),
     ("ngram", {"llama_cpp.generate": ("baseline", 0), "llama_cpp.prompt_lookup": ("ngram", GAMMA)}),
@@ -62,7 +45,7 @@ EXPECTED = [
 @pytest.mark.parametrize(("name", "expected"), EXPECTED)
 def test_every_peer_writes_our_greedy_text(engine, target, models, name, expected):
     text = ours(target)
-    with opened(["llama_cpp"], work(target, models, name)) as others:
+    with opened(["llama_cpp"], work(target, name, models["drafter.gguf"])) as others:
         assert {peer.name: peer.ours for peer in others.peers} == expected
         others.tune(PROMPT, (), set())
         rows = [peer(PROMPT) for peer in others.peers]
@@ -81,7 +64,7 @@ def test_llama_cpp_itself_writes_our_greedy_text(target, models, name, expected)
     torch.set_num_threads(1)
     try:
         text = ours(target)
-        with opened(["llama_cpp"], work(target, models, name)) as others:
+        with opened(["llama_cpp"], work(target, name, models["drafter.gguf"])) as others:
             others.tune(PROMPT, (), set())
             assert [peer.failure for peer in others.peers] == [""] * len(expected)
             written = {peer.name: peer(PROMPT)["generated_token_ids"] for peer in others.peers}
@@ -92,7 +75,7 @@ def test_llama_cpp_itself_writes_our_greedy_text(target, models, name, expected)
 
 def test_every_text_begins_afresh(engine, target, models):
     """llama-cpp-python would take the prompt from the cache of the generation before."""
-    with opened(["llama_cpp"], work(target, models, "small_model")) as others:
+    with opened(["llama_cpp"], work(target, "small_model", models["drafter.gguf"])) as others:
         (_, peer) = others.peers
         peer(PROMPT)
         peer(PROMPT)
@@ -101,36 +84,36 @@ def test_every_text_begins_afresh(engine, target, models):
         for each in (first, second):
             assert [call for call in each.calls if call == "reset"] == ["reset"] * 2
             assert each.calls[0] == "reset"
-    with opened(["llama_cpp"], work(target, models, "small_model")) as others:
+    with opened(["llama_cpp"], work(target, "small_model", models["drafter.gguf"])) as others:
         others.peers[1](PROMPT)
         drafted = [call[1] for call in FakeLlama.opened[-1].calls if call[0] == "drafted"]
         assert drafted and set(drafted) == {GAMMA}
-    with opened(["llama_cpp"], work(target, models, "ngram")) as others:
+    with opened(["llama_cpp"], work(target, "ngram", models["drafter.gguf"])) as others:
         others.peers[1](PROMPT)
-        assert FakeLlama.opened[-1].draft_model.asked == (5, GAMMA)
+        assert FakeLlama.opened[-1].draft_model.asked == (7, GAMMA)
 
 
 def test_the_end_token_counts_and_nothing_after_it(engine, target, models):
     text = ours(target)
     target.end_tokens = frozenset({text[4]})
-    with opened(["llama_cpp"], work(target, models)) as others:
+    with opened(["llama_cpp"], work(target)) as others:
         assert others.peers[0](PROMPT)["generated_token_ids"] == list(text[: text.index(text[4]) + 1])
 
 
 def test_threads_cache_and_room_are_those_of_the_run(engine, target, models):
-    found = settings(work(target, models))
+    found = settings(work(target))
     assert len(found) == 2 and {each.options["flash_attn"] for each in found} == {True, False}
     for each in found:
         assert each.options["n_threads"] == each.options["n_threads_batch"] == torch.get_num_threads()
-        assert each.options["n_ctx"] >= LIMIT + len(PROMPT.tokens) + GAMMA
-        assert (each.options["type_k"], each.options["seed"]) == (0, 7)
+        assert each.options["n_ctx"] >= LONGEST + GAMMA
+        assert (each.options["type_k"], each.options["seed"]) == (0, 5)
     target.model = SimpleNamespace(dtype=torch.bfloat16)
-    assert [each.options["type_v"] for each in settings(work(target, models))] == [30, 30, 1, 1]
+    assert [each.options["type_v"] for each in settings(work(target))] == [30, 30, 1, 1]
 
 
 def test_nothing_is_held_open_without_a_run(engine, target, models):
     held = ExitStack()
-    LlamaCpp("llama_cpp").peers(work(target, models), held)
+    LlamaCpp("llama_cpp").peers(work(target), held)
     held.close()
     assert FakeLlama.opened == []
 
@@ -145,7 +128,7 @@ def test_nothing_is_held_open_without_a_run(engine, target, models):
 )
 def test_only_laws_that_llama_cpp_has_are_compared(engine, models, sampling, changes, message):
     target = Causal(models["target.gguf"], sampling(**changes))
-    with opened(["llama_cpp"], work(target, models)) as others:
+    with opened(["llama_cpp"], work(target)) as others:
         reasons = [each["reason"] for each in others.describe()["left_out"]]
         assert len(reasons) == bool(message) and all(message in reason for reason in reasons)
         for peer in others.peers:
@@ -156,7 +139,7 @@ def test_only_laws_that_llama_cpp_has_are_compared(engine, models, sampling, cha
 
 
 def test_a_drafter_that_cannot_be_written_leaves_the_others(engine, target, models, tiny_model):
-    asked = work(target, models, "small_model")
+    asked = work(target, "small_model", models["drafter.gguf"])
     asked.drafter.model = tiny_model("gpt2")
     with opened(["llama_cpp"], asked) as others:
         assert [peer.name for peer in others.peers] == ["llama_cpp.generate"]
@@ -166,7 +149,7 @@ def test_a_drafter_that_cannot_be_written_leaves_the_others(engine, target, mode
 
 def test_what_is_not_installed_is_named_with_the_remedy(target, models, monkeypatch):
     monkeypatch.setattr(LlamaCpp, "needs", {"no_such_module": "llama-cpp-python", "gguf": "gguf"})
-    with opened(["llama_cpp"], work(target, models)) as others:
+    with opened(["llama_cpp"], work(target)) as others:
         assert others.peers == []
         (absent,) = others.describe()["left_out"]
         assert absent["peer"] == "llama_cpp"
@@ -175,7 +158,7 @@ def test_what_is_not_installed_is_named_with_the_remedy(target, models, monkeypa
 
 def test_no_file_is_left_behind(engine, target, models, monkeypatch, tmp_path):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(KeyboardInterrupt), opened(["llama_cpp"], work(target, models)):
+    with pytest.raises(KeyboardInterrupt), opened(["llama_cpp"], work(target)):
         assert list(tmp_path.rglob("target.gguf"))
         raise KeyboardInterrupt
     assert not list(tmp_path.iterdir())

@@ -7,22 +7,14 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from fixtures.plain_rounds import decoded
+from peers.peers_at_work import GAMMA, LIMIT, LONGEST, PROMPT, ours, work
 
-from specdec.drafters.none import NoDrafter
 from specdec.models.load import POCKET, load_tokenizer, model_path
-from specdec.peers import Absent, Work
+from specdec.peers import Absent
 from specdec.peers import openvino as engine
 from specdec.peers.base.contract import LeftOut
 from specdec.peers.openvino import OpenVino
-from specdec.prompts import Prompt
-from specdec.structures import structures
 from specdec.targets.causal import Causal
-
-PROMPT = Prompt("p/0", "p", "", (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5))
-LIMIT, GAMMA = 12, 3
-CHAIN = structures.build({"name": "chain", "gamma": GAMMA})
-SLOTS = len(PROMPT.tokens) + LIMIT
 
 
 @pytest.fixture
@@ -33,16 +25,6 @@ def float_model(tiny_model):
 @pytest.fixture
 def target(float_model, sampling):
     return Causal(float_model("llama"), sampling(temperature=0.0), load_tokenizer(model_path(POCKET)))
-
-
-def work(target, name="none", model=None, longest=SLOTS, translation=None):
-    drafter = SimpleNamespace(model=model, translation=translation)
-    return Work(target, drafter, {"name": name, "q": "auto", "order_max": 7}, CHAIN, LIMIT, longest, 5)
-
-
-def ours(target):
-    """The text that we decode greedily."""
-    return decoded(target, NoDrafter(), CHAIN.resized(0), PROMPT.tokens, LIMIT).tokens
 
 
 class StandIn:
@@ -220,7 +202,7 @@ def test_a_full_disk_is_told(float_model, sampling, stand_in, held, monkeypatch)
         (lambda target: target.model.double(), "does not compute in float64 on this processor"),
         (lambda target: target.model.half(), "does not compute in float16 on this processor"),
         (lambda target: setattr(target, "in_one_piece", False), "in one piece on a CPU only"),
-        (lambda target: setattr(target.model.config, "sliding_window", SLOTS - 1), f"sees {SLOTS - 1} tokens back"),
+        (lambda target: setattr(target.model.config, "sliding_window", LONGEST - 1), f"sees {LONGEST - 1} tokens back"),
     ],
 )
 def test_a_target_that_it_cannot_run_is_left_out_with_the_reason(target, stand_in, held, change, reason):

@@ -2,8 +2,6 @@
 values.
 """
 
-import copy
-
 import pytest
 import torch
 
@@ -40,31 +38,3 @@ def test_the_example_has_no_two_sizes_that_are_equal(tiny_model):
     assert len({tokens.shape[0], tokens.shape[1], keys.shape[2], mask.shape[1]}) == 4
     assert (len(beams), keys.shape[0]) == (2, 2) and places[0].tolist() == list(range(3, 8))
     assert written_bytes(tiny_model("llama")) == 4 * sum(each.numel() for each in tiny_model("llama").parameters())
-
-
-@pytest.mark.slow
-def test_a_written_model_computes_what_the_model_does(tiny_model, tmp_path):
-    """In bfloat16 the file holds the same weights as float32; the model that was written stays as it is."""
-    openvino = pytest.importorskip("openvino", reason="openvino is not installed: pip install -e '.[openvino]'")
-    from specdec.peers.base.openvino_ir import MODEL_FILE, write_openvino
-
-    model = copy.deepcopy(tiny_model("llama")).bfloat16()
-    write_openvino(model, ["full_attention"], tmp_path)
-    assert model.dtype == torch.bfloat16 and model.config._attn_implementation == "sdpa"
-    exact = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
-    read = openvino.Core().compile_model(tmp_path / MODEL_FILE, "CPU", exact)
-    request = read.create_infer_request()
-    tokens = torch.arange(7)[None] + 1
-    found = []
-    for begin, end in ((0, 4), (4, 7)):
-        inputs = {
-            "input_ids": tokens[:, begin:end],
-            "attention_mask": torch.ones(1, end, dtype=torch.long),
-            "position_ids": torch.arange(begin, end)[None],
-            "beam_idx": torch.zeros(1, dtype=torch.int32),
-        }
-        request.infer({name: each.numpy() for name, each in inputs.items()})
-        found.append(torch.from_numpy(request.get_tensor("logits").data.copy()))
-    with torch.no_grad():
-        expected = copy.deepcopy(model).float()(input_ids=tokens).logits
-    assert torch.allclose(torch.cat(found, 1), expected, atol=1e-4)

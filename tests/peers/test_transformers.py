@@ -1,22 +1,16 @@
 """transformers on tiny models: the same tokens as our baseline, no model left changed, failures told in a sentence."""
 
 from contextlib import ExitStack
-from types import SimpleNamespace
 
 import pytest
 import torch
-from fixtures.plain_rounds import decoded
+from peers.peers_at_work import CHAIN, GAMMA, LIMIT, PROMPT, ours, work
 
 from specdec.analysis.findings.peers_section import peer_notes
-from specdec.drafters.none import NoDrafter
-from specdec.peers import Setting, Work
+from specdec.peers import Setting
 from specdec.peers.transformers import Transformers, TransformersPeer, settings
-from specdec.prompts import Prompt
 from specdec.structures import structures
 from specdec.targets.causal import Causal
-
-PROMPT = Prompt("p/0", "p", "", (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5))
-LIMIT, GAMMA = 24, 3
 
 
 @pytest.fixture
@@ -24,23 +18,9 @@ def target(tiny_model, sampling):
     return Causal(tiny_model("llama"), sampling(temperature=0.0))
 
 
-CHAIN = {"name": "chain", "gamma": GAMMA}
-
-
-def ours(target):
-    """The text that we decode greedily."""
-    return decoded(target, NoDrafter(), structures.build(CHAIN).resized(0), PROMPT.tokens, LIMIT).tokens
-
-
-def work(target, name="none", model=None, order_max=3, structure=CHAIN):
-    values = {"name": name, "q": "auto", "order_max": order_max}
-    drafter = SimpleNamespace(model=model, translation=None)
-    return Work(target, drafter, values, structures.build(structure), LIMIT, LIMIT + len(PROMPT.tokens), 0)
-
-
-def made(target, name, model=None, mode=None, order_max=3, structure=CHAIN):
+def made(target, name, model=None, mode=None, structure=CHAIN):
     target.compilation = mode
-    return Transformers("transformers").peers(work(target, name, model, order_max, structure), ExitStack())
+    return Transformers("transformers").peers(work(target, name, model, structure), ExitStack())
 
 
 def note(peer):
@@ -78,7 +58,7 @@ def test_every_peer_writes_our_greedy_text(target, tiny_model, name, expected):
 
 @pytest.mark.parametrize("name", ["ngram", "small_model"])
 def test_rows_are_not_set_against_the_chains_of_transformers(target, tiny_model, name):
-    rows = {"name": "rows", "k": 2, "w": GAMMA, "budget": 100}
+    rows = structures.build({"name": "rows", "k": 2, "w": GAMMA, "budget": 100})
     assert [peer.name for peer in made(target, name, small(tiny_model), structure=rows)] == ["generate"]
 
 
@@ -109,7 +89,7 @@ def test_assistant_offers_gamma_tokens_in_every_round(target, tiny_model, monkey
 def test_prompt_lookup_gets_gamma_and_match_length(target, monkeypatch):
     seen = {}
     monkeypatch.setattr(type(target.model), "generate", lambda self, ids, **how: seen.update(how) or ids.repeat(1, 2))
-    (_, peer) = made(target, "ngram", order_max=7)
+    (_, peer) = made(target, "ngram")
     peer(PROMPT)
     assert (seen["prompt_lookup_num_tokens"], seen["max_matching_ngram_size"]) == (GAMMA, 7)
     assert seen["do_sample"] is False

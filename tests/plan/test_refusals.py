@@ -173,6 +173,9 @@ CONFIGURED = {
     "certify +drafter=ngram measurement.null=true": "specdec.certify has no null control",
     "certify": "No drafter: add +drafter=NAME, one of",
     "certify +drafter=ngram measurement.drafters=[suffix]": "certifies one drafter",
+    "certify +drafter=ngram verifier=greedy": "add sampling=greedy",
+    "certify +drafter=ngram +certificate.draws=5": "certificate.draws",
+    "advise +drafter=ngram +advice.txt=x": "advice.txt",
 }
 RIGHT = [
     "run +drafter=ngram",

@@ -80,19 +80,6 @@ def test_one_slot_and_equal_texts_wait_as_in_m_d_1(rho):
 
 
 @pytest.mark.slow
-def test_one_slot_and_exponential_service_wait_as_in_m_m_1():
-    """Prefills of a thousandth for each of round(1000 Exp(1)) tokens, and steps that take nothing: rho / (1 - rho)."""
-    rho = 0.6
-    texts = [text(1, prompt=1 + round(1000 * each)) for each in np.random.default_rng(5).exponential(size=20_000)]
-    means = []
-    for seed in range(8):
-        found = serve(poisson(rho, texts, seed), FixedGamma(0), Steps(0.0, prefilled=1e-3), slots=1, count=8000)
-        means.append(np.mean([r.admitted - r.arrived for r in found.requests[1000:8000]]))
-    assert np.mean(means) == pytest.approx(rho / (1 - rho), abs=4 * np.std(means, ddof=1) / 8**0.5)
-    assert np.mean(means) == pytest.approx(mean_wait(rho, 1.0, 2.0), rel=0.1)
-
-
-@pytest.mark.slow
 def test_many_slots_whose_step_grows_with_them_share_the_processor():
     """Steps that take a second for each sequence are processor sharing in small slices: s / (1 - rho), for short and
     for long requests alike, up to the slice.

@@ -4,9 +4,6 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -19,11 +16,11 @@ from specdec.tracking.views import NOTE
 LONG = ("+drafter=ngram", "+debug=tiny", "measurement.repeats=9", "hydra.run.dir=one")
 
 
-def after_prompts(monkeypatch: pytest.MonkeyPatch, prompts: int, act: Callable[[], None]) -> None:
+def after_prompts(monkeypatch, prompts, act):
     """Call `act` while the prompt after so many is decoded."""
     whole, calls = Session.run_prompt, []
 
-    def run_prompt(*arguments: Any, **values: Any) -> Any:
+    def run_prompt(*arguments, **values):
         calls.append(1)
         if len(calls) == prompts + 1:
             act()
@@ -32,16 +29,14 @@ def after_prompts(monkeypatch: pytest.MonkeyPatch, prompts: int, act: Callable[[
     monkeypatch.setattr(Session, "run_prompt", run_prompt)
 
 
-def logged(folder: Path) -> Any:
+def logged(folder):
     client, experiment = opened(locate(None, folder), "specdec")
     (found,) = client.search_runs([experiment], "tags.`specdec.role` = 'main'")
     return found
 
 
 @pytest.mark.slow
-def test_a_signal_ends_a_run_with_a_report_of_what_there_is(
-    in_process: Any, made_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_ends_a_run_with_a_report_of_what_there_is(in_process, made_database, tmp_path, monkeypatch):
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
     after_prompts(monkeypatch, 7, lambda: os.kill(os.getpid(), signal.SIGINT))
     ended = in_process(run, *LONG)
@@ -70,19 +65,15 @@ def test_a_signal_ends_a_run_with_a_report_of_what_there_is(
 
 
 @pytest.mark.slow
-def test_a_signal_before_the_first_prompt_leaves_no_report(
-    in_process: Any, made_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_before_the_first_prompt_leaves_no_report(in_process, made_database, tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "warm_up", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert in_process(run, *LONG).code == 143
     assert logged(tmp_path).info.status == "KILLED" and not (tmp_path / "one" / "report.md").exists()
 
 
 @pytest.mark.slow
-def test_a_signal_that_a_library_swallows_is_raised_between_prompts(
-    in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def swallowed() -> None:
+def test_a_signal_that_a_library_swallows_is_raised_between_prompts(in_process, tmp_path, monkeypatch):
+    def swallowed():
         try:
             os.kill(os.getpid(), signal.SIGTERM)
         except Exception:
@@ -95,7 +86,7 @@ def test_a_signal_that_a_library_swallows_is_raised_between_prompts(
     )
 
 
-def child(work: Callable[[], Any]) -> int:
+def child(work):
     """Run `work` in a process of its own and return its number."""
     number = os.fork()
     if not number:
@@ -107,12 +98,10 @@ def child(work: Callable[[], Any]) -> int:
 
 
 @pytest.mark.slow
-def test_a_second_signal_ends_the_process_at_once(
-    in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_signal_ends_the_process_at_once(in_process, tmp_path, monkeypatch):
     """While the partial results are being analysed, which here never ends."""
 
-    def endless(folder: Path) -> None:
+    def endless(folder):
         (tmp_path / "analysing").write_text("")
         time.sleep(60)
 
@@ -126,9 +115,7 @@ def test_a_second_signal_ends_the_process_at_once(
 
 
 @pytest.mark.slow
-def test_what_a_killed_process_left_is_reported(
-    in_process: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_a_killed_process_left_is_reported(in_process, tmp_path, monkeypatch):
     """SIGKILL leaves part-files and no summary; the report gathers them and says how much it is."""
     monkeypatch.setattr("specdec.folder.results._KEPT_S", -1.0)  # each prompt to disk at once
     after_prompts(monkeypatch, 8, lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -65,14 +65,6 @@ def test_a_control_decodes_without_a_drafter(finished_run):
     assert (rounds.loc["null", "committed"] == 1).all() and rounds.loc["ngram", "offered"].any()
 
 
-def test_three_prompts_settle_nothing(command):
-    """The fault of the issue: a verdict on three prompts, and a best gamma told apart from every other."""
-    ended, _ = command(*SMALL, "prompts.tokens=[[0,1,2],[1,2,0],[2,0,1]]")
-    said = " ".join(ended.output.split())
-    assert ended.code == 0 and "3 prompts are too few for a verdict, which needs 5" in said
-    assert "Speculation pays" not in said and "Speculation does not pay" not in said and "more than chance" not in said
-
-
 def test_time_that_is_simulated_has_no_control(command, tmp_path):
     record = {"prompt_token_ids": [1, 2], "generated_token_ids": [1, 2, 1, 2, 1, 2]}
     (tmp_path / "streams.jsonl").write_text(json.dumps(record) + "\n")

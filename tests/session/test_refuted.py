@@ -6,7 +6,6 @@ import re
 import pytest
 
 from specdec import run
-from specdec.analysis.read.facts import SessionFacts
 from specdec.analysis.read.mlflow_runs import load_runs
 from specdec.session import session
 from specdec.session.divergence import Divergence
@@ -86,8 +85,3 @@ def test_a_finished_run_that_is_kept_is_still_refuted(tmp_path):
         run.metrics_of(KeptRun({"speedup": 2.0}, tmp_path))
     (tmp_path / "summary.json").write_text("{}")
     assert run.metrics_of(KeptRun({"speedup": 2.0}, tmp_path)) == {"speedup": 2.0}
-
-
-def test_near_ties_refute_nothing():
-    facts = SessionFacts(compared=6, identical=3, unexplained=0, cache_bytes=0, peak_mb=0.0)
-    assert facts.refuted == ""

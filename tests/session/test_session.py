@@ -103,13 +103,6 @@ def test_methods_take_turns(tmp_path, decoded):
         assert {order[place] for order in orders} == {0, 1, 2, 4}
 
 
-def test_every_method_is_warmed_up_before_anything_is_written(tmp_path, decoded):
-    made = Made(tmp_path)
-    made.session.warm_up(made.parts.prompts.prompts[0], 2)
-    assert sorted(gamma for gamma, _ in decoded) == [0, 1, 2, 4] and {limit for _, limit in decoded} == {2}
-    assert not (tmp_path / "generations.jsonl").exists() and not list(tmp_path.glob("rounds/*"))
-
-
 def test_a_run_warms_up_calibrates_and_then_decodes(tmp_path, decoded, monkeypatch):
     config = config_of()
     parts, results = open_parts(plan(config)), ResultsFolder(tmp_path)

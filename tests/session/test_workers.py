@@ -14,7 +14,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from specdec import run
 from specdec.drafters import drafters
 from specdec.drafters.base import Drafter
 from specdec.errors import NumericsError, UsageError
@@ -27,17 +26,6 @@ QUICK = ("tracking.enabled=false", "measurement.bootstrap=50", "measurement.cost
 TINY = ("+drafter=ngram", "+debug=tiny", *QUICK)
 TABLES = ("rounds.parquet", "replay.parquet", "alpha.parquet")
 NOT_MEASURED = ("session.json", "traces.json")
-
-
-@pytest.fixture
-def command(in_process, undrawn_pictures, tmp_path):
-    """`command(name, ...)` runs specdec.run into the folder `name`; it gives exit code, standard error and folder."""
-
-    def call(name, *arguments):
-        ended = in_process(run, *arguments, f"hydra.run.dir={tmp_path / name}")
-        return ended.code, ended.error, tmp_path / name
-
-    return call
 
 
 @pytest.fixture
@@ -88,34 +76,33 @@ def untimed(folder: Path) -> dict[str, object]:
     return json.loads(json.dumps(found))
 
 
+# A model with later turns that continue sampled answers; on a table, a drafter beside the other.
+TALK = (
+    *("+drafter=ngram", *QUICK, "prompts=mt_bench", f"prompts.path={QUESTIONS}", "sampling=temperature"),
+    *("measurement.max_new_tokens=8", "measurement.gammas=[]", "target.compile=false", "measurement.warmup_tokens=0"),
+    "measurement.calibration_calls=1",
+)
+
+
 @pytest.mark.slow
-def test_workers_write_what_one_process_writes(command, in_threads):
-    """A model with later turns that continue sampled answers, in two repeats."""
-    talk = ("+drafter=ngram", *QUICK, "prompts=mt_bench", f"prompts.path={QUESTIONS}", "sampling=temperature")
-    talk += ("measurement.repeats=2", "measurement.max_new_tokens=8", "measurement.gammas=[]", "target.compile=false")
-    talk += ("measurement.warmup_tokens=0", "measurement.calibration_calls=1", "measurement.traced=3")
-    code, error, alone = command("alone", *talk)
+@pytest.mark.parametrize(
+    ("arguments", "workers"), [(TALK, 2), ((*TINY, "measurement.drafters=[oracle]"), 3)], ids=["talks", "two drafters"]
+)
+def test_workers_write_what_one_process_writes(run_into, in_threads, arguments, workers):
+    """All prompts of two repeats, in their order."""
+    arguments = (*arguments, "measurement.repeats=2", "measurement.traced=3")
+    code, error, alone = run_into("alone", *arguments)
     assert code == 0, error
-    code, error, shared = command("shared", *talk, "measurement.workers=2")
+    code, error, shared = run_into("shared", *arguments, f"measurement.workers={workers}")
     assert code == 0, error
     assert untimed(shared) == untimed(alone)
     assert len(json.loads((shared / "traces.json").read_text())) == 3
-    assert "Decoded by 2 workers, with 1 threads each" in (shared / "report.md").read_text()
+    assert f"Decoded by {workers} workers, with 1 threads each" in (shared / "report.md").read_text()
     assert not (shared / "rounds").exists()
 
 
 @pytest.mark.slow
-def test_the_prompts_of_all_repeats_keep_their_order(command, in_threads):
-    arguments = (*TINY, "measurement.repeats=2", "measurement.drafters=[oracle]")
-    code, error, alone = command("alone", *arguments)
-    assert code == 0, error
-    code, error, shared = command("shared", *arguments, "measurement.workers=3")
-    assert code == 0, error
-    assert untimed(shared) == untimed(alone)
-
-
-@pytest.mark.slow
-def test_a_dead_worker_fails_the_run_which_can_be_resumed(command, tmp_path):
+def test_a_dead_worker_fails_the_run_which_can_be_resumed(run_into, tmp_path):
     slow = ("+drafter=oracle", "+debug=tiny", *QUICK, "drafter.step_ms=4")
     folder, killed = tmp_path / "killed", []
 
@@ -128,7 +115,7 @@ def test_a_dead_worker_fails_the_run_which_can_be_resumed(command, tmp_path):
 
     killer = threading.Thread(target=kill)
     killer.start()
-    code, error, _ = command("killed", *slow, "measurement.workers=2")
+    code, error, _ = run_into("killed", *slow, "measurement.workers=2")
     killer.join()
     assert code == 4 and error.count("\n") == 1, error
     assert error.startswith("specdec: Worker ") and "of 2 died (signal 9) while it decoded prompt 'tokens/" in error
@@ -136,15 +123,15 @@ def test_a_dead_worker_fails_the_run_which_can_be_resumed(command, tmp_path):
     status = json.loads((folder / "status.json").read_text())
     kept = len(finished_prompts(folder))
     assert status["status"] == "failed" and 0 < kept < 6 and f"{kept} prompt" in status["sentence"]
-    code, error, _ = command("killed", *slow)  # goes on in one process
+    code, error, _ = run_into("killed", *slow)  # goes on in one process
     assert code == 0, error
-    code, error, alone = command("alone", *slow)  # by one process: who decodes is no part of what a run is
+    code, error, alone = run_into("alone", *slow)  # by one process: who decodes is no part of what a run is
     assert untimed(folder) == untimed(alone)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("fault", "code"), [(NumericsError, 4), (UsageError, 2)])
-def test_the_fault_of_a_worker_is_that_of_the_run(command, in_threads, monkeypatch, fault, code):
+def test_the_fault_of_a_worker_is_that_of_the_run(run_into, in_threads, monkeypatch, fault, code):
     """It ends with the worker's sentence; the prompts at hand are finished, no other one is begun."""
     verify, starts = Table.verify, []
 
@@ -161,7 +148,7 @@ def test_the_fault_of_a_worker_is_that_of_the_run(command, in_threads, monkeypat
     begun = Table.start
     monkeypatch.setattr(Table, "start", start)
     monkeypatch.setattr(Table, "verify", broken)
-    ended, error, folder = command("broken", *TINY, "measurement.workers=2", "measurement.warmup_tokens=0")
+    ended, error, folder = run_into("broken", *TINY, "measurement.workers=2", "measurement.warmup_tokens=0")
     assert (ended, error) == (code, "specdec: The third prompt cannot be decoded.\n")
     assert json.loads((folder / "status.json").read_text())["status"] == "failed"
     rounds = pd.read_parquet(folder / "rounds.parquet")
@@ -198,8 +185,8 @@ def test_a_numerics_fault_travels_without_its_rounds(monkeypatch, tmp_path):
         (["+drafter=ngram", "prompts.limit=2", "measurement.peers=[transformers]"], "measurement.peers are timed"),
     ],
 )
-def test_what_depends_on_the_order_of_prompts_is_refused(command, arguments, says):
-    code, error, folder = command("refused", *arguments, *QUICK, "measurement.workers=2")
+def test_what_depends_on_the_order_of_prompts_is_refused(run_into, arguments, says):
+    code, error, folder = run_into("refused", *arguments, *QUICK, "measurement.workers=2")
     assert code == 2 and says in error and error.count("\n") == 1
     assert not folder.exists() or not list(folder.glob("rounds*"))
 

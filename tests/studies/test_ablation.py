@@ -32,12 +32,6 @@ def test_histograms_add_up(study, tiny_target):
         assert min(found.curves[f"curve/ablation/rank.{name}"]) >= 1
 
 
-@pytest.mark.slow
-def test_a_single_strategy_has_everything(study):
-    found, _ = study("ngrammys_ablation", "drafter=ngram", "structure=rows", *SMALL)
-    assert found.metrics["ablation/ngram.of_rows"] == found.metrics["ablation/ngram.tokens"] == 1
-
-
 def test_texts_too_short_for_any_draft(study):
     found, _ = study("ngrammys_ablation", *SMALL, "measurement.max_new_tokens=1")
     assert "proposed nothing" in found.sections[0].text[0] and found.metrics == {}

@@ -58,12 +58,6 @@ def test_every_arm_decodes_every_text(study, chosen):
 
 
 @pytest.mark.slow
-def test_without_shapes_each_drafter_has_its_own_structure(study, chosen):
-    _, tables = study("all_drafters", *chosen, "study.shapes=[]")
-    assert set(tables["arms"]["setting"]) == {"default"}
-
-
-@pytest.mark.slow
 def test_a_drafter_that_goes_no_deeper_has_no_chain_of_the_equal_size(study, chosen, monkeypatch):
     monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, deepest=2))
     _, tables = study("all_drafters", *chosen, "study.nodes=3")

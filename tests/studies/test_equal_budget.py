@@ -46,26 +46,15 @@ def test_recorded_streams_in_simulated_time(command, tmp_path, recording):
     code, printed = command(*TINY, *target)
     assert code == 0, printed
     folder, tables = tables_of(tmp_path)
-    replay, choices = tables["replay"], tables["choices"]
-    # Every shape with exactly the budget's nodes, and both halves' trees.
+    replay = tables["replay"]
     rows = replay[(replay["shape"] == "rows") & (replay["budget"] == 6)]
     assert set(rows["variant"]) == {"2 x 3", "3 x 2", "6 x 1"}
-    for row in choices.itertuples():
+    assert set(replay[replay["shape"] == "tree"]["made_on"]) == {0, 1}
+    # Halves by turns, and the structures chosen on them: `test_candidates.py` has how.
+    assert replay.groupby("prompt")["half"].first().to_dict() == {f"s{n}": n % 2 for n in range(5)}
+    for row in tables["choices"].itertuples():
         shape = structures.build(json.loads(row.structure))
         assert shape.nodes == row.budget and shape.name == row.shape
-    assert set(replay[replay["shape"] == "tree"]["made_on"]) == {0, 1}
-    # Halves by turns, and what was chosen is the best on its own half.
-    assert replay.groupby("prompt")["half"].first().to_dict() == {f"s{n}": n % 2 for n in range(5)}
-    for row in choices.itertuples():
-        mine = replay[
-            (replay["shape"] == row.shape)
-            & (replay["budget"] == row.budget)
-            & (replay["half"] == row.half)
-            & replay["made_on"].isin([-1, row.half])
-        ]
-        totals = mine.groupby("variant")[["tokens", "rounds"]].sum()
-        value = totals["tokens"] / totals["rounds"]
-        assert value[row.variant] == value.max()
     opened = finished_study(folder).findings()
     assert "simulated speedup" in opened.sections[1].text[0]
     chain = replay[(replay["shape"] == "chain") & (replay["budget"] == 6)]

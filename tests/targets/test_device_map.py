@@ -6,8 +6,6 @@ import pandas as pd
 import pytest
 import yaml
 
-from specdec import run
-
 COMMON = """+drafter=ngram prompts=random_tokens prompts.vocabulary=64 prompts.length=20 prompts.limit=2
 measurement.max_new_tokens=12 measurement.gammas=[2] measurement.warmup_tokens=0 measurement.calibration_calls=1
 target.compile=false measurement.bootstrap=50 measurement.cost_contexts=[] tracking.enabled=false
@@ -26,12 +24,8 @@ def model(save_llama, tmp_path_factory):
 
 
 @pytest.fixture
-def command(in_process, undrawn_pictures, model, tmp_path):
-    def call(name, *arguments):
-        ended = in_process(run, *COMMON, f"target.model={model}", f"hydra.run.dir={tmp_path / name}", *arguments)
-        return ended.code, ended.error, tmp_path / name
-
-    return call
+def command(run_into, model):
+    return lambda name, *arguments: run_into(name, *COMMON, f"target.model={model}", *arguments)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from fixtures.plain_rounds import decoded
 
 from specdec.drafters import drafters
 from specdec.errors import UsageError
-from specdec.records import Draft, TextStart, Tree, chain_tree
+from specdec.records import TextStart
 from specdec.replay.walk import replay_stream
 from specdec.structures import structures
 from specdec.targets import targets
@@ -106,17 +106,6 @@ def test_an_end_token_cuts_as_it_did(table, replay, drafter_values, make_structu
     assert last.finish == "end_token" and last.rounds[-1].truncation == "end_token"
     last = same_rounds(live, replayed, drafter, make_structure(structure, 2), [stream], 3)
     assert last.finish == "limit" and last.tokens == (2, 3, 4)
-
-
-def test_every_node_gets_the_recorded_token_of_its_depth(replay):
-    target = replay([STREAM])
-    target.start(TextStart(STREAM.prompt, 100))
-    tree = Tree((-1, -1, 0, 2, 1))
-    p = target.verify(Draft(torch.tensor([4, 0, 0, 1, 2]), tree))
-    assert p.argmax(-1).tolist() == [4, 0, 0, 3, 1, 3] and (p.sum(-1) == 1).all()
-    target.commit((0,), 0)  # the record goes 4 0 | 3 1
-    assert target.verify(Draft(torch.tensor([3]), chain_tree(1))).argmax(-1).tolist() == [3, 1]
-    assert target.vocab_size == 5
 
 
 def test_nothing_is_decoded_beyond_the_record(replay):

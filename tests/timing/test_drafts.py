@@ -50,8 +50,9 @@ def timer(clock, calls):
     return Timer(clock, calls, generator_for(0, "drafts", "cost"))
 
 
-def test_every_structure_is_timed_apart_from_its_first_draft(tiny_model, sampling, make_structure):
-    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+@pytest.mark.parametrize("evaluation", ["packed", "rows"])
+def test_every_structure_is_timed_apart_from_its_first_draft(tiny_model, sampling, make_structure, evaluation):
+    target = Causal(tiny_model("llama"), sampling(temperature=0.0), evaluation=evaluation)
     clock = Turns()
     shapes = [make_structure("tree", 3), make_structure("chain", 2), make_structure("tree", 1)]
     table = time_drafts(target, Slow(clock), shapes, PROMPT, timer(clock, 4))
@@ -77,13 +78,3 @@ def test_a_drafter_that_reads_states_is_given_them(tiny_model, sampling, make_st
     reader = Reader(clock)
     time_drafts(target, reader, [make_structure("chain", 1)], PROMPT, timer(clock, 1))
     assert tuple(reader.read_of) == (len(PROMPT) - 1, 32)
-
-
-@pytest.mark.parametrize("evaluation", ["packed", "rows"])
-def test_there_is_room_for_every_draft(tiny_model, sampling, make_structure, evaluation):
-    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
-    target.evaluation = evaluation
-    clock = Turns()
-    shapes = [make_structure("tree", 1), make_structure("tree", 5)]
-    table = time_drafts(target, Slow(clock), shapes, PROMPT, timer(clock, 1))
-    assert len(table) == 2

@@ -40,13 +40,6 @@ def shapes_of(table):
     return set(table[["k", "w"]].itertuples(index=False, name=None))
 
 
-@pytest.mark.parametrize(
-    ("k", "w", "packed", "rows"), [(1, 0, 1, 1), (5, 0, 1, 5), (1, 4, 5, 5), (10, 10, 101, 110), (32, 15, 481, 512)]
-)
-def test_tokens_of_a_shape(k, w, packed, rows):
-    assert tokens_evaluated(k, w, "packed") == packed and tokens_evaluated(k, w, "rows") == rows
-
-
 def test_every_cell_is_measured_on_its_shape_at_its_context(target):
     seen, inputs, rows = Counter(), Counter(), target.evaluation == "rows"
     verify, verify_roots, model = target.verify, target.verify_roots, target.decoder.model
