@@ -7,13 +7,6 @@ from scipy import stats
 from specdec.certification.chi_square import LEAST, Tally, chi_square
 
 
-def tallied(laws, dice, truth=None):
-    tally = Tally(laws.shape[1])
-    for place, law in enumerate(laws):
-        tally.add_one(law, dice.choice(len(law), p=law if truth is None else truth[place]))
-    return chi_square("test", tally)
-
-
 def test_draws_of_one_law_give_pearsons_statistic():
     law, counts = np.array([0.5, 0.3, 0.2]), np.array([60.0, 25.0, 15.0])
     tally = Tally(3)

@@ -170,26 +170,19 @@ def test_a_missing_shard(tiny_model, tmp_path):
     assert f"of the {len(shards)} files that" in (said := refusal(path)) and f"1 is missing ({shards[-1].name})" in said
 
 
-def test_remote_code_is_not_run(folder, tmp_path):
+@pytest.mark.parametrize("known", [False, True])
+def test_remote_code_is_not_run(folder, tmp_path, known):
+    """A type that transformers does not know is refused; beside one that it knows the code is ignored."""
     marker = tmp_path / "was_run"
-    (folder / "modeling_evil.py").write_text(
-        f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\nclass EvilConfig: pass\n"
-    )
-    configured(
-        folder,
-        model_type="evil",
-        architectures=["Evil"],
-        auto_map={"AutoConfig": "modeling_evil.EvilConfig", "AutoModelForCausalLM": "modeling_evil.Evil"},
-    )
-    refusal(folder)
-    assert not marker.exists()
-
-
-def test_remote_code_beside_a_known_type_is_ignored(folder, tmp_path):
-    marker = tmp_path / "was_run"
-    (folder / "modeling_evil.py").write_text(f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\n")
-    configured(folder, auto_map={"AutoModelForCausalLM": "modeling_evil.Evil"})
-    assert type(load(folder)).__name__ == "LlamaForCausalLM"
+    code = f"open({str(marker)!r}, 'w').close()\nclass Evil: pass\nclass EvilConfig: pass\n"
+    (folder / "modeling_evil.py").write_text(code)
+    classes = {"AutoConfig": "modeling_evil.EvilConfig", "AutoModelForCausalLM": "modeling_evil.Evil"}
+    if known:
+        configured(folder, auto_map={"AutoModelForCausalLM": classes["AutoModelForCausalLM"]})
+        assert type(load(folder)).__name__ == "LlamaForCausalLM"
+    else:
+        configured(folder, model_type="evil", architectures=["Evil"], auto_map=classes)
+        refusal(folder)
     assert not marker.exists()
 
 

@@ -24,12 +24,7 @@ def test_histograms_add_up(study, tiny_target):
     assert (rows["value"] * rows["count"]).sum() == replay["paths"].sum() <= 4 * rounds.sum()
     parts = {name.split("/")[1].split(".")[0] for name in found.metrics if name.startswith("ablation/") and "." in name}
     assert parts == {"ngram", "model_bigram"}
-    for share in ("of_rows", "of_wins", "tokens"):
-        assert sum(found.metrics[f"ablation/{name}.{share}"] for name in parts) == pytest.approx(1)
     assert found.metrics["ablation/tokens_per_call"] == pytest.approx(replay["tokens"].sum() / rounds.sum())
-    for name in parts:
-        assert sum(found.curves[f"curve/ablation/allotment.{name}"].values()) == pytest.approx(1)
-        assert min(found.curves[f"curve/ablation/rank.{name}"]) >= 1
 
 
 def test_texts_too_short_for_any_draft(study):

