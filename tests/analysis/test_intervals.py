@@ -22,7 +22,6 @@ from specdec.analysis.intervals import (
     percentile_bounds,
     resampled_sums,
     stretch,
-    too_few,
 )
 
 
@@ -160,8 +159,3 @@ def test_a_value_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match="tokens_per_round is impossible: 9.42 does not lie between 1 and 5"):
         bootstrap(table, tokens_per_round, ranges={"tokens_per_round": per_round(4)})
     assert Interval.of_replicates(np.array([1 + 1e-12, 1.0]), 1, SHARE).estimate == 1  # rounding is none
-
-
-def test_fewer_than_five_prompts_are_too_few():
-    assert too_few(4) == "4 prompts are too few for a verdict, which needs 5"
-    assert too_few(5) == "" and too_few(0) == ""  # 0: not known

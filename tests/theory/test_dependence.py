@@ -6,17 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracles.rounds import expected_rounds, greedy_rounds
 
-from specdec.theory.capped_geometric import tokens_per_round
 from specdec.theory.dependence import product_identity, replay_rounds, replay_rounds_by_start
 
 M = np.array([0.9, 0.5, 1.0, 0.2, 0.8, 0.7])
-
-
-def test_constant_hazards_are_the_capped_geometric_model():
-    np.testing.assert_allclose(product_identity(np.full((3, 5), 0.8)), tokens_per_round(0.8, 5))
-    assert replay_rounds(np.full(32, 0.8), 5) == pytest.approx(expected_rounds(0.8, 5, 32)[32])
 
 
 def test_replay_takes_every_gamma_in_one_pass():
@@ -53,18 +46,6 @@ def test_replay_by_start_against_every_outcome_of_the_coins():
             rounds += 1
         expected += rounds * np.prod(np.where(coins, m, 1 - m))
     assert replay_rounds_by_start(m) == pytest.approx(expected)
-
-
-def test_replay_by_start_is_replay_where_the_start_does_not_matter():
-    m = np.append(M, np.zeros(3))
-    table = np.stack([m[j : j + len(M)] for j in range(3)], axis=1)
-    assert replay_rounds_by_start(table) == pytest.approx(2.698)
-
-
-@given(st.lists(st.integers(0, 1), max_size=40), st.integers(0, 10))
-@settings(max_examples=200, deadline=None)
-def test_greedy_runs_are_replay_with_zeros_and_ones(bits, gamma):
-    assert greedy_rounds(bits, gamma) == pytest.approx(replay_rounds(np.array(bits, dtype=float), gamma))
 
 
 def test_out_of_range_arguments_are_refused():

@@ -5,7 +5,7 @@ from itertools import product
 import numpy as np
 import pytest
 from oracles import acceptance
-from oracles.multi_draft import k_seq, k_seq_rho, multi_round, without_replacement
+from oracles.multi_draft import k_seq, multi_round, without_replacement
 
 P = np.array([0.5, 0.3, 0.15, 0.05])
 Q = np.array([0.2, 0.5, 0.1, 0.2])
@@ -39,19 +39,3 @@ def test_every_rule_emits_exactly_p(rule, drafts):
 def test_one_draft_is_speculative_sampling():
     for p, q in PAIRS:
         np.testing.assert_allclose([rule(p, q, 1).acceptance for rule in RULES], acceptance.beta(p, q), atol=1e-9)
-
-
-@pytest.mark.parametrize("drafts", [2, 3, 8])
-def test_rho_solves_its_equation_and_is_the_least_that_leaves_a_residual(drafts):
-    for p, q in PAIRS:
-        rho = k_seq_rho(p, q, drafts)
-        b = np.minimum(p / rho, q).sum()
-        if b == 0:
-            assert rho == drafts  # no token in common: no rho accepts anything
-            continue
-        assert 1 <= rho <= drafts
-        assert 1 - (1 - b) ** drafts == pytest.approx(rho * b, rel=1e-9)
-        least = rho * 0.98
-        b = np.minimum(p / least, q).sum()
-        given_out = np.minimum(q, p / least) * (1 - (1 - b) ** drafts) / b
-        assert least < 1 or (p - given_out).min() < 0

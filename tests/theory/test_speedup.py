@@ -9,13 +9,6 @@ from specdec.theory.capped_geometric import tokens_per_round
 from specdec.theory.speedup import optimal_gamma, oracle_gain, oracle_speedup, speedup
 
 
-@pytest.mark.parametrize(("slope", "gamma", "expected"), [(0.02, 7, 2.792711), (0.05, 6, 2.469640)])
-def test_check_values_with_a_verification_cost(slope, gamma, expected):
-    best = optimal_gamma(0.8, 0.05, lambda length: 1 + slope * length)
-    assert best.gamma == gamma
-    assert best.speedup == pytest.approx(expected, abs=5e-7)
-
-
 @given(st.floats(0.01, 0.99), st.floats(0, 1))
 @settings(max_examples=200, deadline=None)
 def test_drafting_helps_exactly_if_alpha_exceeds_c(alpha, c):

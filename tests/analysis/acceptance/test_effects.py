@@ -2,7 +2,6 @@
 
 from math import isnan
 
-import numpy as np
 import pandas as pd
 import pytest
 from fixtures import simulated_rounds as simulation
@@ -10,7 +9,6 @@ from fixtures import simulated_rounds as simulation
 from specdec.analysis.acceptance import effects
 from specdec.analysis.acceptance.estimates import estimate_alpha, robust_error
 from specdec.analysis.acceptance.models import followers, markov, prompt_beta
-from specdec.theory.dependence import replay_rounds
 
 
 def test_sizes_of_d4_are_those_of_the_estimators(d4):
@@ -43,17 +41,11 @@ def test_intervals_hold_known_effects():
     assert falling["trend"].high < 0 and falling["depth"].high < 0
 
 
-def test_differences_between_gammas_and_from_the_replay():
+def test_differences_between_gammas():
     rounds = pd.concat([simulation.falling(50, 30, gamma, 0, (60, 20), 0.8) for gamma in (1, 4)])
     difference = effects.alpha_difference(simulation.sums_by_gamma(rounds), replicates=500)
     alphas = [estimate_alpha(rounds[rounds["gamma"] == gamma]).alpha for gamma in (1, 4)]
     assert difference.estimate == pytest.approx(alphas[1] - alphas[0]) and difference.high < 0
-    m = np.random.default_rng(0).beta(2, 1, size=(30, 40))
-    table = simulation.along_texts(m, 3, 0)
-    names = sorted(table["prompt"].unique())
-    replay = pd.DataFrame({"prompt": names, "tokens": 40, "rounds": [replay_rounds(each, 3) for each in m]})
-    ratio = effects.replay_ratio(table, replay, replicates=500)
-    assert ratio.low < 1 < ratio.high
 
 
 def test_the_ratio_to_the_replay_is_measured_over_expected(make_rounds):

@@ -8,26 +8,6 @@ import pytest
 from specdec.analysis.acceptance import estimates as fit
 from specdec.theory.capped_geometric import tokens_per_round
 
-D5 = (50, 15, 10, 8, 17)
-D6 = (20, 22, 20, 18, 20)
-
-
-@pytest.mark.parametrize(
-    ("counts", "alpha", "hazards", "ratio"),
-    [
-        (D5, 0.604762, (0.5, 0.7, 0.714286, 0.68), 0.976157),
-        (D6, 0.710145, (0.8, 0.725, 0.655172, 0.526316), 1.047081),
-    ],
-)
-def test_check_values_of_d5_and_d6(from_counts, counts, alpha, hazards, ratio):
-    rounds = from_counts(counts)
-    estimate, table = fit.estimate_alpha(rounds), fit.hazards(rounds)
-    assert estimate.alpha == pytest.approx(alpha, abs=5e-7)
-    np.testing.assert_allclose(table["acceptance"], hazards, atol=5e-7)
-    measured = rounds["committed"].mean()
-    assert fit.kaplan_meier_tokens(table) == pytest.approx(measured)  # the product identity, without censoring
-    assert measured / tokens_per_round(estimate.alpha, 4) == pytest.approx(ratio, abs=5e-7)
-
 
 def test_hazards_count_who_was_at_risk(make_rounds):
     rounds = make_rounds({"p": [2, 0, 1]}, 3, censored={"p": [1]}, offered={"p": [2, 3, 3, 3]})

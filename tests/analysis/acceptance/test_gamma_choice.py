@@ -1,11 +1,8 @@
-"""Tests of what a choice of gamma before serving was worth, and of which runs a notebook reads."""
+"""Tests of what a choice of gamma before serving was worth."""
 
 import pandas as pd
-import pytest
 
 from specdec.analysis.acceptance.gamma_choice import NAMES, choice_in_words
-from specdec.analysis.pages import notebook
-from specdec.errors import UsageError
 
 
 def choices(**columns: list[float]) -> pd.DataFrame:
@@ -25,19 +22,3 @@ def test_a_right_and_a_wrong_choice():
     words = choice_in_words(table)
     assert "slower than no drafter at all; advice, before the run chooses it too" in words
     assert "No advice" not in words
-
-
-def test_only_the_newest_finished_run_of_each_drafter_is_read(monkeypatch):
-    frame = pd.DataFrame(
-        [("FINISHED", "notebooks", "ngram"), ("FAILED", "notebooks", "oracle"), ("FINISHED", "other", "oracle"),
-         ("FINISHED", "notebooks", "oracle"), ("FINISHED", "notebooks", "ngram")],
-        index=list("edcba"),  # newest first
-        columns=["status", "params.experiment_name", "params.drafter.name"],
-    )  # fmt: skip
-    monkeypatch.setattr(notebook, "load_runs", lambda uri, experiment: frame)
-    monkeypatch.setattr(notebook, "open_run", lambda uri, run_id: run_id)
-    assert notebook.overlay_runs("sqlite:///x.db", "specdec") == ["b", "e"]
-    for lacking in (frame[frame["status"] == "FAILED"], frame.drop(columns="params.experiment_name")):
-        monkeypatch.setattr(notebook, "load_runs", lambda uri, experiment, lacking=lacking: lacking)
-        with pytest.raises(UsageError, match=r"\+experiment=notebooks"):
-            notebook.overlay_runs("sqlite:///x.db", "specdec")

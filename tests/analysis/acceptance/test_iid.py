@@ -17,14 +17,6 @@ D1 = (40, 25, 15, 8, 12)
 D5 = (50, 15, 10, 8, 17)
 
 
-def test_check_values_of_d1(from_counts):
-    rounds = from_counts(D1)
-    assert iid.depth(rounds).statistic == pytest.approx(0.109993, abs=2e-6)
-    assert iid.trend(rounds).statistic == pytest.approx(-0.172123, abs=5e-7)
-    mixing = iid.mixing(rounds)
-    assert (mixing.statistic, mixing.p_value) == (0, 1)
-
-
 @pytest.mark.parametrize(("counts", "chi_squared"), [(D1, 0.110324), (D5, 8.510374)])
 def test_depth_is_the_g_test_of_the_counts_without_censoring(from_counts, counts, chi_squared):
     """Counts of A against the fitted law: G equals the statistic, and Pearson's sum is known."""
@@ -80,24 +72,6 @@ def test_sizes_when_the_model_is_true(simulate):
         for name, result in results.items():
             rejected[name] += result.p_value < 0.05
     assert 1 <= min(rejected.values()) and max(rejected.values()) <= 25, rejected
-
-
-@pytest.mark.slow
-def test_prompt_differences_deceive_the_depth_test_and_not_the_memory_test(simulate):
-    """theory.md 6.2: Beta(6, 2) per prompt, no depth effect: depth rejects in 89%, prompts nearly always, memory
-    in 4%.
-
-    60 runs; fewer than 40 depth rejections (at 89%) and more than 12 memory rejections (at 5%) both below
-    3e-5.
-    """
-    generator = np.random.default_rng(1)
-    depth = prompts = memory = 0
-    for run in range(60):
-        rounds = simulate(generator.beta(6, 2, size=40), 30, 5, generator)
-        depth += iid.depth(rounds).p_value < 0.05
-        prompts += iid.prompts(rounds).p_value < 0.05
-        memory += iid.memory(rounds, permutations=99, seed=run).p_value < 0.05
-    assert depth >= 40 and prompts >= 58 and memory <= 12
 
 
 def test_each_test_sees_its_own_effect(simulate, make_rounds):

@@ -36,13 +36,6 @@ def test_position_model_equals_the_multinomial_without_censoring(from_counts):
     assert models.position(from_counts(counts)).log_likelihood + log(orders) == pytest.approx(multinomial)
 
 
-def test_markov_starts_every_generation_afresh(make_rounds):
-    rounds = make_rounds({"a": [2, 1, 2, 0], "b": [0, 1]}, 2)
-    # Rounds 1 and 3 of prompt a follow a full one, round 2 and round 1 of b do not.
-    fitted = models.markov(models.followers(rounds))
-    assert fitted.parameters == pytest.approx({"alpha_0": 3 / 4, "alpha_1": 1 / 3})
-
-
 def test_the_first_round_of_a_repeat_follows_none(make_rounds):
     """Although the same prompt was decoded before it, once with a full round at its end."""
     repeats = [make_rounds({"a": [1, 2, 2]}, 2), make_rounds({"a": [0, 2, 0]}, 2, repeat=1)]

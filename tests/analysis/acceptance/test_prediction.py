@@ -115,20 +115,6 @@ def test_each_model_predicts_best_where_it_is_true():
         assert result.models["mean_error"].iloc[0] < 0.02
 
 
-def test_halves_know_nothing_of_each_other():
-    """A prompt's own rounds play no part in its prediction: changing one half changes the other's prediction only."""
-    rounds = simulation.iid(20, 20, 3, 0, 0.6)
-    side = np.zeros(20, dtype=int)
-    side[np.random.default_rng(0).permutation(20)[:10]] = 1
-    names = sorted(rounds["prompt"].unique())
-    data = P._counts(rounds, rounds, None, names, 3)
-    first = {name: (P._weights(side, 0, 0) * (side != 0)) @ table for name, table in data.items()}
-    inside = rounds[rounds["prompt"].isin([name for name, half in zip(names, side, strict=True) if half == 1])]
-    assert first["at_risk"][0, 0] == (inside["accepted"] + inside["rejected"] >= 1).sum()
-    replicates = P._weights(side, 50, 0)
-    assert (replicates[:, side == 0].sum(axis=1) == 10).all() and (replicates[0] == 1).all()
-
-
 def test_a_prompt_is_predicted_from_the_others(make_rounds):
     """Two prompts are a half each: one accepts everything, the other nothing, and each is foretold the other's."""
     rounds = make_rounds({"all": [4] * 12, "none": [0] * 12}, 4)

@@ -49,14 +49,6 @@ def test_recovers_the_model_that_made_the_times(tile, overlap):
     assert found.ridge(512) == pytest.approx(truth.ridge(512), rel=1e-3)
 
 
-def test_the_ridge_is_where_both_take_equally_long():
-    truth = model()
-    n = truth.ridge(512)
-    # Attention also covers the call's own rows, so arithmetic grows a little faster than by n.
-    assert truth.computing(round(n), 512) == pytest.approx(truth.reading(512), rel=0.06)
-    assert model(flop_seconds=0.0).ridge(512) is None
-
-
 def test_one_context_puts_its_share_into_the_fixed_cost():
     truth = model()
     found = fit_cost(call_table(cells(truth, contexts=(512,))), PRODUCTS, 1e9)

@@ -7,16 +7,17 @@ from specdec.analysis.pages import notebook
 from specdec.analysis.read import mlflow_runs, studies
 from specdec.analysis.research import alpha_table
 from specdec.analysis.sections import Findings, FinishedStudy, Section
+from specdec.errors import UsageError
 
 
 @pytest.fixture
 def shown(monkeypatch):
     """`shown(overlays, chosen)`: the runs shown of an experiment whose runs, newest first, came of these overlays."""
 
-    def show(overlays, chosen=()):
+    def show(overlays, chosen=(), finished=3):
         ids = [letter * 32 for letter in "abcd"]
         columns = {
-            "status": ["FINISHED"] * 3 + ["FAILED"],
+            "status": ["FINISHED"] * finished + ["FAILED"] * (4 - finished),
             "params.drafter.name": ["ngram", "oracle", "ngram", "mixed"],
         }
         if overlays:
@@ -40,6 +41,8 @@ def test_chosen_runs_come_first_then_the_overlays_then_the_newest_of_each_drafte
     monkeypatch.setattr(notebook, "latest_run", lambda uri, experiment: "newest")
     assert notebook.own_run("", "specdec") == "newest"
     assert notebook.own_run("", "specdec", ["outputs/x", "outputs/y"]) == "folder outputs/x"
+    with pytest.raises(UsageError, match=r"\+experiment=notebooks"):
+        shown(["notebooks"] * 4, finished=0)
 
 
 def test_a_chosen_study_comes_before_the_newest(monkeypatch, tmp_path):

@@ -72,14 +72,6 @@ def test_calls_behind_two_contexts_are_told_apart_by_the_ranges_of_their_passes(
     assert answered(found, "Behind a longer context", "phase_transition", slowdowns=times).verdict == verdict
 
 
-@pytest.mark.parametrize(("low", "high", "verdict"), [(0.5, 0.9, "DIFFERENT"), (0.9, 1.1, "OPEN"), (1.1, 1.3, "SAME")])
-def test_the_usual_shape_is_faster_where_its_interval_lies_above_one(found, low, high, verdict):
-    bounds = {"": (low + high) / 2, ".ci_low": low, ".ci_high": high}
-    metrics = {f"grid/whole.10x10.speedup{end}": value for end, value in bounds.items()}
-    answer = answered(found, "(10, 10)", "ngrammys_grid", metrics=metrics)
-    assert answer.verdict == getattr(claims, verdict)
-
-
 @pytest.mark.parametrize(
     ("low", "high", "verdict"),
     [(-0.004, 0.009, "SAME"), (0.02, 0.06, "DIFFERENT"), (-0.06, -0.02, "DIFFERENT"), (0.0, 0.03, "OPEN")],

@@ -8,14 +8,7 @@ import numpy as np
 import pytest
 
 from specdec.analysis.research import heads_ablation
-from specdec.analysis.research.heads_ablation import (
-    both,
-    deepest,
-    difference,
-    load_ablation,
-    plain_beside,
-    steepness,
-)
+from specdec.analysis.research.heads_ablation import both, deepest, difference, load_ablation, plain_beside
 from specdec.errors import UsageError
 
 Row = dict[str, Any]
@@ -76,17 +69,6 @@ def test_only_shared_prompts_count_and_only_those_asked_for(row):
         both(first, row("grounded", prompts=["elsewhere"]))
 
 
-def test_entries_are_set_against_the_deepest_grounded_heads_of_their_structure(row):
-    rows = [
-        *(row("grounded", 1.2 + 0.1 * depth, depth=depth) for depth in (1, 5)),
-        row("medusa", 1.5), row("grounded", 1.3, structure="chain"), row("medusa", 1.2, structure="chain"),
-    ]  # fmt: skip
-    for entry, expected in zip(rows, (-0.4, 0.0, -0.2, 0.0, -0.1), strict=True):
-        beyond = difference(entry, plain_beside(rows, entry))
-        assert beyond.estimate == pytest.approx(expected, abs=0.02) and beyond.low <= beyond.estimate <= beyond.high
-    assert plain_beside([row("medusa")], row("medusa")) is None
-
-
 def trained_on(text: str, date: str, entry: Row) -> Row:
     return {**entry, "date": date, "training": {**entry["training"], "text": text}}
 
@@ -111,17 +93,6 @@ def test_variants_are_set_against_plain_heads_of_their_own_text(row):
     assert lines["variant"].tolist() == ["plain, text 1", "two blocks, text 1", "plain, text 2", "a GRU, text 2"]
     grounding = heads_ablation.grounding_section(rows)
     assert ": +0.10" in grounding.text[0]  # the text that independent heads were trained on too
-
-
-def test_steepness_is_what_the_last_head_keeps_of_the_first(row):
-    found = steepness(row("grounded", share=0.3, keeps=0.95), row("medusa", share=0.2, keeps=0.6))
-    assert found.first.estimate == pytest.approx(0.95**4, abs=0.01)
-    assert found.second.estimate == pytest.approx(0.6**4, abs=0.01)
-    assert found.difference.low > 0.5
-    assert [each.estimate for each in found.heads["first"]] == pytest.approx(
-        [0.3 * 0.95**k for k in range(5)], rel=0.05
-    )
-    assert found.heads["difference"][0].estimate == pytest.approx(0.1, abs=0.01)
 
 
 def rows_of(row, gain=0.3, keeps=0.6, embeddings=1.4) -> list[Row]:
@@ -155,7 +126,10 @@ def test_the_verdict_follows_from_the_interval(row, gain, verdict):
 def test_the_fall_the_loops_the_chain_and_the_reason_are_said(row):
     section = heads_ablation.grounding_section(rows_of(row))
     words = "\n".join(section.text)
-    assert "Accuracy falls less steeply with position for grounded heads: the last of grounded heads keeps 81%" in words
+    assert (
+        "Accuracy falls less steeply with position for grounded heads: the last of grounded heads keeps 81%" in words
+        and "13%" in words
+    )
     assert "On the 16 prompts whose text does not fall into repetition: +0.3" in words
     assert "In a chain of 5" in words and "+0.10" in words
     assert "cannot be told from what independent heads have" in words  # embeddings have their rate
