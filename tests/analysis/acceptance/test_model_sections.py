@@ -1,34 +1,31 @@
 """The sections on models: what they hold, that their words follow the numbers, and what is said without data."""
 
-from functools import partial
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
 from fixtures import simulated_rounds as simulation
 
 from specdec.analysis.acceptance.model_sections import model_sections
-from specdec.analysis.read.runs import Run, _in_folder
+from specdec.analysis.read.runs import Run
 from specdec.analysis.sections import Section
 from specdec.theory.dependence import replay_rounds
 
 
-def run_of(folder: Path, rounds: pd.DataFrame, **tables: pd.DataFrame) -> Run:
-    """A run with these artifacts: a baseline of one token per round is added to the rounds."""
-    first = rounds[rounds["gamma"] == rounds["gamma"].min()]
-    columns = {"method": "baseline", "gamma": 0, "offered": 0, "offered_nodes": 0, "accepted": 0, "rejected": False}
-    baseline = first.assign(**columns, committed=1)
-    pd.concat([baseline, rounds]).to_parquet(folder / "rounds.parquet")
-    for name, table in tables.items():
-        table.to_parquet(folder / f"{name}.parquet")
+@pytest.fixture
+def run_of(stored_run):
+    """`run_of(rounds)` is a run of these rounds and a baseline of one token per round."""
 
-    params = {"structure.gamma": "4", "drafter.name": "simulated"}
-    return Run("run", "here", "FINISHED", params, {}, {}, partial(_in_folder, folder))
+    def build(rounds: pd.DataFrame, **tables: pd.DataFrame) -> Run:
+        first = rounds[rounds["gamma"] == rounds["gamma"].min()]
+        columns = {"method": "baseline", "gamma": 0, "offered": 0, "offered_nodes": 0, "accepted": 0, "rejected": False}
+        table = pd.concat([first.assign(**columns, committed=1), rounds])
+        return stored_run(table, "simulated", tables=tables, structure__gamma="4")
+
+    return build
 
 
-@pytest.fixture(scope="module")
-def sections(tmp_path_factory) -> dict[str, Section]:
+@pytest.fixture
+def sections(run_of) -> dict[str, Section]:
     """A position-wise drafter on 40 prompts that differ, with its replay and alpha."""
     generator = np.random.default_rng(0)
     centre = generator.beta(6, 2, size=(40, 1))
@@ -44,7 +41,7 @@ def sections(tmp_path_factory) -> dict[str, Section]:
         ]
     )
     alpha = pd.DataFrame({"prompt": names, "repeat": 0, "numerator": m.sum(axis=1), "denominator": 100.0})
-    run = run_of(tmp_path_factory.mktemp("run"), rounds, replay=replay, alpha=alpha)
+    run = run_of(rounds, replay=replay, alpha=alpha)
     return {section.title: section for section in model_sections(run, replicates=200, refits=20)}
 
 
@@ -75,9 +72,9 @@ def test_there_are_tests_models_and_prediction(sections):
     assert len(section.text) == 4 and "is not ranked" in section.text[3]  # and nothing was left out
 
 
-def test_artifacts_that_a_run_lacks_are_named(tmp_path):
+def test_artifacts_that_a_run_lacks_are_named(run_of):
     rounds = pd.concat([simulation.iid(12, 20, gamma, 0, 0.7) for gamma in (1, 4)])
-    tests, _, prediction = model_sections(run_of(tmp_path, rounds), replicates=50, refits=5)
+    tests, _, prediction = model_sections(run_of(rounds), replicates=50, refits=5)
     assert any("no artifact replay.parquet" in text for text in prediction.text)
     assert any("no artifact alpha.parquet" in text for text in prediction.text)
     reading = tests.tables[0][1].set_index("question")["reading"]
@@ -85,22 +82,7 @@ def test_artifacts_that_a_run_lacks_are_named(tmp_path):
     assert last == "not tested: the run has no replay of its own texts"
 
 
-def test_one_prompt_has_no_intervals_and_no_prediction(tmp_path):
-    run = run_of(tmp_path, simulation.iid(1, 40, 4, 0, 0.6))
-    tests, models, prediction = model_sections(run, replicates=50, refits=5)
-    assert prediction.text == ("No prediction: one prompt cannot be split into two halves.",)
-    assert not prediction.tables and models.tables
-    assert not tests.tables[0][1]["estimate"].str.contains(" to ").any()
-
-
-def test_a_run_without_a_proposal_says_so(tmp_path):
+def test_a_run_without_a_proposal_says_so(run_of):
     rounds = simulation.iid(3, 10, 4, 0, 0.6).assign(offered=0, offered_nodes=0, accepted=0, rejected=False)
-    (section,) = model_sections(run_of(tmp_path, rounds.assign(committed=1)))
+    (section,) = model_sections(run_of(rounds.assign(committed=1)))
     assert "at gamma 4: the drafter never made a proposal" in section.text[0] and not section.tables
-
-
-def test_rounds_that_are_all_censored_are_tested_for_nothing(tmp_path):
-    tests, models, prediction = model_sections(run_of(tmp_path, simulation.iid(6, 10, 4, 0, 1.0)), 50, 5)
-    readings = tests.tables[0][1]["reading"]
-    assert readings.str.startswith("not tested: no rejection was observed").sum() >= 5
-    assert prediction.tables and models.figures

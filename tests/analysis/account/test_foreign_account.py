@@ -9,9 +9,7 @@ from fixtures.imported_folders import folder_of
 
 from specdec.analysis.account.foreign_account import foreign_sums, foreign_values
 from specdec.analysis.account.gap_account import gap_account
-from specdec.analysis.intervals import RELATIVE, Interval, resampled_sums
 from specdec.analysis.read.imported import SHOWN, ImportedText, PositionText, imported
-from specdec.theory.capped_geometric import tokens_per_round
 
 AGREEMENT = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # theory.md 4.3: 8, 6, 5, 4, 4 rounds at gamma 1, 2, 3, 5, 20
 
@@ -92,25 +90,6 @@ def test_each_part_answers_to_its_own_cause(account):
     shallow = account(data_set(*[runs(text, longest=1) for text in independent], gamma=3), 3).intervals
     assert shallow["along"].estimate == pytest.approx(alike["along"].estimate, abs=1e-3)  # ends of texts apart
     assert shallow["depth"].estimate < 0.9
-
-
-def test_the_gap_is_paired_by_prompt(account):
-    """The interval of the error is that of the ratio over the same resampled prompts, far narrower than both sides'."""
-    generator = np.random.default_rng(2)
-    texts = bits(generator, 30, 200)
-    source = data_set(*[runs(text) for text in texts])
-    found = account(source, 3, replicates=500)
-    agree, sizes = np.array([sum(text) for text in texts]), np.full(30, 200)
-    rounds = source.rounds.groupby("prompt", sort=True).size().reindex([f"p{i}" for i in range(30)]).to_numpy()
-    order = np.argsort([f"p{i}" for i in range(30)])
-    drawn = resampled_sums(np.stack([agree, sizes, rounds], axis=1)[order].astype(float), 500, 0)
-    errors = tokens_per_round(drawn[:, 0] / drawn[:, 1], 3) / (drawn[:, 1] / drawn[:, 2]) - 1
-    error = tokens_per_round(agree.sum() / sizes.sum(), 3) / (sizes.sum() / rounds.sum()) - 1
-    paired = Interval.of_replicates(np.array([error, *errors]), 30, RELATIVE)
-    low, high = paired.low, paired.high
-    assert (found.intervals["tokens_error"].low, found.intervals["tokens_error"].high) == pytest.approx((low, high))
-    measured = found.intervals["tokens_per_round"]
-    assert high - low < 0.5 * (measured.high - measured.low) / measured.estimate
 
 
 def test_the_mean_over_requests_counts_every_text_once(sums):

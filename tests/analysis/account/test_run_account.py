@@ -1,7 +1,7 @@
 """The account of a logged run, rebuilt from its files: groups, what is missing, what contradicts itself."""
 
-from functools import partial
 from operator import attrgetter
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,15 +9,12 @@ import pytest
 
 from specdec.analysis.account.account_sections import account_sections
 from specdec.analysis.account.run_account import account_of, account_sums
-from specdec.analysis.read.runs import Run, _in_folder
 from specdec.errors import UsageError
-
-PARAMS = {"structure.gamma": "3", "measurement.bootstrap": "300", "seed": "0", "drafter.name": "ngram"}
 
 
 @pytest.fixture
-def store(tmp_path, make_rounds):
-    """A folder with the artifacts of a run of two categories, and the run; `change` rewrites one of them."""
+def run(stored_run, make_rounds):
+    """A run of two categories with its artifacts; `rewrite` changes one of them."""
     generator = np.random.default_rng(0)
     parts, baseline = [], []
     for i in range(8):
@@ -37,20 +34,16 @@ def store(tmp_path, make_rounds):
     sums = arm.groupby("prompt", as_index=False).agg(tokens=("committed", "sum"), rounds=("round", "size"))
     replay = sums.assign(gamma=3, kind="own", repeat=0)
     alpha = arm.groupby("prompt", as_index=False).agg(numerator=("accepted", "sum"), denominator=("offered", "sum"))
-    tables = {"rounds": rounds, "replay": replay, "alpha": alpha.assign(repeat=0)}
-    for name, table in tables.items():
-        table.to_parquet(tmp_path / f"{name}.parquet")
-
-    return Run("x", "the folder x", "FINISHED", PARAMS, {}, {}, partial(_in_folder, tmp_path)), tmp_path
+    tables = {"replay": replay, "alpha": alpha.assign(repeat=0)}
+    return stored_run(rounds, tables=tables, structure__gamma="3", measurement__bootstrap="300", seed="0")
 
 
-def rewrite(folder, name, change):
-    path = folder / f"{name}.parquet"
+def rewrite(run, name, change):
+    path = Path(run.source) / f"{name}.parquet"
     change(pd.read_parquet(path)).to_parquet(path)
 
 
-def test_groups_have_their_own_alpha_and_close(store):
-    run, _ = store
+def test_groups_have_their_own_alpha_and_close(run):
     rounds, groups = run.rounds(), account_sums(run).by("category")
     for group in groups:
         account = group.account
@@ -78,22 +71,20 @@ def test_groups_have_their_own_alpha_and_close(store):
     assert not set(slowest["prompt"]) & set(fastest["prompt"]) and slowest["prompt"].iloc[0] == "p7"
 
 
-def test_only_the_replay_of_this_gammas_own_texts_counts(store):
+def test_only_the_replay_of_this_gammas_own_texts_counts(run):
     """Rounds along the baseline's texts, and at another gamma, stand in the same file."""
-    run, folder = store
     alone = account_of(run)
-    assert alone.factors["drift"] == pytest.approx(1)  # the store's replay expects the rounds that were measured
+    assert alone.factors["drift"] == pytest.approx(1)  # the run's replay expects the rounds that were measured
 
     def with_others(table):
         return pd.concat([table, table.assign(kind="baseline", rounds=0.5 * table["rounds"]), table.assign(gamma=2)])
 
-    rewrite(folder, "replay", with_others)
-    rewrite(folder, "replay", lambda table: table.assign(rounds=table["rounds"].where(table["gamma"] == 3, 7.0)))
+    rewrite(run, "replay", with_others)
+    rewrite(run, "replay", lambda table: table.assign(rounds=table["rounds"].where(table["gamma"] == 3, 7.0)))
     assert account_of(run).factors == alone.factors
 
 
-def test_t1_is_the_mean_call_of_the_baseline_of_the_run_and_of_each_group(store):
-    run, folder = store
+def test_t1_is_the_mean_call_of_the_baseline_of_the_run_and_of_each_group(run):
     assert account_of(run).t1_s == pytest.approx(0.02)
     assert account_of(run).factors["baseline"] == pytest.approx(21 / 20)
 
@@ -101,19 +92,18 @@ def test_t1_is_the_mean_call_of_the_baseline_of_the_run_and_of_each_group(store)
         prose = (table["method"] == "baseline") & (table["category"] == "prose")
         return table.assign(verify_s=table["verify_s"].where(~prose, 0.0205))
 
-    rewrite(folder, "rounds", slower)
+    rewrite(run, "rounds", slower)
     code, prose = (group.account for group in account_sums(run).by("category"))
     assert (code.t1_s, prose.t1_s) == (pytest.approx(0.02), pytest.approx(0.0205))
     assert code.t1_s < account_of(run).t1_s < prose.t1_s
 
 
-def test_bad_input_is_one_sentence(store):
-    run, folder = store
-    with pytest.raises(UsageError, match=r"the folder x did not measure gamma 7, only 3\.$"):
+def test_bad_input_is_one_sentence(run):
+    with pytest.raises(UsageError, match=r"run0 did not measure gamma 7, only 3\.$"):
         account_of(run, 7)
-    rewrite(folder, "replay", lambda table: table[table["prompt"] != "p1"])
+    rewrite(run, "replay", lambda table: table[table["prompt"] != "p1"])
     with pytest.raises(UsageError, match="the replay figures lack 1 prompts, the first is 'p1'"):
         account_of(run)
-    rewrite(folder, "rounds", lambda table: table[table["method"] != "baseline"])
-    with pytest.raises(UsageError, match="the folder x has no account: one cell with a baseline"):
+    rewrite(run, "rounds", lambda table: table[table["method"] != "baseline"])
+    with pytest.raises(UsageError, match="run0 has no account: one cell with a baseline"):
         account_of(run)

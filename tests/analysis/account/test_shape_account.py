@@ -1,25 +1,22 @@
 """Chain, rows and tree side by side, from runs with made-up rounds: who yields more, and what eats it."""
 
-from functools import partial
-
 import pandas as pd
 import pytest
 
 from specdec.analysis.account.shape_account import compare_shapes, shape_section
-from specdec.analysis.read.runs import Run, _in_folder
 from specdec.errors import UsageError
 
 SHAPES = {
-    "chain": {"structure.name": "chain", "structure.gamma": "4"},
-    "rows": {"structure.name": "rows", "structure.k": "2", "structure.w": "4"},
-    "tree": {"structure.name": "tree", "structure.nodes": "8"},
+    "chain": {"structure__gamma": "4"},
+    "rows": {"structure__gamma": "", "structure__k": "2", "structure__w": "4"},
+    "tree": {"structure__gamma": "", "structure__nodes": "8"},
 }
 PROMPTS = 6
 PLAIN = {"draft_s": 0.0, "verify_s": 0.009, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.010}
 
 
 @pytest.fixture
-def make_run(tmp_path, make_rounds):
+def make_run(stored_run, make_rounds):
     def build(shape, accepted, verify_s, draft_s=0.001, rest_s=0.001, prompts=PROMPTS, slow=1.0):
         """A run whose rounds accept `accepted` of 4, or by turns of prompts, and take these seconds, all `slow` times
         as long.
@@ -37,18 +34,16 @@ def make_run(tmp_path, make_rounds):
         plain = {name: [0] * sum(count + 1 for count in rounds) for name, rounds in outputs.items()}
         times = {name: value * slow for name, value in PLAIN.items()}
         baseline = make_rounds(plain, 0, method="baseline", durations=times)
-        folder = tmp_path / f"{shape}{prompts}"
-        folder.mkdir()
-        rounds = pd.concat([arm, baseline], ignore_index=True)
-        rounds.to_parquet(folder / "rounds.parquet")
         sums = arm.groupby("prompt", as_index=False).agg(tokens=("committed", "sum"), rounds=("round", "size"))
-        sums.assign(gamma=4, kind="own", repeat=0).to_parquet(folder / "replay.parquet")
+        replay = sums.assign(gamma=4, kind="own", repeat=0)
         alpha = arm.groupby("prompt", as_index=False).agg(numerator=("accepted", "sum"), denominator=("offered", "sum"))
-        alpha.assign(repeat=0).to_parquet(folder / "alpha.parquet")
-
-        (folder / "account.json").write_text('{"primary_gamma": 4}')
-        params = SHAPES[shape] | {"measurement.bootstrap": "200", "seed": "0", "drafter.name": "mixed"}
-        return Run(shape, f"the {shape}", "FINISHED", params, {}, {}, partial(_in_folder, folder))
+        return stored_run(
+            pd.concat([arm, baseline], ignore_index=True),
+            "mixed",
+            files={"account.json": '{"primary_gamma": 4}'},
+            tables={"replay": replay, "alpha": alpha.assign(repeat=0)},
+            **{"structure__name": shape, "measurement__bootstrap": "200", "seed": "0"} | SHAPES[shape],
+        )
 
     return build
 

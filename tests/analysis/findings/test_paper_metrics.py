@@ -91,13 +91,9 @@ def test_the_original_model_adds_its_own_figures_and_changes_no_other(tables, st
     assert {name: metrics[name] for name in plain} == plain
     assert predict(Arms.of(both[0]), replicates=10, refits=0).models["model"].any()
     settings = {"structure__gamma": "3", "measurement__bootstrap": "50", "seed": "0"}
-    empty = {"replay": ("gamma", "kind", "prompt"), "alpha": ("prompt", "numerator", "denominator")}
-    runs = []
-    for rounds, _ in (both, without):
-        run: Run = stored_run(rounds, **settings)
-        for name, columns in empty.items():
-            pd.DataFrame(columns=columns).to_parquet(f"{run.source}/{name}.parquet")
-        runs.append(run)
+    columns = {"replay": ("gamma", "kind", "prompt"), "alpha": ("prompt", "numerator", "denominator")}
+    empty = {name: pd.DataFrame(columns=names) for name, names in columns.items()}
+    runs = [stored_run(rounds, tables=empty, **settings) for rounds, _ in (both, without)]
     (arm,), (other,) = (list(open_arms(run).values()) for run in runs)
     pd.testing.assert_frame_equal(arm.sums, other.sums)
     assert account_of(runs[0]) == account_of(runs[1])

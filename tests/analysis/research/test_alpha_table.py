@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from math import isnan, nan
-from pathlib import Path
 
 import pandas as pd
 import pytest
 
 from specdec.analysis.papers.published import COLUMNS, leviathan_table_3, load_published
-from specdec.analysis.read.runs import Run, _in_folder
+from specdec.analysis.read.runs import Run
 from specdec.analysis.research import alpha_table as table_of
 from specdec.errors import UsageError
 
@@ -18,28 +17,21 @@ RunMaker = Callable[..., Run]
 
 
 @pytest.fixture
-def make_run(tmp_path: Path) -> RunMaker:
+def make_run(stored_run) -> RunMaker:
     def make(drafter: str, temperature: float, alpha: float | None, **given) -> Run:
         """low, high (of alpha), order, prompts, hardware, tokens."""
         about = {"low": alpha, "high": alpha, "prompts": "code", "hardware": "EPYC", "tokens": 5000, **given}
-        folder = tmp_path / str(len(list(tmp_path.iterdir())))
-        folder.mkdir()
-        (folder / "environment.json").write_text(
-            json.dumps({"cpu": {"model": about["hardware"]}, "model": {"dtype": "float32"}})
-        )
         rows = [
             {"method": method, "prompt": prompt, "tokens": about["tokens"]}
             for method in ("baseline", drafter) for prompt in "ab"
         ]  # fmt: skip
-        (folder / "generations.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        params = {"drafter.name": drafter, "sampling.temperature": str(temperature), "target.model": "pocket"}
-        params |= {"structure.gamma": "1", "prompts.name": about["prompts"]}
-        params |= {"drafter.order": str(given["order"])} if "order" in given else {}
-        params |= {"drafter.model": "small"} if drafter == "small_model" else {}
+        files = {"generations.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
+        params = {"sampling__temperature": str(temperature), "prompts__name": about["prompts"]}
+        params |= {"drafter__order": str(given["order"])} if "order" in given else {}
+        params |= {"drafter__model": "small"} if drafter == "small_model" else {}
+        run = stored_run(None, drafter, about["hardware"], files=files, **params)
         values = {"alpha.text": alpha, "alpha.text.ci_low": about["low"], "alpha.text.ci_high": about["high"]}
-        metrics = {name: value for name, value in values.items() if value is not None}
-
-        return Run("run", str(folder), "FINISHED", params, metrics, {}, partial(_in_folder, folder))
+        return replace(run, metrics={name: value for name, value in values.items() if value is not None})
 
     return make
 
