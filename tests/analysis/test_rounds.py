@@ -55,14 +55,6 @@ def test_shared_work_keeps_what_every_arm_has_done(make_rounds):
 def test_prompt_sums(make_rounds):
     rounds = make_rounds({"a": [2, 0]}, 2, censored={"a": [1]}, offered={"a": [2, 0, 2]})
     sums = prompt_sums(rounds).loc["a"]
-    expected = {
-        "rounds": 3,
-        "tokens": 5,
-        "accepted": 3,
-        "rejected": 0,
-        "tested": 3,
-        "offered": 4,
-        "proposals": 2,
-    }
+    expected = {"rounds": 3, "tokens": 5, "accepted": 3, "rejected": 0, "tested": 3, "offered": 4, "proposals": 2}
     assert {name: sums[name] for name in expected} == expected
     assert sums["round_s"] == pytest.approx(3 * 0.0274)

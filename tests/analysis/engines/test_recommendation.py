@@ -12,7 +12,6 @@ from specdec.analysis.engines.measured_drafter import Measured
 from specdec.analysis.engines.recommendation import NO_METHOD, NOT_SERVED, SERVED, recommend
 from specdec.analysis.engines.vllm_flags import batch_schedule
 from specdec.analysis.intervals import Interval
-from specdec.analysis.pages.html import Chapter, write_report
 from specdec.config import flattened
 from specdec.drafters import drafters
 
@@ -257,14 +256,3 @@ def test_what_was_measured_otherwise_is_said():
     several = measured("ngram", measurement__batch_size=8, sampling__temperature=0.7)
     words = " ".join(recommend([several]).section().text)
     assert "with up to 8 sequences at once" in words and "at temperature 0.7" in words
-
-
-def test_a_page_shows_commands_as_code_and_escapes_names(tmp_path):
-    one = measured("small_model", drafter__model="a/<script>alert(1)</script>")
-    section = recommend([one]).section()
-    html, markdown = write_report(tmp_path, "Runs", [Chapter("A run", (section,))])
-    page = html.read_text(encoding="utf-8")
-    assert "<script" not in page and "&lt;script&gt;alert(1)" in page
-    assert page.count("<pre>") == 3 and page.count("In the format of") == 3
-    assert "In the format of vLLM 0.33.0." in page and "In the format of llama.cpp 0.5.0." in page
-    assert f"```\n{section.text[-1].splitlines()[1]}\n" in markdown.read_text(encoding="utf-8")

@@ -101,13 +101,6 @@ def test_data_without_a_spread_still_make_every_section(tmp_path, lengths):
     assert len(found.sections) == 7
 
 
-def test_one_prompt_has_no_interval_and_says_so(tmp_path):
-    path = tmp_path / "trace.jsonl"
-    path.write_text(json.dumps({"accepted": [0, 1, 2, 4, 0, 3, 1]}) + "\n")
-    found = foreign_findings(folder_of(accepted_lengths(path, ImportChoices(gamma=4))[0], tmp_path / "run"))
-    assert "Without an interval no difference can be called real" in named(found, "Summary").text[0]
-
-
 def test_a_source_in_which_nothing_was_drafted_ends_in_a_sentence(tmp_path):
     source = imported(tmp_path, "vllm", 3, [ImportedText(name, "", [0, 0], [0, 0]) for name in "ab"], ())
     found = foreign_findings(folder_of(source, tmp_path / "run"))

@@ -88,11 +88,7 @@ def test_few_prompts_have_values_without_intervals(arms):
     scores = board.score([arm.sums for arm in arms], ["one", "two"], list("abcd"))
     assert np.isnan(scores.interval("speedup", 0).low) and np.isfinite(scores.values["speedup"]).all()
     assert np.isnan(scores.rank_shares("speedup")).all() and not scores.apart("speedup", 0, 1)
-    assert board.leaderboard(arms, ["one", "two"], ["a"])["overall"][0].endswith(" (–)")
-    assert (
-        "4 prompts that all runs share; no intervals of so few"
-        in board.leaderboard_figure(scores, title="t").get_supxlabel()
-    )
+    assert "4 prompts that all runs share; no intervals" in board.leaderboard_figure(scores, title="t").get_supxlabel()
     with pytest.raises(ValueError, match="at least one arm and one prompt"):
         board.score([arm.sums for arm in arms], ["one", "two"], [])
 

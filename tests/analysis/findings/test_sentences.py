@@ -71,15 +71,6 @@ def test_reasons_come_before_the_verdict_and_behind_what_puts_it_in_doubt():
     assert closing_of_several(runs, "A")[0] == "Of ngram: One."
 
 
-def test_where_nothing_was_gained_no_cost_is_named():
-    found = account((0.9, 0.8, 0.95))
-    found.intervals["tokens_per_round"], found.intervals["v"] = Interval(1.0, 1.0, 1.0), Interval(1.1)
-    assert closing_sentences(measured(account=found))[2] == (
-        "No draft token saved a call of the target, and a round took 0.100 (0.100 to 0.100) of a bare call to draft "
-        "and 1.100 to verify for its one token."
-    )
-
-
 def test_loops_come_first():
     loops = {"repetition/share": 0.25, "speedup.unflagged": 1.8}
     first = closing_sentences(measured(metrics={**CONTROL, **loops}))[0]
@@ -154,17 +145,13 @@ def test_where_the_formula_promises_no_gain_drafting_is_named():
     ],
 )
 def test_whether_outputs_are_identical(changes, said):
-    assert (
-        closing_sentences(measured(**changes))[-1].startswith(said)
-        or said in closing_sentences(measured(**changes))[-1]
-    )
+    assert said in closing_sentences(measured(**changes))[-1]
 
 
 def test_simulated_time_says_so():
     first, second, *_ = closing_sentences(measured(simulated=True, metrics={}))
-    assert first.startswith("Speculation pays in simulated time: ") and second.startswith(
-        "Time is simulated by a cost model"
-    )
+    assert first.startswith("Speculation pays in simulated time: ")
+    assert second.startswith("Time is simulated by a cost model")
 
 
 def test_the_part_of_the_prompts_and_the_shape_are_named():
@@ -206,12 +193,9 @@ def test_rejections_without_a_residual_are_counted(make_rounds, stored_run):
 
 
 def test_the_note_says_the_noise_and_when_the_control_fails():
-    fine = control_notes(
-        {"null/speedup": 1.01, "null/speedup.ci_low": 0.98, "null/speedup.ci_high": 1.03, "null/floor": 0.03}
-    )
-    assert fine == [
-        "Null control: plain decoding, measured a second time, has a speedup of 1.010 (0.980 to 1.030) over itself; "
-        "what differs from 1 by less than 3.0% is noise."
+    assert control_notes(CONTROL) == [
+        "Null control: plain decoding, measured a second time, has a speedup of 1.001 (0.995 to 1.006) over itself; "
+        "what differs from 1 by less than 0.6% is noise."
     ]
     apart = {"null/speedup": 1.06, "null/speedup.ci_low": 1.02, "null/speedup.ci_high": 1.1, "null/floor": 0.1}
     assert "leaves out 1" in control_notes(apart)[0]

@@ -73,12 +73,8 @@ def test_every_metric_has_its_name_and_is_finite(run):
     n, seconds = arm["committed"].sum(), arm["round_s"].sum()
     n0, seconds0 = baseline["committed"].sum(), baseline["round_s"].sum()
     assert metrics["speedup"] == pytest.approx((seconds0 / n0) / (seconds / n))
-    assert metrics["speedup.end_to_end"] == pytest.approx(((seconds0 + 0.12) / n0) / ((seconds + 0.12) / n))
-    assert metrics["cost/prefill_share"] == pytest.approx(0.12 / (seconds0 + 0.12))
     assert metrics["tokens_per_round"] == pytest.approx(n / len(arm))
     assert metrics["accepted_per_offered"] == pytest.approx(arm["accepted"].sum() / arm["offered"].sum())
-    assert metrics["throughput/tokens_per_s"] == pytest.approx(n / seconds)
-    assert metrics["throughput/baseline_tokens_per_s"] == pytest.approx(50)
     per_prompt = []
     for prompt, part in arm.groupby("prompt"):
         theirs = baseline[baseline["prompt"] == prompt]
@@ -174,13 +170,6 @@ def test_copies_add_time_and_no_evidence(run, make_generations):
     assert two["throughput/tokens_per_s"] == pytest.approx(one["throughput/tokens_per_s"] / 1.25)
 
 
-def test_a_prompt_that_was_copied_weighs_no_more(run, make_generations):
-    rounds, generations = run
-    more = pd.concat([rounds, rounds[rounds["prompt"] == "p003"].assign(repeat=1)], ignore_index=True)
-    once = summary_of((rounds, generations)).arms[3].metrics
-    assert summary_of((more, make_generations(more))).arms[3].metrics["alpha.mle"] == once["alpha.mle"]
-
-
 def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, make_generations):
     assert "iid/depth_p" not in summary_of(run).arms[1].metrics
     rounds = run[0][run[0]["prompt"] == "p003"]
@@ -188,14 +177,6 @@ def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, make_genera
     assert "speedup" in arm.metrics and "speedup.ci_low" not in arm.metrics
     assert "iid/prompts_p" not in arm.metrics and "one prompt" in arm.iid["prompts"].reason
     assert not any(name.startswith("category/") for name in arm.metrics)
-
-
-def test_unfinished_work_is_left_out(run):
-    rounds, generations = run
-    unfinished = rounds[~((rounds["gamma"] == 1) & (rounds["prompt"] == "p011"))]
-    metrics = summary_of((unfinished, generations)).arms[3].metrics
-    arm = rounds[(rounds["gamma"] == 3) & (rounds["prompt"] != "p011")]
-    assert metrics["tokens_per_round"] == pytest.approx(arm["committed"].sum() / len(arm))
 
 
 def test_bad_input_is_refused(run):

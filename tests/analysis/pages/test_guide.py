@@ -7,7 +7,7 @@ from PIL import Image
 
 from specdec import errors, run
 from specdec.analysis.pages import guide
-from specdec.analysis.pages.guide import PICTURES, RUN_FILES, Key, keys_of
+from specdec.analysis.pages.guide import PICTURES, RUN_FILES
 from specdec.analysis.read.runs import WRITTEN_BY
 from specdec.commands.sweep import FAILED_CELLS
 
@@ -25,41 +25,6 @@ def test_the_committed_pictures_are_small():
     pictures = sorted(path.name for path in (FOLDER / "pictures").iterdir())
     assert set(PICTURES) <= set(pictures)
     assert all((FOLDER / "pictures" / name).stat().st_size <= 150_000 for name in pictures)
-
-
-def test_keys_have_their_comments():
-    text = """# what the file is
-defaults:
-  - base
-name: rows
-k: 10 # number of rows; more
-# lines of it
-limit: null # a sentence that ends here.
-# Another one follows it
-file: null # your own
-# Without it, these chances are used.
-accuracy: [0.5,
-  0.2]
-deep:
-  # of one token
-  first: 1
-  settings: {a: 1} # as it stands
-told: # key by key
-  more: 2
-hydra:
-  run: here
-"""
-    assert keys_of(text) == [
-        Key("name", "rows", ""),
-        Key("k", "10", "number of rows; more lines of it"),
-        Key("limit", "null", "a sentence that ends here. Another one follows it"),
-        Key("file", "null", "your own"),
-        Key("accuracy", "[0.5, 0.2]", "Without it, these chances are used."),
-        Key("deep.first", "1", "of one token"),
-        Key("deep.settings", "{a: 1}", "as it stands"),
-        Key("told", "{...}", "key by key"),
-        Key("told.more", "2", ""),
-    ]
 
 
 def test_the_exit_codes_are_those_of_the_errors():

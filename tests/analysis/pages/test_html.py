@@ -94,6 +94,7 @@ def test_nothing_is_loaded_links_find_their_target_and_names_may_hold_anything(w
     assert text.count('<script>alert("x")</script>') == 4  # contents, chapter, caption and cell, as text
     assert ("strong", {}) in page.tags and "x <y>" in text and "python -m specdec.run '+a=<b>'" in text
     assert "prefers-color-scheme: dark" in html and "@media print" in html
+    assert html.count("@font-face") == 1
 
 
 def test_marks_are_read_and_products_are_none():
@@ -200,16 +201,3 @@ def test_heat_maps_are_let_through(tmp_path):
     assert 'href="data:image/png;base64,' in text
     policy = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', text)[1]
     assert "img-src data:" in policy and "script" not in policy and policy.startswith("default-src 'none'")
-
-
-@pytest.mark.slow
-def test_a_page_is_light_and_brings_the_letters_of_its_figures_once(tmp_path):
-    """A run has a dozen figures; with letters as outlines each would add 40 KB and more."""
-    weights = []
-    for count in (1, 9):
-        section = Section("Figures", figures=tuple((f"figure {number}", figure()) for number in range(count)))
-        (html, _) = write_report(tmp_path, "Title", [Chapter("One", (section,))])
-        text = html.read_text("utf-8")
-        assert text.count("@font-face") == 1 and text.count("Title $1</text>") == count
-        weights.append(len(text))
-    assert weights[0] < 30_000 and (weights[1] - weights[0]) / 8 < 10_000

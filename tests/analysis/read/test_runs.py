@@ -161,14 +161,8 @@ def test_a_run_that_left_nothing_says_what_is_missing(store):
 @pytest.mark.parametrize(
     ("experiment", "sentence"),
     [
-        (
-            "specdek",
-            r"No experiment 'specdek' .* Did you mean specdec\? It has: .*empty.*tracking.experiment=specdek",
-        ),
-        (
-            "empty",
-            r"has no main run: `python -m specdec.run \+drafter=ngram tracking.experiment=empty` makes one",
-        ),
+        ("specdek", r"No experiment 'specdek' .* Did you mean specdec\? It has: .*empty.*tracking.experiment=specdek"),
+        ("empty", r"has no main run: `python -m specdec.run \+drafter=ngram tracking.experiment=empty` makes one"),
         ("gone", r"was deleted: restore it with `mlflow experiments restore"),
     ],
 )
@@ -216,16 +210,6 @@ def test_damaged_and_foreign_folders_are_explained(tmp_path):
     with pytest.raises(UsageError, match=r"account.json:1: an object was expected"):
         open_folder(folder).account()
     assert isnan(open_folder(folder).metrics["alpha.mle"])
-
-
-def test_table_1_is_recomputed_beside_the_printed_values():
-    printed = load_published()
-    table = leviathan_table_1(printed)
-    assert table["speedup"].tolist() == pytest.approx([1.96, 2.533, 2.44, 3.68928, 2.71, 6.861894])
-    assert table["operations"].tolist() == pytest.approx(table["operations_printed"].tolist(), abs=0.005)
-    assert table_1_in_words(table) == "All 6 rows of Table 1 agree with the formulas to the printed decimals."
-    off = printed.assign(value=printed["value"].where(printed["metric"] != "speedup_ideal", "9.99"))
-    assert table_1_in_words(leviathan_table_1(off)).startswith("0 of 6 rows of Table 1 agree")
 
 
 def test_files_of_published_figures_that_cannot_be_used(tmp_path):

@@ -13,13 +13,7 @@ from oracles.calls import break_even_batch
 
 from specdec.analysis.comparisons import interval
 from specdec.analysis.sections import About, findings
-from specdec.analysis.studies.batching import (
-    batch_numbers,
-    call_errors,
-    committed_in_words,
-    committed_study,
-    write_committed,
-)
+from specdec.analysis.studies.batching import batch_numbers, committed_in_words, committed_study, write_committed
 
 ABOUT = About("none on pocket (float32), a computer", "stdlib_code", False, 300, 1)
 BATCHES, GAMMAS = (1, 2, 4, 8, 16, 32), (2, 4)
@@ -168,13 +162,6 @@ def test_findings_say_what_was_found():
     assert "There is no cost model of single calls" in text and "A single repeat: no intervals" in text
     assert not any(name.endswith("ci_low") for name in found.metrics)
     assert "curve/batching/speedup.steady.best.model" not in found.curves
-
-
-def test_errors_of_the_cost_model_on_calls():
-    calls = call_errors(tables()["calls"])
-    assert (calls["model_s"] / calls["seconds"]).to_numpy() == pytest.approx(1.1)
-    at = calls.set_index(["batch", "tokens"])
-    assert at.loc[(4, 5), "ratio"] == pytest.approx(30 / 14) == at.loc[(4, 5), "model_ratio"]
 
 
 @pytest.mark.slow

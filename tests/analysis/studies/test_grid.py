@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.sections import About, findings
-from specdec.analysis.studies.grid import best, grid, live_check, steadiness, whole_runs
+from specdec.analysis.studies.grid import best, grid, steadiness, whole_runs
 
 K, W = (1, 5, 10), (1, 4, 10)
 PROMPTS = 12
@@ -67,6 +67,14 @@ def whole(best=(5, 4), faster=FASTER):
     return pd.DataFrame(made, columns=names)
 
 
+def tables(**changes):
+    """All tables of the study, some of them changed."""
+    calls, host = times()
+    skipped = pd.DataFrame(columns=["reason", "category", "count"])
+    whole_study = {"replay": replay(), "block_times": calls, "host_times": host, "live": live(), "whole": whole()}
+    return {**whole_study, "skipped": skipped, **changes}
+
+
 @pytest.mark.slow
 def test_whole_runs_have_the_mean_and_the_deviation_of_the_runs():
     found = whole_runs(whole(), 200, 0)
@@ -81,9 +89,7 @@ def test_whole_runs_have_the_mean_and_the_deviation_of_the_runs():
     assert (found.lead.estimate, found.lead.low, found.lead.high) == pytest.approx((0.5, 0.5, 0.5))
     alone = whole_runs(whole((10, 10), (1.0,)).drop_duplicates(["k", "w", "stream"]), 200, 0)
     assert alone.lead is None and len(alone.shapes) == 1 and np.isnan(alone.shapes["deviation"].iloc[0])
-    tables = dict(zip(("block_times", "host_times"), times(), strict=True))
-    tables |= {"replay": replay(), "live": live(), "whole": whole(), "skipped": NO_SKIPS}
-    said = findings("grid", tables, ABOUT)
+    said = findings("grid", tables(), ABOUT)
     (section,) = (section for section in said.sections if section.title == "Whole runs")
     assert "3 whole runs of 12 texts: (5, 4) 2.01 ± 0.20 at 2.00 tokens per call; (10, 10) 1.50" in section.text[0]
     assert "The first less the second: +0.50" in section.text[1]
@@ -127,43 +133,13 @@ def test_a_shape_that_was_not_timed_has_no_speedup_and_is_not_the_best():
     speedups = found.cells.set_index(["k", "w"])["speedup"]
     assert np.isnan(speedups[10, 10]) and speedups.notna().sum() == 8
     assert best(found, "speedup") != (10, 10)
-    tables = {
-        "replay": replay(),
-        "block_times": calls,
-        "host_times": host,
-        "live": live().iloc[:0],
-        "whole": whole().iloc[:0],
-        "skipped": NO_SKIPS,
-    }
-    said = findings("grid", tables, ABOUT)
+    said = findings("grid", tables(block_times=calls, live=live().iloc[:0], whole=whole().iloc[:0]), ABOUT)
     assert "grid/speedup.10x10" not in said.metrics and "could not be timed" in " ".join(said.sections[1].text)
 
 
-NO_SKIPS = pd.DataFrame(columns=["reason", "category", "count"])
-
-
-def test_live_runs_are_compared_text_by_text():
-    found = grid(replay(), *times(), 10, 0)
-    check = live_check(found.texts, live())
-    assert list(zip(check["k"], check["w"], strict=True)) == [(1, 1), (1, 10), (10, 1), (10, 10)]
-    assert (check["same_rounds"] == 2).all() and check["error"].abs().max() < 1e-12
-    slower = live_check(found.texts, live(rounds_more=1, factor=1.25))
-    assert (slower["same_rounds"] == 0).all() and slower["error"].to_numpy() == pytest.approx(0.25)
-    assert (slower["tokens_measured"] < slower["tokens_predicted"]).all()
-
-
 def test_what_is_said():
-    calls, host = times()
     skips = pd.DataFrame([("too long", "c0", 3)], columns=["reason", "category", "count"])
-    tables = {
-        "replay": replay(),
-        "block_times": calls,
-        "host_times": host,
-        "live": live(1, 1.25),
-        "skipped": skips,
-        "whole": whole(),
-    }
-    said = findings("grid", tables, ABOUT)
+    said = findings("grid", tables(live=live(1, 1.25), skipped=skips), ABOUT)
     text = " ".join(sentence for section in said.sections for sentence in section.text)
     assert [section.title for section in said.sections] == ["Tokens per call", "Speedup", "Whole runs",
                                                                "Live runs in the corners"]  # fmt: skip
@@ -179,9 +155,7 @@ def test_what_is_said():
 
 
 def test_one_prompt_has_no_interval():
-    tables = dict(zip(("block_times", "host_times"), times(), strict=True))
     one = replay().query("prompt == 'p0'")
-    empty = {"live": live().iloc[:0], "whole": whole().iloc[:0], "skipped": NO_SKIPS}
-    said = findings("grid", {**tables, "replay": one, **empty}, ABOUT)
+    said = findings("grid", tables(replay=one, live=live().iloc[:0], whole=whole().iloc[:0]), ABOUT)
     assert " to " not in said.sections[0].text[0] and "grid/speedup.best.ci_low" not in said.metrics
     assert not any(np.isnan(value) for value in said.metrics.values())

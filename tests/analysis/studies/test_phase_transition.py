@@ -7,13 +7,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.sections import About, findings
-from specdec.analysis.studies.phase_transition import (
-    growth,
-    product_lines,
-    roofline_ridge,
-    shape_effect,
-    slowdowns,
-)
+from specdec.analysis.studies.phase_transition import growth, product_lines, roofline_ridge, shape_effect, slowdowns
 from specdec.theory.roofline import Product, call_bytes, call_flops, ridge_rows, threshold
 
 ABOUT = About("model, machine", "prompts", simulated=False, replicates=10, seed=0)

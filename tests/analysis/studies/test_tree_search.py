@@ -10,7 +10,7 @@ import pytest
 
 from specdec.analysis.cost.round_seconds import round_seconds
 from specdec.analysis.sections import About, findings
-from specdec.analysis.studies.tree_search import CHOSEN, PLAIN, rank_accuracy, tree_search
+from specdec.analysis.studies.tree_search import CHOSEN, PLAIN, tree_search
 
 ABOUT = About("model (float32), machine", "prompts", simulated=False, replicates=300, seed=0)
 STEP, PRICE, FIXED, LEVEL, NODE, REST = 1e-3, 0.1, 1e-4, 2e-4, 1e-5, 1e-4
@@ -122,13 +122,6 @@ def test_differences_to_the_chosen_tree_are_paired(cells):
     lead = row["speedup"] - cells.loc[CHOSEN, "speedup"]
     assert (row["speedup_lead_low"], row["speedup_lead"], row["speedup_lead_high"]) == pytest.approx((lead,) * 3)
     assert cells.loc[CHOSEN, "tokens_lead"] == 0 and cells.loc["tree 16", "tokens_lead"] == pytest.approx(0.25)
-
-
-def test_accuracy_is_of_all_prompts_together():
-    found = rank_accuracy(tables()["accuracy"], 300, 0).set_index(["level", "rank"])
-    assert found.loc[(1, 0), "share"] == pytest.approx(0.6) and found.loc[(2, 1), "tested"] == 50 + 60 + 70 + 80
-    assert np.isnan(found.loc[(3, 0), "share"]) and found.loc[(3, 0), "tested"] == 0
-    assert found.loc[(1, 1), "share"] == pytest.approx(0.2)
 
 
 def test_the_answer_comes_first():
