@@ -15,9 +15,6 @@ from specdec.analysis.acceptance import prediction as P
 from specdec.analysis.acceptance.prediction_section import prediction_in_words
 from specdec.analysis.arms import Arms
 from specdec.theory.capped_geometric import tokens_per_round
-from specdec.theory.dependence import replay_rounds
-
-GAMMAS = (1, 5, 10, 15)
 
 
 def errors(prediction, model):
@@ -28,25 +25,6 @@ def errors(prediction, model):
 def best(prediction):
     """Return the best of the models that know one cause of dependence; `stretches` knows several."""
     return next(model for model in prediction.models["model"] if model != "stretches")
-
-
-@pytest.mark.slow
-def test_the_capped_geometric_over_predicts_a_feature_drafter_and_the_position_model_does_not():
-    """300 prompts that differ, texts of 200 tokens, acceptance that falls with depth: 60 rounds each at gamma 15."""
-    rounds = pd.concat([simulation.falling(300, 200, gamma, 0, (12, 3), 0.93, tokens=200) for gamma in GAMMAS])
-    assert rounds[rounds["gamma"] == 15].groupby("prompt").size().mean() > 50
-    alphas = simulation.first_alphas(300, 0, (12, 3))
-    sums = pd.DataFrame({"prompt": sorted(rounds["prompt"].unique()), "numerator": 200 * alphas, "denominator": 200.0})
-    feature_drafter = P.predict(Arms.of(rounds), sums, replicates=100, refits=8)
-    for model in ("capped_geometric.text", "capped_geometric.short"):
-        by_gamma = errors(feature_drafter, model)
-        assert all(by_gamma[gamma] > 0.10 for gamma in (5, 10, 15))
-        assert by_gamma[15] > by_gamma[10] > by_gamma[5] > by_gamma[1] > -0.01
-    assert "5, 10, 15; its largest miss is +4" in prediction_in_words(feature_drafter)
-    by_gamma = errors(feature_drafter, "position")
-    assert all(abs(by_gamma[gamma]) < 0.02 for gamma in GAMMAS)
-    assert best(feature_drafter) == "position"
-    assert feature_drafter.fit_gamma == 15 and feature_drafter.prompts == 300
 
 
 @pytest.mark.parametrize(("a01", "a11"), [(0.3, 0.8), (0.7, 0.4), (0.5, 0.5)])
@@ -76,25 +54,6 @@ def test_a_markov_text_takes_the_rounds_of_all_its_possible_agreements(a01, a11)
 
 
 @pytest.mark.slow
-def test_replay_stays_within_one_percent():
-    """200 texts of 120 tokens with known m_t, prompts that differ: 50 rounds each at gamma 5."""
-    generator = np.random.default_rng(0)
-    centre = generator.beta(6, 3, size=(200, 1))
-    m = generator.beta(4 * centre, 4 * (1 - centre), size=(200, 120))
-    gammas = (1, 3, 5)
-    rounds = pd.concat([simulation.along_texts(m, gamma, 0) for gamma in gammas])
-    names = sorted(rounds["prompt"].unique())
-    replay = pd.concat(
-        pd.DataFrame({"gamma": gamma, "prompt": names, "tokens": 120, "rounds": [replay_rounds(t, gamma) for t in m]})
-        for gamma in gammas
-    )
-    result = P.predict(Arms.of(rounds), replay=replay, replicates=100, refits=0)
-    assert all(abs(error) < 0.01 for error in errors(result, "replay").values())
-    with pytest.raises(ValueError, match="replay at gamma 1 lacks prompts"):
-        P.predict(Arms.of(rounds), replay=replay[replay["prompt"] != names[0]], replicates=10, refits=0)
-
-
-@pytest.mark.slow
 def test_a_model_that_is_true_does_not_miss():
     """I.i.d. acceptance, 100 prompts: every model contains it; 1% is several times the sampling error of the ratio."""
     rounds = pd.concat([simulation.iid(100, 120, gamma, 1, 0.75, tokens=120) for gamma in (1, 4, 8)])
@@ -109,7 +68,8 @@ def test_a_model_that_is_true_does_not_miss():
 def test_each_model_predicts_best_where_it_is_true():
     markov = pd.concat([simulation.markov(60, 200, gamma, 2, 0.4, 0.9) for gamma in (1, 4, 8)])
     differing = pd.concat([simulation.heterogeneous(200, 120, g, 3, (2, 1), tokens=120) for g in (1, 4, 8)])
-    for rounds, model in ((markov, "markov"), (differing, "prompt_beta")):
+    falling = pd.concat([simulation.falling(200, 200, g, 0, (12, 3), 0.9, tokens=200) for g in (1, 4, 8)])
+    for rounds, model in ((markov, "markov"), (differing, "prompt_beta"), (falling, "position")):
         result = P.predict(Arms.of(rounds), replicates=10, refits=0)
         assert best(result) == model
         assert result.models["mean_error"].iloc[0] < 0.02

@@ -247,6 +247,8 @@ def test_replay_is_not_ranked_with_what_has_not_seen_the_texts():
     result = P.predict(Arms.of(rounds), replay=sums, replicates=10, refits=0)
     assert "replay" not in set(result.models["model"]) and "replay" in set(result.table["model"])
     assert result.read_off["worst_error"].tolist() == pytest.approx([0.0])
+    with pytest.raises(ValueError, match="replay at gamma 1 lacks prompts"):
+        P.predict(Arms.of(rounds), replay=sums[sums["prompt"] != "p00003"], replicates=10, refits=0)
 
 
 def test_only_the_smallest_and_the_largest_gamma_are_read():

@@ -5,7 +5,6 @@ from math import nan
 
 import pytest
 
-from specdec.analysis.account.gap_account import FACTORS
 from specdec.analysis.account.waterfall import waterfall
 
 
@@ -44,13 +43,6 @@ def test_every_bar_begins_where_the_last_one_ended(worked_example):
             assert worked_example.named(factor).name in words and worked_example.named(factor).symbol in words
     assert "+ r)" not in words, "nothing is restored"
     assert "dependence, drift or chance" in words  # no replay: one factor for the three
-
-
-def test_all_factors_have_a_bar_with_a_replay(make_account):
-    account = make_account(dict.fromkeys(FACTORS, 0.9) | {"omega": 3.0})
-    words = words_in(waterfall(account, title="t"))
-    assert "dependence between positions" in words and "drafter drift" in words
-    assert len(bars(waterfall(account, title="t"))) == 10
 
 
 def test_bars_whose_interval_contains_one_are_pale(make_account):

@@ -19,18 +19,6 @@ def read(kind, path, gamma=None, **choices):
     return source
 
 
-def accepted_lengths(path, gamma=None, **choices):
-    return read("accepted_lengths", path, gamma, **choices)
-
-
-def vllm(path, gamma=None, **choices):
-    return read("vllm", path, gamma, **choices)
-
-
-def spec_bench(path, gamma=None, **choices):
-    return read("spec_bench", path, gamma, **choices)
-
-
 def accepted_by_text(source):
     rounds = source.rounds.sort_values(["prompt", "repeat", "round"])
     return {key: part["accepted"].tolist() for key, part in rounds.groupby(["prompt", "repeat"])}
@@ -41,9 +29,9 @@ def accepted_by_text(source):
 
 def test_the_bonus_token_goes_by_the_fields_name_or_by_the_flag(write):
     rounds = [2, 0, 4, 1]
-    plain = accepted_lengths(write({"accepted": rounds}), 4)
-    with_bonus = accepted_lengths(write({"accept_lengths": [n + 1 for n in rounds]}, name="b.jsonl"), 4)
-    bare = accepted_lengths(write([n + 1 for n in rounds], name="c.jsonl"), 4, bonus=True)
+    plain = read("accepted_lengths", write({"accepted": rounds}), 4)
+    with_bonus = read("accepted_lengths", write({"accept_lengths": [n + 1 for n in rounds]}, name="b.jsonl"), 4)
+    bare = read("accepted_lengths", write([n + 1 for n in rounds], name="c.jsonl"), 4, bonus=True)
     for source in (plain, with_bonus, bare):
         assert source.rounds["accepted"].tolist() == rounds
         assert source.rounds["committed"].tolist() == [3, 1, 5, 2]
@@ -65,7 +53,7 @@ def lengths_of(agreement, longest):
 
 
 def test_the_folder_of_a_trace_has_every_gamma_and_the_sums_behind_its_account(write, tmp_path):
-    source = accepted_lengths(write({"id": "a", "acc_x": {"acc_len": lengths_of(AGREEMENT, 3)}}))
+    source = read("accepted_lengths", write({"id": "a", "acc_x": {"acc_len": lengths_of(AGREEMENT, 3)}}))
     run = folder_of(source, tmp_path / "run")
     assert {gamma: len(rounds) for gamma, rounds in run.arms().by_gamma().items()} == {1: 8, 2: 6, 3: 5}
     assert run.alpha_sums()[["numerator", "denominator"]].values.tolist() == [[9, 13]]
@@ -110,7 +98,7 @@ def test_a_round_that_accepts_the_end_token_is_cut_and_is_no_rejection():
 
 def test_vllm_steps_keep_their_order_and_what_each_offered(write):
     metrics = {"per_step_accepted": [2, 0, 1], "per_step_drafted": [3, 3, 1], "num_spec_tokens": 3}
-    source = vllm(write({"request_id": "r", "spec_decode_metrics": metrics}), 3)
+    source = read("vllm", write({"request_id": "r", "spec_decode_metrics": metrics}), 3)
     assert accepted_by_text(source) == {("r", 0): [2, 0, 1]}
     assert source.rounds["offered"].tolist() == [3, 3, 1]
     assert source.rounds["rejected"].tolist() == [True, True, False]  # the last draft was accepted whole
@@ -127,7 +115,7 @@ def test_vllm_steps_keep_their_order_and_what_each_offered(write):
     ids=["response", "object", "counters"],
 )
 def test_vllm_totals_are_counts_without_order(write, metrics):
-    source = vllm(write(metrics), 3)
+    source = read("vllm", write(metrics), 3)
     assert source.rounds["accepted"].value_counts().to_dict() == {0: 4, 1: 3, 2: 2, 3: 1}
     assert estimate_alpha(source.rounds).alpha == pytest.approx(10 / 19)  # K = 10, R = 9
     assert not source.ordered
@@ -135,7 +123,9 @@ def test_vllm_totals_are_counts_without_order(write, metrics):
 
 
 def test_vllm_shorter_drafts_and_silent_requests_are_said(write):
-    source = vllm(write({"histogram": [1, 1], "num_draft_tokens": 4}, {"histogram": [0, 0], "num_draft_tokens": 0}), 3)
+    source = read(
+        "vllm", write({"histogram": [1, 1], "num_draft_tokens": 4}, {"histogram": [0, 0], "num_draft_tokens": 0}), 3
+    )
     assert len(source.rounds) == 2
     assert any("2 draft tokens fewer" in note for note in source.notes)
     assert any("1 requests without any draft" in note for note in source.notes)
@@ -152,14 +142,14 @@ def answer(question, lengths, tokens, seconds, steps=None, category="writing"):
 
 @pytest.mark.parametrize("steps", [[3, 2], [2, 1], [9, 9]], ids=["from 1", "from 0", "by tokens"])
 def test_spec_bench_turns_are_texts_of_one_prompt(write, steps):
-    source = spec_bench(write(answer(81, [3, 1, 2, 5, 1], [6, 6], [0.5, 0.25], steps)), 4)
+    source = read("spec_bench", write(answer(81, [3, 1, 2, 5, 1], [6, 6], [0.5, 0.25], steps)), 4)
     assert accepted_by_text(source) == {("81", 0): [2, 0, 1], ("81", 1): [4, 0]}
     assert source.texts[["tokens", "seconds"]].to_numpy().tolist() == [[6, 0.5], [6, 0.25]]
     assert set(source.rounds["category"]) == {"writing"}
 
 
 def test_spec_bench_turns_that_cannot_be_told_apart_are_joined_and_said(write):
-    source = spec_bench(write(answer(81, [3, 1, 2, 5, 1], [7, 7], [0.5, 0.25], [9, 9])), 4)
+    source = read("spec_bench", write(answer(81, [3, 1, 2, 5, 1], [7, 7], [0.5, 0.25], [9, 9])), 4)
     assert accepted_by_text(source) == {("81", 0): [2, 0, 1, 4, 0]}
     assert any("1 answers" in note for note in source.notes)
 
@@ -167,7 +157,9 @@ def test_spec_bench_turns_that_cannot_be_told_apart_are_joined_and_said(write):
 def test_spec_bench_speedup_is_the_ratio_of_totals(write, tmp_path):
     path = write(answer(1, [3, 1, 2], [6], [1.0]), answer(2, [5, 5], [10], [1.0], category="qa"))
     vanilla = write(answer(1, [], [8], [4.0]), answer(2, [], [12], [4.0]), name="vanilla.jsonl")
-    sections = foreign_findings(folder_of(spec_bench(path, 4), tmp_path / "run", spec_bench_times(vanilla))).sections
+    sections = foreign_findings(
+        folder_of(read("spec_bench", path, 4), tmp_path / "run", spec_bench_times(vanilla))
+    ).sections
     assert [section.title for section in sections][-2:] == ["By category", "Speed"]
     figures = sections[-1].tables[0][1].set_index("figure").iloc[:, 0]
     assert figures["speedup, ratio of totals"].startswith("3.2000")  # (16 / 2) / (20 / 8)
@@ -177,7 +169,7 @@ def test_spec_bench_speedup_is_the_ratio_of_totals(write, tmp_path):
 
 def test_no_timed_prompt_in_common_is_said(write, tmp_path):
     vanilla = write(answer(9, [], [8], [4.0]), name="vanilla.jsonl")
-    source = spec_bench(write(answer(1, [3], [3], [1.0])), 4)
+    source = read("spec_bench", write(answer(1, [3], [3], [1.0])), 4)
     with pytest.raises(UsageError, match="no timed prompt in common"):
         foreign_findings(folder_of(source, tmp_path / "run", spec_bench_times(vanilla)))
 
@@ -220,4 +212,4 @@ def test_bad_lines_are_one_sentence_with_file_and_line(write, kind, lines, says)
 
 def test_a_file_that_is_not_there_is_said(tmp_path):
     with pytest.raises(UsageError, match=r"gone\.jsonl does not exist"):
-        vllm(tmp_path / "gone.jsonl", 4)
+        read("vllm", tmp_path / "gone.jsonl", 4)
