@@ -1,6 +1,6 @@
 """The account in words: the guilty factor, what is not significant, what one prompt cannot say; the tables."""
 
-from math import prod
+from math import nan, prod
 
 import numpy as np
 import pytest
@@ -87,6 +87,8 @@ def test_what_is_not_significant_is_called_so(make_account):
     assert "no loss is significant" in verdict(make_account(factors, unsure))
     unsettled = verdict(make_account(factors, {"speedup": (0.9, 1.8)}))
     assert unsettled.startswith("Whether speculation pays is not settled, the interval of its speedup contains 1")
+    unknown = factor_table(make_account(factors, {"draft": (nan, nan)}))
+    assert unknown["effect"].tolist()[:3] == ["promise", "costs", "costs (no interval)"]
     noisy = verdict(make_account({"omega": 2.0, "draft": 0.9}), noise=0.9)
     assert noisy.startswith("Whether speculation pays is not settled, its speedup is within the noise of 90.0%")
 

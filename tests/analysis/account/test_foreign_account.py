@@ -9,7 +9,7 @@ from fixtures.imported_folders import folder_of
 
 from specdec.analysis.account.foreign_account import foreign_sums, foreign_values
 from specdec.analysis.account.gap_account import gap_account
-from specdec.analysis.read.imported import SHOWN, ImportedText, PositionText, imported
+from specdec.analysis.read.imported import SHOWN, PositionText, imported
 
 AGREEMENT = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # theory.md 4.3: 8, 6, 5, 4, 4 rounds at gamma 1, 2, 3, 5, 20
 
@@ -96,13 +96,6 @@ def test_the_mean_over_requests_counts_every_text_once(sums):
     table = sums(data_set(runs([1] * 40), runs([0] * 4)))[3].sum()
     assert table["tokens"] / table["rounds"] == pytest.approx(44 / 14)
     assert foreign_values(table)["requests_mean"] == pytest.approx((4 + 1) / 2)
-
-
-def test_rounds_alone_have_a_fitted_alpha_and_no_parts(sums, account):
-    source = imported(Path("x"), "vllm", 2, [ImportedText("p", "", [2, 0, 1], [2, 2, 2])], ())
-    found = account(source, 2, 10)
-    assert list(sums(source)) == [2]
-    assert found.alpha == pytest.approx(3 / 5) and list(found.factors) == ["omega", "offered", "dependence"]
 
 
 def test_very_long_drafts_are_shown_as_far_as_gammas_go(sums):

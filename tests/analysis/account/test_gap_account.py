@@ -154,13 +154,6 @@ def test_bad_input_is_refused(make_rounds):
         account_table(rounds[rounds["prompt"] != "p0"], prompt_sums(baseline), 4)
 
 
-def test_alpha_is_that_of_its_sums_where_a_table_has_them(make_rounds):
-    rounds, baseline, _ = random_run(make_rounds, np.random.default_rng(10))
-    # The other prompts have no positions with a proposal.
-    sums = pd.DataFrame({"prompt": ["p1", "p2"], "numerator": 1.0, "denominator": 2.0})
-    assert account_of(0.6, 4, rounds, baseline, 0.02, alpha_sums=sums, replicates=10).alpha == 0.5
-
-
 def test_rounds_without_seconds_have_the_factors_of_acceptance(make_rounds):
     rounds, baseline, _ = random_run(make_rounds, np.random.default_rng(11))
     timed = account_of(0.6, 4, rounds, baseline, 0.02, replicates=50)

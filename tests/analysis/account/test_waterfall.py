@@ -1,7 +1,7 @@
 """The waterfall of an account: bars that join up, from 1 to Omega and on to the measured speedup."""
 
 from itertools import pairwise
-from math import nan
+from math import nan, prod
 
 import pytest
 
@@ -49,6 +49,14 @@ def test_bars_whose_interval_contains_one_are_pale(make_account):
     account = make_account({"omega": 2.0, "offered": 0.99, "draft": 0.5}, {"offered": (0.97, 1.01)})
     first, unsure, sure, last = waterfall(account, title="t").axes[0].patches
     assert unsure.get_alpha() < 0.6 and {bar.get_alpha() for bar in (first, sure, last)} == {1.0}
+
+
+def test_a_loss_ends_left_of_one(make_account):
+    account = make_account({"omega": 2.0, "draft": 0.02})
+    figure = waterfall(account, title="t")
+    start, end = bars(figure)[-1]
+    assert start == 1 and end == pytest.approx(prod(account.factors.values())) and end < 1
+    assert figure.axes[0].get_xlim()[0] < 0.04
 
 
 def test_one_prompt_has_no_whiskers_and_says_so(make_account):

@@ -11,7 +11,7 @@ from fixtures.rounds_tables import FACTS
 
 from specdec.analysis.findings import compare
 from specdec.analysis.findings.comparable import comparable, open_each
-from specdec.analysis.findings.leaderboard import open_arms
+from specdec.analysis.findings.leaderboard import ScoredArms, open_arms
 from specdec.analysis.read.facts import SessionFacts
 from specdec.errors import UsageError
 
@@ -88,6 +88,17 @@ def test_equal_drafters_cannot_be_told_apart(decoded, stored_run):
     text = words(compare.comparison_section(runs, replicates=300))
     assert "cannot be told apart in speedup: ratio" in text and "It cannot be told from" in text
     assert "faster" not in text
+
+
+@pytest.mark.parametrize(
+    ("ratio", "sentence"), [(1.12, "A is faster than B by 12% (11% to 13%)"), (1.0, "A and B cannot")]
+)
+def test_a_pair_in_words(ratio, sentence):
+    values = np.array([ratio, 1.0])
+    drawn = np.stack([np.linspace(ratio - 0.0105, ratio + 0.0105, 101), np.ones(101)], axis=1)
+    scores = ScoredArms(("A", "B"), (4, 4), 9, {"speedup": np.vstack([values, drawn])})
+    assert compare.pair_in_words(scores, "speedup", 0, 1).startswith(sentence)
+    assert compare.pair_in_words(scores, "speedup", 1, 0).startswith(sentence.replace("A and B", "B and A"))
 
 
 def test_only_common_prompts_count_and_a_reused_name_is_none(decoded, stored_run):

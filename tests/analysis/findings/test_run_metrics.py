@@ -144,11 +144,6 @@ def test_a_text_without_a_chance_has_no_mean():
     assert not [name for name in found if "likelihood" in name] and "quality/tv" in found
 
 
-def test_one_prompt_has_no_interval():
-    found = metrics(prompts=1)
-    assert "quality/log_likelihood" in found and not [name for name in found if ".ci_" in name]
-
-
 def test_only_work_that_all_methods_did_counts():
     rounds, outputs = tables()
     unfinished = (rounds["prompt"] == "p5") & (rounds["method"] == "typical")

@@ -1,5 +1,6 @@
 """Checks of published figures: on rows whose answer is known, and on the figures that come along."""
 
+from math import isnan
 from pathlib import Path
 
 import pandas as pd
@@ -55,6 +56,13 @@ def test_a_speedup_beyond_its_ceiling(tmp_path):
         assert needed == pytest.approx(row["speedup"] * (1 + row["gamma"] * 0.02)), key
 
 
+def test_without_a_cost_there_is_no_formula_to_pass(tmp_path):
+    key = ("Table 2", "T5-base", "a", "1", "5")
+    rows = [(*key, "alpha", "0.68", ""), (*key, "speedup_measured", "2.4", "")]
+    (row,) = paper_tables.ceilings(figures_of(*rows, path=tmp_path)).to_dict("records")
+    assert row["beyond"] == "" and isnan(row["formula"])
+
+
 def test_without_a_gamma_the_best_one_counts(tmp_path):
     """alpha 0.8 and c 0.05: gamma 8 gives 3.092080 (theory.md 2.2); the cost stands in the note."""
     key = ("Table 5", "T5-small", "EnDe", "1", "")
@@ -73,6 +81,15 @@ def test_rates_and_overheads_multiply_out(tmp_path):
     figures = figures_of(*rows, source="Medusa", path=tmp_path)
     assert list(paper_tables.identities(figures)["agrees"]) == [paper_tables.INPUTS, paper_tables.NO]
     assert list(paper_tables.round_times(figures)["round_time"]) == pytest.approx([3.47 / 2.83, 3.51 / 2.83])
+
+
+def test_a_round_faster_than_a_token_is_not_possible(tmp_path):
+    rows = []
+    for task, tokens, speedup in (("a", "3.33", "3.53"), ("b", "2.00", "2.01"), ("c", "2.0", "1.9")):
+        key = ("Table 1", "heads", task, "0", "")
+        rows += [(*key, "tokens_per_round", tokens, ""), (*key, "speedup_measured", speedup, "")]
+    table = paper_tables.round_times(figures_of(*rows, source="EAGLE", path=tmp_path))
+    assert list(table["possible"]) == [paper_tables.NO, paper_tables.INPUTS, paper_tables.YES]
 
 
 def test_one_alpha_at_two_lengths(tmp_path):
