@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from fixtures import simulated_rounds as simulation
-from oracles.rounds import expected_rounds, markov_tokens_per_round
+from oracles.rounds import markov_tokens_per_round
 from scipy.stats import beta as beta_law
 
 from specdec.analysis.acceptance import laws
@@ -98,13 +98,6 @@ def test_the_first_round_of_a_text_follows_no_rejection(make_rounds):
         rejected = sum(chance * left[k] for k, chance in enumerate(chances))
         after_full.append(1 + rejected + begin * a11**2 * after_full[left[3]])
     assert found.at["markov", "predicted"] == pytest.approx(tokens / after_full[tokens])
-
-
-def test_recursion_is_theory_with_one_alpha():
-    law = laws.Law(np.full((1, 1, 1, 5), 0.8), np.ones((1, 1)))
-    rounds = laws.first_rounds(law, np.ones((1, 6)), 5, 128)
-    np.testing.assert_allclose(rounds[0], expected_rounds(0.8, 5, 128))
-    assert rounds[0, [32, 128]].tolist() == pytest.approx([9.180389, 35.201539], abs=5e-7)
 
 
 def test_recursion_with_memory_reaches_the_long_run_value():

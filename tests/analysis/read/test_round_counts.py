@@ -2,6 +2,7 @@
 
 import numpy as np
 import pandas as pd
+from fixtures.rounds_tables import build_rounds
 
 from specdec.analysis.arms import Arms
 from specdec.analysis.read import round_counts
@@ -11,22 +12,16 @@ from specdec.analysis.rounds import COUNTED, GENERATION
 
 def table():
     """Two prompts by the baseline and at two gammas, in the order in which a run writes them: prompt by prompt."""
-    lines = []
-    for prompt in ("b", "a"):
-        for method, gamma in (("ngram", 4), ("ngram", 2), ("baseline", 0)):
-            for number in range(3):
-                counts = {"offered": gamma, "offered_nodes": gamma, "accepted": min(number, 1) if gamma > 1 else 0}
-                seconds = {name: 0.1 * number + 0.01 for name in ("draft_s", "verify_s", "commit_s", "round_s")}
-                lines.append(
-                    {"cell": "x", "method": method, "gamma": gamma, "repeat": 0, "prompt": prompt}
-                    | {"category": prompt * 2}
-                    | {"round": number, "context": 70_000 + number, "committed": 1, "rejected": gamma > 0}
-                    | {"truncation": "limit" if number == 2 else "", "tokens_left": 40_000 - number, "source": ""}
-                    | {"rank": 0, "beta": [1.0], "accept_s": 0.0}
-                    | counts
-                    | seconds
-                )
-    return pd.DataFrame(lines)
+    arms = (("ngram", 4), ("ngram", 2), ("baseline", 0))
+    parts = [
+        build_rounds({prompt: [0, 1, 1] if gamma else [0, 0, 0]}, gamma, method, category=prompt * 2)
+        for prompt in ("b", "a")
+        for method, gamma in arms
+    ]
+    written = pd.concat(parts, ignore_index=True)
+    number = written["round"]
+    seconds = {name: 0.1 * number + 0.01 for name in ("draft_s", "verify_s", "commit_s", "round_s")}
+    return written.assign(context=70_000 + number, tokens_left=40_000 - number, accept_s=0.0, **seconds)
 
 
 def test_every_arm_has_the_values_of_the_file_in_order(tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import yaml
+from fixtures.rounds_tables import build_rounds
 
 from specdec.analysis.papers.published import COLUMNS, leviathan_table_1, load_published, table_1_in_words
 from specdec.analysis.read import mlflow_runs
@@ -24,16 +25,7 @@ CURVES = {
 }
 
 
-def row(prompt: str, index: int, accepted: int, left: int) -> dict[str, object]:
-    """A round at gamma 4 that ended in a rejection or accepted everything."""
-    seconds = dict.fromkeys(["draft_s", "verify_s", "accept_s", "commit_s"], 0.01) | {"round_s": 0.05}
-    about = {"cell": "c", "method": "ngram", "gamma": 4, "repeat": 0, "prompt": prompt, "category": "", "round": index}
-    draft = {"context": 9, "offered_nodes": 4, "offered": 4, "accepted": accepted, "committed": accepted + 1}
-    end = {"rejected": accepted < 4, "truncation": "", "tokens_left": left, "source": "", "rank": 0, "beta": []}
-    return {**about, **draft, **end, **seconds}
-
-
-ROUNDS = pd.DataFrame([row("a", 0, 4, 7), row("a", 1, 1, 2), row("b", 0, 1, 2)])
+ROUNDS = build_rounds({"a": [4, 1], "b": [1]}, 4)
 
 
 def write_folder(folder: Path) -> Path:

@@ -186,11 +186,3 @@ def test_a_file_is_read_back_and_a_missing_one_says_what_makes_it(row, tmp_path)
     path.write_text(json.dumps({"date": "2026-01-01", "figures": rows}))
     assert load_ablation(path) == rows
     assert len(heads_ablation.ablation_sections(path)) == 3
-
-
-@pytest.mark.skipif(not heads_ablation.RESULT.is_file(), reason="the ablations have not been measured yet")
-def test_the_committed_result_has_all_variants_on_the_same_prompts():
-    rows = load_ablation()
-    assert {row["variant"] for row in rows} >= {"grounded", "medusa"}
-    assert len({tuple(row["by_prompt"]["prompts"]) for row in rows}) == 1
-    assert len({row["nodes"] for row in rows if (row["structure"], row["depth"]) == ("tree", 5)}) == 1

@@ -133,14 +133,6 @@ def test_the_best_gamma_is_not_chosen_by_the_repeat_that_it_is_judged_on():
     assert chosen > own and chosen >= judged - 1e-9
 
 
-def test_intervals_draw_whole_repeats():
-    found = batch_numbers(tables(repeats=6, noise=0.05), 300, 1)
-    value = interval(found.of("moody", 2).iloc[0], "speedup")
-    assert value.low < value.estimate < value.high and found.repeats == 6
-    even = interval(found.end("steady", 4), "break_even")
-    assert even.low < even.estimate < even.high
-
-
 @pytest.mark.slow
 def test_findings_say_what_was_found():
     found = findings("batching", tables(repeats=5, noise=0.02), ABOUT)
