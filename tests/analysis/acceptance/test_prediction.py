@@ -75,6 +75,12 @@ def test_each_model_predicts_best_where_it_is_true():
         assert result.models["mean_error"].iloc[0] < 0.02
 
 
+def test_replicates_draw_prompts_within_their_half():
+    side = np.array([0, 1] * 10)
+    weights = P._weights(side, 50, 0)
+    assert (weights[0] == 1).all() and (weights[:, side == 0].sum(axis=1) == 10).all()
+
+
 def test_a_prompt_is_predicted_from_the_others(make_rounds):
     """Two prompts are a half each: one accepts everything, the other nothing, and each is foretold the other's."""
     rounds = make_rounds({"all": [4] * 12, "none": [0] * 12}, 4)

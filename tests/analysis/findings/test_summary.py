@@ -13,28 +13,17 @@ from specdec.theory.capped_geometric import tokens_per_round
 
 T1_S = 0.019
 BASELINE_TIMES = {"draft_s": 0.0, "verify_s": T1_S, "accept_s": 0.0, "commit_s": 0.001, "round_s": 0.02}
-ALWAYS = {
-    "speedup", "speedup.ci_low", "speedup.ci_high", "speedup.prompt_mean", "speedup.prompt_median",
-    "speedup.end_to_end", "speedup.capped_geometric", "cost/prefill_share",
-    "speedup.unflagged", "speedup.unflagged.ci_low", "speedup.unflagged.ci_high",
-    "tokens_per_round", "tokens_per_round.ci_low", "tokens_per_round.ci_high",
-    "tokens_per_round.capped_geometric",
-    "tokens_per_round.unflagged", "tokens_per_round.unflagged.ci_low", "tokens_per_round.unflagged.ci_high",
-    "alpha.mle", "alpha.mle.ci_low", "alpha.mle.ci_high", "accepted_per_offered", "nodes_per_round",
-    "proposals.share", "repetition/share",
-    *(
-        f"{name}{end}"
-        for name in (
-            "acceleration_rate", "step_overhead", "compression_ratio",
-            "throughput/tokens_per_s", "throughput/baseline_tokens_per_s",
-        )
-        for end in ("", ".ci_low", ".ci_high")
-    ),
-    "cost/t1_ms", "cost/t_ar_ms", "cost/c", "cost/g", "cost/v", "cost/o",
-    "account/alpha", "account/omega", "account/offered", "account/dependence", "account/draft",
-    "account/verify", "account/overhead", "account/baseline",
-    "iid/depth_p", "iid/trend_p", "iid/mixing_p", "iid/prompts_p", "iid/memory_p",
-}  # fmt: skip
+WITH_INTERVALS = """
+speedup speedup.unflagged tokens_per_round tokens_per_round.unflagged alpha.mle acceleration_rate step_overhead
+compression_ratio throughput/tokens_per_s throughput/baseline_tokens_per_s
+""".split()
+ALONE = """
+speedup.prompt_mean speedup.prompt_median speedup.end_to_end speedup.capped_geometric tokens_per_round.capped_geometric
+accepted_per_offered nodes_per_round proposals.share repetition/share cost/prefill_share cost/t1_ms cost/t_ar_ms cost/c
+cost/g cost/v cost/o account/alpha account/omega account/offered account/dependence account/draft account/verify
+account/overhead account/baseline iid/depth_p iid/trend_p iid/mixing_p iid/prompts_p iid/memory_p
+""".split()
+ALWAYS = {*ALONE, *(f"{name}{end}" for name in WITH_INTERVALS for end in ("", ".ci_low", ".ci_high"))}
 
 
 def baseline_rounds(make_rounds, arm: pd.DataFrame) -> pd.DataFrame:
