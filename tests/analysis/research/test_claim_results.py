@@ -5,7 +5,6 @@ import json
 import pytest
 
 from specdec.analysis.research import claim_results as results
-from specdec.errors import UsageError
 
 
 def run_of(prompts: str, tokens: int, rounds: int, seconds: float, **more: object) -> dict[str, object]:
@@ -68,8 +67,3 @@ def test_metrics_and_files(tmp_path):
     assert results.metric(run, "cost/c").estimate == 0.25 and not results.metric(run, "cost/c").known
     (tmp_path / "good.json").write_text(json.dumps({"figures": [run]}), encoding="utf-8")
     assert list(results.load_results(tmp_path / "good.json")) == ["a"]
-    with pytest.raises(UsageError, match="test_paper_claims.py"):
-        results.load_results(tmp_path / "none.json")
-    (tmp_path / "bad.json").write_text("{}", encoding="utf-8")
-    with pytest.raises(UsageError, match="holds no measurements"):
-        results.load_results(tmp_path / "bad.json")

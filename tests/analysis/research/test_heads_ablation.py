@@ -170,14 +170,6 @@ def test_what_was_not_measured_is_said(row):
     assert deepest(rows, "gru", "tree") is None
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"figures": [{"variant": "gru"}]}', '{"figures": 3}'])
-def test_another_file_is_named(tmp_path, content):
-    path = tmp_path / "x.json"
-    path.write_text(content)
-    with pytest.raises(UsageError, match="x.json holds no ablations of heads"):
-        load_ablation(path)
-
-
 def test_a_file_is_read_back_and_a_missing_one_says_what_makes_it(row, tmp_path):
     path = tmp_path / "x.json"
     (section,) = heads_ablation.ablation_sections(path)

@@ -81,14 +81,6 @@ def test_earlier_heads_are_named(tmp_path):
     assert "Of the earlier heads it holds for 3." in some and "It holds for all earlier heads too." in every
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"figures": [{"heads": "medusa"}]}', '{"figures": 3}'])
-def test_another_file_is_named(tmp_path, content):
-    path = tmp_path / "x.json"
-    path.write_text(content)
-    with pytest.raises(UsageError, match=r"x\.json holds no accuracies of heads"):
-        load_accuracy(path)
-
-
 def test_other_positions_are_refused_and_a_missing_file_says_what_makes_it(tmp_path):
     counts = found()
     counts["medusa"]["asked"][0][3] += 1
