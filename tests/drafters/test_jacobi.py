@@ -76,9 +76,3 @@ def test_it_can_be_wrapped():
     generation = decoded(Pairs(0.0), drafters.build(values, target=Pairs(0.0)), chain(6), PROMPTS[0], 60)
     plain = decoded(Pairs(0.0), drafters.build({"name": "none"}, target=Pairs(0.0)), chain(6), PROMPTS[0], 60)
     assert generation.tokens == plain.tokens and len(generation.rounds) < 60
-
-
-@pytest.mark.slow
-def test_it_saves_calls_on_the_pocket_target(pocket_rounds):
-    calls, tokens = pocket_rounds({"name": "jacobi", "guess": "repeat"}, chain(8))
-    assert calls < tokens

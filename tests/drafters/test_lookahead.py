@@ -146,9 +146,3 @@ def test_the_structure_of_the_yaml_holds_the_window_of_the_yaml(group_values):
     shape = structures.build(values)
     drafter.prepare(100, shape)
     assert (shape.nodes, shape.gamma) == (drafter.nodes, drafter.depth)
-
-
-@pytest.mark.slow
-def test_it_saves_calls_on_the_pocket_target(pocket_rounds, group_values):
-    calls, tokens = pocket_rounds(group_values("drafter", "lookahead"), dynamic(55, 9))
-    assert calls < 0.9 * tokens

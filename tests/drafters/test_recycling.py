@@ -101,9 +101,3 @@ def paths(draft):
 def test_a_structure_with_too_many_siblings_is_refused():
     with pytest.raises(UsageError, match=r"drafter\.k=4.*asks for 5 tokens.*raise drafter\.k"):
         build()(Pairs(0.0)).prepare(100, rows(5, 2))
-
-
-@pytest.mark.slow
-def test_it_saves_calls_on_the_pocket_target(pocket_rounds, group_values):
-    calls, tokens = pocket_rounds(group_values("drafter", "recycling"), STRUCTURES["tree"])
-    assert calls < 0.9 * tokens

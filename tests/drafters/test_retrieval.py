@@ -1,10 +1,8 @@
-"""Retrieval against a search of the whole corpus, round by round; origins of datastores; bad input; fewer calls."""
+"""Retrieval against a search of the whole corpus, round by round; origins of datastores; bad input."""
 
 import json
 import logging
-import os
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 import torch
 from fixtures.drafting import chain
 from fixtures.refusals import refused
-from fixtures.slow_drafters import SlowDrafter, along_paths, along_ranks, pocket, rounds_of, same_rounds
+from fixtures.slow_drafters import SlowDrafter, along_paths, along_ranks, rounds_of, same_rounds
 
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
@@ -173,15 +171,3 @@ def test_bad_input_is_named_in_one_sentence(build, corpus, tmp_path):
     ):
         with refused(words):
             build(**keys)
-
-
-@pytest.mark.slow
-def test_fewer_calls_on_the_pocket_target(build, tmp_path):
-    """On half a megabyte of the standard library."""
-    target, prompts = pocket()
-    names = ("tarfile", "zipfile", "os", "pathlib", "glob", "tempfile", "argparse", "optparse")
-    text = "\n".join((Path(os.__file__).parent / f"{name}.py").read_text(encoding="utf-8") for name in names)
-    (tmp_path / "sources.txt").write_text(text, encoding="utf-8")
-    drafter = build(target, corpus=str(tmp_path / "sources.txt"), field=None, match_min=1)
-    rounds = rounds_of(target, drafter, CHAIN, prompts, 24)
-    assert len(rounds) < 0.85 * sum(len(item.committed) for item in rounds)
