@@ -99,7 +99,10 @@ OUT_OF_BOUNDS = {
     "oracle": {"alpha": (-0.1, 1.1, float("nan"), "high", None)},
     "recycling": {"k": (0,)},
     "retrieval": {"hits_max": (0,)},
-    "small_model": {"drafts": ("beam",), "translate": ("yes",), "dtype": ("int8",), "prefill_chunk": (0,)},
+    "small_model": {
+        **{"drafts": ("beam",), "siblings": ("with_replacement",), "translate": ("yes",)},
+        **{"dtype": ("int8",), "prefill_chunk": (0,)},
+    },
     "spec_tree": {"models": ([],), "children": ("all",)},
     "suffix": {"match_min": (0,), "factor": (-1.0,), "matches_max": (0,), "earlier_outputs": (-1,)},
 }

@@ -105,7 +105,6 @@ def test_ngrams_are_wrapped_by_the_heuristic_only(table, random_law, group_value
     ("of", "said"),
     [
         ({"name": "ngrm"}, "Did you mean ngram"),
-        ({"order": 3}, r"Missing key drafter\.of\.name"),
         (
             {"name": "ngram", "q": 1, "order_max": 4, "order_min": 5, "matches_max": 8, "occurrence": "common"},
             r"drafter\.of\.order_min=5",

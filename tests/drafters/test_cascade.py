@@ -200,10 +200,6 @@ def test_costs_are_relative_operations(tiny_model, sampling, group_values, draft
         ({"of": {}}, r"drafter\.of=\{\}: there is nothing to choose from"),
         ({"of": {"x": {"name": "ngrm"}}}, "Did you mean ngram"),
         ({"of": {"x": {"q": 1}}}, r"Missing key drafter\.of\.x\.name"),
-        (
-            {"of": {"x": {"name": "oracle", "alpha": 0.5, "step_ms": 0.0, "forced": False, "shape": None}}},
-            "reads a recorded text",
-        ),
         ({"gammas": []}, r"drafter\.gammas=\[\]"),
         ({"gammas": [2, 0]}, r"drafter\.gammas\.1=0"),
         ({"costs": {"y": 0.1}}, r"drafter\.costs\.y=0\.1: drafter\.of has no such drafter; it has context"),

@@ -5,15 +5,11 @@ import torch
 from fixtures.drafting import assert_drafted_from, decoded
 from fixtures.slow_eagle import SlowEagle, doubles, features_of, random_rounds
 
-from specdec.config import validated
 from specdec.drafters.base import drafters
 from specdec.drafters.eagle import Eagle
-from specdec.eagle.eagle_config import EagleConfig
-from specdec.eagle.eagle_network import EagleNetwork
-from specdec.errors import NumericsError, UsageError
+from specdec.errors import UsageError
 from specdec.published.network_files import TRAINED_EAGLE
-from specdec.records import Request, TextStart
-from specdec.replay.expected_rounds import expected_rounds
+from specdec.records import TextStart
 from specdec.sampling import generator_for, probabilities
 from specdec.targets.causal import Causal
 
@@ -92,29 +88,6 @@ def test_chances_along_a_text_are_those_of_drafts_at_every_position(
                 assert float(chances[position, depth]) == pytest.approx(float(q), rel=1e-5)
 
 
-@pytest.mark.parametrize("shape", ["chain", "dynamic"])
-def test_rounds_along_a_text_are_those_of_live_decoding(tiny_model, sampling, random_eagle, make_structure, shape):
-    """With an output layer that is fitted to two thirds of the text, so that it is right often and not always."""
-    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
-    request, structure = Request([7, 3, 19, 44, 3, 19, 52, 7, 3, 19], 60), make_structure(shape, 3)
-
-    def live(drafter):
-        return decoded(target, drafter, structure, request.prompt, 60, rule="greedy")
-
-    network = random_eagle(target)
-    text = live(Eagle(network, target)).tokens
-    tokens = torch.tensor([[*request.prompt, *text]])
-    features = target.hidden.sequence(tokens, *network.config.offsets(2))[0][:, :-2]
-    states = network(tokens[:, 1:-1], network.fuse(features), torch.arange(features.shape[1]))[0]
-    kept = torch.arange(features.shape[1]) % 3 > 0
-    wanted = torch.nn.functional.one_hot(tokens[0, 2:], target.vocab_size).double()
-    network.lm_head.weight.copy_(torch.linalg.lstsq(network.norm(states[0, kept]), wanted[kept]).solution.T)
-    drafter = Eagle(network, target)
-    rounds = live(drafter).rounds
-    assert any(row.rejected for row in rounds) and sum(row.accepted for row in rounds) > 5
-    assert expected_rounds(drafter, target, structure, text, request) == len(rounds)
-
-
 def begun(drafter, target, prompt=(5, 1, 4, 1, 5)):
     target.start(TextStart(prompt, 100))
     drafter.start(TextStart(prompt, 100, generator=generator_for(0, "prompt", "draft")), target.states)
@@ -143,32 +116,6 @@ def test_nothing_is_offered_before_the_first_feature(target_at, random_eagle, ma
     assert len(drafter.draft(make_structure("chain", 2))) == 0, "nobody gave the states"
 
 
-def test_a_network_that_is_the_target_is_never_rejected(tiny_llama, sampling, make_structure):
-    """The target's blocks pass their input on, so a token follows from the one before; so does the network's layer."""
-    model = tiny_llama(23, context=256)
-    for block in model.model.layers:
-        block.self_attn.o_proj.weight.zero_()
-        block.mlp.down_proj.weight.zero_()
-    target = Causal(model, sampling(temperature=0.0))
-    size = model.config.hidden_size
-    values = dict(FORMS["eagle1"], name="test", hidden=size, target_hidden=size, intermediate=8, heads=2, kv_heads=2)
-    config = validated(EagleConfig, dict(values, head_dim=8))
-    network = EagleNetwork.for_target(config, target.hidden).requires_grad_(False)
-    network.fc.weight.copy_(torch.cat([model.model.norm.weight.diag(), torch.zeros(size, size)], 1))
-    rounds = decoded(target, Eagle(network, target), make_structure("chain", 3), [5, 1, 4], 20, rule="greedy").rounds
-    assert [len(row.committed) for row in rounds] == [4] * 5
-
-
-def test_a_q_that_is_not_finite_stops_the_run(target_at, random_eagle, make_structure):
-    target = target_at(1.0)
-    network = random_eagle(target)
-    network.lm_head.weight.fill_(torch.nan)
-    drafter = begun(Eagle(network, target), target)
-    drafter.draft(make_structure("chain", 2))
-    with pytest.raises(NumericsError, match=r"drafter\.model"):
-        drafter.commit([1])
-
-
 def test_what_a_drafter_is_made_of_is_recorded(target_at, random_eagle, group_values, tmp_path):
     target = target_at()
     network, path = random_eagle(target), tmp_path / "eagle.safetensors"
@@ -180,9 +127,3 @@ def test_what_a_drafter_is_made_of_is_recorded(target_at, random_eagle, group_va
     assert drafter.flops_per_token == 2 * (parameters - network.fc.weight.numel() - 16)
     with pytest.raises(UsageError, match=r"drafter\.layers: .* records its layers"):
         drafters.build(group_values("drafter", "eagle", model=str(path), layers=[1, 2]), target=target)
-
-
-def test_an_installation_without_a_pocket_network_says_how_to_make_one(target_at, group_values, monkeypatch, tmp_path):
-    monkeypatch.setattr("specdec.published.network_files.shipped_file", lambda *_: tmp_path / "absent.safetensors")
-    with pytest.raises(UsageError, match=r"drafter\.model=pocket.*specdec\.train \+eagle=pocket"):
-        drafters.build(group_values("drafter", "eagle"), target=target_at())

@@ -5,15 +5,13 @@ from copy import deepcopy
 
 import pytest
 import torch
-from fixtures.drafting import assert_drafted_from, watched
+from fixtures.drafting import assert_texts_are_drafted_from
 from fixtures.refusals import refused
 
 from specdec.drafters import drafters
 from specdec.models.partial import parse_parts, partial_model
 from specdec.self_speculation.calibration import CalibrationText
 from specdec.targets.causal import Causal
-
-PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 
 
 def silenced(model, skip):
@@ -33,21 +31,13 @@ def values(group_values):
 
 @pytest.mark.parametrize(("skip", "temperature"), [([1], 0.0), (["0.mlp", "1.attention"], 1.0)])
 def test_drafts_are_those_of_a_plain_forward(tiny_model, sampling, make_structure, values, skip, temperature):
-    """Over rounds in which some drafts are accepted, some in part and some not at all."""
+    """The target's weights stay as they are."""
     target = Causal(tiny_model("llama"), sampling(temperature=temperature))
     before = {name: weight.clone() for name, weight in target.model.state_dict().items()}
     drafter, plain = drafters.build(values(skip=skip), target=target), silenced(target.model, skip)
-    seen = []
-    for shape, limit in (("chain", 50), ("tree", 24), ("rows", 20)):
-        rounds, drafts = watched(target, drafter, make_structure(shape, 3), PROMPT, limit)
-        seen += rounds
-        for text, draft in drafts:
-            assert_drafted_from(
-                draft,
-                lambda node, above, text=text: plain(torch.tensor([[*text, *above]]), use_cache=False).logits[0, -1],
-                target.sampling,
-            )
-    assert len({len(row.acceptance.path) for row in seen}) >= 3 and sum(row.rejected for row in seen) >= 20
+    assert_texts_are_drafted_from(
+        target, drafter, make_structure, lambda text: plain(torch.tensor([text]), use_cache=False).logits[0, -1]
+    )
     assert all(torch.equal(weight, before[name]) for name, weight in target.model.state_dict().items())
 
 

@@ -63,14 +63,6 @@ def test_the_table_is_what_the_model_says_after_every_token_alone(target_of, bui
         assert drafter.ranked(token, 2) == drafter.ranked(token, 7)[:2]
 
 
-@pytest.mark.parametrize("batch_size", [7, 60, 1000])
-def test_batches_change_nothing(target_of, build, batch_size):
-    target = target_of("llama")
-    one, other = (build(target, extend="greedy", batch_size=size) for size in (16, batch_size))
-    for token in range(target.vocab_size):
-        assert one.rows(token, 7, 6) == other.rows(token, 7, 6)
-
-
 def test_a_begin_token_goes_in_front(tiny_model, sampling, build):
     model = deepcopy(tiny_model("llama"))
     model.config.bos_token_id = 5
@@ -166,15 +158,6 @@ def test_a_node_of_a_tree_has_its_rank_after_its_parent(target_of, build):
     for node, (parent, rank) in enumerate(zip(parents, ranks, strict=True)):
         assert tokens[node] == drafter.ranked(8 if parent < 0 else tokens[parent], rank + 1)[rank]
         assert source[node] == Source("model_bigram", rank)
-
-
-def test_a_tree_without_enough_ranks_loses_what_hangs_on_them(target_of, build):
-    drafter = build(target_of("llama"), k=2)
-    drafter.start(TextStart([8], 100))
-    tokens, shape, source = drafter.propose(tree(-1, -1, -1, 2, 3, 1))
-    assert shape.parents == (-1, -1, 1)
-    assert tokens == (*drafter.ranked(8, 2), drafter.ranked(drafter.ranked(8, 2)[1], 1)[0])
-    assert [entry.rank for entry in source] == [0, 1, 0]
 
 
 def test_replay_is_from_the_start_of_a_round_where_pairs_are_decoded_from(target_of, build):

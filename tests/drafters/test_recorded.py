@@ -52,22 +52,9 @@ def test_rounds_are_those_of_the_trace(replay, group_values, gamma, ended):
         rounds = replay_stream(drafter, chain(gamma), stream, 1000)
         lengths = np.array(stream.accepted_lengths["acc_eagle"])
         walk = walked(PositionText("a", "", 0, lengths, None, ended), gamma)
-        accepted = walk.accepted.tolist()
-        assert rounds.tokens == 200
-        assert (rounds.accepted.tolist(), rounds.offered.tolist()) == (accepted, walk.offered.tolist())
-        full = [gamma] * len(accepted)
-        assert rounds.offered[:-1].tolist() == full[:-1] or not ended and sum(rounds.offered) < sum(full)
-        assert all(
-            offered == min(gamma, 199 - at) or ended
-            for offered, at in zip(rounds.offered, rounds.position, strict=True)
-        )
-        inside = [at + took < 199 for at, took in zip(rounds.position, accepted, strict=True)]
-        assert all(
-            rejected == (took < offered)
-            for rejected, took, offered, counts in zip(rounds.rejected, accepted, rounds.offered, inside, strict=True)
-            if counts
-        )
-        assert set(rounds.strategies) <= {"acc_eagle", ""}
+        assert rounds.tokens == 200 and set(rounds.strategies) <= {"acc_eagle", ""}
+        for column in ("accepted", "offered"):
+            assert getattr(rounds, column).tolist() == getattr(walk, column).tolist(), column
 
 
 def test_its_cost_is_its_own_or_the_models(replay, group_values):
@@ -149,10 +136,9 @@ def test_lengths_of_other_texts_are_refused(tmp_path, replay, group_values):
         build(group_values, target, path=str(path))
 
 
-@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
 @pytest.mark.parametrize("first", ["prompt's length", 0])
-def test_import_and_replay_of_one_file_take_the_same_rounds(tmp_path, group_values, sampling, packed, first):
-    """Floats, a placeholder at the start, a byte order mark, an empty output and a repeated id are read alike."""
+def test_import_and_replay_of_one_file_take_the_same_rounds(tmp_path, group_values, sampling, first):
+    """Packed lines, floats, placeholders, a byte order mark, an empty output and a repeated id are read alike."""
     records = records_of([made(seed) for seed in range(4)], id="same")
     for record in records:
         record["prompt_token_ids"] += range(20)
@@ -161,7 +147,7 @@ def test_import_and_replay_of_one_file_take_the_same_rounds(tmp_path, group_valu
     records.insert(2, records[0] | {"generated_token_ids": [], "acc_eagle": {"acc_len": []}})
     content = b"\xef\xbb\xbf" + "".join(json.dumps(record) + "\n" for record in records).encode()
     path = tmp_path / "trace.jsonl"
-    path.write_bytes(gzip.compress(content) if packed else content)
+    path.write_bytes(gzip.compress(content))
     (source,) = IMPORTERS["accepted_lengths"](path, ImportChoices(gamma=4, field="acc_eagle"))
     target = targets.build(group_values("target", "replay", path=str(path)), sampling=sampling(temperature=0.0))
     drafter = build(group_values, target)

@@ -4,14 +4,14 @@ from copy import deepcopy
 
 import pytest
 import torch
-from fixtures.drafting import assert_laws_are_those_of_drafts, chain, decoded, shaken, tokens_of_calls
+from fixtures.drafting import assert_laws_are_those_of_drafts, chain, decoded, rows, shaken, tokens_of_calls
 from fixtures.refusals import refused
 
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import NumericsError
 from specdec.records import Request, TextStart
 from specdec.replay.expected_rounds import agreement
-from specdec.sampling import generator_for, one_hot
+from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
@@ -20,20 +20,6 @@ PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 @pytest.fixture
 def target(tiny_model, sampling):
     return lambda **how: Causal(tiny_model("llama"), sampling(**how))
-
-
-def test_a_drafter_equal_to_its_target_is_always_accepted(target, tiny_model):
-    for how in (
-        {"temperature": 0.0},
-        {"temperature": 0.8, "top_k": 9},
-        {"temperature": 1.0, "top_p": 0.8},
-        {"typical_p": 0.4},
-    ):
-        beside = target(**how)
-        generation = decoded(beside, SmallModel(tiny_model("llama"), beside), chain(3), PROMPT, 16)
-        assert [row.accepted for row in generation.rounds] == [3, 3, 3, 3]
-        # One law standardised alike: nothing is ever rejected, and nothing was proposed twice.
-        assert all(value == pytest.approx(1.0, abs=1e-12) for row in generation.rounds for value in row.beta)
 
 
 def test_only_what_the_cache_lacks_is_evaluated(target, tiny_model):
@@ -51,22 +37,14 @@ def test_only_what_the_cache_lacks_is_evaluated(target, tiny_model):
     assert list(map(len, calls)) == [len(PROMPT) - 1, 1, 1, 1, 2, 1, 1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("drafts", ["sampled", "greedy"])
 @pytest.mark.parametrize(
     "how", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 5}, {"temperature": 1.3, "top_p": 0.6}]
 )
-def test_laws_are_the_q_of_single_steps(target, tiny_model, how):
-    drafter = SmallModel(shaken(tiny_model("llama")), target(**how))
+def test_laws_are_the_q_of_single_steps(target, tiny_model, how, drafts):
+    """Greedy drafts of a target that samples are point masses."""
+    drafter = SmallModel(shaken(tiny_model("llama")), target(**how), drafts=drafts)
     assert_laws_are_those_of_drafts(drafter, PROMPT, [4, 9, 13, 2, 2, 60, 1])
-
-
-def test_greedy_drafts_of_a_sampling_target_are_point_masses(target, tiny_model):
-    beside = target(temperature=1.0)
-    drafter = SmallModel(shaken(tiny_model("llama")), beside, drafts="greedy")
-    drafter.start(TextStart(PROMPT, 64))
-    draft = drafter.draft(chain(3))
-    assert draft.q is None
-    laws = drafter.laws(PROMPT, draft.tokens.tolist())
-    assert torch.equal(laws, one_hot(draft.tokens, 61))
 
 
 def test_drafts_end_with_the_models_context(target, tiny_llama):
@@ -126,14 +104,15 @@ def test_another_tokenizer_is_refused(tiny_model, tiny_llama, sampling):
             SmallModel(tiny_llama(61), beside, other)
 
 
-def test_logits_that_are_not_finite_end_the_run(target, tiny_model):
+@pytest.mark.parametrize("structure", [chain(2), rows(2, 2)], ids=["chain", "rows"])
+def test_logits_that_are_not_finite_end_the_run(target, tiny_model, structure):
     """A q of NaN accepts nothing and corrects from p: silently wrong, hence an error before its tokens are kept."""
     beside = target(temperature=1.0)
     broken = deepcopy(tiny_model("llama"))
     drafter = SmallModel(broken, beside)
     broken.lm_head.weight[3] = torch.nan
     with pytest.raises(NumericsError, match="drafter"):
-        decoded(beside, drafter, chain(2), PROMPT, 8)
+        decoded(beside, drafter, structure, PROMPT, 8)
     with pytest.raises(NumericsError, match="drafter"):
         drafter.laws(PROMPT, [1, 2])
 

@@ -1,9 +1,7 @@
 """The trees of heads: experiments that set heads beside one another have one, whatever each kind's own is."""
 
 from fixtures.small_parts import composed
-from omegaconf import OmegaConf
 
-from specdec.config import config_dir
 from specdec.plan.plan import plan
 
 DRAWN = [-1, -1, -1, 0, 0, 1, 3, 6]
@@ -29,8 +27,3 @@ def test_rules_are_compared_on_the_tree_of_the_page_of_claims():
     assert planned("+experiment=typical_acceptance").chosen.values.structure["parents"] == DRAWN
     other = planned("+experiment=typical_acceptance", "structure=tree", "structure.nodes=16")
     assert other.chosen.values.structure["parents"] is None
-
-
-def test_the_sweep_over_both_kinds_asks_for_one_tree():
-    sweep = OmegaConf.load(f"{config_dir()}/experiment/heads.yaml").hydra.sweeper.params
-    assert sweep["+drafter"] == "medusa,grounded" and sweep.structure == "heads"

@@ -33,16 +33,6 @@ def test_drafting_gives_the_features_of_training_position_by_position(target, ra
             )
 
 
-def test_paths_are_drafted_side_by_side(target, random_heads, states, make):
-    heads = random_heads(target, **make)
-    paths = torch.tensor([[4, 1, 2], [4, 1, 3], [7, 7, 0]])
-    rows = heads.draft_features(3, states[0, 5], paths)
-    for place, path in enumerate(paths):
-        alone = heads.draft_features(3, states[0, 5], path.unsqueeze(0))[0]
-        torch.testing.assert_close(rows.expand(3, -1)[place], alone, rtol=1e-12, atol=1e-12)
-    assert (len({tuple(row.tolist()) for row in rows}) == 3) == heads.config.grounded
-
-
 def test_the_order_of_drafted_tokens_counts(target, random_heads, states):
     """Attention alone reads a bag of tokens: the same ones in another order have to give another law."""
     heads = random_heads(target, grounded=True, mixer="attention")

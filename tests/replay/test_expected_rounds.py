@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 import pytest
 import torch
 from fixtures.decoding import decode
+from fixtures.drafting import chain
 from fixtures.plain_rounds import decoded
 from fixtures.two_tiers import two_tiers
 from oracles.rounds import greedy_rounds
@@ -23,7 +24,6 @@ from specdec.replay.expected_rounds import (
 )
 from specdec.replay.walk import TextStates
 from specdec.sampling import generator_for, sample
-from specdec.structures import structures
 from specdec.targets.causal import Causal
 from specdec.theory.dependence import replay_rounds
 
@@ -75,23 +75,9 @@ def test_replay_gives_the_rounds_of_live_greedy_decoding(
         assert replayed == pytest.approx(len(live.rounds), abs=1e-9)
 
 
-@pytest.mark.parametrize(("name", "shape"), [("ngram", "chain"), ("ngram", "tree"), ("oracle", "chain")])
-@pytest.mark.parametrize("limit", [1, 13, 20])
-def test_a_walk_offers_what_live_decoding_offers(target, text, drafter_values, make_structure, name, shape, limit):
-    """At the end of a text the room is less than the structure, and nothing is offered for the last token."""
-    drafter = drafters.build(drafter_values(name, target.vocab_size, target), target=target)
-    structure = make_structure(shape, 5)
-    live = decode(target, drafter, structure, PROMPT, limit, **of_text(text[:limit]))
-    asked = Request(PROMPT, limit, **of_text(text[:limit]))
-    walk = rounds_along(drafter, target, structure, text[:limit], asked, CpuClock())
-    assert live.tokens == text[:limit]
-    assert walk.offered == Counter(len(row.draft_tokens) for row in live.rounds)
-    assert walk.draft_s is not None and walk.draft_s > 0
-
-
 def test_agreement_of_the_oracle_is_its_coins(target, text, group_values):
     drafter = drafters.build(group_values("drafter", "oracle", alpha=0.6), target=target)
-    structure = structures.build({"name": "chain", "gamma": 3})
+    structure = chain(3)
     along = agreement(drafter, target, structure, text, request(text))
     coins = torch.rand(len(text), generator=generator_for(0, "p", "draft")) < 0.6
     assert along.beta.tolist() == along.m.tolist() == coins.double().tolist()
@@ -104,7 +90,7 @@ def test_agreement_when_sampling_is_p_of_the_proposal(group_values, table):
     law = [[0.1, 0.6, 0.3], [0.2, 0.2, 0.6], [0.5, 0.25, 0.25]]
     target = table(law, temperature=1.0)
     drafter = drafters.build(group_values("drafter", "ngram"), target=target)
-    structure = structures.build({"name": "chain", "gamma": 4})
+    structure = chain(4)
     asked, text = Request((0, 1, 2, 0), 4), (1, 2, 1, 0)
     along = agreement(drafter, target, structure, text, asked)
     # Proposals: 1 (seen after 0), 2 (after 0 1), 0 (after 2), 2 (after 1); beta is p of the proposal after the text.
@@ -148,10 +134,9 @@ def live_rounds(enumeration, target, drafter, prompt, limit):
     """All outcomes of live decoding with chains of two: the chance of each text, and given the text the mean number of
     rounds that offer n tokens.
     """
-    chain = structures.build({"name": "chain", "gamma": 2})
 
     def live():
-        made = decoded(target, drafter, chain, prompt, limit, enumeration.generator)
+        made = decoded(target, drafter, chain(2), prompt, limit, enumeration.generator)
         return made.tokens, tuple(len(row.draft_tokens) for row in made.rounds)
 
     chance, offered = defaultdict(float), defaultdict(Counter)
@@ -166,7 +151,7 @@ def live_rounds(enumeration, target, drafter, prompt, limit):
 def test_drawn_drafts_take_the_rounds_that_enumeration_counts(table, enumeration, whole, silent, end):
     """Chains that may end early have offers that no text tells, because they depend on the tokens that were drafted."""
     target, drafter, limit = table(P, end_token=end, temperature=1.0), Markov(Q, whole, silent), 3
-    structure, prompt = structures.build({"name": "chain", "gamma": 2}), (0, 1, 0)
+    structure, prompt = chain(2), (0, 1, 0)
     live = live_rounds(enumeration, target, drafter, prompt, limit)
     assert len(live) == (3**limit if end is None else 1 + 2 + 4 * 3)
     for tokens, offered in live.items():
@@ -187,7 +172,7 @@ def test_point_masses_from_every_start_offer_what_live_decoding_offers(table, en
     """An n-gram's draft follows from the text before it; texts end at token 2 or at the limit."""
     target, limit, prompt = table(P, end_token=2, temperature=1.0), 4, (0, 1, 1, 0)
     drafter = drafters.build(group_values("drafter", "ngram"), target=target)
-    structure = structures.build({"name": "chain", "gamma": 2})
+    structure = chain(2)
     for tokens, offered in live_rounds(enumeration, target, drafter, prompt, limit).items():
         walk = expected_walk(starts_along(drafter, target, structure, tokens, Request(prompt, limit)), limit)
         assert walk.offered == pytest.approx(offered, abs=1e-12)

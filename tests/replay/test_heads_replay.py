@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 import pandas as pd
 import pytest
 import torch
+from fixtures.drafting import chain
 from fixtures.plain_rounds import decoded
 
 from specdec import advise, run
@@ -19,7 +20,6 @@ from specdec.published.network_files import TRAINED_HEADS
 from specdec.records import Request
 from specdec.replay.expected_rounds import agreement, expected_rounds, rounds_along, starts_along
 from specdec.replay.walk import TextStates
-from specdec.structures import structures
 from specdec.targets import targets
 from specdec.targets.causal import Causal
 from specdec.theory.dependence import replay_rounds_by_start
@@ -34,10 +34,6 @@ KINDS = {
     "gru": (Grounded, {"output": "own", "grounded": True, "mixer": "gru", "state": "embeddings", "prefix": True}),
     "blockwise": (BlockwiseHeads, {"output": "own"}),
 }
-
-
-def chain(gamma):
-    return structures.build({"name": "chain", "gamma": gamma})
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +78,7 @@ def test_greedy_rounds_are_those_of_live_decoding(target, text, fitted, make_str
             assert live.tokens == text
             accepted.update(item.accepted for item in live.rounds)
             walk = rounds_along(drafter, target, structure, text, request, CpuClock(), states)
-            assert walk.rounds == len(live.rounds) and walk.calls == 0
+            assert walk.rounds == len(live.rounds) and walk.calls == 0 and walk.draft_s > 0
             assert walk.offered == Counter(len(item.draft_tokens) for item in live.rounds)
             assert expected_rounds(drafter, target, structure, text, request, states) == len(live.rounds)
             if shape == "chain":  # the other way: chances of all starts at once

@@ -1,6 +1,7 @@
 """Accepted lengths by position: walking them gives the rounds of live greedy decoding, at every gamma."""
 
 import pytest
+from fixtures.drafting import chain
 from fixtures.plain_rounds import decoded
 
 from specdec.drafters import drafters
@@ -8,7 +9,6 @@ from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
 from specdec.replay.expected_rounds import lengths_ahead
 from specdec.serving.arrivals import ServedText
-from specdec.structures import structures
 from specdec.targets.causal import Causal
 from specdec.text.streams import Stream
 
@@ -19,10 +19,6 @@ GAMMAS = (1, 2, 5)
 @pytest.fixture(scope="module")
 def target(tiny_model, sampling):
     return Causal(tiny_model("llama"), sampling(temperature=0.0))
-
-
-def chain(gamma):
-    return structures.build({"name": "chain", "gamma": gamma})
 
 
 @pytest.fixture(scope="module")

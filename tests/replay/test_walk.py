@@ -6,21 +6,20 @@ from collections import Counter
 
 import pandas as pd
 import pytest
+from fixtures.decoding import decode
 
-from specdec.decode import generate
 from specdec.drafters import drafters
 from specdec.drafters.base import DrafterCapabilities
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.folder.rounds_table import GenerationKey, round_table
-from specdec.records import Request, Source, chain_tree
+from specdec.records import Source, chain_tree
 from specdec.replay.walk import replay_stream
 from specdec.structures import structures
 from specdec.studies.base.replayed import Strategy, replay_grid
 from specdec.targets import targets
 from specdec.text.streams import Stream, write_streams
 from specdec.tree_building.lookup_filling import Proposal
-from specdec.verifiers import verifiers
 
 SIZE = 12
 LOOKUPS = [name for name in drafters.names() if issubclass(drafters.get(name), Lookup) and name != "recorded"]
@@ -66,14 +65,8 @@ def test_rounds_are_those_of_the_loop(target, live, drafter_values, make_structu
         structure = make_structure(shape, gamma)
         for each in STREAMS:
             for limit in (1000, 37):
-                loop = generate(
-                    target=target,
-                    drafter=drafter,
-                    verifier=verifiers.build({"name": "greedy"}),
-                    structure=structure,
-                    request=Request(each.prompt, target.limit(each.prompt, limit)),
-                    clock=target.clock(),
-                )
+                most = target.limit(each.prompt, limit)
+                loop = decode(target, drafter, structure, each.prompt, most, clock=target.clock())
                 rows = round_table(GenerationKey("", name, gamma, 0, "", ""), loop, target.clock()).to_pandas()
                 fast = replay_stream(drafter, structure, each, limit)
                 assert fast.tokens == len(loop.tokens) and len(fast) == len(loop.rounds)

@@ -67,13 +67,6 @@ def test_given_parents_and_a_file_are_the_same_tree(build, tmp_path):
     assert load_tree(file) == given.tree
 
 
-def test_a_built_tree_survives_its_file(build, tmp_path):
-    built = build()
-    save_tree(tmp_path / "tree.yaml", built.tree.parents)
-    assert (tmp_path / "tree.yaml").read_text().count("\n") < 12  # lists in lines, not a line a number
-    assert load_tree(tmp_path / "tree.yaml") == built.tree
-
-
 @pytest.mark.parametrize("depth", range(4))
 def test_resized_drops_what_is_deeper(build, depth):
     for tree in (build(parents=COMB), build(accuracy=FALLING, nodes=20, depth=6)):
@@ -97,11 +90,6 @@ def test_a_built_tree_can_be_deeper_with_the_same_nodes(build):
     assert build(accuracy=[[0.5, 0.1], [0.4]], nodes=12, depth=1).resized(9).gamma == 2  # no accuracy below
 
 
-def test_a_given_tree_is_never_deeper(build):
-    tree = build(parents=COMB)
-    assert tree.resized(8).tree == tree.tree and tree.resized(8).gamma == 3
-
-
 def test_sizes_do_not_depend_on_the_way_there(build):
     tree = build(accuracy=FALLING, nodes=12, depth=3)
     for depth in range(8):
@@ -117,14 +105,11 @@ def test_sizes_do_not_depend_on_the_way_there(build):
         ({"accuracy": None}, "has no tree: set structure.accuracy, structure.parents or structure.file"),
         ({"parents": []}, "structure.parents: parents should be a list of whole numbers"),
         ({"parents": [-1, 1, 0]}, "structure.parents: node 1 has parent 1: parents must precede"),
-        ({"parents": [-1, -2]}, "node 1 has parent -2"),
         ({"parents": [-1, "a"]}, "structure.parents.1"),
         ({"parents": COMB, "nodes": 5}, "has 6 nodes, more than structure.nodes=5"),
         ({"parents": COMB, "depth": 2}, "is 3 deep, more than structure.depth=2"),
         ({"accuracy": [0.5, 1.2]}, "Bad value structure.accuracy=[0.5, 1.2]: it should list numbers from 0 to 1"),
-        ({"accuracy": [0.5, -0.1]}, "numbers from 0 to 1"),
         ({"accuracy": [0.5, "a"]}, "numbers from 0 to 1"),
-        ({"accuracy": [True]}, "numbers from 0 to 1"),
         ({"accuracy": []}, "numbers from 0 to 1"),
         ({"accuracy": [[0.5], [0.4, 2]]}, "Bad value structure.accuracy.1=[0.4, 2]"),
         ({"accuracy": [[0.5], []]}, "Bad value structure.accuracy.1=[]"),
@@ -144,19 +129,15 @@ def test_bad_values_are_answered_with_their_key(build, changes, sentence):
     ("text", "sentence"),
     [
         ("", "is empty"),
-        ("# nothing\n", "is empty"),
         ("parents: [-1, 0", "is not YAML text"),
         ("parents: 2001-99-99", "is not YAML text"),
         ("[-1, 0]", "is not a tree: it should hold"),
-        ("ranks: [0]", "is not a tree: it should hold"),
         ("parents: [-1]\nnodes: 3", "is not a tree: it should hold"),
         ("parents: 3", "parents should be a list of whole numbers"),
-        ("parents: []", "parents should be a list of whole numbers"),
         ("parents: [-1, 0.0]", "parents should be a list of whole numbers"),
         ("parents: [-1, 2, 0]", "node 1 has parent 2: parents must precede their children"),
         ("parents: [-1, -1]\nranks: [0]", "ranks should be a list of 2 whole numbers"),
         ("parents: [-1, -1]\nranks: [0, 2]", "node 1 has rank 2 where 1 is due"),
-        ("parents: [-1, -1]\nranks: [1, 0]", "node 0 has rank 1 where 0 is due"),
     ],
 )
 def test_bad_files_are_answered_with_their_name(build, tmp_path, text, sentence):

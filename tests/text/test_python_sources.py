@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from specdec.text.python_sources import (
-    Document,
     PythonCorpusConfig,
     build_corpus,
     held_out_modules,
@@ -106,13 +105,6 @@ def test_the_running_interpreter_keeps_its_held_out_modules_out(corpus_config):
 def test_shingles_ignore_indentation_and_blank_lines():
     assert shingles("a b\n\n  c\nd", 3) == shingles("    a  b\nc\n\td\n", 3)
     assert shingles("a\nb", 3) == set()
-
-
-def test_module_names():
-    assert module_name("http/cookies.py") == "http.cookies"
-    assert module_name("zipfile/__init__.py") == "zipfile"
-    assert is_held_out(Document("stdlib", "zipfile/_path/glob.py", ""), ["zipfile"])
-    assert not is_held_out(Document("stdlib", "zipfiles.py", ""), ["zipfile"])
 
 
 def test_undecodable_files_are_left_out(tmp_path):

@@ -1,14 +1,11 @@
 """A model that drafts rows and trees: its laws against plain forward passes along every path, and its cache."""
 
-from copy import deepcopy
-
 import pytest
 import torch
-from fixtures.drafting import assert_drafted_from, chain, decoded, dynamic, law_error, rows, shaken
+from fixtures.drafting import assert_drafted_from, chain, dynamic, law_error, rows, shaken
 
-from specdec.drafters.base import drafters
 from specdec.drafters.small_model import SmallModel
-from specdec.errors import NumericsError, UsageError
+from specdec.errors import UsageError
 from specdec.records import TextStart, chain_tree
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
@@ -42,7 +39,7 @@ def test_q_is_what_each_node_was_drawn_from(tiny_model, sampling, make_structure
         assert_drafted_from(draft, plain(drafter), how, independent=siblings == "independent")
 
 
-@pytest.mark.parametrize("structure", ["rows", "tree"])
+@pytest.mark.parametrize("structure", ["chain", "rows", "tree"])
 @pytest.mark.parametrize("how", [{"temperature": 0.0}, {"temperature": 1.0}])
 def test_greedy_drafts_are_the_most_likely_tokens(target, tiny_model, make_structure, how, structure):
     drafter = SmallModel(shaken(tiny_model("llama")), target(**how), drafts="greedy")
@@ -105,17 +102,6 @@ def test_a_draft_leaves_no_node_in_the_cache(target, tiny_model, make_structure)
     torch.testing.assert_close(after, model.decoder.score(PROMPT, [5])[-1], atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("siblings", WAYS)
-@pytest.mark.parametrize("structure", ["rows", "tree"])
-def test_an_equal_drafter_is_always_accepted(target, tiny_model, make_structure, siblings, structure):
-    """The first draw of every node passes where p is q, whatever is beside it."""
-    beside = target(temperature=0.8, top_k=9)
-    drafter = SmallModel(tiny_model("llama"), beside, siblings=siblings)
-    generation = decoded(beside, drafter, make_structure(structure, 3), PROMPT, 16)
-    assert [row.accepted for row in generation.rounds] == [3, 3, 3, 3]
-    assert all(source.strategy == "small_model" for row in generation.rounds for source in row.source)
-
-
 @pytest.mark.parametrize("verifier", ["speculative_sampling", "k_seq"])
 @pytest.mark.parametrize(("k", "w"), [(3, 1), pytest.param(2, 2, marks=pytest.mark.slow)])
 def test_independent_siblings_are_lossless(enumeration, table, random_law, tiny_llama, verifier, k, w):
@@ -123,16 +109,6 @@ def test_independent_siblings_are_lossless(enumeration, table, random_law, tiny_
     beside = table(random_law(2, 5), temperature=1.0)
     drafter = SmallModel(tiny_llama(2), beside, siblings="independent")
     assert law_error(enumeration, beside, drafter, rows(k, w), [0, 1], w + 1, rule=verifier)[0] < 1e-12
-
-
-def test_drafts_end_with_the_models_context(target, tiny_llama, make_structure):
-    drafter = SmallModel(tiny_llama(61, context=10), target(temperature=1.0))
-    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
-    depths = []
-    for token in range(4):
-        depths.append(drafter.draft(make_structure("tree", 4)).tree.depth)
-        drafter.commit([token])
-    assert depths == [3, 2, 1, 0]
 
 
 def test_tokens_beyond_a_narrower_model_are_read_as_its_first(target, tiny_llama):
@@ -156,18 +132,3 @@ def test_branches_need_models_of_one_tokenizer_and_decoders_only(tiny_encoder_de
     drafter.translation = object()
     with pytest.raises(UsageError, match=r"drafter\.translate=true"):
         drafter.tree_model(rows(2, 2), strategy="small_model")
-
-
-def test_logits_that_are_not_finite_end_the_run(target, tiny_model):
-    broken = deepcopy(tiny_model("llama"))
-    drafter = SmallModel(broken, target(temperature=1.0))
-    broken.lm_head.weight[3] = torch.nan
-    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
-    drafter.draft(rows(2, 2))
-    with pytest.raises(NumericsError, match="drafter"):
-        drafter.commit([1])
-
-
-def test_the_way_of_drawing_is_one_of_two(target, group_values):
-    with pytest.raises(UsageError, match=r"drafter\.siblings"):
-        drafters.build(group_values("drafter", "small_model", siblings="with_replacement"), target=target())

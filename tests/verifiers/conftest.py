@@ -1,6 +1,5 @@
 """Exact laws of the tokens that a rule emits, for rules that are not lossless."""
 
-from collections import defaultdict
 from collections.abc import Callable
 
 import pytest
@@ -32,55 +31,5 @@ def first_token(enumeration) -> Callable[..., tuple[Tensor, float]]:
             law[token] += chance
             accepted += chance * passed
         return law, accepted
-
-    return law_of
-
-
-@pytest.fixture
-def defined_law() -> Callable[..., dict[tuple[int, ...], float]]:
-    """`defined_law(p, q, root, gamma, passes)` gives the same from a definition: a token that is drawn from the laws
-    q [V, V] at a depth is kept where `passes(last, token, depth)`, and the best token of p [V, V] ends the round.
-    """
-
-    def law_of(
-        p: Tensor, q: Tensor, root: int, gamma: int, passes: Callable[[int, int, int], bool]
-    ) -> dict[tuple[int, ...], float]:
-        law: dict[tuple[int, ...], float] = defaultdict(float)
-
-        def walk(committed: tuple[int, ...], last: int, chance: float) -> None:
-            end = (*committed, int(p[last].argmax()))
-            if len(committed) == gamma:
-                law[end] += chance
-                return
-            for token in range(len(p)):
-                reached = chance * float(q[last, token])
-                if passes(last, token, len(committed) + 1):
-                    walk((*committed, token), token, reached)
-                else:
-                    law[end] += reached
-
-        walk((), root, 1.0)
-        return dict(law)
-
-    return law_of
-
-
-@pytest.fixture
-def chain_law(enumeration) -> Callable[..., dict[tuple[int, ...], float]]:
-    """`chain_law(rule, p, q, root, gamma)` gives the chance of each text that a round commits after `root`. The
-    chain is drawn from the laws q [V, V] and judged by the laws p [V, V].
-    """
-
-    def law_of(rule: Verifier, p: Tensor, q: Tensor, root: int, gamma: int) -> dict[tuple[int, ...], float]:
-        def once() -> tuple[int, ...]:
-            tokens: list[int] = []
-            for _ in range(gamma):
-                tokens.append(int(sample(q[tokens[-1] if tokens else root], enumeration.generator)))
-            rows = torch.tensor([root, *tokens])
-            draft = Draft(torch.tensor(tokens, dtype=torch.long), chain_tree(gamma), q[rows[:-1]])
-            acceptance = rule.accept(draft, p[rows], enumeration.generator)
-            return (*tokens[: len(acceptance.path)], acceptance.next_token)
-
-        return enumeration.law(once)
 
     return law_of

@@ -8,7 +8,7 @@ from math import prod
 import numpy as np
 import pytest
 import torch
-from oracles.acceptance import block_weights, expected_accepted
+from oracles.acceptance import block_weights
 
 from specdec.records import Draft, chain_tree
 from specdec.verifiers.base.contract import verifiers
@@ -55,15 +55,6 @@ def test_mean_accepted_of_the_markov_example(enumeration):
     assert mean_accepted(enumeration, BLOCK, P_0, Q_0, P, Q, 3) == pytest.approx(2.091, abs=1e-9)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_never_worse_than_token_by_token(enumeration, random_law, seed):
-    p, q = random_law(3, seed).tolist(), random_law(3, seed + 10).tolist()
-    expected = expected_accepted(p[0], q[0], p, q, 2)
-    block = mean_accepted(enumeration, BLOCK, p[0], q[0], p, q, 2)
-    assert block == pytest.approx(expected.block, abs=1e-9)
-    assert block >= mean_accepted(enumeration, TOKEN, p[0], q[0], p, q, 2) == pytest.approx(expected.token, abs=1e-9)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_accepted_lengths_of_a_path_are_those_of_the_theory(enumeration, random_law, seed):
     """Against weights computed step by step, without logarithms."""
@@ -75,15 +66,6 @@ def test_accepted_lengths_of_a_path_are_those_of_the_theory(enumeration, random_
     law = accepted_law(enumeration, BLOCK, p_rows, q_rows, path)
     expected = block_weights(p_rows[:-1].numpy(), q_rows.numpy(), path).accepted_pmf()
     assert [law.get(length, 0.0) for length in range(6)] == pytest.approx(expected.tolist(), abs=1e-12)
-
-
-def test_a_prefix_may_pass_after_a_shorter_one_failed(enumeration):
-    """Token by token the first token passes with 1/2 only; here the chain's second token makes up for it."""
-    p = torch.tensor([[0.25, 0.75], [1.0, 0.0], [0.5, 0.5]], dtype=torch.float64)
-    q = torch.tensor([[0.5, 0.5], [0.5, 0.5]], dtype=torch.float64)
-    law = accepted_law(enumeration, BLOCK, p, q, [0, 0])
-    assert law[2] == pytest.approx(1.0)  # p_1 = 1/2, p_2 = min(1, 1/2 * 2)
-    assert accepted_law(enumeration, TOKEN, p, q, [0, 0])[2] == pytest.approx(0.5)
 
 
 def test_a_rejection_is_observed_where_the_chain_is_not_accepted_whole():

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from fixtures.drafting import tree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.records import Draft, Tree
 from specdec.sampling import one_hot
-from specdec.structures.base import structures
 from specdec.tree_building.siblings import grow
 from specdec.verifiers import speculative_sampling
 from specdec.verifiers.base import descent
@@ -17,14 +17,12 @@ PARENTS = [-1, -1, -1, 0, 0, 1, 3, 3, 6]
 
 def draft_and_p(law, way, seed):
     """A draft of a tree with leaves at every depth, and p after each of its nodes."""
-    sizes = {"nodes": len(PARENTS), "depth": len(PARENTS)}
-    shape = structures.build({"name": "tree", "parents": PARENTS, "file": None, "accuracy": None, **sizes})
     generator = torch.Generator().manual_seed(seed)
 
-    def laws(tokens, tree, nodes):
+    def laws(tokens, topology, nodes):
         return law[[0 if node < 0 else int(tokens[node]) for node in nodes]]
 
-    draft = grow(shape, laws, way, "test", generator)
+    draft = grow(tree(*PARENTS), laws, way, "test", generator)
     return draft, law.roll(1, 0)[torch.cat([torch.tensor([0]), draft.tokens])]
 
 

@@ -6,17 +6,15 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fixtures.drafting import chain
+from fixtures.drafting import chain, decoded
 from oracles.acceptance import beta
 
 from specdec import run
 from specdec.certification.table_drafts import TableDrafter
-from specdec.clock import CpuClock
 from specdec.config import validated
-from specdec.decode import generate
 from specdec.drafters import drafters
-from specdec.records import Draft, Request, chain_tree
-from specdec.sampling import SamplingConfig, generator_for, one_hot
+from specdec.records import Draft, chain_tree
+from specdec.sampling import SamplingConfig, one_hot
 from specdec.targets import targets
 from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
 
@@ -117,21 +115,10 @@ def test_with_one_hot_p_every_lenience_is_exact_match(form):
         assert lenient(0.1, form=form).accept(draft, p, generator) == greedy.accept(draft, p, None)
 
 
-def decoded_by(target, verifier):
-    generators = [generator_for(0, "p", purpose) for purpose in ("draft", "accept")]
-    return generate(
-        target=target,
-        drafter=TableDrafter(Q.expand(4, -1)),
-        verifier=verifier,
-        structure=chain(3),
-        request=Request([0], 60, *generators),
-        clock=CpuClock(),
-    )
-
-
 def test_a_round_records_the_departure_at_every_tested_position(table, random_law):
     law, rule = random_law(4, 0), lenient(0.3)
-    rounds = decoded_by(table(law, temperature=1.0), rule).rounds
+    target, drafter = table(law, temperature=1.0), TableDrafter(Q.expand(4, -1))
+    rounds = decoded(target, drafter, chain(3), [0], 60, rule).rounds
     root, departures = 0, rule.total_variation(law, Q.expand(4, -1))
     chances = beta(law.numpy(), Q.numpy(), 0.3)
     for item in rounds:
@@ -140,8 +127,7 @@ def test_a_round_records_the_departure_at_every_tested_position(table, random_la
         assert item.beta == pytest.approx([chances[token] for token in before])
         root = item.committed[-1]
     assert any(item.rejected for item in rounds) and any(len(item.tv) == 3 for item in rounds)
-    strict = decoded_by(table(law, temperature=1.0), verifiers.build({"name": "speculative_sampling"}))
-    assert all(item.tv == () for item in strict.rounds)
+    assert all(item.tv == () for item in decoded(target, drafter, chain(3), [0], 60).rounds)
 
 
 def test_a_rule_that_is_not_lossless_has_to_say_what_it_emits():

@@ -66,15 +66,6 @@ def test_the_first_token_has_the_law_that_the_rule_states(first_token, random_la
             assert (law - rule.law(p, one_hot(torch.tensor(token), len(p)).double())).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize(("epsilon", "delta"), SETTINGS)
-def test_a_whole_round_has_the_laws_that_its_definition_gives(chain_law, defined_law, random_law, epsilon, delta):
-    p, q = random_law(3, 7), random_law(3, 8)
-    rule, passes = typical(epsilon, delta), passing(p.numpy(), epsilon, delta)
-    for root in range(3):
-        expected = defined_law(p, q, root, 3, lambda last, token, depth: passes[last, token])
-        assert chain_law(rule, p, q, root, 3) == pytest.approx(expected, abs=1e-12)
-
-
 def test_the_longest_accepted_path_of_a_tree_wins(random_draft, random_law):
     lengths = set()
     for seed in range(60):

@@ -31,13 +31,6 @@ def test_random_unicode_round_trips(tiny_corpus):
     assert sum(sizes[i] for i in ids) == len(text.encode())
 
 
-def test_size_and_special_token(tiny_corpus):
-    tokenizer = tiny_corpus.tokenizer
-    assert len(tokenizer) == 300
-    assert tokenizer.encode(END_OF_TEXT) == [tokenizer.eos_token_id] == [tokenizer.bos_token_id]
-    assert tokenizer.all_special_tokens == [END_OF_TEXT]
-
-
 def test_too_little_text_is_said():
     with pytest.raises(ValueError, match="not 4096"):
         train_tokenizer(["a b c"], 4096, 32)

@@ -55,7 +55,7 @@ def test_together_at_most_30_megabytes():
     assert sum(f.stat().st_size for f in files) <= 30e6
 
 
-@pytest.mark.parametrize("role", ROLES)
+@pytest.mark.parametrize("role", [*ROLES, "parallel"])
 def test_tokenizer(role):
     tokenizer = AutoTokenizer.from_pretrained(POCKET / role)
     assert len(tokenizer) == 4096
@@ -82,11 +82,13 @@ def test_losses_are_those_of_the_card_and_the_target_is_clearly_better(models):
     assert loss["target"] < loss["drafter"] - 0.15
 
 
-@pytest.mark.parametrize("role", [*ROLES, "unlikelihood"])
-def test_the_history_has_every_step(role):
-    """The card repeats the figures of the summary; `test_publish.py` makes it anew."""
-    rows = list(csv.DictReader((POCKET / f"history_{role}.csv").open(encoding="utf-8")))
-    assert [int(row["step"]) for row in rows] == list(range(1, summary(role)["steps"] + 1))
+@pytest.mark.parametrize("file", sorted(POCKET.rglob("summary_*.json")), ids=lambda file: file.stem)
+def test_the_history_has_every_step(file):
+    """Of all that ships. The cards repeat the figures of the summaries; `test_publish.py` makes them anew."""
+    steps = json.loads(file.read_text(encoding="utf-8"))["steps"]
+    history = file.with_name(file.name.replace("summary", "history")).with_suffix(".csv")
+    rows = list(csv.DictReader(history.open(encoding="utf-8")))
+    assert [int(row["step"]) for row in rows] == list(range(1, steps + 1))
     assert np.isfinite([float(row["train_loss"]) for row in rows]).all()
 
 

@@ -1,6 +1,5 @@
 """The shipped heads and feature drafters are what their cards say, and belong to the targets that they learned from."""
 
-import csv
 import hashlib
 import json
 
@@ -20,7 +19,6 @@ from specdec.training.students.head_student import HeadStudent
 
 NAMES = ("medusa", "grounded")
 SHIPPED = [("pocket", name) for name in (*NAMES, "eagle")] + [("smollm2", name) for name in NAMES]
-FOLDER = shipped_file("medusa").parent
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +40,7 @@ def test_together_they_stay_small():
 
 
 @pytest.mark.parametrize(("model", "name"), SHIPPED)
-def test_card_history_and_file_agree_with_the_summary(model, name):
+def test_the_file_agrees_with_the_summary(model, name):
     told, file = summary(name, model), shipped_file(name, model)
     stored = TRAINED_EAGLE.read(file) if name == "eagle" else TRAINED_HEADS.read(file)
     assert told["recipe"]["eagle" if name == "eagle" else "heads"]["name"] == stored.config.name
@@ -50,9 +48,6 @@ def test_card_history_and_file_agree_with_the_summary(model, name):
     assert told["target"] == stored.target
     assert told["bytes"] == file.stat().st_size
     assert model == "smollm2" or name == "eagle" or told["seconds"] < 20 * 60, "heads are trained in under 20 minutes"
-    history = (file.parent / f"history_{name}.csv").read_text(encoding="utf-8")
-    rows = list(csv.DictReader(history.splitlines()))
-    assert [int(row["step"]) for row in rows] == list(range(1, told["steps"] + 1))
 
 
 def test_a_model_of_smollm2s_sizes_draws_on_its_heads_and_says_that_its_weights_are_others(

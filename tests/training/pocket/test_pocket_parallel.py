@@ -1,6 +1,5 @@
 """The shipped model that drafts in parallel is what its card says, and is the default of its drafter."""
 
-import csv
 import json
 from pathlib import Path
 
@@ -21,13 +20,6 @@ FOLDER = Path(model_path("pocket", "parallel"))
 SUMMARY = json.loads((FOLDER.parent / "summary_parallel.json").read_text(encoding="utf-8"))
 
 
-def test_history_and_config_agree_with_the_summary():
-    rows = list(csv.DictReader((FOLDER.parent / "history_parallel.csv").read_text(encoding="utf-8").splitlines()))
-    assert [int(row["step"]) for row in rows] == list(range(1, SUMMARY["steps"] + 1))
-    config = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
-    assert config["pard_token"] == SUMMARY["mask_token"] == SUMMARY["recipe"]["parallel"]["mask_token"]
-
-
 def test_it_is_the_pocket_drafter_with_other_weights():
     first, second = (AutoModelForCausalLM.from_pretrained(FOLDER.parent / name, dtype="auto") for name in
                      ("drafter", "parallel"))  # fmt: skip
@@ -35,7 +27,6 @@ def test_it_is_the_pocket_drafter_with_other_weights():
     shapes = [{name: weight.shape for name, weight in model.state_dict().items()} for model in (first, second)]
     assert shapes[0] == shapes[1]
     assert sum(weight.numel() for weight in second.parameters()) == SUMMARY["parameters"]
-    assert (FOLDER / "tokenizer.json").read_bytes() == (FOLDER.parent / "target/tokenizer.json").read_bytes()
     assert sum(file.stat().st_size for file in FOLDER.iterdir()) <= 3e6
 
 
@@ -43,7 +34,7 @@ def test_it_is_what_the_drafter_takes_by_default(group_values, sampling):
     target = targets.build(group_values("target", "causal", compile=False), sampling=sampling())
     drafter = drafters.build(group_values("drafter", "parallel"), target=target)
     told = drafter.describe()
-    assert told["mask_token"] == SUMMARY["mask_token"]
+    assert told["mask_token"] == SUMMARY["mask_token"] == SUMMARY["recipe"]["parallel"]["mask_token"]
     assert told["training"] == {name: float(SUMMARY[name]) for name in ("tokens", "seconds")}
     assert target.tokenizer.decode([told["mask_token"]]) == "\ufffd", "a byte that is no text"
 
