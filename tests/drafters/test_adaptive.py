@@ -4,15 +4,14 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fixtures.drafting import chain, decoded, law_error, shaken
+from fixtures.drafting import chain, law_error
 from fixtures.refusals import refused
 
 from specdec.drafters.adaptive import Adaptive
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
-from specdec.records import Draft, Request, Source, TextStart, chain_tree
-from specdec.replay.expected_rounds import expected_rounds
+from specdec.records import Draft, Source, TextStart, chain_tree
 from specdec.targets.causal import Causal
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
@@ -68,17 +67,6 @@ def test_stopping_by_confidence_is_lossless(enumeration, table, random_law, tiny
     drafter = Adaptive(SmallModel(tiny_llama(3, layers=1), target), "confidence", 0.4)
     worst, seen = law_error(enumeration, target, drafter, chain(2), [0, 1], 3)
     assert {len(row.draft_tokens) for row in seen} == {0, 1, 2} and worst < 1e-12
-
-
-@pytest.mark.parametrize(("rule", "threshold"), [("confidence", 0.02), ("confidence", 0.1), ("heuristic", 0.0)])
-def test_replay_counts_the_rounds_of_a_greedy_run(tiny_model, sampling, rule, threshold):
-    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
-    drafter = Adaptive(SmallModel(shaken(target.model, 0.05), target), rule, threshold, 3)
-    generation = decoded(target, drafter, chain(6), PROMPT, 40, rule="greedy")
-    assert len({len(row.draft_tokens) for row in generation.rounds[:-1]}) > 1, "the length must have changed"
-    rounds = expected_rounds(drafter, target, chain(6), generation.tokens, Request(PROMPT, 40))
-    assert rounds == len(generation.rounds)
-    assert drafter.laws(PROMPT, generation.tokens).shape == (40, 61)
 
 
 def test_it_costs_what_it_wraps_and_replays_no_better(tiny_llama, tiny_model, sampling):

@@ -4,7 +4,7 @@ from math import log, sqrt
 
 import pytest
 import torch
-from fixtures.drafting import chain, decoded, law_error, ngram
+from fixtures.drafting import chain, law_error, ngram
 from fixtures.refusals import refused
 
 from specdec.certification.table_drafts import TableDrafter
@@ -13,8 +13,7 @@ from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.drafters.cascade import Bandit, Cascade, Part
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
-from specdec.records import EMPTY, Draft, Request, Source, TextStart, chain_tree
-from specdec.replay.expected_rounds import expected_rounds
+from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.targets.causal import Causal
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
@@ -167,19 +166,6 @@ def test_a_stale_round_counts_for_no_adaptive_length(tiny_model, tiny_llama, sam
     cascade.draft(chain(9))  # the other's turn
     cascade.commit([60])
     assert len(adaptive.draft(chain(9))) == 4
-
-
-def test_greedy_replay_counts_the_rounds(tiny_model, tiny_llama, sampling):
-    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
-    parts = {
-        "model": Part(SmallModel(tiny_llama(61, context=200), target), 0.3),
-        "same": Part(SmallModel(tiny_model("llama"), target), 0.6),
-        "context": Part(ngram(target), 0.0),
-    }
-    cascade = Cascade(parts, [2, 5])
-    generation = decoded(target, cascade, chain(6), PROMPT, 60, rule="greedy")
-    assert len({row.source[0].strategy for row in generation.rounds if row.source}) == 2
-    assert expected_rounds(cascade, target, chain(6), generation.tokens, Request(PROMPT, 60)) == len(generation.rounds)
 
 
 def test_costs_are_relative_operations(tiny_model, sampling, group_values, drafter_values):

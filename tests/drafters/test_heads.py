@@ -157,15 +157,6 @@ def test_a_dynamic_tree_holds_the_most_confident_paths(target_at, random_heads, 
     assert {(*above, int(draft.tokens[node])) for node, above in paths(draft)} == set(expected)
 
 
-def test_nodes_with_more_children_than_tokens_are_left_out(table, random_law, random_heads, make_structure):
-    target = table(random_law(2, 0))
-    target.start(TextStart([0, 1], 0))
-    drafter = Medusa(random_heads(target), target)
-    drafter.start(TextStart([0, 1], 100), target.states)
-    draft = drafter.draft(make_structure("rows", 2))
-    assert len(draft.tree.children[0]) == 2 and sorted(draft.tokens[list(draft.tree.children[0])].tolist()) == [0, 1]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_heads_below_the_structure_are_not_computed(target_at, random_heads, make_structure, kind):
     cls, make = KINDS[kind]

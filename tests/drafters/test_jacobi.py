@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fixtures.drafting import chain
-from fixtures.plain_rounds import PROMPTS, SIZE, Pairs, decoded, ranking
+from fixtures.plain_rounds import SIZE, Pairs, ranking
 
 from specdec.drafters.base import drafters
 from specdec.records import Draft, TextStart, Tree
@@ -67,12 +67,3 @@ def test_of_a_draft_that_branches_the_first_path_counts():
     drafter.observe(Draft(torch.tensor([1, 2, 3, 4]), Tree((-1, -1, 0, 2))), logits_of(1, 6, 7, 8, 9))
     drafter.commit([1])
     assert drafter.draft(chain(3)).tokens.tolist() == [6, 8, 9]
-
-
-def test_it_can_be_wrapped():
-    """Drafts of changing length, which only a wrapper asks for, leave no stale guess."""
-    inner = {"name": "jacobi", "guess": "repeat"}
-    values = {"name": "adaptive", "of": inner, "rule": "heuristic", "threshold": 0.3, "length": 2}
-    generation = decoded(Pairs(0.0), drafters.build(values, target=Pairs(0.0)), chain(6), PROMPTS[0], 60)
-    plain = decoded(Pairs(0.0), drafters.build({"name": "none"}, target=Pairs(0.0)), chain(6), PROMPTS[0], 60)
-    assert generation.tokens == plain.tokens and len(generation.rounds) < 60

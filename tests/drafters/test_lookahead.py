@@ -116,17 +116,6 @@ def test_candidates_go_before_columns_and_left_columns_before_right_ones():
     assert drafter.draft(rows(2, 2)).tokens.tolist() == [4, 5, 2, 3]
 
 
-def test_a_column_that_is_left_out_goes_on_where_there_is_room():
-    """Shallow drafts now and then change no text, and the window keeps its shape."""
-    target = Pairs(0.0)
-    drafter = build(4, 4, 3, False)(target)
-    plain = decoded(target, drafters.build({"name": "none"}, target=target), rows(1, 1), PROMPTS[0], 60)
-    for depth in (1, 2, 3):
-        generation = decoded(target, drafter, dynamic(50, depth), PROMPTS[0], 60)
-        assert generation.tokens == plain.tokens
-        assert max(row.tree.depth for row in generation.rounds) == depth
-
-
 @pytest.mark.parametrize(
     ("shape", "message"),
     [

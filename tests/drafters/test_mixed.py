@@ -125,10 +125,7 @@ def test_the_context_s_match_length_is_a_parameter(make):
     [
         ({"fill": False}, r"drafter\.fill=false: fixed shares need a drafter\.context_rows"),
         ({"context_rows": -1}, r"drafter\.context_rows=-1"),
-        (
-            {"context": {"name": "oracle", "alpha": 0.5, "step_ms": 0.0, "forced": False, "shape": None}},
-            r"drafter\.context\.name=oracle",
-        ),
+        ({"context": {"name": "none", "x": 1}}, r"Unknown key drafter\.context\.x"),
         ({"bigram": {"name": "none"}}, r"drafter\.bigram\.name=none: it should be model_bigram or model_unigram"),
         ({"context.order_min": 9}, r"drafter\.context\.order_min=9: .* drafter\.context\.order_max=4"),
         ({"context.q": 0}, r"drafter\.context\.q=0"),

@@ -2,11 +2,11 @@
 
 import pytest
 from fixtures.drafting import chain, rows, tree
-from fixtures.plain_rounds import PROMPTS, SIZE, Pairs, decoded, logits_after, ranking
+from fixtures.plain_rounds import PROMPTS, SIZE, Pairs, decoded, ranking
 
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
-from specdec.records import EMPTY, TextStart
+from specdec.records import TextStart
 
 STRUCTURES = {
     "chain": chain(3),
@@ -53,15 +53,6 @@ class Matrix:
 @pytest.mark.parametrize("shape", STRUCTURES)
 def test_rounds_equal_the_plain_matrix(rounds_match, shape):
     rounds_match(build(), STRUCTURES[shape], lambda prompt: Matrix(prompt, RANKS[shape], 4))
-
-
-def test_an_empty_matrix_offers_nothing():
-    drafter = build()(Pairs(0.0))
-    drafter.start(TextStart([3, 5], 100))
-    assert drafter.draft(STRUCTURES["tree"]) is EMPTY
-    drafter.observe(EMPTY, logits_after([3, 5]).unsqueeze(0))
-    drafter.commit([5])
-    assert drafter.draft(STRUCTURES["chain"]).tokens[0] == ranking([3, 5])[0], "5 was seen, and follows itself here"
 
 
 def rounds_of(drafter, target, prompt, shape="tree"):

@@ -1,12 +1,10 @@
-"""Datastores: the order of suffixes and the look-up against a search of the whole text, files, and damage."""
+"""Datastores: the order of suffixes, files, and damage. `tests/drafters/test_retrieval.py` has the look-up."""
 
 import json
 import pickle
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from specdec.ngrams.datastore import (
     Chunk,
@@ -20,35 +18,9 @@ from specdec.ngrams.datastore import (
     write_datastore,
 )
 
-DOCUMENTS = st.lists(st.lists(st.integers(0, 3), max_size=12), min_size=1, max_size=6)
-
 
 def stream(documents, shift=0):
     return np.array([token for text in documents for token in (-1, *(shift + t for t in text))], dtype=np.int32)
-
-
-def hits(documents, context, least, most):
-    """The tokens after the longest suffix of the context, in the order of the suffixes: first the end of all text, then
-    the end of a document.
-    """
-    whole = [token for text in documents for token in (99, *text)]
-    for length in range(min(most, len(context)), least - 1, -1):
-        suffix = context[len(context) - length :]
-        ends = [end for end in range(length, len(whole) + 1) if whole[end - length : end] == suffix]
-        if ends:
-            return [whole[end:] for end in sorted(ends, key=lambda end: whole[end:])]
-    return []
-
-
-@settings(max_examples=40, deadline=None)
-@given(documents=DOCUMENTS, context=st.lists(st.integers(0, 3), max_size=8), limit=st.integers(1, 6))
-def test_continuations_of_the_longest_suffix(documents, context, limit):
-    store = in_memory(stream(documents), vocab_size=99)
-    found = hits(documents, context, 2, 5)
-    if len(found) > limit:
-        found = [found[int((number + 0.5) * len(found) / limit)] for number in range(limit)]
-    expected = [row[:4][: row[:4].index(99)] if 99 in row[:4] else row[:4] for row in found]
-    assert store.continuations(context, 2, 5, width=4, limit=limit) == [row for row in expected if row]
 
 
 @pytest.mark.parametrize("vocab_size", [200, 40_000, 70_000])

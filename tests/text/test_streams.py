@@ -32,7 +32,7 @@ def record(prompt=(1, 2), generated=(3, 4), **more):
 def recording(path, **changes):
     keys = {"format": "jsonl", "tokenizer": None, "unit": "paragraph", "prompt_tokens": 2, "continuation_tokens": None}
     keys |= {"skip_bad": False, "lengths": None}
-    return Recording(path=str(path), **{**keys, **changes})
+    return Recording(path=None if path is None else str(path), **{**keys, **changes})
 
 
 @pytest.mark.parametrize("name", ["streams.jsonl", "streams.jsonl.gz"])
@@ -187,7 +187,5 @@ def test_text_that_cannot_be_cut(tmp_path):
         open_recording(recording(path, format="text", tokenizer="pocket", prompt_tokens=50), "target")
     with pytest.raises(UsageError, match="there is no tokenizer in this folder"):
         open_recording(recording(path, format="text", tokenizer=str(tmp_path)), "target")
-    keys = {"format": "jsonl", "tokenizer": None, "unit": "file", "prompt_tokens": 1, "continuation_tokens": None}
-    keys |= {"skip_bad": False, "lengths": None}
     with pytest.raises(UsageError, match="Missing key target.path"):
-        open_recording(Recording(path=None, **keys), "target")
+        open_recording(recording(None), "target")

@@ -6,10 +6,9 @@ from fixtures.drafting import assert_drafted_from, chain, dynamic, law_error, ro
 
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
-from specdec.records import TextStart, chain_tree
+from specdec.records import TextStart
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
-from specdec.tree_building.model_tree import draft_tree
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 WAYS = ["independent", "without_replacement"]
@@ -88,18 +87,6 @@ def test_the_cache_after_a_round_is_that_of_a_fresh_start(target, tiny_model, ma
     third = drafter.draft(make_structure("tree", 2))
     text = [*PROMPT, *whole, 5]
     torch.testing.assert_close(third.q[0], drafter.laws(text, [0])[0], atol=1e-12, rtol=0)
-
-
-def test_a_draft_leaves_no_node_in_the_cache(target, tiny_model, make_structure):
-    """The next call on the model goes on from the committed text, as a plain pass over it does."""
-    drafter = SmallModel(shaken(tiny_model("llama")), target(temperature=1.0), siblings="without_replacement")
-    drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
-    shape = make_structure("tree", 3)
-    model = drafter.tree_model(shape, strategy="model")
-    assert draft_tree([model], shape, "ranked", None).tree.depth == 3
-    assert model.decoder.length == len(PROMPT)
-    after = model.decoder.forward(torch.tensor([5]), chain_tree(0))[-1]
-    torch.testing.assert_close(after, model.decoder.score(PROMPT, [5])[-1], atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("verifier", ["speculative_sampling", "k_seq"])

@@ -2,9 +2,6 @@
 tested with all lossless rules in test_losslessness.py.
 """
 
-import itertools
-from math import prod
-
 import numpy as np
 import pytest
 import torch
@@ -14,45 +11,11 @@ from specdec.records import Draft, chain_tree
 from specdec.verifiers.base.contract import verifiers
 
 BLOCK = verifiers.build({"name": "block"})
-TOKEN = verifiers.build({"name": "speculative_sampling"})
-P = [[0.7, 0.2, 0.1], [0.1, 0.6, 0.3], [0.3, 0.3, 0.4]]
-Q = [[0.4, 0.4, 0.2], [0.2, 0.5, 0.3], [0.5, 0.2, 0.3]]
-P_0, Q_0 = [0.5, 0.3, 0.2], [0.3, 0.3, 0.4]
 
 
 def rows_along(start, law, path):
     """[len(path) + 1, V]: the laws before every token of a path, and after it."""
     return torch.tensor([start, *(law[token] for token in path)], dtype=torch.float64)
-
-
-def accepted_law(enumeration, rule, p, q, path):
-    """Chance of every number of accepted tokens for one drafted path; p [gamma + 1, V], q [gamma, V] or None."""
-    draft = Draft(torch.tensor(path), chain_tree(len(path)), q)
-    return enumeration.law(lambda: len(rule.accept(draft, p, enumeration.generator).path))
-
-
-def mean_accepted(enumeration, rule, p_start, q_start, p_next, q_next, gamma):
-    total = 0.0
-    for path in itertools.product(range(len(p_start)), repeat=gamma):
-        q = rows_along(q_start, q_next, path)[:-1]
-        chance = prod(float(row[token]) for row, token in zip(q, path, strict=True))
-        law = accepted_law(enumeration, rule, rows_along(p_start, p_next, path), q, path)
-        total += chance * sum(length * weight for length, weight in law.items())
-    return total
-
-
-@pytest.mark.parametrize(("gamma", "token", "block"), [(2, 10 / 9, 11 / 9), (3, 1.407407, 1.666667)])
-def test_mean_accepted_of_the_iid_example(enumeration, gamma, token, block):
-    p, q = [1 / 3, 2 / 3], [2 / 3, 1 / 3]
-    for rule, value in ((TOKEN, token), (BLOCK, block)):
-        measured = mean_accepted(enumeration, rule, p, q, [p, p], [q, q], gamma)
-        assert measured == pytest.approx(value, abs=1e-6)
-
-
-def test_mean_accepted_of_the_markov_example(enumeration):
-    """theory.md 1.3: 1.956 token by token, 2.091 by block, for a chain of 3."""
-    assert mean_accepted(enumeration, TOKEN, P_0, Q_0, P, Q, 3) == pytest.approx(1.956, abs=1e-9)
-    assert mean_accepted(enumeration, BLOCK, P_0, Q_0, P, Q, 3) == pytest.approx(2.091, abs=1e-9)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -63,7 +26,8 @@ def test_accepted_lengths_of_a_path_are_those_of_the_theory(enumeration, random_
     path = torch.randint(5, (5,), generator=generator).tolist()
     q_rows = rows_along(q[0].tolist(), q.tolist(), path)[:-1]
     p_rows = rows_along(p[0].tolist(), p.tolist(), path)
-    law = accepted_law(enumeration, BLOCK, p_rows, q_rows, path)
+    draft = Draft(torch.tensor(path), chain_tree(5), q_rows)
+    law = enumeration.law(lambda: len(BLOCK.accept(draft, p_rows, enumeration.generator).path))
     expected = block_weights(p_rows[:-1].numpy(), q_rows.numpy(), path).accepted_pmf()
     assert [law.get(length, 0.0) for length in range(6)] == pytest.approx(expected.tolist(), abs=1e-12)
 
