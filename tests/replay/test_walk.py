@@ -9,19 +9,17 @@ import pytest
 from fixtures.decoding import decode
 
 from specdec.drafters import drafters
-from specdec.drafters.base import DrafterCapabilities
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
 from specdec.folder.rounds_table import GenerationKey, round_table
-from specdec.records import Source, chain_tree
 from specdec.replay.walk import replay_stream
 from specdec.structures import structures
 from specdec.studies.base.replayed import Strategy, replay_grid
 from specdec.targets import targets
 from specdec.text.streams import Stream, write_streams
-from specdec.tree_building.lookup_filling import Proposal
 
 SIZE = 12
+END = SIZE - 1  # at the end of a text that says so, and nowhere else
 LOOKUPS = [name for name in drafters.names() if issubclass(drafters.get(name), Lookup) and name != "recorded"]
 NAMES = [name for name in LOOKUPS if drafters.get(name).capabilities.replay != "calling"]
 CASES = [
@@ -32,17 +30,18 @@ CASES = [
 ]
 
 
-def stream(seed, length=150, **more):
+def stream(seed, length=150, ended=False):
     """A text of phrases that come again, with noise: matches of every length, and wrong ones."""
     dice = random.Random(seed)
-    book = [[dice.randrange(SIZE) for _ in range(dice.randint(2, 9))] for _ in range(6)]
+    book = [[dice.randrange(END) for _ in range(dice.randint(2, 9))] for _ in range(6)]
     text = []
     while len(text) < length + 20:
-        text += [token if dice.random() < 0.93 else dice.randrange(SIZE) for token in dice.choice(book)]
-    return Stream(f"s{seed}", f"c{seed % 2}", tuple(text[:20]), tuple(text[20 : length + 20]), **more)
+        text += [token if dice.random() < 0.93 else dice.randrange(END) for token in dice.choice(book)]
+    text = [*text[: length + 20 - ended], *[END] * ended]
+    return Stream(f"s{seed}", f"c{seed % 2}", tuple(text[:20]), tuple(text[20:]), ended=ended)
 
 
-STREAMS = [stream(0), stream(1), stream(2, 1), stream(3, 2)]
+STREAMS = [stream(0), stream(1, ended=True), stream(2, 1), stream(3, 2)]
 
 
 @pytest.fixture
@@ -86,30 +85,6 @@ def test_drafters_can_be_sent_to_a_process(live, drafter_values, make_structure,
     sent = pickle.loads(pickle.dumps(drafter))
     one, two = (replay_stream(each, chain, STREAMS[0], 100) for each in (drafter, sent))
     assert one.position.tolist() == two.position.tolist() and len(one) > 10
-
-
-def test_text_after_the_end_token_is_offered_and_not_counted():
-    """Rounds by hand: the text 1 2 3 | 1 2 3 ends with its 3; a chain of 4 agrees to the end."""
-
-    class Ahead(Lookup):
-        capabilities = DrafterCapabilities(fills=frozenset({"chain"}))
-
-        def __init__(self):
-            pass
-
-        def propose(self, structure):
-            return Proposal((1, 2, 3, 9)[: structure.gamma], chain_tree(min(4, structure.gamma)), (Source("a", 0),) * 4)
-
-    def columns(rounds):
-        return tuple(getattr(rounds, name).tolist() for name in ("position", "offered", "accepted", "rejected"))
-
-    chain = structures.build({"name": "chain", "gamma": 4})
-    ended = replay_stream(Ahead(), chain, Stream("a", "c", (0,), (1, 2, 3), {}, ended=True), 100)
-    assert columns(ended) == ([0], [4], [3], [False])
-    cut = replay_stream(Ahead(), chain, Stream("a", "c", (0,), (1, 2, 3)), 100)
-    assert columns(cut) == ([0], [2], [2], [False])
-    wrong = replay_stream(Ahead(), chain, Stream("a", "c", (0,), (1, 5, 1, 2), {}, ended=True), 100)
-    assert columns(wrong) == ([0, 2], [4, 4], [1, 2], [True, False])
 
 
 def strategies(group_values):

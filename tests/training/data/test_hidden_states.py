@@ -78,15 +78,6 @@ def test_several_layers_stand_side_by_side_as_asked(opened, text_target, dtype):
     torch.testing.assert_close(both.states(batch)[0], text_target.hidden.sequence(batch.tokens, 0, 2)[0].clone())
 
 
-def test_states_can_take_part_in_training(opened):
-    for source in (opened(cache="none", teacher=True), opened(cache="disk", teacher=True)):
-        source.prepare()
-        states, teacher = source.states(source.sequences.train(0))
-        layer = torch.nn.Linear(16, 16).double()
-        (layer(states).sum() * teacher.sum()).backward()
-        assert layer.weight.grad.abs().sum() > 0
-
-
 def test_the_cache_is_filled_once_and_what_is_there_is_kept(opened, text_target, monkeypatch):
     calls = []
     real = text_target.hidden.sequence
