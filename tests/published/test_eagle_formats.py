@@ -441,20 +441,11 @@ def test_chances_of_a_block_are_those_of_its_drafts(drafter_of, target, make_str
     assert chances[:, 0].tolist() == [0, 1, 0, 1, 0, 1]
 
 
-@pytest.mark.parametrize(
-    ("changes", "boundaries"),
-    [
-        ({}, [2, 6]),  # outputs 1 and 5 of 8 blocks
-        ({"target_layer_ids": [2, 4]}, [3, 5]),
-    ],
-)
-def test_layer_numbers_of_dflash_are_outputs(drafter_of, changes, boundaries):
-    _, network, _ = FORMATS["dflash"]
-    config = dict(DFLASH, block_size=4, mask_token_id=39, **changes)
-    drafter = drafter_of(config, made(**network)[0])
-    assert drafter.describe()["network"]["boundaries"] == boundaries
-    given = drafter_of(config, made(**network)[0], layers=[1, 3])
-    assert given.describe()["network"]["boundaries"] == [1, 3]
+def test_layers_of_dflash_that_its_config_does_not_name(drafter_of):
+    """Those behind the outputs 1 and 5 of 8 blocks, or those that the user gives."""
+    config, weights = dict(DFLASH, block_size=4, mask_token_id=39), made(**FORMATS["dflash"][1])[0]
+    for layers, boundaries in ((None, [2, 6]), ([1, 3], [1, 3])):
+        assert drafter_of(config, weights, layers=layers).describe()["network"]["boundaries"] == boundaries
 
 
 def test_layers_of_the_wrong_number_or_for_eagle1_are_refused(drafter_of):
