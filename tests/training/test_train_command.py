@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from specdec.errors import Interrupted, UsageError
+from specdec.errors import Interrupted
 from specdec.training import trainings
 from specdec.training.students import model_student
 
@@ -50,16 +50,3 @@ def test_a_sitting_ends_killed_and_the_next_one_finishes(in_tmp, monkeypatch, tr
     assert final == pytest.approx(outcome.summary["heldout"]["all"]["nats_per_token"])
     assert json.loads((in_tmp / "models" / "summary.json").read_text())["steps"] == 8
     assert not list(in_tmp.rglob("*.part"))
-
-
-def test_bad_values_name_the_key(in_tmp, train_values):
-    for group, key, value, says in (
-        ("data", "tokens", 0, r"recipe\.data\.tokens=0: it should be greater than or equal to 1"),
-        ("model", "width", 3, r"recipe\.model\.width"),
-        ("model", "context", 16, "do not fit model.context=16"),
-    ):
-        recipe = train_values["recipe"]
-        changed = recipe | {group: recipe[group] | {key: value}}
-        with pytest.raises(UsageError, match=says):
-            trainings.run("recipe", train_values | {"recipe": changed})
-    assert not (in_tmp / "mlflow.db").exists()

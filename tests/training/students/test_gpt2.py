@@ -119,6 +119,9 @@ def test_bad_values_name_the_key(gpt_values):
         ("corpus.name", "txet", r"recipe\.corpus\.name='txet'"),
         ("data.stdlib_passes", 1, r"recipe\.data\.stdlib_passes"),
         ("data.max_passes", 0, r"recipe\.data\.max_passes=0"),
+        ("data.tokens", 0, r"recipe\.data\.tokens=0: it should be greater than or equal to 1"),
+        ("model.width", 3, r"recipe\.model\.width"),
+        ("model.context", 16, "do not fit model.context=16"),
     ):
         values = deepcopy(gpt_values)
         group, key = path.split(".")
