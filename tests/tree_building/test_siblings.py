@@ -107,12 +107,6 @@ def test_siblings_that_differ_keep_the_topology():
     assert tokens[:2] == [0, 1] and tokens[2:4] == [0, 1] and tokens[4] == 2
 
 
-def test_a_source_of_rows_names_the_row():
-    draft = grow(rows(3, 2), after(0), "ranked", "test")
-    assert [source.rank for source in draft.source] == [0, 1, 2, 0, 1, 2]
-    assert draft.tree.parents == (-1, -1, -1, 0, 1, 2)
-
-
 def test_the_sizes_of_a_draft():
     """A single path is a chain, and no node has more children than there are tokens."""
     wide = grow(rows(5, 2), after(2), "without_replacement", "test", torch.Generator().manual_seed(0))
