@@ -79,7 +79,7 @@ def test_a_table_that_says_the_same_of_all_tokens_is_told(tiny_model, sampling, 
     model = deepcopy(tiny_model("llama"))
     model.config.bos_token_id = 5
     build(Causal(model, sampling()))
-    assert not caplog.text
+    assert "drafter.begin" not in caplog.text
     model.lm_head.weight.data.zero_()  # one law, whatever was read
     for begin in (False, True):
         build(Causal(model, sampling()), begin=begin)
