@@ -117,8 +117,8 @@ class Watch:
 
 
 class ProcessWatch(Watch):
-    """Watches this process. What the kernel shows below `proc` is read at most every 15 milliseconds, and spread over
-    the time between: shorter rounds share it. `gpu` says that a GPU is held back; `missing` is what cannot be seen.
+    """Watches this process. What the kernel shows is read at most every 15 milliseconds, and spread over the time from
+    one reading to the next: shorter rounds share what was lost between two.
     """
 
     def __init__(
@@ -255,9 +255,9 @@ def watch_of(device: torch.device) -> Watch:
 
 
 def gpu_watch(uuid: str) -> Callable[[], bool] | None:
-    """Return a function that tells if a GPU is held back, by heat or supply, or computes for others; None without NVML.
-
-    A power cap is no disturbance; a container that hides this process's number hides others.
+    """Return a function that says whether a GPU is held back, by heat or a failing supply, or computes for others; None
+    where NVML does not answer. A power cap under one's own load is no disturbance; and where a container shows the
+    process itself under another number, others cannot be told from it and are not counted.
     """
     try:
         import pynvml
