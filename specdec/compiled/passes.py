@@ -298,7 +298,8 @@ class CompiledPasses:
                 self.cache.length, self.steps = prefix, dict(steps)
                 for layer in self.cache.layers:
                     for buffer in (layer.keys, layer.values):
-                        buffer[:, :, prefix:] = 0
+                        if buffer is not None:  # a model may have more layers than attentions
+                            buffer[:, :, prefix:] = 0
                 logits, states = decoder.forward(tokens[prefix:-1], draft), decoder.states
                 self.steps = {}
                 behind = decoder.forward(tokens[-1:], chain_tree(0))

@@ -67,13 +67,13 @@ def blocks_of(model: Any, name: str) -> nn.ModuleList:
         name: of the model, for messages.
     Raises:
         UsageError: the model's layout is not known: no list of as many modules as it has layers, or several, or a block
-            without exactly one attention.
+            without exactly one attention, unless a part of it was skipped (see `partial_model`).
     """
     layers = model.config.get_text_config().num_hidden_layers
     lists = [
         module
         for module in model.modules()
-        if isinstance(module, nn.ModuleList) and len(module) == layers and all(_attention_of(block) for block in module)
+        if isinstance(module, nn.ModuleList) and len(module) == layers and all(map(_is_block, module))
     ]
     if len(lists) != 1:
         raise UsageError(
@@ -129,6 +129,10 @@ def partial_model(model: Any, skipped: Collection[ModelPart], name: str) -> Any:
             setattr(text, key, [value[place] for place in kept])
     text.num_hidden_layers = len(kept)
     return twin.eval()
+
+
+def _is_block(module: nn.Module) -> bool:
+    return _attention_of(module) is not None or any(isinstance(part, _Nothing) for part in module.children())
 
 
 def _attention_of(block: nn.Module) -> str | None:

@@ -6,6 +6,7 @@ from fixtures.tiny_models import ARCHITECTURES
 
 from specdec.compiled.layers import Uncuttable, cut, with_tensors
 from specdec.models.decoder import Decoder
+from specdec.models.partial import ModelPart, partial_model
 from specdec.records import Tree, chain_tree
 
 TEXT = [5, 9, 33, 2, 60, 17, 9, 33, 41, 8, 5, 22, 7]
@@ -56,6 +57,22 @@ def test_the_calls_are_the_pass(tiny_model, architecture):
         assert (values["logits"][0] - plain.logits).abs().max() < EXACT
         assert (values["states"][0] - plain.states[:, :width]).abs().max() < EXACT
         assert (values[f"states {layers - 1}"][0] - plain.states[:, width:]).abs().max() < EXACT
+
+
+def test_a_model_without_some_parts_is_cut_likewise(tiny_model):
+    """Layers without attention have no part of the cache; each kind of what is left is a program."""
+    whole = tiny_model("llama")
+    skipped = [ModelPart(0, "mlp"), ModelPart(1, "attention")]
+    decoder = Decoder(partial_model(whole, skipped, "llama"), "partial", 512)
+    with torch.no_grad():
+        decoder.start(TEXT, 64)
+        calls = cut(decoder.model, "partial", decoder.cache, decoder.windows, ())
+        tree, tokens = Tree((-1, -1, 0, 2)), torch.arange(5) * 11 % 61
+        decoder.length = 9
+        plain = decoder.plain(tokens, tree).logits
+        decoder.length = 9
+        assert (walked(calls, decoder, tokens, tree)["logits"][0] - plain).abs().max() < EXACT
+    assert len({id(call.program) for call in calls}) == 4, "head, two kinds of layers, tail"
 
 
 def test_something_between_the_layers_is_said(tiny_llama):
