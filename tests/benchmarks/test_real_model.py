@@ -296,7 +296,8 @@ def decoded(run: Run) -> dict[str, Any]:
         if name.startswith("curve/")
     }
     metrics = {**logged, **figures.pop("metrics")}
-    return {"gamma": int(run.params["structure.gamma"]), **figures, "metrics": metrics, "curves": curves}
+    gamma = run.params.get("structure.gamma") or run.params["structure.depth"]
+    return {"gamma": int(gamma), **figures, "metrics": metrics, "curves": curves}
 
 
 def advised(folder: str, run: Run, overrides: list[str]) -> dict[str, list[float | None]]:
