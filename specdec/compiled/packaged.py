@@ -114,7 +114,9 @@ def packaged_step(
     calls: Sequence[tuple[str, Sequence[Any], Sequence[str]]] | None = packages.recall(depends)
     trust = None
     if calls is None or not all(packages.has(file) for file in {file for file, _, _ in calls}):
-        calls = _made_calls(model, name, cache, windows, kept, packages)
+        made = cut(model, name, cache, windows, kept)
+        files = _packages({id(call.program): call for call in made}, model.config.model_type, packages)
+        calls = [(files[id(call.program)].name, call.inputs, call.outputs) for call in made]
         constants = any(not isinstance(each, str) for _, inputs, _ in calls for each in inputs)
         trust = partial(packages.remember, depends, None if constants else calls)
     library = packages.package("walk", {"source": SOURCE, "machine": machine_identity()}, write_sequence)
@@ -127,21 +129,6 @@ def packaged_step(
     layers = len(calls) - 2
     states = ["states" if offset == 0 else f"states {layers - offset}" for offset in kept]
     return PackagedStep(walk, len(calls), states, cache), trust
-
-
-def _made_calls(
-    model: Any,
-    name: str,
-    cache: KVCache,
-    windows: Mapping[str, int | None],
-    kept: Sequence[int],
-    packages: PackageFolder,
-) -> list[tuple[str, Sequence[Tensor | str], Sequence[str]]]:
-    """Cut a pass and compile the programs that are new; return each call's file, inputs and outputs."""
-    calls = cut(model, name, cache, windows, kept)
-    programs = {id(call.program): call for call in calls}
-    paths = _packages(programs, model.config.model_type, packages)
-    return [(paths[id(call.program)].name, call.inputs, call.outputs) for call in calls]
 
 
 def _packages(programs: Mapping[int, Call], kind: str, packages: PackageFolder) -> dict[int, Path]:

@@ -276,16 +276,17 @@ class CompiledPasses:
 
     def _difference(self, step: PackagedStep, thorough: bool) -> float:
         """Return the largest difference between a compiled pass and the plain modules, over their largest value: of
-        logits and states of a tree, and of the logits of a plain call behind it, which reads what it wrote.
+        logits and states of a call on one token and of a tree, and of the logits of a plain call behind each, which
+        reads what it wrote.
 
         Args:
-            thorough: a prefill and chains behind several prefixes likewise.
+            thorough: a prefill and a chain behind a longer prefix likewise.
         """
         decoder, differences = self._decoder, []
         compiled = dict.fromkeys((1, _ANY), step)
         tree = Tree((-1, -1, 0, 0))
-        further = ((chain_tree(79), 0), (chain_tree(0), 3), (chain_tree(8), 80)) if thorough else ()
-        for draft, prefix in ((tree, 67), *further):
+        further = ((chain_tree(79), 0), (chain_tree(8), 80)) if thorough else ()
+        for draft, prefix in ((chain_tree(0), 3), (tree, 67), *further):
             # Other tokens each time, so that no slot holds by chance what a call should have written there.
             tokens = (torch.arange(prefix + len(draft) + 2) * 7 + 3 * len(draft)) % decoder.vocab_size
             if len(tokens) > decoder.context_length:

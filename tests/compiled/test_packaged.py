@@ -134,6 +134,14 @@ def test_packages_serve_deeper_models_of_other_weights(deeper, folder, compiling
 
 
 @pytest.mark.slow
+def test_a_short_context_is_compared_as_far_as_it_reaches(model, folder, compiling_nothing):
+    short = deepcopy(model)
+    short.config.max_position_embeddings = 48
+    for _ in range(2):  # the second time by calls that are known
+        assert {choice["pass"] for choice in opened(short, folder).choices.values()} == {"inductor"}
+
+
+@pytest.mark.slow
 def test_a_pass_that_differs_is_said_and_traced(model, folder, compiling_nothing, monkeypatch, caplog):
     call = PackagedStep.__call__
 

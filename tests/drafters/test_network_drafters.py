@@ -1,4 +1,4 @@
-"""What drafters over networks share: a draft whose q is not finite ends the run when it is committed."""
+"""Tests of what all drafters over networks share: a draft whose q is not finite ends the run when it is committed."""
 
 import pytest
 import torch

@@ -442,7 +442,9 @@ def test_chances_of_a_block_are_those_of_its_drafts(drafter_of, target, make_str
 
 
 def test_layers_of_dflash_that_its_config_does_not_name(drafter_of):
-    """Those behind the outputs 1 and 5 of 8 blocks, or those that the user gives."""
+    """The layers that a DFlash network reads are those behind the outputs 1 and 5 of 8 blocks, or those that the user
+    gives.
+    """
     config, weights = dict(DFLASH, block_size=4, mask_token_id=39), made(**FORMATS["dflash"][1])[0]
     for layers, boundaries in ((None, [2, 6]), ([1, 3], [1, 3])):
         assert drafter_of(config, weights, layers=layers).describe()["network"]["boundaries"] == boundaries

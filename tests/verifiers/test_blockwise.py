@@ -47,7 +47,7 @@ def test_a_block_ends_at_the_first_token_that_fails(group_values, random_law, ac
 @pytest.mark.parametrize("minimum", [1, 3])
 @pytest.mark.parametrize(("acceptance", "changes"), KINDS)
 def test_the_stated_law_is_that_of_tokens_that_pass(random_law, group_values, acceptance, changes, minimum):
-    """What fails is replaced by the best token of p; below the minimum nothing fails."""
+    """A draft token that fails is replaced by the best token of p; below the minimum nothing fails."""
     rule = blockwise(group_values, acceptance, minimum_block=minimum, **changes)
     for p, q in zip(random_law(3, 7), random_law(3, 8), strict=True):
         for depth in (1, 2, 3):

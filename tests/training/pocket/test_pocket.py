@@ -84,7 +84,7 @@ def test_losses_are_those_of_the_card_and_the_target_is_clearly_better(models):
 
 @pytest.mark.parametrize("file", sorted(POCKET.rglob("summary_*.json")), ids=lambda file: file.stem)
 def test_the_history_has_every_step(file):
-    """Of all that ships. The cards repeat the figures of the summaries; `test_publish.py` makes them anew."""
+    """The cards of all that ships repeat the figures of the summaries; `test_publish.py` makes them anew."""
     steps = json.loads(file.read_text(encoding="utf-8"))["steps"]
     history = file.with_name(file.name.replace("summary", "history")).with_suffix(".csv")
     rows = list(csv.DictReader(history.open(encoding="utf-8")))
