@@ -20,7 +20,9 @@ from specdec.sampling import SamplingConfig
 
 
 def settings(device: torch.device, mode: Mode | None) -> list[Setting]:
-    """Return the default and, where ours is traced or compiled, transformers' static cache with the same done to it."""
+    """Return the default and, where ours is traced or compiled, transformers' static cache with the same done to it.
+    Its ways to speculate only take the default.
+    """
     found = [Setting("dynamic cache, eager", {})]
     if mode is not None:
         from transformers import CompileConfig
@@ -105,6 +107,8 @@ class Transformers(Engine):
         for kind, ours in work.kinds.items():
             options: dict[str, Any] = {}
             assistant = None
+            # Compiled over a static cache, a draft that reaches past its end does not raise an error: it ends the process.
+            fitting = tried[:1] if kind in (ASSISTED, PROMPT_LOOKUP) else tried
             if kind == ASSISTED:
                 small = cast(SmallModel, work.drafter)
                 assistant = small.model
@@ -112,7 +116,7 @@ class Transformers(Engine):
                     options = {"tokenizer": target.tokenizer, "assistant_tokenizer": small.tokenizer}
             elif kind == PROMPT_LOOKUP:
                 options = {"prompt_lookup_num_tokens": ours[1], "max_matching_ngram_size": work.match_length}
-            found.append(TransformersPeer(kind, work, ours, tried, options, assistant))
+            found.append(TransformersPeer(kind, work, ours, fitting, options, assistant))
         return found
 
 
