@@ -30,6 +30,7 @@ _open: list["Stage"] = []  # the stages under way, the innermost last
 
 now = time.monotonic  # the clock of all stages
 _spoke = now()  # when the last sentence was told
+_stage_told = ""  # the last stage that was said
 
 
 def verbose() -> bool:
@@ -149,8 +150,9 @@ def stage(
     expected: float | None = None,
     shorter: str = "",
 ) -> Iterator[Stage]:
-    """Begin a stage of a command, and end it. It is said when it begins; then a terminal shows how far it has come and
-    how long the rest takes, and keeps its seconds. Elsewhere a line says so whenever nothing was said for long.
+    """Begin a stage of a command, and end it. It is said when it begins, unless the last one that was said has the same
+    words, as the calls of each drafter of a study; then a terminal shows how far it has come and how long the rest
+    takes, and keeps its seconds. Elsewhere a line says so whenever nothing was said for long.
 
     Args:
         about: what it does, in words; "" where the name says it.
@@ -160,12 +162,15 @@ def stage(
     Yields:
         The stage, to be advanced where it has steps.
     """
+    global _stage_told
     under_way = Stage(name, total, expected=expected, shorter=shorter)
-    say, said = tell if told else detail, f"{name}: {about}" if about else name
+    said = f"{name}: {about}" if about else name
+    say = tell if told and said != _stage_told else detail
     terminal = get_console().is_terminal
     drawn = terminal and bar
     if not under_way.announce(f"{name}: {about}," if about else "") and not drawn:
         say(f"{said} ...")
+        _stage_told = said if told else _stage_told
     _open.append(under_way)
     try:
         with _drawn(under_way, said) if drawn else _watched(terminal or len(_open) > 1):
@@ -174,6 +179,7 @@ def stage(
         _open.remove(under_way)
     if drawn:
         say(f"{said}, {under_way.elapsed:.1f} s")
+        _stage_told = said if told else _stage_told
 
 
 def _drawn(under_way: Stage, said: str) -> Live:

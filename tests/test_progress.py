@@ -17,6 +17,7 @@ def screen(monkeypatch):
         text = io.StringIO()
         console = Console(file=text, force_terminal=terminal, width=120)
         monkeypatch.setattr(progress, "get_console", lambda: console)
+        monkeypatch.setattr(progress, "_stage_told", "")
         return text
 
     return make
@@ -56,6 +57,20 @@ def test_the_innermost_stage_speaks_and_only_after_silence(screen, clock):
         clock(28)
     clock(60)
     assert text.getvalue() == "Load ...\nfound\nprobing: 59 s\n"
+
+
+@pytest.mark.parametrize(("terminal", "line"), [(False, "Compile ..."), (True, "Compile, ")])
+def test_the_same_stage_once_more_says_nothing(screen, terminal, line):
+    """As of the calls of every drafter of a study, one behind the other; another stage in between makes it news."""
+    text = screen(terminal)
+    for name in ("Compile", "Compile", "Load", "Compile"):
+        with progress.stage(name, told=name == "Compile"):
+            pass
+    assert text.getvalue().count(line) == 1
+    for name in ("Decode", "Compile"):
+        with progress.stage(name):
+            pass
+    assert text.getvalue().count(line) == 2
 
 
 def test_a_stage_that_is_silent_itself_is_watched_by_a_thread(screen, monkeypatch):
