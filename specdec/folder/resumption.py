@@ -134,7 +134,8 @@ def begun(
     except Timeout:
         raise UsageError(f"Another process is writing to {folder}: {_OTHER_FOLDER}, or wait until it ends.") from None
     try:
-        sitting = {"began": identity.environment["captured"], "prompts_kept": 0}
+        made = identity.environment.get("model", {}).get("compilation")
+        sitting = {"began": identity.environment["captured"], "prompts_kept": 0, "compilation": made}
         beginning = Beginning(ResultsFolder(folder), {}, (sitting,))
         if chosen and by_prompt:
             damaged = drop_unreadable(folder)
@@ -146,7 +147,9 @@ def begun(
             of = "" if status is None or not status.prompts else f" of {status.prompts}"
             dropped = f"; dropped: {', '.join(damaged)}, which cannot be read" if damaged else ""
             sentence = f"Going on with the run in {folder}: {counted(len(kept), 'prompt')}{of} kept{dropped}."
-            sittings = (*before, {**sitting, "prompts_kept": len(kept)})
+            # As calls were made first: programs may have come, or gone, since then, and one run has one pace.
+            first = {name: each[name] for each in before[:1] for name in ("compilation",) if name in each}
+            sittings = (*before, {**sitting, **first, "prompts_kept": len(kept)})
             beginning = Beginning(beginning.results, kept, sittings, sentence)
         elif chosen:
             sentence = f"The unfinished run in {folder} begins again: it keeps nothing on the way."

@@ -72,6 +72,10 @@ def run_experiment(plan: Plan, folder: Path, earlier: EarlierRuns | None = None)
         if isinstance(beginning, KeptRun):
             tell(f"Kept: {beginning.folder} holds this measurement, finished.")
             return beginning
+        if (made := beginning.sittings[-1]["compilation"]) != parts.target.compilation:
+            target = replace(plan.target, compile={"inductor": True, None: False}.get(made, made))
+            parts = open_parts(replace(plan, target=target))
+            identity = identify(parts)
         facts = run_facts(parts, predicted)
         notes = [*facts.notes, *claim_notes(plan), *workers_note(parts)]
         if parts.target.clock() is None and (blind := watch_of(parts.target.device).blind):

@@ -16,11 +16,14 @@ from specdec.plan.plan import plan
 from specdec.prompts import PromptSet
 from specdec.prompts.base.contract import turn_id
 from specdec.session import parts
+from specdec.session.experiment import run_experiment
 from specdec.session.identify import identify
 from specdec.session.parts import open_parts
+from specdec.targets import causal
 from specdec.text.streams import Stream, write_streams
 
 NGRAM = ("+drafter=ngram",)
+SHAPE = "{model_type: llama, seed: 0, vocab_size: 61, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2}"  # noqa: E501
 PROMPTS = 6
 
 
@@ -103,6 +106,19 @@ def test_the_calibration_of_the_first_sitting_is_kept(tmp_path):
     assert (tmp_path / "calibration.json").read_bytes() == before
     sittings = json.loads((tmp_path / "environment.json").read_text())["sittings"]
     assert [each["prompts_kept"] for each in sittings] == [0, 2]
+
+
+def test_a_run_goes_on_as_its_calls_were_made_first(tmp_path, monkeypatch):
+    """`target.compile=auto` traced; in between programs were compiled, so that it would compile now."""
+    model = ("target=causal", "target.model=random", f"target.shape={SHAPE}", "target.device=cpu")
+    config = config_of(*NGRAM, *model, "target.compile=auto")
+    monkeypatch.setattr(causal, "auto_mode", lambda *_: ("trace", ""))
+    decode(config, tmp_path, 2)
+    monkeypatch.setattr(causal, "auto_mode", lambda *_: ("inductor", ""))
+    run_experiment(plan(config), tmp_path)
+    environment = json.loads((tmp_path / "environment.json").read_text())
+    assert environment["model"]["compilation"] == "trace"
+    assert [each["compilation"] for each in environment["sittings"]] == ["trace", "trace"]
 
 
 def begin(config, folder, earlier=None):
