@@ -18,7 +18,7 @@ from .load_forecast import (
     PlainCurve,
     Speculating,
     Unknowns,
-    best_gammas,
+    by_length,
     draft_ms,
     forecast,
     forecast_once,
@@ -27,6 +27,9 @@ from .load_forecast import (
 )
 
 FEW_WAIT = 0.05  # share of requests in flight below which waiting for admission is not spoken of
+# By which steps at K = 0 of a scheduled server were longer than plain ones, with 2 and with 189 requests: gemma-4-31B
+# in FP8 on an H100 NVL, vLLM 0.27.1, runner V1, the drafter's memory included (vllm-project/vllm#49986, August 2026).
+PIECEWISE = (0.0656, 0.2158)
 FACTORS = {  # column: the factor that nothing says without it
     "step_ms": "the time of a step",
     "ttft_ms": "waiting and prefill",
@@ -336,11 +339,8 @@ def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculati
         f"**{answer}** Fitted to the plain runs and the point at {at.in_flight:g} in flight only"
         + (f"; {evidence}." if evidence else "; no limit of memory was named (--slots, --most-running).")
     ]
-    schedule = batch_schedule({load: gamma for load, gamma in best_gammas(curve, at).items()})
-    text.append(
-        f'For vLLM: `"num_speculative_tokens_per_batch_size": {schedule}`, by the capped geometric for shorter drafts; '
-        "what changing the length costs an engine is not in these files."
-    )
+    lengths = by_length(curve, at)
+    text.append(_schedule(curve, at, lengths["gain"]))
     compared = made.merge(table, on="in_flight", how="left", suffixes=("", "_measured"))
     shown = {"in flight": made["in_flight"].astype(int), "running": made["running"].map("{:.0f}".format)}
     names = {"throughput": "tokens/s", "ttft_ms": "first token, ms", "step_ms": "step, ms"}
@@ -352,7 +352,46 @@ def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculati
     shown["per token, ms"] = made["token_ms"].map("{:.3g}".format)
     ends = zip(made["gain"], made["gain_low"], made["gain_high"], strict=True)
     shown["gain"] = [f"{value:.2f} ({low:.2f} to {high:.2f})" for value, low, high in ends]
-    return Section(f"{server}: forecast", tuple(text), (("Forecast by load, 95%", pd.DataFrame(shown)),))
+    tables = [("Forecast by load, 95%", pd.DataFrame(shown))]
+    by_lengths = (("throughput", "Tokens/s"), ("ttft_ms", "First token, ms,"), ("token_ms", "Time per token, ms,"))
+    for name, words in by_lengths:
+        columns = {f"K = {length}": list(map(_digits, row)) for length, row in enumerate(lengths[name])}
+        title = f"{words} by draft length (K = 0: the drafter is loaded, nothing is drafted)"
+        tables.append((title, pd.DataFrame({"in flight": shown["in flight"], **columns})))
+    return Section(f"{server}: forecast", tuple(text), tuple(tables))
+
+
+def _schedule(curve: PlainCurve, at: Speculating, gains: np.ndarray) -> str:
+    """Write the fastest draft lengths in vLLM's format, and what it costs to change the length at all.
+
+    gains: over plain decoding, of each draft length on the loads of the curve [gamma + 1, loads].
+    """
+    best, running = gains.argmax(axis=0), np.minimum(curve.loads, at.admitted)
+    fixed = int(np.exp(np.log(gains).mean(axis=1))[1:].argmax()) + 1  # the best length for all loads alike
+    more = gains.max(axis=0) / gains[fixed] - 1
+    most = int(more.argmax())
+    schedule = batch_schedule(dict(zip(running.astype(int).tolist(), best.tolist(), strict=True)))
+    said = [
+        f'For vLLM, by requests that run: `"num_speculative_tokens_per_batch_size": {schedule}`, by the capped '
+        f"geometric for shorter drafts. Over K = {fixed} throughout it gains at most {more[most]:.0%}"
+        + (f", at {curve.loads[most]:.0f} in flight." if more[most] > 0 else ".")
+    ]
+    free = forecast_once(curve, replace(at, admitted=inf), Unknowns(), 0)["gain"]
+    kept, drafting = gains[0] / free, forecast_once(curve, at, Unknowns(), 0, idle=1.0)["gain"] / free
+    worst = int(drafting.argmin())
+    taken = f"{kept[worst]:.2f} as its memory lets only {at.admitted:.0f} run, " if kept[worst] < 1 else ""
+    said.append(
+        "K = 0 keeps the drafter loaded: throughput is then that of a server without one times "
+        f"{taken}{drafting[worst]:.2f} if drafts are made all the same, as by runner V2 (vllm #51510), at "
+        f"{curve.loads[worst]:.0f} in flight."
+    )
+    low, high = PIECEWISE
+    verdict = "more than the schedule gains: keep one length" if more[most] < low else "to be set against its gain"
+    said.append(
+        f"Runner V1 loses its full CUDA graphs by a schedule: steps took {low:.1%} (2 requests) to {high:.1%} (189) "
+        f"longer in vllm #49986, memory included, {verdict}."
+    )
+    return " ".join(said)
 
 
 def _digits(value: float) -> str:

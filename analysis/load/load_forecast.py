@@ -188,13 +188,20 @@ def draft_ms(curve: PlainCurve, at: Speculating, unknowns: Unknowns, running: np
 
 
 def forecast_once(
-    curve: PlainCurve, at: Speculating, unknowns: Unknowns, gamma: int | None = None, loads: np.ndarray | None = None
+    curve: PlainCurve,
+    at: Speculating,
+    unknowns: Unknowns,
+    gamma: int | None = None,
+    loads: np.ndarray | None = None,
+    idle: float = 0.0,
 ) -> dict[str, np.ndarray]:
     """Return `FORECAST` over the loads of the curve, or over others within them.
 
     Args:
         gamma: draft tokens where other than measured; the tokens per round are then those of the capped geometric, and
-            half of a draft's cost goes with its length.
+            half of a draft's cost goes with its length. 0: the drafter is loaded, and its memory taken, but nothing is
+            drafted.
+        idle: share of the measured draft's cost that is paid even so, with gamma 0.
     """
     loads = curve.loads if loads is None else loads
     running = np.minimum(loads, at.admitted)
@@ -202,14 +209,15 @@ def forecast_once(
     width = at.gamma + 1 + tokens * curve.prefill
     draft = draft_ms(curve, at, unknowns, running)
     scale, streamed = 1.0, at.streamed * tokens / at.tokens
-    if gamma is not None and gamma != at.gamma:
-        other = float(tokens_per_round(alpha_for(tokens, {at.gamma: 1.0}) or 1.0, gamma))
-        scale, streamed, tokens = (1 + gamma / at.gamma) / 2, streamed * other / tokens, other
-        width = gamma + 1 + tokens * curve.prefill
+    gamma = at.gamma if gamma is None else gamma
+    if gamma != at.gamma:
+        other = float(tokens_per_round(alpha_for(tokens, {at.gamma: 1.0}) or 1.0, gamma)) if gamma else 1.0
+        scale, streamed = ((1 + gamma / at.gamma) / 2, streamed * other / tokens) if gamma else (idle, 1.0)
+        tokens, width = other, gamma + 1 + other * curve.prefill
     step = curve.step_ms(running, width, unknowns) + scale * draft
     step = np.where(loads > at.in_flight, step * (1 + unknowns.step * curve.residuals[0]), step)
     first = curve.first_token_ms(running, step) * (1 + unknowns.first * curve.residuals[1])
-    if at.first_ms == at.first_ms:
+    if at.first_ms == at.first_ms and gamma == at.gamma:
         first = np.where(loads == at.in_flight, at.first_ms, first)
     rate = running / (np.nan_to_num(first) + curve.output * step / tokens) * 1e3  # requests per second
     throughput = rate * curve.output
@@ -247,8 +255,7 @@ def off_load(table: pd.DataFrame, column: str = "gain") -> float:
     return float(np.exp(np.interp(0, [-gains[last], -gains[last + 1]], [loads[last], loads[last + 1]])))
 
 
-def best_gammas(curve: PlainCurve, at: Speculating) -> dict[int, int]:
-    """Return the draft length with the most throughput by load, 0 for none."""
-    lengths = range(1, at.gamma + 1)
-    gains = [np.ones(len(curve.loads)), *(forecast_once(curve, at, Unknowns(), gamma)["gain"] for gamma in lengths)]
-    return dict(zip(curve.loads.astype(int).tolist(), np.argmax(gains, axis=0).tolist(), strict=True))
+def by_length(curve: PlainCurve, at: Speculating) -> dict[str, np.ndarray]:
+    """Return `FORECAST` [gamma + 1, loads] for every draft length on the server with the drafter loaded, 0 for none."""
+    made = [forecast_once(curve, at, Unknowns(), gamma) for gamma in range(at.gamma + 1)]
+    return {name: np.stack([one[name] for one in made]) for name in FORECAST}

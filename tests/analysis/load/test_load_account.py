@@ -1,5 +1,6 @@
 """Account and forecast of load tests, against a simulated server whose limits are known, and a published one."""
 
+import json
 from functools import cache
 
 import numpy as np
@@ -90,6 +91,22 @@ def test_memory_is_told_from_computation():
     said = " ".join(text for section in sections for text in section.text)
     assert "44 of 64 wait to be admitted, 20 run" in said
     assert "What limits them: memory: 3,720 slots over 186 that a request holds admit 20" in said
+    # Without drafts 20 run in plain steps, of 10 ms and 0.05 for each token, on a server that has no room for more.
+    idle = 20 / 64 * np.divide(*(10 + 0.05 * n * (1 + PROMPT / OUTPUT) for n in (64, 20)))
+    assert f"one times {idle:.2f} as its memory lets only 20 run, " in said
+
+
+def test_a_schedule_is_by_running_requests_and_says_what_it_costs():
+    """Tokens that cost so much that drafts lose from 16 in flight on; 40 run at most."""
+    plain, limited = simulated("plain", 0.0, token=0.4), simulated("fast", 0.0, 40, GAMMA, 0.4)
+    said = [text for one in explain(pd.concat([plain, limited]), [], ServerFacts({"": GAMMA}, most_running={"": 40}))
+            for text in one.text if text.startswith("For vLLM")]  # fmt: skip
+    schedule, rest = said[0].split('"num_speculative_tokens_per_batch_size": ')[1].split("`", 1)
+    ranges = json.loads(schedule)
+    assert ranges[0][0] == 1 and ranges[0][2] > 0 and ranges[-1][2] == 0 and 40 not in [line[0] for line in ranges]
+    assert all(after[0] == before[1] + 1 for before, after in zip(ranges, ranges[1:], strict=False))
+    kept, drafting = (float(rest.split(words)[0].split()[-1]) for words in (" as its memory", " if drafts are made"))
+    assert drafting < kept < 1 and "6.6% (2 requests) to 21.6% (189)" in rest
 
 
 def test_two_numbers_of_acceptance_are_reconciled():
