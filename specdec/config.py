@@ -94,6 +94,7 @@ class MeasurementConfig:
     workers: AtLeastOne | None
     threads: AtLeastOne | None
     quiet: Literal["report", "require"]
+    server_slots: Annotated[list[AtLeastOne], Field(min_length=2, max_length=2)] | None
     repetition_period: AtLeastOne
     repetition_share: Probability
 

@@ -15,6 +15,23 @@ MODEL, DRAFT = "MODEL", "DRAFT_MODEL"  # stand in a command where the pocket mod
 
 
 @dataclass(frozen=True)
+class Alone:
+    """What a measurement with one sequence at a time says of several at once.
+
+    Attributes:
+        calls: tokens of a call of the target -> its time, in any unit.
+        tokens, offered: per round, the target's own token included, and draft tokens.
+        prompt, output: mean tokens of a text.
+    """
+
+    calls: Mapping[int, float]
+    tokens: float
+    offered: float
+    prompt: float
+    output: float
+
+
+@dataclass(frozen=True)
 class Measured:
     """A drafter at one depth of its drafts, with the speedup that it gave there."""
 
@@ -28,6 +45,7 @@ class Measured:
     simulated: bool = False  # times come from a cost model
     lossless: bool = True  # the verifier's rule keeps the target's law
     machine: str = ""  # hardware that it was measured on; empty where it was not recorded
+    alone: Alone | None = None  # where one sequence at a time was decoded
 
     def value(self, key: str) -> Any:
         """Return a value of the configuration: a number, text, a list or True; None for null and for an absent key."""

@@ -4,11 +4,16 @@ a starting point, because none of them was measured there.
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from math import inf, isinf, nan
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
+from ..load.load_forecast import PlainCurve, Speculating, Unknowns, forecast_once, held_slots, off_load
 from ..sections import Section
 from .llama_cpp_flags import llama_cpp
-from .measured_drafter import Configuration, Measured
+from .measured_drafter import Alone, Configuration, Measured
 from .sglang_flags import sglang
 from .vllm_flags import vllm
 
@@ -58,15 +63,20 @@ class Recommendation:
     # of each engine; empty where speculation should be left off, or no engine offers the drafter
     configurations: tuple[Configuration, ...] = ()
     remarks: tuple[str, ...] = ()  # sentences about all of them
+    load: str = ""  # up to how many requests at once it pays, and what memory does to that; empty where unknown
 
-    def lines(self) -> list[str]:
-        """Return the verdict and a line for each engine: what a terminal shows."""
+    def lines(self, said: bool = False) -> list[str]:
+        """Return the verdict, what load leaves of it, and a line for each engine: what a terminal shows.
+
+        said: a verdict was printed before: it is not repeated where commands follow.
+        """
         hint = " Starting points, not measured there:" if any(each.command for each in self.configurations) else ""
-        return [f"{TITLE}: {self.verdict}{hint}", *(each.line for each in self.configurations)]
+        verdict = f"{TITLE}: {' '.join(filter(None, [self.verdict * (not (said and hint)), self.load]))}{hint}"
+        return [verdict, *(each.line for each in self.configurations)]
 
     def section(self, title: str = TITLE) -> Section:
         """Return the section of a page: the verdict, what limits it, and each engine's commands as code."""
-        text = [f"**{self.verdict}**", *self.remarks]
+        text = [f"**{self.verdict}**", *filter(None, [self.load]), *self.remarks]
         for engine in self.configurations:
             form = f"**In the format of {engine.engine}.**" if engine.command else f"**{engine.engine}.**"
             text.append(" ".join([form, *engine.remarks]))
@@ -125,4 +135,42 @@ def recommend(depths: Iterable[Measured]) -> Recommendation:
             f"`verifier={best.params.get('verifier.name')}` was measured, which changes the text; these commands "
             "verify without loss, so expect fewer tokens per round."
         )
-    return Recommendation(f"Speculate: {figures}.", configurations, tuple(remarks))
+    load = "" if best.alone is None else _under_load(best, best.alone)
+    return Recommendation(f"Speculate: {figures}.", configurations, tuple(remarks), load)
+
+
+def _under_load(best: Measured, alone: Alone) -> str:
+    """Say up to how many requests at once the drafter pays, by the forecast of load tests (theory.md 7.5) from calls on
+    one sequence: a step of B requests takes what a call on their tokens takes; half of a draft's cost grows with them.
+    """
+    sizes, prefill = sorted(alone.calls), alone.prompt / alone.output
+    batches = 2.0 ** np.arange(max(np.log2(sizes[-1] / (1 + prefill)) + 1, 0) // 1)
+    if len(batches) < 3:
+        return (
+            "For one request at a time: calls as wide as several need are timed by a run, which with "
+            "measurement.server_slots=[WITHOUT,WITH] counts the memory of the server, too."
+        )
+    slots = best.value("measurement.server_slots") or (inf, inf)  # without and with the drafter loaded
+    held = [held_slots(alone.prompt, alone.output, round(offered)) for offered in (0, alone.offered)]
+    plainly, admits = (max(size / each, 1.0) for size, each in zip(slots, held, strict=True))
+    steps = np.interp(batches * (1 + prefill), sizes, [alone.calls[size] for size in sizes])
+    running = np.minimum(batches, plainly)
+    plain = {"in_flight": batches, "step_ms": steps, "throughput": 1e3 * running / np.interp(running, batches, steps)}
+    unknown = dict.fromkeys(("requests", "ttft_ms", "ttft_p99_ms"), nan)
+    texts = {"prompt_tokens": alone.prompt, "output_tokens": alone.output}
+    curve = PlainCurve(pd.DataFrame({**plain, **unknown, **texts}))
+    step = alone.tokens * steps[0] / best.speedup.estimate
+    at = Speculating(1.0, step, alone.tokens, alone.tokens, 0.0, nan, round(alone.offered), admits)
+    # No request costs a step anything but its tokens: only one was there.
+    off = off_load(pd.DataFrame({"in_flight": batches, "gain": forecast_once(curve, at, Unknowns(floor=1.0))["gain"]}))
+    if isinf(off):
+        said = f"it pays with up to {batches[-1]:.0f} requests at once, the most that they tell of"
+    else:
+        said = f"it pays with {f'up to {int(off)} requests at once' if off >= 2 else 'one request at a time only'}"
+    memory = (
+        "memory is taken to limit nothing (measurement.server_slots=[WITHOUT,WITH], the token slots of the server's KV "
+        "cache without and with the drafter, counts it)"
+    )
+    if not isinf(admits):
+        memory = f"memory admits {admits:.0f} requests with the drafter, {plainly:.0f} without"
+    return f"By the times of calls on one sequence {said}; {memory}."

@@ -4,9 +4,11 @@ from collections.abc import Mapping, Sequence
 from math import ceil, isnan
 from typing import Any
 
+import numpy as np
+
 from specdec.errors import UsageError
 
-from ..engines.measured_drafter import Measured
+from ..engines.measured_drafter import Alone, Measured
 from ..engines.recommendation import Recommendation, recommend
 from ..intervals import Interval
 from ..read.runs import Run
@@ -24,6 +26,17 @@ def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measure
     environment, facts = run.environment(), run.facts()
     drafter = environment.get("drafters", {}).get(run.method) if run.method else environment.get("drafter")
     gpu, cpu = environment.get("gpu") or {}, environment.get("cpu") or {}
+    calls: dict[int, float] = {}
+    try:
+        calibration = run.calibration()
+        cells = (calibration.get("grid") or {}).get("cells") or []
+        # At the shortest context: the longest runs into a cache that no batch of these prompts would fill.
+        shortest = min((cell["context"] for cell in cells), default=0)
+        calls = {cell["rows"]: float(np.median(cell["seconds"])) for cell in cells if cell["context"] == shortest}
+        texts = run.generations()
+        prompt, output = texts["prompt_token_ids"].map(len).mean(), texts["tokens"].mean()
+    except UsageError:
+        pass  # made of another engine's files, or cut off before: one sequence says nothing of several
     depths = []
     for arm in arms:
         depth, nodes = int(arm["gamma"]), float(arm.get("nodes_per_round", "nan"))
@@ -40,6 +53,7 @@ def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measure
                 simulated=facts.simulated,
                 lossless=facts.lossless,
                 machine=str(gpu.get("name") or cpu.get("model") or ""),
+                alone=Alone(calls, arm["tokens_per_round"], nodes, prompt, output) if calls and nodes > 0 else None,
             )
         )
     return depths

@@ -14,7 +14,7 @@ import torch
 
 from specdec.analysis.account.gap_account import cost_values
 from specdec.analysis.account.verdicts import unsettled
-from specdec.analysis.engines.measured_drafter import Measured
+from specdec.analysis.engines.measured_drafter import Alone, Measured
 from specdec.analysis.engines.recommendation import Recommendation, recommend
 from specdec.analysis.intervals import Interval
 from specdec.config import flattened
@@ -169,8 +169,15 @@ def judge(predictions: list[Forecast], label: str) -> tuple[Forecast, str | None
     return best, blame, verdict
 
 
-def recommended(parts: Parts, predictions: list[Forecast]) -> Recommendation:
-    """Recommend how to serve the drafter, from what is predicted for every gamma."""
+def recommended(
+    parts: Parts, predictions: list[Forecast], calls: Mapping[int, float], prompt: float, output: float
+) -> Recommendation:
+    """Recommend how to serve the drafter, from what is predicted for every gamma.
+
+    Args:
+        calls: tokens of a call -> its time, in any unit.
+        prompt, output: mean tokens of a text.
+    """
     primary, device = parts.primary, parts.target.device
     params = {key: str(value) for key, value in flattened(parts.plan.config).items()}
     described = primary.drafter.describe()
@@ -184,6 +191,13 @@ def recommended(parts: Parts, predictions: list[Forecast]) -> Recommendation:
             predicted=True,
             lossless=primary.verifier.capabilities.lossless,
             machine=torch.cuda.get_device_name(device) if device.type == "cuda" else cpu()["model"],
+            alone=Alone(
+                calls,
+                item.tokens_per_round.estimate,
+                sum(size * share for size, share in item.offered.items()),
+                prompt,
+                output,
+            ),
         )
         for item in predictions
     )

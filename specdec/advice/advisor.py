@@ -104,7 +104,7 @@ def advise(plan: Plan, folder: Path) -> Advice:
     advisor.measure(recorded)
     with stage("Analyse", "intervals", told=False):
         advice = advisor.conclude(keyed, recorded, text or "baseline")
-    recommendation = recommended(parts, advice.predictions)
+    recommendation = recommended(parts, advice.predictions, *advisor.calls_and_texts())
     advice = replace(advice, serving=recommendation.as_dict())
     advice.save(folder / "advice.json")
     try:
@@ -360,6 +360,12 @@ class _Advisor:
         share = fmean(loops.values())
         return f"{in_loops(share)}; {verdict[:1].lower()}{verdict[1:]}" if share else verdict
 
+    def calls_and_texts(self) -> tuple[dict[int, float], float, float]:
+        """Return the time of a call by its tokens, over t1, and the mean tokens of a prompt and of an output."""
+        calls = {offered + 1: ratio for offered, ratio in self._costs().verify.items()}
+        texts = [text for text, _ in self._walks]
+        return calls, fmean(len(text.prompt) for text in texts), fmean(len(text.generated) for text in texts)
+
     def _costs(self) -> Costs:
         """Return costs over t(1) of the same calibration, so that a machine that changes its speed changes no ratio."""
 
@@ -432,5 +438,5 @@ def show(advice: Advice, recommendation: Recommendation, console: Console, folde
     console.print(table)
     print_lines(console, advice.verdict, *advice.notes)
     print_links(console, {"results": str(folder)})
-    for line in recommendation.lines():
+    for line in recommendation.lines(said=True):
         console.print(line, markup=False, highlight=False, soft_wrap=True)  # a command is one line to paste

@@ -21,7 +21,7 @@ from specdec.targets.replay import Replay
 
 # Keys that change neither what is decoded nor what is said of it: where results go, and how the work is shared out.
 _OPERATIONAL = ("tracking", "resume", "advice_dir", "experiment_name")
-_OPERATIONAL_MEASUREMENT = ("workers", "trace", "record", "quiet")
+_OPERATIONAL_MEASUREMENT = ("workers", "trace", "record", "quiet", "server_slots")
 # Keys of `describe` that stand for content; a model is another one in another arithmetic.
 _CONTENT = ("sha256", "file_sha256", "commit", "digest", "corpus", "dtype")
 

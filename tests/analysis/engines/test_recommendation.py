@@ -2,13 +2,14 @@
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from specdec.analysis.engines.measured_drafter import Measured
+from specdec.analysis.engines.measured_drafter import Alone, Measured
 from specdec.analysis.engines.recommendation import NO_METHOD, NOT_SERVED, SERVED, recommend
 from specdec.analysis.engines.vllm_flags import batch_schedule
 from specdec.analysis.intervals import Interval
@@ -256,3 +257,28 @@ def test_what_was_measured_otherwise_is_said():
     several = measured("ngram", measurement__batch_size=8, sampling__temperature=0.7)
     words = " ".join(recommend([several]).section().text)
     assert "with up to 8 sequences at once" in words and "at temperature 0.7" in words
+
+
+@pytest.mark.parametrize(
+    ("tile", "slots", "says"),
+    [
+        # A step of B requests with drafts takes the 5 B tokens of a call and a draft of 0.2, for 3 B tokens.
+        (1000, None, "it pays with up to 64 requests at once, the most that they tell of; memory is taken to limit"),
+        (16, None, "it pays with up to 8 requests at once; memory is taken"),  # 5 B / 16 + 0.2 = 3 at B = 9
+        (4, None, "it pays with up to 2 requests at once"),  # 5 B / 4 + 0.2 = 3 at B = 2.2
+        # 500 / (100 / 2 + 5) run, at 2.5 times the pace of plain requests, of which 10,000 / 51 run
+        (1000, [10000, 500], "it pays with up to 22 requests at once; memory admits 9 requests with the drafter, 196"),
+        (1000, [500, 500], "it pays with up to 64 requests at once, the most that they tell of; memory admits 9"),
+    ],
+)
+def test_load_and_memory_are_those_of_the_forecast(tile, slots, says):
+    calls = {n: max(1.0, n / tile) for n in (*range(1, 17), 32, 64)}
+    one = measured("ngram", speedup=Interval(2.5 if tile > 4 else 3 / 1.45, 1.4, 3.0), measurement__server_slots=slots)
+    found = recommend([replace(one, alone=Alone(calls, tokens=3.0, offered=4.0, prompt=0.0, output=100.0))])
+    assert f"By the times of calls on one sequence {says}" in found.lines()[0] and found.load in found.section().text
+    (line, *_), again = found.lines(said=True), found.lines()[0]
+    assert "Speculate" not in line and found.load in line and "Speculate" in again
+    narrow = replace(one, alone=Alone({1: 1.0, 5: 1.1}, tokens=3.0, offered=4.0, prompt=200.0, output=100.0))
+    assert recommend([narrow]).load.startswith("For one request at a time: ")
+    if slots is None:
+        assert "measurement.server_slots=[WITHOUT,WITH]" in found.load
