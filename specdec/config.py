@@ -162,6 +162,27 @@ class CertifyConfig(RunConfig):
     certificate: CertificateConfig
 
 
+@typed
+class ServerConfig:
+    """The server that is audited, and how much it is asked (`conf/certify_server.yaml`)."""
+
+    url: Annotated[str, Field(min_length=1)]
+    model: str | None
+    prompts: AtLeastOne
+    texts: AtLeastOne
+    places: Annotated[int, Field(ge=3, le=64)]
+    tolerance: Annotated[float, Field(ge=0.0)]
+    timeout_seconds: Annotated[float, Field(gt=0.0)]
+    budget_seconds: Annotated[float, Field(gt=0.0)]
+
+
+@typed
+class CertifyServerConfig(CertifyConfig):
+    """The root of `python -m specdec.certify --server URL`: that of a certificate, and `server`."""
+
+    server: ServerConfig
+
+
 def config_dir() -> str:
     """Return the absolute folder of the YAML files: inside the package when installed, beside it in a checkout."""
     package = Path(__file__).resolve().parent

@@ -108,7 +108,8 @@ EXIT_CODES = {
     1: "a bug of specdec",
     2: "something to put right in the command, said in one sentence before anything is decoded",
     3: "some cells of a sweep, or of a training's sweep, failed; the others are done",
-    4: "the environment failed: disk, memory, NaN in the target's logits, or tracking that was required",
+    4: "the environment failed: disk, memory, NaN in the target's logits, tracking that was required, or a server that "
+    "is audited",
     6: "outputs refuted: `certify` found a loss, or outputs of any command are not the target's own and no near-tie "
     "explains it; the folder is complete, and a sweep counts the cell as failed",
     7: "`certify` has nothing to certify: a part declares itself lossy",

@@ -13,7 +13,7 @@ from rich.table import Table
 from specdec.certification.checks import Check
 from specdec.text.writing import write_atomically
 
-Outcome = Literal["certified", "not lossless", "declared lossy"]
+Outcome = Literal["certified", "not lossless", "declared lossy", "not refuted"]
 
 LIMITS = (
     "The exact level holds for the rule, on a table of at most four tokens: the same code decides on larger ones.",

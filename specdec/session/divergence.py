@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from specdec.targets.base import Target
 
@@ -45,6 +46,13 @@ def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
     return None if len(one) == len(other) else min(len(one), len(other))
 
 
+def rounding_error(scored: Tensor, narrow: Tensor) -> float:
+    """Return by how much rounding may change a logit, given logits [V] in float32 or better and those of decoding."""
+    wide = scored.double()
+    usual = _UNITS * torch.finfo(scored.dtype).eps * float(wide[wide.abs() < torch.inf].abs().max())
+    return max(float((wide - narrow.double()).abs().nan_to_num(0.0).max()), usual)
+
+
 @torch.inference_mode()
 def explain(
     target: Target, label: tuple[str, int], prompt: Sequence[int], baseline: Sequence[int], output: Sequence[int]
@@ -62,11 +70,10 @@ def explain(
         return Divergence(*label, position, -1, -1, float("nan"), float("nan"), explained=False)
     scored = target.score(prompt, baseline[:position])[-1]
     wide = scored.double()
-    narrow = target.score_as_decoded(prompt, baseline[:position])[-1].double()
+    narrow = target.score_as_decoded(prompt, baseline[:position])[-1]
     tokens = (baseline[position], output[position])
     pair = wide[list(tokens)]
-    usual = _UNITS * torch.finfo(scored.dtype).eps * float(wide[wide.abs() < torch.inf].abs().max())
-    rounding = max(float((wide - narrow).abs().nan_to_num(0.0).max()), usual)
+    rounding = rounding_error(scored, narrow)
     return Divergence(
         *label,
         position,

@@ -14,7 +14,7 @@ from specdec.config import config_dir
 CONF = Path(config_dir())
 
 
-@pytest.mark.parametrize("command", ["config", "advise", "certify", "train"])
+@pytest.mark.parametrize("command", ["config", "advise", "certify", "certify_server", "train"])
 def test_every_group_is_listed_with_its_files(command):
     page = help_page(command, [])
     for folder in ("drafter", "verifier", "structure/budget_32"):

@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from specdec import advise, certify, convert, explain, gate, new, report, run, sync
 from specdec.analysis.pages.notebook import OVERLAY
-from specdec.config import AdviseConfig, CertifyConfig, RunConfig, config_dir, validated
+from specdec.config import AdviseConfig, CertifyConfig, CertifyServerConfig, RunConfig, config_dir, validated
 from specdec.drafters.base import drafters
 from specdec.studies.base.contract import studies
 
@@ -29,6 +29,7 @@ ROOTS = {
     "run": ("config", RunConfig),
     "advise": ("advise", AdviseConfig),
     "certify": ("certify", CertifyConfig),
+    "certify --server": ("certify_server", CertifyServerConfig),
     "train": ("train", None),
 }
 DOCUMENTS = [ROOT / "README.md", ROOT / "notebooks" / "README.md", *sorted((ROOT / "notebooks" / "guide").glob("*.md"))]
@@ -72,6 +73,7 @@ NOT_RUN = (
     (r"target\.device=cuda|gpu", "needs a GPU"),
     (r"postgresql://|launcher=slurm", "needs a cluster or a server"),
     (r"launcher=joblib", "starts processes; tests/commands/ sweeps over them"),
+    (r"--server", "needs a server; tests/certification/test_server_audit.py has one"),
     (r"llama_cpp|openvino", "needs an engine that is not installed for the tests; tests/peers/ has them"),
     (r"HumanEval\.jsonl\.gz", "needs a data set of others"),
     (
@@ -123,8 +125,8 @@ def test_the_command_is_understood(command, arguments):
         return
     if "--help" in arguments or not arguments:
         return
-    root, config = ROOTS[command]
-    overrides = overrides_of(arguments)
+    root, config = ROOTS[f"{command} --server" if "--server" in arguments else command]
+    overrides = certify.server_overrides(overrides_of(arguments))
     settings = [each for each in overrides if re.match(r"[\w.]+=", each) and each.partition("=")[0] not in GROUPS]
     values = chosen(root, *(each for each in overrides if each not in settings)).copy()
     values.merge_with_dotlist(settings)
@@ -157,7 +159,7 @@ def test_the_overlay_of_the_notebooks_makes_what_they_read():
 
 
 def test_the_documents_have_commands_of_every_kind():
-    assert {command for command, _ in documented()} == {*PARSERS, *ROOTS}
+    assert {command for command, _ in documented()} == {*PARSERS, *ROOTS} - {"certify --server"}
 
 
 def test_every_reason_is_that_of_a_documented_command():

@@ -1,0 +1,317 @@
+"""Audits a running server against the same weights opened here: ends and limits, greedy outputs, sampled tokens.
+
+It sees texts and never the server's rounds. So a class of fault is inferred from the place of a text at which
+differences begin: the first token comes from the prefill; the second is the first that was drafted, or that follows a
+rejection; a bonus token follows a whole draft, and stale state a rejection.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import exp, log
+from typing import Literal
+
+import numpy as np
+import torch
+
+from specdec.certification.anytime import STATISTICS, THETAS, detectable, log_bets, log_evidence, log_mean, tails
+from specdec.certification.checks import Check, not_applicable
+from specdec.certification.server_client import Completion
+from specdec.certification.statistical import Texts
+from specdec.config import ServerConfig
+from specdec.progress import stage
+from specdec.session.divergence import rounding_error
+from specdec.targets import Target
+
+Fault = Literal[
+    "end token", "limit", "kernels", "other model", "first token", "residual", "stale state", "bonus token",
+    "another q", "temperature",
+]  # fmt: skip
+"""Classes of faults. "residual" is the token at a rejection: drawn from another law than the residual, or from the row
+of another token, or a draft token that was kept without being verified; texts do not tell these apart."""
+
+SAID: dict[Fault, str] = {
+    "end token": "texts go on after an end token, or end where the model does not",
+    "limit": "texts that end at the limit have another number of tokens than that",
+    "kernels": "greedy tokens differ by small margins alone, as of quantised or batched kernels, which are another "
+    "reference: a server.tolerance of half the largest margin takes them for near-ties",
+    "other model": "texts differ from their first token on: other weights, kernels, template, tokenizer or temperature",
+    "first token": "the first token alone differs, which the prefill gives",
+    "residual": "tokens differ from the second on, where the first draft begins: the token at a rejection is not drawn "
+    "from the residual, or a draft token was kept unverified",
+    "stale state": "tokens differ after the first rejection and not before: something of rejected tokens is left",
+    "bonus token": "tokens are right up to a whole draft, and differ after it: the bonus token is drawn wrongly",
+    "another q": "tokens differ from the second on, mildly: drafts were drawn from another law than the q they were "
+    "accepted with",
+    "temperature": "tokens after the first follow the law at temperature 1, not the one that was asked for",
+}
+
+KERNEL_MARGIN = 0.5
+"""Logits by which greedy tokens differ where arithmetic alone is at fault; a rejected token is usually farther off."""
+
+Complete = Callable[[Sequence[int], int, float, int], Completion]
+"""The server: prompt, limit, temperature and seed to a text."""
+
+
+@dataclass(frozen=True)
+class Wrong:
+    """A token of a greedy text that is not the reference's, after the server's own tokens before it.
+
+    Attributes:
+        place: index in the text.
+        token, best: the server's and the reference's.
+        margin: by which the float32 logit of `best` is larger.
+        rounding: by which rounding may change a logit there.
+        end: one of the two is an end token.
+    """
+
+    prompt: str
+    place: int
+    token: int
+    best: int
+    margin: float
+    rounding: float
+    end: bool
+
+
+@dataclass
+class Audit:
+    """The findings on one server so far; every check can be made at any time.
+
+    Attributes:
+        target: the reference.
+        config: of the audit.
+        temperature: of sampled texts.
+        false_alarm: chance, at most, that a faultless server is ever refuted.
+        wealth: [G, K, T] logarithms of the bets at each place, see `anytime.log_evidence`.
+        draws: [G] tokens that were drawn at each place.
+        peak: the largest evidence so far; once it refutes, it stays refuted.
+    """
+
+    target: Target
+    config: ServerConfig
+    temperature: float
+    false_alarm: float
+    ended: list[str] = field(default_factory=list)
+    limited: list[str] = field(default_factory=list)
+    wrong: list[Wrong] = field(default_factory=list)
+    ties: int = 0
+    texts: dict[str, int] = field(default_factory=lambda: {"greedy": 0, "sampled": 0, "unread": 0, "unscored": 0})
+    compared: int = 0
+    peak: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.wealth = np.zeros((self.config.places, len(STATISTICS), len(THETAS)))
+        self.draws = np.zeros(self.config.places, dtype=int)
+
+    @property
+    def refuted(self) -> bool:
+        return self.peak >= log(1 / self.false_alarm)
+
+    @property
+    def asked(self) -> int:
+        """Texts that the server wrote."""
+        return self.texts["greedy"] + self.texts["sampled"]
+
+    def run(self, complete: Complete, texts: Texts, outputs: int, limit: int, seed: int) -> None:
+        """Ask for greedy texts, then for sampled ones until they refute the server, and as many again to name the
+        class, or until none are left.
+
+        Args:
+            texts: prompts; the first `outputs` are gone on with greedily, the first `config.prompts` at a temperature.
+            limit: tokens of a greedy text.
+        Raises:
+            ServerFault: the server fails; what was found until then is kept.
+        """
+        stop = time.monotonic() + self.config.budget_seconds
+        with stage("Compare outputs", total=outputs, shorter="certificate.outputs=N compares fewer") as under_way:
+            for number, (name, prompt) in enumerate(texts[:outputs]):
+                self.judge_greedy(name, prompt, complete(prompt, limit, 0.0, seed + number), limit)
+                under_way.advance()
+                if time.monotonic() > stop:
+                    break
+        places, most = self.config.places, self.config.texts
+        last = most
+        with stage("Draw texts", total=most, shorter="server.texts=N draws fewer") as under_way:
+            for number in range(most):
+                name, prompt = texts[number % min(self.config.prompts, len(texts))]
+                self.judge_drawn(name, prompt, complete(prompt, places, self.temperature, seed + number + 1), places)
+                under_way.advance()
+                if self.refuted and last == most:
+                    last = min(most, 2 * number + 100)
+                if self.unread or number + 1 >= last or time.monotonic() > stop:
+                    break
+
+    @property
+    def unread(self) -> bool:
+        """True where sampled texts cannot be judged, because some did not come as tokens: those that do are a choice,
+        and a choice does not follow the law.
+        """
+        return self.texts["unread"] > 0
+
+    def read(self, name: str, answer: Completion, limit: int) -> list[int] | None:
+        """Return the tokens of a text up to its first end token, that one included, and note what is wrong with its
+        end; None for a text that cannot be scored.
+        """
+        tokens = answer.tokens
+        if tokens is None and self.target.tokenizer is not None:
+            encoded = self.target.tokenizer.encode(answer.text, add_special_tokens=False)
+            if answer.counted in (len(encoded), len(encoded) + (answer.finish == "stop")):
+                tokens = tuple(encoded)
+        if tokens is None:
+            self.texts["unscored"] += 1
+            return None
+        kept, ends = list(tokens), self.target.end_tokens
+        end = next((place for place, token in enumerate(tokens) if token in ends), None)
+        if end is not None and end + 1 < len(tokens):
+            self.ended.append(f"{name} has {len(tokens) - end - 1} tokens after the end token at place {end + 1}")
+            kept = kept[: end + 1]
+        if len(tokens) > limit or (answer.finish == "length" and len(tokens) < limit and end is None):
+            self.limited.append(f"{name} has {len(tokens)} of {limit} tokens")
+        if answer.finish == "stop" and end is None and ends:
+            kept.append(min(ends))  # which servers leave out
+        return kept
+
+    def judge_greedy(self, name: str, prompt: Sequence[int], answer: Completion, limit: int) -> None:
+        """Score every token of a greedy text after the tokens before it, in float32."""
+        self.texts["greedy"] += 1
+        tokens = self.read(name, answer, limit)
+        if not tokens:
+            return
+        scored = self.target.score(prompt, tokens[:-1])  # [S, V]
+        narrow = self.target.score_as_decoded(prompt, tokens[:-1])
+        ends = self.target.end_tokens
+        self.compared += len(tokens)
+        for place, token in enumerate(tokens):
+            wide = scored[place].double()
+            best = int(wide.argmax())
+            same = token == best or (token in ends and best in ends)
+            if same:
+                continue
+            margin, rounding = float(wide[best] - wide[token]), rounding_error(scored[place], narrow[place])
+            if margin <= 2 * max(rounding, self.config.tolerance):
+                self.ties += 1
+            else:
+                self.wrong.append(Wrong(name, place, token, best, margin, rounding, bool(ends & {token, best})))
+
+    def judge_drawn(self, name: str, prompt: Sequence[int], answer: Completion, limit: int) -> None:
+        """Bet on every token of a sampled text. All end tokens count as one, as servers do not tell which it was."""
+        self.texts["sampled"] += 1
+        if answer.tokens is None:
+            self.texts["unread"] += 1
+        tokens = self.read(name, answer, limit)
+        if answer.tokens is None or not tokens:
+            return
+        tokens = tokens[:limit]
+        p = torch.softmax(self.target.score(prompt, tokens[:-1]).double() / self.temperature, -1).cpu().numpy()
+        ends = sorted(self.target.end_tokens)
+        if ends:
+            p[:, ends[0]] = p[:, ends].sum(1)
+            p[:, ends[1:]] = 0.0
+            tokens = [ends[0] if token in ends else token for token in tokens]
+        text, copied = [*prompt, *tokens], []
+        for place in range(len(prompt), len(text)):
+            before = [i for i in range(place - 1) if text[i] == text[place - 1]]
+            copied.append(text[before[-1] + 1] if before else -1)
+        shift = 2 * self.config.tolerance / self.temperature
+        bets = log_bets(p, np.array(tokens), np.array(copied), ends[0] if ends else -1, shift)
+        self.wealth[: len(tokens)] += bets
+        self.draws[: len(tokens)] += 1
+        self.peak = max(self.peak, float(log_evidence(self.wealth)))
+
+    def faults(self) -> list[Fault]:
+        """Return the classes of the faults that were found, those that texts tell most surely first."""
+        found: list[Fault] = []
+        only_ends = all(each.end for each in self.wrong)
+        if self.ended or (self.wrong and only_ends):
+            found.append("end token")
+        if self.limited:
+            found.append("limit")
+        if not only_ends:
+            found.append(self._greedy_fault())
+        elif self.refuted:
+            found.append(self._drawn_fault())
+        return found
+
+    def _greedy_fault(self) -> Fault:
+        """Return what the places and margins say at which greedy tokens differ."""
+        places = [each.place for each in self.wrong]
+        if max(each.margin for each in self.wrong) <= KERNEL_MARGIN:
+            return "kernels"
+        if places.count(0) > self.texts["greedy"] / 2:
+            return "other model"
+        later = [place for place in places if place]
+        return "first token" if not later else "residual" if min(later) == 1 else "stale state"
+
+    def _drawn_fault(self) -> Fault:
+        """Return what the places say at which sampled tokens differ, where no greedy token does.
+
+        The bet that won most since some place tells. That it began to win after the second place has to be likelier
+        than that it wins from there on, by a factor of the places where it might have begun.
+        """
+        enough, from_on = log(1 / self.false_alarm), tails(self.wealth)
+        first, later = (float(log_mean(each, 2)) for each in (self.wealth[0], from_on[1]))
+        if first >= enough:
+            return "other model" if later >= enough else "first token"
+        onset, statistic, theta = np.unravel_index(int(from_on[1:].argmax()), from_on[1:].shape)
+        if onset and from_on[1 + onset, statistic, theta] - from_on[1, statistic, theta] > log(len(from_on) - 2):
+            return "bonus token"
+        statistic, theta = np.unravel_index(int(from_on[1].argmax()), from_on[1].shape)
+        if STATISTICS[statistic] == "rare" and THETAS[theta] > 0:
+            return "residual"
+        towards_one = THETAS[theta] * (self.temperature - 1) > 0
+        return "temperature" if STATISTICS[statistic] == "likelihood" and towards_one else "another q"
+
+    def checks(self) -> list[Check]:
+        """Return the three checks as they stand."""
+        texts, checks = self.asked, []
+        faults = self.faults()
+        strays = [*self.ended, *self.limited]
+        told = "; ".join(SAID[each] for each in faults)
+        checks.append(
+            Check(
+                "exact", "ends and limits", "the protocol: max_tokens, and nothing after an end token",
+                texts - self.texts["unscored"], f"{len(strays)} of {texts} texts are wrong",
+                "FAILED" if strays else "passed", detail="; ".join(strays[:3]),
+                facts={"texts": self.texts, "end": len(self.ended), "limit": len(self.limited), "classes": faults},
+            )
+        )  # fmt: skip
+        if self.compared:
+            worst = "; ".join(
+                f"{each.prompt}, token {each.place + 1}: margin {each.margin:.2g}, rounding {each.rounding:.2g}"
+                for each in self.wrong[:3]
+            )
+            checks.append(
+                Check(
+                    "greedy", "greedy tokens", "the reference after the same tokens, in float32", self.compared,
+                    f"{len(self.wrong)} wrong, {self.ties} near-ties", "FAILED" if self.wrong else "passed",
+                    detail=f"{told} ({worst})" if self.wrong else "", facts={"wrong": [vars(w) for w in self.wrong]},
+                )
+            )  # fmt: skip
+        else:
+            checks.append(not_applicable("greedy", "greedy tokens", "no greedy text could be scored"))
+        if self.unread or not self.draws.any():
+            why = "the server gives text without its tokens, of which no other text than the usual one can be told"
+            checks.append(not_applicable("statistical", "sampled tokens", why if self.unread else "nothing was drawn"))
+        else:
+            facts = {"draws": self.draws.tolist(), "by_place": log_mean(self.wealth, 2).round(2).tolist()}
+            checks.append(
+                Check(
+                    "statistical", "sampled tokens", f"the reference's law at temperature {self.temperature:g}",
+                    int(self.draws.sum()), f"e = {exp(min(self.peak, 600)):.3g}",
+                    "FAILED" if self.refuted else "passed",
+                    p_value=min(1.0, exp(-self.peak)), detail=told if self.refuted else "", facts=facts,
+                )
+            )  # fmt: skip
+        return checks
+
+    def power(self) -> list[str]:
+        """Return what the sampled texts would have shown, in words; nothing where none can be judged."""
+        if self.unread or not self.draws.any():
+            return []
+        drawn, once = int(self.draws.sum()), int(self.draws.max())
+        return [
+            f"at every place, a shift of {detectable(drawn, 1, self.false_alarm):.3f} of probability between the "
+            f"tokens that one bet names and the others ({drawn:,} tokens)",
+            f"at the first token alone, a shift of {detectable(once, 1, self.false_alarm):.3f} ({once:,} tokens)",
+        ]

@@ -1,0 +1,268 @@
+"""The client of an OpenAI-compatible server: completions as tokens, in bounded time. It knows no reference and no test.
+
+Only the address that the user named is asked: no proxy, no redirect. A key is read from the environment, sent to that
+address, and stored nowhere.
+"""
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from threading import Timer
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from specdec.errors import EnvironmentFault, UsageError
+
+KEY = "SPECDEC_SERVER_KEY"
+"""The environment variable of the key, which is sent as a bearer token."""
+_MOST_BYTES = 8_000_000  # of an answer
+_NEUTRAL = {
+    # Engines have defaults of their own that cut the law, or take them from the model's folder.
+    **{"top_k": 0, "top_p": 1.0, "min_p": 0.0, "typical_p": 1.0, "repeat_penalty": 1.0, "repetition_penalty": 1.0},
+    # How vLLM gives tokens; llama.cpp gives them with the log-probabilities.
+    **{"logprobs": 1, "return_token_ids": True, "return_tokens_as_token_ids": True},
+}
+
+Ask = Callable[[str, Mapping[str, Any] | None], Any]
+"""A function that asks a path, with a body or by GET without one, and returns the decoded JSON of the answer."""
+
+
+class ServerFault(EnvironmentFault):
+    """A server that does not answer, or not with what was asked for.
+
+    Attributes:
+        status: of the answer; 0 where none came.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A text that a server wrote.
+
+    Attributes:
+        tokens: as the server gave them; None where it gave text alone, or tokens that are not those of its text.
+        text: the text itself.
+        finish: the reason of its end, "stop" or "length" where the server keeps to the protocol.
+        counted: tokens that the server says it wrote; None where it does not say.
+    """
+
+    tokens: tuple[int, ...] | None
+    text: str
+    finish: str
+    counted: int | None
+
+
+def http(url: str, seconds: float) -> Ask:
+    """Return what asks a server.
+
+    Args:
+        url: its address, with or without the /v1 at its end.
+        seconds: after which an answer that is not whole counts as none.
+    Raises:
+        UsageError: an address that cannot be used.
+    """
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        host = port = None
+    if not host or parts.scheme not in ("http", "https") or parts.query or parts.username:
+        raise UsageError(f"--server {url}: give an address such as http://127.0.0.1:8080, and a key in {KEY}.")
+    headers, key = {"Content-Type": "application/json"}, os.environ.get(KEY, "").strip()
+    if key:
+        if parts.scheme == "http" and not (host in ("localhost", "::1") or host.startswith("127.")):
+            raise UsageError(f"--server {url}: {KEY} would travel unencrypted; use https, or unset it.")
+        headers["Authorization"] = f"Bearer {key}"
+    base, connect = parts.path.rstrip("/").removesuffix("/v1"), HTTPSConnection if parts.scheme == "https" else None
+
+    def ask(path: str, body: Mapping[str, Any] | None) -> Any:
+        connection = (connect or HTTPConnection)(host, port, timeout=seconds)
+        late: list[bool] = []
+
+        def stop() -> None:  # a timeout of the socket alone begins anew with every byte
+            late.append(True)
+            with suppress(OSError, AttributeError):
+                connection.sock.shutdown(socket.SHUT_RDWR)
+
+        timer = Timer(seconds, stop)
+        timer.daemon = True
+        timer.start()
+        try:
+            content = None if body is None else json.dumps(body)
+            connection.request("GET" if body is None else "POST", base + path, content, headers)
+            response = connection.getresponse()
+            answer = response.read(_MOST_BYTES + 1)
+            # What was shut down reads as ended.
+            if late:
+                raise TimeoutError
+        except (OSError, HTTPException) as error:
+            if late or isinstance(error, TimeoutError):
+                raise ServerFault(f"{url} did not answer within {seconds:g} s (server.timeout_seconds).") from None
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise ServerFault(
+                f"{url} cannot be asked ({reason}): see that the server runs and listens there."
+            ) from None
+        finally:
+            timer.cancel()
+            connection.close()
+        return _decoded(url, response.status, answer, response.headers.get("Location"))
+
+    return ask
+
+
+def _decoded(url: str, status: int, answer: bytes, location: str | None) -> Any:
+    """Return the JSON of an answer. ServerFault for every other answer, with what the server said."""
+    text = answer.decode("utf-8", "replace").strip()
+    if 300 <= status < 400:
+        raise ServerFault(f"{url} redirects to {location}, which is not followed: name that address.", status)
+    if len(answer) > _MOST_BYTES:
+        raise ServerFault(f"{url} answered with more than {_MOST_BYTES:,} bytes.", status)
+    if status in (401, 403):
+        raise ServerFault(f"{url} wants a key (HTTP {status}): give it in the environment variable {KEY}.", status)
+    streamed = text.startswith("data:")
+    try:
+        decoded = json.loads(text.removeprefix("data:").partition("\n")[0] if streamed else text)
+    except ValueError:
+        decoded = None
+    fault = decoded.get("error") if isinstance(decoded, dict) else None
+    if fault or status >= 400:
+        said = fault.get("message", fault) if isinstance(fault, dict) else fault or text
+        raise ServerFault(f"{url} answered HTTP {status}: {' '.join(str(said).split())[:200]}", status)
+    if streamed or not isinstance(decoded, dict):
+        how = "a stream, which was not asked for" if streamed else "what is no JSON object"
+        raise ServerFault(f"{url} answered with {how}: {text[:80]!r}.", status)
+    return decoded
+
+
+@dataclass
+class Client:
+    """Completions of one model of a server, asked one after the other.
+
+    Attributes:
+        ask: asks the server.
+        url: its address, for sentences.
+        model: the name that is sent; "" until `choose_model`.
+        tokenizer: of the reference; None where it has none, and prompts can be sent as tokens alone.
+        vocabulary: number of the reference's tokens.
+        prompts: how prompts are sent, as "tokens" or as "text", once the server took them.
+        neutral: whether the server takes the options that leave the law uncut.
+        answered: what all answers have to repeat: the names of model and build in the first one.
+        requests, seconds: asked so far, and the time that the answers took.
+    """
+
+    ask: Ask
+    url: str
+    model: str
+    tokenizer: Any
+    vocabulary: int
+    prompts: Literal["tokens", "text"] | None = None
+    neutral: bool = True
+    answered: dict[str, Any] = field(default_factory=dict)
+    requests: int = 0
+    seconds: float = 0.0
+
+    def choose_model(self) -> None:
+        """Check the model's name against the server's list, or take the only one of the list.
+
+        Raises:
+            UsageError: the server has no such model, or several and none was named.
+        """
+        try:
+            listed = self.ask("/v1/models", None).get("data") or []
+        except ServerFault as fault:
+            if fault.status != 404:
+                raise
+            listed = []
+        names = [str(each["id"]) for each in listed if isinstance(each, dict) and "id" in each]
+        if not self.model and len(names) == 1:
+            self.model = names[0]
+        if not self.model or (names and self.model not in names):
+            known = f"it lists {', '.join(names[:20])}" if names else "it lists none"
+            raise UsageError(f"--model {self.model or 'NAME'}: name a model of {self.url} ({known}).")
+
+    def complete(self, prompt: Sequence[int], limit: int, temperature: float, seed: int) -> Completion:
+        """Return the server's continuation of a prompt, of at most `limit` tokens.
+
+        Raises:
+            ServerFault: no such answer came, or another model answers than before.
+            UsageError: the server reads the prompt as other tokens, or answers with tokens that there are not.
+        """
+        body = {"model": self.model, "max_tokens": limit, "temperature": temperature, "seed": seed, "stream": False}
+        began = time.monotonic()
+        forms: list[Literal["tokens", "text"]] = ["tokens", "text"] if self.tokenizer is not None else ["tokens"]
+        ways = [(form, neutral) for neutral in (True, False) for form in forms]  # best first, until one is taken
+        for form, neutral in [(self.prompts, self.neutral)] if self.prompts else ways:
+            text = list(prompt) if form == "tokens" else self.tokenizer.decode(prompt)
+            self.requests += 1
+            try:
+                answer = self.ask("/v1/completions", {**body, **(_NEUTRAL if neutral else {}), "prompt": text})
+            except ServerFault as fault:
+                if self.prompts or fault.status not in (400, 404, 415, 422, 500, 501):
+                    raise
+                refusal = fault
+                continue
+            self.prompts, self.neutral = form, neutral
+            break
+        else:
+            raise refusal
+        self.seconds += time.monotonic() - began
+        for name in ("model", "system_fingerprint"):
+            value = answer.get(name)
+            if self.answered.setdefault(name, value) != value:
+                raise ServerFault(f"{self.url} changed its {name} midway, from {self.answered[name]} to {value}.")
+        return self._read(answer, prompt)
+
+    def _read(self, answer: Mapping[str, Any], prompt: Sequence[int]) -> Completion:
+        try:
+            choice, usage = answer["choices"][0], answer.get("usage") or {}
+            text, finish = str(choice.get("text") or ""), str(choice["finish_reason"])
+            tokens = tokens_of(choice)
+            read, counted = usage.get("prompt_tokens"), usage.get("completion_tokens")
+        except (LookupError, TypeError, AttributeError):
+            raise ServerFault(f"{self.url} answered with no completion: {str(answer)[:80]!r}.") from None
+        if read is not None and read != len(prompt):
+            raise UsageError(
+                f"{self.url} reads a prompt of {len(prompt)} tokens as {read}: its tokenizer is not the reference's, "
+                "or it adds a begin token; name the weights that it serves with target.model."
+            )
+        if tokens and not 0 <= min(tokens) <= max(tokens) < self.vocabulary:
+            raise UsageError(
+                f"{self.url} gives token {max(tokens)}, and the reference has {self.vocabulary}: name the weights that "
+                "it serves with target.model."
+            )
+        if tokens is not None and self.tokenizer is not None:
+            # Under speculation some servers list fewer tokens than they write (llama.cpp #27972).
+            plain = [self.tokenizer.decode(tokens, skip_special_tokens=skip) for skip in (False, True)]
+            if _sound(text) not in map(_sound, plain):
+                tokens = None
+        return Completion(None if tokens is None else tuple(tokens), text, finish, counted)
+
+
+def _sound(text: str) -> str:
+    """Return a text without parts of characters, which tokenizers show in different ways."""
+    return text.replace("\ufffd", "")
+
+
+def tokens_of(choice: Mapping[str, Any]) -> list[int] | None:
+    """Return the tokens of a completion, as vLLM and llama.cpp give them; None where there is only text."""
+    listed = choice.get("token_ids")
+    logprobs = choice.get("logprobs") or {}
+    if listed is None and logprobs.get("content"):
+        listed = [each.get("id") for each in logprobs["content"]]
+    if listed is None and logprobs.get("tokens"):  # other servers list strings there
+        listed = [str(each).partition("token_id:")[2] for each in logprobs["tokens"]]
+    if listed is None and not choice.get("text") and choice.get("finish_reason") == "stop":
+        listed = []
+    try:
+        return None if listed is None else [int(each) for each in listed]
+    except (TypeError, ValueError):
+        return None
