@@ -3,6 +3,7 @@
 """
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
@@ -14,6 +15,7 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed, validated
 from specdec.errors import UsageError, near_misses
+from specdec.theory.distinct_experts import distinct_experts
 
 Seconds = Annotated[float, Field(ge=0.0)]
 
@@ -38,15 +40,25 @@ class DraftCost:
 
 
 @typed
+class ExpertCost:
+    """The seconds of reading one of `experts` in all layers of a mixture, of which each token takes `chosen`."""
+
+    experts: AtLeastOne
+    chosen: AtLeastOne
+    seconds: Seconds
+
+
+@typed
 class SimulatedCost:
     """t(rows, context, copies), seconds (theory.md 7.2, with the terms of `analysis.cost.call_cost.CallCost`):
 
         t = fixed_s + token_s x context + (reading, computing)
-        reading = weights_s + cached_s x context x copies
+        reading = weights_s + cached_s x context x copies + experts
         computing = rows' x (row_s + key_s x keys),  rows' = rows rounded up to whole tiles
 
-    `rows` are the tokens of the call. `(reading, computing)` is the larger of the two with `overlap`, else their sum;
-    keys are the tokens that a token attends to, masked ones of its own sequence included.
+    `experts` are those that the tokens of a mixture choose, each kind as many as `distinct_experts` expects (theory.md
+    7.6). `rows` are the tokens of the call. `(reading, computing)` is the larger of the two with `overlap`, else their
+    sum; keys are the tokens that a token attends to, masked ones of its own sequence included.
 
     Attributes:
         name, source: what these coefficients are called, and where they come from.
@@ -54,6 +66,7 @@ class SimulatedCost:
             takes nothing.
         draft: seconds of a draft by a drafter that is a model.
         overhead_s: seconds of acceptance, commit and the rest, in every round of every method, the baseline included.
+        experts: by kind; none for a dense model.
     """
 
     name: str
@@ -70,6 +83,7 @@ class SimulatedCost:
     lookup_share: Seconds
     draft: DraftCost
     overhead_s: Seconds
+    experts: tuple[ExpertCost, ...] = ()
 
     def seconds(self, rows: Any, context: Any, copies: Any = 1) -> Any:
         """Return the seconds of a call on `rows` tokens, in `copies` sequences that each read `context` cached ones.
@@ -77,11 +91,17 @@ class SimulatedCost:
         Args:
             rows, context, copies: numbers, or arrays [N] of many calls.
         """
-        reading = self.weights_s + self.cached_s * context * copies
+        reading = self.weights_s + self.cached_s * context * copies + self.expert_seconds(rows)
         computed = -(-rows // self.tile) * self.tile
         computing = computed * (self.row_s + self.key_s * (context + computed / copies))
         join = np.maximum(reading, computing) if self.overlap else reading + computing
         return self.fixed_s + self.token_s * context + join
+
+    def expert_seconds(self, rows: Any) -> Any:
+        """Return the seconds of reading the experts that `rows` tokens choose; 0 for a dense model."""
+        return sum(
+            kind.seconds * distinct_experts([kind.chosen / kind.experts] * kind.experts, rows) for kind in self.experts
+        )
 
     def lookup_seconds(self, call: Any) -> Any:
         """Return the seconds of a look-up that proposes something.
@@ -182,11 +202,16 @@ def _fitted(cost: Mapping[str, Any]) -> dict[str, Any]:
     fit = cost["fit"]
     values = {True: 0.0, False: 0.0}  # cached or not -> operands of a row
     stored = {True: 0.0, False: 0.0}  # -> bytes, of the cache per token
+    read = Counter[tuple[int, int]]()  # experts, chosen -> bytes of one expert, in all layers
     for product in cost["products"]:
         cached = product["inputs"] is None or product["outputs"] is None
         size = (product["inputs"] or 1) * (product["outputs"] or 1) * product["matrices"]
-        stored[cached] += size * product["bytes_per_value"]
-        values[cached] += size * product["queries"]
+        kind = product.get("experts", 1), product.get("chosen", 1)
+        if kind[0] > 1:
+            read[kind] += size * product["bytes_per_value"]
+        else:
+            stored[cached] += size * product["bytes_per_value"]
+        values[cached] += size * product["queries"] * kind[1]
     return {
         "fixed_s": fit["fixed"],
         "token_s": fit["token_seconds"],
@@ -196,6 +221,10 @@ def _fitted(cost: Mapping[str, Any]) -> dict[str, Any]:
         "key_s": 2 * values[True] * fit["flop_seconds"],
         "tile": fit["tile"],
         "overlap": fit["overlap"],
+        "experts": [
+            {"experts": experts, "chosen": chosen, "seconds": size / fit["bandwidth"]}
+            for (experts, chosen), size in read.items()
+        ],
     }
 
 

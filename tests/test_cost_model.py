@@ -46,11 +46,12 @@ def test_the_roofline_is_that_of_the_theory():
     assert cost.seconds(64, 0) == cost.seconds(1, 0), "one tile hides behind the weights"
 
 
+@pytest.mark.parametrize("more", [(), (Product("up", 64, 96, matrices=3, bytes_per_value=2.0, experts=8, chosen=2),)])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_run_with_a_fit_is_taken_at_its_word(tmp_path, overlap):
-    fitted = Fitted(2e-4, 3e-8, 4e-11, 8, overlap, 1e9, PRODUCTS)
+def test_a_run_with_a_fit_is_taken_at_its_word(tmp_path, overlap, more):
+    fitted = Fitted(2e-4, 3e-8, 4e-11, 8, overlap, 1e9, PRODUCTS + more)
     fit = {key: value for key, value in vars(fitted).items() if key != "products"}
-    products = [vars(product) for product in PRODUCTS]
+    products = [vars(product) for product in fitted.products]
     (tmp_path / "cost.json").write_text(json.dumps({"fit": fit, "products": products}))
     calls = {"context": 100, "calls": {"1": [1e-3]}, "drafts": {"1": [1e-4], "3": [2e-4, 3e-4, 9e-4]}}
     (tmp_path / "calibration.json").write_text(json.dumps(calls))

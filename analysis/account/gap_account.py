@@ -51,6 +51,12 @@ FACTORS = {
         "that the drafter does worse in use than along a finished text, or chance",
     ),
     "draft": Factor("drafts cost time", "1 / (1 + g)", "the time of drafting"),
+    "experts": Factor(
+        "reading more experts",
+        "(1 + g) / (x + g)",
+        "the experts that several tokens choose and one does not",
+        "that a call on several tokens reads more of a mixture's experts than a call on one",
+    ),
     "verify": Factor(
         "verifying more tokens",
         "(1 + g) / (v + g)",
@@ -70,6 +76,12 @@ FACTORS = {
     ),
 }
 NO_STATE = FACTORS["overhead"]._replace(symbol="(v + g) / (v + g + o)")  # overhead, where nothing is restored
+AFTER_EXPERTS = FACTORS["verify"]._replace(  # verify, where the experts stand apart
+    symbol="(x + g) / (v + g)",
+    cause="verifying several tokens in one call, beyond the experts that it reads",
+    plainly="verifying several tokens in one call, which takes longer than reading its weights does",
+    gaining="calls on a draft, which took less time than the experts that they read would have it",
+)
 NO_REPLAY = Factor(  # dependence and drift in one
     "dependence, drift or chance",
     "τ / Ω̄",
@@ -95,7 +107,7 @@ REPORTED = (  # what `account.json` has an interval of, besides the factors
     *("tokens_error", "speedup_error", "offered_error", "offered_tokens"),
 )
 TIMED = (  # what seconds are in
-    *("speedup", "speedup_error", *TIMES, "draft", "verify", "restore", "overhead", "baseline", "t_ar_s"),
+    *("speedup", "speedup_error", *TIMES, "draft", "experts", "verify", "restore", "overhead", "baseline", "t_ar_s"),
     *("formula", "priced", "loop", "machine"),
 )
 EXACT = 1e-9  # a factor this close to 1 is 1, up to rounding
@@ -158,6 +170,8 @@ class Account:
             return NO_REPLAY
         if factor == "overhead" and "restore" not in self.factors:
             return NO_STATE
+        if factor == "verify" and "experts" in self.factors:
+            return AFTER_EXPERTS
         return {**FACTORS, **PARTS, "loop": LOOP}[factor]
 
 
@@ -181,12 +195,14 @@ def account_table(
     gamma: int,
     replay: pd.DataFrame | None = None,
     alpha_sums: pd.DataFrame | None = None,
+    experts: pd.DataFrame | None = None,
 ) -> pd.DataFrame:
     """Return all that the account needs as sums by prompt (index): resampling its lines resamples the account.
 
     cap_0 ... cap_gamma count rounds by the draft tokens that could have counted: those offered, but at most one less
     than the tokens left. `baseline_sums` are the `prompt_sums` of the baseline, None where nothing was timed; `replay`
-    has prompt, tokens and expected rounds along the same texts; `alpha_sums` has prompt, numerator, denominator.
+    has prompt, tokens and expected rounds along the same texts; `alpha_sums` has prompt, numerator, denominator;
+    `experts` has prompt, calls and reads of verifications (`analysis.read.runs.EXPERTS`), None for a dense target.
     ValueError if the tables differ in their prompts or a round offered more than gamma.
     """
     if len(speculative) and speculative["offered"].max() > gamma:
@@ -203,6 +219,8 @@ def account_table(
         parts["baseline"] = parts["baseline"].add_prefix("baseline_")
     if replay is not None:
         parts["replay"] = replay.groupby("prompt")[["tokens", "rounds"]].sum().add_prefix("replay_")
+    if experts is not None:
+        parts["experts"] = experts.groupby("prompt")[["calls", "reads"]].sum().add_prefix("experts_")
     if alpha_sums is not None:
         totals = alpha_sums.groupby("prompt")[["numerator", "denominator"]].sum().add_prefix("alpha_")
         table = table.join(totals).fillna(0.0)  # a prompt without a proposal has no positions to sum over
@@ -229,6 +247,7 @@ def account_values(
     as plain decoding runs the same loop. `machine`: the speedup by the clock over `speedup`, for what other work
     disturbed; it is in no factor. `tokens_error`, `speedup_error`: what it says over what was measured, less 1.
     `offered_tokens`: the mean of what a round offered, where gamma was asked for; `offered_error`: that of omega_bar.
+    `x`: weights that a verification of a mixture reads, over those of a call on one token.
 
     Args:
         sums: see `account_table`; sums of imported texts also have own_rounds, expected where each text has its own
@@ -275,6 +294,9 @@ def account_values(
     if {"lost_s", "baseline_lost_s"} & set(sums):
         ours, plain = (1 + sums.get(f"{who}lost_s", 0.0) / sums[f"{who}round_s"] for who in ("", "baseline_"))
         values["machine"] = plain / ours
+    if "experts_reads" in sums:
+        values["x"] = sums["experts_reads"] / sums["experts_calls"]
+        values["experts"] = (1 + g) / (values["x"] + g)
     restored = v + g
     if "restore_s" in sums:  # a part of the rest o
         restored = v + g + sums["restore_s"] / sums["rounds"] / t1_s
@@ -284,7 +306,7 @@ def account_values(
         **values,
         **costs,
         "draft": 1 / (1 + g),
-        "verify": (1 + g) / (v + g),
+        "verify": (values.get("x", 1.0) + g) / (v + g),
         "overhead": overhead,
         "baseline": t_ar_s / t1_s,
         "formula": omega / (1 + g),

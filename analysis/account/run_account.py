@@ -46,6 +46,7 @@ class SharedWork:
     alpha_of_text: bool
     replay: pd.DataFrame | None  # what replays of the arms' own texts expect: gamma, prompt, tokens, rounds
     machine: BusyMachine  # what other work did to these arms
+    experts: pd.DataFrame | None = None  # the experts that verifications chose (`EXPERTS`); None for a dense target
 
     @classmethod
     def of(
@@ -54,13 +55,14 @@ class SharedWork:
         primary_gamma: int,
         text: pd.DataFrame | None = None,
         replay: pd.DataFrame | None = None,
+        experts: pd.DataFrame | None = None,
     ) -> "SharedWork":
         """Return the work that a baseline and one drafter, at one or more gammas, have both done. ValueError for a
         missing baseline, several drafters or cells, or no rounds at the primary gamma.
 
         Args:
             text: as `Run.alpha_sums` reads it; None or empty where the text gave no alpha.
-            replay: as `Run.replay` reads it.
+            replay, experts: as `Run.replay` and `Run.experts` read them.
         """
         shared = arms.shared()
         by_gamma = shared.of_one_drafter(primary_gamma)
@@ -72,13 +74,15 @@ class SharedWork:
         alpha, sums = shared_alpha(distinct_generations(by_gamma[primary_gamma]), text)
         own = None if replay is None else replay[replay["kind"] == "own"]
         machine = BusyMachine.of(shared.of_methods([method for method, _ in shared if method != NULL]))
-        return cls(by_gamma, plain, primary_gamma, t1_s, alpha, sums, text is not None, own, machine)
+        return cls(by_gamma, plain, primary_gamma, t1_s, alpha, sums, text is not None, own, machine, experts)
 
     def sums(self, gamma: int, replicates: int = 10_000, seed: int = 0) -> "AccountSums":
         """Return the sums of the account at one gamma. ValueError if the tables contradict themselves."""
         replay = None if self.replay is None else self.replay[self.replay["gamma"] == gamma]
         expected = None if replay is None or replay.empty else replay
-        table = account_table(self.arms[gamma], self.plain[BASELINE], gamma, expected, self.alpha_sums)
+        chosen = None if self.experts is None else self.experts[self.experts["gamma"] == gamma]
+        chosen = None if chosen is None or chosen.empty else chosen
+        table = account_table(self.arms[gamma], self.plain[BASELINE], gamma, expected, self.alpha_sums, chosen)
         return AccountSums(self, gamma, table, replicates, seed)
 
 
@@ -126,7 +130,7 @@ def account_sums(run: Run, gamma: int | None = None) -> AccountSums:
     primary = run.primary_gamma if run.primary_gamma is not None else int(run.account()["primary_gamma"])
     chosen = primary if gamma is None else gamma
     try:
-        work = SharedWork.of(arms, primary, text, replay)
+        work = SharedWork.of(arms, primary, text, replay, run.experts())
         if chosen not in work.arms:
             known = ", ".join(map(str, work.arms))
             raise UsageError(f"{run.source} did not measure gamma {chosen}, only {known}.")

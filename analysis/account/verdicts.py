@@ -256,11 +256,17 @@ def time_split(account: Account) -> str:
     """
     g, v, o = (f"{account.intervals[name]:.3f}" for name in ("g", "v", "o"))
     total = sum(account.time.values())
+    weights = ""
+    if "experts" in account.factors:
+        weights = (
+            f" Verifications read x = {account.intervals['x']:.3f} times the weights of a call on one token, because "
+            "their tokens choose more experts: a call that only read weights would have v = x."
+        )
     return (
         f"A round takes {total:.3f} times a bare call of the target, t(1) = {1e3 * account.t1_s:.4g} ms, the mean call "
         f"on one token in plain decoding of these prompts: verification v = {v}, drafting g = {g}, the rest o = {o}. "
         f"The baseline's steps have a rest of their own: net of it the loop's time is a factor of "
-        f"{account.intervals['loop']:.3f} (`overhead` x `baseline`)."
+        f"{account.intervals['loop']:.3f} (`overhead` x `baseline`).{weights}"
     )
 
 

@@ -1,11 +1,12 @@
 """The cost model of a target call, fitted to measured times: t(n, context) from bytes and operations (theory.md 7.2).
 
     t = fixed + token_seconds x context + (reading, computing)
-    reading = bytes(context) / bandwidth,  computing = flops(n rounded up to whole tiles, context) x flop_seconds
+    reading = bytes(n, context) / bandwidth,  computing = flops(n rounded up to whole tiles, context) x flop_seconds
 
 `(reading, computing)` is the larger of the two where they overlap (a GPU), their sum where the same cores do both (a
-CPU); the data choose tile and overlap. The bandwidth is the machine's own, measured apart: every call reads the same
-weights, so no times of calls can tell their reading from the fixed cost.
+CPU); the data choose tile and overlap. The bandwidth is the machine's own, measured apart: every call of a dense model
+reads the same weights, so no times of calls can tell their reading from the fixed cost. In a mixture the bytes grow
+with n, by the experts that n independent tokens choose where each is as likely (theory.md 7.6).
 
 `rows` of a call here and in `calibration.json` are the n tokens that it evaluates (rows of the matrix products).
 """
@@ -21,6 +22,7 @@ from scipy.optimize import minimize_scalar, nnls
 from specdec.theory.roofline import Product, call_bytes, call_flops, padded_rows, ridge_rows
 
 TILES = (1, 2, 4, 8, 16, 32, 64)  # rows computed at a time; with 1 the time has no steps
+ALL = 1 << 30  # rows that choose every expert
 
 
 def call_table(cells: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
@@ -43,9 +45,9 @@ class CallCost:
     bandwidth: float  # bytes per second, given
     products: tuple[Product, ...]  # what the call multiplies
 
-    def reading(self, context: Any) -> Any:
+    def reading(self, rows: Any, context: Any) -> Any:
         """Return the seconds of reading weights and cache."""
-        return call_bytes(self.products, context) / self.bandwidth
+        return call_bytes(self.products, context, rows) / self.bandwidth
 
     def computing(self, rows: Any, context: Any) -> Any:
         """Return the seconds of arithmetic, in whole tiles."""
@@ -58,16 +60,17 @@ class CallCost:
     def seconds(self, rows: Any, context: Any) -> Any:
         """Return t(n, context) in seconds."""
         join = np.maximum if self.overlap else np.add
-        return self.overhead(context) + join(self.reading(context), self.computing(rows, context))
+        return self.overhead(context) + join(self.reading(rows, context), self.computing(rows, context))
 
     def ridge(self, context: int) -> float | None:
-        """Return the n from which arithmetic takes longer than reading: there verification stops being memory-bound.
+        """Return the n from which arithmetic takes longer than reading, in a mixture than reading all of its experts:
+        there verification stops being memory-bound.
 
         None where the data show no cost of arithmetic.
         """
         if not self.flop_seconds > 0:
             return None
-        read, per_row = call_bytes(self.products, context), call_flops(self.products, 1, context)
+        read, per_row = call_bytes(self.products, context, ALL), call_flops(self.products, 1, context)
         return float(ridge_rows(read, per_row, self.bandwidth, 1 / self.flop_seconds))
 
 
@@ -81,7 +84,7 @@ def fit_cost(table: pd.DataFrame, products: Sequence[Product], bandwidth: float)
         raise ValueError(f"a cost model needs at least three numbers of rows, got {table['rows'].nunique()}")
     n, context = table["rows"].to_numpy(), table["context"].to_numpy()
     seconds = table["seconds"].to_numpy()
-    reading = call_bytes(products, context) / bandwidth
+    reading = call_bytes(products, context, n) / bandwidth
     # A single context makes its cost a part of the fixed one.
     along = [context.astype(float)] if table["context"].nunique() > 1 else []
     best: tuple[float, CallCost] | None = None

@@ -55,7 +55,7 @@ def cost_figure(report: CostReport, *, title: str) -> Figure:
         axes.plot(n, np.where(drawn, model.seconds(n, context) / t1, nan), color=colour, linewidth=1.5)
         if context == middle:
             overhead = float(model.overhead(context))
-            reading = np.full(len(n), overhead + float(model.reading(context))) / t1
+            reading = (overhead + np.broadcast_to(model.reading(n, context), len(n))) / t1
             arithmetic = (overhead + model.flop_seconds * call_flops(model.products, n, context)) / t1
             for bound, dash in ((reading, "--"), (arithmetic, "-.")):
                 axes.plot(n, np.where(drawn, bound, nan), color=style.BLACK, linewidth=1.3, linestyle=dash)

@@ -8,7 +8,7 @@ import pandas as pd
 
 from specdec.theory.roofline import Product, call_bytes, call_flops, ridge_rows
 
-from .call_cost import TILES, CallCost, PredictionError, call_table, fit_cost, held_out
+from .call_cost import ALL, TILES, CallCost, PredictionError, call_table, fit_cost, held_out
 
 HOLDS = 0.1  # relative error of the fit up to which it describes a call
 
@@ -50,7 +50,7 @@ class CostReport:
 
     @property
     def read_bytes(self) -> float:
-        """Bytes of weights and cache that a call reads at `context`."""
+        """Bytes of weights and cache that a call on one row reads at `context`."""
         return float(call_bytes(self.model.products, self.context))
 
     @property
@@ -61,7 +61,7 @@ class CostReport:
     def machine_ridge(self) -> float:
         """The n from which a call without overhead, at the machine's best rates, is bound by arithmetic."""
         best = self.machine["bytes_per_second"], self.machine["flops_per_second"]
-        return float(ridge_rows(self.read_bytes, self.flops_per_row, *best))
+        return float(ridge_rows(call_bytes(self.model.products, self.context, ALL), self.flops_per_row, *best))
 
     @property
     def holds(self) -> pd.Series:
@@ -118,7 +118,7 @@ class CostReport:
             f"Fit of {len(self.table)} cells (rows by context), the median of {self.table['calls'].max()} calls each"
             + ("." if self.complete else "; time ran out before all of the cells asked for were measured."),
             f"At {self.context} cached tokens: overhead {1e3 * model.overhead(self.context):.3g} ms, reading "
-            f"{1e3 * model.reading(self.context):.3g} ms, arithmetic "
+            f"{1e3 * model.reading(1, self.context):.3g} ms, arithmetic "
             f"{1e3 * model.flop_seconds * self.flops_per_row:.3g} ms a row in tiles of {model.tile}; reading and "
             f"arithmetic {'overlap' if model.overlap else 'take turns'}.",
             "The data show no cost of arithmetic." if ridge is None else "",

@@ -146,7 +146,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
     facts, session, environment, standing = run.facts(), run.session(), run.environment(), run.standing()
     replicates, seed = run.resampling
     arms, replay, alpha_sums, peers = run.arms(), run.replay(), run.alpha_sums(), run.peers()
-    work = SharedWork.of(arms, facts.primary_gamma, alpha_sums, replay)
+    work = SharedWork.of(arms, facts.primary_gamma, alpha_sums, replay, run.experts())
     summary = summarise(work, run.generations(texts=False), replicates, seed=seed)
     primary, account = summary.primary, summary.primary.account
     cost = run_sections.fitted_cost(run, run.calibration())

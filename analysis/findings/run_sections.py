@@ -19,6 +19,7 @@ from ..account.verdicts import CAPPED_GEOMETRIC, curve_verdict
 from ..comparisons import best_in_words
 from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
+from ..cost.experts_section import experts_in_words, experts_table
 from ..figures import run_figures
 from ..intervals import ENDS, Interval, too_few
 from ..own_metrics import OWN
@@ -314,6 +315,10 @@ def cost_section(run: Run) -> Section:
         )
     caption = "Calls on n rows and over that on one, calibrated before decoding (medians; no intervals)"
     tables = [(caption, pd.DataFrame(rows))]
+    if len(experts := run.experts()):
+        words.append(experts_in_words(experts))
+        timed = {int(rows): float(item["ratio"]) for rows, item in calibration["t_n"].items()}
+        tables.append(("Experts that verifications chose, and what they read", experts_table(experts, timed)))
     report = fitted_cost(run, calibration)
     if report is None:
         words.append(

@@ -42,6 +42,7 @@ RUN_FILES = {  # files of a run's folder: what each holds; a test compares them 
     "generations.jsonl": "every output, token by token",
     "replay.parquet": "the drafter replayed along the baseline's texts",
     "alpha.parquet": "the chance that a draft token is accepted, position by position",
+    "experts.parquet": "the experts that verifications of a mixture chose, and what they read",
     "calibration.json": "timed calls, which passes serve them, and on how many threads",
     "cost.json": "the cost model t(n) and what it was fitted to",
     "sampled.parquet": "decoding at `measurement.sampled_temperature`, beside a greedy run",

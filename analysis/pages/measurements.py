@@ -194,6 +194,25 @@ def _architectures(path: Path) -> tuple[str, Table]:
     return f"These are the {sum(counts.values())} architectures of transformers {version} with a causal head.", table
 
 
+def _experts(path: Path) -> tuple[str, Table]:
+    said, table = [], []
+    for figure in _read(path)["figures"]:
+        last = {name: figure[name][-1] for name in ("recorded", "independent", "uniform", "read_recorded", "timed")}
+        said.append(
+            f"{figure['what'].capitalize()} weights, {figure['weights'] / 1e6:.0f} M, {figure['chosen']} of "
+            f"{figure['experts']} experts: {figure['n'][-1]} tokens take {last['timed']:.2f} times as long as one and "
+            f"read {last['read_recorded']:.2f} times as much."
+        )
+        for place, n in enumerate(figure["n"]):
+            if n in (1, 2, 3, 4, 5, 8, 12, 16):
+                columns = {"weights": figure["what"], "n": n, "ms": f"{figure['ms'][place]:.2f}"}
+                shown = {"t(n) / t(1)": "timed", "by recorded experts": "read_recorded"}
+                shown |= {"by independent tokens": "read_independent", "and equal chances": "read_uniform"}
+                shown |= {"experts recorded": "recorded", "independent": "independent", "equal": "uniform"}
+                table.append(columns | {name: f"{figure[key][place]:.2f}" for name, key in shown.items()})
+    return " ".join(said), table
+
+
 def _both_heads(path: Path) -> tuple[str, Table]:
     rows: dict[str, dict[str, Any]] = {}
     for line in _read(path)["figures"]:
@@ -308,6 +327,16 @@ MEASUREMENTS = (
         "The time of a call over that of reading the weights from memory, for each `target.compile`; t(5) is a call on "
         "five tokens. A model that fits into the processor's caches can take less than one reading.",
         _calls,
+    ),
+    Measurement(
+        COST,
+        "experts",
+        "Calls of a mixture, by the experts that they read",
+        "Two small mixtures that read from memory, one of random weights on random tokens, one trained on the spot on "
+        "the book whose later part it verifies. t(n) / t(1) as timed stands beside what it would be if a call took as "
+        "long as it reads weights: those of the experts that the tokens chose, of as many as independent tokens would "
+        "choose by their own chances, and by equal chances. The last columns are distinct experts in a layer.",
+        _experts,
     ),
     Measurement(
         COST,

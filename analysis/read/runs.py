@@ -39,6 +39,7 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
     "sampled.parquet": "every greedy run with measurement.sampled_temperature that ended",
     "replay.parquet": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
     "alpha.parquet": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
+    "experts.parquet": "every run whose target is a mixture of experts of transformers",
     "summary.json": "every run that finished",
     "calibration.json": "every run that began to decode",
     "cost.json": "every run with a value in measurement.cost_contexts and a target that does arithmetic",
@@ -53,6 +54,10 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
     "report.md": "every run that finished",
     "config.yaml": "every run",
 }
+EXPERTS = ("method", "gamma", "prompt", "repeat", "tokens", "calls", "experts", "independent", "uniform", "reads")
+"""Columns of `experts.parquet`, a line for each text of a primary structure and number of tokens of a call. Sums over
+these `calls`, in the mean over layers: the distinct experts chosen, those that independent tokens would choose with the
+text's own chances and with equal ones; and the bytes of weights read, over those of a call on one token (`reads`)."""
 CURVES = {"tokens_per_round": "curve/", "speedup": "curve/speedup/"}  # quantity: how the names of its curves begin
 ERRORS = {"tokens_per_round": "tokens_error", "speedup": "speedup_error"}  # quantity: the error of its formula
 SETTINGS = "measurement.drafter_settings."  # parameters of the other drafters of a session: this, name, their own key
@@ -249,6 +254,14 @@ class Run:
         except UsageError:
             return pd.DataFrame()  # the run is not greedy, or its parts do not sample
         return self._table("sampled.parquet")
+
+    def experts(self) -> pd.DataFrame:
+        """Read the experts that verification calls chose (`EXPERTS`); empty where the target is no known mixture."""
+        try:
+            self.fetch("experts.parquet")
+        except UsageError:
+            return pd.DataFrame(columns=list(EXPERTS))
+        return self._own(self._table("experts.parquet"))
 
     def account(self) -> dict[str, Any]:
         """Read the gap account of every gamma."""

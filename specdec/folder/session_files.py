@@ -9,6 +9,7 @@ from typing import Any
 
 from specdec.analysis.findings.run_metrics import OUTPUTS, SAMPLED
 from specdec.analysis.read.facts import SessionFacts
+from specdec.analysis.read.runs import EXPERTS
 from specdec.folder.results import ResultsFolder
 
 
@@ -20,6 +21,7 @@ class Collected:
         compared: methods whose output was compared with the baseline's, once for each output.
         divergences: lines of `divergences.json`: outputs that differ from the baseline's.
         traces, quality, replays, alpha: lines of `traces.json`, `quality.parquet`, `replay.parquet`, `alpha.parquet`.
+        experts: the experts that verification calls of a mixture chose (`experts.parquet`).
         sampled: texts of a temperature (`sampled.parquet`).
         peers: generations of other engines (`peers.json`).
         cache_bytes: size of the target's largest key-value cache.
@@ -32,6 +34,7 @@ class Collected:
     quality: list[dict[str, Any]] = field(default_factory=list)
     replays: list[dict[str, Any]] = field(default_factory=list)
     alpha: list[dict[str, Any]] = field(default_factory=list)
+    experts: list[dict[str, Any]] = field(default_factory=list)
     sampled: list[dict[str, Any]] = field(default_factory=list)
     peers: list[dict[str, Any]] = field(default_factory=list)
     cache_bytes: int = 0
@@ -77,6 +80,8 @@ class Collected:
         lines = sorted(self.replays, key=lambda line: (line["kind"] == "baseline", line["gamma"]))
         results.write_table("replay", lines, ("method", "gamma", "kind", "prompt", "repeat", "tokens", "rounds"))
         results.write_table("alpha", self.alpha, ("method", "prompt", "repeat", "numerator", "denominator"))
+        if self.experts:
+            results.write_table("experts", self.experts, EXPERTS)
         if self.sampled:
             results.write_table("sampled", self.sampled, SAMPLED)
         if self.quality:

@@ -18,6 +18,7 @@ from specdec.models.forward_pass import static_pass
 from specdec.models.path_batch import path_batch
 from specdec.models.quantization import quantization_of
 from specdec.models.ragged_decoder import RaggedDecoder
+from specdec.models.routing import names_experts
 from specdec.models.seq2seq import Seq2SeqDecoder
 from specdec.records import Tree, chain_tree
 
@@ -389,9 +390,7 @@ def tokens_meet(model: Any) -> bool:
     """Return whether the tokens of a call share more than attention: experts that compute all their tokens at once, or
     quantised products.
     """
-    values = vars(model.config.get_text_config())
-    experts = any("expert" in key and isinstance(value, int) and value > 1 for key, value in values.items())
-    return experts or quantization_of(model) is not None
+    return names_experts(model.config.get_text_config()) or quantization_of(model) is not None
 
 
 def plain_logits(

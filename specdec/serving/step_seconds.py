@@ -57,6 +57,8 @@ class ModelledSteps(StepSeconds):
         cost, context = self.cost, cached / batch
         tokens = batch * (gamma + 1)
         reading = cost.weights_s + cost.cached_s * cached
+        if cost.experts:
+            reading += float(cost.expert_seconds(tokens))
         computed = -(-tokens // cost.tile) * cost.tile
         computing = computed * (cost.row_s + cost.key_s * (context + computed / batch))
         # SimulatedCost.seconds, whose contexts are whole tokens, in plain floats: millions of steps are taken.

@@ -23,6 +23,7 @@ from specdec.prompts.base.contract import turn_id
 from specdec.records import Generation, Request
 from specdec.session.arm import Arm
 from specdec.session.divergence import explain
+from specdec.session.expert_reads import expert_reads
 from specdec.session.forced_target import Forced
 from specdec.session.output_quality import judged
 from specdec.session.parts import Parts
@@ -31,6 +32,7 @@ from specdec.session.replays import Replays
 from specdec.session.sampled_pair import SAMPLED_EVERY, sampled_line
 from specdec.session.tracing import trace
 from specdec.targets import Target
+from specdec.targets.causal import Causal
 from specdec.text.repetition import loop_share
 from specdec.timing.calls import Calibration
 
@@ -190,6 +192,11 @@ class Session:
             self._replays.alpha(arm, asked, baseline.tokens, work)
         found = self._prompt
         found.cache_bytes, found.peak_mb = self._held_bytes, peak_mb(self._target.device)
+        target = self._target
+        if isinstance(target, Causal) and target.mixture is not None and self._measurement.batch_size == 1:
+            for arm in (each.primary for each in parts.drafters):
+                named = {"method": arm.method, "gamma": arm.gamma, **work}
+                found.experts += expert_reads(target, target.mixture, done[id(arm)], named)
         clock = self._clock.mark() if isinstance(self._clock, SimulatedClock) else None
         record = DonePrompt(prompt.id, repeat, place, baseline.tokens, vars(found), clock)
         self._results.append(*lines, record)

@@ -81,7 +81,7 @@ def _intensity(
                 (
                     *(product.name, product.inputs or 0, product.outputs or 0),
                     *(k, w, context, evaluation, evaluated),
-                    *(float(copies * product.bytes(context)), float(copies * product.flops(tokens, context))),
+                    *(float(copies * product.bytes(context, tokens)), float(copies * product.flops(tokens, context))),
                     *(float(product.intensity(tokens, context)), bound),
                 )
             )

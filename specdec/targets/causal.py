@@ -38,6 +38,7 @@ from specdec.models.quantization import (
     recorded_quantization,
 )
 from specdec.models.random_weights import check_shape, random_model, shape_hash
+from specdec.models.routing import Mixture, names_experts
 from specdec.models.spread import DeviceMap, check_modules, mapped, placement, sharded, spread_in_words, whole
 from specdec.records import Acceptance, Draft, TextStart
 from specdec.sampling import SamplingConfig
@@ -184,6 +185,11 @@ class Causal(ModelTarget):
         own = [*acceptance.path, *[0] * accepted][:accepted]
         return replace(acceptance, path=tuple(ranks.agreed(own)), next_token=token, rejected=bool(rejected))
 
+    @cached_property
+    def mixture(self) -> Mixture | None:
+        """The target's layers of experts; None for a dense model, one in several pieces, and a router unknown to us."""
+        return Mixture.of(self.model) if self.in_one_piece else None
+
     def products(self) -> list[Product]:
         # The ceiling of one process or device is not that of a model on several, and quantised weights are unpacked.
         return matrix_products(self.model) if self.in_one_piece and self.quantization is None else []
@@ -209,6 +215,12 @@ class Causal(ModelTarget):
                 f"The target's modules lie on several devices ({spread_in_words(self.placed)}): a call runs through "
                 "them one after another and waits for what is moved, which a wide call pays once and plain decoding "
                 "pays for every token. Speedups of this run are distorted and say nothing of a model in one piece.",
+            )
+        if names_experts(self.model.config.get_text_config()) and self.mixture is None:
+            spread += (
+                "The target is a mixture of experts whose choices are not recorded, because its layers are not those "
+                "of transformers or lie on several devices: the account has no factor `experts`, and reading more "
+                "experts is a part of `verify`.",
             )
         return (*super().remarks, *spread)
 

@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from specdec.theory.arguments import Values, count, nonnegative, positive
+from specdec.theory.distinct_experts import distinct_experts
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,8 @@ class Product:
         matrices: number of such matrices that one call reads (layers; layers x kv heads for attention).
         bytes_per_value: size of one stored value.
         queries: vectors that each token brings to one matrix (heads per kv head in attention, else 1).
+        experts, chosen: a mixture has `experts` matrices in the place of each of the `matrices`, of which each token
+            takes `chosen`, any of them with the same chance and independently of other tokens.
     """
 
     name: str
@@ -33,6 +36,8 @@ class Product:
     matrices: int
     bytes_per_value: float
     queries: int = 1
+    experts: int = 1
+    chosen: int = 1
 
     @property
     def cached(self) -> bool:
@@ -40,20 +45,21 @@ class Product:
         return self.inputs is None or self.outputs is None
 
     def values(self, tokens: ArrayLike) -> Values:
-        """Return the stored values that a call reads with `tokens` tokens in the cache."""
+        """Return the stored values that a call on one token, in one expert, reads with `tokens` tokens in the cache."""
         size = (self.inputs or 1) * (self.outputs or 1) * self.matrices
         return size * (count(tokens, "tokens") if self.cached else np.ones(np.shape(tokens)))[()]
 
-    def bytes(self, context: ArrayLike) -> Values:
-        """Return the bytes that a call reads with `context` tokens in the cache."""
-        return self.bytes_per_value * self.values(context)
+    def bytes(self, context: ArrayLike, rows: ArrayLike = 1) -> Values:
+        """Return the bytes that a call on `rows` tokens reads with `context` tokens in the cache."""
+        read = 1.0 if self.experts == 1 else distinct_experts([self.chosen / self.experts] * self.experts, rows)
+        return self.bytes_per_value * self.values(context) * read
 
     def flops(self, rows: ArrayLike, context: ArrayLike) -> Values:
         """Return the floating-point operations of a call on `rows` tokens. Attention includes the call's own tokens,
         and masked pairs too, because a masked product is computed whole.
         """
         n = count(rows, "rows", minimum=1)
-        return 2 * n * self.queries * self.values(n + count(context, "context"))
+        return 2 * n * self.queries * self.chosen * self.values(n + count(context, "context"))
 
     def intensity(self, rows: ArrayLike, context: ArrayLike) -> Values:
         """Return the operations per byte moved: the bytes of the matrix and of the vectors that go in and come out.
@@ -61,13 +67,16 @@ class Product:
         """
         n = count(rows, "rows", minimum=1)
         along = (self.inputs or 0) + (self.outputs or 0)
-        moved = self.bytes(context) + self.bytes_per_value * n * self.queries * self.matrices * along
+        vectors = n * self.queries * self.chosen * self.matrices * along
+        moved = self.bytes(context, n) + self.bytes_per_value * vectors
         return (self.flops(n, context) / moved)[()]
 
 
-def call_bytes(products: Iterable[Product], context: ArrayLike) -> Values:
-    """Return the bytes of weights and cache that one call reads, W + KV, for any number of tokens."""
-    return sum(product.bytes(context) for product in products)
+def call_bytes(products: Iterable[Product], context: ArrayLike, rows: ArrayLike = 1) -> Values:
+    """Return the bytes of weights and cache that one call reads, W + KV: for any number of tokens in a dense model; in
+    a mixture W grows with `rows` towards all experts.
+    """
+    return sum(product.bytes(context, rows) for product in products)
 
 
 def call_flops(products: Iterable[Product], rows: ArrayLike, context: ArrayLike) -> Values:

@@ -4,7 +4,7 @@ steps, measured here, fitted by a run, or published.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import nan
 from pathlib import Path
 from statistics import fmean, median
@@ -172,7 +172,7 @@ def cost_of_server(
         return ServerCost(cost, measured or not looks_up, (1.0, 1.0) if measured else (0.0, 0.0), _NO_CALLS)
     if isinstance(target, Replay):
         own = drafter.cost if isinstance(drafter, RecordedLengths) else None
-        cost = target.cost if own is None else validated(SimulatedCost, {**vars(target.cost), "draft": vars(own)})
+        cost = target.cost if own is None else validated(SimulatedCost, {**asdict(target.cost), "draft": vars(own)})
         return ServerCost(cost, own is not None or not looks_up, (0.0, 0.0), _NO_CALLS)
     if "rows" not in target.capabilities.evaluations or "rows" not in target.capabilities.structures:
         raise UsageError(

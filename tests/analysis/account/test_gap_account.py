@@ -13,9 +13,11 @@ from specdec.theory.dependence import replay_rounds
 ACCEPTED = [2, 3, 2, 3, 2, 2, 2, 3, 2, 2]  # 33 tokens in 10 rounds: 3.30 per round
 
 
-def account_of(alpha, gamma, rounds, baseline, t1_s, replay=None, alpha_sums=None, replicates=10_000) -> Account:
+def account_of(
+    alpha, gamma, rounds, baseline, t1_s, replay=None, alpha_sums=None, replicates=10_000, experts=None
+) -> Account:
     """The account of one gamma's rounds and the baseline's."""
-    table = account_table(rounds, prompt_sums(baseline), gamma, replay, alpha_sums)
+    table = account_table(rounds, prompt_sums(baseline), gamma, replay, alpha_sums, experts)
     return gap_account(table, gamma, t1_s, alpha, replicates)
 
 
@@ -71,23 +73,36 @@ def random_run(make_rounds, generator: np.random.Generator, prompts: int = 6, ga
     return pd.concat(parts, ignore_index=True), pd.concat(baselines, ignore_index=True), pd.DataFrame(replays)
 
 
-@pytest.mark.parametrize(("with_replay", "restored"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("with_replay", "restored", "mixture"),
+    [(False, False, False), (True, False, False), (True, True, False), (True, True, True)],
+)
 @pytest.mark.parametrize("seed", range(5))
-def test_the_product_is_the_measured_speedup_for_any_data(make_rounds, seed, with_replay, restored):
+def test_the_product_is_the_measured_speedup_for_any_data(make_rounds, seed, with_replay, restored, mixture):
     generator = np.random.default_rng(seed)
     rounds, baseline, replay = random_run(make_rounds, generator)
     if restored:
         rounds["restore_s"] = generator.uniform(0, 1, len(rounds)) * rounds["commit_s"]
     alpha, t1 = generator.uniform(0.2, 1), generator.uniform(0.005, 0.05)
-    account = account_of(alpha, 4, rounds, baseline, t1, replay if with_replay else None, replicates=50)
+    experts = None
+    if mixture:
+        calls = rounds.groupby("prompt").size()
+        reads = calls * generator.uniform(1, 3, len(calls))
+        experts = pd.DataFrame({"prompt": calls.index, "calls": calls.to_numpy(), "reads": reads.to_numpy()})
+    replay = replay if with_replay else None
+    account = account_of(alpha, 4, rounds, baseline, t1, replay, replicates=50, experts=experts)
     measured = (baseline["round_s"].sum() / baseline["committed"].sum()) / (
         rounds["round_s"].sum() / rounds["committed"].sum()
     )
     assert account.speedup == pytest.approx(measured, abs=1e-12)
     assert abs(account.product - measured) < 1e-9
     assert sum(log(factor) for factor in account.factors.values()) == pytest.approx(log(measured), abs=1e-9)
-    absent = {"drift": not with_replay, "restore": not restored}
+    absent = {"drift": not with_replay, "restore": not restored, "experts": not mixture}
     assert list(account.factors) == [name for name in FACTORS if not absent.get(name)]
+    if experts is not None:
+        g, x = account.time["g"], experts["reads"].sum() / experts["calls"].sum()
+        assert account.factors["experts"] == pytest.approx((1 + g) / (x + g))
+        assert account.named("verify").symbol == "(x + g) / (v + g)" != FACTORS["verify"].symbol
     if restored:
         other = rounds["draft_s"].sum() + rounds["verify_s"].sum()
         assert account.factors["restore"] == pytest.approx(other / (other + rounds["restore_s"].sum()))

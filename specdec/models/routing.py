@@ -1,0 +1,108 @@
+"""Finds the experts of a transformers mixture, and writes down which of them its routers choose for every token.
+
+A layer of experts is recognised by two things that such layers of transformers 5 have in common, whatever the router
+is: a stack of weights over the experts, and a `forward` that is handed the experts of every token by their numbers.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from inspect import signature
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_CHOICES = ("top_k_index", "router_indices")  # what layers call the numbers [T, k] of the experts of each token
+
+
+def names_experts(config: Any) -> bool:
+    """Return whether the text configuration of a model speaks of several experts, recognised or not."""
+    values = vars(config).items()
+    return any("expert" in key and isinstance(value, int) and value > 1 for key, value in values)
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """The layers of experts of a model, in its order.
+
+    Attributes:
+        layers: the modules that hold the experts, each with its weights as stacks [E, ...].
+        names: for each layer the argument of `forward` that says which experts each token takes.
+    """
+
+    model: Any
+    layers: tuple[nn.Module, ...]
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, model: Any) -> "Mixture | None":
+        """Return the mixture that a model is; None for a dense model, and where no layer of experts is recognised."""
+        layers = {}
+        for module in model.modules():
+            stacks = [weight.shape[0] for weight in module.parameters(recurse=False) if weight.dim() == 3]
+            name = next((name for name in _CHOICES if name in signature(type(module).forward).parameters), None)
+            if stacks and name is not None and len({*stacks}) == 1 < stacks[0]:
+                layers[module] = name
+        return cls(model, tuple(layers), tuple(layers.values())) if layers else None
+
+    @cached_property
+    def experts(self) -> np.ndarray:
+        """The number of experts E of each layer [L]."""
+        return np.array([next(w.shape[0] for w in _weights(layer) if w.dim() == 3) for layer in self.layers])
+
+    @cached_property
+    def chosen(self) -> np.ndarray:
+        """The number of experts k that one token chooses in each layer [L], found by a call on one token."""
+        with self.recorded() as choices, torch.inference_mode():
+            device = self.model.get_input_embeddings().weight.device
+            self.model(input_ids=torch.zeros(1, 1, dtype=torch.int64, device=device), use_cache=False)
+        return np.array([calls[0].shape[1] if calls else 0 for calls in choices])
+
+    @cached_property
+    def expert_bytes(self) -> np.ndarray:
+        """The bytes of one expert of each layer [L]."""
+        return np.array([sum(w.nbytes for w in _weights(layer)) for layer in self.layers]) / self.experts
+
+    @cached_property
+    def shared_bytes(self) -> float:
+        """The bytes of all weights that every call reads: all but experts and embeddings that are only looked up."""
+        embedding, head = self.model.get_input_embeddings().weight, self.model.get_output_embeddings()
+        apart = {id(w) for layer in self.layers for w in _weights(layer)}
+        apart |= set() if head is not None and head.weight is embedding else {id(embedding)}
+        return float(sum(weight.nbytes for weight in self.model.parameters() if id(weight) not in apart))
+
+    def weight_bytes(self, distinct: np.ndarray) -> np.ndarray:
+        """Return the bytes of weights that calls [...] read, given the distinct experts [..., L] that they choose."""
+        return self.shared_bytes + np.asarray(distinct) @ self.expert_bytes
+
+    @contextmanager
+    def recorded(self) -> Iterator[list[list[Tensor]]]:
+        """Yield a list for each layer, to which every call of the model's own modules adds the experts [T, k] of its
+        tokens. What serves calls in place of the modules (compiled or traced passes) adds nothing.
+        """
+        choices: list[list[Tensor]] = [[] for _ in self.layers]
+
+        def hook(name: str, calls: list[Tensor]) -> Any:
+            def keep(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                bound = signature(type(module).forward).bind(module, *args, **kwargs)
+                calls.append(bound.arguments[name].detach().flatten(0, -2))
+
+            return keep
+
+        handles = [
+            layer.register_forward_pre_hook(hook(name, calls), with_kwargs=True)
+            for layer, name, calls in zip(self.layers, self.names, choices, strict=True)
+        ]
+        try:
+            yield choices
+        finally:
+            for handle in handles:
+                handle.remove()
+
+
+def _weights(layer: nn.Module) -> list[nn.Parameter]:
+    """Return the weights and biases that a layer of experts stacks."""
+    return list(layer.parameters(recurse=False))
