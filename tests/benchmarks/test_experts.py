@@ -53,7 +53,7 @@ def trained(model, tokens: list[int]) -> list[float]:
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        losses.append(float(loss))
+        losses.append(loss.item())
     return losses
 
 
