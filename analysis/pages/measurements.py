@@ -175,7 +175,8 @@ def _architectures(path: Path) -> tuple[str, Table]:
     outcomes = {  # outcome in the file, or words of the refusal: the same in the table
         "packed": "trees in one sequence",
         "rows": "drafts that branch by rows",
-        "cannot be rolled back": "refused: state that cannot be rolled back, or attention in chunks",
+        "cannot be rolled back": "refused: state that cannot be rolled back",
+        "takes no cache": "refused: they take no cache",
         "a later token changes": "refused: later tokens change earlier logits",
         "does not take the mask": "refused: they do not take our masks or positions",
         "cannot be used": "refused: other logits over a cache",

@@ -42,6 +42,23 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
         "Gemma2Config",
         dict(_GROUPED, head_dim=8, sliding_window=6, attn_implementation="eager", tie_word_embeddings=False),
     ),
+    "gemma4": (
+        "Gemma4TextConfig",
+        dict(_GROUPED, num_hidden_layers=4, head_dim=8, global_head_dim=16, sliding_window=3, num_kv_shared_layers=1)
+        | dict(layer_types=[*_MIXED, "full_attention"], vocab_size_per_layer_input=VOCABULARY)
+        | dict(hidden_size_per_layer_input=8, tie_word_embeddings=False),
+    ),
+    "llama4": (
+        "Llama4TextConfig",
+        dict(_GROUPED, num_hidden_layers=3, head_dim=8, attention_chunk_size=3, intermediate_size_mlp=48)
+        | dict(layer_types=["chunked_attention", "full_attention", "chunked_attention"], num_local_experts=2),
+    ),
+    "deepseek_v32": (
+        "DeepseekV32Config",
+        dict(SIZES, num_key_value_heads=4, q_lora_rank=16, kv_lora_rank=8, qk_nope_head_dim=8, qk_rope_head_dim=8)
+        | dict(v_head_dim=8, index_topk=6, index_head_dim=16, n_routed_experts=4, num_experts_per_tok=2)
+        | dict(n_group=1, topk_group=1, moe_intermediate_size=16, first_k_dense_replace=1),
+    ),
 }
 
 

@@ -36,6 +36,7 @@ class PreallocatedLayer(CacheLayerMixin):
 
     is_sliding = False
     is_croppable = True
+    indexer_position_ids: Tensor | None = None  # [.., B, S]; Qwen4's, which it keeps in the first layer that has any
 
     def __init__(self, capacity: int, copies: int) -> None:
         super().__init__()
@@ -128,6 +129,8 @@ class KVCache(Cache):
         capacity: number of slots of each copy.
         allocated: number of copies that the buffers have room for.
         copies: number of copies that the present text uses.
+        indexers: the keys of each layer by which sparse attention chooses what it reads (DeepSeek-V3.2), where it has
+            such: slots with the same numbers and lengths as its own.
         over: the cache whose slots this one shares (see `shared`); None where they are its own.
     """
 
@@ -135,13 +138,25 @@ class KVCache(Cache):
 
     def __init__(self, layers: int, capacity: int, copies: int = 1) -> None:
         super().__init__(layers=[PreallocatedLayer(capacity, copies) for _ in range(layers)])
+        self.indexers = [PreallocatedLayer(capacity, copies) for _ in range(layers)]
         self.capacity = capacity
         self.allocated = self.copies = copies
+
+    @property
+    def _slotted(self) -> list[PreallocatedLayer]:
+        """All that hold slots."""
+        return [*self.layers, *self.indexers]
+
+    def update_indexer(self, keys: Tensor, layer_idx: int) -> Tensor:
+        """Append an indexer's keys [B, n, D] to the first B copies; return all that these copies hold, [B, S, D]."""
+        return self.indexers[layer_idx].update(keys.unsqueeze(1), keys[:, None, :, :0])[0].squeeze(1)
 
     def shared(self, layers: int) -> "KVCache":
         """Return a cache over the same slots of the first `layers` layers, with a length of its own."""
         view = KVCache(layers, self.capacity, self.allocated)
-        view.layers = [SharedLayer(layer) for layer in self.layers[:layers]]
+        view.layers, view.indexers = (
+            [SharedLayer(layer) for layer in own[:layers]] for own in (self.layers, self.indexers)
+        )
         view.over = self
         return view
 
@@ -152,7 +167,7 @@ class KVCache(Cache):
 
     @length.setter
     def length(self, value: int) -> None:
-        for layer in self.layers:
+        for layer in self._slotted:
             layer.length = value
 
     def holds(self, capacity: int, copies: int) -> bool:
@@ -170,6 +185,10 @@ class KVCache(Cache):
 
     def begin(self, sequences: int, tokens: int) -> None:
         """Take note that a call on `tokens` tokens of each of `sequences` sequences begins."""
+        length = self.length
+        for layer in self.layers:
+            if (ids := getattr(layer, "indexer_position_ids", None)) is not None:
+                layer.indexer_position_ids = ids[:, :1, :length].expand(-1, sequences, -1)
 
     def _cut(self, length: int, copy: int) -> None:
         """Keep the first `length` slots, as the last call left them in the given copy."""
@@ -178,12 +197,12 @@ class KVCache(Cache):
     @contextmanager
     def writing_to(self, places: Tensor, slots: int) -> Iterator[None]:
         """Let calls within the context write to the slots `places` [n] and attend to the first `slots` slots."""
-        for layer in self.layers:
+        for layer in self._slotted:
             layer.places, layer.shown = places, slots
         try:
             yield
         finally:
-            for layer in self.layers:
+            for layer in self._slotted:
                 layer.places = None
 
     def restart(self, copies: int) -> None:
@@ -192,7 +211,7 @@ class KVCache(Cache):
 
     def broadcast(self) -> None:
         """Copy what the first copy holds to all other copies in use."""
-        for layer in self.layers:
+        for layer in self._slotted:
             if layer.is_initialized and self.copies > 1:
                 for buffer in (layer.keys, layer.values):
                     buffer[1 : self.copies, :, : layer.length] = buffer[:1, :, : layer.length]
@@ -202,9 +221,10 @@ class KVCache(Cache):
         compiled passes may hold them.
         """
         grown = KVCache(len(self.layers), self.capacity, copies)
-        for index, layer in enumerate(self.layers):
+        for layer, twin in zip(self._slotted, grown._slotted, strict=True):
             if layer.is_initialized:
-                grown.update(layer.keys[:1, :, : layer.length], layer.values[:1, :, : layer.length], index)
+                twin.update(layer.keys[:1, :, : layer.length], layer.values[:1, :, : layer.length])
+                twin.indexer_position_ids = layer.indexer_position_ids
         grown.broadcast()
         return grown
 
@@ -220,7 +240,7 @@ class KVCache(Cache):
         length = prefix + len(slots)
         if slots and (self.copies > 1 or tuple(slots) != tuple(range(prefix, length))):
             index = None
-            for layer in self.layers:
+            for layer in self._slotted:
                 if layer.is_initialized:
                     if index is None or index.device != layer.keys.device:  # layers may lie on several devices
                         index = torch.tensor(tuple(slots)).to(layer.keys.device, non_blocking=True)
@@ -245,7 +265,7 @@ class KVCache(Cache):
 
     def nbytes(self) -> int:
         """Return the bytes of all buffers."""
-        return buffer_bytes(self.layers) + self.state_bytes()
+        return buffer_bytes(self._slotted) + self.state_bytes()
 
 
 def buffer_bytes(layers: Iterable[CacheLayerMixin]) -> int:

@@ -125,8 +125,8 @@ class Comparison:
     def packed(self) -> bool:
         """Return whether a tree in one sequence agrees, and a text behind a path of it; `chain` comes before."""
         decoder = self._decoder
-        if not isinstance(decoder, Decoder) or decoder.recurrent:  # a state follows one path
-            return False
+        if not isinstance(decoder, Decoder) or decoder.recurrent or decoder.probed.own_masks:
+            return False  # a state follows one path, as does a model's own mask
         return self._agrees("packed", lambda: self._tree(self._in_one_sequence)) and self._agrees(
             "branches", lambda: self._other_branches(self._in_one_sequence), hidden=True
         )
@@ -152,7 +152,8 @@ class Comparison:
     def static(self) -> bool:
         """Return whether calls of fixed shape agree."""
         decoder = self._decoder
-        return isinstance(decoder, Decoder) and not decoder.recurrent and self._agrees("static", self._static_call)
+        whole = isinstance(decoder, Decoder) and not decoder.recurrent and not decoder.probed.own_masks
+        return whole and self._agrees("static", self._static_call)
 
     def crossing(self, border: int) -> bool:
         """Return whether a text agrees that crosses the length `border` in two calls."""

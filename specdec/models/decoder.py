@@ -16,8 +16,8 @@ from torch import Tensor
 from specdec.errors import ModelLoadError
 from specdec.models.attention import pin_attention, use_own_attention
 from specdec.models.cache import KVCache, cache_name
-from specdec.models.forward_pass import Pass, only_sequence, run_model
-from specdec.models.masks import MaskBuffers
+from specdec.models.forward_pass import FIRST_POSITION, Pass, only_sequence, run_model
+from specdec.models.masks import AttentionChunk, MaskBuffers
 from specdec.models.path_batch import PathBatch, path_batch, root_batch
 from specdec.models.probed import Probed
 from specdec.models.recurrent_cache import HYBRID, RECURRENT, LayerKind, RecurrentCache, record_calls
@@ -26,7 +26,7 @@ from specdec.records import Tree, chain_tree
 
 _BUCKET = 512  # the capacity of a cache of passes is a multiple of this number of slots
 # Kinds of layers whose state can be rolled back by forgetting slots.
-_ATTENTION = ("full_attention", "sliding_attention")
+_ATTENTION = ("full_attention", "sliding_attention", "chunked_attention", "indexed_attention")
 _BESIDE = ("moe", "mlp")  # kinds of layers that keep nothing
 
 
@@ -103,7 +103,7 @@ class Decoder(CachedModel):
     Attributes:
         states: hidden states [N+1, D] of the tokens of the last call, where `keep_states` asked for them; of several
             layers side by side.
-        windows: the tokens back that each kind of attention layer sees; None for all.
+        windows: the tokens back that each kind of attention layer sees, or an `AttentionChunk`; None for all.
         passes: what serves calls on texts in its cache in place of the modules, a `specdec.compiled` `CompiledPasses`,
             which this module knows nothing of; None: nothing.
         masks: buffers of the masks over a cache.
@@ -133,9 +133,15 @@ class Decoder(CachedModel):
             model.set_experts_implementation("eager")  # torch groups no products in this format
         taken = signature(model.forward).parameters
         self._positioned = "position_ids" in signature(type(model).forward).parameters
-        # The prefill needs no logits: models that can limit them compute those of one token only.
-        if "logits_to_keep" in taken:
+        # The prefill needs no logits: models that can limit them compute those of one token only. Gemma 4 then leaves
+        # out the states of the other tokens too, in layers that share keys, and masks, under an attention of ours.
+        if "logits_to_keep" in taken and not getattr(config, "num_kv_shared_layers", 0):
             self.prefill_options = {"logits_to_keep": 1}
+        # RoBERTa and its kin number positions from behind their padding token on, whose place in the table is empty.
+        for part, module in model.named_modules():
+            if part.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
+                setattr(model, FIRST_POSITION, module.padding_idx + 1)
+                self.context_length -= module.padding_idx + 1
         self.cache = self._new_cache(1)
         self.masks = MaskBuffers(self.windows, model.dtype, self.device)
         self.passes: Any = None
@@ -154,7 +160,7 @@ class Decoder(CachedModel):
         """Return the cache that passes for texts of this capacity are to write into (`specdec.compiled`); None: no
         passes can be made.
         """
-        if self.recurrent:
+        if self.recurrent or self.probed.own_masks:
             return None
         # The record of batches is made with two sequences; with two copies it would take the two for the same number.
         return KVCache(self.layers, -(-capacity // _BUCKET) * _BUCKET, 3 if copies == 2 else copies)
@@ -251,6 +257,9 @@ class Decoder(CachedModel):
     def _run(self, sequences: Tensor, tree: Tree, **options: int) -> Pass:
         """Evaluate tokens [B, N+1], the root and the nodes of `tree` in each sequence, by the model's own modules."""
         prefix, batch = self.cache.length, len(sequences)
+        self.cache.begin(*sequences.shape)
+        if self.probed.own_masks:
+            return run_model(self.model, self.cache, self.kept, sequences, None, {}, **options)
         # A view for each sequence: some models do not take one for all.
         views = self.masks.view(tree, prefix, self.cache.capacity).items()
         masks: dict[str, Tensor | None] = {
@@ -259,7 +268,6 @@ class Decoder(CachedModel):
         if self.recurrent and self._positioned:  # a model without attention takes neither positions nor masks by kind
             masks |= dict.fromkeys(RECURRENT)
         positions = tree.offsets.to(self.device, non_blocking=True) + prefix
-        self.cache.begin(*sequences.shape)
         places = positions.expand(batch, -1) if self._positioned else None
         return run_model(self.model, self.cache, self.kept, sequences, places, masks, **options)
 
@@ -328,10 +336,10 @@ def attention_windows(config: Any, name: str, recurrent: Sequence[LayerKind] = (
         return {"full_attention": window}
     if kinds & set(HYBRID):  # models name the masks of their attention after the layer or after its window
         kinds |= {"full_attention"} | ({"sliding_attention"} if "hybrid_sliding" in kinds else set())
-    return {
-        kind: window if kind in ("sliding_attention", "hybrid_sliding") else None
-        for kind in sorted(kinds & {*_ATTENTION, *HYBRID})
-    }
+    of_kind = dict.fromkeys(("sliding_attention", "hybrid_sliding"), window)
+    if "chunked_attention" in kinds:
+        of_kind["chunked_attention"] = AttentionChunk(config.attention_chunk_size)
+    return {kind: of_kind.get(kind) for kind in sorted(kinds & {*_ATTENTION, *HYBRID})}
 
 
 def keeps_states(release: str) -> bool:

@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from specdec.models.cache import CACHE, KVCache
-from specdec.models.masks import for_model
+from specdec.models.masks import for_model, within
+
+FIRST_POSITION = "_specdec_first_position"  # the attribute of a model whose own positions do not begin with 0
 
 
 class Pass(NamedTuple):
@@ -33,9 +35,11 @@ def run_model(
 
     Args:
         kept: layers whose hidden states are wanted, counted down from the last (0 is what the output head reads).
-        positions: [B, N]; None for a model that takes none.
+        positions: [B, N], 0 for the first token of a text; None for a model that takes none.
         options: further arguments of the model.
     """
+    if positions is not None and (first := getattr(model, FIRST_POSITION, 0)):
+        positions = positions + first
     places = {} if positions is None else {"position_ids": positions}
     output = model(
         input_ids=tokens, attention_mask=for_model(masks), use_cache=True, output_hidden_states=bool(kept),
@@ -74,7 +78,7 @@ def static_pass(
     """Make a forward pass with the same shapes at every call: it attends to the cache's first `slots` slots, masked.
 
     Args:
-        windows: for each kind of attention layer, how many tokens back it sees; None for all.
+        windows: for each kind of attention layer, how many tokens back it sees, or an `AttentionChunk`; None for all.
         kept: layers whose states are wanted (see `run_model`).
         slots: None for the whole capacity.
     Returns:
@@ -88,11 +92,11 @@ def static_pass(
 
     def forward(tokens: Tensor, prefix: Tensor, below: Below | None = None) -> Pass:
         places = prefix + torch.arange(len(tokens), device=model.device)
-        positions, behind, seen = _sight(places, columns, below)
+        positions, keys, seen = _sight(places, columns, below)
         masks = {}
         for kind, window in windows.items():
-            within = seen if window is None else seen & (behind < window)
-            masks[kind] = torch.where(within, hidden.new_zeros(()), hidden)[None, None]
+            near = seen if window is None else seen & within(window, positions[:, None], keys)
+            masks[kind] = torch.where(near, hidden.new_zeros(()), hidden)[None, None]
         with cache.writing_to(places, slots):
             return only_sequence(run_model(model, cache, kept, tokens.unsqueeze(0), positions.unsqueeze(0), masks))
 
@@ -100,7 +104,7 @@ def static_pass(
 
 
 def _sight(places: Tensor, columns: Tensor, below: Below | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the positions [N] of tokens, by how much each slot is behind them, and which slots they see, [N, slots].
+    """Return the positions [N] of tokens, those of all slots [slots], and which slots they see, [N, slots].
 
     Args:
         places: [N] the slots of the tokens, which follow one another.
@@ -108,12 +112,10 @@ def _sight(places: Tensor, columns: Tensor, below: Below | None) -> tuple[Tensor
         below: None for a chain.
     """
     if below is None:
-        behind = places[:, None] - columns
-        return places, behind, behind >= 0
+        return places, columns, places[:, None] >= columns
     positions = places[0] + below.offsets
     ahead = columns - places[0]  # 0 is the root's slot
     node = ahead.clamp(0, len(places) - 1)
     in_prefix = ahead < 0
-    behind = positions[:, None] - torch.where(in_prefix, columns, positions[node])
     seen = in_prefix | ((ahead < len(places)) & below.visible[:, node])
-    return positions, behind, seen
+    return positions, torch.where(in_prefix, columns, positions[node]), seen

@@ -22,6 +22,17 @@ _LONG_CHAIN = 64  # tokens; the square buffer of a longer chain, a prefill, is n
 _ALIGNMENT = 8
 
 
+class AttentionChunk(int):
+    """The size of the chunks that a kind of attention layer cuts a text into: a token sees those of its own chunk
+    (Llama 4). It takes the place of a window, which is the number of tokens that a token looks back.
+    """
+
+
+def within(window: int, queries: Tensor, keys: Tensor) -> Tensor:
+    """Return which of the tokens at positions `keys` are not too far back for those at `queries`; both broadcast."""
+    return keys >= queries - queries % window if isinstance(window, AttentionChunk) else queries - keys < window
+
+
 def for_model(masks: Mapping[str, Tensor | None]) -> Mask:
     """Return masks as transformers takes them; None stands for a kind of layer that takes none."""
     return masks if len(masks) > 1 else next(iter(masks.values()), None)
@@ -33,7 +44,8 @@ class MaskBuffers:
     def __init__(self, windows: Mapping[str, int | None], dtype: torch.dtype, device: torch.device) -> None:
         """
         Args:
-            windows: for each kind of attention layer, how many tokens back it sees; None for all.
+            windows: for each kind of attention layer, how many tokens back it sees (or an `AttentionChunk`); None for
+                all.
 
         With `aligned`, as on a GPU, a mask is a copy whose lines begin where its kernels can read them.
         """
@@ -73,11 +85,12 @@ class _Buffer:
     root.
 
     What a token sees depends on distances alone, so one buffer serves every prefix, and its first lines serve every
-    shorter chain.
+    shorter chain. Chunks do not move with the text: what they hide is written into a copy at every call.
     """
 
     def __init__(self, tokens: int, columns: int, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
-        self._columns, self._window = columns, window
+        self._columns, self._chunk = columns, window if isinstance(window, AttentionChunk) else None
+        self._window = window = None if self._chunk else window
         self._hidden = torch.finfo(dtype).min
         hidden = torch.full((tokens, columns + tokens), self._hidden, dtype=dtype, device=device)
         self._mask = hidden.triu(columns + 1)
@@ -85,6 +98,8 @@ class _Buffer:
             self._mask += hidden.tril(columns - window)
         self._tree: Tree | None = None  # the tree that was last written over the chain
         self._copy: Tensor | None = None
+        if self._chunk:
+            self.align()
 
     def align(self) -> None:
         """Give out views as copies that a GPU can read, in one place and with the same strides at every call."""
@@ -97,7 +112,12 @@ class _Buffer:
             self._write(tree)
         view = self._mask[:tokens, self._columns - prefix : self._columns + tokens]
         if self._copy is not None:
-            view = self._copy[:tokens, : prefix + tokens].copy_(view)
+            with torch.inference_mode():  # it may have been made in this mode
+                view = self._copy[:tokens, : prefix + tokens].copy_(view)
+                if self._chunk and prefix + tree.depth >= self._chunk:
+                    keys = torch.cat([torch.arange(prefix), tree.offsets + prefix])
+                    hidden = ~within(self._chunk, keys[prefix:, None], keys)
+                    view.masked_fill_(hidden.to(view.device, non_blocking=True), self._hidden)
         return view[None, None]
 
     @torch.inference_mode()  # the buffer may have been made in this mode
@@ -109,8 +129,8 @@ class _Buffer:
         if self._window is not None:
             block = self._mask[:tokens, : self._columns + tokens]
             keys = torch.cat([torch.arange(-self._columns, 0), tree.offsets])
-            within = tree.offsets[:, None] - keys < self._window
-            within[:, self._columns :] &= visible
-            visible = within
+            near = within(self._window, tree.offsets[:, None], keys)
+            near[:, self._columns :] &= visible
+            visible = near
         block.fill_(self._hidden).masked_fill_(visible.to(self._mask.device, non_blocking=True), 0.0)
         self._tree = tree

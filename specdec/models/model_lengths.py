@@ -73,6 +73,8 @@ def _may_be_length(names: Sequence[str]) -> bool:
     words = set(re.split(r"[_\W]+|(?<=[a-z])(?=[A-Z])", names[-1].lower() if names else ""))
     if words & _COUNTED:
         return False
+    if words >= {"index", "topk"}:  # the tokens that sparse attention reads
+        return True
     return bool(words & _LENGTH) or not words & _OTHER
 
 

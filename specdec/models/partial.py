@@ -96,6 +96,11 @@ def partial_model(model: Any, skipped: Collection[ModelPart], name: str) -> Any:
             module of its own, and where no attention would be left.
     """
     layers = len(blocks_of(model, name))
+    if getattr(model.config.get_text_config(), "hidden_size_per_layer_input", 0):
+        raise UsageError(
+            f"Model {name} ({model.config.model_type}) has embeddings for each of its layers, so a part of it cannot "
+            "draft: use another drafter, such as small_model."
+        )
     beyond = [part.block for part in skipped if not 0 <= part.block < layers]
     if beyond:
         raise UsageError(f"Model {name} has no block {max(beyond)}: its {layers} blocks count from 0.")

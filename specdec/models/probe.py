@@ -16,6 +16,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,6 +27,7 @@ import transformers
 from specdec import ranks
 from specdec.code_version import code_hash
 from specdec.errors import ModelLoadError, is_out_of_memory
+from specdec.models.cache import CACHE as MODEL_CACHE
 from specdec.models.comparison import (
     BEHIND,
     BITS_16,
@@ -37,6 +39,7 @@ from specdec.models.comparison import (
     plain_logits,
     tokens_of,
 )
+from specdec.models.decoder import Decoder
 from specdec.models.load import content_hash
 from specdec.models.model_lengths import Key, lengths_of, shortened, text_config
 from specdec.models.probed import Probed
@@ -69,7 +72,8 @@ def open_decoder(decoder: AnyDecoder) -> Probed:
     """Find out which calls a model can be trusted with, and set its decoder accordingly; then fill its cache with a
     token, so that the size of a slot is known.
 
-    Where the model's attention fails and the eager one does not, the model is switched to that.
+    Where the model's attention fails and the eager one does not, the model is switched to that; where it takes no masks
+    and positions of ours, as BLOOM, its own are tried.
 
     Raises:
         ModelLoadError: it fails, its logits are not finite, a later token changes earlier logits, or a chain over the
@@ -124,6 +128,11 @@ def probe(decoder: AnyDecoder) -> Probed:
                 if probed is None or eager.packed:
                     return replace(eager, attention=_EAGER)
             _switched(decoder, stock)
+        if probed is None and isinstance(decoder, Decoder):
+            decoder.probed = Probed(own_masks=True)
+            with suppress(ModelLoadError):
+                return replace(_compared(decoder, under_way), own_masks=True)
+            decoder.probed = Probed()
         if probed is None:
             raise refused
         return probed
@@ -329,6 +338,9 @@ class _Probe:
                 self._errors.pop(check, None)
 
     def _refusal(self, trial: Comparison, who: str, near: str) -> str:
+        model = self._decoder.model
+        if MODEL_CACHE not in signature(type(model).forward).parameters:
+            return f"{who} cannot be used: it takes no cache that could be rolled back after a rejection; {_OTHER}."
         if trial.faults:
             return (
                 f"{who} cannot be used: it does not take the mask and the positions that a draft behind a cache{near} "
@@ -339,7 +351,7 @@ class _Probe:
                 f"{who} cannot be used: rejected tokens change its logits{near}, by {trial.errors['rejected']:.2g} of "
                 f"their spread; {_OTHER}."
             )
-        remedy = f"try float32 weights, or {_OTHER}" if self._decoder.model.dtype in BITS_16 else _OTHER
+        remedy = f"try float32 weights, or {_OTHER}" if model.dtype in BITS_16 else _OTHER
         return (
             f"{who} cannot be used: after rolling back its cache{near}, its logits differ from those of a plain "
             f"forward pass, by {trial.errors['chain']:.2g} of their spread; {remedy}."
@@ -355,7 +367,7 @@ class _Probe:
         if decoder.model.dtype in BITS_16 and sum(weight.numel() for weight in model.parameters()) < _COPIED:
             model = model.float()
         copied = decoder_of(model, decoder.name, decoder.prefill_chunk, bool(decoder.recurrent))
-        copied.stepping = decoder.stepping
+        copied.stepping, copied.probed = decoder.stepping, decoder.probed
         context, longest = copied.context_length, max(short.values())
         prompts = {prompt: length for length, few in short.items() for prompt in _around(few, context)}
         prompts |= {_clipped(prompt, context): max(short) for prompt in (2 * longest, 3 * longest + BEHIND - 1)}

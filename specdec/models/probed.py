@@ -24,6 +24,8 @@ class Probed:
         pending: lengths of the configuration, in tokens, that a copy with short ones was compared around at most: the
             model itself would take too long for that when it is opened.
         attention: the implementation of attention that the model was switched to, because its own fails; None: none.
+        own_masks: calls are made without our masks and positions, which the model does not take; the model's own are
+            those of a chain behind the cache.
         states: how the states of layers that keep one are brought back after a rejection: "recorded", "replayed" or
             "stepped" (see `recurrent_cache`); "" for a model with attention only.
         errors: by check, how far logits were from those of a plain pass (see `comparison.logit_error`).
@@ -37,6 +39,7 @@ class Probed:
     context: int | None = None
     pending: tuple[int, ...] = ()
     attention: str | None = None
+    own_masks: bool = False
     states: str = ""
     errors: Mapping[str, float] = field(default_factory=dict)
 
@@ -63,6 +66,11 @@ class Probed:
             found.append(
                 f"{who} takes chains, and drafts that branch by rows only: its layers keep a state, which follows one "
                 f"path. {_WAYS[self.states]}"
+            )
+        elif self.own_masks:
+            found.append(
+                f"{who} takes chains, and drafts that branch by rows only: it takes no mask but its own, which is that "
+                "of one path."
             )
         elif not self.packed:
             found.append(

@@ -182,6 +182,7 @@ class RecurrentCache(KVCache):
             else PreallocatedLayer(capacity, copies)
             for kind in kinds
         ]  # fmt: skip
+        self.indexers = [PreallocatedLayer(capacity, copies) for _ in kinds]
 
     @property
     def _recurrent(self) -> list[RecurrentLayer]:
@@ -207,6 +208,7 @@ class RecurrentCache(KVCache):
 
     def begin(self, sequences: int, tokens: int) -> None:
         self._cut(self._length, 0)
+        super().begin(sequences, tokens)
         for layer in self._recurrent:
             layer.begin(sequences)
         self._length, self._tokens = self._length + tokens, tokens
@@ -229,7 +231,7 @@ class RecurrentCache(KVCache):
         elif self._tokens:
             for layer in self._recurrent:
                 layer.keep(accepted, self._tokens, copy)
-        for layer in self.layers:
+        for layer in self._slotted:
             if isinstance(layer, PreallocatedLayer) and layer.is_initialized:
                 layer.length = length
         self._length, self._tokens = length, 0
@@ -256,9 +258,10 @@ class RecurrentCache(KVCache):
     def grown(self, copies: int) -> "RecurrentCache":
         grown = RecurrentCache(self.kinds, self.capacity, copies, self.stepping)
         self._cut(self._length, 0)
-        for layer, own in zip(grown.layers, self.layers, strict=True):
+        for layer, own in zip(grown._slotted, self._slotted, strict=True):
             if isinstance(own, PreallocatedLayer) and own.keys is not None and own.values is not None:
                 PreallocatedLayer.update(layer, own.keys[:1, :, : own.length], own.values[:1, :, : own.length])
+                layer.indexer_position_ids = own.indexer_position_ids
             if isinstance(layer, RecurrentLayer) and isinstance(own, RecurrentLayer):
                 layer.conv_kernel_size = own.conv_kernel_size
                 layer.set(own.state())

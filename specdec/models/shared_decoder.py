@@ -35,7 +35,7 @@ class SharedDecoder(Decoder):
         """
         model = partial_model(decoder.model, block_parts(range(layers, decoder.layers)), decoder.name)
         super().__init__(model, decoder.name, decoder.prefill_chunk)
-        self.in_step = False
+        self.in_step, self.probed = False, decoder.probed
         self._other = decoder
 
     def cache_for_passes(self, capacity: int, copies: int) -> KVCache | None:

@@ -27,7 +27,8 @@ def decoded(target, drafter, verifier, structure, reference=None, prompt=PROMPT)
 
 
 # What a kind of model can break is masks, positions and the cache: every architecture is shown drafts of which any path
-# may be right, in both ways of evaluating them. All else is tried on two architectures.
+# may be right, in both ways of evaluating them. All else is tried on two architectures, and
+# drafters of three kinds on Gemma 4, the last layers of which read the keys of earlier ones.
 SHAPES = ("chain", "packed"), *((shape, how) for shape in ("rows", "tree") for how in ("packed", "rows"))
 COMBINATIONS = [
     (drafter, verifier, shape, "packed")
@@ -48,7 +49,7 @@ CASES = [
     for case in COMBINATIONS
     for architecture in ("gemma3", "llama")
     for gamma in ((1, 4) if case[2] == "chain" else (3,))
-]
+] + [("gemma4", drafter, "greedy", "chain", "packed", 4) for drafter in ("ngram", "small_model", "medusa")]
 
 
 def test_the_texts_do_not_collapse(architecture):

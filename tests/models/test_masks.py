@@ -1,10 +1,10 @@
-"""Masks against the definition: a token sees the prefix, its ancestors and itself, within its window."""
+"""Masks against the definition: a token sees the prefix, its ancestors and itself, within its window or its chunk."""
 
 import pytest
 import torch
 
 from specdec.models import masks
-from specdec.models.masks import MaskBuffers
+from specdec.models.masks import AttentionChunk, MaskBuffers
 from specdec.records import Tree, chain_tree
 
 HIDDEN = torch.finfo(torch.float64).min
@@ -32,12 +32,14 @@ def defined(tree: Tree, prefix: int, window: int | None) -> torch.Tensor:
         place = prefix + int(tree.offsets[row])
         own = [(prefix + index, prefix + int(tree.offsets[index])) for index in seen]
         for column, key in [*((slot, slot) for slot in range(prefix)), *own]:
-            if window is None or place - key < window:
+            if window is None or (
+                key // window == place // window if isinstance(window, AttentionChunk) else place - key < window
+            ):
                 mask[0, 0, row, column] = 0
     return mask
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 7, 1000])
+@pytest.mark.parametrize("window", [None, 1, 3, 7, 1000, *map(AttentionChunk, (1, 3, 7, 1000))], ids=repr)
 def test_a_mask_is_what_its_definition_says(window):
     """Chains and trees of changing sizes in turn: no draft leaves anything of itself in the next one's mask."""
     ours = made(window)

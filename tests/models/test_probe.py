@@ -49,11 +49,7 @@ def long_rope(length: int, factor: float = 4.0) -> dict[str, Any]:
     return GROUPED | original | dict(rope_parameters=kind | original)
 
 
-NOT_CAUSAL, NOT_PLAIN, FAILS = (
-    "a later token changes its logits",
-    "differ from those of a plain",
-    "does not take the mask",
-)
+NOT_CAUSAL = "a later token changes its logits"
 OF_GPT_NEO = dict(
     vocab_size=VOCABULARY, hidden_size=32, num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]],
     window_size=6, max_position_embeddings=128, intermediate_size=48, bos_token_id=None, eos_token_id=None,
@@ -80,11 +76,11 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "bart": ("BartConfig", OF_BART, "rows"),
     "pegasus": ("PegasusConfig", OF_BART, "rows"),
     "trocr": ("TrOCRConfig", OF_BART, "rows"),
-    "bloom": ("BloomConfig", OF_BLOOM, FAILS),
-    "falcon_alibi": ("FalconConfig", dict(SIZES, alibi=True), FAILS),
+    "bloom": ("BloomConfig", OF_BLOOM, "rows"),
+    "falcon_alibi": ("FalconConfig", dict(SIZES, alibi=True), "rows"),
     "bert": ("BertConfig", dict(SIZES, pad_token_id=0), NOT_CAUSAL),
     "roberta": ("RobertaConfig", dict(SIZES, pad_token_id=1), NOT_CAUSAL),
-    "roberta_decoder": ("RobertaConfig", dict(SIZES, pad_token_id=1, is_decoder=True), NOT_PLAIN),
+    "roberta_decoder": ("RobertaConfig", dict(SIZES, pad_token_id=60, is_decoder=True), "packed"),
 }
 
 
@@ -136,7 +132,7 @@ def test_a_family_that_cannot_be_served_is_refused_in_one_sentence(family):
 def test_what_is_served_by_rows_would_be_wrong_under_a_tree_mask(family):
     target = Causal(model_of(family), GREEDY)
     found = target.decoder.probed
-    assert found.errors["packed"] > 0.05 and found.errors["rows"] < 1e-5
+    assert found.errors["rows"] < 1e-5 and (found.own_masks or found.errors["packed"] > 0.05)
     assert target.describe()["probe"]["packed"] is False and target.describe()["evaluation"] == "rows"
     assert target.capabilities.evaluations == ("rows",) and "packed" in Causal.capabilities.evaluations
     assert target.tags == {"evaluation": "rows"} and Causal(model_of("llama"), GREEDY).tags == {}

@@ -93,13 +93,15 @@ def test_flops_count_a_tied_embedding_once(tiny_model, target_of):
 
 SMALL = dict(vocab_size=31, hidden_size=32, num_hidden_layers=2)
 ATTENTION = dict(SMALL, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1)
-_CHUNKED = dict(ATTENTION, layer_types=["chunked_attention", "full_attention"], head_dim=16)
 CANNOT_ROLL_BACK = {
-    "Llama4TextConfig": (_CHUNKED, "chunked_attention layers.* rolled back"),
+    "DeepseekV4Config": (
+        dict(ATTENTION, layer_types=["heavily_compressed_attention", "sliding_attention"]),
+        "heavily_compressed_attention layers.* rolled back",
+    ),
     # It names no layer types and keeps its state outside the cache: the trial when loading refuses it.
     "RwkvConfig": (
         dict(SMALL, attention_hidden_size=32, intermediate_size=64, context_length=64),
-        "rolled-back|rolling back",
+        "takes no cache",
     ),
 }
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from specdec.models.masks import Mask, for_model
+from specdec.models.masks import Mask, for_model, within
 from specdec.training.recipes import SubtasksConfig
 
 UNSCORED = -100  # the target of a row that predicts nothing, as `torch.nn.functional.cross_entropy` ignores it
@@ -58,14 +58,15 @@ class MaskRows:
         """Return the additive mask [B, 1, R, R], or one by the name of each kind of layers.
 
         Args:
-            windows: for each kind of attention layer, how many tokens back it sees; None for all.
+            windows: for each kind of attention layer, how many tokens back it sees (or an `AttentionChunk`); None for
+                all.
         """
         visible, positions = self.visible(), self.positions
         masks = {}
         for kind, window in windows.items():
             seen = visible
             if window is not None:
-                seen = visible & (positions.unsqueeze(-1) - positions.unsqueeze(-2) < window)
+                seen = visible & within(window, positions.unsqueeze(-1), positions.unsqueeze(-2))
             masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).unsqueeze(1)
             masks[kind].masked_fill_(~seen.unsqueeze(1), torch.finfo(dtype).min)
         return for_model(masks)
