@@ -1,0 +1,43 @@
+"""Runs of a target whose layers keep a state: resumed and replayed they are the whole run, and a batch is refused."""
+
+import json
+
+import pandas as pd
+import pytest
+from fixtures.recurrent_families import RECURRENT
+from fixtures.resumed_runs import TINY, decode, found
+from fixtures.small_parts import composed
+
+from specdec.errors import UsageError
+from specdec.folder import results
+
+TYPES = {"qwen3_next": "qwen3_next", "lfm2": "lfm2", "granite_hybrid": "granitemoehybrid"}
+PLAYED = ["gamma", "round", "offered", "accepted", "committed"]
+
+
+def run_of(family, *overrides):
+    """Return the configuration of a run on random weights, whose logits are far enough apart."""
+    shape = dict(model_type=TYPES[family], seed=0) | RECURRENT[family][1] | dict(initializer_range=0.5, vocab_size=8)
+    target = ("target=causal", "target.model=random", f"target.shape={json.dumps(shape)}".replace('"', ""))
+    prompts = ("prompts=random_tokens", "prompts.count=3", "prompts.length=24", "prompts.vocabulary=8")
+    return composed(*TINY, "+drafter=ngram", *target, "target.dtype=float32", *prompts, *overrides)
+
+
+@pytest.mark.parametrize("family", ["lfm2", "granite_hybrid", pytest.param("qwen3_next", marks=pytest.mark.slow)])
+def test_a_killed_run_and_a_replay_of_its_folder_have_the_rounds_of_the_whole_one(tmp_path, family, monkeypatch):
+    monkeypatch.setattr(results, "_KEPT_S", -1.0)
+    decode(run_of(family), tmp_path / "whole")
+    for stop, kept in ((1, 0), (1, 1), (None, 2)):
+        assert len(decode(run_of(family), tmp_path / "killed", stop).kept) == kept
+    assert found(tmp_path / "killed") == found(tmp_path / "whole")
+    recorded = f"target.path={tmp_path / 'whole' / 'generations.jsonl'}"
+    decode(composed(*TINY, "+drafter=ngram", "target=replay", "prompts=recorded", recorded), tmp_path / "replay")
+    whole, replay = (pd.read_parquet(tmp_path / name / "rounds.parquet") for name in ("whole", "replay"))
+    assert whole["accepted"].sum() > 0 and whole["rejected"].any()
+    whole, replay = (rounds.loc[rounds["gamma"] > 0, PLAYED].reset_index(drop=True) for rounds in (whole, replay))
+    pd.testing.assert_frame_equal(whole, replay)
+
+
+def test_a_batch_is_refused_before_anything_is_decoded(tmp_path):
+    with pytest.raises(UsageError, match=r"batch_size=2: .*keep a state"):
+        decode(run_of("lfm2", "measurement.batch_size=2"), tmp_path)
