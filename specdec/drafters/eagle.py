@@ -10,16 +10,16 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from specdec.compiled.draft_loop import joined
 from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
-from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
+from specdec.drafters.base.feature_drafter import FeatureDrafter
+from specdec.drafters.base.network_drafter import Drafts
 from specdec.eagle.draft_rows import BlockText, TextRows, drafts_along, text_of
 from specdec.eagle.feature_network import FeatureNetwork
 from specdec.errors import UsageError
 from specdec.models.load import describe_weights
 from specdec.published.network_files import TRAINED_EAGLE
-from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
+from specdec.records import EMPTY, Draft
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 from specdec.tree_building.siblings import Siblings, grow
@@ -37,7 +37,7 @@ class EagleDrafterConfig:
 
 
 @drafters.register("eagle")
-class Eagle(NetworkDrafter):
+class Eagle(FeatureDrafter):
     """Drafts with a network over the target's features (EAGLE 2401.15077, EAGLE-2 2406.16858, EAGLE-3 2503.01840).
 
     The network's law of the next token reads the features of the tokens that the target has evaluated and, from the
@@ -61,6 +61,8 @@ class Eagle(NetworkDrafter):
         fills=EVERY_STRUCTURE, reads_states=True, reports_confidence=True, replay="start"
     )
 
+    network: FeatureNetwork
+
     not_finite = (
         "The EAGLE network's logits are not finite: the run stops here. Try target.dtype=float32, or check "
         "drafter.model."
@@ -80,13 +82,12 @@ class Eagle(NetworkDrafter):
         Raises:
             UsageError: a target without hidden states, or without the layers that the network reads.
         """
-        super().__init__(target, drafts, siblings)
         try:
             offsets = network.config.offsets(target.hidden.layers)
         except ValueError as error:
             raise UsageError(f"Bad value drafter.model: {error}; use another checkpoint, or drafter.layers.") from None
-        self._kept = target.hidden.keep(*offsets)
-        self.network, self._about = network, about or {}
+        super().__init__(target, network, offsets, drafts, siblings)
+        self._about = about or {}
         deepest = None if network.config.block is None else network.config.block - 1
         self._deepest = deepest or sys.maxsize
         self.capabilities = replace(self.capabilities, vocab_size=network.vocab_size, deepest=deepest)
@@ -105,64 +106,29 @@ class Eagle(NetworkDrafter):
             logger.info("%s (%s) reads the inputs of blocks %s of the target.", config.model, form, boundaries)
         return cls(network, target, about, config.drafts, config.siblings)
 
-    def _begin(self, generator: torch.Generator | None) -> None:
-        super()._begin(generator)
-        self._rows: TextRows | BlockText | None = text_of(self.network)
-        self._tokens: list[int] = []  # committed tokens that have no row yet
-        self._features: list[Tensor] = []  # of the positions before them
+    def new_rows(self) -> TextRows | BlockText:
+        return text_of(self.network)
 
-    def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self._begin(text.generator)
-        self._note(text.prompt[1:], states)
-        self._read()
-
-    def _note(self, tokens: Sequence[int], states: Tensor | None) -> None:
-        """Keep tokens with the features of the positions before them. Without states a text has no more drafts."""
-        if states is None:
-            self._rows = None
-        elif len(states):
-            self._tokens += tokens[: len(states)]
-            self._features.append(self._kept(states)[: len(tokens)])
-
-    def _read(self) -> TextRows | BlockText | None:
-        """Make the rows of all noted tokens; return None where there is nothing to draft from."""
-        if self._rows is None:
-            return None
-        if self._tokens:
-            tokens = torch.tensor(self._tokens).to(self._device, non_blocking=True)
-            self._rows.append(tokens, torch.cat(self._features).to(self.network.fc.weight.dtype))
-            self._tokens, self._features = [], []
-        return self._rows if self._rows.length else None
+    def widened(self, logits: Tensor) -> Tensor:
+        return self.network.over_target(logits)
 
     def draft(self, structure: Structure) -> Draft:
-        if structure.gamma < 1 or (text := self._read()) is None:
+        if structure.gamma < 1 or (text := self.read()) is None:
             return EMPTY
         structure = structure.clamped(self._deepest)
         rows = text.draft(structure.gamma)
         if structure.single:
-            chain, logits = self.new_chain(structure.gamma, structure.threshold), rows.first
-            while True:
-                wide = self.network.over_target(logits)  # [1, V]
-                choice = self.choose(wide, chain.next_uniform)
-                if not chain.goes_on(choice, wide):
-                    break
-                logits = rows.next(choice.tokens)
-            tokens, _, q = joined(chain.choices)
-            return self.checked(Draft(tokens, chain_tree(len(tokens)), q, _SOURCE * len(tokens)))
+            return self.chain(rows, structure, "eagle")
         laws = self.standardise(structure)
         return self.checked(
             grow(
                 structure,
-                lambda tokens, tree, nodes: laws(self.network.over_target(rows.after(tokens, tree, nodes))),
+                lambda tokens, tree, nodes: laws(self.widened(rows.after(tokens, tree, nodes))),
                 self.how(structure),
                 "eagle",
                 self.generator,
             )
         )
-
-    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        super().commit(tokens)
-        self._note(tokens, states)
 
     @torch.inference_mode()
     def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
@@ -179,7 +145,7 @@ class Eagle(NetworkDrafter):
                 wide = network.over_target(logits[:count])
                 q[begin : begin + count, k] = self.chances_of(wide, tokens[len(prompt) + begin + k :][:count])
 
-        features = self._kept(states).to(network.fc.weight.dtype)
+        features = self._kept(states).to(self._dtype)
         drafts_along(network, tokens, features, max(0, first), depth, of_step)
         return q
 
@@ -196,6 +162,3 @@ class Eagle(NetworkDrafter):
         if network.config.form == "eagle1":
             mixed += network.fc.weight.numel()
         return 2.0 * (mixed + network.draft_size * network.config.hidden)
-
-
-_SOURCE = (Source("eagle", 0),)
