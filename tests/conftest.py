@@ -57,7 +57,7 @@ def nothing_is_disturbed() -> Iterator[None]:
 
 EXAMINED = ("test_probe.py", "test_planted_faults.py", "test_architectures.py")
 """Tests of the probe itself."""
-BY_ROWS = ("test_recurrent_cache.py", "test_recurrent_runs.py")
+BY_ROWS = ("test_recurrent_cache.py", "test_recurrent_runs.py", "test_mtp.py")
 """Tests of models that are said to take trees by rows only."""
 
 

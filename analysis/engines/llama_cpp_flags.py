@@ -43,6 +43,9 @@ def llama_cpp(measured: Measured) -> Configuration:
             if shortest < longest
             else "It takes the latest match."
         )
+    elif name == "mtp":
+        flags = ["--spec-type", "draft-mtp", "--spec-draft-n-max", str(measured.depth)]
+        remarks.append("Its converter keeps the MTP weights of some families only, Qwen3.5 among them.")
     elif name == "eagle":
         if measured.format not in EAGLE:
             return without_method(ENGINE, trained_here(measured, EAGLE))

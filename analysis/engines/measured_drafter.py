@@ -120,6 +120,11 @@ class Measured:
         return str(self.drafter.get("format") or "")
 
     @property
+    def in_target(self) -> bool:
+        """True if the drafter's weights are those of the target's own checkpoint."""
+        return self.name == "mtp" and self.value("drafter.model") is None
+
+    @property
     def demonstration(self) -> bool:
         """True if a model that comes with specdec took part, whose figures are evidence of nothing else."""
         drafts = self.value("drafter.models")

@@ -20,8 +20,8 @@ from .vllm_flags import vllm
 TITLE = "To serve it"
 ENGINES = (vllm, sglang, llama_cpp)
 SERVED = (  # the drafters that at least one engine has, or has something like
-    *("adaptive", "eagle", "medusa", "mlp_speculator", "ngram", "parallel", "retrieval", "small_model"),
-    *("spec_tree", "suffix"),
+    *("adaptive", "eagle", "medusa", "mlp_speculator", "mtp", "ngram", "parallel", "retrieval"),
+    *("small_model", "spec_tree", "suffix"),
 )
 NOT_SERVED = {  # drafter: why no engine offers it
     "blockwise": "the engines that had Medusa's heads judged them by the law of the target",

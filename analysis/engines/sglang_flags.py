@@ -12,6 +12,7 @@ from .measured_drafter import Configuration, Measured, trained_here, without_met
 VERSION = "0.5.23"
 ENGINE = f"SGLang {VERSION}"
 EAGLE = {"EAGLE-1": "EAGLE", "EAGLE-3": "EAGLE3", "DFlash": "DFLASH"}  # format: the algorithm that reads it
+MTP = {"MTP module": "NEXTN"}
 TOPK = 4  # SGLang's own choice for Llama, where the tree that was measured does not say its branching
 REASONS = {
     "parallel": "No draft model that drafts all tokens in one call.",
@@ -28,8 +29,9 @@ def sglang(measured: Measured) -> Configuration:
     name, remarks = measured.name, []
     if name in REASONS:
         return without_method(ENGINE, REASONS[name])
-    if name == "eagle" and measured.format not in EAGLE:
-        return without_method(ENGINE, trained_here(measured, EAGLE))
+    formats = {"eagle": EAGLE, "mtp": MTP}.get(name)
+    if formats is not None and measured.format not in formats:
+        return without_method(ENGINE, trained_here(measured, formats))
     if name in ("ngram", "suffix", "retrieval"):
         flags = ["NGRAM", "--speculative-num-draft-tokens", str(measured.nodes + 1)]
         if measured.branching is not None:
@@ -42,9 +44,10 @@ def sglang(measured: Measured) -> Configuration:
             flags += ["--speculative-ngram-external-corpus-path", "CORPUS.jsonl"]
             flags += ["--speculative-ngram-external-sam-budget", str(measured.nodes)]
             remarks.append("CORPUS.jsonl is the text of drafter.corpus, a document per line, each line a JSON string.")
-    elif name == "eagle":
-        algorithm = EAGLE[measured.format]
-        flags = [algorithm, "--speculative-draft-model-path", measured.drafting()]
+    elif formats is not None:
+        algorithm = formats[measured.format]
+        path = [] if measured.in_target else ["--speculative-draft-model-path", measured.drafting()]
+        flags = [algorithm, *path]
         if algorithm == "DFLASH":
             flags += ["--speculative-num-draft-tokens", str(measured.depth + 1)]
             remarks += measured.chains_only("DFLASH")

@@ -21,11 +21,12 @@ EAGLE: dict[str, dict[str, Any]] = {  # format: the method that reads it, with t
     "DFlash": {"method": "dflash"},
     "speculators dflash": {"method": "dflash"},
 }
+MTP = {"MTP module": {"method": "mtp"}}
 HEADS: dict[str, dict[str, dict[str, Any]]] = {  # drafter: the formats that 0.32.0 read, and its method for them
     "medusa": dict.fromkeys(("Medusa-1", "Medusa for vLLM"), {"method": "medusa"}),
     "mlp_speculator": {"MLP speculator": {"method": "mlp_speculator"}},
 }
-DRAFTS = ("eagle", "ngram", "parallel", "small_model", "suffix")  # drafters that it has a method for
+DRAFTS = ("eagle", "mtp", "ngram", "parallel", "small_model", "suffix")  # drafters that it has a method for
 MOST_SEQUENCES = 65536  # more than any server decodes at once
 REASONS = {
     "retrieval": "No look-up in a text of one's own.",
@@ -37,7 +38,7 @@ REASONS = {
 def vllm(measured: Measured) -> Configuration:
     """Return vLLM's configuration for the drafter, or why there is none."""
     name, engine, remarks = measured.name, ENGINE, []
-    formats = {**HEADS, "eagle": EAGLE}.get(name)
+    formats = {**HEADS, "eagle": EAGLE, "mtp": MTP}.get(name)
     if name in HEADS:
         engine = f"vLLM {LAST_WITH_HEADS}"
         remarks = [f"vLLM {VERSION} no longer has the method {name}; {LAST_WITH_HEADS} is the last that had it."]
@@ -64,7 +65,8 @@ def vllm(measured: Measured) -> Configuration:
             remarks.append("drafter.offset has no counterpart.")
     else:
         method = formats[measured.format] if formats else {"method": "draft_model"}
-        keys = {"method": method["method"], "model": measured.drafting(), **size, **method}
+        model = {} if measured.in_target else {"model": measured.drafting()}
+        keys = {"method": method["method"], **model, **size, **method}
         if name == "parallel":
             keys["parallel_drafting"] = True
         # Only a draft model has a vocabulary of its own; over two of them vLLM drafts greedily.

@@ -157,9 +157,11 @@ class CheckpointFiles:
         return values
 
 
-def open_checkpoint(name: str) -> CheckpointFiles:
+def open_checkpoint(name: str, revision: str | None = None) -> CheckpointFiles:
     """Open a published checkpoint: a folder, or a hub id, of which only the config and safetensors are fetched.
 
+    Args:
+        revision: branch, tag or commit of a hub id; None for the newest of the main branch.
     Raises:
         ModelLoadError: no such folder; a file instead of a folder; a hub id that cannot be reached and is not in the
             local cache; damaged files.
@@ -176,7 +178,7 @@ def open_checkpoint(name: str) -> CheckpointFiles:
         raise ModelLoadError(f"Checkpoint {KEY}={name} is a file: give the folder that holds it and its config.json.")
     if not _HUB_ID.fullmatch(name) or name.endswith((".safetensors", *PICKLES)):
         raise ModelLoadError(f"Checkpoint {KEY}={name} does not exist: give a folder or a hub id.")
-    return _fetched(name)
+    return _fetched(name, revision)
 
 
 def pickles_sentence(files: CheckpointFiles) -> str:
@@ -195,7 +197,7 @@ def listed(names: Iterable[str], most: int = 3) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _fetched(name: str) -> CheckpointFiles:
+def _fetched(name: str, revision: str | None) -> CheckpointFiles:
     """Fetch a repository of the hub, or find it in the local cache."""
     offline = hub.settle() or "it does not answer"
 
@@ -204,7 +206,7 @@ def _fetched(name: str) -> CheckpointFiles:
 
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)
     try:
-        folder = Path(snapshot_download(name, allow_patterns=_WANTED))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=_WANTED))
     except LocalEntryNotFoundError:
         raise ModelLoadError(f"Checkpoint {KEY}={name} cannot be loaded {hub.not_cached(name, offline)}") from None
     except Exception as error:  # the hub's client and its transport raise some ten unrelated types here

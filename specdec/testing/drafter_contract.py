@@ -47,16 +47,16 @@ def require(holds: object, sentence: str) -> None:
         raise AssertionError(sentence)
 
 
-def states(tokens: Sequence[int]) -> Tensor:
-    """Return the hidden states [S, SIZE] of a table target, which are its tokens, one-hot."""
-    return one_hot(torch.tensor(tokens, dtype=torch.long), SIZE).double()
+def states(drafter: Drafter, tokens: Sequence[int]) -> Tensor:
+    """Return the hidden states [S, D] of a table target, which are its tokens, one-hot; as wide as a drafter asks."""
+    return one_hot(torch.tensor(tokens, dtype=torch.long), drafter.capabilities.state_width or SIZE).double()
 
 
 def begin(drafter: Drafter, prompt: Sequence[int] = PROMPT, reference: Sequence[int] = TEXT, seed: int = 0) -> None:
     """Start a text, with the generator of a seed."""
     wanted = reference if drafter.capabilities.needs_reference else None
     text = TextStart(prompt, 1000, generator=generator_for(seed, "prompt", "draft"), reference=wanted)
-    drafter.start(text, states(prompt[:-1]))
+    drafter.start(text, states(drafter, prompt[:-1]))
 
 
 def observe(drafter: Drafter, draft: Draft, root: int) -> None:
@@ -68,7 +68,7 @@ def observe(drafter: Drafter, draft: Draft, root: int) -> None:
 
 def commit(drafter: Drafter, first: int, last: int) -> None:
     """Commit the tokens of `TEXT` from place `first` to before `last`, as a round's."""
-    drafter.commit(TEXT[first:last], states(_BEFORE[first:last]))
+    drafter.commit(TEXT[first:last], states(drafter, _BEFORE[first:last]))
 
 
 def walk(drafter: Drafter, structure: Structure, seed: int = 0) -> list[Draft]:
@@ -186,7 +186,7 @@ def q_is_the_law_of_the_draws(subject: Subject) -> None:
         raise SkipTest("it reads a recorded text, whose drafts are no draws")
 
     def run() -> Draft:
-        drafter.start(TextStart(PROMPT, 1000, generator=enumeration.generator), states(PROMPT[:-1]))
+        drafter.start(TextStart(PROMPT, 1000, generator=enumeration.generator), states(drafter, PROMPT[:-1]))
         return drafter.draft(shape)
 
     drawn: dict[tuple[int, ...], Tensor] = {}  # after a path, the chances [V] with which the next token was drawn
@@ -312,7 +312,7 @@ def a_replay_from_starts_is_right(subject: Subject) -> None:
     drafter, shape = subject.make(), subject.shape(3)
     if drafter.capabilities.replay != "start":
         raise SkipTest(f"it declares replay={drafter.capabilities.replay!r}")
-    given = states([*PROMPT, *TEXT[:-1]]) if drafter.capabilities.reads_states else None
+    given = states(drafter, [*PROMPT, *TEXT[:-1]]) if drafter.capabilities.reads_states else None
     chances = drafter.chances(PROMPT, TEXT, given, 3)
     if chances is not None:
         fits = chances.shape == (len(TEXT), 3) and not chances[-1, 1:].any()

@@ -112,7 +112,7 @@ def test_texts_of_a_model_are_those_of_batch_one(
 
 
 SHAPES = ("chain", "tree")
-READERS = ["eagle", "early_exit", "grounded", "layer_skip", "medusa", "ngram"]
+READERS = ["eagle", "early_exit", "grounded", "layer_skip", "medusa", "mtp", "ngram"]
 
 
 @pytest.mark.parametrize(("name", "shape"), [case for case in CASES if case[0] in READERS and case[1] in SHAPES])

@@ -377,7 +377,7 @@ REFUSED = {
         EAGLE1_WEIGHTS | {"hidden_norm.weight": torch.ones(H), "markov_head.markov_w1.weight": torch.ones(V, 3)},
         "DSpark, which is not read",
     ),
-    "MTP": ({}, {"mtp.fc.weight": torch.ones(H, 32)}, "MTP module, which is not read"),
+    "MTP": ({}, {"mtp.fc.weight": torch.ones(H, 32)}, r"MTP module: use \+drafter=mtp"),
     "latent attention": (
         EAGLE3,
         without(EAGLE3_WEIGHTS, "layers.0.self_attn.k_proj.weight")

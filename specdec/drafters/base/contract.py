@@ -36,6 +36,7 @@ class DrafterCapabilities:
         deepest: levels that it can draft at most; None for any number. A run refuses a deeper structure.
         vocab_size: tokens that it was made for; None when it takes whatever the target has. A run with a target of
             another size is refused.
+        state_width: width of the hidden states that it reads; None when it takes whatever the target has.
     """
 
     fills: frozenset[str]
@@ -48,6 +49,7 @@ class DrafterCapabilities:
     replay: Replay | None = None
     deepest: int | None = None
     vocab_size: int | None = None
+    state_width: int | None = None
 
 
 class Drafter(ABC):

@@ -29,19 +29,30 @@ class DSpark(CheckpointFormat):
         )
 
 
-@formats.register("MTP module")
-class MtpModule(CheckpointFormat):
-    """The prediction module inside a target's own checkpoint (DeepSeek, GLM, Qwen-Next)."""
+@formats.register("speculators mtp")
+class SpeculatorsMtp(CheckpointFormat):
+    """MTP heads that speculators has trained, apart from their target."""
 
     refusal = (
-        "its layer is one of the target's own kind, often with experts, and which state is fed again after the first "
-        "token is not established"
+        "what its tensors are called is not established; heads that are written back into the target's checkpoint "
+        "draft with +drafter=mtp"
     )
 
     def matches(self, files: CheckpointFiles) -> bool:
-        if SPECULATORS in files.config:
-            return bool(files.config[SPECULATORS] == "mtp")
-        return any(name.startswith("mtp.") or name.endswith(".eh_proj.weight") for name in files.tensors)
+        return files.config.get(SPECULATORS) == "mtp"
+
+
+@formats.register("assistant over shared keys")
+class SharedKeysAssistant(CheckpointFormat):
+    """The MTP drafters of Gemma 4, models of their own: `gemma4_assistant` and its relatives."""
+
+    refusal = (
+        "its layers have no keys and values and attend to those of the target's last layers of each kind, which a "
+        "target does not give to a drafter here"
+    )
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return str(files.config.get("model_type", "")).endswith("_assistant")
 
 
 @formats.register("EAGLE-3 with latent attention")

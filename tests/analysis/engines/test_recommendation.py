@@ -33,7 +33,7 @@ def measured(
     }
     values["structure"].setdefault("name", "tree")  # a file that builds on structure/tree.yaml
     params = {key: str(value) for key, value in flattened(values).items()}
-    params |= {"drafter.model": "org/draft"} if "drafter.model" in params else {}
+    params |= {"drafter.model": "org/draft"} if "drafter.model" in params and drafter != "mtp" else {}
     params |= {"drafter.of.name": "small_model", "drafter.of.model": "org/draft"} if drafter == "adaptive" else {}
     params |= {"drafter.models": "['org/draft']"} if drafter == "spec_tree" else {}
     params |= {key.replace("__", "."): str(value) for key, value in changes.items()}
@@ -109,6 +109,11 @@ EXPECTED = {  # drafter, structure, format: the commands of the three engines
         vllm(f'{{"method": "dflash", {DRAFT_MODEL}}}'),
         sglang("DFLASH --speculative-draft-model-path org/draft --speculative-num-draft-tokens 5"),
         llama("-md draft.gguf --spec-type draft-dflash --spec-draft-n-max 4"),
+    ),
+    ("mtp", "chain", "MTP module"): (
+        vllm(f'{{"method": "mtp", {FOUR}}}'),
+        sglang("NEXTN --speculative-num-steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 5"),
+        llama("--spec-type draft-mtp --spec-draft-n-max 4"),
     ),
     ("medusa", "chain", "Medusa-1"): (vllm(f'{{"method": "medusa", {DRAFT_MODEL}}}'), "", ""),
     ("mlp_speculator", "chain", "MLP speculator"): (vllm(f'{{"method": "mlp_speculator", {DRAFT_MODEL}}}'), "", ""),

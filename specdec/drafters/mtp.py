@@ -1,0 +1,139 @@
+"""The target's own multi-token-prediction heads as a drafter (MTP; DeepSeek-V3 2412.19437, section 2.2)."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from specdec.config import typed
+from specdec.drafters.base import DrafterCapabilities, drafters
+from specdec.drafters.base.feature_drafter import FeatureDrafter
+from specdec.drafters.base.network_drafter import Drafts
+from specdec.eagle.mtp_network import MtpNetwork, MtpText, drafts_along
+from specdec.errors import UsageError
+from specdec.models.load import content_hash, describe_weights
+from specdec.models.model_files import is_gguf
+from specdec.published.checkpoint_files import open_checkpoint
+from specdec.published.formats.mtp_module import MtpModule
+from specdec.records import EMPTY, Draft
+from specdec.self_speculation.calibration import own_model
+from specdec.structures.base import Structure
+from specdec.targets.base import Target
+
+
+@typed
+class MtpConfig:
+    name: Literal["mtp"]
+    model: Annotated[str, Field(min_length=1)] | None
+    drafts: Drafts
+
+
+@drafters.register("mtp")
+class Mtp(FeatureDrafter):
+    """Drafts chains with the target's own multi-token-prediction heads (DeepSeek-V3 2412.19437, section 2.2). The first
+    reads the target's last state of each token with the next token; each further head reads the state that the one
+    before left. A draft of gamma tokens takes gamma passes of a head and of the output layer.
+
+    With fewer heads than tokens, step k takes head k modulo their number, which reads the state behind the norm of the
+    head before, as the engines do. The heads have keys and values of their own, of committed tokens only: whatever was
+    accepted or rejected, these rows are made of the target's states and of what the heads make of them.
+
+    q is the law of the step's head (see `NetworkDrafter`), from which each token is drawn.
+
+    Nothing is offered before the first state: after a prompt of one token, and where nobody gives the target's states.
+
+    Attributes:
+        network: the heads, in the target's dtype, on its device.
+    """
+
+    capabilities = DrafterCapabilities(
+        fills=frozenset({"chain"}), reads_states=True, runs_target=True, reports_confidence=True, replay="start"
+    )
+
+    network: MtpNetwork
+
+    not_finite = "The MTP heads' logits are not finite: the run stops here. Try target.dtype=float32."
+
+    def __init__(
+        self, network: MtpNetwork, target: Target, about: Mapping[str, Any] | None = None, drafts: Drafts = "sampled"
+    ) -> None:
+        """
+        Args:
+            about: what is recorded of the checkpoint.
+        """
+        super().__init__(target, network, (0,), drafts)
+        self._about = about or {}
+        self.capabilities = replace(
+            self.capabilities, vocab_size=target.vocab_size, state_width=network.output_layer.shape[1]
+        )
+        self._begin(None)
+
+    @classmethod
+    def from_config(cls, config: MtpConfig, target: Target) -> "Mtp":
+        """
+        Args:
+            config: `model` is a folder or a hub id; None is the target's own.
+        Raises:
+            UsageError: a target without a decoder, a GGUF file, a checkpoint without MTP weights, or with others than
+                the target's (see `MtpModule.load`).
+        """
+        own = own_model(target, "mtp")
+        name = config.model or own.name
+        if is_gguf(name):
+            raise UsageError(
+                f"Bad value drafter.model={config.model or 'null'}: MTP weights of a GGUF file ({name}) are not read; "
+                "give the checkpoint that it was made from."
+            )
+        files = open_checkpoint(name, None if config.model else getattr(own.model.config, "_commit_hash", None))
+        network = MtpModule().load(files, own).eval().requires_grad_(False)
+        about = {"format": "MTP module", "commit": files.commit}
+        return cls(network, target, about | {"sha256": content_hash(str(Path(name).expanduser()))}, config.drafts)
+
+    def new_rows(self) -> MtpText:
+        return MtpText(self.network)
+
+    def draft(self, structure: Structure) -> Draft:
+        if structure.gamma < 1 or (text := self.read()) is None:
+            return EMPTY
+        return self.chain(text.draft(), structure, "mtp")
+
+    @torch.inference_mode()
+    def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
+        """Return q of the text's tokens, see `Drafter.chances`: chains from all places of a piece at once."""
+        assert states is not None
+        whole, first = [*prompt, *text], len(prompt) - 1  # place of the root before the text
+        q = torch.zeros(len(text), depth, dtype=torch.float64, device=self._device)
+        tokens = torch.tensor(whole + [0] * depth, device=self._device)
+        features = self._kept(states).to(self._dtype)
+        for roots, draft in drafts_along(self.network, tokens[: len(whole)], features, max(1, first)):
+            logits = draft.first
+            for k in range(depth):
+                drafted = tokens[roots + 1 + k]
+                q[roots - first, k] = self.chances_of(logits, drafted) * (roots + 1 + k < len(whole))
+                if k + 1 < depth:
+                    logits = draft.next(drafted)
+        return q
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        count = len(self.network.heads)
+        heads = "one MTP head" if count == 1 else f"{count} MTP heads"
+        return (
+            f"The checkpoint has {heads}: from draft token {count + 1} on, a head is used again, on states that it may "
+            "not have been trained for.",
+        )
+
+    def describe(self) -> dict[str, Any]:
+        return {**describe_weights(self.network), "heads": len(self.network.heads), **self._about}
+
+    @property
+    def flops_per_token(self) -> float:
+        """Operations of one head, all its experts counted, and of the output layer. The rows of the tokens of the round
+        before, and those that a further head makes again, are left out.
+        """
+        head = sum(weight.numel() for weight in self.network.heads[0].parameters())
+        return 2.0 * (head + self.network.output_layer.numel())

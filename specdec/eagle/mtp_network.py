@@ -1,0 +1,270 @@
+"""The multi-token-prediction heads of a target (MTP; DeepSeek-V3 2412.19437, section 2.2), and their rows over a text.
+
+A row is named by the place t of its token. Row t of the first head reads token t and the target's state of token t-1;
+that of each further head reads token t and the state that the head before left at row t-1. Row t predicts token t+1.
+Rows of the text are made of the target's states only. Those of a draft live in an object of their own, which is dropped
+with the draft: nothing of a rejected token can stay behind.
+
+Letters: B sequences, S rows, P earlier rows, D the target's width, V its tokens.
+"""
+
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from specdec.errors import UsageError
+from specdec.models.cache import CACHE
+
+_ROWS = 512  # in a call, so that the mask of a long prompt stays small
+_REPLAYED = 2**15  # rows of the text, times the drafts that see them, in a call of a replay
+
+
+class LayerRows:
+    """The keys and values of one decoder layer's rows, as transformers' layers ask a cache for them.
+
+    Nothing is ever written into a tensor, so that a copy of the object leaves the rows of the other alone.
+    """
+
+    def __init__(self, held: tuple[Tensor, ...] = ()) -> None:
+        """
+        Args:
+            held: keys and values, or what the layer keeps in their place, [B, heads, P, size] each.
+        """
+        self.held = held
+
+    def __len__(self) -> int:
+        return self.held[0].shape[2] if self.held else 0
+
+    def update(self, keys: Tensor, values: Tensor, layer_idx: int, *_: Any, **__: Any) -> tuple[Tensor, Tensor]:
+        """Append rows [B, heads, S, size] and return all of them."""
+        if self.held:
+            keys, values = torch.cat([self.held[0], keys], 2), torch.cat([self.held[1], values], 2)
+        self.held = (keys, values)
+        return keys, values
+
+    def spread(self, sequences: int) -> "LayerRows":
+        """Return the rows of one sequence as those of several that share them."""
+        return LayerRows(tuple(each.expand(sequences, -1, -1, -1) for each in self.held))
+
+
+class MtpHead(nn.Module):
+    """The weights of one head: norms of token and state, their projection, a layer of the target's kind, and a norm."""
+
+    def __init__(self, layer: nn.Module, norm: type[nn.Module], size: int, eps: float) -> None:
+        super().__init__()
+        self.enorm, self.hnorm, self.norm = (norm(size, eps=eps) for _ in range(3))
+        self.eh_proj = nn.Linear(2 * size, size, bias=False)
+        self.layer = layer
+
+
+class MtpNetwork(nn.Module):
+    """Heads that predict further tokens from the target's last state, in order: step k of a draft takes head k modulo
+    their number. The target's embeddings, rotary positions and output layer are read and never stored.
+
+    Attributes:
+        heads: the heads.
+        hidden_first: the projection reads the state before the embedding, not behind it.
+    """
+
+    def __init__(self, model: Any, output: Tensor, heads: int, hidden_first: bool) -> None:
+        """
+        Args:
+            model: the target's transformers model, whose class of layers is used. The config of the last layer with
+                full attention is that of the heads' layers.
+            output: [V, D] the target's output layer.
+        Raises:
+            UsageError: a model whose layers are kept in a way that is not known, or all attend to a window.
+        """
+        super().__init__()
+        decoder, config = model.get_decoder(), copy.deepcopy(model.config.get_text_config())
+        layers, norm, rotary = (getattr(decoder, name, None) for name in ("layers", "norm", "rotary_emb"))
+        kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(layers or ())
+        if not layers or norm is None or rotary is None or "full_attention" not in kinds:
+            raise UsageError(
+                f"Bad value drafter=mtp: the layers of a {config.model_type} model are kept in a way that MTP heads "
+                "are not made for; use another drafter, such as ngram."
+            )
+        last = max(place for place, kind in enumerate(kinds) if kind == "full_attention")
+        # A kernel of transformers' own: that of the target may be exchanged for calls that it is compiled for.
+        config._attn_implementation = "sdpa" if model._supports_sdpa else "eager"
+        size, eps = output.shape[1], config.rms_norm_eps
+        made = (MtpHead(type(layers[last])(config, last), type(norm), size, eps) for _ in range(heads))
+        self.heads = nn.ModuleList(made)
+        self.hidden_first = hidden_first
+        rope = getattr(config, "rope_parameters", None) or {}
+        by_kind = any(isinstance(value, dict) for value in rope.values())
+        self._rotary_kind = ("full_attention",) if by_kind else ()
+        # In a tuple, so that they do not become modules of this one.
+        self._target = (model.get_input_embeddings(), rotary, output)
+
+    def forward(
+        self, number: int, tokens: Tensor, states: Tensor, places: Tensor, past: LayerRows, unseen: Tensor | None = None
+    ) -> Tensor:
+        """Evaluate rows of a head behind P earlier ones, which see these and each other in order.
+
+        Args:
+            number: of the head.
+            tokens: [B, S].
+            states: [B, S, D] left at the place before each.
+            places: [B, S] rotary positions: that of the state.
+            past: the earlier rows, to which these are appended.
+            unseen: [B, P] earlier rows that a sequence does not see; None where it sees all.
+        Returns:
+            [B, S, D] states behind the head's norm, which make logits, and are what the next row reads.
+        """
+        embed, rotary, _ = self._target
+        head: Any = self.heads[number]
+        embedded = embed(tokens).to(states.dtype)
+        pair = [head.enorm(embedded), head.hnorm(states)]
+        x = head.eh_proj(torch.cat(pair[::-1] if self.hidden_first else pair, -1))
+        rows, before = tokens.shape[1], len(past)
+        hidden = torch.ones(rows, before + rows, dtype=torch.bool, device=x.device).triu_(before + 1)
+        hidden = hidden.expand(len(tokens), 1, -1, -1)
+        if unseen is not None:
+            earlier = unseen[:, None, None].expand(-1, -1, rows, -1)
+            hidden = torch.cat([hidden[..., :before] | earlier, hidden[..., before:]], -1)
+        mask = torch.zeros(hidden.shape, dtype=x.dtype, device=x.device).masked_fill_(hidden, torch.finfo(x.dtype).min)
+        turns = rotary(x, places, *self._rotary_kind)
+        x = head.layer(x, position_embeddings=turns, attention_mask=mask, position_ids=places, **{CACHE: past})
+        normed: Tensor = head.norm(x[0] if isinstance(x, tuple) else x)
+        return normed
+
+    @property
+    def output_layer(self) -> Tensor:
+        """The target's output layer [V, D]."""
+        return self._target[2]
+
+    def logits(self, states: Tensor) -> Tensor:
+        """Return the logits [..., V] for the states [..., D] of rows."""
+        return F.linear(states, self.output_layer.to(states.dtype))
+
+
+class MtpText:
+    """The rows of a committed text in every head, those of its last token included. A head has no row where there is no
+    state yet: the first row of head k is at place k + 1.
+
+    Attributes:
+        length: number of rows of the first head, and place of the last token.
+        states: of each head, the state [1, 1, D] of its last row, or with `keep` those of all rows; None before any.
+    """
+
+    def __init__(self, network: MtpNetwork, keep: bool = False) -> None:
+        self._network, self._keep = network, keep
+        self.length = 0
+        self.layers = [LayerRows() for _ in network.heads]
+        self.states: list[Tensor | None] = [None] * len(self.layers)
+
+    def append(self, tokens: Tensor, features: Tensor) -> None:
+        """Add the rows of some tokens [S], a piece at a time.
+
+        Args:
+            features: [S, D] the target's state of the place before each token.
+        """
+        for begin in range(0, len(tokens), _ROWS):
+            piece = tokens[begin : begin + _ROWS].unsqueeze(0)
+            states = features[begin : begin + _ROWS].unsqueeze(0)
+            places = torch.arange(self.length, self.length + piece.shape[1], device=piece.device).unsqueeze(0)
+            for number, layer in enumerate(self.layers):
+                if not (rows := states.shape[1]):
+                    break
+                read = (piece[:, -rows:], states, places[:, -rows:])
+                new = self._network(number, *read, layer)
+                before = self.states[number]
+                # The row of the next head at the first of these places reads the state at the place before it.
+                states = new[:, :-1] if before is None else torch.cat([before[:, -1:], new[:, :-1]], 1)
+                all_states = new if before is None else torch.cat([before, new], 1)
+                self.states[number] = all_states if self._keep else new[:, -1:]
+            self.length += piece.shape[1]
+
+    def draft(self) -> "MtpDraft":
+        """Begin a draft behind the last token. There is at least one row."""
+        places = torch.full((1,), self.length, device=self.layers[0].held[0].device)
+        return MtpDraft(self._network, [copy.copy(layer) for layer in self.layers], self.states, places)
+
+
+class MtpDraft:
+    """The rows of a chain, or of B chains that begin at different places of one text, level by level.
+
+    Step k evaluates the rows of head k modulo N that it has not yet seen, of N heads: those of the drafted tokens from
+    the first one on, or the last N of them. The state at the place before is the one that the step before left.
+
+    Attributes:
+        first: [B, V] the logits after the root.
+    """
+
+    def __init__(
+        self,
+        network: MtpNetwork,
+        layers: list[LayerRows],
+        states: Sequence[Tensor | None],
+        roots: Tensor,
+        unseen: Sequence[Tensor | None] | None = None,
+    ) -> None:
+        """
+        Args:
+            layers: of each head, the rows of the text; these grow.
+            states: of each head, the state [B, 1, D] of the root's row; None where it has none.
+            roots: [B] places of the roots.
+            unseen: of each head, the rows [B, P] of the text behind a chain's root; None where there are none.
+        """
+        self._network, self._layers, self._roots_states, self._roots = network, layers, states, roots
+        self._unseen = unseen or [None] * len(layers)
+        self._tokens = torch.empty(len(roots), 0, dtype=torch.long, device=roots.device)
+        assert states[0] is not None
+        self._states = states[0][:, :0]  # of the rows of the last step, none yet
+        self.first = network.logits(states[0][:, -1])
+
+    def next(self, token: Tensor) -> Tensor:
+        """Add the rows of the next step, for token [B]; return the logits [B, V] after it."""
+        count = len(self._layers)
+        step = self._tokens.shape[1] + 1
+        self._tokens = torch.cat([self._tokens, token.unsqueeze(1)], 1)
+        states, root = self._states, self._roots_states[(step - 1) % count]
+        if states.shape[1] == step - 1 and root is not None:  # they begin behind the root's row
+            states = torch.cat([root, states], 1)
+        states = states[:, -count:]
+        rows, number = states.shape[1], step % count
+        layer, unseen = self._layers[number], self._unseen[number]
+        if unseen is not None:  # rows of the chain itself are seen
+            unseen = F.pad(unseen, (0, len(layer) - unseen.shape[1]))
+        places = (self._roots - 1 + step).unsqueeze(1) - torch.arange(rows - 1, -1, -1, device=token.device)
+        self._states = self._network(number, self._tokens[:, -rows:], states, places, layer, unseen)
+        return self._network.logits(self._states[:, -1])
+
+
+def drafts_along(
+    network: MtpNetwork, tokens: Tensor, features: Tensor, first: int
+) -> Iterator[tuple[Tensor, MtpDraft]]:
+    """Begin a draft at every place of a text, for a replay.
+
+    Args:
+        tokens: [T] of the text.
+        features: [T - 1, D] the target's states of all of them but the last.
+        first: the first place, from 1 on.
+    Yields:
+        places [B] of the roots, with the draft of their chains: that of a text that ends there. The last place is T-2.
+    """
+    count, last = len(network.heads), len(tokens) - 1
+    whole = MtpText(network, keep=True)
+    for root in range(first, min(count, last)):  # not every head has a row here
+        text = MtpText(network)
+        text.append(tokens[1 : root + 1], features[:root])
+        yield torch.tensor([root], device=tokens.device), text.draft()
+    first = max(first, count)
+    if first < last:
+        whole.append(tokens[1:last], features[: last - 1])
+    size = max(1, _REPLAYED // last)
+    for begin in range(first, last, size):
+        roots = torch.arange(begin, min(begin + size, last), device=tokens.device)
+        # Row r of head k is at place r + k + 1.
+        ranks = [roots - number - 1 for number in range(count)]
+        unseen = [
+            torch.arange(len(layer), device=tokens.device) > rank.unsqueeze(1)
+            for rank, layer in zip(ranks, whole.layers, strict=True)
+        ]
+        states = [each[0, rank, None] for rank, each in zip(ranks, whole.states, strict=True) if each is not None]
+        yield roots, MtpDraft(network, [layer.spread(len(roots)) for layer in whole.layers], states, roots, unseen)

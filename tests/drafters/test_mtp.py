@@ -1,0 +1,222 @@
+"""MTP heads of a target's own checkpoint draft what a second implementation without a cache says, over rounds with
+rejections; the text stays the target's; and what is no such checkpoint is refused.
+"""
+
+import json
+
+import pytest
+import torch
+from fixtures.drafting import decoded
+from fixtures.refusals import refused
+from fixtures.slow_eagle import random_rounds
+from fixtures.slow_mtp import SlowMtp, mtp_model, mtp_weights, write_mtp
+from safetensors.torch import save_file
+
+from specdec.drafters.base import drafters
+from specdec.errors import SpecdecError
+from specdec.published.checkpoint_files import open_checkpoint
+from specdec.published.recognise import recognise
+from specdec.records import TextStart
+from specdec.sampling import probabilities
+from specdec.targets import targets
+from specdec.targets.causal import Causal
+
+# Case -> family of the target, layout of the names, number of heads.
+CASES = {
+    "qwen3_5": ("qwen3_5", "qwen", 1),
+    "qwen3_next": ("qwen3_next", "qwen", 2),
+    "deepseek_v3": ("deepseek_v3", "deepseek", 1),
+    "deepseek_v3_three_heads": ("deepseek_v3", "deepseek", 3),
+    "glm4_moe": ("glm4_moe", "deepseek", 2),
+    "mimo": ("qwen2", "mimo", 1),
+}
+
+
+@pytest.fixture(scope="module")
+def made(sampling, group_values, tmp_path_factory):
+    """`made("qwen3_5", temperature=0.0)` gives the drafter, its target and the slow implementation."""
+    folders = {}
+
+    def make(case, **how):
+        family, layout, heads = CASES[case]
+        model = mtp_model(family)
+        weights = mtp_weights(model, layout, heads)
+        if case not in folders:
+            folders[case] = write_mtp(tmp_path_factory.mktemp(case), model, weights)
+        target = Causal(model, sampling(**how), name=str(folders[case]))
+        drafter = drafters.build(group_values("drafter", "mtp"), target=target)
+        return drafter, target, SlowMtp(model, weights, layout, heads)
+
+    return make
+
+
+def features_of(model, text):
+    """Return the states [S, D] that the output head reads."""
+    return model(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True).hidden_states[-1][0]
+
+
+LONG = [pytest.param(case, 40, marks=pytest.mark.slow) for case in CASES]
+
+
+@pytest.mark.parametrize(("case", "rounds"), [*((case, 4) for case in CASES), *LONG])
+def test_q_is_the_law_of_the_heads_over_random_rounds(made, make_structure, case, rounds):
+    """200 rounds in the second tier. The first text has two tokens, so that further heads have no row yet."""
+    drafter, target, slow = made(case, temperature=0.7, top_k=9)
+    compared, texts = 0, 5
+    for text, drafts in random_rounds(drafter, target, make_structure("chain", 5), texts, rounds):
+        features = features_of(target.model, text)
+        for length, draft in drafts:
+            assert len(draft) == 5
+            found = slow.logits_along(text[:length], features[: length - 1], draft.tokens.tolist())
+            law = torch.stack([probabilities(logits, target.sampling) for logits in found])
+            torch.testing.assert_close(draft.q, law, atol=1e-4, rtol=1e-3)
+            compared += 1
+    assert compared == rounds * texts
+
+
+@pytest.mark.parametrize("case", ["qwen3_5", "deepseek_v3_three_heads"])
+def test_chances_along_a_text_are_those_of_drafts_at_every_place(made, make_structure, monkeypatch, case):
+    """Several chains are drafted in one call; a text of two tokens begins before every head has a row."""
+    monkeypatch.setattr("specdec.eagle.mtp_network._REPLAYED", 60)
+    drafter, target, _ = made(case, temperature=1.0)
+    text = [5, 1, 4, 1, 5, 9, 2, 6, 5, 3, 50, 8]
+    for prompt in ([7], [11, 3, 7, 30]):
+        target.start(TextStart([*prompt, *text], 100))
+        states = target.states
+        chances = drafter.chances(prompt, text, states, 5)
+        assert len(prompt) > 1 or not chances[0].any()
+        for place in range(len(prompt) == 1, len(text)):
+            whole = [*prompt, *text[:place]]
+            drafter.start(TextStart(whole, 100), states[: len(whole) - 1])
+            rows = drafter.read().draft()
+            logits = rows.first
+            for depth in range(5):
+                if place + depth >= len(text):
+                    assert chances[place, depth] == 0
+                    continue
+                token = text[place + depth]
+                q = probabilities(logits, target.sampling)[0, token]
+                assert float(chances[place, depth]) == pytest.approx(float(q), rel=1e-3, abs=1e-6)
+                logits = rows.next(torch.tensor([token]))
+
+
+@pytest.mark.parametrize("case", ["qwen3_5", "deepseek_v3", "glm4_moe"])
+def test_greedy_text_is_the_models_own(made, make_structure, case):
+    """In float64, for a target with recurrent layers and for others; the reference is `generate` of transformers."""
+    drafter, target, _ = made(case, temperature=0.0)
+    prompt = [7, 3, 19, 44, 3, 19, 52, 7]
+    own = target.model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=40)[0, len(prompt) :].tolist()
+    generation = decoded(target, drafter, make_structure("chain", 3), prompt, 40, rule="greedy")
+    assert list(generation.tokens) == own and len(set(own)) > 5
+    assert any(row.rejected for row in generation.rounds)
+
+
+def test_a_folder_in_shards_is_the_target_and_its_own_drafter(made, sampling, group_values, make_structure):
+    """Nothing but `+drafter=mtp` is said; the heads are recorded, and that drafts go beyond them."""
+    _, target, _ = made("deepseek_v3_three_heads", temperature=0.0)
+    loaded = targets.build(
+        group_values("target", "causal", model=target.name, compile=False, dtype="float64", device="cpu"),
+        sampling=sampling(temperature=0.0),
+    )
+    drafter = drafters.build(group_values("drafter", "mtp"), target=loaded)
+    about = drafter.describe()
+    assert (about["heads"], about["format"], len(about["sha256"])) == (3, "MTP module", 64)
+    weights = mtp_weights(target.model, "deepseek", 3)
+    biases = sum(weight.numel() for name, weight in weights.items() if name.endswith("correction_bias"))  # buffers
+    assert about["parameters"] == sum(weight.numel() for weight in weights.values()) - biases
+    assert "3 MTP heads: from draft token 4 on" in drafter.notes[0]
+    assert len(decoded(loaded, drafter, make_structure("chain", 4), [5, 1, 4], 12, rule="greedy").tokens) == 12
+    with refused(r"format MTP module: use \+drafter=mtp", SpecdecError):
+        recognise(open_checkpoint(target.name), "eagle")
+
+
+FAMILY = ("glm4_moe", "deepseek", 1)
+AT = "model.layers.2."
+
+
+def changed(weights, change):
+    """Return the weights after a change: names that go, or tensors that come."""
+    if callable(change):
+        return change(weights)
+    return {name: weight for name, weight in weights.items() if name not in change}
+
+
+REFUSED = {
+    "none": (lambda w: {}, r"no MTP weights that are read: there is none of mtp\.fc\.weight, .* has saved lacks them"),
+    "another layout": (
+        lambda w: {"model.mtp.layers.0.eh_proj.weight": torch.ones(2)},
+        r"it has model\.mtp\.layers\.0\.eh_proj\.weight, a layout that is not read",
+    ),
+    "a missing expert": ([AT + "mlp.experts.3.up_proj.weight"], r"lacks model\.layers\.2\.mlp\.experts\.3\.up_proj"),
+    "one too many": (lambda w: w | {AT + "mlp.extra": torch.ones(2)}, r"has model\.layers\.2\.mlp\.extra too many"),
+    "quantised": (
+        lambda w: w | {AT + "eh_proj.weight_scale_inv": torch.ones(1, 1)},
+        r"quantised MTP weights \(model\.layers\.2\.eh_proj\.weight_scale_inv\)",
+    ),
+    "another width": (
+        lambda w: w | {AT + "eh_proj.weight": torch.ones(16, 32)},
+        "made for a target of width 16, and this one has 32",
+    ),
+    "another vocabulary": (
+        lambda w: w | {AT + "shared_head.head.weight": torch.ones(7, 32)},
+        r"shared_head\.head\.weight of shape \[7, 32\] in place of \[61, 32\]",
+    ),
+}
+
+
+@pytest.fixture
+def drafter_of(sampling, group_values, tmp_path):
+    """`drafter_of(weights, config)` builds a drafter over a folder of these alone, for a tiny GLM."""
+
+    def build(weights, config=None):
+        save_file({"a": torch.ones(1)} | weights, tmp_path / "model.safetensors")
+        (tmp_path / "config.json").write_text(json.dumps(config or {}))
+        target = Causal(mtp_model("glm4_moe"), sampling(temperature=0.0))
+        return drafters.build(group_values("drafter", "mtp", model=str(tmp_path)), target=target)
+
+    return build
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_does_not_fit_is_refused(drafter_of, case):
+    change, sentence = REFUSED[case]
+    with refused(sentence, SpecdecError):
+        drafter_of(changed(mtp_weights(mtp_model("glm4_moe"), "deepseek"), change))
+
+
+def test_copies_of_the_targets_own_are_not_read_and_the_order_of_the_halves_counts(drafter_of):
+    weights = mtp_weights(mtp_model("glm4_moe"), "deepseek")
+    copies = {AT + "embed_tokens.weight": torch.ones(61, 32), AT + "shared_head.head.weight": torch.ones(61, 32)}
+    halves = weights[AT + "eh_proj.weight"].chunk(2, 1)
+    laws = []
+    for each in (weights, weights | copies, weights | {AT + "eh_proj.weight": torch.cat(halves[::-1], 1)}):
+        drafter = drafter_of(each)
+        drafter.start(TextStart([5, 1, 4], 50), features_of(mtp_model("glm4_moe"), [5, 1]))
+        laws.append(drafter.read().draft().first)
+    assert torch.equal(laws[0], laws[1]) and not torch.allclose(laws[0], laws[2])
+
+
+@pytest.mark.parametrize(
+    ("weights", "config", "name"),
+    [
+        ({"mtp_layers.0.a": torch.ones(1)}, {"speculators_model_type": "mtp"}, "speculators mtp"),
+        ({"pre_projection.weight": torch.ones(1)}, {"model_type": "gemma4_assistant"}, "assistant over shared keys"),
+    ],
+)
+def test_relatives_that_are_not_read_say_what_is_missing(tmp_path, weights, config, name):
+    save_file(weights, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with refused(f"of the format {name}, which is not read: ", SpecdecError):
+        recognise(open_checkpoint(str(tmp_path)), "eagle")
+
+
+def test_targets_without_such_a_checkpoint_are_refused(table, random_law, sampling, group_values, tiny_model):
+    values = group_values("drafter", "mtp")
+    with refused("the target has no network; use target=causal"):
+        drafters.build(values, target=table(random_law(5, 0)))
+    for name, sentence in (
+        ("some/model.gguf", r"drafter\.model=null: MTP weights of a GGUF file"),
+        ("nowhere/at/all", "does not exist"),
+    ):
+        with refused(sentence, SpecdecError):
+            drafters.build(values, target=Causal(tiny_model("llama"), sampling(), name=name))
