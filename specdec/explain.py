@@ -1,18 +1,24 @@
 """`python -m specdec.explain FILE...`: why a server does not gain from speculation: the account of its load tests, and
 the load at which to switch it off.
 
-No Hydra task: nothing is configured, nothing is run. Imports stay light, so `--help` and a bad option answer at once.
+No Hydra task: nothing is configured, and nothing is run but servers that the command line names. Imports stay light, so
+`--help` and a bad option answer at once.
 """
 
 import argparse
+import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import islice
 from math import isfinite
 from pathlib import Path
 
 from specdec.commands.plain import OneSentence, told_faults
 from specdec.errors import UsageError
+from specdec.progress import stage
+from specdec.text.writing import write_atomically
 
+ADDRESS = "http://"  # begins an argument that is a server and no file
 FACTS = {  # option: (of the account's facts, help)
     "gamma": ("gamma", "draft tokens per round, where the files do not say them"),
     "slots": ("slots", "token slots of the KV cache with the drafter loaded, as the engine logs them"),
@@ -32,9 +38,13 @@ def parser() -> argparse.ArgumentParser:
         "files",
         nargs="+",
         metavar="[NAME=]FILE",
-        help="results of GuideLLM, vllm bench serve, SGLang's bench_serving, timings of llama-server, vLLM's page "
-        "/metrics; NAME tells servers apart where files do not",
+        help="results of GuideLLM, vllm bench serve, SGLang's bench_serving or AIPerf, responses of llama-server, "
+        "vLLM's page /metrics; NAME tells servers apart where files do not; or http://HOST:PORT, a server of llama.cpp "
+        "that runs",
     )
+    made.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines of prompts, for servers that run")
+    made.add_argument("--requests", type=int, default=20, metavar="N", help="prompts that they are sent (20)")
+    made.add_argument("--tokens", type=int, default=128, metavar="N", help="tokens that they write at most (128)")
     for option, (_, words) in FACTS.items():
         made.add_argument(
             f"--{option}",
@@ -54,31 +64,54 @@ def explained(arguments: Sequence[str]) -> str:
     options = parser().parse_args(arguments)
     facts = {name: _values(option, vars(options)[option.replace("-", "_")]) for option, (name, _) in FACTS.items()}
 
-    import pandas as pd
-
     from specdec.analysis.load.load_account import ServerFacts, explain
-    from specdec.analysis.load.load_files import Gauges, read_loads
+    from specdec.analysis.load.load_files import read_together, server_and_path
     from specdec.analysis.pages.html import Chapter, section_blocks, write_report
 
-    points, gauges = [], []
-    for name, file in (_named(given) for given in options.files):
-        read = read_loads(Path(file))
-        if isinstance(read, Gauges):
-            gauges.append(read)
-        else:
-            points.append(read.assign(server=name) if name else read)
-    if not points:
-        raise UsageError("A server's page alone has no load: give the results of a load generator beside it.")
-    sections = explain(pd.concat(points, ignore_index=True), gauges, ServerFacts(**facts))
+    named = [server_and_path(given) for given in options.files]
+    addresses = {name: address for name, address in named if address.startswith(ADDRESS)}
+    kept = _asked(addresses, options) if addresses else {}
+    files = [(name, str(kept[name]) if file.startswith(ADDRESS) else file) for name, file in named]
+    points, gauges = read_together(files)
+    sections = explain(points, gauges, ServerFacts(**facts))
     if options.out is not None:
         write_report(options.out, "A server under load, explained", [Chapter("Load tests", sections)])
-    return "\n\n".join(block for section in sections for block in section_blocks(section, "##", ()))
+    blocks = [block for section in sections for block in section_blocks(section, "##", ())]
+    return "\n\n".join([*blocks, *(f"The answers of {name} are in {path}." for name, path in kept.items())])
 
 
-def _named(given: str) -> tuple[str, str]:
-    """Return the name and the path of a file: an equals sign within a path that exists belongs to the path."""
-    name, sign, path = given.partition("=")
-    return (name, path) if sign and "/" not in name and not Path(given).exists() else ("", given)
+def _asked(addresses: Mapping[str, str], options: argparse.Namespace) -> dict[str, Path]:
+    """Send the prompts to servers that run, each prompt to all of them before the next one, one request at a time, and
+    return the files of their answers by name. UsageError for names or prompts that lack.
+    """
+    from specdec.serving.llama_cpp_server import answer
+    from specdec.text.sources import read_file
+    from specdec.text.usual_fields import user_turns, usual_prompt
+
+    if "" in addresses or len(addresses) < sum(ADDRESS in given for given in options.files):
+        raise UsageError(
+            "A server that runs needs a name of its own: give plain=http://HOST:PORT fast=http://HOST:PORT."
+        )
+    if options.prompts is None:
+        raise UsageError("A server that runs needs --prompts FILE, JSON lines with a prompt in each.")
+    if options.requests < 1 or options.tokens < 2:
+        raise UsageError("--requests is 1 or more, and --tokens 2 or more: the first token takes no round.")
+    texts = []
+    for where, number, record in islice(read_file(str(options.prompts), None).numbered, options.requests):
+        field, value = usual_prompt(record, where)
+        texts.append((str(number), str(user_turns(value, field, where)[0])))
+    folder = options.out or Path()
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {name: folder / f"{name}.jsonl" for name in addresses}
+    lines: dict[str, list[str]] = {name: [] for name in addresses}
+    with stage("Requests", total=len(texts), told=False) as under_way:
+        for prompt, text in texts:
+            for name, address in addresses.items():
+                lines[name].append(json.dumps({"id": prompt, **answer(address, text, options.tokens)}))
+            under_way.advance()
+    for name, path in files.items():
+        write_atomically(path, "".join(f"{line}\n" for line in lines[name]).encode())
+    return files
 
 
 def _values(option: str, given: Sequence[str]) -> dict[str, float]:

@@ -16,8 +16,13 @@ from specdec.commands.plain import OneSentence, told_faults
 from specdec.errors import UsageError
 from specdec.progress import Stage, stage
 
-KINDS = ("auto", *(module.name for module in pkgutil.iter_modules(foreign.__path__)))
-READERS = {"baseline": ("spec_bench", "eagle"), "bonus": ("accepted_lengths",), "field": ("accepted_lengths",)}
+LOAD = "load"  # load tests of a server, which specdec.explain reads
+KINDS = ("auto", LOAD, *(module.name for module in pkgutil.iter_modules(foreign.__path__)))
+READERS = {
+    "baseline": ("spec_bench", "eagle", "llama_server"),
+    "bonus": ("accepted_lengths",),
+    "field": ("accepted_lengths",),
+}
 _A_RUN_S = 8.0  # seconds that a run takes, on one core of an AMD EPYC
 STORE = "sqlite:///mlflow.db"
 
@@ -50,7 +55,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar=("KIND", "FILE"),
-        help=f"read FILE as one of {', '.join(KINDS)} (auto: told from its content); may be repeated",
+        help=f"read FILE as one of {', '.join(KINDS)} (auto: told from its content; load: all such files together are "
+        "what specdec.explain reads, NAME=FILE names a server); may be repeated",
     )
     foreign.add_argument(
         "--gamma",
@@ -59,7 +65,10 @@ def parser() -> argparse.ArgumentParser:
         "gamma to show",
     )
     foreign.add_argument(
-        "--baseline", type=Path, metavar="FILE", help="spec_bench, eagle: the answer file without a drafter"
+        "--baseline",
+        type=Path,
+        metavar="FILE",
+        help="spec_bench, eagle, llama_server: the answer file without a drafter",
     )
     foreign.add_argument(
         "--bonus",
@@ -102,14 +111,28 @@ def _write(options: argparse.Namespace, under_way: Stage) -> list[Path]:
         chapters += run_chapters(runs, notes, under_way.advance) if runs else []
         chapters += study_chapters(studies)
     if options.imports:
+        from specdec.analysis.load.load_account import ServerFacts, explain
+        from specdec.analysis.load.load_files import is_load, read_together, server_and_path
+        from specdec.analysis.read.foreign.llama_server import answer_times
         from specdec.analysis.read.foreign.spec_bench import spec_bench_times
         from specdec.analysis.read.imported import ImportChoices
-        from specdec.analysis.read.importers import convert
+        from specdec.analysis.read.importers import convert, kind_of
 
-        baseline = None if options.baseline is None else spec_bench_times(options.baseline, options.skip_bad)
+        loads = [kind == LOAD or (kind == "auto" and is_load(file)) for kind, file in options.imports]
+        tests = [server_and_path(file) for (_, file), load in zip(options.imports, loads, strict=True) if load]
+        others = [each for each, load in zip(options.imports, loads, strict=True) if not load]
+        if tests:
+            facts = ServerFacts({} if options.gamma is None else {"": options.gamma})
+            chapters.append(Chapter("Load tests", explain(*read_together(tests), facts)))
+        baseline = None
+        if options.baseline is not None:
+            kinds = {kind_of(Path(file)) if kind == "auto" else kind for kind, file in others}
+            times = answer_times if "llama_server" in kinds else spec_bench_times
+            baseline = times(options.baseline, options.skip_bad)
         bonus = None if options.bonus is None else options.bonus == "included"
         choices = ImportChoices(options.gamma, bonus, options.field, options.skip_bad)
-        chapters += run_chapters(convert(options.imports, choices, options.out / "imported", baseline))
+        if others:
+            chapters += run_chapters(convert(others, choices, options.out / "imported", baseline))
     title = f"Speculative decoding: {how}, explained" if options.runs else "Speculative decoding: foreign results"
     try:
         return list(write_report(options.out, title, chapters))

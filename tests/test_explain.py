@@ -34,7 +34,23 @@ GUIDELLM = {
         }
     ]
 }
-LLAMA = '{"timings": {"prompt_n": 50, "prompt_ms": 50.0, "predicted_n": 200, "predicted_ms": 1600.0, "draft_n": 240, "draft_n_accepted": 120}}\n'  # noqa: E501
+AIPERF = {
+    "input_config": {"loadgen": {"concurrency": 4}}, "request_count": {"unit": "requests", "avg": 10.0},
+    "output_token_throughput": {"avg": 300.0}, "inter_chunk_latency": {"avg": 20.0},
+    "time_to_first_token": {"avg": 60.0, "p50": 50.0, "p99": 90.0}, "output_sequence_length": {"avg": 200.0},
+    "spec_decode_token_weighted_acceptance_length": {"avg": 2.5}, "inter_token_latency": {"avg": 8.5},
+}  # fmt: skip
+AIPERF_TABLE = """Metric,avg,min,max,p50,p99,std
+Request Latency (ms),2000.00,1500.00,2500.00,2000.00,2490.00,10.00
+Time to First Token (ms),60.00,50.00,90.00,50.00,90.00,1.00
+Inter Token Latency (ms),8.00,7.00,9.00,8.00,8.90,0.10
+
+Metric,Value
+Request Throughput (requests/sec),2.03
+Output Token Throughput (tokens/sec),300.00
+Token-Weighted Acceptance Length,2.50
+"""
+LLAMA = '{"timings": {"prompt_n": 50, "prompt_ms": 50.0, "predicted_n": 201, "predicted_ms": 1600.0, "draft_n": 240, "draft_n_accepted": 120}}\n'  # noqa: E501
 PAGE = """vllm:num_requests_running{model_name="M"} 3.0
 vllm:num_requests_waiting{model_name="M"} 5.0
 vllm:kv_cache_usage_perc{model_name="M"} 0.999
@@ -59,9 +75,12 @@ def written(tmp_path):
     [
         (HEAD + FAST, 13.0, 2.4),  # 1 + 1,400 / 1,000
         (GUIDELLM, 20.0, None),  # 8 ms a token, 2.5 tokens a message
+        (json.dumps(GUIDELLM).replace("output_tokens_per_it", "iter_tokens_per_it"), 20.0, 2.5),  # without the first
         (BENCH | SPECULATIVE, 20.0, 2.5),  # the time between messages
         (BENCH | {"backend": "sglang", "mean_itl_ms": 8.0, "accept_length": 2.5}, 20.0, 2.5),  # shared by 2.5 tokens
-        (LLAMA * 2, 20.0, 2.5),  # 200 - 120 rounds in 1.6 s
+        (AIPERF, 20.0, 2.5),  # the time between messages
+        (AIPERF_TABLE, 20.0, 2.5),  # 8 ms a token, 2.5 tokens a round
+        (LLAMA * 2, 20.0, 2.5),  # 200 - 120 rounds in 1.6 s: the first token takes none
     ],
 )
 def test_a_step_is_a_round_in_every_format(written, text, step_ms, pooled):
@@ -97,6 +116,7 @@ def test_files_of_one_server_are_joined_by_name(in_process, written):
     ("text", "options", "sentence"),
     [
         ("hello\n", (), "is of no kind that specdec.explain knows"),
+        ("hello\n", (), "profile_export_aiperf.csv: Metric,avg,min,max"),
         (HEAD + PLAIN.replace(",11,", ",-11,"), (), "mean_itl_ms is -11, which no clock"),
         (HEAD + PLAIN.replace(",90,", ",fast,", 1), (), "aggregate_output_tps is 'fast', and a number was expected"),
         (HEAD + PLAIN.replace(",90,", ",,", 1), (), "does not say the output tokens per second"),
@@ -111,6 +131,18 @@ def test_bad_input_is_one_sentence(in_process, written, text, options, sentence)
     assert ended.code == 2 and sentence in ended.error and "Traceback" not in ended.error
     missing = in_process(explain, "nowhere.csv")
     assert missing.code == 2 and missing.error == "specdec: The file nowhere.csv does not exist.\n"
+
+
+def test_a_time_is_never_negative(in_process, written):
+    """300 tokens a second of 200 tokens each, 4 in flight: 2.67 s, of which 199 tokens in rounds of 2.5 take 1.59 s."""
+    bench = BENCH | SPECULATIVE | {"median_ttft_ms": 1200.0}
+    ended = in_process(explain, str(written("fast.json", bench)))
+    assert (
+        "the rest 0%" in ended.output and "-" not in ended.output.partition("Seconds of a request")[2].split("\n")[-1]
+    )
+    assert "add up to 4.7% more than the whole request at most" in ended.output  # 1.592 + 1.2 s over 2.667
+    ended = in_process(explain, f"plain={written('plain.json', BENCH)}", f"fast={written('fast.json', bench)}")
+    assert "2.50 tokens per round become 1.00 times plain throughput: a longer step x 1.00" in ended.output
 
 
 def test_a_missing_column_says_what_is_unknown(in_process, written):

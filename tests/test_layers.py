@@ -37,7 +37,8 @@ LAYERS = (
     ("advice", "studies", "training", "certification"),
     ("testing",),
     ("commands",),
-    ("run", "train", "advise", "certify", "gate", "report", "explain", "convert", "sync", "new", "__main__"),
+    ("run", "train", "advise", "certify", "gate", "report", "explain", "convert", "sync", "new", "__main__")
+    + ("serving.llama_cpp_server",),
 )
 # The parts of the package that `analysis` may import: it reads files, and has to work without torch.
 ANALYSIS_SEES = ("errors", "config", "registry", "theory", "tracking.store", "text.lines", "text.lengths", "analysis")

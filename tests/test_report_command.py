@@ -131,7 +131,7 @@ BAD = [
     (("specdec",), "There is no MLflow database"),
     (("f" * 32,), "There is no MLflow database"),
     (("--imports",), "Unrecognized arguments: --imports"),
-    (("--import", "sglang", "a.txt", "--gamma", "4"), "the kinds are auto, accepted_lengths, eagle"),
+    (("--import", "sglang", "a.txt", "--gamma", "4"), "the kinds are auto, load, accepted_lengths, eagle"),
     (("--import", "vllm", "a.txt", "--gamma", "0"), "--gamma"),
     (("--import", "vllm", "a.txt", "--gamma", "four"), "invalid int value"),
     (("--import", "vllm", "a.txt", "--gamma", "4"), "a.txt:1: not JSON"),

@@ -76,7 +76,16 @@ def explain(points: pd.DataFrame, gauges: Sequence[Gauges], facts: ServerFacts) 
             lacks = f"--gamma {server}=K, the draft tokens per round"
             if curve is None or usable.empty:
                 lacks = "plain runs at 3 loads, and times between tokens of both at loads between them"
-            sections.append(_requests(server, table, None, f"The gain and its forecast need {lacks}."))
+            shared = pd.DataFrame() if plain is None else table.merge(plain, on="in_flight", suffixes=("", "_plain"))
+            shared = shared.dropna(subset=["step_ms", "step_ms_plain"]) if len(shared) else shared
+            what = (
+                "split of a step into draft and verification, and the forecast,"
+                if len(shared)
+                else "gain and its forecast"
+            )
+            sections.append(_requests(server, table, None, f"The {what} need {lacks}."))
+            if len(shared):
+                sections.append(_same_load(server, shared))
             continue
         limit, evidence = _limit(curve, server, round(gamma), facts, gauges)
         at = Speculating.of_point(usable.iloc[0].to_dict(), round(gamma), limit)
@@ -205,7 +214,8 @@ def _acceptance(server: str, table: pd.DataFrame) -> Section:
 
 def _parts(table: pd.DataFrame, curve: PlainCurve | None) -> pd.DataFrame:
     """Return, for each load, the seconds of a request (Little: in flight over requests per second) and its parts:
-    waiting for admission, first (prefill, and steps under way), rounds and rest; and running, the requests admitted.
+    waiting for admission, first (prefill, and steps under way), rounds and rest; overlap, what those that were measured
+    are too long together; and running, the requests admitted.
     """
     per_second = table["throughput"] / table["output_tokens"]
     total = table["in_flight"] / per_second
@@ -217,10 +227,12 @@ def _parts(table: pd.DataFrame, curve: PlainCurve | None) -> pd.DataFrame:
         own = curve.first_token_ms(table["in_flight"].to_numpy(float), step) / 1e3
     waiting = (first - own).clip(lower=0)
     waiting = waiting.where(waiting > FEW_WAIT * total, 0.0)
-    rounds = table["output_tokens"] * table["step_ms"] / table["pooled"].fillna(table["by_request"]) / 1e3
+    after_first = table["output_tokens"] - 1  # the first token ends the time to the first token
+    rounds = after_first * table["step_ms"] / table["pooled"].fillna(table["by_request"]) / 1e3
     made = {"total": total, "waiting": waiting, "first": first - waiting, "rounds": rounds}
     parts = pd.DataFrame({"in_flight": table["in_flight"], **made})
-    parts["rest"] = parts["total"] - parts[["waiting", "first", "rounds"]].sum(axis=1)
+    left = parts["total"] - parts[["waiting", "first", "rounds"]].sum(axis=1)
+    parts["rest"], parts["overlap"] = left.clip(lower=0), -left.clip(upper=0)
     parts["running"] = (table["in_flight"] - waiting * per_second).where(waiting.notna(), nan)
     return parts
 
@@ -245,12 +257,39 @@ def _requests(server: str, table: pd.DataFrame, curve: PlainCurve | None, ends: 
             f"{more['rounds']:.0%} slower rounds: admission, "
             f"{'not' if more['waiting'] > 0.5 else 'and even more'} computation, is what further load costs."
         )
+    if (overlap := (parts["overlap"] / parts["total"]).max()) > 0.005:
+        text.append(
+            f"The parts that were measured add up to {overlap:.1%} more than the whole request at most, so the rest is "
+            "0 there: medians and means of different requests stand side by side; the shares are no surer than that."
+        )
     if ends:
         text.append(ends)
     shown = parts[["total", *names]].map("{:.3g}".format).rename(columns=names)
     shown = shown.assign(running=parts["running"].map("{:.0f}".format))
     shown.insert(0, "in flight", parts["in_flight"].astype(int))
     return Section(f"{server}: a request's time", (" ".join(text),), (("Seconds of a request by load", shown),))
+
+
+def _same_load(server: str, shared: pd.DataFrame) -> Section:
+    """Say what takes tokens per round to the gain where plain decoding was measured at the same loads, but at too few
+    for a curve.
+
+    shared: the server's points, beside those of plain decoding under names that end in _plain.
+    """
+    tokens = shared["pooled"].fillna(shared["by_request"])
+    factors = pd.DataFrame({"tokens": tokens, "step": shared["step_ms_plain"] / shared["step_ms"]})
+    gain = shared["throughput"] / shared["throughput_plain"]
+    factors = factors.assign(rest=gain / factors.prod(axis=1, skipna=False), gain=gain)
+    last, times = factors.iloc[-1], shared.iloc[-1]
+    text = (
+        f"{server} with {times['in_flight']:.0f} in flight: {last['tokens']:.2f} tokens per round become "
+        f"{last['gain']:.2f} times plain throughput: a longer step x {last['step']:.2f} (a round takes "
+        f"{times['step_ms']:.3g} ms, a plain step {times['step_ms_plain']:.3g}), the rest x {last['rest']:.2f}: first "
+        "tokens, which take as long with drafts, and whatever the means hide."
+    )
+    shown = factors.map("{:.3f}".format)
+    shown.insert(0, "in flight", shared["in_flight"].astype(int))
+    return Section(f"{server}: from theory to the measured gain", (text,), (("Factors by load", shown),))
 
 
 def gain_factors(table: pd.DataFrame, curve: PlainCurve, at: Speculating) -> pd.DataFrame:

@@ -5,10 +5,12 @@ requests in flight; and vLLM's gauges. A format is told from its content.
 import csv
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite, nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -16,7 +18,9 @@ import pandas as pd
 from specdec.errors import UsageError
 from specdec.text.lines import filled_lines, printable
 
+from ..read.foreign.llama_server import answered
 from ..read.foreign.vllm_prometheus import LABEL
+from ..read.importers import kind_of
 
 Values = Mapping[str, Any]
 COLUMNS = (  # of a table of load points; all but the first two are numbers, NaN where the file does not say them
@@ -25,7 +29,7 @@ COLUMNS = (  # of a table of load points; all but the first two are numbers, NaN
     "in_flight",  # requests at once
     "throughput",  # output tokens per second, of all requests
     "step_ms",  # a round of decoding: the time between two messages of a stream
-    "ttft_ms",  # median time to the first token
+    "ttft_ms",  # median time to the first token; its mean where every request is known
     "ttft_p99_ms",
     "prompt_tokens",  # mean
     "output_tokens",  # mean
@@ -36,14 +40,40 @@ COLUMNS = (  # of a table of load points; all but the first two are numbers, NaN
     "accepted_share",  # accepted over offered draft tokens
     "gamma",  # draft tokens offered per round
 )
-KINDS = (  # each with what tells it
-    "GuideLLM's table (model,offered_concurrency,aggregate_output_tps,mean_itl_ms,...)",
-    'GuideLLM\'s JSON ({"benchmarks": [{"config": ..., "metrics": ...}]})',
-    '`vllm bench serve --save-result` ({"output_throughput": 1250.0, "mean_itl_ms": 12.7, "max_concurrency": 16, ...})',
-    'SGLang\'s bench_serving (the same with "accept_length")',
-    'llama-server\'s responses, one a line ({"timings": {"prompt_n": 190, "predicted_n": 750, "draft_n": 70, ...}})',
-    'vLLM\'s page /metrics (vllm:num_requests_running{model_name="M"} 74.0)',
-)
+KINDS = {  # what writes them: two lines that tell it
+    "GuideLLM, as a table": (
+        "model,offered_concurrency,successful_requests,aggregate_output_tps,mean_itl_ms,...",
+        "dspark,16,402,2600.6,5.77,...",
+    ),
+    "GuideLLM": (
+        '{"benchmarks": [{"config": {"strategy": {"streams": 16}},',
+        ' "metrics": {"output_tokens_per_second": {"successful": {"mean": 2600.6}}, "inter_token_latency_ms": ...}}]}',
+    ),
+    "vllm bench serve --save-result": (
+        '{"max_concurrency": 16, "output_throughput": 1250.0, "mean_itl_ms": 12.7,',
+        ' "spec_decode_num_drafts": 800, "spec_decode_acceptance_length": 2.5, ...}',
+    ),
+    "SGLang's bench_serving": (
+        '{"backend": "sglang", "max_concurrency": 16, "output_throughput": 1250.0,',
+        ' "mean_itl_ms": 5.1, "accept_length": 2.5, ...}',
+    ),
+    "AIPerf, profile_export_aiperf.json": (
+        '{"request_throughput": {"unit": "requests/sec", "avg": 1.45},',
+        ' "output_token_throughput": {"avg": 290.0}, "inter_token_latency": {"avg": 12.7}, ...}',
+    ),
+    "AIPerf, profile_export_aiperf.csv": (
+        "Metric,avg,min,max,p1,p5,p10,p25,p50,p75,p90,p95,p99,std",
+        "Inter Token Latency (ms),51.76,46.81,56.30,...",
+    ),
+    "llama.cpp's server, a response a line": (
+        '{"timings": {"prompt_n": 190, "prompt_ms": 50.1, "predicted_n": 75,',
+        ' "predicted_ms": 1600.0, "draft_n": 70, "draft_n_accepted": 40}, ...}',
+    ),
+    "vLLM's page /metrics": (
+        'vllm:num_requests_running{model_name="M"} 74.0',
+        'vllm:kv_cache_usage_perc{model_name="M"} 0.99',
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -63,6 +93,42 @@ class Gauges:
         return self.usage >= 0.95 and self.waiting > 0
 
 
+def server_and_path(given: str) -> tuple[str, str]:
+    """Return the server and the path of `NAME=FILE`, or "" and the path: an equals sign within a path that exists
+    belongs to the path.
+    """
+    name, sign, path = given.partition("=")
+    return (name, path) if sign and "/" not in name and not Path(given).exists() else ("", given)
+
+
+def is_load(given: str) -> bool:
+    """Return whether a file, of which `NAME=FILE` may speak, is a load test that no importer reads."""
+    path = Path(server_and_path(given)[1])
+    try:
+        kind_of(path)
+    except UsageError:
+        with suppress(UsageError):
+            read_loads(path)
+            return True
+    return False
+
+
+def read_together(named: Sequence[tuple[str, str]]) -> tuple[pd.DataFrame, list[Gauges]]:
+    """Return the load points and the gauges of some files (server, "" where the file names it; path). UsageError for
+    what cannot be read, and for gauges alone.
+    """
+    points, gauges = [], []
+    for name, file in named:
+        read = read_loads(Path(file))
+        if isinstance(read, Gauges):
+            gauges.append(read)
+        else:
+            points.append(read.assign(server=name) if name else read)
+    if not points:
+        raise UsageError("A server's page alone has no load: give the results of a load generator beside it.")
+    return pd.concat(points, ignore_index=True), gauges
+
+
 def read_loads(path: Path) -> pd.DataFrame | Gauges:
     """Return the load points of a file (`COLUMNS`), or gauges. UsageError for a file of no known kind, or a number that
     cannot be: below 0, or no number.
@@ -73,6 +139,8 @@ def read_loads(path: Path) -> pd.DataFrame | Gauges:
     if "offered_concurrency" in text.partition("\n")[0]:
         lines = csv.DictReader(text.splitlines())
         return _table([_guidellm_line(path, number, line) for number, line in enumerate(lines, 2)])
+    if text.startswith("Metric,avg,"):
+        return _table([_aiperf(str(path), path, _aiperf_rows(text))])
     values = _documents(text)
     made: list[dict[str, Any]] = []
     for number, value in enumerate(values, 1):
@@ -81,11 +149,11 @@ def read_loads(path: Path) -> pd.DataFrame | Gauges:
             made += [_guidellm(f"{where}, benchmark {place}", path, one) for place, one in enumerate(_list(value), 1)]
         elif "timings" not in value and (read := _bench(value)):
             made.append(read(where, path, value))
-    timings = [value["timings"] for value in values if isinstance(value.get("timings"), dict)]
-    if timings:
-        made.append(_llama_server(path, timings))
+    if answers := [value for value in values if isinstance(value.get("timings"), dict)]:
+        made.append(_llama_server(path, answers))
     if not made:
-        raise UsageError(f"{path} is of no kind that specdec.explain knows: {'; '.join(KINDS)}.")
+        kinds = "; ".join(f"{name}: {first} {second}" for name, (first, second) in KINDS.items())
+        raise UsageError(f"{path} is of no kind that specdec.explain knows. What it knows begins with {kinds}")
     return _table(made)
 
 
@@ -170,13 +238,18 @@ def _guidellm_line(path: Path, number: int, line: Values) -> dict[str, Any]:
 
 
 def _guidellm(where: str, path: Path, value: Values) -> dict[str, Any]:
-    """A benchmark of GuideLLM's own JSON; its time between tokens as in its table."""
+    """A benchmark of GuideLLM's own JSON (GenerativeMetrics in guidellm/benchmark/schemas). Its time between tokens is
+    weighted by tokens, so that times tokens per message without the first, a mean over messages, it is that of a step.
+    """
     metrics = value.get("metrics", {})
 
     def of(name: str, statistic: str = "mean") -> float:
         return _number(where, metrics, f"{name}.successful.{statistic}", f"{name}.total.{statistic}")
 
-    by_request = of("output_tokens_per_iteration")
+    per_message = of("iter_tokens_per_iteration")
+    if per_message != per_message:  # as older versions call it
+        per_message = of("output_tokens_wo_first_per_iteration")
+    by_request = of("output_tokens_per_iteration") if per_message != per_message else nan
     streams = ("config.strategy.streams", "config.strategy.max_concurrency")
     in_flight = _number(where, value, *streams)
     return {
@@ -185,18 +258,21 @@ def _guidellm(where: str, path: Path, value: Values) -> dict[str, Any]:
         "model": "",
         "in_flight": in_flight if in_flight > 0 else of("request_concurrency"),
         "throughput": of("output_tokens_per_second"),
-        "step_ms": of("inter_token_latency_ms") * by_request,
+        "step_ms": of("inter_token_latency_ms") * (by_request if by_request == by_request else per_message),
         "ttft_ms": of("time_to_first_token_ms", "median"),
         "ttft_p99_ms": of("time_to_first_token_ms", "percentiles.p99"),
         "prompt_tokens": of("prompt_token_count"),
         "output_tokens": of("output_token_count"),
         "requests": _number(where, metrics, "request_totals.successful"),
         "by_request": by_request,
+        "pooled": per_message,
     }
 
 
 def _bench(value: Values) -> Callable[[str, Path, Values], dict[str, Any]] | None:
-    """Return the reader of a result of `vllm bench serve` or of SGLang's bench_serving; None for another file."""
+    """Return the reader of a result of `vllm bench serve`, SGLang's bench_serving or AIPerf; None for another file."""
+    if isinstance(value.get("output_token_throughput"), dict):
+        return _aiperf
     if "output_throughput" not in value or not {"mean_itl_ms", "mean_tpot_ms"} & set(value):
         return None
     return _sglang_bench if "accept_length" in value or "sglang" in str(value.get("backend")) else _vllm_bench
@@ -241,39 +317,76 @@ def _sglang_bench(where: str, path: Path, value: Values) -> dict[str, Any]:
     return {**_of_bench(where, path, value), "step_ms": between * (pooled if pooled > 1 else 1.0), "pooled": pooled}
 
 
-def _llama_server(path: Path, timings: list[Values]) -> dict[str, Any]:
-    """The responses of a llama-server, one after the other: a round commits the accepted tokens and one of the target,
-    so there are predicted_n - draft_n_accepted of them.
+def _aiperf_rows(text: str) -> Values:
+    """Return the lines of AIPerf's table under the names of its JSON, such as inter_token_latency for "Inter Token
+    Latency (ms)". Single values stand in the column that is avg elsewhere.
     """
-    lines = pd.DataFrame(
-        [
-            {
-                key: _number(f"{path}, response {place}", one, key)
-                for key in ("prompt_n", "prompt_ms", "predicted_n", "predicted_ms", "draft_n", "draft_n_accepted")
-            }
-            for place, one in enumerate(timings, 1)
-        ]
-    )
-    drafted = lines["draft_n"].fillna(0).sum()
-    rounds = lines["predicted_n"] - lines["draft_n_accepted"].fillna(0)
-    seconds = (lines["prompt_ms"] + lines["predicted_ms"]).sum() / 1e3
+    lines = [line for line in csv.reader(text.splitlines()) if len(line) > 1]
+    columns = lines[0]
+    names = [re.sub(r"\W+", "_", re.sub(r" \(.*", "", line[0]).strip().lower()) for line in lines]
+    return {name: dict(zip(columns[1:], line[1:], strict=False)) for name, line in zip(names, lines, strict=True)}
+
+
+def _aiperf(where: str, path: Path, value: Values) -> dict[str, Any]:
+    """AIPerf's statistics of a run (its docs/reference/json-export-schema.md). A step is the time between two messages;
+    without that, the time between tokens times those of a round. Little's law gives who is in flight where the
+    configuration does not.
+    """
+
+    def of(name: str, statistic: str = "avg", *other: str) -> float:
+        return _number(where, value, *(f"{tag}.{statistic}" for tag in (name, *other)))
+
+    pooled = of("spec_decode_token_weighted_acceptance_length", "avg", "token_weighted_acceptance_length")
+    by_request = of("spec_decode_acceptance_length", "avg", "acceptance_length")
+    step = of("inter_chunk_latency")
+    if step != step:
+        tokens = pooled if pooled == pooled else by_request
+        step = of("inter_token_latency") * (tokens if tokens == tokens else 1.0)
+    settings = ("loadgen.concurrency", "phases.profiling.concurrency")
+    in_flight = _number(where, value, *(f"input_config.{key}" for key in settings))
+    if not in_flight > 0 and (waiting := of("request_throughput") * of("request_latency") / 1e3) > 0:
+        in_flight = float(max(round(waiting), 1))
+    return {
+        "where": where,
+        "server": path.stem,
+        "model": "",
+        "in_flight": in_flight,
+        "throughput": of("output_token_throughput"),
+        "step_ms": step,
+        "ttft_ms": of("time_to_first_token", "p50"),
+        "ttft_p99_ms": of("time_to_first_token", "p99"),
+        "prompt_tokens": of("input_sequence_length"),
+        "output_tokens": of("output_sequence_length"),
+        "requests": of("request_count"),
+        "pooled": pooled,
+        "by_request": by_request,
+        "drafts": of("total_spec_decode_steps"),
+        "accepted_share": of("spec_decode_overall_draft_acceptance_rate", "avg", "overall_draft_acceptance_rate") / 100,
+    }
+
+
+def _llama_server(path: Path, values: list[Values]) -> dict[str, Any]:
+    """The responses of a llama.cpp server, one after the other; a text's first token takes no round."""
+    answers = [answered(f"{path}, response {place}", value) for place, value in enumerate(values, 1)]
+    tokens, rounds, drafted = (sum(getattr(one, name) for one in answers) for name in ("tokens", "rounds", "drafted"))
+    milliseconds = sum(one.predicted_ms for one in answers)
+    seconds = sum(one.seconds for one in answers)
     made = {
         "where": str(path),
         "server": path.stem,
-        "model": "",
+        "model": printable(str(values[0].get("model") or "")),
         "in_flight": 1.0,
-        "throughput": lines["predicted_n"].sum() / seconds if seconds > 0 else nan,
-        "step_ms": lines["predicted_ms"].sum() / rounds.sum() if rounds.sum() > 0 else nan,
-        "ttft_ms": lines["prompt_ms"].median(),
-        "prompt_tokens": lines["prompt_n"].mean(),
-        "output_tokens": lines["predicted_n"].mean(),
-        "requests": len(lines),
+        "throughput": (tokens + len(answers)) / seconds if seconds > 0 else nan,
+        "step_ms": milliseconds / rounds if rounds else nan,
+        "ttft_ms": fmean(one.prompt_ms for one in answers),
+        "prompt_tokens": fmean(one.prompt_n for one in answers),
+        "output_tokens": tokens / len(answers) + 1,
+        "requests": len(answers),
     }
-    if drafted > 0:
-        made["pooled"] = lines["predicted_n"].sum() / rounds.sum()
-        made["by_request"] = (lines["predicted_n"] / rounds).mean()
-        made["accepted_share"] = lines["draft_n_accepted"].sum() / drafted
-        made["drafts"] = rounds.sum()
+    if drafted and rounds:
+        by_request = fmean(one.tokens / one.rounds for one in answers if one.rounds)
+        share = sum(one.accepted for one in answers) / drafted
+        made |= {"pooled": tokens / rounds, "by_request": by_request, "drafts": rounds, "accepted_share": share}
     return made
 
 

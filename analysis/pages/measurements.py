@@ -314,6 +314,37 @@ def _beside_other_work(path: Path) -> tuple[str, Table]:
     return "", rows
 
 
+def _llama_server(path: Path) -> tuple[str, Table]:
+    """Say which factors of a server's account part from those of our own run, as far as both have intervals."""
+    figures = _read(path)["figures"]
+    names = {"tokens": "tokens per round", "step": "a longer step", "rest": "the rest", "gain": "gain"}
+    ours = {figure["what"]: figure for figure in figures if figure["way"].startswith("specdec")}
+    parted = []
+    for figure in figures:
+        if "inside" in figure["way"] and (own := ours.get(figure["what"])):
+            parted += [words for name, words in names.items() if not _overlap(figure[name], own[name])]
+    said = f"Beside specdec's run {' and '.join(parted) or 'nothing'} differ beyond the intervals." if ours else ""
+    rows = [
+        {
+            "drafts": figure["what"],
+            "account": figure["way"],
+            **{words: _with_interval(figure[name]) for name, words in names.items()},
+            "outputs of plain decoding": f"{figure['identical']:.0%}",
+        }
+        for figure in figures
+    ]
+    return said, rows
+
+
+def _overlap(one: list[float], other: list[float]) -> bool:
+    return one[1] <= other[2] and other[1] <= one[2]
+
+
+def _with_interval(values: list[float]) -> str:
+    value, low, high = values
+    return f"{value:.2f}" if low == high else f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
 def _serving(path: Path) -> tuple[str, Table]:
     return "", [{"server": name, "finding": said["sections"][0]["text"][0]} for name, said in _read(path).items()]
 
@@ -510,6 +541,16 @@ MEASUREMENTS = (
         "When a server should stop speculating. All is simulated but the seconds of a step on the pocket target.",
         _serving,
         "`test_serving_load.py`",
+    ),
+    Measurement(
+        LOAD,
+        "llama_server",
+        "A llama.cpp server, explained while it runs",
+        "SmolLM2 behind the server of llama.cpp, one request at a time, with and without drafts: the account that "
+        "`specdec.explain` makes of sums, the same by the counters of every round, and that of specdec's own run. The "
+        "product of a line's factors is its gain, prompts included. The server keeps the weights in 4 bits and the "
+        "kernels of every processor, ours computes in 16 bits, compiled: what a wider step costs is each engine's own.",
+        _llama_server,
     ),
     Measurement(
         LOOKUP,

@@ -85,5 +85,6 @@ def kind_of(path: Path) -> str:
     if known := kind(whole) or parsed(whole):
         return known
     raise UsageError(
-        f"{path} is of no kind that its content tells: name one, --import KIND {path} ({', '.join(_FORMATS)})."
+        f"{path} is of no kind that its content tells: name one, --import KIND {path} ({', '.join(_FORMATS)}), "
+        "or `python -m specdec.explain` where it is a load test."
     )

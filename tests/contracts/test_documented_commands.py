@@ -80,6 +80,7 @@ NOT_RUN = (
         r"multirun/DAY/TIME|RUN_ID|report studies",
         "needs a sweep or studies that are finished; tests/analysis/ reports on them",
     ),
+    (r" today/", "needs the answers of servers; tests/serving/ has some"),
     (r"report/imported", "needs a converted file; tests/analysis/findings/ reports on such folders again"),
     (
         r"^explain |^gate ",

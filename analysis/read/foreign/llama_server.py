@@ -1,0 +1,182 @@
+"""Answers of llama.cpp's server (ggml-org/llama.cpp, tools/server), one a line: responses of `/completion` or
+`/v1/chat/completions` with their `timings`, or what `python -m specdec.explain ADDRESS` keeps of them, which has the
+server's counters after every round too (`steps`, by `timings_per_token`).
+
+Source: server_slot_stats in tools/server/server-common.h, server-context.cpp. The first token of a text comes out of
+the prompt's call: predicted_n counts it, predicted_ms begins with it, and it takes no round. All tokens of a round are
+counted at one time. draft_n_accepted counts the last round whole, even where the text ends within it. A token that ends
+within a character is counted with the next one, so a round may be silent.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from specdec.errors import UsageError
+from specdec.text.lines import BadLine
+
+from ..foreign_lines import (
+    MOST_ROUNDS,
+    NO_ENDS,
+    UNORDERED,
+    ForeignFile,
+    count,
+    counts,
+    keys_of,
+    mapping,
+    needed_gamma,
+    within_gamma,
+)
+from ..imported import ImportChoices, Imported, ImportedText, imported
+
+KIND = "llama_server"
+FIRST = "The first token of each text comes out of the prompt's call and is no round; times are those of whole texts."
+TOTALS = "It has sums of each text alone: a text that ended within a round has fewer rounds here than it took."
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The counters of one response. Lists hold a value for each round, None where the response has sums only.
+
+    Attributes:
+        tokens: written, the first one apart.
+        rounds: that wrote them.
+        accepted, drafted: draft tokens of all rounds.
+        prompt_n: tokens of the prompt that were read, those of its cache apart.
+        prompt_ms, predicted_ms: milliseconds of the prompt's call, and of all rounds.
+        ended: why the text ended, "limit" or "end_token"; "" where the response does not say it.
+    """
+
+    tokens: int
+    rounds: int
+    accepted: int
+    drafted: int
+    prompt_n: int
+    prompt_ms: float
+    predicted_ms: float
+    ended: str
+    by_round: tuple[list[int], list[int], list[int], list[float]] | None  # accepted, offered, committed, milliseconds
+
+    @property
+    def seconds(self) -> float:
+        """The time of the whole text, its prompt included."""
+        return (self.prompt_ms + self.predicted_ms) / 1e3
+
+
+def answered(where: str, value: Any) -> Answer:
+    """Return what a response says. BadLine for counters that cannot be, such as clocks that run backwards."""
+    timings = mapping(where, mapping(where, value).get("timings"))
+    n, accepted, drafted, prompt = (
+        count(where, name, timings.get(name, least if least == 0 else None), least)
+        for name, least in (("predicted_n", 1), ("draft_n_accepted", 0), ("draft_n", 0), ("prompt_n", 0))
+    )
+    prompt_ms, predicted_ms = _times(where, [timings.get(name) for name in ("prompt_ms", "predicted_ms")])
+    if accepted > drafted:
+        raise BadLine(f"{where}: draft_n_accepted is {accepted}, more than draft_n, {drafted}.")
+    ended = {"eos": "end_token", "limit": "limit"}.get(str(mapping(where, value).get("stop_type")), "")
+    by_round = _by_round(where, mapping(where, value["steps"])) if "steps" in value else None
+    rounds = len(by_round[0]) if by_round else max(n - 1 - accepted, int(n > 1))
+    return Answer(n - 1, rounds, accepted, drafted, prompt, prompt_ms, predicted_ms, ended, by_round)
+
+
+def _times(where: str, values: Any) -> list[float]:
+    """Return a list of milliseconds. BadLine for what is none."""
+    if isinstance(values, list) and all(type(time) in (int, float) and 0 <= time < 1e12 for time in values):
+        return values
+    raise BadLine(f"{where}: prompt_ms and predicted_ms must be milliseconds of 0 or more, found {values!r:.80}.")
+
+
+def _by_round(where: str, steps: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[float]]:
+    """Return what each round accepted, was offered, committed, and took, from the counters after the first token and
+    after each round.
+    """
+    written, drafted, taken = (counts(where, name, steps.get(name)) for name in _COUNTED)
+    clock = _times(where, steps.get("predicted_ms"))
+    columns = (written, drafted, taken, clock)
+    if len({len(column) for column in columns}) > 1 or not written:
+        raise BadLine(f"{where}: steps needs lists of one length: predicted_ms, {', '.join(_COUNTED)}.")
+    if written[-1] > MOST_ROUNDS:
+        raise BadLine(f"{where}: predicted_n is {written[-1]:,}, more than {MOST_ROUNDS:,}.")
+    if any(after < before for column in columns for before, after in pairwise(column)):
+        raise BadLine(f"{where}: a counter or the clock of steps runs backwards: leave that answer out.")
+    rounds: list[tuple[int, int, int, float]] = []
+    wrote = written[0]  # tokens that are accounted for
+    for (_, offer, took, began), (total, offers, taking, ends) in pairwise(zip(*columns, strict=True)):
+        rounds.append((taking - took, offers - offer, taking - took + 1, ends - began))
+        wrote += taking - took + 1
+        for _ in range(total - wrote):  # rounds that showed no token
+            rounds.insert(-1, (0, 0, 1, 0.0))
+            wrote += 1
+    if rounds and wrote > written[-1]:
+        *others, milliseconds = rounds[-1]
+        rounds[-1] = (others[0], others[1], others[2] - (wrote - written[-1]), milliseconds)
+    accepted, offered, committed, times = ([*column] for column in zip(*rounds, strict=True)) if rounds else ([],) * 4
+    if any(one > offer for one, offer in zip(accepted, offered, strict=True)) or any(one < 1 for one in committed):
+        raise BadLine(f"{where}: the counters of steps contradict themselves.")
+    return accepted, offered, committed, times
+
+
+_COUNTED = ("predicted_n", "draft_n", "draft_n_accepted")
+
+
+def read(path: Path, choices: ImportChoices) -> list[Imported]:
+    """Return the rounds of the answers, or their sums where they have no `steps`.
+
+    UsageError for lines of another form, named with file and line, for both forms in one file, and for a server that
+    never drafted.
+    """
+    file = ForeignFile(path, choices)
+    answers = [*_answers(file)]
+    settled = file.settled()
+    forms = {answer.by_round is None for *_, answer in answers}
+    if len(forms) > 1:
+        raise UsageError(f"{path}: answers with and without steps are mixed in one file.")
+    if not any(answer.drafted for *_, answer in answers):
+        raise UsageError(f"{path} has no drafts: give the answers of the server that drafts, and these as --baseline.")
+    texts = []
+    offers = [offer for *_, answer in answers if answer.by_round for offer in answer.by_round[1]]
+    gamma = choices.gamma or max(offers, default=0) or needed_gamma(choices)
+    for name, category, answer in answers:
+        text = ImportedText(name, category, tokens=answer.tokens, rounds=answer.rounds, seconds=answer.seconds)
+        if answer.by_round is not None:
+            accepted, offered, committed, _ = answer.by_round
+            within_gamma(f"{path} ({name})", offered, gamma)
+            context, ended = answer.prompt_n + 1, answer.ended
+            text = ImportedText(
+                name, category, accepted, offered, committed, ended, context=context, seconds=answer.seconds
+            )
+        texts.append(text)
+    notes = [FIRST, *([UNORDERED, TOTALS] if forms == {True} else [])]
+    if not all(answer.ended for *_, answer in answers):
+        notes.append(NO_ENDS)
+    return [imported(path, KIND, gamma, texts, [*notes, *settled])]
+
+
+def answer_times(path: Path, skip_bad: bool) -> pd.DataFrame:
+    """Return tokens and seconds of each answer, of plain decoding (prompt, repeat, tokens, seconds)."""
+    file = ForeignFile(path, ImportChoices(skip_bad=skip_bad))
+    lines = [(name, 0, answer.tokens, answer.seconds) for name, _, answer in _answers(file)]
+    file.settled()
+    return pd.DataFrame(lines, columns=["prompt", "repeat", "tokens", "seconds"])
+
+
+def recognises(value: Any) -> bool:
+    """Return whether a line is of this kind."""
+    return isinstance(value, dict) and isinstance(value.get("timings"), dict) and "predicted_n" in value["timings"]
+
+
+def _answers(file: ForeignFile) -> Iterator[tuple[str, str, Answer]]:
+    """Yield the name, category and content of each answer."""
+    for line in file.lines():
+        with file.line():
+            if not recognises(line.value):
+                has = keys_of(mapping(line.where, line.value))
+                raise BadLine(f"{line.where}: timings with predicted_n are expected, found {has}.")
+            answer = answered(line.where, line.value)
+            file.empty += not answer.tokens
+            if answer.tokens:
+                yield *file.named(line.value, line.number), answer

@@ -1,0 +1,144 @@
+"""A llama.cpp server explained while it runs: a small one of our own, and where it is installed the real one."""
+
+import json
+from importlib.util import find_spec
+
+import pytest
+from fixtures.gguf_files import NO_SMOLLM2
+from fixtures.llama_answers import GAMMA, PLAIN_MS, PROMPT_MS, ROUND_MS, serving
+
+from specdec import explain, gate, report
+from specdec.analysis.load.load_files import read_loads
+from specdec.analysis.read.imported import ImportChoices
+from specdec.analysis.read.importers import convert
+from specdec.errors import ModelLoadError, UsageError
+from specdec.models.model_files import installed_smollm2
+from specdec.serving.llama_cpp_server import PACKAGE, answer, start
+
+ROUNDS = [2, 0, 4, 1]  # accepted, of 4: 2.75 tokens per round
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text("".join(json.dumps({"prompt": f"Text {number}."}) + "\n" for number in range(6)), encoding="utf-8")
+    return str(path)
+
+
+@pytest.fixture
+def kept(in_process, prompts, tmp_path):
+    """The files of the answers of three servers, and what was said of them."""
+    with serving(None) as plain, serving(ROUNDS) as fast, serving([2, 0, 1, 0]) as worse:
+        asked = ("--prompts", prompts, "--tokens", "45", "--requests", "6", "--out", str(tmp_path / "kept"))
+        ended = in_process(explain, f"plain={plain}", f"fast={fast}", f"worse={worse}", *asked)
+    assert ended.code == 0, ended.error
+    return [str(tmp_path / "kept" / f"{name}.jsonl") for name in ("plain", "fast", "worse")], ended.output
+
+
+def test_servers_are_asked_explained_imported_and_gated(in_process, kept, tmp_path):
+    (_, fast, worse), said = kept
+    plain_s, fast_s = (PROMPT_MS + 44 * PLAIN_MS) / 1e3, (PROMPT_MS + 16 * ROUND_MS) / 1e3
+    assert f"2.75 tokens per round become {plain_s / fast_s:.2f} times plain throughput" in said
+    assert "a longer step x 0.50 (a round takes 20 ms, a plain step 10)" in said
+    assert "rounds 91%, the rest 0%" in said and "answers of worse are in" in said
+    convert([("auto", fast), ("llama_server", worse)], ImportChoices(), tmp_path / "imported")
+    same, other = (str(tmp_path / "imported" / name) for name in ("fast", "worse"))
+    assert in_process(gate, same, same).code == 0
+    ended = in_process(gate, same, other)
+    assert ended.code == 8 and "Tokens per round: 2.750 before, 1.7" in ended.output
+    assert in_process(report, "--import", "load", f"fast={fast}").code == 0
+    assert "fast: a request's time" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_a_report_has_rounds_and_loads_and_the_speed_beside_plain_answers(in_process, kept, tmp_path):
+    (plain, fast, _), _ = kept
+    bench = {"max_concurrency": 4, "output_throughput": 300.0, "mean_itl_ms": 20.0}
+    (tmp_path / "bench.json").write_text(json.dumps(bench), encoding="utf-8")
+    imports = ("--import", "auto", fast, "--import", "auto", str(tmp_path / "bench.json"), "--baseline", plain)
+    ended = in_process(report, *imports)
+    assert ended.code == 0, ended.error
+    text = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+    assert "## Load tests" in text and "2.750" in text and "tokens per second of the baseline" in text
+
+
+@pytest.mark.parametrize(("tokens", "rounds"), [(45, 16), (44, 16), (43, 15)])
+def test_rounds_are_counted_though_tokens_are_silent_or_cut(tmp_path, tokens, rounds):
+    path = tmp_path / "answers.jsonl"
+    for mistake in ("", "silent"):
+        with serving(ROUNDS, mistake) as address:
+            path.write_text(json.dumps(answer(address, "Text", tokens)) + "\n", encoding="utf-8")
+        point = read_loads(path).iloc[0]
+        assert point["drafts"] == rounds and point["step_ms"] == pytest.approx(ROUND_MS, rel=1e-4)
+        assert point["pooled"] == pytest.approx((tokens - 1) / rounds) and point["output_tokens"] == tokens
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("x=http://127.0.0.1:9", "--prompts", "PROMPTS"), "No server answers at http://127.0.0.1:9"),
+        (("x=http://127.0.0.1:9",), "needs --prompts FILE"),
+        (("http://127.0.0.1:9",), "needs a name of its own"),
+        (("x=http://127.0.0.1:9", "--prompts", "PROMPTS", "--tokens", "1"), "--tokens 2 or more"),
+    ],
+)
+def test_bad_addresses_are_one_sentence(in_process, prompts, arguments, sentence):
+    ended = in_process(explain, *(prompts if word == "PROMPTS" else word for word in arguments))
+    assert ended.code == 2 and sentence in ended.error, ended.error
+    with (
+        serving(None, "other") as address,
+        pytest.raises(UsageError, match="does not answer /completion with the timings"),
+    ):
+        answer(address, "Text", 4)
+
+
+@pytest.mark.parametrize(
+    ("timings", "sentence"),
+    [
+        ({"predicted_ms": [0.0, 30.0, 20.0]}, "the clock of steps runs backwards"),
+        ({"draft_n_accepted": [0, 5, 6]}, "the counters of steps contradict themselves"),
+        ({"predicted_n": [1, 3]}, "steps needs lists of one length"),
+    ],
+)
+def test_counters_that_cannot_be_are_named(in_process, tmp_path, timings, sentence):
+    steps = {"predicted_n": [1, 3, 5], "predicted_ms": [0.0, 20.0, 40.0], "draft_n": [0, 4, 8]}
+    steps |= {"draft_n_accepted": [0, 1, 2]} | timings
+    whole = {"prompt_n": 1, "prompt_ms": 9.0, "predicted_n": 5, "predicted_ms": 40.0, "draft_n": 8}
+    path = tmp_path / "answers.jsonl"
+    path.write_text(json.dumps({"timings": whole | {"draft_n_accepted": 2}, "steps": steps}), encoding="utf-8")
+    for command, arguments in ((explain, (str(path),)), (report, ("--import", "auto", str(path)))):
+        ended = in_process(command, *arguments)
+        assert ended.code == 2 and sentence in ended.error, ended.error
+
+
+def test_what_cannot_be_served_is_one_sentence(monkeypatch, tmp_path):
+    with pytest.raises(UsageError, match="--draft needs --gamma" if find_spec(PACKAGE) else "is not installed"):
+        start(["smollm2", "--draft", "smollm2"])
+    monkeypatch.setattr("specdec.serving.llama_cpp_server.PACKAGE", "json")
+    with pytest.raises(UsageError, match=r"nowhere.gguf does not exist"):
+        start(["nowhere.gguf"])
+    monkeypatch.setattr("specdec.serving.llama_cpp_server.PACKAGE", "no_such_package")
+    with pytest.raises(UsageError, match=r"pip install"):
+        start(["smollm2"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    find_spec(PACKAGE) is None, reason=f"the server of llama.cpp is not installed: pip install {PACKAGE}"
+)
+def test_the_real_server_is_explained(in_process, tmp_path):
+    try:
+        installed_smollm2()
+    except ModelLoadError:
+        pytest.skip(NO_SMOLLM2)
+    text = "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n"
+    (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": text}) + "\n", encoding="utf-8")
+    servers = {
+        name: start(["smollm2", "--port", "0", "--gamma", gamma]) for name, gamma in (("plain", "0"), ("fast", "4"))
+    }
+    named = (f"{name}={server.listening_address}" for name, server in servers.items())
+    asked = ("--prompts", str(tmp_path / "prompts.jsonl"), "--tokens", "48", "--out", str(tmp_path))
+    ended = in_process(explain, *named, *asked)
+    assert ended.code == 0 and "times plain throughput: a longer step x" in ended.output, ended.error
+    plain, fast = (json.loads((tmp_path / f"{name}.jsonl").read_text(encoding="utf-8")) for name in servers)
+    assert plain["tokens"] == fast["tokens"] and max(fast["steps"]["draft_n"]) <= GAMMA * len(fast["steps"]["draft_n"])
