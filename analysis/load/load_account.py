@@ -285,7 +285,7 @@ def _same_load(server: str, shared: pd.DataFrame) -> Section:
         f"{server} with {times['in_flight']:.0f} in flight: {last['tokens']:.2f} tokens per round become "
         f"{last['gain']:.2f} times plain throughput: a longer step x {last['step']:.2f} (a round takes "
         f"{times['step_ms']:.3g} ms, a plain step {times['step_ms_plain']:.3g}), the rest x {last['rest']:.2f}: first "
-        "tokens, which take as long with drafts, and whatever the means hide."
+        "tokens, which drafts do not shorten, and whatever the means hide."
     )
     shown = factors.map("{:.3f}".format)
     shown.insert(0, "in flight", shared["in_flight"].astype(int))

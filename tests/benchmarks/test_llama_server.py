@@ -131,7 +131,7 @@ def own_run(folder: Path, prompts: Path) -> dict[str, list[float]]:
             *("measurement.cost_contexts=[]", "measurement.sampled_temperature=null"),
         ),
     )
-    metrics = json.loads(run.fetch("summary.json").read_text(encoding="utf-8"))["metrics"]
+    metrics = run.metrics
     made = {}
     for name, of in (("tokens", "tokens_per_round"), ("gain", "speedup.end_to_end"), ("decoding", "speedup")):
         made[name] = [metrics[f"{of}{end}"] for end in ("", ".ci_low", ".ci_high") if f"{of}{end}" in metrics]
