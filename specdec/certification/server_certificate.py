@@ -66,13 +66,14 @@ def certify_server(plan: Plan, asked: ServerConfig, folder: Path) -> Certificate
     sentence = f"Refuted ({sentence})." if faults else f"Not refuted by {audit.asked} texts."
     if broken is not None:
         sentence = f"{sentence} The audit broke off: {broken}"
+    answered = {name: value for name, value in client.answered.items() if value is not None}
     notes = list(LIMITS)
     if not client.neutral:
         notes.append("The server refuses options that leave the law uncut: its own defaults may cut it.")
     made = Certificate(
         outcome=outcome,
         sentence=sentence,
-        combination={"server": asked.url, "model": client.model, "target": plan.model, **client.answered},
+        combination={"server": asked.url, "model": client.model, "target": plan.model, **answered},
         declarations=(),
         checks=checks,
         false_alarm=certificate.false_alarm,
