@@ -74,10 +74,11 @@ def test_time_of_a_call_by_the_experts_that_it_reads(name, request, log_figure):
         **{"what": name, "weights": sum(weight.numel() for weight in model.parameters())},
         **{"experts": SHAPE["num_local_experts"], "chosen": SHAPE["num_experts_per_tok"], "context": CONTEXT},
         **{"losses": [round(losses[0], 2), round(median(losses[-10:]), 2)] if losses else [], "steps": len(losses)},
-        **{"threads": torch.get_num_threads(), "n": list(SIZES), **figures, **load()},
+        **{"kernel": model.config._experts_implementation, "threads": torch.get_num_threads()},
+        **{"n": list(SIZES), **figures, **load()},
     )
-    # Generous, because a shared machine may be busy: a call grows, and not far beyond what it reads.
-    assert 1 < figures["timed"][-1] < 2 * figures["read_recorded"][-1]
+    # Generous, because a shared machine may be busy: a call grows with what it reads, and not with its tokens.
+    assert 1 < figures["timed"][-1] < max(SIZES) / 2
 
 
 def measured(model, text: list[int]) -> dict[str, list[float]]:
