@@ -1,11 +1,11 @@
 """Tries which architectures of transformers can be decoded: each one with a causal head, as a random model in its
 default configuration with tiny widths.
 
-Windows, chunks and contexts are the default ones. Run by hand: `python -m pytest -n 0 -m benchmark
-tests/benchmarks/test_architectures.py`, about four minutes. A line of `analysis/results/architectures.json` says how
-drafts that branch are evaluated ("packed" or "rows"), around which lengths the model itself was compared, or why it is
-refused, or why no tiny model could be made. What is served has decoded a text with chains and with trees, in float32,
-behind its windows where these are short, token for token as plain forward passes do.
+Windows, chunks and contexts are the default ones, but where `BESIDES` names `SCAN`. Run by hand: `python -m pytest -n 0
+-m benchmark tests/benchmarks/test_architectures.py`, some ten minutes. A line of `analysis/results/architectures.json`
+says how drafts that branch are evaluated ("packed" or "rows"), around which lengths the model itself was compared, or
+why it is refused, or why no tiny model could be made. What is served has decoded a text with chains and with trees, in
+float32, behind its windows where these are short, token for token as plain forward passes do.
 """
 
 import copy
@@ -25,6 +25,7 @@ from specdec.verifiers.base.contract import verifiers
 pytestmark = pytest.mark.benchmark
 
 WIDTH, HEADS, LAYERS, HEAD = 32, 4, 2, 8
+SCAN = 32  # tokens of a scan's chunk, or of a window, where comparing around the default ones takes minutes
 SHORT = 600  # tokens; texts are decoded behind lengths of at most this
 
 
@@ -60,14 +61,22 @@ SMALL = (
 BESIDES: dict[str, dict[str, Any]] = {
     "bamba": dict(mamba_n_heads=8, mamba_d_head=8, attn_layer_indices=[1]),
     "bigbird_pegasus": dict(attention_type="original_full"),
+    "dbrx": dict(attn_config=dict(kv_n_heads=2, rope_theta=1e4, clip_qkv=8.0)),
     "deepseek_v2": dict(topk_method="greedy", n_routed_experts=4, num_experts_per_tok=2),
-    "dots1": dict(n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1),
-    "dots3_note": dict(per_layer_config={}),
-    "dots3_note_text": dict(per_layer_config={}),
-    "gemma4_text": dict(per_layer_config={}),
-    "gemma4_unified_text": dict(per_layer_config={}),
+    "dory": dict(num_hidden_layers=3, n_input_layers=1, n_recurrent_layers=1, n_output_layers=1),
+    "dots1": dict(n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, n_shared_experts=1),
+    "dots3_note_text": dict(swa_head_dim=2 * HEAD),
+    "falcon_h1": dict(mamba_d_ssm=WIDTH, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_chunk_size=SCAN),
+    "gemma3n_text": dict(
+        num_hidden_layers=4,
+        num_kv_shared_layers=2,
+        layer_types=["sliding_attention", "full_attention"] * 2,
+        intermediate_size=[WIDTH] * 4,
+        activation_sparsity_pattern=[0.95, 0.0, 0.0, 0.0],
+    ),
     "gpt_neo": dict(attention_types=[[["global", "local"], 1]], attention_layers=["global", "local"]),
     "granitemoehybrid": dict(mamba_n_heads=8, mamba_d_head=8, layer_types=["linear_attention", "full_attention"]),
+    "hrm_text": dict(num_hidden_layers=2 * 2 * 4, num_layers_per_stack=2),
     "hunyuan_v1_dense": dict(head_dim=HEAD),
     "hunyuan_v1_moe": dict(head_dim=HEAD),
     "jamba": dict(attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False),
@@ -87,13 +96,35 @@ BESIDES: dict[str, dict[str, Any]] = {
     ),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"]),
     "longcat_flash": dict(qk_head_dim=2 * HEAD),
-    "mamba2": dict(num_heads=8, head_dim=8),
+    "mamba2": dict(num_heads=8, head_dim=8, n_groups=1, state_size=8, chunk_size=SCAN),
+    "minimax": dict(block_size=SCAN),
     "ministral": dict(head_dim=HEAD, num_key_value_heads=2),
+    "nemotron_h": dict(
+        layers_block_type=["linear_attention", "moe", "full_attention", "mlp"],
+        mamba_num_heads=4,
+        mamba_head_dim=16,
+        n_groups=1,
+        ssm_state_size=8,
+        chunk_size=SCAN,
+        moe_shared_expert_intermediate_size=16,
+    ),
     "nemotron": dict(num_key_value_heads=HEADS),
+    "qwen4_exp_text": dict(
+        indexer_n_heads=4, indexer_kv_heads=1, indexer_head_dim=HEAD, indexer_budget=64, indexer_compress_ratio=4
+    ),
+    "recurrent_gemma": dict(attention_window_size=2 * SCAN, num_hidden_layers=3),
     "reformer": dict(is_decoder=True),
     "xmod": dict(default_language="en_XX"),
-    "zamba": dict(layer_types=["linear_attention", "hybrid"]),
-    "zamba2": dict(layer_types=["mamba", "hybrid"]),
+    "zamba": dict(num_hidden_layers=3, layers_block_type=["linear_attention", "hybrid", "hybrid"]),
+    "zamba2": dict(
+        num_hidden_layers=3,
+        layers_block_type=["linear_attention", "hybrid", "hybrid"],
+        mamba_headdim=8,
+        attention_hidden_size=2 * WIDTH,
+        attention_head_dim=2 * HEAD,
+        mamba_d_state=8,
+        chunk_size=SCAN,
+    ),
 }
 # No decoders by default.
 for name in (
@@ -114,7 +145,9 @@ def shrunk(config: Any) -> dict[str, Any]:
     for key, value in values.items():
         part = config.__dict__.get(key)
         if isinstance(part, PreTrainedConfig):
-            small[key] = shrunk(part)
+            small[key] = shrunk(part) | BESIDES.get(part.model_type, {})
+        elif key == "per_layer_config":
+            small[key] = {}
         elif key.endswith("token_id"):
             small[key] = None if key == "eos_token_id" or not isinstance(value, int) else min(value, 3)
         elif key in SMALL and isinstance(value, int) and not isinstance(value, bool) and value:
