@@ -61,7 +61,7 @@ def test_the_innermost_stage_speaks_and_only_after_silence(screen, clock):
 
 @pytest.mark.parametrize(("terminal", "line"), [(False, "Compile ..."), (True, "Compile, ")])
 def test_the_same_stage_once_more_says_nothing(screen, terminal, line):
-    """As of the calls of every drafter of a study, one behind the other; another stage in between makes it news."""
+    """The calls of every drafter of a study follow one another; another stage in between makes it news."""
     text = screen(terminal)
     for name in ("Compile", "Compile", "Load", "Compile"):
         with progress.stage(name, told=name == "Compile"):

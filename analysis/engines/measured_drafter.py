@@ -16,7 +16,7 @@ MODEL, DRAFT = "MODEL", "DRAFT_MODEL"  # stand in a command where the pocket mod
 
 @dataclass(frozen=True)
 class Alone:
-    """What a measurement with one sequence at a time says of several at once.
+    """Facts from one sequence at a time that tell of several at once.
 
     Attributes:
         calls: tokens of a call of the target -> its time, in any unit.

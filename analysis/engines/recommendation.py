@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from ..load.load_forecast import PlainCurve, Speculating, Unknowns, forecast_once, held_slots, off_load
+from ..cost.load_forecast import PlainCurve, Speculating, Unknowns, forecast_once, held_slots, off_load
 from ..sections import Section
 from .llama_cpp_flags import llama_cpp
 from .measured_drafter import Alone, Configuration, Measured

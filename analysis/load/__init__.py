@@ -1,1 +1,1 @@
-"""Load tests of serving engines: their files, the account of a request, and the forecast under load with memory."""
+"""Load tests of serving engines: their files, the account of a request and of the server."""

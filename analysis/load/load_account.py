@@ -11,10 +11,7 @@ import pandas as pd
 
 from specdec.errors import UsageError
 
-from ..engines.vllm_flags import batch_schedule
-from ..sections import Section
-from .load_files import COLUMNS, Gauges
-from .load_forecast import (
+from ..cost.load_forecast import (
     PlainCurve,
     Speculating,
     Unknowns,
@@ -25,6 +22,9 @@ from .load_forecast import (
     held_slots,
     off_load,
 )
+from ..engines.vllm_flags import batch_schedule
+from ..sections import Section
+from .load_files import COLUMNS, Gauges
 
 FEW_WAIT = 0.05  # share of requests in flight below which waiting for admission is not spoken of
 # By which steps at K = 0 of a scheduled server were longer than plain ones, with 2 and with 189 requests: gemma-4-31B

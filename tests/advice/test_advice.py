@@ -135,7 +135,7 @@ def small_model_advice(structure, offered, verifier="speculative_sampling"):
         replace(prediction(3.30, COST, gamma=gamma, offered=offered), speedup=Interval(speedup, speedup - 0.1, 9.0))
         for gamma, speedup in ((2, 1.2), (4, 1.5))
     ]
-    return recommended(parts, predictions)
+    return recommended(parts, predictions, {1: 1.0}, 10.0, 10.0)
 
 
 def test_advice_recommends_a_configuration_of_the_best_gamma():
@@ -162,6 +162,6 @@ def test_a_terminal_shows_one_line_for_each_engine():
     given = Advice("k", {}, "a drafter", "start", "baseline", 2, 9, None, 1.0, 5, None, "A verdict.", [], [])
     show(replace(given, predictions=[prediction(3.3, COST)]), found, console, Path("folder"))
     lines = console.file.getvalue().splitlines()
-    place = next(number for number, line in enumerate(lines) if line.startswith("To serve it: Speculate: "))
+    place = next(number for number, line in enumerate(lines) if line.startswith("To serve it: For one request"))
     assert lines[place].endswith(" Starting points, not measured there:")
     assert lines[place + 1 :] == [f"{each.engine}: {each.command}" for each in found.configurations]

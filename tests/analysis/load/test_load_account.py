@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from specdec.analysis.cost.load_forecast import PlainCurve, Speculating, forecast, off_load
 from specdec.analysis.load.load_account import ServerFacts, explain, gain_factors
 from specdec.analysis.load.load_files import COLUMNS, read_loads
-from specdec.analysis.load.load_forecast import PlainCurve, Speculating, forecast, off_load
 from specdec.errors import UsageError
 
 LOADS = (1, 4, 16, 64)
