@@ -107,7 +107,7 @@ class Transformers(Engine):
         for kind, ours in work.kinds.items():
             options: dict[str, Any] = {}
             assistant = None
-            # Compiled over a static cache, a draft that reaches past its end does not raise an error: it ends the process.
+            # Compiled over a static cache, a draft that reaches past its end raises no error: it ends the process.
             fitting = tried[:1] if kind in (ASSISTED, PROMPT_LOOKUP) else tried
             if kind == ASSISTED:
                 small = cast(SmallModel, work.drafter)
