@@ -608,8 +608,8 @@ MEASUREMENTS = (
         "Architectures of transformers",
         "Each was made as a tiny random model in its default configuration and compared with plain forward passes. "
         "BERT and its kin, which are no decoders by default, were made with `is_decoder=true`. Models whose layers "
-        "keep a state are among those that take branching drafts by rows. These two, and all that were refused or not "
-        "made on 2026-11-24, were made on 2026-11-26, some of them with short scans or windows.",
+        "keep a state are among those that take branching drafts by rows. These two were made, and all that were "
+        "refused or not made on 2026-11-24 tried again, on 2026-11-26, some of them with short scans or windows.",
         _architectures,
     ),
 )

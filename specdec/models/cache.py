@@ -144,7 +144,7 @@ class KVCache(Cache):
 
     @property
     def _slotted(self) -> list[PreallocatedLayer]:
-        """All that hold slots."""
+        """Return everything that holds slots."""
         return [*self.layers, *self.indexers]
 
     def update_indexer(self, keys: Tensor, layer_idx: int) -> Tensor:

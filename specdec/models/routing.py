@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 _CHOICES = ("top_k_index", "router_indices")  # what layers call the numbers [T, k] of the experts of each token
 
 
 def names_experts(config: Any) -> bool:
     """Return whether the text configuration of a model speaks of several experts, recognised or not."""
-    values = vars(config).items()
+    parts = [config, *(each for each in vars(config).values() if isinstance(each, PreTrainedConfig))]  # DBRX nests them
+    values = [value for part in parts for value in vars(part).items()]
     return any("expert" in key and isinstance(value, int) and value > 1 for key, value in values)
 
 

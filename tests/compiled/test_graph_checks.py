@@ -49,14 +49,14 @@ def test_a_wrong_pass_is_not(decoder, monkeypatch, wrong):
     step, sight = StaticStep(made, 5), forward_pass._sight
 
     def off(places, columns, below):
-        positions, behind, seen = sight(places, columns, below)
+        positions, keys, seen = sight(places, columns, below)
         if wrong == "a slot ahead is seen":
-            seen = seen | (behind == -1)
+            seen = seen | (keys == positions[:, None] + 1)
         if wrong == "positions":
             positions = positions + 1 - torch.ones_like(positions).cumsum(0).clamp_max(2)
         if wrong == "one bucket" and len(columns) == 128:
             seen = seen & (columns > 0)
-        return positions, behind, seen
+        return positions, keys, seen
 
     monkeypatch.setattr(forward_pass, "_sight", off)
     if wrong == "trees are taken for chains":
