@@ -26,7 +26,7 @@ from specdec.models.masks import Masks
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 8  # changes whenever the kernels do
+_FORMAT = 9  # changes whenever the kernels do
 # Operations between products stay on one thread: on few tokens there is too little of them to share.
 _SETTINGS: dict[str, Any] = {"cpp.min_chunk_size": 1 << 20}
 _COMPILED_S = 13.0  # seconds that a program takes on two quiet cores of an AMD EPYC

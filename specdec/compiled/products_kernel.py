@@ -70,6 +70,16 @@ struct Products {
     ) const {
         Sums sums[] = {((void) I, Sums(0))...};
         int64_t k = 0;
+        if constexpr (sizeof...(I) == 1) {  // a single sum would wait for itself at every number
+            Sums second(0), third(0), fourth(0);
+            for (; k + 4 * LANES <= inputs; k += 4 * LANES) {
+                sums[0] = add(load(weight + k), load(token + k), sums[0]);
+                second = add(load(weight + k + LANES), load(token + k + LANES), second);
+                third = add(load(weight + k + 2 * LANES), load(token + k + 2 * LANES), third);
+                fourth = add(load(weight + k + 3 * LANES), load(token + k + 3 * LANES), fourth);
+            }
+            sums[0] = (sums[0] + second) + (third + fourth);
+        }
         for (; k + LANES <= inputs; k += LANES) {
             for (int64_t r = 0; R > 1 && r < R; r++) {  // into the second cache: the first one is the tokens'
                 __builtin_prefetch(weight + ahead + r * inputs + k, 0, 2);
