@@ -125,7 +125,8 @@ def test_a_refit_begins_at_the_maximum_and_not_where_the_mean_was_put_right(monk
     fit = S.fit_stretches(4, False, trace)
     shifted = fit.family.raised(fit.likeliest[None], np.array([4.0]))[0]
     again = S.fit_stretches(4, False, trace, replace(fit, parameters=shifted))
-    np.testing.assert_allclose(again.likeliest, fit.likeliest, atol=0.05)
+    likelihood = S.Likelihood(fit.family, trace)  # flat along some parameters, which processors round into other ends
+    assert likelihood.negative(again.likeliest)[0] == pytest.approx(likelihood.negative(fit.likeliest)[0], abs=1e-3)
     assert again.expected.sum() == pytest.approx(0, abs=0.1)  # rounds, of 900
 
 
