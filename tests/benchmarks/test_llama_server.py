@@ -126,7 +126,7 @@ def own_run(folder: Path, prompts: Path) -> dict[str, list[float]]:
         folder,
         (
             *("+drafter=ngram", "drafter.order_min=2", "drafter.order_max=2", "target=smollm2", *sizes),
-            *("prompts=jsonl", f"prompts.path={prompts}", "prompts.chat=false", "measurement.gammas=[]"),
+            *("prompts=jsonl", f"prompts.path={prompts}", "prompts.chat=never", "measurement.gammas=[]"),
             *(f"measurement.threads={THREADS}", "measurement.budget_seconds=null", "tracking.enabled=false"),
             *("measurement.cost_contexts=[]", "measurement.sampled_temperature=null"),
         ),
