@@ -549,7 +549,8 @@ MEASUREMENTS = (
         "SmolLM2 behind the server of llama.cpp, one request at a time, with and without drafts: the account that "
         "`specdec.explain` makes of sums, the same by the counters of every round, and that of specdec's own run. The "
         "product of a line's factors is its gain, prompts included. The server keeps the weights in 4 bits and the "
-        "kernels of every processor, ours computes with them in float32, compiled: what a wider step costs is each engine's own.",
+        "kernels of every processor, ours computes with them in float32, compiled: what a wider step costs is each "
+        "engine's own.",
         _llama_server,
     ),
     Measurement(
