@@ -57,6 +57,8 @@ def eager_and_traced(tiny_model):
     def make(name, sizes, **options):
         eager, traced = (Decoder(tiny_model(name), name, 512) for _ in range(2))
         compile_decoder(traced, sizes, 64, "trace", **options)
+        if name == "deepseek_v32" and traced.passes is None:
+            pytest.skip("sparse attention with keys of its own is not traced: its calls stay eager")
         return eager, traced
 
     return make
