@@ -12,7 +12,7 @@ from specdec.records import Tree, chain_tree
 TEXT = [5, 9, 33, 2, 60, 17, 9, 33, 41, 8, 5, 22, 7]
 EXACT = 1e-12
 KINDS = {"gemma2": 2, "gemma3": 2}  # of layers, where they differ
-UNCUT = ("gemma4", "deepseek_v32")  # layers that share keys, or choose what they read: their calls stay uncompiled
+UNCUT = ("gemma4", "deepseek_v32")  # their layers share keys, or choose what they read
 FIRST = ("llama", "gemma2", "gpt2")  # to cut a model takes seconds: the others are of the second tier
 
 
