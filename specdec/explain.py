@@ -103,14 +103,13 @@ def _asked(addresses: Mapping[str, str], options: argparse.Namespace) -> dict[st
     folder = options.out or Path()
     folder.mkdir(parents=True, exist_ok=True)
     files = {name: folder / f"{name}.jsonl" for name in addresses}
-    lines: dict[str, list[str]] = {name: [] for name in addresses}
+    lines = dict.fromkeys(addresses, "")
     with stage("Requests", total=len(texts), told=False) as under_way:
         for prompt, text in texts:
             for name, address in addresses.items():
-                lines[name].append(json.dumps({"id": prompt, **answer(address, text, options.tokens)}))
+                lines[name] += json.dumps({"id": prompt, **answer(address, text, options.tokens)}) + "\n"
+                write_atomically(files[name], lines[name].encode())  # at once: a server may go away at the next one
             under_way.advance()
-    for name, path in files.items():
-        write_atomically(path, "".join(f"{line}\n" for line in lines[name]).encode())
     return files
 
 

@@ -101,7 +101,7 @@ def http(url: str, seconds: float) -> Ask:
             connection.request("GET" if body is None else "POST", base + path, content, headers)
             response = connection.getresponse()
             answer = response.read(_MOST_BYTES + 1)
-            # What was shut down reads as ended.
+            # A connection that was shut down reads like one that ended by itself.
             if late:
                 raise TimeoutError
         except (OSError, HTTPException) as error:

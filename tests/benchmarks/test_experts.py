@@ -1,6 +1,6 @@
-"""What a call on several tokens costs in a mixture of experts: t(n) / t(1) as timed, beside the bytes of weights that
-its n tokens read over those of one token, with the experts that they chose (recorded), and with as many as independent
-tokens would choose, by their own chances and by equal ones.
+"""Measures what a call on several tokens costs in a mixture of experts: t(n) / t(1) as timed, beside the bytes of
+weights that its n tokens read over those of one token, with the experts that they chose (recorded), and with as many as
+independent tokens would choose, by their own chances and by equal ones.
 
 Two mixtures read from memory: one of random weights, and one that is trained for a minute on the spot, so that its
 routers are not even.

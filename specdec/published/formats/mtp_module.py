@@ -53,8 +53,14 @@ LAYOUTS = (
         {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "norm": "final_layernorm"},
         hidden_first=True,
     ),
+    Layout(  # apart from a target; the names of Qwen3-Next's own heads, under others
+        "speculators",
+        re.compile(r"(mtp_layers\.\d+\.)input_proj\.weight"),
+        {"enorm": "token_layernorm", "hnorm": "hidden_layernorm", "eh_proj": "input_proj", "norm": "final_layernorm"},
+    ),
 )
-_ASKED = "mtp.fc.weight, model.layers.N.eh_proj.weight, model.mtp_layers.N.input_proj.weight"
+_ASKED = "mtp.fc.weight, model.layers.N.eh_proj.weight, [model.]mtp_layers.N.input_proj.weight"
+_WRITERS = (None, "mtp")  # what the config says of the library speculators
 _OTHER = re.compile(r"(?:^|[._])mtp[._]|nextn")
 _PACKED = re.compile(r".*(?:weight_scale(?:_inv)?|weight_packed|qweight)")
 _LAYER = re.compile(r"mtp\.layers\.\d+\.")
@@ -69,7 +75,7 @@ class MtpModule(NetworkFormat):
     drafters = ("mtp",)
 
     def matches(self, files: CheckpointFiles) -> bool:
-        return SPECULATORS not in files.config and layout_of(files) is not None
+        return files.config.get(SPECULATORS) in _WRITERS and layout_of(files) is not None
 
     def load(self, files: CheckpointFiles, target: Target) -> MtpNetwork:
         """See `NetworkFormat.load`. Only the heads' tensors are read; others are those of the target.
@@ -79,7 +85,7 @@ class MtpModule(NetworkFormat):
             UsageError: see `MtpNetwork`.
         """
         layout = layout_of(files)
-        if layout is None or SPECULATORS in files.config:
+        if layout is None or files.config.get(SPECULATORS) not in _WRITERS:
             others = sorted(name for name in files.tensors if _OTHER.search(name))
             there = f"; it has {listed(others)}, a layout that is not read" if others else ""
             raise ModelLoadError(

@@ -29,19 +29,6 @@ class DSpark(CheckpointFormat):
         )
 
 
-@formats.register("speculators mtp")
-class SpeculatorsMtp(CheckpointFormat):
-    """MTP heads that speculators has trained, apart from their target."""
-
-    refusal = (
-        "what its tensors are called is not established; heads that are written back into the target's checkpoint "
-        "draft with +drafter=mtp"
-    )
-
-    def matches(self, files: CheckpointFiles) -> bool:
-        return files.config.get(SPECULATORS) == "mtp"
-
-
 @formats.register("assistant over shared keys")
 class SharedKeysAssistant(CheckpointFormat):
     """The MTP drafters of Gemma 4, models of their own: `gemma4_assistant` and its relatives."""
