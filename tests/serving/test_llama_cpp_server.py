@@ -11,7 +11,7 @@ from specdec import explain, gate, report
 from specdec.analysis.load.load_files import read_loads
 from specdec.analysis.read.imported import ImportChoices
 from specdec.analysis.read.importers import convert
-from specdec.errors import ModelLoadError, UsageError
+from specdec.errors import EnvironmentFault, ModelLoadError, UsageError
 from specdec.models.model_files import installed_smollm2
 from specdec.serving.llama_cpp_server import PACKAGE, answer, start
 
@@ -48,6 +48,23 @@ def test_servers_are_asked_explained_imported_and_gated(in_process, kept, tmp_pa
     assert ended.code == 8 and "Tokens per round: 2.750 before, 1.7" in ended.output
     assert in_process(report, "--import", "load", f"fast={fast}").code == 0
     assert "fast: a request's time" in (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
+
+
+def test_a_server_that_goes_away_leaves_the_answers_before_it(in_process, prompts, tmp_path, monkeypatch):
+    asked = []
+
+    def until_gone(*given):
+        asked.append(given)
+        if len(asked) > 5:
+            raise EnvironmentFault("The server is gone.")
+        return answer(*given)
+
+    monkeypatch.setattr("specdec.serving.llama_cpp_server.answer", until_gone)
+    with serving(None) as plain, serving(ROUNDS) as fast:
+        servers = (f"plain={plain}", f"fast={fast}")
+        ended = in_process(explain, *servers, "--prompts", prompts, "--tokens", "9", "--out", str(tmp_path))
+    assert ended.code == 4 and "The server is gone." in ended.error
+    assert [len((tmp_path / f"{name}.jsonl").read_text().splitlines()) for name in ("plain", "fast")] == [3, 2]
 
 
 @pytest.mark.slow
