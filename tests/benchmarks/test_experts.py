@@ -2,8 +2,8 @@
 weights that its n tokens read over those of one token, with the experts that they chose (recorded), and with as many as
 independent tokens would choose, by their own chances and by equal ones.
 
-Two mixtures read from memory: one of random weights, and one that is trained for a minute on the spot, so that its
-routers are not even.
+Two mixtures are too large for the caches: one of random weights, and one that is trained for a minute on the spot, so
+that its routers are not even.
 """
 
 import gzip
