@@ -202,7 +202,8 @@ def _experts(path: Path) -> tuple[str, Table]:
         said.append(
             f"{figure['what'].capitalize()} weights, {figure['weights'] / 1e6:.0f} M, {figure['chosen']} of "
             f"{figure['experts']} experts: {figure['n'][-1]} tokens take {last['timed']:.2f} times as long as one and "
-            f"read {last['read_recorded']:.2f} times as much; one token reads {figure['gigabytes_a_second'][0]:.1f} GB/s."
+            f"read {last['read_recorded']:.2f} times as much; one token reads "
+            f"{figure['gigabytes_a_second'][0]:.1f} GB/s."
         )
         for place, n in enumerate(figure["n"]):
             if n in (1, 2, 3, 4, 5, 8, 12, 16):
@@ -367,8 +368,8 @@ MEASUREMENTS = (
         "Two small mixtures, one of random weights on random tokens, one trained on the spot on "
         "the book whose later part it verifies. t(n) / t(1) as timed stands beside what it would be if a call took as "
         "long as it reads weights: those of the experts that the tokens chose, of as many as independent tokens would "
-        "choose by their own chances, and by equal chances. Below what the machine can read in a second, computing bounds "
-        "calls, too. The last columns are distinct experts in a layer.",
+        "choose by their own chances, and by equal chances. Below what the machine can read in a second, computing "
+        "bounds calls, too. The last columns are distinct experts in a layer.",
         _experts,
     ),
     Measurement(
