@@ -30,7 +30,7 @@ from scipy.special import expit, logsumexp, softmax
 
 from .laws import continued
 
-KINDS = (1, 2, 3, 4)  # numbers of kinds of stretches that are tried
+KINDS = (1, 2, 3, 4)  # numbers of kinds of stretches that are tried, as long as more are better
 LEVELS = np.arange(-4.0, 5.0)  # of texts: a sum over them is a normal mean to eight digits (trapezoidal rule)
 FARTHEST = 2.5  # from 0 that the mean level of a length may lie, so that the sum reaches its tails
 EXACT = 512  # tokens of a text that are written one by one
@@ -427,9 +427,9 @@ def _with_slopes(family: Family, x: np.ndarray, gamma: int, lengths: np.ndarray)
 def fit_stretches(depth: int, offers: bool, trace: Outcomes, near: StretchesFit | None = None) -> StretchesFit:
     """Fit by maximum likelihood: on some of the texts from several starts, then by Newton's steps on more of them.
 
-    So the time hardly grows with the texts. All numbers of kinds are tried, and AIC decides. At last acceptance is
-    raised or lowered, alike in all kinds, until the fit expects as many rounds of all texts as were taken: what no such
-    model can follow is then not in the mean.
+    So the time hardly grows with the texts. Kinds are added as long as AIC falls. At last acceptance is raised or
+    lowered, alike in all kinds, until the fit expects as many rounds of all texts as were taken: what no such model can
+    follow is then not in the mean.
 
     near: a fit to texts of the same source, whose number of kinds is kept and whose maximum is the start.
     """
@@ -448,7 +448,12 @@ def fit_stretches(depth: int, offers: bool, trace: Outcomes, near: StretchesFit 
         return 2 * family.size + 2 * value * whole, family, x
 
     if near is None:
-        _, family, x = min((climbed(kinds) for kinds in KINDS), key=lambda climb: climb[0])
+        best, family, x = climbed(KINDS[0])
+        for kinds in KINDS[1:]:
+            criterion, richer, there = climbed(kinds)
+            if criterion >= best:
+                break
+            best, family, x = criterion, richer, there
         of_many = Likelihood(family, many)
         curvature = of_many.curvature(x) * whole / of_many.rounds
     else:

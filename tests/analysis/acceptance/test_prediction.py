@@ -65,7 +65,8 @@ def test_a_model_that_is_true_does_not_miss():
     assert "does not miss significantly at any gamma" in prediction_in_words(result)
 
 
-def test_each_model_predicts_best_where_it_is_true():
+def test_each_model_predicts_best_where_it_is_true(monkeypatch):
+    monkeypatch.setattr(P, "SPLITS", 1)
     markov = pd.concat([simulation.markov(60, 200, gamma, 2, 0.4, 0.9) for gamma in (1, 4, 8)])
     differing = pd.concat([simulation.heterogeneous(200, 120, g, 3, (2, 1), tokens=120) for g in (1, 4, 8)])
     falling = pd.concat([simulation.falling(200, 200, g, 0, (12, 3), 0.9, tokens=200) for g in (1, 4, 8)])
