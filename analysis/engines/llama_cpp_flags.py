@@ -17,6 +17,7 @@ EAGLE = {  # format: the type of speculation that reads it
     "EAGLE-3": "draft-eagle3",
     "speculators eagle3": "draft-eagle3",
     "DFlash": "draft-dflash",
+    "DSpark": "draft-dspark",
 }
 REASONS = {
     "suffix": "No look-up by the longest match: it looks up n-grams of one length, which +drafter=ngram measures.",

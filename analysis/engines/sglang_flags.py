@@ -11,7 +11,12 @@ from .measured_drafter import Configuration, Measured, trained_here, without_met
 
 VERSION = "0.5.23"
 ENGINE = f"SGLang {VERSION}"
-EAGLE = {"EAGLE-1": "EAGLE", "EAGLE-3": "EAGLE3", "DFlash": "DFLASH"}  # format: the algorithm that reads it
+EAGLE = {  # format: the algorithm that reads it
+    "EAGLE-1": "EAGLE",
+    "EAGLE-3": "EAGLE3",
+    "DFlash": "DFLASH",
+    "DSpark": "DSPARK",
+}
 MTP = {"MTP module": "NEXTN"}
 TOPK = 4  # SGLang's own choice for Llama, where the tree that was measured does not say its branching
 REASONS = {
@@ -50,7 +55,10 @@ def sglang(measured: Measured) -> Configuration:
         flags = [algorithm, *path]
         if algorithm == "DFLASH":
             flags += ["--speculative-num-draft-tokens", str(measured.depth + 1)]
-            remarks += measured.chains_only("DFLASH")
+            remarks += measured.chains_only(algorithm)
+        elif algorithm == "DSPARK":  # a size that does not count the root
+            flags += ["--speculative-dspark-block-size", str(measured.depth)]
+            remarks += measured.chains_only(algorithm)
         else:
             flags += _tree(measured)
             if measured.block:

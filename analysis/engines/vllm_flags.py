@@ -20,6 +20,8 @@ EAGLE: dict[str, dict[str, Any]] = {  # format: the method that reads it, with t
     "P-EAGLE": {"method": "eagle3", "parallel_drafting": True},
     "DFlash": {"method": "dflash"},
     "speculators dflash": {"method": "dflash"},
+    "DSpark": {"method": "dspark"},
+    "speculators dspark": {"method": "dspark"},
 }
 MTP = {"MTP module": {"method": "mtp"}}
 HEADS: dict[str, dict[str, dict[str, Any]]] = {  # drafter: the formats that 0.32.0 read, and its method for them

@@ -44,7 +44,8 @@ class Eagle(FeatureDrafter):
     second token of a draft on, states that it has made itself. A draft of depth d takes d passes of it, one for each
     level; the first is over the tokens committed in the round before. Whatever was accepted or rejected, these rows are
     made anew of the target's features. P-EAGLE networks draft all levels after the first in one pass over mask tokens
-    (2602.01469), and DFlash networks all of at most `block - 1` levels, so that their nodes of one depth have one law.
+    (2602.01469), and DFlash networks all of a block, so that their nodes of one depth have one law. DSpark networks
+    (2607.05147) add scores of the tokens above to each level's logits: q has them, in chains and in trees.
 
     q is the network's law (see `NetworkDrafter`), 0 for tokens that it cannot draft; siblings are drawn as `siblings`
     says. Where the structure has a `threshold`, the network's own probability of the drafted token (softmax at
@@ -88,7 +89,7 @@ class Eagle(FeatureDrafter):
             raise UsageError(f"Bad value drafter.model: {error}; use another checkpoint, or drafter.layers.") from None
         super().__init__(target, network, offsets, drafts, siblings)
         self._about = about or {}
-        deepest = None if network.config.block is None else network.config.block - 1
+        deepest = network.config.deepest
         self._deepest = deepest or sys.maxsize
         self.capabilities = replace(self.capabilities, vocab_size=network.vocab_size, deepest=deepest)
         self._begin(None)
@@ -154,11 +155,12 @@ class Eagle(FeatureDrafter):
 
     @property
     def flops_per_token(self) -> float:
-        """Operations of the layers and of the way to the vocabulary; those of the fusion only where every step has it.
-        The pass over the tokens of the round before is left out.
+        """Operations of the layers, of a Markov head and of the way to the vocabulary; those of the fusion only where
+        every step has it. The pass over the tokens of the round before is left out.
         """
         network = self.network
-        mixed = sum(weight.numel() for weight in network.layers.parameters())
+        parts = {name: weight for name, weight in network.named_parameters() if not name.endswith("markov_w1.weight")}
+        mixed = sum(weight.numel() for name, weight in parts.items() if name.startswith(("layers.", "markov_head.")))
         if network.config.form == "eagle1":
             mixed += network.fc.weight.numel()
         return 2.0 * (mixed + network.draft_size * network.config.hidden)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from specdec.eagle.eagle_network import BlockNetwork, EagleNetwork
+from specdec.eagle.eagle_network import BlockNetwork, EagleNetwork, MarkovHead
 from specdec.eagle.feature_network import FeatureNetwork, KeysValues
 from specdec.records import Tree
 
@@ -87,7 +87,8 @@ class BlockText:
     def draft(self, depth: int) -> "DraftRows":
         """Draft a whole block, of which at most `depth` tokens are used: with fewer slots it would be another law."""
         assert self._past is not None
-        return SlotRows(self._network(self._root, self.length, self._past)[0])
+        logits, states = self._network(self._root, self.length, self._past)
+        return SlotRows(logits[0], self._network.markov_head, self._root, states[0])
 
 
 def text_of(network: FeatureNetwork) -> TextRows | BlockText:
@@ -120,24 +121,42 @@ class DraftRows(ABC):
 
 class SlotRows(DraftRows):
     """Rows of mask tokens, one for each depth and all in one pass (P-EAGLE 2602.01469, DFlash): whatever was drafted
-    above, the nodes of one depth have the same law.
+    above, the nodes of one depth have the same law, unless a Markov head adds what the tokens above say (DSpark).
     """
 
-    def __init__(self, logits: Tensor) -> None:
+    def __init__(
+        self,
+        logits: Tensor,
+        head: MarkovHead | None = None,
+        root: Tensor | None = None,
+        states: Tensor | None = None,
+    ) -> None:
         """
         Args:
             logits: [depth, W] of every depth.
+            head: a Markov head; it reads the root [1] and the states [depth, D] too.
         """
-        self._logits, self.first = logits, logits[:1]
-        self._steps = 0
+        self._logits, self._head, self._root, self._states = logits, head, root, states
+        self._path = torch.empty(1, 0, dtype=torch.long, device=logits.device)  # of the chain so far
+        self.first = self._law(self._path)
+
+    def _law(self, paths: Tensor) -> Tensor:
+        """Return the logits [M, W] after M paths [M, depth] of the target's tokens below the root."""
+        depth = paths.shape[1]
+        logits = self._logits[depth : depth + 1].expand(len(paths), -1)
+        if self._head is None or self._root is None or self._states is None:
+            return logits
+        before = torch.cat([self._root.expand(len(paths), 1), paths], 1)
+        return logits + self._head(before, self._states[: depth + 1])
 
     def next(self, token: Tensor) -> Tensor:
-        self._steps += 1
-        return self._logits[self._steps : self._steps + 1]
+        self._path = torch.cat([self._path, token.unsqueeze(0)], 1)
+        return self._law(self._path)
 
     def after(self, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-        depth = len(tree.path(nodes[0]))
-        return self._logits[depth : depth + 1].expand(len(nodes), -1)
+        device = self._path.device
+        paths = torch.tensor([tree.path(node) for node in nodes], dtype=torch.long)
+        return self._law(tokens.to(device)[paths.to(device, non_blocking=True)])
 
 
 class StepRows(DraftRows):
@@ -196,7 +215,7 @@ def drafts_along(network: FeatureNetwork, tokens: Tensor, features: Tensor, firs
     """Draft the text itself from every row of it on, teacher-forced: at depth k each row reads the token k places
     further on and the state that it left at depth k - 1. It sees the rows of the text before it and, of deeper ones,
     its own (the training-time test of EAGLE-3 2503.01840, section 3.1). A network of mask tokens reads these instead,
-    and a block network drafts a block from every place.
+    and a block network drafts a block from every place, whose Markov head reads the text's tokens.
 
     Args:
         tokens: [T] of the text.
@@ -210,9 +229,12 @@ def drafts_along(network: FeatureNetwork, tokens: Tensor, features: Tensor, firs
         whole = network.context(features.unsqueeze(0), torch.arange(len(features), device=tokens.device))
         for row in range(first, rows):
             before = tuple((keys[:, :, : row + 1], values[:, :, : row + 1]) for keys, values in whole)
-            block = network(tokens[row + 1 : row + 2], row + 1, before)[0]
-            for k in range(min(depth, len(block))):
-                of(row, k, block[k : k + 1])
+            root = tokens[row + 1 : row + 2]
+            logits, states = network(root, row + 1, before)
+            slots = SlotRows(logits[0], network.markov_head, root, states[0])
+            of(row, 0, slots.first)
+            for k in range(1, min(depth, logits.shape[1], rows - row)):
+                of(row, k, slots.next(tokens[row + 1 + k : row + 2 + k]))
         return
     assert isinstance(network, EagleNetwork)
     places = torch.arange(rows, device=tokens.device)

@@ -33,7 +33,7 @@ class EagleConfig:
         name: name of the network in tables.
         form: "eagle1" reads the state that the target's output layer reads, joined with the embedding by `fc`; "eagle3"
             reads `fc` of several layers' states, and its first layer attends to embedding and feature side by side;
-            "dflash" fills a block of mask tokens over `fc` of several layers' states.
+            "dflash" fills a block of mask tokens over `fc` of several layers' states (DFlash and DSpark).
         hidden, intermediate: widths of the network and of its MLP.
         heads, kv_heads, head_dim: of the attention; `head_dim` need not be hidden / heads.
         layers: number of decoder layers.
@@ -55,6 +55,10 @@ class EagleConfig:
         mask_token: the token that stands for those not drafted yet, where all tokens of a draft come from one pass
             (P-EAGLE in "eagle3", and "dflash"); None where each step reads the token before.
         block: tokens of a block, the root among them ("dflash"); None in the other forms.
+        shifted: each token of a block gives the law of the one behind it, so that the root's place drafts too
+            ("dflash"); otherwise each gives that of its own place.
+        markov: how a Markov head makes its scores of the tokens before (DSpark, "dflash"); None without one.
+        markov_rank: width of the head's embeddings.
     """
 
     name: FolderName
@@ -82,6 +86,9 @@ class EagleConfig:
     own_output: bool = True
     mask_token: Annotated[int, Field(ge=0)] | None = None
     block: Annotated[int, Field(ge=2)] | None = None
+    shifted: bool = False
+    markov: Literal["vanilla", "gated", "rnn"] | None = None
+    markov_rank: AtLeastOne | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> "EagleConfig":
@@ -102,6 +109,10 @@ class EagleConfig:
             raise ValueError(f"form={self.form} has none of the norms of eagle3: set them to false")
         if (self.form == "dflash") != (self.block is not None) or (self.block is not None and self.mask_token is None):
             raise ValueError("form=dflash needs block and mask_token, and no other form has a block")
+        if self.form != "dflash" and (self.shifted or self.markov):
+            raise ValueError(f"form={self.form} has no block: set shifted to false and markov to null")
+        if (self.markov is None) != (self.markov_rank is None):
+            raise ValueError("markov and markov_rank belong together: give both or neither")
         if self.norm_before_fc and self.fc_norm:
             raise ValueError("norm_before_fc and fc_norm exclude each other")
         if not self.own_embedding and self.hidden != self.target_hidden:
@@ -114,6 +125,11 @@ class EagleConfig:
     def features(self) -> int:
         """The number of the target's layers that are read."""
         return len(self.boundaries) or 1
+
+    @property
+    def deepest(self) -> int | None:
+        """The number of tokens that a block drafts; None for networks that draft step by step."""
+        return None if self.block is None else self.block - (not self.shifted)
 
     def offsets(self, layers: int) -> tuple[int, ...]:
         """Return the layers to keep of a target with `layers` layers, counted down from the last (`HiddenStates`).

@@ -1,9 +1,10 @@
 """The networks of EAGLE (2401.15077), EAGLE-2 (2406.16858) and EAGLE-3 (2503.01840), with their published variants, and
-of DFlash (z-lab), which fills a block of mask tokens behind the root in one pass.
+of DFlash (z-lab), which fills a block of mask tokens behind the root in one pass, and of DSpark (2607.05147), which
+corrects the laws of such a block by the tokens drafted before.
 
 Knows tensors only: neither where features come from nor how laws become a draft. Letters: B sequences, S rows, P
 earlier rows, k features of D_t values, D the network's own width, V tokens of the target, W tokens that can be drafted,
-N tokens of a block, the root among them.
+N tokens of a block, the root among them; J of them draft, M paths of tokens, R the rank of a Markov head.
 Modules carry the names of published files.
 """
 
@@ -200,9 +201,45 @@ class BlockLayer(nn.Module):
         return result
 
 
+class MarkovHead(nn.Module):
+    """Scores that the tokens before a slot add to its logits (DSpark 2607.05147, as speculators and DeepSpec compute
+    them): W2 of the embedding w of the last of them. "gated" multiplies w by sigmoid(G[state; w]); "rnn" carries s over
+    the slots, (g, c, o) = J[s; w; state], s <- sigmoid(g) s + (1 - sigmoid(g)) tanh(c), and adds W2 tanh(o).
+    """
+
+    def __init__(self, kind: str, rank: int, tokens: int, drafted: int, hidden: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(tokens, rank)
+        self.markov_w2 = nn.Linear(rank, drafted, bias=False)
+        self.gate_proj = nn.Linear(hidden + rank, rank) if kind == "gated" else None
+        self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank) if kind == "rnn" else None
+
+    def forward(self, before: Tensor, states: Tensor) -> Tensor:
+        """Return the scores [M, W] of the slot behind M paths.
+
+        Args:
+            before: [M, j] the target's tokens of each path, the root first.
+            states: [j, D] of the first j slots, behind the final norm.
+        """
+        embedded = self.markov_w1(before)  # [M, j, R]
+        shared = states.expand(len(before), -1, -1)
+        last = embedded[:, -1]
+        if self.gate_proj is not None:
+            last = last * self.gate_proj(torch.cat([shared[:, -1], last], -1)).sigmoid()
+        elif self.joint_proj is not None:
+            carried = torch.zeros_like(last)
+            for slot in range(before.shape[1]):
+                joint = self.joint_proj(torch.cat([carried, embedded[:, slot], shared[:, slot]], -1))
+                gate, fresh, last = joint.chunk(3, -1)
+                carried = gate.sigmoid() * carried + (1 - gate.sigmoid()) * fresh.tanh()
+            last = last.tanh()
+        result: Tensor = self.markov_w2(last)
+        return result
+
+
 class BlockNetwork(FeatureNetwork):
     """A block of `config.block` tokens, the root and mask tokens, over keys and values that are made of the target's
-    features: each gives the law of the token at its own place.
+    features: each gives the law of the token at its own place, or where `config.shifted` of the one behind it.
     """
 
     def __init__(self, config: EagleConfig, embedding: Tensor, output: Tensor) -> None:
@@ -211,6 +248,10 @@ class BlockNetwork(FeatureNetwork):
         self.hidden_norm = ScaledNorm(config.hidden, config.rms_eps)
         self.layers = nn.ModuleList(BlockLayer(config) for _ in range(config.layers))
         self.norm = ScaledNorm(config.hidden, config.rms_eps)
+        self.markov_head = None
+        if config.markov is not None and config.markov_rank is not None:
+            sizes = (config.markov_rank, self.vocab_size, self.draft_size, config.hidden)
+            self.markov_head = MarkovHead(config.markov, *sizes)
 
     def context(self, features: Tensor, places: Tensor) -> KeysValues:
         """Return each layer's keys and values for the target's features [B, S, k * D_t] at positions [S]."""
@@ -222,8 +263,10 @@ class BlockNetwork(FeatureNetwork):
             found.append(layer.self_attn.keys_values(context, turns))
         return tuple(found)
 
-    def forward(self, root: Tensor, place: int, past: KeysValues) -> Tensor:
-        """Return the logits [B, N-1, W] of the tokens behind a root [B] at position `place`."""
+    def forward(self, root: Tensor, place: int, past: KeysValues) -> tuple[Tensor, Tensor]:
+        """Return the logits [B, J, W] of the tokens behind a root [B] at position `place`, without a Markov head's
+        scores, and the states [B, J, D] that they were made of.
+        """
         assert self.config.block is not None and self.config.mask_token is not None
         masks = torch.full((len(root), self.config.block - 1), self.config.mask_token, device=root.device)
         x = self.embedded(torch.cat([root.unsqueeze(1), masks], 1)).to(self.fc.weight.dtype)
@@ -231,7 +274,8 @@ class BlockNetwork(FeatureNetwork):
         turns = self.turns(places.expand(len(root), -1), x.dtype)
         for layer, keys_values in zip(self.layers, past, strict=True):
             x = layer(x, turns, keys_values)
-        return self.logits(self.norm(x[:, 1:]))
+        states = self.norm(x if self.config.shifted else x[:, 1:])
+        return self.logits(states), states
 
 
 def eagle_network(config: EagleConfig, embedding: Tensor, output: Tensor) -> FeatureNetwork:

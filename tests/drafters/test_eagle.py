@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from fixtures.drafting import assert_drafted_from, decoded
-from fixtures.slow_eagle import SlowEagle, doubles, features_of, random_rounds
+from fixtures.drafting import assert_drafted_from, chain, decoded, law_error
+from fixtures.slow_eagle import SlowBlock, SlowEagle, doubles, features_of, random_rounds
 
 from specdec.drafters.base import drafters
 from specdec.drafters.eagle import Eagle
@@ -18,6 +18,13 @@ FORMS = {
     "eagle3": dict(draft_vocabulary=11),
     "p-eagle": dict(mask_token=22, own_embedding=True, layers=2, fc_norm=True),
     "eagle3.1": dict(norm_output=True, layers=2, boundaries=[0, 1]),
+    "dspark": dict(
+        form="dflash", own_output=False, mask_token=2, block=3, shifted=True, markov="vanilla", markov_rank=4
+    ),
+    "dspark-gated": dict(
+        form="dflash", draft_vocabulary=11, mask_token=22, block=4, layers=2, markov="gated", markov_rank=3
+    ),
+    "dspark-rnn": dict(form="dflash", own_output=False, mask_token=2, block=4, markov="rnn", markov_rank=2),
 }
 
 
@@ -31,7 +38,8 @@ def target_at(tiny_llama, sampling):
 @pytest.fixture(scope="module")
 def slow_of():
     def make(network, target):
-        return SlowEagle(network.state_dict(), network.config, target.hidden.embedding, target.hidden.output_layer)
+        slow = SlowEagle if network.config.block is None else SlowBlock
+        return slow(network.state_dict(), network.config, target.hidden.embedding, target.hidden.output_layer)
 
     return make
 
@@ -127,3 +135,17 @@ def test_what_a_drafter_is_made_of_is_recorded(target_at, random_eagle, group_va
     assert drafter.flops_per_token == 2 * (parameters - network.fc.weight.numel() - 16)
     with pytest.raises(UsageError, match=r"drafter\.layers: .* records its layers"):
         drafters.build(group_values("drafter", "eagle", model=str(path), layers=[1, 2]), target=target)
+
+
+@pytest.mark.parametrize("form", [form for form in FORMS if form.startswith("dspark")])
+def test_a_markov_head_is_lossless(enumeration, tiny_llama, sampling, random_eagle, make_structure, form):
+    """Every outcome of chains and trees at temperature 1, and the target's own text where it is greedy."""
+    model = tiny_llama(3, context=64)
+    target, greedy = Causal(model, sampling(temperature=1.0)), Causal(model, sampling(temperature=0.0))
+    network = random_eagle(target, **FORMS[form] | dict(mask_token=2, draft_vocabulary=None))
+    for shape in ("chain", "tree"):
+        structure = make_structure(shape, 2)
+        worst, seen = law_error(enumeration, target, Eagle(network, target), structure, [0, 1], 3)
+        assert {len(row.acceptance.path) for row in seen} == {0, 1, 2} and worst < 1e-12
+    plain = decoded(greedy, drafters.build({"name": "none"}, target=greedy), chain(0), [0, 1], 20, rule="greedy")
+    assert decoded(greedy, Eagle(network, greedy), chain(3), [0, 1], 20, rule="greedy").tokens == plain.tokens

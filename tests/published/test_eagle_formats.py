@@ -82,7 +82,7 @@ def made(form, *, features=3, head_dim=4, draft=DRAFTED, layers=1, more=None, **
         for number in range(layers):
             norms = {f"layers.{number}.self_attn.{name}_norm.weight": (head_dim,) for name in "qk"}
             shapes |= layer(number, H, head_dim, "input_layernorm") | norms
-        facts = dict(qk_norm=True, block=4, mask_token=39) | facts
+        facts = dict(qk_norm=True, block=4, mask_token=39, shifted=False) | facts
     elif form == "eagle1":
         shapes = {"fc.weight": (H, 2 * H)} | layer(0, H, head_dim)
         facts = dict(boundaries=[], features=1) | facts
@@ -114,6 +114,20 @@ EMBEDDING = {"embed_tokens.weight": (V, H)}
 PROJECTIONS = (("q", HEADS), ("k", KV_HEADS), ("v", KV_HEADS))
 BIASES = {f"layers.0.self_attn.{name}_proj.bias": (rows * 4,) for name, rows in PROJECTIONS}
 DFLASH = dict(DECODER, num_hidden_layers=2, num_target_layers=DEPTH, rope_theta=500.0)
+RANK, OUTPUT = 3, {"lm_head.weight": (DRAFTED, H)}
+BLOCK_FACTS = dict(form="dflash", features=2, boundaries=[2, 5], layers=2, rope_theta=500.0)
+CONFIDENCE = {"confidence_head.proj.weight": (1, H + RANK), "confidence_head.proj.bias": (1,)}
+MARKOV = {
+    kind: {
+        f"markov_head.{name}": shape
+        for name, shape in {"markov_w1.weight": (V, RANK), "markov_w2.weight": (drafted, RANK), **more}.items()
+    }
+    for kind, drafted, more in (
+        ("vanilla", V, {}),
+        ("gated", DRAFTED, {"gate_proj.weight": (RANK, H + RANK), "gate_proj.bias": (RANK,)}),
+        ("rnn", V, {"joint_proj.weight": (3 * RANK, 2 * RANK + H), "joint_proj.bias": (3 * RANK,)}),
+    )
+}
 # Format -> (config, form and facts of the network, beginnings of names in the file).
 FORMATS = {
     "eagle1": (dict(DECODER, bias=False, rope_theta=500.0), dict(form="eagle1", rope_theta=500.0), {}),
@@ -154,13 +168,38 @@ FORMATS = {
             decoder=DFLASH,
         ),
         dict(
-            form="dflash",
-            features=2,
-            boundaries=[2, 5],
-            layers=2,
-            rope_theta=500.0,
-            more=EMBEDDING | {"lm_head.weight": (DRAFTED, H)},
+            **BLOCK_FACTS,
+            more=EMBEDDING | OUTPUT,
         ),
+        {},
+    ),
+    "dspark": (  # as DeepSpec writes it, with copies of the target's embeddings and output layer
+        dict(DFLASH, target_layer_ids=[1, 4], mask_token_id=39, block_size=4, markov_rank=RANK),
+        dict(BLOCK_FACTS, draft=V, shifted=True, more=EMBEDDING | {"lm_head.weight": (V, H)} | MARKOV["vanilla"]),
+        {},
+    ),
+    "speculators_dspark": (
+        speculators(
+            "dspark",
+            draft_vocab_size=DRAFTED,
+            block_size=4,
+            mask_token_id=39,
+            aux_hidden_state_layer_ids=[2, 5],
+            markov_rank=RANK,
+            markov_head_type="gated",
+            decoder=DFLASH,
+        ),
+        dict(BLOCK_FACTS, shifted=True, more=EMBEDDING | OUTPUT | MARKOV["gated"] | CONFIDENCE),
+        {},
+    ),
+    "dspark_rnn": (  # the root's own slot is not used
+        dict(
+            DFLASH,
+            sample_from_anchor=False,
+            markov_head_type="rnn",
+            dflash_config={"target_layer_ids": [1, 4], "mask_token_id": 39, "block_size": 4},
+        ),
+        dict(BLOCK_FACTS, more=MARKOV["rnn"]),
         {},
     ),
 }
@@ -372,11 +411,6 @@ REFUSED = {
         EAGLE3_WEIGHTS | {"mask_hidden": torch.ones(1, 48)},
         "no mask_token_id in its config",
     ),
-    "DSpark": (
-        DECODER,
-        EAGLE1_WEIGHTS | {"hidden_norm.weight": torch.ones(H), "markov_head.markov_w1.weight": torch.ones(V, 3)},
-        "DSpark, which is not read",
-    ),
     "MTP": ({}, {"mtp.fc.weight": torch.ones(H, 32)}, r"MTP module: use \+drafter=mtp"),
     "latent attention": (
         EAGLE3,
@@ -393,13 +427,37 @@ BLOCK_REFUSED = {
     "a mask beyond the vocabulary": (dict(BLOCK, mask_token_id=V), "a token below 40"),
     "no rotary base": (without(BLOCK, "rope_theta"), "no rope_theta in its config.json"),
     "a causal block": (dict(BLOCK, dflash_config={"causal": True}), "sets causal, which is not read"),
-    "the anchor's own slot": (dict(BLOCK, sample_from_anchor=True), "sets sample_from_anchor"),
+    "the anchor's own slot": (dict(BLOCK, sample_from_anchor="yes"), "shifted"),
     "windows": (dict(BLOCK, layer_types=["sliding_attention", "full_attention"]), "has layers of sliding attention"),
     "three layers": (dict(BLOCK, target_layer_ids=[1, 2, 3]), r"names the 3 layers \[2, 3, 4\]"),
     "the last block's output": (dict(BLOCK, target_layer_ids=[1, 7]), "output of the target's last block"),
 }
 BLOCK_WEIGHTS = made(**FORMATS["dflash"][1])[0]
 REFUSED |= {f"DFlash: {case}": (config, BLOCK_WEIGHTS, told) for case, (config, told) in BLOCK_REFUSED.items()}
+DSPARK, DSPARK_WEIGHTS = FORMATS["dspark"][0], made(**FORMATS["dspark"][1])[0]
+W2 = "markov_head.markov_w2.weight"
+REFUSED |= {
+    "DSpark: no second matrix": (DSPARK, without(DSPARK_WEIGHTS, W2), f"lacks {W2}: get the checkpoint"),
+    "DSpark: no Markov head": (
+        without(DSPARK, "markov_rank") | {"dflash_config": {"markov_rank": None}},
+        BLOCK_WEIGHTS,
+        "lacks markov_head.markov_w1.weight",
+    ),
+    "DSpark: another rank": (dict(DSPARK, markov_rank=5), DSPARK_WEIGHTS, r"\[40, 3\] in place of \[40, 5\]"),
+    "DSpark: another head": (
+        dict(DSPARK, markov_head_type="rnn"),
+        DSPARK_WEIGHTS,
+        "lacks markov_head.joint_proj.weight",
+    ),
+    "DSpark: an unknown head": (dict(DSPARK, markov_head_type="gru"), DSPARK_WEIGHTS, "vanilla, gated or rnn"),
+    "DSpark: another width": (dict(DSPARK, hidden_size=12), DSPARK_WEIGHTS, "and its fc reads another number"),
+    "DSpark: a GRU": (dict(DSPARK, projector_type="domino"), DSPARK_WEIGHTS, "sets projector_type"),
+    "DSpark: a part too many": (
+        DSPARK,
+        DSPARK_WEIGHTS | {"markov_head.bias": torch.ones(V)},
+        "has markov_head.bias too many",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

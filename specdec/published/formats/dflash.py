@@ -1,5 +1,9 @@
-"""DFlash as its authors and ModelOpt publish it, and as speculators writes it."""
+"""DFlash, and DSpark, which adds a Markov head to it: as their authors, DeepSpec, SpecForge and ModelOpt publish them,
+and as speculators writes them.
+"""
 
+import logging
+from abc import ABC
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,28 +14,29 @@ from specdec.published.eagle_format import EagleFormat, Reading
 from specdec.published.recognise import check_target, formats
 from specdec.targets.base import Target
 
+logger = logging.getLogger(__name__)
+
 # Options of other readers that change the attention or the embeddings, and the values that leave them as they are.
 _PLAIN = {
     "causal": (None, False),
     "is_causal": (None, False),
     "use_swa": (None, False),
     "use_sliding_window": (None, False),
-    "sample_from_anchor": (None, False),
-    "projector_type": (None, "dflash"),
+    "projector_type": (None, "dflash", "dspark"),
     "shift_label": (None, False),
 }
 
 
-@formats.register("DFlash")
-class DFlash(EagleFormat):
-    """A block of mask tokens over the target's features; its layer numbers are outputs of blocks."""
-
-    def matches(self, files: CheckpointFiles) -> bool:
-        names = files.tensors.keys()
-        ours = {"fc.weight", "hidden_norm.weight"} <= names and "mask_hidden" not in names
-        return SPECULATORS not in files.config and ours and not any(name.startswith("markov_head.") for name in names)
+class BlockFormat(EagleFormat, ABC):
+    """A block of mask tokens over the target's features. Layer numbers are inputs of blocks as speculators writes them,
+    where maybe some of the target's tokens are drafted; elsewhere they are outputs of blocks.
+    """
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
+        if SPECULATORS in files.config:
+            reading = Reading(files, files.setting("transformer_layer_config", dict))
+            inputs = files.setting("aux_hidden_state_layer_ids", list) if layers is None else list(layers)
+            return _network(reading, target, files.config, inputs)
         inner = files.setting("dflash_config", dict, {})
         reading = Reading(files, files.config)
         depth = target.hidden.layers
@@ -48,17 +53,44 @@ class DFlash(EagleFormat):
         return _network(reading, target, {**files.config, **inner}, boundaries)
 
 
+@formats.register("DFlash")
+class DFlash(BlockFormat):
+    """A block whose slots do not read each other's tokens."""
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        ours = {"fc.weight", "hidden_norm.weight"} <= files.tensors.keys() and "mask_hidden" not in files.tensors
+        return SPECULATORS not in files.config and ours and not _says_dspark(files)
+
+
 @formats.register("speculators dflash")
-class SpeculatorsDFlash(EagleFormat):
-    """DFlash whose layer numbers are inputs of blocks, maybe over some of the target's tokens."""
+class SpeculatorsDFlash(BlockFormat):
+    """DFlash in the speculators format."""
 
     def matches(self, files: CheckpointFiles) -> bool:
         return files.config.get(SPECULATORS) == "dflash"
 
-    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
-        reading = Reading(files, files.setting("transformer_layer_config", dict))
-        numbers = files.setting("aux_hidden_state_layer_ids", list) if layers is None else list(layers)
-        return _network(reading, target, files.config, numbers)
+
+@formats.register("DSpark")
+class DSpark(BlockFormat):
+    """A block with a Markov head (2607.05147); told by the head's tensors or its rank, which is 0 without one."""
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        latent = any("kv_a_proj" in name for name in files.tensors)
+        return SPECULATORS not in files.config and _says_dspark(files) and not latent
+
+
+@formats.register("speculators dspark")
+class SpeculatorsDSpark(BlockFormat):
+    """DSpark in the speculators format."""
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return files.config.get(SPECULATORS) == "dspark"
+
+
+def _says_dspark(files: CheckpointFiles) -> bool:
+    inner = files.config.get("dflash_config")
+    keys = files.config.keys() | (inner.keys() if isinstance(inner, dict) else set())
+    return "markov_rank" in keys or any(name.startswith("markov_head.") for name in files.tensors)
 
 
 def _network(reading: Reading, target: Target, options: dict[str, Any], boundaries: list[int]) -> FeatureNetwork:
@@ -90,6 +122,18 @@ def _network(reading: Reading, target: Target, options: dict[str, Any], boundari
         raise ModelLoadError(
             f"{files} names the {len(boundaries)} layers {boundaries}, and its fc reads another number."
         )
+    dspark = files.config.get(SPECULATORS) == "dspark" or _says_dspark(files)
+    rank, kind = options.get("markov_rank"), options.get("markov_head_type", "vanilla")
+    if dspark and rank is None:
+        rank = reading.shape("markov_head.markov_w1.weight")[1]
+    if (rank is not None and type(rank) is not int) or kind not in ("vanilla", "gated", "rnn"):
+        raise ModelLoadError(
+            f"{files} has markov_rank={rank!r} and markov_head_type={kind!r}: they should be a whole number, 0 for no "
+            "Markov head, and vanilla, gated or rnn."
+        )
+    confidence = [name for name in reading.places if name.startswith("confidence_head.proj.")]
+    if confidence:
+        logger.info("%s has a confidence head, which is not read: `structure` says how long a draft is.", files)
     own_output = reading.has("lm_head.weight")
     drafted = reading.shape("lm_head.weight")[0] if own_output else size
     values |= {
@@ -102,5 +146,8 @@ def _network(reading: Reading, target: Target, options: dict[str, Any], boundari
         "own_embedding": reading.has("embed_tokens.weight"),
         "block": block,
         "mask_token": token,
+        "shifted": options.get("sample_from_anchor", dspark),
+        "markov": kind if rank else None,
+        "markov_rank": rank or None,
     }
-    return reading.network(target, values, [] if drafted != size else ["d2t", "t2d"])
+    return reading.network(target, values, [*confidence, *([] if drafted != size else ["d2t", "t2d"])])

@@ -17,18 +17,6 @@ class LooseParallelEagle(CheckpointFormat):
         return SPECULATORS not in files.config and "mask_hidden" in files.tensors
 
 
-@formats.register("DSpark")
-class DSpark(CheckpointFormat):
-    """DFlash with a Markov head over the drafted tokens."""
-
-    refusal = "the Markov head that corrects each slot by the token before it is not made"
-
-    def matches(self, files: CheckpointFiles) -> bool:
-        return files.config.get(SPECULATORS) == "dspark" or (
-            SPECULATORS not in files.config and any(name.startswith("markov_head.") for name in files.tensors)
-        )
-
-
 @formats.register("assistant over shared keys")
 class SharedKeysAssistant(CheckpointFormat):
     """The MTP drafters of Gemma 4, models of their own: `gemma4_assistant` and its relatives."""

@@ -110,6 +110,11 @@ EXPECTED = {  # drafter, structure, format: the commands of the three engines
         sglang("DFLASH --speculative-draft-model-path org/draft --speculative-num-draft-tokens 5"),
         llama("-md draft.gguf --spec-type draft-dflash --spec-draft-n-max 4"),
     ),
+    ("eagle", "chain", "DSpark"): (
+        vllm(f'{{"method": "dspark", {DRAFT_MODEL}}}'),
+        sglang("DSPARK --speculative-draft-model-path org/draft --speculative-dspark-block-size 4"),
+        llama("-md draft.gguf --spec-type draft-dspark --spec-draft-n-max 4"),
+    ),
     ("mtp", "chain", "MTP module"): (
         vllm(f'{{"method": "mtp", {FOUR}}}'),
         sglang("NEXTN --speculative-num-steps 4 --speculative-eagle-topk 1 --speculative-num-draft-tokens 5"),
