@@ -8,10 +8,12 @@ ask.
 """
 
 import hashlib
+import inspect
 import json
 import logging
 import math
 import os
+import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -102,7 +104,32 @@ def said_of(decoder: AnyDecoder) -> tuple[str, ...]:
     """Return what a reader of a run has to know about a decoder's model."""
     # An encoder-decoder takes rows by its nature.
     probed = replace(decoder.probed, packed=True) if isinstance(decoder, Seq2SeqDecoder) else decoder.probed
-    return probed.sentences(_who(decoder))
+    sentences = probed.sentences(_who(decoder))
+    if lacking := missing_kernels(decoder.model):
+        missing = " and ".join(lacking) + (" is" if len(lacking) == 1 else " are")
+        slower = (
+            f"{_who(decoder)} computes some layers in plain torch, because {missing} not installed: the results are "
+        )
+        sentences += (slower + "the same; its calls, and so all times measured here, are slower than by GPU kernels.",)
+    return sentences
+
+
+def missing_kernels(model: torch.nn.Module) -> tuple[str, ...]:
+    """Return the packages, as pip names them, whose kernels the model's layers would call if they were installed.
+
+    transformers (5.24, integrations/hub_kernels.py) wraps such a function, and the wrapper's closure says which package
+    it looked for and whether it found it there. The functions are those in the modules of the model's own classes.
+    """
+    homes = {type(module).__module__ for module in model.modules() if type(module).__module__ in sys.modules}
+    packages = set[str]()
+    for home in sorted(homes):
+        for function in list(vars(sys.modules[home]).values()):
+            while inspect.isfunction(function):  # a decorator of the hub's kernels may stand around it
+                cells = inspect.getclosurevars(function).nonlocals if function.__closure__ else {}
+                if cells.get("is_new_implementation") is False and "package" in cells:
+                    packages.add({"fla": "flash-linear-attention"}.get(cells["package"], cells["package"]))
+                function = getattr(function, "__wrapped__", None)
+    return tuple(sorted(package.replace("_", "-") for package in packages))
 
 
 def probe(decoder: AnyDecoder) -> Probed:

@@ -2,13 +2,17 @@
 writes its own greedy text.
 """
 
+import importlib.util
+import sys
 from functools import cache
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fixtures.plain_laws import plain_greedy
 from fixtures.recurrent_families import RECURRENT, recurrent_model
 
+from specdec import hub
 from specdec.batching.batch_target import batch_target
 from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, PROMPT, Scattered, decoded
 from specdec.drafters import drafters
@@ -17,6 +21,7 @@ from specdec.errors import ModelLoadError, UsageError
 from specdec.models import decoder as decoders
 from specdec.models.decoder import Decoder
 from specdec.models.path_batch import path_batch
+from specdec.models.probe import missing_kernels
 from specdec.records import Tree, chain_tree
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
@@ -100,7 +105,7 @@ def test_a_state_from_before_the_last_call_is_not_made_up():
 
 def test_what_needs_slots_is_refused_in_one_sentence():
     target = target_of("lfm2")
-    (remark,) = target.remarks
+    remark, _ = target.remarks
     assert "by rows only" in remark and "one path" in remark
     with pytest.raises(UsageError, match=r"batch_size=4: .*keep a state"):
         batch_target(target, 4)
@@ -117,3 +122,36 @@ def test_states_are_kept_from_the_release_on_that_hands_them_over(monkeypatch, r
     else:
         with pytest.raises(ModelLoadError, match=r"^Model lfm2 has conv layers, .*5\.24 on, and 5\.23\.1 is installed"):
             decoders.recurrent_kinds(config, "lfm2")
+
+
+@pytest.mark.parametrize(
+    ("name", "lacking"),
+    [
+        ("lfm2", "causal-conv1d is"),
+        ("mamba2", "causal-conv1d and mamba-ssm are"),
+        ("qwen3_next", "causal-conv1d and flash-linear-attention are"),
+    ],
+)
+def test_kernels_that_are_not_installed_are_said_once(caplog, capfd, name, lacking):
+    """The sentence names the packages and what follows; nothing of transformers' own reaches the reader beside it."""
+    hub.quiet_loading()
+    with caplog.at_level("WARNING"):
+        target = Causal(recurrent_model(name), GREEDY)
+    assert "falling back" not in capfd.readouterr().err
+    said = [record.getMessage() for record in caplog.records if "not installed" in record.getMessage()]
+    assert len(said) == 1 and f"because {lacking} not installed: the results are the same; its calls" in said[0]
+    assert said[0] in target.remarks
+
+
+def test_kernels_that_are_installed_are_not_said(monkeypatch, tiny_llama):
+    assert missing_kernels(tiny_llama(9)) == ()
+    layer = recurrent_model("lfm2").model.layers[0].conv
+    module = sys.modules[type(layer).__module__]
+    kernels = SimpleNamespace(causal_conv1d_fn=lambda x: x, causal_conv1d_update=lambda x: x)
+    monkeypatch.setitem(sys.modules, "causal_conv1d", kernels)
+    spec = importlib.util.spec_from_file_location(module.__name__ + "_again", module.__file__)
+    again = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, again)
+    spec.loader.exec_module(again)
+    assert missing_kernels(layer) == ("causal-conv1d",)
+    assert missing_kernels(type("Layer", (torch.nn.Module,), {"__module__": spec.name})()) == ()
