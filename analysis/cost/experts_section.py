@@ -1,9 +1,12 @@
 """Shows the experts that the verifications of a mixture chose, beside those of independent tokens (theory.md 7.6)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import nan
 
+import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
+from scipy.optimize import nnls
 
 
 def experts_table(experts: pd.DataFrame, timed: Mapping[int, float]) -> pd.DataFrame:
@@ -26,6 +29,28 @@ def experts_table(experts: pd.DataFrame, timed: Mapping[int, float]) -> pd.DataF
             "t(n) / t(1)": [timed.get(int(n), nan) for n in sums.index],
         }
     )
+
+
+def predicted_calls(rows: ArrayLike, reads: ArrayLike, seconds: ArrayLike, known: Sequence[int]) -> np.ndarray:
+    """Return the seconds [N] of calls on several tokens of a mixture, by the cost model fitted on a few of them:
+    t(n) = a r(n) + b n, of reading and computing one after the other, as on a CPU (theory.md 7.2 and 7.6), with a and b
+    of at least 0 by least squares of relative residuals. Its fixed seconds are left out: two calls tell two numbers.
+
+    Args:
+        rows: [N] tokens n of each call.
+        reads: [N] bytes of weights r(n) that it reads, in any unit: those of the distinct experts that its tokens chose
+            or are expected to choose, and the rest.
+        seconds: [N] timed, of which only those at `known` are looked at.
+        known: the n of two or more calls that the coefficients are fitted on.
+    Raises:
+        ValueError: fewer than two of the calls have such an n.
+    """
+    seen = np.isin(rows, known)
+    if seen.sum() < 2:
+        raise ValueError(f"calls on {list(known)} tokens tell no two coefficients: give the n of two calls")
+    design, times = np.stack([reads, rows], axis=1).astype(float), np.asarray(seconds, dtype=float)
+    predicted: np.ndarray = design @ nnls(design[seen] / times[seen, None], np.ones(seen.sum()))[0]
+    return predicted
 
 
 def experts_in_words(experts: pd.DataFrame) -> str:

@@ -9,6 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+
+from ..cost.experts_section import predicted_calls
 from ..intervals import Interval
 from ..research.claim_results import load_results
 from ..research.claims import claims_section, evidence
@@ -183,7 +186,8 @@ def _architectures(path: Path) -> tuple[str, Table]:
         "not built": "no tiny model was made, or comparing it took too long: not known",
     }
     names: dict[str, list[str]] = {outcome: [] for outcome in outcomes}
-    for line in _read(path)["figures"]:
+    lines = _read(path)["figures"]
+    for line in lines:
         said = line["why"] if line["outcome"] == "refused" else line["outcome"]
         names[next(words for words in outcomes if words in said)].append(f"`{line['architecture']}`")
     counts = {words: len(listed) for words, listed in names.items()}
@@ -192,7 +196,9 @@ def _architectures(path: Path) -> tuple[str, Table]:
         {"outcome": told, "number": counts[words], "which": ", ".join(names[words])} for words, told in outcomes.items()
     ]
     version = _read(path)["versions"]["transformers"]
-    return f"These are the {sum(counts.values())} architectures of transformers {version} with a causal head.", table
+    again = ", ".join(f"`{line['architecture']}` on {line['date']}" for line in lines if "date" in line)
+    made = f" Made again since: {again}." * bool(again)
+    return f"These are the {len(lines)} architectures of transformers {version} with a causal head.{made}", table
 
 
 def _experts(path: Path) -> tuple[str, Table]:
@@ -205,9 +211,19 @@ def _experts(path: Path) -> tuple[str, Table]:
             f"read {last['read_recorded']:.2f} times as much; one token reads "
             f"{figure['gigabytes_a_second'][0]:.1f} GB/s."
         )
+        known = (figure["n"][0], figure["n"][-1])
+        laws = {"recorded": "recorded experts", "independent": "independent tokens", "uniform": "equal chances"}
+        predicted = {law: predicted_calls(figure["n"], figure[f"read_{law}"], figure["ms"], known) for law in laws}
+        errors = {law: np.abs(ms / figure["ms"] - 1)[1:-1] for law, ms in predicted.items()}
+        words = [f"{np.median(errors[law]):.0%} ({errors[law].max():.0%}) by {told}" for law, told in laws.items()]
+        said.append(
+            f"Fitted on {known[0]} and {known[1]} tokens, the cost model of reading and computing misses the other "
+            f"calls by a median (at most) of {', '.join(words[:2])} and {words[2]}."
+        )
         for place, n in enumerate(figure["n"]):
             if n in (1, 2, 3, 4, 5, 8, 12, 16):
                 columns = {"weights": figure["what"], "n": n, "ms": f"{figure['ms'][place]:.2f}"}
+                columns["ms predicted"] = f"{predicted['recorded'][place]:.2f}"
                 shown = {"t(n) / t(1)": "timed", "by recorded experts": "read_recorded"}
                 shown |= {"by independent tokens": "read_independent", "and equal chances": "read_uniform"}
                 shown |= {"experts recorded": "recorded", "independent": "independent", "equal": "uniform"}
@@ -369,7 +385,8 @@ MEASUREMENTS = (
         "the book whose later part it verifies. t(n) / t(1) as timed stands beside what it would be if a call took as "
         "long as it reads weights: those of the experts that the tokens chose, of as many as independent tokens would "
         "choose by their own chances, and by equal chances. Below what the machine can read in a second, computing "
-        "bounds calls, too. The last columns are distinct experts in a layer.",
+        "bounds calls, too. The predicted ms have a term for each: a call reads the experts that its tokens chose, and "
+        "computes for each token. The last columns are distinct experts in a layer.",
         _experts,
     ),
     Measurement(

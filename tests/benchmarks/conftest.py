@@ -25,14 +25,24 @@ def alone() -> None:
 
 @pytest.fixture(scope="module")
 def log_figure(request: pytest.FixtureRequest) -> Iterator[Callable[..., None]]:
-    """`log_figure(**values)` keeps one line; the lines of a module are written when its last test is done."""
+    """`log_figure(**values)` keeps one line; the lines of a module are written when its last test is done.
+
+    Where a module says by `KEY` what names a line, and only some of the file's lines were measured again, these take
+    the places of the old ones and say their date; the rest, and the machine and date of the whole, stay.
+    """
     rows: list[dict[str, object]] = []
     yield lambda **values: rows.append(values)
     if rows:
         RESULTS.mkdir(exist_ok=True)
         name = request.module.__name__.rpartition(".")[2].removeprefix("test_")
-        text = json.dumps({**machine(), "figures": rows}, indent=1) + "\n"
-        (RESULTS / f"{name}.json").write_text(text, encoding="utf-8")
+        path, key, found = RESULTS / f"{name}.json", getattr(request.module, "KEY", None), machine()
+        if key is not None and path.exists():
+            old = json.loads(path.read_text(encoding="utf-8"))
+            again = {row[key]: row for row in rows}
+            if not {row[key] for row in old["figures"]} <= again.keys():
+                again = {name: {**row, "date": found["date"]} for name, row in again.items()}
+                found, rows = old, [again.pop(row[key], row) for row in old["figures"]] + list(again.values())
+        path.write_text(json.dumps({**found, "figures": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 @pytest.fixture(scope="session")

@@ -2,10 +2,11 @@
 default configuration with tiny widths.
 
 Windows, chunks and contexts are the default ones, but where `BESIDES` names `SCAN`. Run by hand: `python -m pytest -n 0
--m benchmark tests/benchmarks/test_architectures.py`, some ten minutes. A line of `analysis/results/architectures.json`
-says how drafts that branch are evaluated ("packed" or "rows"), around which lengths the model itself was compared, or
-why it is refused, or why no tiny model could be made. What is served has decoded a text with chains and with trees, in
-float32, behind its windows where these are short, token for token as plain forward passes do.
+-m benchmark tests/benchmarks/test_architectures.py`, some ten minutes; with `-k llama4` only those lines of the table
+are made again, with a date of their own. A line of `analysis/results/architectures.json` says how drafts that branch
+are evaluated ("packed" or "rows"), around which lengths the model itself was compared, or why it is refused, or why no
+tiny model could be made. What is served has decoded a text with chains and with trees, in float32, behind its windows
+where these are short, token for token as plain forward passes do.
 """
 
 import copy
@@ -24,6 +25,7 @@ from specdec.verifiers.base.contract import verifiers
 
 pytestmark = pytest.mark.benchmark
 
+KEY = "architecture"  # what names a line of the table
 WIDTH, HEADS, LAYERS, HEAD = 32, 4, 2, 8
 SCAN = 32  # tokens of a scan's chunk, or of a window, where comparing around the default ones takes minutes
 SHORT = 600  # tokens; texts are decoded behind lengths of at most this
