@@ -89,12 +89,11 @@ def _label(axes: Axes, place: int, text: str, weight: str = "normal") -> None:
 
 
 def _caption(account: Account) -> str:
-    interval = account.intervals["speedup"]
+    known = [interval for interval in account.intervals.values() if interval.known]
     sure = "no intervals"
-    if interval.known:
-        sure = (
-            f"whiskers: {interval.level:.0%} prompt-bootstrap intervals of each factor; pale: the interval contains 1"
-        )
+    if known:
+        which = "of each factor" if account.intervals["speedup"].known else "of factors that are no times"
+        sure = f"whiskers: {known[0].level:.0%} prompt-bootstrap intervals {which}; pale: the interval contains 1"
     prompts = counted(account.prompts, "prompt")
     g, v, o = (account.time[name] for name in ("g", "v", "o"))
     return (
