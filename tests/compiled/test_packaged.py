@@ -178,6 +178,7 @@ def test_what_cannot_be_compiled_is_said_and_traced(model, tmp_path, compiling_n
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_what_takes_too_long_to_compile_is_said_and_traced(model, tmp_path, compiling_nothing, caplog):
     ours = Decoder(model, "tiny", 512)
     compile_decoder(ours, {1, 3}, 64, "inductor", packages=PackageFolder(tmp_path, seconds=38))

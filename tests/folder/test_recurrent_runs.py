@@ -23,7 +23,9 @@ def run_of(family, *overrides):
     return composed(*TINY, "+drafter=ngram", *target, "target.dtype=float32", *prompts, *overrides)
 
 
-@pytest.mark.parametrize("family", ["lfm2", "granite_hybrid", pytest.param("qwen3_next", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "family", ["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("granite_hybrid", "qwen3_next"))]
+)
 def test_a_killed_run_and_a_replay_of_its_folder_have_the_rounds_of_the_whole_one(tmp_path, family, monkeypatch):
     monkeypatch.setattr(results, "_KEPT_S", -1.0)
     decode(run_of(family), tmp_path / "whole")

@@ -108,6 +108,7 @@ def test_the_calibration_of_the_first_sitting_is_kept(tmp_path):
     assert [each["prompts_kept"] for each in sittings] == [0, 2]
 
 
+@pytest.mark.usefixtures("undrawn_pictures")
 def test_a_run_goes_on_as_its_calls_were_made_first(tmp_path, monkeypatch):
     """`target.compile=auto` traced; in between programs were compiled, so that it would compile now."""
     model = ("target=causal", "target.model=random", f"target.shape={SHAPE}", "target.device=cpu")
