@@ -10,7 +10,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 
 from specdec.commands.plain import OneSentence, told_faults
@@ -21,7 +21,11 @@ from specdec.text.writing import write_atomically
 ADDRESS = "http://"  # begins an argument that is a server and no file
 FACTS = {  # option: (of the account's facts, help)
     "gamma": ("gamma", "draft tokens per round, where the files do not say them"),
-    "slots": ("slots", "token slots of the KV cache with the drafter loaded, as the engine logs them"),
+    "slots": (
+        "slots",
+        "token slots of the KV cache with the drafter loaded, as the engine logs them; for --context also those of the "
+        "plain server, by its name",
+    ),
     "held": ("held", "slots that a request holds (prompt, half of the output, draft)"),
     "state-slots": ("state", "slots of one copy of a recurrent state: the block size that vLLM logs for hybrid models"),
     "most-running": ("most_running", "requests that ran at once at most, as the engine's gauges show"),
@@ -53,6 +57,14 @@ def parser() -> argparse.ArgumentParser:
             metavar="[NAME=]N",
             help=f"{words}; of all speculative servers, or of the one named",
         )
+    made.add_argument(
+        "--context",
+        action="append",
+        type=float,
+        default=[],
+        metavar="N",
+        help="forecast for prompts of N tokens, too, longer or shorter than measured; may be repeated",
+    )
     made.add_argument("--out", type=Path, metavar="DIR", help="write report.html and report.md there, too")
     return made
 
@@ -62,6 +74,8 @@ def explained(arguments: Sequence[str]) -> str:
     right.
     """
     options = parser().parse_args(arguments)
+    if not all(0 < context < inf for context in options.context):
+        raise UsageError("--context is the tokens of a prompt: give a number above 0.")
     facts = {name: _values(option, vars(options)[option.replace("-", "_")]) for option, (name, _) in FACTS.items()}
 
     from specdec.analysis.load.load_account import ServerFacts, explain
@@ -73,7 +87,7 @@ def explained(arguments: Sequence[str]) -> str:
     kept = _asked(addresses, options) if addresses else {}
     files = [(name, str(kept[name]) if file.startswith(ADDRESS) else file) for name, file in named]
     points, gauges = read_together(files)
-    sections = explain(points, gauges, ServerFacts(**facts))
+    sections = explain(points, gauges, ServerFacts(**facts), options.context)
     if options.out is not None:
         write_report(options.out, "A server under load, explained", [Chapter("Load tests", sections)])
     blocks = [block for section in sections for block in section_blocks(section, "##", ())]

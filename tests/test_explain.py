@@ -92,7 +92,9 @@ def test_a_step_is_a_round_in_every_format(written, text, step_ms, pooled):
 
 def test_a_table_and_a_page_make_the_whole_account(in_process, written, tmp_path):
     table, page = written("table.csv", HEAD + PLAIN + FAST), written("page.txt", PAGE)
-    ended = in_process(explain, str(table), str(page), "--gamma", "fast=3", "--out", str(tmp_path / "report"))
+    ended = in_process(
+        explain, str(table), str(page), "--gamma", "fast=3", "--context", "900", "--out", str(tmp_path / "report")
+    )
     assert ended.code == 0, ended.error
     for said in (
         "2.40 and 2.50 tokens per round",
@@ -100,6 +102,9 @@ def test_a_table_and_a_page_make_the_whole_account(in_process, written, tmp_path
         "from theory to the measured gain",
         "of 960 slots each holds 320",  # 60 blocks of 16 over 3
         "Fitted to the plain runs and the point at 1 in flight only",
+        "fast: forecast with prompts of 900 tokens",
+        "Nobody measured prompts of 900 tokens, but of 20: with one length of prompts attention is bounded",
+        "with these prompts 1,200 each, so that 1 run",
     ):
         assert said in ended.output
     assert (tmp_path / "report" / "report.html").is_file()
@@ -123,6 +128,7 @@ def test_files_of_one_server_are_joined_by_name(in_process, written):
         (HEAD + FAST + FAST.replace("fast", "other"), ("--gamma", "third=3"), "third is no speculative server of"),
         (HEAD + PLAIN + FAST, ("--gamma", "1"), "are more than gamma 1 + 1: correct --gamma"),
         (HEAD + FAST, ("--slots", "many"), "--slots many: give a number above 0"),
+        (HEAD + PLAIN + FAST, ("--context", "0"), "--context is the tokens of a prompt: give a number above 0"),
         (PAGE, (), "alone has no load"),
     ],
 )

@@ -2,6 +2,8 @@
 speculative point, and the requests that memory admits. Knows tables of load points (`load_files.COLUMNS`), no file.
 """
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 from math import inf, sqrt
 from typing import Any
@@ -28,6 +30,10 @@ class Unknowns:
         beyond: the same in wider steps, from the cost within (0) to the dearest (1): the cost of a step is convex.
         drafting: growth of a draft's cost with the batch, from none (0) to that of a plain step (1).
         wide: share of the cost of a token in calls as wide as possible that is the tokens' own and not their arrival.
+        attention: with other prompts than measured, the share of what a request costs a step that grows with its text.
+        prefill: with other prompts than measured, the cost of a prompt token, from that of prompts which came together
+            (0) to that of a token in wide steps (1); or, where none came together, from that to all of the time to the
+            first token.
         step, first: error of a step and of a time to the first token, in standard deviations of the curve's residuals.
         acceptance: error of the tokens per round, in standard errors.
     """
@@ -37,6 +43,8 @@ class Unknowns:
     beyond: float = 0.5
     drafting: float = 0.5
     wide: float = 1.0
+    attention: float = 0.5
+    prefill: float = 0.5
     step: float = 0.0
     first: float = 0.0
     acceptance: float = 0.0
@@ -57,6 +65,10 @@ class PlainCurve:
             and says nothing of those of the curve.
         residuals: relative deviation of steps, and of first tokens, from the lines between their neighbours, root mean
             square.
+        prompt, output, prefill: tokens of a text, and those of its prompt for each that it writes.
+        measured: the curve of the prompts that were measured; this one, unless it is of others (`with_prompts`).
+        others: curves of the same server with other prompts, where this one is of prompts that nobody measured.
+        admitted: requests that memory lets run without a drafter; infinite where they were measured.
     """
 
     def __init__(self, plain: pd.DataFrame) -> None:
@@ -87,6 +99,50 @@ class PlainCurve:
         self.first_ms = plain["ttft_ms"].to_numpy(float)
         self.first_per_step = max(_slope(self.steps[upper], self.first_ms[upper]), 0.0)
         self.residuals = tuple(_roughness(self.loads, values) for values in (self.steps, self.first_ms))
+        self.measured, self.admitted, self.others = self, inf, tuple[PlainCurve, ...]()
+
+    def with_prompts(self, prompt: float, others: "Sequence[PlainCurve]" = (), admitted: float = inf) -> "PlainCurve":
+        """Return the curve of the same server with prompts of another length and outputs of the same.
+
+        A request costs a step what its tokens cost and what it costs itself, of which reading its cache, and so what
+        grows with its text, is `Unknowns.attention`; curves with other prompts say it instead, and bound the cost of a
+        token further.
+
+        Args:
+            prompt: tokens.
+            others: the same server's curves with other prompts.
+            admitted: requests that memory lets run.
+        """
+        made, here = copy(self), copy(self.measured)
+        made.prompt, made.prefill, made.admitted = prompt, prompt / self.output, admitted
+        made.measured, made.others = here, tuple(others)
+        here.measured = here
+        for other in others:  # prefill makes a slope steeper by what tokens cost, and a longer text does no less
+            more = other.prefill - here.prefill
+            errors = sum(each.residuals[0] * each.steps[-1] / each.loads[-1] for each in (here, other))
+            if more:
+                most = (other.slope - here.slope) / more + errors / abs(more)
+                here.dearest = min(here.dearest, max(most, here.cheapest or 0.0))
+        return made
+
+    def per_request(self, unknowns: Unknowns) -> float:
+        """Return the ms that a request costs a step beside its tokens."""
+        here = self.measured
+        within = here.token_ms(unknowns)[0]
+        cost = here.slope - (1 + here.prefill) * within
+        if self is here:
+            return cost
+        attended, grown = here.prompt + here.output / 2, self.prompt - here.prompt
+        each = unknowns.attention * cost / attended  # ms for each token of the text that a step reads
+        if self.others:
+            x, y = [], []  # by load of each other curve: further tokens read, ms beside those that any request costs
+            for other in self.others:
+                longer = other.prompt + other.output / 2 - attended
+                x.append(other.loads * longer)
+                y.append(other.steps - here.step_ms(other.loads, 1 + other.prefill, unknowns))
+            read, longer_ms = np.concatenate(x), np.concatenate(y)
+            each = max(float(read @ longer_ms / max(read @ read, 1.0)), 0.0)
+        return max(cost + each * grown, 0.0)
 
     def token_ms(self, unknowns: Unknowns) -> tuple[float, float]:
         """Return the cost of a token within the curve's widths and beyond them."""
@@ -96,20 +152,49 @@ class PlainCurve:
 
     def step_ms(self, running: np.ndarray, tokens: float, unknowns: Unknowns) -> np.ndarray:
         """Return the target's part of a step in which each of `running` requests has `tokens`, prefill included."""
-        within, beyond = self.token_ms(unknowns)
-        of_request = self.slope - (1 + self.prefill) * within
-        of_tokens, widths = self.steps - of_request * self.loads, self.loads * (1 + self.prefill)
+        here = self.measured
+        within, beyond = here.token_ms(unknowns)
+        widths = here.loads * (1 + here.prefill)
+        of_tokens = here.steps - (here.slope - (1 + here.prefill) * within) * here.loads
         width = running * tokens
         wider = np.maximum(width - widths[-1], 0) * beyond
-        step = np.interp(width, widths, of_tokens) + wider + of_request * running
-        return np.maximum(step, unknowns.wide * self.wide * width)
+        step = np.interp(width, widths, of_tokens) + wider + self.per_request(unknowns) * running
+        return np.maximum(step, unknowns.wide * here.wide * width)
 
-    def first_token_ms(self, running: np.ndarray, step_ms: np.ndarray) -> np.ndarray:
-        """Return the time to the first token without waiting for memory: that of plain decoding, and what a slower step
-        adds by the line that the plain runs say: a request waits for steps under way.
+    def plain_ms(self, running: np.ndarray, unknowns: Unknowns) -> np.ndarray:
+        """Return the time of a plain step with `running` requests."""
+        if self is self.measured:
+            return np.interp(running, self.loads, self.steps)
+        return self.step_ms(running, 1 + self.prefill, unknowns)
+
+    def first_token_ms(self, running: np.ndarray, step_ms: np.ndarray, unknowns: Unknowns | None = None) -> np.ndarray:
+        """Return the time to the first token without waiting for memory: that of plain decoding, what a slower step
+        adds by the line that the plain runs say, because a request waits for steps under way, and what further prompt
+        tokens take.
         """
-        plain_first, plain_step = (np.interp(running, self.loads, each) for each in (self.first_ms, self.steps))
-        return np.maximum(plain_first + self.first_per_step * (step_ms - plain_step), 0)
+        here = self.measured
+        plain_first, plain_step = (np.interp(running, here.loads, each) for each in (here.first_ms, here.steps))
+        first = plain_first + here.first_per_step * (step_ms - plain_step)
+        if self is not here:
+            unknowns = unknowns or Unknowns()
+            alone, beyond = here.first_ms[0] / max(here.prompt, 1.0), here.token_ms(unknowns)[1]
+            low, high = (here.wide, max(here.wide, beyond)) if here.wide else (min(beyond, alone), alone)
+            each = low + unknowns.prefill * (high - low)  # ms of a prompt token
+            first = np.maximum(first + (self.prompt - here.prompt) * each, self.prompt * each)
+        return np.maximum(first, 0)
+
+    def plain_throughput(self, loads: np.ndarray, unknowns: Unknowns) -> np.ndarray:
+        """Return the tokens per second of plain decoding: as measured, or in proportion to what the forecast of its
+        requests' time says of these prompts.
+        """
+        measured = np.interp(loads, self.loads, self.throughput)
+        if self is self.measured:
+            return measured
+        seconds, running = [], (loads, np.minimum(loads, self.admitted))
+        for curve, runs in zip((self.measured, self), running, strict=True):
+            step = curve.plain_ms(runs, unknowns)
+            seconds.append(np.nan_to_num(curve.first_token_ms(runs, step, unknowns)) + curve.output * step)
+        return measured * (running[1] / running[0]) * seconds[0] / seconds[1]
 
 
 def _slope(x: np.ndarray, y: np.ndarray) -> float:
@@ -181,9 +266,9 @@ def draft_ms(curve: PlainCurve, at: Speculating, unknowns: Unknowns, running: np
     """Return the time of a draft and of all else that a plain step lacks: what the measured point leaves beside the
     target's part of its step, growing with the batch.
     """
-    point, width = np.array([at.in_flight]), at.gamma + 1 + at.tokens * curve.prefill
-    alone = at.step_ms - curve.step_ms(point, width, unknowns)
-    growth = np.interp(running, curve.loads, curve.steps) / np.interp(point, curve.loads, curve.steps) - 1
+    here, point = curve.measured, np.array([at.in_flight])
+    alone = at.step_ms - here.step_ms(point, at.gamma + 1 + at.tokens * here.prefill, unknowns)
+    growth = curve.plain_ms(running, unknowns) / here.plain_ms(point, unknowns) - 1
     return alone * (1 + unknowns.drafting * growth)
 
 
@@ -216,12 +301,12 @@ def forecast_once(
         tokens, width = other, gamma + 1 + other * curve.prefill
     step = curve.step_ms(running, width, unknowns) + scale * draft
     step = np.where(loads > at.in_flight, step * (1 + unknowns.step * curve.residuals[0]), step)
-    first = curve.first_token_ms(running, step) * (1 + unknowns.first * curve.residuals[1])
-    if at.first_ms == at.first_ms and gamma == at.gamma:
+    first = curve.first_token_ms(running, step, unknowns) * (1 + unknowns.first * curve.residuals[1])
+    if at.first_ms == at.first_ms and gamma == at.gamma and curve is curve.measured:
         first = np.where(loads == at.in_flight, at.first_ms, first)
     rate = running / (np.nan_to_num(first) + curve.output * step / tokens) * 1e3  # requests per second
     throughput = rate * curve.output
-    plain = np.interp(loads, curve.loads, curve.throughput)
+    plain = curve.plain_throughput(loads, unknowns)
     waiting = (loads - running) / rate * 1e3  # Little's law over those that are not admitted
     values = running, step, throughput, first + waiting, step / streamed, throughput / plain
     return dict(zip(FORECAST, values, strict=True))
@@ -229,11 +314,11 @@ def forecast_once(
 
 def forecast(curve: PlainCurve, at: Speculating) -> pd.DataFrame:
     """Return in_flight, each of `FORECAST`, and NAME_low and NAME_high: 95% over what is not known (`Unknowns`)."""
-    random = np.random.default_rng(0)
+    random, of_prompts = np.random.default_rng(0), np.random.default_rng(1)
     draws = []
     for _ in range(DRAWS):
         shares, errors = random.uniform(size=5), random.standard_normal(3)
-        draws.append(forecast_once(curve, at, Unknowns(*shares, *errors)))
+        draws.append(forecast_once(curve, at, Unknowns(*shares, *of_prompts.uniform(size=2), *errors)))
     made = {"in_flight": curve.loads, **forecast_once(curve, at, Unknowns())}
     for name in FORECAST:
         low, high = np.quantile([draw[name] for draw in draws], (0.025, 0.975), axis=0)

@@ -30,6 +30,7 @@ FEW_WAIT = 0.05  # share of requests in flight below which waiting for admission
 # By which steps at K = 0 of a scheduled server were longer than plain ones, with 2 and with 189 requests: gemma-4-31B
 # in FP8 on an H100 NVL, vLLM 0.27.1, runner V1, the drafter's memory included (vllm-project/vllm#49986, August 2026).
 PIECEWISE = (0.0656, 0.2158)
+OTHER_PROMPTS = 1.5  # ratio of mean prompt tokens from which on load points of a server are another context
 FACTORS = {  # column: the factor that nothing says without it
     "step_ms": "the time of a step",
     "ttft_ms": "waiting and prefill",
@@ -44,7 +45,7 @@ class ServerFacts:
 
     Attributes:
         gamma: draft tokens per round.
-        slots: of the KV cache, with the drafter loaded.
+        slots: of the KV cache, with the drafter loaded; those of the plain server have its name.
         held: slots that a request holds; state: those of one copy of a recurrent state (`held_slots`).
         most_running: requests that ran at most.
     """
@@ -61,22 +62,29 @@ class ServerFacts:
         return values.get(server, values.get("", nan))
 
 
-def explain(points: pd.DataFrame, gauges: Sequence[Gauges], facts: ServerFacts) -> tuple[Section, ...]:
-    """Return the account of some load points. UsageError for points of several targets or several plain servers."""
+def explain(
+    points: pd.DataFrame, gauges: Sequence[Gauges], facts: ServerFacts, contexts: Sequence[float] = ()
+) -> tuple[Section, ...]:
+    """Return the account of some load points. UsageError for points of several targets or several plain servers.
+
+    contexts: prompt tokens, other than measured, that a forecast is asked for.
+    """
     plain, speculative = _servers(points, facts)
     sections = [_observed(points, gauges)]
-    curve = PlainCurve(plain) if plain is not None and len(plain) > 2 and plain["step_ms"].notna().all() else None
+    curves = [PlainCurve(table) for table in plain if len(table) > 2 and table["step_ms"].notna().all()]
     for server, table in speculative.items():
         sections.append(_acceptance(server, table))
         gamma = facts.of("gamma", server)
         gamma = gamma if gamma == gamma else float(table["gamma"].iloc[0])
+        prompt = float(table["prompt_tokens"].mean())
+        curve = min(curves, key=lambda each: abs(np.log((each.prompt + 1) / (prompt + 1))), default=None)
         inside = curve is not None and table["in_flight"].between(curve.loads[0], curve.loads[-1])
         usable = table[inside & table["step_ms"].notna()]
         if curve is None or gamma != gamma or usable.empty:
             lacks = f"--gamma {server}=K, the draft tokens per round"
             if curve is None or usable.empty:
                 lacks = "plain runs at 3 loads, and times between tokens of both at loads between them"
-            shared = pd.DataFrame() if plain is None else table.merge(plain, on="in_flight", suffixes=("", "_plain"))
+            shared = table.merge(plain[0], on="in_flight", suffixes=("", "_plain")) if plain else pd.DataFrame()
             shared = shared.dropna(subset=["step_ms", "step_ms_plain"]) if len(shared) else shared
             what = (
                 "split of a step into draft and verification, and the forecast,"
@@ -91,45 +99,72 @@ def explain(points: pd.DataFrame, gauges: Sequence[Gauges], facts: ServerFacts) 
         at = Speculating.of_point(usable.iloc[0].to_dict(), round(gamma), limit)
         sections += [_requests(server, table, curve), _gain(server, usable, curve, at, evidence)]
         sections.append(_forecast(server, table, curve, at, evidence))
+        for context in contexts:
+            others = [each for each in curves if each is not curve]
+            room = facts.slots.get(str(plain[0]["server"].iloc[0]), inf) / held_slots(context, curve.output, 0)
+            asked = curve.with_prompts(context, others, max(room, 1.0))
+            limit, evidence = _limit(asked, server, round(gamma), facts, gauges)
+            sections.append(_forecast(server, table.iloc[:0], asked, replace(at, admitted=limit), evidence))
     if not speculative:
         sections.append(Section("Speculation", ("No point drafts: give the results of the speculative server too.",)))
     return tuple(sections)
 
 
-def _servers(points: pd.DataFrame, facts: ServerFacts) -> tuple[pd.DataFrame | None, dict[str, pd.DataFrame]]:
-    """Return the plain server's points and those of each speculative one, by load; repeats of a load are averaged."""
+def _servers(points: pd.DataFrame, facts: ServerFacts) -> tuple[list[pd.DataFrame], dict[str, pd.DataFrame]]:
+    """Return the plain server's points, a table for each length of prompts, the most points first, and those of each
+    speculative one, all by load; repeats of a load are averaged.
+    """
     models = sorted(set(points["model"]) - {""})
     if len(models) > 1:
         raise UsageError(f"The files mix servers of {' and '.join(models)}: give the files of one target.")
     numbers = list(COLUMNS[3:])
-    tables = {
-        str(server): table.groupby("in_flight", as_index=False)[numbers].mean().assign(server=server)
-        for server, table in points.groupby("server", sort=False)
-    }
+    tables: dict[str, list[pd.DataFrame]] = {}
+    for server, own in points.groupby("server", sort=False):
+        own = own.sort_values("prompt_tokens")
+        other = own["prompt_tokens"] > OTHER_PROMPTS * own["prompt_tokens"].shift()
+        by_context = [table for _, table in own.groupby(other.cumsum())]
+        tables[str(server)] = [
+            table.groupby("in_flight", as_index=False)[numbers].mean().assign(server=server)
+            for table in sorted(by_context, key=len, reverse=True)
+        ]
     drafts = {
-        server: bool((table["pooled"] > 1).any() or (table["drafts"] > 0).any() or (table["by_request"] > 1.05).any())
-        for server, table in tables.items()
+        server: any(
+            bool((table["pooled"] > 1).any() or (table["drafts"] > 0).any() or (table["by_request"] > 1.05).any())
+            for table in contexts
+        )
+        for server, contexts in tables.items()
     }
     plain = [server for server, speculates in drafts.items() if not speculates]
     if len(plain) > 1:
         raise UsageError(f"The files hold several plain servers ({', '.join(plain)}): give the files of one server.")
-    speculative = {server: table for server, table in tables.items() if drafts[server]}
-    named = {name for said in vars(facts).values() for name in said}
+    speculative = {server: contexts[0] for server, contexts in tables.items() if drafts[server]}
+    for server in speculative:
+        if len(tables[server]) > 1:
+            lengths = " and ".join(f"{table['prompt_tokens'].mean():,.0f}" for table in tables[server])
+            raise UsageError(
+                f"{server} was measured with prompts of {lengths} tokens: give each length a name of its own, such as "
+                f"{server}2=FILE. Plain runs of several lengths keep one name."
+            )
+    named = {name for fact, said in vars(facts).items() for name in said if fact != "slots" or name not in plain}
     if unknown := sorted(named - set(speculative) - {""}):
         raise UsageError(
             f"{unknown[0]} is no speculative server of these files: they have {', '.join(speculative) or 'none'}."
         )
-    return (tables[plain[0]] if plain else None), speculative
+    return (tables[plain[0]] if plain else []), speculative
 
 
 def _limit(
     curve: PlainCurve, server: str, gamma: int, facts: ServerFacts, gauges: Sequence[Gauges]
 ) -> tuple[float, str]:
-    """Return the requests that can run, infinite where nothing is known, and the sentence that says why."""
+    """Return the requests that can run, infinite where nothing is known, and the sentence that says why.
+
+    curve: of the prompts that it is about; the facts are about those that were measured.
+    """
     ran, slots, held = (facts.of(name, server) for name in ("most_running", "slots", "held"))
-    text = held_slots(curve.prompt, curve.output, gamma)
+    grown = curve.prompt - curve.measured.prompt
+    text = held_slots(curve.measured.prompt, curve.output, gamma)
     if held != held:
-        held = held_slots(curve.prompt, curve.output, gamma, float(np.nan_to_num(facts.of("state", server))))
+        held = held_slots(curve.measured.prompt, curve.output, gamma, float(np.nan_to_num(facts.of("state", server))))
     said = f"{ran:.0f} run at most, as --most-running says"
     if full := next((gauge for gauge in gauges if gauge.full), None):
         slots = full.slots if slots != slots else slots
@@ -139,17 +174,24 @@ def _limit(
             "of the KV cache in use"
         )
     if ran == ran and slots == slots:
-        said += f"; of {slots:,.0f} slots each holds {slots / ran:,.0f}"
-        if slots / ran > 2 * text:
+        held = slots / ran
+        said += f"; of {slots:,.0f} slots each holds {held:,.0f}"
+        if held > 2 * text:
             said += (
                 f", though its text and draft fill {text:,.0f} on average: more is held for it, such as a copy of a "
                 "recurrent state for each drafted token"
             )
+    if ran == ran and grown:
+        scaled = max(ran * held / max(held + grown, 1.0), 1.0)
+        if slots == slots or full:
+            return scaled, f"{said}; with these prompts {held + grown:,.0f} each, so that {scaled:.0f} run"
+        ran = min(ran, scaled)  # what held them back may be a limit of sequences: that stays
+        said += f"; {ran:.0f} with these prompts, if memory holds the others back (--slots tells)"
     if ran == ran:
         return ran, said
     if slots == slots:
-        admits = max(slots / held, 1.0)
-        return admits, f"memory: {slots:,.0f} slots over {held:,.0f} that a request holds admit {admits:.0f}"
+        admits = max(slots / max(held + grown, 1.0), 1.0)
+        return admits, f"memory: {slots:,.0f} slots over {held + grown:,.0f} that a request holds admit {admits:.0f}"
     return inf, ""
 
 
@@ -350,7 +392,10 @@ def _gain(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculating, 
 
 
 def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculating, evidence: str) -> Section:
-    """Say up to which load speculation pays, by plain runs and the one point, with the errors where it was measured."""
+    """Say up to which load speculation pays, by plain runs and the one point, with the errors where it was measured.
+
+    table: the server's points; empty where the curve is of other prompts than measured.
+    """
     made = forecast(curve, at)
     off, low, high = (off_load(made, column) for column in ("gain", "gain_low", "gain_high"))
     unlimited = off_load(forecast(curve, replace(at, admitted=inf)))
@@ -378,6 +423,10 @@ def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculati
         f"**{answer}** Fitted to the plain runs and the point at {at.in_flight:g} in flight only"
         + (f"; {evidence}." if evidence else "; no limit of memory was named (--slots, --most-running).")
     ]
+    heading = f"{server}: forecast"
+    if curve is not curve.measured:
+        heading += f" with prompts of {curve.prompt:,.0f} tokens"
+        text.append(_unmeasured(curve))
     lengths = by_length(curve, at)
     text.append(_schedule(curve, at, lengths["gain"]))
     compared = made.merge(table, on="in_flight", how="left", suffixes=("", "_measured"))
@@ -387,7 +436,8 @@ def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculati
         ends = zip(made[name], made[f"{name}_low"], made[f"{name}_high"], strict=True)
         shown[words] = [f"{_digits(value)} ({_digits(low)} to {_digits(high)})" for value, low, high in ends]
         error = compared[name] / compared[f"{name}_measured"] - 1
-        shown[f"{words}: error"] = error.map(lambda value: "" if value != value else f"{value:+.1%}")
+        if len(table):
+            shown[f"{words}: error"] = error.map(lambda value: "" if value != value else f"{value:+.1%}")
     shown["per token, ms"] = made["token_ms"].map("{:.3g}".format)
     ends = zip(made["gain"], made["gain_low"], made["gain_high"], strict=True)
     shown["gain"] = [f"{value:.2f} ({low:.2f} to {high:.2f})" for value, low, high in ends]
@@ -397,7 +447,34 @@ def _forecast(server: str, table: pd.DataFrame, curve: PlainCurve, at: Speculati
         columns = {f"K = {length}": list(map(_digits, row)) for length, row in enumerate(lengths[name])}
         title = f"{words} by draft length (K = 0: the drafter is loaded, nothing is drafted)"
         tables.append((title, pd.DataFrame({"in flight": shown["in flight"], **columns})))
-    return Section(f"{server}: forecast", tuple(text), tuple(tables))
+    return Section(heading, tuple(text), tuple(tables))
+
+
+def _unmeasured(curve: PlainCurve) -> str:
+    """Say what a forecast for other prompts than measured rests on."""
+    measured, most = curve.measured, curve.loads[-1:]
+    said = f"Nobody measured prompts of {curve.prompt:,.0f} tokens, but of {measured.prompt:,.0f}: "
+    if curve.others:
+        lengths = " and ".join(f"{other.prompt:,.0f}" for other in curve.others)
+        said += f"what a longer text costs a step is fitted to plain runs with prompts of {lengths} tokens, too. "
+    else:
+        grid = [Unknowns(floor=0.0, within=w, beyond=b) for w in (0.0, 1.0) for b in (0.0, 1.0)]
+        low, high = (
+            limit(float(curve.plain_ms(most, replace(each, attention=grows))[0]) for each in grid)
+            for limit, grows in ((min, 0.0), (max, 1.0))
+        )
+        said += (
+            f"with one length of prompts attention is bounded: a plain step with {most[0]:.0f} running takes {low:.4g} "
+            f"ms if nothing that a request costs grows with its text (weights only) and up to {high:.4g} ms if all of "
+            "it does (in proportion), whatever a token costs. "
+        )
+    room = f"runs {curve.admitted:.0f} at most, as its --slots say"
+    if isinf(curve.admitted):
+        room = "is taken to have memory for all (--slots NAME=N of the plain server counts it)"
+    return (
+        f"{said}A first token takes what its further prompt tokens do. Tokens per round and outputs stay those "
+        f"measured; plain decoding {room}."
+    )
 
 
 def _schedule(curve: PlainCurve, at: Speculating, gains: np.ndarray) -> str:

@@ -2,14 +2,15 @@
 
 import json
 from functools import cache
+from itertools import product
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.cost.load_forecast import PlainCurve, Speculating, forecast, off_load
+from specdec.analysis.cost.load_forecast import PlainCurve, Speculating, Unknowns, forecast, off_load
 from specdec.analysis.load.load_account import ServerFacts, explain, gain_factors
-from specdec.analysis.load.load_files import COLUMNS, read_loads
+from specdec.analysis.load.load_files import COLUMNS, Gauges, read_loads
 from specdec.errors import UsageError
 
 LOADS = (1, 4, 16, 64)
@@ -17,10 +18,19 @@ PROMPT, OUTPUT, GAMMA, ACCEPTED = 60, 240, 5, 0.65
 
 
 @cache
-def simulated(server: str, per_request: float, most: int = 10**9, gamma: int = 0, token: float = 0.05) -> pd.DataFrame:
+def simulated(
+    server: str,
+    per_request: float,
+    most: int = 10**9,
+    gamma: int = 0,
+    token: float = 0.05,
+    prompt: int = PROMPT,
+    attended: float = 0.0,
+) -> pd.DataFrame:
     """Load points of a closed loop of clients: a step takes 10 ms and `token` ms for each token in it, prompts too,
-    at least 0.05 ms for each; `per_request` ms for each request that runs; a draft 2 ms. No more than `most` run; the
-    others wait, first come first served. A draft token passes with chance `ACCEPTED`.
+    at least 0.05 ms for each; `per_request` ms for each request that runs, `attended` for each 1,000 tokens of their
+    texts; a draft 2 ms. No more than `most` run; the others wait, first come first served. A draft token passes with
+    chance `ACCEPTED`.
     """
     points = []
     for clients in LOADS:
@@ -29,26 +39,28 @@ def simulated(server: str, per_request: float, most: int = 10**9, gamma: int = 0
             0.0,
             [0.0] * clients,
             [],
-        )  # when requests came; the tokens that are left of each that runs
+        )  # when requests came; the tokens of each that runs, and how many are left
         firsts, ended, steps = [], 0, []  # of each step: its end, its time, requests that decode, their tokens
         while ended < 5 * clients + 25:
             new, waiting = waiting[: most - len(left)], waiting[most - len(left) :]
-            width, running = len(left) * (gamma + 1) + len(new) * PROMPT, len(left) + len(new)
+            width, running = len(left) * (gamma + 1) + len(new) * prompt, len(left) + len(new)
+            texts = sum(prompt + tokens - rest for tokens, rest in left)
             step = max(10 + token * width, 0.05 * width) + per_request * running + 2.0 * (gamma > 0)
+            step += attended * texts / 1e3
             clock += step
             commits = [1 + int(np.cumprod(random.random(gamma) < ACCEPTED).sum()) for _ in left]
             steps.append((clock, step, len(left), sum(commits) + len(new)))
             firsts += [clock - came for came in new]
-            left = [tokens - commit for tokens, commit in zip(left, commits, strict=True) if tokens > commit]
+            left = [(tokens, rest - n) for (tokens, rest), n in zip(left, commits, strict=True) if rest > n]
             waiting += [clock] * (running - len(new) - len(left))
             ended += running - len(new) - len(left)
-            left += random.integers(OUTPUT // 2, 3 * OUTPUT // 2, len(new)).tolist()
+            left += [(tokens, tokens) for tokens in random.integers(OUTPUT // 2, 3 * OUTPUT // 2, len(new)).tolist()]
         ends, times, decoding, tokens = np.array(steps[len(steps) // 4 :]).T
         point = dict.fromkeys(COLUMNS, np.nan) | {"server": server, "model": "", "in_flight": clients}
         point |= {"throughput": tokens[1:].sum() / (ends[-1] - ends[0]) * 1e3}
         point |= {"step_ms": float(np.average(times, weights=decoding)), "ttft_ms": float(np.median(firsts))}
         point |= {"ttft_p99_ms": float(np.quantile(firsts, 0.99)), "requests": ended}
-        point |= {"prompt_tokens": PROMPT, "output_tokens": OUTPUT}
+        point |= {"prompt_tokens": prompt, "output_tokens": OUTPUT}
         rounds = sum(decoding)
         points.append(point | ({"pooled": sum(tokens) / rounds, "drafts": rounds} if gamma else {"by_request": 1.0}))
     return pd.DataFrame(points)
@@ -73,6 +85,59 @@ def test_steps_wider_than_any_plain_one_are_bounded_by_what_prompts_show():
     made = forecast(curve, Speculating.of_point(measured.iloc[0].to_dict(), GAMMA))
     assert curve.cheapest is None and curve.wide == pytest.approx(0.05, rel=0.15)
     assert (made["throughput"] / measured["throughput"]).between(0.9, 1.1).all()
+
+
+@pytest.mark.parametrize(("per_request", "attended"), [(0.1, 0.0), (0.0, 0.1), (0.0, 0.4)])
+def test_prompts_that_nobody_measured_are_bounded_and_with_a_second_length_fitted(per_request, attended):
+    """What a request costs a step grows with its text by nothing, or in proportion: either is within the bounds of
+    one length of prompts, and met by two.
+    """
+    kind = {"per_request": per_request, "attended": attended}
+    curve, other = (PlainCurve(simulated("plain", **kind, prompt=length)) for length in (PROMPT, 240))
+    measured, loads = simulated("plain", **kind, prompt=600), curve.loads
+    steps = measured["step_ms"].to_numpy()
+    alone, fitted = (curve.with_prompts(600.0, others) for others in ((), (other,)))
+    bounds = [alone.plain_ms(loads, Unknowns(0.0, *shares)) for shares in product((0, 1), (0, 1), (0,), (1,), (0, 1))]
+    assert (np.min(bounds, axis=0) < 1.04 * steps).all() and (np.max(bounds, axis=0) > 0.98 * steps).all()
+    step = fitted.plain_ms(loads, Unknowns())
+    np.testing.assert_allclose(step, steps, rtol=0.05)
+    np.testing.assert_allclose(fitted.plain_throughput(loads, Unknowns()), measured["throughput"], rtol=0.05)
+    np.testing.assert_allclose(fitted.first_token_ms(loads, step), measured["ttft_ms"], rtol=0.35)
+    if attended == 0.4:  # as dear as tokens: what of a step belongs to which is then as open as with one length
+        return
+    at = simulated("fast", **kind, gamma=GAMMA).iloc[0].to_dict()
+    fast = simulated("fast", **kind, most=30, gamma=GAMMA, prompt=600)
+    made = forecast(fitted, Speculating.of_point(at, GAMMA, 30))
+    assert (made["throughput"] / fast["throughput"]).between(0.85, 1.1).all()
+    assert (made["ttft_ms"] / fast["ttft_ms"]).between(0.9, 1.25).all()
+    assert (made["gain_low"] <= made["gain"]).all() and (made["gain"] <= made["gain_high"]).all()
+
+
+def test_memory_admits_fewer_of_longer_prompts_and_more_of_shorter_ones(monkeypatch):
+    """3,720 slots admit 20 requests of 186 slots: 5 of 726, and 25 of 146."""
+    monkeypatch.setattr("specdec.analysis.cost.load_forecast.DRAWS", 20)
+    plain, limited = simulated("plain", 0.0), simulated("fast", 0.0, 20, GAMMA)
+    tables, gauge = pd.concat([plain, limited]), Gauges(20.0, 44.0, 0.99, 3720.0)
+    for gauges, facts, said in (
+        (
+            [],
+            {"slots": {"": 3720.0}},
+            ("3,720 slots over 726 that a request holds admit 5", "146 that a request holds admit 25"),
+        ),
+        ([gauge], {}, ("with these prompts 726 each, so that 5 run", "with these prompts 146 each, so that 25 run")),
+        ([], {"most_running": {"": 20.0}}, ("; 5 with these prompts, if memory", "; 20 with these prompts, if memory")),
+    ):
+        sections = explain(tables, gauges, ServerFacts({"": GAMMA}, **facts), (600, 20))
+        asked = [section for section in sections if "with prompts of" in section.title]
+        assert [section.title for section in asked] == [f"fast: forecast with prompts of {n} tokens" for n in (600, 20)]
+        for section, words in zip(asked, said, strict=True):
+            text = " ".join(section.text)
+            assert words in text and "plain decoding is taken to have memory for all" in text
+            assert "a plain step with 64 running takes " in text and "error" not in section.tables[0][1].columns
+    facts = ServerFacts({"": GAMMA}, slots={"": 3720.0, "plain": 7210.0})  # 10 of 600 + 120 + 1
+    both = pd.concat([tables, simulated("plain", 0.0, prompt=240)])
+    text = " ".join(explain(both, [], facts, (600,))[-1].text)
+    assert "plain decoding runs 10 at most" in text and "fitted to plain runs with prompts of 240 tokens, too" in text
 
 
 def test_memory_is_told_from_computation():
@@ -122,6 +187,10 @@ def test_mixtures_are_refused():
     plain = simulated("plain", 0.0)
     for table, sentence in (
         (pd.concat([plain, plain.assign(server="other")]), "hold several plain servers (plain, other)"),
+        (
+            simulated("s", 0.0, gamma=1).pipe(lambda one: pd.concat([one, one.assign(prompt_tokens=240)])),
+            "with prompts of 60 and 240 tokens",
+        ),
         (pd.concat([plain.assign(model="A"), plain.assign(model="B")]), "mix servers of A and B"),
     ):
         with pytest.raises(UsageError, match=sentence.replace("(", r"\(").replace(")", r"\)")):
