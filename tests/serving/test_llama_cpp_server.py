@@ -7,7 +7,7 @@ import pytest
 from fixtures.gguf_files import NO_SMOLLM2
 from fixtures.llama_answers import GAMMA, PLAIN_MS, PROMPT_MS, ROUND_MS, serving
 
-from specdec import explain, gate, report
+from specdec import certify, explain, gate, report
 from specdec.analysis.load.load_files import read_loads
 from specdec.analysis.read.imported import ImportChoices
 from specdec.analysis.read.importers import convert
@@ -139,23 +139,59 @@ def test_what_cannot_be_served_is_one_sentence(monkeypatch, tmp_path):
         start(["smollm2"])
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(
-    find_spec(PACKAGE) is None, reason=f"the server of llama.cpp is not installed: pip install {PACKAGE}"
-)
-def test_the_real_server_is_explained(in_process, tmp_path):
+@pytest.fixture
+def real(monkeypatch):
+    """`real(name=options, ...)` starts servers of llama.cpp that serve SmolLM2, and gives `NAME=ADDRESS` of each."""
+    if find_spec(PACKAGE) is None:
+        pytest.skip(f"the server of llama.cpp is not installed: pip install {PACKAGE}")
     try:
         installed_smollm2()
     except ModelLoadError:
         pytest.skip(NO_SMOLLM2)
+    servers = []
+
+    def started(**options):
+        usual = ("smollm2", "--port", "0", "--threads", "1")  # two threads wait for one another beside other work
+        servers.extend(start([*usual, *more.split()]) for more in options.values())
+        return [f"{name}={server.listening_address}" for name, server in zip(options, servers, strict=True)]
+
+    yield started
+    servers.clear()  # they end when nothing refers to them
+
+
+@pytest.mark.slow
+def test_the_real_server_is_explained(in_process, real, tmp_path):
     text = "def area(width, height):\n    return width * height\n\n\ndef volume(width, height, depth):\n"
     (tmp_path / "prompts.jsonl").write_text(json.dumps({"prompt": text}) + "\n", encoding="utf-8")
-    servers = {
-        name: start(["smollm2", "--port", "0", "--gamma", gamma]) for name, gamma in (("plain", "0"), ("fast", "4"))
-    }
-    named = (f"{name}={server.listening_address}" for name, server in servers.items())
     asked = ("--prompts", str(tmp_path / "prompts.jsonl"), "--tokens", "48", "--out", str(tmp_path))
-    ended = in_process(explain, *named, *asked)
+    ended = in_process(explain, *real(plain="", fast="--gamma 4"), *asked)
     assert ended.code == 0 and "times plain throughput: a longer step x" in ended.output, ended.error
-    plain, fast = (json.loads((tmp_path / f"{name}.jsonl").read_text(encoding="utf-8")) for name in servers)
+    plain, fast = (json.loads((tmp_path / f"{name}.jsonl").read_text(encoding="utf-8")) for name in ("plain", "fast"))
     assert plain["tokens"] == fast["tokens"] and max(fast["steps"]["draft_n"]) <= GAMMA * len(fast["steps"]["draft_n"])
+
+
+@pytest.mark.slow
+def test_the_real_server_is_certified_and_gated(in_process, real, tmp_path):
+    """It serves the weights that are opened here; asked again it is as good, and with other drafts worse."""
+    words = ("red, blue, ", "one two three ", "tick tock ", "la la la, ", "yes no ", "a b c d ", "up, down, ", "1, 2, ")
+    lines = "".join(json.dumps({"prompt": word * 5}) + "\n" for word in words)
+    (tmp_path / "prompts.jsonl").write_text(lines, encoding="utf-8")
+    asked = ("--prompts", str(tmp_path / "prompts.jsonl"), "--tokens", "16")
+    servers = real(fast="--gamma 4 --draft smollm2", worse="--gamma 4")
+    for folder, named in (("before", servers[:1]), ("after", servers)):
+        ended = in_process(explain, *named, *asked, "--out", folder)
+        assert ended.code == 0, ended.error
+        files = [("llama_server", str(tmp_path / folder / f"{each.partition('=')[0]}.jsonl")) for each in named]
+        convert(files, ImportChoices(), tmp_path / f"{folder}_runs")
+    assert in_process(gate, "golden", "before_runs/fast", "--update").code == 0
+    assert in_process(gate, "golden", "after_runs/fast").code == 0
+    ended = in_process(gate, "golden", "after_runs/worse")
+    assert ended.code == 8 and "Tokens per round: " in ended.output, ended.output
+    few = ("server.texts=3", "server.prompts=1", "server.places=8", "certificate.outputs=2", "server.tolerance=0.5")
+    ended = in_process(
+        certify, "--server", servers[0].partition("=")[2], "target=smollm2", "measurement.max_new_tokens=12", *few
+    )
+    assert ended.code == 0, ended.output
+    (path,) = tmp_path.rglob("certificate.json")
+    certificate = json.loads(path.read_text(encoding="utf-8"))
+    assert certificate["outcome"] == "not refuted" and certificate["environment"]["server"]["requests"] >= 5

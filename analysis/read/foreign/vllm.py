@@ -1,13 +1,16 @@
 """Per-request speculative metrics of vLLM, one request per line of a JSONL file.
 
-Sources: vllm-project/vllm, docs on per-request acceptance metrics (`--per-request-spec-decode-metrics`) and
-vllm/v1/spec_decode/metrics.py. A line is a whole response (its `metrics.speculative_decoding`), or what stands below
-that key. Three forms: per step (`detailed`): per_step_accepted, per_step_drafted; a histogram (`summary`):
+Sources: vllm-project/vllm, docs on per-request acceptance metrics (`--per-request-spec-decode-metrics`, from 0.29) and
+vllm/v1/spec_decode/metrics.py; ai-dynamo/aiperf, docs on per-request speculative-decoding acceptance. A line is a whole
+response (its `metrics.speculative_decoding`; of a stream the last chunk), a record of AIPerf's profile_export.jsonl
+(its `spec_decode_acceptance`, whose histogram has no empty places), or what stands below that key. Three forms: per
+step (`detailed`): per_step_accepted, per_step_drafted; a histogram (`summary`):
 acceptance_histogram, or histogram as the Python object names it, with num_draft_tokens; and counters
 (`SpecDecodingStats`): num_drafts, num_draft_tokens, num_accepted_tokens, num_accepted_tokens_per_pos. The last two have
 no order of rounds. None counts the bonus token.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +35,7 @@ from ..foreign_lines import (
 from ..imported import ImportChoices, Imported, ImportedText, imported
 
 KIND = "vllm"
-BELOW = ("metrics", "spec_decode_metrics", "speculative_decoding")
+BELOW = ("spec_decode_acceptance", "metrics", "spec_decode_metrics", "speculative_decoding")
 FORMS = ("per_step_accepted", "acceptance_histogram", "histogram", "num_accepted_tokens_per_pos")
 SAME_OFFER = (
     "It does not say what each round offered, only the total: every round is taken to have offered gamma tokens."
@@ -67,14 +70,21 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
     """
     file = ForeignFile(path, choices)
     requests: list[tuple[str, str, str, RequestRounds]] = []
-    silent = 0
+    silent = warming = 0
     for line in file.lines():
         with file.line():
             rounds = _request(line)
+            about = line.value.get("metadata")  # of AIPerf
+            about = about if isinstance(about, Mapping) else {}
+            if "warmup" in (about.get("benchmark_phase"), about.get("phase_kind")):
+                warming += 1
+                continue
             if rounds is None or not len(rounds.accepted):
                 silent += 1
                 continue
-            requests.append((line.where, *file.named(line.value, line.number), rounds))
+            requests.append(
+                (line.where, *file.named({"category": about.get("source_kind"), **line.value}, line.number), rounds)
+            )
     notes = [NO_TIMES, NO_SILENT, NO_ENDS, *file.settled()]
     every = [rounds for *_, rounds in requests]
     declared = max((rounds.declared or 0 for rounds in every), default=0)
@@ -91,6 +101,8 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
     notes += [*([] if ordered else [UNORDERED, SAME_OFFER]), *short_notes(every, gamma)]
     if silent:
         notes.append(f"{silent:,} requests without any draft are left out.")
+    if warming:
+        notes.append(f"{warming:,} requests to warm the server up are left out.")
     texts = [rounds.text(name, category, gamma) for _, name, category, rounds in requests]
     return [imported(path, KIND, gamma, texts, notes, ordered=ordered)]
 
@@ -135,7 +147,12 @@ def _request(line: Line) -> RequestRounds | None:
         total = metrics.get("num_accepted_tokens")
         histogram = histogram_of(where, drafts, per_position, total)
     else:
-        histogram = counts(where, name, metrics[name])
+        dense = metrics[name]
+        if isinstance(dense, Mapping):
+            if not all(re.fullmatch(r"0|[1-9]\d{0,3}", str(length)) for length in dense):
+                raise BadLine(f"{where}: {name} must have numbers of accepted tokens as keys, found {keys_of(dense)}.")
+            dense = [dense.get(str(length), 0) for length in range(max(map(int, dense), default=0) + 1)]
+        histogram = counts(where, name, dense)
     if sum(histogram) > MOST_ROUNDS:
         raise BadLine(f"{where}: {name} counts {sum(histogram):,} rounds, more than {MOST_ROUNDS:,}.")
     accepted = [length for length, number in enumerate(histogram) for _ in range(number)]

@@ -110,9 +110,10 @@ def test_vllm_steps_keep_their_order_and_what_each_offered(write):
     [
         {"acceptance_histogram": [4, 3, 2, 1], "num_draft_tokens": 30, "num_spec_tokens": 3},
         {"histogram": [4, 3, 2, 1], "num_draft_tokens": 30},
+        {"metrics": {}, "spec_decode_acceptance": {"acceptance_histogram": {"3": 1, "0": 4, "1": 3, "2": 2}}},
         {"num_drafts": 10, "num_draft_tokens": 30, "num_accepted_tokens": 10, "num_accepted_tokens_per_pos": [6, 3, 1]},
     ],
-    ids=["response", "object", "counters"],
+    ids=["response", "object", "aiperf", "counters"],
 )
 def test_vllm_totals_are_counts_without_order(write, metrics):
     source = read("vllm", write(metrics), 3)
@@ -188,6 +189,7 @@ BAD = [
     ("accepted_lengths", [{"generated_token_ids": [1], "acc_x": {"acc_len": [1]}}, {"accepted": [1]}], r":2: .*mixed"),
     ("vllm", [{"text": "hello"}], r":1: none of per_step_accepted, .* the line has text"),
     ("vllm", [{"per_step_accepted": [1], "per_step_drafted": [1, 1]}], r":1: .* 1 entries and per_step_drafted 2"),
+    ("vllm", [{"spec_decode_acceptance": {"histogram": {"two": 1}}}], r":1: histogram must have numbers of accepted"),
     ("vllm", [{"per_step_accepted": [2], "per_step_drafted": [1]}], r":1: a step accepted more"),
     ("vllm", [{"num_drafts": 2, "num_accepted_tokens_per_pos": [1, 2]}], r":1: .* must not rise"),
     (
