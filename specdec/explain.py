@@ -18,6 +18,7 @@ from specdec.errors import UsageError
 from specdec.progress import stage
 from specdec.text.writing import write_atomically
 
+FOLDER = "load_tests"  # below --out, the run folder of what was read
 ADDRESS = "http://"  # begins an argument that is a server and no file
 FACTS = {  # option: (of the account's facts, help)
     "gamma": ("gamma", "draft tokens per round, where the files do not say them"),
@@ -43,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="[NAME=]FILE",
         help="results of GuideLLM, vllm bench serve, SGLang's bench_serving or AIPerf, responses of llama-server, "
-        "vLLM's page /metrics; NAME tells servers apart where files do not; or http://HOST:PORT, a server of llama.cpp "
-        "that runs",
+        "vLLM's page /metrics, a folder load_tests that --out wrote; NAME tells servers apart where files do not; or "
+        "http://HOST:PORT, a server of llama.cpp that runs",
     )
     made.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines of prompts, for servers that run")
     made.add_argument("--requests", type=int, default=20, metavar="N", help="prompts that they are sent (20)")
@@ -65,7 +66,9 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="forecast for prompts of N tokens, too, longer or shorter than measured; may be repeated",
     )
-    made.add_argument("--out", type=Path, metavar="DIR", help="write report.html and report.md there, too")
+    made.add_argument(
+        "--out", type=Path, metavar="DIR", help=f"write report.html, report.md and the run folder {FOLDER} there, too"
+    )
     return made
 
 
@@ -78,17 +81,19 @@ def explained(arguments: Sequence[str]) -> str:
         raise UsageError("--context is the tokens of a prompt: give a number above 0.")
     facts = {name: _values(option, vars(options)[option.replace("-", "_")]) for option, (name, _) in FACTS.items()}
 
-    from specdec.analysis.load.load_account import ServerFacts, explain
-    from specdec.analysis.load.load_files import read_together, server_and_path
+    from specdec.analysis.account.load_account import explain
     from specdec.analysis.pages.html import Chapter, section_blocks, write_report
+    from specdec.analysis.read.load_files import server_and_path
+    from specdec.analysis.read.load_folder import ServerFacts, read_together
 
     named = [server_and_path(given) for given in options.files]
     addresses = {name: address for name, address in named if address.startswith(ADDRESS)}
     kept = _asked(addresses, options) if addresses else {}
     files = [(name, str(kept[name]) if file.startswith(ADDRESS) else file) for name, file in named]
-    points, gauges = read_together(files)
-    sections = explain(points, gauges, ServerFacts(**facts), options.context)
+    tests = read_together(files, ServerFacts(**facts))
+    sections = explain(tests, options.context)
     if options.out is not None:
+        tests.write(options.out / FOLDER, options.files)
         write_report(options.out, "A server under load, explained", [Chapter("Load tests", sections)])
     blocks = [block for section in sections for block in section_blocks(section, "##", ())]
     return "\n\n".join([*blocks, *(f"The answers of {name} are in {path}." for name, path in kept.items())])

@@ -111,19 +111,22 @@ def _write(options: argparse.Namespace, under_way: Stage) -> list[Path]:
         chapters += run_chapters(runs, notes, under_way.advance) if runs else []
         chapters += study_chapters(studies)
     if options.imports:
-        from specdec.analysis.load.load_account import ServerFacts, explain
-        from specdec.analysis.load.load_files import is_load, read_together, server_and_path
         from specdec.analysis.read.foreign.llama_server import answer_times
         from specdec.analysis.read.foreign.spec_bench import spec_bench_times
         from specdec.analysis.read.imported import ImportChoices
         from specdec.analysis.read.importers import convert, kind_of
+        from specdec.analysis.read.load_files import is_load, server_and_path
+        from specdec.analysis.read.load_folder import ServerFacts, read_together
+        from specdec.analysis.read.runs import open_folder
 
         loads = [kind == LOAD or (kind == "auto" and is_load(file)) for kind, file in options.imports]
         tests = [server_and_path(file) for (_, file), load in zip(options.imports, loads, strict=True) if load]
         others = [each for each, load in zip(options.imports, loads, strict=True) if not load]
         if tests:
             facts = ServerFacts({} if options.gamma is None else {"": options.gamma})
-            chapters.append(Chapter("Load tests", explain(*read_together(tests), facts)))
+            folder = options.out / "imported" / "load_tests"
+            read_together(tests, facts).write(folder, [file for _, file in tests])
+            chapters += run_chapters([open_folder(folder)])
         baseline = None
         if options.baseline is not None:
             kinds = {kind_of(Path(file)) if kind == "auto" else kind for kind, file in others}

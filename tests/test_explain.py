@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from specdec import explain
-from specdec.analysis.load.load_files import read_loads
+from specdec import explain, gate, report
+from specdec.analysis.read.load_files import read_loads
 
 HEAD = (
     "model,offered_concurrency,successful_requests,aggregate_output_tps,mean_itl_ms,mean_output_tokens,"
@@ -108,6 +108,19 @@ def test_a_table_and_a_page_make_the_whole_account(in_process, written, tmp_path
     ):
         assert said in ended.output
     assert (tmp_path / "report" / "report.html").is_file()
+    # The run folder has all of it, what was said of the servers too, and is no run with rounds.
+    folder = tmp_path / "report" / "load_tests"
+    again = in_process(explain, str(folder), "--context", "900")
+    assert again.output == ended.output and "of 960 slots each holds 320" in again.output
+    corrected = in_process(explain, str(folder), "--slots", "96").output
+    assert "of 96 slots each holds 32" in corrected and "2.40 and 2.50 tokens per round" in corrected
+    assert in_process(report, str(tmp_path / "report"), "--out", "shown").code == 0
+    assert "of 960 slots each holds 320" in (tmp_path / "shown" / "report.md").read_text(encoding="utf-8")
+    refused = in_process(gate, str(folder), str(folder))
+    assert refused.code == 2 and "Traceback" not in refused.error, refused.error
+    (folder / "plan.json").write_text('{"gauges": [{"walking": 1}], "facts": {}}', encoding="utf-8")
+    assert "holds what no load test writes (TypeError): write it again" in in_process(explain, str(folder)).error
+    assert "(no loads.parquet in it)" in in_process(explain, str(tmp_path)).error
 
 
 def test_files_of_one_server_are_joined_by_name(in_process, written):

@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from specdec.errors import UsageError
 
 from ..acceptance.model_sections import model_sections
 from ..account.account_sections import account_sections
+from ..account.load_account import explain
 from ..engines.recommendation import TITLE as TO_SERVE
 from ..findings import run_sections
 from ..findings.comparable import comparable, open_each
@@ -21,6 +23,8 @@ from ..findings.foreign_sections import foreign_findings, side_by_side
 from ..findings.peers_section import PEERS, peers_section
 from ..findings.serving_sections import FASTEST, fastest_section, run_recommendation
 from ..findings.standing_section import STANDING, TIMELINE, standing_section, timeline_section
+from ..read.load_folder import KIND as LOAD
+from ..read.load_folder import read_folder
 from ..read.runs import Run
 from ..sections import Section
 from .html import Chapter
@@ -57,6 +61,14 @@ def run_chapters(
 
     done: called after each run's.
     """
+    if loads := [run for run in runs if run.params.get("import.kind") == LOAD]:
+        others = [run for run in runs if run.params.get("import.kind") != LOAD]
+        names = [f"Load tests: {run.name}" if len(loads) > 1 else "Load tests" for run in loads]
+        chapters = run_chapters(others, notes, done) if others else []
+        return [
+            *chapters,
+            *(Chapter(name, explain(read_folder(Path(run.source)))) for name, run in zip(names, loads, strict=True)),
+        ]
     if imports := [run for run in runs if run.imported()]:
         own = [run for run in runs if not run.imported()]
         return [*(run_chapters(own, notes, done) if own else []), *foreign_chapters(imports)]

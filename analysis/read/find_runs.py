@@ -14,8 +14,8 @@ from .mlflow_runs import RUN_ID, has_main_run, load_runs, open_run, study_ids
 from .runs import COMMAND, Run, open_folder
 from .studies import STUDY, finished_study, logged_study
 
-# The table of a run that ended, the part-files of one that was killed, the texts of a file that was imported.
-DECODED = ("rounds.parquet", "rounds", "generations.jsonl")
+# The table of a run that ended, the part-files of one that was killed, the texts of an imported file, and load points.
+DECODED = ("rounds.parquet", "rounds", "generations.jsonl", "loads.parquet")
 
 
 class Named(NamedTuple):

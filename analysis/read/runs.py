@@ -39,6 +39,7 @@ WRITTEN_BY = {  # file of a run: which runs write it; for the message where it i
     "sampled.parquet": "every greedy run with measurement.sampled_temperature that ended",
     "replay.parquet": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
     "alpha.parquet": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
+    "loads.parquet": "`python -m specdec.explain FILE... --out DIR`, and every import of load tests,",
     "experts.parquet": "every run whose target is a mixture of experts of transformers",
     "summary.json": "every run that finished",
     "calibration.json": "every run that began to decode",

@@ -2,8 +2,8 @@
 round to what was measured, and the forecast beside it. Knows tables of load points (`load_files`), no file.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from math import inf, isinf, nan
 
 import numpy as np
@@ -23,8 +23,9 @@ from ..cost.load_forecast import (
     off_load,
 )
 from ..engines.vllm_flags import batch_schedule
+from ..read.load_files import COLUMNS, Gauges
+from ..read.load_folder import LoadTests, ServerFacts
 from ..sections import Section
-from .load_files import COLUMNS, Gauges
 
 FEW_WAIT = 0.05  # share of requests in flight below which waiting for admission is not spoken of
 # By which steps at K = 0 of a scheduled server were longer than plain ones, with 2 and with 189 requests: gemma-4-31B
@@ -39,36 +40,12 @@ FACTORS = {  # column: the factor that nothing says without it
 }
 
 
-@dataclass(frozen=True)
-class ServerFacts:
-    """Facts that no load test records, by the server's name; "" stands for every speculative server.
-
-    Attributes:
-        gamma: draft tokens per round.
-        slots: of the KV cache, with the drafter loaded; those of the plain server have its name.
-        held: slots that a request holds; state: those of one copy of a recurrent state (`held_slots`).
-        most_running: requests that ran at most.
-    """
-
-    gamma: Mapping[str, float] = field(default_factory=dict)
-    slots: Mapping[str, float] = field(default_factory=dict)
-    held: Mapping[str, float] = field(default_factory=dict)
-    state: Mapping[str, float] = field(default_factory=dict)
-    most_running: Mapping[str, float] = field(default_factory=dict)
-
-    def of(self, name: str, server: str) -> float:
-        """Return a fact about a server, NaN where nobody said it."""
-        values: Mapping[str, float] = getattr(self, name)
-        return values.get(server, values.get("", nan))
-
-
-def explain(
-    points: pd.DataFrame, gauges: Sequence[Gauges], facts: ServerFacts, contexts: Sequence[float] = ()
-) -> tuple[Section, ...]:
-    """Return the account of some load points. UsageError for points of several targets or several plain servers.
+def explain(tests: LoadTests, contexts: Sequence[float] = ()) -> tuple[Section, ...]:
+    """Return the account of load tests. UsageError for points of several targets or several plain servers.
 
     contexts: prompt tokens, other than measured, that a forecast is asked for.
     """
+    points, gauges, facts = tests.points, tests.gauges, tests.facts
     plain, speculative = _servers(points, facts)
     sections = [_observed(points, gauges)]
     curves = [PlainCurve(table) for table in plain if len(table) > 2 and table["step_ms"].notna().all()]

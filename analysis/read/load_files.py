@@ -5,7 +5,7 @@ requests in flight; and vLLM's gauges. A format is told from its content.
 import csv
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from math import isfinite, nan
@@ -18,9 +18,9 @@ import pandas as pd
 from specdec.errors import UsageError
 from specdec.text.lines import filled_lines, printable
 
-from ..read.foreign.llama_server import answered
-from ..read.foreign.vllm_prometheus import LABEL
-from ..read.importers import kind_of
+from .foreign.llama_server import answered
+from .foreign.vllm_prometheus import LABEL
+from .importers import kind_of
 
 Values = Mapping[str, Any]
 COLUMNS = (  # of a table of load points; all but the first two are numbers, NaN where the file does not say them
@@ -111,22 +111,6 @@ def is_load(given: str) -> bool:
             read_loads(path)
             return True
     return False
-
-
-def read_together(named: Sequence[tuple[str, str]]) -> tuple[pd.DataFrame, list[Gauges]]:
-    """Return the load points and the gauges of some files (server, "" where the file names it; path). UsageError for
-    what cannot be read, and for gauges alone.
-    """
-    points, gauges = [], []
-    for name, file in named:
-        read = read_loads(Path(file))
-        if isinstance(read, Gauges):
-            gauges.append(read)
-        else:
-            points.append(read.assign(server=name) if name else read)
-    if not points:
-        raise UsageError("A server's page alone has no load: give the results of a load generator beside it.")
-    return pd.concat(points, ignore_index=True), gauges
 
 
 def read_loads(path: Path) -> pd.DataFrame | Gauges:

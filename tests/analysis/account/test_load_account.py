@@ -8,9 +8,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from specdec.analysis.account.load_account import explain, gain_factors
 from specdec.analysis.cost.load_forecast import PlainCurve, Speculating, Unknowns, forecast, off_load
-from specdec.analysis.load.load_account import ServerFacts, explain, gain_factors
-from specdec.analysis.load.load_files import COLUMNS, Gauges, read_loads
+from specdec.analysis.read.load_files import COLUMNS, Gauges, read_loads
+from specdec.analysis.read.load_folder import LoadTests, ServerFacts
 from specdec.errors import UsageError
 
 LOADS = (1, 4, 16, 64)
@@ -127,7 +128,7 @@ def test_memory_admits_fewer_of_longer_prompts_and_more_of_shorter_ones(monkeypa
         ([gauge], {}, ("with these prompts 726 each, so that 5 run", "with these prompts 146 each, so that 25 run")),
         ([], {"most_running": {"": 20.0}}, ("; 5 with these prompts, if memory", "; 20 with these prompts, if memory")),
     ):
-        sections = explain(tables, gauges, ServerFacts({"": GAMMA}, **facts), (600, 20))
+        sections = explain(LoadTests(tables, tuple(gauges), ServerFacts({"": GAMMA}, **facts)), (600, 20))
         asked = [section for section in sections if "with prompts of" in section.title]
         assert [section.title for section in asked] == [f"fast: forecast with prompts of {n} tokens" for n in (600, 20)]
         for section, words in zip(asked, said, strict=True):
@@ -136,7 +137,7 @@ def test_memory_admits_fewer_of_longer_prompts_and_more_of_shorter_ones(monkeypa
             assert "a plain step with 64 running takes " in text and "error" not in section.tables[0][1].columns
     facts = ServerFacts({"": GAMMA}, slots={"": 3720.0, "plain": 7210.0})  # 10 of 600 + 120 + 1
     both = pd.concat([tables, simulated("plain", 0.0, prompt=240)])
-    text = " ".join(explain(both, [], facts, (600,))[-1].text)
+    text = " ".join(explain(LoadTests(both, (), facts), (600,))[-1].text)
     assert "plain decoding runs 10 at most" in text and "fitted to plain runs with prompts of 240 tokens, too" in text
 
 
@@ -152,7 +153,7 @@ def test_memory_is_told_from_computation():
     # Twenty run; were it all 64, a step would carry 44 more requests' tokens, so throughput would grow by less.
     wide, narrow = (12 + 0.05 * n * (GAMMA + 1 + 2.6 * PROMPT / OUTPUT) for n in (64, 20))
     assert factors["memory"].iloc[-1] == pytest.approx(20 / 64 * wide / narrow, rel=0.1)
-    sections = explain(pd.concat([plain, limited]), [], ServerFacts({"": GAMMA}, slots={"": 20 * 186.0}))
+    sections = explain(LoadTests(pd.concat([plain, limited]), (), ServerFacts({"": GAMMA}, slots={"": 20 * 186.0})))
     said = " ".join(text for section in sections for text in section.text)
     assert "44 of 64 wait to be admitted, 20 run" in said
     assert "What limits them: memory: 3,720 slots over 186 that a request holds admit 20" in said
@@ -164,7 +165,8 @@ def test_memory_is_told_from_computation():
 def test_a_schedule_is_by_running_requests_and_says_what_it_costs():
     """Tokens that cost so much that drafts lose from 16 in flight on; 40 run at most."""
     plain, limited = simulated("plain", 0.0, token=0.4), simulated("fast", 0.0, 40, GAMMA, 0.4)
-    said = [text for one in explain(pd.concat([plain, limited]), [], ServerFacts({"": GAMMA}, most_running={"": 40}))
+    tests = LoadTests(pd.concat([plain, limited]), (), ServerFacts({"": GAMMA}, most_running={"": 40}))
+    said = [text for one in explain(tests)
             for text in one.text if text.startswith("For vLLM")]  # fmt: skip
     schedule, rest = said[0].split('"num_speculative_tokens_per_batch_size": ')[1].split("`", 1)
     ranges = json.loads(schedule)
@@ -177,7 +179,7 @@ def test_a_schedule_is_by_running_requests_and_says_what_it_costs():
 def test_two_numbers_of_acceptance_are_reconciled():
     point = dict.fromkeys(COLUMNS, np.nan) | {"server": "s", "model": "", "in_flight": 1, "throughput": 1}
     point |= {"pooled": 3.0, "by_request": 3.3, "accepted_share": 0.4}
-    section = explain(pd.DataFrame([point]), [], ServerFacts())[1]
+    section = explain(LoadTests(pd.DataFrame([point]), (), ServerFacts()))[1]
     (said,) = section.text
     assert "3.00 and 3.30" in said and "3.00 pools all rounds" in said and "mean over requests, +10.0%" in said
     assert "40.0% is accepted over offered" in said and "at 5.0 offered per round" in said  # (3 - 1) / 0.4
@@ -194,9 +196,9 @@ def test_mixtures_are_refused():
         (pd.concat([plain.assign(model="A"), plain.assign(model="B")]), "mix servers of A and B"),
     ):
         with pytest.raises(UsageError, match=sentence.replace("(", r"\(").replace(")", r"\)")):
-            explain(table, [], ServerFacts())
+            explain(LoadTests(table, (), ServerFacts()))
     with pytest.raises(UsageError, match="fast is no speculative server of these files"):
-        explain(plain, [], ServerFacts({"fast": 3}))
+        explain(LoadTests(plain, (), ServerFacts({"fast": 3})))
 
 
 def test_a_published_server_is_forecast_within_a_tenth(shared_data):

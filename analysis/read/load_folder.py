@@ -1,0 +1,105 @@
+"""The run folder of load tests: `config.yaml`, `plan.json` with the gauges and what was said of the servers, and
+`loads.parquet`, the load points. It has no rounds; `specdec.explain` and `specdec.report` open it again.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from math import nan
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from specdec.errors import UsageError
+
+from .facts import PLAN_FILE
+from .load_files import COLUMNS, Gauges, read_loads
+
+KIND = "load"  # of the import, by which a run folder of load tests is known
+POINTS = "loads.parquet"
+
+
+@dataclass(frozen=True)
+class ServerFacts:
+    """Facts that no load test records, by the server's name; "" stands for every speculative server.
+
+    Attributes:
+        gamma: draft tokens per round.
+        slots: of the KV cache, with the drafter loaded; those of the plain server have its name.
+        held: slots that a request holds; state: those of one copy of a recurrent state (`held_slots`).
+        most_running: requests that ran at most.
+    """
+
+    gamma: Mapping[str, float] = field(default_factory=dict)
+    slots: Mapping[str, float] = field(default_factory=dict)
+    held: Mapping[str, float] = field(default_factory=dict)
+    state: Mapping[str, float] = field(default_factory=dict)
+    most_running: Mapping[str, float] = field(default_factory=dict)
+
+    def of(self, name: str, server: str) -> float:
+        """Return a fact about a server, NaN where nobody said it."""
+        values: Mapping[str, float] = getattr(self, name)
+        return values.get(server, values.get("", nan))
+
+
+@dataclass(frozen=True)
+class LoadTests:
+    """Load points (`COLUMNS`), gauges of servers, and what was said of them."""
+
+    points: pd.DataFrame
+    gauges: tuple[Gauges, ...]
+    facts: ServerFacts
+
+    def write(self, folder: Path, sources: Sequence[str]) -> None:
+        """Write the run folder, whole; files of an earlier one are replaced."""
+        folder.mkdir(parents=True, exist_ok=True)
+        gauges = [{name: value for name, value in asdict(gauge).items() if value == value} for gauge in self.gauges]
+        self.points[list(COLUMNS)].to_parquet(folder / POINTS)
+        for name, content in (
+            (PLAN_FILE, json.dumps({"gauges": gauges, "facts": asdict(self.facts)}, indent=1)),
+            ("config.yaml", yaml.safe_dump({"import": {"kind": KIND, "source": [*sources]}}, sort_keys=False)),
+        ):
+            (folder / name).write_text(content, encoding="utf-8")
+
+
+def read_folder(folder: Path) -> LoadTests:
+    """Return the load tests of a run folder. UsageError where it is none of load tests, or damaged."""
+    if not (folder / POINTS).is_file():
+        raise UsageError(
+            f"{folder} is no folder of load tests (no {POINTS} in it): `python -m specdec.explain FILE... --out DIR` "
+            "makes DIR/load_tests."
+        )
+    try:
+        points = pd.read_parquet(folder / POINTS)[list(COLUMNS)]
+        kept = json.loads((folder / PLAN_FILE).read_text(encoding="utf-8"))
+        unknown = dict.fromkeys(Gauges.__dataclass_fields__, nan)
+        gauges = tuple(Gauges(**(unknown | gauge)) for gauge in kept["gauges"])
+        return LoadTests(points, gauges, ServerFacts(**kept["facts"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{folder} holds what no load test writes ({type(error).__name__}): write it again.") from None
+
+
+def read_together(named: Sequence[tuple[str, str]], facts: ServerFacts) -> LoadTests:
+    """Return the load tests of some files and folders (server, "" where the file names it; path), and the facts about
+    their servers: `facts` go before those of a folder. UsageError for what cannot be read, and for gauges alone.
+    """
+    points: list[pd.DataFrame] = []
+    gauges: list[Gauges] = []
+    for name, file in named:
+        read: pd.DataFrame | Gauges
+        if Path(file).is_dir():
+            kept = read_folder(Path(file))
+            read = kept.points
+            gauges += kept.gauges
+            said = {each: {**values, **getattr(facts, each)} for each, values in vars(kept.facts).items()}
+            facts = replace(facts, **said)
+        else:
+            read = read_loads(Path(file))
+        if isinstance(read, Gauges):
+            gauges.append(read)
+        else:
+            points.append(read.assign(server=name) if name else read)
+    if not points:
+        raise UsageError("A server's page alone has no load: give the results of a load generator beside it.")
+    return LoadTests(pd.concat(points, ignore_index=True), tuple(gauges), facts)
