@@ -112,12 +112,12 @@ def test_a_table_and_a_page_make_the_whole_account(in_process, written, tmp_path
     folder = tmp_path / "report" / "load_tests"
     again = in_process(explain, str(folder), "--context", "900")
     assert again.output == ended.output and "of 960 slots each holds 320" in again.output
-    corrected = in_process(explain, str(folder), "--slots", "96").output
-    assert "of 96 slots each holds 32" in corrected and "2.40 and 2.50 tokens per round" in corrected
+    corrected = in_process(explain, str(folder), "--slots", "96", "--gamma", "fast=2").output
+    assert "of 96 slots each holds 32" in corrected and "K = 2 " in corrected and "K = 3" not in corrected
     assert in_process(report, str(tmp_path / "report"), "--out", "shown").code == 0
     assert "of 960 slots each holds 320" in (tmp_path / "shown" / "report.md").read_text(encoding="utf-8")
     refused = in_process(gate, str(folder), str(folder))
-    assert refused.code == 2 and "Traceback" not in refused.error, refused.error
+    assert refused.code == 2 and "holds load tests, without rounds" in refused.error
     (folder / "plan.json").write_text('{"gauges": [{"walking": 1}], "facts": {}}', encoding="utf-8")
     assert "holds what no load test writes (TypeError): write it again" in in_process(explain, str(folder)).error
     assert "(no loads.parquet in it)" in in_process(explain, str(tmp_path)).error

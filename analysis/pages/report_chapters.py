@@ -23,7 +23,7 @@ from ..findings.foreign_sections import foreign_findings, side_by_side
 from ..findings.peers_section import PEERS, peers_section
 from ..findings.serving_sections import FASTEST, fastest_section, run_recommendation
 from ..findings.standing_section import STANDING, TIMELINE, standing_section, timeline_section
-from ..read.load_folder import KIND as LOAD
+from ..read.facts import LOAD
 from ..read.load_folder import read_folder
 from ..read.runs import Run
 from ..sections import Section

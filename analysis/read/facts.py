@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 PLAN_FILE, EARLIER_PLAN_FILE, STATUS_FILE = "plan.json", "run.json", "status.json"
+LOAD = "load"  # `import.kind` of the run folder of load tests, which has no rounds (`load_folder`)
 Standing = Literal["running", "finished", "killed", "failed"]
 
 

@@ -13,10 +13,9 @@ import yaml
 
 from specdec.errors import UsageError
 
-from .facts import PLAN_FILE
+from .facts import LOAD, PLAN_FILE
 from .load_files import COLUMNS, Gauges, read_loads
 
-KIND = "load"  # of the import, by which a run folder of load tests is known
 POINTS = "loads.parquet"
 
 
@@ -58,7 +57,7 @@ class LoadTests:
         self.points[list(COLUMNS)].to_parquet(folder / POINTS)
         for name, content in (
             (PLAN_FILE, json.dumps({"gauges": gauges, "facts": asdict(self.facts)}, indent=1)),
-            ("config.yaml", yaml.safe_dump({"import": {"kind": KIND, "source": [*sources]}}, sort_keys=False)),
+            ("config.yaml", yaml.safe_dump({"import": {"kind": LOAD, "source": [*sources]}}, sort_keys=False)),
         ):
             (folder / name).write_text(content, encoding="utf-8")
 

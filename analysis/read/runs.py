@@ -25,7 +25,7 @@ from specdec.tracking.store import reason
 from ..arms import Arms
 from ..intervals import Interval
 from ..rounds import check_once, check_rounds
-from .facts import EARLIER_PLAN_FILE, PLAN_FILE, STATUS_FILE, ImportFacts, RunFacts, RunStatus, SessionFacts
+from .facts import EARLIER_PLAN_FILE, LOAD, PLAN_FILE, STATUS_FILE, ImportFacts, RunFacts, RunStatus, SessionFacts
 from .metric_names import current_name
 from .round_counts import read_arms
 from .traces import Trace, read_traces
@@ -97,9 +97,15 @@ class Run:
             return facts.beside[self.method] if self.method else facts
 
     def imported(self) -> ImportFacts | None:
-        """Read what the folder says about the foreign file that it was made of; None for a run of ours."""
+        """Read what the folder says about the foreign file that it was made of; None for a run of ours. UsageError for
+        load tests, which have no rounds.
+        """
         if "import.kind" not in self.params:
             return None
+        if self.params["import.kind"] == LOAD:
+            raise UsageError(
+                f"{self.source} holds load tests, without rounds: `python -m specdec.explain {self.source}`."
+            )
         with _as_written(self.fetch(PLAN_FILE)):
             return _IMPORT_FACTS.validate_python(self._json(PLAN_FILE))
 
