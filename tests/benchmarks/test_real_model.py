@@ -318,6 +318,7 @@ def record(part: str, prompts: str, temperature: int, run: Run, lines: list[Mapp
     """Write lines of one session into the file, in the place of earlier ones of the same drafters."""
     about, environment = provenance(run), run.environment()
     own = {key: about[key] for key in ("command", "date", "commit", "load_average")}
+    own["processor"] = environment["cpu"]["model"]
     rows = [{"part": part, "set": prompts, "temperature": temperature, **line, **own} for line in lines]
     taken = {(*_key(row), row["name"]) for row in rows}
     rows += [row for row in kept_figures(real_model.RESULT) if (*_key(row), row["name"]) not in taken]
