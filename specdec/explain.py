@@ -116,7 +116,8 @@ def _asked(addresses: Mapping[str, str], options: argparse.Namespace) -> dict[st
     if options.requests < 1 or options.tokens < 2:
         raise UsageError("--requests is 1 or more, and --tokens 2 or more: the first token takes no round.")
     texts = []
-    for where, number, record in islice(read_file(str(options.prompts), None).numbered, options.requests):
+    records = read_file(str(options.prompts), None, "--prompts")
+    for where, number, record in islice(records.numbered, options.requests):
         field, value = usual_prompt(record, where)
         texts.append((str(number), str(user_turns(value, field, where)[0])))
     folder = options.out or Path()

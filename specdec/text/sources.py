@@ -24,17 +24,19 @@ class Records:
     provenance: dict[str, str]
 
 
-def read_file(name: str, line_field: str | None) -> Records:
+def read_file(name: str, line_field: str | None, key: str = "prompts.path") -> Records:
     """Open the records of a prompt file, gzip or not.
 
     Args:
         line_field: None for JSON lines; otherwise every line is a text, and this is the text's field in the record.
+        key: what names the file, for sentences; plain text is offered where it is the key of a run.
     Raises:
         UsageError: missing or unreadable file; while iterating, an empty one, or a line that is not UTF-8 or not a JSON
             object.
     """
-    key, path = "prompts.path", Path(name).expanduser()
+    path = Path(name).expanduser()
     what = f"Prompt file {key}={name}"
+    plain = "; for plain text set prompts.format=lines" if key == "prompts.path" else ""
     digest = file_digest(path, what)
 
     def numbered() -> Iterator[tuple[str, int, Mapping[str, Any]]]:
@@ -44,9 +46,7 @@ def read_file(name: str, line_field: str | None) -> Records:
             if line_field is not None:
                 yield where, number, {line_field: line}
             elif line.strip():
-                record = json_value(
-                    where, line, f"{key} needs one object per line; for plain text set prompts.format=lines"
-                )
+                record = json_value(where, line, f"{key} needs one object per line{plain}")
                 if not isinstance(record, dict):
                     raise UsageError(
                         f"{where}: a JSON {type(record).__name__} where {key} needs an object with fields."

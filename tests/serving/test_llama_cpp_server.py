@@ -95,6 +95,7 @@ def test_rounds_are_counted_though_tokens_are_silent_or_cut(tmp_path, tokens, ro
     [
         (("x=http://127.0.0.1:9", "--prompts", "PROMPTS"), "No server answers at http://127.0.0.1:9"),
         (("x=http://127.0.0.1:9",), "needs --prompts FILE"),
+        (("x=http://127.0.0.1:9", "--prompts", "none.jsonl"), "file --prompts=none.jsonl does not exist"),
         (("http://127.0.0.1:9",), "needs a name of its own"),
         (("x=http://127.0.0.1:9", "--prompts", "PROMPTS", "--tokens", "1"), "--tokens 2 or more"),
     ],
