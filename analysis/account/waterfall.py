@@ -89,7 +89,8 @@ def _label(axes: Axes, place: int, text: str, weight: str = "normal") -> None:
 
 
 def _caption(account: Account) -> str:
-    known = [interval for interval in account.intervals.values() if interval.known]
+    drawn = [account.intervals[name] for name in (*account.factors, "speedup")]
+    known = [interval for interval in drawn if interval.known]
     sure = "no intervals"
     if known:
         which = "of each factor" if account.intervals["speedup"].known else "of factors that are no times"

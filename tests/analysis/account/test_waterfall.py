@@ -66,3 +66,5 @@ def test_one_prompt_has_no_whiskers_and_says_so(make_account):
     # A whisker is a black line with a white one in it.
     assert len(with_intervals.axes[0].lines) - len(without.axes[0].lines) == 2 * 3
     assert "1 prompt," in words_in(without) and "no intervals" in words_in(without)
+    on_a_busy_machine = waterfall(make_account(factors, {"draft": (nan, nan), "speedup": (nan, nan)}), title="t")
+    assert "95% prompt-bootstrap intervals of factors that are no times" in words_in(on_a_busy_machine)
