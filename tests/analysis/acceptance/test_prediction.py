@@ -10,7 +10,7 @@ from fixtures import simulated_rounds as simulation
 from oracles.rounds import markov_tokens_per_round
 from scipy.stats import beta as beta_law
 
-from specdec.analysis.acceptance import laws
+from specdec.analysis.acceptance import laws, stretches
 from specdec.analysis.acceptance import prediction as P
 from specdec.analysis.acceptance.prediction_section import prediction_in_words
 from specdec.analysis.arms import Arms
@@ -66,7 +66,7 @@ def test_a_model_that_is_true_does_not_miss():
 
 
 def test_each_model_predicts_best_where_it_is_true(monkeypatch):
-    monkeypatch.setattr(P, "SPLITS", 1)
+    monkeypatch.setattr(stretches, "KINDS", (1, 2))
     markov = pd.concat([simulation.markov(60, 200, gamma, 2, 0.4, 0.9) for gamma in (1, 4, 8)])
     differing = pd.concat([simulation.heterogeneous(200, 120, g, 3, (2, 1), tokens=120) for g in (1, 4, 8)])
     falling = pd.concat([simulation.falling(200, 200, g, 0, (12, 3), 0.9, tokens=200) for g in (1, 4, 8)])
