@@ -168,7 +168,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
         ),
         **run_metrics.limit_metrics(summary),
         **run_metrics.peer_metrics(peers["generations"], run.generations, facts.greedy, replicates, seed),
-        **run_metrics.sampled_metrics(run.sampled(), replicates, seed),
+        **run_metrics.sampled_metrics(run.sampled(), replicates, seed, timed=not work.machine.doubt),
         "memory/peak_mb": session.peak_mb,  # which cannot be below the weights and the largest cache
         "memory/weights_mb": environment.get("model", {}).get("weight_bytes", 0) / 2**20,
         "memory/cache_mb": session.cache_bytes / 2**20,

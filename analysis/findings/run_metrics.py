@@ -182,13 +182,15 @@ def _quality_values(sums: Columns) -> dict[str, np.ndarray]:
     return values
 
 
-def sampled_metrics(texts: pd.DataFrame, replicates: int, seed: int) -> dict[str, float]:
+def sampled_metrics(texts: pd.DataFrame, replicates: int, seed: int, timed: bool = True) -> dict[str, float]:
     """Return `sampled/*`: temperature, prompts, speedup, speedup.end_to_end, tokens_per_round and alpha.mle of the
     primary structure, with the `.ci_low` and `.ci_high` of a prompt bootstrap, and repetition.share, of prompts with a
     text that falls into a loop. Repeats are pooled; empty without texts, and what the data cannot give is absent.
 
     Its baseline decoded the same prompts at the same temperature, in turn with the drafter. The texts are other ones
     than the baseline's, because both are drawn: they follow one law, and speedup compares the time of a token.
+
+    timed: False where the machine was too busy for intervals of times, which then have none.
     """
     if texts.empty:
         return {}
@@ -209,6 +211,8 @@ def sampled_metrics(texts: pd.DataFrame, replicates: int, seed: int) -> dict[str
     metrics["repetition.share"] = float(texts.groupby("prompt")["flagged"].any().mean())
     ranges = {"tokens_per_round": per_round(int(texts.loc[~plain, "gamma"].max())), "alpha.mle": SHARE}
     measured = _known("sampled/", sums, values, replicates, seed, ranges)
+    if not timed:
+        measured = {name: value for name, value in measured.items() if "speedup" not in name or ".ci_" not in name}
     return {f"sampled/{name}": value for name, value in metrics.items()} | measured
 
 

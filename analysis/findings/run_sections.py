@@ -230,7 +230,8 @@ def category_section(run: Run) -> Section:
             f"Of {len(order)} categories the {_labelled('speedup', run.simulated)} is largest in {order[-1]}, "
             f"{speedups[order[-1]]}, and smallest in {order[0]}, {speedups[order[0]]}."
         )
-    if few := [name for name in speedups if name not in order]:
+    tokens = {name: Interval.from_metrics(values, "tokens_per_round") for name, values in categories.items()}
+    if few := [name for name in tokens if not tokens[name].known]:
         words.append(f"Too few prompts for an interval: {joined(few)}.")
     return Section(
         "By category", tuple(words), ((f"At the primary gamma, with {LEVEL} prompt-bootstrap intervals", table),)
