@@ -41,7 +41,14 @@ def test_the_files_of_a_run_are_those_that_runs_write(in_process, made_database,
     written = {path.name + "/" * path.is_dir() for path in (tmp_path / "run").iterdir() if path.name[0] != "."}
     assert not written - set(RUN_FILES)
     assert not set(WRITTEN_BY) - set(RUN_FILES)
-    only_some_runs = {"quality.parquet", "peers.json", "divergences.json", "cost.json", "experts.parquet"}
+    only_some_runs = {
+        "quality.parquet",
+        "peers.json",
+        "divergences.json",
+        "cost.json",
+        "experts.parquet",
+        "loads.parquet",
+    }
     assert set(RUN_FILES) - written <= only_some_runs
 
 
