@@ -1,7 +1,5 @@
 """Attention of a few tokens over a cache: the operation, and the kernel that packages have in its place."""
 
-from itertools import product
-
 import pytest
 import torch
 from torch import nn
@@ -56,56 +54,47 @@ def test_without_a_mask_for_all_heads_it_is_that_of_transformers():
 
 class Halved(nn.Module):
     """Attention over the first keys of buffers, with values that lie column by column, followed by what inductor could
-    take into the kernel; several of them, because most of the time to compile does not depend on how many.
+    take into the kernel.
     """
 
-    def forward(self, *tensors):
-        outputs = []
-        for query, key, value, mask in zip(*[iter(tensors)] * 4, strict=True):
-            keys = mask.shape[-1]
-            value = value[:, :, :keys].mT.contiguous().mT
-            outputs.append(cache_attention(query + 0, key[:, :, :keys], value, mask, SCALING) / 2)
-        return tuple(outputs)
-
-
-# Parts of vectors, whole vectors and more; heads, groups of them, sizes of a key and of a value, arithmetic.
-SHAPES = (
-    (4, 4, 8, 6, torch.float32),
-    (6, 3, 20, 12, torch.float64),
-    (4, 1, 72, 64, torch.float16),
-    (4, 2, 64, 72, torch.bfloat16),
-)
+    def forward(self, query, key, value, mask):
+        keys = mask.shape[-1]
+        value = value[:, :, :keys].mT.contiguous().mT
+        return cache_attention(query + 0, key[:, :, :keys], value, mask, SCALING) / 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shapes", "options"),
-    [(SHAPES, {}), (((5, 5, 64, 64, torch.bfloat16),), {"cpp.simdlen": 256})],
-    ids=["of the processor", "shorter vectors"],
+    ("dtype", "heads", "groups", "head", "value", "threads", "options"),
+    [
+        (torch.float32, 4, 4, 8, 6, 2, {}),
+        (torch.float64, 6, 3, 20, 12, 2, {}),
+        (torch.float16, 4, 1, 72, 64, 1, {}),
+        (torch.bfloat16, 4, 2, 64, 72, 7, {}),
+        (torch.bfloat16, 5, 5, 64, 64, 2, {"cpp.simdlen": 256}),
+    ],
+    ids=["parts of vectors", "float64", "one thread", "more threads than keys", "shorter vectors"],
 )
 @torch.no_grad()
-def test_the_kernel_is_attention(shapes, options):
+def test_the_kernel_is_attention(dtype, heads, groups, head, value, threads, options):
     torch.manual_seed(0)
-    length, number = torch.export.Dim.DYNAMIC, torch.export.Dim.DYNAMIC
-    example = []
-    for shape in shapes:
-        *buffers, mask = given(5, CAPACITY, *shape)
-        example += [*buffers, mask[..., : CAPACITY - 1].contiguous()]
-    dynamic = (({2: number}, None, None, {2: number, 3: length}) * len(shapes),)
-    program = torch.export.export(Halved(), tuple(example), dynamic_shapes=dynamic, strict=False)
-    runner = torch._C._aoti.AOTIModelContainerRunnerCpu(compiled(program.graph_module, **options), 1)
     before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    shape = (heads, groups, head, value, dtype)
     try:
-        for threads, (tokens, keys), least in product((1, 2, 7), SIZES, (None, -torch.inf)):  # 7: more than some keys
-            torch.set_num_threads(threads)
-            tensors = [given(tokens, keys, *shape, least) for shape in shapes]
-            arguments = []
-            for query, key, values, mask in tensors:
-                whole = (each.as_strided((*each.shape[:2], CAPACITY, each.shape[3]), each.stride())
-                         for each in (key, values))  # fmt: skip
-                arguments += [query, *whole, mask]
-            for found, inputs, (heads, _, _, value, dtype) in zip(runner.run(arguments), tensors, shapes, strict=True):
+        query, key, values, mask = given(5, CAPACITY, *shape)
+        length, number = torch.export.Dim.DYNAMIC, torch.export.Dim.DYNAMIC
+        dynamic = ({2: number}, None, None, {2: number, 3: length})
+        example = (query, key, values, mask[..., : CAPACITY - 1].contiguous())
+        program = torch.export.export(Halved(), example, dynamic_shapes=dynamic, strict=False)
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(compiled(program.graph_module, **options), 1)
+        for tokens, keys in SIZES:
+            for least in (None, -torch.inf):
+                query, key, values, mask = given(tokens, keys, *shape, least)
+                whole = (each.as_strided((1, groups, CAPACITY, each.shape[3]), each.stride()) for each in (key, values))
+                (found,) = runner.run([query, *whole, mask])
+                right = expected(query, key, values, mask, SCALING) / 2
                 assert found.dtype == dtype and found.shape == (1, tokens, heads, value)
-                assert (found - expected(*inputs, SCALING) / 2).abs().max() < TOLERANCES[dtype]
+                assert (found - right).abs().max() < TOLERANCES[dtype]
     finally:
         torch.set_num_threads(before)
