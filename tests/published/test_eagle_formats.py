@@ -167,10 +167,7 @@ FORMATS = {
             aux_hidden_state_layer_ids=[2, 5],
             decoder=DFLASH,
         ),
-        dict(
-            **BLOCK_FACTS,
-            more=EMBEDDING | OUTPUT,
-        ),
+        dict(BLOCK_FACTS, more=EMBEDDING | OUTPUT),
         {},
     ),
     "dspark": (  # as DeepSpec writes it, with copies of the target's embeddings and output layer

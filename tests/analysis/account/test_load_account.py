@@ -90,8 +90,8 @@ def test_steps_wider_than_any_plain_one_are_bounded_by_what_prompts_show():
 
 @pytest.mark.parametrize(("per_request", "attended"), [(0.1, 0.0), (0.0, 0.1), (0.0, 0.4)])
 def test_prompts_that_nobody_measured_are_bounded_and_with_a_second_length_fitted(per_request, attended):
-    """What a request costs a step grows with its text by nothing, or in proportion: either is within the bounds of
-    one length of prompts, and met by two.
+    """The time that a request adds to a step stays as it is with a longer text, or grows in proportion: the bounds of
+    one length of prompts hold both, and two lengths meet each.
     """
     kind = {"per_request": per_request, "attended": attended}
     curve, other = (PlainCurve(simulated("plain", **kind, prompt=length)) for length in (PROMPT, 240))
