@@ -9,7 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from specdec.compiled.passes import compile_decoder
-from specdec.models.attention import grouped_queries
+from specdec.models.attention import grouped_queries, plain_products
 from specdec.models.decoder import Decoder
 from specdec.models.ragged_decoder import RaggedDecoder
 from specdec.records import Tree, chain_tree
@@ -53,9 +53,10 @@ def attended(query, key, value, mask, scale):
     return (weights @ value).transpose(1, 2)
 
 
+@pytest.mark.parametrize("attend", [grouped_queries, plain_products])
 @pytest.mark.parametrize("queries", [1, 2, 5, 300])
 @pytest.mark.parametrize(("batch", "heads"), [(1, 1), (3, 1), (1, 8)])
-def test_grouped_heads_attend_as_repeated_ones(queries, batch, heads):
+def test_grouped_heads_attend_as_repeated_ones(queries, batch, heads, attend):
     """A mask for all texts, one for each, one for each head; and more queries than are put side by side."""
     torch.manual_seed(queries)
     query = torch.randn(batch, queries, 8, SIZE, dtype=torch.float64).transpose(1, 2)
@@ -63,7 +64,7 @@ def test_grouped_heads_attend_as_repeated_ones(queries, batch, heads):
     key, value = buffers[:, :, :, :130]
     mask = torch.randn(batch, heads, queries, 130, dtype=torch.float64)
     mask[..., 100] = torch.finfo(mask.dtype).min
-    found, _ = grouped_queries(SimpleNamespace(num_key_value_groups=4), query, key, value, mask, scaling=0.3)
+    found, _ = attend(SimpleNamespace(num_key_value_groups=4), query, key, value, mask, scaling=0.3)
     assert found.shape == (batch, queries, 8, SIZE)
     torch.testing.assert_close(found, attended(query, key, value, mask, 0.3), rtol=0, atol=1e-13)
 
