@@ -179,6 +179,8 @@ class Request:
 
 
 EMPTY = Draft(tokens=torch.empty(0, dtype=torch.long), tree=chain_tree(0))
+"""The draft without a node. It is one object for every device: its tokens lie on the host, and are in no computation.
+"""
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from specdec.records import Acceptance, Draft
 from specdec.structures.base import EVERY_STRUCTURE
-from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, verifiers
+from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, chain_acceptance, verifiers
 
 
 @verifiers.register("greedy")
@@ -15,6 +15,8 @@ class Greedy(Verifier):
     capabilities = VerifierCapabilities(handles=EVERY_STRUCTURE, greedy_only=True, deterministic=True)
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
+        if not len(draft):
+            return chain_acceptance(draft, None, p[0].argmax())
         fetched: list[int] = torch.cat([p.argmax(dim=-1), draft.tokens]).tolist()
         chosen, tokens = fetched[: len(draft) + 1], tuple(fetched[len(draft) + 1 :])
         path: list[int] = []

@@ -13,6 +13,7 @@ from specdec.structures.base import EVERY_STRUCTURE
 from specdec.verifiers.base.contract import (
     Verifier,
     VerifierCapabilities,
+    chain_acceptance,
     verifiers,
 )
 from specdec.verifiers.greedy import Greedy
@@ -51,6 +52,8 @@ class Typical(Verifier):
         return Greedy()
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
+        if not len(draft):
+            return chain_acceptance(draft, None, p[0].argmax())
         parents = draft.tree.parents
         above = _parent_places(parents, p.device)  # [N]
         p_token = p[above, draft.tokens]

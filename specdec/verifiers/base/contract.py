@@ -49,7 +49,8 @@ class Verifier(ABC):
         """Choose a path and the token after it.
 
         Args:
-            draft: N nodes; N may be 0, then the next token is drawn from p[0].
+            draft: N nodes; N may be 0, then the next token is drawn from p[0]. The tokens of an empty draft lie on the
+                host, wherever p is, so that a rule leaves them alone.
             p: [N+1, V] the target's law after the root (place 0) and after each node.
             generator: the source of all randomness of the decision.
         """
