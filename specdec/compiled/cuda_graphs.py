@@ -8,7 +8,6 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from specdec.compiled.joint_products import MergeEqual, lay_side_by_side
 from specdec.compiled.traced import only_shapes, with_own_code
 from specdec.models.decoder import Decoder
 from specdec.models.forward_pass import Below, Pass, static_pass
@@ -37,7 +36,8 @@ class StaticCall(ABC, Generic[Result]):
     """Work whose inputs are tensors that stay where they are, and whose passes have fixed shapes, so that CUDA graphs
     can hold it: one for each bucket of the cache's slots.
 
-    On a CPU nothing is captured, and the same passes run one by one; the tests run them in this way.
+    On a CPU nothing is captured, and the same passes run one by one; the tests run them in this way. Graphs read the
+    weights where they lay when they were recorded.
 
     Attributes:
         cache: the cache that the passes read and write; a text in another cache needs another call.
@@ -50,7 +50,6 @@ class StaticCall(ABC, Generic[Result]):
         Args:
             decoder: whose model is called, over its present cache.
         """
-        self._decoder = decoder
         self.cache = cache = decoder.cache
         self._passes: dict[int, list[Callable[..., Pass]]] = {
             slots: [static_pass(decoder.model, cache, decoder.windows, decoder.kept, slots)] * self.shapes
@@ -63,10 +62,7 @@ class StaticCall(ABC, Generic[Result]):
         """Do the work by these passes, one for each of `shapes`."""
 
     def optimise(self) -> None:
-        """Have inductor fuse the kernels of the passes, which takes seconds for each bucket of slots; call while no
-        text is in the cache.
-        """
-        lay_side_by_side(self._decoder)
+        """Have inductor fuse the kernels of the passes, which takes seconds for each bucket of slots."""
         self._passes = {slots: list(map(compiled, passes)) for slots, passes in self._passes.items()}
 
     def capture(self) -> None:
@@ -136,9 +132,7 @@ class StaticStep(StaticCall[Pass]):
 def compiled(function: Callable[..., Result]) -> Callable[..., Result]:
     """Compile a function for the shapes of its first call. All later calls must have the same: nothing checks them."""
     result: Callable[..., Result] = torch.compile(
-        with_own_code(function),
-        fullgraph=True,
-        options={"guard_filter_fn": only_shapes, "post_grad_custom_pre_pass": MergeEqual()},
+        with_own_code(function), fullgraph=True, options={"guard_filter_fn": only_shapes}
     )
     return result
 

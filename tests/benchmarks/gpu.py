@@ -367,7 +367,7 @@ def correctness(bench: Bench, found: dict[str, Any]) -> None:
     same = [one == other for one, other in zip(*texts, strict=True)]
     found["text"] = {"tokens": bench.scale.tokens, "same": (same + [False]).index(False) - bench.scale.prompt}
     fused = [partial(call, name, size, BOTH) for name in bench.decoders for size in bench.scale.fused[name]]
-    for compare in fused:
+    for compare in (*fused, *([partial(draft, bench.scale.gamma, BOTH)] if fused else [])):
         if bench.fuses():
             compare()
         else:
@@ -652,7 +652,7 @@ def memory(bench: Bench, found: dict[str, Any]) -> None:
 
 
 SECTIONS: dict[str, tuple[float, Callable[[Bench, dict[str, Any]], None]]] = {
-    "correctness": (215.0, correctness),
+    "correctness": (250.0, correctness),
     "calls": (45.0, calls),
     "rounds": (40.0, rounds),
     "overhead": (25.0, overhead),
