@@ -107,14 +107,17 @@ class Stage:
     def left(self) -> float | None:
         """Seconds that the rest is expected to take; None where nothing tells, as when it takes longer than expected.
 
-        The first step counts only while it is the only one: it often makes what all others use.
+        The first step counts only while it is the only one: it often makes what all others use. What has gone since the
+        last step is taken off, but no more than a step takes: how long one takes that is late is not known.
         """
         if self.total is None or self._first is None:
             return self.expected - self.elapsed if self.expected is not None and self.expected > self.elapsed else None
         since, steps = self._first[0], self.done - self._first[1]
         if not steps:
             since, steps = self._begun, self.done - self._earlier
-        return (self.total - self.done) * (self._last - since) / steps
+        a_step = (self._last - since) / steps
+        left = (self.total - self.done) * a_step - min(now() - self._last, a_step)
+        return left if left > 0 else None
 
     def announce(self, words: str = "") -> bool:
         """Say once how long the rest takes and what would make it short, if that is long; tell if it was said.

@@ -34,6 +34,7 @@ _ANY = 0  # the key of a pass for every number of tokens from 2 on
 _BATCH = -1  # the key of a pass for batches
 _ROOTS = -2  # the key of a pass for batches of roots alone
 _TRACED_S = 0.3  # seconds that a traced pass takes to make for each layer, on one core of an AMD EPYC
+_FIRST_MORE = 1.5  # The first pass takes as long as this many others besides, traced on an EPYC as compiled on an H100.
 # The largest difference of a compiled pass's logits and states from the plain modules', over the largest of these: sums
 # in another order, rounded to the model's type after every layer.
 _TOLERANCE = {torch.float64: 1e-4, torch.float32: 1e-3, torch.float16: 0.01, torch.bfloat16: 0.05}
@@ -137,21 +138,23 @@ def compile_decoder(
     decoder.forward(torch.zeros(2, dtype=torch.long, device=decoder.device), chain_tree(1))  # makes the buffers
     counts = sorted(wanted - {_BATCH})
     layers: int = decoder.model.config.get_text_config().num_hidden_layers
-    expected = None if graphs or mode != "trace" else _TRACED_S * layers * len(counts)
+    expected = _TRACED_S * layers * (len(wanted) + _FIRST_MORE) if mode == "trace" and wanted else None
     shorter = "target.compile=false starts at once"
     packaged = mode == "inductor" and decoder.device.type == "cpu" and bool(counts)
     try:
         about, told = "the calls that are timed", not packaged  # what is compiled has a stage of its own
-        with stage("Compile", about, len(wanted), told=told, expected=expected, shorter=shorter) as under_way:
+        with stage("Compile", about, told=told, expected=expected, shorter=shorter) as under_way:
             compiled = packaged and passes.compile(packages)
-            for count in counts:
+            begun = under_way.elapsed
+            for made, count in enumerate(counts, 1):
                 if graphs:
                     graph = trusted_step(decoder, count)
                     if graph is not None:
                         passes.steps[count] = graph
                 elif not compiled:
                     passes.trace(count)
-                under_way.advance()
+                a_pass = (under_way.elapsed - begun) / (made + _FIRST_MORE)
+                under_way.expected = under_way.elapsed + a_pass * (len(wanted) - made)
             if copies > 1:
                 passes.trace_batches(copies)
     except (torch._dynamo.exc.TorchDynamoException, ConstraintViolationError) as error:

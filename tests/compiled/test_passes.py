@@ -7,6 +7,7 @@ from copy import deepcopy
 import pytest
 import torch
 
+from specdec import progress
 from specdec.compiled import cuda_graphs, passes
 from specdec.compiled.cuda_graphs import StaticStep, slot_buckets
 from specdec.compiled.passes import compile_decoder, mode_for
@@ -66,6 +67,21 @@ def eager_and_traced(tiny_model):
 
 def recordings():
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def test_what_is_left_of_the_passes_reckons_with_the_first_one_that_takes_longer(tiny_model, monkeypatch):
+    """The pass for any number of tokens, which comes first, takes 24 s, and the one for a single token 10 s."""
+    time, left = [0.0], []
+    monkeypatch.setattr(progress, "now", lambda: time[0])
+
+    def trace(_, count):
+        left.append(progress._open[-1].left)
+        time[0] += 10 if count else 24
+
+    monkeypatch.setattr(passes.CompiledPasses, "trace", trace)
+    model = tiny_model("llama")
+    compile_decoder(Decoder(model, "tiny", 512), (1, 4), 64, "trace")
+    assert left == [pytest.approx(0.3 * 3.5 * model.config.num_hidden_layers), pytest.approx(10, rel=0.2)]
 
 
 @pytest.mark.parametrize("name", ["llama", "mistral_window", "gemma3"])
