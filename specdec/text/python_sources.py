@@ -12,7 +12,7 @@ import platform
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +20,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from specdec.config import AtLeastOne, Probability, typed
+from specdec.progress import stage
 
 STDLIB, TOPICS = "stdlib", "pydoc_data"
 HOLDOUT_FILE = Path(__file__).resolve().parent.parent / "pocket" / "holdout.json"
@@ -199,33 +200,37 @@ def build_corpus(
     stdlib = stdlib or Path(sysconfig.get_path("stdlib"))
     packages = packages or Path(sysconfig.get_path("purelib"))
     topics = installed_topics() if topics is None else topics
+    limits = {name: limit for name, limit in sorted(config.packages.items()) if (packages / name).is_dir()}
 
-    own = list(read_python_files(stdlib, STDLIB, [*config.skip_directories, "pydoc_data", "site-packages"]))
-    texts = [Document(TOPICS, name, text) for name, text in sorted(topics.items())]
-    heldout = [d for d in own if is_held_out(d, modules)] + [d for d in texts if d.name in topic_names]
+    with stage("Read Python sources", told=False) as under_way:
+        own = list(read_python_files(stdlib, STDLIB, [*config.skip_directories, "pydoc_data", "site-packages"]))
+        texts = [Document(TOPICS, name, text) for name, text in sorted(topics.items())]
+        heldout = [d for d in own if is_held_out(d, modules)] + [d for d in texts if d.name in topic_names]
 
-    held = set(map(id, heldout))
-    keep = Keeper(heldout, modules, config)
-    training = [d for d in [*own, *texts] if id(d) not in held and keep(d)]
-    missing = []
-    for package, limit in sorted(config.packages.items()):
-        if not (packages / package).is_dir():
-            missing.append(package)
-            continue
-        taken = 0
-        files = list(read_python_files(packages / package, package, config.skip_directories))
-        for document in sorted(files, key=lambda d: hashlib.sha256(d.name.encode()).digest()):
-            size = len(document.text.encode())
-            if taken + size > limit:
-                keep.drop(document, "over the package's share")
-            elif keep(document):
-                training.append(document)
-                taken += size
+        held = set(map(id, heldout))
+        keep = Keeper(heldout, modules, config)
+        training = [d for d in [*own, *texts] if id(d) not in held and keep(d)]
+        done = sum(len(d.text) for d in [*own, *texts])
+        total = done + sum(limits.values())
+        for package, limit in limits.items():
+            under_way.expected = under_way.elapsed * total / max(done, 1)
+            under_way.announce()
+            taken = 0
+            files = list(read_python_files(packages / package, package, config.skip_directories))
+            for document in sorted(files, key=lambda d: hashlib.sha256(d.name.encode()).digest()):
+                size = len(document.text.encode())
+                if taken + size > limit:
+                    keep.drop(document, "over the package's share")
+                elif keep(document):
+                    training.append(document)
+                    taken += size
+            done += limit
+    distributions = importlib.metadata.packages_distributions()  # takes most of a second
     sources: dict[str, Any] = {}
     for name in dict.fromkeys(d.source for d in training):
         kept = [d for d in training if d.source == name]
         sources[name] = {
-            **_provenance(name),
+            **_provenance(name, distributions),
             "files": len(kept),
             "bytes": sum(len(d.text.encode()) for d in kept),
             "sha256": content_hash(kept),
@@ -235,7 +240,7 @@ def build_corpus(
         "python": platform.python_version(),
         "sha256": content_hash([*training, *heldout]),
         "sources": sources,
-        "packages_not_installed": missing,
+        "packages_not_installed": sorted(config.packages.keys() - limits),
         "held_out": {
             f"{d.source}:{d.name}": {"bytes": len(text), "sha256": hashlib.sha256(text).hexdigest()}
             for d in heldout
@@ -262,11 +267,11 @@ def content_hash(documents: Iterable[Document]) -> str:
     return digest.hexdigest()
 
 
-def _provenance(source: str) -> dict[str, str]:
+def _provenance(source: str, distributions: Mapping[str, list[str]]) -> dict[str, str]:
     """Return version and licence of a source, as its distribution states them."""
     if source in (STDLIB, TOPICS):
         return {"version": platform.python_version(), "licence": "PSF-2.0"}
-    names = importlib.metadata.packages_distributions().get(source, [source])
+    names = distributions.get(source, [source])
     try:
         about = importlib.metadata.metadata(names[0])
     except importlib.metadata.PackageNotFoundError:

@@ -38,7 +38,6 @@ from specdec.training.data_recipes import (
 )
 
 ENCODED_AT_ONCE = 1024  # documents
-_SOURCES_S = 3.0  # seconds, about, that the sources of the standard library take to be read
 _BYTES_PER_S = 4e6  # of a text, about
 
 
@@ -169,9 +168,7 @@ def text_sequences(config: SequencesConfig, tokenizer: Any, seed: int) -> Sequen
 
 
 def _reading_seconds(source: SourceConfig) -> float | None:
-    """Return about how long a source takes to be read; None for one whose size is not known."""
-    if isinstance(source, PythonCorpusConfig):
-        return _SOURCES_S
+    """Return about how long a file takes to be read; None for another source."""
     path = Path(getattr(source, "path", None) or "").expanduser()  # "" is a folder
     return path.stat().st_size / _BYTES_PER_S if path.is_file() else None
 
@@ -200,18 +197,18 @@ def _source_documents(config: SourceConfig, tokenizer: Any, folder: Path) -> tup
             return found, content
         manifest: dict[str, Any] = {"source": provenance, "tokenizer_sha256": encoder}
         about = "of data.source, in the target's tokens"
-        with stage("Read the text", about, expected=_reading_seconds(config)) as under_way:
+        corpus = build_corpus(config) if isinstance(config, PythonCorpusConfig) else None
+        total = None if corpus is None else len(corpus.training) + len(corpus.heldout)
+        with stage("Read the text", about, total, expected=_reading_seconds(config)) as under_way:
             if isinstance(config, ConversationsConfig):
                 manifest["left_out"] = conversations.left_out
                 return write_documents(place, conversations.encoded(tokenizer), manifest), content
             if isinstance(config, TextCorpusConfig):
                 parts: dict[Part, Iterator[str]] = {"train": text.training(), "heldout": text.heldout()}
             else:
-                assert isinstance(config, PythonCorpusConfig)
-                corpus = build_corpus(config)
+                assert corpus is not None
                 manifest |= {"corpus_sha256": corpus.manifest["sha256"], "sources": corpus.manifest["sources"]}
                 parts = {"train": (d.text for d in corpus.training), "heldout": (d.text for d in corpus.heldout)}
-                under_way.total = len(corpus.training) + len(corpus.heldout)
 
             def encoded() -> Iterator[tuple[Part, Encoded]]:
                 for part, texts in parts.items():
