@@ -24,7 +24,7 @@
 #
 # `python tests/benchmarks/gpu.py --out analysis/results/gpu.json` measures all of it on a GPU, in less than nine
 # minutes and with torch and transformers alone: a model of Llama-2-7B's shape and a drafter of 1.1 G parameters, random
-# weights in bfloat16. Without that file, every section here is made of toys on the spot and says so.
+# weights in bfloat16. Without that file, every section here is made of toys on the spot, which the page says.
 
 # %%
 from IPython.display import Markdown
@@ -37,8 +37,9 @@ tracking_uri = "sqlite:///../mlflow.db"  # of the other notebooks; this one read
 experiment = "specdec"
 
 # %%
-sections = (read_gpu(RESULT) or demonstration()).sections()
-Markdown(sections[0].text[-1])
+measurement = read_gpu(RESULT) or demonstration()
+sections = measurement.sections()
+Markdown(measurement.origin)
 
 # %%
 notebook.show(*sections)
@@ -47,4 +48,4 @@ notebook.show(*sections)
 # ## Answer
 
 # %%
-Markdown(f"{answer(sections)}\n\n{sections[0].text[-1]}")
+Markdown(f"{answer(sections)}\n\n{measurement.origin}")

@@ -99,6 +99,8 @@ def _caption(account: Account) -> str:
     g, v, o = (account.time[name] for name in ("g", "v", "o"))
     return (
         f"{prompts}, γ\u00a0=\u00a0{account.gamma}, α\u00a0=\u00a0{account.alpha:.3f}; {sure}. "
-        f"Left costs, right gains; dotted: breaks even. A round takes v + g + o = "
+        "Left costs, right gains; dotted: breaks even. What costs most is named without drafting, which the capped "
+        "geometric's speedup counts, and with the loop's and the baseline's own time as one factor. "
+        "A round takes v + g + o = "
         f"{v:.2f} + {g:.2f} + {o:.2f} = {v + g + o:.2f} t(1) (verify, draft, rest)."
     )

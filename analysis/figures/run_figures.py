@@ -360,7 +360,9 @@ def time_split(arms: Arms, *, title: str, primary_gamma: int | None = None) -> F
         for row, width in enumerate(widths):
             style.tip(parts[row], f"{labels[row]}, {name}: {width:.3f} t(1)")
             if width > 0.08 * longest:
-                axes.text(left[row] + width / 2, row, f"{width:.2f}", ha="center", va="center", color=ink, size=10)
+                middle = left[row] + width / 2
+                number = axes.text(middle, row, f"{width:.2f}", ha="center", va="center", color=ink, size=10)
+                number.set_bbox({"facecolor": colour, "edgecolor": "none", "pad": 0.8})  # over the hatching
         left = left + widths
     aside = 1 - (table["draft"] + table["verify"]).to_numpy() / left
     for row, (total, share) in enumerate(zip(left, aside, strict=True)):

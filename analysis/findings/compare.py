@@ -134,7 +134,9 @@ def comparison_sections(
         title = f"{labels[best]} leads with {scores.values[kind][best]:.2f} {QUANTITIES[kind]}"
         if not scores.too_few:
             close = sum(not scores.apart(kind, best, other) for other in others)
-            title += f"; {close or 'none'} of {len(others)} others cannot be told from it"
+            title += (
+                f"; {close} of {len(others)} others cannot be told from it" if close else ", told apart from all others"
+            )
         figure = leaderboard_figure(scores, kind, title=f"{title}\n{group.heading}")
         figures.append((f"leaderboard_{kind}{number}", figure))
     answer = tuple(part for part in (start + leaderboard_in_words(scores, quantity), missing) if part)

@@ -69,7 +69,7 @@ class GpuMeasurement:
                 section = Section(title, ("Nothing was measured.",))
             faults = (f"It failed: {part['error']}.",) if "error" in part else ()
             late = ("Time ran out before it was complete.",) if part["status"] == "out of time" else ()
-            made.append(Section(title, (*section.text, *faults, *late, self.origin), section.tables, section.figures))
+            made.append(Section(title, (*section.text, *faults, *late), section.tables, section.figures))
         return tuple(made)
 
 
@@ -111,7 +111,11 @@ def _correctness(title: str, part: Mapping[str, Any]) -> Section:
         f"and {part['tolerance']:g} is allowed.",
         f"A decoded text of {part['text']['tokens']} tokens is the same by both for its first {part['text']['same']}.",
     )
-    return Section(title, text, (("Calls", calls.round(6)), ("Drafts", drafts.round(6))))
+    tables = (
+        (name, rows.assign(departure=rows["departure"].map("{:.2g}".format)))
+        for name, rows in (("Calls", calls), ("Drafts", drafts))
+    )
+    return Section(title, text, tuple(tables))
 
 
 def calls_table(part: Mapping[str, Any]) -> pd.DataFrame:

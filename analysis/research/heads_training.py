@@ -164,7 +164,7 @@ def accuracy_by_head(
     heads = range(1, max(map(len, lines.values())) + 1)
     for place, (name, intervals) in enumerate(lines.items()):
         pictures.line(axes, heads, intervals, style.look(place), name)
-    axes.set(xlabel="head k, which predicts the token but k after the last evaluated", ylabel=ylabel)
+    axes.set(xlabel="head k, which predicts token k + 1 after the last evaluated", ylabel=ylabel)
     axes.set_xticks(heads)
     pictures.percent_axis(axes)
     style.legend_above(axes, 2)

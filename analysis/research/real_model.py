@@ -286,7 +286,7 @@ def _curves(along: Sequence[Measured]) -> Figure:
         lines[f"_{line['set']}"] = (line["gammas"], promised, dashed)
     return pictures.chart(
         pictures.Panel("tokens per round", lines),
-        title=f"{drawn[0]['name']} on {MODEL}: read off its answers, and by the formula (dashed)",
+        title=f"{drawn[0]['name']} on {MODEL}: read off its answers, and by the formula (no markers)",
         caption="Greedy answers; half of the texts predicted from the other and the reverse. Whiskers: 95% intervals.",
         xlabel="draft tokens a round",
         columns=2,

@@ -134,9 +134,9 @@ def _quality(cells: pd.DataFrame, temperature: float, bars: str, about: About) -
         xlabel="tokens per call",
         columns=2,
     )
-    for point in sweep.to_dict("records"):
-        place = (point["rate"], point["log_likelihood"])
-        figure.axes[0].annotate(f"{point['epsilon']:g}", place, (5, 5), textcoords="offset points", fontsize=10)
+    for place, same in sweep.groupby(["rate", "log_likelihood"]):  # several thresholds may accept the same tokens
+        label = ", ".join(f"{epsilon:g}" for epsilon in same["epsilon"])
+        figure.axes[0].annotate(label, place, (5, 5), textcoords="offset points", fontsize=10)
     caption = f"Typical acceptance at temperature {temperature:g} over epsilon, and the other rules"
     tables = ((caption, listed(here, _COLUMNS)),)
     return Section("What the text loses", text, tables, (("rate_against_quality", figure),))
