@@ -44,8 +44,8 @@ INTRODUCTION = """# What was measured
 Every figure that this project measured on a certain machine and day. `python -m specdec.analysis.pages.guide` makes
 this page from `analysis/results/*.json`, and a test compares the two, so that no figure here goes stale unseen.
 Intervals are 95% intervals. Most figures are of the small pocket models on two CPU cores: they show how the tool works,
-and say nothing about large models. None comes from a GPU: `python tests/benchmarks/gpu.py --out
-analysis/results/gpu.json` makes those where there is one. Where a section ends with the name of a benchmark, such as
+and say nothing about large models. Those of `python tests/benchmarks/gpu.py`, which an H100 made, are in notebook 11.
+Where a section ends with the name of a benchmark, such as
 `test_memory.py`, it is measured again by `python -m pytest -n 0 -m benchmark tests/benchmarks/test_memory.py`."""
 STALE = (
     "**Older model:** the pocket target of before {date} looped far more often ([figures](#{anchor})); drafters that "

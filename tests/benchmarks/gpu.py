@@ -491,7 +491,9 @@ def busy_seconds(bench: Bench, run: Callable[[], object]) -> float:
         RuntimeError: the profiler saw nothing, as where it may not read the GPU's counters.
     """
     activity = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[activity.CUDA if bench.on_gpu else activity.CPU]) as profile:
+    with torch.profiler.profile(
+        activities=[activity.CUDA if bench.on_gpu else activity.CPU], acc_events=True
+    ) as profile:
         run()
         bench.synchronize()
     name = "self_device_time_total" if bench.on_gpu else "self_cpu_time_total"
@@ -754,6 +756,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu.json"))
     parser.add_argument("--commit", help="the commit, where the checkout does not say it")
     given = parser.parse_args(arguments)
+    warnings.filterwarnings("ignore", "TensorFloat32", UserWarning)  # models in float32 are to be exact
+    transformers.logging.set_verbosity_error()  # assisted generation warns of how it calls itself
     if given.device.startswith("cuda") and not torch.cuda.is_available():
         print("No CUDA device is available: run this on a GPU, or try it with --device cpu --tiny.", file=sys.stderr)
         return 2
