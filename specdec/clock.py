@@ -37,11 +37,14 @@ class CpuClock(Clock):
 
 
 class CudaClock(Clock):
-    """Records events on the current stream; a duration is the time on the device, idle gaps included."""
+    """Records events on the device's current stream; a duration is the time on the device, idle gaps included."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device  # not always the process's current one, on whose stream an event would be by itself
 
     def mark(self) -> object:
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def seconds(self, start: object, end: object) -> float:
@@ -49,7 +52,7 @@ class CudaClock(Clock):
         return start.elapsed_time(end) / 1000
 
     def synchronize(self) -> None:
-        torch.cuda.synchronize()
+        torch.cuda.synchronize(self._device)
 
 
 class SimulatedClock(CpuClock):
@@ -71,6 +74,6 @@ class SimulatedClock(CpuClock):
 
 def clock_for(device: torch.device) -> Clock:
     """Return a clock for the work on a device, which is watched."""
-    clock = CudaClock() if device.type == "cuda" else CpuClock()
+    clock = CudaClock(device) if device.type == "cuda" else CpuClock()
     clock.watch = watch_of(device)
     return clock

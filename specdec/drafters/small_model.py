@@ -439,7 +439,8 @@ class BatchedSmallModel(BatchDrafter):
         """Draft chains, a call for each token; a text leaves when its draft is long enough or no longer likely."""
         any_text = self.texts[0]
         chains = {slot: chain for slot, (_, chain) in begun.items()}
-        read = {slot: torch.tensor(pending).to(self._ragged.device) for slot, (pending, _) in begun.items()}
+        device = self._ragged.device
+        read = {slot: torch.tensor(pending).to(device, non_blocking=True) for slot, (pending, _) in begun.items()}
         while read:
             slots = list(read)
             calls = self._ragged.forward(slots, list(read.values()))

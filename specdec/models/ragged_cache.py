@@ -20,12 +20,14 @@ class RaggedWrite(NamedTuple):
 
     Attributes:
         rows: of the buffers, one for each text of the call, in the order of the call.
+        index: [B, 1] the same numbers on the device, made once for all layers.
         places: [B, n] where each token is written; those of padding are the last one of the buffers, which no mask
             shows.
         longest: places that the call reads of each text, from the first on.
     """
 
     rows: Sequence[int]
+    index: Tensor
     places: Tensor
     longest: int
 
@@ -48,11 +50,10 @@ class RaggedLayer(PreallocatedLayer):
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         assert self.write is not None and self.keys is not None and self.values is not None
-        rows, places, longest = self.write
+        rows, index, places, longest = self.write
         step = rows[1] - rows[0] if len(rows) > 1 else 1
         even = range(rows[0], rows[-1] + 1, step)
-        chosen: slice | list[int] = slice(even.start, even.stop, step) if list(even) == list(rows) else list(rows)
-        index = torch.tensor(rows, device=places.device).unsqueeze(1)  # [B, 1]
+        chosen = slice(even.start, even.stop, step) if list(even) == list(rows) else index.squeeze(1)
         read: list[Tensor] = []
         for buffer, states in ((self.keys, key_states), (self.values, value_states)):
             buffer.transpose(1, 2).index_put_((index, places), states.transpose(1, 2))
@@ -128,7 +129,9 @@ class RaggedCache(Cache):
         columns = torch.arange(max(counts))
         places = torch.tensor(starts).unsqueeze(1) + columns  # [B, n]
         places[columns >= torch.tensor(counts).unsqueeze(1)] = self.capacity
-        write = RaggedWrite([self._rows[slot] for slot in slots], places.to(device, non_blocking=True), longest)
+        rows = [self._rows[slot] for slot in slots]
+        index = torch.tensor(rows).unsqueeze(1).to(device, non_blocking=True)
+        write = RaggedWrite(rows, index, places.to(device, non_blocking=True), longest)
         for layer in self.layers:
             layer.write, layer.length = write, longest
         for slot, start, count in zip(slots, starts, counts, strict=True):

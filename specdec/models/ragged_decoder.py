@@ -98,9 +98,8 @@ class RaggedDecoder:
         for line, (_, tree), prefix in zip(positions, texts, prefixes, strict=True):
             line[: len(tree) + 1] = tree.offsets + prefix
         padded = torch.nn.utils.rnn.pad_sequence([each for each, _ in texts], batch_first=True)  # [B, n]
-        result = run_model(
-            self.decoder.model, self.cache, self.decoder.kept, padded, positions.to(self.device), masks, **options
-        )
+        places = positions.to(self.device, non_blocking=True)
+        result = run_model(self.decoder.model, self.cache, self.decoder.kept, padded, places, masks, **options)
         logits: dict[int, Tensor] = {}
         for row, (slot, count) in enumerate(zip(order, counts, strict=True)):
             logits[slot] = result.logits[row, :count]

@@ -181,7 +181,9 @@ class Led:
         given, draft = None, EMPTY if path is None else self._draft
         if self._calls:
             assert self._target is not None
-            self._target.verify(draft)
+            p = self._target.verify(draft)
+            # No acceptance waits for the device here, and `commit` reads what has arrived by then.
+            p[0, 0].item()
             self._target.commit(path or (), tokens[-1])
             given = self._target.states
         elif self._states is not None:

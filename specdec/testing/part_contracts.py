@@ -115,7 +115,7 @@ def discarded_drafts_leave_nothing(target: Target) -> None:
 
 
 def a_new_text_begins_anew(target: Target) -> None:
-    _begun(target).verify(_draft(_CHAIN))
+    _begun(target).verify(_draft(_CHAIN)).cpu()
     target.commit((0, 1), 1)
     _same_as_scored(_begun(target, (1, 1)), (1, 1), _draft(_CHAIN))
 

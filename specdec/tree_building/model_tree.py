@@ -60,7 +60,7 @@ class TreeReading:
 
     def __init__(self, model: TreeModel) -> None:
         self.model, self.committed = model, model.decoder.length + len(model.pending)
-        self._lacking = torch.tensor(model.pending, device=model.decoder.device)
+        self._lacking = torch.tensor(model.pending).to(model.decoder.device, non_blocking=True)
 
     def reads(self, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> tuple[Tensor, Tree]:
         """Return what the next call evaluates, for laws after nodes of the draft so far: ids beyond the model's own

@@ -48,7 +48,10 @@ class Lookup(Drafter):
 
     def draft(self, structure: Structure) -> Draft:
         tokens, tree, source = self.propose(structure)
-        return Draft(torch.tensor(tokens, device=self._device), tree, source=source) if tokens else EMPTY
+        if not tokens:
+            return EMPTY
+        # Made on the host and sent: where it is made on a GPU, the host waits for it.
+        return Draft(torch.tensor(tokens).to(self._device, non_blocking=True), tree, source=source)
 
 
 class TokenLookup(Lookup):

@@ -154,7 +154,9 @@ class Target(ABC):
 
     @abstractmethod
     def commit(self, path: Sequence[int], next_token: int) -> None:
-        """Keep the root and the accepted nodes `path` in the cache; `next_token` becomes the root."""
+        """Keep the root and the accepted nodes `path` in the cache; `next_token` becomes the root. The host has waited
+        for p since `verify`, as every acceptance does: what arrived beside it is read here.
+        """
 
     def agreed(self, draft: Draft, acceptance: Acceptance) -> Acceptance:
         """Return the decision of a round that all processes of the target take: rank 0's where there are several.
