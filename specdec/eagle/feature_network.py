@@ -136,6 +136,7 @@ class FeatureNetwork(nn.Module):
             self.register_buffer("t2d", torch.zeros(self.vocab_size, dtype=torch.bool))
         # Not kept in a file, and kept in float32 or better: as bfloat16 they would turn by the wrong angles.
         self._frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        self._sent = self._frequencies  # those of the last device and type that asked
 
     def draft_only(self, kept: Sequence[int]) -> None:
         """Make `kept` the tokens that can be drafted: `draft_vocabulary` ids of the target in ascending order.
@@ -187,8 +188,9 @@ class FeatureNetwork(nn.Module):
     def turns(self, places: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return the cosines and sines [B, 1, S, head_dim] for positions [B, S]."""
         wide = torch.promote_types(dtype, torch.float32)
-        frequencies = self._frequencies.to(places.device, wide)
-        angles = places.unsqueeze(-1).to(wide) * frequencies  # [B, S, head_dim / 2]
+        if (self._sent.device, self._sent.dtype) != (places.device, wide):  # once: a GPU would be waited for
+            self._sent = self._frequencies.to(places.device, wide)
+        angles = places.unsqueeze(-1).to(wide) * self._sent  # [B, S, head_dim / 2]
         angles = torch.cat([angles, angles], -1).unsqueeze(1)
         return angles.cos().to(dtype), angles.sin().to(dtype)
 

@@ -20,14 +20,14 @@ class RaggedWrite(NamedTuple):
 
     Attributes:
         rows: of the buffers, one for each text of the call, in the order of the call.
-        index: [B, 1] the same numbers on the device, made once for all layers.
+        row_index: [B, 1] the same numbers on the device, made once for all layers.
         places: [B, n] where each token is written; those of padding are the last one of the buffers, which no mask
             shows.
         longest: places that the call reads of each text, from the first on.
     """
 
     rows: Sequence[int]
-    index: Tensor
+    row_index: Tensor
     places: Tensor
     longest: int
 
