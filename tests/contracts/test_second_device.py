@@ -1,0 +1,294 @@
+"""A text that is decoded on a GPU is the text of the CPU, and no tensor of one is joined to one of the other.
+
+The GPU is simulated (`fixtures.second_device`), because the machines that run the tests have none.
+"""
+
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+
+import pytest
+import torch
+from fixtures.decoding import decode
+from fixtures.second_device import DEVICE, drawing_from, second_device, waits
+
+from specdec.batching.batch_calls import EverySlot
+from specdec.batching.batch_drafter import batch_drafter
+from specdec.batching.batch_target import batch_target
+from specdec.batching.decode_batch import decode_batch
+from specdec.certification.greedy_identity import PROMPT, own_greedy
+from specdec.certification.tiny_models import ARCHITECTURES, load_tiny_model
+from specdec.clock import CpuClock, SimulatedClock
+from specdec.drafters import staged
+from specdec.drafters.base import drafters, network_drafter
+from specdec.models import probe as probing
+from specdec.models.probed import Probed
+from specdec.records import Request, chain_tree
+from specdec.replay.expected_rounds import agreement, starts_along
+from specdec.replay.walk import Led
+from specdec.sampling import SamplingConfig, generator_for, generator_on
+from specdec.structures.base import structures
+from specdec.targets.causal import Causal
+from specdec.timing.calls import calibrate, time_calls
+from specdec.timing.drafts import time_drafts
+from specdec.timing.shapes import time_shapes
+from specdec.timing.timer import Timer
+from specdec.verifiers import speculative_sampling
+from specdec.verifiers.base import descent, verifiers
+
+LIMIT = 6
+DRAFTERS = {name: drafters.get(name).capabilities for name in drafters.names()}
+NEVER_READ = ("eagle", "early_exit", "grounded", "jacobi", "medusa", "mtp", "ngram", "none", "parallel", "small_model")
+"""Drafters of which the host reads nothing before the decision; others look at their tokens, or at a confidence."""
+FIRST = {  # every rule; the drafters are in the second tier, each with all its structures under both kinds of rules
+    *(("ngram", rule, shape, 1.0) for rule in verifiers.names() for shape in ("chain", "tree")),
+    *(("ngram", "greedy", shape, 0.0) for shape in structures.names()),
+    *((name, "greedy", "rows", 0.0) for name in ("medusa", "recycling")),
+}
+OFTEN = {("greedy", 0.0), ("speculative_sampling", 1.0)}
+CASES = [
+    (drafter, verifier, shape, temperature)
+    for drafter, can in DRAFTERS.items()
+    for verifier in verifiers.names()
+    for shape in structures.names()
+    for temperature in (0.0, 1.0)
+    if shape in can.fills & verifiers.get(verifier).capabilities.handles
+    and not (verifiers.get(verifier).capabilities.greedy_only and temperature)
+    and not (verifier == "k_seq" and temperature)  # it needs siblings that few drafters draw: below
+    and ((verifier, temperature) in OFTEN or (drafter, verifier, shape, temperature) in FIRST)
+]
+
+
+def slowly(*case):
+    return pytest.param(*case, marks=pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True)
+def alike(request, monkeypatch):
+    """Both devices draw the same numbers: drafts go on with those of the host, which decides like a GPU, to the end.
+    Models are not probed on the second device, where that takes long, except in the test that does so.
+    """
+    probe = probing.probe
+    if "probe" not in request.node.name:
+        monkeypatch.setattr(probing, "probe", lambda decoder: Probed() if decoder.device == DEVICE else probe(decoder))
+    for module in (staged, network_drafter):
+        monkeypatch.setattr(module, "generator_on", drawing_from)
+    for module in (descent, speculative_sampling):
+        monkeypatch.setattr(module, "can_look", lambda values: False)
+
+
+@cache
+def targets(temperature, architecture="llama"):
+    """Return a tiny model as a target of the host, and as one of the second device."""
+    sampling = SamplingConfig(name="", temperature=temperature, top_k=None, top_p=None, min_p=None, typical_p=None)
+    host = Causal(load_tiny_model(architecture), sampling)
+    with second_device():
+        return host, Causal(deepcopy(load_tiny_model(architecture)).to(DEVICE), sampling)
+
+
+@pytest.fixture
+def same(drafter_values):
+    """`same("ngram", act, temperature=0.0)` checks that `act(target, drafter)` gives on both devices what it gives."""
+
+    def check(name, act, temperature=0.0, architecture="llama"):
+        host, there = targets(temperature, architecture)
+        values = drafter_values(name, host.vocab_size, host)
+        expected = act(host, drafters.build(values, target=host))
+        with second_device():
+            assert act(there, drafters.build(values, target=there)) == expected
+        return expected
+
+    return check
+
+
+def asked(target, drafter, place=0, limit=LIMIT):
+    """Return a request for the text after a beginning of `PROMPT`, that leaves `place` tokens out."""
+    return Request(
+        PROMPT[: len(PROMPT) - place],
+        limit,
+        draft_generator=generator_for(0, f"{place}", "draft"),
+        accept_generator=generator_for(0, f"{place}", "accept", target.device),
+        reference=own_greedy("llama") if drafter.capabilities.needs_reference else None,
+    )
+
+
+def text(target, drafter, structure, verifier, clock=None):
+    request = asked(target, drafter)
+    generators = {use: getattr(request, use) for use in ("draft_generator", "accept_generator")}
+    how = {"reference": request.reference, "clock": clock, **generators}
+    return decode(target, drafter, structure, request.prompt, LIMIT, verifier, **how)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "verifier", "shape", "temperature"),
+    [case if case in FIRST else slowly(*case) for case in CASES],
+)
+def test_every_draft_under_every_rule(same, group_values, make_structure, drafter, verifier, shape, temperature):
+    rule, structure = verifiers.build(group_values("verifier", verifier)), make_structure(shape, 3)
+    same(drafter, lambda *pair: text(*pair, structure, rule).tokens, temperature)
+
+
+@pytest.mark.parametrize("shape", [slowly("chain"), "tree"])
+def test_siblings_that_are_drawn_independently(same, make_structure, drafter_values, shape):
+    host, _ = targets(1.0)
+    values = drafter_values("small_model", host.vocab_size, host) | {"siblings": "independent"}
+
+    def act(target, _):
+        drafter = drafters.build(values, target=target)
+        rules = ("k_seq", "speculative_sampling")
+        return [text(target, drafter, make_structure(shape, 3), rule).tokens for rule in rules]
+
+    same("none", act, 1.0)
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [name if name == "gemma3" else slowly(name) for name in ARCHITECTURES if name != "llama"],
+)
+def test_every_architecture_and_evaluation(same, make_structure, architecture):
+    """Masks of windows and of chunks, and copies of the cache."""
+
+    def act(target, drafter):
+        texts = []
+        for target.evaluation in ("rows", "packed"):
+            texts.append(text(target, drafter, make_structure("tree", 3), "greedy").tokens)
+        return texts
+
+    same("ngram", act, architecture=architecture)
+
+
+@pytest.mark.slow
+def test_a_probe_finds_what_it_finds_on_the_host():
+    host, there = (replace(each.decoder.probed, errors={}) for each in targets.__wrapped__(0.0))
+    assert there == host
+
+
+@pytest.mark.parametrize("temperature", [slowly(0.0), 1.0])
+@pytest.mark.parametrize(
+    "drafter",
+    [name if name in ("ngram", "small_model") else slowly(name) for name in DRAFTERS],
+)
+def test_batches(same, make_structure, drafter, temperature):
+    """Of texts of unequal lengths, more than slots."""
+    shape = "tree" if "tree" in DRAFTERS[drafter].fills else min(DRAFTERS[drafter].fills)
+
+    def act(target, single):
+        done = decode_batch(
+            target=batch_target(target, 2),
+            drafter=batch_drafter(single, target, 2),
+            verifier=verifiers.build({"name": "speculative_sampling" if temperature else "greedy"}),
+            structure=make_structure(shape, 3),
+            requests=[asked(target, single, place, 3 + place) for place in range(4)],
+            clock=CpuClock(),
+        )
+        return [generation.tokens for generation in done.generations]
+
+    if not (temperature and shape == "dynamic"):
+        same(drafter, act, temperature)
+
+
+@pytest.mark.parametrize("temperature", [slowly(0.0), 1.0])
+@pytest.mark.parametrize(
+    "drafter",
+    [name if name in ("eagle", "recycling") else slowly(name) for name, can in DRAFTERS.items() if can.replay],
+)
+def test_replays_along_a_text(same, make_structure, drafter, temperature):
+    replay, chain = DRAFTERS[drafter].replay, make_structure("chain", 3)
+    shape = chain if "chain" in DRAFTERS[drafter].fills else make_structure("rows", 3)
+    written = own_greedy("llama")[:LIMIT]
+
+    def act(target, single):
+        request, found = asked(target, single), []
+        with torch.inference_mode():
+            for step in Led(single, target).steps(request, written, [shape]):
+                found.append((step[1], tuple(step[2].tokens), tuple(step[3])))
+        if replay == "position":
+            along = agreement(single, target, chain, written, asked(target, single))
+            found.append((along.beta.round(9).tolist(), along.m.round(9).tolist()))
+        if replay == "start" and shape is chain:
+            found.append(starts_along(single, target, chain, written, asked(target, single)).m.round(9).tolist())
+        return found
+
+    same(drafter, act, temperature)
+
+
+@pytest.mark.parametrize("drafter", ["recycling", *(slowly(name) for name in ("ngram", "small_model"))])
+def test_measurements(same, make_structure, drafter):
+    """Of what is timed only the sizes are the same."""
+
+    def act(target, drafter):
+        def timer():
+            return Timer(SimulatedClock(), 1, generator_for(0, "p", "cost"))
+
+        chain, trees = make_structure("chain", 3), [chain_tree(2), make_structure("tree", 2).tree]
+        batch = EverySlot(batch_target(target, 2), batch_drafter(drafter, target, 2))
+        shared = batch.calibrate(lambda *pair: calibrate(*pair, chain, PROMPT, trees, timer(), (1, 3)), drafter)
+        alone = calibrate(target, drafter, chain, PROMPT, trees, timer(), (1, 3))
+        cells = time_calls(target, PROMPT, [1, 2, 5], [4, 9], timer())["cells"]
+        shapes = time_shapes(target, PROMPT, [(1, 0), (2, 3), (3, 0)], [5], timer(), ("packed", "rows"))
+        drafts = time_drafts(target, drafter, [chain, make_structure("tree", 2)], PROMPT, timer())
+        untimed = [{key: value for key, value in cell.items() if key != "seconds"} for cell in cells]
+        tables = [table.drop(columns="seconds").to_dict("list") for table in (shapes, drafts)]
+        return sorted(shared.calls), sorted(alone.calls), sorted(alone.drafts), untimed, tables
+
+    same(drafter, act)
+
+
+class WaitClock(CpuClock):
+    """Reads how often the host has waited for the device so far."""
+
+    def mark(self):
+        return float(len(waits))
+
+
+@pytest.mark.parametrize("temperature", [slowly(0.0), 1.0])
+@pytest.mark.parametrize(
+    "drafter", [name if name in ("ngram", "medusa", "small_model") else slowly(name) for name in NEVER_READ]
+)
+def test_the_host_waits_once_in_a_round(same, make_structure, drafter, temperature):
+    """For the decision; nothing is left to wait for afterwards."""
+    rule, rounds = "speculative_sampling" if temperature else "greedy", []
+
+    def act(*pair):
+        done = text(*pair, make_structure("chain", 3), rule, WaitClock())
+        rounds[:] = done.rounds
+        return done.tokens
+
+    same(drafter, act, temperature)
+    for each in rounds:
+        marks = each.marks.start, each.marks.drafted, each.marks.verified, each.marks.accepted, each.marks.committed
+        assert [after - before for before, after in pairwise(marks)] == [0, 0, 1, 0]
+
+
+def test_a_generator_for_the_device_follows_from_that_of_the_host():
+    with second_device():
+        made = [generator_on(generator_for(0, "p", "draft"), DEVICE) for _ in range(2)]
+        numbers = [torch.rand(3, generator=each, device=DEVICE).tolist() for each in made]
+        assert generator_on(made[0], DEVICE) is made[0] and numbers[0] == numbers[1]
+        with pytest.raises(RuntimeError, match="generator"):
+            torch.rand(3, generator=generator_for(0, "p", "draft"), device=DEVICE)
+
+
+@pytest.mark.parametrize(
+    "mixed",
+    [
+        lambda there, here: torch.cat([there, here[:0]]),  # as an empty draft once was
+        lambda there, here: there + here,
+        lambda there, here: here[there.long()],
+        lambda there, here: torch.where(there > 0, here, there),
+        lambda there, here: there.masked_fill_(here > 0, 0.0),
+    ],
+)
+def test_the_second_device_refuses_tensors_of_the_host(mixed):
+    with second_device(), pytest.raises(RuntimeError, match="same device"):
+        mixed(torch.ones(3, device=DEVICE), torch.ones(3))
+
+
+def test_the_second_device_takes_what_a_gpu_takes():
+    with second_device():
+        there = torch.arange(3, device=DEVICE)
+        assert (there + torch.tensor(1))[torch.tensor([2, 0])].device == DEVICE and not waits
+        assert there.to("cpu", non_blocking=True).device.type == "cpu" and not waits
+        assert there.tolist() == [0, 1, 2] and int(there.sum()) == 3 and len(waits) == 2
+        assert torch.tensor([1], device=DEVICE).is_cuda and len(waits) == 3
