@@ -58,7 +58,7 @@ def attend(
 def attention_by_kernel(model: Any) -> Iterator[None]:
     """Let a model compute its attention by `cache_attention` within the context, where it is transformers' `sdpa`."""
     before = model.config._attn_implementation
-    if before not in _REPLACED:
+    if before not in _REPLACED or attention.asks_for_name(model):
         yield
         return
     attention.switch_attention(model, NAME, attend)

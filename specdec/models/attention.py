@@ -14,8 +14,12 @@ the GPU waits: on an H100 43 us a layer (32 heads of 128, 1,024 slots), where tw
 11. A short call there is such products.
 """
 
+import inspect
+import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -81,11 +85,13 @@ def plain_products(
     """Attend with query [B, H, N, head] to key and value [B, K, S, head] by plain products, without a copy of these;
     return [B, N, H, head].
 
-    More queries than a draft has, a call without a mask and a bias by position go to `sdpa` of transformers.
+    More queries than a draft has, a call without a mask or with one of truth values, and a bias by position go to
+    `sdpa` of transformers.
     """
     from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-    if attention_mask is None or query.shape[2] > _SHORT or _biased(options):
+    long = query.shape[2] > _SHORT
+    if attention_mask is None or not attention_mask.is_floating_point() or long or _biased(options):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     batch, heads, queries, size = query.shape
     shared = key.shape[1]
@@ -119,7 +125,7 @@ def _kernel_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def use_own_attention(model: Any) -> bool:
     """Switch a loaded model to the attention above that is the faster one for it; return whether there is one."""
-    if model.config._attn_implementation != _STOCK:
+    if model.config._attn_implementation != _STOCK or asks_for_name(model):
         return False
     if model.device.type == "cuda":
         switch_attention(model, PRODUCTS, plain_products)
@@ -132,6 +138,23 @@ def use_own_attention(model: Any) -> bool:
     else:
         return False
     return True
+
+
+def asks_for_name(model: Any) -> bool:
+    """Tell if the code of a model compares the name of its attention with `sdpa`: under another name it would leave out
+    what it does for that one, such as masking the keys that an indexer did not choose (DeepSeek V3.2).
+    """
+    code = {type(module).__module__ for module in model.modules()}
+    return any(_compares(name) for name in code if not name.startswith("torch."))
+
+
+@lru_cache(maxsize=256)
+def _compares(module: str) -> bool:
+    try:
+        source = inspect.getsource(sys.modules[module])
+    except (OSError, TypeError):
+        return False
+    return bool(re.search(r"_attn_implementation (==|!=|in|not in) .*sdpa", source))
 
 
 def switch_attention(model: Any, name: str, function: Callable[..., tuple[Tensor, None]]) -> None:

@@ -1,5 +1,6 @@
 """Attention over the cache: as with repeated heads, and without a copy of the prefix in any call on a CPU."""
 
+import copy
 from functools import cache
 from itertools import product
 from types import SimpleNamespace
@@ -8,6 +9,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from specdec.certification.tiny_models import load_tiny_model
+from specdec.compiled.cache_attention import attention_by_kernel
 from specdec.compiled.passes import compile_decoder
 from specdec.models.attention import grouped_queries, plain_products
 from specdec.models.decoder import Decoder
@@ -67,6 +70,16 @@ def test_grouped_heads_attend_as_repeated_ones(queries, batch, heads, attend):
     found, _ = attend(SimpleNamespace(num_key_value_groups=4), query, key, value, mask, scaling=0.3)
     assert found.shape == (batch, queries, 8, SIZE)
     torch.testing.assert_close(found, attended(query, key, value, mask, 0.3), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize(("name", "kept"), [("deepseek_v32", True), ("llama", False)])
+def test_a_model_that_asks_for_the_name_of_its_attention_keeps_it(name, kept):
+    """DeepSeek V3.2 masks what its indexer left out for `sdpa` alone; in 16 bits it was switched, and read all keys."""
+    model = load_tiny_model(name)
+    own = Decoder(copy.deepcopy(model).bfloat16(), name, 64).model
+    assert (own.config._attn_implementation == "sdpa") is kept
+    with attention_by_kernel(model):
+        assert (model.config._attn_implementation != "cache_attention") is kept
 
 
 def test_without_a_mask_a_pass_is_causal():
