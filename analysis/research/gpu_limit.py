@@ -201,7 +201,7 @@ def _peers(title: str, part: Mapping[str, Any]) -> Section:
     rows = pd.DataFrame(part["rows"])
     table = pd.DataFrame({"": rows["arm"], "ms a token": rows["median_s"] * _MS})
     text = [
-        f"transformers' {peer} takes {part[key]:.2f} times as long a token as ours."
+        f"transformers' {peer}, which runs eagerly, takes {part[key]:.2f} times as long a token as ours."
         for key, peer in (("generate_ratio", "generate"), ("assisted_ratio", "assisted generation"))
         if key in part
     ]
