@@ -204,6 +204,8 @@ def _identical(run: MeasuredRun) -> str:
             "Outputs are drawn at random and not compared: specdec.certify tests whether they follow the target's law."
         )
     differ = session.compared - session.identical
+    if session.compared == 1 and not differ:
+        return "The only output that was compared is identical to plain decoding."
     if not differ:
         return _sentence(f"all {same}")
     if session.unexplained:

@@ -461,7 +461,7 @@ def open_folder(folder: Path | str) -> Run:
     if not isinstance(config, dict):
         raise UsageError(f"{path / 'config.yaml'} is not the configuration of a run: {_COPY}.")
     analysed, standing = (path / "summary.json").is_file(), RunStatus.read(path)
-    finished = analysed and not (standing and standing.partial)
+    finished = (analysed or "import" in config) and not (standing and standing.partial)  # no run writes an import
     summary = _parsed(_text(path / "summary.json"), path / "summary.json") if analysed else {}
     with _as_written(path / "summary.json"):
         metrics = {

@@ -109,6 +109,7 @@ def test_a_second_signal_ends_the_process_at_once(in_process, tmp_path, monkeypa
     after_prompts(monkeypatch, 3, lambda: os.kill(os.getpid(), signal.SIGINT))
     number = child(lambda: in_process(run, *LONG, "tracking.enabled=false"))
     while not (tmp_path / "analysing").exists():
+        assert os.waitpid(number, os.WNOHANG) == (0, 0), "the child ended before it analysed"
         time.sleep(0.05)
     os.kill(number, signal.SIGTERM)
     assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 143

@@ -134,6 +134,7 @@ def test_where_the_formula_promises_no_gain_drafting_is_named():
     ("changes", "said"),
     [
         ({"identical": 108}, "All 108 of 108 outputs are identical to plain decoding."),
+        ({"compared": 1, "identical": 1}, "The only output that was compared is identical to plain decoding."),
         ({"identical": 107}, "the other is a near-tie of bfloat16."),
         (
             {"lossless": False},

@@ -205,7 +205,8 @@ def test_sums_make_a_page_that_says_only_what_they_hold(write, tmp_path):
     (shallow,) = run_chapters([folder_of(source, tmp_path / "shallow")])
     assert "No alpha gives this at gamma 2" in shallow.sections[1].text[1]
     assert "Speedup 3.5" in text  # (28 / 1.0) / (20 / 2.5)
-    assert len(find_runs([str(tmp_path)], "sqlite:///none.db").runs) == 2  # both folders, though neither has rounds
+    found = find_runs([str(tmp_path)], "sqlite:///none.db")
+    assert len(found.runs) == 2 and not found.notes  # both folders, though neither has rounds or a summary
 
 
 def test_specforge_sets_its_configurations_against_its_own_plain_decoding(write):
