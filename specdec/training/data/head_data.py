@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -41,9 +42,13 @@ ENCODED_AT_ONCE = 1024  # documents
 _BYTES_PER_S = 4e6  # of a text, about
 
 
-def open_sequences(config: HeadDataConfig, target: Target, seed: int) -> Sequences:
+def open_sequences(
+    config: HeadDataConfig, target: Target, seed: int, foretell: Callable[[Sequences], Any] | None = None
+) -> Sequences:
     """Read and encode the text and, if asked for, let the target write; finished work is taken from `config.folder`.
 
+    Args:
+        foretell: called before the target writes, with sequences like those to come: as many at most, as long.
     Raises:
         UsageError: a target without a tokenizer or with too short a context; a source that is missing, empty, malformed
             or too short; keys are named.
@@ -69,11 +74,28 @@ def open_sequences(config: HeadDataConfig, target: Target, seed: int) -> Sequenc
             "The tokenizer has a chat template, so what is trained learns from the target's own answers to pieces of "
             "data.source (data.generated=null: from data.source as it is)."
         )
-    folder, source = Path(config.folder).expanduser(), config.source
+    folder, source, more = Path(config.folder).expanduser(), config.source, generated.new_tokens
+
+    def before_writing(prompts: Prompts) -> None:
+        if foretell is not None:
+            likely = (  # each answer is as long as it may be
+                (part, Encoded(np.resize(prompt, len(prompt) + more), np.arange(len(prompt) + more) >= len(prompt)))
+                for part in prompts
+                for prompt in prompts[part]
+            )
+            with TemporaryDirectory() as place:
+                store = write_documents(Path(place), likely, {})
+                foretell(Sequences(store, config, seed, SpecialTokens.none(tokenizer), ""))
+
     if isinstance(source, SelfSynthesisConfig):
         synthesis = SelfSynthesis(source, writer)
         about: Mapping[str, Any] = synthesis.provenance
-        write = synthesis.documents
+
+        def write(folder: Path) -> DocumentStore:
+            question = (0,) * (config.sequence_length - more)  # the longest that is kept
+            before_writing({"train": [question] * generated.texts, "heldout": [question] * generated.heldout_texts})
+            return synthesis.documents(folder)
+
         content = fingerprint(replace(source, keep_out=[]), _encoder(tokenizer), about, str(tokenizer.chat_template))
     else:
         if isinstance(source, SetConfig) or chat and not isinstance(source, ConversationsConfig):
@@ -85,7 +107,9 @@ def open_sequences(config: HeadDataConfig, target: Target, seed: int) -> Sequenc
             questions = partial(document_beginnings, store, turns, generated, config.sequence_length, seed)
 
         def write(folder: Path) -> DocumentStore:
-            return writer.documents(questions(), {"of": dict(about)}, folder)
+            prompts = questions()
+            before_writing(prompts)
+            return writer.documents(prompts, {"of": dict(about)}, folder)
 
     values = {key: value for key, value in asdict(generated).items() if key != "when"}  # that decides, and then is done
     content = fingerprint(values, seed, config.sequence_length, target.hidden.identity, content)

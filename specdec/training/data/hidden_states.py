@@ -34,7 +34,9 @@ class StateSource:
         offsets: the layers whose states are kept: those asked for and, where a teacher's logits are made of them, the
             last.
         bytes: the size of all states.
-        cached: states are read from disk; True after `prepare` if they are kept there.
+        kept: they are to be kept on disk.
+        cached: they are read from there; True after `prepare`.
+        needs_logits: the teacher's logits are not made of kept states, so that every step calls the target.
     """
 
     cached = False
@@ -64,9 +66,11 @@ class StateSource:
         self._asked = len(offsets) * size
         place = self.offsets.index(0) * size if linear and 0 in self.offsets else None
         self._last = None if place is None else slice(place, place + size)  # among the kept states
+        self.needs_logits = teacher and self._last is None
         self._width = len(self.offsets) * size
         self._sequence_bytes = sequences.length * self._width * self.dtype.itemsize
         self.bytes = sum(sequences.counts.values()) * self._sequence_bytes
+        self.kept = config.cache != "none" and self.bytes <= config.limit_gib * GIB
         target.hidden.sequence(probe, *self.offsets)  # refuses a layer that is not there
         name = fingerprint(
             target.hidden.identity, *self.offsets, str(self.dtype), sequences.fingerprint, config.shard_mib
@@ -77,33 +81,35 @@ class StateSource:
 
     # --- the cache
 
-    def prepare(self) -> None:
+    def prepare(self, seconds: float | None = None) -> None:
         """Fill the cache if there is one; states that an interrupted or another training left are kept.
 
+        Args:
+            seconds: what the states of a sequence take, if it is known.
         Raises:
             UsageError: too little space on the disk, before anything is computed.
         """
-        if self.config.cache == "none":
+        if not self.kept:
+            if self.config.cache != "none":
+                logger.info(
+                    "The hidden states would take %.5g GiB, more than data.states.limit_gib=%g: they are computed in "
+                    "every step instead", self.bytes / GIB, self.config.limit_gib,
+                )  # fmt: skip
             return
-        if self.bytes > self.config.limit_gib * GIB:
-            logger.info(
-                "The hidden states would take %.5g GiB, more than data.states.limit_gib=%g: they are computed in every "
-                "step instead", self.bytes / GIB, self.config.limit_gib,
-            )  # fmt: skip
-            return
-        check_space(self.config, sum(self._sequence_bytes * len(numbers) for _, numbers in self._missing()))
+        check_space(self.config, sum(self._sequence_bytes * len(numbers) for _, numbers in self.missing()))
         self.folder.mkdir(parents=True, exist_ok=True)
         with FileLock(self.folder / ".lock"):
-            missing = self._missing()
+            missing = self.missing()
             if missing:
                 logger.info("Computing hidden states: %d files to %s", len(missing), self.folder)
-                self._write(missing)
+                self._write(missing, seconds)
         self.cached = True
 
-    def _write(self, missing: list[tuple[Part, range]]) -> None:
+    def _write(self, missing: list[tuple[Part, range]], seconds: float | None) -> None:
         total, left = sum(self.sequences.counts.values()), sum(len(numbers) for _, numbers in missing)
         shorter = "data.sequences=N reads fewer, data.states.cache=none computes them in every step"
-        with stage("hidden states", total=total, shorter=shorter) as under_way:
+        expected = None if seconds is None else left * seconds
+        with stage("hidden states", total=total, expected=expected, shorter=shorter) as under_way:
             under_way.go_on_from(total - left)
             for part, numbers in missing:
                 path = self._file(part, numbers)
@@ -120,7 +126,7 @@ class StateSource:
         """Name a file by its first sequence and the one after its last: a longer training has another last file."""
         return self.folder / f"{part}_{numbers.start:07}_{numbers.stop:07}.bin"
 
-    def _missing(self) -> list[tuple[Part, range]]:
+    def missing(self) -> list[tuple[Part, range]]:
         """Return part and sequences of each file that is not there whole."""
         missing = []
         for part, count in self.sequences.counts.items():
@@ -160,8 +166,7 @@ class StateSource:
             NumericsError: states that are not finite in their dtype.
         """
         if self.cached:
-            needs_logits = self.teacher and self._last is None
-            kept, logits = self._read(batch), self._call(batch)[1] if needs_logits else None
+            kept, logits = self._read(batch), self._call(batch)[1] if self.needs_logits else None
         else:
             kept, logits = self._call(batch)
         states = kept[..., : self._asked]

@@ -9,18 +9,22 @@ from abc import abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs
 from torch import Tensor, nn
 
+from specdec.clock import clock_for
 from specdec.errors import UsageError
 from specdec.models.arithmetic import arithmetic_of
 from specdec.models.load import POCKET
 from specdec.plan.compositions import composed_parts
+from specdec.progress import LONG_S, duration, stage, tell
 from specdec.published.network_files import TrainedKind
 from specdec.sampling import SamplingConfig
 from specdec.structures import structures
@@ -115,13 +119,55 @@ class StateStudent(SequenceStudent):
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=not frozen)],
         )
         target = load_target(config.target, accelerator.device)
+        # One of several processes cannot take a step alone.
+        alone = frozen and accelerator.num_processes == 1
+        foretell = partial(cls.foretell, config, accelerator, target) if alone else None
         with accelerator.main_process_first():
-            sequences = open_sequences(config.data, target, config.seed)
+            sequences = open_sequences(config.data, target, config.seed, foretell)
             offsets, teacher = cls.offsets(config, target), config.loss.teacher > 0
             source = StateSource(target, offsets, sequences, config.data.states, teacher)
             if frozen:  # its states may be kept on disk
-                source.prepare()
+                source.prepare(foretell(sequences) if foretell and source.kept and source.missing() else None)
         return cls(config, accelerator, target, sequences, source)
+
+    @classmethod
+    def foretell(cls, config: Any, accelerator: Accelerator, target: Target, sequences: Sequences) -> float:
+        """Say how long the states of a frozen target and the training will take, if that is long, from a step that is
+        tried and forgotten: on a CPU of one sequence, elsewhere of a micro-batch.
+
+        Args:
+            sequences: those of the training, or others like them.
+        Returns:
+            The seconds that the states of a sequence take.
+        """
+        offsets, soft = cls.offsets(config, target), config.loss.teacher > 0
+        source = StateSource(target, offsets, sequences, config.data.states, soft)
+        size, clock = 1 if target.device.type == "cpu" else config.micro_batch, clock_for(target.device)
+        with stage("Try a step", "of the training", told=False), torch.random.fork_rng():
+            student = cls(config, accelerator, target, sequences, source)
+            batch = sequences.batch("train", np.arange(size))
+            scales = student.scales(batch, sequences.steps - 1)  # some parts of a loss join late
+            for _ in range(2):  # the first warms up
+                begun = clock.mark()
+                states, teacher = source.states(batch)
+                called = clock.mark()
+                losses = student.wrapped(*batch.on(student.device), scales, states.float(), teacher)
+                torch.stack(losses).sum().backward()
+                done = clock.mark()
+            clock.synchronize()
+        accelerator.free_memory()
+        call, step = clock.seconds(begun, called) / size, clock.seconds(called, done) / size
+        prior = sum(sequences.counts.values()) * call if source.kept else 0.0
+        step += call if not source.kept or source.needs_logits else 0.0
+        training = sequences.steps * sequences.batch_size * step
+        if prior + training >= LONG_S:
+            first = f"the target's states take up to about {duration(prior)} and " if source.kept else ""
+            key = "steps" if config.data.passes is None else "passes"
+            tell(
+                f"With the text complete, {first}the training takes up to about {duration(training)} (data.sequences=N "
+                f"and data.{key}=N make that shorter)."
+            )
+        return call
 
     @property
     @abstractmethod

@@ -200,13 +200,13 @@ def test_a_layer_beyond_the_models_is_refused(opened):
 def test_a_file_that_is_gone_or_not_whole_is_made_again(opened):
     source = small_shards(opened(cache="disk"))
     source.prepare()
-    assert source._missing() == []
+    assert source.missing() == []
     next(source.folder.glob("heldout*.bin")).unlink()
     cut = source.folder / "train_0000005_0000010.bin"
     cut.write_bytes(cut.read_bytes()[:-1])
-    assert source._missing() == [("train", range(5, 10)), ("heldout", range(5))]
+    assert source.missing() == [("train", range(5, 10)), ("heldout", range(5))]
     source.prepare()
-    assert source._missing() == []
+    assert source.missing() == []
 
 
 def test_unprepared_states_are_computed_and_without_a_teacher_no_logits(opened):

@@ -150,7 +150,7 @@ def test_a_training_goes_on_from_a_file_of_its_kind_alone(values, store):
 
 
 def test_the_command_opens_what_a_recipe_names(values, store, monkeypatch):
-    def sequences(config: Any, target: Any, seed: int) -> Sequences:
+    def sequences(config: Any, target: Any, seed: int, *_: Any) -> Sequences:
         return Sequences(store, config, seed, SpecialTokens((), (), 0), "greedy")
 
     monkeypatch.setattr(state_student, "open_sequences", sequences)

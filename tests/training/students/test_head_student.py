@@ -2,7 +2,9 @@
 
 import csv
 import json
+import re
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -329,6 +331,24 @@ def test_a_target_that_is_no_model_cannot_be_trained(values, table, store):
     config = changed(values, backbone="joint", loss__backbone=1.0)
     with pytest.raises(UsageError, match="use target=causal"):
         opened(config, store, table(law))
+
+
+def test_a_training_begins_with_its_estimate(values, head_data, text_target, monkeypatch, capsys):
+    """States and training are foretold before the target writes, and nothing where both are there already."""
+    monkeypatch.setattr(state_student, "LONG_S", 0.0)
+    monkeypatch.setattr(state_student, "load_target", lambda *_: text_target)
+    generated = dict(when="always", texts=10, heldout_texts=4, prefix_tokens=5, new_tokens=11, temperature=0.0, batch=4)
+    data = head_data(generated=generated, states={"cache": "disk"})
+    for number in (2, 0):  # again with the text that was written
+        torch.manual_seed(number)
+        drawn = torch.get_rng_state()
+        HeadStudent.open(replace(changed(values), data=data))
+        said = " ".join(capsys.readouterr().out.split())
+        times = r"the target's states take up to about \d+ s and the training takes up to about \d+ s"
+        places = [found.start() for found in re.finditer(times + r" \(data.sequences=N and data.passes=N make", said)]
+        assert len(places) == number and torch.equal(drawn, torch.get_rng_state())
+        if number:
+            assert places[0] < said.index("Tokens that the target writes") < places[1] < said.index("hidden states")
 
 
 @pytest.mark.parametrize("native", [True, False], ids=["native", "emulated"])
