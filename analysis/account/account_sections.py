@@ -156,7 +156,7 @@ def account_section(
     clock = "cost model's clock" if simulated else "wall clock"
     largest, _ = losses(account)
     most = f"{account.named(largest).name} costs most, ×{account.value(largest):.2f}" if largest else "nothing is lost"
-    most = "not told apart from a busy machine" if account.doubt else f"besides drafting {most}"
+    most = "not told apart from a busy machine" if account.doubt else f"besides drafting, {most}"
     headline = f"From {account.factors['omega']:.2f} tokens per round to a speedup of {account.speedup:.2f}: {most}"
     return Section(
         title="The gap, explained",

@@ -10,8 +10,8 @@ heads that share keys give several lines anyway. It then also uses the kernel th
 greedy outputs differ at near-ties.
 
 On a GPU, torch's kernel for calls with a mask gives a few queries one block of threads for each head, while the rest of
-the GPU waits: on an H100 43 us a layer (32 heads of 128, 1,024 slots), where two plain products and their softmax take
-11. A short call there is such products.
+the GPU waits: on an H100 43 us a layer (32 heads of 128, 768 slots), where two plain products and their softmax take
+13. A short call there is such products.
 """
 
 import inspect

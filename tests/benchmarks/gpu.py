@@ -359,7 +359,7 @@ def correctness(bench: Bench, found: dict[str, Any]) -> None:
     for gamma in bench.scale.gammas:
         draft(gamma, CAPTURED)
     texts = []
-    for how in (EAGER, CAPTURED):  # nothing is fused yet: the kernels are the same, and so is the text
+    for how in (EAGER, CAPTURED):  # before anything is fused, so that only the number of slots differs
         decoding = Rounds(bench, bench.scale.gamma, how)
         while len(decoding.context) < bench.scale.prompt + bench.scale.tokens:
             decoding.round()

@@ -169,7 +169,7 @@ def test_a_probe_finds_what_it_finds_on_the_host():
     [name if name in ("ngram", "small_model") else slowly(name) for name in DRAFTERS],
 )
 def test_batches(same, make_structure, drafter):
-    """Of texts of unequal lengths, more than slots."""
+    """More texts than slots, of unequal lengths, come out as they do on the host."""
     shape = "tree" if "tree" in DRAFTERS[drafter].fills else min(DRAFTERS[drafter].fills)
 
     def act(target, single):
@@ -212,7 +212,7 @@ def test_replays_along_a_text(same, make_structure, drafter):
 
 @pytest.mark.parametrize("drafter", ["recycling", *(slowly(name) for name in ("ngram", "small_model"))])
 def test_measurements(same, make_structure, drafter):
-    """Of what is timed only the sizes are the same."""
+    """The measurements time the same sizes on both devices; the times themselves are not compared."""
 
     def act(target, drafter):
         def timer():
