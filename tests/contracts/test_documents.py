@@ -17,8 +17,6 @@ GUIDE = sorted((ROOT / "notebooks" / "guide").glob("*.md"))
 FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\(([^()\s]+)\)")
 FILE = re.compile(r"(?:specdec|analysis|conf|tests|notebooks)/[\w./-]*\w")
-# Files that a command makes, or that only a machine with a GPU can make.
-MADE = {"analysis/results/gpu.json"}
 
 each = pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.relative_to(ROOT).as_posix())
 
@@ -59,7 +57,7 @@ def test_every_link_leads_somewhere(path):
 def test_every_named_file_of_the_repository_exists(path):
     """Spans of code that are paths: `specdec/decode.py`, `tests/contracts/`; capitals and dots stand for a name."""
     named = {span.rstrip("/") for span in re.findall(r"`([^`\s]+)`", prose(path)) if FILE.fullmatch(span.rstrip("/"))}
-    paths = {name for name in named if not re.search(r"NAME|AREA|\.\.", name)} - MADE
+    paths = {name for name in named if not re.search(r"NAME|AREA|\.\.", name)}
     assert [name for name in sorted(paths) if not (ROOT / name).exists()] == []
 
 
@@ -68,6 +66,20 @@ def test_the_front_pages_are_short():
         (ROOT / name).read_text(encoding="utf-8").splitlines() for name in ("README.md", "notebooks/README.md")
     )
     assert len(readme) <= 150 and len(index) <= 60
+
+
+def test_the_map_names_every_folder():
+    drawn = re.search(r"## Map\n\n```text\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    named: dict[str, set[str]] = {}
+    for line in drawn[1].splitlines():
+        folders = re.findall(r"(\w+)/(?= |$)", line)
+        if not line.startswith(" "):
+            room = folders[0]
+        named.setdefault(room, set()).update(folders)
+    for room in ("specdec", "analysis"):
+        files = [path.relative_to(ROOT / room).parts for path in (ROOT / room).rglob("*.*")]
+        made = {parts[0] for parts in files if len(parts) > 1 and "__pycache__" not in parts}
+        assert named[room] - {room} == made - {"analysis", "conf"}  # links that are there in an installed package
 
 
 def test_the_index_leads_to_every_page_of_the_guide():
