@@ -1,6 +1,7 @@
 """Settings of every test, and the list of fixture files; what only one folder of tests uses stays in its conftest."""
 
 import atexit
+import gc
 import hashlib
 import os
 import shutil
@@ -19,6 +20,8 @@ if "SPECDEC_CACHE" not in os.environ:  # one folder for this run of the tests, i
     atexit.register(shutil.rmtree, os.environ["SPECDEC_CACHE"], ignore_errors=True)
 # A command in a process of its own fails on a warning that a user would see: pytest's filters end with our process.
 os.environ.setdefault("PYTHONWARNINGS", "error::FutureWarning")
+# A full collection walks what torch and transformers left behind: half a second each, and a twentieth of all tests.
+gc.set_threshold(10_000, 20, 50)
 # A busy machine must not fail a test: no deadlines. Found examples are the same on every machine.
 hypothesis.settings.register_profile("specdec", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("specdec")
