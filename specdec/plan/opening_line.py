@@ -79,7 +79,7 @@ def _dtype(target: Mapping[str, Any], device: torch.device) -> str:
     except (OSError, ValueError, AttributeError):
         pass  # a hub id, a GGUF file
     if not isinstance(own, torch.dtype):
-        return "its own number format where this machine computes in it"
+        return "the model's own number format (float32 where this machine would emulate it)"
     found = model_arithmetic(None, own, device)
     if found.used == own:
         return f"{format_name(own)} (the model's own, in which this machine computes)"

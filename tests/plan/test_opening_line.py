@@ -48,7 +48,7 @@ def test_the_default_command_in_one_line(native):
         (
             ("bfloat16",),
             ("target.model=some/model",),
-            "some/model in its own number format where this machine computes",
+            "some/model in the model's own number format (float32 where",
         ),
     ],
 )
@@ -65,7 +65,7 @@ def test_a_folder_says_its_own_format_by_either_key(native, tmp_path):
         assert f"{tmp_path} in float16 (the model's own" in line("target.device=cpu", f"target.model={tmp_path}")
     for broken in ("[1]", "{", '{"dtype": "half-baked"}', '{"dtype": "nn"}'):
         (tmp_path / "config.json").write_text(broken)
-        assert "in its own number format where" in line("target.device=cpu", f"target.model={tmp_path}")
+        assert "in the model's own number format (" in line("target.device=cpu", f"target.model={tmp_path}")
 
 
 @pytest.mark.parametrize(
