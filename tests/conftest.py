@@ -3,10 +3,13 @@
 import atexit
 import gc
 import hashlib
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import hypothesis
@@ -62,34 +65,42 @@ EXAMINED = ("test_probe.py", "test_planted_faults.py", "test_architectures.py")
 """Tests of the probe itself."""
 BY_ROWS = ("test_recurrent_cache.py", "test_recurrent_runs.py", "test_mtp.py")
 """Tests of models that are said to take trees by rows only."""
+SAVED = ("architectures", "dtype", "_name_or_path", "transformers_version")
+"""Values of a configuration that are added when a model is saved."""
 
 
 @pytest.fixture(scope="session", autouse=True)
 def models_are_probed_once() -> Iterator[None]:
-    """Probe each model that is made in memory once: equal weights in equal modules are equally examined, and tests make
-    the same tiny models hundreds of times. Models in folders are kept by specdec itself.
+    """Probe each tiny model once for all workers: equal weights in equal modules are equally examined, and tests make
+    the same models hundreds of times, in memory and in folders.
     """
+    from specdec.code_version import code_hash
     from specdec.models import probe as probing  # after HF_HUB_OFFLINE was set
+    from specdec.models.probed import Probed
 
-    known: dict[str, Any] = {}
-    examine = probing.probe
+    folder, examine = Path(os.environ["SPECDEC_CACHE"], "tiny_models"), probing.probe
+    folder.mkdir(parents=True, exist_ok=True)
 
     def once(decoder: Any) -> Any:
-        weights = decoder.model.state_dict().values()
+        model, weights = decoder.model, decoder.model.state_dict().values()
         if os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0].endswith(EXAMINED) or (
             sum(weight.numel() for weight in weights) > 1_000_000
         ):
             return examine(decoder)
-        about = f"{type(decoder)}{decoder.model!r}{decoder.model.config}{decoder.context_length}{decoder.device}"
-        digest = hashlib.sha256(f"{about}{decoder.model.config._attn_implementation}".encode())
+        config = {name: value for name, value in model.config.to_dict().items() if name not in SAVED}
+        about = (code_hash(), type(decoder), model, config, model.config._attn_implementation, model.dtype)
+        digest = hashlib.sha256(f"{about}{decoder.context_length}{decoder.device}".encode())
         for weight in weights:
             digest.update(weight.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-        if (key := digest.hexdigest()) not in known:
-            probed = examine(decoder)
-            if probed.attention is not None:  # the model was switched
-                return probed
-            known[key] = probed
-        return known[key]
+        known = folder / f"{digest.hexdigest()}.json"
+        if known.is_file():
+            return Probed.from_json(json.loads(known.read_text(encoding="utf-8")))
+        probed = examine(decoder)
+        if probed.attention is None:  # else the model was switched
+            own = known.with_suffix(f".{os.getpid()}")  # another worker may be at the same
+            own.write_text(json.dumps(asdict(probed)), encoding="utf-8")
+            own.replace(known)
+        return probed
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(probing, "probe", once)

@@ -477,7 +477,8 @@ def _around(length: int, context: int) -> list[int]:
 
 class _Pace:
     """The time that comparisons of a model take: what plain passes on two numbers of tokens take, as a line and a
-    square of the number. The longer one is only timed where the line alone does not exceed what is allowed.
+    square of the number. The longer one is only timed for texts beyond the shorter one, and where the line alone does
+    not exceed what is allowed.
     """
 
     def __init__(self, decoder: AnyDecoder) -> None:
@@ -489,7 +490,7 @@ class _Pace:
     def seconds(self, trials: Sequence[Comparison], allowed: float) -> float:
         """Return the seconds that these comparisons take, or more than `allowed` where they take longer than that."""
         linear = sum(self._linear * trial.tokens for trial in trials)
-        if linear > allowed:
+        if linear > allowed or all(trial.longest <= self._short for trial in trials):
             return linear
         if self._square is None:
             longer = min(4 * self._short, self._decoder.context_length)

@@ -7,6 +7,7 @@ import torch
 from fixtures.faulty_architecture import (
     Fault,
     LayerCall,
+    mask_of_another_layer_type,
     no_fault,
     one_window_for_all_texts,
     positions_of_the_first_text,
@@ -21,8 +22,16 @@ from specdec.errors import ModelLoadError, UsageError
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
 
-SIZES = {"short": dict(window=6, chunk=8), "long": dict(window=200, chunk=256)}
-PROMPTS = {"short": 21, "long": 270}  # tokens, behind window and chunk
+SIZES = {"short": dict(window=6, chunk=8), "long": dict(window=170, chunk=240)}
+PROMPTS = {"short": 21, "long": 255}  # tokens, behind window and chunk
+
+
+FAULTS: dict[str, Fault] = {"mask_of_another_layer_type": mask_of_another_layer_type}
+
+
+def planted(fault: Fault) -> Fault:
+    FAULTS[fault.__name__] = fault
+    return fault
 
 
 def distances(call: LayerCall) -> torch.Tensor:
@@ -30,29 +39,21 @@ def distances(call: LayerCall) -> torch.Tensor:
     return call.query_positions[:, :, None] - call.key_positions[:, None, :]
 
 
-def slots(call: LayerCall) -> torch.Tensor:
-    """How far back each key is from each token, by slots of the cache: [N, S]."""
-    count, keys = call.query_positions.shape[1], call.key_positions.shape[1]
-    return torch.arange(call.cached, call.cached + count)[:, None] - torch.arange(keys)
-
-
+@planted
 def window_off_by_one_behind_a_cache(call: LayerCall) -> LayerCall:
     if call.kind != "local" or not call.cached:
         return call
     return replace(call, visible=call.visible & (distances(call) < call.window - 1))
 
 
+@planted
 def window_ignored_in_trees(call: LayerCall) -> LayerCall:
     """A mask of the caller's that is no chain is taken as it is."""
     branches = call.query_positions.shape[1] > 1 and bool((call.query_positions.diff(dim=1) != 1).any())
     return replace(call, visible=call.given) if branches and call.kind != "global" else call
 
 
-def mask_of_another_layer_type(call: LayerCall) -> LayerCall:
-    """Behind a cache the local layers get the mask of the global ones."""
-    return replace(call, visible=call.given) if call.kind == "local" and call.cached else call
-
-
+@planted
 def local_positions_from_the_length_of_the_cache(call: LayerCall) -> LayerCall:
     if call.kind != "local":
         return call
@@ -60,13 +61,17 @@ def local_positions_from_the_length_of_the_cache(call: LayerCall) -> LayerCall:
     return replace(call, rotated=torch.arange(call.cached, call.cached + count).expand_as(call.query_positions))
 
 
+@planted
 def window_counted_in_slots(call: LayerCall) -> LayerCall:
     """As GPT-Neo has it: a buffer by slots, on top of the mask that is given."""
     if call.kind != "local":
         return call
-    return replace(call, visible=call.visible & (slots(call) < call.window))
+    count, keys = call.visible.shape[1:]
+    slots = torch.arange(call.cached, call.cached + count)[:, None] - torch.arange(keys)
+    return replace(call, visible=call.visible & (slots < call.window))
 
 
+@planted
 def chunks_begin_where_the_call_begins(call: LayerCall) -> LayerCall:
     if call.kind != "chunked" or not call.cached or call.given is None:
         return call
@@ -76,6 +81,7 @@ def chunks_begin_where_the_call_begins(call: LayerCall) -> LayerCall:
     return replace(call, visible=call.given & (queries[:, :, None] == keys[:, None, :]))
 
 
+@planted
 def hidden_keys_leak_a_little(call: LayerCall) -> LayerCall:
     """The mask of the caller is a penalty of 11 to the score, which hides a key nearly."""
     if call.given is None:
@@ -83,21 +89,8 @@ def hidden_keys_leak_a_little(call: LayerCall) -> LayerCall:
     return replace(call, visible=torch.ones_like(call.visible), bias=call.bias.masked_fill(~call.visible, -11.0))
 
 
-FAULTS: dict[str, Fault] = {
-    fault.__name__: fault
-    for fault in (
-        window_off_by_one_behind_a_cache,
-        window_ignored_in_trees,
-        mask_of_another_layer_type,
-        local_positions_from_the_length_of_the_cache,
-        window_counted_in_slots,
-        chunks_begin_where_the_call_begins,
-        hidden_keys_leak_a_little,
-    )
-}
-
-
 # The five that follow were made by somebody who had not seen how models are examined, and committed after it.
+@planted
 def window_ends_with_the_last_token_of_a_short_call(call: LayerCall) -> LayerCall:
     """New keys push old ones out of a buffer of one window before the earlier tokens of the call have seen them."""
     count, keys = call.visible.shape[1:]
@@ -106,6 +99,7 @@ def window_ends_with_the_last_token_of_a_short_call(call: LayerCall) -> LayerCal
     return replace(call, visible=call.visible & (torch.arange(keys) >= call.cached + count - call.window))
 
 
+@planted
 def evicted_keys_do_not_come_back(call: LayerCall) -> LayerCall:
     """A local layer drops the keys behind its window after each call, even where drafts of it are rejected later."""
     if call.kind != "local":
@@ -115,6 +109,7 @@ def evicted_keys_do_not_come_back(call: LayerCall) -> LayerCall:
     return replace(call, visible=call.visible & (call.key_positions >= lowest)[:, None, :])
 
 
+@planted
 def mask_made_anew_where_a_call_crosses_chunks(call: LayerCall) -> LayerCall:
     """A chunked layer builds its own mask from positions when a call belongs to two chunks: siblings see each other."""
     chunks = call.query_positions // call.chunk
@@ -124,6 +119,7 @@ def mask_made_anew_where_a_call_crosses_chunks(call: LayerCall) -> LayerCall:
     return replace(call, visible=(distances(call) >= 0) & same)
 
 
+@planted
 def mask_of_an_earlier_call_of_the_same_sizes(call: LayerCall) -> LayerCall:
     """Local layers keep the masks that they have made, by sizes: a tree gets the mask of another tree."""
     if call.kind != "local" or call.given is None:
@@ -132,24 +128,13 @@ def mask_of_an_earlier_call_of_the_same_sizes(call: LayerCall) -> LayerCall:
     return replace(call, visible=call.memory.setdefault(sizes, call.visible))
 
 
+@planted
 def positions_counted_through_the_batch(call: LayerCall) -> LayerCall:
     """Behind a cache a row's new tokens are rotated as if they followed those of the row above."""
     rows, count = call.query_positions.shape
     if call.kind != "global" or not call.cached:
         return call
     return replace(call, rotated=call.query_positions + count * torch.arange(rows)[:, None])
-
-
-FAULTS |= {
-    fault.__name__: fault
-    for fault in (
-        window_ends_with_the_last_token_of_a_short_call,
-        evicted_keys_do_not_come_back,
-        mask_made_anew_where_a_call_crosses_chunks,
-        mask_of_an_earlier_call_of_the_same_sizes,
-        positions_counted_through_the_batch,
-    )
-}
 
 
 def prompt_of(size: str) -> tuple[int, ...]:
@@ -177,14 +162,7 @@ def test_without_a_fault_every_call_is_trusted(size, make_structure):
 LONG = ("window_off_by_one_behind_a_cache", "chunks_begin_where_the_call_begins", "evicted_keys_do_not_come_back")
 
 
-@pytest.mark.parametrize(
-    ("fault", "size"),
-    [
-        pytest.param(fault, size, marks=pytest.mark.slow if size == "long" and fault not in LONG else ())
-        for fault in FAULTS
-        for size in SIZES
-    ],
-)
+@pytest.mark.parametrize(("fault", "size"), [*((fault, "short") for fault in FAULTS), *((f, "long") for f in LONG)])
 def test_a_planted_fault_is_found(fault, size, make_structure):
     model = toy(FAULTS[fault], **SIZES[size])
     try:
@@ -197,8 +175,9 @@ def test_a_planted_fault_is_found(fault, size, make_structure):
     check_decoding(target, size, make_structure)
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("fault", [one_window_for_all_texts, positions_of_the_first_text])
+@pytest.mark.parametrize(
+    ("fault", "size"), [(one_window_for_all_texts, "short"), (positions_of_the_first_text, "long")]
+)
 def test_a_fault_of_texts_of_different_lengths_is_found(fault, size, make_structure):
     """One text alone is decoded as it should be, and a batch of several is refused."""
     target = Causal(toy(fault, **SIZES[size]), GREEDY)
