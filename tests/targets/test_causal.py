@@ -1,10 +1,14 @@
-"""Tree verification over our cache against plain forward passes, in float64, on tiny random models."""
+"""A model as a target: its prefill, its scores and laws against plain passes, what is read off it, what is refused.
+
+Verification after verification stands beside that by rows in `test_rows_evaluation.py`.
+"""
 
 from copy import deepcopy
 
 import pytest
 import torch
-from fixtures.plain_laws import EXACT, PROMPT, VOCABULARY, assert_like_plain, check_slots, plain, tolerance_of
+from fixtures.plain_laws import EXACT, PROMPT, VOCABULARY, assert_like_plain, plain
+from transformers import AutoModelForCausalLM, DeepseekV4Config, RwkvConfig
 
 from specdec.errors import ModelLoadError
 from specdec.records import EMPTY, TextStart
@@ -25,29 +29,9 @@ def test_states_of_a_prefill_in_chunks_are_those_of_one_pass(tiny_model, samplin
     torch.testing.assert_close(other(target.states), torch.cat([layers[-3], layers[-1]], -1), atol=1e-10, rtol=0)
 
 
-def test_after_every_commit_the_cache_is_that_of_the_text(architecture, target_of, random_draft):
-    """Four rounds over random trees, committing nothing, a first child, a late branch and a deepest node; in the end
-    the slots hold what a fresh prefill writes.
-    """
-    target = target_of(architecture)
-    text = list(PROMPT)
-    target.start(TextStart(PROMPT, 64))
-    for seed in range(4):
-        draft = random_draft(8, VOCABULARY, 10 + seed)
-        assert not draft.tree.is_chain
-        assert_like_plain(target, text, [], draft)
-        deepest = draft.tree.depths.index(draft.tree.depth)
-        path = list(draft.tree.path((-1, 0, 3, deepest)[seed]))
-        target.commit(path, next_token=(11 * seed + 1) % VOCABULARY)
-        text += [*draft.tokens[path].tolist(), (11 * seed + 1) % VOCABULARY]
-    used = target.decoder.cache
-    target.start(TextStart(text, 64))
-    check_slots(used, target.decoder.cache, tolerance_of(target))
-    assert_like_plain(target, text, [], EMPTY)
-
-
-def test_a_verification_can_be_discarded(architecture, target_of, random_draft):
-    target = target_of(architecture)
+@pytest.mark.parametrize("name", ["gemma2", "deepseek_v32"])
+def test_a_verification_can_be_discarded(target_of, random_draft, name):
+    target = target_of(name)
     target.start(TextStart(PROMPT, 64))
     target.verify(random_draft(8, VOCABULARY, 0))
     target.discard()
@@ -93,25 +77,21 @@ def test_flops_count_a_tied_embedding_once(tiny_model, target_of):
 
 SMALL = dict(vocab_size=31, hidden_size=32, num_hidden_layers=2)
 ATTENTION = dict(SMALL, intermediate_size=32, num_attention_heads=2, num_key_value_heads=1)
-CANNOT_ROLL_BACK = {
-    "DeepseekV4Config": (
-        dict(ATTENTION, layer_types=["heavily_compressed_attention", "sliding_attention"]),
-        "heavily_compressed_attention layers.* rolled back",
-    ),
-    # It names no layer types and keeps its state outside the cache: the trial when loading refuses it.
-    "RwkvConfig": (
-        dict(SMALL, attention_hidden_size=32, intermediate_size=64, context_length=64),
-        "takes no cache",
-    ),
-}
+COMPRESSED = dict(ATTENTION, layer_types=["heavily_compressed_attention", "sliding_attention"])
+OUTSIDE = dict(SMALL, attention_hidden_size=32, intermediate_size=64, context_length=64)
 
 
-@pytest.mark.parametrize("kind", CANNOT_ROLL_BACK)
-def test_a_model_that_cannot_roll_back_is_refused_by_its_layer_type(kind, sampling):
-    import transformers
-
-    values, says = CANNOT_ROLL_BACK[kind]
-    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**values))
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (DeepseekV4Config(**COMPRESSED), "heavily_compressed_attention layers.* rolled back"),
+        # It names no layer types and keeps its state outside the cache: the trial when loading refuses it.
+        (RwkvConfig(**OUTSIDE), "takes no cache"),
+    ],
+    ids=["a layer type", "a state outside the cache"],
+)
+def test_a_model_that_cannot_roll_back_is_refused(config, says, sampling):
+    model = AutoModelForCausalLM.from_config(config)
     with pytest.raises(ModelLoadError, match=says) as refused:
         Causal(model, sampling())
     assert refused.value.exit_code == 2

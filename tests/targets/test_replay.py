@@ -24,7 +24,7 @@ CASES = [
     (name, structure)
     for name in DRAFTERS
     for structure in ("chain", "rows", "tree")
-    if structure in drafters.get(name).capabilities.fills
+    if structure in drafters.get(name).capabilities.fills and (structure == "chain" or name in ("ngram", "mixed"))
 ]
 DRAFT = {"fixed_s": 0.0, "step_s": 0.0, "cached_s": 0.0}
 STREAM = Stream("one", "c", (3, 1, 2), (4, 0, 3, 1, 2, 4, 0, 3, 1))
@@ -83,7 +83,7 @@ def tiny(tiny_model, sampling):
     live = Causal(tiny_model("llama"), sampling(temperature=0.0))
     dice = torch.Generator().manual_seed(0)
     prompts = [tuple(torch.randint(live.vocab_size, (6,), generator=dice).tolist()) * 3 for _ in range(2)]
-    return live, texts(live, prompts, 32)
+    return live, texts(live, prompts, 20)
 
 
 @pytest.mark.parametrize(("name", "structure"), CASES)
@@ -91,7 +91,7 @@ def test_a_live_run_is_replayed_round_by_round(tiny, drafter_values, make_struct
     live, streams = tiny
     replayed = replay(streams, vocab_size=live.vocab_size)
     drafter = drafters.build(drafter_values(name, live.vocab_size), target=live)
-    same_rounds(live, replayed, drafter, make_structure(structure, 4), streams, 32)
+    same_rounds(live, replayed, drafter, make_structure(structure, 4), streams, 20)
 
 
 @pytest.mark.parametrize("structure", ["chain", "rows", "tree"])

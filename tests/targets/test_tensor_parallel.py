@@ -160,16 +160,8 @@ NO_TEXT = ("prompts=random_tokens", "prompts.vocabulary=64")  # these models hav
         (2, [], "target.tensor_parallel=1: torchrun started 2 processes"),
         (3, ["target.tensor_parallel=2"], "target.tensor_parallel=2: torchrun started 3 processes"),
         (2, ["target.tensor_parallel=2"], "model {pocket} has 5 attention heads, which 2 processes cannot share"),
-        (
-            4,
-            ["target.tensor_parallel=4", "target.model={target}", *NO_TEXT],
-            "has 2 key-value heads, which 4 processes",
-        ),
-        (
-            2,
-            ["target.tensor_parallel=2", "target.model={odd}", *NO_TEXT],
-            "has 33 columns in its MLP, which 2 processes",
-        ),
+        (4, ["target.tensor_parallel=4", "target.model={target}", *NO_TEXT], "has 2 key-value heads, which 4 process"),
+        (2, ["target.tensor_parallel=2", "target.model={odd}", *NO_TEXT], "has 33 columns in its MLP, which 2 process"),
         (2, ["target.tensor_parallel=2", "target.model={unplanned}", *NO_TEXT], "(gpt2) has no plan in transformers"),
         (2, ["target.tensor_parallel=2", "target=random_110m"], "random weights are made, not read in shares"),
         (2, ["target.tensor_parallel=2", "measurement.peers=[transformers]"], "Bad value measurement.peers"),
