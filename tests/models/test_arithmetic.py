@@ -10,11 +10,9 @@ from specdec.models.arithmetic import arithmetic_of, computes_natively, native_a
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 # Reports of torch, cut to what matters: instructions that a processor has or lacks.
 ZEN_4 = {"avx512_f": True, "avx512_bf16": True, "avx512_fp16": False, "amx_bf16": False, "amx_fp16": False}
-SKYLAKE = {"avx2": True, "avx512_f": True, "avx512_bf16": False, "avx512_fp16": False, "amx_bf16": False}
 ARROW_LAKE = {"avx2": True, "avx_ne_convert": True, "avx512_bf16": False, "amx_tile": False}  # conversions alone
 SAPPHIRE_RAPIDS = ZEN_4 | {"avx512_fp16": True, "amx_bf16": True, "amx_tile": True}
 NEOVERSE_V1 = {"neon": True, "fp16_arith": True, "bf16": True, "sve_bf16": True}
-CORTEX_A72 = {"neon": True, "fp16_arith": False, "bf16": False}
 
 
 @pytest.fixture(autouse=True)
@@ -34,11 +32,9 @@ def processor(monkeypatch):
     ("able", "bfloat16", "float16"),
     [
         (ZEN_4, True, False),
-        (SKYLAKE, False, False),
         (ARROW_LAKE, False, False),
         (SAPPHIRE_RAPIDS, True, True),
         (NEOVERSE_V1, True, True),
-        (CORTEX_A72, False, False),
         ({}, False, False),
     ],
 )

@@ -23,7 +23,7 @@ IDS = {
     "  multiple   spaces": [216, 2701, 256, 5600],
     "x = [  0, 12 ]": [104, 446, 933, 256, 32, 28, 216, 33, 34, 6329],
 }
-QUESTIONS = ("Who wrote Hamlet?", "Write Python that prints 1 to 3.", "Repeat: the cat and the cat and the cat")
+QUESTIONS = ("Who wrote Hamlet?", "Repeat: the cat and the cat and the cat")
 ASKED = (
     "<|im_start|>system\nYou are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n"
     "<|im_start|>user\n{}<|im_end|>\n<|im_start|>assistant\n"
@@ -47,13 +47,13 @@ def test_it_chats_as_with_transformers_alone_whatever_drafts(group_values, sampl
     for question in QUESTIONS:
         prompt = target.tokenizer.encode(ASKED.format(question))
         ids = torch.tensor([prompt])
-        plain = target.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=24)
+        plain = target.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16)
         expected = plain[0, len(prompt) :].tolist()
         for drafter in ("ngram", "suffix"):
             drafts = group_values("drafter", drafter)
-            generation = decode(target, drafts, 4, prompt, 24, **seeded())
+            generation = decode(target, drafts, 4, prompt, 16, **seeded())
             assert list(generation.tokens) == expected, (question, drafter)
             sizes.append(len(generation.rounds))
         said.append(target.tokenizer.decode(expected))
-    assert "Shakespeare" in said[0] and "print" in said[1]
-    assert min(sizes) < 21, "drafts of n-grams were accepted"
+    assert "Shakespeare" in said[0]
+    assert min(sizes) < 14, "drafts of n-grams were accepted"
