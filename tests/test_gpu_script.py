@@ -26,27 +26,22 @@ def script():
 
 
 @pytest.fixture(scope="module")
-def run(script, tmp_path_factory):
-    """The JSON of a run on toys, and the exit code."""
-    out = tmp_path_factory.mktemp("gpu") / "gpu.json"
-    code = script.main(["--device", "cpu", "--tiny", "--out", str(out), "--commit", "c0ffee"])
-    return code, json.loads(out.read_text())
+def bench(script):
+    with torch.inference_mode():
+        return script.Bench(torch.device("cpu"), script.TINY)
 
 
 @pytest.mark.slow
-def test_every_section_runs(script, run):
-    code, found = run
+def test_every_section_runs_and_the_figures_add_up(script, tmp_path):
+    code = script.main(["--device", "cpu", "--tiny", "--out", str(tmp_path / "gpu.json"), "--commit", "c0ffee"])
+    found = json.loads((tmp_path / "gpu.json").read_text())
     assert {name: section.get("error", "done") for name, section in found["sections"].items()} == {
         name: "done" for name in script.SECTIONS
     }
     assert code == 0 and found["commit"] == "c0ffee" and found["measured"] is False
     assert all(section["complete"] for section in found["sections"].values())
     assert script.TOTAL_SECONDS < 9 * 60
-
-
-@pytest.mark.slow
-def test_the_figures_add_up(run):
-    sections = run[1]["sections"]
+    sections = found["sections"]
     text = sections["correctness"]["text"]
     assert text["same"] == text["tokens"], "float32 decodes the same text by both kinds of passes"
     for row in sections["calls"]["rows"]:
@@ -61,18 +56,19 @@ def test_the_figures_add_up(run):
     assert {row["arm"] for row in sections["peers"]["rows"]} >= {"generate", "assisted generation", "ours, captured"}
 
 
-def test_the_host_waits_once_in_a_round(run):
+@torch.inference_mode()
+def test_the_host_waits_once_in_a_round(script, bench):
     """Every reading of a tensor by the host is counted: where tokens are accepted it reads one, and nowhere else."""
-    rows = run[1]["sections"]["rounds"]["rows"]
-    assert {(row["shape"], row["how"], row["waits"]) for row in rows} == {
+    found = {}
+    script.rounds(bench, found)
+    assert {(row["shape"], row["how"], row["waits"]) for row in found["rows"]} == {
         (shape, how, 1) for shape in ("chain", "tree") for how in ("eager", "captured")
     }
 
 
 @torch.inference_mode()
-def test_a_round_of_a_tree_commits_what_plain_decoding_writes(script):
+def test_a_round_of_a_tree_commits_what_plain_decoding_writes(script, bench):
     """Where the drafter is the target itself, and where a second choice is what the target wants."""
-    bench = script.Bench(torch.device("cpu"), script.TINY)
     plain = script.Rounds(bench, 2, script.EAGER)
     plain.plain_tokens(8)
     for width in (1, 2):

@@ -65,19 +65,15 @@ class Halved(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("dtype", "heads", "groups", "head", "value", "threads", "options"),
-    [
-        (torch.float32, 4, 4, 8, 6, 2, {}),
-        (torch.float64, 6, 3, 20, 12, 2, {}),
-        (torch.float16, 4, 1, 72, 64, 1, {}),
-        (torch.bfloat16, 4, 2, 64, 72, 7, {}),
-        (torch.bfloat16, 5, 5, 64, 64, 2, {"cpp.simdlen": 256}),
-    ],
-    ids=["parts of vectors", "float64", "one thread", "more threads than keys", "shorter vectors"],
+    ("dtype", "groups", "head", "value", "threads", "options"),
+    [(torch.bfloat16, 2, 64, 72, 7, {}), (torch.float16, 1, 20, 12, 2, {"cpp.simdlen": 256})],
+    ids=["more threads than keys", "shorter vectors and parts of them"],
 )
 @torch.no_grad()
-def test_the_kernel_is_attention(dtype, heads, groups, head, value, threads, options):
+def test_the_kernel_is_attention(dtype, groups, head, value, threads, options):
+    """In float32 it is held against plain modules in `test_packaged.py`, as it is wherever a pass is compiled."""
     torch.manual_seed(0)
+    heads = 4
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     shape = (heads, groups, head, value, dtype)

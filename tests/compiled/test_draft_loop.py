@@ -1,11 +1,8 @@
 """The loop that a CUDA graph holds, without its graph: it drafts what single calls draft, and looks at nothing."""
 
-from itertools import product
-
 import pytest
 import torch
 from fixtures.decoding import decode, seeded
-from fixtures.two_tiers import two_tiers
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from specdec.compiled import cuda_graphs, traced
@@ -109,16 +106,18 @@ def count_loops(monkeypatch):
 
 @torch.inference_mode()
 @pytest.mark.parametrize(
-    ("name", "drafts", "cut"), two_tiers([*product(("llama", "gemma3"), ("sampled", "greedy"), range(len(CUTS)))])
+    ("name", "drafts", "how"),
+    [*((("llama", "gemma3")[cut % 2], "sampled", how) for cut, how in enumerate(CUTS)), ("gemma3", "greedy", CUTS[1])],
+    ids=str,
 )
 def test_the_drafts_are_those_of_single_calls(
-    tiny_model, target_of, make_structure, looped, count_loops, name, drafts, cut
+    tiny_model, target_of, make_structure, looped, count_loops, name, drafts, how
 ):
     """After every number of accepted tokens, and between shorter and longer drafts, which take single calls."""
-    target = target_of(**CUTS[cut])
+    target = target_of(**how)
     pair = begin(SmallModel(tiny_model(name), target, drafts=drafts), looped(target, name, drafts=drafts))
     count_loops.clear()  # that of the check against plain calls
-    asked = [(3, 0), (3, 3), (3, 1), (3, 2), (2, 2), (3, 3), (5, 1), (3, 0), (1, 0), (3, 1)]  # gamma, accepted
+    asked = [(3, 0), (3, 3), (3, 1), (2, 2), (3, 2), (5, 1), (3, 0)]  # gamma, accepted
     for gamma, accepted in asked:
         tokens = assert_same_draft(*pair, make_structure("chain", gamma))
         for drafter in pair:

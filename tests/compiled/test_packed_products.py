@@ -144,10 +144,10 @@ def test_weights_that_were_written_to_are_packed_anew(monkeypatch):
 
 @pytest.mark.slow
 @torch.inference_mode()
-@pytest.mark.parametrize("name", ["llama", "opt", "gpt_neox"])
-def test_a_traced_model_in_bfloat16_is_the_plain_one_bit_by_bit(tiny_model, check_same_bits, name):
-    model = deepcopy(tiny_model(name)).to(torch.bfloat16)
-    plain, traced = Decoder(model, name, 512), Decoder(model, name, 512)
+def test_a_traced_model_in_bfloat16_is_the_plain_one_bit_by_bit(tiny_model, check_same_bits):
+    """OPT has biases."""
+    model = deepcopy(tiny_model("opt")).to(torch.bfloat16)
+    plain, traced = (Decoder(model, "opt", 512) for _ in range(2))
     compile_decoder(traced, {1, 5}, 120, "trace")
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     if all(the_same_bits([layer.weight], layer.bias is not None) for layer in layers):

@@ -2,7 +2,6 @@
 
 import os
 import signal
-from copy import deepcopy
 
 import pytest
 import torch
@@ -58,8 +57,6 @@ def eager_and_traced(tiny_model):
     def make(name, sizes, **options):
         eager, traced = (Decoder(tiny_model(name), name, 512) for _ in range(2))
         compile_decoder(traced, sizes, 64, "trace", **options)
-        if name == "deepseek_v32" and traced.passes is None:
-            pytest.skip("sparse attention with keys of its own is not traced: its calls stay eager")
         return eager, traced
 
     return make
@@ -183,9 +180,11 @@ def test_passes_of_other_layers_are_not_used(two_decoders):
 
 @pytest.mark.slow
 @torch.inference_mode()
+@pytest.mark.parametrize("architecture", ["gemma4", "llama4", "opt"])
 def test_one_record_serves_every_number_of_rows(eager_and_traced, architecture, monkeypatch):
     """Chains and trees in turn, beyond the number that it was made for, and beyond the size of a mask's buffer, behind
-    several prefixes; bit for bit the eager pass.
+    several prefixes; bit for bit the eager pass. Layers with windows that share keys, with chunks and experts, and with
+    learned positions and biases.
     """
     eager, traced = eager_and_traced(architecture, {5})
     assert traced.passes.sizes == (0, 1)
@@ -207,7 +206,7 @@ def test_one_record_serves_every_number_of_rows(eager_and_traced, architecture, 
 
 @pytest.mark.slow
 @torch.inference_mode()
-@pytest.mark.parametrize(("name", "most"), [("llama", 4), ("gemma3", 4), ("llama", 2)])
+@pytest.mark.parametrize(("name", "most"), [("gemma2", 4), ("llama", 2)])
 def test_one_record_serves_every_batch(eager_and_traced, name, most):
     """Of as many rows as copies or fewer, wide or narrow; bit for bit the eager pass."""
     eager, traced = eager_and_traced(name, {1}, copies=most)
@@ -242,13 +241,13 @@ def test_without_a_compiler_true_is_refused_and_auto_goes_on(caplog):
 
 
 @pytest.mark.slow
-def test_a_model_that_decides_by_its_numbers_stays_eager_and_says_so(tiny_model, monkeypatch, caplog):
+def test_a_model_that_decides_by_its_numbers_stays_eager_and_says_so(tiny_llama, monkeypatch, caplog):
     """As models do that change their rotary frequencies beyond a length: one graph cannot hold both ways."""
-    model = deepcopy(tiny_model("llama"))
+    model = tiny_llama(61, layers=1)
     norm = model.model.norm.forward
     monkeypatch.setattr(model.model.norm, "forward", lambda x: norm(x) if float(x.sum()) < 1e9 else x)
     decoder = Decoder(model, "two-faced", 512)
-    compile_decoder(decoder, {1, 3}, 64, "trace")
+    compile_decoder(decoder, {1}, 64, "trace")
     assert decoder.passes is None and "two-faced cannot be traced" in caplog.text
     assert (walk(Decoder(model, "eager", 512)) - walk(decoder)).abs().max() < EXACT
 

@@ -26,17 +26,12 @@ class TwoOfEach(nn.Module):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "width", "bias", "threads", "options"),
-    [
-        (torch.float32, 70, True, 2, {}),
-        (torch.float64, 9, False, 1, {}),
-        (torch.float16, 64, True, 2, {}),
-        (torch.bfloat16, 70, False, 7, {}),
-        (torch.bfloat16, 4096, True, 2, {"cpp.simdlen": 256}),
-    ],
-    ids=["float32", "parts of vectors", "float16", "many threads", "shorter vectors"],
+    [(torch.bfloat16, 70, True, 7, {}), (torch.float16, 4096, False, 2, {"cpp.simdlen": 256})],
+    ids=["parts of vectors, many threads", "shorter vectors"],
 )
 @torch.no_grad()
 def test_the_kernel_gives_linear_products(dtype, width, bias, threads, options):
+    """In float32 it is held against plain modules in `test_packaged.py`, as it is wherever a pass is compiled."""
     torch.manual_seed(4)
     model = TwoOfEach(width, bias).to(dtype).requires_grad_(False)
     before = torch.get_num_threads()

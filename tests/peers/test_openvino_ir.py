@@ -9,10 +9,6 @@ from specdec.models.decoder import attention_windows
 from specdec.peers.base.openvino_ir import _example, _Graph, written_bytes
 
 
-def empty(shapes, sequences):
-    return [torch.zeros(sequences, heads, 0, size, dtype=torch.float64) for heads, size in shapes]
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])
 def test_a_call_behind_keys_and_values_is_a_plain_forward(tiny_model, name):
     """Two calls, of 4 and 3 tokens: in between the two sequences swap places, as `beam_idx` says."""
@@ -24,7 +20,8 @@ def test_a_call_behind_keys_and_values_is_a_plain_forward(tiny_model, name):
         expected = model(input_ids=tokens).logits
         places = torch.arange(7).expand(2, -1)
         ones, same = torch.ones(2, 7, dtype=torch.long), torch.tensor([0, 1], dtype=torch.int32)
-        first, *past = graph(tokens[:, :4], ones[:, :4], places[:, :4], same, *empty(shapes, 2))
+        empty = (torch.zeros(2, heads, 0, size, dtype=torch.float64) for heads, size in shapes)
+        first, *past = graph(tokens[:, :4], ones[:, :4], places[:, :4], same, *empty)
         assert [(each.shape[1], each.shape[3]) for each in past] == shapes
         second, *_ = graph(tokens.flip(0)[:, 4:], ones, places[:, 4:], same.flip(0), *past)
     assert torch.allclose(first, expected[:, :4], atol=1e-9)

@@ -12,6 +12,8 @@ from specdec.peers.transformers import Transformers, TransformersPeer, settings
 from specdec.structures import structures
 from specdec.targets.causal import Causal
 
+SMALL = "mistral_window"  # another model over the same vocabulary
+
 
 @pytest.fixture
 def target(tiny_model, sampling):
@@ -31,10 +33,6 @@ def note(peer):
     return peer_notes({"peers": [described]}, metrics)[0]
 
 
-def small(tiny_model):
-    return tiny_model("mistral_window")  # another model over the same vocabulary
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "expected"),
@@ -46,7 +44,7 @@ def small(tiny_model):
 )
 def test_every_peer_writes_our_greedy_text(target, tiny_model, name, expected):
     text = ours(target)
-    found = made(target, name, small(tiny_model))
+    found = made(target, name, tiny_model(SMALL))
     assert {peer.name: peer.ours for peer in found} == expected
     for peer in found:
         peer.tune(PROMPT)
@@ -59,7 +57,7 @@ def test_every_peer_writes_our_greedy_text(target, tiny_model, name, expected):
 @pytest.mark.parametrize("name", ["ngram", "small_model"])
 def test_rows_are_not_set_against_the_chains_of_transformers(target, tiny_model, name):
     rows = structures.build({"name": "rows", "k": 2, "w": GAMMA, "budget": 100})
-    assert [peer.name for peer in made(target, name, small(tiny_model), structure=rows)] == ["generate"]
+    assert [peer.name for peer in made(target, name, tiny_model(SMALL), structure=rows)] == ["generate"]
 
 
 def test_the_end_token_counts_and_nothing_after_it(target):
@@ -79,7 +77,7 @@ def test_assistant_offers_gamma_tokens_in_every_round(target, tiny_model, monkey
         widths.append(kwargs["input_ids"].shape[1])
         return forward(*args, **kwargs)
 
-    (_, peer) = made(target, "small_model", small(tiny_model))
+    (_, peer) = made(target, "small_model", tiny_model(SMALL))
     monkeypatch.setattr(target.model, "forward", watched)
     peer(PROMPT)
     assert len(widths) > 5 and set(widths[1:-GAMMA]) == {GAMMA + 1}
@@ -97,7 +95,7 @@ def test_prompt_lookup_gets_gamma_and_match_length(target, monkeypatch):
 
 def test_no_generation_config_is_left_changed(target, tiny_model):
     """A checkpoint's own penalty is not applied to the peer, and comes back, after a failure too."""
-    assistant = small(tiny_model)
+    assistant = tiny_model(SMALL)
     text = ours(target)
     models = (target.model, assistant)
     own = [(model.generation_config, model.generation_config.to_dict()) for model in models]
@@ -142,7 +140,7 @@ def test_the_fastest_setting_is_kept_and_both_times_are_told(target, monkeypatch
 def test_a_setting_that_fails_is_told_and_the_other_is_used(target, tiny_model):
     """transformers refuses a kind of cache that it does not know: its reason is kept."""
     for name in ("small_model", "ngram"):
-        peer = made(target, name, small(tiny_model))[1]
+        peer = made(target, name, tiny_model(SMALL))[1]
         peer._settings.append(Setting("strange", {"cache_implementation": "strange"}))
         peer.tune(PROMPT)
         assert not peer.failure and peer.describe()["setting"] == "dynamic cache, eager"
@@ -170,7 +168,7 @@ def test_a_peer_that_fails_says_so_and_stops(target, monkeypatch):
 def test_drafts_of_a_compiled_run_are_never_tried_over_a_static_cache(target, tiny_model):
     """A draft that reaches past its end would end the process."""
     for name in ("small_model", "ngram"):
-        plain, drafting = made(target, name, small(tiny_model), mode="inductor")
+        plain, drafting = made(target, name, tiny_model(SMALL), mode="inductor")
         assert (len(plain._settings), len(drafting._settings)) == (2, 1)
 
 
@@ -185,9 +183,9 @@ def test_compiled_runs_try_a_static_cache_too():
 
 
 @pytest.mark.slow
-def test_a_compiled_peer_writes_the_same_text(target):
+def test_a_compiled_peer_writes_the_same_text(tiny_llama, sampling):
     """The compiler has to be there; on one without it the setting fails and says so."""
-    pytest.importorskip("torch._inductor")
+    target = Causal(tiny_llama(61, layers=1), sampling(temperature=0.0))
     text = ours(target)
     peer = made(target, "none", mode="inductor")[0]
     peer.tune(PROMPT)
