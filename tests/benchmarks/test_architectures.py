@@ -11,11 +11,13 @@ where these are short, token for token as plain forward passes do.
 
 import copy
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 import torch
+from fixtures.plain_laws import VOCABULARY, plain_greedy
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from specdec.certification.greedy_identity import GREEDY, PROMPT, Scattered, decoded
 from specdec.errors import ModelLoadError
@@ -52,13 +54,14 @@ SMALL = (
     | sizes(HEAD, "head_dim d_head attention_head_dim kv_channels dim_head global_head_dim v_head_dim swa_head_dim "
             "swa_v_head_dim qk_nope_head_dim qk_rope_head_dim q_lora_rank kv_lora_rank o_lora_rank rotary_dim "
             "index_head_dim")
-    | sizes(61, "vocab_size decoder_vocab_size vocab_size_per_layer_input audio_vocab_size "
+    | sizes(VOCABULARY, "vocab_size decoder_vocab_size vocab_size_per_layer_input audio_vocab_size "
             "encoder_hash_byte_group_vocab pronunciation_vocab_size shape_vocab_size")
     | sizes(16, "hidden_size_per_layer_input pronunciation_embed_dim shape_embed_dim")
     | sizes(4, "num_experts n_routed_experts num_local_experts moe_num_experts num_moe_experts ffn_num_experts")
     | sizes(2, "num_experts_per_tok moe_topk moe_k moe_top_k num_selected_experts top_k_experts experts_per_token")
     | sizes(1, "n_group topk_group n_shared_experts first_k_dense_replace")
 )  # fmt: skip
+ZAMBA = dict(num_hidden_layers=3, layers_block_type=["linear_attention", "hybrid", "hybrid"])
 # What the rule above does not reach.
 BESIDES: dict[str, dict[str, Any]] = {
     "bamba": dict(mamba_n_heads=8, mamba_d_head=8, attn_layer_indices=[1]),
@@ -69,47 +72,26 @@ BESIDES: dict[str, dict[str, Any]] = {
     "dots1": dict(n_routed_experts=4, num_experts_per_tok=2, n_group=1, topk_group=1, n_shared_experts=1),
     "dots3_note_text": dict(swa_head_dim=2 * HEAD),
     "falcon_h1": dict(mamba_d_ssm=WIDTH, mamba_n_heads=4, mamba_d_head=8, mamba_d_state=8, mamba_chunk_size=SCAN),
-    "gemma3n_text": dict(
-        num_hidden_layers=4,
-        num_kv_shared_layers=2,
-        layer_types=["sliding_attention", "full_attention"] * 2,
-        intermediate_size=[WIDTH] * 4,
-        activation_sparsity_pattern=[0.95, 0.0, 0.0, 0.0],
-    ),
+    "gemma3n_text": dict(num_hidden_layers=4, num_kv_shared_layers=2, intermediate_size=[WIDTH] * 4)
+    | dict(layer_types=["sliding_attention", "full_attention"] * 2, activation_sparsity_pattern=[0.95, 0.0, 0.0, 0.0]),
     "gpt_neo": dict(attention_types=[[["global", "local"], 1]], attention_layers=["global", "local"]),
     "granitemoehybrid": dict(mamba_n_heads=8, mamba_d_head=8, layer_types=["linear_attention", "full_attention"]),
     "hrm_text": dict(num_hidden_layers=2 * 2 * 4, num_layers_per_stack=2),
     "hunyuan_v1_dense": dict(head_dim=HEAD),
     "hunyuan_v1_moe": dict(head_dim=HEAD),
     "jamba": dict(attn_layer_period=2, attn_layer_offset=1, use_mamba_kernels=False),
-    "kimi_linear": dict(
-        layer_types=["linear_attention", "full_attention"],
-        linear_head_dim=8,
-        linear_num_heads=4,
-        n_group=1,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        topk_group=1,
-        num_key_value_heads=HEADS,
-        mlp_layer_types=["dense", "sparse"],
-        num_experts=4,
-        num_experts_per_token=2,
-        num_expert_group=1,
-    ),
+    "kimi_linear": dict(layer_types=["linear_attention", "full_attention"], mlp_layer_types=["dense", "sparse"])
+    | dict(linear_head_dim=8, linear_num_heads=4, num_key_value_heads=HEADS)
+    | sizes(4, "num_local_experts num_experts")
+    | sizes(2, "num_experts_per_tok num_experts_per_token")
+    | sizes(1, "n_group topk_group num_expert_group"),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"]),
     "longcat_flash": dict(qk_head_dim=2 * HEAD),
     "mamba2": dict(num_heads=8, head_dim=8, n_groups=1, state_size=8, chunk_size=SCAN),
     "minimax": dict(block_size=SCAN),
     "ministral": dict(head_dim=HEAD, num_key_value_heads=2),
-    "nemotron_h": dict(
-        layers_block_type=["linear_attention", "moe", "full_attention", "mlp"],
-        mamba_num_heads=4,
-        mamba_head_dim=16,
-        n_groups=1,
-        ssm_state_size=8,
-        chunk_size=SCAN,
-        moe_shared_expert_intermediate_size=16,
-    ),
+    "nemotron_h": dict(layers_block_type=["linear_attention", "moe", "full_attention", "mlp"], mamba_num_heads=4)
+    | dict(mamba_head_dim=16, n_groups=1, ssm_state_size=8, chunk_size=SCAN, moe_shared_expert_intermediate_size=16),
     "nemotron": dict(num_key_value_heads=HEADS),
     "qwen4_exp_text": dict(
         indexer_n_heads=4, indexer_kv_heads=1, indexer_head_dim=HEAD, indexer_budget=64, indexer_compress_ratio=4
@@ -117,16 +99,10 @@ BESIDES: dict[str, dict[str, Any]] = {
     "recurrent_gemma": dict(attention_window_size=2 * SCAN, num_hidden_layers=3),
     "reformer": dict(is_decoder=True),
     "xmod": dict(default_language="en_XX"),
-    "zamba": dict(num_hidden_layers=3, layers_block_type=["linear_attention", "hybrid", "hybrid"]),
-    "zamba2": dict(
-        num_hidden_layers=3,
-        layers_block_type=["linear_attention", "hybrid", "hybrid"],
-        mamba_headdim=8,
-        attention_hidden_size=2 * WIDTH,
-        attention_head_dim=2 * HEAD,
-        mamba_d_state=8,
-        chunk_size=SCAN,
-    ),
+    "zamba": ZAMBA,
+    "zamba2": ZAMBA
+    | dict(attention_hidden_size=2 * WIDTH, attention_head_dim=2 * HEAD)
+    | dict(mamba_headdim=8, mamba_d_state=8, chunk_size=SCAN),
 }
 # No decoders by default.
 for name in (
@@ -182,31 +158,19 @@ def tiny(model_type: str) -> Any:
     return model
 
 
-@torch.inference_mode()
-def plain_greedy(model: Any, prompt: tuple[int, ...], count: int) -> tuple[int, ...]:
-    text = list(prompt)
-    for _ in range(count):
-        text.append(int(model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1, :61].argmax()))
-    return tuple(text[len(prompt) :])
-
-
 def long_prompt(lengths: Collection[int]) -> tuple[int, ...]:
     """A prompt that reaches beyond those lengths that a text can be decoded behind at every call within seconds."""
     short = [length for length in lengths if length <= SHORT]
-    return PROMPT if not short else tuple((7 * place * place + 3 * place) % 61 for place in range(max(short) + 10))
+    return (
+        PROMPT if not short else tuple((7 * place * place + 3 * place) % VOCABULARY for place in range(max(short) + 10))
+    )
 
 
 def in_words(error: Exception) -> str:
     return " ".join(str(error).split())[:160] or type(error).__name__
 
 
-def architectures() -> Iterator[str]:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    yield from MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-
-@pytest.mark.parametrize("model_type", list(architectures()))
+@pytest.mark.parametrize("model_type", list(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
 def test_an_architecture_is_served_as_plain_passes_say_or_refused(model_type, make_structure, log_figure):
     begin = time.perf_counter()
     try:
@@ -224,7 +188,7 @@ def test_an_architecture_is_served_as_plain_passes_say_or_refused(model_type, ma
     probed = target.decoder.probed
     lengths = set(lengths_of(model.config.get_text_config(), target.context_length).values()) - set(probed.pending)
     prompt = long_prompt([length for length in lengths if length + 40 < target.context_length])
-    own = plain_greedy(model, prompt, 28)
+    own = plain_greedy(model, prompt, 28, VOCABULARY)
     for shape in ("chain", "tree"):
         rule, structure = verifiers.build({"name": "greedy"}), make_structure(shape, 4)
         found = decoded(target, Scattered(own), rule, structure, prompt=prompt)

@@ -9,8 +9,8 @@ import gzip
 import numpy as np
 import pytest
 import torch
-from fixtures import recorded_lengths
 from fixtures.measuring import gpt2_tokens
+from fixtures.recorded_lengths import MODELS, alpha_sums, rounds_table, worst_error
 from fixtures.small_parts import composed
 
 from specdec.analysis.acceptance.prediction import predict
@@ -24,7 +24,6 @@ from specdec.session.parts import open_parts
 
 pytestmark = pytest.mark.benchmark
 DEEPEST = 15
-MODELS = {"capped_geometric.text": "textbook", "markov": "markov", "stretches": "stretches"}
 SIMULATED = {  # mean margin, its memory and spread, noise of each token, loss by depth, spread of prompts
     "drafter that wears off slowly": (1.8, 0.90, 1.0, 1.2, 0.10, 0.3),
     "drafter on short stretches": (1.3, 0.80, 1.5, 1.5, 0.06, 0.5),
@@ -44,20 +43,16 @@ BOOKS = {
 
 def judged(log_figure, kind, source, texts, deepest=DEEPEST, bar=BAR):
     gammas = range(1, deepest + 1)
-    rounds, alpha = recorded_lengths.rounds_table(texts, gammas), recorded_lengths.alpha_sums(texts)
-    prediction = predict(Arms.of(rounds), alpha, replicates=200, refits=100)
-    table, ranked = prediction.table, prediction.models.set_index("model")
+    prediction = predict(Arms.of(rounds_table(texts, gammas)), alpha_sums(texts), replicates=200, refits=100)
+    ranked = prediction.models.set_index("model")
     values = {"kind": kind, "source": source, "texts": len(texts), "tokens": sum(len(one) for one, _ in texts)}
     for model, name in MODELS.items():
         if model in ranked.index:
-            part = table[table["model"] == model]
-            worst = part.loc[part["error"].abs().idxmax()]
             values |= {f"{name}_mean": round(float(ranked.at[model, "bias"]), 5)}
-            values |= {f"{name}_{key}": round(float(worst[key]), 5) for key in ("error", "error_low", "error_high")}
-            values |= {f"{name}_gamma": int(worst["gamma"]), f"{name}_missed": int(ranked.at[model, "significant"])}
-    chosen = table[table["model"] == prediction.chosen]
-    worst = chosen.loc[chosen["error"].abs().idxmax()]
+            values |= {f"{name}_{key}": value for key, value in worst_error(prediction, model).items()}
+            values |= {f"{name}_missed": int(ranked.at[model, "significant"])}
     log_figure(**values, chosen=prediction.chosen, luck=round(prediction.luck, 5))
+    worst = worst_error(prediction, prediction.chosen)
     assert abs(worst["error"]) < bar or worst["error_low"] < 0 < worst["error_high"]
 
 

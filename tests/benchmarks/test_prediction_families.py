@@ -6,7 +6,7 @@ at gamma 15, the other half is predicted at smaller gammas too, and the reverse 
 
 import numpy as np
 import pytest
-from fixtures import recorded_lengths
+from fixtures.recorded_lengths import MODELS, alpha_sums, rounds_table, worst_error
 
 from specdec.analysis.acceptance.prediction import predict
 from specdec.analysis.arms import Arms
@@ -14,7 +14,6 @@ from specdec.analysis.arms import Arms
 pytestmark = pytest.mark.benchmark
 DEEPEST, TEXTS, SEEDS = 15, 120, 20
 GAMMAS = (1, 2, 3, 4, 6, 8, 11, 15)
-MODELS = {"capped_geometric.text": "textbook", "markov": "markov", "stretches": "stretches"}
 
 
 def lengths(generator, middle, spread=0.6):
@@ -101,14 +100,10 @@ def test_families(family, log_figure):
     for seed in range(SEEDS):
         generator = np.random.default_rng([seed, list(FAMILIES).index(family)])
         texts = list(FAMILIES[family](generator))
-        rounds, alpha = recorded_lengths.rounds_table(texts, GAMMAS), recorded_lengths.alpha_sums(texts)
-        prediction = predict(Arms.of(rounds), alpha, replicates=50, refits=100)
+        prediction = predict(Arms.of(rounds_table(texts, GAMMAS)), alpha_sums(texts), replicates=50, refits=100)
         values = {"family": family, "seed": seed, "chosen": prediction.chosen, "luck": round(prediction.luck, 4)}
         for model, name in MODELS.items():
-            part = prediction.table[prediction.table["model"] == model]
-            worst = part.loc[part["error"].abs().idxmax()]
-            values |= {f"{name}_{key}": round(float(worst[key]), 4) for key in ("error", "error_low", "error_high")}
-            values[f"{name}_gamma"] = int(worst["gamma"])
+            values |= {f"{name}_{key}": value for key, value in worst_error(prediction, model).items()}
         log_figure(**values)
         generous += abs(values["stretches_error"]) < 0.02
     assert generous >= 0.8 * SEEDS
