@@ -1,18 +1,27 @@
-"""Intervals of few prompts: coverage by simulation; three minutes on a core.
+"""Intervals of few prompts: coverage by simulation, and the null control of real runs; four minutes on a core.
 
 Seeds are fixed; a share p of n simulations has the standard error sqrt(p (1 - p) / n). Where the rule gives no
 interval, below `FEWEST` prompts, the bounds that it would have are simulated too: they are the reason for the rule.
 """
 
+from dataclasses import replace
 from functools import lru_cache
 from math import inf
 
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.small_parts import composed
 
 from specdec.analysis import intervals as rule
+from specdec.analysis.arms import Arms
+from specdec.analysis.findings.run_metrics import null_metrics
 from specdec.analysis.intervals import FEWEST, SHARE, bootstrap, per_round, percentile_bounds, with_replicates
+from specdec.clock import clock_for
+from specdec.folder.results import ResultsFolder
+from specdec.plan.plan import plan
+from specdec.session.parts import open_parts, prepare
+from specdec.session.session import Session
 
 pytestmark = pytest.mark.benchmark
 RUNS, REPLICATES, GAMMA = 1000, 500, 4
@@ -115,3 +124,31 @@ def test_coverage(family, prompts, log_figure, monkeypatch):
     if prompts >= FEWEST:
         assert all(0.87 <= np.mean(held[name]) <= 0.98 for name in truths)
         assert family is not null or prompts != FEWEST or sum(held["speedup"][:100]) >= 93
+
+
+def test_the_null_control_of_real_runs(tmp_path, log_figure):
+    """Twenty short runs of the pocket target on five prompts each: the control's interval contains 1 in 19."""
+    overrides = ["+drafter=ngram", "measurement.null=true", "measurement.gammas=[]", "measurement.max_new_tokens=24"]
+    overrides += ["target.compile=false", f"prompts.limit={FEWEST}", "structure.gamma=2"]
+    config = composed(*overrides)
+    parts = open_parts(plan(config))
+    prepare(parts)
+    found = []
+    for run in range(20):
+        seeded = replace(parts, plan=replace(parts.plan, seed=run))
+        results = ResultsFolder(tmp_path / str(run))
+        session = Session(seeded, "cell", results, clock_for(parts.target.device))
+        session.warm_up(parts.longest_prompt, 8)
+        for prompt in parts.prompts.prompts:
+            session.run_prompt(prompt, 0)
+        results.compact()
+        arms = Arms.of(pd.read_parquet(tmp_path / str(run) / "rounds.parquet"))
+        found.append(null_metrics(arms, 10_000, run))
+    held = [each["null/speedup.ci_low"] <= 1 <= each["null/speedup.ci_high"] for each in found]
+    log_figure(
+        what="null control of real runs",
+        **{"prompts": FEWEST, "runs": len(found), "contain_1": sum(held)},
+        speedups=[round(each["null/speedup"], 4) for each in found],
+        floors=[round(each["null/floor"], 4) for each in found],
+    )
+    assert sum(held) >= 19

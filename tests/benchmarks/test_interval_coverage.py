@@ -29,12 +29,11 @@ def share(hits: int, runs: int) -> dict[str, float | int]:
 
 @pytest.fixture
 def log_rejections(log_figure):
-    """`log_rejections({"depth": 48}, **facts)`: so many of a thousand simulations, of which 5% should be."""
+    """`log_rejections({"depth": 48}, "size of the test {} at 5%", **facts)`: so many of a thousand simulations."""
 
-    def log(rejected, **facts):
+    def log(rejected, what, **facts):
         for name, hits in rejected.items():
-            log_figure(what=f"size of the test {name} at 5%", **facts, seeds="0 to 999", rejected=share(hits, 1000))
-            assert 30 <= hits <= 70
+            log_figure(what=what.format(name), **facts, seeds="0 to 999", rejected=share(hits, 1000))
 
     return log
 
@@ -90,7 +89,20 @@ def test_size_of_the_tests_of_one_gamma(log_rejections):
         for name in names:
             rejected[name] += getattr(iid, name)(table).p_value < LEVEL
         rejected["memory"] += iid.memory(table, permutations=199, seed=seed).p_value <= LEVEL
-    log_rejections(rejected, **SIZES, gamma=4, alpha=0.7)
+    log_rejections(rejected, "size of the test {} at 5%", **SIZES, gamma=4, alpha=0.7)
+    assert all(30 <= hits <= 70 for hits in rejected.values()), rejected
+
+
+def test_memory_keeps_its_size_where_prompts_differ(log_rejections):
+    """Differences between prompts are no memory; the depth test, which takes rounds as the unit, is deceived."""
+    rejected = {"memory": 0, "depth": 0}
+    for seed in range(1000):
+        table = simulation.heterogeneous(40, 30, GAMMA, seed, (A, B))
+        rejected["memory"] += iid.memory(table, permutations=199, seed=seed).p_value <= LEVEL
+        rejected["depth"] += iid.depth(table).p_value < LEVEL
+    what = "rejections of the test {} at 5% where only prompts differ"
+    log_rejections(rejected, what, **SIZES, gamma=GAMMA, alpha_per_prompt=f"Beta({A}, {B})")
+    assert 30 <= rejected["memory"] <= 70
 
 
 def test_size_of_same_alpha(log_rejections):
@@ -98,7 +110,8 @@ def test_size_of_same_alpha(log_rejections):
     for seed in range(1000):
         table = pd.concat([simulation.iid(40, 30, gamma, seed, 0.7) for gamma in gammas])
         hits += iid.same_alpha(simulation.sums_by_gamma(table), replicates=499, seed=seed).p_value <= LEVEL
-    log_rejections({"same_alpha": hits}, **SIZES, gammas=gammas, alpha=0.7)
+    log_rejections({"same_alpha": hits}, "size of the test {} at 5%", **SIZES, gammas=gammas, alpha=0.7)
+    assert 30 <= hits <= 70
 
 
 def test_size_of_implementation(log_rejections):
@@ -116,4 +129,5 @@ def test_size_of_implementation(log_rejections):
         table = simulation.along_texts(texts[seed % sets], gamma, seed)
         hits += iid.implementation(table, replays[seed % sets], replicates=499, seed=seed).p_value <= LEVEL
     facts = {"prompts": prompts, "tokens_per_prompt": tokens, "gamma": gamma, "m": "Beta(2, 1) per position"}
-    log_rejections({"implementation": hits}, **facts)
+    log_rejections({"implementation": hits}, "size of the test {} at 5%", **facts)
+    assert 30 <= hits <= 70
