@@ -13,12 +13,12 @@ from itertools import islice
 from math import inf, isfinite
 from pathlib import Path
 
+from specdec.analysis.read.facts import LOAD, LOAD_FOLDER
 from specdec.commands.plain import OneSentence, told_faults
 from specdec.errors import UsageError
 from specdec.progress import stage
 from specdec.text.writing import write_atomically
 
-FOLDER = "load_tests"  # below --out, the run folder of what was read
 ADDRESS = "http://"  # begins an argument that is a server and no file
 FACTS = {  # option: (of the account's facts, help)
     "gamma": ("gamma", "draft tokens per round, where the files do not say them"),
@@ -44,8 +44,8 @@ def parser() -> argparse.ArgumentParser:
         nargs="+",
         metavar="[NAME=]FILE",
         help="results of GuideLLM, vllm bench serve, SGLang's bench_serving or AIPerf, responses of llama-server, "
-        "vLLM's page /metrics, a folder load_tests that --out wrote; NAME tells servers apart where files do not; or "
-        "http://HOST:PORT, a server of llama.cpp that runs",
+        f"vLLM's page /metrics, a folder {LOAD_FOLDER} that --out wrote; NAME tells servers apart where files do not; "
+        "or http://HOST:PORT, a server of llama.cpp that runs",
     )
     made.add_argument("--prompts", type=Path, metavar="FILE", help="JSON lines of prompts, for servers that run")
     made.add_argument("--requests", type=int, default=20, metavar="N", help="prompts that they are sent (20)")
@@ -66,9 +66,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="N",
         help="forecast for prompts of N tokens, too, longer or shorter than measured; may be repeated",
     )
-    made.add_argument(
-        "--out", type=Path, metavar="DIR", help=f"write report.html, report.md and the run folder {FOLDER} there, too"
-    )
+    written = f"write report.html, report.md and the run folder {LOAD_FOLDER} there, too"
+    made.add_argument("--out", type=Path, metavar="DIR", help=written)
     return made
 
 
@@ -83,17 +82,17 @@ def explained(arguments: Sequence[str]) -> str:
 
     from specdec.analysis.account.load_account import explain
     from specdec.analysis.pages.html import Chapter, section_blocks, write_report
-    from specdec.analysis.read.load_files import server_and_path
     from specdec.analysis.read.load_folder import ServerFacts, read_together
+    from specdec.analysis.read.load_points import server_and_path
 
     named = [server_and_path(given) for given in options.files]
     addresses = {name: address for name, address in named if address.startswith(ADDRESS)}
     kept = _asked(addresses, options) if addresses else {}
-    files = [(name, str(kept[name]) if file.startswith(ADDRESS) else file) for name, file in named]
+    files = [(LOAD, name, str(kept[name]) if file.startswith(ADDRESS) else file) for name, file in named]
     tests = read_together(files, ServerFacts(**facts))
     sections = explain(tests, options.context)
     if options.out is not None:
-        tests.write(options.out / FOLDER, options.files)
+        tests.write(options.out / LOAD_FOLDER, options.files)
         write_report(options.out, "A server under load, explained", [Chapter("Load tests", sections)])
     blocks = [block for section in sections for block in section_blocks(section, "##", ())]
     return "\n\n".join([*blocks, *(f"The answers of {name} are in {path}." for name, path in kept.items())])

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from specdec.analysis.read import foreign
+from specdec.analysis.read.facts import LOAD, LOAD_FOLDER
 from specdec.commands.plain import OneSentence, told_faults
 from specdec.errors import UsageError
 from specdec.progress import Stage, stage
 
-LOAD = "load"  # load tests of a server, which specdec.explain reads
 KINDS = ("auto", LOAD, *(module.name for module in pkgutil.iter_modules(foreign.__path__)))
 READERS = {
     "baseline": ("spec_bench", "eagle", "llama_server"),
@@ -55,8 +55,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar=("KIND", "FILE"),
-        help=f"read FILE as one of {', '.join(KINDS)} (auto: told from its content; load: all such files together are "
-        "what specdec.explain reads, NAME=FILE names a server); may be repeated",
+        help=f"read FILE as one of {', '.join(KINDS)} (auto: told from its content; {LOAD}: all such files together "
+        "are what specdec.explain reads, NAME=FILE names a server); may be repeated",
     )
     foreign.add_argument(
         "--gamma",
@@ -114,18 +114,18 @@ def _write(options: argparse.Namespace, under_way: Stage) -> list[Path]:
         from specdec.analysis.read.foreign.llama_server import answer_times
         from specdec.analysis.read.foreign.spec_bench import spec_bench_times
         from specdec.analysis.read.imported import ImportChoices
-        from specdec.analysis.read.importers import convert, kind_of
-        from specdec.analysis.read.load_files import is_load, server_and_path
+        from specdec.analysis.read.importers import IMPORTERS, convert, is_load, kind_of
         from specdec.analysis.read.load_folder import ServerFacts, read_together
+        from specdec.analysis.read.load_points import server_and_path
         from specdec.analysis.read.runs import open_folder
 
-        loads = [kind == LOAD or (kind == "auto" and is_load(file)) for kind, file in options.imports]
-        tests = [server_and_path(file) for (_, file), load in zip(options.imports, loads, strict=True) if load]
-        others = [each for each, load in zip(options.imports, loads, strict=True) if not load]
+        imports = [(LOAD if kind == "auto" and is_load(file) else kind, file) for kind, file in options.imports]
+        tests = [(kind, *server_and_path(file)) for kind, file in imports if kind not in IMPORTERS]
+        others = [(kind, file) for kind, file in imports if kind in IMPORTERS]
         if tests:
             facts = ServerFacts({} if options.gamma is None else {"": options.gamma})
-            folder = options.out / "imported" / "load_tests"
-            read_together(tests, facts).write(folder, [file for _, file in tests])
+            folder = options.out / "imported" / LOAD_FOLDER
+            read_together(tests, facts).write(folder, [file for *_, file in tests])
             chapters += run_chapters([open_folder(folder)])
         baseline = None
         if options.baseline is not None:

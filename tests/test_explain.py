@@ -1,11 +1,16 @@
 """`python -m specdec.explain`: each format, and what it answers to bad input."""
 
 import json
+import runpy
+import sys
 
 import pytest
 
 from specdec import explain, gate, report
-from specdec.analysis.read.load_files import read_loads
+from specdec.analysis.read import foreign, importers
+from specdec.analysis.read.importers import LOAD_FORMATS, read_loads
+from specdec.analysis.read.load_points import LoadFile
+from specdec.errors import UsageError
 
 HEAD = (
     "model,offered_concurrency,successful_requests,aggregate_output_tps,mean_itl_ms,mean_output_tokens,"
@@ -21,19 +26,10 @@ SPECULATIVE = {
     "spec_decode_num_drafts": 800, "spec_decode_draft_tokens": 2400, "spec_decode_acceptance_rate": 50.0,
     "spec_decode_acceptance_length": 2.5,
 }  # fmt: skip
-GUIDELLM = {
-    "benchmarks": [
-        {
-            "config": {"strategy": {"streams": 4}},
-            "metrics": {
-                "output_tokens_per_second": {"successful": {"mean": 300.0}},
-                "inter_token_latency_ms": {"successful": {"mean": 8.0}},
-                "output_tokens_per_iteration": {"successful": {"mean": 2.5}},
-                "time_to_first_token_ms": {"successful": {"median": 50.0, "percentiles": {"p99": 90.0}}},
-            },
-        }
-    ]
-}
+MEANS = {"output_tokens_per_second": 300.0, "inter_token_latency_ms": 8.0, "output_tokens_per_iteration": 2.5}
+METRICS = {"time_to_first_token_ms": {"successful": {"median": 50.0, "percentiles": {"p99": 90.0}}}}
+METRICS |= {name: {"successful": {"mean": mean}} for name, mean in MEANS.items()}
+GUIDELLM = {"benchmarks": [{"config": {"strategy": {"streams": 4}}, "metrics": METRICS}]}
 AIPERF = {
     "input_config": {"loadgen": {"concurrency": 4}}, "request_count": {"unit": "requests", "avg": 10.0},
     "output_token_throughput": {"avg": 300.0}, "inter_chunk_latency": {"avg": 20.0},
@@ -71,23 +67,40 @@ def written(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "step_ms", "pooled"),
+    ("kind", "text", "step_ms", "pooled"),
     [
-        (HEAD + FAST, 13.0, 2.4),  # 1 + 1,400 / 1,000
-        (GUIDELLM, 20.0, None),  # 8 ms a token, 2.5 tokens a message
-        (json.dumps(GUIDELLM).replace("output_tokens_per_it", "iter_tokens_per_it"), 20.0, 2.5),  # without the first
-        (BENCH | SPECULATIVE, 20.0, 2.5),  # the time between messages
-        (BENCH | {"backend": "sglang", "mean_itl_ms": 8.0, "accept_length": 2.5}, 20.0, 2.5),  # shared by 2.5 tokens
-        (AIPERF, 20.0, 2.5),  # the time between messages
-        (AIPERF_TABLE, 20.0, 2.5),  # 8 ms a token, 2.5 tokens a round
-        (LLAMA * 2, 20.0, 2.5),  # 200 - 120 rounds in 1.6 s: the first token takes none
+        ("guidellm", HEAD + FAST, 13.0, 2.4),  # 1 + 1,400 / 1,000
+        ("guidellm", GUIDELLM, 20.0, None),  # 8 ms a token, 2.5 tokens a message
+        ("guidellm", json.dumps(GUIDELLM).replace("output_tokens_per_it", "iter_tokens_per_it"), 20.0, 2.5),  # no first
+        ("vllm_bench", BENCH | SPECULATIVE, 20.0, 2.5),  # the time between messages
+        ("sglang_bench", BENCH | {"mean_itl_ms": 8.0, "accept_length": 2.5}, 20.0, 2.5),  # shared by 2.5 tokens
+        ("aiperf", AIPERF, 20.0, 2.5),  # the time between messages
+        ("aiperf", AIPERF_TABLE, 20.0, 2.5),  # 8 ms a token, 2.5 tokens a round
+        ("llama_server", LLAMA * 2, 20.0, 2.5),  # 200 - 120 rounds in 1.6 s: the first token takes none
     ],
 )
-def test_a_step_is_a_round_in_every_format(written, text, step_ms, pooled):
-    point = read_loads(written("result", text)).iloc[0]
+def test_a_step_is_a_round_in_every_format(written, kind, text, step_ms, pooled):
+    path = written("result", text)
+    assert [name for name, module in LOAD_FORMATS.items() if module.load_points(LoadFile.of(path))] == [kind]
+    point = read_loads(path, kind).iloc[0]
     assert point["step_ms"] == pytest.approx(step_ms)
     assert point["pooled"] == pytest.approx(pooled) if pooled else point["by_request"] == 2.5
     assert point["in_flight"] in (1, 4) and point["throughput"] > 0
+
+
+def test_a_format_is_one_new_file(written, tmp_path, monkeypatch):
+    """The file is found by its name, and read as one of load tests and under its own kind."""
+    code = "def load_points(file):\n    return [{'in_flight': 2, 'throughput': 9}] if file.text == 'own' else []\n"
+    written("own_bench.py", "LOAD_FILES = 'Ours: own'\n" + code)
+    monkeypatch.setattr(foreign, "__path__", [*foreign.__path__, str(tmp_path)])
+    monkeypatch.setitem(sys.modules, f"{foreign.__name__}.own_bench", None)  # taken away again afterwards
+    del sys.modules[f"{foreign.__name__}.own_bench"]
+    read, commanded = (runpy.run_path(part.__file__, run_name=part.__name__) for part in (importers, report))
+    assert {*commanded["KINDS"]} == {*report.KINDS, "own_bench"}
+    for kind in ("load", "own_bench"):
+        assert read["read_loads"](written("result", "own"), kind)["throughput"].tolist() == [9]
+        with pytest.raises(UsageError, match="is of no kind that .*begins with .*Ours: own"):
+            read["read_loads"](written("result", "other"), kind)
 
 
 def test_a_table_and_a_page_make_the_whole_account(in_process, written, tmp_path):

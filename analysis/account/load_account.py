@@ -1,5 +1,5 @@
 """The account of a server under load: where a request's time goes, what takes the gain of speculation from tokens per
-round to what was measured, and the forecast beside it. Knows tables of load points (`load_files`), no file.
+round to what was measured, and the forecast beside it. Knows tables of load points (`load_points`), no file.
 """
 
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from ..cost.load_forecast import (
     off_load,
 )
 from ..engines.vllm_flags import batch_schedule
-from ..read.load_files import COLUMNS, Gauges
 from ..read.load_folder import LoadTests, ServerFacts
+from ..read.load_points import COLUMNS, Gauges
 from ..sections import Section
 
 FEW_WAIT = 0.05  # share of requests in flight below which waiting for admission is not spoken of

@@ -1,5 +1,5 @@
 """The forecast of a speculative server under load, with memory (theory.md 7.5): from a plain load curve, one
-speculative point, and the requests that memory admits. Knows tables of load points (`load_files.COLUMNS`), no file.
+speculative point, and the requests that memory admits. Knows tables of load points (`load_points.COLUMNS`), no file.
 """
 
 from collections.abc import Sequence

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 PLAN_FILE, EARLIER_PLAN_FILE, STATUS_FILE = "plan.json", "run.json", "status.json"
 LOAD = "load"  # `import.kind` of the run folder of load tests, which has no rounds (`load_folder`)
+LOAD_FOLDER = "load_tests"  # what that folder is called below --out
 Standing = Literal["running", "finished", "killed", "failed"]
 
 

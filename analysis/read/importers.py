@@ -1,14 +1,19 @@
 """The importers by the name that `--import` takes: one file of `read/foreign` for each format, found by its name.
 
-Such a file has `read(path, choices)`, which gives one data set per drafter of a file and raises UsageError, naming file
-and line, for content of another form; and `recognises(value)`, which is asked about the values of the first lines,
-about the whole file as one JSON document, and about its text. `auto` tells the kind from what the file says.
+One that reads rounds has `read(path, choices)`, which gives one data set per drafter of a file and raises UsageError,
+naming file and line, for content of another form; and `recognises(value)`, which is asked about the values of the first
+lines, about the whole file as one JSON document, and about its text. `auto` tells the kind from what the file says.
+
+One that reads load tests has `load_points(file)`, which gives the points of a `LoadFile`, or gauges, and nothing of one
+of another kind; and `LOAD_FILES`, the words that say what writes such files and how they begin. Where a format has
+both, `--import` takes its name for rounds.
 """
 
 import json
 import pkgutil
 import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,14 +24,18 @@ from specdec.errors import UsageError
 from specdec.text.lines import file_lines
 
 from . import foreign
+from .facts import LOAD
 from .imported import ImportChoices, Imported, write_folder
+from .load_points import Gauges, LoadFile, load_table, server_and_path
 from .runs import Run, open_folder
 
 HEAD = 1 << 20  # bytes that are looked at to tell a format
 FIRST = 50  # lines of them that may be the first of their kind; those before are bad ones
-_FORMATS = {
+_MODULES = {
     module.name: import_module(f"{foreign.__name__}.{module.name}") for module in pkgutil.iter_modules(foreign.__path__)
 }
+_FORMATS = {kind: module for kind, module in _MODULES.items() if hasattr(module, "read")}
+LOAD_FORMATS = {kind: module for kind, module in _MODULES.items() if hasattr(module, "load_points")}
 
 
 def auto(path: Path, choices: ImportChoices) -> list[Imported]:
@@ -88,3 +97,34 @@ def kind_of(path: Path) -> str:
         f"{path} is of no kind that its content tells: name one, --import KIND {path} ({', '.join(_FORMATS)}), "
         "or `python -m specdec.explain` where it is a load test."
     )
+
+
+def is_load(given: str) -> bool:
+    """Return whether a file, of which `NAME=FILE` may speak, is a load test that no importer of rounds reads."""
+    path = Path(server_and_path(given)[1])
+    try:
+        kind_of(path)
+    except UsageError:
+        with suppress(UsageError):
+            read_loads(path)
+            return True
+    return False
+
+
+def read_loads(path: Path, kind: str = LOAD) -> pd.DataFrame | Gauges:
+    """Return the load points of a file (`COLUMNS`), or gauges. UsageError for a file of no known kind, or a number that
+    cannot be: below 0, or no number.
+
+    kind: the only format that is tried; "load" tries all.
+    """
+    file = LoadFile.of(path)
+    tried = {name: module for name, module in LOAD_FORMATS.items() if kind in (LOAD, name)}
+    read = {name: points for name, module in tried.items() if (points := module.load_points(file))}
+    if not read:
+        begins = "; ".join(module.LOAD_FILES for module in tried.values())
+        known = "specdec.explain knows. What it knows" if kind == LOAD else f"--import {kind} reads. What it reads"
+        raise UsageError(f"{path} is of no kind that {known} begins with {begins}")
+    if len(read) > 1 and len(file.documents) < 2:
+        raise UsageError(f"{path} is of several kinds: choose one with specdec.report --import {' or '.join(read)}.")
+    made = [*read.values()]
+    return made[0] if isinstance(made[0], Gauges) else load_table(path, [point for points in made for point in points])

@@ -13,8 +13,9 @@ import yaml
 
 from specdec.errors import UsageError
 
-from .facts import LOAD, PLAN_FILE
-from .load_files import COLUMNS, Gauges, read_loads
+from .facts import LOAD, LOAD_FOLDER, PLAN_FILE
+from .importers import read_loads
+from .load_points import COLUMNS, Gauges
 
 POINTS = "loads.parquet"
 
@@ -67,7 +68,7 @@ def read_folder(folder: Path) -> LoadTests:
     if not (folder / POINTS).is_file():
         raise UsageError(
             f"{folder} is no folder of load tests (no {POINTS} in it): `python -m specdec.explain FILE... --out DIR` "
-            "makes DIR/load_tests."
+            f"makes DIR/{LOAD_FOLDER}."
         )
     try:
         points = pd.read_parquet(folder / POINTS)[list(COLUMNS)]
@@ -79,22 +80,23 @@ def read_folder(folder: Path) -> LoadTests:
         raise UsageError(f"{folder} holds what no load test writes ({type(error).__name__}): write it again.") from None
 
 
-def read_together(named: Sequence[tuple[str, str]], facts: ServerFacts) -> LoadTests:
-    """Return the load tests of some files and folders (server, "" where the file names it; path), and the facts about
-    their servers: `facts` go before those of a folder. UsageError for what cannot be read, and for gauges alone.
+def read_together(files: Sequence[tuple[str, str, str]], facts: ServerFacts) -> LoadTests:
+    """Return the load tests of some files and folders (kind, as `read_loads` takes it; server, "" where the file names
+    it; path), and the facts about their servers: `facts` go before those of a folder. UsageError for what cannot be
+    read, and for gauges alone.
     """
     points: list[pd.DataFrame] = []
     gauges: list[Gauges] = []
-    for name, file in named:
+    for kind, name, file in files:
         read: pd.DataFrame | Gauges
-        if Path(file).is_dir():
+        if kind == LOAD and Path(file).is_dir():
             kept = read_folder(Path(file))
             read = kept.points
             gauges += kept.gauges
             said = {each: {**values, **getattr(facts, each)} for each, values in vars(kept.facts).items()}
             facts = replace(facts, **said)
         else:
-            read = read_loads(Path(file))
+            read = read_loads(Path(file), kind)
         if isinstance(read, Gauges):
             gauges.append(read)
         else:

@@ -24,7 +24,7 @@ from fixtures.measured_commands import finished
 
 from specdec import explain
 from specdec.analysis.read.foreign.llama_server import Answer, answered
-from specdec.analysis.read.load_files import read_loads
+from specdec.analysis.read.importers import read_loads
 from specdec.errors import ModelLoadError
 from specdec.models.model_files import installed_smollm2
 from specdec.serving.llama_cpp_server import PACKAGE

@@ -9,8 +9,7 @@ from fixtures.llama_answers import GAMMA, PLAIN_MS, PROMPT_MS, ROUND_MS, serving
 
 from specdec import certify, explain, gate, report
 from specdec.analysis.read.imported import ImportChoices
-from specdec.analysis.read.importers import convert
-from specdec.analysis.read.load_files import read_loads
+from specdec.analysis.read.importers import convert, read_loads
 from specdec.errors import EnvironmentFault, ModelLoadError, UsageError
 from specdec.models.model_files import installed_smollm2
 from specdec.serving.llama_cpp_server import PACKAGE, answer, start

@@ -11,7 +11,9 @@ within a character is counted with the next one, so a round may be silent.
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from math import nan
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pandas as pd
@@ -32,8 +34,14 @@ from ..foreign_lines import (
     within_gamma,
 )
 from ..imported import ImportChoices, Imported, ImportedText, imported
+from ..load_points import LoadFile
 
 KIND = "llama_server"
+LOAD_FILES = (  # what writes them: how they begin
+    "llama.cpp's server, a response a line: "
+    '{"timings": {"prompt_n": 190, "prompt_ms": 50.1, "predicted_n": 75,  "predicted_ms": 1600.0, "draft_n": 70, '
+    '"draft_n_accepted": 40}, ...}'
+)
 FIRST = "The first token of each text comes out of the prompt's call and is no round; times are those of whole texts."
 TOTALS = "It has sums of each text alone: a text that ended within a round has fewer rounds here than it took."
 
@@ -154,6 +162,32 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
     if not all(answer.ended for *_, answer in answers):
         notes.append(NO_ENDS)
     return [imported(path, KIND, gamma, texts, [*notes, *settled])]
+
+
+def load_points(file: LoadFile) -> list[dict[str, Any]]:
+    """Return the point of the answers, one after the other; none without an answer."""
+    values = [value for _, value in file.documents if isinstance(value.get("timings"), dict)]
+    if not values:
+        return []
+    answers = [answered(f"{file.path}, response {place}", value) for place, value in enumerate(values, 1)]
+    tokens, rounds, drafted = (sum(getattr(one, name) for one in answers) for name in ("tokens", "rounds", "drafted"))
+    seconds = sum(one.seconds for one in answers)
+    made = {
+        "where": str(file.path),
+        "model": values[0].get("model"),
+        "in_flight": 1.0,
+        "throughput": (tokens + len(answers)) / seconds if seconds > 0 else nan,
+        "step_ms": sum(one.predicted_ms for one in answers) / rounds if rounds else nan,
+        "ttft_ms": fmean(one.prompt_ms for one in answers),
+        "prompt_tokens": fmean(one.prompt_n for one in answers),
+        "output_tokens": tokens / len(answers) + 1,
+        "requests": len(answers),
+    }
+    if drafted and rounds:
+        by_request = fmean(one.tokens / one.rounds for one in answers if one.rounds)
+        share = sum(one.accepted for one in answers) / drafted
+        made |= {"pooled": tokens / rounds, "by_request": by_request, "drafts": rounds, "accepted_share": share}
+    return [made]
 
 
 def answer_times(path: Path, skip_bad: bool) -> pd.DataFrame:

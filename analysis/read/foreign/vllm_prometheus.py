@@ -9,6 +9,7 @@ difference between its last and its first one.
 
 import re
 from collections import defaultdict
+from math import isfinite, nan
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,14 @@ from specdec.text.lines import BadLine, decoded, file_lines, printable
 
 from ..foreign_lines import MOST_COUNTED, NO_ENDS, NO_TIMES, UNORDERED, ForeignFile, within_gamma
 from ..imported import ImportChoices, Imported, imported, plain_name
+from ..load_points import Gauges, LoadFile, number_of
 from .vllm import NO_SILENT, SAME_OFFER, RequestRounds, histogram_of, short_notes
 
 KIND = "vllm_prometheus"
+LOAD_FILES = (  # what writes them: how they begin
+    "vLLM's page /metrics: "
+    'vllm:num_requests_running{model_name="M"} 74.0 vllm:kv_cache_usage_perc{model_name="M"} 0.99'
+)
 PREFIX = "vllm:spec_decode_num_"
 SAMPLE = re.compile(r"(vllm:spec_decode_num_\w+?)(?:_total)?(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?\s*")
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -73,6 +79,23 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
 def recognises(value: Any) -> bool:
     """Return whether the text of a file is such a page."""
     return isinstance(value, str) and re.search(rf"{PREFIX}|^(# (HELP|TYPE) )?vllm:", value, re.MULTILINE) is not None
+
+
+def load_points(file: LoadFile) -> Gauges | None:
+    """Return the gauges of one or several scrapes, one behind the other; None of a file that is no such page."""
+    if not re.search(r"^(# (HELP|TYPE) )?vllm:", file.text, re.MULTILINE):
+        return None
+    where, slots = str(file.path), nan
+    values: dict[str, list[float]] = defaultdict(list)
+    for line in file.text.splitlines():
+        if found := re.fullmatch(r"vllm:(\w+)(?:\{(.*)\})?\s+(\S+)(?:\s+\S+)?\s*", line):
+            values[found[1]].append(number_of(where, {found[1]: found[3]}, found[1]))
+            labels = dict(LABEL.findall(found[2] or ""))
+            if found[1] == "cache_config_info" and labels.get("num_gpu_blocks", "").isdigit():
+                slots = float(labels["num_gpu_blocks"]) * number_of(where, labels, "block_size")
+    names = ("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc")
+    running, waiting, usage = (max(filter(isfinite, values[name]), default=nan) for name in names)
+    return Gauges(running, waiting, usage, slots)
 
 
 def _made(

@@ -10,8 +10,9 @@ import pytest
 
 from specdec.analysis.account.load_account import explain, gain_factors
 from specdec.analysis.cost.load_forecast import PlainCurve, Speculating, Unknowns, forecast, off_load
-from specdec.analysis.read.load_files import COLUMNS, Gauges, read_loads
+from specdec.analysis.read.importers import read_loads
 from specdec.analysis.read.load_folder import LoadTests, ServerFacts
+from specdec.analysis.read.load_points import COLUMNS, Gauges
 from specdec.errors import UsageError
 
 LOADS = (1, 4, 16, 64)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from specdec import report
+from specdec.analysis.read.facts import LOAD
 from specdec.analysis.read.imported import ImportChoices
-from specdec.analysis.read.importers import IMPORTERS, kind_of
+from specdec.analysis.read.importers import IMPORTERS, LOAD_FORMATS, kind_of
 
 PAGE = Path(__file__).resolve().parents[4] / "notebooks" / "guide" / "foreign_formats.md"
 SECTION = re.compile(
@@ -27,7 +28,8 @@ def examples():
 
 def test_the_page_has_every_kind():
     sections = {example.values[0]["title"].partition(":")[0] for example in examples()}
-    assert sections == {*IMPORTERS} - {"auto"} == {*report.KINDS} - {"auto", report.LOAD}
+    assert sections == {*IMPORTERS} - {"auto"} and {*report.KINDS} == {*IMPORTERS, *LOAD_FORMATS, LOAD}
+    assert all(f"`{kind}`" in PAGE.read_text(encoding="utf-8") for kind in report.KINDS)
 
 
 @pytest.mark.parametrize("packed", [False, True])
