@@ -22,7 +22,7 @@ from specdec.analysis.read.facts import RunStatus
 from specdec.folder import results
 
 KILLS = 50
-RUN = ("+drafter=ngram", "measurement.repeats=4", "measurement.gammas=[1,2]", "measurement.max_new_tokens=12")
+RUN = ("+drafter=ngram", "measurement.repeats=2", "measurement.gammas=[1]", "measurement.max_new_tokens=6")
 
 
 def child(config, folder) -> int:

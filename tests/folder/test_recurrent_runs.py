@@ -5,35 +5,28 @@ import json
 import pandas as pd
 import pytest
 from fixtures.recurrent_families import RECURRENT
-from fixtures.resumed_runs import TINY, decode, found
-from fixtures.small_parts import composed
+from fixtures.resumed_runs import config_of, decode, found
 
 from specdec.errors import UsageError
 from specdec.folder import results
 
-TYPES = {"qwen3_next": "qwen3_next", "lfm2": "lfm2", "granite_hybrid": "granitemoehybrid"}
 PLAYED = ["gamma", "round", "offered", "accepted", "committed"]
+SHORT = ("measurement.max_new_tokens=12", "measurement.gammas=[]", "+drafter=ngram")
+SHAPE = dict(model_type="lfm2", seed=0) | RECURRENT["lfm2"][1] | dict(initializer_range=0.5, vocab_size=8)
+MODEL = ("target=causal", "target.model=random", f"target.shape={json.dumps(SHAPE)}".replace('"', ""))
+PROMPTS = ("prompts=random_tokens", "prompts.count=3", "prompts.length=24", "prompts.vocabulary=8")
+RUN = (*SHORT, *MODEL, "target.dtype=float32", *PROMPTS)
+"""Random weights whose logits are far enough apart."""
 
 
-def run_of(family, *overrides):
-    """Return the configuration of a run on random weights, whose logits are far enough apart."""
-    shape = dict(model_type=TYPES[family], seed=0) | RECURRENT[family][1] | dict(initializer_range=0.5, vocab_size=8)
-    target = ("target=causal", "target.model=random", f"target.shape={json.dumps(shape)}".replace('"', ""))
-    prompts = ("prompts=random_tokens", "prompts.count=3", "prompts.length=24", "prompts.vocabulary=8")
-    return composed(*TINY, "+drafter=ngram", *target, "target.dtype=float32", *prompts, *overrides)
-
-
-@pytest.mark.parametrize(
-    "family", ["lfm2", *(pytest.param(name, marks=pytest.mark.slow) for name in ("granite_hybrid", "qwen3_next"))]
-)
-def test_a_killed_run_and_a_replay_of_its_folder_have_the_rounds_of_the_whole_one(tmp_path, family, monkeypatch):
+def test_a_killed_run_and_a_replay_of_its_folder_have_the_rounds_of_the_whole_one(tmp_path, monkeypatch):
     monkeypatch.setattr(results, "_KEPT_S", -1.0)
-    decode(run_of(family), tmp_path / "whole")
+    decode(config_of(*RUN), tmp_path / "whole")
     for stop, kept in ((1, 0), (1, 1), (None, 2)):
-        assert len(decode(run_of(family), tmp_path / "killed", stop).kept) == kept
+        assert len(decode(config_of(*RUN), tmp_path / "killed", stop).kept) == kept
     assert found(tmp_path / "killed") == found(tmp_path / "whole")
     recorded = f"target.path={tmp_path / 'whole' / 'generations.jsonl'}"
-    decode(composed(*TINY, "+drafter=ngram", "target=replay", "prompts=recorded", recorded), tmp_path / "replay")
+    decode(config_of(*SHORT, "target=replay", "prompts=recorded", recorded), tmp_path / "replay")
     whole, replay = (pd.read_parquet(tmp_path / name / "rounds.parquet") for name in ("whole", "replay"))
     assert whole["accepted"].sum() > 0 and whole["rejected"].any()
     whole, replay = (rounds.loc[rounds["gamma"] > 0, PLAYED].reset_index(drop=True) for rounds in (whole, replay))
@@ -42,4 +35,4 @@ def test_a_killed_run_and_a_replay_of_its_folder_have_the_rounds_of_the_whole_on
 
 def test_a_batch_is_refused_before_anything_is_decoded(tmp_path):
     with pytest.raises(UsageError, match=r"batch_size=2: .*keep a state"):
-        decode(run_of("lfm2", "measurement.batch_size=2"), tmp_path)
+        decode(config_of(*RUN, "measurement.batch_size=2"), tmp_path)

@@ -5,7 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from fixtures.resumed_runs import SAMPLED, config_of, decode, found
+from fixtures.resumed_runs import SAMPLED, Killed, config_of, decode, found
 
 from specdec.analysis.read.facts import RunStatus
 from specdec.errors import UsageError
@@ -15,15 +15,14 @@ from specdec.folder.resumption import begun
 from specdec.plan.plan import plan
 from specdec.prompts import PromptSet
 from specdec.prompts.base.contract import turn_id
-from specdec.session import parts
-from specdec.session.experiment import run_experiment
+from specdec.session import experiment, measure, parts
 from specdec.session.identify import identify
 from specdec.session.parts import open_parts
 from specdec.targets import causal
 from specdec.text.streams import Stream, write_streams
 
 NGRAM = ("+drafter=ngram",)
-SHAPE = "{model_type: llama, seed: 0, vocab_size: 61, hidden_size: 16, intermediate_size: 16, num_hidden_layers: 1, num_attention_heads: 2}"  # noqa: E501
+SHORT = ("measurement.repeats=2", "measurement.max_new_tokens=12", "measurement.gammas=[]")
 PROMPTS = 6
 
 
@@ -69,29 +68,26 @@ def slow(*overrides):
 @pytest.mark.parametrize(
     "overrides",
     [
-        (*NGRAM, "measurement.repeats=2"),
-        ("+drafter=suffix", "measurement.repeats=2"),  # remembers earlier outputs
-        ("+drafter=ngram", "verifier=typical", "verifier.epsilon=0.5", *SAMPLED),  # judged: quality.parquet
-        slow(*NGRAM, *SAMPLED),
-        slow("+drafter=recycling", "structure=chain", "measurement.repeats=2", "drafter.persist=true"),
-        slow("+drafter=ngram", "measurement.drafters=[suffix]", "measurement.traced=4"),
-        slow("+drafter=suffix", "measurement.batch_size=2", "measurement.repeats=2"),
+        ("+drafter=suffix",),  # remembers earlier outputs
+        (*NGRAM, "verifier=typical", "verifier.epsilon=0.5", *SAMPLED),  # judged: quality.parquet
+        slow("+drafter=recycling", "structure=chain", "drafter.persist=true"),
+        slow(*NGRAM, "measurement.drafters=[suffix]", "measurement.traced=4"),
+        slow("+drafter=suffix", "measurement.batch_size=2"),
     ],
-    ids=["greedy", "suffix", "judged", "sampled", "recycling", "two drafters", "batches"],
+    ids=["suffix", "judged", "recycling", "two drafters", "batches"],
 )
 def test_a_killed_run_ends_with_the_tables_of_a_whole_one(tmp_path, overrides):
-    config = config_of(*overrides)
-    whole = PROMPTS * config.measurement.repeats
+    config = config_of(*overrides, *SHORT)
     decode(config, tmp_path / "whole")
     for stop, kept in ((2, 0), (1, 2), (None, 3)):
         assert len(decode(config, tmp_path / "killed", stop).kept) == kept
     assert found(tmp_path / "killed") == found(tmp_path / "whole")
-    assert RunStatus.read(tmp_path / "killed") == RunStatus("finished", "", whole, whole)
+    assert RunStatus.read(tmp_path / "killed") == RunStatus("finished", "", 2 * PROMPTS, 2 * PROMPTS)
     assert not (tmp_path / "killed" / "rounds").exists()
 
 
 def test_simulated_time_goes_on_where_it_stopped(tmp_path, recorded):
-    config = config_of(*NGRAM, "target=replay", "prompts=recorded", f"target.path={recorded}", "measurement.repeats=2")
+    config = config_of(*NGRAM, "target=replay", "prompts=recorded", f"target.path={recorded}", *SHORT)
     decode(config, tmp_path / "whole")
     decode(config, tmp_path / "killed", 3)
     decode(config, tmp_path / "killed")
@@ -108,15 +104,24 @@ def test_the_calibration_of_the_first_sitting_is_kept(tmp_path):
     assert [each["prompts_kept"] for each in sittings] == [0, 2]
 
 
-@pytest.mark.usefixtures("undrawn_pictures")
 def test_a_run_goes_on_as_its_calls_were_made_first(tmp_path, monkeypatch):
     """`target.compile=auto` traced; in between programs were compiled, so that it would compile now."""
-    model = ("target=causal", "target.model=random", f"target.shape={SHAPE}", "target.device=cpu")
+    shape = dict(model_type="llama", seed=0, vocab_size=61, hidden_size=16, intermediate_size=16)
+    shape |= dict(num_hidden_layers=1, num_attention_heads=2)
+    model = ("target=causal", "target.model=random", f"target.shape={shape}".replace("'", ""), "target.device=cpu")
     config = config_of(*NGRAM, *model, "target.compile=auto")
+    monkeypatch.setattr(measure, "prepare", lambda *_, **__: None)  # to trace takes seconds
     monkeypatch.setattr(causal, "auto_mode", lambda *_: ("trace", ""))
-    decode(config, tmp_path, 2)
+    decode(config, tmp_path, 1)
     monkeypatch.setattr(causal, "auto_mode", lambda *_: ("inductor", ""))
-    run_experiment(plan(config), tmp_path)
+
+    def stop(parts, *_):
+        assert parts.target.compilation == "trace"
+        raise Killed
+
+    monkeypatch.setattr(experiment, "measure", stop)
+    with pytest.raises(Killed):
+        experiment.run_experiment(plan(config), tmp_path)
     environment = json.loads((tmp_path / "environment.json").read_text())
     assert environment["model"]["compilation"] == "trace"
     assert [each["compilation"] for each in environment["sittings"]] == ["trace", "trace"]
@@ -210,9 +215,9 @@ def test_a_folder_that_a_living_run_writes_to_is_left_alone(unfinished, tmp_path
 
 
 def test_later_turns_continue_the_first_answer_that_was_kept(tmp_path, turns):
-    config = config_of(*NGRAM, *SAMPLED, "measurement.repeats=2")
+    config = config_of(*NGRAM, *SAMPLED, *SHORT, "measurement.null=false")
     decode(config, tmp_path / "whole")
-    for stop, kept in ((1, 0), (2, 1), (12, 3), (None, 15)):
+    for stop, kept in ((1, 0), (14, 1), (None, 15)):
         assert len(decode(config, tmp_path / "killed", stop).kept) == kept
     whole = found(tmp_path / "whole")
     assert found(tmp_path / "killed") == whole
