@@ -1,7 +1,6 @@
 """`measurement.drafters`: several drafters in one session, each as if it were alone, all against one baseline."""
 
 import json
-import random
 import shutil
 from pathlib import Path
 
@@ -9,6 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from fixtures.finished_runs import write_trace
+from fixtures.resumed_runs import config_of, decode
 from fixtures.small_parts import composed_values
 
 from specdec import run
@@ -17,34 +18,26 @@ from specdec.analysis.pages.report_chapters import OF_A_RUN
 from specdec.analysis.read.runs import open_folder
 from specdec.config import RunConfig, validated
 from specdec.plan.plan import plan
-from specdec.text.streams import Stream, write_streams
 
-QUICK = ("measurement.bootstrap=60", "measurement.gammas=[]", "tracking.enabled=false")
+QUICK = ("measurement.bootstrap=60", "measurement.gammas=[]", "measurement.max_new_tokens=48")
 OWN = ["gamma", "repeat", "prompt", "round", "offered", "offered_nodes", "accepted", "committed", "draft_s", "verify_s"]
 
 
 @pytest.fixture(scope="module")
 def trace(tmp_path_factory) -> Path:
-    """Recorded texts of phrases that come again, in two categories."""
-    streams = []
-    for number in range(6):
-        dice = random.Random(number)
-        book = [dice.choices(range(40), k=dice.randint(3, 9)) for _ in range(5)]
-        text = [token for _ in range(14) for token in dice.choice(book)][: 60 + 9 * number]
-        category = "code" if number % 2 else "math"
-        streams.append(Stream(str(number), category, tuple(text[:20]), tuple(text[20:])))
     path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
-    write_streams(path, streams)
+    write_trace(path, ("math", "code"))
     return path
 
 
 @pytest.fixture
 def command(in_process, undrawn_pictures, tmp_path):
-    """`command(name, ...)` runs specdec.run into the folder `name`; it gives exit code, both streams and folder."""
+    """`command(name, ...)` runs specdec.run into the folder `name`; it gives what was said, and the folder."""
 
     def call(name, *arguments):
-        ended = in_process(run, *QUICK, f"hydra.run.dir={tmp_path / name}", *arguments)
-        return ended.code, ended.output + ended.error, tmp_path / name
+        ended = in_process(run, *QUICK, "tracking.enabled=false", f"hydra.run.dir={tmp_path / name}", *arguments)
+        assert ended.code == 0, ended.error
+        return ended.output + ended.error, tmp_path / name
 
     return call
 
@@ -58,38 +51,30 @@ def rounds_of(folder, method):
     return table[table["method"] == method][OWN].sort_values(OWN[:4]).reset_index(drop=True)
 
 
-def test_each_drafter_decodes_as_if_it_were_alone(command, trace):
+def test_each_drafter_decodes_as_if_it_were_alone(command, trace, tmp_path):
     """On recorded text a drafter's rounds and their simulated times depend on nothing that was decoded in between."""
     other = "{structure: {name: tree, nodes: 6, depth: 3}, drafter: {earlier_outputs: 50}}"
-    code, said, folder = command(
-        "both",
-        *replayed(trace),
-        "+drafter=ngram",
-        "measurement.drafters=[suffix,ngram]",
-        f"+measurement.drafter_settings.suffix={other}",
-    )
-    assert code == 0, said
     tree = ("structure=tree", "structure.nodes=6", "structure.depth=3", "drafter.earlier_outputs=50")
-    alone = {}
-    for name, more in (("ngram", ()), ("suffix", tree)):
-        code, error, alone[name] = command(name, *replayed(trace), f"+drafter={name}", *more)
-        assert code == 0, error
+    beside = ("measurement.drafters=[suffix,ngram]", f"+measurement.drafter_settings.suffix={other}")
+    said, folder = command("both", *replayed(trace), "+drafter=ngram", *beside)
+    _, alone = command("suffix", *replayed(trace), "+drafter=suffix", *tree)
+    decode(config_of("+drafter=ngram", "prompts=recorded", *replayed(trace), *QUICK), tmp_path / "ngram")
     together = open_folder(folder)
     assert [each.method or "ngram" for each in together.drafters] == ["suffix", "ngram"]
-    for name, seen in (("ngram", together), ("suffix", together.of_drafter("suffix"))):
-        pd.testing.assert_frame_equal(rounds_of(folder, name), rounds_of(alone[name], name))
-        single = open_folder(alone[name])
-        assert seen.primary_gamma == single.primary_gamma and seen.drafter_name == single.drafter_name
-        assert set(seen.rounds()["method"]) == {"baseline", name}
-        assert set(seen.generations()["method"]) == set(seen.generations(texts=False)["method"]) == {"baseline", name}
-        assert {method for method, _ in seen.arms()} == set(seen.arms().texts["method"]) == {"baseline", name}
-        for own, its in ((seen.replay(), single.replay()), (seen.alpha_sums(), single.alpha_sums())):
-            pd.testing.assert_frame_equal(own.reset_index(drop=True), its)
-        for metric, value in single.metrics.items():
-            if not metric.startswith(("memory/", "throughput/")):
-                assert seen.metrics[metric] == pytest.approx(value), f"{metric} of {name}"
-        for curve, points in single.curves.items():
-            assert seen.curves[curve] == pytest.approx(points)
+    pd.testing.assert_frame_equal(rounds_of(folder, "ngram"), rounds_of(tmp_path / "ngram", "ngram"))
+    pd.testing.assert_frame_equal(rounds_of(folder, "suffix"), rounds_of(alone, "suffix"))
+    seen, single = together.of_drafter("suffix"), open_folder(alone)
+    assert seen.primary_gamma == single.primary_gamma and seen.drafter_name == single.drafter_name
+    assert set(seen.rounds()["method"]) == {"baseline", "suffix"}
+    assert set(seen.generations()["method"]) == set(seen.generations(texts=False)["method"]) == {"baseline", "suffix"}
+    assert {method for method, _ in seen.arms()} == set(seen.arms().texts["method"]) == {"baseline", "suffix"}
+    for own, its in ((seen.replay(), single.replay()), (seen.alpha_sums(), single.alpha_sums())):
+        pd.testing.assert_frame_equal(own.reset_index(drop=True), its)
+    for metric, value in single.metrics.items():
+        if not metric.startswith(("memory/", "throughput/")):
+            assert seen.metrics[metric] == pytest.approx(value), metric
+    for curve, points in single.curves.items():
+        assert seen.curves[curve] == pytest.approx(points)
     # The file says what a run was, and runs it again whatever the YAMLs have become.
     recorded = yaml.safe_load((folder / "config.yaml").read_text())["measurement"]["drafter_settings"]["suffix"]
     assert recorded["structure"]["depth"] == 3 and recorded["drafter"]["earlier_outputs"] == 50

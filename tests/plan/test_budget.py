@@ -6,17 +6,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fixtures.resumed_runs import composed, config_of, decode, found
+from fixtures.command_lines import configured
+from fixtures.resumed_runs import config_of, decode, found
 
 from specdec import run
 from specdec.analysis.read.facts import RunStatus
 from specdec.analysis.read.runs import open_folder
 from specdec.config import RunConfig
-from specdec.errors import UsageError
 from specdec.folder import results
-from specdec.folder.earlier_runs import EarlierRuns
 from specdec.folder.identity import RunIdentity
-from specdec.folder.resumption import begun
 from specdec.plan.plan import EXAMPLE_S, FIRST_LOOK_S, plan
 from specdec.plan.time_budget import LEAST, TimeBudget
 from specdec.prompts import Prompt
@@ -114,27 +112,27 @@ def test_stages_add_up():
 @pytest.mark.parametrize(
     ("overrides", "seconds"),
     [
-        (("+drafter=ngram",), FIRST_LOOK_S),
-        (("+drafter=small_model", "structure.gamma=2", "sampling=temperature", "seed=3"), FIRST_LOOK_S),
-        (("+drafter=ngram", "tracking.enabled=false"), FIRST_LOOK_S),
-        (("+drafter=ngram", "prompts.limit=80"), None),
-        (("+drafter=ngram", "measurement.repeats=3"), None),
-        (("+drafter=ngram", "target.model=some/model"), None),
-        (("+drafter=ngram", "target=smollm2", "prompts.limit=20"), EXAMPLE_S),
-        (("+drafter=ngram", "target=smollm2", "measurement.repeats=3"), None),
-        (("+drafter=ngram", "target.compile=true"), None),
-        (("+drafter=ngram", "experiment_name=mine"), None),
-        (("+drafter=ngram", "measurement.budget_seconds=null"), None),
-        (("+drafter=ngram", "prompts.limit=80", "measurement.budget_seconds=600"), 600.0),
+        ("+drafter=ngram", FIRST_LOOK_S),
+        ("+drafter=small_model structure.gamma=2 sampling=temperature seed=3", FIRST_LOOK_S),
+        ("+drafter=ngram tracking.enabled=false", FIRST_LOOK_S),
+        ("+drafter=ngram prompts.limit=80", None),
+        ("+drafter=ngram measurement.repeats=3", None),
+        ("+drafter=ngram target.model=some/model", None),
+        ("+drafter=ngram target=smollm2 prompts.limit=20", EXAMPLE_S),
+        ("+drafter=ngram target=smollm2 measurement.repeats=3", None),
+        ("+drafter=ngram target.compile=true", None),
+        ("+drafter=ngram experiment_name=mine", None),
+        ("+drafter=ngram measurement.budget_seconds=null", None),
+        ("+drafter=ngram prompts.limit=80 measurement.budget_seconds=600", 600.0),
     ],
 )
 def test_only_first_looks_are_bounded_unasked(overrides, seconds):
-    assert plan(composed(*overrides)).budget_seconds == seconds
+    assert plan(configured(overrides)).budget_seconds == seconds
 
 
 def test_a_cell_of_a_sweep_is_not_bounded_unasked(monkeypatch, tmp_path):
     monkeypatch.setenv(PARENT_RUN, str(tmp_path))
-    assert plan(composed("+drafter=ngram")).budget_seconds is None
+    assert plan(configured("+drafter=ngram")).budget_seconds is None
 
 
 def test_a_budget_is_refused_where_several_processes_decode_one_prompt(in_process, monkeypatch):
@@ -158,10 +156,12 @@ def watch(monkeypatch) -> Watch:
 
 
 def of_seconds(seconds: float, *overrides: str) -> RunConfig:
-    return config_of("+drafter=ngram", PROMPTS, f"measurement.budget_seconds={seconds}", *overrides)
+    short = ("measurement.max_new_tokens=8", "measurement.gammas=[1]")
+    return config_of("+drafter=ngram", PROMPTS, *short, f"measurement.budget_seconds={seconds}", *overrides)
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn_pictures", "quick_analysis")
 def test_a_run_that_was_cut_is_finished_and_says_what_it_decoded(tmp_path, watch, monkeypatch, capsys):
     monkeypatch.setattr(experiment, "TimeBudget", partial(TimeBudget, now=watch))
     monkeypatch.setenv("SPECDEC_VERBOSE", "1")
@@ -207,20 +207,6 @@ def test_which_prompts_are_left_out_follows_from_the_seed_and_not_from_their_cos
 
 
 @pytest.mark.slow
-def test_a_run_that_was_cut_is_not_gone_on_with(tmp_path, watch):
-    cut_order(tmp_path / "first", watch, 70)
-    config = of_seconds(70)
-    identity = identify(open_parts(plan(config)))
-    with (
-        pytest.raises(UsageError, match="holds a finished run of the same measurement"),
-        begun("auto", tmp_path / "first", identity),
-    ):
-        pass
-    with begun("auto", tmp_path / "second", identity, EarlierRuns(tmp_path)) as beginning:
-        assert not beginning.kept and beginning.results.folder == tmp_path / "second"
-
-
-@pytest.mark.slow
 def test_an_interrupted_run_goes_on_in_its_order_with_a_budget_of_its_own(tmp_path, watch, monkeypatch):
     monkeypatch.setattr(results, "_KEPT_S", -1.0)  # every prompt is written when it is done
     whole = cut_order(tmp_path / "whole", watch, 1000)
@@ -252,13 +238,13 @@ def test_the_bound_that_auto_became_is_logged(monkeypatch):
 @pytest.mark.parametrize(
     ("overrides", "mode"),
     [
-        ((), "trace"),
-        (("measurement.repeats=20",), "inductor"),
-        (("measurement.repeats=20", "measurement.budget_seconds=100"), "trace"),
-        (("measurement.repeats=20", "measurement.batch_size=2"), None),
+        ("", "trace"),
+        ("measurement.repeats=20", "inductor"),
+        ("measurement.repeats=20 measurement.budget_seconds=100", "trace"),
+        ("measurement.repeats=20 measurement.batch_size=2", None),
     ],
 )
 def test_the_first_look_is_traced_and_a_long_run_is_compiled(overrides, mode):
-    own = ("target.device=cpu", "target.compile_cache=null")
-    parts = open_parts(plan(composed("+drafter=small_model", *own, *overrides)))
+    own = "+drafter=small_model target.device=cpu target.compile_cache=null"
+    parts = open_parts(plan(configured(f"{own} {overrides}")))
     assert parts.target.compilation == parts.primary.drafter._compilation == mode

@@ -6,21 +6,18 @@ stores and servers, `tests/test_registry.py` and `tests/test_new.py` have plugin
 """
 
 import importlib
+import json
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.command_lines import stand_in_for_hydra, values_of
 
 from specdec import run
 from specdec.advice import advisor
 from specdec.certification import certifier
-from specdec.commands import cli
-from specdec.config import config_dir
 from specdec.errors import UsageError
 from specdec.plan.names import FAMILIES, check_names
 from specdec.registry import Registry
@@ -28,11 +25,9 @@ from specdec.session import experiment
 from specdec.studies.base import run_study
 from specdec.training import trainings
 
-ROOTS = {"run": "config", "advise": "advise", "certify": "certify", "train": "train"}
-GROUPS = ("target", "drafter", "structure", "verifier", "prompts", "sampling")
 HEAVY = ("torch", "transformers", "pandas", "scipy", "numpy", "matplotlib", "mlflow")
 
-# Asked of whole commands, each in a process of its own.
+# Asked of whole commands, each in a process that has imported nothing of ours.
 REFUSED = {
     "run +drafter=ngrm": "Unknown drafter 'ngrm'. Did you mean ngram?",
     "run +drafter=ngram drafter.name=ngrm": "Unknown drafter 'ngrm'. Did you mean ngram?",
@@ -66,13 +61,12 @@ CONFIGURED = {
     "run +drafter=ngram drafter.matches_max=abc": "Bad value drafter.matches_max='abc'",
     "run +drafter=ngram drafter.order_min=9": "Bad value drafter.order_min=9",
     "run +drafter=bigram drafter.order=3": "Bad values in drafter",
-    "run +drafter=retrieval drafter.match_min=99": "Bad value drafter.match_min=99",
     "run +drafter=retrieval drafter.model=a drafter.corpus=b": "Bad value drafter.corpus=b",
-    "run +drafter=mixed drafter.fill=3": "Bad value drafter.fill=3",
     "run +drafter=mixed drafter.fill=false drafter.context_rows=null": "Bad value drafter.fill=false",
+    "run +drafter=model_bigram drafter.extend=greedy drafter.k=2": "Bad value drafter.extend_k=",
+    "run +drafter=mixed drafter.fill=3": "Bad value drafter.fill=3",
     "run +drafter=adaptive drafter.of.dtype=x": "Bad value drafter.of.dtype='x'",
     "run +drafter=adaptive drafter.of.name=adaptive": "Missing key drafter.of.",
-    "run +drafter=model_bigram drafter.extend=greedy drafter.k=2": "Bad value drafter.extend_k=",
     "run +drafter=ngram structure.gamma=5000": "Bad value structure.gamma=5000",
     "run +drafter=ngram structure=rows structure.k=1000 structure.w=1000": "Bad value structure.k=1000",
     "run +drafter=ngram structure=expansion structure.widths=[1000,1000]": "Bad value structure.widths",
@@ -137,7 +131,6 @@ CONFIGURED = {
     ),
     "run +drafter=ngram measurement.budget_seconds=60 measurement.batch_size=4": "a batch decodes 4 prompts at once",
     "run +drafter=ngram measurement.budget_seconds=0": "greater than 0",
-    "run +drafter=ngram verifier=typical measurement.lossless=true": "verifier=typical",
     "run +drafter=ngram verifier=blockwise verifier.minimum_block=2 measurement.lossless=true": "verifier=blockwise",
     "run +drafter=oracle drafter.forced=true drafter.alpha=0.5 measurement.lossless=true": "drafter.forced=true",
     "run +drafter=ngram target=replay target.path=x verifier=blockwise verifier.minimum_block=2": (
@@ -194,13 +187,6 @@ class Passed(Exception):
     """Nothing was refused."""
 
 
-@cache
-def composed(root: str, *choices: str) -> Any:
-    """Compose once for all that choose the same files: that takes longer than the checks."""
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        return compose(root, list(choices))
-
-
 @pytest.fixture
 def refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     """`refusal("run +drafter=ngram")` returns the sentence that a command answers before it opens its parts; "" where
@@ -210,11 +196,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     def go_on(*_: Any) -> None:
         raise Passed
 
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(cli, "output_dir", lambda: tmp_path)
-    monkeypatch.setattr(cli, "earlier_runs", lambda: None)
-    monkeypatch.setattr(cli, "options", lambda group: ["ngram"])
-    monkeypatch.setattr(cli, "cell_label", lambda *_: "")
+    stand_in_for_hydra(monkeypatch, tmp_path)
     monkeypatch.setattr(trainings, "run", go_on)
     for module in (experiment, run_study):
         monkeypatch.setattr(module, "open_tracked", go_on)
@@ -222,12 +204,9 @@ def refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         monkeypatch.setattr(module, "open_parts", go_on)
 
     def asked(line: str) -> str:
-        command, *overrides = line.split()
-        settings = [each for each in overrides if each[0] != "+" and each.partition("=")[0] not in GROUPS]
-        values = composed(ROOTS[command], *(each for each in overrides if each not in settings)).copy()
-        values.merge_with_dotlist(settings)
+        task, values = values_of(line)
         try:
-            importlib.import_module(f"specdec.{command}").task(OmegaConf.to_container(values, resolve=True))
+            task(values)
         except UsageError as error:
             return str(error)
         except Passed:
@@ -273,34 +252,45 @@ def test_names_and_keys_of_the_yaml_files_are_those_of_the_registries(group):
         assert sorted(said[0]) == sorted(said[1]) or "Missing" in str(registered.value)
 
 
-def _ended(line: str, folder: Path) -> tuple[int, str, str, set[str]]:
-    """Run a command in a process of its own; return its code, what it wrote, and what it had imported that is heavy."""
+COMMANDS = """
+import json, os, sys
+from importlib import import_module
+import hydra, pydantic  # which all have to import; nothing of ours
+for number, line in enumerate(json.loads(sys.argv[1])):
+    if child := os.fork():
+        os.waitpid(child, 0)
+        continue
+    os.mkdir(f"{number}")
+    for stream, name in ((1, "out"), (2, "error")):
+        os.dup2(os.open(f"{number}.{name}", os.O_WRONLY | os.O_CREAT), stream)
+    os.chdir(f"{number}")
     command, *arguments = line.split()
-    script = f"""
-import importlib, sys
-sys.argv = {[f"specdec.{command}", *arguments]!r}
-try:
-    importlib.import_module("specdec.{command}").main()
-finally:
-    print("heavy:", *(name for name in {HEAVY!r} if name in sys.modules), file=sys.stderr)
+    sys.argv = [f"specdec.{command}", *arguments]
+    code = 0
+    try:
+        import_module(f"specdec.{command}").main()
+    except SystemExit as end:
+        code = end.code or 0
+    sys.stdout.flush()
+    heavy = [name for name in HEAVY if name in sys.modules]
+    with open(f"../{number}.json", "w") as file:
+        json.dump([code, heavy], file)
+    os._exit(0)
 """
-    done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=120)
-    error, _, heavy = done.stderr.rpartition("heavy:")
-    return done.returncode, done.stdout, error, set(heavy.split())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", REFUSED)
-def test_a_command_refuses_before_heavy_imports(line, tmp_path):
-    code, _, error, heavy = _ended(line, tmp_path)
-    said = [each for each in error.splitlines() if each.startswith("specdec: ")]
-    assert code == 2 and "Traceback" not in error and not heavy, error
-    assert len(said) == 1 and said[0].startswith(f"specdec: {REFUSED[line]}"), error
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()], "no folder and no store is left behind"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("line", TOLD)
-def test_help_imports_nothing_heavy(line, tmp_path):
-    code, out, _, heavy = _ended(line, tmp_path)
-    assert code == 0 and TOLD[line] in out and not heavy
+def test_a_command_refuses_and_helps_before_heavy_imports(tmp_path):
+    lines, script = [*REFUSED, *TOLD], COMMANDS.replace("HEAVY", repr(HEAVY))
+    subprocess.run([sys.executable, "-c", script, json.dumps(lines)], cwd=tmp_path, check=True, timeout=300)
+    for number, line in enumerate(lines):
+        code, heavy = json.loads((tmp_path / f"{number}.json").read_text())
+        out, error = ((tmp_path / f"{number}.{stream}").read_text() for stream in ("out", "error"))
+        assert not heavy and "Traceback" not in error, (line, heavy, error)
+        if line in TOLD:
+            assert code == 0 and TOLD[line] in out, line
+            continue
+        said = [each for each in error.splitlines() if each.startswith("specdec: ")]
+        assert code == 2 and len(said) == 1 and said[0].startswith(f"specdec: {REFUSED[line]}"), (line, error)
+        left = [path for path in (tmp_path / str(number)).rglob("*") if path.is_file()]
+        assert not left, f"{line}: no folder and no store is left behind"

@@ -4,72 +4,53 @@ times.
 
 import json
 from dataclasses import replace
-from functools import cache
 
 import pandas as pd
 import pytest
-from fixtures.resumed_runs import composed
+from fixtures.resumed_runs import SAMPLED, TIMES, config_of, decode, found
 
 from specdec.clock import SimulatedClock
-from specdec.config import AdviceConfig, AdviseConfig, RunConfig
+from specdec.config import AdviceConfig, AdviseConfig
 from specdec.errors import NumericsError, UsageError
 from specdec.folder.results import ResultsFolder
 from specdec.plan.plan import plan
 from specdec.session import experiment, measure
 from specdec.session.batched_session import BatchedSession
 from specdec.session.parts import open_parts
-from specdec.session.session import Session
 from specdec.targets.table import Table
 
-SAMPLED = ("sampling=temperature", "target.law=[[0.1,0.8,0.1],[0.1,0.1,0.8],[0.8,0.1,0.1]]")
+NGRAM = "+drafter=ngram"
 KEYS = ["method", "gamma", "repeat", "prompt", "round"]
-TIMES = ["draft_s", "verify_s", "accept_s", "commit_s", "round_s", "batch", "cell"]
 
 
-@cache
-def config_of(*overrides: str) -> RunConfig:
-    drafter = () if any(each.startswith("+drafter=") for each in overrides) else ("+drafter=ngram",)
-    tiny = (*drafter, "+debug=tiny", "tracking.enabled=false", "structure.gamma=4")
-    return composed(*tiny, *overrides)
-
-
-def run(folder, *overrides: str) -> tuple[pd.DataFrame, list[dict]]:
-    """The rounds and the generations of a session that decodes all prompts."""
-    config = config_of(*overrides)
-    parts, results = open_parts(plan(config)), ResultsFolder(folder)
-    kind = BatchedSession if config.measurement.batch_size > 1 else Session
-    session = kind(parts, "cell", results, SimulatedClock())
-    prompts = parts.prompts.prompts
-    for repeat in range(config.measurement.repeats):
-        for place, prompt in enumerate(prompts):
-            if place % session.group == 0:
-                session.decode_ahead(prompts[place : place + session.group], repeat)
-            session.run_prompt(prompt, repeat)
-    session.finish()
-    results.compact()
-    lines = (folder / "generations.jsonl").read_text().splitlines()
-    return pd.read_parquet(folder / "rounds.parquet"), [json.loads(line) for line in lines]
+def rounds_of(folder, *overrides: str) -> pd.DataFrame:
+    decode(config_of(*overrides), folder)
+    return pd.read_parquet(folder / "rounds.parquet")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", [(), SAMPLED, ("+drafter=oracle",)], ids=["greedy", "sampled", "reference"])
+@pytest.mark.parametrize("how", [(NGRAM,), (NGRAM, *SAMPLED), ("+drafter=oracle", "seed=1")])
 def test_rounds_and_texts_are_those_of_one_at_a_time(tmp_path, how):
     """Also where a group is shorter than the prompts, so that the second begins anew, and in later repeats."""
-    settings = ("measurement.repeats=2", "measurement.null=false", *how)
-    alone, texts = run(tmp_path / "1", *settings)
+    settings = (*how, "measurement.repeats=2", "measurement.max_new_tokens=12", "measurement.null=false")
+    alone = rounds_of(tmp_path / "1", *settings)
     assert alone["batch"].eq(1).all()
-    for size in (1 + len(how) % 3,) if how else (2, 4):
-        together, others = run(tmp_path / str(size), *settings, f"measurement.batch_size={size}")
+    for size in (2, 4) if how == (NGRAM,) else (len(how),):
+        together = rounds_of(tmp_path / str(size), *settings, f"measurement.batch_size={size}")
         one, other = (table.sort_values(KEYS, ignore_index=True) for table in (alone, together))
-        pd.testing.assert_frame_equal(one.drop(columns=TIMES), other.drop(columns=TIMES))
+        own = [*TIMES, "batch", "cell"]
+        pd.testing.assert_frame_equal(one.drop(columns=own, errors="ignore"), other.drop(columns=own, errors="ignore"))
         assert other["batch"].max() == min(size, 6) and other["batch"].min() >= 1
-        assert [line["generated_token_ids"] for line in others] == [line["generated_token_ids"] for line in texts]
+        texts, others = (
+            [line["generated_token_ids"] for line in found(tmp_path / name)["generations"]] for name in ("1", str(size))
+        )
+        assert others == texts
 
 
 def test_a_group_keeps_the_slots_full(monkeypatch, tmp_path):
     """Prompts wait in a queue, so that two of three steps or more have a full batch."""
     monkeypatch.setattr("specdec.session.batched_session.FILLS", 3)
-    rounds, _ = run(tmp_path, "measurement.batch_size=2", "measurement.max_new_tokens=12")
+    rounds = rounds_of(tmp_path, NGRAM, "measurement.batch_size=2", "measurement.max_new_tokens=12")
     assert rounds["batch"].eq(2).mean() > 2 / 3
 
 
@@ -88,10 +69,11 @@ def slow(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn_pictures", "quick_analysis")
 def test_a_whole_run_calibrates_at_its_batch_and_its_account_multiplies_out(tmp_path, slow):
     """A table evaluates slot after slot: a call on three takes three seconds, and a sequence's share is one."""
     found = experiment.run_experiment(
-        plan(config_of("measurement.batch_size=3", "measurement.gammas=[]", *SAMPLED)), tmp_path
+        plan(config_of(NGRAM, "measurement.batch_size=3", "measurement.gammas=[]", *SAMPLED)), tmp_path
     )
     calibration = json.loads((tmp_path / "calibration.json").read_text())
     assert calibration["t1_s"] == 1.0 and {item["median_s"] for item in calibration["t_n"].values()} == {1.0}
@@ -110,7 +92,7 @@ def test_logits_that_are_not_finite_end_the_run_with_what_there_is(tmp_path, mon
     """The first prompt of the group keeps the outputs of the methods that were done, and the rounds of the one that
     failed.
     """
-    config = config_of("measurement.batch_size=2")
+    config = config_of(NGRAM, "measurement.batch_size=2")
     parts, results = open_parts(plan(config)), ResultsFolder(tmp_path)
     session = BatchedSession(parts, "cell", results, SimulatedClock())
     together, calls = BatchedSession._together, []
@@ -135,13 +117,13 @@ def test_logits_that_are_not_finite_end_the_run_with_what_there_is(tmp_path, mon
 
 
 def test_later_turns_and_advice_are_refused(monkeypatch):
-    config = config_of("measurement.batch_size=2")
-    plain = open_parts(plan(config_of())).prompts
+    config = config_of(NGRAM, "measurement.batch_size=2")
+    plain = open_parts(plan(config_of(NGRAM))).prompts
     turns = replace(plain, name="talks", prompts=(replace(plain.prompts[0], follow_ups=("and then?",)),))
     monkeypatch.setattr("specdec.session.parts.load_prompts", lambda *entries, **target: turns)
     with pytest.raises(UsageError, match="prompts=talks has later turns"):
         open_parts(plan(config))
-    assert open_parts(plan(config_of())).prompts is turns
+    assert open_parts(plan(config_of(NGRAM))).prompts is turns
     advised = AdviseConfig(**vars(config), advice=AdviceConfig(text=None))
     with pytest.raises(UsageError, match="batch_size=2: specdec.advise decodes one sequence at a time"):
         plan(advised)

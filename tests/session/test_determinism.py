@@ -13,19 +13,11 @@ SHAPE = (
 MODEL = (
     "target=causal", "target.model=random", f"target.shape={SHAPE}", "target.compile=false", "target.device=cpu",
     "prompts=random_tokens", "prompts.limit=3", "prompts.length=12", "prompts.vocabulary=61",
-    "measurement.cost_contexts=[]",
+    "measurement.max_new_tokens=12", "measurement.gammas=[]",
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("dtype", "sampling"),
-    [
-        ("float32", "temperature"),
-        ("bfloat16", "greedy"),
-        pytest.param("float32", "greedy", marks=pytest.mark.slow),
-        pytest.param("bfloat16", "temperature", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("dtype", "sampling"), [("float32", "temperature"), ("bfloat16", "greedy")])
 def test_a_rerun_gives_the_same_tokens(tmp_path, dtype, sampling):
     computed = native_arithmetic(getattr(torch, dtype), torch.device("cpu"))
     config = config_of("+drafter=ngram", *MODEL, f"target.dtype={dtype}", f"sampling={sampling}")
@@ -36,12 +28,3 @@ def test_a_rerun_gives_the_same_tokens(tmp_path, dtype, sampling):
     assert first == again, computed.sentence
     texts = {tuple(line["generated_token_ids"]) for line in first["generations"] if line["method"] == "baseline"}
     assert len(texts) == 3, "the prompts' texts are not all one"
-
-
-@pytest.mark.slow
-def test_another_seed_samples_other_tokens(tmp_path):
-    for seed in (0, 1):
-        decode(config_of("+drafter=ngram", *MODEL, "sampling=temperature", f"seed={seed}"), tmp_path / str(seed))
-    assert found(tmp_path / "0")["generations"][0]["cell"] != found(tmp_path / "1")["generations"][0]["cell"]
-    texts = [[line["generated_token_ids"] for line in found(tmp_path / str(seed))["generations"]] for seed in (0, 1)]
-    assert texts[0] != texts[1]

@@ -61,16 +61,16 @@ def dtypes_of(described: Any) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "more"),
+    ("drafter", "more", "native"),
     [
-        ("small_model", ()),
-        ("spec_tree", ()),
-        ("staged", ("drafter.structure.gamma=2",)),
-        ("parallel", ("drafter.mask_token=0",)),
-        ("model_bigram", ("drafter.cache_dir=null", "structure=chain")),
+        ("small_model", (), True),
+        ("small_model", (), False),
+        ("spec_tree", (), False),
+        ("staged", ("drafter.structure.gamma=2",), False),
+        ("parallel", ("drafter.mask_token=0",), False),
+        ("model_bigram", ("drafter.cache_dir=null", "structure=chain"), False),
     ],
 )
-@pytest.mark.parametrize("native", [True, False], ids=["native", "emulated"])
 def test_every_model_computes_in_the_arithmetic_of_the_processor(folder, processor, drafter, more, native):
     processor(native)
     parts = made(folder, *more, drafter=drafter)

@@ -37,7 +37,7 @@ SHAPE = (
 def test_experts_of_the_tokens_of_every_verification(family, structure, evaluation, sampling):
     model = tiny_mixture(family)
     target = Causal(model, sampling(temperature=0.0), evaluation=evaluation)
-    written = decode(target, read_group_values("drafter", "ngram"), structure, PROMPT, 24)
+    written = decode(target, read_group_values("drafter", "ngram"), structure, PROMPT, 16)
     passes, mixture = object(), target.mixture
     target.decoder.passes = passes
     lines = expert_reads(target, mixture, written, {"method": "ngram"})
@@ -71,7 +71,9 @@ def mixture_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mixture") / "run"
     given = ("+debug=tiny", "+drafter=ngram", "target=causal", "target.model=random", f"target.shape={SHAPE}")
     given += ("target.dtype=float32", "target.compile=false", "target.device=cpu", "measurement.cost_contexts=[8]")
-    given += ("tracking.enabled=false", f"hydra.run.dir={folder}", "measurement.max_new_tokens=16")
+    given += ("measurement.cost_rows=8", "measurement.cost_dense=1", "measurement.cost_calls=1")
+    given += ("measurement.gammas=[1]", "measurement.null=false", "measurement.max_new_tokens=10")
+    given += ("tracking.enabled=false", f"hydra.run.dir={folder}")
     run_in(folder.parent, *given)
     return folder
 

@@ -1,19 +1,26 @@
 """`measurement.original`: the model that a trained target was, decoded beside it as a second baseline."""
 
 import json
+from functools import cache
 from pathlib import Path
 
 import pytest
 import torch
 from fixtures.plain_laws import plain_greedy
+from fixtures.resumed_runs import config_of, decode, found
 
 from specdec import run
-from specdec.analysis.pages.report_chapters import run_chapters
+from specdec.analysis.pages.report_chapters import OF_A_RUN
 from specdec.analysis.read.runs import open_folder
+from specdec.config import RunConfig
+from specdec.errors import UsageError
+from specdec.plan.plan import plan
+from specdec.session.parts import open_parts
 from specdec.training.data.tokenizer import train_tokenizer
 
 VOCABULARY = 11
 TOKENS = "prompts.tokens=[[1,2,3,1,2,3,1],[4,5,4,5,4,5],[7,8,9,7,8]]"
+SHORT = ("measurement.gammas=[4]", "measurement.max_new_tokens=10", "measurement.null=false", "target.device=cpu")
 
 
 @pytest.fixture(scope="module")
@@ -31,40 +38,40 @@ def folders(tmp_path_factory, tiny_llama) -> dict[str, Path]:
     return made
 
 
-@pytest.fixture
-def command(in_process, unwritten_pictures):
-    """`command(..., drafter="ngram")` runs specdec.run without a store; it gives exit code and standard error."""
-
-    def call(*arguments: str, drafter: str = "ngram") -> tuple[int, str]:
-        ended = in_process(run, f"+drafter={drafter}", "+debug=pocket", "tracking.enabled=false", *arguments)
-        return ended.code, ended.error
-
-    return call
+def on(folders: dict[str, Path], original: str) -> tuple[str, ...]:
+    target = ("target=causal", f"target.model={folders['trained']}", "target.compile=false", TOKENS)
+    return (*target, f"measurement.original={folders[original]}", *SHORT)
 
 
-def on(folders: dict[str, Path], original: str, target: str = "trained") -> tuple[str, ...]:
-    return (
-        *("prompts=tokens", TOKENS, "prompts.limit=null", "measurement.cost_contexts=[]", "target.compile=false"),
-        *(f"target.model={folders[target]}", f"measurement.original={folders[original]}"),
-    )
+def config(folders: dict[str, Path], original: str, *overrides: str) -> RunConfig:
+    return config_of("+drafter=ngram", *on(folders, original), *overrides)
 
 
-def greedy_text(folder: Path, prompt: list[int], tokens: int) -> list[int]:
+@cache
+def _greedy_text(folder: Path, prompt: tuple[int, ...], tokens: int) -> list[int]:
     from transformers import AutoModelForCausalLM
 
-    return list(plain_greedy(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64), prompt, tokens))
+    return list(plain_greedy(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64), list(prompt), tokens))
 
 
-def test_both_backbones_are_decoded_on_the_same_prompts_and_named_apart(command, tmp_path, folders):
-    settings = ("target.dtype=float64", "measurement.repeats=2", "measurement.gammas=[4]", "measurement.null=false")
-    code, error = command(*on(folders, "original"), *settings)
-    assert code == 0, error
-    finished = open_folder(next(tmp_path.glob("outputs/*/*")))
+def check_texts(folders: dict[str, Path], texts: list[dict]) -> None:
+    """See that the original's texts are its own, and all others those of the target."""
+    for line in texts:
+        model = folders["original" if line["method"] == "original" else "trained"]
+        assert list(line["generated_token_ids"]) == _greedy_text(model, tuple(line["prompt_token_ids"]), line["tokens"])
+
+
+@pytest.mark.usefixtures("undrawn_pictures")
+def test_both_backbones_are_decoded_on_the_same_prompts_and_named_apart(in_process, tmp_path, folders):
+    settings = ("+debug=tiny", "tracking.enabled=false", "target.dtype=float64", "measurement.repeats=2")
+    ended = in_process(
+        run, "+drafter=ngram", *settings, *on(folders, "original"), "measurement.cost_contexts=[]", "hydra.run.dir=run"
+    )
+    assert ended.code == 0, ended.error
+    finished = open_folder(tmp_path / "run")
     texts = finished.generations()
     assert set(texts["method"]) == {"baseline", "original", "ngram"}
-    for row in texts.to_dict("records"):
-        model = folders["original" if row["method"] == "original" else "trained"]
-        assert row["generated_token_ids"] == greedy_text(model, row["prompt_token_ids"], row["tokens"])
+    check_texts(folders, texts.to_dict("records"))
     works = texts.groupby("method").apply(lambda part: set(zip(part["prompt"], part["repeat"], strict=True)))
     assert works["original"] == works["baseline"] and len(works["original"]) == 6
     rounds, metrics = finished.rounds(), finished.metrics
@@ -81,32 +88,27 @@ def test_both_backbones_are_decoded_on_the_same_prompts_and_named_apart(command,
     assert environment["original"]["sha256"] not in ("", environment["model"]["sha256"])
     assert environment["original"]["dtype"] == environment["model"]["dtype"] == "float64"
     assert "speedup (original)" in finished.fetch("report.md").read_text()
-    sections = {section.title: section for chapter in run_chapters([finished]) for section in chapter.sections}
-    assert "As the papers define it" in sections
-    assert not [title for title, section in sections.items() if "Not available" in " ".join(section.text)]
+    assert "Not available" not in " ".join(dict(OF_A_RUN)["As the papers define it"](finished).text)
 
 
 @pytest.mark.slow
-def test_the_original_takes_the_dtype_of_the_target(command, tmp_path, folders):
+def test_the_original_takes_the_dtype_of_the_target(tmp_path, folders):
     """The checkpoint's own is float64; the same model is a fine original, whose text is the target's."""
-    code, error = command(*on(folders, "trained"), "target.dtype=float32", "measurement.gammas=[4]")
-    assert code == 0, error
-    finished = open_folder(next(tmp_path.glob("outputs/*/*")))
-    environment = json.loads((finished.fetch("environment.json")).read_text())
+    decode(config(folders, "trained", "target.dtype=float32"), tmp_path)
+    environment = json.loads((tmp_path / "environment.json").read_text())
     assert environment["original"]["dtype"] == "float32"
     assert environment["original"]["sha256"] == environment["model"]["sha256"]
-    texts = finished.generations().set_index(["method", "prompt"])["generated_token_ids"]
-    assert texts["original"].to_dict() == texts["baseline"].to_dict()
+    texts = {"original": {}, "baseline": {}, "ngram": {}}
+    for line in found(tmp_path)["generations"]:
+        texts[line["method"]][line["prompt"]] = line["generated_token_ids"]
+    assert texts["original"] == texts["baseline"] and len(texts["original"]) == 3
 
 
 @pytest.mark.slow
-def test_forced_text_is_forced_on_the_drafter_alone(command, tmp_path, folders):
-    forced = ("drafter.forced=true", "target.dtype=float64", "measurement.gammas=[4]")
-    code, error = command(*on(folders, "original"), *forced, drafter="oracle")
-    assert code == 0, error
-    for row in open_folder(next(tmp_path.glob("outputs/*/*"))).generations().to_dict("records"):
-        model = folders["original" if row["method"] == "original" else "trained"]
-        assert row["generated_token_ids"] == greedy_text(model, row["prompt_token_ids"], row["tokens"])
+def test_forced_text_is_forced_on_the_drafter_alone(tmp_path, folders):
+    forced = config_of("+drafter=oracle", *on(folders, "original"), "drafter.forced=true", "target.dtype=float64")
+    decode(forced, tmp_path)
+    check_texts(folders, found(tmp_path)["generations"])
 
 
 @pytest.mark.slow
@@ -114,27 +116,23 @@ def test_forced_text_is_forced_on_the_drafter_alone(command, tmp_path, folders):
     "original, says",
     [("small", f"has {VOCABULARY - 1} tokens, the target {VOCABULARY}"), ("short", "holds 32 tokens of context")],
 )
-def test_another_kind_of_model_is_refused(command, tmp_path, folders, original, says):
-    code, error = command(*on(folders, original))
-    assert code == 2 and says in error and f"measurement.original={folders[original]}" in error
-    assert error.count("\n") == 1 and not list(tmp_path.glob("outputs/*/*/rounds*"))
+def test_another_kind_of_model_is_refused(folders, original, says):
+    with pytest.raises(UsageError, match=f"measurement.original={folders[original]}.*{says}"):
+        open_parts(plan(config(folders, original)))
 
 
 @pytest.mark.slow
-def test_another_tokenizer_is_refused(command, tmp_path, folders, tiny_llama):
-    texts = (["def f(x):\n    return x\n"] * 3, ["while True:\n    pass  # nothing else\n"] * 3)
+def test_another_tokenizer_is_refused(tmp_path, tiny_llama):
     models = {}
-    for name, text in zip(("trained", "original"), texts, strict=True):
-        tokenizer = train_tokenizer(text, 264, 64)
+    for name, text in {"trained": "def f(x):\n    return x\n", "original": "while True:\n    pass\n"}.items():
         models[name] = tmp_path / name
         tiny_llama(264).save_pretrained(models[name])
-        tokenizer.save_pretrained(models[name])
-    code, error = command(*on(models, "original"))
-    assert code == 2 and "it has another tokenizer; give the model that the target was trained from" in error
+        train_tokenizer([text] * 3, 264, 64).save_pretrained(models[name])
+    with pytest.raises(UsageError, match="has another tokenizer; give the model that the target was trained from"):
+        open_parts(plan(config(models, "original")))
 
 
 @pytest.mark.slow
-def test_a_missing_original_is_one_sentence(command, folders):
-    arguments = [argument for argument in on(folders, "trained") if not argument.startswith("measurement.original")]
-    code, error = command(*arguments, "measurement.original=./nowhere")
-    assert code == 2 and "./nowhere" in error and error.count("\n") == 1
+def test_a_missing_original_is_one_sentence(folders):
+    with pytest.raises(UsageError, match=r"\./nowhere"):
+        open_parts(plan(config(folders, "trained", "measurement.original=./nowhere")))

@@ -15,18 +15,25 @@ REPEATS = 2
 
 @pytest.fixture
 def decoded(tmp_path, monkeypatch):
-    """(gamma, repeat, request) of every text that a sampled session on the table target decodes."""
-    config = composed("+debug=tiny", "+drafter=ngram", "sampling=temperature")
-    parts, found, repeat = open_parts(plan(config)), [], 0
-    session = Session(parts, "cell", ResultsFolder(tmp_path), CpuClock())
+    """`decoded(seed)` gives (gamma, repeat, request) of every text of a sampled session on the table target."""
     decode = Arm.decode
-    monkeypatch.setattr(
-        Arm, "decode", lambda arm, asked, clock: found.append((arm.gamma, repeat, asked)) or decode(arm, asked, clock)
-    )
-    for repeat in range(REPEATS):
-        for prompt in parts.prompts.prompts:
-            session.run_prompt(prompt, repeat)
-    return found
+
+    def call(seed):
+        config = composed("+debug=tiny", "+drafter=ngram", "sampling=temperature", f"seed={seed}")
+        parts, requests, repeat = open_parts(plan(config)), [], 0
+        session = Session(parts, "cell", ResultsFolder(tmp_path / str(seed)), CpuClock())
+
+        def watched(arm, asked, clock):
+            requests.append((arm.gamma, repeat, asked))
+            return decode(arm, asked, clock)
+
+        monkeypatch.setattr(Arm, "decode", watched)
+        for repeat in range(REPEATS):
+            for prompt in parts.prompts.prompts:
+                session.run_prompt(prompt, repeat)
+        return requests
+
+    return call
 
 
 def test_what_judges_a_draft_has_not_drawn_it(decoded):
@@ -35,9 +42,11 @@ def test_what_judges_a_draft_has_not_drawn_it(decoded):
     Drafts of a prompt draw the same numbers at every gamma, so that curves share their noise; every text is judged by
     numbers of its own.
     """
-    drafts = {(repeat, tuple(asked.prompt)): asked.draft_generator.initial_seed() for _, repeat, asked in decoded}
-    judged = [asked.accept_generator.initial_seed() for _, _, asked in decoded]
-    assert {gamma for gamma, _, _ in decoded} >= {0, 1, 2} and {repeat for _, repeat, _ in decoded} == {0, 1}
+    requests = decoded(0)
+    drafts = {(repeat, tuple(asked.prompt)): asked.draft_generator.initial_seed() for _, repeat, asked in requests}
+    judged = [asked.accept_generator.initial_seed() for _, _, asked in requests]
+    assert {gamma for gamma, _, _ in requests} >= {0, 1, 2} and {repeat for _, repeat, _ in requests} == {0, 1}
     assert len(set(drafts.values())) == len(drafts) < len(judged)
     assert len(set(judged)) == len(judged)
     assert not set(judged) & set(drafts.values())
+    assert not set(judged) & {asked.accept_generator.initial_seed() for _, _, asked in decoded(1)}, "of another seed"

@@ -8,7 +8,6 @@ import pytest
 import torch
 from fixtures.resumed_runs import SAMPLED, config_of, decode
 
-from specdec import run
 from specdec.clock import SimulatedClock
 from specdec.folder.results import ResultsFolder
 from specdec.plan.plan import plan
@@ -125,22 +124,3 @@ def test_a_resumed_run_has_the_lines_of_one_that_was_never_interrupted(tmp_path)
 def test_runs_without_the_line(overrides):
     assert open_parts(plan(config_of(*ON))).sampled is not None
     assert open_parts(plan(config_of(*overrides))).sampled is None
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unwritten_pictures")
-def test_a_run_shows_its_line_and_says_what_it_does(in_process, tmp_path):
-    """The whole of it, in one run: the first line, its stages in order, the table, the note, the metrics."""
-    ended = in_process(run, *ON, "+debug=tiny", "tracking.enabled=false", f"hydra.run.dir={tmp_path / 'run'}", "-v")
-    assert ended.code == 0, ended.error
-    said = ended.output
-    assert "\nngram on table; " in said and "gamma 1, 2, 4; no time budget." in " ".join(said.split())
-    stages = ["Load: ", "Warm up", "Calibrate: ", "Decode: 6 prompts, each by 5 methods", "Analyse: "]
-    places = [said.index(f"\n{stage}") for stage in stages]
-    assert places == sorted(places)
-    metrics = json.loads((tmp_path / "run" / "summary.json").read_text())["metrics"]
-    shown = [line for line in said.splitlines() if line.strip().startswith("T=0.7")]
-    assert len(shown) == 1 and f"{metrics['sampled/tokens_per_round']:.2f} (" in shown[0]
-    assert f"{metrics['sampled/speedup']:.2f}" in shown[0] and metrics["sampled/temperature"] == 0.7
-    assert "sampled/speedup.ci_low" not in metrics  # three prompts
-    assert "At temperature 0.7, on 3 of the prompts, over plain decoding" in (tmp_path / "run/report.md").read_text()

@@ -3,7 +3,6 @@
 Real processes where that is the point; elsewhere threads do the work of processes, which need not be started.
 """
 
-import json
 import multiprocessing
 import os
 import signal
@@ -13,19 +12,20 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fixtures.resumed_runs import config_of, decode, found
 
+from specdec.analysis.read.facts import RunStatus
 from specdec.drafters import drafters
 from specdec.drafters.base import Drafter
-from specdec.errors import NumericsError, UsageError
-from specdec.folder.results import finished_prompts
+from specdec.errors import EnvironmentFault, NumericsError, UsageError
+from specdec.folder.results import ResultsFolder, finished_prompts
+from specdec.plan.plan import plan
 from specdec.session import workers
+from specdec.session.parts import open_parts
 from specdec.targets.table import Table
 
 QUESTIONS = Path(__file__).resolve().parents[1] / "fixtures" / "mt_bench_questions.jsonl"
-QUICK = ("tracking.enabled=false", "measurement.bootstrap=50", "measurement.cost_contexts=[]")
-TINY = ("+drafter=ngram", "+debug=tiny", *QUICK)
-TABLES = ("rounds.parquet", "replay.parquet", "alpha.parquet")
-NOT_MEASURED = ("session.json", "traces.json")
+TINY = ("+drafter=ngram", "measurement.max_new_tokens=12", "measurement.gammas=[]")
 
 
 @pytest.fixture
@@ -55,83 +55,53 @@ def in_threads(monkeypatch):
     monkeypatch.setattr(workers.multiprocessing, "get_context", lambda _: Context)
 
 
-def untimed(folder: Path) -> dict[str, object]:
-    """Everything that a run decoded and found out, without times."""
-    found: dict[str, object] = {}
-    for name in TABLES:
-        table = pd.read_parquet(folder / name)
-        kept = [column for column in table if not column.endswith("_s") and column != "disturbed"]
-        found[name] = table[kept].to_json(orient="records")
-    for name in NOT_MEASURED:
-        values = json.loads((folder / name).read_text())
-        found[name] = {k: v for k, v in values.items() if k != "peak_mb"} if isinstance(values, dict) else values
-    for trace in found["traces.json"]:
-        for line in trace["lines"]:
-            del line["disturbed"]
-    lines = map(json.loads, (folder / "generations.jsonl").read_text().splitlines())
-    found["generations"] = [{k: v for k, v in line.items() if not k.endswith(("_s", "_disturbed"))} for line in lines]
-    metrics = json.loads((folder / "summary.json").read_text())["metrics"]
-    counted = ("tokens_per_round", "alpha", "accepted_per_offered", "lossless", "iid", "repetition", "nodes_per_round")
-    found["metrics"] = {name: value for name, value in metrics.items() if name.startswith(counted)}
-    return json.loads(json.dumps(found))
-
-
 # A model with later turns that continue sampled answers; on a table, a drafter beside the other.
-TALK = (
-    *("+drafter=ngram", *QUICK, "prompts=mt_bench", f"prompts.path={QUESTIONS}", "sampling=temperature"),
-    *("measurement.max_new_tokens=8", "measurement.gammas=[]", "target.compile=false", "measurement.warmup_tokens=0"),
-    "measurement.calibration_calls=1",
-)
+TALK = ("target=causal", "target.compile=false", "prompts=mt_bench", f"prompts.path={QUESTIONS}", "prompts.limit=4")
+TALK += ("sampling=temperature", "measurement.max_new_tokens=8")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "workers"), [(TALK, 2), ((*TINY, "measurement.drafters=[oracle]"), 3)], ids=["talks", "two drafters"]
+    ("arguments", "count"), [(TALK, 2), (("measurement.drafters=[oracle]",), 3)], ids=["talks", "two drafters"]
 )
-def test_workers_write_what_one_process_writes(run_into, in_threads, arguments, workers):
+def test_workers_write_what_one_process_writes(tmp_path, in_threads, arguments, count):
     """All prompts of two repeats, in their order."""
-    arguments = (*arguments, "measurement.repeats=2", "measurement.traced=3")
-    code, error, alone = run_into("alone", *arguments)
-    assert code == 0, error
-    code, error, shared = run_into("shared", *arguments, f"measurement.workers={workers}")
-    assert code == 0, error
-    assert untimed(shared) == untimed(alone)
-    assert len(json.loads((shared / "traces.json").read_text())) == 3
-    assert f"Decoded by {workers} workers, with 1 threads each" in (shared / "report.md").read_text()
-    assert not (shared / "rounds").exists()
+    arguments = (*TINY, *arguments, "measurement.repeats=2", "measurement.traced=3")
+    decode(config_of(*arguments), tmp_path / "alone")
+    decode(config_of(*arguments, f"measurement.workers={count}"), tmp_path / "shared")
+    shared = found(tmp_path / "shared")
+    assert shared == found(tmp_path / "alone") and len(shared["traces"]) == 3
+    assert not (tmp_path / "shared" / "rounds").exists()
 
 
 @pytest.mark.slow
-def test_a_dead_worker_fails_the_run_which_can_be_resumed(run_into, tmp_path):
-    slow = ("+drafter=oracle", "+debug=tiny", *QUICK, "drafter.step_ms=4")
-    folder, killed = tmp_path / "killed", []
+def test_a_dead_worker_fails_the_run_which_can_be_resumed(tmp_path):
+    slow = ("+drafter=oracle", "drafter.step_ms=4", *TINY[1:])
+    folder = tmp_path / "killed"
 
     def kill() -> None:
         until = time.monotonic() + 120
         while not any(folder.glob("rounds/part-*.parquet")) and time.monotonic() < until:
             time.sleep(0.02)
-        killed.append(multiprocessing.active_children()[0].pid)
-        os.kill(killed[0], signal.SIGKILL)
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    code, error, _ = run_into("killed", *slow, "measurement.workers=2")
+    with pytest.raises(EnvironmentFault, match=r"^Worker . of 2 died \(signal 9\) while it decoded prompt 'tokens/"):
+        decode(config_of(*slow, "measurement.workers=2"), folder)
     killer.join()
-    assert code == 4 and error.count("\n") == 1, error
-    assert error.startswith("specdec: Worker ") and "of 2 died (signal 9) while it decoded prompt 'tokens/" in error
     assert not multiprocessing.active_children()
-    status = json.loads((folder / "status.json").read_text())
     kept = len(finished_prompts(folder))
-    assert status["status"] == "failed" and 0 < kept < 6 and f"{kept} prompt" in status["sentence"]
-    code, error, _ = run_into("killed", *slow)  # goes on in one process
-    assert code == 0, error
-    code, error, alone = run_into("alone", *slow)  # by one process: who decodes is no part of what a run is
-    assert untimed(folder) == untimed(alone)
+    status = RunStatus.read(folder)
+    assert status.status == "failed" and 0 < kept < 6 and f"{kept} prompt" in status.sentence
+    for name in ("killed", "alone"):  # by one process: who decodes is no part of what a run is
+        decode(config_of(*slow), tmp_path / name)
+    assert found(folder) == found(tmp_path / "alone")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("fault", "code"), [(NumericsError, 4), (UsageError, 2)])
-def test_the_fault_of_a_worker_is_that_of_the_run(run_into, in_threads, monkeypatch, fault, code):
+@pytest.mark.parametrize("fault", [NumericsError, UsageError])
+def test_the_fault_of_a_worker_is_that_of_the_run(tmp_path, in_threads, monkeypatch, fault):
     """It ends with the worker's sentence; the prompts at hand are finished, no other one is begun."""
     verify, starts = Table.verify, []
 
@@ -148,13 +118,13 @@ def test_the_fault_of_a_worker_is_that_of_the_run(run_into, in_threads, monkeypa
     begun = Table.start
     monkeypatch.setattr(Table, "start", start)
     monkeypatch.setattr(Table, "verify", broken)
-    ended, error, folder = run_into("broken", *TINY, "measurement.workers=2", "measurement.warmup_tokens=0")
-    assert (ended, error) == (code, "specdec: The third prompt cannot be decoded.\n")
-    assert json.loads((folder / "status.json").read_text())["status"] == "failed"
-    rounds = pd.read_parquet(folder / "rounds.parquet")
-    done = set(rounds["prompt"])
+    with pytest.raises(fault, match="The third prompt cannot be decoded"):
+        decode(config_of(*TINY, "measurement.workers=2"), tmp_path)
+    assert RunStatus.read(tmp_path).status == "failed"
+    ResultsFolder(tmp_path).compact()
+    done = set(pd.read_parquet(tmp_path / "rounds.parquet")["prompt"])
     assert {"tokens/0", "tokens/1"} <= done and "tokens/5" not in done and (1, 2) not in starts
-    assert done >= {prompt for _, prompt in finished_prompts(folder)} != set()  # from which the run goes on
+    assert done >= {prompt for _, prompt in finished_prompts(tmp_path)} != set()  # from which the run goes on
 
 
 def test_a_numerics_fault_travels_without_its_rounds(monkeypatch, tmp_path):
@@ -180,15 +150,14 @@ def test_a_numerics_fault_travels_without_its_rounds(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["+drafter=suffix", "+debug=tiny"], "use drafter.earlier_outputs=0, or measurement.workers=null"),
-        (["+drafter=recycling", "+debug=tiny", "structure=chain", "drafter.persist=true"], "use drafter.persist=false"),
-        (["+drafter=ngram", "prompts.limit=2", "measurement.peers=[transformers]"], "measurement.peers are timed"),
+        (["+drafter=suffix"], "use drafter.earlier_outputs=0, or measurement.workers=null"),
+        (["+drafter=recycling", "structure=chain", "drafter.persist=true"], "use drafter.persist=false"),
+        ([*TINY, "target=causal", "measurement.peers=[transformers]"], "measurement.peers are timed"),
     ],
 )
-def test_what_depends_on_the_order_of_prompts_is_refused(run_into, arguments, says):
-    code, error, folder = run_into("refused", *arguments, *QUICK, "measurement.workers=2")
-    assert code == 2 and says in error and error.count("\n") == 1
-    assert not folder.exists() or not list(folder.glob("rounds*"))
+def test_what_depends_on_the_order_of_prompts_is_refused(arguments, says):
+    with pytest.raises(UsageError, match=says):
+        workers.check_workers(open_parts(plan(config_of(*arguments, "measurement.workers=2"))))
 
 
 def test_every_drafter_that_remembers_says_so():
