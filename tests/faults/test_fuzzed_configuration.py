@@ -21,7 +21,7 @@ from specdec.tracking.store import locate
 pytestmark = pytest.mark.slow  # many examples of bad input
 
 
-SETTINGS = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 CHOICES = (
     ("+drafter=ngram",),
     ("+drafter=oracle", "structure.gamma=2"),

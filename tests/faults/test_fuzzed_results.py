@@ -26,8 +26,8 @@ pytestmark = pytest.mark.slow  # many examples of bad input
 
 
 SETTINGS = settings(max_examples=4, suppress_health_check=[HealthCheck.function_scoped_fixture])
-OBJECTS = ("plan.json", "session.json", "summary.json", "account.json", "environment.json", "calibration.json")
-TABLES = ("rounds.parquet", "replay.parquet", "alpha.parquet", "generations.jsonl")
+FILES = ("plan.json", "session.json", "summary.json", "account.json", "environment.json", "calibration.json")
+FILES += ("rounds.parquet", "replay.parquet", "alpha.parquet", "generations.jsonl", "config.yaml")
 QUICK = ("Summary", "By category", "As the papers define it", "Cost of a call", "Environment", "How to reproduce")
 READERS: tuple[Callable[[Run], Any], ...] = (
     *(Run.facts, Run.session, Run.rounds, Run.generations, Run.replay, Run.alpha_sums),
@@ -66,25 +66,13 @@ def report(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> C
     return reported
 
 
-@pytest.mark.parametrize("name", OBJECTS)
-@SETTINGS
+@settings(SETTINGS, max_examples=30)
 @given(data=st.data())
-def test_objects(report: Callable[[str, bytes], str], finished: Path, name: str, data: st.DataObject) -> None:
-    report(name, data.draw(files_of(json.loads((finished / name).read_bytes()), most=3)))
-
-
-@pytest.mark.parametrize("name", TABLES)
-@SETTINGS
-@given(data=st.data())
-def test_tables(report: Callable[[str, bytes], str], finished: Path, name: str, data: st.DataObject) -> None:
-    report(name, data.draw(torn((finished / name).read_bytes())))
-
-
-@SETTINGS
-@given(data=st.data())
-def test_configurations(report: Callable[[str, bytes], str], finished: Path, data: st.DataObject) -> None:
-    content = (finished / "config.yaml").read_bytes()
-    report("config.yaml", data.draw(st.one_of(files_of(yaml.safe_load(content)), torn(content))))
+def test_files(report: Callable[[str, bytes], str], finished: Path, data: st.DataObject) -> None:
+    name = data.draw(st.sampled_from(FILES))
+    content = (finished / name).read_bytes()
+    values = {".json": json.loads, ".yaml": yaml.safe_load}.get(Path(name).suffix)
+    report(name, data.draw(torn(content) if values is None else files_of(values(content), most=3)))
 
 
 @SETTINGS

@@ -24,7 +24,7 @@ from specdec.text.streams import read_streams
 pytestmark = pytest.mark.slow  # many examples of bad input
 
 
-SETTINGS = settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+SETTINGS = settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 STREAMS = [
     {"id": "a", "category": "x", "prompt_token_ids": [1, 2], "generated_token_ids": [3, 4, 5], "finish": "end_token",
@@ -93,7 +93,7 @@ def test_the_page_has_an_example_of_every_kind():
 
 
 @pytest.mark.parametrize(("kind", "form", "example"), EXAMPLES)
-@settings(SETTINGS, max_examples=50)
+@SETTINGS
 @given(data=st.data())
 def test_foreign_files(tmp_path: Path, kind: str, form: str, example: str, data: st.DataObject) -> None:
     """The rounds that are read are sound: they can be written, none is doubled or accepts more than it has."""

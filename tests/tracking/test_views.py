@@ -2,6 +2,8 @@
 
 import json
 import re
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs
@@ -17,24 +19,27 @@ SETTINGS = TrackingConfig(uri=None, experiment="viewed", enabled=True, required=
 KEY = "curve/tokens_per_round"
 
 
-@pytest.fixture
-def viewed(made_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str, list[str]]:
-    """A store's client, an experiment with two runs of three lines, and the addresses of their overlays."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def viewed(empty_database: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, str, list[str], Path]:
+    """A store's client, an experiment with two runs of three lines, the addresses of their overlays, and the store's
+    folder.
+    """
+    folder = tmp_path_factory.mktemp("viewed")
+    shutil.copy(empty_database, folder / "mlflow.db")
     links = []
     for name in ("first", "second"):
-        with tracked_run(SETTINGS, name=name, params={}, tags={}) as run:
+        with tracked_run(SETTINGS, name=name, params={}, tags={}, folder=folder) as run:
             run.metrics({"speedup": 1.3, "account/verify": 0.9, "cost/c": 0.1})
             same = {1: 1.5, 2: 2.0}
             run.curve_children(KEY, {"measured": same, "replay": same})
             run.curve_children("curve/speedup", {"measured": same, "priced": same})
             links.append(run.overlay(KEY))
-    client, experiment = opened(locate(None, tmp_path), SETTINGS.experiment)
-    return client, experiment, links
+    client, experiment = opened(locate(None, folder), SETTINGS.experiment)
+    return client, experiment, links, folder
 
 
 def test_a_view_shows_the_lines_of_the_newest_run_side_by_side_and_no_empty_one(viewed):
-    client, experiment, _ = viewed
+    client, experiment, *_ = viewed
     states = [
         json.loads(json.loads(value)["state"])
         for name, value in client.get_experiment(experiment).tags.items()
@@ -67,19 +72,19 @@ def test_a_view_shows_the_lines_of_the_newest_run_side_by_side_and_no_empty_one(
 
 
 def test_the_experiments_note_links_to_its_views_and_one_that_somebody_wrote_stays(viewed):
-    client, experiment, _ = viewed
+    client, experiment, _, folder = viewed
     tags = client.get_experiment(experiment).tags
     linked = re.findall(r"\(#/experiments/(\d+)/.*?&viewStateShareKey=([^)]*)\)", tags[NOTE])
     assert len(linked) == 3 and all(where == experiment for where, _ in linked)
     assert all(f"mlflow.sharedViewState.{key}" in tags for _, key in linked)
-    client.set_experiment_tag(experiment, NOTE, "Mine.")
-    with tracked_run(SETTINGS, name="third", params={}, tags={}) as run:
+    noted = client.create_experiment("noted", tags={NOTE: "Mine."})
+    with tracked_run(replace(SETTINGS, experiment="noted"), name="third", params={}, tags={}, folder=folder) as run:
         run.curve_children(KEY, {"measured": {1: 1.0}})
-    assert client.get_experiment(experiment).tags[NOTE] == "Mine."
+    assert client.get_experiment(noted).tags[NOTE] == "Mine."
 
 
 def test_an_overlay_has_the_lines_of_its_own_run(viewed):
-    client, experiment, links = viewed
+    client, experiment, links, _ = viewed
     for name, link in zip(("first", "second"), links, strict=True):
         (search,) = parse_qs(link.partition("?")[2])["searchFilter"]
         found = client.search_runs([experiment], search)

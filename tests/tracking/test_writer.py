@@ -9,8 +9,6 @@ import os
 import re
 import shutil
 import sqlite3
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fixtures.resumed_runs import composed
 
 from specdec.config import TrackingConfig
 from specdec.errors import EnvironmentFault, Interrupted, NumericsError, UsageError
@@ -33,9 +30,10 @@ def config(**changes: Any) -> TrackingConfig:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a store; making the schema takes over a second, so all tests share it."""
+def folder(tmp_path_factory: pytest.TempPathFactory, empty_database: Path) -> Path:
+    """A folder with a store, which all tests share."""
     folder = tmp_path_factory.mktemp("a folder")
+    shutil.copy(empty_database, folder / "mlflow.db")
     check_store(config(), folder)
     return folder
 
@@ -63,11 +61,6 @@ def record(folder: Path, client: Any) -> Callable[..., Any]:
 def last_run(client: Any) -> Any:
     experiment = client.get_experiment_by_name("tests").experiment_id
     return client.search_runs([experiment], "tags.`specdec.role` = 'main'", max_results=1)[0]
-
-
-def test_importing_tracking_stays_light():
-    code = "import sys, specdec.tracking.writer; sys.exit(bool({'mlflow', 'torch'} & set(sys.modules)))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -368,10 +361,15 @@ def test_a_server_that_does_not_answer_costs_seconds_and_no_run(monkeypatch, cap
     assert said.endswith(f"Upload them later: python -m specdec.sync {tmp_path}/results")
 
 
-def test_a_folder_that_cannot_be_written_is_refused(tmp_path):
+def test_a_folder_that_cannot_be_written_is_refused(tmp_path, made_database, monkeypatch):
+    """SQLite opens a file in it, and fails later: it keeps its journal beside it."""
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot be written"):
         check_store(config(uri=f"sqlite:///{tmp_path}/file/mlflow.db"), tmp_path)
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: access(path, mode) and Path(path) != tmp_path)
+    with pytest.raises(UsageError, match=r"mlflow\.db cannot be written, because its folder cannot"):
+        check_store(config(), tmp_path)
 
 
 @pytest.mark.slow
@@ -401,10 +399,10 @@ def test_six_first_runs_at_once(tmp_path):
     assert [run.info.status for run in client.search_runs([experiment])] == ["FINISHED"] * 6
 
 
-def test_the_environments_store_and_experiment_are_taken_and_keys_win(monkeypatch):
-    def kept(*overrides: str) -> tuple[str | None, str]:
-        chosen = composed("+drafter=ngram", *overrides).tracking
-        return chosen.uri, chosen.experiment
+def test_the_environments_store_and_experiment_are_taken(monkeypatch, group_values):
+    def kept() -> tuple[str | None, str]:
+        chosen = group_values("tracking", "mlflow")
+        return chosen["uri"], chosen["experiment"]
 
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME", raising=False)
@@ -412,5 +410,4 @@ def test_the_environments_store_and_experiment_are_taken_and_keys_win(monkeypatc
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "mine")
     assert kept() == ("http://tracking:5000", "mine")
-    assert kept("tracking.uri=sqlite:///own.db", "tracking.experiment=own") == ("sqlite:///own.db", "own")
     assert locate("", Path("/tmp")) == locate(None, Path("/tmp"))
