@@ -13,7 +13,9 @@ from specdec.session.session import Session
 from specdec.tracking.store import locate, opened
 from specdec.tracking.views import NOTE
 
-LONG = ("+drafter=ngram", "+debug=tiny", "measurement.repeats=9", "hydra.run.dir=one")
+LONG = ("+drafter=ngram", "+debug=tiny", "measurement.repeats=2", "hydra.run.dir=one")
+LONG += ("measurement.max_new_tokens=12", "measurement.gammas=[]", "measurement.bootstrap=50")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undrawn_pictures")]
 
 
 def after_prompts(monkeypatch, prompts, act):
@@ -35,27 +37,25 @@ def logged(folder):
     return found
 
 
-@pytest.mark.slow
 def test_a_signal_ends_a_run_with_a_report_of_what_there_is(in_process, made_database, tmp_path, monkeypatch):
     handlers = [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)]
+    run_prompt = Session.run_prompt
     after_prompts(monkeypatch, 7, lambda: os.kill(os.getpid(), signal.SIGINT))
     ended = in_process(run, *LONG)
     folder, sentence = tmp_path / "one", "Stopped by SIGINT; what was finished is on disk."
     assert (ended.code, ended.error) == (130, f"specdec: {sentence}\n")
-    assert RunStatus.read(folder) == RunStatus("killed", sentence, 7, 54)
-    assert (folder / "report.md").read_text().splitlines()[0].endswith(" (partial: 7 of 54 prompts)")
+    assert RunStatus.read(folder) == RunStatus("killed", sentence, 7, 12)
+    assert (folder / "report.md").read_text().splitlines()[0].endswith(" (partial: 7 of 12 prompts)")
     said = " ".join(ended.output.split())
-    assert "on the 7 of 54 prompts that are done so far" in said and "against the capped geometric" in said
-    assert json.loads((folder / "summary.json").read_text())["notes"][0] == f"Partial: 7 of 54 prompts. {sentence}"
-    assert (folder / "figures" / "account.png").is_file()
+    assert "on the 7 of 12 prompts that are done so far" in said and "against the capped geometric" in said
+    assert json.loads((folder / "summary.json").read_text())["notes"][0] == f"Partial: 7 of 12 prompts. {sentence}"
     found = logged(tmp_path)
-    assert (found.info.status, found.data.tags["specdec.partial"]) == ("KILLED", "partial: 7 of 54 prompts")
-    assert found.data.tags[NOTE].startswith("**Partial: 7 of 54 prompts.** **Speedup ")
+    assert (found.info.status, found.data.tags["specdec.partial"]) == ("KILLED", "partial: 7 of 12 prompts")
+    assert found.data.tags[NOTE].startswith("**Partial: 7 of 12 prompts.** **Speedup ")
     assert found.data.metrics["speedup"] > 0 and "curve/measured" not in found.data.metrics
     assert [signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM)] == handlers
 
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(Session, "run_prompt", run_prompt)
     assert in_process(run, *LONG).code == 0  # goes on, as the same run
     found = logged(tmp_path)
     assert found.info.status == "FINISHED" and "(partial" not in (folder / "report.md").read_text()
@@ -64,14 +64,12 @@ def test_a_signal_ends_a_run_with_a_report_of_what_there_is(in_process, made_dat
     assert len({point.step for point in points}) == len(points)
 
 
-@pytest.mark.slow
 def test_a_signal_before_the_first_prompt_leaves_no_report(in_process, made_database, tmp_path, monkeypatch):
     monkeypatch.setattr(Session, "warm_up", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert in_process(run, *LONG).code == 143
     assert logged(tmp_path).info.status == "KILLED" and not (tmp_path / "one" / "report.md").exists()
 
 
-@pytest.mark.slow
 def test_a_signal_that_a_library_swallows_is_raised_between_prompts(in_process, tmp_path, monkeypatch):
     def swallowed():
         try:
@@ -82,7 +80,7 @@ def test_a_signal_that_a_library_swallows_is_raised_between_prompts(in_process, 
     after_prompts(monkeypatch, 3, swallowed)
     assert in_process(run, *LONG, "tracking.enabled=false").code == 143
     assert RunStatus.read(tmp_path / "one") == RunStatus(
-        "killed", "Stopped by SIGTERM; what was finished is on disk.", 4, 54
+        "killed", "Stopped by SIGTERM; what was finished is on disk.", 4, 12
     )
 
 
@@ -97,7 +95,6 @@ def child(work):
     return number
 
 
-@pytest.mark.slow
 def test_a_second_signal_ends_the_process_at_once(in_process, tmp_path, monkeypatch):
     """While the partial results are being analysed, which here never ends."""
 
@@ -115,10 +112,10 @@ def test_a_second_signal_ends_the_process_at_once(in_process, tmp_path, monkeypa
     assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == 143
 
 
-@pytest.mark.slow
 def test_what_a_killed_process_left_is_reported(in_process, tmp_path, monkeypatch):
     """SIGKILL leaves part-files and no summary; the report gathers them and says how much it is."""
     monkeypatch.setattr("specdec.folder.results._KEPT_S", -1.0)  # each prompt to disk at once
+    run_prompt = Session.run_prompt
     after_prompts(monkeypatch, 8, lambda: os.kill(os.getpid(), signal.SIGKILL))
     number = child(lambda: in_process(run, *LONG, "tracking.enabled=false"))
     assert os.waitstatus_to_exitcode(os.waitpid(number, 0)[1]) == -signal.SIGKILL
@@ -126,10 +123,9 @@ def test_what_a_killed_process_left_is_reported(in_process, tmp_path, monkeypatc
     assert not (folder / "session.json").exists() and RunStatus.read(folder).status == "running"
     ended = in_process(report, "one")
     assert ended.code == 0, ended.error
-    assert (folder / "report.md").read_text().splitlines()[0].endswith(" (partial: 8 of 54 prompts)")
-    assert RunStatus.read(folder) == RunStatus("killed", "Its process was killed.", 8, 54)
-    assert "Partial: 8 of 54 prompts. Its process was killed." in (tmp_path / "report" / "report.md").read_text()
-    monkeypatch.undo()
-    monkeypatch.chdir(tmp_path)
+    assert (folder / "report.md").read_text().splitlines()[0].endswith(" (partial: 8 of 12 prompts)")
+    assert RunStatus.read(folder) == RunStatus("killed", "Its process was killed.", 8, 12)
+    assert "Partial: 8 of 12 prompts. Its process was killed." in (tmp_path / "report" / "report.md").read_text()
+    monkeypatch.setattr(Session, "run_prompt", run_prompt)
     assert in_process(run, *LONG, "tracking.enabled=false").code == 0  # and it still goes on
-    assert RunStatus.read(folder) == RunStatus("finished", "", 54, 54)
+    assert RunStatus.read(folder) == RunStatus("finished", "", 12, 12)
