@@ -90,17 +90,11 @@ def test_the_tokenizers_own_template(tiny_corpus, template):
 
 
 def test_a_template_that_changes_what_was_said_is_counted(opened, text_target, monkeypatch):
-    monkeypatch.setattr(
-        text_target.tokenizer,
-        "chat_template",
-        "{% for m in messages %}{{ m.content | upper }}{% endfor %}",
-        raising=False,
-    )
-    with pytest.raises(UsageError, match="makes 0 sequences .*left out: 2 refused by the chat template"):
-        opened([record("if?", "while"), record("a", "b")])
-    monkeypatch.setattr(text_target.tokenizer, "chat_template", "{{ raise_exception('no system') }}")
-    with pytest.raises(UsageError, match="makes 0 sequences .*left out: 2 refused by the chat template"):
-        opened([record("if?", "while"), record("a", "b")])
+    upper = "{% for m in messages %}{{ m.content | upper }}{% endfor %}"
+    for template in (upper, "{{ raise_exception('no system') }}"):
+        monkeypatch.setattr(text_target.tokenizer, "chat_template", template, raising=False)
+        with pytest.raises(UsageError, match="makes 0 sequences .*left out: 2 refused by the chat template"):
+            opened([record("if?", "while"), record("a", "b")])
 
 
 def test_what_of_a_record_is_used(opened, text_target, monkeypatch):
@@ -114,11 +108,8 @@ def test_what_of_a_record_is_used(opened, text_target, monkeypatch):
     used = [odd, record("q", "a", "", "b"), twice, record("no answer"), {"conversations": []}]
     content = [conversation for one in used for conversation in (one, held)]
     sequences = opened(content)
-    assert [text for text, _ in rendered(sequences, text_target.tokenizer, "train")] == [
-        "[s][q][a]",
-        "[q][a]",
-        "[q][a]",
-    ]
+    texts = [text for text, _ in rendered(sequences, text_target.tokenizer, "train")]
+    assert texts == ["[s][q][a]", "[q][a]", "[q][a]"]
     assert len(rendered(sequences, text_target.tokenizer, "heldout")) == 5
     assert sequences.manifest["left_out"] == {
         "cut at an empty turn or at two turns of one speaker": 2,

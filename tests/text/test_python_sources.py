@@ -112,6 +112,5 @@ def test_undecodable_files_are_left_out(tmp_path):
     assert list(read_python_files(tmp_path, "pkg", [])) == []
 
 
-@pytest.mark.parametrize("module", held_out_modules())
-def test_held_out_modules_exist_in_this_python(module):
-    assert module.split(".")[0] in sys.stdlib_module_names
+def test_held_out_modules_exist_in_this_python():
+    assert {module.split(".")[0] for module in held_out_modules()} <= set(sys.stdlib_module_names)

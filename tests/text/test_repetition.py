@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -19,7 +19,7 @@ CONF = Path(__file__).parents[2] / "conf"
 LABELLED = Path(__file__).parent / "labelled_outputs.jsonl.gz"
 VALUES = yaml.safe_load((CONF / "measurement/default.yaml").read_text(encoding="utf-8"))
 PERIOD, SHARE = VALUES["repetition_period"], VALUES["repetition_share"]
-MODULES = "argparse ast calendar configparser csv decimal difflib doctest fractions heapq inspect mailbox optparse"
+MODULES = "argparse calendar configparser csv difflib doctest heapq mailbox"
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_text_that_people_wrote_hardly_ever_loops(tokens_of):
     for name in MODULES.split():
         ids = tokens_of(inspect.getsource(import_module(name)))
         looping += [loop_share(ids[start : start + 128], PERIOD) >= SHARE for start in range(0, len(ids) - 128, 512)]
-    assert len(looping) > 200 and sum(looping) / len(looping) <= 0.05
+    assert len(looping) > 100 and sum(looping) / len(looping) <= 0.05
 
 
 def by_definition(tokens, period):
@@ -78,6 +78,7 @@ def by_definition(tokens, period):
     return share / max(len(tokens), 1)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.lists(st.integers(0, 4), max_size=9), st.integers(1, 5)), max_size=5), st.integers(1, 30))
 def test_loops_equal_the_definition(pieces, period):
     tokens = [token for piece, times in pieces for token in piece * times]
@@ -96,11 +97,13 @@ def brute_force(tokens, period_max):
     return longest / len(tokens) if tokens else 0.0
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 2), max_size=30), st.integers(1, 8))
 def test_equals_the_definition(tokens, period_max):
     assert repeated_share(tokens, period_max) == pytest.approx(brute_force(tokens, period_max))
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(0, 1), max_size=24), st.integers(1, 6), st.integers(1, 8))
 def test_marks_equal_the_definition(tokens, period_max, least):
     expected = [False] * len(tokens)

@@ -51,29 +51,17 @@ def test_a_public_trace_is_read(tmp_path):
     assert (second.id, second.accepted_lengths) == ("81", {})
 
 
-def test_of_a_run_the_baselines_first_texts_are_read(tmp_path):
+def test_of_a_run_the_baselines_texts_are_read_the_first_or_all(tmp_path):
     def line(method, repeat, token, **more):
         return record((1,), (token,), method=method, repeat=repeat, **more) | {"prompt": "set/1"}
 
+    first = line("baseline", 0, 6, finish="end_token", category="code")
     path = lines(
-        tmp_path / "generations.jsonl",
-        line("ngram", 0, 5),
-        line("baseline", 0, 6, finish="end_token", category="code"),
-        line("baseline", 1, 7),
+        tmp_path / "generations.jsonl", line("ngram", 0, 5), first, line("baseline", 1, 7), line("ngram", 1, 5)
     )
     assert read_streams(path).streams == [Stream("set/1", "code", (1,), (6,), {}, ended=True)]
-
-
-def test_all_repeats_of_a_run_can_be_read(tmp_path):
-    path = lines(
-        tmp_path / "generations.jsonl",
-        record(),
-        record(prompt=(1,)) | {"prompt": "a", "repeat": 1, "method": "baseline"},
-        record(prompt=(1,)) | {"prompt": "a", "repeat": 2, "method": "baseline"},
-        record(prompt=(1,)) | {"prompt": "a", "repeat": 1, "method": "ngram"},
-    )
-    found = [(stream.id, stream.repeat) for stream in read_streams(path, repeats=True).streams]
-    assert found == [("line 1", 0), ("a", 1), ("a", 2)]
+    both = [(stream.id, stream.repeat, stream.generated) for stream in read_streams(path, repeats=True).streams]
+    assert both == [("set/1", 0, (6,)), ("set/1", 1, (7,))]
 
 
 @pytest.mark.parametrize(
