@@ -48,7 +48,7 @@ def config(folders: dict[str, Path], original: str, *overrides: str) -> RunConfi
 
 
 @cache
-def _greedy_text(folder: Path, prompt: tuple[int, ...], tokens: int) -> list[int]:
+def greedy_text(folder: Path, prompt: tuple[int, ...], tokens: int) -> list[int]:
     from transformers import AutoModelForCausalLM
 
     return list(plain_greedy(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64), list(prompt), tokens))
@@ -58,7 +58,7 @@ def check_texts(folders: dict[str, Path], texts: list[dict]) -> None:
     """See that the original's texts are its own, and all others those of the target."""
     for line in texts:
         model = folders["original" if line["method"] == "original" else "trained"]
-        assert list(line["generated_token_ids"]) == _greedy_text(model, tuple(line["prompt_token_ids"]), line["tokens"])
+        assert list(line["generated_token_ids"]) == greedy_text(model, tuple(line["prompt_token_ids"]), line["tokens"])
 
 
 @pytest.mark.usefixtures("undrawn_pictures")
