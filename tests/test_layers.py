@@ -1,7 +1,9 @@
 """The architecture as a test: no import points upwards, none is hidden from the interpreter, and there is no circle."""
 
 import ast
+import graphlib
 import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -68,29 +70,53 @@ def _level(module: str) -> int:
     return next(level for level, line in enumerate(LAYERS) if part in line)
 
 
-@cache
-def _tree(module: str) -> ast.Module:
-    return ast.parse(MODULES[module].read_text(encoding="utf-8"))
+@dataclass(frozen=True)
+class Facts:
+    """What is asked of a module here. Its tree, hundreds of times as large, is not kept."""
+
+    text: str
+    imports: set[str]
+    public_classes: list[str]
+    too_large: list[str]
+    fragments: list[str]
+
+
+LINES, PARAMETERS = 80, 7
+FRAGMENT = re.compile(r"(Of|What|Whether|Such|Those|Which|How|Where|As|Like|At most so many|All that)\b")
 
 
 @cache
-def _imports(module: str) -> set[str]:
-    """Return the modules of this project that `module` imports, at its top or within functions."""
+def _facts(module: str) -> Facts:
+    """Read a module once for all tests; its imports are those of this project, at its top or within functions."""
     package = module if MODULES[module].name == "__init__.py" else module.rpartition(".")[0]
-    found: set[str] = set()
-    nodes: list[ast.AST] = [_tree(module)]
-    for node in nodes:  # grows while it is read: statements alone can import, and expressions are most of a tree
+    facts = Facts(MODULES[module].read_text(encoding="utf-8"), set(), [], [], [])
+    tree = ast.parse(facts.text)
+    facts.public_classes.extend(
+        node.name for node in tree.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    )
+    nodes: list[ast.AST] = [tree]
+    for node in nodes:  # grows while it is read: statements alone are asked for, and expressions are most of a tree
         nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            facts.imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             above = package.split(".")
             base = ".".join([*above[: len(above) - node.level + 1], *filter(None, [node.module])])
             source = base if node.level else str(node.module)
-            found |= {
+            facts.imports.update(
                 f"{source}.{alias.name}" if f"{source}.{alias.name}" in MODULES else source for alias in node.names
-            }
-    return {name for name in found if name in MODULES and name != module}
+            )
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            if FRAGMENT.match(ast.get_docstring(node) or ""):
+                facts.fragments.append(f"{module}:{node.lineno} {node.name}")
+            if not isinstance(node, ast.ClassDef):
+                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+                parameters = sum(argument.arg not in ("self", "cls") for argument in arguments)
+                lines = (node.end_lineno or node.lineno) - node.lineno + 1
+                if lines > LINES or parameters > PARAMETERS:
+                    facts.too_large.append(f"{module}.{node.name}: {lines} lines, {parameters} parameters")
+    facts.imports.intersection_update(MODULES.keys() - {module})
+    return facts
 
 
 def test_every_module_has_a_layer():
@@ -99,7 +125,7 @@ def test_every_module_has_a_layer():
 
 
 def test_imports_point_down():
-    graph = {module: _imports(module) for module in MODULES}
+    graph = {module: _facts(module).imports for module in MODULES}
     upwards = [
         f"{module} imports {other}, which stands above it"
         for module, others in graph.items()
@@ -136,11 +162,11 @@ def test_the_drawing_of_the_readme_is_true():
         for module in MODULES
         for room, behind in BEHIND.items()
         if module.startswith(f"specdec.{room}.")
-        for other in sorted(_imports(module))
+        for other in sorted(_facts(module).imports)
         if other.split(".")[1] in behind and other != "specdec.tracking.store"
     ]
     assert not backwards
-    texts = {module: path.read_text(encoding="utf-8") for module, path in MODULES.items()}
+    texts = {module: _facts(module).text for module in MODULES}
     assert {module for module, text in texts.items() if re.search(r"\bRunConfig\b", text)} == SEES_THE_CONFIGURATION
     assert {
         module for module, text in texts.items() if re.search(r"^ *(from|import) mlflow\b", text, re.M)
@@ -155,36 +181,12 @@ def test_the_drawing_of_the_readme_is_true():
 
 
 def test_no_import_is_hidden_behind_type_checking():
-    hidden = [module for module, path in MODULES.items() if "TYPE_CHECKING" in path.read_text(encoding="utf-8")]
-    assert not hidden
-
-
-def _circle(graph: dict[str, set[str]]) -> list[str]:
-    """Return some circle of the graph, the first module repeated at the end; empty where there is none."""
-    done: set[str] = set()
-
-    def follow(module: str, trail: list[str]) -> list[str]:
-        if module in trail:
-            return [*trail[trail.index(module) :], module]
-        if module in done:
-            return []
-        for other in sorted(graph.get(module, ())):
-            found = follow(other, [*trail, module])
-            if found:
-                return found
-        done.add(module)
-        return []
-
-    for module in sorted(graph):
-        found = follow(module, [])
-        if found:
-            return found
-    return []
+    assert not [module for module in MODULES if "TYPE_CHECKING" in _facts(module).text]
 
 
 def test_no_circles_between_modules():
-    graph = {module: _imports(module) for module in MODULES}
-    assert not _circle(graph)
+    """A circle raises CycleError, which names it."""
+    graphlib.TopologicalSorter({module: _facts(module).imports for module in MODULES}).prepare()
 
 
 def test_no_circles_between_rooms():
@@ -192,8 +194,8 @@ def test_no_circles_between_rooms():
     graph: dict[str, set[str]] = {}
     for module in MODULES:
         room = _room(module)
-        graph.setdefault(room, set()).update(_room(other) for other in _imports(module))
-    assert not _circle({room: others - {room} for room, others in graph.items()})
+        graph.setdefault(room, set()).update(_room(other) for other in _facts(module).imports)
+    graphlib.TopologicalSorter({room: others - {room} for room, others in graph.items()}).prepare()
 
 
 # Files that carry one name on purpose: packages; what every family has in its `base`; and, in `specdec/studies` and
@@ -222,26 +224,18 @@ def test_no_two_files_share_a_name():
 def test_no_two_public_classes_share_a_name():
     named: dict[str, list[str]] = {}
     for module in MODULES:
-        for node in _tree(module).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                named.setdefault(node.name, []).append(module)
+        for name in _facts(module).public_classes:
+            named.setdefault(name, []).append(module)
     assert not {name: modules for name, modules in named.items() if len(modules) > 1}
 
 
-LINES, PARAMETERS = 80, 7
-
-
 def test_functions_are_short_and_take_few_parameters():
-    too_much = []
-    for module in MODULES:
-        for node in ast.walk(_tree(module)):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                parameters = sum(argument.arg not in ("self", "cls") for argument in arguments)
-                lines = (node.end_lineno or node.lineno) - node.lineno + 1
-                if lines > LINES or parameters > PARAMETERS:
-                    too_much.append(f"{module}.{node.name}: {lines} lines, {parameters} parameters")
-    assert not too_much
+    assert not [fault for module in MODULES for fault in _facts(module).too_large]
+
+
+def test_a_docstring_names_the_thing_first():
+    """Each begins with a verb or a noun, never with a fragment."""
+    assert not [fault for module in MODULES for fault in _facts(module).fragments]
 
 
 def _room(module: str) -> str:
