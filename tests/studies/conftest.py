@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fixtures.commands import Ended
+from fixtures.commands import Ended, lay_out
 from fixtures.small_parts import composed_values
 
 from specdec import run as run_command
+from specdec.analysis.figures import style
 from specdec.analysis.read.studies import finished_study
 from specdec.analysis.sections import Findings
 from specdec.config import RunConfig, validated
@@ -23,13 +24,13 @@ Tables = dict[str, pd.DataFrame]
 
 @pytest.fixture(scope="session")
 def reopened() -> set[str]:
-    """Experiments whose folder was opened again: once is enough."""
+    """Experiments whose pictures were laid out and whose folder was opened again: once is enough."""
     return set()
 
 
 @pytest.fixture
 def study(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unwritten_pictures: None, reopened: set[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reopened: set[str]
 ) -> Callable[..., tuple[Findings, Tables]]:
     """`study("ngrammys_grid", "study.k=[1]", ...)` runs a study in this process; it gives its findings and its tables.
 
@@ -43,6 +44,7 @@ def study(
         folder = tmp_path / "out"
         shutil.rmtree(folder, ignore_errors=True)  # a folder is used by one run
         folder.mkdir()
+        monkeypatch.setattr(style, "save", lay_out if experiment not in reopened else lambda *_: None)
         found = run_study(plan(validated(RunConfig, values)), folder)
         looping = json.loads((folder / "study.json").read_text())["looping"]
         said = [words for section in found.sections for words in section.text if "falls into a loop" in words]

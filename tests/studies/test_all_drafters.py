@@ -67,6 +67,17 @@ def test_a_drafter_that_goes_no_deeper_has_no_chain_of_the_equal_size(study, cho
     assert (arms.loc[arms["setting"] != "default", "nodes"] == 3).all()
 
 
+@pytest.mark.slow
+def test_heads_over_states_are_among_the_drafters_of_a_model(study):
+    model = ("target=causal", "target.compile=false", "prompts=stdlib_code", "prompts.limit=2")
+    left_out = ",".join(name for name in drafters.names() if name not in ("ngram", "medusa"))
+    few = (f"study.leave_out=[{left_out}]", "study.nodes=3", "measurement.max_new_tokens=8")
+    _, tables = study("all_drafters", *model, *few, "target.dtype=float32")
+    per_round = tables["live"].groupby("arm")[["tokens", "rounds"]].sum()
+    assert {"medusa", "ngram"} <= set(per_round.index) and set(tables["live"]["outcome"]) == {"same"}
+    assert per_round.loc["medusa", "tokens"] > per_round.loc["medusa", "rounds"]
+
+
 @pytest.mark.parametrize(
     ("described", "seconds"),
     [
