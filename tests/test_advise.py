@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from fixtures.small_parts import composed_values
 
 from specdec import advise, run
 from specdec.analysis.read.mlflow_runs import load_runs
+from specdec.commands import cli
 from specdec.drafters.ngram import Ngram
+from specdec.errors import UsageError
 from specdec.verifiers.speculative_sampling import SpeculativeSampling
 
 TINY = ("+debug=tiny", "measurement.max_new_tokens=40")
@@ -41,6 +44,21 @@ def ran(command):
         return folder
 
     return call
+
+
+@pytest.fixture
+def refused(monkeypatch, tmp_path):
+    """`refused("+drafter=ngram", ..., says=words)`: one sentence with these words, and no advice."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli, "output_dir", lambda: tmp_path)
+
+    def check(*arguments: str, says: str) -> None:
+        with pytest.raises(UsageError) as raised:
+            advise.task(composed_values(*arguments, *TINY, root="advise", whole=True))
+        assert says in str(raised.value) and "\n" not in str(raised.value)
+        assert not (tmp_path / "advice").exists()
+
+    return check
 
 
 @pytest.fixture
@@ -159,23 +177,18 @@ BAD = [
 
 
 @pytest.mark.parametrize("arguments, says", BAD, ids=[" ".join(arguments) for arguments, _ in BAD])
-def test_bad_input_is_one_sentence_and_code_2(command, tmp_path, arguments, says):
+def test_bad_input_is_one_sentence(refused, tmp_path, arguments, says):
     (tmp_path / "bad.jsonl").write_text('{"prompt_token_ids": [0], "generated_token_ids": [3]}')
     (tmp_path / "recorded.jsonl").write_text('{"prompt_token_ids": [0], "generated_token_ids": [1, 2, 0, 1]}')
-    code, _, error = command(advise, *arguments, *TINY)
-    assert code == 2, error
-    lines = [line for line in error.splitlines() if line.strip()]
-    assert len(lines) == 1 and lines[0].startswith("specdec: ") and says in lines[0], error
-    assert not (tmp_path / "advice").exists()
+    refused(*arguments, says=says)
 
 
 @pytest.mark.parametrize(
     ("structure", "says"), [("tree", "cannot be replayed along a text"), ("chain", "raise prompts.limit")]
 )
-def test_without_a_replay_trees_and_too_few_rounds_are_refused(command, replay_by, structure, says):
+def test_without_a_replay_trees_and_too_few_rounds_are_refused(refused, replay_by, structure, says):
     replay_by(None)
-    code, _, error = command(advise, "+drafter=ngram", f"structure={structure}", *TINY)
-    assert code == 2 and says in error and error.count("\n") == 1
+    refused("+drafter=ngram", f"structure={structure}", says=says)
 
 
 @pytest.mark.slow
@@ -208,10 +221,9 @@ def test_a_drafter_that_needs_the_targets_calls_gets_them(ran, replay_by):
     assert any(f"took {round(calls)} calls of the target" in note for note in other["notes"])
 
 
-def test_rules_that_the_replay_does_not_know_are_refused_when_sampling(command, replay_by, monkeypatch):
+def test_rules_that_the_replay_does_not_know_are_refused_when_sampling(refused, replay_by, monkeypatch):
     replay_by("position")
     assert SpeculativeSampling.capabilities.token_by_token
     as_a_whole = replace(SpeculativeSampling.capabilities, token_by_token=False)
     monkeypatch.setattr(SpeculativeSampling, "capabilities", as_a_whole)
-    code, _, error = command(advise, "+drafter=ngram", "sampling=temperature", *TINY)
-    assert code == 2 and "verifier=speculative_sampling" in error and error.count("\n") == 1
+    refused("+drafter=ngram", "sampling=temperature", says="verifier=speculative_sampling")

@@ -120,25 +120,21 @@ def test_an_end_token_ends_its_round_and_the_text(cycle, verifier, end, offered,
     assert len(row.draft_tokens) == len(offered), "what was offered stays as it was"
 
 
-def test_end_token_without_any_proposal(cycle):
-    generation = run(cycle(end_token=6), Scripted())
-    assert [row.committed for row in generation.rounds] == [(3,), (6,)]
-    assert [row.truncation for row in generation.rounds] == ["", "end_token"]
-
-
-def test_end_token_and_limit_at_once_is_an_end(cycle):
-    assert run(cycle(end_token=6), Scripted([3, 6]), limit=2).finish == "end_token"
-
-
-def test_an_end_token_in_the_prompt_or_in_a_rejected_draft_ends_nothing(cycle):
-    generation = run(cycle(end_token=0), Scripted([0, 0], [6, 0]), limit=4, prompt=[0, 0, 0])
-    assert generation.tokens == TEXT[:4] and generation.finish == "limit"
-
-
-def test_several_end_tokens(cycle):
+@pytest.mark.parametrize(
+    ("ends", "offers", "limit", "prompt", "tokens", "finish"),
+    [
+        ({6}, [], 10, [0], (3, 6), "end_token"),  # without any proposal
+        ({6}, [[3, 6]], 2, [0], (3, 6), "end_token"),  # at the limit, too
+        ({0}, [[0, 0], [6, 0]], 4, [0, 0, 0], TEXT[:4], "limit"),  # in the prompt, or in a rejected draft
+        ({5, 2}, [[3, 6, 2, 5]], 10, [0], (3, 6, 2), "end_token"),  # the first of several
+    ],
+)
+def test_the_first_end_token_that_is_committed_ends_a_text(cycle, ends, offers, limit, prompt, tokens, finish):
     target = cycle()
-    target.end_tokens = frozenset({5, 2})
-    assert run(target, Scripted([3, 6, 2, 5])).tokens == (3, 6, 2)
+    target.end_tokens = frozenset(ends)
+    generation = run(target, Scripted(*offers), limit=limit, prompt=prompt)
+    assert (generation.tokens, generation.finish) == (tokens, finish)
+    assert [row.truncation for row in generation.rounds] == [*[""] * (len(generation.rounds) - 1), finish]
 
 
 @pytest.mark.parametrize("limit", range(1, 11))
@@ -155,12 +151,15 @@ def test_every_limit_is_met_exactly(cycle, limit, verifier):
         assert generation.rounds[-1].truncation == "limit"
 
 
-def test_beta_is_the_overlap_of_p_and_q(table, random_law):
-    target = table(random_law(SIZE, 0), temperature=1.0)
-    q = random_law(SIZE, 1)[:3]
-    row = run(target, Scripted([3, 6, 2], q=q), gamma=3, limit=8, verifier="speculative_sampling").rounds[0]
+@pytest.mark.parametrize("point", [False, True])
+def test_beta_is_the_overlap_of_p_and_q(table, random_law, point):
+    """Where the draft is deterministic, and q a point, it is the chance of its token."""
+    target, offered = table(random_law(SIZE, 0), temperature=1.0), [3, 6, 2]
+    q = torch.eye(SIZE, dtype=torch.float64)[offered] if point else random_law(SIZE, 1)[:3]
+    drafter = Scripted(offered, q=None if point else q)
+    row = run(target, drafter, gamma=3, limit=8, verifier="speculative_sampling").rounds[0]
     target.start(TextStart([0], 0))
-    p = target.verify(Draft(torch.tensor([3, 6, 2]), chain_tree(3)))
+    p = target.verify(Draft(torch.tensor(offered), chain_tree(3)))
     expected = [1 - 0.5 * float((p[i] - q[i]).abs().sum()) for i in range(row.accepted + row.rejected)]
     assert row.beta == pytest.approx(expected, abs=1e-12) and len(row.beta) > 0
 
@@ -191,14 +190,6 @@ def test_acceptance_leaves_the_drafts_numbers_alone(table, random_law):
     again = generator_for(0, "prompt", "draft")
     assert all(torch.equal(torch.rand(each.shape, generator=again, dtype=torch.float64), each) for each in numbers)
     assert torch.equal(ours.get_state(), again.get_state()) and not torch.equal(theirs.get_state(), unused)
-
-
-def test_beta_of_a_deterministic_draft_is_the_chance_of_its_token(table, random_law):
-    target = table(random_law(SIZE, 0), temperature=1.0)
-    row = run(target, Scripted([3, 6, 2]), gamma=3, limit=8, verifier="speculative_sampling").rounds[0]
-    law = random_law(SIZE, 0)
-    expected = [float(law[0, 3]), float(law[3, 6]), float(law[6, 2])][: row.accepted + row.rejected]
-    assert row.beta == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_tree_commits_its_accepted_path(cycle):

@@ -22,11 +22,15 @@ from specdec.targets import targets
 from specdec.testing import drafter_cases, prompts_cases, structure_cases, target_cases, verifier_cases
 from specdec.verifiers import verifiers
 
-FILLED = """        seen = [place for place in range(len(text) - 1) if text[place] == text[-1]]
-        return list(text[seen[-1] + 1 :][:most]) if seen else []
-"""
 FAMILIES = (drafters, verifiers, structures, targets, prompts, studies)
 PARTS = {  # kind: cases, what stands in the one function, what is filled in, the case that fails until then
+    "drafter": (
+        drafter_cases,
+        "        return []\n",
+        "        seen = [place for place in range(len(text) - 1) if text[place] == text[-1]]\n"
+        "        return list(text[seen[-1] + 1 :][:most]) if seen else []\n",
+        "something is proposed",
+    ),
     "structure": (
         structure_cases,
         "        return []\n",
@@ -89,26 +93,16 @@ def failures(cases):
     return found
 
 
-def test_a_drafter_passes_after_one_function_is_filled_in(installed):
-    installed("drafter", "echo_back", lambda text: text.replace("        return []\n", FILLED))
-    assert composed_parts("echo_back")["drafter"] == {"name": "echo_back"}, "its YAML is on the search path"
-    assert plugins.is_foreign(drafters.get("echo_back")) and not plugins.is_foreign(drafters.get("ngram"))
-    assert not failures(drafter_cases("echo_back"))
-
-
-def test_until_then_it_is_told_that_nothing_is_proposed(installed):
-    installed("drafter", "say_nothing")
-    assert list(failures(drafter_cases("say_nothing"))) == ["something is proposed"]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", PARTS)
-def test_other_parts_pass_after_one_function_is_filled_in(installed, kind):
+def test_a_part_passes_after_one_function_is_filled_in(installed, kind):
     cases, empty, filled, told = PARTS[kind]
     installed(kind, f"empty_{kind}")
     assert list(failures(cases(f"empty_{kind}"))) == [told]
     installed(kind, f"full_{kind}", lambda text: text.replace(empty, filled))
     assert len(cases(f"full_{kind}")) >= 3 and not failures(cases(f"full_{kind}"))
+    if kind == "drafter":
+        assert composed_parts("full_drafter")["drafter"] == {"name": "full_drafter"}, "its YAML is on the search path"
+        assert plugins.is_foreign(drafters.get("full_drafter")) and not plugins.is_foreign(drafters.get("ngram"))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +141,8 @@ def test_a_wrong_rule_fails(installed):
     installed(
         "verifier", "too_kind", lambda text: text.replace("return min(1.0, p / q)", "return min(1.0, 1.2 * p / q)")
     )
-    assert list(failures(verifier_cases("too_kind"))) == ["chain: exact law of rounds and texts"]
+    chains = [case for case in verifier_cases("too_kind") if case.name.startswith("chain")]
+    assert len(chains) > 1 and list(failures(chains)) == ["chain: exact law of rounds and texts"]
 
 
 def test_the_code_of_a_plugin_is_told_by_its_hash(installed):
@@ -204,12 +199,12 @@ def test_the_command_says_what_comes_next(capsys, tmp_path):
         ),
     ],
 )
-@pytest.mark.usefixtures("unwritten_pictures")
+@pytest.mark.usefixtures("undrawn_pictures")
 def test_a_study_and_a_metric_give_values_after_one_function_is_filled_in(
     installed, in_process, tmp_path, monkeypatch, kind, empty, filled, use, record, expected, until_then
 ):
     monkeypatch.setattr(own_metrics, "_METRICS", {})
-    tiny = "+debug=pocket prompts.limit=1 target.compile=false measurement.cost_contexts=[] tracking.enabled=false"
+    tiny = "+debug=tiny measurement.gammas=[] measurement.bootstrap=20 tracking.enabled=false"
 
     def found(name):
         folder = tmp_path / f"of_{name}"

@@ -1,6 +1,5 @@
 """`python -m specdec.report` on real runs of the table target, and what it answers to bad input."""
 
-import json
 import re
 import shutil
 
@@ -53,27 +52,23 @@ def test_a_sweep_is_compared_and_every_run_has_all_sections(command, sweep, tmp_
 
 
 @pytest.mark.slow
-def test_an_experiment_and_a_run_id_name_the_same_run(in_process):
-    assert in_process(run, "+drafter=ngram", "+debug=tiny", "measurement.max_new_tokens=16").code == 0
-    (found,), _, notes = find_runs(["specdec"], report.STORE)
-    run_id = found.source.split()[1]
-    assert find_runs([run_id, "specdec"], report.STORE)[0][0].source == found.source and not notes
-    text = "\n".join(reproduce_section(found).text)
+def test_an_experiment_and_run_ids_name_the_same_run_and_study(command, in_process, made_database, tmp_path):
+    tiny = ("+debug=tiny", "measurement.max_new_tokens=16", "measurement.gammas=[]", "measurement.bootstrap=20")
+    study = ("+experiment=ngrammys_ablation", "drafter.bigram.cache_dir=null", "measurement.workers=1")
+    assert in_process(run, "+drafter=ngram", *tiny).code == 0
+    assert in_process(run, *study, *tiny, "hydra.run.dir=studies/one").code == 0
+    found = find_runs(["specdec"], report.STORE)
+    ids = [each.source.split()[1] for each in (found.runs[0], found.studies[0])]
+    again = find_runs([*ids, "specdec"], report.STORE)
+    assert [each.source for each in (*again.runs, *again.studies)] == [found.runs[0].source, found.studies[0].source]
+    assert not found.notes and not again.notes
+    text = "\n".join(reproduce_section(found.runs[0]).text)
     assert "save it in FOLDER" in text and '--config-path "$PWD/FOLDER" --config-name config' in text
     with pytest.raises(UsageError, match="No experiment 'spekdec'.*Did you mean specdec"):
         find_runs(["spekdec"], report.STORE)
-
-
-@pytest.mark.slow
-def test_a_study_is_named_as_a_run_is(command, in_process, tmp_path):
-    study = ("+experiment=ngrammys_ablation", "+debug=tiny", "drafter.bigram.cache_dir=null", "measurement.workers=1")
-    assert in_process(run, *study, "hydra.run.dir=studies/one").code == 0
-    (named,) = find_runs(["specdec"], report.STORE).studies
-    runs, (again,), notes = find_runs(["specdec", named.source.split()[1]], report.STORE)
-    assert again.source == named.source and not runs and not notes
     (below,) = find_runs(["studies"], report.STORE).studies
-    assert below.kind == "ablation" and below.findings().metrics == named.findings().metrics
-    code, error = command("studies", "specdec")
+    assert below.kind == "ablation" and below.findings().metrics == found.studies[0].findings().metrics
+    code, error = command("studies", ids[1])
     assert code == 0, error
     markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     chapters = re.findall(r"^## (.*)$", markdown, re.MULTILINE)
@@ -93,34 +88,9 @@ def test_a_killed_run_gets_sentences_for_what_it_lacks(command, sweep, tmp_path)
     assert "(unfinished)" in markdown
     assert "has no artifact summary.json; every run that finished writes it." in markdown
     assert "### How to reproduce" in markdown and "### Environment" in markdown
-
-
-@pytest.mark.slow
-def test_an_artifact_of_another_version_does_not_end_the_report(command, sweep, tmp_path):
-    copy = tmp_path / "old"
-    copy.mkdir()
-    for path in (sweep / "1").iterdir():
-        if path.is_file():
-            (copy / path.name).write_bytes(path.read_bytes())
-    (copy / "calibration.json").write_text(json.dumps({"t1_s": 1.0}))
-    code, error = command(copy, "--out", "there")
-    assert code == 0, error
-    assert "The key 't_n' is missing" in (tmp_path / "there" / "report.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.slow
-def test_foreign_results_are_reported_without_any_run(command, tmp_path):
-    lines = [{"accepted": [3, 0, 1, 4, 2, 0], "id": "a"}, {"accepted": [0, 0, 1, 4], "id": "b <i>"}]
-    (tmp_path / "trace.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    code, error = command("--import", "accepted_lengths", "trace.jsonl", "--gamma", 4)
-    assert code == 0, error
-    markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
-    assert "## Foreign results" in markdown and "no speedup" in markdown
-    assert "### Summary" in markdown and "### Is acceptance independent and the same everywhere?" in markdown
-    code, error = command("report/imported/trace", "--out", "again")
-    assert code == 0, error
-    again = (tmp_path / "again" / "report.md").read_text(encoding="utf-8")
-    assert again.partition("\n## ")[2] == markdown.partition("\n## ")[2]  # the folder has all that the file says
+    (tmp_path / "taken").write_text("")
+    code, error = command(copy, "--out", "taken")
+    assert code == 2 and "--out taken cannot be written" in error
 
 
 BAD = [
@@ -150,10 +120,3 @@ def test_bad_input_is_one_sentence_and_code_2(command, tmp_path, arguments, says
     assert code == 2, error
     assert error.count("\n") == 1 and error.startswith("specdec: ") and says in error
     assert not (tmp_path / "report").exists()
-
-
-@pytest.mark.slow
-def test_a_folder_that_cannot_be_written_is_said(command, sweep, tmp_path):
-    (tmp_path / "taken").write_text("")
-    code, error = command(sweep / "0", "--out", "taken")
-    assert code == 2 and "--out taken cannot be written" in error
