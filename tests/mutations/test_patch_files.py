@@ -30,7 +30,7 @@ def faults(path: Path) -> list[str]:
 
 
 def test_every_area_has_bugs_and_there_are_at_most_90():
-    """All of them are planted with every run of the second tier, which has minutes for them."""
+    """Three runs of the second tier, which has minutes for them, plant all."""
     assert {path.parent.name for path in PATCHES} == set(AREAS)
     assert len(PATCHES) <= MOST
 
