@@ -60,10 +60,11 @@ def test_two_more_after_a_full_round_and_one_fewer_after_a_rejection():
     assert offered() == 3, "a new text starts at the first length"
 
 
-@pytest.mark.parametrize("how", [{}, {"top_k": 2}])
-def test_stopping_by_confidence_is_lossless(enumeration, table, random_law, tiny_llama, how):
-    """Temperature 1, every outcome: some first tokens stop the draft, others do not."""
-    target = table(random_law(3, 5), temperature=1.0, **how)
+def test_stopping_by_confidence_is_lossless(enumeration, table, random_law, tiny_llama):
+    """Temperature 1, every outcome: some first tokens stop the draft, others do not. Without the cut to two tokens
+    every registered drafter is enumerated.
+    """
+    target = table(random_law(3, 5), temperature=1.0, top_k=2)
     drafter = Adaptive(SmallModel(tiny_llama(3, layers=1), target), "confidence", 0.4)
     worst, seen = law_error(enumeration, target, drafter, chain(2), [0, 1], 3)
     assert {len(row.draft_tokens) for row in seen} == {0, 1, 2} and worst < 1e-12
@@ -93,10 +94,6 @@ def test_ngrams_are_wrapped_by_the_heuristic_only(table, random_law, group_value
     ("of", "said"),
     [
         ({"name": "ngrm"}, "Did you mean ngram"),
-        (
-            {"name": "ngram", "q": 1, "order_max": 4, "order_min": 5, "matches_max": 8, "occurrence": "common"},
-            r"drafter\.of\.order_min=5",
-        ),
         ({"name": "oracle", "alpha": 0.5, "step_ms": 0.0, "forced": False, "shape": None}, "by itself"),
         (
             {"name": "adaptive", "of": {"name": "none"}, "rule": "heuristic", "threshold": 0.5, "length": 1},
@@ -112,6 +109,5 @@ def test_bad_configurations_are_one_sentence(table, random_law, group_values, of
 
 def test_a_threshold_survives_a_change_of_length():
     shape = chain(4).until(0.3)
-    assert (shape.gamma, shape.threshold, shape.nodes) == (4, 0.3, 4)
+    assert (shape.gamma, shape.threshold, shape.nodes, chain(4).threshold) == (4, 0.3, 4, 0.0)
     assert shape.resized(9).threshold == shape.clamped(2).threshold == 0.3
-    assert chain(4).threshold == 0.0

@@ -10,7 +10,7 @@ from fixtures.refusals import refused
 from specdec.certification.table_drafts import TableDrafter
 from specdec.drafters.adaptive import Adaptive
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
-from specdec.drafters.cascade import Bandit, Cascade, Part
+from specdec.drafters.cascade import Cascade, Part
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
@@ -50,8 +50,7 @@ class Fixed(Drafter):
 
 def slow_choice(history, allowed, discount, exploration):
     """The rule as the paper states it, from the whole history [(arm, tokens, cost), ...]."""
-    now = len(history)
-    weights = [discount ** (now - 1 - place) for place in range(now)]
+    weights = [discount**age for age in reversed(range(len(history)))]
     everything = max(1.0, sum(weights))
     best, most = None, -1.0
     for arm in allowed:
@@ -66,25 +65,11 @@ def slow_choice(history, allowed, discount, exploration):
     return best
 
 
-@pytest.mark.parametrize(("discount", "exploration"), [(0.95, 0.3), (1.0, 2.0), (0.5, 0.1), (0.9, 0.0)])
-def test_the_bandit_follows_its_rule(discount, exploration):
-    generator = torch.Generator().manual_seed(4)
-    bandit, history, seen = Bandit(4, discount, exploration), [], set()
-    for step in range(300):
-        allowed = [[0, 1, 2, 3], [1, 3], [0, 2, 3]][int(torch.randint(3, (), generator=generator))]
-        arm = bandit.best(allowed)
-        assert arm == slow_choice(history, allowed, discount, exploration), step
-        seen.add(arm)
-        tokens = 1 + int(torch.randint(arm + 2, (), generator=generator))
-        history.append((arm, tokens, 1 + 0.1 * arm))
-        bandit.learn(*history[-1])
-    assert seen == {0, 1, 2, 3}
-
-
-def test_rounds_are_chosen_by_yield_and_cost():
+@pytest.mark.parametrize(("discount", "exploration"), [(0.9, 0.3), (1.0, 2.0), (0.5, 0.0)])
+def test_rounds_are_chosen_by_yield_and_cost(discount, exploration):
     """Every choice of 60 rounds against the rule, from what each round committed and cost, in two texts."""
     parts = {"cheap": Part(Fixed(1), 0.0), "dear": Part(Fixed(2), 0.4)}
-    cascade = Cascade(parts, [1, 3], verification=0.05, discount=0.9, exploration=0.3)
+    cascade = Cascade(parts, [1, 3], verification=0.05, discount=discount, exploration=exploration)
     arms = [(1, 1), (1, 3), (2, 1), (2, 3)]  # token and depth
     for right in (2, 1):  # of the text: the other drafter proposes nothing that is accepted
         cascade.start(TextStart(PROMPT, 500))
@@ -94,7 +79,7 @@ def test_rounds_are_chosen_by_yield_and_cost():
             allowed = [arm for arm, (_, depth) in enumerate(arms) if depth <= shape.gamma]
             draft = cascade.draft(shape)
             assert torch.equal(draft.tokens, cascade.draft(shape).tokens), "asking changes nothing"
-            arm = slow_choice(history, allowed, 0.9, 0.3)
+            arm = slow_choice(history, allowed, discount, exploration)
             assert (int(draft.tokens[0]), len(draft)) == arms[arm], step
             assert {source.strategy for source in draft.source} == {f"fixed{arms[arm][0]}"}
             accepted = len(draft) if draft.tokens[0] == right else 0
@@ -104,7 +89,8 @@ def test_rounds_are_chosen_by_yield_and_cost():
             if step % 5 == 4:
                 cascade.commit([9, 9, 9])  # a round that another drafter made says nothing about the arms
         # At a cost of 0.45 for each token, one or three accepted ones give (2, 4) / (1.45, 2.35).
-        assert used[20:].count(3 if right == 2 else 1) > 25
+        if discount == 0.9:
+            assert used[20:].count(3 if right == 2 else 1) > 25
 
 
 def test_every_part_is_told_of_every_round():
@@ -141,8 +127,7 @@ def test_the_end_of_a_text_and_of_the_depths():
 REPEATING = [0, 1, 1, 0, 1]
 
 
-@pytest.mark.parametrize("gammas", [None, [1, 2]])
-@pytest.mark.parametrize("exploration", [0.0, 1.0])
+@pytest.mark.parametrize(("gammas", "exploration"), [(None, 1.0), ([1, 2], 0.0)])
 def test_choosing_by_past_rounds_is_lossless(enumeration, table, random_law, gammas, exploration):
     """Up to five rounds; without exploration the choice hangs on what was accepted before."""
     target = table(random_law(2, 5), temperature=1.0)
@@ -187,10 +172,7 @@ def test_costs_are_relative_operations(tiny_model, sampling, group_values, draft
         ({"of": {"x": {"name": "ngrm"}}}, "Did you mean ngram"),
         ({"of": {"x": {"q": 1}}}, r"Missing key drafter\.of\.x\.name"),
         ({"gammas": []}, r"drafter\.gammas=\[\]"),
-        ({"gammas": [2, 0]}, r"drafter\.gammas\.1=0"),
         ({"costs": {"y": 0.1}}, r"drafter\.costs\.y=0\.1: drafter\.of has no such drafter; it has context"),
-        ({"costs": {"context": -1.0}}, r"drafter\.costs\.context=-1"),
-        ({"discount": 0.0}, r"drafter\.discount=0"),
     ],
 )
 def test_bad_configurations_are_one_sentence(table, random_law, group_values, changes, said):
@@ -200,10 +182,9 @@ def test_bad_configurations_are_one_sentence(table, random_law, group_values, ch
 
 
 def test_parts_that_do_not_fit(table, random_law, group_values, drafter_values):
-    target = table(random_law(4, 0), temperature=0.0)
-    other = drafter_values("small_model", 5)
-    with pytest.raises(UsageError, match=r"drafter\.of\.x\.name=small_model: it was made for a vocabulary of 5"):
-        drafters.build(group_values("drafter", "cascade", of={"x": other}), target=target)
+    values = group_values("drafter", "cascade", of={"x": drafter_values("small_model", 5)})
+    with refused(r"drafter\.of\.x\.name=small_model: it was made for a vocabulary of 5"):
+        drafters.build(values, target=table(random_law(4, 0), temperature=0.0))
     nowhere = Fixed(1)
     nowhere.capabilities = DrafterCapabilities(fills=frozenset({"dynamic"}))
     with pytest.raises(UsageError, match="no structure that all"):

@@ -4,6 +4,7 @@ import gzip
 import json
 import sqlite3
 from collections import Counter
+from copy import deepcopy
 from types import SimpleNamespace
 
 import numpy as np
@@ -79,11 +80,10 @@ def test_the_law_is_interpolated_kneser_ney(order):
         assert law.sum() == pytest.approx(1.0) and (law > 0).all()
 
 
-@pytest.mark.parametrize("order", [2, 3, 4])
-def test_counting_in_chunks_changes_nothing(monkeypatch, order):
-    whole = NgramTable.fit(stream(documents()), SIZE, order, DISCOUNT)
+def test_counting_in_chunks_changes_nothing(monkeypatch):
+    whole = NgramTable.fit(stream(documents()), SIZE, 4, DISCOUNT)
     monkeypatch.setattr(ngram_table, "_CHUNK", 7)
-    parts = NgramTable.fit(stream(documents()), SIZE, order, DISCOUNT)
+    parts = NgramTable.fit(stream(documents()), SIZE, 4, DISCOUNT)
     assert np.array_equal(whole.unigrams, parts.unigrams)
     for one, other in zip(whole.levels, parts.levels, strict=True):
         assert all(np.array_equal(vars(one)[name], vars(other)[name]) for name in vars(one))
@@ -105,8 +105,7 @@ def build(tmp_path, sampling, group_values):
     return make
 
 
-@pytest.mark.parametrize("order", [1, 2, 3])
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
+@pytest.mark.parametrize(("order", "temperature"), [(1, 0.8), (2, 0.0), (3, 0.8)])
 def test_the_laws_along_a_text_are_those_of_its_drafts(build, order, temperature, monkeypatch):
     monkeypatch.setattr("specdec.drafters.corpus_ngram._CHUNK", 3)
     drafter = build(how={"temperature": temperature}, order=order)
@@ -137,7 +136,7 @@ def test_every_node_follows_the_law_of_its_path(build, sampling, make_structure,
     )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def pocket():
     return load_tokenizer(model_path("pocket"))
 
@@ -164,10 +163,7 @@ def test_a_text_file_is_one_document_in_the_targets_tokens(tmp_path, pocket, zip
     tokens = read(tmp_path / "a.txt", None, pocket)
     assert tokens[0] == BOUNDARY and BOUNDARY not in tokens[1:]
     assert pocket.decode(tokens[1:]) == TEXT
-
-
-def test_a_line_longer_than_a_part_is_cut_between_characters(tmp_path, pocket, monkeypatch):
-    monkeypatch.setattr(ngram_corpus, "_PART", 7)
+    monkeypatch.setattr(ngram_corpus, "_PART", 7)  # a line that is longer is cut between characters
     (tmp_path / "a.txt").write_text("語" * 50, encoding="utf-8")
     assert pocket.decode(read(tmp_path / "a.txt", None, pocket)[1:]) == "語" * 50
 
@@ -180,8 +176,6 @@ def test_a_prompt_set_gives_a_document_for_every_text(tmp_path, pocket):
 
 
 def test_a_tokenizer_that_truncates_is_not_obeyed(tmp_path, pocket):
-    from copy import deepcopy
-
     short = deepcopy(pocket)
     short.backend_tokenizer.enable_truncation(3)
     (tmp_path / "a.txt").write_text(TEXT)
@@ -212,7 +206,6 @@ def test_a_fitted_model_is_kept_and_taken_again(build, tmp_path, monkeypatch):
     build(vocab_size=SIZE + 1)
     (tmp_path / "tokens.jsonl").write_text('{"tokens": [0, 1]}')
     build()
-    assert len(list((tmp_path / "fitted").iterdir())) == 4
     build(order=4, cache_dir=None)
     assert len(list((tmp_path / "fitted").iterdir())) == 4
 
@@ -247,9 +240,7 @@ def test_targets_that_tokenise_otherwise_have_files_of_their_own(build, tmp_path
         (b"plain text", "t", ":1: not JSON; .*drafter.field=null"),
         (b'{"text": "x"}', "t", ":1: no key 't'"),
         (b'{"t": {"x": 1}}', "t", "a text, a list of texts or a list of token ids"),
-        (b'{"t": [1, "x"]}', "t", "a text, a list of texts or a list of token ids"),
         (b'{"t": [1, 4096]}', "t", ":1: token 4096 is not among the target's 4096 tokens"),
-        (b'{"t": [-1, 3]}', "t", ":1: token -1 is not among"),
     ],
 )
 def test_a_corpus_that_cannot_be_used_is_named_in_one_sentence(tmp_path, pocket, content, field, words):
@@ -261,20 +252,20 @@ def test_a_corpus_that_cannot_be_used_is_named_in_one_sentence(tmp_path, pocket,
     assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_text_needs_a_tokenizer_and_a_field_a_file(build, tmp_path):
-    (tmp_path / "a.txt").write_text("some text")
+def test_text_needs_a_tokenizer_and_a_field_a_file(build):
     with pytest.raises(UsageError, match="the target has no tokenizer"):
-        build(corpus=str(tmp_path / "a.txt"), field=None)
+        build(corpus=__file__, field=None)
     with pytest.raises(UsageError, match=r"drafter\.field=tokens"):
         build(corpus=None)
 
 
 @pytest.mark.slow
-def test_a_bigram_is_called_that_everywhere(in_process, made_database, tmp_path):
+def test_a_bigram_is_called_that_everywhere(in_process, made_database, undrawn_pictures, tmp_path):
     """The name that was typed stands in the run's name, its tags and parameters, the rounds and the reports."""
     (tmp_path / "tokens.jsonl").write_text(json.dumps({"tokens": [0, 1, 2, 0, 1, 1, 2]}) + "\n")
     corpus = ("drafter.corpus=tokens.jsonl", "drafter.field=tokens", "drafter.cache_dir=null")
     small = ("+debug=tiny", "measurement.gammas=[]", "measurement.max_new_tokens=6", "measurement.null=false")
+    small += ("measurement.bootstrap=50", "measurement.cost_contexts=[]")
     ended = in_process(run, *small, "+drafter=bigram", *corpus, "hydra.run.dir=out")
     assert ended.code == 0, ended.error
     done = open_folder(tmp_path / "out")

@@ -7,7 +7,6 @@ from fixtures.refusals import refused
 
 from specdec.drafters import drafters
 from specdec.drafters.early_exit import EarlyExit
-from specdec.errors import UsageError
 from specdec.models.partial import block_parts, partial_model
 from specdec.records import TextStart
 from specdec.self_speculation.exit_layer import ExitLayer
@@ -52,7 +51,7 @@ def test_nothing_of_the_prefix_is_computed_or_held_twice(tiny_model, sampling, m
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     drafter = exiting(target)
     with tokens_of_calls(drafter._decoder.model) as calls:
-        generation = decoded(target, drafter, make_structure(shape, 3), PROMPT, 40)
+        generation = decoded(target, drafter, make_structure(shape, 3), PROMPT, 24)
     if shape == "chain":
         assert set(map(len, calls)) == {1} and len(calls) == sum(len(row.draft_tokens) for row in generation.rounds)
     else:
@@ -65,15 +64,13 @@ def test_without_a_target_in_step_it_has_a_cache_of_its_own(tiny_model, sampling
     """As in a replay: the target may hold another text, which has to stay as it is."""
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     drafter = exiting(target)
-    alone = decoded(target, drafter, chain(4), PROMPT, 30)
+    alone = decoded(target, drafter, chain(4), PROMPT, 16)
     target.start(TextStart([5, 5, 9, 11, 2], 60))
     held = [layer.keys.clone() for layer in target.decoder.cache.layers]
     drafter.start(TextStart(PROMPT, 60))
-    text = list(PROMPT)
     for row in alone.rounds:
         assert tuple(drafter.draft(chain(4).clamped(len(row.draft_tokens))).tokens.tolist()) == row.draft_tokens
         drafter.commit(row.committed)
-        text += row.committed
     assert all(torch.equal(layer.keys, keys) for layer, keys in zip(target.decoder.cache.layers, held, strict=True))
 
 
@@ -84,15 +81,13 @@ def test_traced_passes_write_into_the_targets_cache(tiny_model, sampling, make_s
     expected = decoded(eager, exiting(eager), structure, PROMPT, limit)
     target = Causal(tiny_model("llama"), sampling(temperature=0.0), compilation="trace")
     drafter = exiting(target)
-    target.prepare({1, 4}, 80)
-    drafter.prepare(80, structure)
-    for _ in range(2):
-        found = decoded(target, drafter, structure, PROMPT, limit)
-        assert found.tokens == expected.tokens
-        assert [row.draft_tokens for row in found.rounds] == [row.draft_tokens for row in expected.rounds]
+    target.prepare({1, 4}, 40)
+    drafter.prepare(40, structure)
+    for length in (limit, 90):  # the second text needs a larger cache than the one compiled for
+        found = decoded(target, drafter, structure, PROMPT, length)
+        assert found.tokens[:limit] == expected.tokens
+        assert [row.draft_tokens for row in found.rounds][:3] == [row.draft_tokens for row in expected.rounds][:3]
         assert drafter._decoder.cache.over is target.decoder.cache and drafter._decoder.passes.steps
-    longer = decoded(target, drafter, structure, PROMPT, 200)  # needs a larger cache than the one compiled for
-    assert longer.tokens[:limit] == expected.tokens
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -100,7 +95,7 @@ def test_paths_that_are_evaluated_apart_leave_too_few_slots(tiny_model, sampling
     """Above all for a draft of many short rows, of which the target needs the slots of one."""
     shape, greedy = rows(12, 2) if wide else make_structure("tree", 4), sampling(temperature=0.0)
     both = (Causal(tiny_model("llama"), greedy, evaluation=how) for how in ("packed", "rows"))
-    one, other = (decoded(target, exiting(target), shape, PROMPT, 40) for target in both)
+    one, other = (decoded(target, exiting(target), shape, PROMPT, 20) for target in both)
     assert one.tokens == other.tokens
     assert [row.draft_tokens for row in one.rounds] == [row.draft_tokens for row in other.rounds]
 
@@ -124,7 +119,7 @@ def test_the_exit_layer_is_found_on_calibration_text(tiny_llama, sampling, value
         assert list(worths) == ["1", "2", "3"] and worths["3"]["alpha"] == pytest.approx(1.0, abs=1e-9)
         assert all(worth["speedup"] <= worths[str(drafter.exit.layer)]["speedup"] for worth in worths.values())
         assert (described["exit_layer_by"], described["layers"]) == ("calibration", 4)
-        assert drafters.build(values(exit_layer="auto"), target=target).describe() == described
+    assert drafters.build(values(exit_layer="auto"), target=target).describe() == described
     assert drafters.build(values(exit_layer=2), target=target).describe()["exit_layer_by"] == "config"
 
 
@@ -157,7 +152,7 @@ def test_a_checkpoint_may_name_its_exit_layer(tiny_llama, sampling, values):
     drafter = drafters.build(values(exit_layer="auto"), target=Causal(model, sampling()))
     assert (drafter.exit.layer, drafter.exit.by) == (3, "checkpoint")
     model.generation_config.assistant_early_exit = 4
-    with pytest.raises(UsageError, match="names exit layer 4: the target has 4 layers; give a number from 1 to 3"):
+    with refused("names exit layer 4: the target has 4 layers; give a number from 1 to 3"):
         drafters.build(values(exit_layer="auto"), target=Causal(model, sampling()))
 
 

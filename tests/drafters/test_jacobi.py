@@ -47,23 +47,15 @@ def logits_of(*choices):
     return torch.nn.functional.one_hot(torch.tensor(choices), SIZE).double()
 
 
-def started():
+def test_guesses_beyond_a_shorter_draft_are_kept_and_of_one_that_branches_those_of_the_first_path():
     drafter = build("repeat")(Pairs(0.0))
     drafter.start(TextStart([3, 5], 100))
-    return drafter
-
-
-def test_guesses_beyond_a_shorter_draft_are_kept():
-    drafter = started()
     drafter.observe(drafter.draft(chain(4)), logits_of(1, 2, 3, 4, 6))
     drafter.commit([1])
     drafter.observe(drafter.draft(chain(1)), logits_of(7, 8))
     drafter.commit([7])
     assert drafter.draft(chain(4)).tokens.tolist() == [8, 4, 6, 6]
-
-
-def test_of_a_draft_that_branches_the_first_path_counts():
-    drafter = started()
+    drafter.start(TextStart([3, 5], 100))
     drafter.observe(Draft(torch.tensor([1, 2, 3, 4]), Tree((-1, -1, 0, 2))), logits_of(1, 6, 7, 8, 9))
     drafter.commit([1])
     assert drafter.draft(chain(3)).tokens.tolist() == [6, 8, 9]

@@ -1,7 +1,7 @@
 """Lookahead decoding against the window and the pool on plain lists."""
 
 import pytest
-from fixtures.drafting import dynamic as any_dynamic
+from fixtures.drafting import dynamic as dynamic_tree
 from fixtures.drafting import rows
 from fixtures.plain_rounds import PROMPTS, Pairs, compare, decoded, ranking
 
@@ -12,7 +12,7 @@ from specdec.structures.base import structures
 
 
 def dynamic(nodes, depth):
-    return any_dynamic(nodes, depth, 30, 30)
+    return dynamic_tree(nodes, depth, 30, 30)
 
 
 def build(window, ngram, candidates, pool_from_prompt):
@@ -90,19 +90,16 @@ def test_rows_hold_the_same_drafts():
     assert len(compare(generation, rows(5, 3), Window(PROMPTS[0], *sizes), greedy=False)) > 20
 
 
-@pytest.mark.parametrize(
-    "sizes", [*SIZES, (2, 7, 1, True), pytest.param((7, 5, 7, True), marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.parametrize("sizes", [*SIZES, (2, 7, 1, True)], ids=str)
 def test_a_full_draft_is_as_large_as_it_says(sizes):
     target = Pairs(0.3)
     drafter, (window, ngram, candidates, _) = build(*sizes)(target), sizes
     assert drafter.nodes >= (window + candidates) * (ngram - 1) - 1
     shape = dynamic(drafter.nodes, drafter.depth)
     free = dynamic(1000, 100)
-    for prompt in PROMPTS:
-        wanted = [row.draft_tokens for row in decoded(target, build(*sizes)(target), free, prompt, 100).rounds]
-        given = [row.draft_tokens for row in decoded(target, build(*sizes)(target), shape, prompt, 100).rounds]
-        assert given[:30] == wanted[:30]
+    for prompt in PROMPTS[:2]:
+        wanted, given = (decoded(target, build(*sizes)(target), each, prompt, 60).rounds for each in (free, shape))
+        assert [row.draft_tokens for row in given][:15] == [row.draft_tokens for row in wanted][:15]
 
 
 def test_candidates_go_before_columns_and_left_columns_before_right_ones():

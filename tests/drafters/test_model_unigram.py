@@ -2,16 +2,15 @@
 
 import json
 import logging
-import pickle
 from copy import deepcopy
 
 import numpy as np
 import pytest
+from fixtures.refusals import refused
 from torch import nn
 
 from specdec.drafters import model_unigram
 from specdec.drafters.base import drafters
-from specdec.errors import UsageError
 from specdec.records import Source, TextStart
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
@@ -56,16 +55,10 @@ def test_the_end_that_the_text_favours_is_used(target_of, build, name, monkeypat
     assert "the 6 smallest scores make up 75.0%" in caplog.text and "the other end's 12.5%" in caplog.text
 
 
-def test_a_tie_goes_to_the_papers_sign(target_of, build):
+def test_a_tie_goes_to_the_papers_sign_and_no_more_is_read_than_asked_for(target_of, build):
     target = target_of("llama")
     order = explicit_order(target.model)
-    assert build(target, [[order[0], order[-1]]]).sign == "smallest"
-    assert build(target, [[order[30]]]).sign == "smallest"
-
-
-def test_no_more_of_the_corpus_is_read_than_asked_for(target_of, build):
-    target = target_of("llama")
-    order = explicit_order(target.model)
+    assert build(target, [[order[0], order[-1]]]).sign == build(target, [[order[30]]]).sign == "smallest"
     texts = [[order[0]] * 5, [order[1]] * 5, *[[order[-1]] * 50] * 3]
     assert build(target, texts, calibration=6).hits == {"smallest": 1.0, "largest": 0.0}
     assert build(target, texts, calibration=11).sign == "largest"
@@ -83,12 +76,6 @@ def test_proposals_are_the_same_in_any_context(target_of, build, make_structure)
         assert source == tuple(Source("model_unigram", node // 3) for node in range(9))
 
 
-def test_it_can_be_sent_to_another_process(target_of, build):
-    sent = pickle.dumps(build(target_of("llama")))
-    assert len(sent) < 2000
-    assert pickle.loads(sent).rows(1, 2, 2) == build(target_of("llama")).rows(1, 2, 2)
-
-
 def test_another_model_for_a_target_without_one(tiny_model, build, tmp_path, table, random_law):
     tiny_model("llama").save_pretrained(tmp_path / "llama")
     order = explicit_order(tiny_model("llama"))
@@ -97,21 +84,16 @@ def test_another_model_for_a_target_without_one(tiny_model, build, tmp_path, tab
 
 
 def test_what_it_cannot_rank(build, target_of, table, random_law, tiny_encoder_decoder, sampling):
-    with pytest.raises(UsageError, match=r"drafter\.model=null: the target has no model"):
-        build(table(random_law(5, 0)))
-    with pytest.raises(UsageError, match="the target is an encoder-decoder"):
-        build(EncoderDecoder(tiny_encoder_decoder("t5"), sampling(temperature=0.0)))
-    with pytest.raises(UsageError, match="text, and the target has no tokenizer"):
-        build(target_of("llama"), corpus=__file__, field=None)
-    with pytest.raises(UsageError, match="token 61 is not among the target's 61 tokens"):
-        build(target_of("llama"), [[61]])
-
-
-def test_embeddings_of_different_sizes(tiny_model, sampling, build):
-    target = Causal(deepcopy(tiny_model("llama")), sampling(temperature=0.0))
-    target.model.lm_head = nn.Linear(8, 61, bias=False)
-    with pytest.raises(UsageError, match="the output's have 8 dimensions and the input's 32"):
-        build(target)
-    target.model.lm_head = None
-    with pytest.raises(UsageError, match="no output embeddings"):
-        build(target)
+    t5, llama = EncoderDecoder(tiny_encoder_decoder("t5"), sampling(temperature=0.0)), target_of("llama")
+    narrow, headless = (Causal(deepcopy(llama.model), llama.sampling) for _ in range(2))
+    narrow.model.lm_head, headless.model.lm_head = nn.Linear(8, 61, bias=False), None
+    for target, changes, sentence in (
+        (table(random_law(5, 0)), {}, r"drafter\.model=null: the target has no model"),
+        (t5, {}, "the target is an encoder-decoder"),
+        (llama, {"corpus": __file__, "field": None}, "text, and the target has no tokenizer"),
+        (llama, {"texts": [[61]]}, "token 61 is not among the target's 61 tokens"),
+        (narrow, {}, "the output's have 8 dimensions and the input's 32"),
+        (headless, {}, "no output embeddings"),
+    ):
+        with refused(sentence):
+            build(target, **changes)

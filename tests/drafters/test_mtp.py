@@ -25,7 +25,6 @@ from specdec.targets.causal import Causal
 CASES = {
     "qwen3_5": ("qwen3_5", "qwen", 1),
     "qwen3_next": ("qwen3_next", "qwen", 2),
-    "deepseek_v3": ("deepseek_v3", "deepseek", 1),
     "deepseek_v3_three_heads": ("deepseek_v3", "deepseek", 3),
     "glm4_moe": ("glm4_moe", "deepseek", 2),
     "mimo": ("qwen2", "mimo", 1),
@@ -56,15 +55,12 @@ def features_of(model, text):
     return model(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True).hidden_states[-1][0]
 
 
-LONG = [pytest.param(case, 40, marks=pytest.mark.slow) for case in CASES]
-
-
-@pytest.mark.parametrize(("case", "rounds"), [*((case, 4) for case in CASES), *LONG])
-def test_q_is_the_law_of_the_heads_over_random_rounds(made, make_structure, case, rounds):
-    """200 rounds in the second tier. The first text has two tokens, so that further heads have no row yet."""
+@pytest.mark.parametrize("case", CASES)
+def test_q_is_the_law_of_the_heads_over_random_rounds(made, make_structure, case):
+    """The first text has two tokens, so that further heads have no row yet."""
     drafter, target, slow = made(case, temperature=0.7, top_k=9)
-    compared, texts = 0, 5
-    for text, drafts in random_rounds(drafter, target, make_structure("chain", 5), texts, rounds):
+    compared = 0
+    for text, drafts in random_rounds(drafter, target, make_structure("chain", 5), 3, 4):
         features = features_of(target.model, text)
         for length, draft in drafts:
             assert len(draft) == 5
@@ -72,7 +68,7 @@ def test_q_is_the_law_of_the_heads_over_random_rounds(made, make_structure, case
             law = torch.stack([probabilities(logits, target.sampling) for logits in found])
             torch.testing.assert_close(draft.q, law, atol=1e-4, rtol=1e-3)
             compared += 1
-    assert compared == rounds * texts
+    assert compared == 12
 
 
 @pytest.mark.parametrize("case", ["qwen3_5", "deepseek_v3_three_heads"])
@@ -80,7 +76,7 @@ def test_chances_along_a_text_are_those_of_drafts_at_every_place(made, make_stru
     """Several chains are drafted in one call; a text of two tokens begins before every head has a row."""
     monkeypatch.setattr("specdec.eagle.mtp_network._REPLAYED", 60)
     drafter, target, _ = made(case, temperature=1.0)
-    text = [5, 1, 4, 1, 5, 9, 2, 6, 5, 3, 50, 8]
+    text = [5, 1, 4, 1, 5, 9, 50, 8]
     for prompt in ([7], [11, 3, 7, 30]):
         target.start(TextStart([*prompt, *text], 100))
         states = target.states
@@ -91,23 +87,20 @@ def test_chances_along_a_text_are_those_of_drafts_at_every_place(made, make_stru
             drafter.start(TextStart(whole, 100), states[: len(whole) - 1])
             rows = drafter.read().draft()
             logits = rows.first
-            for depth in range(5):
-                if place + depth >= len(text):
-                    assert chances[place, depth] == 0
-                    continue
-                token = text[place + depth]
+            for depth, token in enumerate(text[place : place + 5]):
                 q = probabilities(logits, target.sampling)[0, token]
                 assert float(chances[place, depth]) == pytest.approx(float(q), rel=1e-3, abs=1e-6)
                 logits = rows.next(torch.tensor([token]))
+            assert not chances[place, len(text) - place :].any()
 
 
-@pytest.mark.parametrize("case", ["qwen3_5", "deepseek_v3", "glm4_moe"])
+@pytest.mark.parametrize("case", ["qwen3_5", "deepseek_v3_three_heads"])
 def test_greedy_text_is_the_models_own(made, make_structure, case):
     """In float64, for a target with recurrent layers and for others; the reference is `generate` of transformers."""
     drafter, target, _ = made(case, temperature=0.0)
     prompt = [7, 3, 19, 44, 3, 19, 52, 7]
-    own = target.model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=40)[0, len(prompt) :].tolist()
-    generation = decoded(target, drafter, make_structure("chain", 3), prompt, 40, rule="greedy")
+    own = target.model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=24)[0, len(prompt) :].tolist()
+    generation = decoded(target, drafter, make_structure("chain", 3), prompt, 24, rule="greedy")
     assert list(generation.tokens) == own and len(set(own)) > 5
     assert any(row.rejected for row in generation.rounds)
 
@@ -131,24 +124,20 @@ def test_a_folder_in_shards_is_the_target_and_its_own_drafter(made, sampling, gr
         recognise(open_checkpoint(target.name), "eagle")
 
 
-FAMILY = ("glm4_moe", "deepseek", 1)
 AT = "model.layers.2."
 
 
-def changed(weights, change):
-    """Return the weights after a change: names that go, or tensors that come."""
-    if callable(change):
-        return change(weights)
-    return {name: weight for name, weight in weights.items() if name not in change}
-
-
+# Case -> the weights after a change, and the sentence.
 REFUSED = {
     "none": (lambda w: {}, r"no MTP weights that are read: there is none of mtp\.fc\.weight, .* has saved lacks them"),
     "another layout": (
         lambda w: {"model.mtp.layers.0.eh_proj.weight": torch.ones(2)},
         r"it has model\.mtp\.layers\.0\.eh_proj\.weight, a layout that is not read",
     ),
-    "a missing expert": ([AT + "mlp.experts.3.up_proj.weight"], r"lacks model\.layers\.2\.mlp\.experts\.3\.up_proj"),
+    "a missing expert": (
+        lambda w: {name: weight for name, weight in w.items() if "experts.3.up" not in name},
+        r"lacks model\.layers\.2\.mlp\.experts\.3\.up_proj",
+    ),
     "one too many": (lambda w: w | {AT + "mlp.extra": torch.ones(2)}, r"has model\.layers\.2\.mlp\.extra too many"),
     "quantised": (
         lambda w: w | {AT + "eh_proj.weight_scale_inv": torch.ones(1, 1)},
@@ -182,7 +171,7 @@ def drafter_of(sampling, group_values, tmp_path):
 def test_what_does_not_fit_is_refused(drafter_of, case):
     change, sentence = REFUSED[case]
     with refused(sentence, SpecdecError):
-        drafter_of(changed(mtp_weights(mtp_model("glm4_moe"), "deepseek"), change))
+        drafter_of(change(mtp_weights(mtp_model("glm4_moe"), "deepseek")))
 
 
 def test_names_and_copies_change_nothing_and_the_order_of_the_halves_does(drafter_of):
@@ -198,14 +187,13 @@ def test_names_and_copies_change_nothing_and_the_order_of_the_halves_does(drafte
     assert torch.equal(laws[0], laws[1]) and torch.equal(laws[0], laws[2]) and not torch.allclose(laws[0], laws[3])
 
 
-def test_relatives_that_are_not_read_say_what_is_missing(tmp_path):
+def test_relatives_and_targets_without_such_a_checkpoint_are_refused(
+    table, random_law, sampling, group_values, tiny_model, tmp_path
+):
     save_file({"pre_projection.weight": torch.ones(1)}, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text('{"model_type": "gemma4_assistant"}')
     with refused("of the format assistant over shared keys, which is not read: ", SpecdecError):
         recognise(open_checkpoint(str(tmp_path)), "eagle")
-
-
-def test_targets_without_such_a_checkpoint_are_refused(table, random_law, sampling, group_values, tiny_model):
     values = group_values("drafter", "mtp")
     with refused("the target has no network; use target=causal"):
         drafters.build(values, target=table(random_law(5, 0)))

@@ -1,6 +1,7 @@
 """Context n-grams against a brute-force search, written from the definition (theory.md 9.2)."""
 
 from collections import Counter
+from types import SimpleNamespace
 
 import torch
 from fixtures.drafting import chain, rows, tree
@@ -64,16 +65,10 @@ def brute_tree(text: list[int], shape: Tree, orders: list[int], matches_max: int
     return tokens
 
 
-class _Anywhere:
-    """A drafter needs only the device of its target."""
-
-    device = torch.device("cpu")
-
-
 def make(q="longest", order_max: int = 4, order_min: int = 1, matches_max: int = 32, occurrence="common") -> Ngram:
     orders = {"q": q, "order_max": order_max, "order_min": order_min}
     config = NgramConfig(name="ngram", **orders, matches_max=matches_max, occurrence=occurrence)
-    return Ngram(config, _Anywhere())  # type: ignore[arg-type]
+    return Ngram(config, SimpleNamespace(device=torch.device("cpu")))
 
 
 def proposed(drafter: Ngram, gamma: int) -> list[int]:
@@ -93,7 +88,7 @@ TREES = st.integers(1, 12).flatmap(lambda nodes: st.tuples(*(st.integers(-1, nod
 
 
 @given(TEXTS, PARAMETERS)
-@settings(max_examples=150)
+@settings(max_examples=80)
 def test_a_chain_is_the_brute_force_one(text, parameters):
     gamma, order_min, more, matches_max = parameters
     for q, orders in (("longest", range(order_min + more, order_min - 1, -1)), (order_min, [order_min])):
@@ -104,7 +99,7 @@ def test_a_chain_is_the_brute_force_one(text, parameters):
 
 
 @given(LONG_TEXTS, PARAMETERS, st.integers(1, 12))
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_rows_are_the_brute_force_ones(text, parameters, k):
     w, order_min, more, matches_max = parameters
     for q, orders in (("longest", range(order_min + more, order_min - 1, -1)), (order_min, [order_min])):
@@ -121,7 +116,7 @@ def test_rows_are_the_brute_force_ones(text, parameters, k):
 
 
 @given(LONG_TEXTS, PARAMETERS, TREES)
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_trees_are_the_brute_force_ones(text, parameters, parents):
     _, order_min, more, matches_max = parameters
     shape = tree(*parents)
@@ -144,7 +139,7 @@ def test_trees_are_the_brute_force_ones(text, parameters, parents):
     st.lists(st.tuples(st.lists(st.integers(0, 3), min_size=1, max_size=5), st.booleans()), max_size=12),
     PARAMETERS,
 )
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_growing_an_index_is_building_it_anew(prompt, commits, parameters):
     gamma, order_min, more, matches_max = parameters
     grown = make("longest", order_min + more, order_min, matches_max)
@@ -173,13 +168,9 @@ def test_rows_and_trees_match_one_token_unless_told_otherwise():
     two = make(2)
     two.start(TextStart(text, 1000))
     assert proposed(two, 1) == [9] and two.propose(rows(2, 1)).tokens == (9,)
-
-
-def test_rows_match_one_token_also_where_a_chain_may_not():
-    drafter = make("auto", order_max=4, order_min=2)
-    drafter.start(TextStart([1, 2, 3, 1], 1000))
-    assert proposed(drafter, 2) == []
-    assert rows_of(drafter.propose(rows(3, 2))) == [(2, 3)]
+    auto = make("auto", order_max=4, order_min=2)
+    auto.start(TextStart([1, 2, 3, 1], 1000))
+    assert proposed(auto, 2) == [] and rows_of(auto.propose(rows(3, 2))) == [(2, 3)], "rows match one token even so"
 
 
 def test_a_filled_tree_is_the_topology_itself():
@@ -191,7 +182,6 @@ def test_a_filled_tree_is_the_topology_itself():
 
 
 def test_memory_entries_are_linear_in_the_text():
-    """One link per token and order, and at most one table entry."""
     index = SuffixIndex([3, 2, 1])
     index.extend(range(1000))
     index.matches(3, 1)
@@ -212,7 +202,7 @@ def server_lookup(text: list[int], order_min: int, order_max: int, k: int) -> li
 
 
 @given(TEXTS, st.integers(1, 6), st.integers(1, 3), st.integers(0, 4))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_the_leftmost_rule_is_that_of_servers(text, gamma, order_min, more):
     drafter = make("longest", order_min + more, order_min, occurrence="leftmost")
     assert drafter.capabilities.fills == {"chain"}, "servers look up one continuation"
@@ -223,6 +213,7 @@ def test_the_leftmost_rule_is_that_of_servers(text, gamma, order_min, more):
 
 
 @given(LONG_TEXTS, st.integers(1, 15))
+@settings(max_examples=40)
 def test_first_places_survive_a_retraction(text, count):
     drafter = make("longest", 3, 1, occurrence="leftmost")
     drafter.start(TextStart(text[:4], 100))

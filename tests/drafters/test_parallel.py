@@ -80,12 +80,10 @@ def test_greedy_drafts_are_those_of_a_pass_without_a_cache(parallel, model):
     def check(draft, logits):
         assert draft.q is None and torch.equal(draft.tokens, logits.argmax(-1))
 
-    walk(drafter, model, 90, check)
+    walk(drafter, model, 60, check)
 
 
-@pytest.mark.parametrize(
-    "how", [{"temperature": 1.0}, {"temperature": 0.7, "top_k": 9}, {"temperature": 1.2, "top_p": 0.8}]
-)
+@pytest.mark.parametrize("how", [{"temperature": 0.7, "top_k": 9}, {"temperature": 1.2, "top_p": 0.8}])
 def test_q_is_the_law_of_a_pass_without_a_cache(parallel, model, how):
     drafter, target = parallel(**how)
 
@@ -93,7 +91,7 @@ def test_q_is_the_law_of_a_pass_without_a_cache(parallel, model, how):
         torch.testing.assert_close(draft.q, probabilities(logits, target.sampling), atol=1e-12, rtol=0)
         assert (draft.q.gather(-1, draft.tokens.unsqueeze(-1)) > 0).all()
 
-    walk(drafter, model, 50, check, seed=3)
+    walk(drafter, model, 40, check, seed=3)
 
 
 def test_one_call_drafts_all_tokens_and_its_cache_holds_no_mask(parallel, model):
@@ -122,13 +120,13 @@ def test_one_call_drafts_all_tokens_and_its_cache_holds_no_mask(parallel, model)
 def test_nodes_of_a_level_have_one_law(parallel, model, drafts, siblings):
     drafter, target = parallel(drafts, siblings, temperature=1.0)
     drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
+    levels = slow_logits(model, PROMPT, 3)
     for _ in range(20):
         draft = drafter.draft(tree(-1, -1, 0, 0, 1, 2))
         assert (draft.q is None) == (drafts == "greedy")
-        levels = slow_logits(model, PROMPT, 3)
         assert_drafted_from(
             draft,
-            lambda node, above, levels=levels: levels[len(above)],
+            lambda node, above: levels[len(above)],
             target.sampling,
             independent=siblings == "independent",
         )
@@ -157,12 +155,12 @@ def test_chances_are_those_of_single_drafts(parallel, model, monkeypatch, how):
     """Also in several calls, over pieces of the text."""
     monkeypatch.setattr("specdec.drafters.parallel._ROWS", 12)
     drafter, target = parallel(**how)
-    text = target_text = [4, 9, 13, 2, 2, 60, 1, 7, 8, 3, 19, 44]
+    text = [4, 9, 13, 2, 2, 60, 1, 7, 8, 3, 19, 44]
     chances = drafter.chances(PROMPT, text, None, 4)
     for position in range(len(text)):
         logits = slow_logits(model, [*PROMPT, *text[:position]], 4)
         laws = probabilities(logits, target.sampling)
-        for level, token in enumerate(target_text[position : position + 4]):
+        for level, token in enumerate(text[position : position + 4]):
             assert float(chances[position, level]) == pytest.approx(float(laws[level, token]), abs=1e-12)
         assert not chances[position, len(text) - position :].any()
 
@@ -184,28 +182,22 @@ def test_masks_behind_the_last_that_is_read_change_nothing(parallel, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("passes", "sizes"), [({}, [4, 4, 6, 7, 4]), ({8: 0}, [8, 8, 8, 8, 8])])
 @torch.inference_mode()
-def test_compiled_passes_draft_the_same(model, tiny_model, sampling, parallel, passes, sizes):
+def test_compiled_passes_draft_the_same(model, tiny_model, sampling, parallel):
     """The traced pass serves calls of every size; one made for eight tokens, as on a GPU, serves all rounds of a chain
     of four: masks fill it up.
     """
-    how = sampling(temperature=0.0)
+    how, expected = sampling(temperature=0.0), along(parallel(temperature=0.0)[0])
     drafter = Parallel(model, Causal(tiny_model("llama"), how, compilation="trace"), mask_token=MASK)
     drafter.prepare(64, chain(4))
-    assert drafter._decoder.passes.sizes == (0, 1)
-    steps = drafter._decoder.passes.steps
-    for size, other in passes.items():
-        steps[size] = steps.pop(other)
-    calls, evaluate = [], drafter._decoder.forward
-
-    def counted(tokens, tree, **options):
-        calls.append(len(tokens))
-        return evaluate(tokens, tree, **options)
-
-    drafter._decoder.forward = counted
-    assert along(drafter) == along(parallel(temperature=0.0)[0])
-    assert calls[1:] == sizes
+    passes, decoder = drafter._decoder.passes, drafter._decoder
+    assert passes.sizes == (0, 1)
+    calls, evaluate = [], decoder.forward
+    decoder.forward = lambda tokens, tree, **options: calls.append(len(tokens)) or evaluate(tokens, tree, **options)
+    assert along(drafter) == expected and calls[1:] == [4, 4, 6, 7, 4]
+    passes.steps[8] = passes.steps.pop(0)
+    calls.clear()
+    assert along(drafter) == expected and calls[1:] == [8] * 5
 
 
 @pytest.fixture
@@ -257,14 +249,11 @@ def test_what_cannot_be_used_is_refused(saved, built, changes, values, told):
         built(model=str(saved(**changes)), **values)
 
 
-def test_features_beside_the_model_are_not_overlooked(saved, built):
-    folder = saved(pard_token=5)
+def test_other_drafters_name_this_one_and_features_beside_the_model_are_not_overlooked(saved, built):
+    folder = saved(spd_type="pard", pard_token=5)
+    for other in ("eagle", "medusa", "mlp_speculator"):
+        with refused(r"of the format PARD: use \+drafter=parallel", ModelLoadError):
+            built(other, model=str(folder))
     (folder / "warp_model.bin").write_bytes(b"")
-    with pytest.raises(ModelLoadError, match="PARD-2"):
+    with refused("PARD-2", ModelLoadError):
         built(model=str(folder))
-
-
-@pytest.mark.parametrize("other", ["eagle", "medusa", "mlp_speculator"])
-def test_other_drafters_name_this_one(saved, built, other):
-    with pytest.raises(ModelLoadError, match=r"of the format PARD: use \+drafter=parallel"):
-        built(other, model=str(saved(spd_type="pard", pard_token=5)))

@@ -80,25 +80,16 @@ def test_its_cost_is_its_own_or_the_models(replay, group_values):
 
 def test_which_lengths(replay, group_values, table):
     stream = made(0)
-    with pytest.raises(UsageError, match="drafter.field=acc_x: .* are: acc_draft, acc_eagle"):
-        build(group_values, replay(stream), field="acc_x")
-    with pytest.raises(UsageError, match="drafter.field=null: .* are: acc_draft, acc_eagle"):
-        build(group_values, replay(stream), field=None)
-    with pytest.raises(UsageError, match="not every stream has any"):
-        build(group_values, replay(stream, Stream("none", "c", (9,), (1, 2))), field=None)
     one = Stream("one", "c", (9,), (1, 2), {"acc_only": (2, 1)})
     assert build(group_values, replay(one), field=None).capabilities.fills == {"chain"}
-    with pytest.raises(UsageError, match="use target=replay target.path=FILE"):
-        build(group_values, table([[0.5, 0.5], [0.5, 0.5]]))
-
-
-def records_of(streams, **changes):
-    return [
-        {"id": each.id, "prompt_token_ids": list(each.prompt), "generated_token_ids": list(each.generated)}
-        | {name: {"acc_len": list(lengths)} for name, lengths in each.accepted_lengths.items()}
-        | changes
-        for each in streams
-    ]
+    for target, field, sentence in (
+        (replay(stream), "acc_x", "drafter.field=acc_x: .* are: acc_draft, acc_eagle"),
+        (replay(stream), None, "drafter.field=null: .* are: acc_draft, acc_eagle"),
+        (replay(stream, Stream("none", "c", (9,), (1, 2))), None, "not every stream has any"),
+        (table([[0.5, 0.5], [0.5, 0.5]]), "acc_eagle", "use target=replay target.path=FILE"),
+    ):
+        with pytest.raises(UsageError, match=sentence):
+            build(group_values, target, field=field)
 
 
 def test_only_the_field_in_use_has_to_fit_the_text(replay, group_values):
@@ -125,11 +116,14 @@ def test_lengths_of_other_texts_are_refused(tmp_path, replay, group_values):
 @pytest.mark.parametrize("first", ["prompt's length", 0])
 def test_import_and_replay_of_one_file_take_the_same_rounds(tmp_path, group_values, sampling, first):
     """Packed lines, floats, placeholders, a byte order mark, an empty output and a repeated id are read alike."""
-    records = records_of([made(seed) for seed in range(4)], id="same")
-    for record in records:
-        record["prompt_token_ids"] += range(20)
+    records = []
+    for stream in map(made, range(4)):
+        record = {"id": "same", "prompt_token_ids": [*stream.prompt, *range(20)]}
+        record |= {"generated_token_ids": list(stream.generated)}
+        record |= {name: {"acc_len": list(lengths)} for name, lengths in stream.accepted_lengths.items()}
         lengths = record["acc_eagle"]["acc_len"]
         lengths[:3] = [22 if first else 0, float(lengths[1]), float(lengths[2])]
+        records.append(record)
     records.insert(2, records[0] | {"generated_token_ids": [], "acc_eagle": {"acc_len": []}})
     content = b"\xef\xbb\xbf" + "".join(json.dumps(record) + "\n" for record in records).encode()
     path = tmp_path / "trace.jsonl"
@@ -137,45 +131,35 @@ def test_import_and_replay_of_one_file_take_the_same_rounds(tmp_path, group_valu
     (source,) = IMPORTERS["accepted_lengths"](path, ImportChoices(gamma=4, field="acc_eagle"))
     target = targets.build(group_values("target", "replay", path=str(path)), sampling=sampling(temperature=0.0))
     drafter = build(group_values, target)
-    structure = chain(4)
-    replayed = [replay_stream(drafter, structure, stream, 1000) for stream in target.streams]
+    replayed = [replay_stream(drafter, chain(4), stream, 1000) for stream in target.streams]
     imported = [part for _, part in source.rounds.groupby("prompt", sort=False)]
     assert len(imported) == 4 and {stream.id for stream in target.streams} == set(source.rounds["prompt"])
     for part, rounds in zip(imported, replayed, strict=True):
-        assert part["accepted"].tolist() == rounds.accepted.tolist()
-        assert part["offered"].tolist() == rounds.offered.tolist()
-        assert part["rejected"].tolist() == rounds.rejected.tolist()
+        for column in ("accepted", "offered", "rejected"):
+            assert part[column].tolist() == getattr(rounds, column).tolist()
         assert part["accepted"].iloc[0] == 0
     for notes in (source.notes, drafter.read_notes):
         assert any("stands for the token that the prefill gives" in note for note in notes)
 
 
-def test_a_prompt_without_a_record_gets_no_proposals(replay, group_values):
-    drafter = build(group_values, replay(made(0)))
-    drafter.start(TextStart((4, 4), 100))
-    assert len(drafter.draft(chain(3))) == 0
+NAMED = dict.fromkeys(("acc_ngram", "prompt-lookup", "acc_n_gram", "SAM"), True)
+NAMED |= dict.fromkeys(("acc_eagle3", "acc_rested"), False)
 
 
 @pytest.mark.parametrize(
     ("field", "kind", "looks_up"),
     [
-        ("acc_ngram", None, True),
-        ("prompt-lookup", None, True),
-        ("acc_n_gram", None, True),
-        ("SAM", None, True),
-        ("acc_eagle3", None, False),
-        ("acc_rested", None, False),
-        ("acc_ngram", "model", False),
-        ("acc_eagle", "lookup", True),
+        *((name, None, whether) for name, whether in NAMED.items()),
+        ("acc_ngram", "model", 0),
+        ("acc_eagle", "lookup", 1),
     ],
 )
 def test_what_it_stands_for_is_read_off_its_name_or_said(replay, group_values, field, kind, looks_up):
     """A recorded n-gram is not charged a feature drafter's time, and the run says what it took it for."""
     stream = Stream("one", "c", (9,), (1, 2), {field: (2, 1)})
     drafter = build(group_values, replay(stream), field=None, kind=kind)
-    assert drafter.looks_up is looks_up
     (note,) = drafter.notes
-    assert field in note and ("look-up" in note) is looks_up
+    assert field in note and drafter.looks_up == ("look-up" in note) == looks_up
     assert (f"drafter.kind={kind}" if kind else "by its name") in note
 
 
@@ -189,5 +173,7 @@ def test_texts_that_are_not_the_drafters_own_are_drafted(replay, group_values):
     lengths = [length - 1 for length in stream.accepted_lengths["acc_eagle"][:50]]
     assert rounds.accepted.tolist() == [min(length, 50 - place, 30) for place, length in enumerate(lengths)]
     assert set(rounds.offered.tolist()) == {30} and rounds.strategy == "acc_eagle"
-    assert drafter.possible_rounds((7, 7), text, 1000, [shape]) == [None]
+    assert drafter.possible_rounds((7, 7), text, 1000, [shape]) == [None], "a prompt without a record"
+    drafter.start(TextStart((7, 7), 100))
+    assert len(drafter.draft(shape)) == 0
     assert drafter.possible_rounds(stream.prompt, (*text[:9], text[9] + 1), 1000, [shape]) == [None]

@@ -1,7 +1,6 @@
 """Retrieval against a search of the whole corpus, round by round; origins of datastores; bad input."""
 
 import json
-import logging
 from collections import Counter
 from types import SimpleNamespace
 
@@ -18,7 +17,7 @@ from specdec.ngrams.datastore import in_memory, write_datastore
 from specdec.records import TextStart
 
 SIZE = 5
-CHAIN = chain(4)
+EVERY = ("chain", "rows", "tree", "dynamic")
 
 
 def documents(seed=0, count=12, length=30):
@@ -88,8 +87,10 @@ class SlowRetrieval(SlowDrafter):
         return [(path[-1], place[path[:-1]]) for path in kept]
 
 
-@pytest.mark.parametrize("keys", [(16, 2, 64), (3, 1, 5), (5, 3, 1)], ids=str)
-@pytest.mark.parametrize("structure", ["chain", "rows", "tree", "dynamic"])
+@pytest.mark.parametrize(
+    ("structure", "keys"),
+    [*((structure, (3, 1, 5)) for structure in EVERY), ("tree", (16, 2, 64)), ("chain", (5, 3, 1))],
+)
 def test_rounds_are_those_of_a_slow_search(build, table, random_law, make_structure, structure, keys):
     """Drawn texts, so that drafts are rejected anywhere, several texts by one drafter."""
     law = 0.5 * random_law(SIZE, 3) + 0.25 * (torch.eye(SIZE).roll(1, 1) + torch.eye(SIZE).roll(2, 1)).double()
@@ -103,22 +104,20 @@ def test_rounds_are_those_of_a_slow_search(build, table, random_law, make_struct
 
 def offered(drafter, prompt):
     drafter.start(TextStart(prompt, 100))
-    return drafter.draft(CHAIN).tokens.tolist()
+    return drafter.draft(chain(4)).tokens.tolist()
 
 
 def test_a_datastore_is_built_once_and_can_be_named(build, corpus, tmp_path, monkeypatch):
     first = build()
     (folder,) = (tmp_path / "stores").iterdir()
     monkeypatch.setattr("specdec.drafters.retrieval.write_datastore", None)  # not called again
-    prompt = documents()[0][3:6]
+    prompt, about = documents()[0][3:6], first.describe()
     expected = offered(first, prompt)
     assert len(expected) == 4
-    assert offered(build(), prompt) == expected
-    assert offered(build(model=str(folder), corpus=None, field=None), prompt) == expected
-    assert offered(build(cache_dir=None), prompt) == expected
-    assert first.describe()["weight_bytes"] == 6 * first.describe()["tokens"]
-    assert first.describe()["tokens"] == sum(len(text) + 1 for text in documents())
-    assert first.describe()["source"] == f"drafter.corpus={corpus['corpus']}" and len(first.describe()["sha256"]) == 64
+    for again in ({}, {"model": str(folder), "corpus": None, "field": None}, {"cache_dir": None}):
+        assert offered(build(**again), prompt) == expected
+    assert about["tokens"] == sum(len(text) + 1 for text in documents()) == about["weight_bytes"] / 6
+    assert about["source"] == f"drafter.corpus={corpus['corpus']}" and len(about["sha256"]) == 64
 
 
 def test_a_damaged_datastore_is_built_again_in_the_cache_and_refused_elsewhere(build, tmp_path, caplog):
@@ -127,8 +126,7 @@ def test_a_damaged_datastore_is_built_again_in_the_cache_and_refused_elsewhere(b
     (folder / "tokens.npy").write_bytes((folder / "tokens.npy").read_bytes()[:-2])
     with pytest.raises(UsageError, match=r"drafter\.model=.*tokens\.npy.*build it again"):
         build(model=str(folder), corpus=None, field=None)
-    with caplog.at_level(logging.WARNING):
-        assert offered(build(), [0, 1, 2]) == expected
+    assert offered(build(), [0, 1, 2]) == expected
     assert "damaged" in caplog.text
 
 
@@ -138,19 +136,9 @@ def test_an_empty_datastore_proposes_nothing(build, tmp_path, table, random_law,
     target = table(random_law(SIZE, 3))
     for name in ("empty", "empty.idx"):
         drafter = build(target, model=str(tmp_path / name), corpus=None, field=None)
-        for structure in ("chain", "rows", "tree", "dynamic"):
+        for structure in EVERY:
             rounds = rounds_of(target, drafter, make_structure(structure, 3), [[1, 2]], 5)
             assert [item.draft_tokens for item in rounds] == [()] * 5
-
-
-def test_an_index_of_rest_is_read(build, tmp_path):
-    tokens, order = [1, 2, 3, 4, 1, 2, 3, 4, 0], [8, 4, 0, 5, 1, 6, 2, 7, 3]
-    blocks = (np.array(tokens, "<u2").tobytes(), np.array(order, "<i4").tobytes())
-    (tmp_path / "rest.idx").write_bytes(b"".join(len(block).to_bytes(4, "little") + block for block in blocks))
-    drafter = build(model=str(tmp_path / "rest.idx"), corpus=None, field=None)
-    assert offered(drafter, [4, 1, 2]) == [3, 4, 0]
-    with pytest.raises(UsageError, match=r"rest\.idx.*token 4 is not among"):
-        build(model=str(tmp_path / "rest.idx"), corpus=None, field=None, vocab_size=4)
 
 
 def test_bad_input_is_named_in_one_sentence(build, corpus, tmp_path):
@@ -159,12 +147,14 @@ def test_bad_input_is_named_in_one_sentence(build, corpus, tmp_path):
         write_datastore(tmp_path / name, store, tokenizer, ("text", ""))
     (tmp_path / "none").mkdir()
     (tmp_path / "blocked").write_text("a file")
+    (tmp_path / "rest.idx").write_bytes(b"\2\0\0\0\7\0\4\0\0\0\0\0\0\0")  # one token and its place
     model = {"corpus": None, "field": None}
     for keys, words in (
         ({**model, "model": str(tmp_path / "other")}, "another tokenizer"),
         ({**model, "model": str(tmp_path / "larger")}, "another tokenizer"),
         ({**model, "model": str(tmp_path / "none")}, r"no manifest\.json"),
         ({**model, "model": str(tmp_path / "missing")}, "no such folder"),
+        ({**model, "model": str(tmp_path / "rest.idx")}, r"rest\.idx.*token 7 is not among"),
         ({"model": str(tmp_path / "none")}, r"drafter\.corpus"),
         ({"match_min": 5, "match_max": 4}, r"drafter\.match_min=5"),
         ({"cache_dir": str(tmp_path / "blocked")}, r"drafter\.cache_dir"),

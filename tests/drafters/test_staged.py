@@ -56,12 +56,8 @@ def test_a_chain_has_the_law_of_the_model_alone(enumeration, table, random_law, 
     """By enumeration of everything that is drawn inside: the tokens of two rounds, and the q that travels with them."""
     prompt, target = [0, 1, 0, 1, 1, 0], table(random_law(2, 0), temperature=1.0)
     cheap = tiny_llama(2, layers=1, seed=5)
-    by = {
-        "table": lambda outer: Table(random_law(2, 3)),
-        "ngram": ngram,
-        "model": model_of(cheap),
-    }[way]
-    drafter = staged(tiny_llama(2, layers=1), target, by)
+    by = {"table": lambda outer: Table(random_law(2, 3)), "ngram": ngram, "model": model_of(cheap)}
+    drafter = staged(tiny_llama(2, layers=1), target, by[way])
     laws: dict[tuple[int, ...], torch.Tensor] = {}
 
     def run():
@@ -69,19 +65,16 @@ def test_a_chain_has_the_law_of_the_model_alone(enumeration, table, random_law, 
         first = drafter.draft(chain(2))
         tokens = first.tokens.tolist()
         drafter.commit(COMMITTED[committed](tokens))
-        second = drafter.draft(chain(2))
+        second = drafter.draft(chain(1))
         tokens += second.tokens.tolist()
         laws[tuple(tokens)] = torch.cat([first.q, second.q])
         return tuple(tokens)
 
     found = enumeration.law(run)
-    assert len(found) == 16
+    assert len(found) == 8
     for tokens, chance in found.items():
-        alone = [
-            drafter.laws(prompt, tokens[:2]),
-            drafter.laws([*prompt, *COMMITTED[committed](tokens[:2])], tokens[2:]),
-        ]
-        q = torch.cat(alone)
+        text = [*prompt, *COMMITTED[committed](tokens[:2])]
+        q = torch.cat([drafter.laws(prompt, tokens[:2]), drafter.laws(text, tokens[2:])])
         assert chance == pytest.approx(float(q.gather(-1, torch.tensor(tokens).unsqueeze(-1)).prod()), abs=1e-12)
         torch.testing.assert_close(laws[tokens], q, atol=1e-12, rtol=0)
 
@@ -101,14 +94,10 @@ def walk(drafter, alone, rounds, seed=0, gamma=5):
             each.commit(committed)
 
 
-def heads_of(random_heads):
-    return lambda outer: Medusa(random_heads(outer), outer)
-
-
 WAYS = {
     "ngram": lambda model, heads: ngram,
     "model": lambda model, heads: model_of(shaken(model, 0.05)),
-    "heads": lambda model, heads: heads_of(heads),
+    "heads": lambda model, heads: lambda outer: Medusa(heads(outer), outer),
     "early exit": lambda model, heads: lambda outer: EarlyExit(outer, ExitLayer(1, "config", {})),
     "two stages": lambda model, heads: lambda outer: staged(shaken(model, 0.04), outer, ngram),
     "three stages": lambda model, heads: (
@@ -119,41 +108,39 @@ WAYS = {
 }
 
 
-IN_SECOND = [("tree", "model"), ("tree", "early exit"), ("chain", "three stages")]
-CASES = [
-    pytest.param(shape, way, marks=pytest.mark.slow if (shape, way) in IN_SECOND else ())
-    for shape in ("chain", "tree")
-    for way in WAYS
-    if shape == "chain" or "stages" not in way  # stages draft chains
-]
-
-
-@pytest.mark.parametrize(("shape", "way"), CASES)
+@pytest.mark.parametrize(
+    ("shape", "way"),
+    [
+        *(("chain", way) for way in WAYS if way != "three stages"),
+        ("tree", "ngram"),
+        ("tree", "heads"),
+        pytest.param("chain", "three stages", marks=pytest.mark.slow),
+    ],
+)
 def test_a_greedy_chain_is_the_models_own(tiny_model, sampling, random_heads, make_structure, way, shape):
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     outer = shaken(target.model, 0.05, seed=3)
     inner = make_structure(shape, 3)
     drafter = staged(outer, target, WAYS[way](outer, random_heads), inner)
-    for text, draft, alone in walk(drafter, SmallModel(outer, target), 12):
+    for text, draft, alone in walk(drafter, SmallModel(outer, target), 8):
         assert draft.tokens.tolist() == alone.tokens.tolist(), len(text)
         assert draft.q is None and len(draft.source) == 5
 
 
 def test_calls_of_the_model_are_the_nodes_of_its_own(tiny_model, sampling):
-    """And they are fewer than the tokens of a chain where its own drafter is good."""
+    """They are fewer than the tokens of a chain where its own drafter is good."""
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     outer = shaken(target.model, 0.05, seed=3)
     drafter = staged(outer, target, model_of(shaken(outer, 0.01)), chain(2))
-    seen = []
+    seen = 0
     drafter.start(TextStart(PROMPT, 500))
-    for _ in range(12):
+    for _ in range(8):
         with tokens_of_calls(outer) as calls:
             draft = drafter.draft(chain(6))
-        own = [source.strategy for source in draft.source].count("small_model")
-        assert len(calls) <= own
-        seen.append(len(calls))
+        assert len(calls) <= [source.strategy for source in draft.source].count("small_model")
+        seen += len(calls)
         drafter.commit([*draft.tokens.tolist(), 5])
-    assert sum(seen) < 0.6 * 12 * 6
+    assert seen < 0.6 * 8 * 6
 
 
 class Reader(Drafter):
@@ -198,28 +185,19 @@ class Reader(Drafter):
         self._check(tokens, states)
 
 
-@pytest.mark.parametrize(
-    "needs",
-    [
-        {},
-        pytest.param({"reads_states": True}, marks=pytest.mark.slow),
-        pytest.param({"reads_logits": True}, marks=pytest.mark.slow),
-        dict(reads_states=True, reads_logits=True),
-    ],
-)
+@pytest.mark.parametrize("needs", [{}, dict(reads_states=True, reads_logits=True)])
 def test_states_and_logits_are_the_models_own(tiny_model, sampling, needs):
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     outer = shaken(target.model, 0.05, seed=3)
     drafter = staged(outer, target, lambda beside: Reader(beside, needs))
     drafter.by.known = lambda: drafter._known
-    for _, draft, alone in walk(drafter, SmallModel(outer, target), 20):
+    for _, draft, alone in walk(drafter, SmallModel(outer, target), 16):
         assert draft.tokens.tolist() == alone.tokens.tolist()
-    assert drafter.by.drafts > 20
-    assert 2 < drafter.by.starts < 20 if needs else drafter.by.starts == 1
+    assert drafter.by.drafts > 16
+    assert 2 < drafter.by.starts < 16 if needs else drafter.by.starts == 1, drafter.by.starts
 
 
-@pytest.mark.parametrize("width", [59, 64])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("width", "temperature"), [(59, 1.0), (64, 0.0)])
 def test_matrices_may_be_padded_differently(tiny_model, tiny_llama, sampling, width, temperature):
     target = Causal(tiny_model("llama"), sampling(temperature=temperature))
     drafter = staged(tiny_llama(width, context=400), target, ngram)
@@ -249,7 +227,7 @@ def test_greedy_drafts_for_a_target_that_samples(tiny_model, sampling):
     target = Causal(tiny_model("llama"), sampling(temperature=0.8))
     outer = shaken(target.model, 0.05, seed=3)
     drafter = staged(outer, target, ngram, drafts="greedy")
-    for _, draft, alone in walk(drafter, SmallModel(outer, target, drafts="greedy"), 8):
+    for _, draft, alone in walk(drafter, SmallModel(outer, target, drafts="greedy"), 4):
         assert draft.q is None and draft.tokens.tolist() == alone.tokens.tolist()
 
 
@@ -280,7 +258,6 @@ def test_bad_parts_are_one_sentence(group_values, drafter_values, table, random_
             drafters.build(values | changes, target=target)
 
 
-@pytest.mark.slow
 def test_it_costs_what_both_parts_do(tiny_model, sampling):
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     drafter = staged(tiny_model("llama"), target, model_of(shaken(target.model, 0.1)))
@@ -289,9 +266,9 @@ def test_it_costs_what_both_parts_do(tiny_model, sampling):
     assert drafter.flops_per_token == 2 * drafter.small.flops_per_token > 0
 
 
-def test_heads_of_the_target_are_refused_beside_another_model(drafter_values, tiny_model, sampling, tmp_path):
-    """Their identity is that of the target's weights, and they would read the states of the drafting model."""
+def test_heads_of_the_target_are_refused_beside_another_model(drafter_values, tiny_model, sampling):
+    """They would read the states of the drafting model."""
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     heads = drafter_values("medusa", 61, target)
-    with pytest.raises(UsageError, match="other weights|other target|weights"):
+    with pytest.raises(UsageError, match="weights"):
         drafters.build({**drafter_values("staged", 61), "by": heads}, target=target)

@@ -91,16 +91,16 @@ class SlowSuffix(SlowDrafter):
 
 
 @pytest.mark.parametrize(
-    "keys",
+    ("structure", "keys"),
     [
-        {},
-        {"factor": 100.0},
-        {"match_min": 2, "factor": 0.75, "offset": 1.5, "earlier_outputs": 60},
-        {"matches_max": 2, "factor": 2.0, "offset": -1.0, "earlier_outputs": 0},
+        ("chain", {}),
+        ("rows", {"factor": 100.0}),
+        ("tree", {"factor": 100.0}),
+        ("rows", {"match_min": 2, "factor": 0.75, "offset": 1.5, "earlier_outputs": 60}),
+        ("chain", {"matches_max": 2, "factor": 2.0, "offset": -1.0, "earlier_outputs": 0}),
+        ("tree", {"matches_max": 2, "factor": 2.0, "offset": -1.0, "earlier_outputs": 0}),
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("structure", ["chain", "rows", "tree"])
 def test_rounds_are_those_of_a_slow_search(build, table, random_law, make_structure, structure, keys):
     """Drawn texts, so that drafts are rejected anywhere; the first prompt and a later one twice; earlier outputs."""
     target, shape = table(random_law(SIZE, 3, spread=2.5), temperature=1.0), make_structure(structure, 4)
