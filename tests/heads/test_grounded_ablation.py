@@ -1,7 +1,6 @@
 """The ablations: a recipe for every file that the overlay sweeps, and the sweep itself on heads of no training."""
 
 import csv
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,12 +21,6 @@ def swept() -> list[str]:
     return [path.strip() for path in overlay.hydra.sweeper.params["drafter.model"].split(",")]
 
 
-@pytest.fixture
-def command(in_process, made_database, unwritten_pictures):
-    """`command(...)` runs the experiment in the folder `tmp_path`; it gives exit code and both streams."""
-    return partial(in_process, run, "+experiment=grounded_ablation")
-
-
 def test_the_sweep_has_every_grounded_recipe_where_it_leaves_its_heads():
     recipes = {path.stem for path in (CONF / "heads" / "ablation").glob("*.yaml")}
     assert len(swept()) == len(set(swept()))
@@ -36,7 +29,7 @@ def test_the_sweep_has_every_grounded_recipe_where_it_leaves_its_heads():
 
 @pytest.mark.slow
 def test_the_sweep_compares_heads_on_one_tree_and_the_same_prompts(
-    command, tmp_path, random_heads, sampling, group_values
+    in_process, made_database, undrawn_pictures, tmp_path, random_heads, sampling, group_values
 ):
     values = group_values("target", "causal", compile=False, device="cpu")
     target = targets.build(values, sampling=sampling(temperature=0.0))
@@ -48,7 +41,8 @@ def test_the_sweep_compares_heads_on_one_tree_and_the_same_prompts(
     files = [path for path in swept() if Path(path).parent.name in MADE]
     params = {"+drafter": "grounded", "structure": "heads_ablation/tree", "drafter.model": f"'{','.join(files)}'"}
     sweep = ",".join(f"{key}: {value}" for key, value in params.items())
-    ended = command("+debug=pocket", "target.compile=false", f"hydra.sweeper.params={{{sweep}}}")
+    small = ("+debug=pocket", "target.compile=false", "measurement.max_new_tokens=6", "measurement.bootstrap=50")
+    ended = in_process(run, "+experiment=grounded_ablation", *small, f"hydra.sweeper.params={{{sweep}}}")
     assert ended.code == 0, ended.error
     runs = [open_folder(path.parent) for path in tmp_path.glob("multirun/**/summary.json")]
     assert {run.params["drafter.model"] for run in runs} == set(files)

@@ -15,9 +15,6 @@ PLAIN = dict(
     ("changes", "words"),
     [
         ({"count": 0}, "heads.count=0"),
-        ({"layers": 0}, "heads.layers=0"),
-        ({"offset": -1}, "heads.offset=-1"),
-        ({"width": 0}, "heads.width=0"),
         ({"output": "none"}, "heads.output='none'"),
         ({"mixer": "gru"}, "grounded=true"),
         ({"mixer": "attention"}, "attention over drafted tokens reads .* grounded=true"),

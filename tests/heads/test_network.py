@@ -14,23 +14,16 @@ def states(target):
     return target.hidden.sequence(TEXT, 0)[0].clone()
 
 
-def predicted(k):
-    """Positions at which the text has what head k predicts."""
-    return range(LENGTH - k - 1)
-
-
 def test_drafting_gives_the_features_of_training_position_by_position(target, random_heads, states, make):
     heads = random_heads(target, **make)
     taught = heads.features(states, TEXT)
     assert len(taught) == len(heads) == 5
     for k, features in enumerate(taught, 1):
         assert features.shape == states.shape
-        for t in predicted(k):
+        for t in range(LENGTH - k - 1):  # where the text has what head k predicts
             state = heads.contextual(states[:, : t + 1])[0][0, -1]
-            drafted = TEXT[:, t + 1 : t + 1 + k]
-            torch.testing.assert_close(
-                heads.draft_features(k, state, drafted)[0], features[0, t], rtol=1e-12, atol=1e-12
-            )
+            drafted = heads.draft_features(k, state, TEXT[:, t + 1 : t + 1 + k])[0]
+            torch.testing.assert_close(drafted, features[0, t], rtol=1e-12, atol=1e-12)
 
 
 def test_the_order_of_drafted_tokens_counts(target, random_heads, states):
@@ -46,11 +39,8 @@ def test_untrained_heads_say_what_the_target_says(target, random_heads, make):
     if make.get("mixer") == "gru":
         pytest.skip("a GRU has no residual")
     states, logits = target.hidden.sequence(TEXT, 0)
-    heads = (
-        Heads(random_heads(target, **make).config, target.hidden.embedding, target.hidden.output_layer)
-        .double()
-        .requires_grad_(False)
-    )
+    config = random_heads(target, **make).config
+    heads = Heads(config, target.hidden.embedding, target.hidden.output_layer).double().requires_grad_(False)
     for k, features in enumerate(heads.features(states, TEXT), 1):
         torch.testing.assert_close(heads.logits(k, features), logits, rtol=1e-12, atol=1e-10)
 

@@ -3,7 +3,7 @@ nothing loads that does not fit exactly.
 """
 
 import json
-import logging
+import re
 
 import pytest
 import torch
@@ -13,7 +13,6 @@ from fixtures.tiny_checkpoints import PUBLISHED, Published, medusa, slow_medusa,
 from safetensors.torch import load_file, save_file
 
 from specdec.drafters.base import drafters
-from specdec.errors import UsageError
 from specdec.records import TextStart
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
@@ -21,8 +20,8 @@ from specdec.targets.base import targets
 from specdec.targets.causal import Causal
 
 WIDTH, VOCABULARY = 16, 40
-PROMPTS = [[7, 3, 19, 34, 3, 19, 22, 7, 3], [5], [1, 38, 2, 27], [11, 12, 13, 14, 15, 16, 17], [30, 30, 2]]
-NEW_TOKENS = 30
+PROMPTS = [[7, 3, 19, 34, 3, 19, 22, 7, 3], [5], [1, 38, 2, 27]]
+NEW_TOKENS = 20
 # The root has twelve children, so that some tokens are accepted, and most rounds end in a rejection.
 PARENTS = [*[-1] * 12, 0, 0, 1, 2, 12, 12, 14]
 
@@ -76,7 +75,7 @@ def rounds_follow(target, drafter, structure, slow) -> None:
             rounds += 1
             accepted += row.accepted > 0
             rejected += row.rejected
-    assert rounds >= 60 and accepted >= 3 and rejected >= 25
+    assert rounds >= 24 and accepted >= 2 and rejected >= 6
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
@@ -91,16 +90,16 @@ def test_drafts_are_those_of_the_formats_equations(model, target, drafter_of, tr
     )
 
 
-def test_layers_that_are_not_alike_are_read_in_their_order(model, drafter_of, tmp_path):
+def test_layers_that_are_not_alike_are_read_in_their_order(drafter_of, tmp_path):
     """The reference makes the layers of a head alike; a file of others need not."""
     published = Published("medusa", medusa(3, 2, repeated=False), slow_medusa(2), {})
     weights = write_checkpoint(tmp_path, published, WIDTH, VOCABULARY)
-    heads, embedding = drafter_of(tmp_path, "medusa").heads, model.get_input_embeddings().weight
+    heads = drafter_of(tmp_path, "medusa").heads
     state = torch.randn(WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for k in range(1, 4):
         path = list(range(k))
         logits = heads.logits(k, heads.draft_features(k, state, torch.tensor([path])))[0]
-        torch.testing.assert_close(logits, published.slow(weights, [state[None]], embedding, 0, path))
+        torch.testing.assert_close(logits, published.slow(weights, [state[None]], None, 0, path))
 
 
 def test_heads_of_the_second_version_use_the_targets_output_layer(model, target, drafter_of, tree, tmp_path):
@@ -157,53 +156,49 @@ def test_tensors_beside_the_formats_own_are_refused(drafter_of, tmp_path, kind):
     needed = sorted(name for name in weights if not any(part in name for part in optional))
     dropped = needed[len(needed) // 2]
 
-    def refusal(changed) -> str:
+    weights = {name: value.clone() for name, value in weights.items()}
+    for changed, said in (
+        ({name: value for name, value in weights.items() if name != dropped}, dropped),
+        (weights | {"unknown.weight": torch.ones(1)}, "unknown.weight too many"),
+        (weights | {needed[-1]: torch.ones(3, 3, 3)}, needed[-1]),
+    ):
         save_file(changed, tmp_path / published.file)
-        with refused("drafter.model=") as raised:
+        with refused(f"drafter.model=.*{re.escape(said)}"):
             drafter_of(tmp_path, published.drafter)
-        return str(raised.value)
-
-    assert dropped in refusal({name: value.clone() for name, value in weights.items() if name != dropped})
-    extra = {name: value.clone() for name, value in weights.items()}
-    assert "unknown.weight too many" in refusal({**extra, "unknown.weight": torch.ones(1)})
-    assert needed[-1] in refusal({**extra, needed[-1]: torch.ones(3, 3, 3)})
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_another_target_is_refused(drafter_of, tmp_path, kind):
     for width, vocabulary, told in ((24, VOCABULARY, "width 24"), (WIDTH, 41, "vocabulary 41")):
         write_checkpoint(tmp_path, PUBLISHED[kind], width, vocabulary)
-        with pytest.raises(UsageError, match=f"target of {told}, and this one has"):
+        with refused(f"target of {told}, and this one has"):
             drafter_of(tmp_path, PUBLISHED[kind].drafter)
 
 
-def test_the_name_of_another_target_is_warned_of_and_recorded(model, drafter_of, tmp_path, caplog, sampling):
+def test_the_name_of_another_target_is_warned_of_and_recorded(model, drafter_of, tmp_path, caplog, monkeypatch):
     write_checkpoint(tmp_path, PUBLISHED["medusa_1"], WIDTH, VOCABULARY)
-    model.config.name_or_path = "/models/vicuna-7B-v1.3"
-    try:
-        drafter = drafter_of(tmp_path, "medusa")
-        assert not caplog.records
-        model.config.name_or_path = "/models/vicuna-13b-v1.3"
-        drafter_of(tmp_path, "medusa")
-    finally:
-        model.config.name_or_path = ""
-    assert caplog.records[0].levelno == logging.WARNING
+    monkeypatch.setattr(model.config, "name_or_path", "/models/vicuna-7B-v1.3")
+    drafter = drafter_of(tmp_path, "medusa")
+    assert not caplog.records
+    monkeypatch.setattr(model.config, "name_or_path", "/models/vicuna-13b-v1.3")
+    drafter_of(tmp_path, "medusa")
+    assert caplog.records[0].levelname == "WARNING"
     assert "lmsys/vicuna-7b-v1.3" in caplog.text and "/models/vicuna-13b-v1.3" in caplog.text
     described = drafter.describe()
     assert (described["format"], described["made_for"]) == ("Medusa-1", "lmsys/vicuna-7b-v1.3")
     assert described["heads"]["count"] == 5 and len(described["sha256"]) == 64
 
 
-@pytest.mark.parametrize("asked", ["medusa", "blockwise", "grounded", "mlp_speculator"])
 @pytest.mark.parametrize("kind", ["medusa_1", "hydra", "hydra_not_grounded", "accelerator"])
-def test_the_right_drafter_is_named(drafter_of, tmp_path, kind, asked):
+def test_the_right_drafter_is_named(drafter_of, tmp_path, kind):
     right = PUBLISHED[kind].drafter
     write_checkpoint(tmp_path, PUBLISHED[kind], WIDTH, VOCABULARY)
-    if asked == right or (asked, right) == ("blockwise", "medusa"):
-        assert drafter_of(tmp_path, asked).strategy == asked
-    else:
-        with pytest.raises(UsageError, match=rf"use \+drafter={right}\."):
-            drafter_of(tmp_path, asked)
+    for asked in ("medusa", "blockwise", "grounded", "mlp_speculator"):
+        if asked == right or (asked, right) == ("blockwise", "medusa"):
+            assert drafter_of(tmp_path, asked).strategy == asked
+        else:
+            with refused(rf"use \+drafter={right}\."):
+                drafter_of(tmp_path, asked)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +214,7 @@ def test_the_right_drafter_is_named(drafter_of, tmp_path, kind, asked):
 )
 def test_what_is_not_read_is_said(drafter_of, tmp_path, kind, changes, told):
     write_checkpoint(tmp_path, PUBLISHED[kind], WIDTH, VOCABULARY, **changes)
-    with pytest.raises(UsageError, match=told):
+    with refused(told):
         drafter_of(tmp_path, PUBLISHED[kind].drafter)
 
 
@@ -227,19 +222,17 @@ def test_copies_that_differ_are_refused(drafter_of, tmp_path):
     weights = write_checkpoint(tmp_path, PUBLISHED["accelerator_tied_copies"], WIDTH, VOCABULARY)
     changed = {**{name: value.clone() for name, value in weights.items()}, "speculator.ln.2.bias": torch.ones(WIDTH)}
     save_file(changed, tmp_path / "model.safetensors")
-    with pytest.raises(UsageError, match=r"ln\.2\.bias differs from its ln\.0\.bias"):
+    with refused(r"ln\.2\.bias differs from its ln\.0\.bias"):
         drafter_of(tmp_path, "mlp_speculator")
 
 
-def test_a_prefix_layer_needs_a_llama(drafter_of, table, random_law, tmp_path):
+def test_a_target_or_a_checkpoint_that_is_missing_is_asked_for(drafter_of, group_values, table, random_law, tmp_path):
     write_checkpoint(tmp_path, PUBLISHED["hydra_prefix"], 5, 5)
-    with pytest.raises(UsageError, match="a Llama; this target is no transformers model"):
-        drafter_of(tmp_path, "grounded", table(random_law(5, 0)))
-
-
-def test_without_a_checkpoint_an_mlp_speculator_says_what_to_give(group_values, target):
-    with pytest.raises(UsageError, match=r"Missing value drafter\.model: give the folder or hub id"):
-        drafters.build(group_values("drafter", "mlp_speculator"), target=target)
+    plain = table(random_law(5, 0))
+    with refused("a Llama; this target is no transformers model"):
+        drafter_of(tmp_path, "grounded", plain)
+    with refused(r"Missing value drafter\.model: give the folder or hub id"):
+        drafters.build(group_values("drafter", "mlp_speculator"), target=plain)
 
 
 @pytest.mark.parametrize("kind", ["hydra_prefix", "accelerator_tied", "medusa_vllm_some_tokens"])

@@ -148,9 +148,8 @@ def test_a_drafter_that_cannot_draft_for_a_table_is_skipped():
     assert set(outcomes(cases).values()) == {None}
 
 
-@pytest.mark.parametrize("name", ["ngram", "recycling"])
-def test_our_own_pass_by_name(name):
-    found = outcomes(case for case in drafter_cases(name) if "greedy" not in case.name)
+def test_our_own_pass_by_name():
+    found = outcomes(case for case in drafter_cases("recycling") if "greedy" not in case.name)
     assert not any(found.values()), found
     assert list(found.values()).count("") > 30
 
