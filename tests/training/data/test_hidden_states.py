@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specdec.errors import NumericsError, UsageError
+from specdec.targets.causal import Causal
 from specdec.training.data.head_data import open_sequences
 from specdec.training.data.hidden_states import StateSource
 
@@ -31,8 +32,7 @@ def small_shards(source: StateSource, size: int = 5) -> StateSource:
     return source
 
 
-@pytest.mark.parametrize("offset", [0, 1, 2])
-@pytest.mark.parametrize("dtype", ["auto", "bfloat16", "float16"])
+@pytest.mark.parametrize(("offset", "dtype"), [(0, "auto"), (0, "bfloat16"), (1, "float16"), (2, "auto")])
 def test_cached_and_streamed_are_the_same_and_the_models_own(opened, text_target, offset, dtype):
     cached = small_shards(opened(offset, cache="disk", dtype=dtype, teacher=True))
     streamed = opened(offset, cache="none", dtype=dtype, teacher=True)
@@ -51,31 +51,22 @@ def test_cached_and_streamed_are_the_same_and_the_models_own(opened, text_target
         torch.testing.assert_close(ta.double(), expected.logits, **close)
 
 
-def test_a_cache_of_an_inner_layer_asks_the_target_for_no_teacher(opened, text_target, monkeypatch):
-    source = small_shards(opened(1, cache="disk", teacher=True))
-    source.prepare()
-    batch = source.sequences.train(1)
-    expected = text_target.hidden.sequence(batch.tokens, 1)
-    monkeypatch.setattr(text_target.hidden, "sequence", None)
-    states, teacher = source.states(batch)
-    torch.testing.assert_close(states, expected[0].clone())
-    torch.testing.assert_close(teacher, expected[1].clone())
-
-
 @pytest.mark.parametrize("dtype", ["auto", "bfloat16"])
-def test_several_layers_stand_side_by_side_as_asked(opened, text_target, dtype):
+def test_several_layers_stand_side_by_side_as_asked(opened, text_target, monkeypatch, dtype):
+    """A cache that has the last of the teacher's layers asks the target for nothing."""
     cached, streamed = (
         small_shards(opened(2, 1, cache=cache, dtype=dtype, teacher=True)) for cache in ("disk", "none")
     )
     cached.prepare()
     batch = cached.sequences.train(1)
-    expected, logits = text_target.hidden.sequence(batch.tokens, 2, 1)
-    for states, teacher in (cached.states(batch), streamed.states(batch)):
+    expected, logits = (each.clone() for each in text_target.hidden.sequence(batch.tokens, 2, 1))
+    found = [streamed.states(batch)]
+    assert cached.offsets == ((2, 1, 0) if dtype == "auto" else (2, 1))
+    if dtype == "auto":
+        monkeypatch.setattr(text_target.hidden, "sequence", None)
+    for states, teacher in (*found, cached.states(batch)):
         torch.testing.assert_close(states, expected.to(states.dtype))
-        torch.testing.assert_close(teacher, logits.clone())
-    both = opened(0, 2, cache="none", teacher=True)
-    assert both.offsets == (0, 2) and cached.offsets == ((2, 1, 0) if dtype == "auto" else (2, 1))
-    torch.testing.assert_close(both.states(batch)[0], text_target.hidden.sequence(batch.tokens, 0, 2)[0].clone())
+        torch.testing.assert_close(teacher, logits)
 
 
 def test_the_cache_is_filled_once_and_what_is_there_is_kept(opened, text_target, monkeypatch):
@@ -102,18 +93,15 @@ def test_the_cache_is_filled_once_and_what_is_there_is_kept(opened, text_target,
     calls[:] = [0] * 3
     third = small_shards(opened(cache="disk"))
     third.prepare()
-    third.states(third.sequences.train(1))
+    batch = third.sequences.train(1)
+    states, _ = third.states(batch)
     assert calls == [0] * 3
-    torch.testing.assert_close(
-        third.states(third.sequences.train(1))[0], real(third.sequences.train(1).tokens, 0)[0].clone()
-    )
+    torch.testing.assert_close(states, real(batch.tokens, 0)[0].clone())
 
 
 def test_other_weights_layers_dtypes_and_texts_have_their_own_cache(
     opened, head_data, text_target, tiny_llama, sampling
 ):
-    from specdec.targets.causal import Causal
-
     other = Causal(tiny_llama(len(text_target.tokenizer), seed=1), sampling(), text_target.tokenizer)
     states = head_data(states={"cache": "disk"}).states
     text = StateSource(text_target, (0,), open_sequences(head_data(), text_target, seed=4), states, False)
@@ -166,9 +154,11 @@ def test_too_little_space_is_said_before_anything_is_computed(opened, monkeypatc
     assert refused.value.exit_code == 2 and "data.states.cache=none" in str(refused.value)
 
 
-def test_states_that_a_dtype_cannot_hold_are_refused(opened, text_target, monkeypatch):
+def test_a_layer_beyond_the_models_and_states_that_a_dtype_cannot_hold_are_refused(opened, text_target, monkeypatch):
     real = text_target.hidden.sequence
     monkeypatch.setattr(text_target.hidden, "sequence", lambda t, o: (real(t, o)[0] * 1e6, real(t, o)[1]))
+    with pytest.raises(UsageError, match="heads.offset=3: the target has 2 layers"):
+        opened(3)
     source = opened(dtype="float16")
     with pytest.raises(NumericsError, match="not finite in torch.float16: set data.states.dtype to bfloat16"):
         source.states(source.sequences.train(0))
@@ -192,13 +182,10 @@ def test_logits_that_are_more_than_a_product_come_from_the_model(opened, text_ta
         torch.testing.assert_close(source.states(batch)[1], capped(batch.tokens, 0)[1].clone())
 
 
-def test_a_layer_beyond_the_models_is_refused(opened):
-    with pytest.raises(UsageError, match="heads.offset=3: the target has 2 layers"):
-        opened(3)
-
-
 def test_a_file_that_is_gone_or_not_whole_is_made_again(opened):
     source = small_shards(opened(cache="disk"))
+    states, teacher = source.states(source.sequences.train(0))
+    assert states.shape == (4, 16, 16) and teacher is None and not source.folder.exists(), "unprepared, it computes"
     source.prepare()
     assert source.missing() == []
     next(source.folder.glob("heldout*.bin")).unlink()
@@ -207,9 +194,3 @@ def test_a_file_that_is_gone_or_not_whole_is_made_again(opened):
     assert source.missing() == [("train", range(5, 10)), ("heldout", range(5))]
     source.prepare()
     assert source.missing() == []
-
-
-def test_unprepared_states_are_computed_and_without_a_teacher_no_logits(opened):
-    source = opened(cache="disk")
-    states, teacher = source.states(source.sequences.train(0))
-    assert states.shape == (4, 16, 16) and teacher is None and not source.folder.exists()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from specdec.errors import UsageError
+from specdec.targets.causal import Causal
 from specdec.text.document_store import Encoded, write_documents
 from specdec.text.streams import read_streams
 from specdec.training.data.beginnings import document_beginnings
@@ -47,8 +48,8 @@ def test_greedy_text_is_the_models_own(head_data, text_target, text_file, tmp_pa
             logits = text_target.model(tokens).logits[0]
             assert logits[4:-1].argmax(-1).tolist() == tokens[0, 5:].tolist()
     assert sequences.manifest["generated"] == GREEDY
-    assert all(stream.ended == (stream.generated[-1] in text_target.end_tokens)
-               for file in streams(tmp_path / "kept").values() for stream in file)  # fmt: skip
+    for stream in sum(streams(tmp_path / "kept").values(), []):
+        assert stream.ended == (stream.generated[-1] in text_target.end_tokens)
 
 
 @pytest.mark.parametrize("of", ["a text", "prompts"])
@@ -132,25 +133,23 @@ def test_the_same_seed_writes_the_same_and_an_interrupted_run_goes_on(head_data,
 
 def test_samples_follow_the_models_law(tiny_llama, sampling, tiny_corpus, tmp_path, head_data):
     """Second tokens after one prompt against the exact law; at 5 sigma a false alarm has chance < 1e-5."""
-    from specdec.targets.causal import Causal
-
     target = Causal(tiny_llama(7), sampling(), tiny_corpus.tokenizer)
     one = Encoded(np.array([2, 5, 3]), np.ones(3, bool))
     store = write_documents(tmp_path / "store", [("train", one), ("heldout", one)], {})
     config = head_data(generated=SAMPLED | {
-        "texts": 4000, "heldout_texts": 1, "prefix_tokens": 3, "new_tokens": 2, "temperature": 0.7, "batch": 1000,
+        "texts": 2000, "heldout_texts": 1, "prefix_tokens": 3, "new_tokens": 2, "temperature": 0.7, "batch": 1000,
     }).generated  # fmt: skip
     written = SelfDistillation(config, target, 1, 16).documents(
         document_beginnings(store, False, config, 16, 1), {}, tmp_path / "written"
     )
-    counts = Counter(int(written.train[i].tokens[4]) for i in range(4000))
+    counts = Counter(int(written.train[i].tokens[4]) for i in range(2000))
     law = torch.zeros(7, dtype=torch.float64)
     first = (target.model(torch.tensor([[2, 5, 3]])).logits[0, -1] / 0.7).softmax(-1)
     for token in range(7):
         law += first[token] * (target.model(torch.tensor([[2, 5, 3, token]])).logits[0, -1] / 0.7).softmax(-1)
     for token in range(7):
         p = float(law[token])
-        assert abs(counts[token] / 4000 - p) < 5 * (p * (1 - p) / 4000) ** 0.5 + 1e-3
+        assert abs(counts[token] / 2000 - p) < 5 * (p * (1 - p) / 2000) ** 0.5 + 1e-3
 
 
 def test_a_prompt_of_another_length_changes_nothing_in_its_neighbours(text_target, tmp_path, head_data):
@@ -184,13 +183,20 @@ def test_conversations_go_on_where_an_answer_begins(head_data, tmp_path):
     ("changes", "says"),
     [
         ({"prefix_tokens": 10}, "prefix_tokens=10 and new_tokens=11 are more than data.sequence_length=16 together"),
-        ({"temperature": -1.0}, "data.*generated.temperature=-1.0|generated.temperature=-1.0"),
-        ({"new_tokens": 4, "prefix_tokens": 12, "texts": 0}, "generated.texts=0"),
+        ({"texts": 0}, "generated.texts=0"),
     ],
-)  # fmt: skip
+)
 def test_bad_values_are_refused(head_data, text_target, changes, says):
     with pytest.raises(UsageError, match=says):
         open_sequences(head_data(generated=GREEDY | changes), text_target, seed=3)
+
+
+def test_too_short_documents_and_a_target_that_writes_no_text_are_refused(head_data, text_target, text_file, table):
+    text_file.write_text("if\n" * 40)
+    with pytest.raises(UsageError, match="No training document of data.source is longer than data.generated.prefix"):
+        open_sequences(head_data(generated=GREEDY), text_target, seed=3)
+    with pytest.raises(UsageError, match="needs a target that is a model"):
+        SelfDistillation(head_data(generated=GREEDY).generated, table([[0.5, 0.5], [0.5, 0.5]]), 1, 64)
 
 
 def test_a_full_disk_is_noticed_before_the_target_writes(head_data, text_target, monkeypatch):
@@ -200,14 +206,3 @@ def test_a_full_disk_is_noticed_before_the_target_writes(head_data, text_target,
     needed = (10 + 4) * 16 * 16 * 8  # sequences, tokens, width, bytes
     with pytest.raises(UsageError, match=f"needs {needed:,} bytes for hidden states, and 100 are free"):
         open_sequences(head_data(generated=GREEDY, states={"cache": "disk"}), text_target, seed=3)
-
-
-def test_too_short_documents_are_refused(head_data, text_target, text_file):
-    text_file.write_text("if\n" * 40)
-    with pytest.raises(UsageError, match="No training document of data.source is longer than data.generated.prefix"):
-        open_sequences(head_data(generated=GREEDY), text_target, seed=3)
-
-
-def test_a_table_writes_no_text(head_data, table):
-    with pytest.raises(UsageError, match="needs a target that is a model"):
-        SelfDistillation(head_data(generated=GREEDY).generated, table([[0.5, 0.5], [0.5, 0.5]]), 1, 64)

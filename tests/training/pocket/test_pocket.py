@@ -49,12 +49,6 @@ def test_shape_and_size(models, role, least, most, layers):
     assert AutoModelForCausalLM.from_pretrained(POCKET / role, dtype="auto").dtype == torch.bfloat16
 
 
-def test_together_at_most_30_megabytes():
-    heads = POCKET / "heads"
-    files = [f for f in POCKET.rglob("*") if f.is_file() and heads not in f.parents]
-    assert sum(f.stat().st_size for f in files) <= 30e6
-
-
 @pytest.mark.parametrize("role", [*ROLES, "parallel"])
 def test_tokenizer(role):
     tokenizer = AutoTokenizer.from_pretrained(POCKET / role)
@@ -71,7 +65,7 @@ def test_tokenizer(role):
 def test_losses_are_those_of_the_card_and_the_target_is_clearly_better(models):
     tokenizer = AutoTokenizer.from_pretrained(POCKET / "target")
     # One full window, as the card's: the drafter is much worse far from the beginning.
-    streams = [with_end_of_text([ids[:2047]], tokenizer.eos_token_id) for ids in held_out_ids(tokenizer)[::3]]
+    streams = [with_end_of_text([ids[:2047]], tokenizer.eos_token_id) for ids in held_out_ids(tokenizer)[::6]]
     sizes = bytes_per_token(tokenizer)
     loss = {}
     for role, model in models.items():
@@ -107,7 +101,9 @@ def test_the_target_seldom_loops(models):
     assert len(looping) >= 16 and sum(looping) / len(looping) < 0.4
 
 
-def test_the_manifest_names_no_machine_and_has_hashes():
+def test_the_manifest_names_no_machine_and_has_hashes_and_all_is_small():
+    files = [file for file in POCKET.rglob("*") if file.is_file() and POCKET / "heads" not in file.parents]
+    assert sum(file.stat().st_size for file in files) <= 30e6
     corpus = json.loads((POCKET / "corpus.json").read_text(encoding="utf-8"))
     assert corpus["sha256"] == summary("target")["corpus_sha256"] == summary("drafter")["corpus_sha256"]
     assert all(len(s["sha256"]) == 64 for s in corpus["sources"].values())

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from fixtures.slow_eagle import SlowEagle, doubles
 
 from specdec.config import validated
+from specdec.errors import UsageError
 from specdec.targets.causal import Causal
 from specdec.training.recipes import EagleLossConfig
 from specdec.training.students.eagle_loss import EagleLosses
@@ -22,9 +23,7 @@ def target(tiny_llama, sampling):
 
 
 def loss_config(**changes) -> EagleLossConfig:
-    values = dict(
-        steps=STEPS, later=1.0, decay=DECAY, teacher=1.0, cross_entropy=1.0, regression=0.0, noise=0.0
-    )  # fmt: skip
+    values = dict(steps=STEPS, later=1.0, decay=DECAY, teacher=1.0, cross_entropy=1.0, regression=0.0, noise=0.0)
     return validated(EagleLossConfig, values | changes)
 
 
@@ -108,10 +107,7 @@ def test_noise_is_on_what_is_read_and_not_on_what_is_to_be_met(target, random_ea
     assert float(disturbed[0][1]) == pytest.approx(float(exact[1]), rel=0.05)
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [(dict(steps=0), "steps"), (dict(decay=0.0), "decay"), (dict(cross_entropy=0.0), "cross_entropy")],
-)
-def test_values_without_a_meaning_are_refused(changes, sentence):
-    with pytest.raises(Exception, match=sentence):
-        loss_config(**changes)
+@pytest.mark.parametrize("key", ["steps", "decay", "cross_entropy"])
+def test_values_without_a_meaning_are_refused(key):
+    with pytest.raises(UsageError, match=key):
+        loss_config(**{key: 0})

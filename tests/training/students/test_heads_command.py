@@ -1,21 +1,28 @@
-"""`python -m specdec.train +heads=medusa` as a process: killed and given again, and as two processes at once."""
+"""`python -m specdec.train +heads=medusa`, killed as a process and given again, and as two processes at once."""
 
+import contextlib
 import csv
+import io
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from copy import deepcopy
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
-import transformers
+from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import load_file
+
+from specdec import run, train
+from specdec.analysis.figures import style
 
 ARGUMENTS = (
     "+heads=medusa", "head_data@data=text", "data.source.path=text.txt", "data.source.heldout_every=8",
@@ -29,23 +36,17 @@ STEPS = 24
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_corpus, tmp_path_factory):
+def folder(tiny_corpus, model_folder, tmp_path_factory):
     """A tiny Llama with its tokenizer, and a text."""
     folder = tmp_path_factory.mktemp("command")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        vocab_size=len(tiny_corpus.tokenizer), hidden_size=16, intermediate_size=24, num_hidden_layers=2,
-        num_attention_heads=2, max_position_embeddings=64, bos_token_id=0, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
-    transformers.LlamaForCausalLM(config).save_pretrained(folder / "target")
-    tiny_corpus.tokenizer.save_pretrained(folder / "target")
+    shutil.copytree(model_folder, folder / "target")
     lines = [tiny_corpus.tokenizer.decode(tiny_corpus.heldout["code"][i : i + 60]) for i in range(0, 2400, 30)]
     (folder / "text.txt").write_text("\n".join(line.replace("\n", " ") for line in lines) + "\n", encoding="utf-8")
     return folder
 
 
-def command(output: str, *changes: str, steps: int = STEPS) -> list[str]:
-    return ["specdec.train", *ARGUMENTS, f"data.steps={steps}", f"output_dir={output}", *changes]
+def training(output: str, *changes: str, steps: int = STEPS) -> list[str]:
+    return [*ARGUMENTS, f"data.steps={steps}", f"output_dir={output}", *changes]
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen:
@@ -56,29 +57,36 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen:
     )  # fmt: skip
 
 
-def finished(process: subprocess.Popen) -> str:
-    output, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, output
-    return output
+def finished(folder: Path, module: ModuleType, *arguments: str) -> str:
+    """Run a command in this process and in `folder`, and return what it printed."""
+    shown = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
+        patch.chdir(folder)
+        patch.setattr(style, "save", lambda *_: None)
+        patch.setattr("sys.argv", [module.__name__, *arguments])
+        GlobalHydra.instance().clear()
+        module.main()
+    GlobalHydra.instance().clear()
+    return shown.getvalue()
 
 
 @pytest.fixture(scope="module")
 def whole(folder):
     """The heads of a training that nothing disturbed."""
-    finished(start(folder, *command("whole")))
+    finished(folder, train, *training("whole"))
     return load_file(folder / "whole" / "heads.safetensors")
 
 
 @pytest.mark.slow
 def test_a_killed_command_given_again_ends_at_the_same_weights(folder, whole):
-    process = start(folder, *command("killed"))
+    process = start(folder, "specdec.train", *training("killed"))
     while not (folder / "killed" / "checkpoint.pt").exists():
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.005)
     process.send_signal(signal.SIGKILL)
     process.communicate()
     assert not (folder / "killed" / "heads.safetensors").exists()
-    assert "Going on from step" in finished(start(folder, *command("killed")))
+    assert "Going on from step" in finished(folder, train, *training("killed"))
     resumed = load_file(folder / "killed" / "heads.safetensors")
     assert set(resumed) == set(whole)
     for name, weight in resumed.items():
@@ -88,20 +96,21 @@ def test_a_killed_command_given_again_ends_at_the_same_weights(folder, whole):
 @pytest.mark.slow
 def test_a_training_ends_with_the_command_that_uses_its_heads(folder):
     """One head is not deep enough for the drafter's usual tree, and heads fit their own target alone."""
-    output = finished(start(folder, *command("short", "heads.count=1", steps=2)))
-    (use,) = re.findall(r"Use it: python -m (.*)", output)
+    output = finished(folder, train, *training("short", "heads.count=1", steps=2))
+    (use,) = re.findall(r"Use it: python -m specdec.run (.*)", output)
     small = "prompts=random_tokens prompts.count=2 prompts.length=8 prompts.vocabulary=200 measurement.max_new_tokens=4"
-    off = (
-        "measurement.sampled_temperature=null measurement.cost_contexts=[] target.compile=false tracking.enabled=false"
-    )
-    said = finished(start(folder, *shlex.split(use), *small.split(), *off.split()))
+    off = "measurement.sampled_temperature=null measurement.cost_contexts=[] measurement.bootstrap=50 "
+    off += "target.compile=false tracking.enabled=false"
+    said = finished(folder, run, *shlex.split(use), *small.split(), *off.split())
     assert "medusa on target" in said and "2 of 2 outputs are identical" in said
 
 
 @pytest.mark.slow
 def test_two_processes_train_what_one_does(folder, whole):
     launch = "torch.distributed.run --standalone --nproc-per-node 2 -m".split()  # what accelerate launch runs on GPUs
-    output = finished(start(folder, *launch, *command("two")))
+    process = start(folder, *launch, "specdec.train", *training("two"))
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
     assert output.count("saved to") == 1, output  # one of them writes
     assert json.loads((folder / "two" / "summary.json").read_text())["processes"] == 2
     both = load_file(folder / "two" / "heads.safetensors")

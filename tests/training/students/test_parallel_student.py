@@ -2,19 +2,20 @@
 
 import csv
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from fixtures.adapted_models import LINE, trained, with_changes
+from fixtures import adapted_models
+from fixtures.adapted_models import LINE, trained
 from fixtures.drafting import chain, decoded
 from fixtures.refusals import refused
 from fixtures.trainings import assert_a_stop_changes_nothing
 from transformers import AutoModelForCausalLM
 
 from specdec import train
-from specdec.config import validated
 from specdec.drafters.base import drafters
 from specdec.errors import ModelLoadError, NumericsError, UsageError
 from specdec.targets import targets
@@ -30,25 +31,19 @@ def values(adaptation_values):
     return values
 
 
-def changed(values: dict[str, Any], **changes: Any) -> ParallelTrainConfig:
-    """`changed(values, parallel__ahead=2)`."""
-    return validated(ParallelTrainConfig, with_changes(values, changes))
+changed = partial(adapted_models.changed, ParallelTrainConfig)
 
 
 @pytest.mark.slow
 def test_a_killed_training_goes_on_to_the_same_weights(values, tmp_path):
-    def opened(**changes: Any) -> ParallelStudent:
-        return ParallelStudent.open(changed(values, **changes))
-
-    def opened_in(folder: str) -> ParallelStudent:
-        return opened(output_dir=str(tmp_path / folder))
+    def opened_in(folder: str, **changes: Any) -> ParallelStudent:
+        return ParallelStudent.open(changed(values, output_dir=str(tmp_path / folder), **changes))
 
     assert_a_stop_changes_nothing(opened_in, lambda student: student.module.state_dict())
-    other = str(tmp_path / "stopped")
     for changes in (dict(seed=4), dict(parallel__keep=0.6), dict(optimizer__adam_lr=0.1), dict(data__steps=9)):
         with pytest.raises(UsageError, match="was written by another recipe, seed, model or text"):
-            Training(opened(output_dir=other, **changes)).restore()
-    assert Training(opened(output_dir=other, compile=True, parallel__name="x")).restore()
+            Training(opened_in("stopped", **changes)).restore()
+    assert Training(opened_in("stopped", compile=True, parallel__name="x")).restore()
 
 
 def test_gradients_do_not_depend_on_the_micro_batch(values):
@@ -107,9 +102,7 @@ def test_the_mask_token_is_one_that_no_text_holds(values, model_folder, model_fo
     ("changes", "sentence"),
     [
         (dict(micro_batch=3), "data.batch=4 is no multiple of micro_batch=3"),
-        (dict(parallel__ahead=1), "parallel.ahead=1: it should be greater than or equal to 2"),
         (dict(parallel__ahead=32), "parallel.ahead=32 tokens do not fit into sequences of data.sequence_length=32"),
-        (dict(parallel__keep=1.5), "parallel.keep=1.5"),
         (dict(parallel__mask_token=300), "parallel.mask_token=300: the model has the tokens 0 to 299"),
         (dict(data__sequence_length=65), "data.sequence_length=65: the context of target.model=.* has 64 tokens"),
         (dict(data__passes=1), "set one of passes and steps"),

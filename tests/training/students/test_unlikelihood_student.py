@@ -2,20 +2,17 @@
 
 import csv
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from fixtures.adapted_models import trained, with_changes
+from fixtures import adapted_models
+from fixtures.adapted_models import trained
 from fixtures.refusals import refused
-from fixtures.trainings import assert_a_stop_changes_nothing
 
-from specdec import train
-from specdec.config import validated
-from specdec.errors import UsageError
 from specdec.text.repetition import repeated_share
-from specdec.training.loop import Training
+from specdec.training import trainings
 from specdec.training.recipes import UnlikelihoodTrainConfig
 from specdec.training.students.unlikelihood_student import UnlikelihoodStudent, unlikely
 
@@ -27,9 +24,7 @@ def values(adaptation_values):
     return values
 
 
-def changed(values: dict[str, Any], **changes: Any) -> UnlikelihoodTrainConfig:
-    """`changed(values, unlikelihood__weight=2)`."""
-    return validated(UnlikelihoodTrainConfig, with_changes(values, changes))
+changed = partial(adapted_models.changed, UnlikelihoodTrainConfig)
 
 
 @pytest.fixture
@@ -41,22 +36,6 @@ def looping(values):
         student.module.lm_head.weight[7] = 0.0  # all tokens are equally likely, and the first of them is written
     student.ends = []
     return student
-
-
-@pytest.mark.slow
-def test_a_killed_training_goes_on_to_the_same_weights(values, tmp_path):
-    def opened(**changes: Any) -> UnlikelihoodStudent:
-        return UnlikelihoodStudent.open(changed(values, **changes))
-
-    def opened_in(folder: str) -> UnlikelihoodStudent:
-        return opened(output_dir=str(tmp_path / folder))
-
-    assert_a_stop_changes_nothing(opened_in, lambda student: student.module.state_dict())
-    other = str(tmp_path / "stopped")
-    for changes in (dict(seed=4), dict(unlikelihood__weight=0.6), dict(unlikelihood__prefix_tokens=9)):
-        with pytest.raises(UsageError, match="was written by another recipe, seed, model or text"):
-            Training(opened(output_dir=other, **changes)).restore()
-    assert Training(opened(output_dir=other, compile=True, unlikelihood__name="x")).restore()
 
 
 def test_the_loss_is_that_of_the_definition():
@@ -72,6 +51,8 @@ def test_what_is_written_is_greedy_and_its_loops_are_marked(looping):
     written, marks, loops = looping.written(looping.module, tokens)
     assert torch.equal(written[:, :8], tokens[:, :8])
     assert (written[:, 8:] == 0).all() and loops == [True] * 4
+    scores = looping.scored_by(looping.module, looping.sequences.heldout())
+    assert scores["heldout/looping"] == 1.0 and repeated_share([0] * 24, 8) > 0.5, "as a run flags"
     # A period of one: the run begins at the second token written, and is marked from its second.
     assert not marks[:, :10].any() and marks[:, 10:].all()
     looping.ends = [0]  # the same, where this token ends a text: nothing is written
@@ -120,7 +101,7 @@ def test_a_model_that_loops_is_cured(values):
     Path(values["data"]["source"]["path"]).write_text("\n".join(["if else not " * 60] * 20), encoding="utf-8")
     values["monitor"] |= {"heldout_every_steps": 50, "checkpoint_seconds": 100.0}
     values["optimizer"] |= {"muon_lr": 0.02, "adam_lr": 0.01}
-    values["data"] |= {"sequence_length": 64, "steps": 60}
+    values["data"] |= {"sequence_length": 64, "steps": 40}
     shares = {}
     for weight in (1e-6, 20.0):
         folder = values["output_dir"] + str(weight)
@@ -131,14 +112,17 @@ def test_a_model_that_loops_is_cured(values):
     assert shares[1e-6] > 0.5 > 2 * shares[20.0], shares
 
 
-def test_the_end_scores_the_exported_model_and_the_original(values, model_folder):
-    outcome = trained(UnlikelihoodStudent.open(changed(values))).finish()
+def test_the_command_scores_the_exported_model_and_the_original(values):
+    outcome = trainings.run("unlikelihood", values)
     rows = list(csv.DictReader((outcome.folder / "history.csv").open()))
     assert rows[3]["heldout_looping"] and not rows[4]["heldout_looping"]
     for row in rows:
         parts = float(row["train_cross_entropy"]) + float(row["train_unlikelihood"])
         assert float(row["train_loss"]) == pytest.approx(parts, rel=1e-4)
-    held = json.loads((outcome.folder / "summary.json").read_text())["heldout"]
+    summary = json.loads((outcome.folder / "summary.json").read_text())
+    assert summary["steps"] == 8 and summary["tokens"] == 8 * 4 * 32
+    assert (outcome.folder / "model" / "model.safetensors").exists()
+    held = summary["heldout"]
     original = UnlikelihoodStudent.open(changed(values))
     nats, looping = original.scored_by(original.module, original.sequences.heldout()).values()
     assert held["before"] == {"nats_per_token": pytest.approx(nats), "looping": looping}
@@ -148,27 +132,13 @@ def test_the_end_scores_the_exported_model_and_the_original(values, model_folder
     }
 
 
-def test_looping_counts_what_a_run_flags(looping):
-    scores = looping.scored_by(looping.module, looping.sequences.heldout())
-    assert scores["heldout/looping"] == 1.0 and repeated_share([0] * 24, 8) > 0.5
-
-
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         (dict(unlikelihood__prefix_tokens=32), "unlikelihood.prefix_tokens=32 leaves nothing to write"),
-        (dict(unlikelihood__weight=0), "unlikelihood.weight=0"),
-        (dict(unlikelihood__repetition_share=2), "unlikelihood.repetition_share=2"),
         (dict(data__packed=False), "data.packed=False: .* use true"),
     ],
 )
 def test_values_that_do_not_fit_are_refused(values, changes, sentence):
     with refused(sentence):
         UnlikelihoodStudent.open(changed(values, **changes))
-
-
-def test_the_command_trains_what_the_recipe_names(values):
-    train.task(values)
-    folder = Path(values["output_dir"])
-    summary = json.loads((folder / "summary.json").read_text())
-    assert summary["steps"] == 8 and summary["tokens"] == 8 * 4 * 32 and (folder / "model/model.safetensors").exists()
