@@ -60,7 +60,8 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen:
 def finished(folder: Path, module: ModuleType, *arguments: str) -> str:
     """Run a command in this process and in `folder`, and return what it printed."""
     shown = io.StringIO()
-    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(shown):
+    streams = contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown)
+    with pytest.MonkeyPatch.context() as patch, streams[0], streams[1]:
         patch.chdir(folder)
         patch.setattr(style, "save", lambda *_: None)
         patch.setattr("sys.argv", [module.__name__, *arguments])
