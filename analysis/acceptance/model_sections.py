@@ -28,13 +28,13 @@ ONE_GAMMA = "It has lengths at one gamma only: nothing predicts another one, and
 REPLICATES, REFITS = 1000, 100  # of tests and fits, the same on every page that shows them
 
 
-def model_sections(run: Run, replicates: int = REPLICATES, refits: int = REFITS) -> list[Section]:
+def model_sections(run: Run, replicates: int | None = None, refits: int | None = None) -> list[Section]:
     """Return three sections: tests, fits with acceptance by depth, prediction. UsageError without a rounds table.
 
     A part that the run's data cannot give is a sentence that says why and what would give it. The prediction is the one
-    that the run has stored, if it has.
+    that the run has stored, if it has. Without `replicates` and `refits` they are those of every page.
     """
-    seed = 0
+    seed, replicates, refits = 0, replicates or REPLICATES, refits or REFITS
     arms, imported = run.arms(), run.imported()
     tested, offered = {}, 0
     for depth, rounds in arms.by_gamma().items():

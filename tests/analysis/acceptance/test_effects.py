@@ -1,7 +1,5 @@
 """The sizes behind the tests: by hand on D4, and on traces whose effect is known."""
 
-from math import isnan
-
 import pandas as pd
 import pytest
 from fixtures import simulated_rounds as simulation
@@ -41,23 +39,11 @@ def test_intervals_hold_known_effects():
     assert falling["trend"].high < 0 and falling["depth"].high < 0
 
 
-def test_differences_between_gammas():
+def test_differences_between_gammas_and_the_ratio_to_the_replay(make_rounds):
     rounds = pd.concat([simulation.falling(50, 30, gamma, 0, (60, 20), 0.8) for gamma in (1, 4)])
     difference = effects.alpha_difference(simulation.sums_by_gamma(rounds), replicates=500)
     alphas = [estimate_alpha(rounds[rounds["gamma"] == gamma]).alpha for gamma in (1, 4)]
     assert difference.estimate == pytest.approx(alphas[1] - alphas[0]) and difference.high < 0
-
-
-def test_the_ratio_to_the_replay_is_measured_over_expected(make_rounds):
     rounds = make_rounds({"a": [2, 2, 2, 2], "b": [2, 2, 2, 2]}, 3)
     replay = pd.DataFrame({"prompt": ["a", "b"], "tokens": 12, "rounds": 6.0})
     assert effects.replay_ratio(rounds, replay, replicates=20).estimate == pytest.approx(3 / 2)
-
-
-def test_what_the_rounds_cannot_give_is_nan(make_rounds):
-    short = effects.ratio_effects(make_rounds({"a": [1, 0], "b": [1, 1]}, 1), replicates=50)
-    assert isnan(short["depth"].estimate) and isnan(short["trend"].estimate)
-    one = make_rounds({"a": [2, 0, 1]}, 3)
-    assert isnan(effects.correlations(one)["mixing"].low)
-    full = effects.correlations(make_rounds({"a": [2, 2], "b": [2]}, 2))
-    assert isnan(full["mixing"].estimate) and isnan(full["prompts_beta"].estimate)

@@ -18,20 +18,15 @@ def test_hazards_count_who_was_at_risk(make_rounds):
     assert fit.kaplan_meier_tokens(table) == pytest.approx(1 + 0.75 + 0.75 * 0.5)
 
 
-def test_rounds_without_a_proposal_say_nothing_about_alpha(make_rounds):
-    silent = make_rounds({"p": [0, 2, 0]}, 3, offered={"p": [0, 3, 0]})
-    estimate = fit.estimate_alpha(silent)
-    assert (estimate.accepted, estimate.rejected) == (2, 1)
-    table = fit.hazards(silent)
-    assert table["at_risk"].tolist() == [1, 1, 1]
-
-
 def test_nothing_tested_gives_nan_and_all_accepted_gives_a_one_sided_interval(make_rounds):
     nothing = make_rounds({"p": [0, 0]}, 3, offered={"p": [0, 0]})
     assert isnan(fit.estimate_alpha(nothing).alpha) and len(fit.hazards(nothing)) == 0
     full = fit.estimate_alpha(make_rounds({"p": [3] * 10}, 3))
     assert full.alpha == full.wilson.high == 1 and 0.8 < full.wilson.low < 1
     assert all(isnan(value) for value in fit.robust_error(make_rounds({"p": [1, 0]}, 3)))
+    silent = make_rounds({"p": [0, 2, 0]}, 3, offered={"p": [0, 3, 0]})  # rounds without a proposal say nothing
+    estimate = fit.estimate_alpha(silent)
+    assert (estimate.accepted, estimate.rejected) == (2, 1) and fit.hazards(silent)["at_risk"].tolist() == [1, 1, 1]
 
 
 def test_estimate_is_right_under_caps_and_cuts(simulate):
@@ -49,17 +44,14 @@ def test_estimate_is_right_under_caps_and_cuts(simulate):
 
 
 def test_robust_error_meets_the_spread_of_the_estimate(simulate):
-    """200 runs of 40 prompts with their own alpha: mean robust se within 15% of the spread, 1.4 times the
-    naive.
+    """100 runs of 40 prompts with their own alpha: mean robust se within 20% of the spread, 1.4 times the naive.
+
+    The relative error of the spread is 1 / sqrt(200) = 7%: 20% is nearly 3 of it, and the seed is fixed.
     """
-    generator = np.random.default_rng(1)
-    estimates, robust, naive = [], [], []
-    for _ in range(200):
+    generator, found = np.random.default_rng(1), []
+    for _ in range(100):
         rounds = simulate(generator.beta(6, 2, size=40), 15, 4, generator)
         estimate = fit.estimate_alpha(rounds)
-        estimates.append(estimate.alpha)
-        naive.append(estimate.se)
-        robust.append(fit.robust_error(rounds)[0])
-    spread = np.std(estimates)  # its own relative error is 1 / sqrt(400) = 5%: 15% is 3 of it, the seed is fixed
-    assert sqrt(np.mean(np.square(robust))) == pytest.approx(spread, rel=0.15)
-    assert spread > 1.4 * np.mean(naive)
+        found.append((estimate.alpha, estimate.se, fit.robust_error(rounds)[0]))
+    alphas, naive, robust = np.array(found).T
+    assert sqrt(np.mean(robust**2)) == pytest.approx(alphas.std(), rel=0.2) and alphas.std() > 1.4 * naive.mean()

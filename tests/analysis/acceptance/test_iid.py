@@ -1,5 +1,6 @@
 """The i.i.d. tests: check values of theory.md 6.1, their size when the model is true, what each one sees."""
 
+from collections import Counter
 from itertools import permutations
 from math import isnan
 
@@ -35,20 +36,6 @@ def test_prompts_statistic_by_hand(d4):
     assert result.p_value < 1e-3
 
 
-def test_memory_p_value_against_all_orders(make_rounds):
-    """5 rounds have 120 orders: the sampled p-value lies within 5 standard errors of the exact one (6e-7)."""
-    rounds = make_rounds({"p": [3, 3, 2, 0, 0]}, 3)
-    s = rounds["accepted"].to_numpy() - rounds["accepted"].mean()
-    orders = np.array(list(permutations(s)))
-    statistics = (orders[:, 1:] * orders[:, :-1]).sum(axis=1)
-    observed = (s[1:] * s[:-1]).sum()
-    exact = np.mean(np.abs(statistics - statistics.mean()) >= abs(observed - statistics.mean()) - 1e-9)
-    result = iid.memory(rounds, permutations=4_000)
-    assert abs(result.p_value - exact) < 5 * np.sqrt(exact * (1 - exact) / 4_000) + 1 / 4_000
-    assert result == iid.memory(rounds, permutations=4_000)  # the seed decides
-    assert result.p_value != iid.memory(rounds, permutations=4_000, seed=1).p_value
-
-
 def test_memory_leaves_out_cut_rounds_and_silent_ones(make_rounds):
     plain = make_rounds({"p": [3, 3, 2, 0, 0, 1]}, 3)
     disturbed = make_rounds(
@@ -58,19 +45,18 @@ def test_memory_leaves_out_cut_rounds_and_silent_ones(make_rounds):
 
 
 @pytest.mark.slow
-def test_sizes_when_the_model_is_true(simulate):
+def test_sizes_when_the_model_is_true():
     """200 runs, 20 prompts of 12 rounds, alpha 0.7, gamma 4: each test at 5% rejects about 10 times.
 
     More than 25 has probability 9e-6 for a test of true size 5%, and none at all 4e-5: no test is deaf.
     """
-    generator = np.random.default_rng(0)
-    rejected = dict.fromkeys(["depth", "trend", "mixing", "prompts", "memory", "prompts_beta", "previous"], 0)
+    rejected = Counter()
     for run in range(200):
-        rounds = simulate(np.full(20, 0.7), 12, 4, generator)
+        rounds = simulation.iid(20, 12, 4, run, 0.7)
         results = iid.iid_tests(rounds, permutations=99, seed=run)
         results |= {"prompts_beta": iid.prompts_beta(rounds), "previous": iid.previous_round(rounds)}
-        for name, result in results.items():
-            rejected[name] += result.p_value < 0.05
+        rejected.update({name: int(result.p_value < 0.05) for name, result in results.items()})
+    assert len(rejected) == 7
     assert 1 <= min(rejected.values()) and max(rejected.values()) <= 25, rejected
 
 
@@ -101,23 +87,22 @@ COUNTED = ("depth", "trend", "mixing", "prompts")
     ],
 )
 def test_tests_that_do_not_apply_say_why(make_rounds, outputs, gamma, offered, reasons):
-    results = iid.iid_tests(make_rounds(outputs, gamma, offered=offered))
-    for name, reason in reasons.items():
-        assert isnan(results[name].p_value) and reason in results[name].reason, name
-    for name in set(results) - set(reasons):
-        assert isnan(results[name].p_value) == bool(results[name].reason)
+    for name, result in iid.iid_tests(make_rounds(outputs, gamma, offered=offered)).items():
+        assert isnan(result.p_value) == bool(result.reason), name
+        assert reasons.get(name, "") in result.reason and (name not in reasons or result.reason), name
 
 
 def test_variants_that_do_not_apply_say_why(make_rounds):
     one = make_rounds({"a": [0, 1, 0]}, 2)
     assert "one prompt" in iid.prompts_beta(one).reason
     assert "follows a full round" in iid.previous_round(one).reason
-    one = make_rounds({"a": [1, 0], "b": [1, 1]}, 2)
-    assert "one gamma" in iid.same_alpha(simulation.sums_by_gamma(one)).reason
-    apart = pd.concat([one, make_rounds({"a": [1, 0], "c": [1, 1]}, 3)])
-    assert "fewer than two prompts" in iid.same_alpha(simulation.sums_by_gamma(apart)).reason
-    silent = pd.concat([one, make_rounds({"a": [0], "b": [0]}, 3, offered={"a": [0], "b": [0]})])
-    assert "no position was tested" in iid.same_alpha(simulation.sums_by_gamma(silent)).reason
+    two = make_rounds({"a": [1, 0], "b": [1, 1]}, 2)
+    for others, reason in (
+        ([], "one gamma"),
+        ([make_rounds({"a": [1, 0], "c": [1, 1]}, 3)], "fewer than two prompts"),
+        ([make_rounds({"a": [0], "b": [0]}, 3, offered={"a": [0], "b": [0]})], "no position was tested"),
+    ):
+        assert reason in iid.same_alpha(simulation.sums_by_gamma(pd.concat([two, *others]))).reason
 
 
 def test_same_alpha_sees_depth_and_pairs_the_prompts(make_rounds):
@@ -136,21 +121,19 @@ def test_same_alpha_sees_depth_and_pairs_the_prompts(make_rounds):
 
 def test_implementation_agrees_with_its_replay_and_sees_drift():
     m = np.random.default_rng(3).beta(2, 1, size=(40, 60))
-    rounds = simulation.along_texts(m, 4, 0)
+    rounds, drifting = (simulation.along_texts(chances, 4, 0) for chances in (m, 0.9 * m))
     names = sorted(rounds["prompt"].unique())
     replay = pd.DataFrame({"prompt": names, "tokens": 60, "rounds": [replay_rounds(each, 4) for each in m]})
     result = iid.implementation(rounds, replay, replicates=499)
     assert result.p_value > 0.05 and result.n == 40
     assert result.statistic == pytest.approx(2400 / len(rounds) * replay["rounds"].sum() / 2400)
-    drifting = simulation.along_texts(0.9 * m, 4, 0)
     result = iid.implementation(drifting, replay, replicates=499)
     assert result.p_value == 1 / 500 and result.statistic < 0.95
     exact = rounds.groupby("prompt")["committed"].agg(tokens="sum", rounds="size").reset_index()
     assert iid.implementation(rounds, exact, replicates=99) == iid.IidTest(1.0, 1.0, 40)
+    assert "one prompt" in iid.implementation(rounds[rounds["prompt"] == names[0]], replay).reason
     with pytest.raises(ValueError, match="the replay lacks prompts, the first is 'p00000'"):
         iid.implementation(rounds, replay.iloc[1:])
-    first = rounds[rounds["prompt"] == names[0]]
-    assert "one prompt" in iid.implementation(first, replay).reason
 
 
 @pytest.mark.parametrize("values", [[0, 3], [1, 0, 2], [2, 2, 0, 5], [0, 1, 1, 4, 2, 2]])
@@ -164,17 +147,14 @@ def test_the_variance_over_permutations_is_exact(values):
 @pytest.mark.parametrize("memory", [0.0, 0.12])
 def test_many_rounds_have_the_p_value_that_permutations_give(make_rounds, monkeypatch, memory):
     """The normal law of many pairs beside 1999 drawn permutations, without and with resemblance of neighbours."""
-    dice = np.random.default_rng(3)
-    outputs = {}
+    dice, outputs = np.random.default_rng(3), {}
     for prompt in range(12):
         values = [int(dice.integers(5))]
         while len(values) < 60:
             values.append(values[-1] if dice.random() < memory else int(dice.integers(5)))
         outputs[f"p{prompt}"] = values
-    rounds = make_rounds(outputs, 4)
-    drawn = iid.memory(rounds)
+    drawn = iid.memory(make_rounds(outputs, 4))
     monkeypatch.setattr(iid, "MANY_PAIRS", 1)
-    normal = iid.memory(rounds)
+    normal = iid.memory(make_rounds(outputs, 4))
     assert (normal.statistic, normal.n) == (drawn.statistic, drawn.n)
-    assert normal.p_value == pytest.approx(drawn.p_value, abs=0.03)
-    assert (normal.p_value < 0.05) == (memory > 0)
+    assert normal.p_value == pytest.approx(drawn.p_value, abs=0.03) and (normal.p_value < 0.05) == (memory > 0)

@@ -7,7 +7,6 @@ from fixtures import simulated_rounds as simulation
 
 from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.read.runs import Run
-from specdec.analysis.sections import Section
 from specdec.theory.dependence import replay_rounds
 
 
@@ -24,8 +23,7 @@ def run_of(stored_run):
     return build
 
 
-@pytest.fixture
-def sections(run_of) -> dict[str, Section]:
+def test_there_are_tests_models_and_prediction(run_of):
     """A position-wise drafter on 40 prompts that differ, with its replay and alpha."""
     generator = np.random.default_rng(0)
     centre = generator.beta(6, 2, size=(40, 1))
@@ -33,20 +31,14 @@ def sections(run_of) -> dict[str, Section]:
     rounds = pd.concat([simulation.along_texts(m, gamma, 0) for gamma in (1, 4)])
     names = sorted(rounds["prompt"].unique())
     replay = pd.DataFrame(
-        [
-            {"gamma": g, "kind": kind, "prompt": p, "repeat": 0, "tokens": 100, "rounds": replay_rounds(each, g)}
-            for kind in ("own", "baseline")
-            for g in (1, 4)
-            for p, each in zip(names, m, strict=True)
-        ]
+        {"gamma": g, "kind": kind, "prompt": p, "repeat": 0, "tokens": 100, "rounds": replay_rounds(each, g)}
+        for kind in ("own", "baseline")
+        for g in (1, 4)
+        for p, each in zip(names, m, strict=True)
     )
     alpha = pd.DataFrame({"prompt": names, "repeat": 0, "numerator": m.sum(axis=1), "denominator": 100.0})
     run = run_of(rounds, replay=replay, alpha=alpha)
-    return {section.title: section for section in model_sections(run, replicates=200, refits=20)}
-
-
-@pytest.mark.slow
-def test_there_are_tests_models_and_prediction(sections):
+    sections = {section.title: section for section in model_sections(run, replicates=200, refits=20)}
     assert list(sections) == [
         "Is acceptance independent and the same everywhere?",
         "Which model describes the rounds?",

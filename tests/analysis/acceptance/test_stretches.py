@@ -7,7 +7,6 @@ from itertools import product
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures import recorded_lengths
 from fixtures import simulated_rounds as simulation
 from oracles.rounds import expected_rounds, markov_tokens_per_round
 
@@ -180,88 +179,53 @@ def feature_drafter(texts, tokens, seed=0):
     return pd.concat(tables), alpha.assign(denominator=float(tokens))
 
 
-@pytest.fixture(scope="module")
-def predicted():
-    rounds, sums = feature_drafter(120, 250)
-    return P.predict(Arms.of(rounds), sums, replicates=20, refits=40)
-
-
 def errors(prediction, model):
     return prediction.table[prediction.table["model"] == model].set_index("gamma")
 
 
 @pytest.mark.slow
-def test_every_gamma_is_predicted_where_the_formula_and_markov_miss(predicted):
-    stretches = errors(predicted, "stretches")
+def test_every_gamma_is_predicted_where_the_formula_and_markov_miss(monkeypatch):
+    monkeypatch.setattr(S, "KINDS", (1, 2, 3, 4))
+    monkeypatch.setattr(P, "SPLITS", 2)
+    rounds, sums = feature_drafter(120, 250)
+    found = P.predict(Arms.of(rounds), sums, replicates=20, refits=40)
+    stretches = errors(found, "stretches")
     assert stretches["error"].abs().max() < 0.015
     assert ((stretches["error_low"] < 1e-3) & (stretches["error_high"] > -1e-3)).all()
     assert (stretches["error_high"] - stretches["error_low"]).max() < 0.08
-    assert errors(predicted, "capped_geometric.text")["error"].max() > 0.11
-    assert errors(predicted, "markov")["error"].min() < -0.02
-    assert predicted.chosen == "stretches"
-    assert one_sentence(predicted).startswith("Capped geometric, for the drafts that were offered, +")
+    assert ((stretches["split_low"] <= stretches["error"]) & (stretches["error"] <= stretches["split_high"])).all()
+    assert errors(found, "capped_geometric.text")["error"].max() > 0.11
+    assert errors(found, "markov")["error"].min() < -0.02
+    assert found.chosen == "stretches" and found.splits == 2 and found.luck < 0.1
+    assert one_sentence(found).startswith("Capped geometric, for the drafts that were offered, +")
 
 
-@pytest.fixture(scope="module")
-def by_length():
-    """Long texts accept less: chance 0.9 at 30 tokens, 0.4 at 900, which a third of all texts have; others vary."""
-    generator, texts = np.random.default_rng(3), []
-    for length in (30, 120, 900) * 30:
-        chance = 0.9 - 0.5 * np.log(length / 30) / np.log(30) + 0.05 * generator.normal()
-        agree = generator.random(length + max(GAMMAS)) < chance
-        ahead = np.lib.stride_tricks.sliding_window_view(agree, max(GAMMAS))[:length]
-        texts.append((np.cumprod(ahead, axis=1).sum(axis=1), np.full(length, max(GAMMAS))))
-    return P.predict(Arms.of(recorded_lengths.rounds_table(texts, GAMMAS)), replicates=20, refits=40)
-
-
-@pytest.mark.slow
-def test_texts_whose_acceptance_goes_with_their_length(by_length):
-    stretches = errors(by_length, "stretches")
-    assert stretches["error"].abs().max() < 0.02
-    assert ((stretches["error_low"] < 0) & (stretches["error_high"] > 0)).all()
-    assert (stretches["split_low"] <= stretches["error"]).all() and (
-        stretches["split_high"] >= stretches["error"]
-    ).all()
-    assert by_length.splits == P.SPLITS and by_length.luck < 0.1
-
-
-def test_halves_share_the_lengths_of_their_texts():
+def test_halves_share_the_lengths_of_their_texts(monkeypatch):
+    monkeypatch.setattr(P, "SPLITS", 5)
     tokens = np.random.default_rng(1).pareto(1.2, size=101) * 60
     sides = P._sides(tokens, 0)
-    assert sides.shape == (P.SPLITS, 101) and len(np.unique(sides, axis=0)) == P.SPLITS
+    assert sides.shape == (5, 101) and len(np.unique(sides, axis=0)) == 5
     order = np.argsort(tokens)
     assert (sides[:, order][:, 0:100:2] != sides[:, order][:, 1:100:2]).all()
+    for prompts, seed in product((2, 3), range(8)):  # split once, into halves that hold something
+        (side,) = P._sides(np.arange(prompts), seed)
+        assert set(side) == {0, 1}
 
 
-@pytest.mark.parametrize("prompts", [2, 3])
-def test_few_prompts_are_split_once_into_halves_that_hold_something(prompts):
-    for seed in range(8):
-        sides = P._sides(np.arange(prompts), seed)
-        assert len(sides) == 1 and set(sides[0]) == {0, 1}
-
-
-def test_replay_is_not_ranked_with_what_has_not_seen_the_texts():
-    rounds = pd.concat([simulation.iid(8, 40, gamma, 1, 0.7) for gamma in (1, 4)])
+def test_only_the_smallest_and_the_largest_gamma_are_read_and_replay_is_not_ranked():
+    """Replay has seen the texts that the others predict; few rounds have no stretches."""
+    parts = {gamma: simulation.markov(10, 20, gamma, 3, 0.4, 0.8) for gamma in (1, 3, 6)}
+    rounds = pd.concat(parts.values())
     sums = rounds.groupby(["gamma", "prompt"], as_index=False).agg(
         tokens=("committed", "sum"), rounds=("round", "size")
     )
-    result = P.predict(Arms.of(rounds), replay=sums, replicates=10, refits=0)
-    assert "replay" not in set(result.models["model"]) and "replay" in set(result.table["model"])
-    assert result.read_off["worst_error"].tolist() == pytest.approx([0.0])
+    options = {"replay": sums, "replicates": 20, "refits": 0}
+    whole, texts = P.predict(Arms.of(rounds), **options), Arms.of(rounds).texts
+    ends = {(simulation.METHOD, gamma): partial(parts.__getitem__, gamma) for gamma in (1, 6)}
+    found = P.predict(Arms({**ends, (simulation.METHOD, 3): pytest.fail}, texts), **options)
+    pd.testing.assert_frame_equal(found.table, whole.table)
+    assert "replay" not in set(whole.models["model"]) and "replay" in set(whole.table["model"])
+    assert whole.read_off["worst_error"].tolist() == pytest.approx([0.0])
+    assert "fewer than 60 rounds" in whole.left_out["stretches"] and whole.chosen == "markov"
     with pytest.raises(ValueError, match="replay at gamma 1 lacks prompts"):
         P.predict(Arms.of(rounds), replay=sums[sums["prompt"] != "p00003"], replicates=10, refits=0)
-
-
-def test_only_the_smallest_and_the_largest_gamma_are_read():
-    parts = {gamma: simulation.markov(10, 60, gamma, 3, 0.4, 0.8) for gamma in (1, 3, 6)}
-    whole = P.predict(Arms.of(pd.concat(parts.values())), replicates=20, refits=0)
-    texts = Arms.of(pd.concat(parts.values())).texts
-    method = texts["method"].iloc[0]
-    ends = {(method, gamma): partial(parts.__getitem__, gamma) for gamma in (1, 6)}
-    found = P.predict(Arms({**ends, (method, 3): pytest.fail}, texts), replicates=20, refits=0)
-    pd.testing.assert_frame_equal(found.table, whole.table)
-
-
-def test_few_rounds_have_no_stretches():
-    result = P.predict(Arms.of(simulation.iid(6, 10, 3, 0, 0.6)), replicates=10, refits=0)
-    assert "fewer than 60 rounds" in result.left_out["stretches"] and result.chosen == "markov"

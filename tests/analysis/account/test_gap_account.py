@@ -22,29 +22,21 @@ def account_of(
 
 
 def long_text(rounds: pd.DataFrame) -> pd.DataFrame:
-    """The same rounds in the middle of a text, so that the end of the text cuts nothing."""
+    """Put the rounds into the middle of a text, so that the end of the text cuts nothing."""
     return rounds.assign(tokens_left=1_000)
 
 
-def baseline_of(make_rounds, tokens: int, seconds_per_token: float, prompts: tuple[str, ...] = ("p",)):
-    times = {"draft_s": 0.0, "verify_s": seconds_per_token, "accept_s": 0.0, "commit_s": 0.0}
-    durations = times | {"round_s": seconds_per_token}
-    return make_rounds({name: [0] * tokens for name in prompts}, 0, method="baseline", durations=durations)
+def baseline_of(make_rounds, tokens: int, seconds: float, prompts: tuple[str, ...] = ("p",)):
+    times = {"draft_s": 0.0, "verify_s": seconds, "accept_s": 0.0, "commit_s": 0.0, "round_s": seconds}
+    return make_rounds({name: [0] * tokens for name in prompts}, 0, method="baseline", durations=times)
 
 
 def test_check_values_of_the_worked_example(make_rounds):
     durations = {"draft_s": 3e-3, "verify_s": 22.5e-3, "accept_s": 1e-3, "commit_s": 5e-4, "round_s": 27.4e-3}
     rounds = long_text(make_rounds({"p": ACCEPTED}, 5, durations=durations))
     account = account_of(0.8, 5, rounds, baseline_of(make_rounds, 33, 21e-3), t1_s=20e-3)
-    expected = {
-        "omega": 3.68928,
-        "offered": 1.0,
-        "dependence": 0.894483,
-        "draft": 0.869565,
-        "verify": 0.901961,
-        "overhead": 0.930657,
-        "baseline": 1.05,
-    }
+    expected = {"omega": 3.68928, "offered": 1.0, "dependence": 0.894483, "draft": 0.869565}
+    expected |= {"verify": 0.901961, "overhead": 0.930657, "baseline": 1.05}
     assert account.factors == pytest.approx(expected, abs=5e-7)
     assert account.speedup == pytest.approx(2.529197, abs=5e-7)
     assert account.product == pytest.approx(account.speedup, abs=1e-12)
@@ -77,7 +69,7 @@ def random_run(make_rounds, generator: np.random.Generator, prompts: int = 6, ga
     ("with_replay", "restored", "mixture"),
     [(False, False, False), (True, False, False), (True, True, False), (True, True, True)],
 )
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_the_product_is_the_measured_speedup_for_any_data(make_rounds, seed, with_replay, restored, mixture):
     generator = np.random.default_rng(seed)
     rounds, baseline, replay = random_run(make_rounds, generator)
@@ -130,8 +122,8 @@ def test_offered_factor_counts_short_offers_silence_and_the_end_of_the_text(make
 
 def test_intervals_come_from_the_same_replicates(make_rounds):
     rounds, baseline, replay = random_run(make_rounds, np.random.default_rng(8), prompts=12)
-    sums = rounds.groupby("prompt")["accepted"].sum().rename("numerator").to_frame()
-    sums["denominator"] = sums["numerator"] + rounds.groupby("prompt")["rejected"].sum()
+    sums = rounds.groupby("prompt").agg(numerator=("accepted", "sum"), rejected=("rejected", "sum"))
+    sums["denominator"] = sums["numerator"] + sums.pop("rejected")
     alpha = sums["numerator"].sum() / sums["denominator"].sum()
     free = account_of(alpha, 4, rounds, baseline, 0.02, replay, sums.reset_index(), replicates=500)
     fixed = account_of(alpha, 4, rounds, baseline, 0.02, replay, replicates=500)
@@ -160,12 +152,13 @@ def test_replicates_of_prompts_without_a_position_have_no_theory(make_rounds):
 
 def test_bad_input_is_refused(make_rounds):
     rounds, baseline, replay = random_run(make_rounds, np.random.default_rng(10))
-    with pytest.raises(ValueError, match="positive times"):
-        account_of(0.5, 4, rounds, baseline, 0.0)
-    with pytest.raises(ValueError, match="more than gamma 2"):
-        account_of(0.5, 2, rounds, baseline, 0.02)
-    with pytest.raises(ValueError, match="replay figures lack 1 prompts, the first is 'p0'"):
-        account_of(0.5, 4, rounds, baseline, 0.02, replay[replay["prompt"] != "p0"])
+    for gamma, t1, known, says in (
+        (4, 0.0, None, "positive times"),
+        (2, 0.02, None, "more than gamma 2"),
+        (4, 0.02, replay[replay["prompt"] != "p0"], "replay figures lack 1 prompts, the first is 'p0'"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            account_of(0.5, gamma, rounds, baseline, t1, known)
     with pytest.raises(ValueError, match="baseline covers prompts"):
         account_table(rounds[rounds["prompt"] != "p0"], prompt_sums(baseline), 4)
 

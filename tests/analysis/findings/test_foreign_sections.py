@@ -6,38 +6,10 @@ import numpy as np
 import pytest
 from fixtures.imported_folders import folder_of
 
-from specdec.analysis.acceptance import model_sections as module
 from specdec.analysis.findings.foreign_sections import foreign_findings, side_by_side
 from specdec.analysis.read.foreign.accepted_lengths import read as accepted_lengths
 from specdec.analysis.read.foreign.vllm import read as vllm
 from specdec.analysis.read.imported import ImportChoices, ImportedText, imported
-
-
-@pytest.fixture(scope="module", autouse=True)
-def few_refits():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "REFITS", 5)
-        yield
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory):
-    """A trace of sixteen texts by position, one of them long, with the lengths of two drafters."""
-    generator = np.random.default_rng(0)
-    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
-    lines = []
-    for number in range(16):
-        size = 600 if number == 0 else int(generator.integers(20, 40))
-        one, two = (np.minimum(generator.geometric(1 - p, size), 4).tolist() for p in (0.6, 0.3))
-        lines.append({"id": f"t{number:02}", "acc_one": {"acc_len": one}, "acc_two": {"acc_len": two}})
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
-
-
-@pytest.fixture(scope="module")
-def found(trace, tmp_path_factory):
-    sources = accepted_lengths(trace, ImportChoices())
-    return [foreign_findings(folder_of(source, tmp_path_factory.mktemp("import"))) for source in sources]
 
 
 def named(found, title):
@@ -45,9 +17,21 @@ def named(found, title):
     return section
 
 
-@pytest.mark.slow
-def test_the_page_has_every_gamma_the_account_and_a_prediction(found):
-    one = found[0]
+def test_pages_of_two_drafters_alone_and_side_by_side(tmp_path):
+    """A trace of sixteen texts by position, one of them long, with the lengths of two drafters."""
+    generator, lines = np.random.default_rng(0), []
+    for number in range(16):
+        size = 600 if number == 0 else int(generator.integers(20, 40))
+        one, two = (np.minimum(generator.geometric(1 - p, size), 4).tolist() for p in (0.6, 0.3))
+        lines.append({"id": f"t{number:02}", "acc_one": {"acc_len": one}, "acc_two": {"acc_len": two}})
+
+    def findings_of(name, lines):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        sources = accepted_lengths(path, ImportChoices())
+        return [foreign_findings(folder_of(source, tmp_path / name / source.name)) for source in sources]
+
+    one, two = findings_of("trace", lines)
     assert one.gamma == 3
     table = named(one, "Curves over gamma").tables[0][1]
     assert table["gamma"].tolist() == ["1", "2", "3*"]
@@ -59,21 +43,11 @@ def test_the_page_has_every_gamma_the_account_and_a_prediction(found):
     assert product[-1] == product[-2] == pytest.approx(float(table["tokens per round"].iloc[-1].split()[0]), abs=6e-4)
     assert named(one, "What would each model have predicted?").tables
     assert named(one, "Is acceptance independent and the same everywhere?").tables
-
-
-@pytest.mark.slow
-def test_few_texts_that_hold_most_tokens_are_said(found, trace, tmp_path):
-    text = " ".join(named(found[0], "Summary").text)
+    text = " ".join(named(one, "Summary").text)
     assert "Few texts hold most tokens" in text and "of 16 hold" in text and "in the mean over 16 requests" in text
-    lines = [line for line in trace.read_text().splitlines()][1:]
-    even = trace.parent / "even.jsonl"
-    even.write_text("\n".join(lines))
-    source = accepted_lengths(even, ImportChoices(field="acc_one"))[0]
-    assert "Few texts" not in " ".join(named(foreign_findings(folder_of(source, tmp_path / "run")), "Summary").text)
-
-
-def test_data_sets_stand_side_by_side(found):
-    table = side_by_side(found).tables[0][1]
+    (even,) = findings_of("even", [{"acc_one": line["acc_one"]} for line in lines[1:]])
+    assert "Few texts" not in " ".join(named(even, "Summary").text)
+    table = side_by_side([one, two]).tables[0][1]
     assert table["data set"].tolist() == ["trace: acc_one", "trace: acc_two"]
     assert float(table["tokens per round"].iloc[0].split()[0]) > float(table["tokens per round"].iloc[1].split()[0])
     assert table["its error (paired)"].str.contains("%").all() and table.notna().all(axis=None)
