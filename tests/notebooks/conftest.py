@@ -1,6 +1,7 @@
 """A store with real runs that the notebooks can read, on the table target."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from filelock import FileLock
 from fixtures.commands import run_in
 
 from specdec.config import config_dir
@@ -36,13 +38,24 @@ def run_store(
     sampling: Callable[..., Any],
     empty_database: Path,
 ) -> RunStore:
-    """Make a store with every kind of run that notebooks read.
+    """Make a store with every kind of run that notebooks read, once for all workers.
 
     It holds the alpha table of two n-gram drafters, studies, random heads of both kinds, and two drafters of the
     overlay `notebooks`: a context n-gram and, newest, the oracle, whose acceptance is i.i.d. by construction.
     """
-    folder = tmp_path_factory.mktemp("store")
-    shutil.copy(empty_database, folder)
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "notebook_store"
+    store = RunStore(f"sqlite:///{folder / 'mlflow.db'}", "specdec")
+    folder.mkdir(exist_ok=True)
+    with FileLock(folder.with_suffix(".lock")):
+        if not (folder / "made").exists():
+            shutil.copy(empty_database, folder)
+            make_runs(folder, random_heads, sampling)
+            (folder / "made").touch()
+    return store
+
+
+def make_runs(folder: Path, random_heads: Callable[..., Any], sampling: Callable[..., Any]) -> None:
     corpus = folder / "corpus.jsonl"
     lines = [[0, 0, 1, 1, 2, 2, 0], [0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 2, 0, 1]]
     corpus.write_text("".join(json.dumps({"ids": line}) + "\n" for line in lines), encoding="utf-8")
@@ -74,10 +87,6 @@ def run_store(
         ]
         for name in HEADS
     ]
-    bars = [
-        *("+experiment=grounded_bars", "+debug=tiny", "~target.dtype", "drafter.model=grounded.safetensors", PROMPTS),
-        "+measurement.drafter_settings.medusa.drafter.model=medusa.safetensors",
-    ]
     everything = [
         *("+experiment=all_drafters", "+debug=tiny", "~target.dtype", PROMPTS, "measurement.max_new_tokens=8"),
         f"study.leave_out=[{','.join(name for name in drafters.names() if name not in ('ngram', 'model_bigram'))}]",
@@ -87,11 +96,5 @@ def run_store(
         *("-m", "+study=typical_acceptance,tree_search", "+debug=tiny", "measurement.gammas=[]", PROMPTS),
         *("+drafter=medusa", "++drafter.model=medusa.safetensors", "++drafter.drafts=greedy"),
     ]
-    # The oracle's stays the newest run.
-    lenient = [
-        *("+experiment=lenience", "+debug=tiny", PROMPTS, "drafter=ngram", "structure.gamma=2", "study.others=[]"),
-        *("study.leniences=[0.5]", "measurement.max_new_tokens=8"),
-    ]
-    for arguments in (alphas, studies, live, *heads, bars, of_heads, lenient, everything, overlay):
+    for arguments in (alphas, studies, live, *heads, of_heads, everything, overlay):
         run_in(folder, *arguments)
-    return RunStore(f"sqlite:///{folder / 'mlflow.db'}", "specdec")

@@ -1,6 +1,6 @@
 """Every notebook: its pair is equal, it holds no outputs, and it runs on a store and ends with an answer."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +9,7 @@ import pytest
 from specdec.analysis.papers.published import COLUMNS
 
 jupytext = pytest.importorskip("jupytext")
+jupyter_client = pytest.importorskip("jupyter_client")
 nbclient = pytest.importorskip("nbclient")
 nbformat = pytest.importorskip("nbformat")
 
@@ -30,26 +31,14 @@ def test_there_is_a_notebook_for_every_script_and_the_other_way_round():
 
 
 @each
-def test_the_pair_is_equal(path):
+def test_the_pair_is_equal_and_the_notebook_is_stripped(path):
     script, notebook = jupytext.read(path), paired(path)
-    assert [(cell.cell_type, cell.source) for cell in script.cells] == [
-        (cell.cell_type, cell.source) for cell in notebook.cells
-    ]
-    assert [cell.metadata.get("tags") for cell in script.cells] == [
-        cell.metadata.get("tags") for cell in notebook.cells
-    ]
-
-
-@each
-def test_the_notebook_is_stripped(path):
-    notebook = paired(path)
+    for cell, other in zip(script.cells, notebook.cells, strict=True):
+        assert (cell.cell_type, cell.source) == (other.cell_type, other.source)
+        assert cell.metadata.get("tags") == other.metadata.get("tags")
+        assert other.cell_type != "code" or (other.outputs == [] and other.execution_count is None)
     nbformat.validate(notebook)
-    assert notebook.metadata.kernelspec.name == "python3"
-    assert "widgets" not in notebook.metadata
-    for cell in notebook.cells:
-        if cell.cell_type == "code":
-            assert cell.outputs == []
-            assert cell.execution_count is None
+    assert notebook.metadata.kernelspec.name == "python3" and "widgets" not in notebook.metadata
 
 
 @each
@@ -63,23 +52,29 @@ def test_it_opens_with_a_question_and_is_thin(path):
     assert len(code.splitlines()) < 80
 
 
-def executed(path: Path, folder: Path, **parameters: Any) -> Any:
-    """The notebook after a run in `folder`, with `parameters` set behind its parameters cell."""
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[Any]:
+    """One kernel for all notebooks, which imports once what they import."""
+    manager = jupyter_client.KernelManager(kernel_name="python3")
+    # It warns that its local sockets are not encrypted.
+    manager.start_kernel(extra_arguments=["--log-level=ERROR"])
+    yield manager
+    manager.shutdown_kernel(now=True)
+
+
+def executed(kernel: Any, path: Path, folder: Path, **parameters: Any) -> Any:
+    """Return the notebook after a run in `folder`, with `parameters` set behind its parameters cell, and nothing else
+    in the kernel.
+    """
     notebook = jupytext.read(path)
     (tagged,) = [i for i, cell in enumerate(notebook.cells) if "parameters" in cell.metadata.get("tags", [])]
-    known = notebook.cells[tagged].source
-    assert all(f"{name} =" in known for name in parameters)
+    assert all(f"{name} =" in notebook.cells[tagged].source for name in parameters)
     values = "\n".join(f"{name} = {value!r}" for name, value in parameters.items())
     notebook.cells.insert(tagged + 1, nbformat.v4.new_code_cell(values))
-    client = nbclient.NotebookClient(
-        notebook,
-        timeout=600,
-        startup_timeout=300,
-        kernel_name="python3",
-        extra_arguments=["--log-level=ERROR"],  # it warns that its local sockets are not encrypted
-        resources={"metadata": {"path": str(folder)}},
-    )
+    notebook.cells.insert(0, nbformat.v4.new_code_cell(f"%reset -f\nimport os\nos.chdir({str(folder)!r})"))
+    client = nbclient.NotebookClient(notebook, km=kernel, timeout=600, startup_timeout=300)
     client.execute()
+    client.kc.stop_channels()
     return notebook
 
 
@@ -89,26 +84,22 @@ def told(path: Path, store: Any) -> dict[str, str]:
     return {name: value for name, value in vars(store).items() if f"{name} =" in parameters}
 
 
-def answer(notebook: Any) -> str:
-    (output,) = notebook.cells[-1].outputs
-    return output.data["text/markdown"]
-
-
 @pytest.fixture
-def answered(run_store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def answered(kernel: Any, run_store: Any, tmp_path: Path) -> Callable[..., str]:
     """`answered(path, published_csv=...)` runs a notebook on the store and gives the words of its answer."""
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     folder = tmp_path / "here"
     folder.mkdir()
 
     def run(path: Path, **parameters: str) -> str:
-        notebook = executed(path, folder, **told(path, run_store), **parameters)
+        notebook = executed(kernel, path, folder, **told(path, run_store), **parameters)
         outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
         assert not [output for output in outputs if output.output_type == "stream"]
         assert any("image/png" in output.get("data", {}) for output in outputs)
-        assert len(answer(notebook).split()) >= 20
+        (output,) = notebook.cells[-1].outputs
+        answer = output.data["text/markdown"]
+        assert len(answer.split()) >= 20
         assert list(folder.iterdir()) == []  # reading leaves nothing behind
-        return answer(notebook)
+        return answer
 
     return run
 

@@ -16,24 +16,21 @@ MADE_BY = 'python -c "from specdec.analysis.research import claims; print(claims
 
 def cells() -> set[tuple[str, str]]:
     """Number and heading of every section of every notebook."""
-    found = set()
-    for path in NOTEBOOKS.glob("[0-9]*.py"):
-        headings = re.findall(r"^# ## (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
-        found |= {(path.name[:2], heading) for heading in headings}
-    return found
-
-
-def named_cells() -> set[tuple[str, str]]:
-    """Cells that the page names: `01` *The capped geometric*, and headings of the same notebook behind an "and"."""
-    found = set()
-    for number, headings in re.findall(r"`(\d\d)` ((?:\*[^*]+\*(?: and )?)+)", PAGE):
-        found |= {(number, heading) for heading in re.findall(r"\*([^*]+)\*", headings)}
-    return found
+    return {
+        (path.name[:2], heading)
+        for path in NOTEBOOKS.glob("[0-9]*.py")
+        for heading in re.findall(r"^# ## (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    }
 
 
 def test_every_cell_that_is_named_exists():
-    assert len(named_cells()) > 10
-    assert named_cells() - cells() == set()
+    """`01` *The capped geometric*, and headings of the same notebook behind an "and"."""
+    named = {
+        (number, heading)
+        for number, headings in re.findall(r"`(\d\d)` ((?:\*[^*]+\*(?: and )?)+)", PAGE)
+        for heading in re.findall(r"\*([^*]+)\*", headings)
+    }
+    assert len(named) > 10 and named - cells() == set()
 
 
 def test_every_value_of_a_config_group_that_is_named_exists():
@@ -57,10 +54,7 @@ def test_every_paper_has_a_table(paper):
     assert f"({paper})" in FIGURES or f"preprint of {paper}" in FIGURES
 
 
-def test_the_claims_are_those_of_the_committed_results():
+def test_the_claims_and_the_load_are_those_of_the_committed_results():
     table = "\n".join(line for line in CLAIMS.splitlines() if line.startswith("|"))
     assert table == claims_markdown(), f"put into notebooks/guide/papers.md what this prints: {MADE_BY}"
-
-
-def test_the_load_is_that_of_the_committed_results():
     assert measured_in_words() in CLAIMS.replace("\n", " ")
