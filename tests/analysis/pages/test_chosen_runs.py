@@ -47,35 +47,24 @@ def test_chosen_runs_come_first_then_the_overlays_then_the_newest_of_each_drafte
 
 def test_a_chosen_study_comes_before_the_newest(monkeypatch, tmp_path):
     """A notebook shows that of several chosen studies which is of its kind; others are left to their own parts."""
-
-    def study(name):
-        return FinishedStudy(name, {}, None, name)
-
-    class Newest:
-        sections = (Section("newest", ("The newest.",)),)
-
+    newest = Findings(sections=(Section("newest", ("The newest.",)),))
     folders = {name: tmp_path / name for name in ("grid", "batching")}
     for folder in folders.values():
         folder.mkdir()
         (folder / "study.json").write_text("{}", encoding="utf-8")
+    kinds = {f"run {'e' * 32}": "equal_budget", **{str(folder): name for name, folder in folders.items()}}
     monkeypatch.setattr(studies, "study_ids", lambda uri, name: [name] if name[0] == "e" else [])
     monkeypatch.setattr(studies, "files_of_study", lambda uri, run_id: {})
-    kinds = {f"run {'e' * 32}": "equal_budget", **{str(folder): name for name, folder in folders.items()}}
-    monkeypatch.setattr(studies, "read_study", lambda files, source: study(kinds[source]))
-    monkeypatch.setattr(notebook, "latest_study", lambda uri, experiment, name: Newest)
-    monkeypatch.setattr(
-        FinishedStudy, "findings", lambda self: Findings(sections=(Section(self.kind, (f"{self.kind}.",)),))
-    )
+    monkeypatch.setattr(studies, "read_study", lambda files, source: FinishedStudy(kinds[source], {}, None, ""))
+    monkeypatch.setattr(notebook, "latest_study", lambda uri, experiment, name: newest)
+    monkeypatch.setattr(FinishedStudy, "findings", lambda self: Findings(sections=(Section(self.kind, ("words",)),)))
     chosen = [str(folders["grid"]), "e" * 32, str(folders["batching"]), "f" * 32]
     for name in ("grid", "equal_budget", "batching"):
         assert notebook.study("", "specdec", name, chosen)[0].title == name
     for name in ("phase_transition", "serving"):
         assert notebook.study("", "specdec", name, chosen)[0].title == "newest"
+    (said,) = notebook.live("chain_rows_tree", "sqlite:///none.db", "specdec", [str(tmp_path)])
+    assert "no run's output folder" in said.text[0]
     monkeypatch.setattr(notebook, "open_runs", lambda uri, runs: runs)
     monkeypatch.setitem(notebook.LIVE, "chain_rows_tree", ("", lambda runs: (Section(runs, ()),), tuple))
     assert notebook.live("chain_rows_tree", "", "specdec", chosen)[0].title == ["f" * 32]
-
-
-def test_a_choice_that_is_nothing_is_said(tmp_path):
-    (said,) = notebook.live("chain_rows_tree", "sqlite:///none.db", "specdec", [str(tmp_path)])
-    assert "no run's output folder" in said.text[0]

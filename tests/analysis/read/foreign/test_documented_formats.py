@@ -41,20 +41,11 @@ def test_an_example_is_read_as_the_page_says(tmp_path, example, packed):
     options = report.parser().parse_args(["--import", *shlex.split(example["options"])])
     ((kind, _),) = options.imports
     assert kind_of(path) == kind
-    found = IMPORTERS[kind](path, ImportChoices(options.gamma))
-    said = [match.groupdict() for match in READ.finditer(example["read"])]
+    said, read = [match.groups() for match in READ.finditer(example["read"])], []
     assert len(said) == example["read"].count("\n")
-    read = [
-        {
-            "name": source.name,
-            "texts": str(len(source.texts)),
-            "rounds": f"{source.texts['rounds'].sum():.0f}",
-            "tokens": f"{source.texts['tokens'].sum() / source.texts['rounds'].sum():.3f}",
-        }
-        for source in found
-    ]
-    assert read == said
-    for source in found:
+    for source in IMPORTERS[kind](path, ImportChoices(options.gamma)):
+        tokens, rounds = source.texts["tokens"].sum(), source.texts["rounds"].sum()
+        read.append((source.name, str(len(source.texts)), f"{rounds:.0f}", f"{tokens / rounds:.3f}"))
         assert not source.texts.duplicated(["prompt", "repeat"]).any()
-        if not source.totals_only:
-            assert len(source.rounds) == source.texts["rounds"].sum()
+        assert source.totals_only or len(source.rounds) == rounds
+    assert read == said

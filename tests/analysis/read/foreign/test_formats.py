@@ -15,13 +15,6 @@ from specdec.analysis.read.importers import IMPORTERS, kind_of
 from specdec.errors import UsageError
 
 
-def notes_of(source):
-    return " ".join(source.notes)
-
-
-# Lines --------------------------------------------------------------------------------------------
-
-
 def test_bad_lines_are_listed_together_or_left_out_and_said(write):
     lines = [{"accepted": [1, "x"]}, {"accepted": [0, 1]}, "{", {"accepted": [2]}, {"lengths": [1]}]
     path = write(*lines)
@@ -44,13 +37,11 @@ def test_a_wrong_gamma_is_no_bad_line(write):
 def test_repeated_ids_are_texts_of_their_own(write):
     """One text accepts nothing and one everything: as one prompt their rounds would alternate."""
     half = {"id": "a", "accepted": [0] * 40}
-    (source,) = IMPORTERS["accepted_lengths"](
-        write(half, half | {"accepted": [4] * 40}, {"id": "a#2", "accepted": [1]}), ImportChoices(4)
-    )
+    path = write(half, half | {"accepted": [4] * 40}, {"id": "a#2", "accepted": [1]})
+    (source,) = IMPORTERS["accepted_lengths"](path, ImportChoices(4))
     assert source.texts["prompt"].tolist() == ["a", "a#2", "a#2#2"]
-    rounds = source.rounds.sort_values(["prompt", "repeat", "round"])
-    assert [part["accepted"].nunique() for _, part in rounds.groupby("prompt")] == [1, 1, 1]
-    assert (source.rounds.groupby("prompt")["round"].max() == [39, 39, 0]).all()
+    by_prompt = source.rounds.groupby("prompt")
+    assert (by_prompt["accepted"].nunique() == 1).all() and by_prompt["round"].max().tolist() == [39, 39, 0]
     assert "2 lines repeat the id of an earlier one" in notes_of(source)
 
 
@@ -66,11 +57,12 @@ def test_a_first_entry_of_the_prefill_is_left_out_of_rounds(write):
     assert prompt.rounds["accepted"].tolist() == [0, 2]
 
 
-# Per position -------------------------------------------------------------------------------------
-
-
 def positions(**fields):
     return {key: {"acc_len": value} for key, value in fields.items()}
+
+
+def notes_of(source):
+    return " ".join(source.notes)
 
 
 def test_every_drafter_of_a_file_is_a_data_set_that_walks_at_any_gamma(write):
@@ -78,8 +70,7 @@ def test_every_drafter_of_a_file_is_a_data_set_that_walks_at_any_gamma(write):
     first, second = IMPORTERS["accepted_lengths"](path, ImportChoices())
     assert (first.name, second.name) == ("both: acc_a", "both: acc_b")
     assert (first.gamma, first.longest, second.gamma) == (3, 3, 2)
-    assert first.at(1)[0].accepted.tolist() == [0, 1, 1]
-    assert first.at(9)[0].committed.tolist() == [1, 4]
+    assert first.at(1)[0].accepted.tolist() == [0, 1, 1] and first.at(9)[0].committed.tolist() == [1, 4]
     assert [len(text.lengths) for text in second.records] == [3, 3]
     (only,) = IMPORTERS["accepted_lengths"](path, ImportChoices(field="acc_a", skip_bad=True))
     assert only.name == "both" and "no acc_a.acc_len; the line has acc_b" in notes_of(only)
@@ -93,9 +84,6 @@ def test_a_bad_field_concerns_its_own_data_set(write):
     assert {source.name: len(source.texts) for source in sets} == {"trace: acc_a": 2, "trace: acc_b": 1}
     (chosen,) = IMPORTERS["accepted_lengths"](path, ImportChoices(field="acc_a"))
     assert len(chosen.texts) == 2
-
-
-# Servers ------------------------------------------------------------------------------------------
 
 
 def page(drafts, tokens, accepted, per_position, engine="0", model="m", ending="_total"):
@@ -113,16 +101,14 @@ def counted(source):
 
 
 def test_a_page_adds_engines_up_and_keeps_models_apart(write):
-    path = write(
-        page(10, 20, 9, [6, 3]), page(10, 20, 2, [1, 1], engine="1"), page(4.0, 8, 1, [1, 0], model="n", ending="")
-    )
+    others = page(10, 20, 2, [1, 1], engine="1"), page(4.0, 8, 1, [1, 0], model="n", ending="")
+    path = write(page(10, 20, 9, [6, 3]), *others)
     first, second = IMPORTERS["vllm_prometheus"](path, ImportChoices())
     assert (first.name, first.gamma, counted(first)) == ("trace: m", 2, {0: 13, 1: 3, 2: 4})
     assert (second.name, counted(second)) == ("trace: n", {0: 3, 1: 1})
     assert not first.ordered and kind_of(path) == "vllm_prometheus"
-    assert "3 draft tokens fewer" in notes_of(
-        IMPORTERS["vllm_prometheus"](write(page(10, 17, 0, [0, 0])), ImportChoices())[0]
-    )
+    (short,) = IMPORTERS["vllm_prometheus"](write(page(10, 17, 0, [0, 0])), ImportChoices())
+    assert "3 draft tokens fewer" in notes_of(short)
 
 
 def test_two_scrapes_are_their_difference(write):
@@ -134,9 +120,8 @@ def test_two_scrapes_are_their_difference(write):
 
 
 def test_a_busy_server_keeps_its_shares(write):
-    (source,) = IMPORTERS["vllm_prometheus"](
-        write(page(10**10, 2 * 10**10, 9 * 10**9, [6 * 10**9, 3 * 10**9])), ImportChoices()
-    )
+    path = write(page(10**10, 2 * 10**10, 9 * 10**9, [6 * 10**9, 3 * 10**9]))
+    (source,) = IMPORTERS["vllm_prometheus"](path, ImportChoices())
     assert len(source.rounds) == 200_000 and counted(source) == {0: 80_000, 1: 60_000, 2: 60_000}
     assert "200,000 rounds for the 10,000,000,000" in notes_of(source)
     assert thinned([1, 1, 1], 2) in ([1, 1, 0], [1, 0, 1], [0, 1, 1]) and thinned([3, 1], 9) == [3, 1]
@@ -166,9 +151,6 @@ def test_vllm_says_its_gamma_or_contradicts_the_given_one(write):
     assert source.gamma == 3 and counted(source) == {0: 4, 1: 3, 2: 2, 3: 1}
     with pytest.raises(UsageError, match=":1: num_spec_tokens is 3, but gamma is 4"):
         IMPORTERS["vllm"](path, ImportChoices(4))
-
-
-# Evaluations --------------------------------------------------------------------------------------
 
 
 def eagle_line(question, **choice):
@@ -216,12 +198,11 @@ def test_specforge_sets_its_configurations_against_its_own_plain_decoding(write)
 
     plain, short, long = configured(0, accept_length=1.0), configured(3), configured(5, output_throughput=150.0)
     document = {"model": None, "gsm8k": [plain, short, long], "mtbench": [short]}
-    path = write(json.dumps(document, indent=4), name="results.jsonl")
-    first, second = IMPORTERS["auto"](path, ImportChoices())
-    assert [source.gamma for source in (first, second)] == [3, 5]
+    first, second = IMPORTERS["auto"](write(json.dumps(document, indent=4), name="results.jsonl"), ImportChoices())
+    assert (first.gamma, second.gamma) == (3, 5) and "steps 5" in second.name
     assert first.texts[["prompt", "tokens", "rounds"]].values.tolist() == [["gsm8k", 200, 100], ["mtbench", 200, 100]]
-    assert "decoding at batch size 1: gsm8k 1.00." in notes_of(first)
-    assert "decoding at batch size 1: gsm8k 1.50." in notes_of(second) and "steps 5" in second.name
+    for source, speedup in ((first, "1.00"), (second, "1.50")):
+        assert f"decoding at batch size 1: gsm8k {speedup}." in notes_of(source)
     for wrong, says in (
         ({"model": "x"}, "no benchmark with a list"),
         ({"a": [plain]}, "no configuration with steps above 0"),

@@ -24,9 +24,6 @@ def accepted_by_text(source):
     return {key: part["accepted"].tolist() for key, part in rounds.groupby(["prompt", "repeat"])}
 
 
-# Accepted lengths per round -----------------------------------------------------------------------
-
-
 def test_the_bonus_token_goes_by_the_fields_name_or_by_the_flag(write):
     rounds = [2, 0, 4, 1]
     plain = read("accepted_lengths", write({"accepted": rounds}), 4)
@@ -40,8 +37,6 @@ def test_the_bonus_token_goes_by_the_fields_name_or_by_the_flag(write):
         assert {*COUNTED} < {*source.rounds} and source.ordered and source.texts["seconds"].isna().all()
         assert any("no times" in note for note in source.notes)
 
-
-# Accepted lengths per position (theory.md 4.7) -------------------------------------------------------
 
 AGREEMENT = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # theory.md 4.3: 8, 6, 5, 4, 4 rounds at gamma 1, 2, 3, 5, 20
 
@@ -93,16 +88,12 @@ def test_a_round_that_accepts_the_end_token_is_cut_and_is_no_rejection():
     assert table[["rejected", "truncation", "tokens_left"]].values.tolist() == [[True, "", 4], [True, "end_token", 3]]
 
 
-# vLLM ---------------------------------------------------------------------------------------------
-
-
 def test_vllm_steps_keep_their_order_and_what_each_offered(write):
     metrics = {"per_step_accepted": [2, 0, 1], "per_step_drafted": [3, 3, 1], "num_spec_tokens": 3}
     source = read("vllm", write({"request_id": "r", "spec_decode_metrics": metrics}), 3)
-    assert accepted_by_text(source) == {("r", 0): [2, 0, 1]}
+    assert accepted_by_text(source) == {("r", 0): [2, 0, 1]} and source.ordered
     assert source.rounds["offered"].tolist() == [3, 3, 1]
     assert source.rounds["rejected"].tolist() == [True, True, False]  # the last draft was accepted whole
-    assert source.ordered
 
 
 @pytest.mark.parametrize(
@@ -124,15 +115,11 @@ def test_vllm_totals_are_counts_without_order(write, metrics):
 
 
 def test_vllm_shorter_drafts_and_silent_requests_are_said(write):
-    source = read(
-        "vllm", write({"histogram": [1, 1], "num_draft_tokens": 4}, {"histogram": [0, 0], "num_draft_tokens": 0}), 3
-    )
+    lines = {"histogram": [1, 1], "num_draft_tokens": 4}, {"histogram": [0, 0], "num_draft_tokens": 0}
+    source = read("vllm", write(*lines), 3)
+    notes = " ".join(source.notes)
     assert len(source.rounds) == 2
-    assert any("2 draft tokens fewer" in note for note in source.notes)
-    assert any("1 requests without any draft" in note for note in source.notes)
-
-
-# Spec-Bench ---------------------------------------------------------------------------------------
+    assert "2 draft tokens fewer" in notes and "1 requests without any draft" in notes
 
 
 def answer(question, lengths, tokens, seconds, steps=None, category="writing"):
@@ -147,60 +134,42 @@ def test_spec_bench_turns_are_texts_of_one_prompt(write, steps):
     assert accepted_by_text(source) == {("81", 0): [2, 0, 1], ("81", 1): [4, 0]}
     assert source.texts[["tokens", "seconds"]].to_numpy().tolist() == [[6, 0.5], [6, 0.25]]
     assert set(source.rounds["category"]) == {"writing"}
-
-
-def test_spec_bench_turns_that_cannot_be_told_apart_are_joined_and_said(write):
-    source = read("spec_bench", write(answer(81, [3, 1, 2, 5, 1], [7, 7], [0.5, 0.25], [9, 9])), 4)
-    assert accepted_by_text(source) == {("81", 0): [2, 0, 1, 4, 0]}
-    assert any("1 answers" in note for note in source.notes)
+    # Turns that cannot be told apart are joined, and that is said.
+    joined = read("spec_bench", write(answer(81, [3, 1, 2, 5, 1], [7, 7], [0.5, 0.25], [9, 9])), 4)
+    assert accepted_by_text(joined) == {("81", 0): [2, 0, 1, 4, 0]}
+    assert any("1 answers" in note for note in joined.notes)
 
 
 def test_spec_bench_speedup_is_the_ratio_of_totals(write, tmp_path):
     path = write(answer(1, [3, 1, 2], [6], [1.0]), answer(2, [5, 5], [10], [1.0], category="qa"))
     vanilla = write(answer(1, [], [8], [4.0]), answer(2, [], [12], [4.0]), name="vanilla.jsonl")
-    sections = foreign_findings(
-        folder_of(read("spec_bench", path, 4), tmp_path / "run", spec_bench_times(vanilla))
-    ).sections
+    source, baseline = read("spec_bench", path, 4), spec_bench_times(vanilla)
+    sections = foreign_findings(folder_of(source, tmp_path / "run", baseline)).sections
     assert [section.title for section in sections][-2:] == ["By category", "Speed"]
     figures = sections[-1].tables[0][1].set_index("figure").iloc[:, 0]
     assert figures["speedup, ratio of totals"].startswith("3.2000")  # (16 / 2) / (20 / 8)
     assert figures["mean of the prompts' ratios"] == "3.1667"  # (6 / 2 + 10 / 3) / 2
     assert figures["ratio of the prompts' mean speeds, as Spec-Bench prints it"] == "3.2000"  # 8 / 2.5
-
-
-def test_no_timed_prompt_in_common_is_said(write, tmp_path):
-    vanilla = write(answer(9, [], [8], [4.0]), name="vanilla.jsonl")
-    source = read("spec_bench", write(answer(1, [3], [3], [1.0])), 4)
+    other = spec_bench_times(write(answer(9, [], [8], [4.0]), name="other.jsonl"))
     with pytest.raises(UsageError, match="no timed prompt in common"):
-        foreign_findings(folder_of(source, tmp_path / "run", spec_bench_times(vanilla)))
+        foreign_findings(folder_of(source, tmp_path / "apart", other))
 
-
-# What is wrong ------------------------------------------------------------------------------------
 
 BAD = [
     ("accepted_lengths", ['{"accepted": [1'], r":1: not JSON"),
     ("accepted_lengths", [{"accepted": [0]}, {"accepted": [1, -1]}], r":2: accepted\[1\] must be a whole number of 0"),
-    ("accepted_lengths", [{"accept_lengths": [1, 0]}], r":1: accept_lengths\[1\] must be a whole number of 1 or more"),
     ("accepted_lengths", [[1, 2]], r":1: a bare list .*--bonus included"),
     ("accepted_lengths", [{"lengths": [1]}], r":1: one of the fields accepted, accept_lengths"),
     ("accepted_lengths", [{"accepted": "1"}], r":1: accepted must be a list of whole numbers, found a str"),
-    ("accepted_lengths", [{"accepted": []}], r"has no round"),
     ("accepted_lengths", [], r"is empty"),
     ("accepted_lengths", [{"generated_token_ids": [1], "acc_x": {"acc_len": [1]}}, {"accepted": [1]}], r":2: .*mixed"),
     ("vllm", [{"text": "hello"}], r":1: none of per_step_accepted, .* the line has text"),
     ("vllm", [{"per_step_accepted": [1], "per_step_drafted": [1, 1]}], r":1: .* 1 entries and per_step_drafted 2"),
     ("vllm", [{"spec_decode_acceptance": {"histogram": {"two": 1}}}], r":1: histogram must have numbers of accepted"),
     ("vllm", [{"per_step_accepted": [2], "per_step_drafted": [1]}], r":1: a step accepted more"),
-    ("vllm", [{"num_drafts": 2, "num_accepted_tokens_per_pos": [1, 2]}], r":1: .* must not rise"),
-    (
-        "vllm",
-        [{"num_drafts": 2, "num_accepted_tokens_per_pos": [1], "num_accepted_tokens": 5}],
-        r":1: num_accepted_tokens is 5, .* adds up to 1",
-    ),
     ("vllm", [{"histogram": [0, 2], "num_draft_tokens": 1}], r":1: 2 tokens were accepted but only 1 drafted"),
     ("spec_bench", [{"question_id": 1}], r":1: an answer has question_id and choices, .* the line has question_id"),
     ("spec_bench", [answer(1, [1], [1], [])], r":1: new_tokens has 1 entries and wall_time 0"),
-    ("spec_bench", [answer(1, [1], [1], [0])], r":1: wall_time must be a list of seconds above 0"),
     ("spec_bench", [answer(1, None, [1], [1.0])], r":1: accept_lengths must be a list"),
 ]
 
