@@ -1,5 +1,7 @@
 """Sums over prompts: turns of a conversation stay together, and the bounds are those of the prompt bootstrap."""
 
+from itertools import product
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,13 +12,10 @@ from specdec.analysis.intervals import bootstrap, per_round
 
 def table():
     dice = np.random.default_rng(0)
-    rows = [
-        (name, k, w, f"p{p}", f"p{p}/turn{turn}", "c", 20.0, 40, int(dice.integers(30, 40)))
-        for name in ("b", "a") for k in (1, 2, 8) for w in (1, 2) for p in range(9) for turn in (1, 2)
-    ]  # fmt: skip
-    return pd.DataFrame(
-        rows, columns=["drafter", "k", "w", "prompt", "stream", "category", "context", "tokens", "rounds"]
-    )
+    keys = product("ba", (1, 2, 8), (1, 2), range(9), (1, 2))
+    rows = [(name, k, w, f"p{p}", f"p{p}/{turn}", "c", 20.0, 40, dice.integers(30, 40)) for name, k, w, p, turn in keys]
+    columns = ["drafter", "k", "w", "prompt", "stream", "category", "context", "tokens", "rounds"]
+    return pd.DataFrame(rows, columns=columns)
 
 
 def test_tokens_per_call_are_those_of_the_prompt_bootstrap():
@@ -26,13 +25,10 @@ def test_tokens_per_call_are_those_of_the_prompt_bootstrap():
     for cell in cells.itertuples():
         mine = rows[(rows["drafter"] == cell.drafter) & (rows["k"] == cell.k) & (rows["w"] == cell.w)]
         sums = mine.groupby("prompt")[["tokens", "rounds"]].sum()
-        other = bootstrap(
-            sums, lambda columns: {"value": columns["tokens"] / columns["rounds"]}, 400, 3,
-            ranges={"value": per_round(cell.w)},
-        )["value"]  # fmt: skip
-        assert (cell.tokens, cell.tokens_low, cell.tokens_high) == pytest.approx(
-            (other.estimate, other.low, other.high)
-        )
+        ratio, ranges = (lambda s: {"value": s["tokens"] / s["rounds"]}), {"value": per_round(cell.w)}
+        other = bootstrap(sums, ratio, 400, 3, ranges=ranges)["value"]
+        expected = (other.estimate, other.low, other.high)
+        assert (cell.tokens, cell.tokens_low, cell.tokens_high) == pytest.approx(expected)
 
 
 def test_a_missing_value_stays_missing():

@@ -58,17 +58,13 @@ def test_merged_drafts_are_smaller_than_their_block():
 
 
 def test_beyond_the_timed_contexts_the_nearest_counts_and_beyond_the_blocks_nothing():
-    (each,) = repeats_of(*tables("packed", (1.0,)))
-    one = np.array([1.0])
+    one, (times, host) = np.array([1.0]), tables("packed", (1.0,))
+    (each,) = repeats_of(times, host)
     assert each.call(3 * one, 12 * one, 4 * one, 500 * one) == pytest.approx(seconds(4, 3, 110, "packed"))
     assert each.call(0 * one, 0 * one, 0 * one, 1 * one) == pytest.approx(seconds(1, 0, 10, "packed"))
     assert np.isnan(each.call(3 * one, 13 * one, 5 * one, 10 * one)).all()
-
-
-def test_blocks_without_a_time_are_passed_over():
-    times, host = tables("packed", (1.0,))
+    # Blocks without a time are passed over.
     times.loc[(times["k"] == 4) & (times["w"] == 3), ["seconds", "missing"]] = [np.nan, "memory"]
     (each,) = repeats_of(times, host)
-    one = np.array([1.0])
     assert np.isnan(each.call(3 * one, 12 * one, 4 * one, 10 * one)).all()
     assert each.call(1 * one, 4 * one, 4 * one, 10 * one) == pytest.approx(seconds(4, 1, 10, "packed"))

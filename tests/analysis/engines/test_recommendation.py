@@ -72,11 +72,6 @@ EXPECTED = {  # drafter, structure, format: the commands of the three engines
         sglang(LOOKUP),
         llama("--spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 4"),
     ),
-    ("ngram", "rows", ""): (
-        vllm('{"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 1, "prompt_lookup_min": 1}'),
-        sglang("NGRAM --speculative-num-draft-tokens 9 --speculative-ngram-max-bfs-breadth 10"),
-        llama("--spec-type ngram-simple --spec-ngram-simple-size-n 1 --spec-ngram-simple-size-m 4"),
-    ),
     ("suffix", "chain", ""): (vllm(f'{{"method": "suffix", {FOUR}, {OF_SUFFIX}}}'), sglang(LOOKUP), ""),
     ("retrieval", "chain", ""): ("", sglang(f"{LOOKUP} {CORPUS} 4"), ""),
     ("retrieval", "tree", ""): ("", sglang(f"NGRAM --speculative-num-draft-tokens 9 {CORPUS} 8"), ""),
@@ -97,11 +92,6 @@ EXPECTED = {  # drafter, structure, format: the commands of the three engines
     ("eagle", "heads", "EAGLE-3"): (
         vllm(f'{{"method": "eagle3", {DRAFT_MODEL}}}'),
         sglang(f"EAGLE3 {STEPS} --speculative-eagle-topk 3 --speculative-num-draft-tokens 9"),
-        llama("-md draft.gguf --spec-type draft-eagle3 --spec-draft-n-max 4"),
-    ),
-    ("eagle", "chain", "speculators eagle3"): (
-        vllm(f'{{"method": "eagle3", {DRAFT_MODEL}}}'),
-        "",
         llama("-md draft.gguf --spec-type draft-eagle3 --spec-draft-n-max 4"),
     ),
     ("eagle", "chain", "P-EAGLE"): (vllm(f'{{"method": "eagle3", {DRAFT_MODEL}, "parallel_drafting": true}}'), "", ""),
@@ -134,17 +124,13 @@ def test_the_commands_of_a_drafter(case):
 
 def test_every_drafter_is_decided_on():
     """A new drafter belongs into one of the tables: what an engine has for it, or why none has."""
-    decided = [*SERVED, *NOT_SERVED, *NO_METHOD]
-    assert drafters.all_names() == sorted(decided)
+    assert drafters.all_names() == sorted([*SERVED, *NOT_SERVED, *NO_METHOD])
     assert {name for name, _, _ in EXPECTED} == set(SERVED)
     for name in NOT_SERVED:
         found = recommend([measured(name)])
         assert found.verdict.startswith(f"No engine is known to offer {name}: ") and not found.configurations
         assert "It would pay: " in found.verdict
     assert all(recommend([measured(name)]).verdict.startswith("Nothing to serve: ") for name in NO_METHOD)
-
-
-def test_an_unknown_drafter_is_offered_by_no_engine():
     unknown = Measured({"drafter.name": "mine", "target.model": "org/target"}, 4, 4, PAYS)
     assert recommend([unknown]).lines() == [
         "To serve it: No engine is known to offer mine. It would pay: mine with drafts of 4 tokens is 1.500 (1.400 to "
@@ -169,26 +155,37 @@ def test_files_of_llama_cpp_are_made_first():
     ]
 
 
-def test_sampled_drafts_are_drawn_there_too_where_the_engine_can():
-    sampled = {"sampling__temperature": 0.8}
-    of_vllm, of_sglang, _ = commands(measured("eagle", form="EAGLE-3", **sampled))
-    assert '"draft_sample_method": "probabilistic"' in of_vllm
-    assert of_sglang.endswith(" --speculative-use-rejection-sampling")
-    of_vllm, of_sglang, _ = commands(measured("eagle", form="EAGLE-3", drafter__drafts="greedy", **sampled))
-    assert "draft_sample_method" not in of_vllm and "rejection" not in of_sglang
-    of_vllm, of_sglang, _ = commands(measured("eagle", form="EAGLE-3", verifier__name="block", **sampled))
-    assert '"rejection_sample_method": "block"' in of_vllm
-    assert of_sglang.endswith(" --speculative-use-block-verification")
-    tree = recommend([measured("small_model", "dynamic", nodes=8, **sampled)]).configurations
+EAGLE3 = {"drafter": "eagle", "form": "EAGLE-3"}
+SAMPLED = {"sampling__temperature": 0.8}
+
+
+@pytest.mark.parametrize(
+    ("changes", "engine", "holds", "lacks"),
+    [
+        ({**EAGLE3, **SAMPLED}, 0, '"draft_sample_method": "probabilistic"', "\n"),
+        ({**EAGLE3, **SAMPLED}, 1, " --speculative-use-rejection-sampling", "\n"),
+        ({**EAGLE3, **SAMPLED, "drafter__drafts": "greedy"}, 0, "", "draft_sample_method"),
+        ({**EAGLE3, **SAMPLED, "drafter__drafts": "greedy"}, 1, "", "rejection"),
+        ({**EAGLE3, **SAMPLED, "verifier__name": "block"}, 0, '"rejection_sample_method": "block"', "\n"),
+        ({**EAGLE3, **SAMPLED, "verifier__name": "block"}, 1, " --speculative-use-block-verification", "\n"),
+        ({"drafter": "ngram", "drafter__q": 3}, 0, '"prompt_lookup_max": 3, "prompt_lookup_min": 3', "\n"),
+        ({"drafter": "ngram", "drafter__q": 3}, 2, "size-n 3", "\n"),
+        ({"drafter": "ngram", "drafter__order_max": 6, "drafter__order_min": 2}, 0, '6, "prompt_lookup_min": 2', "\n"),
+        ({"drafter": "ngram", "drafter__order_max": 6, "drafter__order_min": 2}, 2, "size-n 6", "\n"),
+        ({"drafter": "small_model", "drafter__translate": True}, 0, '"use_heterogeneous_vocab": true', "\n"),
+        ({"drafter": "small_model", "drafter__translate": True}, 1, "", "python"),  # another vocabulary
+        ({"drafter": "small_model", "drafter__translate": True}, 2, "", "llama"),
+    ],
+)
+def test_settings_go_to_the_engines_that_can(changes, engine, holds, lacks):
+    command = commands(measured(**changes))[engine]
+    assert holds in command and lacks not in command
+
+
+def test_sampled_trees_were_measured_where_an_engine_verifies_chains():
+    tree = recommend([measured("small_model", "dynamic", nodes=8, **SAMPLED)]).configurations
     assert any("sampled ones were measured" in remark for remark in tree[1].remarks)
     assert any("verifies chains only; trees of 8 nodes and 4 levels" in remark for remark in tree[0].remarks)
-
-
-def test_match_lengths_of_a_lookup():
-    of_vllm, _, of_llama = commands(measured("ngram", drafter__q=3))
-    assert '"prompt_lookup_max": 3, "prompt_lookup_min": 3' in of_vllm and "size-n 3" in of_llama
-    of_vllm, _, of_llama = commands(measured("ngram", drafter__order_max=6, drafter__order_min=2))
-    assert '"prompt_lookup_max": 6, "prompt_lookup_min": 2' in of_vllm and "size-n 6" in of_llama
 
 
 @pytest.mark.parametrize(
@@ -202,12 +199,6 @@ def test_match_lengths_of_a_lookup():
 def test_draft_tokens_by_batch_as_vllm_takes_them(tokens, ranges):
     """Ranges begin at 1 and follow on one another, as vLLM demands; its last one holds for every larger batch."""
     assert batch_schedule(tokens) == ranges
-
-
-def test_another_vocabulary_needs_an_engine_that_can():
-    found = recommend([measured("small_model", drafter__translate=True)]).configurations
-    assert '"use_heterogeneous_vocab": true' in found[0].command
-    assert [each.command for each in found[1:]] == ["", ""]
 
 
 @pytest.mark.parametrize("drafter", ["eagle", "medusa", "mlp_speculator"])
@@ -231,42 +222,31 @@ def test_what_is_not_shown_to_pay_is_left_off(speedup, says):
     found = recommend([measured("ngram", speedup=speedup)])
     assert found.verdict.startswith(says) and f"{speedup} times" in found.verdict
     assert not found.configurations and len(found.lines()) == 1
-
-
-def test_the_best_depth_is_one_that_pays():
-    unclear = measured("ngram", speedup=Interval(1.9, 0.9, 2.5))
-    sure = measured("ngram", speedup=Interval(1.2, 1.1, 1.3))
-    lower = measured("ngram", speedup=Interval(1.15, 1.12, 1.2))
-    assert "1.200 (1.100 to 1.300)" in recommend([unclear, lower, sure]).verdict
-    assert ", the best of 3 depths, is" in recommend([unclear, lower, sure]).verdict
-
-
-def test_nothing_is_recommended_without_a_model_or_a_clock():
+    lower, sure = (measured("ngram", speedup=Interval(*each)) for each in ((1.15, 1.12, 1.2), (1.2, 1.1, 1.3)))
+    best = recommend([measured("ngram", speedup=speedup), lower, sure]).verdict
+    assert "1.200 (1.100 to 1.300)" in best and ", the best of 3 depths, is" in best
     table = measured("ngram", target__name="table")
     assert recommend([table]).verdict == "No recommendation: no engine is known to speculate with such a target."
     simulated = Measured(table.params, 4, 4, PAYS, simulated=True)
     assert recommend([simulated]).verdict == "No recommendation: time was simulated by a cost model."
 
 
-def test_pocket_models_are_a_demonstration():
-    found = recommend([measured("small_model", target__model="pocket", drafter__model="pocket")])
-    assert shlex.split(found.configurations[0].command)[2] == "MODEL"
-    assert '"model": "DRAFT_MODEL"' in found.configurations[0].command
-    words = " ".join(found.section().text)
-    assert "**A demonstration of the tool, evidence of nothing else**" in words
-    assert "pocket" not in "".join(found.lines())
-    assert "demonstration" not in " ".join(recommend([measured("small_model")]).section().text)
-
-
 def test_what_was_measured_otherwise_is_said():
-    lossy = Measured(measured("ngram", verifier__name="typical").params, 4, 4, PAYS, lossless=False, machine="EPYC")
-    words = " ".join(recommend([lossy]).section().text)
-    assert "`verifier=typical` was measured, which changes the text" in words
-    assert "specdec measured this in its own loop on EPYC, not in these engines" in words
-    assert "one sequence at a time" in words and "temperature" not in words
-    several = measured("ngram", measurement__batch_size=8, sampling__temperature=0.7)
-    words = " ".join(recommend([several]).section().text)
-    assert "with up to 8 sequences at once" in words and "at temperature 0.7" in words
+    def remarks(one: Measured) -> str:
+        return " ".join(recommend([one]).section().text)
+
+    lossy = remarks(replace(measured("ngram", verifier__name="typical"), lossless=False))
+    assert "`verifier=typical` was measured, which changes the text" in lossy
+    assert "specdec measured this in its own loop on EPYC, not in these engines" in lossy
+    assert "one sequence at a time" in lossy and "temperature" not in lossy
+    several = remarks(measured("ngram", measurement__batch_size=8, sampling__temperature=0.7))
+    assert "with up to 8 sequences at once" in several and "at temperature 0.7" in several
+    pocket = measured("small_model", target__model="pocket", drafter__model="pocket")
+    found = recommend([pocket])
+    assert shlex.split(found.configurations[0].command)[2] == "MODEL"
+    assert '"model": "DRAFT_MODEL"' in found.configurations[0].command and "pocket" not in "".join(found.lines())
+    assert "**A demonstration of the tool, evidence of nothing else**" in remarks(pocket)
+    assert "demonstration" not in remarks(measured("small_model"))
 
 
 @pytest.mark.parametrize(

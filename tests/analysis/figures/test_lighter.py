@@ -37,7 +37,7 @@ def figure() -> Figure:
 
 
 def raw(figure: Figure, letters: bool) -> str:
-    """The SVG as matplotlib writes it."""
+    """Return the SVG as matplotlib writes it."""
     stream = StringIO()
     with style.styled():
         style.matplotlib.rcParams["svg.fonttype"] = "none" if letters else "path"
@@ -101,7 +101,6 @@ def test_letters_are_text_on_a_page_and_outlines_in_a_file(figure):
     assert 2 * len(inline) < len(outlined)
     for svg in (inline, outlined):
         assert svg.count("<title>") == 3 and "<title>a point</title>" in svg and "comment" not in svg
-    inline = style.svg(figure, letters=True)
     faces = re.findall(r"font-weight: (\w+); src: url\(data:font/woff;base64,([^)]+)\)", font_face([inline, inline]))
     fonts = {weight: set(TTFont(BytesIO(b64decode(data))).getBestCmap()) for weight, data in faces}
     assert fonts["bold"] >= {ord(letter) for letter in " 2.52"} and ord("γ") not in fonts["bold"]

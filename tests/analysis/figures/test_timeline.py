@@ -46,22 +46,15 @@ def test_the_text_is_the_one_of_median_speedup_and_all_rows_show_the_same_tokens
 
 
 def test_blocks_are_to_scale(rounds):
-    figure = timeline(stretch(Arms.of(rounds), 2, count=4), title="t")
-    (axes,) = figure.axes
+    (axes,) = timeline(stretch(Arms.of(rounds), 2, count=4), title="t").axes
     blocks = {}
     for bar in axes.patches:
         kind = (round(bar.get_y() + bar.get_height() / 2), to_hex(bar.get_facecolor()).upper())
         blocks.setdefault(kind, []).append((bar.get_x(), bar.get_width()))
-    assert axes.get_xlabel() == "time, ms"
-    row = -2  # gamma 2, below the baseline and gamma 4
-    drafts, calls, rest = (np.array(blocks[row, colour]) for colour in (DRAFT, VERIFY, REST))
-    np.testing.assert_allclose(drafts[:, 1], 8.0)
-    np.testing.assert_allclose(calls[:, 1], 24.0)
-    np.testing.assert_allclose(rest[:, 1], 1.0, atol=1e-9)
-    np.testing.assert_allclose(drafts[:, 0], 33.0 * np.arange(4))  # one round behind the other
-    np.testing.assert_allclose(calls[:, 0], 33.0 * np.arange(4) + 8)
-    plain = np.array(blocks[0, VERIFY])
-    np.testing.assert_allclose(plain, np.stack([21.0 * np.arange(8), np.full(8, 20.0)], axis=1))
+    # Gamma 2 is row -2, below the baseline and gamma 4; one round behind the other.
+    for colour, begins, lasts in ((DRAFT, 0.0, 8.0), (VERIFY, 8.0, 24.0), (REST, 32.0, 1.0)):
+        np.testing.assert_allclose(blocks[-2, colour], [(begins + 33.0 * at, lasts) for at in range(4)])
+    np.testing.assert_allclose(blocks[0, VERIFY], [(21.0 * at, 20.0) for at in range(8)])
     words = [text.get_text() for text in axes.texts]
     assert words.count("8 tokens, 61 per second") == 1 and words.count("8 tokens, 48 per second") == 1
     assert [word for word in words if word.isdigit()] == ["1"] * 8 + ["5", "3"] + ["2", "1", "3", "2"]

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.findings import leaderboard as board
+from specdec.analysis.findings.comparable import open_each
 from specdec.analysis.intervals import bootstrap, per_round
 from specdec.analysis.read.runs import Run
 from specdec.errors import UsageError
@@ -20,9 +21,9 @@ def rounds(make_rounds: Callable[..., pd.DataFrame]) -> pd.DataFrame:
     """Five prompts at gammas 1 and 2, and their baseline."""
     two = {"a": [2, 2, 1], "b": [0, 0, 1], "c": [2, 0], "d": [1, 1, 1, 0], "e": [2, 1, 2]}
     one = {name: [min(count, 1) for count in counts] for name, counts in two.items()}
-    plain = {name: [0] * 8 for name in two}
-    parts = [make_rounds(outputs, gamma, durations=DRAFTED) for outputs, gamma in ((two, 2), (one, 1))]
-    table = pd.concat([*parts, make_rounds(plain, 0, method="baseline", durations=PLAIN)], ignore_index=True)
+    plain = make_rounds({name: [0] * 8 for name in two}, 0, method="baseline", durations=PLAIN)
+    parts = [make_rounds(two, 2, durations=DRAFTED), make_rounds(one, 1, durations=DRAFTED), plain]
+    table = pd.concat(parts, ignore_index=True)
     return table.assign(category=np.where(table["prompt"] < "c", "code", "text"))
 
 
@@ -32,20 +33,16 @@ def arms(rounds: pd.DataFrame, stored_run: Callable[..., Run]) -> list[board.Run
 
 
 def test_values_and_intervals_are_ratios_of_sums_with_a_prompt_bootstrap(arms):
+    def values(s):
+        speedup = s["baseline_round_s"] / s["baseline_tokens"] * s["tokens"] / s["round_s"]
+        return {"speedup": speedup, "tokens_per_round": s["tokens"] / s["rounds"]}
+
     scores = board.score([arm.sums for arm in arms], ["one", "two"], list("abcde"), replicates=300, depths=[1, 2])
     for index, arm in enumerate(arms):
-        expected = bootstrap(
-            arm.sums,
-            lambda s: {
-                "speedup": s["baseline_round_s"] / s["baseline_tokens"] * s["tokens"] / s["round_s"],
-                "tokens_per_round": s["tokens"] / s["rounds"],
-            },
-            replicates=300,
-            ranges={"tokens_per_round": per_round(arm.gamma)},
-        )
-        for quantity, interval in expected.items():
+        ranges = {"tokens_per_round": per_round(arm.gamma)}
+        for quantity, expected in bootstrap(arm.sums, values, replicates=300, ranges=ranges).items():
             ours = scores.interval(quantity, index)
-            bounds = (interval.estimate, interval.low, interval.high)
+            bounds = (expected.estimate, expected.low, expected.high)
             assert (ours.estimate, ours.low, ours.high) == pytest.approx(bounds)
     assert [scores.values[name][1] for name in "gvo"] == pytest.approx([0.2, 1.2, 0.1])
     # An arm against itself differs by exactly nothing; resampled apart it would not.
@@ -58,14 +55,10 @@ def test_values_and_intervals_are_ratios_of_sums_with_a_prompt_bootstrap(arms):
 
 
 def test_rank_shares_count_the_replicates():
-    drawn = np.array([[3.0, 2.0, 1.0], [2.0, 3.0, 1.0], [2.0, 2.0, 1.0], [3.0, 2.0, 2.0]])
-    scores = board.ScoredArms(("a", "b", "c"), (4, 4, 4), 5, {"x": np.vstack([[3.0, 2.0, 1.0], drawn])})
-    expected = [
-        [(1 + 0 + 0.5 + 1) / 4, (0 + 1 + 0.5) / 4, 0],
-        [1.5 / 4, (1 + 0.5 + 0.5) / 4, 0.5 / 4],
-        [0, 1 / 8, 7 / 8],
-    ]
-    np.testing.assert_allclose(scores.rank_shares("x"), expected)
+    drawn = np.array([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [2.0, 3.0, 1.0], [2.0, 2.0, 1.0], [3.0, 2.0, 2.0]])
+    scores = board.ScoredArms(("a", "b", "c"), (4, 4, 4), 5, {"x": drawn})
+    shares = [[(1 + 0 + 0.5 + 1) / 4, (0 + 1 + 0.5) / 4, 0], [1.5 / 4, (1 + 0.5 + 0.5) / 4, 0.5 / 4], [0, 1 / 8, 7 / 8]]
+    np.testing.assert_allclose(scores.rank_shares("x"), shares)
     table = board.rank_table(scores, "x")
     assert table["best"].tolist() == ["62%", "38%", "0%"]
     assert list(table.columns) == ["run", "best", "rank 2", "rank 3"]
@@ -94,20 +87,19 @@ def test_few_prompts_have_values_without_intervals(arms):
 
 
 def test_the_figure_fills_what_cannot_be_told_from_the_best():
-    generator = np.random.default_rng(0)
     values = np.array([1.2, 2.0, 2.1])
-    drawn = values + generator.normal(0, [0.05, 0.1, 0.1], size=(500, 3))
+    drawn = values + np.random.default_rng(0).normal(0, [0.05, 0.1, 0.1], size=(500, 3))
     scores = board.ScoredArms(("slow", "good", "best"), (4, 4, 4), 40, {"speedup": np.vstack([values, drawn])})
     figure = board.leaderboard_figure(scores, title="pocket, EPYC")
     (axes,) = figure.axes
     assert [label.get_text() for label in axes.get_yticklabels()] == ["best", "good", "slow"]
-    dots = [line for line in axes.lines if line.get_marker() == "o"]
-    assert [float(dot.get_xdata()[0]) for dot in dots] == [2.1, 2.0, 1.2]
-    assert [dot.get_markerfacecolor() == "white" for dot in dots] == [False, False, True]
-    caption = " ".join(figure.get_supxlabel().split())
-    assert caption.startswith("40 prompts that all runs share; 95% prompt-bootstrap intervals")
+    dots = [
+        (float(at.get_xdata()[0]), at.get_markerfacecolor() == "white") for at in axes.lines if at.get_marker() == "o"
+    ]
+    assert dots == [(2.1, False), (2.0, False), (1.2, True)]
+    assert "40 prompts that all runs share; 95% prompt-bootstrap intervals" in figure.get_supxlabel().replace("\n", " ")
+    lacking = board.ScoredArms(("a",), (4,), 5, {"speedup": np.array([[np.nan]])})
     with pytest.raises(ValueError, match="not every run has a speedup"):
-        lacking = board.ScoredArms(("a",), (4,), 5, {"speedup": np.array([[np.nan]])})
         board.leaderboard_figure(lacking, title="t")
 
 
@@ -115,6 +107,9 @@ def test_runs_without_anything_to_compare_are_explained(rounds, stored_run, make
     only_baseline = stored_run(rounds[rounds["method"] == "baseline"])
     with pytest.raises(UsageError, match=r"only the baseline's rounds: run it with \+drafter=NAME"):
         board.open_arms(only_baseline)
+    whole = stored_run(rounds)
+    (opened,), (sentence,) = open_each([whole, only_baseline])
+    assert [arm.run for arm in opened.values()] == [whole] * 2 and sentence.startswith("Not compared: ")
     apart = pd.concat([rounds[rounds["method"] == "baseline"], make_rounds({"z": [1]}, 2)])
     with pytest.raises(UsageError, match=r"run\d+: the baseline and the speculative rounds have no prompt in common"):
         board.open_arms(stored_run(apart))

@@ -14,6 +14,7 @@ from specdec.analysis.findings.model_curves import model_curves, model_metrics
 from specdec.analysis.findings.summary import summarise
 
 FACTS = SimpleNamespace(simulated=False, predicted={2: 1.7})
+EMPTY = pd.DataFrame(columns=["kind", "gamma", "prompt", "tokens", "rounds"])
 TIMES = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.02}
 
 
@@ -40,22 +41,12 @@ def two_prompts(make_rounds):
     }
 
 
-def replays(rounds_by_kind):
-    lines = [
-        {"kind": kind, "gamma": 2, "prompt": prompt, "tokens": tokens, "rounds": rounds}
-        for kind, expected in rounds_by_kind.items()
-        for prompt, tokens, rounds in (("easy", 30, expected[0]), ("hard", 60, expected[1]))
-    ]
-    return pd.DataFrame(lines)
-
-
 def test_the_position_model_has_not_seen_what_it_predicts(two_prompts, summary_of):
     """Fitted to the hard prompt it takes 30 rounds for the easy one's text, fitted to the easy one 60 / 3 for the hard
     one's; fitted to both, as the measurement is made of both, it would nearly repeat the measured 90 / 70.
     """
     summary, rounds = summary_of(two_prompts)
-    empty = pd.DataFrame(columns=["kind", "gamma", "prompt", "tokens", "rounds"])
-    curves = model_curves(summary, held_out(Arms.of(rounds), None, None, 200), empty, FACTS, 200, 0)
+    curves = model_curves(summary, held_out(Arms.of(rounds), None, None, 200), EMPTY, FACTS, 200, 0)
     assert curves["curve/measured"] == pytest.approx({2: 90 / 70, 1: 90 / 75})
     assert curves["curve/position"] == pytest.approx({2: 90 / (30 + 20), 1: 90 / (30 + 30)})
     step = 1 + summary.arms[2].metrics["cost/g"]
@@ -65,7 +56,11 @@ def test_the_position_model_has_not_seen_what_it_predicts(two_prompts, summary_o
 
 def test_replay_is_of_the_baselines_texts_and_the_accounts_of_the_drafters_own(two_prompts, summary_of):
     summary, rounds = summary_of(two_prompts)
-    replay = replays({"own": (10, 60), "baseline": (12, 48)})
+    lines = [
+        *(("own", 2, "easy", 30, 10), ("own", 2, "hard", 60, 60)),
+        *(("baseline", 2, "easy", 30, 12), ("baseline", 2, "hard", 60, 48)),
+    ]
+    replay = pd.DataFrame(lines, columns=list(EMPTY))
     prediction = held_out(Arms.of(rounds), None, replay[replay["kind"] == "baseline"], 200)
     curves = model_curves(summary, prediction, replay, FACTS, 400, 0)
     assert curves["curve/replay"] == pytest.approx({2: 90 / 60})
@@ -78,12 +73,9 @@ def test_replay_is_of_the_baselines_texts_and_the_accounts_of_the_drafters_own(t
 def test_every_curve_has_its_interval_and_its_headline_metric(simulate, summary_of):
     generator = np.random.default_rng(1)
     arms = {gamma: simulate(generator.beta(6, 2, size=12), 20, gamma, generator) for gamma in (2, 1, 4)}
-    shortest = {gamma: arm.groupby("prompt")["committed"].sum() for gamma, arm in arms.items()}
-    assert all(len(tokens) == 12 for tokens in shortest.values())
     summary, rounds = summary_of(arms)
     prediction = held_out(Arms.of(rounds), None, None, 200)
-    empty = pd.DataFrame(columns=["kind", "gamma", "prompt", "tokens", "rounds"])
-    curves = model_curves(summary, prediction, empty, FACTS, 200, 0)
+    curves = model_curves(summary, prediction, EMPTY, FACTS, 200, 0)
     for name in ("measured", "capped_geometric", "position", "speedup/measured", "speedup/position"):
         low, value, high = (curves[f"curve/{name}{end}"] for end in (".ci_low", "", ".ci_high"))
         assert set(value) == {1, 2, 4} == set(low) == set(high)

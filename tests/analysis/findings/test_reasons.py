@@ -71,8 +71,8 @@ def test_where_nothing_was_gained_that_is_the_only_reason(said):
 
 def test_machine_then_text_then_category_then_cost(said):
     machine, text, category, cost = said(tokens=(90, 1, 1, 1, 1), categories=["code"] * 5, calls=CALLS, busy=0.23)
-    assert machine == (
-        "The machine was busy with other work for 23% of the time; these rounds are left out of the times."
+    assert (
+        machine == "The machine was busy with other work for 23% of the time; these rounds are left out of the times."
     )
     assert said(busy=0.01) == [], "hardly any of its time"
     assert text == (

@@ -66,16 +66,10 @@ def test_a_control_has_the_baselines_time_over_its_own(make_rounds):
     assert found["null/speedup.ci_low"] < 1 < found["null/speedup.ci_high"]
     ends = found["null/speedup.ci_high"] - 1, 1 / found["null/speedup.ci_low"] - 1
     assert found["null/floor"] == pytest.approx(max(ends)) and 0.01 < found["null/floor"] < 0.06
-    assert "null/floor" not in null_metrics(plainly([8.0, 7.9, 8.2, 8.1], make_rounds), 200, 0)  # too few prompts
-
-
-def test_a_control_is_no_arm_of_the_drafter(make_rounds):
-    arms = plainly([8.0] * 5, make_rounds)
-    assert list(arms.by_gamma()) == [4] and list(arms.of_one_drafter(4)) == [4]
+    arms = plainly([8.0, 7.9, 8.2, 8.1], make_rounds)
+    assert "null/floor" not in null_metrics(arms, 200, 0)  # too few prompts
+    assert list(arms.by_gamma()) == [4] == list(arms.of_one_drafter(4))  # a control is no arm of the drafter
     assert null_metrics(arms.of_methods(["baseline", "ngram"]), 100, 0) == {}
-
-
-# The quality of texts: ratios of sums, what is absent, and that prompts are resampled ------------------------------
 
 
 def tables(prompts=6, known=True, correct=None, likelihood=-3.0):
@@ -133,27 +127,18 @@ def test_what_is_not_known_of_every_round_is_absent():
     assert "quality/tv" not in found and "quality/decided_otherwise" not in found
     assert found["quality/baseline_tv"] == pytest.approx(0.25) and "quality/log_likelihood" in found
     rounds, outputs = tables()
+    outputs.loc[0, "log_likelihood"] = -np.inf  # a text without a chance has no mean
+    found = quality_metrics(rounds, outputs, 2, 100, 0)
+    assert not [name for name in found if "likelihood" in name] and "quality/tv" in found
     rounds.at[0, "departure"] = [0.2]  # of three committed tokens
     assert "quality/tv" not in quality_metrics(rounds, outputs, 2, 100, 0)
 
 
-def test_a_text_without_a_chance_has_no_mean():
-    rounds, outputs = tables()
-    outputs.loc[0, "log_likelihood"] = -np.inf
-    found = quality_metrics(rounds, outputs, 2, 100, 0)
-    assert not [name for name in found if "likelihood" in name] and "quality/tv" in found
-
-
 def test_only_work_that_all_methods_did_counts():
     rounds, outputs = tables()
-    unfinished = (rounds["prompt"] == "p5") & (rounds["method"] == "typical")
-    found = quality_metrics(
-        rounds[~unfinished], outputs[~((outputs["prompt"] == "p5") & (outputs["gamma"] == 2))], 2, 9, 0
-    )
+    rounds = rounds.query("prompt != 'p5' or method != 'typical'")
+    found = quality_metrics(rounds, outputs.query("prompt != 'p5' or gamma != 2"), 2, 9, 0)
     assert found["quality/tv"] == pytest.approx(0.1 * 2.0) == found["quality/baseline_tv"]
-
-
-# Texts at a temperature, against sums by hand -----------------------------------------------------
 
 
 def texts() -> pd.DataFrame:

@@ -21,20 +21,13 @@ CONTROL = {"null/speedup": 1.001, "null/speedup.ci_low": 0.995, "null/speedup.ci
 
 
 def account(speedup: tuple[float, float, float] = (1.99, 1.75, 2.29), prompts: int = 18, **factors: Any) -> Account:
-    """An account whose largest loss is `verify`, unless factors with their bounds say otherwise."""
-    values = {"verify": (0.8, 0.7, 0.9), "dependence": (0.9, 0.8, 0.99), "offered": (1.0, 1.0, 1.0), **factors}
-    values |= {"speedup": speedup, "formula": (2.5, 2.0, 3.0), "g": (0.1, 0.1, 0.1), "loop": (1.0, 0.9, 1.1)}
+    """Return an account whose largest loss is `verify`, unless factors with their bounds say otherwise."""
+    names = ("omega", "offered", "dependence", "drift", "draft", "verify", "overhead", "baseline")
+    values = dict.fromkeys(names, (1.0, 1.0, 1.0)) | {"verify": (0.8, 0.7, 0.9), "dependence": (0.9, 0.8, 0.99)}
+    values |= {"speedup": speedup, "formula": (2.5, 2.0, 3.0), "g": (0.1, 0.1, 0.1), "loop": (1.0, 0.9, 1.1), **factors}
     values |= {"alpha": (0.7, 0.6, 0.8), "offered_tokens": (4.0, 4.0, 4.0), "tokens_per_round": (2.2, 2.0, 2.4)}
     intervals = {name: Interval(*bounds, prompts=prompts) for name, bounds in values.items()}
-    names = ("omega", "offered", "dependence", "drift", "draft", "verify", "overhead", "baseline")
-    intervals |= {name: Interval(1.0, 1.0, 1.0, prompts=prompts) for name in names if name not in intervals}
-    return Account(
-        gamma=4,
-        prompts=prompts,
-        factors={name: intervals[name].estimate for name in names},
-        t1_s=0.01,
-        intervals=intervals,
-    )
+    return Account(4, prompts, {name: intervals[name].estimate for name in names}, intervals, t1_s=0.01)
 
 
 def measured(compared: int = 108, identical: int = 62, unexplained: int = 0, **changes: Any) -> MeasuredRun:
@@ -60,6 +53,10 @@ SAME = f"{_SAME}; all differences are near-ties of bfloat16."
 
 def test_a_run_that_pays_closes_with_four_sentences():
     assert closing_sentences(measured()) == [PAYS, NOISE, COST, SAME]
+    assert closing_sentences(measured(metrics={})) == [PAYS, COST, SAME]
+    control = {name: value for name, value in CONTROL.items() if name != "null/floor"}
+    noise = "from too few prompts to say how large the machine's noise is."
+    assert closing_sentences(measured(metrics=control))[1].endswith(noise)
 
 
 def test_reasons_come_before_the_verdict_and_behind_what_puts_it_in_doubt():
@@ -100,14 +97,6 @@ def test_what_does_not_pay_or_is_not_settled(found, floor, said):
     )
 
 
-def test_without_a_floor_the_noise_is_not_said():
-    control = {name: value for name, value in CONTROL.items() if name != "null/floor"}
-    assert closing_sentences(measured(metrics=control))[1].endswith(
-        "from too few prompts to say how large the machine's noise is."
-    )
-    assert closing_sentences(measured(metrics={})) == [PAYS, COST, SAME]
-
-
 @pytest.mark.parametrize(
     ("factors", "said"),
     [
@@ -116,18 +105,15 @@ def test_without_a_floor_the_noise_is_not_said():
         ({"offered": (0.5, 0.2, 1.2)}, "what surely costs most is verifying several tokens"),
         ({"verify": (0.9, 0.8, 1.1), "dependence": (0.9, 0.7, 1.2)}, "and no cost beyond that is more than chance."),
         ({"verify": (1.0, 1.0, 1.0), "dependence": (1.1, 1.0, 1.2)}, "and nothing costs more than it counts."),
+        (
+            {"speedup": (0.8, 0.7, 0.9), "formula": (0.9, 0.8, 0.95)},
+            "Already by the capped geometric it would not pay (0.90 times as fast), as drafting takes 0.10 of a call "
+            "of the target in every round; what costs most is",
+        ),
     ],
 )
 def test_what_costs_most_is_in_plain_words(factors, said):
     assert said in closing_sentences(measured(account=account(**factors)))[2]
-
-
-def test_where_the_formula_promises_no_gain_drafting_is_named():
-    found = account((0.8, 0.7, 0.9))
-    found.intervals["formula"] = Interval(0.9, 0.8, 0.95)
-    said = closing_sentences(measured(account=found))[2]
-    assert said.startswith("Already by the capped geometric it would not pay (0.90 times as fast), as drafting takes ")
-    assert "takes 0.10 of a call of the target in every round; what costs most is" in said
 
 
 @pytest.mark.parametrize(
@@ -155,15 +141,19 @@ def test_simulated_time_says_so():
     assert second.startswith("Time is simulated by a cost model")
 
 
-def test_the_part_of_the_prompts_and_the_shape_are_named():
-    said = [
-        closing_sentences(measured(standing=RunStatus("finished", "", 13, 18, 5)))[0],
-        closing_sentences(measured(standing=RunStatus("killed", "", 7, 18)))[0],
-        closing_sentences(measured(structure="rows", structure_label="5 rows of 4", batch_size=8))[0],
-    ]
-    assert said[0].endswith("on the 13 of 18 prompts that there was time for.")
-    assert said[1].endswith("on the 7 of 18 prompts that are done so far.")
-    assert said[2].endswith("with drafts in a shape (5 rows of 4), 8 texts at a time.")
+@pytest.mark.parametrize(
+    ("changes", "end"),
+    [
+        ({"standing": RunStatus("finished", "", 13, 18, 5)}, "on the 13 of 18 prompts that there was time for."),
+        ({"standing": RunStatus("killed", "", 7, 18)}, "on the 7 of 18 prompts that are done so far."),
+        (
+            {"structure": "rows", "structure_label": "5 rows of 4", "batch_size": 8},
+            "with drafts in a shape (5 rows of 4), 8 texts at a time.",
+        ),
+    ],
+)
+def test_the_part_of_the_prompts_and_the_shape_are_named(changes, end):
+    assert closing_sentences(measured(**changes))[0].endswith(end)
 
 
 def test_several_drafters_are_ranked_and_their_outputs_counted_together():

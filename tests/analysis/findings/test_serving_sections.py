@@ -44,8 +44,7 @@ def finished(stored_run: Callable[..., Run]) -> Callable[..., Run]:
 def test_a_run_recommends_its_best_depth(finished):
     found = run_recommendation(finished(arm(2, 1.3), arm(4, 1.6), arm(8, 1.5)))
     assert "ngram with drafts of 4 tokens, the best of 3 depths, is 1.600 (1.500 to 1.700)" in found.verdict
-    assert '"num_speculative_tokens": 4' in found.configurations[0].command
-    assert "on EPYC" in found.remarks[0]
+    assert '"num_speculative_tokens": 4' in found.configurations[0].command and "on EPYC" in found.remarks[0]
     assert run_recommendation(finished()).verdict == "No recommendation: there is no speedup that one could rest on."
     assert run_recommendation(finished({"gamma": 2, "primary": True})).verdict.startswith("No recommendation: ")
 
@@ -78,11 +77,9 @@ def test_the_fastest_of_several_runs_is_served(finished):
     section = fastest_section(runs)
     assert section.title == "To serve the fastest" and "drafts of 4 tokens is 1.600" in section.text[0]
     assert section.text[1].startswith("The fastest drafter of 3 runs, each at its best depth")
-    assert any('"num_speculative_tokens": 4' in text for text in section.text)
-    runs = [finished(arm(2, 1.3)), finished(arm(4, 1.6))]
-    comparison, *chapters = run_chapters(runs)
-    assert comparison.sections[-1].title == "To serve the fastest"
-    assert [chapter.sections[-1] for chapter in chapters] == [run_recommendation(run).section() for run in runs]
+    comparison, *chapters = run_chapters(runs[:2])
+    assert comparison.sections[-1].title == section.title
+    assert [chapter.sections[-1] for chapter in chapters] == [run_recommendation(run).section() for run in runs[:2]]
 
 
 def test_what_is_refuted_is_not_served(finished):

@@ -8,26 +8,21 @@ from math import isnan, nan
 import pandas as pd
 import pytest
 
-from specdec.analysis.papers.published import COLUMNS, leviathan_table_3, load_published
+from specdec.analysis.papers.published import COLUMNS, leviathan_table_3
 from specdec.analysis.read.runs import Run
 from specdec.analysis.research import alpha_table as table_of
 from specdec.errors import UsageError
 
-RunMaker = Callable[..., Run]
-
 
 @pytest.fixture
-def make_run(stored_run) -> RunMaker:
-    def make(drafter: str, temperature: float, alpha: float | None, **given) -> Run:
-        """low, high (of alpha), order, prompts, hardware, tokens."""
-        about = {"low": alpha, "high": alpha, "prompts": "code", "hardware": "EPYC", "tokens": 5000, **given}
-        rows = [
-            {"method": method, "prompt": prompt, "tokens": about["tokens"]}
-            for method in ("baseline", drafter) for prompt in "ab"
-        ]  # fmt: skip
+def make_run(stored_run) -> Callable[..., Run]:
+    def make(drafter: str, temperature: float, alpha: float | None, order: int = 0, tokens: int = 5000, **given) -> Run:
+        """Make a run whose alpha has the bounds `low` and `high`, of an n-gram drafter of this order, if any."""
+        about = {"low": alpha, "high": alpha, "prompts": "code", "hardware": "EPYC", **given}
+        rows = [{"method": method, "prompt": p, "tokens": tokens} for method in ("baseline", drafter) for p in "ab"]
         files = {"generations.jsonl": "".join(json.dumps(row) + "\n" for row in rows)}
         params = {"sampling__temperature": str(temperature), "prompts__name": about["prompts"]}
-        params |= {"drafter__order": str(given["order"])} if "order" in given else {}
+        params |= {"drafter__order": str(order)} if order else {}
         params |= {"drafter__model": "small"} if drafter == "small_model" else {}
         run = stored_run(None, drafter, about["hardware"], files=files, **params)
         values = {"alpha.text": alpha, "alpha.text.ci_low": about["low"], "alpha.text.ci_high": about["high"]}
@@ -37,14 +32,10 @@ def make_run(stored_run) -> RunMaker:
 
 
 @pytest.fixture
-def runs(make_run: RunMaker) -> list[Run]:
-    values = {
-        ("bigram", 2): (0.20, 0.18), ("small_model", None): (0.75, 0.62), ("unigram", 1): (0.03, 0.05),
-    }  # fmt: skip
+def runs(make_run: Callable[..., Run]) -> list[Run]:
+    values = {("bigram", 2): (0.20, 0.18), ("small_model", 0): (0.75, 0.62), ("unigram", 1): (0.03, 0.05)}
     return [
-        make_run(
-            name, float(temperature), alpha, low=alpha - 0.01, high=alpha + 0.01, **({"order": order} if order else {})
-        )
+        make_run(name, float(temperature), alpha, order, low=alpha - 0.01, high=alpha + 0.01)
         for (name, order), pair in values.items()
         for temperature, alpha in enumerate(pair)
     ]
@@ -58,23 +49,19 @@ def test_one_row_per_drafter_and_temperature_in_the_papers_order(runs, make_run)
     assert list(table["alpha"]) == [0.03, 0.05, 0.20, 0.18, 0.75, 0.62]
     assert set(table["setting"]) == {"pocket (float32) on code, EPYC"}
     assert set(table["tokens"]) == {10_000} and set(table["prompts"]) == {2}
-    (figure,) = table_of.measured_figures(table_of.alpha_table(runs))
+    (figure,) = table_of.measured_figures(table)
     assert figure.get_suptitle() == "pocket (float32) on code, EPYC"
-    (axes,) = figure.axes
-    assert [label.get_text() for label in axes.get_yticklabels()] == ["unigram", "bigram", "small_model small"]
-    with pytest.raises(ValueError, match="no alpha"):
-        table_of.alpha_figure(table_of.alpha_table([]), "nothing")
+    assert [each.get_text() for each in figure.axes[0].get_yticklabels()] == list(dict.fromkeys(table["drafter"]))
     table = table_of.alpha_table([*runs, make_run("corpus_ngram", 0, 0.3, order=3)])
     names = ["unigram", "bigram", "corpus_ngram of order 3", "small_model small"]
     assert list(dict.fromkeys(table["drafter"])) == names
-
-
-def test_no_interval_and_no_alpha(make_run):
+    # No interval, and no alpha.
     one, none = make_run("ngram", 0, 0.5, low=None, high=None), make_run("oracle", 0, None)
     (row,) = table_of.alpha_table([one, none]).itertuples()
     assert row.drafter == "ngram" and isnan(row.ci_low) and isnan(row.ci_high)
-    assert table_of.alpha_table([none]).empty
     assert "no alpha" in table_of.alpha_in_words(table_of.alpha_table([none]))
+    with pytest.raises(ValueError, match="no alpha"):
+        table_of.alpha_figure(table_of.alpha_table([none]), "nothing")
 
 
 def test_the_newest_run_counts_and_settings_stay_apart(make_run):
@@ -118,26 +105,16 @@ def test_the_papers_rows_stand_apart(runs):
     words = table_of.comparison_in_words(table_of.alpha_table(runs), rows)
     assert "1 of 4 rows of n-gram drafters lie" in words and "0 of 2 rows of model drafters lie" in words
     assert len(table_of.printed_figures(rows)) == 1
-
-
-def test_without_printed_values():
     nothing = leviathan_table_3(printed())
     assert "no row of Leviathan's Table 3" in table_of.printed_in_words(nothing)
     assert table_of.comparison_in_words(nothing, nothing) == ""
 
 
-def test_the_published_file():
-    rows = leviathan_table_3(load_published())
-    assert len(rows) == 32 and rows["target"].nunique() == 4
-    gpt = rows[rows["target"].str.startswith("GPT-like")]
-    assert list(gpt[gpt["temperature"] == 1]["alpha"]) == [0.03, 0.05, 0.89]
-
-
 def test_an_experiment_without_the_overlay_is_one_sentence(monkeypatch):
     frame = pd.DataFrame({"status": ["FINISHED", "FAILED"], "params.experiment_name": ["None", table_of.OVERLAY]})
     monkeypatch.setattr(table_of, "load_runs", lambda uri, experiment: frame)
+    monkeypatch.setattr(table_of, "open_run", lambda uri, run_id: run_id)
     with pytest.raises(UsageError, match=r"\+experiment=leviathan_alpha"):
         table_of.alpha_runs("sqlite:///x.db", "specdec")
     frame.loc["later"] = ["FINISHED", table_of.OVERLAY]
-    monkeypatch.setattr(table_of, "open_run", lambda uri, run_id: run_id)
     assert table_of.alpha_runs("sqlite:///x.db", "specdec") == ["later"]

@@ -9,17 +9,12 @@ from specdec.analysis.research import claim_results as results
 
 def run_of(prompts: str, tokens: int, rounds: int, seconds: float, **more: object) -> dict[str, object]:
     """An entry whose prompts are alike, so that intervals have no width; the baseline takes 2 seconds for 8 tokens."""
+    count = len(prompts)
     alike = {"tokens": [tokens], "rounds": [rounds], "seconds": [seconds], "verify": [seconds / 2]}
     base = {"tokens": [8], "rounds": [8], "seconds": [2.0], "verify": [1.6]}
-    count = len(prompts)
-    return {
-        "run": "a",
-        "prompts": list(prompts),
-        "baseline": {name: values * count for name, values in base.items()},
-        "arms": {"4": {name: values * count for name, values in alike.items()}},
-        "metrics": {"cost/c": 0.25, "lossless/tv": None},
-        **more,
-    }
+    baseline, arm = ({name: values * count for name, values in each.items()} for each in (base, alike))
+    run = {"run": "a", "prompts": list(prompts), "baseline": baseline, "arms": {"4": arm}}
+    return {**run, "metrics": {"cost/c": 0.25, "lossless/tv": None}, **more}
 
 
 def exact(value) -> float:
@@ -62,8 +57,7 @@ def test_other_prompts_are_resampled_apart():
     assert difference.estimate == pytest.approx(0.0) and difference.low < -0.3 and difference.high > 0.3
 
 
-def test_metrics_and_files(tmp_path):
-    run = run_of("ab", 8, 4, 1.0)
-    assert results.metric(run, "cost/c").estimate == 0.25 and not results.metric(run, "cost/c").known
-    (tmp_path / "good.json").write_text(json.dumps({"figures": [run]}), encoding="utf-8")
-    assert list(results.load_results(tmp_path / "good.json")) == ["a"]
+def test_a_metric_of_a_file_has_the_bounds_that_it_was_logged_with(tmp_path):
+    (tmp_path / "good.json").write_text(json.dumps({"figures": [run_of("ab", 8, 4, 1.0)]}), encoding="utf-8")
+    cost = results.metric(results.load_results(tmp_path / "good.json")["a"], "cost/c")
+    assert cost.estimate == 0.25 and not cost.known

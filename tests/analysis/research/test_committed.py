@@ -13,12 +13,12 @@ READERS = [  # reads a file, what it holds, the benchmark that makes it
 ]
 
 
-@pytest.mark.parametrize("content", [None, "", "[1]", "{}", '{"figures": 3}', '{"figures": [{"name": "x"}]}'])
 @pytest.mark.parametrize(("read", "holds", "made_by"), READERS)
-def test_a_file_of_something_else_is_named_with_what_makes_it(tmp_path, read, holds, made_by, content):
+def test_a_file_of_something_else_is_named_with_what_makes_it(tmp_path, read, holds, made_by):
     path = tmp_path / "results.json"
-    if content is not None:
-        path.write_text(content)
-    says = "do not exist" if content is None else f"holds no {holds}"
-    with pytest.raises(UsageError, match=f"{says}: .*{made_by}"):
+    with pytest.raises(UsageError, match=f"do not exist: .*{made_by}"):
         read(path)
+    for content in ("", "[1]", "{}", '{"figures": 3}', '{"figures": [{"name": "x"}]}'):
+        path.write_text(content)
+        with pytest.raises(UsageError, match=f"holds no {holds}: .*{made_by}"):
+            read(path)

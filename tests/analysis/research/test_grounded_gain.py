@@ -14,8 +14,7 @@ from specdec.errors import UsageError
 )
 def test_the_papers_ratio_is_told_from_ours_by_the_interval(tmp_path, monkeypatch, low, high, says):
     kept = json.loads(grounded_gain.RESULT.read_text())
-    first = next(line for line in kept["figures"] if line["figure"] == "speedup.ratio")
-    first |= {"low": low, "high": high}
+    next(line for line in kept["figures"] if line["figure"] == "speedup.ratio").update(low=low, high=high)
     (tmp_path / "kept.json").write_text(json.dumps(kept))
     monkeypatch.setattr(grounded_gain, "RESULT", tmp_path / "kept.json")
     assert says in grounded_gain.committed_section().text[0].partition(";")[0]

@@ -75,37 +75,10 @@ def test_advice_is_right_where_it_stands_on_the_same_side_of_one(sections):
     assert advice.tables[0][1]["foretold"].tolist() == ["1.10 (1.00 to 1.20)", "1.30 (1.20 to 1.40)"]
 
 
-def test_grounded_heads_are_set_beside_independent_ones(sections):
-    found = {
-        ("grounded against medusa", "speedup.ratio"): 1.05,
-        ("grounded against medusa", "tokens_per_round.difference"): 0.02,
-    } | {(name, key): 1.1 for name in ("grounded", "medusa") for key in ("tokens_per_s", "tokens_per_round", "speedup")}
-    figures = [
-        {
-            "method": method,
-            "category": "all",
-            "figure": figure,
-            "value": value,
-            "low": value - 0.01,
-            "high": value + 0.01,
-        }
-        for (method, figure), value in found.items()
-    ]
-    line = {"part": "heads", "set": "humaneval", "temperature": 0, "name": "grounded", "count": 20, "figures": figures}
-    *_, heads = sections(line)
-    assert "1.05 (1.04 to 1.06) times as fast on 20 prompts of HumanEval, greedy" in heads.text[0]
-    assert "with +0.02 (+0.01 to +0.03) tokens" in heads.text[0] and "1.07 and +0.43" in heads.text[0]
-    assert heads.tables[0][1]["heads"].tolist() == ["grounded", "medusa"]
-
-
-def test_what_is_not_measured_yet_names_the_command(sections):
+def test_what_is_not_measured_names_the_command_and_another_file_is_refused(sections, tmp_path):
     pays, formula, advice, heads = sections(walked([[0.01, 0.0, 0.02]] * 3))
     assert all("-k decoding" in section.text[0] and not section.tables for section in (pays, advice))
-    assert "-k heads" in heads.text[0]
-    assert formula.figures
-
-
-def test_no_file_is_nothing_measured_and_another_file_is_refused(tmp_path):
+    assert "-k heads" in heads.text[0] and formula.figures
     assert all(real_model.COMMAND in section.text[0] for section in real_model.real_sections(tmp_path / "none.json"))
     (tmp_path / "other.json").write_text("[]", encoding="utf-8")
     with pytest.raises(UsageError, match="test_real_model.py"):
@@ -119,10 +92,9 @@ def test_a_real_model_that_measures_what_the_pocket_target_did_gets_its_verdicts
         "small_model": ("decoding", "humaneval", 0, "layer_skip"),
         "small_model_sampled": ("decoding", "humaneval", 1, "layer_skip"),
         "small_model_docs": ("decoding", "mt_bench", 0, "layer_skip"),
-        **{
-            name: ("study", "humaneval", 0, name) for name in ("ngrammys_ablation", "ngrammys_grid", "phase_transition")
-        },
     }
+    for name in ("ngrammys_ablation", "ngrammys_grid", "phase_transition"):
+        places[name] = ("study", "humaneval", 0, name)
     keys = ("part", "set", "temperature", "name")
     lines = [{**runs[run], **dict(zip(keys, place, strict=True))} for run, place in places.items()]
     path.write_text(json.dumps({"figures": lines}), encoding="utf-8")

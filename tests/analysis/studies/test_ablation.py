@@ -1,11 +1,14 @@
 """Distributions by strategy on histograms that can be counted by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.sections import About, findings
+from specdec.analysis.sections import About, FinishedStudy, findings
 from specdec.analysis.studies.ablation import contributions, distribution, strategies
+from specdec.analysis.study_sets.side_by_side import side_by_side
 
 ABOUT = About("mixed on pocket (float32), a machine", "stdlib_code", False, 300, 0)
 # Two prompts, three times each, 10 rounds each, 2 rows: "x" has a row in all rounds, "y" one or two in some.
@@ -53,15 +56,19 @@ def test_shares_are_of_the_rounds_of_a_strategy():
     assert found["share"].sum() == 1 and np.isnan(found["share_low"]).all()
 
 
-def test_what_is_said():
+def test_what_is_said_of_one_prompt_set_and_of_two():
     skips = pd.DataFrame(columns=["reason", "category", "count"])
-    said = findings("ablation", {"replay": REPLAY, "histograms": histograms(), "skipped": skips}, ABOUT)
+    tables = {"replay": REPLAY, "histograms": histograms(), "skipped": skips}
+    said = findings("ablation", tables, ABOUT)
     answer = said.sections[0].text[0]
     assert answer.startswith("x has 89% (") and "in 55% of 60 rounds no row" in answer
     assert said.curves["curve/ablation/rank.x"] == pytest.approx({1: 7 / 8, 2: 1 / 8})
     assert said.metrics["ablation/tokens_per_call"] == 2 and said.metrics["ablation/y.wins"] == pytest.approx(1 / 20)
-    assert [section.figures[0][0] for section in said.sections] == [
-        "contribution", "accepted_lengths", "ranks", "allotment"
-    ]  # fmt: skip
+    names = [section.figures[0][0] for section in said.sections]
+    assert names == ["contribution", "accepted_lengths", "ranks", "allotment"]
     lengths = said.sections[1].tables[0][1].set_index("accepted tokens")
     assert lengths.loc[2, "x"] == "–" and lengths.loc[3, "x"].startswith("50.0%")
+    (section,) = side_by_side([FinishedStudy("ablation", tables, replace(ABOUT, prompts=name), "") for name in "ab"])
+    ((_, table),) = section.tables
+    assert table["prompt set"].tolist() == ["a"] * 2 + ["b"] * 2 and "b: x 89%" in section.text[0]
+    assert table["tokens per call"].str.startswith("2.00").all() and len(section.figures) == 2

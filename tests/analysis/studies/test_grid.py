@@ -15,7 +15,6 @@ ABOUT = About("mixed on pocket (float32), a machine", "stdlib_code", False, 500,
 
 
 def replay(rounds=lambda k, w, prompt: 60 - 3 * min(k, 6) - 2 * min(w, 8) + prompt % 3):
-    """60 tokens by every shape and prompt."""
     return pd.DataFrame(
         [
             {"k": k, "w": w, "stream": f"p{p}", "prompt": f"p{p}", "category": f"c{p % 2}", "context": 100.0,
@@ -38,17 +37,16 @@ def times(seconds=lambda tokens: 1.0 + 0.01 * tokens, scale=(1.0, 1.5)):
     return pd.DataFrame(calls, columns=names), pd.DataFrame(host, columns=columns)
 
 
-def live(rounds_more=0, factor=1.0, repeats=2):
+def live(rounds_more=0, factor=1.0):
     """What the prediction says of the last two prompts in the corners, changed."""
-    found = grid(replay(), *times(), 10, 0)
-    rows = found.texts[found.texts["stream"].isin(["p10", "p11"])]
+    texts = grid(replay(), *times(), 10, 0).texts.query("stream in ['p10', 'p11']")
     made = []
-    for repeat in range(repeats):
-        for row in rows[rows["k"].isin([1, 10]) & rows["w"].isin([1, 10])].to_dict("records"):
-            made.append((repeat, row["k"], row["w"], row["stream"], 60, row["rounds"] + rounds_more,
-                         row["seconds"] * factor, True, "float32"))  # fmt: skip
-        made += [(repeat, 1, 0, name, 60, 60, rows.loc[rows["stream"] == name, "plain_s"].iloc[0], True, "float32")
-                 for name in ("p10", "p11")]  # fmt: skip
+    for repeat in (0, 1):
+        for row in texts.query("k in [1, 10] and w in [1, 10]").to_dict("records"):
+            counts = (60, row["rounds"] + rounds_more, row["seconds"] * factor)
+            made.append((repeat, row["k"], row["w"], row["stream"], *counts, True, "float32"))
+        for name, plain in texts.groupby("stream")["plain_s"].first().items():
+            made.append((repeat, 1, 0, name, 60, 60, plain, True, "float32"))
     names = ["repeat", "k", "w", "stream", "tokens", "rounds", "seconds", "identical", "dtype"]
     return pd.DataFrame(made, columns=names)
 
@@ -93,24 +91,21 @@ def test_whole_runs_have_the_mean_and_the_deviation_of_the_runs():
     (section,) = (section for section in said.sections if section.title == "Whole runs")
     assert "3 whole runs of 12 texts: (5, 4) 2.01 ± 0.20 at 2.00 tokens per call; (10, 10) 1.50" in section.text[0]
     assert "The first less the second: +0.50" in section.text[1]
-    assert said.metrics["grid/whole.best.speedup"] == pytest.approx(statistics.mean(2 / each for each in FASTER))
+    assert said.metrics["grid/whole.best.speedup"] == pytest.approx(statistics.mean(by_run))
     assert said.metrics["grid/whole.10x10.tokens_per_call"] == 3
-    assert said.metrics["grid/whole.lead"] == pytest.approx(0.5)
 
 
 def test_the_best_shapes_are_found_with_their_intervals():
     found = grid(replay(), *times(), 500, 0)
     assert best(found, "tokens") == (10, 10)  # as (10, 10), and no other, has both k > 6 and w > 8
-    expected = 60 * PROMPTS / sum(60 - 18 - 16 + p % 3 for p in range(PROMPTS))
-    assert found.line(*(10, 10))["tokens"] == pytest.approx(expected)
-    low, high = (found.line(*(10, 10))[f"tokens_{end}"] for end in ("low", "high"))
-    assert low < expected < high
+    rounds = {(k, w): sum(60 - 3 * min(k, 6) - 2 * min(w, 8) + p % 3 for p in range(PROMPTS)) for k in K for w in W}
+    largest, expected = found.line(10, 10), 60 * PROMPTS / rounds[10, 10]
+    assert largest["tokens_low"] < expected < largest["tokens_high"] and largest["tokens"] == pytest.approx(expected)
     # Per repeat: rounds of a shape by its call, against 60 plain steps of 1.01.
-    by_hand = {}
-    for k in K:
-        for w in W:
-            rounds = sum(60 - 3 * min(k, 6) - 2 * min(w, 8) + p % 3 for p in range(PROMPTS))
-            by_hand[k, w] = [60 * PROMPTS * 1.01 / (rounds * (1.01 + 0.01 * k * w) * s) for s in (1.0, 1.5)]
+    by_hand = {
+        (k, w): [60 * PROMPTS * 1.01 / (count * (1.01 + 0.01 * k * w) * s) for s in (1.0, 1.5)]
+        for (k, w), count in rounds.items()
+    }
     fastest = max(by_hand, key=lambda shape: by_hand[shape][0])
     assert best(found, "speedup") == fastest != (10, 10)
     # The mean over repeats is that of the seconds.
@@ -141,17 +136,16 @@ def test_what_is_said():
     skips = pd.DataFrame([("too long", "c0", 3)], columns=["reason", "category", "count"])
     said = findings("grid", tables(live=live(1, 1.25), skipped=skips), ABOUT)
     text = " ".join(sentence for section in said.sections for sentence in section.text)
-    assert [section.title for section in said.sections] == ["Tokens per call", "Speedup", "Whole runs",
-                                                               "Live runs in the corners"]  # fmt: skip
+    titles = ["Tokens per call", "Speedup", "Whole runs", "Live runs in the corners"]
+    assert [section.title for section in said.sections] == titles
     assert "too long: 3 c0" in text and "a fault" in text and "+25.0%" in text and "protocol check" not in text
-    assert (said.metrics["grid/best_k"], said.metrics["grid/best_w"]) != (10, 10)
-    assert said.metrics["grid/speedup.lead"] == pytest.approx(
-        said.metrics["grid/speedup.best"] - said.metrics["grid/speedup.10x10"]
-    )
-    assert said.metrics["grid/live.worst_error"] == pytest.approx(0.25) and said.metrics["grid/live.same_rounds"] == 0
+    metrics = {name.removeprefix("grid/"): value for name, value in said.metrics.items()}
+    assert (metrics["best_k"], metrics["best_w"]) != (10, 10)
+    assert metrics["speedup.lead"] == pytest.approx(metrics["speedup.best"] - metrics["speedup.10x10"])
+    assert metrics["live.worst_error"] == pytest.approx(0.25) and metrics["live.same_rounds"] == 0
     assert set(said.curves["curve/grid/speedup.k5"]) == set(W)
-    categories = [table for caption, table in said.sections[1].tables if "category" in caption]
-    assert len(categories) == 1 and list(categories[0]["category"]) == ["c0", "c1"]
+    (categories,) = (table for caption, table in said.sections[1].tables if "category" in caption)
+    assert list(categories["category"]) == ["c0", "c1"]
 
 
 def test_one_prompt_has_no_interval():

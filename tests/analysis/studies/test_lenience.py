@@ -104,16 +104,14 @@ def test_the_sections_say_what_the_numbers_say():
     assert all(len(section.figures) == 1 for section in found.sections)
     assert "no more than 1.000 was possible" in alphas.text[0]
     assert "as in the paper, where it changes nothing" in alphas.text[1]
-    assert "sampled text" in alphas.figures[0][1].get_suptitle()
     sampled = alphas.tables[0][1]
     assert list(sampled.columns) == ["drafter", "l = 1", "l = 0.5", "l = 0.1"]
     assert sampled["drafter"].tolist() == ["small_model", "bigram"] and sampled["l = 0.1"][1].startswith("0.40")
     assert len(worth.tables[0][1]) == 6 and "The capped geometric gives" in worth.text[0]
     assert len(loss.tables[0][1]) == 8 and "0.180" in loss.text[0]
-    metrics = found.metrics
-    assert metrics["lenience/alpha.bigram.sampled.0.5"] == pytest.approx(0.25, abs=0.02)
-    assert metrics["lenience/sampled.alpha.0.1"] == metrics["lenience/alpha.small_model.sampled.0.1"]
-    assert metrics["lenience/sampled.over_strict.1"] == 0
+    metrics = {name.removeprefix("lenience/"): value for name, value in found.metrics.items()}
+    assert metrics["sampled.alpha.0.1"] == metrics["alpha.small_model.sampled.0.1"]
+    assert metrics["sampled.over_strict.1"] == 0
     found = findings("lenience", tables(prompts=1), ABOUT)
     assert not [name for name in found.metrics if ".ci_" in name]
     assert "on too few prompts" in found.sections[0].text[1]

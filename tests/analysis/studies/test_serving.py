@@ -1,6 +1,7 @@
 """Findings of study `serving` on tables whose numbers are known."""
 
 from math import exp, inf, isnan
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -89,12 +90,11 @@ def test_replications_have_students_interval():
 
 def test_values_of_a_simulation():
     """Plain decoding, the middle replication: a prefill of 1 s, a first round of half a second, tokens of 1 s."""
-    values = simulation_values(tables()).set_index(["policy", "load", "replication"]).loc[("none", 0.2, 2)]
-    assert values["tpot"] == pytest.approx(1.0)  # from the end of the prefill, over all tokens
-    assert values["ttft"] == pytest.approx(1.5) and values["latency_p50"] == pytest.approx(11.0)
-    assert values["met"] == 1 and values["goodput"] == pytest.approx(4 * 10 / 4.0)
-    assert values["throughput"] == pytest.approx(40 / 4.0) and values["batch"] == 1 and values["gamma"] == 0
-    late = simulation_values(tables()).set_index(["policy", "load", "replication"]).loc[("none", 1.0, 1)]
+    by_run = simulation_values(tables()).set_index(["policy", "load", "replication"])
+    expected = {"tpot": 1.0, "ttft": 1.5, "latency_p50": 11.0, "met": 1, "goodput": 10.0, "throughput": 10.0}
+    expected |= {"batch": 1, "gamma": 0}  # tpot: from the end of the prefill, over all tokens
+    assert by_run.loc[("none", 0.2, 2), list(expected)].to_dict() == pytest.approx(expected)
+    late = by_run.loc[("none", 1.0, 1)]
     assert late["met"] == 0 and late["goodput"] == 0  # 41 s, and twice 11 s were the target
     told = tables()
     told["recording"]["target_s"] = 41.2
@@ -121,26 +121,26 @@ def test_where_speculation_is_to_be_switched_off():
 def test_what_is_said():
     said = findings("serving", tables(), ABOUT)
     answer, over_load, latency, chosen, assumed = said.sections
-    assert "should stop at a load of 0.73 (0.73 to 0.73)" in answer.text[0] and "drafts 2 tokens" in answer.text[0]
-    assert "0.50 times as long as without drafts at a load of 0.2, 1.00 times at the worst load" in answer.text[1]
-    assert "none from 1 on, gamma 2 from 1 on, adaptive from 1 on" in over_load.text[1]
-    assert "a load of 0.6, the largest that all serve" in latency.text[0]
+    for text, words in (
+        (answer.text[0], "should stop at a load of 0.73 (0.73 to 0.73)"),
+        (answer.text[0], "drafts 2 tokens"),
+        (answer.text[1], "0.50 times as long as without drafts at a load of 0.2, 1.00 times at the worst load"),
+        (over_load.text[1], "none from 1 on, gamma 2 from 1 on, adaptive from 1 on"),
+        (latency.text[0], "a load of 0.6, the largest that all serve"),
+        (chosen.text[0], "2.00 tokens on average in steps of 1, 0.00 in steps of 8"),
+        (" ".join(assumed.text), "adds 0% of a draft and 100% of the overhead"),
+    ):
+        assert words in text
     rows = latency.tables[0][1].set_index(["load", "policy"])
     assert rows.loc[("1", "gamma 2"), "latency p50, s"] == "–" and rows.loc[("1", "gamma 2"), "queue"] == "grows"
-    assert "2.00 tokens on average in steps of 1, 0.00 in steps of 8" in chosen.text[0]
-    assert "adds 0% of a draft and 100% of the overhead" in " ".join(assumed.text)
     assert said.metrics["serving/simulated.gamma2.switch_off_load"] == pytest.approx(0.6 + 0.4 / 3)
     assert "serving/simulated.gamma2.latency_p99.1" not in said.metrics
     assert said.curves["curve/serving/simulated.tpot.none"] == pytest.approx({20: 1.0, 60: 2.0, 100: 4.0})
-    for section in said.sections:
-        assert section.title.startswith("Simulated")
-        assert all(caption.startswith("Simulated") for caption, _ in section.tables)
+    headings = [said for section in said.sections for said in (section.title, *(name for name, _ in section.tables))]
+    assert all(heading.startswith("Simulated") for heading in headings)
     changed = tables()
-    slow = changed["served"]["policy"] == "gamma 2"
-    changed["served"].loc[slow, "finished"] += 100
-    said = findings("serving", changed, ABOUT)
-    assert "no fixed gamma pays" in said.sections[0].text[0]
-    assert said.metrics["serving/simulated.gamma2.switch_off_load"] == 0
+    changed["served"].loc[changed["served"]["policy"] == "gamma 2", "finished"] += 100
+    assert "no fixed gamma pays" in findings("serving", changed, ABOUT).sections[0].text[0]
 
 
 def test_committed_results_are_shown_where_there_is_no_run(tmp_path, monkeypatch):
@@ -148,19 +148,11 @@ def test_committed_results_are_shown_where_there_is_no_run(tmp_path, monkeypatch
     facts = {"command": "c", "date": "today", "cpu": "a core", "clock": "by hand", "load_average": [1.0, 2.0]}
     for setting in ("later", "first"):
         write_committed(setting, said, facts, ["first", "later"], path)
-    sections = committed_sections(path)
-    assert [section.title for section in sections] == [
-        f"{title} ({setting})"
-        for setting in ("first", "later")
-        for title in (said.sections[0].title, said.sections[-1].title)
-    ]
+    sections, titles = committed_sections(path), [said.sections[at].title for at in (0, -1)]
+    assert [each.title for each in sections] == [f"{t} ({setting})" for setting in ("first", "later") for t in titles]
     assert sections[0].text[: len(said.sections[0].text)] == said.sections[0].text
     assert "`c` on today, a core, load average 1.0 before and 2.0 after" in sections[0].text[-1]
     assert sections[0].tables[0][1].equals(said.sections[0].tables[0][1])
-
-    def no_run(*_):
-        raise UsageError("nothing here")
-
-    monkeypatch.setattr(notebook, "latest_study", no_run)
+    monkeypatch.setattr(notebook, "latest_study", Mock(side_effect=UsageError("nothing here")))
     shown = notebook.study("sqlite:///none.db", "specdec", "serving")
     assert shown[0].title.startswith("Simulated") and shown[0].text[-1] == "nothing here"

@@ -29,22 +29,6 @@ def topk(prompts, gain):
     return FinishedStudy("topk", {"topk": pd.DataFrame(lines, columns=names), "skipped": NO_SKIPS}, about(prompts), "")
 
 
-def ablation(prompts, wins):
-    """10 rounds of two rows of 3; "x" has both, and the last of them is accepted whole in `wins` of the rounds."""
-    replay = pd.DataFrame(
-        [(2, 3, name, name, "c", 50.0, 10 + 3 * wins, 10) for name in ("one", "two")],
-        columns=["k", "w", "stream", "prompt", "category", "context", "tokens", "rounds"],
-    )
-    counts = [
-        (name, histogram, "x", value, count)
-        for name in ("one", "two")
-        for histogram, value, count in (("accepted", 3, wins), ("rank", 1, wins), ("allotment", 2, 10))
-    ]
-    histograms = pd.DataFrame(counts, columns=["prompt", "histogram", "strategy", "value", "count"])
-    tables = {"replay": replay, "histograms": histograms.assign(stream="s"), "skipped": NO_SKIPS}
-    return FinishedStudy("ablation", tables, about(prompts), "")
-
-
 def grid(prompts, best, runs=(1.1, 1.0, 0.9)):
     """(1, 4) and (10, 10), of which `best` is the faster one by 6 s to 3 s a text, and the other takes 4 s."""
     replay, whole = [], []
@@ -61,66 +45,47 @@ def grid(prompts, best, runs=(1.1, 1.0, 0.9)):
         for k, w in ((1, 0), (1, 4), (10, 10))
     ]
     whole.sort(key=lambda line: (line[2] > 0, line[1:3] != best))
+    columns = {
+        "replay": "k w stream prompt category context tokens rounds nodes paths",
+        "block_times": "repeat k w context evaluation rows_evaluated call seconds missing",
+        "host_times": "repeat k w nodes draft_s overhead_s",
+        "live": "repeat k w stream seconds",
+        "whole": "repeat k w stream tokens rounds nodes seconds identical dtype prompt",
+    }
+    lines = (replay, calls, [(0, 1, 0, 0.0, 0.0, 0.0)], [], whole)
     tables = {
-        "replay": pd.DataFrame(replay, columns=["k", "w", "stream", "prompt", "category", "context", "tokens", "rounds",
-                                                "nodes", "paths"]),
-        "block_times": pd.DataFrame(calls, columns=["repeat", "k", "w", "context", "evaluation", "rows_evaluated",
-                                                    "call", "seconds", "missing"]),
-        "host_times": pd.DataFrame([(0, 1, 0, 0.0, 0.0, 0.0)],
-                                   columns=["repeat", "k", "w", "nodes", "draft_s", "overhead_s"]),
-        "live": pd.DataFrame(columns=["repeat", "k", "w", "stream", "seconds"]),
-        "whole": pd.DataFrame(whole, columns=["repeat", "k", "w", "stream", "tokens", "rounds", "nodes", "seconds",
-                                              "identical", "dtype", "prompt"]),
-        "skipped": NO_SKIPS,
-    }  # fmt: skip
-    return FinishedStudy("grid", tables, about(prompts), "")
-
-
-def table_of(section, place=0):
-    return section.tables[place][1]
+        name: pd.DataFrame(rows, columns=names.split())
+        for (name, names), rows in zip(columns.items(), lines, strict=True)
+    }
+    return FinishedStudy("grid", {**tables, "skipped": NO_SKIPS}, about(prompts), "")
 
 
 def test_topk_of_two_sets():
     (section,) = side_by_side([topk("first_set", 1), topk("second_set", 2)])
-    table = table_of(section).set_index("prompt set")
-    expected = {"first_set": 40 / 32, "second_set": 40 / 24}
-    for name, value in expected.items():
-        assert float(table.loc[name, "tokens per call"].split()[0]) == pytest.approx(value, abs=5e-4)
-    assert list(table["best k"]) == [8, 8]
+    ((_, table),) = section.tables
+    tokens = [float(cell.split()[0]) for cell in table.set_index("prompt set").loc[list(SETS), "tokens per call"]]
+    assert tokens == pytest.approx([40 / 32, 40 / 24], abs=5e-4) and list(table["best k"]) == [8, 8]
     ((_, figure),) = section.figures
     assert [axes.get_title() for axes in figure.axes if axes.get_title()] == list(SETS)
     assert f"first_set, b {40 / 39 - 1:.0%} and {40 / 32 - 1:.0%} (k = 8)" in section.text[1]
     assert "prompts of first_set, second_set says little" in section.text[-1]  # once for both
 
 
-@pytest.mark.slow
-def test_ablation_of_two_sets():
-    (section,) = side_by_side([ablation("first_set", 2), ablation("second_set", 8)])
-    table = table_of(section).set_index("prompt set")
-    assert table.loc["first_set", "rounds won"].startswith("20%") and table.loc["second_set", "rounds won"].startswith(
-        "80%"
-    )
-    assert table.loc["second_set", "tokens per call"].startswith("3.40")
-    assert "second_set: x 100%" in section.text[0] and len(section.figures) == 2
-
-
 def test_the_table_of_the_paper():
     table, maps = side_by_side([grid("first_set", (1, 4)), grid("second_set", (10, 10))])
-    by_model = table_of(table).set_index("shape")
-    mean, deviation = np.mean([2 / f for f in (1.1, 1.0, 0.9)]), np.std([2 / f for f in (1.1, 1.0, 0.9)], ddof=1)
-    best = f"{mean:.2f} ± {deviation:.2f}"
-    assert by_model.loc["(k*, w*)", "first_set"] == f"(1, 4): {best} (2.00 tokens)"
-    assert by_model.loc["(10, 10)", "first_set"] == "1.50 ± 0.00 (3.00 tokens)"
-    assert by_model.loc["(k*, w*)", "second_set"] == f"(10, 10): {best} (3.00 tokens)"
-    assert by_model.loc["(10, 10)", "second_set"] == f"{best} (3.00 tokens)"
-    long = table_of(table, 1)
+    (_, by_model), (_, long) = table.tables
+    by_run = [2 / factor for factor in (1.1, 1.0, 0.9)]
+    best = f"{np.mean(by_run):.2f} ± {np.std(by_run, ddof=1):.2f}"
+    assert by_model.set_index("shape")[list(SETS)].to_dict("list") == {
+        "first_set": [f"(1, 4): {best} (2.00 tokens)", "1.50 ± 0.00 (3.00 tokens)"],
+        "second_set": [f"(10, 10): {best} (3.00 tokens)", f"{best} (3.00 tokens)"],
+    }
     assert list(long["shape"]) == ["(1, 4) = (k*, w*)", "(10, 10)", "(10, 10) = (k*, w*)"]
     assert set(long["mean of"]) == {"3 whole runs"}
     assert "first_set +0.50" in table.text[1] and "The best shape is (10, 10) itself: second_set" in table.text[2]
     assert len(maps.figures) == 1
-    unrun = grid("second_set", (1, 4), runs=())
-    again, _ = side_by_side([grid("first_set", (1, 4)), unrun])
-    assert set(table_of(again, 1)["mean of"]) == {"3 whole runs", "predicted"}
+    again, _ = side_by_side([grid("first_set", (1, 4)), grid("second_set", (1, 4), runs=())])
+    assert set(again.tables[1][1]["mean of"]) == {"3 whole runs", "predicted"}
 
 
 def test_names_tell_studies_apart():

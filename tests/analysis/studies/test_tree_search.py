@@ -90,13 +90,9 @@ def test_seconds_of_a_round_follow_the_law():
     assert found.chain(2) == pytest.approx(seconds(2, 2) - FIXED - 2 * NODE), "a chain is drafted in its own way"
     assert found.level == pytest.approx(LEVEL) and found.outside(0) == pytest.approx(STEP + REST)
     assert np.isnan(found.tree(17, 1)), "larger calls were not timed"
-
-
-def test_a_draft_never_gets_cheaper_with_size():
-    made = tables()
     falling = made["draft_times"].assign(seconds=lambda table: 1e-3 - 1e-5 * table["nodes"])
-    found = round_seconds(made["block_times"], falling, made["host_times"], context=50)
-    assert min(found.draft) == 0 and found.draft[0] > 0
+    draft = round_seconds(made["block_times"], falling, made["host_times"], context=50).draft
+    assert min(draft) == 0 and draft[0] > 0, "a draft never gets cheaper with size"
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +104,10 @@ def cells():
 @pytest.mark.parametrize("arm", [arm for arm in ARMS if arm != PLAIN])
 def test_speedup_is_measured_and_predicted(cells, arm):
     _, _, nodes, depth, predicted, tokens = ARMS[arm]
-    plain = STEP + REST
-    assert cells.loc[arm, "tokens"] == pytest.approx(tokens)
-    assert cells.loc[arm, "speedup"] == pytest.approx(tokens * plain / seconds(nodes, depth))
-    assert cells.loc[arm, "verified"] == pytest.approx(nodes)
-    expected = predicted * plain / seconds(nodes, depth)
-    assert cells.loc[arm, "predicted_speedup"] == pytest.approx(expected, nan_ok=True)
+    of_one_token = (STEP + REST) / seconds(nodes, depth)
+    expected = (tokens, nodes, tokens * of_one_token, predicted * of_one_token)
+    found = cells.loc[arm, ["tokens", "verified", "speedup", "predicted_speedup"]].astype(float).tolist()
+    assert found == pytest.approx(list(expected), nan_ok=True)
 
 
 def test_differences_to_the_chosen_tree_are_paired(cells):
@@ -128,37 +122,33 @@ def test_the_answer_comes_first():
     found = findings("tree_search", tables(), ABOUT)
     choice, accuracy = found.sections
     assert choice.text[0].startswith("The tree with most predicted tokens per second has 4 nodes and depth 2: 2.25")
-    assert "structure.file=trees/chosen.yaml structure.nodes=4 structure.depth=2" in choice.text[0]
-    assert "the fastest dynamic, of 2, " in choice.text[1] and "the largest tree, of 16, " in choice.text[1]
-    assert "0 of those for tokens per round lie within" in choice.text[2]
-    assert "A call on 17 tokens takes 2.60 of a plain call of 1.00 ms behind 100 cached tokens" in choice.text[3]
-    assert "All 112 texts are those of plain decoding." in choice.text[4]
+    for text, words in (
+        (choice.text[0], "structure.file=trees/chosen.yaml structure.nodes=4 structure.depth=2"),
+        (choice.text[1], "the fastest dynamic, of 2, "),
+        (choice.text[1], "the largest tree, of 16, "),
+        (choice.text[2], "0 of those for tokens per round lie within"),
+        (choice.text[3], "A call on 17 tokens takes 2.60 of a plain call of 1.00 ms behind 100 cached tokens"),
+        (choice.text[4], "All 112 texts are those of plain decoding."),
+        (accuracy.text[0], "one of 2 choices is in 80.0% at depth 1 and 60.0% at depth 2"),
+    ):
+        assert words in text
     table = choice.tables[0][1].set_index("structure")
     assert list(table.index) == [PLAIN, CHOSEN, "tree 2", "tree 16", "chain 2", "dynamic 2", "dynamic 16"]
     assert table.loc["dynamic 2", "predicted"] == "–" and table.loc["tree 2", "predicted"] == "1.70"
-    assert "one of 2 choices is in 80.0% at depth 1 and 60.0% at depth 2" in accuracy.text[0]
-    figures = [name for section in (choice, accuracy) for name, _ in section.figures]
-    assert figures == ["tree_budget", "rank_accuracy"]
-    assert found.metrics["tree_search/chosen.nodes"] == 4
-    assert found.metrics["tree_search/tree.tokens_per_round.16"] == pytest.approx(2.5)
-    assert found.metrics["tree_search/tree.tokens_per_round.16.predicted"] == pytest.approx(2.8)
-    assert "tree_search/dynamic.tokens_per_round.16.predicted" not in found.metrics
-    assert found.metrics["tree_search/accuracy.depth_2.choice_1"] == pytest.approx(0.5)
+    assert [name for section in found.sections for name, _ in section.figures] == ["tree_budget", "rank_accuracy"]
+    metrics = {name.removeprefix("tree_search/"): value for name, value in found.metrics.items()}
+    assert metrics["chosen.nodes"] == 4 and "dynamic.tokens_per_round.16.predicted" not in metrics
+    assert metrics["tree.tokens_per_round.16"] == pytest.approx(2.5)
+    assert metrics["tree.tokens_per_round.16.predicted"] == pytest.approx(2.8)
+    assert metrics["accuracy.depth_2.choice_1"] == pytest.approx(0.5) and all(map(np.isfinite, metrics.values()))
     assert found.curves["curve/tree_search/tokens_per_round.tree"] == pytest.approx({2: 1.6, 16: 2.5})
-    assert found.curves["curve/tree_search/accuracy"] == pytest.approx({1: 0.6, 2: 0.5})
-    assert all(np.isfinite(value) for value in found.metrics.values())
 
 
 def test_plain_decoding_may_be_what_is_chosen():
     made = tables({arm: values for arm, values in ARMS.items() if arm not in (CHOSEN, "tree 2")})
-    found = findings("tree_search", made, ABOUT)
-    text = found.sections[0].text[0]
+    text = findings("tree_search", made, ABOUT).sections[0].text[0]
     assert text.startswith("No tree was predicted to pay") and "The best prediction is that of chain 2, 1.15." in text
-    cells = tree_search(made["arms"], made["live"], 300, 0)[0].set_index("arm")
-    assert cells.loc["chain 2", "speedup_lead"] == pytest.approx(cells.loc["chain 2", "speedup"] - 1)
-
-
-def test_one_prompt_has_no_intervals_and_texts_that_differ_are_counted():
+    # One prompt has no intervals, and texts that differ are counted.
     choice, _ = findings("tree_search", tables(prompts=1, identical=False), ABOUT).sections
     assert "(" not in choice.text[0] and "within the measured interval" not in choice.text[2]
     assert "14 of 14 texts depart from plain decoding's" in choice.text[4]

@@ -14,14 +14,9 @@ def outputs(prompts=8):
     """Rates: greedy 4; rejection 3 and 2; typical 3 and 3.5, with epsilon 0.2 3.2; each varies over prompts."""
     generator = np.random.default_rng(0)
     arms = [
-        (0.0, "plain", 0.0, 1.0),
-        (0.0, "greedy", 0.0, 4.0),
-        *((t, "plain", 0.0, 1.0) for t in (0.5, 1.0)),
-        (0.5, "rejection", 0.0, 3.0),
-        (1.0, "rejection", 0.0, 2.0),
-        (0.5, "typical", 0.09, 3.0),
-        (1.0, "typical", 0.09, 3.5),
-        (1.0, "typical", 0.2, 3.2),
+        *((0.0, "plain", 0.0, 1.0), (0.0, "greedy", 0.0, 4.0), (0.5, "plain", 0.0, 1.0), (1.0, "plain", 0.0, 1.0)),
+        *((0.5, "rejection", 0.0, 3.0), (1.0, "rejection", 0.0, 2.0)),
+        *((0.5, "typical", 0.09, 3.0), (1.0, "typical", 0.09, 3.5), (1.0, "typical", 0.2, 3.2)),
     ]
     rows = []
     for number in range(prompts):
@@ -47,9 +42,7 @@ def tables(**kwargs):
 
 
 def cell(cells, temperature, rule, epsilon=0.0):
-    (row,) = cells[
-        (cells["temperature"] == temperature) & (cells["rule"] == rule) & (cells["epsilon"] == epsilon)
-    ].to_dict("records")
+    (row,) = cells.query("temperature == @temperature and rule == @rule and epsilon == @epsilon").to_dict("records")
     return row
 
 
@@ -59,7 +52,7 @@ def test_every_figure_is_a_ratio_of_sums_beside_its_partner():
     assert prompts == 8 and len(cells) == 9
 
     def rate(temperature, rule, epsilon=0.0):
-        mine = table[(table["temperature"] == temperature) & (table["rule"] == rule) & (table["epsilon"] == epsilon)]
+        mine = table.query("temperature == @temperature and rule == @rule and epsilon == @epsilon")
         return mine["tokens"].sum() / mine["rounds"].sum(), mine["seconds"].sum() / mine["tokens"].sum(), mine
 
     warm, per_token, mine = rate(1.0, "typical", 0.09)
@@ -79,11 +72,9 @@ def test_every_figure_is_a_ratio_of_sums_beside_its_partner():
 
 def test_quality_that_is_not_known_of_all_texts_is_not_given():
     table = outputs()
-    table.loc[table.index[(table["rule"] == "typical") & (table["temperature"] == 0.5)][0], "tv"] = np.nan
-    cells, _ = rules(table, 50, 1)
-    assert np.isnan(cell(cells, 0.5, "typical", 0.09)["tv"])
-    assert cell(cells, 1.0, "typical", 0.09)["tv"] == pytest.approx(0.3)
-    assert cell(cells, 0.5, "typical", 0.09)["otherwise"] == pytest.approx(0.25)
+    table.loc[table.query("rule == 'typical' and temperature == 0.5").index[0], "tv"] = np.nan
+    cool, warm = (cell(rules(table, 50, 1)[0], t, "typical", 0.09) for t in (0.5, 1.0))
+    assert np.isnan(cool["tv"]) and (warm["tv"], cool["otherwise"]) == pytest.approx((0.3, 0.25))
 
 
 def test_the_sections_say_what_the_numbers_say():
