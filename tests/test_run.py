@@ -15,6 +15,7 @@ from oracles.rounds import finite_tokens_per_round
 
 from specdec import run
 from specdec.analysis.acceptance import stretches
+from specdec.analysis.pages.guide import RUN_FILES
 from specdec.analysis.read.mlflow_runs import load_runs
 from specdec.analysis.read.runs import open_folder
 from specdec.config import config_dir
@@ -60,9 +61,9 @@ def ran(command, tmp_path):
 def test_a_run_leaves_every_metric_and_artifact(ran, tmp_path):
     """Oracle at alpha 0.8, so that every statistic is defined."""
     folder = ran("+drafter=oracle", "+debug=tiny", "seed=3", "measurement.max_new_tokens=60")
-    written = "rounds.parquet generations.jsonl account.json calibration.json environment.json config.yaml trace.html"
-    for name in (*written.split(), "report.md", "summary.json"):
-        assert (folder / name).stat().st_size > 0
+    expected = "rounds.parquet generations.jsonl account.json calibration.json environment.json config.yaml trace.html"
+    written = {path.name + "/" * path.is_dir() for path in folder.iterdir() if path.name[0] != "."}
+    assert {*expected.split(), "report.md", "summary.json", "mirror.json"} <= written <= set(RUN_FILES)
     figures = {path.name for path in (folder / "figures").iterdir()}
     for stem in ("curve_tokens_per_round", "curve_speedup", "accepted_lengths", "time_split"):
         assert {f"{stem}.png", f"{stem}.svg"} <= figures
