@@ -477,25 +477,25 @@ def _around(length: int, context: int) -> list[int]:
 
 class _Pace:
     """The time that comparisons of a model take: what plain passes on two numbers of tokens take, as a line and a
-    square of the number. The longer one is only timed for texts beyond the shorter one, and where the line alone does
-    not exceed what is allowed.
+    square of the number. The longer one is no longer than the texts that are asked about, and only timed where the line
+    alone does not exceed what is allowed.
     """
 
     def __init__(self, decoder: AnyDecoder) -> None:
         self._decoder = decoder
         self._short = min(_TIMED, decoder.context_length)
         self._linear = self._seconds(self._short) / self._short
-        self._square: float | None = None
+        self._longer, self._square = self._short, 0.0
 
     def seconds(self, trials: Sequence[Comparison], allowed: float) -> float:
         """Return the seconds that these comparisons take, or more than `allowed` where they take longer than that."""
         linear = sum(self._linear * trial.tokens for trial in trials)
-        if linear > allowed or all(trial.longest <= self._short for trial in trials):
+        if linear > allowed:
             return linear
-        if self._square is None:
-            longer = min(4 * self._short, self._decoder.context_length)
+        longer = min(4 * self._short, max((trial.longest for trial in trials), default=0))
+        if longer > self._longer:
             beyond = self._seconds(longer) - self._linear * longer
-            self._square = max(0.0, beyond) / (longer * longer)
+            self._longer, self._square = longer, max(0.0, beyond) / (longer * longer)
         return linear + sum(self._square * trial.tokens * trial.longest for trial in trials)
 
     @torch.inference_mode()
