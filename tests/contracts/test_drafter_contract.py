@@ -1,7 +1,6 @@
 """What every registered drafter promises: valid tokens, the q that they were drawn from, no hidden randomness, no stale
-state. The checks are those that packages of others run on their own drafters (`specdec.testing`). The first tier of the
-suite makes every check on chains, and every check of every drafter on one of the structures that branch; the second
-makes all on all.
+state. The checks are those that packages of others run on their own drafters (`specdec.testing`). All are made on
+chains; on structures that branch, those that depend on the tree, in pairs.
 """
 
 from collections import defaultdict
@@ -21,19 +20,40 @@ from specdec.ngrams import source_model
 from specdec.records import TextStart
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
-from specdec.testing.drafter_contract import CHAIN_CHECKS, CHECKS, PROMPT, SIZE, Subject
+from specdec.testing.drafter_contract import (
+    CHAIN_CHECKS,
+    CHECKS,
+    PROMPT,
+    SIZE,
+    Subject,
+    a_rejection_leaves_nothing_stale,
+    a_round_may_be_drafted_by_another,
+    drafts_are_well_formed,
+    draws_are_of_the_children,
+    q_can_have_given_the_token,
+    tokens_taken_back_leave_no_trace,
+)
 
-CASES = [
-    (name, structure)
-    for name in drafters.names()
-    for structure in structures.names()
-    if structure in drafters.get(name).capabilities.fills
+FILLS = {name: drafters.get(name).capabilities.fills for name in drafters.names()}
+ON_TREES = (
+    drafts_are_well_formed,
+    draws_are_of_the_children,
+    q_can_have_given_the_token,
+    a_round_may_be_drafted_by_another,
+    a_rejection_leaves_nothing_stale,
+    tokens_taken_back_leave_no_trace,
+)
+BRANCHING = [
+    (name, structure, check)
+    for name, fills in FILLS.items()
+    for structure in sorted(fills - {"chain"})
+    for check in (ON_TREES if "chain" in fills else CHECKS)
 ]
-BRANCHING = [(*case, check) for case in CASES if case[1] != "chain" for check in CHECKS]
-FIRST: dict[tuple[str, str], list[Any]] = defaultdict(list)  # the checks of a pair in the first tier
-for *branching, check in sorted(pairwise(BRANCHING), key=BRANCHING.index):
-    FIRST[tuple(branching)].append(check)
-FIRST |= {case: [*CHECKS, *CHAIN_CHECKS] for case in CASES if case[1] == "chain"}
+CASES: dict[tuple[str, str], list[Any]] = defaultdict(list)  # the checks of a drafter in a structure
+for name, fills in FILLS.items():
+    CASES[name, "chain"] += [*CHECKS, *CHAIN_CHECKS] if "chain" in fills else []
+for *pair, check in sorted(pairwise(BRANCHING), key=BRANCHING.index):
+    CASES[tuple(pair)].append(check)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -61,31 +81,16 @@ def subject(build, make_structure):
     return lambda name, structure: Subject(lambda: build(name), lambda gamma: make_structure(structure, gamma))
 
 
-def test_every_drafter_fills_something_registered():
-    for name in drafters.names():
-        assert drafters.get(name).capabilities.fills & set(structures.names()), name
-
-
-def hold(pair, checks):
-    """Make checks on one subject; a sentence and the check's name say what does not hold."""
+@pytest.mark.parametrize(("name", "structure"), [case for case, checks in CASES.items() if checks])
+def test_the_contract_holds(subject, name, structure):
+    """A sentence and the check's name say what does not hold."""
     skipped = []
-    for check in checks:
+    for check in CASES[name, structure]:
         try:
-            check(pair)
+            check(subject(name, structure))
         except SkipTest:
             skipped.append(check)
     assert len(skipped) <= 4, "a check that skips itself says nothing, and too many of them do"
-
-
-@pytest.mark.parametrize(("name", "structure"), CASES)
-def test_the_contract_holds(subject, name, structure):
-    hold(subject(name, structure), FIRST[name, structure])
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("name", "structure"), [case for case in CASES if case[1] != "chain"])
-def test_the_whole_contract_holds_where_drafts_branch(subject, name, structure):
-    hold(subject(name, structure), CHECKS)
 
 
 # Values that the bounds of a drafter's keys leave out.
@@ -119,6 +124,7 @@ def test_a_value_out_of_bounds_is_refused_by_its_key(group_values, name):
 @pytest.mark.parametrize("name", drafters.names())
 def test_costs_and_declarations(build, name):
     drafter = build(name)
+    assert FILLS[name] & set(structures.names())
     assert drafter.flops_per_token >= 0
     assert drafter.capabilities.replay in (*get_args(Replay), None)
     if drafter.capabilities.reads_logits:
