@@ -11,8 +11,6 @@ from numpy.typing import ArrayLike
 
 from specdec.theory.arguments import FloatArray, Values, count, law, positive, probability
 
-MAX_PATHS = 5_000_000  # most paths of an enumeration, which holds a few float arrays of this size
-
 
 def beta(p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0) -> Values:
     """Return the chance [...] that a token drawn from q is accepted: sum_x min(p / l, q) (Leviathan 2211.17192, 3.2;
@@ -25,12 +23,9 @@ def beta(p: ArrayLike, q: ArrayLike, lenience: ArrayLike = 1.0) -> Values:
 
 
 def residual(p: ArrayLike, q: ArrayLike) -> FloatArray:
-    """Return the law [..., V] of the token after a rejection: norm((p - q)_+). ValueError where p equals q."""
+    """Return the law [..., V] of the token after a rejection: norm((p - q)_+)."""
     surplus = np.maximum(law(p, "p") - law(q, "q"), 0)
-    total = surplus.sum(axis=-1, keepdims=True)
-    if np.any(total <= 0):
-        raise ValueError("p equals q (or lies below it everywhere): nothing is rejected, so there is no residual")
-    return surplus / total
+    return surplus / surplus.sum(axis=-1, keepdims=True)
 
 
 def entropy(p: ArrayLike) -> Values:
@@ -63,16 +58,11 @@ def block_weights(p: ArrayLike, q: ArrayLike, tokens: ArrayLike) -> BlockWeights
     """Compute the weights of one path; p, q [gamma, V] are the laws at each drafted position, tokens [gamma] the draft.
 
     p_i = min(1, p_{i-1} p(x_i) / q(x_i)); n_i = sum_x (p_i p_{i+1}(x) - q_{i+1}(x))_+; h_i = n_i / (n_i + 1 - p_i)
-    below gamma (0/0 is 1) and h_gamma = p_gamma. ValueError for a token that q cannot draw.
+    below gamma (0/0 is 1) and h_gamma = p_gamma.
     """
     targets, drafters, path = law(p, "p"), law(q, "q"), np.asarray(tokens, dtype=np.int64)
     gamma = len(path)
-    if targets.shape != drafters.shape or targets.shape[0] != gamma:
-        raise ValueError(f"p, q and tokens differ in length: {targets.shape}, {drafters.shape}, {gamma} tokens")
-    drawn = drafters[np.arange(gamma), path]
-    if np.any(drawn <= 0):
-        raise ValueError("a drafted token has probability 0 under q, so it cannot have been drawn from it")
-    ratios = targets[np.arange(gamma), path] / drawn
+    ratios = targets[np.arange(gamma), path] / drafters[np.arange(gamma), path]
     weights = np.ones(gamma + 1)
     for i in range(gamma):
         weights[i + 1] = min(1.0, weights[i] * ratios[i])
@@ -99,13 +89,11 @@ def expected_accepted(
 
     p_start, q_start [V] are the laws of the first token; p_next[x], q_next[x] [V] are the laws after token x (for an
     i.i.d. pair they are all equal). Token verification: sum_i sum prod min(p, q); block: sum_i E_q[p_i]; bound: sum_i
-    sum min(prod p, prod q) (2403.10444). ValueError beyond MAX_PATHS paths.
+    sum min(prod p, prod q) (2403.10444).
     """
     p_row, q_row = law(p_start, "p_start")[None], law(q_start, "q_start")[None]  # [1, V]
     p_rows, q_rows = law(p_next, "p_next"), law(q_next, "q_next")
     vocabulary, length = p_row.shape[1], int(count(gamma, "gamma"))
-    if vocabulary**length > MAX_PATHS:
-        raise ValueError(f"{vocabulary}^{length} paths are too many to enumerate (at most {MAX_PATHS})")
     p_path = q_path = token_path = weight = np.ones(1)  # one entry for each path so far
     token = block = bound = 0.0
     for i in range(length):
