@@ -13,7 +13,7 @@ GAMMAS = st.integers(0, 40)
 
 
 @given(ALPHAS, GAMMAS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60)
 def test_closed_forms_are_moments_of_the_pmf(alpha, gamma):
     pmf, k = model.accepted_pmf(alpha, gamma), np.arange(gamma + 1)
     mean = pmf @ (k + 1)
@@ -22,7 +22,7 @@ def test_closed_forms_are_moments_of_the_pmf(alpha, gamma):
 
 
 @given(st.floats(0.01, 0.99), st.integers(1, 40))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30)
 def test_slope_is_the_derivative(alpha, gamma):
     step = 1e-6
     difference = model.tokens_per_round(alpha + step, gamma) - model.tokens_per_round(alpha - step, gamma)
@@ -49,14 +49,3 @@ def test_exact_at_the_ends_and_accurate_next_to_one():
     np.testing.assert_array_equal(rounds.expected_rounds(1, 3, 9), [0, 1, 1, 1, 1, 2, 2, 2, 2, 3])
     np.testing.assert_array_equal(rounds.expected_rounds(0, 3, 4), [0, 1, 2, 3, 4])
     assert model.tokens_per_round_rows(0.7, 4, 1) == pytest.approx(model.tokens_per_round(0.7, 4))
-
-
-def test_arguments_outside_their_range_are_refused():
-    for alpha in (-0.1, 1.1, np.nan):
-        with pytest.raises(ValueError, match="alpha must lie between 0 and 1"):
-            model.tokens_per_round(alpha, 3)
-    for gamma in (-1, 2.5, np.nan):
-        with pytest.raises(ValueError, match="gamma must be a whole number"):
-            model.tokens_per_round(0.5, gamma)
-    with pytest.raises(ValueError, match="at least 1"):
-        model.accepted_per_offered(0.5, 0)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec.theory.dependence import product_identity, replay_rounds, replay_rounds_by_start
+from specdec.theory.dependence import replay_rounds, replay_rounds_by_start
 
 M = np.array([0.9, 0.5, 1.0, 0.2, 0.8, 0.7])
 
@@ -19,7 +19,7 @@ def test_replay_takes_every_gamma_in_one_pass():
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=12), st.integers(0, 14))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50)
 def test_replay_satisfies_its_recursion(m, gamma):
     """V by the formula of theory.md 4.2, term by term."""
     n = len(m)
@@ -46,12 +46,3 @@ def test_replay_by_start_against_every_outcome_of_the_coins():
             rounds += 1
         expected += rounds * np.prod(np.where(coins, m, 1 - m))
     assert replay_rounds_by_start(m) == pytest.approx(expected)
-
-
-def test_out_of_range_arguments_are_refused():
-    with pytest.raises(ValueError, match="m must lie between 0 and 1"):
-        replay_rounds([0.5, 1.2], 2)
-    with pytest.raises(ValueError, match="one vector"):
-        replay_rounds(np.ones((2, 2)), 2)
-    with pytest.raises(ValueError, match="hazards"):
-        product_identity([0.5, -0.1])

@@ -32,9 +32,3 @@ def test_a_product_of_a_mixture_reads_the_experts_of_its_tokens_and_computes_the
     np.testing.assert_allclose(stack.bytes(0, [1, 2, 10**6]), np.array([2, 3.5, 8]) * one)
     assert stack.flops(5, 0) == 2 * 5 * 2 * 3 * 32 * 96
     assert stack.intensity(1, 0) == pytest.approx(2 * 2 * one / 2 / (2 * one + 2 * 2 * 3 * (32 + 96)))
-
-
-@pytest.mark.parametrize(("chances", "tokens"), [([0.5, 1.1], 1), ([0.5], -1), ([0.5], 1.5)])
-def test_arguments_out_of_range(chances, tokens):
-    with pytest.raises(ValueError):
-        distinct_experts(chances, tokens)

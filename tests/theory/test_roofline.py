@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from oracles.calls import cache_bytes
 
-from specdec.theory.roofline import Product, call_bytes, call_flops, padded_rows, ridge_rows, threshold
+from specdec.theory.roofline import Product, call_bytes, call_flops, threshold
 
 WEIGHT = Product("up", inputs=32, outputs=48, matrices=2, bytes_per_value=2)
 SCORES = Product("attention scores", inputs=8, outputs=None, matrices=2 * 3, bytes_per_value=2, queries=4)
@@ -32,12 +32,3 @@ def test_operations_per_byte():
     assert SCORES.intensity(2, 1000) == VALUES.intensity(2, 1000)
     assert threshold(1.935e12, 3.12e14) == pytest.approx(161.24, abs=0.005)
     assert not WEIGHT.cached and SCORES.cached and VALUES.cached
-
-
-@pytest.mark.parametrize(
-    "call",
-    [lambda: ridge_rows(1, 0, 1, 1), lambda: padded_rows(1.5, 1), lambda: WEIGHT.flops(0, 1)],
-)
-def test_arguments_out_of_range(call):
-    with pytest.raises(ValueError):
-        call()

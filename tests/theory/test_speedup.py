@@ -10,7 +10,7 @@ from specdec.theory.speedup import optimal_gamma, oracle_gain, oracle_speedup, s
 
 
 @given(st.floats(0.01, 0.99), st.floats(0, 1))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60)
 def test_drafting_helps_exactly_if_alpha_exceeds_c(alpha, c):
     best = optimal_gamma(alpha, c, max_gamma=50)
     if alpha > c + 1e-9:
@@ -28,9 +28,8 @@ def test_an_oracle_drafts_what_will_be_accepted_and_no_more():
     assert oracle_speedup(alpha, c) == pytest.approx(rate, abs=5 * spread)
 
 
-@pytest.mark.slow
 @given(st.floats(0.0, 1.0), st.floats(0.001, 1))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=20)
 def test_no_oracle_gains_more_than_the_paper_says(alpha, c):
     """Section 3.5 says up to about 60%; the exact limit is e / (e - 1)."""
     gain = oracle_gain(alpha, c, max_gamma=6000)
@@ -49,14 +48,3 @@ def test_a_free_perfect_drafter_runs_into_the_search_limit():
 def test_arguments_broadcast_and_gamma_zero_costs_nothing():
     np.testing.assert_allclose(speedup(0.8, [0, 5], 0.0), [1, 3.68928])
     assert speedup(0.8, 5, 0.1, 1.5) == pytest.approx(tokens_per_round(0.8, 5) / 2)
-
-
-def test_out_of_range_arguments_are_refused():
-    with pytest.raises(ValueError, match="c must be a finite number"):
-        speedup(0.8, 5, -0.1)
-    with pytest.raises(ValueError, match="v must be above 0"):
-        speedup(0.8, 5, 0.1, 0.0)
-    with pytest.raises(ValueError, match="c must be a finite number"):
-        oracle_speedup(0.8, -0.1)
-    with pytest.raises(ValueError, match="max_gamma"):
-        optimal_gamma(0.8, 0.1, max_gamma=0)

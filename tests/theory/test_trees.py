@@ -25,7 +25,7 @@ FALLING = st.lists(st.floats(0, 0.6), min_size=1, max_size=4).map(lambda values:
 
 
 @given(st.one_of(FALLING, st.lists(FALLING, min_size=1, max_size=4)), st.integers(0, 12), st.integers(0, 5))
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_the_program_equals_the_heap_where_accuracy_falls_with_rank(accuracy, nodes, depth):
     heap, program = tree_by_heap(accuracy, nodes, depth), tree_by_program(accuracy, nodes, depth)
     assert program.tokens == pytest.approx(heap.tokens, rel=1e-12)
@@ -62,8 +62,8 @@ def worth(children: tuple, vectors: list[tuple[float, ...]], depth: int = 0) -> 
     return 1 + sum(vectors[depth][rank] * worth(child, vectors, depth + 1) for rank, child in enumerate(children))
 
 
-@pytest.mark.parametrize("seed", range(12))
-@pytest.mark.parametrize("depth", [2, 3, 6])
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("depth", [2, 6])
 def test_the_program_finds_the_best_of_all_trees(seed, depth):
     generator = np.random.default_rng(seed)
     vectors = [tuple(row) for row in generator.uniform(0, 0.6, size=(6, RANKS))]
@@ -99,17 +99,16 @@ def test_trees_come_in_level_order(accuracy):
 
 
 @pytest.mark.parametrize("accuracy", [FLAT, HEADS, (0.1, 0.5, 0.05, 0.3)])
-@pytest.mark.parametrize("draft_seconds", [0.0, 0.05, 0.3])
-@pytest.mark.parametrize("price", [0.0, 0.02, 1.0])
+@pytest.mark.parametrize(("draft_seconds", "price"), [(0.0, 0.02), (0.3, 0.02), (0.05, 1.0), (0.05, 0.0)])
 def test_the_chosen_tree_has_the_highest_rate(accuracy, draft_seconds, price):
     def seconds(rows: int) -> float:
         return 1.0 + price * rows + 0.5 * (rows > 8)  # a step, as of tiles
 
-    chosen = choose_tree(accuracy, seconds, draft_seconds, nodes_max=14, depth_max=5)
+    chosen = choose_tree(accuracy, seconds, draft_seconds, nodes_max=10, depth_max=4)
     rates = {
         (n, depth): best_tree(accuracy, n, depth).tokens / (seconds(n + 1) + depth * draft_seconds)
-        for n in range(15)
-        for depth in range(6)
+        for n in range(11)
+        for depth in range(5)
         if n == 0 or depth > 0
     }
     assert chosen.tree.tokens / chosen.seconds == pytest.approx(max(rates.values()))
@@ -121,26 +120,3 @@ def test_nodes_that_are_worth_nothing_make_no_call_cheaper():
     """Only three nodes are worth something; a call on five rows would be a bargain."""
     chosen = choose_tree((0.5, 0.0), lambda rows: 1.0 if rows <= 4 else 0.1, 0.0, nodes_max=6, depth_max=3)
     assert len(chosen.tree) == 3 and chosen.seconds == 1.0
-
-
-def test_out_of_range_arguments_are_refused():
-    for build in BUILDERS:
-        with pytest.raises(ValueError, match="between 0 and 1"):
-            build((0.5, 1.1), 4)
-        with pytest.raises(ValueError, match="nodes must be a whole number of at least 0"):
-            build(FLAT, -1)
-        with pytest.raises(ValueError, match="depth must be a whole number"):
-            build(FLAT, 3, depth=-1)
-    for accuracy in ([], [[]], [0.5, [0.1]], [[[0.5]]]):
-        with pytest.raises(ValueError, match="one vector over ranks, or a list"):
-            best_tree(accuracy, 3)
-    with pytest.raises(ValueError, match="node 1 has parent 1"):
-        expected_tokens((-1, 1), (0, 0), FLAT)
-    with pytest.raises(ValueError, match="differ in length"):
-        expected_tokens((-1, 0), (0,), FLAT)
-    with pytest.raises(ValueError, match="rank 4 at depth 1"):
-        expected_tokens((-1,), (4,), FLAT)
-    with pytest.raises(ValueError, match="rank 0 at depth 4"):
-        expected_tokens((-1, 0, 1, 2), (0, 0, 0, 0), HEADS)
-    with pytest.raises(ValueError, match="seconds must be above 0"):
-        choose_tree(FLAT, lambda rows: 0.0, 0.0, 3, 3)

@@ -18,7 +18,7 @@ def leaves(nodes):
 
 
 @given(PATHS, st.integers(1, 9), st.integers(1, 4), st.integers(1, 4))
-@settings(max_examples=100)
+@settings(max_examples=50)
 def test_a_path_is_added_where_all_of_it_fits(paths, nodes, depth, branches):
     tree, kept, ends = PathTree(nodes, depth, branches), [], []
     for number, path in enumerate(paths):

@@ -21,19 +21,17 @@ from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, veri
 P = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)
 Q = torch.tensor([0.2, 0.5, 0.1, 0.2], dtype=torch.float64)
 RULES = [("plain", "sampled"), ("lenient", "sampled"), ("plain", "greedy")]
-LENIENCES = (1.0, 0.8, 0.3)
 
 
 def lenient(lenience, residual="plain", form="sampled"):
     return verifiers.build({"name": "lenient", "lenience": lenience, "residual": residual, "form": form})
 
 
-@pytest.mark.parametrize("lenience", LENIENCES)
+@pytest.mark.parametrize("lenience", [1.0, 0.3])
 @pytest.mark.parametrize(("residual", "form"), RULES)
 def test_the_first_token_has_the_law_that_the_rule_states(first_token, random_law, residual, form, lenience):
     rule = lenient(lenience, residual, form)
-    pairs = [(P, Q), *zip(random_law(5, 1), random_law(5, 2), strict=True)]
-    for p, q in pairs:
+    for p, q in [(P, Q), *zip(random_law(5, 1)[:2], random_law(5, 2), strict=False)]:
         law, accepted = first_token(rule, p, q)
         assert (law - rule.law(p, q)).abs().max() < 1e-12
         assert float(rule.passed(p, q).sum()) == pytest.approx(accepted, abs=1e-12)
@@ -71,7 +69,7 @@ def test_total_variation_of_the_worked_example():
 @pytest.mark.parametrize("residual", ["plain", "lenient"])
 def test_at_lenience_1_it_is_speculative_sampling(random_law, residual):
     rule, strict = lenient(1.0, residual), verifiers.build({"name": "speculative_sampling"})
-    for seed in range(100):
+    for seed in range(40):
         p, q = random_law(6, seed)[:5].float(), random_law(6, seed + 200)[:4].float()
         tokens = torch.multinomial(q, 1, generator=torch.Generator().manual_seed(seed)).squeeze(-1)
         draft = Draft(tokens, chain_tree(4), q if seed % 3 else None)
@@ -93,7 +91,7 @@ def test_the_greedy_form_keeps_what_is_likely_enough():
 @pytest.mark.parametrize("form", ["sampled", "greedy"])
 def test_with_one_hot_p_every_lenience_is_exact_match(form):
     greedy, generator = verifiers.build({"name": "greedy"}), torch.Generator().manual_seed(0)
-    for _ in range(100):
+    for _ in range(40):
         p = torch.nn.functional.one_hot(torch.randint(3, (4,), generator=generator), 3).float()
         draft = Draft(torch.randint(3, (3,), generator=generator), chain_tree(3))
         assert lenient(0.1, form=form).accept(draft, p, generator) == greedy.accept(draft, p, None)
