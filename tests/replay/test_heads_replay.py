@@ -28,7 +28,6 @@ PROMPT = (7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19)
 TOKENS = 40
 KINDS = {
     "medusa": (Medusa, {"output": "own"}),
-    "medusa_prefix": (Medusa, {"output": "own", "prefix": True}),
     "grounded": (Grounded, {"output": "own", "grounded": True, "offset": 1}),
     "attention": (Grounded, {"output": "own", "grounded": True, "mixer": "attention"}),
     "gru": (Grounded, {"output": "own", "grounded": True, "mixer": "gru", "state": "embeddings", "prefix": True}),
@@ -106,7 +105,6 @@ def test_agreement_is_that_of_the_first_head(target, text, fitted):
 LAW = [[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.35, 0.25, 0.4]]
 DRAWN = [
     ("medusa", "sampled", (1,)),  # nothing is offered in the first round: no state before it
-    ("medusa", "sampled", (2, 1)),
     ("grounded", "sampled", (2, 1)),
     ("grounded", "greedy", (2, 1)),
 ]

@@ -89,15 +89,6 @@ def test_a_run_is_replayed_from_its_own_folder(command):
     pd.testing.assert_frame_equal(one, two)
 
 
-@pytest.mark.slow
-def test_text_with_a_tokenizer_is_replayed(command, tmp_path):
-    (tmp_path / "code.py").write_text("def f(x):\n    return x + 1\n\ndef g(x):\n    return x + 2\n" * 4)
-    text = ("target.format=text", "target.tokenizer=pocket", "target.prompt_tokens=8", "target.unit=file")
-    path = f"target.path={tmp_path / 'code.py'}"
-    folder = command("out", "target=replay", path, *text, "+drafter=ngram", *QUICK)
-    assert "return" in (folder / "trace.html").read_text()
-
-
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
@@ -137,14 +128,16 @@ def test_a_replay_of_the_suffix_drafter_knows_the_earlier_outputs_of_its_run(com
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", [(), ("structure=tree", "structure.nodes=6")], ids=["chain", "tree"])
-def test_a_walked_run_leaves_what_a_decoded_one_does(command, trace, monkeypatch, shape):
-    """The same files; the same tables, but for readings of the clock, which warmed up first."""
-    path, _ = trace
+def test_a_walked_run_leaves_what_a_decoded_one_does(command, trace, monkeypatch):
+    """The same files; the same tables, but for readings of the clock, which warmed up first. The beginnings alone are
+    replayed, and a note says so.
+    """
+    path, streams = trace
+    shape = ("structure=tree", "structure.nodes=6")
     arguments = ("target=replay", f"target.path={path}", "+drafter=ngram", *shape, *QUICK)
-    walked = command("walked", *arguments)
+    walked = command("walked", *arguments, "measurement.max_new_tokens=40")
     monkeypatch.setattr("specdec.session.parts.walks", lambda target, drafter: False)
-    decoded = command("decoded", *arguments)
+    decoded = command("decoded", *arguments, "measurement.max_new_tokens=40")
     files = [sorted(str(each.relative_to(folder)) for each in folder.rglob("*")) for folder in (walked, decoded)]
     assert files[0] == files[1]
     for name in ("rounds", "replay", "alpha"):
@@ -152,16 +145,9 @@ def test_a_walked_run_leaves_what_a_decoded_one_does(command, trace, monkeypatch
         pd.testing.assert_frame_equal(one, two, check_exact=False, rtol=1e-9)
     one, two = ((folder / "traces.json").read_text() for folder in (walked, decoded))
     assert one == two
-
-
-@pytest.mark.slow
-def test_a_number_of_tokens_replays_the_beginnings_and_says_so(command, trace):
-    path, streams = trace
-    keys = ("target=replay", f"target.path={path}", "+drafter=recorded", "measurement.max_new_tokens=40", *QUICK)
-    folder = command("out", *keys)
     sizes = [len(stream.generated) for stream in streams]
+    (note,) = [note for note in json.loads((walked / "summary.json").read_text())["notes"] if "Replayed" in note]
     used = sum(min(40, size) for size in sizes)
-    (note,) = [note for note in json.loads((folder / "summary.json").read_text())["notes"] if "Replayed" in note]
     assert note.startswith(f"Replayed: {used} of the {sum(sizes)} recorded tokens of 4 texts, at most 40 of each")
 
 

@@ -30,7 +30,7 @@ CASES = [
 ]
 
 
-def stream(seed, length=150, ended=False):
+def stream(seed, length=110, ended=False):
     """A text of phrases that come again, with noise: matches of every length, and wrong ones."""
     dice = random.Random(seed)
     book = [[dice.randrange(END) for _ in range(dice.randint(2, 9))] for _ in range(6)]
