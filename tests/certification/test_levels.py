@@ -7,6 +7,7 @@ from fixtures.drafting import shaken
 from scipy import stats
 
 import specdec.decode
+from specdec.certification import exact, greedy_identity
 from specdec.certification.certificate import concluded
 from specdec.certification.exact import random_law, rule_checks, table_target
 from specdec.certification.greedy_identity import identity_checks
@@ -107,6 +108,9 @@ def test_exact_catches_a_token_dropped_at_the_length_limit(monkeypatch):
         return whole(kept, next_token, room, end_tokens)
 
     monkeypatch.setattr(specdec.decode, "cut", dropping)
+    families = exact._cases
+    few = {family: cases[-3:] for family, cases in families(rule(), "chain").items()}
+    monkeypatch.setattr(exact, "_cases", lambda *asked: few)
     assert failed(rule_checks(rule(), "chain")) == {"rule on chain: texts of the loop"}
 
 
@@ -116,6 +120,7 @@ def test_exact_catches_an_off_by_one_commit(monkeypatch):
 
     right = ModelTarget.commit
     chain = small_structure("chain", 3)
+    monkeypatch.setattr(greedy_identity, "ARCHITECTURES", {"llama": None})
     monkeypatch.setattr(ModelTarget, "commit", lambda self, path, token: right(self, path[:-1], token))
     assert failed(identity_checks(rule(), chain)) == {"greedy identity: any path"}
 
