@@ -2,7 +2,8 @@
 
 The reference is transformers' own `generate`, with its own cache and masks, on a tiny random model of every
 architecture; drafters and verifiers come from the registries. Every drafter meets every structure and both ways of
-evaluating it; verifiers, architectures and lengths come in turn.
+evaluating it; verifiers, architectures and lengths come in turn, and the second tier has every drafter with every
+verifier and structure.
 """
 
 import pytest
@@ -44,6 +45,7 @@ CASES = [
 ]
 IN_TURN = pairwise(CASES, [(0, 1), (1, 3), (1, 4), (2, 3), (3, 4), (3, 5)])
 SHARED_KEYS = {("gemma4", drafter, "greedy", "chain", "packed", 4) for drafter in ("ngram", "small_model", "medusa")}
+PRODUCT = {case for case in CASES if (case[0], case[4]) == ("llama", "packed") and case[5] > 1}
 
 
 @pytest.mark.parametrize(("shape", "evaluation"), SHAPES)
@@ -59,7 +61,11 @@ def test_any_path_may_be_kept(architecture, make_structure, shape, evaluation):
 
 
 @pytest.mark.parametrize(
-    ("architecture", "drafter", "verifier", "shape", "evaluation", "gamma"), sorted(IN_TURN | SHARED_KEYS)
+    ("architecture", "drafter", "verifier", "shape", "evaluation", "gamma"),
+    [
+        *sorted(IN_TURN | SHARED_KEYS),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in sorted(PRODUCT - IN_TURN)),
+    ],
 )
 def test_output_is_the_models_own(
     architecture, drafter_values, make_structure, drafter, verifier, shape, evaluation, gamma
