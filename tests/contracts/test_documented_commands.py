@@ -204,7 +204,7 @@ def test_the_command_runs_in_its_debug_size(
     if command == "run" and arguments not in WHOLE:
         words += ["measurement.calibration_calls=1", "measurement.warmup_tokens=0"]
         decode(composed(*words), tmp_path / "out")
-        assert json.loads((tmp_path / "out" / "session.json").read_text()).get("unexplained", 0) == 0
+        assert json.loads((tmp_path / "out" / "session.json").read_text())["unexplained"] == 0
         return
     modules = {"run": run, "advise": advise, "certify": certify, "report": report, "sync": sync, "new": new}
     ended = in_process(modules[command], *words)
