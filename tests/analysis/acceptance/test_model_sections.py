@@ -38,7 +38,7 @@ def test_there_are_tests_models_and_prediction(run_of):
     )
     alpha = pd.DataFrame({"prompt": names, "repeat": 0, "numerator": m.sum(axis=1), "denominator": 100.0})
     run = run_of(rounds, replay=replay, alpha=alpha)
-    sections = {section.title: section for section in model_sections(run, replicates=200, refits=20)}
+    sections = {section.title: section for section in model_sections(run, replicates=100)}
     assert list(sections) == [
         "Is acceptance independent and the same everywhere?",
         "Which model describes the rounds?",
