@@ -150,6 +150,7 @@ def test_files_of_one_server_are_joined_by_name(in_process, written):
         ("hello\n", (), "profile_export_aiperf.csv: Metric,avg,min,max"),
         (HEAD + PLAIN.replace(",11,", ",-11,"), (), "mean_itl_ms is -11, which no clock"),
         (HEAD + PLAIN.replace(",90,", ",fast,", 1), (), "aggregate_output_tps is 'fast', and a number was expected"),
+        (HEAD, (), "no line below its header"),
         (HEAD + PLAIN.replace(",90,", ",,", 1), (), "does not say the output tokens per second"),
         (HEAD + FAST + FAST.replace("fast", "other"), ("--gamma", "third=3"), "third is no speculative server of"),
         (HEAD + PLAIN + FAST, ("--gamma", "1"), "are more than gamma 1 + 1: correct --gamma"),

@@ -5,6 +5,8 @@ from functools import partial
 from math import nan
 from typing import Any
 
+from specdec.errors import UsageError
+
 from ..load_points import LoadFile, Values, number_of
 
 LOAD_FILES = (  # what writes them: how they begin
@@ -17,7 +19,9 @@ LOAD_FILES = (  # what writes them: how they begin
 def load_points(file: LoadFile) -> list[dict[str, Any]]:
     """Return a point for each line of the table, or for each benchmark; none of a file of another kind."""
     if not file.documents and "offered_concurrency" in file.text.partition("\n")[0]:
-        lines = csv.DictReader(file.text.splitlines())
+        lines = [*csv.DictReader(file.text.splitlines())]
+        if not lines:
+            raise UsageError(f"{file.path} is a table of GuideLLM with no line below its header: measure a load first.")
         return [_of_line(f"{file.path}:{number}", line) for number, line in enumerate(lines, 2)]
     points = []
     for where, value in file.documents:
