@@ -6,8 +6,8 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fixtures.command_lines import configured
 from fixtures.resumed_runs import config_of, decode, found
+from fixtures.small_parts import composed
 
 from specdec import run
 from specdec.analysis.read.facts import RunStatus
@@ -127,12 +127,12 @@ def test_stages_add_up():
     ],
 )
 def test_only_first_looks_are_bounded_unasked(overrides, seconds):
-    assert plan(configured(overrides)).budget_seconds == seconds
+    assert plan(composed(*overrides.split())).budget_seconds == seconds
 
 
 def test_a_cell_of_a_sweep_is_not_bounded_unasked(monkeypatch, tmp_path):
     monkeypatch.setenv(PARENT_RUN, str(tmp_path))
-    assert plan(configured("+drafter=ngram")).budget_seconds is None
+    assert plan(composed("+drafter=ngram")).budget_seconds is None
 
 
 def test_a_budget_is_refused_where_several_processes_decode_one_prompt(in_process, monkeypatch):
@@ -246,5 +246,5 @@ def test_the_bound_that_auto_became_is_logged(monkeypatch):
 )
 def test_the_first_look_is_traced_and_a_long_run_is_compiled(overrides, mode):
     own = "+drafter=small_model target.device=cpu target.compile_cache=null"
-    parts = open_parts(plan(configured(f"{own} {overrides}")))
+    parts = open_parts(plan(composed(*own.split(), *overrides.split())))
     assert parts.target.compilation == parts.primary.drafter._compilation == mode

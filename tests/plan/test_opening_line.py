@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fixtures.command_lines import configured
 from fixtures.gguf_files import write_gguf_model
 from fixtures.resumed_runs import config_of
+from fixtures.small_parts import composed
 
 from specdec.models import arithmetic
 from specdec.plan.opening_line import opening_line
@@ -15,7 +15,7 @@ from specdec.plan.plan import plan
 
 
 def line(*overrides: str, budget: float | None = None) -> str:
-    return opening_line(replace(plan(configured(" ".join(("+drafter=ngram", *overrides)))), budget_seconds=budget))
+    return opening_line(replace(plan(composed("+drafter=ngram", *overrides)), budget_seconds=budget))
 
 
 @pytest.fixture

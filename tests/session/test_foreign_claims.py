@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from fixtures.command_lines import configured
+from fixtures.small_parts import composed
 
 from specdec.drafters import drafters
 from specdec.drafters.ngram import Ngram, NgramConfig
@@ -14,7 +14,7 @@ from specdec.session.foreign_claims import claim_notes, record_passed
 @pytest.fixture
 def made(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    return lambda: plan(configured("+drafter=ngram"))
+    return lambda: plan(composed("+drafter=ngram"))
 
 
 @pytest.fixture
@@ -40,10 +40,10 @@ def test_a_foreign_claim_is_declared_until_it_passed(foreign, made, tmp_path):
     record_passed(made(), tmp_path / "certificate.json")
     (note,) = claim_notes(made())
     assert "not proven" not in note and "this combination passed" in note
-    other = plan(configured("+drafter=ngram drafter.order_max=3"))
+    other = plan(composed("+drafter=ngram", "drafter.order_max=3"))
     assert "is declared, not proven" in claim_notes(other)[0], "of other values nothing was shown"
 
 
 def test_a_drafter_beside_the_others_is_told_too(foreign):
-    both = plan(configured("+drafter=recycling measurement.drafters=[ngram]"))
+    both = plan(composed("+drafter=recycling", "measurement.drafters=[ngram]"))
     assert ["ngram" in note for note in claim_notes(both)] == [True]
