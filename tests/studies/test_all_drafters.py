@@ -68,6 +68,14 @@ def test_a_drafter_that_goes_no_deeper_has_no_chain_of_the_equal_size(study, cho
 
 
 @pytest.mark.slow
+def test_whoever_is_not_left_out_decodes_the_pocket_target(study):
+    model = ("target=causal", "target.compile=false", "prompts=stdlib_code", "prompts.limit=2", "target.dtype=float32")
+    few = ("study.shapes=[]", "measurement.max_new_tokens=4", "+study.drafters.layer_skip={evaluations: 4}")
+    _, tables = study("all_drafters", *model, *few)
+    assert set(tables["live"]["outcome"]) == {"same"} and "mtp" not in set(tables["live"]["arm"])
+
+
+@pytest.mark.slow
 def test_heads_over_states_are_among_the_drafters_of_a_model(study):
     model = ("target=causal", "target.compile=false", "prompts=stdlib_code", "prompts.limit=2")
     left_out = ",".join(name for name in drafters.names() if name not in ("ngram", "medusa"))
