@@ -72,7 +72,7 @@ def _level(module: str) -> int:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is asked of a module here. Its tree, hundreds of times as large, is not kept."""
+    """Facts about a module that tests ask for. Its tree, hundreds of times as large, is not kept."""
 
     text: str
     imports: set[str]

@@ -92,8 +92,8 @@ def test_an_interval_prints_in_one_way():
 
 @pytest.mark.parametrize("prompts", [5, 10])
 def test_coverage_holds_for_few_prompts(prompts):
-    """Of 400 pairs of methods that are one, whose times differ by noise with heavy tails: at a true coverage of 94.5%
-    fewer than 91% happen with probability 3e-3; seeds are fixed. The percentiles alone hold in 83% at 5 prompts and in
+    """Pairs of equal methods, 400 of them, have times with heavy tails: at a true coverage of 94.5% fewer than 91% of
+    their intervals hold 1 with probability 3e-3; seeds are fixed. The percentiles alone hold in 83% at 5 prompts and in
     89% at 10.
     """
     generator, held = np.random.default_rng(prompts), 0

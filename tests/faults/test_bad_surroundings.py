@@ -58,7 +58,7 @@ BAD = {
     f"{SMALL} tracking.enabled=true tracking.uri=ftp.example": "tracking.uri",
     f"{SMALL} {DOWN}": "does not answer",
 }
-# What Hydra's own start meets: folders, and the arguments of a sweep.
+# Hydra's own start meets these: folders, and the arguments of a sweep.
 AT_THE_START = {
     "+drafter=ngram hydra.run.dir=text.txt": "text.txt",
     "+drafter=ngram hydra.run.dir=text.txt/below": "text.txt",

@@ -1,4 +1,4 @@
-"""What the closed forms refuse: arguments outside of their range, in a sentence that names them."""
+"""The closed forms refuse arguments outside of their range, in a sentence that names them."""
 
 import numpy as np
 import pytest

@@ -147,7 +147,7 @@ def test_both_ways_are_timed_in_turn(tiny_model, sampling):
 
 @pytest.mark.parametrize("compilation", [None, "trace"])
 def test_a_batch_of_roots_is_a_plain_step_in_each_of_its_sequences(tiny_model, sampling, monkeypatch, compilation):
-    """What is traced runs as it was written, so that making it takes no time; it writes into its own cache all the
+    """A traced pass runs here as it was written, which takes no time to make; it writes into its own cache all the
     same.
     """
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)

@@ -31,7 +31,7 @@ def test_the_trees_that_come_along_are_those_that_were_judged():
     assert judged["medusa", JOINT] == judged["grounded", JOINT] == both
     chances = list(best_tree(heads_tree.searched_accuracy(found), 8, 4).parents)
     assert judged["medusa", CHANCES] == judged["grounded", CHANCES] == chances
-    # What the YAMLs say of them.
+    # The YAMLs of the trees say these differences.
     trees = {(each["heads"], each["shape"]): each for each in heads_tree.trees_of(found)}
     for heads, gain in (("medusa", "0.091 (0.058 to 0.122)"), ("grounded", "-0.014 (-0.036 to 0.004)")):
         assert f"{difference(trees[heads, OWN], trees[heads, DRAWN]):.3f}" == gain
