@@ -1,6 +1,7 @@
 """Settings of every test, and the list of fixture files; what only one folder of tests uses stays in its conftest."""
 
 import atexit
+import copy
 import gc
 import hashlib
 import json
@@ -14,7 +15,7 @@ from typing import Any
 
 import hypothesis
 import pytest
-import torch
+import yaml
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers share two cores, and so do the commands that they start
@@ -29,7 +30,7 @@ gc.set_threshold(10_000, 20, 50)
 hypothesis.settings.register_profile("specdec", deadline=None, derandomize=True, database=None)
 hypothesis.settings.load_profile("specdec")
 
-pytest_plugins = [  # a file stands below those that it imports
+FIXTURES = [  # a file stands below those that it imports
     "fixtures.small_parts",
     "fixtures.enumeration",
     "fixtures.tiny_models",
@@ -45,10 +46,37 @@ pytest_plugins = [  # a file stands below those that it imports
 ]
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Load the files of fixtures, and torch and transformers with them, where tests run: not in the process that only
+    hands them out to workers, which would wait for it before they start.
+    """
+    if config.getoption("dist", "no") == "no" or config.option.collectonly:
+        for name in FIXTURES:
+            config.pluginmanager.import_plugin(name)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
     """Compute on one thread: tiny models run faster, and sums have one order."""
+    import torch
+
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def texts_of_yaml_are_parsed_once() -> Iterator[None]:
+    """Parse a text once: Hydra reads the same twenty files for each of hundreds of compositions."""
+    load, known = yaml.load, {}
+
+    def once(stream: Any, Loader: type) -> Any:  # noqa: N803, the library's own name
+        text = stream if isinstance(stream, str | bytes) else stream.read()
+        if (Loader.__name__, text) not in known:
+            known[Loader.__name__, text] = load(text, Loader)
+        return copy.deepcopy(known[Loader.__name__, text])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(yaml, "load", once)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -74,6 +102,8 @@ def models_are_probed_once() -> Iterator[None]:
     """Probe each tiny model once for all workers: equal weights in equal modules are equally examined, and tests make
     the same models hundreds of times, in memory and in folders.
     """
+    import torch
+
     from specdec.code_version import code_hash
     from specdec.models import probe as probing  # after HF_HUB_OFFLINE was set
     from specdec.models.probed import Probed
