@@ -142,7 +142,7 @@ class Interval:
     def __format__(self, form: str) -> str:
         if not isfinite(self.estimate):
             return "–"
-        form = form or ".3f"
+        form = f"+z{form[1:]}" if form.startswith("+") else f"z{form or '.3f'}"  # z: what rounds to zero has no minus
         shown = format(self.estimate, form)
         if not self.known:
             return f"{shown} (–)" if self.prompts else shown

@@ -85,6 +85,7 @@ def test_an_interval_prints_in_one_way():
     interval = Interval(1.3, 1.184, 1.4412, 0.95, 20)
     assert f"{interval}" == "1.300 (1.184 to 1.441)"
     assert f"{interval:+.2f}" == "+1.30 (+1.18 to +1.44)"
+    assert f"{Interval(-0.001, -0.02, 0.011):+.2f}" == "+0.00 (-0.02 to +0.01)"
     assert f"{Interval(0.251):.0%}" == "25%" and f"{Interval(0.251, prompts=3):.0%}" == "25% (–)"
     assert f"{Interval.from_metrics({'x': 2.0, 'x.ci_low': 1.5, 'x.ci_high': 2.5}, 'x'):.1f}" == "2.0 (1.5 to 2.5)"
     assert not Interval.from_metrics({"x": 2.0}, "x").known
