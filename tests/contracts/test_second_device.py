@@ -138,7 +138,7 @@ def test_siblings_that_are_drawn_independently(same, make_structure, drafter_val
     def act(target, _):
         drafter = drafters.build(values, target=target)
         rules = ("k_seq", "speculative_sampling")
-        return [text(target, drafter, make_structure(shape, 3), rule).tokens for rule in rules]
+        return [text(target, drafter, make_structure(shape, 2), rule).tokens for rule in rules]
 
     same("none", act, 1.0)
 
@@ -180,8 +180,8 @@ def test_batches(same, make_structure, drafter):
             target=batch_target(target, 2),
             drafter=batch_drafter(single, target, 2),
             verifier=verifiers.build({"name": "greedy" if shape == "dynamic" else "speculative_sampling"}),
-            structure=make_structure(shape, 3),
-            requests=[asked(target, single, place, 3 + place) for place in range(4)],
+            structure=make_structure(shape, 2),
+            requests=[asked(target, single, place, 3 + place) for place in range(3)],
             clock=CpuClock(),
         )
         return [generation.tokens for generation in done.generations]
@@ -221,13 +221,13 @@ def test_measurements(same, make_structure, drafter):
         def timer():
             return Timer(SimulatedClock(), 1, generator_for(0, "p", "cost"))
 
-        chain, trees = make_structure("chain", 3), [chain_tree(2), make_structure("tree", 2).tree]
+        chain, trees = make_structure("chain", 2), [chain_tree(2), make_structure("tree", 2).tree]
         batch = EverySlot(batch_target(target, 2), batch_drafter(drafter, target, 2))
-        shared = batch.calibrate(lambda *pair: calibrate(*pair, chain, PROMPT, trees, timer(), (1, 3)), drafter)
-        alone = calibrate(target, drafter, chain, PROMPT, trees, timer(), (1, 3))
-        cells = time_calls(target, PROMPT, [1, 2, 5], [4, 9], timer())["cells"]
-        shapes = time_shapes(target, PROMPT, [(1, 0), (2, 3), (3, 0)], [5], timer(), ("packed", "rows"))
-        drafts = time_drafts(target, drafter, [chain, make_structure("tree", 2)], PROMPT, timer())
+        shared = batch.calibrate(lambda *pair: calibrate(*pair, chain, PROMPT, trees, timer(), (1, 2)), drafter)
+        alone = calibrate(target, drafter, chain, PROMPT, trees, timer(), (1, 2))
+        cells = time_calls(target, PROMPT, [1, 3], [4], timer())["cells"]
+        shapes = time_shapes(target, PROMPT, [(1, 0), (2, 2)], [5], timer(), ("packed", "rows"))
+        drafts = time_drafts(target, drafter, [make_structure("tree", 2)], PROMPT, timer())
         untimed = [{key: value for key, value in cell.items() if key != "seconds"} for cell in cells]
         tables = [table.drop(columns="seconds").to_dict("list") for table in (shapes, drafts)]
         return sorted(shared.calls), sorted(alone.calls), sorted(alone.drafts), untimed, tables
