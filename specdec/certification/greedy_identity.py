@@ -84,14 +84,15 @@ def decoded(
     structure: Structure,
     reference: Sequence[int] | None = None,
     prompt: Sequence[int] = PROMPT,
+    length: int = NEW_TOKENS,
 ) -> Generation:
-    """Return the output of the real loop for a prompt, of `NEW_TOKENS` tokens."""
+    """Return the output of the real loop for a prompt, of `length` tokens."""
     return generate(
         target=target,
         drafter=drafter,
         verifier=verifier,
         structure=structure,
-        request=seeded_request(target, ("prompt", prompt), NEW_TOKENS, 0, ("draft", "accept"), reference),
+        request=seeded_request(target, ("prompt", prompt), length, 0, ("draft", "accept"), reference),
         clock=CpuClock(),
     )
 

@@ -6,7 +6,7 @@ fixed, and what is random comes from generators with a seed.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from unittest import SkipTest
 
 import torch
@@ -23,6 +23,8 @@ PROMPT = (0, 3, 1, 4, 0, 3, 1, 2, 0, 3)
 """A prompt that repeats itself, over `SIZE` tokens."""
 TEXT = (1, 4, 0, 3, 1, 2, 2, 4, 0, 0, 1, 3)
 """Tokens that are committed after it, whatever was drafted."""
+DEPTH = 4
+"""The depth of most drafts."""
 _SINGLE = 1e-6  # error of a chance that rounding in float32 explains
 _BEFORE = (PROMPT[-1], *TEXT)  # in place i the token before TEXT[i]
 
@@ -39,6 +41,13 @@ class Subject:
     make: Callable[[], Drafter]
     shape: Callable[[int], Structure]
     vocabulary: int = SIZE
+    _walked: dict[int, list[Draft]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def drafts(self, gamma: int) -> list[Draft]:
+        """Return the drafts of a new drafter in a structure of a depth (`walk`), made once for all checks."""
+        if gamma not in self._walked:
+            self._walked[gamma] = walk(self.make(), self.shape(gamma))
+        return self._walked[gamma]
 
 
 def require(holds: object, sentence: str) -> None:
@@ -92,9 +101,9 @@ def alike(one: Draft, other: Draft) -> bool:
 
 def drafts_are_well_formed(subject: Subject) -> None:
     """Check tokens, sizes, sources, and that siblings differ, for structures of several depths."""
-    for gamma in (1, 2, 5):
+    for gamma in (1, 2, DEPTH):
         shape = subject.shape(gamma)
-        for draft in walk(subject.make(), shape):
+        for draft in subject.drafts(gamma):
             right = draft.tokens.dtype == torch.int64 and draft.tokens.shape == (len(draft),)
             require(right, "Draft.tokens should be int64, one for each node of Draft.tree.")
             within = ((draft.tokens >= 0) & (draft.tokens < subject.vocabulary)).all()
@@ -117,7 +126,7 @@ def drafts_are_well_formed(subject: Subject) -> None:
 
 def draws_are_of_the_children(subject: Subject) -> None:
     """Check that every child was drawn, some of them again; a point mass only once."""
-    for draft in walk(subject.make(), subject.shape(3)):
+    for draft in subject.drafts(DEPTH):
         drawn = [set(each) for each in draft.tests] == [set(each) for each in draft.tree.children]
         require(drawn, "Draft.draws should list the children of each node, every one of them.")
         if draft.q is None:
@@ -126,7 +135,7 @@ def draws_are_of_the_children(subject: Subject) -> None:
 
 def q_can_have_given_the_token(subject: Subject) -> None:
     """Check that each q is a law, under which its token has a chance."""
-    for draft in walk(subject.make(), subject.shape(4)):
+    for draft in subject.drafts(DEPTH):
         if draft.q is None or len(draft) == 0:
             continue
         require(draft.q.shape == (len(draft), subject.vocabulary), "Draft.q should be [nodes, vocabulary].")
@@ -138,9 +147,8 @@ def q_can_have_given_the_token(subject: Subject) -> None:
 
 def the_same_generator_gives_the_same_drafts(subject: Subject) -> None:
     """Check a second walk with the same seed, by the same drafter and by a new one."""
-    drafter, shape = subject.make(), subject.shape(4)
-    first, again, fresh = walk(drafter, shape), walk(drafter, shape), walk(subject.make(), shape)
-    for one, *others in zip(first, again, fresh, strict=True):
+    drafter, shape = subject.make(), subject.shape(DEPTH)
+    for one, *others in zip(subject.drafts(DEPTH), walk(drafter, shape), walk(drafter, shape), strict=True):
         same = all(alike(one, other) for other in others)
         require(same, "The same text with the same generator got other drafts the second time.")
 
@@ -161,14 +169,12 @@ def without_q_the_draft_follows_from_its_state(subject: Subject) -> None:
 
 def global_randomness_is_left_alone(subject: Subject) -> None:
     """Check that torch's global generator is neither read nor moved."""
-    saved = torch.get_rng_state()
+    first, saved = subject.drafts(DEPTH), torch.get_rng_state()
     try:
-        torch.manual_seed(1)
+        torch.manual_seed(20_141)  # any but that of the first walk
         before = torch.get_rng_state()
-        first = walk(subject.make(), subject.shape(4))
+        same = all(alike(*pair) for pair in zip(first, walk(subject.make(), subject.shape(DEPTH)), strict=True))
         moved = not torch.equal(before, torch.get_rng_state())
-        torch.manual_seed(2)
-        same = all(alike(*pair) for pair in zip(first, walk(subject.make(), subject.shape(4)), strict=True))
     finally:
         torch.set_rng_state(saved)
     require(not moved and same, "A draft depends on torch's global generator: draw with TextStart.generator.")
@@ -217,11 +223,11 @@ def nothing_is_drafted_where_nothing_fits(subject: Subject) -> None:
 
 def a_new_text_starts_from_nothing(subject: Subject) -> None:
     """Check that drafts after `start` do not depend on the text before."""
-    used, shape = subject.make(), subject.shape(4)
+    used, shape = subject.make(), subject.shape(DEPTH)
     begin(used, [4, 4, 4, 2, 2, 4, 4], [2, 4, 4], seed=9)
     observe(used, used.draft(shape), 2)
     used.commit([2, 4])
-    same = all(alike(*pair) for pair in zip(walk(used, shape), walk(subject.make(), shape), strict=True))
+    same = all(alike(*pair) for pair in zip(walk(used, shape), subject.drafts(DEPTH), strict=True))
     require(same, "Drafts of a text depend on the text before: `start` should forget it (`remember` may keep).")
 
 
@@ -238,17 +244,19 @@ def a_round_may_be_drafted_by_another(subject: Subject) -> None:
 
 
 def a_rejection_leaves_nothing_stale(subject: Subject) -> None:
-    """Check after every round of a text, whose drafts are rejected wherever they do not happen to agree with it, that
-    the next draft is that of a new drafter, which has seen no draft at all.
+    """Check after every third round of a text, whose drafts are rejected wherever they do not happen to agree with it,
+    that the next draft is that of a new drafter, which has seen no draft at all.
     """
     drafter, shape = subject.make(), subject.shape(3)
     if not forgets_rounds(drafter):
         raise SkipTest(f"it declares replay={drafter.capabilities.replay!r}: drafts depend on earlier rounds")
     begin(drafter)
     for position in range(len(TEXT) - 1):
-        draft, fresh = drafter.draft(shape), subject.make()
-        begin(fresh, [*PROMPT, *TEXT[:position]], TEXT[position:])
-        require_same(drafter, draft, fresh.draft(shape), f"after {position} rounds")
+        draft = drafter.draft(shape)
+        if position % 3 == 1:
+            fresh = subject.make()
+            begin(fresh, [*PROMPT, *TEXT[:position]], TEXT[position:])
+            require_same(drafter, draft, fresh.draft(shape), f"after {position} rounds")
         commit(drafter, position, position + 1)
 
 

@@ -12,11 +12,8 @@ import pytest
 from fixtures.refusals import refused
 from fixtures.two_tiers import pairwise
 
-from specdec.drafters import parallel, small_model
 from specdec.drafters.base import drafters
 from specdec.drafters.base.contract import Replay
-from specdec.models.load import load_model
-from specdec.ngrams import source_model
 from specdec.records import TextStart
 from specdec.sampling import generator_for
 from specdec.structures.base import structures
@@ -34,6 +31,7 @@ from specdec.testing.drafter_contract import (
     tokens_taken_back_leave_no_trace,
 )
 
+pytestmark = pytest.mark.usefixtures("models_opened_once")
 FILLS = {name: drafters.get(name).capabilities.fills for name in drafters.names()}
 ON_TREES = (
     drafts_are_well_formed,
@@ -56,38 +54,23 @@ for *pair, check in sorted(pairwise(BRANCHING), key=BRANCHING.index):
     CASES[tuple(pair)].append(check)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def loaded_once():
-    """A pair builds its drafter dozens of times: the weights of a model are read from its files once."""
-    with pytest.MonkeyPatch.context() as patch:
-        for module in (parallel, small_model, source_model):
-            patch.setattr(module, "load_model", cache(load_model))
-        yield
-
-
 @pytest.fixture(scope="module")
 def build(drafter_values, small_target):
-    target_of = cache(lambda name: small_target(name, SIZE, temperature=1.0))
+    @cache
+    def parts(name: str) -> Any:
+        target = small_target(name, SIZE, temperature=1.0)
+        return drafters.config(drafter_values(name, SIZE, target)), target
 
-    def make(name: str) -> Any:
-        target = target_of(name)
-        return drafters.build(drafter_values(name, SIZE, target), target=target)
-
-    return make
-
-
-@pytest.fixture
-def subject(build, make_structure):
-    return lambda name, structure: Subject(lambda: build(name), lambda gamma: make_structure(structure, gamma))
+    return lambda name: drafters.construct(parts(name)[0], target=parts(name)[1])
 
 
 @pytest.mark.parametrize(("name", "structure"), [case for case, checks in CASES.items() if checks])
-def test_the_contract_holds(subject, name, structure):
+def test_the_contract_holds(build, make_structure, name, structure):
     """A sentence and the check's name say what does not hold."""
-    skipped = []
+    subject, skipped = Subject(lambda: build(name), lambda gamma: make_structure(structure, gamma)), []
     for check in CASES[name, structure]:
         try:
-            check(subject(name, structure))
+            check(subject)
         except SkipTest:
             skipped.append(check)
     assert len(skipped) <= 4, "a check that skips itself says nothing, and too many of them do"

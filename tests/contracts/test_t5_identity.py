@@ -1,8 +1,8 @@
 """Speculation on tiny random T5s in float64: greedy output is the model's own, and sampling sees exact laws.
 
 The reference is transformers' own `generate` and plain forward passes, which know nothing of our caches; drafters and
-verifiers come from the registries, those that are models as T5s themselves. Both kinds of T5 take turns; the second
-tier has every drafter with every verifier and structure.
+verifiers come from the registries, those that are models as T5s themselves. Every drafter is tried; structures,
+verifiers and both kinds of T5 take turns, and the second tier has every drafter with every verifier and structure.
 """
 
 from functools import cache
@@ -10,10 +10,10 @@ from functools import cache
 import pytest
 import torch
 from fixtures.drafting import shaken
-from fixtures.tiny_models import ENCODER_DECODERS, unprobed
+from fixtures.tiny_models import ENCODER_DECODERS
 from fixtures.two_tiers import pairwise
 
-from specdec.certification.greedy_identity import NEW_TOKENS, PROMPT, decoded
+from specdec.certification.greedy_identity import PROMPT, decoded
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.records import Request
@@ -24,6 +24,8 @@ from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
 from specdec.verifiers.base.contract import verifiers
 
+pytestmark = pytest.mark.usefixtures("models_opened_once")
+LENGTH = 18
 LOSSLESS = [name for name in verifiers.names() if verifiers.get(name).capabilities.lossless]
 CASES = [
     (kind, drafter, verifier, shape, gamma)
@@ -35,14 +37,8 @@ CASES = [
     if drafters.get(drafter).capabilities.lossless
     and shape in drafters.get(drafter).capabilities.fills & verifiers.get(verifier).capabilities.handles
 ]
-IN_TURN = pairwise(CASES, [(0, 3), (1, 3), (2, 3), (3, 4)])
+IN_TURN = pairwise(CASES, [(0, 3), (1, 1), (2, 3), (3, 4)])  # 1, 1: each drafter
 PRODUCT = {case for case in CASES if case[0] == CASES[0][0] and case[4] > 1}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_probes():
-    with unprobed():
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +50,7 @@ def own_greedy(tiny_encoder_decoder):
         output = tiny_encoder_decoder(kind).generate(
             torch.tensor([PROMPT]),
             attention_mask=torch.ones(1, len(PROMPT), dtype=torch.long),
-            max_new_tokens=NEW_TOKENS,
+            max_new_tokens=LENGTH,
             do_sample=False,
         )
         text = tuple(output[0, 1:].tolist())
@@ -122,12 +118,12 @@ def test_output_is_the_models_own(
         built = drafter_of(drafter, target, encoder_decoder)
         reference = own if built.capabilities.needs_reference else None
         rule = verifiers.build({"name": verifier})
-        generation = decoded(target, built, rule, make_structure(shape, gamma), reference)
+        generation = decoded(target, built, rule, make_structure(shape, gamma), reference, PROMPT, LENGTH)
     except UsageError as refusal:
         assert "encoder-decoder" in str(refusal)
         pytest.skip(str(refusal))
     assert generation.tokens == own
-    assert sum(len(row.committed) for row in generation.rounds) == NEW_TOKENS
+    assert sum(len(row.committed) for row in generation.rounds) == LENGTH
     if drafter in ("oracle", "small_model"):
         accepted = sum(row.accepted for row in generation.rounds)
         assert 0 < accepted and any(row.rejected for row in generation.rounds), "both branches must have been taken"
@@ -141,7 +137,7 @@ def test_sampling_sees_exact_laws(encoder_decoder, target_of, drafter_of, make_s
     verify = target.verify
     monkeypatch.setattr(target, "verify", lambda draft: seen.append((draft, verify(draft))) or seen[-1][1])
     rule = verifiers.build({"name": "speculative_sampling"})
-    generation = decoded(target, drafter, rule, make_structure("chain", 4))
+    generation = decoded(target, drafter, rule, make_structure("chain", 4), None, PROMPT, LENGTH)
     assert any(row.rejected for row in generation.rounds) and any(row.accepted for row in generation.rounds)
     text: list[int] = []
     for (draft, p), row in zip(seen, generation.rounds, strict=True):
