@@ -1,6 +1,6 @@
 """The account of a drafter of every kind closes to 1e-9: run, categories and prompts."""
 
-from collections.abc import Callable
+import shutil
 from math import isfinite, prod
 from pathlib import Path
 from typing import Any
@@ -16,26 +16,12 @@ from specdec.config import config_dir, flattened
 from specdec.drafters import drafters
 from specdec.targets import targets
 
-QUICK = [("ngram", "chain"), ("ngram", "tree"), ("oracle", "chain")]
 # By what the account reads of a drafter: its kind of replay, drafts of its own length, calls of the target's layers,
 # and no drafts at all.
-SLOW = [(name, "chain") for name in ("adaptive", "early_exit", "jacobi", "medusa", "none", "staged")]
+DRAFTERS = ("adaptive", "early_exit", "jacobi", "medusa", "none")
 ONE_GAMMA = ("measurement.gammas=[]", "measurement.bootstrap=20", "structure.gamma=2")
 STATES = 3  # of the table target
 TEXTS = "prompts.tokens=[[0],[1],[2],[0,1],[1,2],[2,0],[0,2],[1,0]]"
-
-
-@pytest.fixture(scope="module")
-def run_of(tmp_path_factory) -> Callable[..., Run]:
-    """`run_of("ngram", "seed=1")`: runs the command on the table target without tracking, and reads what it left."""
-
-    def make(name: str, *arguments: str) -> Run:
-        folder = tmp_path_factory.mktemp("run")
-        common = [f"+drafter={name}", "+debug=tiny", "tracking.enabled=false", f"hydra.run.dir={folder}"]
-        run_in(folder, *common, *arguments)
-        return open_folder(folder)
-
-    return make
 
 
 def changes(name: str, values: dict[str, Any]) -> list[str]:
@@ -67,16 +53,8 @@ def closes(factors: dict[str, float], speedup: float, rounds: pd.DataFrame, gamm
     assert speedup == pytest.approx(measured_speedup(rounds, gamma), rel=1e-9)
 
 
-@pytest.mark.parametrize(("name", "shape"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in SLOW)])
-def test_the_account_closes(run_of, drafter_values, group_values, sampling, tiny_llama, tmp_path, name, shape):
-    target = targets.build(group_values("target", "table"), sampling=sampling())
-    beside = []
-    if drafters.get(name).capabilities.runs_target:
-        tiny_llama(STATES).save_pretrained(tmp_path)
-        beside = ["target=causal", f"target.model={tmp_path}", "target.compile=false"]
-    if (name, shape) not in QUICK:
-        beside += ONE_GAMMA
-    made = run_of(name, TEXTS, f"structure={shape}", *beside, *changes(name, drafter_values(name, STATES, target)))
+def closes_everywhere(made: Run) -> None:
+    """The account that was logged is made again; it closes, and so does that of each category and prompt."""
     logged = made.account()
     for gamma, item in logged["gammas"].items():
         rebuilt = account_of(made, int(gamma))
@@ -89,9 +67,33 @@ def test_the_account_closes(run_of, drafter_values, group_values, sampling, tiny
         closes(item["factors"], item["speedup"], made.rounds(), int(gamma))
     in_two_categories(made.fetch("rounds.parquet").parent)
     rounds = made.rounds()
-    for by, count in (("category", 2), ("prompt", 8)):
+    for by, count in (("category", 2), ("prompt", rounds["prompt"].nunique())):
         groups = account_sums(made).by(by)
         assert len(groups) == count
         for group in groups:
             account = group.account
             closes(account.factors, account.speedup, rounds[rounds[by] == group.name], made.primary_gamma)
+
+
+@pytest.mark.parametrize("name", ["chain", "tree", "oracle"])
+def test_the_account_of_a_finished_run_closes(finished_run, tmp_path, name):
+    closes_everywhere(open_folder(shutil.copytree(finished_run(name), tmp_path / name)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_the_account_closes(drafter_values, group_values, sampling, tiny_llama, tmp_path, name):
+    target = targets.build(group_values("target", "table"), sampling=sampling())
+    words = [
+        f"+drafter={name}",
+        "+debug=tiny",
+        "tracking.enabled=false",
+        f"hydra.run.dir={tmp_path}",
+        TEXTS,
+        *ONE_GAMMA,
+    ]
+    if drafters.get(name).capabilities.runs_target:
+        tiny_llama(STATES).save_pretrained(tmp_path / "model")
+        words += ["target=causal", f"target.model={tmp_path / 'model'}", "target.compile=false"]
+    run_in(tmp_path, *words, *changes(name, drafter_values(name, STATES, target)))
+    closes_everywhere(open_folder(tmp_path))

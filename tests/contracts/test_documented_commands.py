@@ -63,6 +63,13 @@ def overrides_of(arguments: str) -> list[str]:
 # The second tier: documented commands that are not tried here, each with the reason. Patterns read "command arguments".
 NOT_RUN = (
     (r"^(run|sync|advise)? ?$|^advise $", "the name of a command in a sentence"),
+    (r"^run \+drafter=ngram$", "the run that other commands read is this one"),
+    (r"^run -m |small_model .*(gammas|budget_seconds)=", "without a sweep and in the debug size, another one of these"),
+    (r"small_model .*peers=", "a documented run of ngram has the same engine beside it"),
+    (
+        r"^certify .*verifier=block|^advise .*medusa",
+        "another drafter and rule; tests/certification/ and contracts/ have all",
+    ),
     (
         r"^train ",
         "trainings of minutes to hours; tests/training/ and tests/heads/ train each kind at the size of a toy",
@@ -91,8 +98,7 @@ NOT_RUN = (
 SMALL = ("prompts.limit=1", "measurement.max_new_tokens=8", "target.compile=false", "measurement.cost_contexts=[]",
          "measurement.threads=1", "tracking.enabled=false")  # fmt: skip
 CERTIFICATE = ("rounds=40", "places=1", "redraws=40", "redrafts=10", "outputs=1")
-WHOLE = (  # the runs that are analysed and reported on, too: one drafter, several, and recorded text
-    "+drafter=ngram",
+WHOLE = (  # the runs that are analysed and reported on, too, beside `a_run`: several drafters, and recorded text
     "+drafter=grounded 'measurement.drafters=[medusa,ngram]'",
     "target=replay target.path=FILE.jsonl +drafter=ngram",
 )
@@ -104,10 +110,12 @@ def reason(command: str, arguments: str) -> str | None:
 
 
 def different() -> list[tuple[str, str]]:
-    """Return documented commands; of those that differ by numbers only, the first."""
+    """Return documented commands; of those that differ by numbers or dots only, the first."""
     kept: dict[str, tuple[str, str]] = {}
     for command, arguments in documented():
-        kept.setdefault(re.sub(r"\d[\d.]*(,\d[\d.]*)*", "0", f"{command} {arguments}"), (command, arguments))
+        kept.setdefault(
+            re.sub(r"\d[\d.]*(,\d[\d.]*)*", "0", f"{command} {arguments}".rstrip(".")), (command, arguments)
+        )
     return list(kept.values())
 
 
@@ -123,9 +131,9 @@ def test_the_command_is_understood(command, arguments):
     if "--help" in arguments or not arguments:
         return
     root, config = ROOTS[f"{command} --server" if "--server" in arguments else command]
-    overrides = certify.server_overrides(overrides_of(arguments))
-    if "drafter" in composed_values(*overrides, root=root) and config is not None:
-        validated(config, composed_values(*overrides, root=root, whole=True))
+    values = composed_values(*certify.server_overrides(overrides_of(arguments)), root=root, whole=True)
+    if "drafter" in values and config is not None:
+        validated(config, values)
 
 
 def test_every_cell_of_the_example_with_two_pluses_is_understood():
@@ -137,19 +145,22 @@ def test_every_cell_of_the_example_with_two_pluses_is_understood():
 
 
 def test_the_overlay_of_the_notebooks_makes_what_they_read():
-    """Each cell is understood; among them are a run of every study and every shape that notebook 03 reads."""
+    """Among its cells are a run of every study and every shape that notebook 03 reads; those that differ in the drafter
+    alone are read, and the others composed.
+    """
     overlay = OmegaConf.load(Path(config_dir(), "experiment", "notebooks.yaml"))
-    cells = {}
-    for name in overlay.hydra.sweeper.params["+notebook"].split(","):
-        cells[name] = composed(f"+notebook={name}", "+experiment=notebooks")
-        drafters.config(cells[name].drafter)
-    assert set(cells) == {path.stem for path in Path(config_dir(), "notebook").glob("*.yaml")}
-    found = {studies.config(cell.study).name for cell in cells.values() if cell.study}
+    files = {path.stem: OmegaConf.load(path) for path in Path(config_dir(), "notebook").glob("*.yaml")}
+    assert set(overlay.hydra.sweeper.params["+notebook"].split(",")) == set(files)
+    chains = [file for file in files.values() if file.get("experiment_name") == OVERLAY]
+    assert len(chains) == 4 and all(file.measurement.gammas == [1, 2, 4, 8] for file in chains)
+    assert all(Path(config_dir(), "drafter", f"{file.defaults[0]['/drafter']}.yaml").is_file() for file in chains)
+    cells = [composed(f"+notebook={name}", "+experiment=notebooks") for name in files if files[name] not in chains]
+    for cell in cells:
+        drafters.config(cell.drafter)
+    found = {studies.config(cell.study).name for cell in cells if cell.study}
     assert found == {"grid", "phase_transition", "equal_budget"}
-    shapes = [cell for cell in cells.values() if cell.experiment_name == "chain_rows_tree"]
+    shapes = [cell for cell in cells if cell.experiment_name == "chain_rows_tree"]
     assert {cell.structure["name"] for cell in shapes} == {"chain", "rows", "tree"}
-    chains = [cell for cell in cells.values() if cell.experiment_name == OVERLAY]
-    assert len(chains) == 4 and all(cell.measurement.gammas == [1, 2, 4, 8] for cell in chains)
 
 
 def test_the_documents_have_commands_of_every_kind():
@@ -202,7 +213,8 @@ def test_the_command_runs_in_its_debug_size(
     if command == "new":
         words = [word.replace("NAME", "sample") for word in words]
     if command == "run" and arguments not in WHOLE:
-        words += ["measurement.calibration_calls=1", "measurement.warmup_tokens=0"]
+        words += ["measurement.calibration_calls=1", "measurement.warmup_tokens=0", "measurement.null=false"]
+        words += [] if "gammas" in arguments else ["measurement.gammas=[]"]
         decode(composed(*words), tmp_path / "out")
         assert json.loads((tmp_path / "out" / "session.json").read_text())["unexplained"] == 0
         return

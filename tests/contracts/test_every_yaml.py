@@ -1,7 +1,6 @@
 """Every YAML of the run groups composes with Hydra and passes the strict validation."""
 
-from functools import partial
-from itertools import zip_longest
+from functools import cache, partial
 from pathlib import Path
 
 import pytest
@@ -49,27 +48,27 @@ def is_variant(group, name):
     return any(base in names(group) for base in OmegaConf.load(CONF / group / f"{name}.yaml").get("defaults", ()))
 
 
-GROUPS = [group for group in (*FAMILIES, "sampling", "measurement", "tracking") if group != "drafter"]
-# A YAML of each group at once, as composing takes long: the first of each, the second of each, ...
-BESIDE = [
-    [pair for pair in row if pair]
-    for row in zip_longest(*([(group, name) for name in names(group)] for group in GROUPS))
-]
+def with_file(group, name):
+    """Return the values of a run in which a file is chosen. One that names no other goes where Hydra would put it."""
+    file = OmegaConf.load(CONF / group / f"{name}.yaml")
+    if "defaults" in file:
+        return composed(f"+drafter={name}") if group == "drafter" else composed("+drafter=ngram", f"{group}={name}")
+    values = OmegaConf.create({**composed("+drafter=ngram"), group: file})
+    return OmegaConf.to_container(values, resolve=True, throw_on_missing=True)
 
 
-def check_name(values, group, name):
-    if group in FAMILIES:
-        if not is_variant(group, name):
-            assert values[group]["name"] == name, "the file, the registry name and the YAML's name are one word"
-        assert values[group]["name"] in FAMILIES[group].all_names()
-
-
-@pytest.mark.parametrize("name", names("drafter"))
-def test_a_drafters_yaml_composes_and_sets_a_structure_that_it_fills(name):
-    values = composed(f"+drafter={name}")
-    config = check(values)
-    check_name(values, "drafter", name)
-    assert structures.build(config.structure).name in drafters.get(config.drafter["name"]).capabilities.fills
+@pytest.mark.parametrize("group", [*FAMILIES, "sampling", "measurement", "tracking"])
+def test_every_yaml_composes_and_validates(group):
+    for name in names(group):
+        values = with_file(group, name)
+        config = check(values)
+        if group in FAMILIES:
+            if not is_variant(group, name):
+                assert values[group]["name"] == name, "the file, the registry name and the YAML's name are one word"
+            assert values[group]["name"] in FAMILIES[group].all_names()
+        if group == "drafter":
+            structure = structures.build(config.structure).name
+            assert structure in drafters.get(config.drafter["name"]).capabilities.fills, name
 
 
 # Command lines behind +drafter=, and the drafters that are parts of the one so composed, by their places.
@@ -91,14 +90,6 @@ def test_parts_of_a_drafter_are_chosen_on_the_command_line(line):
     assert {place: parts.get(f"{place}.name") for place in PARTS[line]} == PARTS[line]
 
 
-@pytest.mark.parametrize("choices", BESIDE, ids=lambda choices: " ".join("=".join(choice) for choice in choices))
-def test_every_yaml_composes_and_validates(choices):
-    values = composed("+drafter=ngram", *("=".join(choice) for choice in choices))
-    check(values)
-    for group, name in choices:
-        check_name(values, group, name)
-
-
 @pytest.mark.parametrize("group", ["debug", "experiment"])
 def test_every_overlay_composes_and_validates(group):
     for name in names(group):
@@ -113,11 +104,21 @@ def test_every_overlay_composes_and_validates(group):
             check(values)
 
 
+@cache
+def recipe_values(kind, name):
+    """Return the values of a training. A recipe that changes keys of another is merged with it here, as by Hydra."""
+    changes = OmegaConf.load(CONF / kind / f"{name}.yaml")
+    first, *others = changes.pop("defaults")
+    if others != ["_self_"] or not str(first).startswith(f"/{kind}/"):
+        return composed_values(f"+{kind}={name}", root="train")
+    return OmegaConf.to_container(OmegaConf.merge(recipe_values(kind, first.removeprefix(f"/{kind}/")), changes))
+
+
 @pytest.mark.parametrize("kind", RECIPES)
 def test_every_recipe_composes_and_validates(kind):
     for path in (CONF / kind).rglob("*.yaml"):
         name = path.relative_to(CONF / kind).with_suffix("").as_posix()
-        recipe = validated(RECIPES[kind], composed_values(f"+{kind}={name}", root="train"))
+        recipe = validated(RECIPES[kind], recipe_values(kind, name))
         assert getattr(recipe, kind).name == name
 
 
