@@ -19,7 +19,7 @@ from specdec.targets import targets
 # By what the account reads of a drafter: its kind of replay, drafts of its own length, calls of the target's layers,
 # and no drafts at all.
 DRAFTERS = ("adaptive", "early_exit", "jacobi", "medusa", "none")
-ONE_GAMMA = ("measurement.gammas=[]", "measurement.bootstrap=20", "structure.gamma=2")
+ONE_GAMMA = ("measurement.gammas=[]", "measurement.bootstrap=20", "structure=chain", "structure.gamma=2")
 STATES = 3  # of the table target
 TEXTS = "prompts.tokens=[[0],[1],[2],[0,1],[1,2],[2,0],[0,2],[1,0]]"
 
