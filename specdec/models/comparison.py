@@ -116,9 +116,9 @@ class Comparison:
     def chain(self) -> bool:
         """Return whether a chain behind a rejection agrees, whatever was rejected."""
         return self._agrees("chain", self._chain_after_a_rejection) and self._agrees(
-            # What follows two rejected chains.
+            # What follows another rejected chain.
             "rejected",
-            lambda: [_change(self._behind_rejected(self._others[:3]), self._behind_rejected(self._wrong))],
+            lambda: [_change(self._behind_rejected(self._others[:3]), self._once_rejected)],
             hidden=True,
         )
 
@@ -141,7 +141,7 @@ class Comparison:
         """Return whether texts of several lengths in one call agree, each with itself alone; `packed` comes before."""
         return self._agrees("batch", self._texts_in_one_call) and self._agrees(
             "texts",
-            lambda: [_change(*(self._first_of_three(texts)[0][0] for texts in (self._others, self._prompt)))],
+            lambda: [_change(self._first_of_three(self._others)[0][0], self._first_text)],
             hidden=True,
         )
 
@@ -227,7 +227,8 @@ class Comparison:
 
     def _chain_after_a_rejection(self) -> Sequence[Tensor]:
         self._first = self._begin()
-        return [logit_error(self._behind_rejected(self._wrong), self._plain[0, :4])]
+        self._once_rejected = self._behind_rejected(self._wrong)
+        return [logit_error(self._once_rejected, self._plain[0, :4])]
 
     def _behind_rejected(self, wrong: Sequence[int]) -> Tensor:
         """Verify a chain behind the prompt, reject it, and evaluate a step and a chain in its place."""
@@ -266,7 +267,7 @@ class Comparison:
         """
         begin, decoder = self._committed, self._decoder
         verify(self._nodes, _OTHER_TREE)
-        found = verify(self._nodes)[self._compared]
+        self._tree_found = found = verify(self._nodes)[self._compared]
         if verify == self._as_batch:
             decoder.cache.commit(begin, range(begin, begin + 1 + len(_PATH)), path_batch(TREE).sequence_of(_PATH))
         else:
@@ -278,18 +279,22 @@ class Comparison:
         return [nodes[:far], nodes[far:], logit_error(behind, self._plain[-1, 4:7])]
 
     def _other_branches(self, verify: Callable[..., Tensor]) -> Sequence[Tensor]:
-        """Compare the committed path and what follows it between trees that differ in all other nodes."""
+        """Compare the committed path and what follows it between trees that differ in all other nodes, the first of
+        which `_tree` has verified.
+        """
         path = TREE.path(_LAST)
         others = [self._nodes[node] if node in path else self._others[node % BEHIND] for node in range(len(TREE))]
         kept = [0, *(1 + node for node in path)]
-        # The text behind the path of the last call stands in these slots now; what is evaluated is a new draft.
-        return [_change(verify(others)[kept], verify(self._nodes)[kept])]
+        before = self._tree_found[[self._compared.index(row) for row in kept]]
+        # The text behind the path of that call stands in these slots now; what is evaluated is a new draft.
+        return [_change(verify(others)[kept], before)]
 
     def _texts_in_one_call(self) -> Sequence[Tensor]:
         """Evaluate a tree behind this text and chains behind two shorter ones in one call, commit another number of
         tokens of each, and evaluate a chain behind all; return the errors of each text.
         """
         found, ragged, texts = self._first_of_three(self._prompt)
+        self._first_text = found[0]
         errors, accepted = [logit_error(found[0], self._plain_tree)], (2, 1, 0)
         ragged.commit(0, _PATH)
         for slot in (1, 2):

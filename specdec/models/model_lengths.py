@@ -22,7 +22,8 @@ Key = tuple[str | int, ...]
 _OTHER = frozenset(
     "vocab hidden embed embd embedding emb intermediate inner ffn ff mlp feed head heads layer layers expert experts "
     "token tokens id ids dim dims rank tok topk group groups labels label beam beams bits type types depth width model "
-    "buckets kv version seed kernel conv state tp factor hash byte aux loss std dropout axis channels".split()
+    "buckets kv version seed kernel conv state tp factor hash byte aux loss std dropout axis channels scalar "
+    "expand expansion ssm".split()
 )
 # Words that mark a length whatever stands beside them.
 _LENGTH = frozenset("window chunk span original lookback".split())

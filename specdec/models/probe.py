@@ -306,13 +306,13 @@ class _Probe:
         decoder = self._decoder
         chunk = decoder.prefill_chunk
         try:
-            context = self._context_kept
             # The first text of an encoder-decoder is its start token alone.
-            self._compare(decoder, 1 if isinstance(decoder, Seq2SeqDecoder) else _clipped(PROMPT, context))
+            first = 1 if isinstance(decoder, Seq2SeqDecoder) else _clipped(PROMPT, self._context_kept)
+            self._compare(decoder, first)
             self._compare_copy()
             if self._cheap_far:
                 self._compare(decoder, _FAR, f" behind {_FAR} tokens")
-            pending = self._cross_lengths()
+            pending = self._cross_lengths({first})
             border = self._context()
         finally:
             decoder.prefill_chunk = chunk
@@ -401,15 +401,19 @@ class _Probe:
         for prompt, length in sorted(prompts.items()):
             self._compare(copied, prompt, f" around a length of its configuration ({self._named(length)})")
 
-    def _cross_lengths(self) -> tuple[int, ...]:
+    def _cross_lengths(self, compared: set[int]) -> tuple[int, ...]:
         """Compare the model around the lengths of its configuration, short ones first; return those that would take too
         long.
+
+        Args:
+            compared: lengths of the prompts behind which it was compared already, which is not done again.
         """
         decoder = self._decoder
         lengths = sorted(set(self._lengths.values()))
         pace, allowed = None, _SECONDS
         for place, length in enumerate(lengths):
-            prompts = _around(length, self._context_kept)
+            prompts = [prompt for prompt in _around(length, self._context_kept) if prompt not in compared]
+            compared |= {*prompts}
             if length > _NEAR:
                 pace = pace or _Pace(decoder)
                 if pace.seconds([Comparison(decoder, prompt) for prompt in prompts], allowed) > allowed:
