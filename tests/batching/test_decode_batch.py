@@ -27,7 +27,7 @@ from specdec.verifiers.base import verifiers
 # Texts of unequal lengths and limits, so that sequences finish at different times: some before the queue is empty,
 # some after.
 PROMPTS = [[0, 3, 1, 4, 0, 3, 1, 2, 0, 3], [2], [1, 4, 1], [4, 4, 0, 2, 1, 3, 2, 2, 0, 1, 4, 2, 3], [3, 0, 2, 3, 0]]
-LIMITS = [6, 2, 9, 4, 7]
+LIMITS = [5, 2, 7, 3, 4]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,11 +78,11 @@ def assert_as_alone(target, drafter, structure, slots, prompts=PROMPTS, referenc
 
 
 def of_every_drafter():
-    """Drafters of batches in every structure, those of which each slot has one in two, in turn."""
+    """Drafters of batches in every structure, those of which each slot has one in one of theirs, in turn."""
     for turn, name in enumerate(drafters.names()):
         can = drafters.get(name).capabilities
         fills, own = sorted(can.fills), drafters.get(name).batched is not Drafter.batched and not can.runs_target
-        yield from ((name, shape) for shape in fills if own or shape in {fills[0], fills[turn % len(fills)]})
+        yield from ((name, shape) for shape in (fills if own else [fills[turn % len(fills)]]))
 
 
 @pytest.mark.parametrize(("name", "shape"), list(of_every_drafter()))
@@ -100,7 +100,7 @@ TEXTS += [[9, 8, 9, 8, 9, 21, 22, 9, 8, 9, 21, 22, 3, 3, 3, 9, 8, 30]]
 
 @pytest.mark.parametrize(
     ("architecture", "temperature", "shape", "slots"),
-    [("gemma3", 0.0, "tree", 3), ("gemma3", 1.0, "chain", 2), ("gpt2", 0.0, "chain", 5), ("llama", 1.0, "tree", 5)],
+    [("gemma3", 1.0, "tree", 3), ("gpt2", 0.0, "chain", 5), ("llama", 1.0, "tree", 2)],
 )
 def test_texts_of_a_model_are_those_of_batch_one(
     tiny_model, sampling, make_structure, drafter_values, architecture, temperature, shape, slots
@@ -111,10 +111,10 @@ def test_texts_of_a_model_are_those_of_batch_one(
     assert_as_alone(target, drafter, make_structure(shape, 3), slots, TEXTS)
 
 
-READERS = [(name, "tree") for name in ("eagle", "early_exit", "grounded", "layer_skip", "medusa")] + [("mtp", "chain")]
-
-
-@pytest.mark.parametrize(("name", "shape"), READERS)
+# Medusa and Grounded are among the drafts of unequal sizes.
+@pytest.mark.parametrize(
+    ("name", "shape"), [("eagle", "tree"), ("early_exit", "tree"), ("layer_skip", "tree"), ("mtp", "chain")]
+)
 def test_drafters_that_read_a_models_states_or_layers(
     tiny_model, sampling, drafter_values, make_structure, name, shape
 ):

@@ -49,7 +49,7 @@ def held(cache):
 
 
 @given(st.integers(1, 4), st.integers(0, 5), st.data())
-@settings(max_examples=80)
+@settings(max_examples=40)
 def test_every_copy_holds_what_was_committed(copies, prefix, data):
     """Rounds of a row or of a batch, which are forgotten or committed along a path, beside the text as a list."""
     cache, text = filled(prefix, copies, capacity=40), list(range(prefix))

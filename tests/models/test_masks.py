@@ -39,14 +39,14 @@ def defined(tree: Tree, prefix: int, window: int | None) -> torch.Tensor:
     return mask
 
 
-CHUNKS = [pytest.param(AttentionChunk(size), id=f"chunk_{size}") for size in (1, 3, 7, 1000)]
+CHUNKS = [pytest.param(AttentionChunk(size), id=f"chunk_{size}") for size in (1, 3, 7)]
 
 
-@pytest.mark.parametrize("window", [None, 1, 3, 7, 1000, *CHUNKS])
+@pytest.mark.parametrize("window", [None, 1, 7, 1000, *CHUNKS])
 def test_a_mask_is_what_its_definition_says(window):
     """Chains and trees of changing sizes in turn: no draft leaves anything of itself in the next one's mask."""
     ours = made(window)
-    for capacity, prefix in ((40, 9), (40, 0), (40, 33), (700, 9), (700, 600)):
+    for capacity, prefix in ((40, 9), (40, 0), (40, 33), (300, 9), (300, 200)):
         for tree in TREES:
             assert torch.equal(ours.view(tree, prefix, capacity), defined(tree, prefix, window)), (prefix, tree)
 

@@ -19,11 +19,14 @@ from fixtures.plain_laws import plain_greedy
 from specdec.batching.batch_target import batch_target
 from specdec.certification.greedy_identity import GREEDY, NEW_TOKENS, Scattered, decoded
 from specdec.errors import ModelLoadError, UsageError
+from specdec.models.comparison import Comparison
 from specdec.targets.causal import Causal
 from specdec.verifiers.base.contract import verifiers
 
-SIZES = {"short": dict(window=6, chunk=8), "long": dict(window=170, chunk=240)}
-PROMPTS = {"short": 21, "long": 255}  # tokens, behind window and chunk
+# Contexts in which nothing is compared far behind the beginning, where a fault would be met as well.
+SIZES = {"short": dict(window=6, chunk=8), "long": dict(window=68, chunk=90)}
+SIZES = {size: values | dict(max_position_embeddings=150) for size, values in SIZES.items()}
+PROMPTS = {"short": 21, "long": 96}  # tokens, behind window and chunk
 
 
 FAULTS: dict[str, Fault] = {"mask_of_another_layer_type": mask_of_another_layer_type}
@@ -151,10 +154,19 @@ def check_decoding(target, size, make_structure):
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_without_a_fault_every_call_is_trusted(size, make_structure):
+def test_without_a_fault_every_call_is_trusted(size, make_structure, monkeypatch):
+    """And no text is compared twice, where lengths stand so near to each other that the same ones cross them."""
+    seen, plain = [], Comparison.plain
+
+    def seen_and_made(trial):
+        seen.append((trial._decoder.model, trial.longest))
+        return plain(trial)
+
+    monkeypatch.setattr(Comparison, "plain", seen_and_made)
     target = Causal(toy(no_fault, **SIZES[size]), GREEDY)
     probed = target.decoder.probed
     assert probed.packed and probed.rows and probed.batch and probed.pieces and probed.static and not probed.pending
+    assert len(seen) == len(set(seen)) > 4
     check_decoding(target, size, make_structure)
 
 
@@ -175,14 +187,12 @@ def test_a_planted_fault_is_found(fault, size, make_structure):
     check_decoding(target, size, make_structure)
 
 
-@pytest.mark.parametrize(
-    ("fault", "size"), [(one_window_for_all_texts, "short"), (positions_of_the_first_text, "long")]
-)
-def test_a_fault_of_texts_of_different_lengths_is_found(fault, size, make_structure):
+@pytest.mark.parametrize("fault", [one_window_for_all_texts, positions_of_the_first_text])
+def test_a_fault_of_texts_of_different_lengths_is_found(fault, make_structure):
     """One text alone is decoded as it should be, and a batch of several is refused."""
-    target = Causal(toy(fault, **SIZES[size]), GREEDY)
+    target = Causal(toy(fault), GREEDY)
     assert target.decoder.probed.packed and target.decoder.probed.rows
-    check_decoding(target, size, make_structure)
+    check_decoding(target, "short", make_structure)
     with pytest.raises(UsageError, match=r"measurement\.batch_size=2: where texts of different lengths") as refused:
         batch_target(target, 2)
     assert "of their spread" in str(refused.value) and str(refused.value).endswith("use measurement.batch_size=1.")

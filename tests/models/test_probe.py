@@ -65,13 +65,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
     "gemma3": ("Gemma3TextConfig", WINDOW | KINDS, "packed"),
     "phi3_long_rope": ("Phi3Config", long_rope(60), "packed"),
     "gpt2": ("GPT2Config", dict(OF_GPT, n_embd=32, n_head=4), "packed"),
-    "falcon": ("FalconConfig", SIZES, "packed"),
     "bert_decoder": ("BertConfig", dict(SIZES, pad_token_id=0, is_decoder=True), "packed"),
     "gpt_neo": ("GPTNeoConfig", OF_GPT_NEO, "rows"),
     "mpt": ("MptConfig", dict(vocab_size=VOCABULARY, d_model=32, n_layers=2, n_heads=4, max_seq_len=128), "rows"),
     "bart": ("BartConfig", OF_BART, "rows"),
-    "pegasus": ("PegasusConfig", OF_BART, "rows"),
-    "trocr": ("TrOCRConfig", OF_BART, "rows"),
     "bloom": ("BloomConfig", OF_BLOOM, "rows"),
     "falcon_alibi": ("FalconConfig", dict(SIZES, alibi=True), "rows"),
     "bert": ("BertConfig", dict(SIZES, pad_token_id=0), NOT_CAUSAL),
@@ -99,15 +96,22 @@ def model_of(family: str) -> Any:
 GREEDY_RULE = {"name": "greedy"}
 SERVED = sorted(name for name, (_, _, how) in FAMILIES.items() if how in ("packed", "rows"))
 REFUSED = sorted(FAMILIES.keys() - set(SERVED))
-BY_ROWS = [name for name in SERVED if FAMILIES[name][2] == "rows"]
 
 
 @pytest.mark.parametrize("family", [name for name in SERVED if name not in ARCHITECTURES])
 def test_a_family_that_is_served_decodes_what_plain_passes_say(family, make_structure, caplog):
     model = model_of(family)
     target = Causal(model, GREEDY)
-    assert target.evaluation == FAMILIES[family][2]
-    assert (FAMILIES[family][2] == "rows") == any("by rows" in message for message in caplog.messages)
+    assert target.evaluation == target.describe()["evaluation"] == FAMILIES[family][2]
+    assert (target.evaluation == "rows") == any("by rows" in message for message in caplog.messages)
+    if target.evaluation == "rows":
+        found = target.decoder.probed
+        assert found.errors["rows"] < 1e-5
+        assert found.own_masks or found.errors["packed"] > 0.05, "it would be wrong under a tree mask"
+        assert target.describe()["probe"]["packed"] is False and target.capabilities.evaluations == ("rows",)
+        assert target.tags == {"evaluation": "rows"} and Causal(model_of("llama"), GREEDY).tags == {}
+        (sentence,) = target.remarks
+        assert model.config.model_type in sentence and "by rows only" in sentence
     own = plain_greedy(model, PROMPT, NEW_TOKENS)
     for shape in ("chain", "tree"):
         found = decoded(target, Scattered(own), verifiers.build(GREEDY_RULE), make_structure(shape, 4))
@@ -124,20 +128,8 @@ def test_a_family_that_cannot_be_served_is_refused_in_one_sentence(family):
     assert "use " in sentence and sentence.endswith(".")
 
 
-@pytest.mark.parametrize("family", BY_ROWS)
-def test_what_is_served_by_rows_would_be_wrong_under_a_tree_mask(family):
-    target = Causal(model_of(family), GREEDY)
-    found = target.decoder.probed
-    assert found.errors["rows"] < 1e-5 and (found.own_masks or found.errors["packed"] > 0.05)
-    assert target.describe()["probe"]["packed"] is False and target.describe()["evaluation"] == "rows"
-    assert target.capabilities.evaluations == ("rows",) and "packed" in Causal.capabilities.evaluations
-    assert target.tags == {"evaluation": "rows"} and Causal(model_of("llama"), GREEDY).tags == {}
-    (sentence,) = target.remarks
-    assert target.model.config.model_type in sentence and "by rows only" in sentence
-
-
 @pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("family", ["gemma3", "gpt2", "mpt", "bart", "bert"])
+@pytest.mark.parametrize("family", ["gemma3", "mpt", "bert"])
 def test_rounding_refuses_no_good_model_and_hides_no_fault(family, dtype):
     kind, values, expected = FAMILIES[family]
     decoder = Decoder(made(kind, values).to(dtype), family, 512)
@@ -183,12 +175,12 @@ def narrow(kind: str, scale: float = 5.0, **values: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("window", [100, 12])
-def test_a_mask_that_follows_the_number_of_keys_is_refused(window):
+def test_a_mask_that_follows_the_number_of_keys_is_refused():
     """Doge masks all but so many keys once there are more, in pairs of what is cached and what is not."""
     heads = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
-    with pytest.raises(ModelLoadError, match=rf"\(keep_window_size={window}\)"):
-        Causal(narrow("DogeConfig", **heads, **ENDLESS, keep_window_size=window), GREEDY)
+    for window in (100, 12):
+        with pytest.raises(ModelLoadError, match=rf"\(keep_window_size={window}\)"):
+            Causal(narrow("DogeConfig", **heads, **ENDLESS, keep_window_size=window), GREEDY)
     assert Causal(narrow("DogeConfig", **heads, **ENDLESS), GREEDY).evaluation == "packed"  # its context is as long
 
 
@@ -202,7 +194,8 @@ def test_every_integer_that_may_be_a_length_counts():
     from transformers import LlamaConfig
 
     nested = dict(local=dict(span=40, heads=8), windows=[None, 24, 24], image_size=500, vision_config=dict(window=50))
-    config = LlamaConfig(**GROUPED, **nested, attention_chunk=300, keep=12)
+    others = dict(query_pre_attn_scalar=30, mamba_expand=2, mamba_d_ssm=32)  # a scale and two widths
+    config = LlamaConfig(**GROUPED, **nested, **others, attention_chunk=300, keep=12)
     found = lengths_of(config, 256)
     assert sorted(set(found.values())) == [12, 24, 40]
     assert found[("local", "span")] == 40 and found[("windows", 1)] == found[("windows", 2)] == 24
@@ -221,25 +214,25 @@ def test_a_shortened_copy_shares_the_weights_of_the_first_layers():
 
 
 def test_lengths_that_take_long_are_crossed_later(monkeypatch):
-    monkeypatch.setattr(probing, "_FAR", 50)
+    monkeypatch.setattr(probing, "_CHEAP", 0.0)  # nothing is compared far behind the beginning
     monkeypatch.setattr(probing, "_SECONDS", 0.0)
     monkeypatch.setattr(probing, "shortened", lambda *given: None)  # no copy is compared: it would tell at once
     timed, seconds = set(), probing._Pace._seconds
     monkeypatch.setattr(probing._Pace, "_seconds", lambda pace, count: timed.add(count) or seconds(pace, count))
-    target = Causal(toy(window=70, chunk=120), GREEDY)
-    assert target.decoder.probed.pending == (70, 120)
-    assert target.disagreement(50) is None and target.decoder.probed.pending == (70, 120)
-    assert target.disagreement(150, seconds=0.0) is None and target.decoder.probed.pending == (70, 120)
-    assert target.disagreement(110) is None and target.decoder.probed.pending == (120,)
-    assert target.disagreement(150) is None and target.decoder.probed.pending == ()
-    of_batches = Causal(toy(one_window_for_all_texts, window=70, chunk=120), GREEDY)
+    target = Causal(toy(window=66, chunk=90), GREEDY)
+    assert target.decoder.probed.pending == (66, 90)
+    assert target.disagreement(50) is None and target.decoder.probed.pending == (66, 90)
+    assert target.disagreement(110, seconds=0.0) is None and target.decoder.probed.pending == (66, 90)
+    assert target.disagreement(80) is None and target.decoder.probed.pending == (90,)
+    assert target.disagreement(110) is None and target.decoder.probed.pending == ()
+    of_batches = Causal(toy(one_window_for_all_texts, window=66, chunk=90), GREEDY)
     assert of_batches.decoder.probed.batch
-    assert "texts decoded in one call differ" in of_batches.disagreement(110, batched=True)
-    assert of_batches.disagreement(110) is None and not of_batches.decoder.probed.batch, "asked for by no other run"
-    wrong = Causal(toy(mask_of_another_layer_type, window=70, chunk=120), GREEDY)
-    said = wrong.disagreement(150)
-    assert said is not None and "more than 70 tokens" in said and "differ from plain" in said and said.endswith(".")
-    assert wrong.disagreement(150) == said
+    assert "texts decoded in one call differ" in of_batches.disagreement(80, batched=True)
+    assert of_batches.disagreement(80) is None and not of_batches.decoder.probed.batch, "asked for by no other run"
+    wrong = Causal(toy(mask_of_another_layer_type, window=66, chunk=90), GREEDY)
+    said = wrong.disagreement(110)
+    assert said is not None and "more than 66 tokens" in said and "differ from plain" in said and said.endswith(".")
+    assert wrong.disagreement(110) == said
     assert timed == {256}, "no pass over more tokens than these texts have is timed"
 
 
@@ -412,7 +405,7 @@ def test_errors_are_shares_of_the_spread_whatever_the_level():
 
 @pytest.fixture
 def folder(tmp_path):
-    model_of("mpt").save_pretrained(tmp_path / "model")
+    model_of("bart").save_pretrained(tmp_path / "model")
     return tmp_path / "model"
 
 
