@@ -21,9 +21,7 @@ PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 GAMMA = 3
 CUTS = [
     {"temperature": 0.0},
-    {"temperature": 1.0},
-    {"temperature": 0.7, "top_k": 5},
-    {"temperature": 1.3, "top_p": 0.6},
+    {"temperature": 1.3},
     {"temperature": 1.0, "top_k": 20, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.7},
 ]
 OPTIMISE, CAPTURE = StaticLoop.optimise, StaticLoop.capture
@@ -236,21 +234,19 @@ def test_only_what_it_fits_is_its_business(target_of, make_structure, looped, co
     assert count_loops == [GAMMA]
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_generation_is_the_same_with_it(tiny_model, tiny_llama, target_of, make_structure, on_a_gpu, temperature):
+@pytest.mark.parametrize(("temperature", "vocabulary"), [(0.0, 61), (1.0, 50)])
+def test_a_generation_is_the_same_with_it(tiny_llama, target_of, make_structure, on_a_gpu, temperature, vocabulary):
     """Ends of texts, which are clamped, two texts in one cache, and a model whose output matrix is narrower."""
-    target, chain = target_of(temperature=temperature), make_structure("chain", GAMMA)
-    for model in (tiny_model("llama"), tiny_llama(50)):
-        pair = [SmallModel(model, target) for _ in range(2)]
-        on_a_gpu(pair[1], chain)
-        for prompt in (PROMPT, PROMPT[::-1]):
-            one, other = (
-                decode(target, drafter, chain, prompt, 14, "speculative_sampling", **seeded()).rounds
-                for drafter in pair
-            )
-            for ours, theirs in zip(one, other, strict=True):
-                assert (ours.draft_tokens, ours.committed) == (theirs.draft_tokens, theirs.committed)
-                assert ours.beta == pytest.approx(theirs.beta, abs=1e-9)
+    target, chain, model = target_of(temperature=temperature), make_structure("chain", GAMMA), tiny_llama(vocabulary)
+    pair = [SmallModel(model, target) for _ in range(2)]
+    on_a_gpu(pair[1], chain)
+    for prompt in (PROMPT, PROMPT[::-1]):
+        one, other = (
+            decode(target, drafter, chain, prompt, 14, "speculative_sampling", **seeded()).rounds for drafter in pair
+        )
+        for ours, theirs in zip(one, other, strict=True):
+            assert (ours.draft_tokens, ours.committed) == (theirs.draft_tokens, theirs.committed)
+            assert ours.beta == pytest.approx(theirs.beta, abs=1e-9)
 
 
 def test_it_is_made_for_the_primary_chain(tiny_model, target_of, make_structure, on_a_gpu):

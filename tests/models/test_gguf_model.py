@@ -46,10 +46,10 @@ def refusal(path):
 # Weights ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize(("kind", "changes"), [("Llama", {}), ("Qwen2", {"tie_word_embeddings": True})])
-def test_weights_are_what_the_file_holds(gguf_llama, tmp_path, form, kind, changes):
-    original = gguf_llama(kind=kind, **changes)
+@pytest.mark.parametrize(("kind", "form"), [*(("Llama", form) for form in FORMS), ("Qwen2", "Q8_0")])
+def test_weights_are_what_the_file_holds(gguf_llama, tmp_path, kind, form):
+    """Qwen2 has biases, and ties its embeddings here."""
+    original = gguf_llama(kind=kind, tie_word_embeddings=kind == "Qwen2")
     loaded = load(write_gguf_model(tmp_path / "m.gguf", original, form), dtype=torch.float32)
     assert loaded.dtype == torch.float32 and not loaded.training
     matrices = 0
@@ -60,7 +60,7 @@ def test_weights_are_what_the_file_holds(gguf_llama, tmp_path, form, kind, chang
             continue
         assert np.array_equal(array, unpacked(whole, form)), name
         matrices += 1
-    assert matrices == 2 * 7 + (1 if changes else 2), "tied embeddings are one matrix"
+    assert matrices == 2 * 7 + (1 if kind == "Qwen2" else 2), "tied embeddings are one matrix"
 
 
 @pytest.mark.parametrize(("form", "dtype"), [("F32", "float32"), ("F16", "float16"), ("Q4_1", "float32")])
@@ -85,7 +85,7 @@ def test_it_writes_what_transformers_writes_with_these_weights(gguf_llama, tmp_p
     )
     assert target.end_tokens == {9, 11}
     lengths = set()
-    for start in range(12, 18):
+    for start in (12, 14, 17):
         prompt = [start, 2, 3, start, 2, 3, start]
         ids = torch.tensor([prompt])
         how = dict(attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30, eos_token_id=[9, 11])

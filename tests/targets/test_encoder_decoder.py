@@ -51,7 +51,7 @@ def test_scores_are_plain_logits(encoder_decoder, target_of):
     assert target.disagreement(10_000) is None, "no length is left to cross, before a run and after it"
     logits = target.score(PROMPT, text)
     assert logits.shape == (6, VOCABULARY)
-    assert (logits - plain_logits(target, PROMPT, text)).abs().max() == 0
+    assert (logits - plain_logits(target, PROMPT, text)[0]).abs().max() == 0
     assert target.score(PROMPT, []).shape == (1, VOCABULARY)
 
 
@@ -156,7 +156,7 @@ def test_it_is_built_from_its_configuration(folder, group_values, sampling, tiny
     values = group_values("target", "encoder_decoder", model=str(folder), device="cpu")
     target = targets.build(values, sampling=sampling())
     assert isinstance(target, EncoderDecoder) and target.tokenizer is None
-    expected = plain_logits(tiny_encoder_decoder("t5_v1_1"), PROMPT, [1, 2])
+    expected = plain_logits(tiny_encoder_decoder("t5_v1_1"), PROMPT, [1, 2])[0]
     assert torch.equal(target.score(PROMPT, [1, 2]), expected)
     described = target.describe()
     assert described["class"] == "T5ForConditionalGeneration" and len(described["sha256"]) == 64
