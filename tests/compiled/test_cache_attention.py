@@ -54,43 +54,50 @@ def test_without_a_mask_for_all_heads_it_is_that_of_transformers():
 
 class Halved(nn.Module):
     """Attention over the first keys of buffers, with values that lie column by column, followed by what inductor could
-    take into the kernel.
+    take into the kernel; of two layers in one program.
     """
 
-    def forward(self, query, key, value, mask):
+    def forward(self, *tensors):
+        return [self.of_layer(*tensors[:4]), self.of_layer(*tensors[4:])]
+
+    def of_layer(self, query, key, value, mask):
         keys = mask.shape[-1]
         value = value[:, :, :keys].mT.contiguous().mT
         return cache_attention(query + 0, key[:, :, :keys], value, mask, SCALING) / 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("dtype", "groups", "head", "value", "threads", "options"),
-    [(torch.bfloat16, 2, 64, 72, 7, {}), (torch.float16, 1, 20, 12, 2, {"cpp.simdlen": 256})],
-    ids=["more threads than keys", "shorter vectors and parts of them"],
-)
 @torch.no_grad()
-def test_the_kernel_is_attention(dtype, groups, head, value, threads, options):
-    """In float32 it is held against plain modules in `test_packaged.py`, as it is wherever a pass is compiled."""
+def test_the_kernel_is_attention():
+    """With more threads than keys, and vectors that are whole or not; shorter ones are in `test_products_kernel.py`. In
+    float32 it is held against plain modules in `test_packaged.py`, as it is wherever a pass is compiled.
+    """
     torch.manual_seed(0)
-    heads = 4
+    layers = [(4, 2, 64, 72, torch.bfloat16), (4, 1, 20, 12, torch.float16)]  # heads, groups, head, value
     before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    shape = (heads, groups, head, value, dtype)
+    torch.set_num_threads(7)
     try:
-        query, key, values, mask = given(5, CAPACITY, *shape)
-        length, number = torch.export.Dim.DYNAMIC, torch.export.Dim.DYNAMIC
-        dynamic = ({2: number}, None, None, {2: number, 3: length})
-        example = (query, key, values, mask[..., : CAPACITY - 1].contiguous())
-        program = torch.export.export(Halved(), example, dynamic_shapes=dynamic, strict=False)
-        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(compiled(program.graph_module, **options), 1)
+        example, dynamic = [], []
+        for layer in layers:
+            query, key, values, mask = given(5, CAPACITY, *layer)
+            length, number = torch.export.Dim.DYNAMIC, torch.export.Dim.DYNAMIC
+            dynamic += [{2: number}, None, None, {2: number, 3: length}]
+            example += [query, key, values, mask[..., : CAPACITY - 1].contiguous()]
+        program = torch.export.export(Halved(), tuple(example), dynamic_shapes=(tuple(dynamic),), strict=False)
+        runner = torch._C._aoti.AOTIModelContainerRunnerCpu(compiled(program.graph_module), 1)
         for tokens, keys in SIZES:
             for least in (None, -torch.inf):
-                query, key, values, mask = given(tokens, keys, *shape, least)
-                whole = (each.as_strided((1, groups, CAPACITY, each.shape[3]), each.stride()) for each in (key, values))
-                (found,) = runner.run([query, *whole, mask])
-                right = expected(query, key, values, mask, SCALING) / 2
-                assert found.dtype == dtype and found.shape == (1, tokens, heads, value)
-                assert (found - right).abs().max() < TOLERANCES[dtype]
+                tensors = [given(tokens, keys, *layer, least) for layer in layers]
+                whole = []
+                for query, key, values, mask in tensors:
+                    shape = (1, key.shape[1], CAPACITY)
+                    whole += [
+                        query,
+                        *(each.as_strided((*shape, each.shape[3]), each.stride()) for each in (key, values)),
+                    ]
+                    whole.append(mask)
+                for found, (heads, _, _, value, dtype), each in zip(runner.run(whole), layers, tensors, strict=True):
+                    assert found.dtype == dtype and found.shape == (1, tokens, heads, value)
+                    assert (found - expected(*each, SCALING) / 2).abs().max() < TOLERANCES[dtype]
     finally:
         torch.set_num_threads(before)

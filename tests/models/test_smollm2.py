@@ -44,16 +44,14 @@ def test_it_chats_as_with_transformers_alone_whatever_drafts(group_values, sampl
     target = targets.build(values, sampling=sampling(temperature=0.0))
     assert target.end_tokens == {2} and target.context_length == 8192
     said, sizes = [], []
-    for question in QUESTIONS:
+    for question, drafter in zip(QUESTIONS, ("ngram", "suffix"), strict=True):
         prompt = target.tokenizer.encode(ASKED.format(question))
         ids = torch.tensor([prompt])
         plain = target.model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=16)
         expected = plain[0, len(prompt) :].tolist()
-        for drafter in ("ngram", "suffix"):
-            drafts = group_values("drafter", drafter)
-            generation = decode(target, drafts, 4, prompt, 16, **seeded())
-            assert list(generation.tokens) == expected, (question, drafter)
-            sizes.append(len(generation.rounds))
+        generation = decode(target, group_values("drafter", drafter), 4, prompt, 16, **seeded())
+        assert list(generation.tokens) == expected, (question, drafter)
+        sizes.append(len(generation.rounds))
         said.append(target.tokenizer.decode(expected))
     assert "Shakespeare" in said[0]
     assert min(sizes) < 14, "drafts of n-grams were accepted"
