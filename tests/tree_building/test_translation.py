@@ -130,12 +130,12 @@ def test_a_fully_accepted_draft_is_read_anew(pair):
 def test_greedy_output_is_the_targets_own(pair, gamma):
     target, drafter = pair(temperature=0.0)
     alone = drafters.build({"name": "none"}, target=target)
-    own, drafted = (decoded(target, each, chain(gamma), [A, B, D], 30, rule="greedy") for each in (alone, drafter))
+    own, drafted = (decoded(target, each, chain(gamma), [A, B, D], 18, rule="greedy") for each in (alone, drafter))
     assert drafted.tokens == own.tokens and len(set(own.tokens)) > 2
     assert sum(row.accepted for row in drafted.rounds) > 0
     # Under greedy a draft is a function of the text, so drafting again along it counts the rounds.
     assert drafter.capabilities.replay == "copying"
-    rounds = expected_rounds(drafter, target, chain(gamma), drafted.tokens, Request([A, B, D], 30))
+    rounds = expected_rounds(drafter, target, chain(gamma), drafted.tokens, Request([A, B, D], 18))
     assert rounds == len(drafted.rounds)
 
 
