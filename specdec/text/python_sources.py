@@ -225,7 +225,7 @@ def build_corpus(
                     training.append(document)
                     taken += size
             done += limit
-    distributions = importlib.metadata.packages_distributions()  # takes most of a second
+    distributions = importlib.metadata.packages_distributions() if limits else {}  # takes most of a second
     sources: dict[str, Any] = {}
     for name in dict.fromkeys(d.source for d in training):
         kept = [d for d in training if d.source == name]
