@@ -3,7 +3,7 @@
 import pytest
 import torch
 from fixtures.drafting import assert_drafted_from, chain, decoded, law_error
-from fixtures.slow_eagle import SlowBlock, SlowEagle, doubles, features_of, random_rounds
+from fixtures.slow_eagle import SlowBlock, SlowEagle, features_of, random_rounds
 
 from specdec.drafters.base import drafters
 from specdec.drafters.eagle import Eagle
@@ -44,10 +44,9 @@ def target_at(tiny_llama, sampling):
     return lambda temperature=0.0, **how: Causal(model, sampling(temperature=temperature, **how))
 
 
-# Every form on a tree, which has chains and siblings; the other shapes and greedy drafts on one form of each network.
-DRAFTED = [(form, "tree", 0.7) for form in FORMS] + [
-    (form, *how) for form in ("eagle3", "dspark") for how in (("chain", 0.7), ("rows", 0.7), ("tree", 0.0))
-]
+# Every form on a tree, which has chains and siblings; each other shape, and greedy drafts, on one form.
+DRAFTED = [(form, "tree", 0.7) for form in FORMS]
+DRAFTED += [("eagle3", "rows", 0.7), ("dspark", "chain", 0.7), ("eagle3", "tree", 0.0), ("dspark", "tree", 0.0)]
 
 
 @pytest.mark.parametrize(("form", "shape", "temperature"), DRAFTED)
@@ -59,22 +58,21 @@ def test_q_is_the_networks_law_as_the_target_standardises(
     network = random_eagle(target, **FORMS[form])
     slow_network = SlowEagle if network.config.block is None else SlowBlock
     slow = slow_network(network.state_dict(), network.config, target.hidden.embedding, target.hidden.output_layer)
-    for text, drafts in random_rounds(Eagle(network, target), target, make_structure(shape, 3), 2, 3):
+    for text, drafts in random_rounds(Eagle(network, target), target, make_structure(shape, 3), 2, 2):
         rows = slow.text_rows(text, features_of(target.model, text, network.config.boundaries))
         for length, draft in drafts:
             assert sorted(draft.tree.depths) == sorted(make_structure(shape, 3).tree.depths)
             assert (draft.q is None) == (temperature == 0)
+            seen = rows[: length - 1]
             assert_drafted_from(
                 draft,
-                lambda node, above, seen=rows[: length - 1]: network.over_target(
-                    doubles(slow.logits_after(seen, above))
-                ),
+                lambda node, above, seen=seen: network.over_target(slow.logits_after(seen, above)),
                 target.sampling,
                 close=1e-9,
             )
 
 
-ALONG = ("eagle1", "eagle3", "p-eagle", "eagle3.1", "dspark", "dspark-gated", "dspark-rnn")
+ALONG = ("eagle1", "eagle3", "p-eagle", "dspark-gated", "dspark-rnn")
 
 
 @pytest.mark.parametrize(("form", "temperature"), [("dspark", 0.0), *((form, 1.0) for form in ALONG)])
@@ -144,16 +142,12 @@ def test_what_a_drafter_is_made_of_is_recorded(target_at, random_eagle, group_va
         drafters.build(group_values("drafter", "eagle", model=str(path), layers=[1, 2]), target=target)
 
 
-@pytest.mark.parametrize(
-    ("form", "shape", "size"),
-    [("dspark-rnn", "chain", 2), pytest.param("dspark-gated", "tree", 3, marks=pytest.mark.slow)],
-)
-def test_a_markov_head_is_lossless(enumeration, tiny_llama, sampling, random_eagle, make_structure, form, shape, size):
+def test_a_markov_head_is_lossless(enumeration, tiny_llama, sampling, random_eagle):
     """Every outcome of a draft at temperature 1, and the target's own text where it is greedy."""
-    model = tiny_llama(size, context=64)
+    model = tiny_llama(2, context=64)
     target, greedy = Causal(model, sampling(temperature=1.0)), Causal(model, sampling(temperature=0.0))
-    network = random_eagle(target, **FORMS[form] | dict(mask_token=size - 1, draft_vocabulary=None))
-    worst, seen = law_error(enumeration, target, Eagle(network, target), make_structure(shape, 2), [0, 1], 3)
+    network = random_eagle(target, **FORMS["dspark-rnn"] | dict(mask_token=1))
+    worst, seen = law_error(enumeration, target, Eagle(network, target), chain(2), [0, 1], 3)
     assert {len(row.acceptance.path) for row in seen} == {0, 1, 2} and worst < 1e-12
-    plain = decoded(greedy, drafters.build({"name": "none"}, target=greedy), chain(0), [0, 1], 20, rule="greedy")
-    assert decoded(greedy, Eagle(network, greedy), chain(3), [0, 1], 20, rule="greedy").tokens == plain.tokens
+    plain = decoded(greedy, drafters.build({"name": "none"}, target=greedy), chain(0), [0, 1], 12, rule="greedy")
+    assert decoded(greedy, Eagle(network, greedy), chain(3), [0, 1], 12, rule="greedy").tokens == plain.tokens

@@ -21,7 +21,7 @@ from specdec.targets.causal import Causal
 
 WIDTH, VOCABULARY = 16, 40
 PROMPTS = [[7, 3, 19, 34, 3, 19, 22, 7, 3], [5], [1, 38, 2, 27]]
-NEW_TOKENS = 20
+NEW_TOKENS = 12
 # The root has twelve children, so that some tokens are accepted, and most rounds end in a rejection.
 PARENTS = [*[-1] * 12, 0, 0, 1, 2, 12, 12, 14]
 
@@ -75,7 +75,7 @@ def rounds_follow(target, drafter, structure, slow) -> None:
             rounds += 1
             accepted += row.accepted > 0
             rejected += row.rejected
-    assert rounds >= 24 and accepted >= 2 and rejected >= 6
+    assert rounds >= 15 and accepted >= 1 and rejected >= 4
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
@@ -90,28 +90,23 @@ def test_drafts_are_those_of_the_formats_equations(model, target, drafter_of, tr
     )
 
 
-def test_layers_that_are_not_alike_are_read_in_their_order(drafter_of, tmp_path):
+@pytest.mark.parametrize("version", ["1", "2"])
+def test_layers_are_read_in_their_order_and_heads_of_version_2_share_the_targets_output_layer(
+    model, drafter_of, tmp_path, version
+):
     """The reference makes the layers of a head alike; a file of others need not."""
-    published = Published("medusa", medusa(3, 2, repeated=False), slow_medusa(2), {})
-    weights = write_checkpoint(tmp_path, published, WIDTH, VOCABULARY)
+    output = model.get_output_embeddings().weight
+    if version == "1":
+        published = Published("medusa", medusa(3, 2, repeated=False), slow_medusa(2))
+    else:
+        published = Published("medusa", medusa(3, 2, outputs=False), slow_medusa(2, tied=lambda: output))
+    weights = write_checkpoint(tmp_path, published, WIDTH, VOCABULARY, version=version)
     heads = drafter_of(tmp_path, "medusa").heads
     state = torch.randn(WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     for k in range(1, 4):
         path = list(range(k))
         logits = heads.logits(k, heads.draft_features(k, state, torch.tensor([path])))[0]
         torch.testing.assert_close(logits, published.slow(weights, [state[None]], None, 0, path))
-
-
-def test_heads_of_the_second_version_use_the_targets_output_layer(model, target, drafter_of, tree, tmp_path):
-    output = model.get_output_embeddings().weight
-    published = Published("medusa", medusa(3, 2, outputs=False), slow_medusa(2, tied=lambda: output), {"version": "2"})
-    weights = write_checkpoint(tmp_path, published, WIDTH, VOCABULARY)
-    rounds_follow(
-        target,
-        drafter_of(tmp_path, "medusa"),
-        tree,
-        lambda states, t, path: published.slow(weights, states, output, t, path),
-    )
 
 
 def test_heads_and_their_target_in_one_checkpoint(model, drafter_of, group_values, sampling, tree, tmp_path, caplog):
@@ -147,7 +142,10 @@ def test_tokens_outside_a_reduced_vocabulary_are_never_drawn(model, sampling, dr
     torch.testing.assert_close(draft.q.sum(-1), torch.ones(len(draft), dtype=torch.float64))
 
 
-@pytest.mark.parametrize("kind", PUBLISHED)
+FORMATS = ("medusa_1", "medusa_vllm", "hydra", "hydra_prefix", "accelerator_tied")
+
+
+@pytest.mark.parametrize("kind", FORMATS)
 def test_tensors_beside_the_formats_own_are_refused(drafter_of, tmp_path, kind):
     """A missing one, an extra one, one of another shape; each is named."""
     published = PUBLISHED[kind]
@@ -155,7 +153,6 @@ def test_tensors_beside_the_formats_own_are_refused(drafter_of, tmp_path, kind):
     optional = ("input_embed_fn", "embed_tokens", "token_map", "emb.1", "ln.1", "head.1", "proj.2")
     needed = sorted(name for name in weights if not any(part in name for part in optional))
     dropped = needed[len(needed) // 2]
-
     weights = {name: value.clone() for name, value in weights.items()}
     for changed, said in (
         ({name: value for name, value in weights.items() if name != dropped}, dropped),
@@ -167,7 +164,7 @@ def test_tensors_beside_the_formats_own_are_refused(drafter_of, tmp_path, kind):
             drafter_of(tmp_path, published.drafter)
 
 
-@pytest.mark.parametrize("kind", PUBLISHED)
+@pytest.mark.parametrize("kind", FORMATS)
 def test_another_target_is_refused(drafter_of, tmp_path, kind):
     for width, vocabulary, told in ((24, VOCABULARY, "width 24"), (WIDTH, 41, "vocabulary 41")):
         write_checkpoint(tmp_path, PUBLISHED[kind], width, vocabulary)
