@@ -29,11 +29,7 @@ def tree_of_paths(paths: Sequence[RankPath], nodes: int) -> RankedTree:
 
     Of equal trees the one whose nodes are less deep in all is taken, then the one of lower ranks. Nodes that accept
     nothing are left out.
-
-    ValueError without paths, for ranks below 0 and for `nodes` that is no whole number.
     """
-    if not paths or any(rank < 0 for path in paths for rank in path):
-        raise ValueError(f"rank paths must be given, with ranks from 0 on, got {paths!r}")
     most = int(count(nodes, "nodes"))
     counts = Counter(path[:length] for path in paths for length in range(1, len(path) + 1))
     known = {(*path[:-1], rank) for path in counts for rank in range(path[-1] + 1)}

@@ -23,8 +23,6 @@ def expected_rounds(alpha: float, gamma: int, tokens: int) -> FloatArray:
 def finite_tokens_per_round(alpha: float, gamma: int, lengths: ArrayLike) -> float:
     """Return sum N / sum R(N), the pooled tokens per round of outputs with N = `lengths` [P] tokens."""
     sizes = count(lengths, "lengths", minimum=1).astype(np.int64).ravel()
-    if sizes.size == 0:
-        raise ValueError("lengths is empty: there is no output to average over")
     rounds = expected_rounds(alpha, gamma, int(sizes.max()))
     return float(sizes.sum() / rounds[sizes].sum())
 
@@ -33,11 +31,9 @@ def greedy_rounds(agreement: ArrayLike, gamma: int) -> int:
     """Return the rounds of a greedy drafter that agrees with the text where `agreement` [N] is 1 (theory.md 4.3).
 
     A run of L ones and the zero behind it take ceil((L + 1) / (gamma + 1)) rounds; a last run of r ones
-    without a zero takes ceil(r / (gamma + 1)). ValueError for anything but zeros and ones.
+    without a zero takes ceil(r / (gamma + 1)).
     """
     bits, cap = np.asarray(agreement), int(count(gamma, "gamma"))
-    if bits.ndim != 1 or not np.isin(bits, (0, 1)).all():
-        raise ValueError("agreement must be one vector of zeros and ones")
     closed_by = np.flatnonzero(bits == 0)
     stretches = np.diff(np.concatenate(([-1], closed_by, [len(bits) - 1])))  # L + 1 each; the last is r
     return int(np.ceil(stretches / (cap + 1)).sum())
@@ -47,12 +43,9 @@ def markov_tokens_per_round(a01: ArrayLike, a11: ArrayLike, gamma: ArrayLike) ->
     """Return the long-run tokens per round when agreement along the text is a two-state Markov chain (theory.md 4.6).
 
     With a01 = P(1 | 0) and a11 = P(1 | 1): (1 + a01 / (1 - a11)) / (1 + a01 a11^gamma / (1 -
-    a11^(gamma+1))), numerator and denominator times 1 - a11, so that a11 = 1 gives gamma + 1. ValueError for a01 = 0
-    with a11 = 1: the mean then depends on where the chain starts.
+    a11^(gamma+1))), numerator and denominator times 1 - a11, so that a11 = 1 gives gamma + 1.
     """
     rise, stay = np.broadcast_arrays(probability(a01, "a01"), probability(a11, "a11"))
-    if np.any((rise == 0) & (stay == 1)):
-        raise ValueError("a01 = 0 with a11 = 1 never changes state, so its long-run mean is not defined")
     cap = count(gamma, "gamma")
     full = rise * stay**cap / tokens_per_round(stay, cap)
     return ((1 - stay + rise) / (1 - stay + full))[()]

@@ -66,7 +66,7 @@ def test_columns_are_the_rounds_that_are_drafted(name, keys, group_values, monke
     """Over random texts, for every structure; the blocks of a text are so small that it has several."""
     monkeypatch.setattr(specdec.drafters.ngram, "_BLOCK", 16)
     dice, rounds, several = random.Random(0), 0, 0
-    for _ in range(20):
+    for _ in range(9):
         drafter = drafters.build(group_values("drafter", name, **keys), target=ANYWHERE)
         for _ in range(dice.randint(0, 3)):
             prompt, text, limit = stream(dice)
@@ -82,7 +82,7 @@ def test_columns_are_the_rounds_that_are_drafted(name, keys, group_values, monke
             assert in_lists(one) == in_lists(two), (structure.label, prompt, text, limit)
             rounds += len(one)
             several += one.rank.sum()
-    assert rounds > 500 and (several > 10 or keys["matches_max"] == 1)
+    assert rounds > 200 and (several > 3 or keys["matches_max"] == 1)
 
 
 @pytest.mark.parametrize("name", ["ngram", "suffix"])
@@ -103,7 +103,7 @@ def test_no_draft_is_made_where_columns_say_it(name, group_values, monkeypatch):
 def test_what_columns_say_of_positions_is_what_drafts_there_say(name, shape, group_values, make_structure, monkeypatch):
     drafter, dice = drafters.build(group_values("drafter", name), target=ANYWHERE), random.Random(2)
     structure, hits, drafts = make_structure(shape, 3), 0, 0
-    for _ in range(30):
+    for _ in range(15):
         prompt, text, limit = stream(dice)
         where = drafter, ANYWHERE, structure, text, Request(prompt, limit)
         columns = agreement(*where)

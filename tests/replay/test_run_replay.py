@@ -4,12 +4,15 @@ left is replayed in the rounds that it took.
 
 import json
 import random
-import re
 
 import pandas as pd
 import pytest
+from fixtures.refusals import refused
+from fixtures.small_parts import composed
 
 from specdec import run
+from specdec.plan.plan import plan
+from specdec.session.parts import open_parts
 from specdec.text.streams import Stream, write_streams
 
 QUICK = ("measurement.bootstrap=50", "measurement.gammas=[2]", "tracking.enabled=false")
@@ -89,26 +92,17 @@ def test_a_run_is_replayed_from_its_own_folder(command):
     pd.testing.assert_frame_equal(one, two)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
+def test_bad_input_is_one_sentence(trace):
+    path = f"target.path={trace[0]}"
+    for arguments, sentence in (
         ((), "Missing key target.path"),
         (("target.path=nowhere.jsonl",), "nowhere.jsonl does not exist"),
-        (("target.path={path}", "sampling=temperature"), "target=replay .* is greedy only; use sampling=greedy"),
-        (("target.path={path}", "target.cost=h1000"), "target.cost=h1000: no such cost model"),
-        (
-            ("target.path={path}", "target.vocab_size=10"),
-            r"trace.jsonl.gz:1: token id \d+ in prompt_token_ids is beyond",
-        ),
-        (("target.path={path}", "+drafter.feld=x"), "feld"),
-    ],
-)
-def test_bad_input_is_one_sentence(in_process, trace, arguments, sentence):
-    path, _ = trace
-    filled = [argument.format(path=path) for argument in arguments]
-    ended = in_process(run, "target=replay", "+drafter=ngram", *filled, *QUICK)
-    assert ended.code == 2 and len(ended.error.strip().splitlines()) == 1
-    assert re.search(sentence, ended.error), ended.error
+        ((path, "sampling.temperature=1"), "target=replay .* is greedy only; use sampling=greedy"),
+        ((path, "target.cost=h1000"), "target.cost=h1000: no such cost model"),
+        ((path, "target.vocab_size=10"), r"trace.jsonl.gz:1: token id \d+ in prompt_token_ids is beyond"),
+    ):
+        with refused(sentence):
+            open_parts(plan(composed("target=replay", "+drafter=ngram", *arguments)))
 
 
 @pytest.mark.slow
@@ -151,8 +145,6 @@ def test_a_walked_run_leaves_what_a_decoded_one_does(command, trace, monkeypatch
     assert note.startswith(f"Replayed: {used} of the {sum(sizes)} recorded tokens of 4 texts, at most 40 of each")
 
 
-@pytest.mark.slow
-def test_only_recorded_texts_know_where_they_end(in_process):
-    ended = in_process(run, "+drafter=ngram", "+debug=tiny", "measurement.max_new_tokens=null", *QUICK)
-    assert ended.code == 2
-    assert "measurement.max_new_tokens=null: target 'table' would write without an end" in ended.error
+def test_only_recorded_texts_know_where_they_end():
+    with refused("measurement.max_new_tokens=null: target 'table' would write without an end"):
+        open_parts(plan(composed("+drafter=ngram", "+debug=tiny", "measurement.max_new_tokens=null")))
