@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.batching.batch_drafter import batch_drafter
@@ -203,6 +203,7 @@ def test_a_tree_commits_its_accepted_path(cycle):
 TOKENS = st.integers(0, 5)
 
 
+@settings(max_examples=40)
 @given(st.lists(TOKENS, max_size=8), TOKENS, st.integers(1, 12), st.frozensets(TOKENS, max_size=2))
 def test_cut_keeps_up_to_the_end_token_and_the_limit(path, next_token, room, ends):
     whole = [*path, next_token]

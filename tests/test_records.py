@@ -1,7 +1,7 @@
 """The token tree: depths, children and visibility against definitions written another way."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.records import Tree, chain_tree
@@ -16,6 +16,7 @@ def ancestors(tree, node):
     return [node] if node < 0 else [node, *ancestors(tree, tree.parents[node])]
 
 
+@settings(max_examples=40)
 @given(TREES)
 def test_depth_and_offsets_count_the_steps_to_the_root(tree):
     depths = [len(ancestors(tree, node)) - 1 for node in range(len(tree))]
@@ -24,18 +25,21 @@ def test_depth_and_offsets_count_the_steps_to_the_root(tree):
     assert tree.offsets.tolist() == [0, *depths]
 
 
+@settings(max_examples=40)
 @given(TREES)
 def test_a_node_sees_its_ancestors_and_itself(tree):
     expected = [[column in ancestors(tree, row) for column in range(-1, len(tree))] for row in range(-1, len(tree))]
     assert tree.visible.tolist() == expected
 
 
+@settings(max_examples=40)
 @given(TREES)
 def test_children_are_the_nodes_that_name_their_parent(tree):
     for node in range(-1, len(tree)):
         assert list(tree.children[node + 1]) == [child for child in range(len(tree)) if tree.parents[child] == node]
 
 
+@settings(max_examples=40)
 @given(TREES)
 def test_a_chain_has_one_child_everywhere(tree):
     assert tree.is_chain == (tree.parents == chain_tree(len(tree)).parents)

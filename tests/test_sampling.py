@@ -33,6 +33,7 @@ def ranked(p):
     return sorted(range(len(p)), key=lambda index: -p[index])
 
 
+@settings(max_examples=40)
 @given(LOGITS, st.integers(1, 14))
 def test_top_k_keeps_the_k_most_likely(logits, k):
     p = softmax(logits)
@@ -48,6 +49,7 @@ def nucleus(p, mass):
     return order
 
 
+@settings(max_examples=40)
 @given(LOGITS, st.sampled_from([0.0, 0.05, 0.3, 0.5, 0.9, 0.99, 1.0]))
 def test_top_p_keeps_the_smallest_set_that_reaches_the_mass(logits, mass):
     p = softmax(logits)
@@ -61,6 +63,7 @@ def test_top_p_ends_where_its_mass_is_reached_exactly():
         assert law([1.0] * 4, top_p=kept / 4) == [1 / kept] * kept + [0.0] * (4 - kept)
 
 
+@settings(max_examples=40)
 @given(LOGITS, st.sampled_from([0.0, 0.01, 0.1, 0.5, 1.0]))
 def test_min_p_keeps_what_is_likely_next_to_the_best(logits, share):
     p = softmax(logits)

@@ -67,14 +67,14 @@ def slow_choice(history, allowed, discount, exploration):
 
 @pytest.mark.parametrize(("discount", "exploration"), [(0.9, 0.3), (1.0, 2.0), (0.5, 0.0)])
 def test_rounds_are_chosen_by_yield_and_cost(discount, exploration):
-    """Every choice of 60 rounds against the rule, from what each round committed and cost, in two texts."""
+    """Every choice of 50 rounds against the rule, from what each round committed and cost, in two texts."""
     parts = {"cheap": Part(Fixed(1), 0.0), "dear": Part(Fixed(2), 0.4)}
     cascade = Cascade(parts, [1, 3], verification=0.05, discount=discount, exploration=exploration)
     arms = [(1, 1), (1, 3), (2, 1), (2, 3)]  # token and depth
     for right in (2, 1):  # of the text: the other drafter proposes nothing that is accepted
         cascade.start(TextStart(PROMPT, 500))
         history, used = [], []
-        for step in range(60):
+        for step in range(50):
             shape = chain(2 if step % 7 == 6 else 6)
             allowed = [arm for arm, (_, depth) in enumerate(arms) if depth <= shape.gamma]
             draft = cascade.draft(shape)
@@ -90,7 +90,7 @@ def test_rounds_are_chosen_by_yield_and_cost(discount, exploration):
                 cascade.commit([9, 9, 9])  # a round that another drafter made says nothing about the arms
         # At a cost of 0.45 for each token, one or three accepted ones give (2, 4) / (1.45, 2.35).
         if discount == 0.9:
-            assert used[20:].count(3 if right == 2 else 1) > 25
+            assert used[20:].count(3 if right == 2 else 1) > 20
 
 
 def test_every_part_is_told_of_every_round():

@@ -112,14 +112,14 @@ def test_the_laws_along_a_text_are_those_of_its_drafts(build, order, temperature
     assert_laws_are_those_of_drafts(drafter, [3], [1, 2, 0, 1, 2, 2, 3, 0, 1])
 
 
-@pytest.mark.parametrize("structure", ["chain", "rows", "tree"])
 @pytest.mark.parametrize(
-    ("siblings", "how"),
+    ("structure", "siblings", "how"),
     [
-        ("without_replacement", {"temperature": 0.0}),
-        ("independent", {"temperature": 0.7}),
-        ("without_replacement", {"temperature": 1.0, "top_k": 3}),
-        ("independent", {"top_p": 0.6}),
+        ("chain", "independent", {"temperature": 0.7}),
+        ("rows", "without_replacement", {"temperature": 1.0, "top_k": 3}),
+        ("rows", "independent", {"top_p": 0.6}),
+        ("tree", "without_replacement", {"temperature": 0.0}),
+        ("tree", "independent", {"temperature": 0.7}),
     ],
 )
 def test_every_node_follows_the_law_of_its_path(build, sampling, make_structure, siblings, how, structure):

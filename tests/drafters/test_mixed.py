@@ -55,7 +55,7 @@ TEXTS = st.lists(st.integers(0, SIZE - 1), min_size=1, max_size=40)
 
 
 @given(TEXTS, st.integers(1, 12), st.integers(1, 4), st.sampled_from([None, 0, 1, 2, 5]), st.booleans())
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_rows_are_shared_out(make, parts, text, k, w, context_rows, fill):
     fill = fill or context_rows is None
     context, bigram = (started(part, text) for part in parts)
@@ -74,7 +74,7 @@ def test_rows_are_shared_out(make, parts, text, k, w, context_rows, fill):
 
 
 @given(TEXTS, st.integers(1, 4), st.sampled_from([None, 0, 1]))
-@settings(max_examples=30)
+@settings(max_examples=20)
 def test_a_chain_is_the_context_s_or_else_the_bigram_s(make, parts, text, gamma, context_rows):
     context, bigram = (started(part, text).propose(chain(gamma)) for part in parts)
     expected = context if context.tokens and context_rows != 0 else bigram
@@ -82,7 +82,7 @@ def test_a_chain_is_the_context_s_or_else_the_bigram_s(make, parts, text, gamma,
 
 
 @given(TEXTS, st.sampled_from([None, 0, 1, 2]), st.booleans(), st.sampled_from([0, 1]))
-@settings(max_examples=50)
+@settings(max_examples=25)
 def test_siblings_of_a_tree_are_shared_out(make, parts, group_values, text, context_rows, fill, goes_on):
     """Two children a level, below the first or the second one of the level above: at every node what followed the same
     path after the last token, then the bigram.

@@ -55,7 +55,7 @@ def written(target, text, count):
 def test_the_table_is_what_the_model_says_after_every_token_alone(target_of, build, name):
     target = target_of(name)
     drafter = build(target)
-    for token in range(0, target.vocab_size, 6):
+    for token in range(0, target.vocab_size, 12):
         assert drafter.ranked(token, 7) == asked(target, [token])[:7]
         assert drafter.ranked(token, 2) == drafter.ranked(token, 7)[:2]
 
@@ -65,7 +65,7 @@ def test_a_begin_token_goes_in_front(tiny_model, sampling, build):
     model.config.bos_token_id = 5
     target = Causal(model, sampling(temperature=0.7))
     drafter, alone = build(target, begin=True, extend="greedy"), build(target)
-    for token in range(0, target.vocab_size, 15):
+    for token in (0, 5, 60):
         assert drafter.ranked(token, 7) == asked(target, [5, token])[:7]
         first, *rest = drafter.rows(token, 4, 5)[3]
         assert tuple(rest) == written(target, [5, token, first], 4)
@@ -88,8 +88,8 @@ def test_a_table_that_says_the_same_of_all_tokens_is_told(tiny_model, sampling, 
 def test_greedy_continuations_are_what_decoding_writes(target_of, build, name):
     target = target_of(name)
     drafter = build(target, extend="greedy")
-    for token in range(0, target.vocab_size, 25):
-        for first, *rest in drafter.rows(token, 4, 5):
+    for token in (0, 50):
+        for first, *rest in drafter.rows(token, 4, 5)[1::2]:
             assert tuple(rest) == written(target, [token, first], 4)
 
 

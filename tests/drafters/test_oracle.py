@@ -1,14 +1,10 @@
-"""The oracle makes the capped-geometric model true: coins, corrupt tokens, and rounds against R(n) of
-theory.md 2.3.
-"""
+"""The oracle makes the capped-geometric model true: coins and corrupt tokens. `tests/test_run.py` has its rounds."""
 
-import math
 import time
 
 import pytest
 import torch
 from fixtures.drafting import chain, decoded
-from oracles import rounds
 
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
@@ -17,7 +13,6 @@ from specdec.records import TextStart
 from specdec.sampling import generator_for
 from specdec.session.forced_target import Forced
 from specdec.targets.causal import Causal
-from specdec.theory import capped_geometric
 
 SIZE = 7
 
@@ -68,34 +63,6 @@ def test_a_corrupt_token_always_differs_and_is_uniform_over_the_others(cycle):
     others = counts[counts > 0].double()
     assert len(others) == SIZE - 1
     assert float(((others - 1000) ** 2 / 1000).sum()) < 27.9
-
-
-def rounds_variance(alpha, gamma, length):
-    """Variance of the number of rounds for `length` tokens, by the recursion of R(n) for second moments."""
-    pmf = capped_geometric.accepted_pmf(alpha, gamma)
-    mean, square = [0.0], [0.0]
-    for n in range(1, length + 1):
-        before = [(max(n - k - 1, 0), chance) for k, chance in enumerate(pmf)]
-        mean.append(1 + sum(chance * mean[m] for m, chance in before))
-        square.append(1 + sum(chance * (2 * mean[m] + square[m]) for m, chance in before))
-    return square[-1] - mean[-1] ** 2
-
-
-@pytest.mark.parametrize(("alpha", "gamma"), [(0.8, 5), (0.6, 2)])
-def test_rounds_follow_the_finite_length_closed_form(cycle, alpha, gamma):
-    """150 texts of 32 tokens: the mean number of rounds within 5 standard errors of R(32) (false alarm 6e-7 each)."""
-    texts, length = 150, 32
-    baseline = tuple(3 * step % SIZE for step in range(1, length + 1))
-    drafter = oracle(cycle, alpha)
-    total = 0
-    for text in range(texts):
-        generation = decoded(cycle, drafter, chain(gamma), [0], length, text=f"text {text}", reference=baseline)
-        assert generation.tokens == baseline
-        total += len(generation.rounds)
-    expected = rounds.expected_rounds(alpha, gamma, length)[-1]
-    error = math.sqrt(rounds_variance(alpha, gamma, length) / texts)
-    assert abs(total / texts - expected) < 5 * error
-    assert error < 0.03 * expected, "the test would see a difference of 15%"
 
 
 def test_forced_mode_commits_the_record_whatever_the_target_says(table, random_law):

@@ -80,7 +80,7 @@ def test_greedy_drafts_are_those_of_a_pass_without_a_cache(parallel, model):
     def check(draft, logits):
         assert draft.q is None and torch.equal(draft.tokens, logits.argmax(-1))
 
-    walk(drafter, model, 60, check)
+    walk(drafter, model, 30, check)
 
 
 @pytest.mark.parametrize("how", [{"temperature": 0.7, "top_k": 9}, {"temperature": 1.2, "top_p": 0.8}])
@@ -91,7 +91,7 @@ def test_q_is_the_law_of_a_pass_without_a_cache(parallel, model, how):
         torch.testing.assert_close(draft.q, probabilities(logits, target.sampling), atol=1e-12, rtol=0)
         assert (draft.q.gather(-1, draft.tokens.unsqueeze(-1)) > 0).all()
 
-    walk(drafter, model, 40, check, seed=3)
+    walk(drafter, model, 20, check, seed=3)
 
 
 def test_one_call_drafts_all_tokens_and_its_cache_holds_no_mask(parallel, model):
@@ -121,7 +121,7 @@ def test_nodes_of_a_level_have_one_law(parallel, model, drafts, siblings):
     drafter, target = parallel(drafts, siblings, temperature=1.0)
     drafter.start(TextStart(PROMPT, 64, generator=generator_for(0, "p", "draft")))
     levels = slow_logits(model, PROMPT, 3)
-    for _ in range(20):
+    for _ in range(6):
         draft = drafter.draft(tree(-1, -1, 0, 0, 1, 2))
         assert (draft.q is None) == (drafts == "greedy")
         assert_drafted_from(
@@ -155,7 +155,7 @@ def test_chances_are_those_of_single_drafts(parallel, model, monkeypatch, how):
     """Also in several calls, over pieces of the text."""
     monkeypatch.setattr("specdec.drafters.parallel._ROWS", 12)
     drafter, target = parallel(**how)
-    text = [4, 9, 13, 2, 2, 60, 1, 7, 8, 3, 19, 44]
+    text = [4, 9, 13, 2, 60, 1, 7, 8]
     chances = drafter.chances(PROMPT, text, None, 4)
     for position in range(len(text)):
         logits = slow_logits(model, [*PROMPT, *text[:position]], 4)

@@ -97,8 +97,8 @@ def test_rounds_are_those_of_a_slow_search(build, table, random_law, make_struct
     target, shape = table(law, temperature=1.0), make_structure(structure, 4)
     prompts = [[0, 1, 2, 4], [3], [2, 2, 1], [4, 4]]
     named = dict(zip(("match_max", "match_min", "hits_max"), keys, strict=True))
-    fast = rounds_of(target, build(target, **named), shape, prompts, 40)
-    slow = rounds_of(target, SlowRetrieval(documents(), *keys), shape, prompts, 40)
+    fast = rounds_of(target, build(target, **named), shape, prompts, 24)
+    slow = rounds_of(target, SlowRetrieval(documents(), *keys), shape, prompts, 24)
     same_rounds(fast, slow)
 
 

@@ -50,8 +50,9 @@ COMMITTED = {
 }
 
 
-@pytest.mark.parametrize("committed", COMMITTED)
-@pytest.mark.parametrize("way", ["table", "ngram", "model"])
+@pytest.mark.parametrize(
+    ("way", "committed"), [*(("table", committed) for committed in COMMITTED), ("ngram", "some"), ("model", "all")]
+)
 def test_a_chain_has_the_law_of_the_model_alone(enumeration, table, random_law, tiny_llama, way, committed):
     """By enumeration of everything that is drawn inside: the tokens of two rounds, and the q that travels with them."""
     prompt, target = [0, 1, 0, 1, 1, 0], table(random_law(2, 0), temperature=1.0)
@@ -100,29 +101,17 @@ WAYS = {
     "heads": lambda model, heads: lambda outer: Medusa(heads(outer), outer),
     "early exit": lambda model, heads: lambda outer: EarlyExit(outer, ExitLayer(1, "config", {})),
     "two stages": lambda model, heads: lambda outer: staged(shaken(model, 0.04), outer, ngram),
-    "three stages": lambda model, heads: (
-        lambda outer: staged(
-            shaken(model, 0.03), outer, lambda inner: staged(shaken(model, 0.05, seed=2), inner, ngram, chain(1))
-        )
-    ),
 }
 
 
-@pytest.mark.parametrize(
-    ("shape", "way"),
-    [
-        *(("chain", way) for way in WAYS if way != "three stages"),
-        ("tree", "ngram"),
-        ("tree", "heads"),
-        pytest.param("chain", "three stages", marks=pytest.mark.slow),
-    ],
-)
-def test_a_greedy_chain_is_the_models_own(tiny_model, sampling, random_heads, make_structure, way, shape):
-    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
+@pytest.mark.parametrize("way", WAYS)
+def test_a_greedy_chain_is_the_models_own(tiny_model, sampling, random_heads, make_structure, way):
+    """Heads draft trees, and greedy drafts by n-grams are for a target that samples."""
+    target = Causal(tiny_model("llama"), sampling(temperature=0.8 if way == "ngram" else 0.0))
     outer = shaken(target.model, 0.05, seed=3)
-    inner = make_structure(shape, 3)
-    drafter = staged(outer, target, WAYS[way](outer, random_heads), inner)
-    for text, draft, alone in walk(drafter, SmallModel(outer, target), 8):
+    inner = make_structure("tree" if way == "heads" else "chain", 3)
+    drafter = staged(outer, target, WAYS[way](outer, random_heads), inner, drafts="greedy")
+    for text, draft, alone in walk(drafter, SmallModel(outer, target, drafts="greedy"), 5):
         assert draft.tokens.tolist() == alone.tokens.tolist(), len(text)
         assert draft.q is None and len(draft.source) == 5
 
@@ -134,13 +123,13 @@ def test_calls_of_the_model_are_the_nodes_of_its_own(tiny_model, sampling):
     drafter = staged(outer, target, model_of(shaken(outer, 0.01)), chain(2))
     seen = 0
     drafter.start(TextStart(PROMPT, 500))
-    for _ in range(8):
+    for _ in range(5):
         with tokens_of_calls(outer) as calls:
             draft = drafter.draft(chain(6))
         assert len(calls) <= [source.strategy for source in draft.source].count("small_model")
         seen += len(calls)
         drafter.commit([*draft.tokens.tolist(), 5])
-    assert seen < 0.6 * 8 * 6
+    assert seen < 0.6 * 5 * 6
 
 
 class Reader(Drafter):
@@ -191,10 +180,10 @@ def test_states_and_logits_are_the_models_own(tiny_model, sampling, needs):
     outer = shaken(target.model, 0.05, seed=3)
     drafter = staged(outer, target, lambda beside: Reader(beside, needs))
     drafter.by.known = lambda: drafter._known
-    for _, draft, alone in walk(drafter, SmallModel(outer, target), 16):
+    for _, draft, alone in walk(drafter, SmallModel(outer, target), 10, seed=2):
         assert draft.tokens.tolist() == alone.tokens.tolist()
-    assert drafter.by.drafts > 16
-    assert 2 < drafter.by.starts < 16 if needs else drafter.by.starts == 1, drafter.by.starts
+    assert drafter.by.drafts > 10
+    assert 2 < drafter.by.starts < 9 if needs else drafter.by.starts == 1, drafter.by.starts
 
 
 @pytest.mark.parametrize(("width", "temperature"), [(59, 1.0), (64, 0.0)])
@@ -202,7 +191,7 @@ def test_matrices_may_be_padded_differently(tiny_model, tiny_llama, sampling, wi
     target = Causal(tiny_model("llama"), sampling(temperature=temperature))
     drafter = staged(tiny_llama(width, context=400), target, ngram)
     drafter.start(TextStart([*PROMPT, 60, 3, 19], 300, generator=generator_for(0, "p", "draft")))
-    for _ in range(6):
+    for _ in range(3):
         draft = drafter.draft(chain(4))
         assert (draft.tokens < min(width, 61)).all()
         if draft.q is not None:
@@ -221,14 +210,6 @@ def test_the_models_context_ends_the_drafts(tiny_model, tiny_llama, sampling):
     assert drafter.draft(chain(9)) is EMPTY
     drafter.start(TextStart([*PROMPT, *PROMPT], 40))
     assert drafter.draft(chain(3)) is EMPTY and not drafter.retract(1)
-
-
-def test_greedy_drafts_for_a_target_that_samples(tiny_model, sampling):
-    target = Causal(tiny_model("llama"), sampling(temperature=0.8))
-    outer = shaken(target.model, 0.05, seed=3)
-    drafter = staged(outer, target, ngram, drafts="greedy")
-    for _, draft, alone in walk(drafter, SmallModel(outer, target, drafts="greedy"), 4):
-        assert draft.q is None and draft.tokens.tolist() == alone.tokens.tolist()
 
 
 def test_logits_that_are_not_finite_end_the_run(tiny_model, sampling):

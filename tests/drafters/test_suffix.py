@@ -94,7 +94,6 @@ class SlowSuffix(SlowDrafter):
     ("structure", "keys"),
     [
         ("chain", {}),
-        ("rows", {"factor": 100.0}),
         ("tree", {"factor": 100.0}),
         ("rows", {"match_min": 2, "factor": 0.75, "offset": 1.5, "earlier_outputs": 60}),
         ("chain", {"matches_max": 2, "factor": 2.0, "offset": -1.0, "earlier_outputs": 0}),

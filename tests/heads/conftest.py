@@ -8,20 +8,16 @@ from specdec.targets.causal import Causal
 
 MAKES: dict[str, dict[str, Any]] = {
     "medusa": {},
-    "medusa_deep": {"layers": 3, "output": "own"},
     "medusa_wide": {"width": 24, "layers": 2, "output": "shared"},
     "medusa_prefix": {"prefix": True},
     "grounded": {"grounded": True},
     "grounded_deep": {"grounded": True, "layers": 2, "width": 24, "output": "own"},
-    "grounded_prefix": {"grounded": True, "prefix": True},
-    "attention": {"grounded": True, "mixer": "attention", "layers": 2},
-    "attention_prefix": {"grounded": True, "mixer": "attention", "prefix": True, "width": 24, "output": "own"},
-    "gru": {"grounded": True, "mixer": "gru", "layers": 2},
-    "gru_prefix": {"grounded": True, "mixer": "gru", "prefix": True},
+    "attention": {"grounded": True, "mixer": "attention", "prefix": True, "width": 24, "layers": 2},
+    "gru": {"grounded": True, "mixer": "gru", "layers": 2, "prefix": True},
 }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def target(tiny_llama, sampling):
     return Causal(tiny_llama(23), sampling(temperature=0.0))
 
