@@ -90,21 +90,18 @@ def test_ngrams_are_wrapped_by_the_heuristic_only(table, random_law, group_value
         drafters.build(group_values("drafter", "adaptive", of=ngram), target=target)
 
 
-@pytest.mark.parametrize(
-    ("of", "said"),
-    [
+def test_bad_configurations_are_one_sentence(table, random_law, group_values):
+    for of, said in (
         ({"name": "ngrm"}, "Did you mean ngram"),
         ({"name": "oracle", "alpha": 0.5, "step_ms": 0.0, "forced": False, "shape": None}, "by itself"),
         (
             {"name": "adaptive", "of": {"name": "none"}, "rule": "heuristic", "threshold": 0.5, "length": 1},
             "fixed length",
         ),
-    ],
-)
-def test_bad_configurations_are_one_sentence(table, random_law, group_values, of, said):
-    with refused(said):
-        values = group_values("drafter", "adaptive", of=of, rule="heuristic")
-        drafters.build(values, target=table(random_law(4, 0), temperature=0.0))
+    ):
+        with refused(said):
+            values = group_values("drafter", "adaptive", of=of, rule="heuristic")
+            drafters.build(values, target=table(random_law(4, 0), temperature=0.0))
 
 
 def test_a_threshold_survives_a_change_of_length():

@@ -229,9 +229,8 @@ def test_targets_that_tokenise_otherwise_have_files_of_their_own(build, tmp_path
     assert len(list((tmp_path / "fitted").iterdir())) == 2
 
 
-@pytest.mark.parametrize(
-    ("content", "field", "words"),
-    [
+def test_a_corpus_that_cannot_be_used_is_named_in_one_sentence(tmp_path, pocket):
+    for content, field, words in (
         (None, None, "drafter.corpus=.*does not exist"),
         (b"", None, "is empty"),
         (b'{"t": []}', "t", "is empty"),
@@ -241,15 +240,13 @@ def test_targets_that_tokenise_otherwise_have_files_of_their_own(build, tmp_path
         (b'{"text": "x"}', "t", ":1: no key 't'"),
         (b'{"t": {"x": 1}}', "t", "a text, a list of texts or a list of token ids"),
         (b'{"t": [1, 4096]}', "t", ":1: token 4096 is not among the target's 4096 tokens"),
-    ],
-)
-def test_a_corpus_that_cannot_be_used_is_named_in_one_sentence(tmp_path, pocket, content, field, words):
-    path = tmp_path / "corpus"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(UsageError, match=words) as caught:
-        read(path, field, pocket)
-    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+    ):
+        path = tmp_path / "corpus"
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(UsageError, match=words) as caught:
+            read(path, field, pocket)
+        assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_text_needs_a_tokenizer_and_a_field_a_file(build):

@@ -218,48 +218,37 @@ def file_of(random_heads, tmp_path):
     return save
 
 
-@pytest.mark.parametrize(
-    ("name", "grounded", "sentence"),
-    [
+def test_heads_of_the_other_kind_are_named(target_at, file_of, group_values):
+    for name, grounded, sentence in (
         ("medusa", True, r"these heads are grounded; use \+drafter=grounded"),
         ("blockwise", True, r"these heads are grounded; use \+drafter=grounded"),
         ("grounded", False, r"these heads are not grounded; use \+drafter=medusa"),
-    ],
-)
-def test_heads_of_the_other_kind_are_named(target_at, file_of, group_values, name, grounded, sentence):
-    target = target_at()
-    values = group_values("drafter", name, model=file_of(target, grounded=grounded))
-    with pytest.raises(UsageError, match=rf"drafter\.model=.*{sentence}"):
-        drafters.build(values, target=target)
+    ):
+        target = target_at()
+        values = group_values("drafter", name, model=file_of(target, grounded=grounded))
+        with pytest.raises(UsageError, match=rf"drafter\.model=.*{sentence}"):
+            drafters.build(values, target=target)
 
 
-@pytest.mark.parametrize(
-    ("name", "recipe"),
-    [("medusa", "heads="), ("grounded", "heads="), ("blockwise", "heads="), ("eagle", "eagle=pocket")],
-)
-def test_an_installation_without_pocket_networks_says_how_to_make_some(
-    target_at, group_values, monkeypatch, tmp_path, name, recipe
-):
+def test_an_installation_without_pocket_networks_says_how_to_make_some(target_at, group_values, monkeypatch, tmp_path):
     monkeypatch.setattr("specdec.published.network_files.shipped_file", lambda *_: tmp_path / "absent.safetensors")
-    with pytest.raises(UsageError, match=rf"drafter\.model=pocket.*specdec\.train \+{recipe}"):
-        drafters.build(group_values("drafter", name), target=target_at())
+    for name, recipe in (("medusa", "heads="), ("eagle", "eagle=pocket")):
+        with pytest.raises(UsageError, match=rf"drafter\.model=pocket.*specdec\.train \+{recipe}"):
+            drafters.build(group_values("drafter", name), target=target_at())
 
 
-@pytest.mark.parametrize(
-    ("make", "weights"),
-    [
+def test_operations_of_a_drafted_token(target_at, random_heads):
+    for make, weights in (
         ({}, 32 * 32 + 32),
         ({"grounded": True}, (1 + 3) * 32 * 32 + 32),  # three tokens on average
         ({"grounded": True, "mixer": "gru"}, 3 * (6 * 32 * 32 + 6 * 32)),
         # (h_t, one vector) and the four matrices of attention over four places on average
         ({"grounded": True, "mixer": "attention"}, 2 * 32 * 32 + 32 + 4 * 4 * 32 * 32),
         ({"prefix": True}, 32 * 32 + 32),
-    ],
-)
-def test_operations_of_a_drafted_token(target_at, random_heads, make, weights):
-    target = target_at()
-    cls = Grounded if "grounded" in make else Medusa
-    assert cls(random_heads(target, **make), target).flops_per_token == 2 * (weights + 61 * 32)
+    ):
+        target = target_at()
+        cls = Grounded if "grounded" in make else Medusa
+        assert cls(random_heads(target, **make), target).flops_per_token == 2 * (weights + 61 * 32)
 
 
 def test_points_of_the_curve_beyond_the_heads_or_a_given_tree_are_left_out_and_deeper_trees_refused(

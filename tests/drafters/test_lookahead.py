@@ -113,17 +113,14 @@ def test_candidates_go_before_columns_and_left_columns_before_right_ones():
     assert drafter.draft(rows(2, 2)).tokens.tolist() == [4, 5, 2, 3]
 
 
-@pytest.mark.parametrize(
-    ("shape", "message"),
-    [
+def test_a_structure_that_is_too_small_is_refused():
+    for shape, message in (
         (dynamic(10, 5), r"need 23 nodes, and it has 10; raise structure\.nodes"),
         (dynamic(50, 4), r"need 5 levels, and it has 4"),
         (rows(5, 6), r"need 9 paths, and it has 5"),
-    ],
-)
-def test_a_structure_that_is_too_small_is_refused(shape, message):
-    with pytest.raises(UsageError, match=rf"drafter\.window=4, drafter\.ngram=4.*{message}"):
-        build(4, 4, 4, False)(Pairs(0.0)).prepare(100, shape)
+    ):
+        with pytest.raises(UsageError, match=rf"drafter\.window=4, drafter\.ngram=4.*{message}"):
+            build(4, 4, 4, False)(Pairs(0.0)).prepare(100, shape)
 
 
 def test_the_structure_of_the_yaml_holds_the_window_of_the_yaml(group_values):

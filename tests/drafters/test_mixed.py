@@ -120,26 +120,24 @@ def test_the_context_s_match_length_is_a_parameter(make):
     assert [source.strategy for source in two.source].count("ngram") == 1
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
+def test_what_is_wrong_is_named_where_it_stands(drafter_values, target):
+    for changes, sentence in (
         ({"fill": False}, r"drafter\.fill=false: fixed shares need a drafter\.context_rows"),
         ({"context": {"name": "none", "x": 1}}, r"Unknown key drafter\.context\.x"),
         ({"bigram": {"name": "none"}}, r"drafter\.bigram\.name=none: it should be model_bigram or model_unigram"),
         ({"context.order_min": 9}, r"drafter\.context\.order_min=9: .* drafter\.context\.order_max=4"),
         ({"context.p": 0}, r"Unknown key drafter\.context\.p: drafter 'ngram' has the keys q, order_max"),
         ({"bigram.begin": True}, r"drafter\.bigram\.begin=true"),
-    ],
-)
-def test_what_is_wrong_is_named_where_it_stands(drafter_values, target, changes, sentence):
-    values = {
-        key: dict(value) if isinstance(value, dict) else value for key, value in drafter_values("mixed", SIZE).items()
-    }
-    for key, value in changes.items():
-        part, _, leaf = key.rpartition(".")
-        (values[part] if part else values)[leaf] = value
-    with pytest.raises(UsageError, match=sentence):
-        drafters.build(values, target=target)
+    ):
+        values = {
+            key: dict(value) if isinstance(value, dict) else value
+            for key, value in drafter_values("mixed", SIZE).items()
+        }
+        for key, value in changes.items():
+            part, _, leaf = key.rpartition(".")
+            (values[part] if part else values)[leaf] = value
+        with pytest.raises(UsageError, match=sentence):
+            drafters.build(values, target=target)
 
 
 def test_more_rows_than_the_bigram_ranks_are_refused_before_decoding(make, parts):

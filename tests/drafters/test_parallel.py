@@ -231,9 +231,8 @@ def test_a_published_folder_says_its_mask_token(saved, built):
     assert built(model=str(saved(pard_token=None, mask_token_id=3))).mask_token == 3
 
 
-@pytest.mark.parametrize(
-    ("changes", "values", "told"),
-    [
+def test_what_cannot_be_used_is_refused(saved, built):
+    for changes, values, told in (
         ({}, {}, "names no mask token .* set drafter.mask_token"),
         ({"pard_token": 5, "ptd_token_id": 6}, {}, r"several mask tokens \(pard_token=5, ptd_token_id=6\)"),
         ({"pard_token": "x"}, {}, "should be a int"),
@@ -242,11 +241,9 @@ def test_a_published_folder_says_its_mask_token(saved, built):
         ({}, {"mask_token": 99}, "drafter.mask_token=99"),
         ({"pard2_target_dim": 8, "pard_token": 5}, {}, "PARD-2, which is not read: .*warp_model.bin"),
         ({"pard_token": 5, "speculators_model_type": "mlp"}, {}, "speculators MLP"),
-    ],
-)
-def test_what_cannot_be_used_is_refused(saved, built, changes, values, told):
-    with refused(told):
-        built(model=str(saved(**changes)), **values)
+    ):
+        with refused(told):
+            built(model=str(saved(**changes)), **values)
 
 
 def test_other_drafters_name_this_one_and_features_beside_the_model_are_not_overlooked(saved, built):

@@ -146,21 +146,18 @@ NAMED = dict.fromkeys(("acc_ngram", "prompt-lookup", "acc_n_gram", "SAM"), True)
 NAMED |= dict.fromkeys(("acc_eagle3", "acc_rested"), False)
 
 
-@pytest.mark.parametrize(
-    ("field", "kind", "looks_up"),
-    [
+def test_what_it_stands_for_is_read_off_its_name_or_said(replay, group_values):
+    """A recorded n-gram is not charged a feature drafter's time, and the run says what it took it for."""
+    for field, kind, looks_up in (
         *((name, None, whether) for name, whether in NAMED.items()),
         ("acc_ngram", "model", 0),
         ("acc_eagle", "lookup", 1),
-    ],
-)
-def test_what_it_stands_for_is_read_off_its_name_or_said(replay, group_values, field, kind, looks_up):
-    """A recorded n-gram is not charged a feature drafter's time, and the run says what it took it for."""
-    stream = Stream("one", "c", (9,), (1, 2), {field: (2, 1)})
-    drafter = build(group_values, replay(stream), field=None, kind=kind)
-    (note,) = drafter.notes
-    assert field in note and drafter.looks_up == ("look-up" in note) == looks_up
-    assert (f"drafter.kind={kind}" if kind else "by its name") in note
+    ):
+        stream = Stream("one", "c", (9,), (1, 2), {field: (2, 1)})
+        drafter = build(group_values, replay(stream), field=None, kind=kind)
+        (note,) = drafter.notes
+        assert field in note and drafter.looks_up == ("look-up" in note) == looks_up
+        assert (f"drafter.kind={kind}" if kind else "by its name") in note
 
 
 def test_texts_that_are_not_the_drafters_own_are_drafted(replay, group_values):

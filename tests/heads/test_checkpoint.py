@@ -70,12 +70,3 @@ def test_a_target_without_a_model_has_none(group_values, random_heads, target, s
     values = group_values("target", "replay", path=str(path.with_name("s.jsonl")), vocab_size=23)
     with pytest.raises(UsageError, match="target=causal"):
         TRAINED_HEADS.load(path, targets.build(values, sampling=sampling(temperature=0.0)))
-
-
-@pytest.mark.parametrize(("state", "offset", "layer"), [("hidden", 0, 2), ("hidden", 2, 0), ("embeddings", 0, 0)])
-def test_the_states_of_a_layer(target, random_heads, state, offset, layer):
-    heads, tokens = random_heads(target, state=state, offset=offset), torch.tensor([[5, 1, 4]])
-    found, _ = target.hidden.sequence(tokens, heads.config.offset_of(target.hidden.layers))
-    own = target.model(input_ids=tokens, output_hidden_states=True).hidden_states[layer]
-    assert torch.equal(found, own)
-    assert (layer == 0) == torch.equal(found, target.hidden.embedding[tokens])

@@ -1,6 +1,5 @@
 """What a set of heads can be made of, and the sentence for what it cannot."""
 
-import pytest
 from fixtures.refusals import refused
 
 from specdec.config import validated
@@ -11,9 +10,8 @@ PLAIN = dict(
 )
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
+def test_what_does_not_fit_is_named():
+    for changes, words in (
         ({"count": 0}, "heads.count=0"),
         ({"output": "none"}, "heads.output='none'"),
         ({"mixer": "gru"}, "grounded=true"),
@@ -21,8 +19,6 @@ PLAIN = dict(
         ({"mixer": "gru", "grounded": True, "width": 8}, "width to null"),
         ({"state": "embeddings", "offset": 2}, "offset to 0"),
         ({"depth": 3}, "heads.depth"),
-    ],
-)
-def test_what_does_not_fit_is_named(changes, words):
-    with refused(words):
-        validated(HeadsConfig, {**PLAIN, "output": "tied", **changes}, where="heads")
+    ):
+        with refused(words):
+            validated(HeadsConfig, {**PLAIN, "output": "tied", **changes}, where="heads")

@@ -112,17 +112,14 @@ def test_an_index_of_rest(tmp_path):
     assert whole.continuations([8, 1, 2], 2, 16, width=2, limit=10) == rows
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
+def test_damage_of_an_index_is_seen(tmp_path):
+    for content, words in (
         (rest_index([1, 2, 3])[:2], "middle"),
         (rest_index([1, 2, 3])[:10], "middle"),
         (rest_index([1, 2, 30]), "token 30"),
         (b"\x02\0\0\0\1\0\x04\0\0\0\7\0\0\0", "places"),
         (b"\x04\0\0\0\1\0\1\0\x04\0\0\0\0\0\0\0", "2 tokens and 1 suffixes"),
-    ],
-)
-def test_damage_of_an_index_is_seen(tmp_path, content, words):
-    (tmp_path / "store.idx").write_bytes(content)
-    with pytest.raises(ValueError, match=words):
-        open_rest_index(tmp_path / "store.idx", 10)
+    ):
+        (tmp_path / "store.idx").write_bytes(content)
+        with pytest.raises(ValueError, match=words):
+            open_rest_index(tmp_path / "store.idx", 10)

@@ -198,21 +198,18 @@ def test_the_right_drafter_is_named(drafter_of, tmp_path, kind):
                 drafter_of(tmp_path, asked)
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "told"),
-    [
+def test_what_is_not_read_is_said(drafter_of, tmp_path):
+    for kind, changes, told in (
         ("hydra", {"hydra_head_arch": "cross-attn"}, "which is not read: only its MLP heads"),
         ("medusa_vllm", {"logit_scale": 0.5}, "logit_scale"),
         ("medusa_vllm", {"truncated_vocab_size": 12}, "lacks the token_map"),
         ("accelerator", {"n_predict": None}, "no n_predict"),
         ("accelerator", {"emb_dim": 16.5}, "emb_dim=16.5"),
         ("accelerator", {"speculators_model_type": "mlp", "model_type": None}, "speculators MLP, which is not read"),
-    ],
-)
-def test_what_is_not_read_is_said(drafter_of, tmp_path, kind, changes, told):
-    write_checkpoint(tmp_path, PUBLISHED[kind], WIDTH, VOCABULARY, **changes)
-    with refused(told):
-        drafter_of(tmp_path, PUBLISHED[kind].drafter)
+    ):
+        write_checkpoint(tmp_path, PUBLISHED[kind], WIDTH, VOCABULARY, **changes)
+        with refused(told):
+            drafter_of(tmp_path, PUBLISHED[kind].drafter)
 
 
 def test_copies_that_differ_are_refused(drafter_of, tmp_path):

@@ -67,7 +67,7 @@ def fitted(target, text, random_heads):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_rounds_are_those_of_live_decoding(target, text, fitted, make_structure, kind):
-    """Chains, and of each kind another structure, with states of all lengths of rounds between; the states are read once."""
+    """Chains, and of each kind another structure, with rounds of all lengths between; the states are read once."""
     drafter, request, states = fitted(kind), Request(PROMPT, TOKENS), TextStates(target)
     accepted = Counter()
     branching = sorted(drafter.capabilities.fills - {"chain"})

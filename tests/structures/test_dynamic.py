@@ -28,23 +28,20 @@ def most_leaves(nodes, depth, branching, beam):
     return found
 
 
-@pytest.mark.parametrize(
-    ("sizes", "nodes", "gamma"),
-    [
+def test_the_tree_has_the_most_nodes_and_the_deepest_level(build):
+    for sizes, nodes, gamma in (
         ({"nodes": 6, "depth": 3, "branching": 2, "beam": 2}, 6, 3),
         ({"nodes": 50, "depth": 3, "branching": 2, "beam": 2}, 2 + 4 + 4, 3),  # all that is drafted
         ({"nodes": 50, "depth": 2, "branching": 3, "beam": 9}, 3 + 9, 2),
         ({"nodes": 2, "depth": 5, "branching": 4, "beam": 1}, 2, 2),  # no deeper than there are nodes
         ({"nodes": 4, "depth": 4, "branching": 1, "beam": 3}, 4, 4),  # a chain
-    ],
-)
-def test_the_tree_has_the_most_nodes_and_the_deepest_level(build, sizes, nodes, gamma):
-    shape = build(**sizes)
-    assert (shape.nodes, shape.gamma) == (nodes, gamma) == (len(shape.tree), shape.tree.depth)
-    assert max(map(len, shape.tree.children)) <= sizes["branching"]
-    for level in range(1, gamma):
-        expanded = {shape.tree.parents[node] for node, depth in enumerate(shape.tree.depths) if depth == level + 1}
-        assert len(expanded) <= sizes["beam"]
+    ):
+        shape = build(**sizes)
+        assert (shape.nodes, shape.gamma) == (nodes, gamma) == (len(shape.tree), shape.tree.depth)
+        assert max(map(len, shape.tree.children)) <= sizes["branching"]
+        for level in range(1, gamma):
+            expanded = {shape.tree.parents[node] for node, depth in enumerate(shape.tree.depths) if depth == level + 1}
+            assert len(expanded) <= sizes["beam"]
 
 
 @pytest.mark.parametrize(
@@ -64,8 +61,7 @@ def test_resized_changes_the_depth_alone(build):
     assert shape.clamped(4) is shape and shape.label == "dynamic of 12 nodes, depth 4"
 
 
-@pytest.mark.parametrize("key", ["nodes", "depth", "branching", "beam"])
-def test_sizes_below_one_and_other_things_are_refused(build, key):
-    for value in (0, 1.5, "many", None):
+def test_sizes_below_one_and_other_things_are_refused(build):
+    for key, value in product(["nodes", "depth", "branching", "beam"], (0, 1.5, "many", None)):
         with pytest.raises(UsageError, match=rf"^Bad value structure\.{key}="):
             build(**{key: value})

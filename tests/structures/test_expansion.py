@@ -1,6 +1,5 @@
 """Trees by their expansion: the topology counted out by hand, its levels, and its limit."""
 
-import pytest
 from fixtures.refusals import refused
 
 from specdec.structures.base import structures
@@ -26,15 +25,12 @@ def test_levels_are_cut_and_come_back():
     assert (empty.nodes, empty.gamma, empty.branches, len(empty.tree)) == (0, 0, 1, 0)
 
 
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
+def test_bad_trees_are_one_sentence():
+    for values, said in (
         ({"widths": [4, 4], "nodes": 19}, r"structure\.widths=\[4, 4\]: the tree has 20 nodes"),
         ({"widths": [], "nodes": 9}, r"structure\.widths=\[\]"),
         ({"widths": [2, 0], "nodes": 9}, r"structure\.widths\.1=0"),
         ({"widths": [2]}, r"structure\.nodes"),
-    ],
-)
-def test_bad_trees_are_one_sentence(values, said):
-    with refused(said):
-        structures.build({"name": "expansion", **values})
+    ):
+        with refused(said):
+            structures.build({"name": "expansion", **values})

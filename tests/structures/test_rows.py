@@ -1,5 +1,7 @@
 """k rows of width w: their shape, and what is said about bad sizes."""
 
+from itertools import product
+
 import pytest
 
 from specdec.errors import UsageError
@@ -17,9 +19,8 @@ def test_rows_are_chains_that_share_the_root(build):
     assert (rows.gamma, rows.nodes, rows.branches) == (2, 6, 3)
 
 
-@pytest.mark.parametrize("key", ["k", "w", "budget"])
-def test_sizes_below_one_and_other_things_are_refused(build, key):
-    for value in (0, 1.5, "many", None):
+def test_sizes_below_one_and_other_things_are_refused(build):
+    for key, value in product(["k", "w", "budget"], (0, 1.5, "many", None)):
         with pytest.raises(UsageError, match=rf"^Bad value structure\.{key}="):
             build(**{key: value})
 

@@ -98,9 +98,8 @@ def test_sizes_do_not_depend_on_the_way_there(build):
     assert tree.clamped(3) is tree and tree.clamped(2).gamma == 2
 
 
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
+def test_bad_values_are_answered_with_their_key(build):
+    for changes, sentence in (
         ({"parents": [-1, 0], "file": "x.yaml"}, "structure.file and structure.parents each say"),
         ({"accuracy": None}, "has no tree: set structure.accuracy, structure.parents or structure.file"),
         ({"parents": []}, "structure.parents: parents should be a list of whole numbers"),
@@ -119,15 +118,12 @@ def test_sizes_do_not_depend_on_the_way_there(build):
         ({"nodes": 0}, "structure.nodes=0"),
         ({"depth": 0}, "structure.depth=0"),
         ({"gamma": 4}, "Unknown key structure.gamma"),
-    ],
-)
-def test_bad_values_are_answered_with_their_key(build, changes, sentence):
-    assert sentence in error(build, **changes)
+    ):
+        assert sentence in error(build, **changes)
 
 
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [
+def test_bad_files_are_answered_with_their_name(build, tmp_path):
+    for text, sentence in (
         ("", "is empty"),
         ("parents: [-1, 0", "is not YAML text"),
         ("parents: 2001-99-99", "is not YAML text"),
@@ -138,13 +134,11 @@ def test_bad_values_are_answered_with_their_key(build, changes, sentence):
         ("parents: [-1, 2, 0]", "node 1 has parent 2: parents must precede their children"),
         ("parents: [-1, -1]\nranks: [0]", "ranks should be a list of 2 whole numbers"),
         ("parents: [-1, -1]\nranks: [0, 2]", "node 1 has rank 2 where 1 is due"),
-    ],
-)
-def test_bad_files_are_answered_with_their_name(build, tmp_path, text, sentence):
-    file = tmp_path / "tree.yaml"
-    file.write_text(text)
-    message = error(build, file=str(file))
-    assert sentence in message and str(file) in message
+    ):
+        file = tmp_path / "tree.yaml"
+        file.write_text(text)
+        message = error(build, file=str(file))
+        assert sentence in message and str(file) in message
 
 
 @pytest.mark.slow

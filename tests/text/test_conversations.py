@@ -152,9 +152,8 @@ def test_records_of_the_hub(opened, text_target, monkeypatch):
     assert sequences.manifest["source"]["hub_id"] == "a/b"
 
 
-@pytest.mark.parametrize(
-    ("content", "says"),
-    [
+def test_bad_records_are_refused_by_file_and_number(opened):
+    for content, says in (
         (b"", "data.source.path=.*chats.json is empty"),
         (b"\xff\xfe", "is not UTF-8 text"),
         (b'[{"conversations": []},\n oops]', r"chats\.json:2: not JSON"),
@@ -164,11 +163,9 @@ def test_records_of_the_hub(opened, text_target, monkeypatch):
         ([record("a", "b"), {"conversations": [{"from": "human"}]}], "record 2: a turn without the texts"),
         ([{"conversations": [{"from": "cat", "value": "x"}]}], "record 1: a turn from 'cat'; data.source knows system"),
         ([record("a", "b")], "held-out text of data.source makes no sequence"),
-    ],
-)  # fmt: skip
-def test_bad_records_are_refused_by_file_and_number(opened, content, says):
-    with refused(says):
-        opened(content)
+    ):
+        with refused(says):
+            opened(content)
 
 
 @pytest.mark.parametrize(("path", "hub_id"), [(None, None), ("x", "a/b")])

@@ -100,9 +100,8 @@ def test_passes_over_the_text_as_the_budget_asks(file, tmp_path):
         Batches(corpus, replace(data, max_passes=2), seed=1)
 
 
-@pytest.mark.parametrize(
-    ("content", "changes", "says"),
-    [
+def test_a_bad_text_is_refused_in_one_sentence(tmp_path):
+    for content, changes, says in (
         (None, {}, "recipe.corpus.path=.*does not exist"),
         (b"", {}, "is empty"),
         (b"one\ntwo\nth\xffree\nfour\n", {"heldout_every": 2}, r"text\.txt:3: not UTF-8"),
@@ -110,15 +109,13 @@ def test_passes_over_the_text_as_the_budget_asks(file, tmp_path):
         (b"one\ntwo\n", {"max_bytes": 2}, "is empty"),
         (b"one\ntwo\n", {"heldout_every": 2, "vocabulary": 8000}, "too small for recipe.corpus.vocabulary=8000"),
         (b"one\ntwo\n", {"hub_id": "a/b"}, "one source"),
-    ],
-)
-def test_a_bad_text_is_refused_in_one_sentence(tmp_path, content, changes, says):
-    path = tmp_path / "text.txt"
-    if content is not None:
-        path.write_bytes(content)
-    with refused(says):
-        load_corpus(config(path, **changes), 32, tmp_path / "corpus")
-    assert not list((tmp_path / "corpus").rglob("corpus.json"))
+    ):
+        path = tmp_path / "text.txt"
+        if content is not None:
+            path.write_bytes(content)
+        with refused(says):
+            load_corpus(config(path, **changes), 32, tmp_path / "corpus")
+        assert not list((tmp_path / "corpus").rglob("corpus.json"))
 
 
 def test_no_source_is_refused():

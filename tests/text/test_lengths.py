@@ -15,20 +15,17 @@ def test_whole_numbers():
     assert whole_numbers("w", "n", (0, 1), least=1, first=0) == (0, 1)
 
 
-@pytest.mark.parametrize(
-    ("value", "says"),
-    [
+def test_what_is_no_length():
+    for value, says in (
         ("12", "n must be a list of whole numbers, found a str"),
         ([1, 0], r"n\[1\] must be a whole number of 1 or more, found 0"),
         ([1, 2.5], r"n\[1\] must be a whole number of 1 or more, found 2.5"),
         ([1, True], r"n\[1\]"),
         ([1, 2**31], r"n\[1\]"),
         ([1, float("nan")], r"n\[1\]"),
-    ],
-)
-def test_what_is_no_length(value, says):
-    with pytest.raises(BadLine, match=f"^file:3: {says}"):
-        whole_numbers("file:3", "n", value, least=1)
+    ):
+        with pytest.raises(BadLine, match=f"^file:3: {says}"):
+            whole_numbers("file:3", "n", value, least=1)
 
 
 def test_lengths_of_another_run_do_not_fit_a_text_and_stand_for_themselves():

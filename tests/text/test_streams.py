@@ -64,9 +64,8 @@ def test_of_a_run_the_baselines_texts_are_read_the_first_or_all(tmp_path):
     assert both == [("set/1", 0, (6,)), ("set/1", 1, (7,))]
 
 
-@pytest.mark.parametrize(
-    ("second", "sentence"),
-    [
+def test_a_fault_is_named_with_its_line(tmp_path):
+    for second, sentence in (
         ([1, 2], "a JSON list where drafter.path needs an object with fields"),
         ({"prompt_token_ids": [1]}, "generated_token_ids is not a list of token ids"),
         (record(prompt=()), "prompt_token_ids is not a list of token ids .at least one"),
@@ -77,13 +76,11 @@ def test_of_a_run_the_baselines_texts_are_read_the_first_or_all(tmp_path):
         (record(category=3), "category is 3, not a text"),
         (record(repeat="x"), "repeat is 'x', not a whole number"),
         (record(generated=[1] * 99), "2 . 99 tokens do not fit the target's context of 100"),
-    ],
-)
-def test_a_fault_is_named_with_its_line(tmp_path, second, sentence):
-    path = lines(tmp_path / "x.jsonl", record(), second)
-    with pytest.raises(UsageError, match=sentence) as fault:
-        read_streams(path, vocab_size=10, key="drafter.path", context_length=100)
-    assert str(fault.value).startswith(f"{path}:2: ")
+    ):
+        path = lines(tmp_path / "x.jsonl", record(), second)
+        with pytest.raises(UsageError, match=sentence) as fault:
+            read_streams(path, vocab_size=10, key="drafter.path", context_length=100)
+        assert str(fault.value).startswith(f"{path}:2: ")
 
 
 def test_all_bad_lines_are_named_at_once_or_left_out(tmp_path):

@@ -68,18 +68,15 @@ def test_a_timed_call_ends_with_standardised_probabilities(tiny_model, sampling,
     assert cells_of(timed) == {(1, 8): [1.0] * 2, (3, 8): [1.0] * 2}
 
 
-@pytest.mark.parametrize(
-    ("largest", "dense", "expected"),
-    [
+def test_call_sizes():
+    for largest, dense, expected in (
         (64, 16, [*range(1, 17), 20, 24, 28, 32, 40, 48, 56, 64]),
         (64, 64, [*range(1, 65)]),
         (64, 1, [1, 2, 4, 8, 16, 32, 64]),
         (12, 5, [1, 2, 3, 4, 5, 6, 7, 8, 10, 12]),
         (6, 100, [1, 2, 3, 4, 5, 6]),
-    ],
-)
-def test_call_sizes(largest, dense, expected):
-    assert call_sizes(largest, dense) == expected
+    ):
+        assert call_sizes(largest, dense) == expected
 
 
 def cells_of(grid):

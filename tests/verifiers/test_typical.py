@@ -63,7 +63,7 @@ def test_the_first_token_has_the_law_that_the_rule_states(first_token, random_la
 
 def test_the_longest_accepted_path_of_a_tree_wins(random_draft, random_law):
     lengths = set()
-    for seed in range(60):
+    for seed in range(25):
         p = random_law(6, seed)[torch.randint(6, (13,), generator=torch.Generator().manual_seed(seed))]
         draft = random_draft(12, 6, seed)
         passes = passing(p.numpy(), 0.3, None)
@@ -97,7 +97,7 @@ def test_with_one_hot_p_it_is_exact_match(random_draft, epsilon, delta):
     greedy, rule, generator = verifiers.build({"name": "greedy"}), typical(epsilon, delta), torch.Generator()
     assert rule.for_greedy().capabilities.lossless and not rule.capabilities.lossless
     accepted = set()
-    for seed in range(60):
+    for seed in range(25):
         generator.manual_seed(seed)
         p = one_hot(torch.randint(3, (9,), generator=generator), 3)
         draft = random_draft(8, 3, seed)
@@ -109,7 +109,7 @@ def test_with_one_hot_p_it_is_exact_match(random_draft, epsilon, delta):
     assert len(accepted) > 1
 
 
-@pytest.mark.parametrize("change", [{"epsilon": 0.0}, {"epsilon": 1.0}, {"delta": 0.0}])
-def test_thresholds_that_make_no_sense_are_refused(change):
-    with pytest.raises(UsageError, match=f"verifier.{next(iter(change))}"):
-        typical(**change)
+def test_thresholds_that_make_no_sense_are_refused():
+    for key, value in (("epsilon", 0.0), ("epsilon", 1.0), ("delta", 0.0)):
+        with pytest.raises(UsageError, match=f"verifier.{key}"):
+            typical(**{key: value})
