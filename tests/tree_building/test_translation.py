@@ -112,17 +112,6 @@ def test_q_after_every_text(pair, how):
         text += committed
 
 
-def test_a_fully_accepted_draft_is_read_anew(pair):
-    """Drafted b and c are one token of the drafter's once they are text: its cache goes back to before them."""
-    _, drafter = pair(temperature=0.0)
-    drafter.start(TextStart([A], 32))
-    drafter.draft(chain(3))
-    rows = drafter._decoder.length
-    drafter.commit([B, C])
-    drafter.draft(chain(1))
-    assert drafter._decoder.length == 3 and rows == 4  # <s> a bc, after <s> a and two drafts
-
-
 @pytest.mark.parametrize("gamma", [1, 4])
 def test_greedy_output_is_the_targets_own(pair, gamma):
     target, drafter = pair(temperature=0.0)
