@@ -1,26 +1,21 @@
 """Heads along a text: under greedy the rounds of live decoding, to the round; drawn drafts, the exact expectation."""
 
-import json
 from collections import Counter, defaultdict
 
-import pandas as pd
 import pytest
 import torch
 from fixtures.drafting import chain
 from fixtures.plain_rounds import decoded
 
-from specdec import advise, run
 from specdec.clock import CpuClock
 from specdec.drafters.adaptive import Adaptive
 from specdec.drafters.blockwise import BlockwiseHeads
 from specdec.drafters.grounded import Grounded
 from specdec.drafters.medusa import Medusa
 from specdec.drafters.none import NoDrafter
-from specdec.published.network_files import TRAINED_HEADS
 from specdec.records import Request
 from specdec.replay.expected_rounds import agreement, expected_rounds, rounds_along, starts_along
 from specdec.replay.walk import TextStates
-from specdec.targets import targets
 from specdec.targets.causal import Causal
 from specdec.theory.dependence import replay_rounds_by_start
 
@@ -131,31 +126,3 @@ def test_expected_rounds_of_each_sampled_text_are_exact(table, enumeration, rand
     for tokens, weight in chance.items():
         replayed = expected_rounds(drafter, target, structure, tokens, Request(prompt, limit))
         assert replayed == pytest.approx(rounds[tokens] / weight, abs=1e-12)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unwritten_pictures")
-def test_a_session_and_its_advice_have_the_rounds_of_heads(in_process, tmp_path, group_values, sampling, random_heads):
-    """In float64 the replay is the run, so drift is 1; and advice foretells the run."""
-    target = targets.build(group_values("target", "table"), sampling=sampling(temperature=0.0))
-    heads = random_heads(target, count=4)
-    TRAINED_HEADS.write(heads, tmp_path / "heads.safetensors", target.hidden.identity, training={})
-    common = ("+drafter=medusa", "drafter.model=heads.safetensors", "structure=chain", "structure.gamma=4")
-    tiny = (*common, "+debug=tiny", "measurement.gammas=[2]")
-    ended = in_process(advise, *tiny, "hydra.run.dir=advice_run")
-    assert ended.code == 0, ended.error
-    ended = in_process(run, *tiny, "tracking.enabled=false", "hydra.run.dir=run")
-    assert ended.code == 0, ended.error
-    replay, alpha = (pd.read_parquet(tmp_path / "run" / f"{name}.parquet") for name in ("replay", "alpha"))
-    rounds = pd.read_parquet(tmp_path / "run" / "rounds.parquet")
-    assert set(replay["kind"]) == {"own", "baseline"} and set(replay["gamma"]) == {2, 4}
-    assert (alpha["denominator"] > 0).all()
-    predictions = json.loads((tmp_path / "advice_run" / "advice.json").read_text())["predictions"]
-    for item in predictions:
-        live = rounds[rounds["gamma"] == item["gamma"]]
-        for kind in ("own", "baseline"):
-            replayed = replay[(replay["gamma"] == item["gamma"]) & (replay["kind"] == kind)]
-            assert replayed["rounds"].sum() == len(live)
-        assert item["tokens_per_round"]["estimate"] == pytest.approx(live["committed"].sum() / len(live))
-    factors = json.loads((tmp_path / "run" / "account.json").read_text())["gammas"]["4"]["factors"]
-    assert factors["drift"] == pytest.approx(1, abs=1e-12)
