@@ -32,6 +32,11 @@ UNPICKLES = {"specdec/convert.py", "specdec/training/loop.py"}
 
 
 OPTIONS = ("shell", "allow_pickle", "trust_remote_code", "weights_only")
+# A file without any of these words need not be parsed.
+SUSPECT = """
+pickle dill joblib marshal shelve eval( exec( compile( __import__ os.system os.popen yaml.load yaml.unsafe_load
+instantiate get_class get_method shell trust_remote_code .from_ torch.load
+""".split()
 
 
 def dotted(function: ast.expr) -> str:
@@ -43,10 +48,10 @@ def dotted(function: ast.expr) -> str:
     return ".".join([function.id if isinstance(function, ast.Name) else "()", *names])
 
 
-def forbidden(path: str, tree: ast.AST) -> list[str]:
+def forbidden(path: str, source: str) -> list[str]:
     """Return the calls and imports of a source file by which it could run what it reads."""
-    found = []
-    for node in ast.walk(tree):
+    found: list[str] = []
+    for node in ast.walk(ast.parse(source)) if any(word in source for word in SUSPECT) else ():
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
             banned = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"} & {
@@ -82,7 +87,7 @@ def test_no_source_runs_what_it_reads():
     named = {}
     for path in SOURCES:
         place = path.relative_to(ROOT).as_posix()
-        named[place] = forbidden(place, ast.parse(path.read_text(encoding="utf-8")))
+        named[place] = forbidden(place, path.read_text(encoding="utf-8"))
     assert not {place: calls for place, calls in named.items() if calls}
 
 
@@ -91,8 +96,10 @@ def test_no_source_runs_what_it_reads():
     [
         "import pickle",
         "from joblib import load",
+        "import dill, marshal",
         "eval(text)",
         "yaml.load(file)",
+        "os.popen(text)",
         "subprocess.run(command, shell=True)",
         "torch.load(path, weights_only=False)",
         "torch.load(path, weights_only=True)",
@@ -103,7 +110,7 @@ def test_no_source_runs_what_it_reads():
     ],
 )
 def test_the_scan_finds_what_it_is_for(line):
-    assert forbidden("specdec/some.py", ast.parse(line))
+    assert forbidden("specdec/some.py", line)
 
 
 def test_configurations_name_no_code():

@@ -19,7 +19,7 @@ def folder(tmp_path: Path) -> Path:
     return Path(shutil.copytree(EARLIER, tmp_path / "run"))
 
 
-@pytest.mark.usefixtures("undrawn_pictures")
+@pytest.mark.usefixtures("undrawn_pictures", "quick_analysis")
 def test_its_numbers_are_found_again(folder):
     """All but the ends of intervals, made on another scale then, and the model that was fitted to other halves."""
     before, now = json.loads((folder / "summary.json").read_text())["metrics"], write_run(folder).metrics

@@ -11,10 +11,10 @@ from specdec.errors import UsageError
 from specdec.folder import results
 
 PLAYED = ["gamma", "round", "offered", "accepted", "committed"]
-SHORT = ("measurement.max_new_tokens=12", "measurement.gammas=[]", "+drafter=ngram")
+SHORT = ("measurement.max_new_tokens=8", "measurement.null=false", "measurement.gammas=[]", "+drafter=ngram")
 SHAPE = dict(model_type="lfm2", seed=0) | RECURRENT["lfm2"][1] | dict(initializer_range=0.5, vocab_size=8)
 MODEL = ("target=causal", "target.model=random", f"target.shape={json.dumps(SHAPE)}".replace('"', ""))
-PROMPTS = ("prompts=random_tokens", "prompts.count=3", "prompts.length=24", "prompts.vocabulary=8")
+PROMPTS = ("prompts=random_tokens", "prompts.count=3", "prompts.length=12", "prompts.vocabulary=8")
 RUN = (*SHORT, *MODEL, "target.dtype=float32", *PROMPTS)
 """Random weights whose logits are far enough apart."""
 

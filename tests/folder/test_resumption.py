@@ -22,7 +22,7 @@ from specdec.targets import causal
 from specdec.text.streams import Stream, write_streams
 
 NGRAM = ("+drafter=ngram",)
-SHORT = ("measurement.repeats=2", "measurement.max_new_tokens=12", "measurement.gammas=[]")
+SHORT = ("measurement.repeats=2", "measurement.max_new_tokens=8", "measurement.gammas=[]", "measurement.null=false")
 PROMPTS = 6
 
 
@@ -215,7 +215,7 @@ def test_a_folder_that_a_living_run_writes_to_is_left_alone(unfinished, tmp_path
 
 
 def test_later_turns_continue_the_first_answer_that_was_kept(tmp_path, turns):
-    config = config_of(*NGRAM, *SAMPLED, *SHORT, "measurement.null=false")
+    config = config_of(*NGRAM, *SAMPLED, *SHORT)
     decode(config, tmp_path / "whole")
     for stop, kept in ((1, 0), (14, 1), (None, 15)):
         assert len(decode(config, tmp_path / "killed", stop).kept) == kept

@@ -19,7 +19,7 @@ from specdec.targets.causal import Causal
 
 PROMPT = [7, 3, 60, 7, 21, 4, 4, 33, 7, 3]
 SHAPE = (
-    "{model_type: mixtral, seed: 0, hidden_size: 32, intermediate_size: 24, num_hidden_layers: 2, vocab_size: 61, "
+    "{model_type: mixtral, seed: 0, hidden_size: 32, intermediate_size: 24, num_hidden_layers: 1, vocab_size: 61, "
     "num_attention_heads: 4, num_key_value_heads: 2, num_local_experts: 6, num_experts_per_tok: 2, "
     "max_position_embeddings: 256, eos_token_id: null, bos_token_id: null, pad_token_id: null}"
 )
@@ -37,7 +37,7 @@ SHAPE = (
 def test_experts_of_the_tokens_of_every_verification(family, structure, evaluation, sampling):
     model = tiny_mixture(family)
     target = Causal(model, sampling(temperature=0.0), evaluation=evaluation)
-    written = decode(target, read_group_values("drafter", "ngram"), structure, PROMPT, 16)
+    written = decode(target, read_group_values("drafter", "ngram"), structure, PROMPT, 8)
     passes, mixture = object(), target.mixture
     target.decoder.passes = passes
     lines = expert_reads(target, mixture, written, {"method": "ngram"})
@@ -72,7 +72,7 @@ def mixture_run(tmp_path_factory):
     given = ("+debug=tiny", "+drafter=ngram", "target=causal", "target.model=random", f"target.shape={SHAPE}")
     given += ("target.dtype=float32", "target.compile=false", "target.device=cpu", "measurement.cost_contexts=[8]")
     given += ("measurement.cost_rows=8", "measurement.cost_dense=1", "measurement.cost_calls=1")
-    given += ("measurement.gammas=[1]", "measurement.null=false", "measurement.max_new_tokens=10")
+    given += ("measurement.gammas=[1]", "prompts.limit=3", "measurement.null=false", "measurement.max_new_tokens=8")
     given += ("tracking.enabled=false", f"hydra.run.dir={folder}")
     run_in(folder.parent, *given)
     return folder

@@ -13,8 +13,9 @@ from specdec.session.foreign_claims import claim_notes, record_passed
 
 @pytest.fixture
 def made(monkeypatch, tmp_path):
+    """`made("drafter.order_max=3")` plans a run of `ngram` with other values."""
     monkeypatch.chdir(tmp_path)
-    return lambda: plan(composed("+drafter=ngram"))
+    return lambda *overrides: plan(composed("+drafter=ngram", "+debug=tiny", *overrides))
 
 
 @pytest.fixture
@@ -40,10 +41,10 @@ def test_a_foreign_claim_is_declared_until_it_passed(foreign, made, tmp_path):
     record_passed(made(), tmp_path / "certificate.json")
     (note,) = claim_notes(made())
     assert "not proven" not in note and "this combination passed" in note
-    other = plan(composed("+drafter=ngram", "drafter.order_max=3"))
+    other = made("drafter.order_max=3")
     assert "is declared, not proven" in claim_notes(other)[0], "of other values nothing was shown"
 
 
 def test_a_drafter_beside_the_others_is_told_too(foreign):
-    both = plan(composed("+drafter=recycling", "measurement.drafters=[ngram]"))
+    both = plan(composed("+drafter=recycling", "+debug=tiny", "measurement.drafters=[ngram]"))
     assert ["ngram" in note for note in claim_notes(both)] == [True]

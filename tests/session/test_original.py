@@ -9,12 +9,12 @@ import torch
 from fixtures.plain_laws import plain_greedy
 from fixtures.resumed_runs import config_of, decode, found
 
-from specdec import run
 from specdec.analysis.pages.report_chapters import OF_A_RUN
 from specdec.analysis.read.runs import open_folder
 from specdec.config import RunConfig
 from specdec.errors import UsageError
 from specdec.plan.plan import plan
+from specdec.session.experiment import run_experiment
 from specdec.session.parts import open_parts
 from specdec.training.data.tokenizer import train_tokenizer
 
@@ -61,14 +61,11 @@ def check_texts(folders: dict[str, Path], texts: list[dict]) -> None:
         assert list(line["generated_token_ids"]) == greedy_text(model, tuple(line["prompt_token_ids"]), line["tokens"])
 
 
-@pytest.mark.usefixtures("undrawn_pictures")
-def test_both_backbones_are_decoded_on_the_same_prompts_and_named_apart(in_process, tmp_path, folders):
-    settings = ("+debug=tiny", "tracking.enabled=false", "target.dtype=float64", "measurement.repeats=2")
-    ended = in_process(
-        run, "+drafter=ngram", *settings, *on(folders, "original"), "measurement.cost_contexts=[]", "hydra.run.dir=run"
-    )
-    assert ended.code == 0, ended.error
-    finished = open_folder(tmp_path / "run")
+@pytest.mark.usefixtures("undrawn_pictures", "quick_analysis")
+def test_both_backbones_are_decoded_on_the_same_prompts_and_named_apart(tmp_path, folders):
+    settings = ("target.dtype=float64", "measurement.repeats=2", "measurement.bootstrap=20")
+    run_experiment(plan(config(folders, "original", *settings)), tmp_path)
+    finished = open_folder(tmp_path)
     texts = finished.generations()
     assert set(texts["method"]) == {"baseline", "original", "ngram"}
     check_texts(folders, texts.to_dict("records"))

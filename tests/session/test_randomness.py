@@ -19,7 +19,8 @@ def decoded(tmp_path, monkeypatch):
     decode = Arm.decode
 
     def call(seed):
-        config = composed("+debug=tiny", "+drafter=ngram", "sampling=temperature", f"seed={seed}")
+        few = ("prompts.limit=3", "measurement.max_new_tokens=4")
+        config = composed("+debug=tiny", "+drafter=ngram", "sampling.temperature=1.0", f"seed={seed}", *few)
         parts, requests, repeat = open_parts(plan(config)), [], 0
         session = Session(parts, "cell", ResultsFolder(tmp_path / str(seed)), CpuClock())
 

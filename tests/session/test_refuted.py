@@ -17,28 +17,32 @@ from specdec.session.experiment import run_experiment
 from specdec.targets.table import Table
 
 LAW = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
-SHORT = ("measurement.gammas=[]", "measurement.max_new_tokens=12")
+SHORT = ("measurement.gammas=[]", "measurement.max_new_tokens=12", "measurement.bootstrap=20")
 
 
-@pytest.mark.usefixtures("undrawn_pictures", "made_database")
-def test_unexplained_divergences_are_the_headline_and_the_exit_code(in_process, monkeypatch, tmp_path):
+@pytest.mark.usefixtures("undrawn_pictures", "quick_analysis", "made_database")
+def test_unexplained_divergences_are_the_headline_and_the_exit_code(monkeypatch, capsys, tmp_path):
     """Every output parts from the baseline's at its first token, by more than rounding."""
 
     def parted(target, label, prompt, baseline, output):
         return Divergence(*label, 0, 1, 2, margin=1.0, rounding=0.0, explained=False)
 
     monkeypatch.setattr(session, "explain", parted)
-    ended = in_process(run, "+drafter=oracle", "+debug=tiny", *SHORT, LAW)
-    assert ended.code == 6 and re.search(r"Outputs refuted: (\d+) of \1 differ", ended.error)
-    (folder,) = tmp_path.glob("outputs/*/*")
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "run"
+    found = run_experiment(plan(config_of("+drafter=oracle", *SHORT, LAW, "tracking.enabled=true")), folder)
+    with pytest.raises(NotLossless, match=r"Outputs refuted: (\d+) of \1 differ") as refusal:
+        run.metrics_of(found)
+    assert refusal.value.exit_code == 6
+    output = capsys.readouterr().out
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["notes"][0] == summary["refuted"] and "no lossless decoding" in summary["refuted"]
     assert not any(note.startswith("Lossless") for note in summary["notes"])
     assert json.loads((folder / "status.json").read_text())["status"] == "finished"
     report = (folder / "report.md").read_text()
     assert "No recommendation: outputs are refuted" in report
-    assert re.findall(r".*speculation (?:pays|does).*", report + ended.output, re.IGNORECASE) == []
-    assert " best" not in ended.output.partition("95%")[0]
+    assert re.findall(r".*speculation (?:pays|does).*", report + output, re.IGNORECASE) == []
+    assert " best" not in output.partition("95%")[0]
     assert report.index("**Outputs refuted: ") < report.index("**Speedup") and "It is no lossless speedup." in report
     (logged,) = load_runs(f"sqlite:///{tmp_path}/mlflow.db", "specdec").to_dict("records")
     assert logged["status"] == "FINISHED" and logged["tags.specdec.outputs"] == "refuted"

@@ -96,7 +96,7 @@ def decoded(monkeypatch):
 
 def test_methods_take_turns(tmp_path, decoded):
     """18 orders of four methods; that one comes first in all of them has chance 4^-17 if orders are random."""
-    Made(tmp_path, "measurement.repeats=3").run()
+    Made(tmp_path, "measurement.repeats=3", "measurement.max_new_tokens=2").run()
     orders = [tuple(gamma for gamma, _ in decoded[start : start + 4]) for start in range(0, len(decoded), 4)]
     assert len(orders) == 18 and all(sorted(order) == [0, 1, 2, 4] for order in orders)
     for place in (0, 3):
@@ -176,7 +176,7 @@ def test_a_rule_that_is_not_lossless_has_no_replay(tmp_path, rule):
     mean of its own chances, which are not one where the first tokens of a block pass whatever they are.
     """
     sampling = SAMPLED if "top_k" in rule else ()
-    made = Made(tmp_path, *sampling, "verifier=blockwise", rule, "verifier.top_k=1")
+    made = Made(tmp_path, *sampling, "verifier=blockwise", rule, "verifier.top_k=1", "measurement.gammas=[]")
     assert not made.run().empty
     assert made.table("replay").empty
     alpha = made.table("alpha")
@@ -235,7 +235,7 @@ def test_advice_is_found_by_the_same_measurement_only(described):
 
 def test_peers_come_first_and_last(tmp_path):
     """18 prompts and repeats: that they always come on the same side has chance 2^-17."""
-    made = Made(tmp_path, "measurement.repeats=3")
+    made = Made(tmp_path, "measurement.repeats=3", "measurement.max_new_tokens=2")
     told: list[bool] = []
     written = made.clock.mark
 
