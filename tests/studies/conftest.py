@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from fixtures.commands import Ended, lay_out
-from fixtures.small_parts import composed_values
+from fixtures.small_parts import composed_values, read_group_values
 
 from specdec import run as run_command
 from specdec.analysis.figures import style
@@ -38,9 +38,10 @@ def study(
     """
     monkeypatch.chdir(tmp_path)
 
-    def run(experiment: str, *overrides: str) -> tuple[Findings, Tables]:
+    def run(experiment: str, *overrides: str, **parts: str) -> tuple[Findings, Tables]:
         small = ("+debug=tiny", "measurement.workers=1", "tracking.enabled=false")
         values = composed_values(f"+experiment={experiment}", *small, *overrides, whole=True)
+        values |= {group: read_group_values(group, name) for group, name in parts.items()}
         folder = tmp_path / "out"
         shutil.rmtree(folder, ignore_errors=True)  # a folder is used by one run
         folder.mkdir()
@@ -60,11 +61,19 @@ def study(
 
 @pytest.fixture
 def refused(study: Callable[..., tuple[Findings, Tables]], tmp_path: Path) -> Callable[..., None]:
-    """`refused("ngrammys_grid", "study.k=[]", words="study.k")`: one sentence with these words, and no text."""
+    """`refused("ngrammys_grid", "study.k=[]", words="study.k")`: one sentence with these words, and no text.
+
+    A part without values of its own is put in place of the experiment's: Hydra would compose anew for each choice.
+    """
 
     def check(experiment: str, *overrides: str, words: str) -> None:
+        named = [each.partition("=") for each in overrides]
+        groups = {"drafter", "structure", "verifier", "sampling"} - {
+            key.partition(".")[0] for key, *_ in named if "." in key
+        }
+        parts = {group: name for group, _, name in named if group in groups}
         with pytest.raises(UsageError, match=words) as caught:
-            study(experiment, *overrides)
+            study(experiment, *(each for each in overrides if each.partition("=")[0] not in parts), **parts)
         assert "\n" not in str(caught.value) and not (tmp_path / "out" / "streams.jsonl").exists()
 
     return check

@@ -1,7 +1,5 @@
 """Study `ablation`: its histograms add up to the rounds, rows and tokens of the replay, and bad input."""
 
-import re
-
 import pytest
 
 SMALL = ("structure.k=4", "structure.w=3")
@@ -30,16 +28,3 @@ def test_histograms_add_up(study, tiny_target):
 def test_texts_too_short_for_any_draft(study):
     found, _ = study("ngrammys_ablation", *SMALL, "measurement.max_new_tokens=1")
     assert "proposed nothing" in found.sections[0].text[0] and found.metrics == {}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (("structure.k=0",), "structure.k=0"),
-        (("structure=chain", "~structure.k", "~structure.w"), "structure=rows"),
-        (("drafter=none", "structure=rows"), "look tokens up"),
-        (("+study.k=3",), "study.k"),
-    ],
-)
-def test_bad_input_is_one_sentence(refused, overrides, says):
-    refused("ngrammys_ablation", *overrides, words=re.escape(says))

@@ -1,7 +1,6 @@
 """Study `batching` end to end: on an explicit law, and on a tiny model with a cost model of its calls."""
 
 import json
-import re
 from types import SimpleNamespace
 
 import pytest
@@ -84,20 +83,6 @@ def test_only_steps_with_every_slot_in_use_count():
     assert (sums["seconds"], sums["all_seconds"], sums["prefill_s"]) == (6.0, 8.0, 0.5)
     assert sums["places"] == 2 * (5 + 3 + 4) and sums["offered"] == 10
     assert sums["tokens_per_round"] == 2
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (("study.drafters=[ngran]",), "Did you mean ngram?"),
-        (("study.drafters=[lookahead]",), "study.drafters=['lookahead']: lookahead drafts no chains"),
-        (("study.batches=[]",), "study.batches"),
-        (("study.batches=[0]",), "study.batches"),
-    ],
-    ids=["unknown", "no chains", "no batch", "batch of none"],
-)
-def test_bad_input_is_one_sentence(refused, overrides, says):
-    refused("batching", *SMALL, "~target.dtype", PROMPTS, *overrides, words=re.escape(says))
 
 
 def test_recorded_texts_are_refused():

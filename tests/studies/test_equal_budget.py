@@ -67,19 +67,6 @@ def test_recorded_streams_in_simulated_time(command, tmp_path, recording):
     assert "no finished study 'grid'" in missing.text[0] and "+experiment=ngrammys_grid" in missing.text[0]
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (("study.budgets=[1]",), "study.budgets"),
-        (("prompts.tokens=[[0]]",), "at least 2 prompts"),
-        (("+drafter@study.drafters.exact=oracle",), "study.drafters.exact"),
-        (("study.drafters.ngram.order_max=99",), "study.drafters.ngram.order_max"),
-    ],
-)
-def test_mistakes_are_one_sentence_before_decoding(refused, overrides, words):
-    refused("equal_budget", *SMALL, *overrides, words=words)
-
-
 def test_the_live_overlay_compares_equal_budgets():
     with initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
         sweep = compose("config", ["+experiment=chain_rows_tree"], return_hydra_config=True).hydra.sweeper.params

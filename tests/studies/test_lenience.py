@@ -70,19 +70,3 @@ def test_alpha_is_the_mean_of_the_rules_chance_along_the_plain_text(on_table, mo
             assert min(abs(value - each) for each in known) < 1e-6
         line = tables["alphas"].iloc[place]
         assert (line["lenience"], line["chance"]) == (lenience, pytest.approx(sum(along.beta)))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (("structure=tree", "~structure.gamma", "structure.nodes=6", "structure.depth=3"), "structure=tree"),
-        (("drafter=oracle", "drafter.alpha=0.5"), "drafter=oracle"),
-        (("drafter=jacobi",), "drafter=jacobi"),
-        (("study.leniences=[0.0]",), "study.leniences"),
-        (("study.leniences=[]",), "study.leniences"),
-    ],
-)
-def test_mistakes_are_one_sentence_before_decoding(refused, overrides, words):
-    drafter = () if any(each.startswith("drafter=") for each in overrides) else ("drafter=ngram",)
-    small = SMALL[:-1] if "structure=tree" in overrides else SMALL
-    refused("lenience", *drafter, *small, *overrides, words=words)

@@ -20,7 +20,7 @@ QUESTIONS = [
     {"question_id": 6, "category": "writing", "turns": ["list " * 400, "Write."]},
 ]
 TEMPLATE = "{% for m in messages %}<{{ m.role[0] }}>{{ m.content }}{% endfor %}<a>"
-TOKENS = 10
+TOKENS = 6
 
 
 @pytest.fixture(scope="module")
@@ -40,11 +40,11 @@ def on_model(study, model, tmp_path):
     path = tmp_path / "asked.jsonl"
     path.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
 
-    def run(*overrides):
+    def run(*overrides, **parts):
         target = ("target=causal", f"target.model={model}", "target.dtype=float64", "target.compile=false")
         prompts = ("prompts=mt_bench", f"prompts.path={path}", "prompts.limit=null")
         mine = ("drafter=ngram", "structure=chain", "structure.gamma=2", f"measurement.max_new_tokens={TOKENS}")
-        return study("mt_bench", *target, *prompts, *mine, *overrides)
+        return study("mt_bench", *target, *prompts, *mine, *overrides, **parts)
 
     return run
 
@@ -138,24 +138,16 @@ def test_temperatures_are_fastchats_and_one_may_be_forced(on_model):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "words"),
+    ("overrides", "parts", "words"),
     [
-        (("prompts.id_field=null",), "prompts=mt_bench"),
-        (("drafter=none",), "drafter=none"),
-        (("verifier=greedy",), "verifier=greedy"),
-        (("study.model_id=a/b",), "study.model_id"),
-        (("study.temperatures.writing=-1.0",), "study.temperatures.writing"),
+        (("prompts.id_field=null",), {}, "prompts=mt_bench"),
+        ((), {"drafter": "none"}, "drafter=none"),
+        ((), {"verifier": "greedy"}, "verifier=greedy"),
     ],
 )
-def test_mistakes_are_one_sentence_before_decoding(on_model, decoded, overrides, words):
+def test_mistakes_are_one_sentence_before_decoding(on_model, decoded, overrides, parts, words):
     with pytest.raises(UsageError, match=words):
-        on_model(*overrides)
-    assert not decoded
-
-
-def test_prompts_that_are_no_questions_are_refused(study, decoded):
-    with pytest.raises(UsageError, match="prompts=tokens: study 'mt_bench' answers questions that have an id"):
-        study("mt_bench", "prompts=tokens", "drafter=ngram", "structure=chain")
+        on_model(*overrides, **parts)
     assert not decoded
 
 

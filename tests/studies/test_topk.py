@@ -1,7 +1,5 @@
 """Study `topk`: a cell is what replaying its drafter gives, and bad input."""
 
-import re
-
 import pytest
 
 from specdec.drafters import drafters
@@ -34,24 +32,3 @@ def test_a_cell_is_the_replay_of_its_drafter(study, table, random_law, group_val
     # With every token among the rows the first draft token of a round is always accepted.
     assert found.curves["curve/topk/model_bigram.w1"][6] == pytest.approx(2)
     assert set(tables["topk"]["drafter"]) == {"model_bigram"}
-
-
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (("study.k=[]",), "study.k"),
-        (("study.k=[0]",), "study.k"),
-        (("study.w=[]",), "study.w"),
-        (("study.k=[33]",), "study.drafters.model_bigram.k=32"),
-        (("~study.drafters.model_bigram",), "study.drafters"),
-        (("study.drafters.model_bigram.extend=upwards",), "study.drafters.model_bigram.extend"),
-        (("+drafter@study.drafters.x=small_model",), "look tokens up"),
-        (("+drafter@study.drafters.x=unigram", "study.drafters.x.corpus=none.txt"), "study.drafters.x"),
-    ],
-)
-def test_bad_input_is_one_sentence(refused, overrides, says):
-    refused("ngrammys_topk", ONE[0], *([] if overrides[0][0] == "~" else ONE[1:]), *overrides, words=re.escape(says))
-
-
-def test_an_unigram_without_embeddings_says_where_a_model_can_be_given(refused):
-    refused("ngrammys_topk", words=r"study\.drafters\.model_unigram\.model=null")

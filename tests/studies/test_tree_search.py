@@ -89,24 +89,6 @@ def test_a_drafter_without_confidence_has_no_dynamic_trees(study):
     assert tables["block_times"]["rows_evaluated"].max() == 7
 
 
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (("drafter=oracle",), "needs a drafter that fills trees"),
-        (("drafter=ngram", "prompts.tokens=[[0]]"), "at least 2 prompts"),
-        (
-            ("drafter=ngram", "verifier=blockwise", "verifier.minimum_block=2"),
-            "verifier=blockwise: it handles no trees",
-        ),
-        (("drafter=ngram", "study.budgets=[]"), "study.budgets"),
-        (("drafter=ngram", "study.depth=0"), "study.depth"),
-        (("drafter=ngram", "sampling=temperature"), "replays greedy texts"),
-    ],
-)
-def test_mistakes_are_said_before_decoding(refused, overrides, words):
-    refused("tree_search", *SMALL, *overrides, words=words)
-
-
 def test_batches_of_rows_and_simulated_time_are_refused(refused, tiny_target, tmp_path):
     model = [override for override in tiny_target if not override.startswith("drafter.bigram")]
     rows = (*model, "target.evaluation=rows")

@@ -64,21 +64,3 @@ def test_plain_text_has_the_likelihood_that_its_temperature_gives(on_table):
     stationary = torch.linalg.matrix_power(law, 200)[0]
     rate = float((stationary * torch.special.entr(law).sum(-1)).sum())
     assert plain["log_likelihood"].sum() / plain["tokens"].sum() == pytest.approx(-rate, abs=5 * 0.5 / math.sqrt(1200))
-
-
-@pytest.mark.parametrize(
-    ("overrides", "words"),
-    [
-        (("verifier=lenient", "structure=chain"), "verifier=lenient"),
-        (("verifier=block", "structure=rows"), "verifier 'block'"),
-        (("verifier=greedy",), "verifier=greedy"),
-        (("drafter=none", "~drafter.drafts", "structure=chain"), "drafter=none"),
-        (("drafter=oracle", "~drafter.drafts", "drafter.alpha=0.5", "structure=chain"), "drafter=oracle"),
-        (("study.typical.epsilon=1.5",), "study.typical.epsilon"),
-        (("study.temperatures=[0.0]",), "study.temperatures"),
-        (("study.epsilons=[1.0]",), "study.epsilons"),
-    ],
-)
-def test_mistakes_are_one_sentence_before_decoding(refused, overrides, words):
-    drafter = () if any(each.startswith("drafter=") for each in overrides) else (*NGRAM, "structure=tree")
-    refused("typical_acceptance", *SMALL, *drafter, *overrides, words=words)
