@@ -19,7 +19,7 @@ from specdec.analysis.read.imported import ImportChoices
 from specdec.analysis.read.runs import open_folder
 
 GAMMA = 3
-QUICK = ("measurement.warmup_tokens=0", "measurement.bootstrap=200", "measurement.calibration_calls=1", "seed=0")
+QUICK = ("measurement.warmup_tokens=0", "measurement.bootstrap=50", "measurement.calibration_calls=1", "seed=0")
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def trace(tmp_path):
 
 
 @pytest.fixture
-def replayed(command, trace, tmp_path):
+def replayed(command, undrawn_pictures, trace, tmp_path):
     arguments = ("+drafter=recorded", "target=replay", f"target.path={trace}", f"structure.gamma={GAMMA}", *QUICK)
     code, error = command(*arguments, "measurement.gammas=[1]", "measurement.max_new_tokens=100", "hydra.run.dir=out")
     assert code == 0, error
@@ -53,7 +53,7 @@ def replayed(command, trace, tmp_path):
 def test_a_replay_and_an_import_of_one_file_say_the_same(replayed, trace, monkeypatch, tmp_path):
     monkeypatch.setattr(models, "REFITS", 5)
     (source,) = accepted_lengths(trace, ImportChoices(gamma=GAMMA))
-    imported = foreign_findings(folder_of(source, tmp_path / "run", replicates=200))
+    imported = foreign_findings(folder_of(source, tmp_path / "run", replicates=50))
     sentence = formula_verdict(account_of(replayed))
     assert imported.sections[0].text[0] == f"**{sentence}**"
     assert "alpha 0." in sentence and "by more than chance" in sentence and "(" in sentence.split("error of")[1]

@@ -52,6 +52,7 @@ def test_a_sweep_is_compared_and_every_run_has_all_sections(command, sweep, tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn_pictures")
 def test_an_experiment_and_run_ids_name_the_same_run_and_study(command, in_process, made_database, tmp_path):
     tiny = ("+debug=tiny", "measurement.max_new_tokens=16", "measurement.gammas=[]", "measurement.bootstrap=20")
     study = ("+experiment=ngrammys_ablation", "drafter.bigram.cache_dir=null", "measurement.workers=1")

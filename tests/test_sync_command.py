@@ -33,21 +33,5 @@ def test_a_run_without_its_server_ends_well_and_is_uploaded_later(in_process, ma
     assert (again.code, again.output) == (0, "1 of 1 runs were complete already.\n")
 
 
-def test_a_server_that_is_required_and_away_is_said_before_decoding(in_process, tmp_path):
-    ended = in_process(run, *RUN, AWAY, "tracking.required=true")
-    assert ended.code == 4 and ended.error.startswith("specdec: The tracking server http://127.0.0.1:9 does not answer")
-    assert ended.error.count("\n") == 1 and not list(tmp_path.rglob("rounds*"))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [(("nowhere",), "nowhere has no tracking.json"), (("--uri", "x"), "see `python -m specdec.sync --help`")],
-)
-def test_a_bad_command_line_is_one_sentence(in_process, arguments, says):
-    ended = in_process(sync, *arguments)
-    assert ended.code == 2 and ended.error.startswith("specdec: ") and says in ended.error
-    assert ended.error.count("\n") == 1
-
-
 def test_without_folders_there_may_be_nothing_to_do(in_process):
     assert in_process(sync) == (0, "0 of 0 runs were complete already.\n", "")

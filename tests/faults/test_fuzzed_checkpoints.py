@@ -5,7 +5,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from fixtures.tiny_checkpoints import PUBLISHED, write_checkpoint
@@ -15,7 +14,6 @@ from hypothesis import strategies as st
 from faults.answers import answered, files_of, spoiled, torn
 from specdec.drafters import drafters
 from specdec.models.load import load_model
-from specdec.ngrams.cache_folder import read_arrays, write_arrays
 from specdec.published.checkpoint_files import open_checkpoint
 from specdec.published.network_files import TRAINED_EAGLE, TRAINED_HEADS, shipped_file
 from specdec.published.recognise import matching
@@ -116,15 +114,3 @@ def test_files_of_trainings(tmp_path: Path, target: Any, kind: str, data: Any) -
     path = tmp_path / "heads.safetensors"
     path.write_bytes(struct.pack("<Q", len(text)) + text + body)
     answered(lambda: load(path, target))
-
-
-@SETTINGS
-@given(data=st.data())
-def test_tables_of_ngrams(tmp_path: Path, data: Any) -> None:
-    path = tmp_path / "table.safetensors"
-    write_arrays(path, {"a": np.arange(3), "b": np.ones(2)}, "f")
-    path.write_bytes(data.draw(of_header(path.read_bytes())))
-    try:
-        read_arrays(path, "f")
-    except ValueError:
-        pass  # the callers make the table again

@@ -159,21 +159,6 @@ def test_a_cell_without_memory_fails_alone_and_unusable_prompts_are_counted(trac
     assert "Skipped prompts: 1 empty, 1 too_long." in open_folder(folders[1]).summary()["notes"]
 
 
-def test_a_folder_that_cannot_be_written(in_process, monkeypatch):
-    mkdir = os.mkdir
-
-    def refused(path, *more, **options):
-        if "outputs" in str(path):
-            raise OSError(errno.EROFS, "Read-only file system", str(path))
-        return mkdir(path, *more, **options)
-
-    monkeypatch.setattr(os, "mkdir", refused)
-    ended = in_process(run, "+debug=tiny", "+drafter=ngram", "tracking.enabled=false")
-    assert ended.code == 2 and ended.error.count("\n") == 1
-    sentence = one_sentence(ended.error)
-    assert "Read-only file system" in sentence and "hydra.run.dir=FOLDER" in sentence
-
-
 @pytest.mark.parametrize("error", [ImportError("no module\nnamed torch2"), SystemExit("not licensed")])
 def test_a_broken_plugin_is_left_out_and_named(monkeypatch, caplog, error):
     class Entry:

@@ -77,12 +77,12 @@ def slow(*overrides):
     ids=["suffix", "judged", "recycling", "two drafters", "batches"],
 )
 def test_a_killed_run_ends_with_the_tables_of_a_whole_one(tmp_path, overrides):
-    config = config_of(*overrides, *SHORT)
+    config = config_of(*overrides, *SHORT, "prompts.limit=3")
     decode(config, tmp_path / "whole")
-    for stop, kept in ((2, 0), (1, 2), (None, 3)):
+    for stop, kept in ((2, 0), (2, 2), (None, 4)):
         assert len(decode(config, tmp_path / "killed", stop).kept) == kept
     assert found(tmp_path / "killed") == found(tmp_path / "whole")
-    assert RunStatus.read(tmp_path / "killed") == RunStatus("finished", "", 2 * PROMPTS, 2 * PROMPTS)
+    assert RunStatus.read(tmp_path / "killed") == RunStatus("finished", "", 6, 6)
     assert not (tmp_path / "killed" / "rounds").exists()
 
 
@@ -215,9 +215,9 @@ def test_a_folder_that_a_living_run_writes_to_is_left_alone(unfinished, tmp_path
 
 
 def test_later_turns_continue_the_first_answer_that_was_kept(tmp_path, turns):
-    config = config_of(*NGRAM, *SAMPLED, *SHORT)
+    config = config_of(*NGRAM, *SAMPLED, *SHORT, "prompts.limit=3")
     decode(config, tmp_path / "whole")
-    for stop, kept in ((1, 0), (14, 1), (None, 15)):
+    for stop, kept in ((1, 0), (7, 1), (None, 8)):
         assert len(decode(config, tmp_path / "killed", stop).kept) == kept
     whole = found(tmp_path / "whole")
     assert found(tmp_path / "killed") == whole

@@ -72,7 +72,13 @@ def mixture_run(tmp_path_factory):
     given = ("+debug=tiny", "+drafter=ngram", "target=causal", "target.model=random", f"target.shape={SHAPE}")
     given += ("target.dtype=float32", "target.compile=false", "target.device=cpu", "measurement.cost_contexts=[8]")
     given += ("measurement.cost_rows=8", "measurement.cost_dense=1", "measurement.cost_calls=1")
-    given += ("measurement.gammas=[1]", "prompts.limit=3", "measurement.null=false", "measurement.max_new_tokens=8")
+    given += (
+        "measurement.gammas=[1]",
+        "prompts.limit=2",
+        "measurement.bootstrap=20",
+        "measurement.null=false",
+        "measurement.max_new_tokens=8",
+    )
     given += ("tracking.enabled=false", f"hydra.run.dir={folder}")
     run_in(folder.parent, *given)
     return folder

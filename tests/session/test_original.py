@@ -127,9 +127,3 @@ def test_another_tokenizer_is_refused(tmp_path, tiny_llama):
         train_tokenizer([text] * 3, 264, 64).save_pretrained(models[name])
     with pytest.raises(UsageError, match="has another tokenizer; give the model that the target was trained from"):
         open_parts(plan(config(models, "original")))
-
-
-@pytest.mark.slow
-def test_a_missing_original_is_one_sentence(folders):
-    with pytest.raises(UsageError, match=r"\./nowhere"):
-        open_parts(plan(config(folders, "trained", "measurement.original=./nowhere")))

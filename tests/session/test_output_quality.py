@@ -36,9 +36,6 @@ def test_the_likelihood_of_a_text_is_the_product_of_its_chances(table, random_la
 def test_answers_are_compared_as_numbers(output, right):
     assert answers(output, "She sells 9 eggs for 2.\n#### 18") is right
     assert not answers(output, "no number")
-
-
-def test_large_and_broken_numbers():
     assert answers("In all 1,234.50", "x #### 1234.5") and answers("-7", "#### -7") and answers(".5", "#### 0.5")
 
 

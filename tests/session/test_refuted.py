@@ -17,7 +17,7 @@ from specdec.session.experiment import run_experiment
 from specdec.targets.table import Table
 
 LAW = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
-SHORT = ("measurement.gammas=[]", "measurement.max_new_tokens=12", "measurement.bootstrap=20")
+SHORT = ("measurement.gammas=[]", "measurement.max_new_tokens=12", "measurement.bootstrap=20", "prompts.limit=3")
 
 
 @pytest.mark.usefixtures("undrawn_pictures", "quick_analysis", "made_database")

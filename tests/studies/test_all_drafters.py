@@ -9,6 +9,7 @@ import pytest
 
 from specdec.drafters import drafters
 from specdec.drafters.ngram import Ngram
+from specdec.ngrams import corpus
 from specdec.structures import structures
 from specdec.studies.all_drafters import _facts
 
@@ -68,22 +69,15 @@ def test_a_drafter_that_goes_no_deeper_has_no_chain_of_the_equal_size(study, cho
 
 
 @pytest.mark.slow
-def test_whoever_is_not_left_out_decodes_the_pocket_target(study):
-    model = ("target=causal", "target.compile=false", "prompts=stdlib_code", "prompts.limit=2", "target.dtype=float32")
-    few = ("study.shapes=[]", "measurement.max_new_tokens=4", "+study.drafters.layer_skip={evaluations: 4}")
+def test_whoever_is_not_left_out_decodes_the_pocket_target(study, monkeypatch):
+    read = corpus.read_python_files  # tables are fitted on every fortieth file: on all it takes most of the test
+    monkeypatch.setattr(corpus, "read_python_files", lambda *where: list(read(*where))[::40])
+    model = ("target=causal", "target.compile=false", "prompts=stdlib_code", "prompts.limit=1", "target.dtype=float32")
+    few = ("study.shapes=[]", "measurement.max_new_tokens=6", "+study.drafters.layer_skip={evaluations: 4}")
     _, tables = study("all_drafters", *model, *few)
     assert set(tables["live"]["outcome"]) == {"same"} and "mtp" not in set(tables["live"]["arm"])
-
-
-@pytest.mark.slow
-def test_heads_over_states_are_among_the_drafters_of_a_model(study):
-    model = ("target=causal", "target.compile=false", "prompts=stdlib_code", "prompts.limit=2")
-    left_out = ",".join(name for name in drafters.names() if name not in ("ngram", "medusa"))
-    few = (f"study.leave_out=[{left_out}]", "study.nodes=3", "measurement.max_new_tokens=8")
-    _, tables = study("all_drafters", *model, *few, "target.dtype=float32")
-    per_round = tables["live"].groupby("arm")[["tokens", "rounds"]].sum()
-    assert {"medusa", "ngram"} <= set(per_round.index) and set(tables["live"]["outcome"]) == {"same"}
-    assert per_round.loc["medusa", "tokens"] > per_round.loc["medusa", "rounds"]
+    heads = tables["live"].query("arm == 'medusa'")[["tokens", "rounds"]].sum()
+    assert heads["tokens"] > heads["rounds"]
 
 
 @pytest.mark.parametrize(

@@ -2,19 +2,16 @@
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
+from fixtures.small_parts import composed_values
 from omegaconf import OmegaConf
 
 from specdec.analysis.pages import notebook
 from specdec.analysis.read.studies import finished_study, latest_study
 from specdec.config import config_dir
-from specdec.errors import UsageError
 from specdec.structures import structures
-from specdec.studies import Bench, studies
 from specdec.text.streams import Stream, write_streams
 
 SMALL = ("~study.drafters.mixed", "study.budgets=[2,6]", "study.depths=[2,4]", "study.calls=1", "study.probe_tokens=8")
@@ -68,19 +65,10 @@ def test_recorded_streams_in_simulated_time(command, tmp_path, recording):
 
 
 def test_the_live_overlay_compares_equal_budgets():
-    with initialize_config_dir(version_base="1.3", config_dir=str(config_dir())):
-        sweep = compose("config", ["+experiment=chain_rows_tree"], return_hydra_config=True).hydra.sweeper.params
-        names = sweep["structure"].split(",")
-        cells = [compose("config", ["+experiment=chain_rows_tree", f"structure={name}"]) for name in names]
-    shapes = [structures.build(OmegaConf.to_container(cell.structure)) for cell in cells]
+    overlay = OmegaConf.load(Path(config_dir()) / "experiment" / "chain_rows_tree.yaml")
+    choices = [f"structure={name}" for name in overlay.hydra.sweeper.params.structure.split(",")]
+    cells = [composed_values("+experiment=chain_rows_tree", choice) for choice in choices]
+    shapes = [structures.build(cell["structure"]) for cell in cells]
     assert [shape.name for shape in shapes] == ["chain", "rows", "tree"]
     assert {shape.nodes for shape in shapes} == {32}
-    assert {cell.drafter.context.q for cell in cells} == {"longest"}
-
-
-def test_batches_of_rows_are_refused(group_values):
-    study = studies.build(group_values("study", "equal_budget"))
-    plan = SimpleNamespace(study={"name": "equal_budget"})
-    parts = SimpleNamespace(target=SimpleNamespace(evaluation="rows"), plan=plan)
-    with pytest.raises(UsageError, match="use target.evaluation=packed"):
-        study.run(Bench(parts, None, Path(), None))
+    assert overlay.drafter.context.q == "longest"

@@ -80,7 +80,9 @@ def test_an_address_becomes_absolute(uri, address, artifacts):
     assert "secret" not in store.shown
 
 
-@pytest.mark.parametrize("uri", ["mlflow.db", "./mlruns", "file:///tmp/mlruns", "sqlite:///:memory:", "sqlite:///"])
+@pytest.mark.parametrize(
+    "uri", ["mlflow.db", "ftp.example", "./mlruns", "file:///tmp/mlruns", "sqlite:///:memory:", "sqlite:///"]
+)
 def test_an_address_that_is_no_store_is_refused(uri):
     with pytest.raises(UsageError, match="tracking.uri="):
         locate(uri, Path("/work"))
