@@ -74,7 +74,7 @@ def mixture_run(tmp_path_factory):
     given += ("measurement.cost_rows=8", "measurement.cost_dense=1", "measurement.cost_calls=1")
     given += (
         "measurement.gammas=[1]",
-        "prompts.limit=2",
+        "prompts.limit=3",
         "measurement.bootstrap=20",
         "measurement.null=false",
         "measurement.max_new_tokens=8",
