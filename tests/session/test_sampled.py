@@ -47,7 +47,7 @@ def test_both_texts_follow_the_targets_law_at_the_temperature(tmp_path, watched)
     """
     session = session_of(tmp_path, *ON, "measurement.gammas=[]", "measurement.max_new_tokens=100")
     prompts = session._parts.prompts.prompts
-    for repeat in range(4):
+    for repeat in range(6):
         for prompt in prompts[::2]:
             session.run_prompt(prompt, repeat, place=0)
     law = probabilities(torch.tensor(np.log(json.loads(LAW.partition("=")[2]))), session._parts.sampled.sampling)
@@ -56,7 +56,7 @@ def test_both_texts_follow_the_targets_law_at_the_temperature(tmp_path, watched)
         for text in [tokens for temperature, size, tokens in watched if (temperature, size) == (0.7, gamma)]:
             np.add.at(counts, (text[:-1], text[1:]), 1)
         expected = counts.sum(1, keepdims=True) * law.numpy()
-        assert counts.sum() == 4 * len(prompts) // 2 * 99 and ((counts - expected) ** 2 / expected).sum() < 27.9
+        assert counts.sum() == 6 * len(prompts) // 2 * 99 and ((counts - expected) ** 2 / expected).sum() < 27.9
     drawn = [tokens for temperature, size, tokens in watched if temperature == 0.7]
     assert len(set(drawn)) == len(drawn), "plain decoding and the drafter draw by numbers of their own, in each repeat"
 
