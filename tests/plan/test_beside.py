@@ -8,42 +8,20 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from fixtures.commands import run_in
 from fixtures.finished_runs import write_trace
 from fixtures.resumed_runs import config_of, decode
 from fixtures.small_parts import composed_values
 
-from specdec import run
 from specdec.analysis.findings.drafters_section import drafters_section
 from specdec.analysis.pages.report_chapters import OF_A_RUN
 from specdec.analysis.read.runs import open_folder
 from specdec.config import RunConfig, validated
 from specdec.plan.plan import plan
 
-QUICK = ("measurement.bootstrap=60", "measurement.gammas=[]", "measurement.max_new_tokens=48")
+QUICK = ("measurement.bootstrap=60", "measurement.gammas=[]", "measurement.max_new_tokens=32")
+UNTRACKED = "tracking.enabled=false"
 OWN = ["gamma", "repeat", "prompt", "round", "offered", "offered_nodes", "accepted", "committed", "draft_s", "verify_s"]
-
-
-@pytest.fixture(scope="module")
-def trace(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("trace") / "trace.jsonl"
-    write_trace(path, ("math", "code"))
-    return path
-
-
-@pytest.fixture
-def command(in_process, undrawn_pictures, tmp_path):
-    """`command(name, ...)` runs specdec.run into the folder `name`; it gives what was said, and the folder."""
-
-    def call(name, *arguments):
-        ended = in_process(run, *QUICK, "tracking.enabled=false", f"hydra.run.dir={tmp_path / name}", *arguments)
-        assert ended.code == 0, ended.error
-        return ended.output + ended.error, tmp_path / name
-
-    return call
-
-
-def replayed(trace):
-    return "target=replay", f"target.path={trace}"
 
 
 def rounds_of(folder, method):
@@ -51,14 +29,17 @@ def rounds_of(folder, method):
     return table[table["method"] == method][OWN].sort_values(OWN[:4]).reset_index(drop=True)
 
 
-def test_each_drafter_decodes_as_if_it_were_alone(command, trace, tmp_path):
+def test_each_drafter_decodes_as_if_it_were_alone(tmp_path):
     """On recorded text a drafter's rounds and their simulated times depend on nothing that was decoded in between."""
+    write_trace(tmp_path / "trace.jsonl", ("math", "code"))
+    recorded = (*QUICK, "target=replay", f"target.path={tmp_path / 'trace.jsonl'}")
     other = "{structure: {name: tree, nodes: 6, depth: 3}, drafter: {earlier_outputs: 50}}"
-    tree = ("structure=tree", "structure.nodes=6", "structure.depth=3", "drafter.earlier_outputs=50")
     beside = ("measurement.drafters=[suffix,ngram]", f"+measurement.drafter_settings.suffix={other}")
-    said, folder = command("both", *replayed(trace), "+drafter=ngram", *beside)
-    _, alone = command("suffix", *replayed(trace), "+drafter=suffix", *tree)
-    decode(config_of("+drafter=ngram", "prompts=recorded", *replayed(trace), *QUICK), tmp_path / "ngram")
+    folder, alone = (tmp_path / name for name in ("both", "suffix"))
+    said = run_in(tmp_path, *recorded, UNTRACKED, "+drafter=ngram", *beside, f"hydra.run.dir={folder}")
+    tree = ("structure=tree", "structure.nodes=6", "structure.depth=3", "drafter.earlier_outputs=50")
+    run_in(tmp_path, *recorded, UNTRACKED, "+drafter=suffix", *tree, f"hydra.run.dir={alone}")
+    decode(config_of("+drafter=ngram", "prompts=recorded", *recorded), tmp_path / "ngram")
     together = open_folder(folder)
     assert [each.method or "ngram" for each in together.drafters] == ["suffix", "ngram"]
     pd.testing.assert_frame_equal(rounds_of(folder, "ngram"), rounds_of(tmp_path / "ngram", "ngram"))
@@ -85,7 +66,7 @@ def test_each_drafter_decodes_as_if_it_were_alone(command, trace, tmp_path):
 def test_a_settled_configuration_stays_as_it_is():
     """A run's `config.yaml` runs it again, even where the YAMLs have become others since."""
     own = {"drafter": {"order_max": 2}, "structure": {"name": "heads", "nodes": 9}, "verifier": {"name": "greedy"}}
-    values = composed_values("+drafter=bigram", "measurement.drafters=[suffix,ngram,bigram]")
+    values = composed_values("+drafter=bigram", "+debug=tiny", "measurement.drafters=[suffix,ngram,bigram]")
     values["measurement"]["drafter_settings"] = {"ngram": own}
     once = plan(validated(RunConfig, values))
     assert [planned.method for planned in once.drafters] == ["bigram", "suffix", "ngram"]
@@ -142,29 +123,28 @@ def _check_page(seen, said):
     assert [patch.get_height() for patch in below.patches][:3] == [1, 1, 1]
 
 
-def test_a_live_session_counts_every_drafter_for_itself(finished_run):
+def test_a_live_session_counts_every_drafter_for_itself(tmp_path):
     """On the table target everything is lossless; all methods share the prompts, and one baseline."""
-    folder = finished_run("several")
-    table = pd.read_parquet(folder / "rounds.parquet")
+    prompts = ("prompts.limit=null", "prompts.tokens=[[1,2,1,2],[0,1,0],[2,2,1]]", "measurement.repeats=2")
+    decode(config_of("+drafter=ngram", "measurement.drafters=[jacobi,suffix]", *prompts), tmp_path)
+    table = pd.read_parquet(tmp_path / "rounds.parquet")
     work = table.groupby("method").apply(lambda part: set(zip(part["prompt"], part["repeat"], strict=True)))
     work = work.drop("null")  # plain decoding once more, of some prompts
     assert set(work.index) == {"baseline", "ngram", "jacobi", "suffix"}
     assert len(work["baseline"]) == 6 and all(each == work["baseline"] for each in work)
-    session = json.loads((folder / "session.json").read_text())
-    texts = open_folder(folder)
+    session = json.loads((tmp_path / "session.json").read_text())
+    assert session["drafter"] == "ngram"
     for name in ("ngram", "jacobi", "suffix"):
         own = session if name == "ngram" else session["beside"][name]
         gammas = table[table["method"] == name]["gamma"].nunique()
         assert (own["compared"], own["identical"], own["unexplained"]) == (6 * gammas, 6 * gammas, 0), name
-    assert session["drafter"] == "ngram"
-    assert texts.metrics["lossless/identical"] == texts.metrics["drafter/jacobi/lossless/identical"] == 1
-    environment = json.loads((folder / "environment.json").read_text())
-    assert set(environment["drafters"]) == {"jacobi", "suffix"}
 
 
 def test_a_drafter_whose_outputs_are_refuted_is_not_ranked_beside_others(finished_run, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(finished_run("several"), folder)
+    folder = Path(shutil.copytree(finished_run("several"), tmp_path / "run"))
+    assert set(json.loads((folder / "environment.json").read_text())["drafters"]) == {"jacobi", "suffix"}
+    metrics = open_folder(folder).metrics
+    assert metrics["lossless/identical"] == metrics["drafter/jacobi/lossless/identical"] == 1
     session = json.loads((folder / "session.json").read_text())
     session["beside"]["jacobi"]["unexplained"] = 2
     (folder / "session.json").write_text(json.dumps(session))

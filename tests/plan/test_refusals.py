@@ -56,15 +56,14 @@ TOLD = {
 
 CONFIGURED = {
     "run +experiment=serving study.slots=x": "Bad value study.slots",
-    "advise +drafter=ngram drafter.q=abc": "Bad value drafter.q='abc'",
+    "run +experiment=serving sampling.temperature=1": "Bad value sampling.temperature=1",
+    "run +experiment=serving measurement.null=true": "study 'serving' has no null control",
+    "run +experiment=serving measurement.drafters=[suffix]": "measurement.drafters=[suffix]: study 'serving'",
     "run +drafter=ngram measurement.peers=[vllm]": "Unknown measurement.peers 'vllm'",
-    "run +drafter=ngram drafter.matches_max=abc": "Bad value drafter.matches_max='abc'",
     "run +drafter=ngram drafter.order_min=9": "Bad value drafter.order_min=9",
     "run +drafter=bigram drafter.order=3": "Bad values in drafter",
     "run +drafter=retrieval drafter.model=a drafter.corpus=b": "Bad value drafter.corpus=b",
     "run +drafter=mixed drafter.fill=false drafter.context_rows=null": "Bad value drafter.fill=false",
-    "run +drafter=model_bigram drafter.extend=greedy drafter.k=2": "Bad value drafter.extend_k=",
-    "run +drafter=mixed drafter.fill=3": "Bad value drafter.fill=3",
     "run +drafter=adaptive drafter.of.dtype=x": "Bad value drafter.of.dtype='x'",
     "run +drafter=adaptive drafter.of.name=adaptive": "Missing key drafter.of.",
     "run +drafter=ngram structure.gamma=5000": "Bad value structure.gamma=5000",
@@ -78,9 +77,7 @@ CONFIGURED = {
     "run +drafter=ngram verifier=lenient verifier.lenience=2": "Bad value verifier.lenience=2",
     "run +drafter=ngram verifier=lenient measurement.lossless=true": "Bad value verifier=lenient",
     "run +drafter=ngram target.dtype=int3": "Bad value target.dtype='int3'",
-    "run +drafter=ngram target.prefill_chunk=0": "Bad value target.prefill_chunk=0",
     "run +drafter=recycling target=replay target.path=x target.vocab_size=9": "Bad value drafter=recycling",
-    "run +drafter=ngram prompts.limit=0": "Bad value prompts.limit=0",
     "run +drafter=ngram prompts=jsonl prompts.path=nowhere.jsonl": "prompts.path=nowhere.jsonl does not exist",
     "run +drafter=ngram measurement.repeats=0": "Bad value measurement.repeats=0",
     "run +drafter=ngram measurement.gammas=[0]": "Bad value measurement.gammas.0=0",
@@ -90,95 +87,62 @@ CONFIGURED = {
     "run +drafter=ngram +measurement.drafter_settings.suffix.drafter={}": "Bad value measurement.drafter_settings",
     "run +drafter=none measurement.drafters=[suffix]": "Bad value measurement.drafters: +drafter=none",
     "run +drafter=ngram seed=-1": "Bad value seed=-1",
-    "run +drafter=ngram measurement.max_new_tokens=0": "Bad value measurement.max_new_tokens=0",
-    "run +drafter=ngram measurement.bootstrap=1.5": "Bad value measurement.bootstrap=1.5",
     "run +drafter=ngram measurement.null=perhaps": "Bad value measurement.null",
     "run +drafter=ngram target.evaluation=x": "Bad value target.evaluation='x'",
     "run +drafter=ngram prompts.name=1": "Unknown prompts 1",
     "run +drafter=ngram tracking.required=maybe": "Bad value tracking.required='maybe'",
-    "run +experiment=serving sampling.temperature=1": "Bad value sampling.temperature=1",
-    "advise +drafter=ngram measurement.drafters=[suffix]": "Bad value measurement.drafters=[suffix]",
-    "advise +drafter=ngram measurement.batch_size=2": "Bad value measurement.batch_size=2",
-    "certify +drafter=ngram target=replay target.path=x target.vocab_size=9": "Bad value target=replay",
-    "certify +drafter=ngram certificate.rounds=0": "Bad value certificate.rounds=0",
-    "train +recipe=pocket_target recipe.model.layers=x": "Bad value recipe.model.layers='x'",
-    "train +eagle=pocket eagle.layers=x": "Bad value eagle.layers='x'",
-    "train +parallel=pocket device=x": "Bad value device='x'",
-    "train +unlikelihood=pocket unlikelihood.weight=0": "Bad value unlikelihood.weight=0",
-    "train +heads=grounded target.dtype=x": "Bad value target.dtype='x'",
-    "train": "No recipe: add +recipe=NAME, one of ngram, +heads=NAME",
-    "train +recipe=pocket_target +heads=medusa": "Two recipes: choose one, +recipe=NAME",
-    "run +drafter=ngram measurement.drafters=[suffix] +measurement.drafter_settings.bigram.drafter.q=1": (
-        "settings.bigram"
-    ),
-    "run +drafter=ngram measurement.drafters=[ngram] +measurement.drafter_settings.ngram.drafter.q=1": "use drafter.*",
+    "run +drafter=ngram measurement.sampled_temperature=hot": "measurement.sampled_temperature='hot'",
+    "run +drafter=ngram +measurement.drafter_settings.bigram.drafter.q=1": "settings.bigram",
+    "run +drafter=ngram +measurement.drafter_settings.ngram.drafter.q=1": "use drafter.*",
+    "run +drafter=ngram measurement.drafters=[suffix] +measurement.drafter_settings.suffix.rule=1": "suffix.rule",
     "run +drafter=ngram measurement.drafters=[suffix] +measurement.drafter_settings.suffix.drafter.qq=1": (
         "That is drafter 'suffix'"
     ),
-    "run +drafter=ngram measurement.drafters=[suffix] +measurement.drafter_settings.suffix.rule=1": (
-        "settings.suffix.rule"
+    "run +drafter=oracle measurement.drafters=[suffix] drafter.forced=true": "forced=true",
+    "run +drafter=oracle measurement.batch_size=2 drafter.forced=true": (
+        "use drafter.forced=false, or measurement.batch_size=1"
     ),
-    (
-        "run +drafter=ngram measurement.lossless=true measurement.drafters=[suffix] "
-        "+measurement.drafter_settings.suffix.verifier.name=typical"
-    ): "verifier=typical",
-    "run +drafter=ngram measurement.drafters=[oracle] +measurement.drafter_settings.oracle.drafter.forced=true": (
-        "forced=true"
-    ),
-    "run +drafter=ngram +study=topk measurement.drafters=[suffix]": "measurement.drafters=[suffix]: study 'topk'",
+    "run +drafter=oracle drafter.forced=true drafter.alpha=0.5 measurement.lossless=true": "drafter.forced=true",
     "run +drafter=ngram measurement.budget_seconds=60 measurement.workers=2": (
         "2 workers begin prompts side by side; use measurement.workers=null"
     ),
     "run +drafter=ngram measurement.budget_seconds=60 measurement.batch_size=4": "a batch decodes 4 prompts at once",
-    "run +drafter=ngram measurement.budget_seconds=0": "greater than 0",
     "run +drafter=ngram verifier=blockwise verifier.minimum_block=2 measurement.lossless=true": "verifier=blockwise",
-    "run +drafter=oracle drafter.forced=true drafter.alpha=0.5 measurement.lossless=true": "drafter.forced=true",
+    "run +drafter=ngram measurement.budget_seconds=0": "greater than 0",
     "run +drafter=ngram target=replay target.path=x verifier=blockwise verifier.minimum_block=2": (
         "target 'replay' knows"
     ),
-    "run +experiment=equal_budget measurement.null=true": "study 'equal_budget' has no null control",
-    "run +drafter=ngram measurement.sampled_temperature=0": "measurement.sampled_temperature=0",
-    "run +drafter=ngram measurement.sampled_temperature=hot": "measurement.sampled_temperature='hot'",
-    "run +drafter=ngram measurement.batch_size=2 target=replay target.path=x prompts=recorded": (
+    "run +drafter=ngram target=replay target.path=x verifier=blockwise measurement.batch_size=2": (
         "target=replay decodes one sequence at a time"
     ),
-    "run +drafter=ngram measurement.batch_size=2 target=encoder_decoder target.model=pocket": (
-        "target=encoder_decoder decodes one sequence at a time"
-    ),
-    "run +drafter=ngram measurement.batch_size=2 target=causal target.evaluation=rows": "use target.evaluation=packed",
-    "run +drafter=ngram measurement.batch_size=2 target=causal measurement.peers=[transformers]": (
-        "peers decode one prompt at a time"
-    ),
-    "run +drafter=oracle measurement.batch_size=2 drafter.forced=true": (
-        "use drafter.forced=false, or measurement.batch_size=1"
-    ),
+    "run +drafter=ngram measurement.batch_size=2 target.evaluation=rows": "use target.evaluation=packed",
+    "run +drafter=ngram measurement.batch_size=2 measurement.peers=[transformers]": "peers decode one prompt at a time",
     "run +drafter=ngram target.tensor_parallel=2": (
         "one process runs; start as many processes as it says, with torchrun"
     ),
     "run": "No drafter: add +drafter=NAME, one of",
-    "advise": "No drafter: add +drafter=NAME, one of",
     "advise +drafter=ngram structure.gamma=0": "Bad value structure.gamma=0",
     "advise +drafter=ngram advice.text=''": "Bad value advice.text",
-    "advise +drafter=oracle sampling=temperature": "use sampling=greedy",
+    "advise +drafter=ngram +advice.txt=x": "advice.txt",
+    "advise +drafter=ngram measurement.drafters=[suffix]": "Bad value measurement.drafters=[suffix]",
+    "advise +drafter=ngram measurement.batch_size=2": "Bad value measurement.batch_size=2",
     "advise +drafter=ngram measurement.budget_seconds=60": "specdec.advise leaves no prompt out",
     "advise +drafter=ngram measurement.null=true": "specdec.advise has no null control",
-    "certify +drafter=ngram measurement.budget_seconds=60": "specdec.certify leaves no prompt out",
-    "certify +drafter=ngram measurement.null=true": "specdec.certify has no null control",
-    "certify": "No drafter: add +drafter=NAME, one of",
-    "certify +drafter=ngram measurement.drafters=[suffix]": "certifies one drafter",
-    "certify +drafter=ngram verifier=greedy": "add sampling=greedy",
+    "certify +drafter=ngram target=replay target.path=x target.vocab_size=9": "Bad value target=replay",
+    "certify +drafter=ngram certificate.rounds=0": "Bad value certificate.rounds=0",
     "certify +drafter=ngram +certificate.draws=5": "certificate.draws",
-    "advise +drafter=ngram +advice.txt=x": "advice.txt",
+    "certify +drafter=ngram measurement.drafters=[suffix]": "certifies one drafter",
+    "certify +drafter=ngram verifier.name=greedy": "add sampling=greedy",
+    "train": "No recipe: add +recipe=NAME, one of ngram, +heads=NAME",
+    "train +recipe=pocket_target +heads=grounded": "Two recipes: choose one, +recipe=NAME",
+    "train +heads=grounded target.dtype=x": "Bad value target.dtype='x'",
 }
 RIGHT = [
-    "run +drafter=ngram",
     "run +drafter=ngram measurement.drafters=[suffix]",
     "run +drafter=mixed sampling.temperature=0.7",
     "run +drafter=ngram verifier=blockwise measurement.lossless=true",
     "run +experiment=serving",
-    "advise +drafter=ngram",
     "certify +drafter=ngram sampling.temperature=0.7",
-    "train +recipe=pocket_target",
     "train +heads=grounded",
 ]
 
@@ -220,6 +184,12 @@ def refusal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
 def test_a_configuration_is_refused_before_a_model_is_read(refusal, line, tmp_path):
     assert CONFIGURED[line] in refusal(line)
     assert not list(tmp_path.iterdir()), "a refusal leaves nothing behind"
+
+
+def test_a_budget_is_refused_where_several_processes_decode_one_prompt(refusal, monkeypatch):
+    monkeypatch.setattr("specdec.run.ranks.check_count", lambda size: None)
+    line = "run +drafter=ngram target.tensor_parallel=2 measurement.budget_seconds=60"
+    assert "have to decode the same prompts" in refusal(line)
 
 
 @pytest.mark.parametrize("line", RIGHT)
