@@ -11,13 +11,12 @@ import pytest
 from fixtures.small_parts import composed_values
 
 from specdec import advise, run
-from specdec.analysis.read.mlflow_runs import load_runs
 from specdec.commands import cli
 from specdec.drafters.ngram import Ngram
 from specdec.errors import UsageError
 from specdec.verifiers.speculative_sampling import SpeculativeSampling
 
-TINY = ("+debug=tiny", "measurement.max_new_tokens=40")
+TINY = ("+debug=tiny", "measurement.max_new_tokens=40", "measurement.bootstrap=60")
 SAMPLED = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
 
 
@@ -72,14 +71,14 @@ def given(folder):
 
 
 @pytest.mark.parametrize(
-    ("drafter", "shape"),
+    "shape",
     [
-        ("ngram", ("structure=chain",)),
-        pytest.param("ngram", ("structure=tree", "structure.nodes=6", "structure.depth=4"), marks=pytest.mark.slow),
+        ("structure=chain",),
+        pytest.param(("structure=tree", "structure.nodes=6", "structure.depth=4"), marks=pytest.mark.slow),
     ],
 )
-def test_a_run_that_follows_finds_its_advice(ran, tmp_path, drafter, shape):
-    folder = ran(advise, f"+drafter={drafter}", *shape, *TINY)
+def test_a_run_that_follows_finds_its_advice(ran, tmp_path, shape):
+    folder = ran(advise, "+drafter=ngram", *shape, *TINY)
     advice = given(folder)
     with sqlite3.connect(tmp_path / "mlflow.db") as database:
         assert database.execute("select count(*) from runs").fetchone() == (0,)
@@ -93,7 +92,7 @@ def test_a_run_that_follows_finds_its_advice(ran, tmp_path, drafter, shape):
     rounds = pd.read_parquet(folder / "rounds.parquet")
     assert set(rounds["method"]) == {"baseline"} and (rounds["offered"] == 0).all()  # it never speculated
 
-    folder = ran(run, f"+drafter={drafter}", *shape, *TINY)
+    folder = ran(run, "+drafter=ngram", *shape, *TINY, "tracking.enabled=false")
     summary = json.loads((folder / "summary.json").read_text())
     predicted = {item["gamma"]: item for item in advice["predictions"]}
     assert advice["alpha"] == pytest.approx(summary["metrics"]["alpha.text"], rel=1e-9)
@@ -106,9 +105,6 @@ def test_a_run_that_follows_finds_its_advice(ran, tmp_path, drafter, shape):
         expected = predicted[arm["gamma"]]["tokens_per_round"]["estimate"]
         assert arm["tokens_per_round"] == pytest.approx(expected, rel=1e-9)
     assert any("specdec.advise predicted a speedup of" in note for note in summary["notes"])
-    (logged,) = load_runs(f"sqlite:///{tmp_path}/mlflow.db", "specdec").to_dict("records")
-    logged_prediction = logged.get("metrics.speedup.predicted", logged.get("speedup.predicted"))
-    assert logged_prediction == predicted[4]["speedup"]["estimate"]
 
 
 @pytest.mark.slow
@@ -164,10 +160,10 @@ HEURISTIC = ("drafter@drafter.of=ngram", "drafter.rule=heuristic")
 BAD = [
     (("+drafter=ngram", "advice.text=bad.jsonl"), "bad.jsonl:1: token id 3"),
     (
-        ("+drafter=adaptive", *HEURISTIC, "sampling=temperature", SAMPLED, "advice.text=recorded.jsonl"),
+        ("+drafter=adaptive", *HEURISTIC, "sampling.temperature=1", SAMPLED, "advice.text=recorded.jsonl"),
         "sampling=greedy",
     ),
-    (("+drafter=ngram", "structure=rows", "sampling=temperature", SAMPLED), "only chains can be advised on"),
+    (("+drafter=ngram", "structure=rows", "sampling.temperature=1", SAMPLED), "only chains can be advised on"),
     (
         ("+drafter=ngram", "verifier=blockwise", "verifier.minimum_block=2"),
         "it accepts other tokens than those of the target's own text",
@@ -226,4 +222,4 @@ def test_rules_that_the_replay_does_not_know_are_refused_when_sampling(refused, 
     assert SpeculativeSampling.capabilities.token_by_token
     as_a_whole = replace(SpeculativeSampling.capabilities, token_by_token=False)
     monkeypatch.setattr(SpeculativeSampling, "capabilities", as_a_whole)
-    refused("+drafter=ngram", "sampling=temperature", says="verifier=speculative_sampling")
+    refused("+drafter=ngram", "sampling.temperature=1", says="verifier=speculative_sampling")

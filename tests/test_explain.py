@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from specdec import explain, gate, report
+from specdec.analysis.cost import load_forecast
 from specdec.analysis.read import foreign, importers
 from specdec.analysis.read.importers import LOAD_FORMATS, read_loads
 from specdec.analysis.read.load_points import LoadFile
@@ -52,6 +53,12 @@ vllm:num_requests_waiting{model_name="M"} 5.0
 vllm:kv_cache_usage_perc{model_name="M"} 0.999
 vllm:cache_config_info{block_size="16",num_gpu_blocks="60"} 1.0
 """
+
+
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch):
+    """The intervals of a forecast are for its own tests."""
+    monkeypatch.setattr(load_forecast, "DRAWS", 40)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import yaml
 from filelock import FileLock
 from fixtures.commands import run_in
 
+from specdec.analysis.figures import style
 from specdec.config import config_dir
 from specdec.drafters import drafters
 from specdec.published.network_files import TRAINED_HEADS
@@ -57,6 +58,7 @@ def run_store(
 
 def make_runs(folder: Path, random_heads: Callable[..., Any], sampling: Callable[..., Any]) -> None:
     corpus = folder / "corpus.jsonl"
+    few = "measurement.bootstrap=40"
     lines = [[0, 0, 1, 1, 2, 2, 0], [0, 1, 1, 1, 2, 2, 2], [0, 0, 0, 1, 2, 0, 1]]
     corpus.write_text("".join(json.dumps({"ids": line}) + "\n" for line in lines), encoding="utf-8")
     # A table has no small model to draft for it, so the overlays' own sweeps are replaced; `drafter` is a cell's key.
@@ -96,5 +98,7 @@ def make_runs(folder: Path, random_heads: Callable[..., Any], sampling: Callable
         *("-m", "+study=typical_acceptance,tree_search", "+debug=tiny", "measurement.gammas=[]", PROMPTS),
         *("+drafter=medusa", "++drafter.model=medusa.safetensors", "++drafter.drafts=greedy"),
     ]
-    for arguments in (alphas, studies, live, *heads, of_heads, everything, overlay):
-        run_in(folder, *arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(style, "svg", lambda *_, **__: "<svg></svg>")
+        for arguments in (alphas, studies, live, *heads, of_heads, everything, overlay):
+            run_in(folder, *arguments, few)

@@ -1,17 +1,22 @@
 """A tiny Llama to train on the states of, and what YAML would give for such a training."""
 
 from copy import deepcopy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from accelerate.state import AcceleratorState
+from accelerate.utils import memory
 from omegaconf import OmegaConf
 
 
 @pytest.fixture(autouse=True)
-def fresh_accelerate():
-    """Forget the first Accelerator's settings, which are kept for the whole process."""
+def fresh_accelerate(monkeypatch):
+    """Forget the first Accelerator's settings, which are kept for the whole process, and let it collect no garbage:
+    that walks all that the tests before have left.
+    """
     AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setattr(memory, "gc", SimpleNamespace(collect=lambda: None))
 
 
 @pytest.fixture(scope="session")

@@ -79,7 +79,7 @@ def test_a_model_of_smollm2s_sizes_draws_on_its_heads_and_says_that_its_weights_
 
 @pytest.mark.slow
 def test_accuracies_are_those_of_the_card(target):
-    tokens = beginnings(target.tokenizer, 20)
+    tokens = beginnings(target.tokenizer, 12)
     states = target.hidden.sequence(tokens, 0)[0].clone()
     scored = torch.ones_like(tokens, dtype=torch.bool)
     first = {}
