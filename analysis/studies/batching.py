@@ -154,15 +154,13 @@ def _best_gammas(lines: pd.DataFrame) -> pd.DataFrame:
     """Return the lines of the best gamma of each drafter and batch, chosen for every repeat by the speedup over all
     other repeats, so that the best of many is not flattered by its luck. A single repeat chooses for itself.
     """
-    parts = []
-    for _, mine in lines.groupby(["drafter", "batch"]):
-        for repeat in mine["prompt"].unique():
-            others = mine[mine["prompt"] != repeat] if mine["prompt"].nunique() > 1 else mine
-            totals = others.groupby("gamma")[["tokens", "seconds", "baseline_tokens", "baseline_seconds"]].sum()
-            plain = totals["baseline_seconds"] / totals["baseline_tokens"]
-            gamma = (plain * totals["tokens"] / totals["seconds"]).idxmax()
-            parts.append(mine[(mine["prompt"] == repeat) & (mine["gamma"] == gamma)])
-    return pd.concat(parts, ignore_index=True)
+    keys = ["drafter", "batch", "prompt", "gamma"]
+    judged = own = lines.groupby(keys)[["tokens", "seconds", "baseline_tokens", "baseline_seconds"]].sum()
+    if lines["prompt"].nunique() > 1:
+        judged = own.groupby(["drafter", "batch", "gamma"]).transform("sum") - own
+    speedup = judged["baseline_seconds"] / judged["baseline_tokens"] * judged["tokens"] / judged["seconds"]
+    chosen = speedup.groupby(["drafter", "batch", "prompt"]).idxmax()
+    return lines[pd.MultiIndex.from_frame(lines[keys]).isin(list(chosen))]
 
 
 def _predicted(compared: StrategyComparison, tables: Tables, column: str) -> np.ndarray:
