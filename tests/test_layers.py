@@ -96,7 +96,8 @@ def _facts(module: str) -> Facts:
     )
     nodes: list[ast.AST] = [tree]
     for node in nodes:  # grows while it is read: statements alone are asked for, and expressions are most of a tree
-        nodes += [child for child in ast.iter_child_nodes(node) if not isinstance(child, ast.expr)]
+        for part in ("body", "orelse", "handlers", "finalbody", "cases"):
+            nodes += getattr(node, part, ())
         if isinstance(node, ast.Import):
             facts.imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
