@@ -12,7 +12,6 @@ def choices(**columns: list[float]) -> pd.DataFrame:
 
 
 def test_a_right_and_a_wrong_choice():
-    """Gamma 4 gives 1.0 where gamma 2 gives 1.5: a third less."""
     words = choice_in_words(choices(position=[1.3, 1.6, 1.5], **{"capped geometric": [1.3, 1.7, 2.0]}))
     assert words.startswith("gamma 2 is fastest as measured (speedup 1.500)")
     assert "position chooses it too (promises 1.600)" in words

@@ -20,7 +20,6 @@ D5 = (50, 15, 10, 8, 17)
 
 @pytest.mark.parametrize(("counts", "chi_squared"), [(D1, 0.110324), (D5, 8.510374)])
 def test_depth_is_the_g_test_of_the_counts_without_censoring(from_counts, counts, chi_squared):
-    """Counts of A against the fitted law: G equals the statistic, and Pearson's sum is known."""
     observed = np.array(counts)
     expected = observed.sum() * accepted_pmf(estimate_alpha(from_counts(counts)).alpha, 4)
     g = 2 * (observed * np.log(observed / expected)).sum()
@@ -46,18 +45,18 @@ def test_memory_leaves_out_cut_rounds_and_silent_ones(make_rounds):
 
 @pytest.mark.slow
 def test_sizes_when_the_model_is_true():
-    """200 runs, 20 prompts of 12 rounds, alpha 0.7, gamma 4: each test at 5% rejects about 10 times.
+    """120 runs, 20 prompts of 12 rounds, alpha 0.7, gamma 4: each test at 5% rejects about 6 times.
 
-    More than 25 has probability 9e-6 for a test of true size 5%, and none at all 4e-5: no test is deaf.
+    More than 18 has probability 1e-5 for a test of true size 5%, and none at all 2e-3: no test is deaf.
     """
     rejected = Counter()
-    for run in range(200):
+    for run in range(120):
         rounds = simulation.iid(20, 12, 4, run, 0.7)
         results = iid.iid_tests(rounds, permutations=99, seed=run)
         results |= {"prompts_beta": iid.prompts_beta(rounds), "previous": iid.previous_round(rounds)}
         rejected.update({name: int(result.p_value < 0.05) for name, result in results.items()})
     assert len(rejected) == 7
-    assert 1 <= min(rejected.values()) and max(rejected.values()) <= 25, rejected
+    assert 1 <= min(rejected.values()) and max(rejected.values()) <= 18, rejected
 
 
 def test_each_test_sees_its_own_effect(simulate, make_rounds):
@@ -138,23 +137,21 @@ def test_implementation_agrees_with_its_replay_and_sees_drift():
 
 @pytest.mark.parametrize("values", [[0, 3], [1, 0, 2], [2, 2, 0, 5], [0, 1, 1, 4, 2, 2]])
 def test_the_variance_over_permutations_is_exact(values):
-    """Enumerated: the sum of neighbours' products over all orders."""
     deviation = np.array(values) - np.mean(values)
     sums = [float(np.dot(order[1:], order[:-1])) for order in map(np.array, permutations(deviation))]
     assert iid._permutation_variance(deviation) == pytest.approx(np.var(sums), abs=1e-12)
 
 
-@pytest.mark.parametrize("memory", [0.0, 0.12])
-def test_many_rounds_have_the_p_value_that_permutations_give(make_rounds, monkeypatch, memory):
-    """The normal law of many pairs beside 1999 drawn permutations, without and with resemblance of neighbours."""
+def test_many_rounds_have_the_p_value_that_permutations_give(make_rounds, monkeypatch):
+    """The normal law of many pairs beside 1999 drawn permutations, where neighbours resemble each other a little."""
     dice, outputs = np.random.default_rng(3), {}
     for prompt in range(12):
         values = [int(dice.integers(5))]
         while len(values) < 60:
-            values.append(values[-1] if dice.random() < memory else int(dice.integers(5)))
+            values.append(values[-1] if dice.random() < 0.12 else int(dice.integers(5)))
         outputs[f"p{prompt}"] = values
     drawn = iid.memory(make_rounds(outputs, 4))
     monkeypatch.setattr(iid, "MANY_PAIRS", 1)
     normal = iid.memory(make_rounds(outputs, 4))
     assert (normal.statistic, normal.n) == (drawn.statistic, drawn.n)
-    assert normal.p_value == pytest.approx(drawn.p_value, abs=0.03) and (normal.p_value < 0.05) == (memory > 0)
+    assert normal.p_value == pytest.approx(drawn.p_value, abs=0.03) and normal.p_value < 0.05

@@ -12,8 +12,6 @@ from specdec.theory.dependence import replay_rounds
 
 @pytest.fixture
 def run_of(stored_run):
-    """`run_of(rounds)` is a run of these rounds and a baseline of one token per round."""
-
     def build(rounds: pd.DataFrame, **tables: pd.DataFrame) -> Run:
         first = rounds[rounds["gamma"] == rounds["gamma"].min()]
         columns = {"method": "baseline", "gamma": 0, "offered": 0, "offered_nodes": 0, "accepted": 0, "rejected": False}
@@ -24,21 +22,21 @@ def run_of(stored_run):
 
 
 def test_there_are_tests_models_and_prediction(run_of):
-    """A position-wise drafter on 40 prompts that differ, with its replay and alpha."""
+    """A position-wise drafter on 24 prompts that differ, with its replay and alpha."""
     generator = np.random.default_rng(0)
-    centre = generator.beta(6, 2, size=(40, 1))
-    m = generator.beta(20 * centre, 20 * (1 - centre), size=(40, 100))
+    centre = generator.beta(6, 2, size=(24, 1))
+    m = generator.beta(20 * centre, 20 * (1 - centre), size=(24, 60))
     rounds = pd.concat([simulation.along_texts(m, gamma, 0) for gamma in (1, 4)])
     names = sorted(rounds["prompt"].unique())
     replay = pd.DataFrame(
-        {"gamma": g, "kind": kind, "prompt": p, "repeat": 0, "tokens": 100, "rounds": replay_rounds(each, g)}
+        {"gamma": g, "kind": kind, "prompt": p, "repeat": 0, "tokens": 60, "rounds": replay_rounds(each, g)}
         for kind in ("own", "baseline")
         for g in (1, 4)
         for p, each in zip(names, m, strict=True)
     )
-    alpha = pd.DataFrame({"prompt": names, "repeat": 0, "numerator": m.sum(axis=1), "denominator": 100.0})
+    alpha = pd.DataFrame({"prompt": names, "repeat": 0, "numerator": m.sum(axis=1), "denominator": 60.0})
     run = run_of(rounds, replay=replay, alpha=alpha)
-    sections = {section.title: section for section in model_sections(run, replicates=100)}
+    sections = {section.title: section for section in model_sections(run)}
     assert list(sections) == [
         "Is acceptance independent and the same everywhere?",
         "Which model describes the rounds?",
@@ -48,7 +46,7 @@ def test_there_are_tests_models_and_prediction(run_of):
     assert names == ["acceptance_by_depth", "prediction_error"]
     section = sections["Is acceptance independent and the same everywhere?"]
     ((caption, table),) = section.tables
-    assert "gamma 4" in caption and "40 prompts" in caption and "95% prompt-bootstrap" in caption
+    assert "gamma 4" in caption and "24 prompts" in caption and "95% prompt-bootstrap" in caption
     readings = dict(zip(table["question"], table["reading"], strict=True))
     assert len(readings) == 9
     assert readings["Do prompts differ (chi-squared)?"] == "some prompts are easier than others"
@@ -64,9 +62,9 @@ def test_there_are_tests_models_and_prediction(run_of):
     assert len(section.text) == 4 and "is not ranked" in section.text[3]  # and nothing was left out
 
 
-def test_artifacts_that_a_run_lacks_are_named(run_of):
-    rounds = pd.concat([simulation.iid(12, 20, gamma, 0, 0.7) for gamma in (1, 4)])
-    tests, _, prediction = model_sections(run_of(rounds), replicates=50, refits=5)
+def test_artifacts_that_a_run_lacks_are_named(run_of, undrawn):
+    rounds = pd.concat([simulation.iid(6, 12, gamma, 0, 0.7) for gamma in (1, 4)])
+    tests, _, prediction = model_sections(run_of(rounds))
     assert any("no artifact replay.parquet" in text for text in prediction.text)
     assert any("no artifact alpha.parquet" in text for text in prediction.text)
     reading = tests.tables[0][1].set_index("question")["reading"]

@@ -25,7 +25,6 @@ def test_beta_geometric_is_the_beta_law_integrated(make_rounds):
 
 
 def test_position_model_equals_the_multinomial_without_censoring(from_counts):
-    """Its likelihood is the multinomial's of the counts, up to the number of orders."""
     counts = np.array([5, 3, 2])
     share = counts / counts.sum()
     orders = comb(10, 5) * comb(5, 3)
@@ -34,7 +33,6 @@ def test_position_model_equals_the_multinomial_without_censoring(from_counts):
 
 
 def test_the_first_round_of_a_repeat_follows_none(make_rounds):
-    """Although the same prompt was decoded before it, once with a full round at its end."""
     repeats = [make_rounds({"a": [1, 2, 2]}, 2), make_rounds({"a": [0, 2, 0]}, 2, repeat=1)]
     later = models.followers(pd.concat(repeats))[["repeat", "round", "after_full"]]
     assert later.values.tolist() == [[0, 1, False], [0, 2, True], [1, 1, False], [1, 2, True]]

@@ -160,7 +160,6 @@ def test_few_prompts_one_gamma_and_no_rejection_can_be_predicted():
 
 
 def test_a_model_that_half_of_the_prompts_does_not_determine_is_left_out(make_rounds):
-    """Texts are accepted or rejected whole: no round follows another of its kind, and Markov has nothing to fit."""
     rounds = make_rounds({f"p{prompt}": [2 if prompt % 2 else 0] * 3 for prompt in range(6)}, 2)
     prediction = P.predict(Arms.of(rounds), replicates=50, refits=0)
     assert len(prediction.table) and prediction.table["error"].notna().all()
@@ -168,6 +167,5 @@ def test_a_model_that_half_of_the_prompts_does_not_determine_is_left_out(make_ro
 
 
 def test_a_law_of_prompts_that_tested_nothing_is_never_to_accept():
-    """Half of a few short prompts may hold no draft at all."""
     law = laws.LAWS["prompt_beta"]({"units": np.zeros((1, 30)), "at_risk": np.zeros((1, 4))})
     assert law.weight[0] @ law.acceptance[0, :, 0, 0] == pytest.approx(0.0, abs=1e-6)

@@ -16,7 +16,6 @@ ACCEPTED = [2, 3, 2, 3, 2, 2, 2, 3, 2, 2]  # 33 tokens in 10 rounds: 3.30 per ro
 def account_of(
     alpha, gamma, rounds, baseline, t1_s, replay=None, alpha_sums=None, replicates=10_000, experts=None
 ) -> Account:
-    """The account of one gamma's rounds and the baseline's."""
     table = account_table(rounds, prompt_sums(baseline), gamma, replay, alpha_sums, experts)
     return gap_account(table, gamma, t1_s, alpha, replicates)
 
@@ -69,9 +68,8 @@ def random_run(make_rounds, generator: np.random.Generator, prompts: int = 6, ga
     ("with_replay", "restored", "mixture"),
     [(False, False, False), (True, False, False), (True, True, False), (True, True, True)],
 )
-@pytest.mark.parametrize("seed", range(3))
-def test_the_product_is_the_measured_speedup_for_any_data(make_rounds, seed, with_replay, restored, mixture):
-    generator = np.random.default_rng(seed)
+def test_the_product_is_the_measured_speedup_for_any_data(make_rounds, with_replay, restored, mixture):
+    generator = np.random.default_rng(with_replay + restored + mixture)
     rounds, baseline, replay = random_run(make_rounds, generator)
     if restored:
         rounds["restore_s"] = generator.uniform(0, 1, len(rounds)) * rounds["commit_s"]

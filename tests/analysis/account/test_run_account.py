@@ -70,7 +70,6 @@ def test_groups_have_their_own_alpha_and_close(run):
 
 
 def test_only_the_replay_of_this_gammas_own_texts_counts(run):
-    """Rounds along the baseline's texts, and at another gamma, stand in the same file."""
     alone = account_of(run)
     assert alone.factors["drift"] == pytest.approx(1)  # the run's replay expects the rounds that were measured
 
@@ -99,9 +98,6 @@ def test_t1_is_the_mean_call_of_the_baseline_of_the_run_and_of_each_group(run):
 def test_bad_input_is_one_sentence(run):
     with pytest.raises(UsageError, match=r"run0 did not measure gamma 7, only 3\.$"):
         account_of(run, 7)
-    rewrite(run, "replay", lambda table: table[table["prompt"] != "p1"])
-    with pytest.raises(UsageError, match="the replay figures lack 1 prompts, the first is 'p1'"):
-        account_of(run)
     rewrite(run, "rounds", lambda table: table[table["method"] != "baseline"])
     with pytest.raises(UsageError, match="run0 has no account: one cell with a baseline"):
         account_of(run)

@@ -9,7 +9,6 @@ from specdec.analysis.account.waterfall import waterfall
 
 
 def bars(figure) -> list[tuple[float, float]]:
-    """Return the two ends of each bar, top to bottom."""
     axes = figure.axes[0]
     return [(bar.get_x(), bar.get_x() + bar.get_width()) for bar in axes.patches]
 

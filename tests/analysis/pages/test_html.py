@@ -36,8 +36,6 @@ def chapters():
 
 
 class Page(HTMLParser):
-    """Tags with their attributes, and whether they close in order."""
-
     VOID = {"meta", "br", "path", "use", "rect"}
 
     def __init__(self):
