@@ -34,12 +34,10 @@ def timed(seed, rounds=40, gamma=4):
 
 
 def slowed(table, hit, factor=20.0):
-    """The same rounds with those of `hit` disturbed, which take `factor` times as long."""
     return table.assign(disturbed=hit, **{name: table[name] * np.where(hit, factor, 1.0) for name in SECONDS})
 
 
-@pytest.mark.parametrize("share", [0.05, 0.4])
-@pytest.mark.parametrize("bursts", [False, True])
+@pytest.mark.parametrize(("share", "bursts"), [(0.05, True), (0.4, False), (0.4, True)])
 def test_disturbed_rounds_get_back_the_time_that_they_would_have_taken(share, bursts):
     for seed in range(2):
         quiet = timed(seed)

@@ -11,7 +11,7 @@ from fixtures.rounds_tables import FACTS
 
 from specdec.analysis.findings import compare
 from specdec.analysis.findings.comparable import comparable
-from specdec.analysis.findings.leaderboard import ScoredArms, open_arms
+from specdec.analysis.findings.leaderboard import open_arms
 from specdec.analysis.read.facts import SessionFacts
 from specdec.errors import UsageError
 
@@ -65,16 +65,6 @@ def test_the_faster_run_is_named_with_by_how_much(decoded, stored_run):
     assert [name for name, _ in section.figures] == ["leaderboard_speedup", "leaderboard_tokens_per_round"]
     pairs = section.tables[1][1]
     assert pairs["first"].tolist() == ["small_model"] and pairs["speedup, ratio"][0].startswith(f"{ratio:.2f} (")
-
-
-@pytest.mark.parametrize(
-    ("ratio", "sentence"), [(1.12, "A is faster than B by 12% (11% to 13%)"), (1.0, "A and B cannot")]
-)
-def test_a_pair_in_words(ratio, sentence):
-    drawn = np.array([[ratio, *np.linspace(ratio - 0.0105, ratio + 0.0105, 101)], np.ones(102)]).T
-    scores = ScoredArms(("A", "B"), (4, 4), 9, {"speedup": drawn})
-    assert compare.pair_in_words(scores, "speedup", 0, 1).startswith(sentence)
-    assert compare.pair_in_words(scores, "speedup", 1, 0).startswith(sentence.replace("A and B", "B and A"))
 
 
 def test_only_common_prompts_count_and_a_reused_name_is_none(decoded, stored_run):

@@ -17,11 +17,11 @@ def named(found, title):
     return section
 
 
-def test_pages_of_two_drafters_alone_and_side_by_side(tmp_path):
-    """A trace of sixteen texts by position, one of them long, with the lengths of two drafters."""
+def test_pages_of_two_drafters_alone_and_side_by_side(tmp_path, undrawn):
+    """A trace of twelve texts by position, one of them long, with the lengths of two drafters."""
     generator, lines = np.random.default_rng(0), []
-    for number in range(16):
-        size = 600 if number == 0 else int(generator.integers(20, 40))
+    for number in range(12):
+        size = 300 if number == 0 else int(generator.integers(8, 16))
         one, two = (np.minimum(generator.geometric(1 - p, size), 4).tolist() for p in (0.6, 0.3))
         lines.append({"id": f"t{number:02}", "acc_one": {"acc_len": one}, "acc_two": {"acc_len": two}})
 
@@ -44,7 +44,7 @@ def test_pages_of_two_drafters_alone_and_side_by_side(tmp_path):
     assert named(one, "What would each model have predicted?").tables
     assert named(one, "Is acceptance independent and the same everywhere?").tables
     text = " ".join(named(one, "Summary").text)
-    assert "Few texts hold most tokens" in text and "of 16 hold" in text and "in the mean over 16 requests" in text
+    assert "Few texts hold most tokens" in text and "of 12 hold" in text and "in the mean over 12 requests" in text
     (even,) = findings_of("even", [{"acc_one": line["acc_one"]} for line in lines[1:]])
     assert "Few texts" not in " ".join(named(even, "Summary").text)
     table = side_by_side([one, two]).tables[0][1]
@@ -53,7 +53,7 @@ def test_pages_of_two_drafters_alone_and_side_by_side(tmp_path):
     assert table["its error (paired)"].str.contains("%").all() and table.notna().all(axis=None)
 
 
-def test_totals_without_an_order_make_no_claim_about_neighbours(tmp_path):
+def test_totals_without_an_order_make_no_claim_about_neighbours(tmp_path, undrawn):
     path = tmp_path / "metrics.jsonl"
     lines = [{"histogram": [4, 3, 2, 1], "num_draft_tokens": 30, "request_id": name} for name in "abc"]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))

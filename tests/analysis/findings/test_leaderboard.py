@@ -18,7 +18,6 @@ DRAFTED = {"draft_s": 0.004, "verify_s": 0.024, "accept_s": 0.0, "commit_s": 0.0
 
 @pytest.fixture
 def rounds(make_rounds: Callable[..., pd.DataFrame]) -> pd.DataFrame:
-    """Five prompts at gammas 1 and 2, and their baseline."""
     two = {"a": [2, 2, 1], "b": [0, 0, 1], "c": [2, 0], "d": [1, 1, 1, 0], "e": [2, 1, 2]}
     one = {name: [min(count, 1) for count in counts] for name, counts in two.items()}
     plain = make_rounds({name: [0] * 8 for name in two}, 0, method="baseline", durations=PLAIN)

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from specdec.analysis.acceptance.prediction import predict
 from specdec.analysis.acceptance.prediction_section import held_out
 from specdec.analysis.account.run_account import SharedWork
 from specdec.analysis.arms import Arms
@@ -72,7 +71,7 @@ def test_replay_is_of_the_baselines_texts_and_the_accounts_of_the_drafters_own(t
 
 def test_every_curve_has_its_interval_and_its_headline_metric(simulate, summary_of):
     generator = np.random.default_rng(1)
-    arms = {gamma: simulate(generator.beta(6, 2, size=12), 20, gamma, generator) for gamma in (2, 1, 4)}
+    arms = {gamma: simulate(generator.beta(6, 2, size=8), 12, gamma, generator) for gamma in (2, 1, 4)}
     summary, rounds = summary_of(arms)
     prediction = held_out(Arms.of(rounds), None, None, 200)
     curves = model_curves(summary, prediction, EMPTY, FACTS, 200, 0)
@@ -97,5 +96,5 @@ def test_every_curve_has_its_interval_and_its_headline_metric(simulate, summary_
         assert priced == pytest.approx(formula * parts["verify"], rel=1e-9)
         assert priced * parts["acceptance"] * parts["loop"] == pytest.approx(metrics["speedup"], rel=1e-9)
         assert "tokens_per_round.priced" not in metrics  # a price changes no token
-    table = predict(Arms.of(rounds), None, None, 0, 200, 20).table.set_index(["model", "gamma"])
+    table = prediction.table.set_index(["model", "gamma"])
     assert {gamma: table.at[("position", gamma), "predicted"] for gamma in (1, 2, 4)} == curves["curve/position"]

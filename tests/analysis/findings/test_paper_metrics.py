@@ -53,7 +53,6 @@ def metrics_of(tables: Tables) -> dict[str, float]:
 
 
 def direct(rounds: pd.DataFrame) -> dict[str, float]:
-    """Compute every figure from the raw rows of some prompts."""
     sums = rounds.groupby("method").agg(
         tokens=("committed", "sum"), seconds=("round_s", "sum"), calls=("round", "size")
     )

@@ -68,11 +68,12 @@ def test_notes_say_ratio_settings_and_failures():
     broken = {**SECOND, "failure": "at prompt p: ValueError: no"}
     never = {**PEER, "peer": "generate", "failure": "no luck"}
     first, second, third, absent = peer_notes({**DESCRIBED, "peers": [PEER, broken, never]}, METRICS)
-    assert first == (
-        "Peer llama_cpp.generate (llama-cpp-python 0.3, flash attention) takes 0.80 (0.70 to 0.90) times our time per "
-        "token with the baseline (traced, float32, 2 threads), prefill included. 75% of its outputs are our "
-        "baseline's, token for token. Tried on the longest prompt: flash attention 1.000 s, plain failed (LeftOut: no)."
-    )
+    for words in (
+        "Peer llama_cpp.generate (llama-cpp-python 0.3, flash attention) takes 0.80 (0.70 to 0.90) times our time per",
+        "the baseline (traced, float32, 2 threads), prefill included. 75% of its outputs are our baseline's, token for",
+        "Tried on the longest prompt: flash attention 1.000 s, plain failed (LeftOut: no).",
+    ):
+        assert words in first
     assert "ngram at gamma 4 (traced)" in second
     assert second.endswith("It failed and is compared as far as it came: at prompt p: ValueError: no")
     assert (third, absent) == ("Peer generate failed: no luck", "Peer openvino is left out: it is not installed.")

@@ -60,7 +60,6 @@ def plainly(seconds: list[float], make_rounds) -> Arms:
 
 
 def test_a_control_has_the_baselines_time_over_its_own(make_rounds):
-    """Its floor is where the farther end of the interval lies."""
     found = null_metrics(plainly([8.0, 7.9, 8.2, 8.1, 7.6, 8.3], make_rounds), 2000, 0)
     assert found["null/speedup"] == pytest.approx(48 / 48.1)
     assert found["null/speedup.ci_low"] < 1 < found["null/speedup.ci_high"]

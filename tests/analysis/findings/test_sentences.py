@@ -47,8 +47,7 @@ COST = (
     "The capped geometric promises 2.50 times as fast for 4 draft tokens a round; what costs most is verifying several "
     "tokens in one call, which takes longer than a call on one token (without that, 2.49 times as fast)."
 )
-_SAME = "62 of 108 outputs are identical to plain decoding"
-SAME = f"{_SAME}; all differences are near-ties of bfloat16."
+SAME = "62 of 108 outputs are identical to plain decoding; all differences are near-ties of bfloat16."
 
 
 def test_a_run_that_pays_closes_with_four_sentences():
@@ -71,10 +70,8 @@ def test_reasons_come_before_the_verdict_and_behind_what_puts_it_in_doubt():
 def test_loops_come_first():
     loops = {"repetition/share": 0.25, "speedup.unflagged": 1.8}
     first = closing_sentences(measured(metrics={**CONTROL, **loops}))[0]
-    assert first == (
-        "25% of the prompts have an output that falls into a loop (without them decoding is 1.80 times as fast); "
-        f"s{PAYS[1:]}"
-    )
+    assert first.startswith("25% of the prompts have an output that falls into a loop (without them decoding is 1.80")
+    assert first.endswith(f"s{PAYS[1:]}")
     few = measured(metrics={**CONTROL, **loops}, account=account(prompts=6))  # without them 4, too few to say anything
     assert "without them" not in closing_sentences(few)[0]
 
@@ -105,11 +102,7 @@ def test_what_does_not_pay_or_is_not_settled(found, floor, said):
         ({"offered": (0.5, 0.2, 1.2)}, "what surely costs most is verifying several tokens"),
         ({"verify": (0.9, 0.8, 1.1), "dependence": (0.9, 0.7, 1.2)}, "and no cost beyond that is more than chance."),
         ({"verify": (1.0, 1.0, 1.0), "dependence": (1.1, 1.0, 1.2)}, "and nothing costs more than it counts."),
-        (
-            {"speedup": (0.8, 0.7, 0.9), "formula": (0.9, 0.8, 0.95)},
-            "Already by the capped geometric it would not pay (0.90 times as fast), as drafting takes 0.10 of a call "
-            "of the target in every round; what costs most is",
-        ),
+        ({"speedup": (0.8, 0.7, 0.9), "formula": (0.9, 0.8, 0.95)}, "Already by the capped geometric it would not pay"),
     ],
 )
 def test_what_costs_most_is_in_plain_words(factors, said):
@@ -122,10 +115,7 @@ def test_what_costs_most_is_in_plain_words(factors, said):
         ({"identical": 108}, "All 108 of 108 outputs are identical to plain decoding."),
         ({"compared": 1, "identical": 1}, "The only output that was compared is identical to plain decoding."),
         ({"identical": 107}, "the other is a near-tie of bfloat16."),
-        (
-            {"lossless": False},
-            "Lossy: the verifier's rule does not keep the target's law; 62 of 108 outputs are identical",
-        ),
+        ({"lossless": False}, "Lossy: the verifier's rule does not keep the target's law; 62 of 108 outputs are ident"),
         ({"forced": True}, "The recorded text was written whatever the target said"),
         ({"compared": 0, "identical": 0}, "Outputs are drawn at random and not compared"),
         ({"simulated": True}, "The outputs are recorded texts, so nothing is learned"),
@@ -146,10 +136,7 @@ def test_simulated_time_says_so():
     [
         ({"standing": RunStatus("finished", "", 13, 18, 5)}, "on the 13 of 18 prompts that there was time for."),
         ({"standing": RunStatus("killed", "", 7, 18)}, "on the 7 of 18 prompts that are done so far."),
-        (
-            {"structure": "rows", "structure_label": "5 rows of 4", "batch_size": 8},
-            "with drafts in a shape (5 rows of 4), 8 texts at a time.",
-        ),
+        ({"structure": "rows", "structure_label": "5 rows of 4", "batch_size": 8}, "(5 rows of 4), 8 texts at a time."),
     ],
 )
 def test_the_part_of_the_prompts_and_the_shape_are_named(changes, end):
@@ -184,10 +171,8 @@ def test_rejections_without_a_residual_are_counted(make_rounds, stored_run):
 
 
 def test_the_note_says_the_noise_and_when_the_control_fails():
-    assert control_notes(CONTROL) == [
-        "Null control: plain decoding, measured a second time, has a speedup of 1.001 (0.995 to 1.006) over itself; "
-        "what differs from 1 by less than 0.6% is noise."
-    ]
+    (note,) = control_notes(CONTROL)
+    assert note.endswith("1.001 (0.995 to 1.006) over itself; what differs from 1 by less than 0.6% is noise.")
     apart = {"null/speedup": 1.06, "null/speedup.ci_low": 1.02, "null/speedup.ci_high": 1.1, "null/floor": 0.1}
     assert "leaves out 1" in control_notes(apart)[0]
     assert "too few prompts" in control_notes({"null/speedup": 1.06})[0]

@@ -33,7 +33,7 @@ def baseline_rounds(make_rounds, arm: pd.DataFrame) -> pd.DataFrame:
     return table.assign(category=table["prompt"].map(arm.groupby("prompt")["category"].first()))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def run(simulate, make_rounds, make_generations) -> tuple[pd.DataFrame, pd.DataFrame]:
     """12 prompts of two categories, gamma 3 and 1, the baseline; prompt p000 repetitive."""
     generator = np.random.default_rng(0)
@@ -47,8 +47,12 @@ def run(simulate, make_rounds, make_generations) -> tuple[pd.DataFrame, pd.DataF
 
 
 def summary_of(run, **more) -> Summary:
-    """Summarise rounds and generations, with `more` tables."""
-    return summarise(SharedWork.of(Arms.of(run[0]), 3, **more), run[1], replicates=200, permutations=99)
+    return summarise(SharedWork.of(Arms.of(run[0]), 3, **more), run[1], replicates=100, permutations=19)
+
+
+@pytest.fixture(scope="module")
+def summary(run) -> Summary:
+    return summary_of(run)
 
 
 def test_every_metric_has_its_name_and_is_finite(run):
@@ -95,8 +99,7 @@ def test_a_prompt_flagged_in_the_baseline_alone_is_dropped(run, make_generations
     assert metrics["repetition/share"] == 1 and "speedup.unflagged" not in metrics
 
 
-def test_factors_multiply_to_the_speedup_and_one_alpha_stands_behind_every_arm(run):
-    summary = summary_of(run)
+def test_factors_multiply_to_the_speedup_and_one_alpha_stands_behind_every_arm(summary):
     for arm in summary.arms.values():
         factors = [value for name, value in arm.metrics.items() if name.startswith("account/")]
         product = np.prod(factors) / arm.metrics["account/alpha"]
@@ -109,7 +112,7 @@ def test_factors_multiply_to_the_speedup_and_one_alpha_stands_behind_every_arm(r
     assert summary.arms[3].account.intervals["omega"].low < summary.arms[3].account.intervals["omega"].high
 
 
-def test_alpha_of_the_text_takes_precedence(run):
+def test_alpha_of_the_text_takes_precedence(run, summary):
     prompts = sorted(run[0]["prompt"].unique())
     sums = pd.DataFrame({"prompt": prompts, "numerator": range(1, 13), "denominator": 20.0})
     resampled = summary_of(run, text=sums)
@@ -120,7 +123,7 @@ def test_alpha_of_the_text_takes_precedence(run):
     # The same replicates as the account's: Omega rises with alpha, so its percentiles are those of alpha; moving both
     # apart on their own scales makes a small difference.
     assert tokens_per_round(np.array(ends), 3).tolist() == pytest.approx([omega.low, omega.high], rel=1e-2)
-    assert "alpha.text" not in summary_of(run).arms[3].metrics
+    assert "alpha.text" not in summary.arms[3].metrics
 
 
 def test_replay_and_the_cost_of_a_step_are_taken_up(run):
@@ -136,20 +139,19 @@ def test_replay_and_the_cost_of_a_step_are_taken_up(run):
     assert summary.arms[1].metrics["cost/g"] == pytest.approx(0.003 / T1_S)
 
 
-def test_copies_add_time_and_no_evidence(run, make_generations):
+def test_copies_add_time_and_no_evidence(run, summary, make_generations):
     rounds, _ = run
     copies = rounds.assign(repeat=1, round_s=rounds["round_s"] * 1.5)
-    once = summary_of(run)
     twice_rounds = pd.concat([rounds, copies], ignore_index=True)
     twice = summary_of((twice_rounds, make_generations(twice_rounds, flagged=["p000"])))
-    one, two = once.arms[3].metrics, twice.arms[3].metrics
+    one, two = summary.arms[3].metrics, twice.arms[3].metrics
     for name in ("iid/depth_p", "iid/prompts_p", "iid/memory_p", "alpha.mle", "alpha.mle.ci_low", "tokens_per_round"):
         assert two[name] == pytest.approx(one[name]), name
     assert two["throughput/tokens_per_s"] == pytest.approx(one["throughput/tokens_per_s"] / 1.25)
 
 
-def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, make_generations):
-    assert "iid/depth_p" not in summary_of(run).arms[1].metrics
+def test_gamma_one_has_no_depth_test_and_one_prompt_no_interval(run, summary, make_generations):
+    assert "iid/depth_p" not in summary.arms[1].metrics
     rounds = run[0][run[0]["prompt"] == "p003"]
     arm = summary_of((rounds, make_generations(rounds))).arms[3]
     assert "speedup" in arm.metrics and "speedup.ci_low" not in arm.metrics

@@ -172,7 +172,6 @@ def test_the_gamma_of_each_batch_is_told_as_vllm_takes_it():
 
 @pytest.mark.slow
 def test_a_committed_study_says_what_the_study_said(tmp_path):
-    """One of whose drafters drafts less deep than the other."""
     made, path = tables(repeats=4, noise=0.02), tmp_path / "batching.json"
     made["batching"] = made["batching"].query("drafter != 'moody' or gamma == 2")
     numbers = batch_numbers(made, 50, 1)

@@ -66,7 +66,6 @@ def whole(best=(5, 4), faster=FASTER):
 
 
 def tables(**changes):
-    """All tables of the study, some of them changed."""
     calls, host = times()
     skipped = pd.DataFrame(columns=["reason", "category", "count"])
     whole_study = {"replay": replay(), "block_times": calls, "host_times": host, "live": live(), "whole": whole()}
@@ -146,10 +145,3 @@ def test_what_is_said():
     assert set(said.curves["curve/grid/speedup.k5"]) == set(W)
     (categories,) = (table for caption, table in said.sections[1].tables if "category" in caption)
     assert list(categories["category"]) == ["c0", "c1"]
-
-
-def test_one_prompt_has_no_interval():
-    one = replay().query("prompt == 'p0'")
-    said = findings("grid", tables(replay=one, live=live().iloc[:0], whole=whole().iloc[:0]), ABOUT)
-    assert " to " not in said.sections[0].text[0] and "grid/speedup.best.ci_low" not in said.metrics
-    assert not any(np.isnan(value) for value in said.metrics.values())

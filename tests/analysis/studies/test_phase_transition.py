@@ -68,8 +68,13 @@ def text_of(found):
     return "\n".join(text for section in found.sections for text in section.text)
 
 
-def test_the_known_ridge_is_found_and_said():
-    found = found_in(block_times())
+@pytest.fixture(scope="module")
+def packed():
+    return found_in(block_times())
+
+
+def test_the_known_ridge_is_found_and_said(packed):
+    found = packed
     metrics, text = found.metrics, text_of(found)
     sizes = sorted({1 + k * w for k in KS for w in WS})
     assert metrics["transition/context"] == 500
@@ -100,7 +105,7 @@ def test_the_known_ridge_is_found_and_said():
     assert {"50 cached", "500 cached"} <= above and "this machine's 20" in below
 
 
-def test_a_cost_from_the_first_token_on_has_no_flat_part():
+def test_a_cost_from_the_first_token_on_has_no_flat_part(undrawn):
     found = found_in(block_times(lambda k, w, tokens, context: 1e-3 * (4 + tokens)))
     assert found.metrics["transition/ridge"] == 1
     assert "there is no flat part" in text_of(found)
@@ -110,7 +115,7 @@ def test_a_cost_from_the_first_token_on_has_no_flat_part():
     assert "at most 50% more at all sizes measured, up to 376 tokens" in text_of(found)
 
 
-def test_tiles_are_named_only_where_calls_do_not_overlap():
+def test_tiles_are_named_only_where_calls_do_not_overlap(undrawn):
     def tiled(k, w, tokens, context):
         return 1e-3 * (4 + np.ceil(tokens / 8))
 
@@ -120,7 +125,7 @@ def test_tiles_are_named_only_where_calls_do_not_overlap():
     assert growth(scattered, 500).steps(64) == []
 
 
-def test_one_disturbed_call_moves_neither_sentence_nor_curve():
+def test_one_disturbed_call_moves_neither_sentence_nor_curve(undrawn):
     times = block_times()
     times.loc[times.query("k == 2 and w == 1 and context == 500 and call == 0").index, "seconds"] = 10.0
     found = found_in(times)
@@ -130,10 +135,10 @@ def test_one_disturbed_call_moves_neither_sentence_nor_curve():
     assert cells["slowdown"][500, 2, 1] > 1000 and cells["spread"][500, 2, 1] > 1  # a cell is the mean of its calls
 
 
-def test_context_and_evaluation():
-    packed = text_of(found_in(block_times()))
-    assert "From 50 to 500 cached tokens t(1, 1) goes from 1.1 to 2 ms" in packed and "the same behind" in packed
-    assert "most rows takes 1.00 times" in packed and "share one cache" in packed
+def test_context_and_evaluation(packed, undrawn):
+    text = text_of(packed)
+    assert "From 50 to 500 cached tokens t(1, 1) goes from 1.1 to 2 ms" in text and "the same behind" in text
+    assert "most rows takes 1.00 times" in text and "share one cache" in text
 
     def copied(k, w, tokens, context):
         return 1e-3 * (5 + k * context / 100)
@@ -151,22 +156,22 @@ def test_context_and_evaluation():
     assert "k (w + 1) of them" in text
 
 
-def test_rows_come_first_and_packed_stands_beside_them():
+def test_rows_come_first_and_packed_stands_beside_them(packed):
     """In rows a call takes 2 ms more, and 1 ms more again for every row and 1,000 cached tokens."""
 
     def in_rows(k, w, tokens, context):
         return flat_then_linear(k, w, tokens, context) + 2e-3 + 1e-6 * k * context
 
     found = found_in(pd.concat([block_times(in_rows, evaluation="rows"), block_times()], ignore_index=True))
-    alone = found_in(block_times()).metrics
     metrics, text = found.metrics, text_of(found)
     for name in ("tokens_within_10pct", "ridge", "slowdown.10x10.50", "t11_ms.500"):
-        assert metrics[f"transition/packed.{name}"] == alone[f"transition/{name}"]
+        assert metrics[f"transition/packed.{name}"] == packed.metrics[f"transition/{name}"]
     for context in (50, 500):
-        seconds, packed = in_rows(10, 10, 110, context), flat_then_linear(10, 10, 101, context)
-        unit = in_rows(1, 1, 2, context)
+        seconds, unit = in_rows(10, 10, 110, context), in_rows(1, 1, 2, context)
         assert metrics[f"transition/slowdown.10x10.{context}"] == pytest.approx(seconds / unit)
-        assert metrics[f"transition/rows_over_packed.10x10.{context}"] == pytest.approx(seconds / packed)
+        assert metrics[f"transition/rows_over_packed.10x10.{context}"] == pytest.approx(
+            seconds / flat_then_linear(10, 10, 101, context)
+        )
     assert f"(10, 10) {metrics['transition/rows_over_packed.10x10.50']:.2f}, " in text
     assert "in 0% of the" in text and "in a batch of k rows" in text and "at w = 0 a call evaluates k roots" not in text
     assert set(found.curves) == {f"curve/slowdown/{way}{c}" for way in ("", "packed.") for c in (50, 500)}
@@ -175,13 +180,13 @@ def test_rows_come_first_and_packed_stands_beside_them():
     titles = [f"{context} cached, {way}" for context in (50, 500) for way in ("in rows", "packed")]
     assert [axes.get_title() for axes in maps] == titles
     # k roots at w = 0 have times of their own in rows, and are one plain step packed.
-    rows, packed = (each.images[0].get_array() for each in maps[:2])
+    rows, one_step = (each.images[0].get_array() for each in maps[:2])
     assert np.allclose(rows[:, 0], np.array([in_rows(k, 0, k, 50) for k in KS]) / in_rows(1, 1, 2, 50))
-    assert (packed[:, 0] == packed[0, 0]).all()
+    assert (one_step[:, 0] == one_step[0, 0]).all()
     assert len({each.images[0].norm.vmax for each in maps}) == 1
 
 
-def test_what_was_not_timed_is_said():
+def test_what_was_not_timed_is_said(undrawn):
     times = block_times()
     times.loc[(times["k"] == 25) & (times["w"] == 15), ["seconds", "missing"]] = [np.nan, "memory"]
     times.loc[(times["call"] == 2) & (times["missing"] == ""), ["seconds", "missing"]] = [np.nan, "time"]
