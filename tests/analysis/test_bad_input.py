@@ -19,7 +19,6 @@ PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "ro
 
 @pytest.fixture
 def rounds(make_rounds: Callable[..., pd.DataFrame]) -> pd.DataFrame:
-    """Five prompts of three full rounds, and their baseline."""
     drafted = make_rounds({prompt: [2, 2, 2] for prompt in "abcde"}, 2)
     plain = make_rounds({prompt: [0] * 12 for prompt in "abcde"}, 0, method="baseline", durations=PLAIN)
     return pd.concat([drafted, plain], ignore_index=True)

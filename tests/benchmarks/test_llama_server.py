@@ -57,16 +57,8 @@ def answers(tmp_path_factory, shared_data):
     (folder / "prompts.jsonl").write_text("\n".join(texts) + "\n", encoding="utf-8")
     options = {"plain": (), "ngram": ("--gamma", f"{GAMMA}")}
     options["itself"] = (*options["ngram"], "--draft", "smollm2")
-    command = (
-        sys.executable,
-        "-m",
-        "specdec.serving.llama_cpp_server",
-        "smollm2",
-        "--port",
-        "0",
-        "--threads",
-        f"{THREADS}",
-    )
+    module = "specdec.serving.llama_cpp_server"
+    command = (sys.executable, "-m", module, "smollm2", "--port", "0", "--threads", f"{THREADS}")
     with ExitStack() as held:
         named = []
         for name, more in options.items():

@@ -96,24 +96,10 @@ STUDIES = {(prompts, name): OF_PAPER[name] for name in OF_PAPER for prompts in (
     ("humaneval", "bigram"): ("+drafter=bigram", "structure.gamma=3", "measurement.gammas=[]"),
 }
 STUDY_SIZES = ("prompts.limit=12", "measurement.max_new_tokens=48")
-SHARED = (
-    "target=smollm2",
-    "measurement.cost_contexts=[]",
-    "measurement.sampled_temperature=null",
-    "tracking.enabled=false",
-)
-KEPT = (
-    "account/",
-    "iid/",
-    "lossless/",
-    "cost/",
-    "category/",
-    "null/",
-    "repetition/",
-    "speedup",
-    "tokens_per_round",
-    "alpha",
-)
+SHARED = ("target=smollm2", "measurement.cost_contexts=[]", "measurement.sampled_temperature=null")
+SHARED += ("tracking.enabled=false",)
+KEPT = ("account/", "iid/", "lossless/", "cost/", "category/", "null/", "repetition/")
+KEPT += ("speedup", "tokens_per_round", "alpha")
 MODELS = ("capped_geometric.text", "markov", "stretches")
 
 each_session = pytest.mark.parametrize(

@@ -22,7 +22,6 @@ def report(spoilt: tuple[int, ...] = ()) -> CostReport:
 
 
 def fits(found: CostReport) -> list[np.ndarray]:
-    """The heights of the lines of the fit, one for each context, in order."""
     (axes,) = cost_figure(found, title="t").axes
     drawn = [line for line in axes.lines if line.get_linestyle() == "-"]
     return [np.asarray(line.get_ydata()) for line in drawn if len(line.get_xdata()) == 32]
@@ -32,13 +31,10 @@ def caption(found: CostReport) -> str:
     return " ".join(cost_figure(found, title="t").get_supxlabel().split())
 
 
-def test_a_fit_that_holds_is_drawn_over_all_sizes():
+def test_a_fit_is_drawn_where_it_holds_and_not_between_sizes_where_it_fails():
     found = report()
     assert found.holds.all() and all(np.isfinite(line).all() for line in fits(found))
     assert "within 10% of the points (12 of 12)" in caption(found) and "black:" in caption(found)
-
-
-def test_a_fit_is_not_drawn_between_sizes_where_it_fails():
     found = report(spoilt=(8,))
     at_64, at_128 = fits(found)
     assert np.isnan(at_64[4:15]).all() and np.isfinite(at_64[[0, 3, 15, 31]]).all()  # n from 5 to 15

@@ -18,7 +18,6 @@ def test_two_calls_tell_what_reading_and_computing_cost(reading, computing):
 
 
 def test_a_call_is_never_predicted_to_gain_by_tokens():
-    """Times that grow more slowly than the bytes say that computing is free, not that it is paid for."""
     predicted = predicted_calls(ROWS, READS, 5 + 0.01 * ROWS, (1, 8))
     assert predicted / READS == pytest.approx(predicted[0] / READS[0])
 

@@ -17,7 +17,6 @@ def tokens(k, w, evaluation):
 
 
 def seconds(k, w, context, evaluation):
-    """Linear in tokens and context; in rows every row reads a cache of its own."""
     copies = k if evaluation == "rows" and w else 1
     return 1.0 + 0.1 * tokens(k, w, evaluation) + 0.01 * context * copies
 

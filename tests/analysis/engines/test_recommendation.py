@@ -123,7 +123,6 @@ def test_the_commands_of_a_drafter(case):
 
 
 def test_every_drafter_is_decided_on():
-    """A new drafter belongs into one of the tables: what an engine has for it, or why none has."""
     assert drafters.all_names() == sorted([*SERVED, *NOT_SERVED, *NO_METHOD])
     assert {name for name, _, _ in EXPECTED} == set(SERVED)
     for name in NOT_SERVED:
@@ -182,30 +181,21 @@ def test_settings_go_to_the_engines_that_can(changes, engine, holds, lacks):
     assert holds in command and lacks not in command
 
 
-def test_sampled_trees_were_measured_where_an_engine_verifies_chains():
-    tree = recommend([measured("small_model", "dynamic", nodes=8, **SAMPLED)]).configurations
-    assert any("sampled ones were measured" in remark for remark in tree[1].remarks)
-    assert any("verifies chains only; trees of 8 nodes and 4 levels" in remark for remark in tree[0].remarks)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "ranges"),
-    [
+def test_draft_tokens_by_batch_as_vllm_takes_them():
+    """Ranges begin at 1 and follow on one another, as vLLM demands; its last one holds for every larger batch."""
+    for tokens, ranges in (
         ({1: 4, 2: 4, 8: 2, 16: 0}, [[1, 2, 4], [3, 8, 2], [9, 65536, 0]]),
         ({4: 3}, [[1, 4, 3], [5, 65536, 0]]),
         ({1: 0, 4: 3}, [[1, 1, 0], [2, 4, 3], [5, 65536, 0]]),
-    ],
-)
-def test_draft_tokens_by_batch_as_vllm_takes_them(tokens, ranges):
-    """Ranges begin at 1 and follow on one another, as vLLM demands; its last one holds for every larger batch."""
-    assert batch_schedule(tokens) == ranges
+    ):
+        assert batch_schedule(tokens) == ranges
 
 
-@pytest.mark.parametrize("drafter", ["eagle", "medusa", "mlp_speculator"])
-def test_weights_in_a_file_of_our_own_are_read_by_no_engine(drafter):
-    found = recommend([measured(drafter)])
-    assert found.verdict.startswith(f"No engine offers {drafter} as it was measured. It would pay: ")
-    assert "specdec's own file, which nothing exports" in found.configurations[0].line
+def test_weights_in_a_file_of_our_own_are_read_by_no_engine():
+    for drafter in ("eagle", "medusa", "mlp_speculator"):
+        found = recommend([measured(drafter)])
+        assert found.verdict.startswith(f"No engine offers {drafter} as it was measured. It would pay: ")
+        assert "specdec's own file, which nothing exports" in found.configurations[0].line
     other = recommend([measured("eagle", form="speculators eagle")]).configurations[0]
     assert "the checkpoint has the format speculators eagle, and this engine reads EAGLE-1, EAGLE-3" in other.line
 
@@ -247,6 +237,9 @@ def test_what_was_measured_otherwise_is_said():
     assert '"model": "DRAFT_MODEL"' in found.configurations[0].command and "pocket" not in "".join(found.lines())
     assert "**A demonstration of the tool, evidence of nothing else**" in remarks(pocket)
     assert "demonstration" not in remarks(measured("small_model"))
+    tree = recommend([measured("small_model", "dynamic", nodes=8, **SAMPLED)]).configurations
+    assert any("sampled ones were measured" in remark for remark in tree[1].remarks)
+    assert any("verifies chains only; trees of 8 nodes and 4 levels" in remark for remark in tree[0].remarks)
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,6 @@ def figure() -> Figure:
 
 
 def raw(figure: Figure, letters: bool) -> str:
-    """Return the SVG as matplotlib writes it."""
     stream = StringIO()
     with style.styled():
         style.matplotlib.rcParams["svg.fonttype"] = "none" if letters else "path"

@@ -72,25 +72,18 @@ def test_a_paired_error_has_a_panel_of_its_own():
     assert len(run_figures.curve(unsure, LINES, title="t").axes) == 1
 
 
-@pytest.mark.parametrize(
-    ("model", "sentence"),
-    [
+def test_the_curve_in_words():
+    lines = LINES | {"capped_geometric": {1: 1.62, 2: 1.96, 4: 2.31}}
+    for model, words in (
         (
             "capped_geometric",
-            "At 1 of 3 gammas (1) the measured tokens per round lies below the capped geometric model by "
-            "more than its interval allows; the largest gap is -7.4% at gamma 1 (1.500 measured, 1.620 "
-            "expected).",
+            "At 1 of 3 gammas (1) the measured tokens per round lies below the capped geometric model",
         ),
+        ("capped_geometric", "the largest gap is -7.4% at gamma 1 (1.500 measured, 1.620 expected)."),
         ("position", "At each of 3 gammas the position model lies within the interval of the measured tokens per "),
         ("replay", "There is no replay line to set the measured tokens per round against."),
-    ],
-)
-def test_the_curve_in_words(model, sentence):
-    lines = LINES | {"capped_geometric": {1: 1.62, 2: 1.96, 4: 2.31}}
-    assert run_figures.curve_in_words(MEASURED, lines, model=model).startswith(sentence)
-
-
-def test_the_curve_in_words_says_when_it_cannot_tell():
+    ):
+        assert words in run_figures.curve_in_words(MEASURED, lines, model=model)
     alone = MEASURED.assign(ci_low=np.nan, ci_high=np.nan)
     assert run_figures.curve_in_words(alone, LINES, "speedup").startswith("Without intervals no difference")
     exact = MEASURED.assign(ci_low=MEASURED["value"], ci_high=MEASURED["value"])

@@ -19,7 +19,6 @@ def slow_speedup(alpha, gamma, c):
 
 
 def marked(axes, words):
-    """The point whose legend entry is `words`."""
     handles, labels = axes.get_legend_handles_labels()
     line = handles[labels.index(words)]
     data = line[0] if isinstance(line, tuple) else line
@@ -65,16 +64,12 @@ def test_the_oracle_drafts_what_is_accepted():
             assert (np.asarray(line.get_ydata()) >= 1 - 1e-9).all() and max(line.get_ydata()) < np.e / (np.e - 1)
 
 
-@pytest.mark.parametrize(
-    ("here", "words"),
-    [
+def test_the_choice_in_words():
+    for here, words in (
         (HERE, "of 2.951 for γ 5 and of 3.092 for γ 8, its best: +4.8%"),
         (Standing(0.8, 8, 0.05), "of 3.092 for γ 8, its best γ"),
         (Standing(0.1, 2, 0.5), "no γ pays, because α is not above c"),
         (Standing(0.8, 5, 0.0), "more for every longer draft"),
-    ],
-)
-def test_the_choice_in_words(here, words):
-    choice, more = standing_in_words(here)
-    assert words in choice
-    assert f"{1 / (1 - here.alpha + here.c * here.alpha):.3f}" in more
+    ):
+        choice, more = standing_in_words(here)
+        assert words in choice and f"{1 / (1 - here.alpha + here.c * here.alpha):.3f}" in more

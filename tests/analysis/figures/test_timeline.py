@@ -18,7 +18,6 @@ def seconds(gamma, factor=1.0):
 
 @pytest.fixture
 def rounds(make_rounds):
-    """Three prompts of 24 tokens: `slow` takes twice the time of `b` in its drafts, `fast` half of it."""
     accepted = {2: [2, 1, 0, 2, 2, 1, 0, 2, 1, 0, 2], 4: [4, 0, 2, 1, 4, 4, 2]}
     tables = [make_rounds({name: [0] * 24 for name in ("slow", "b", "fast")}, 0, "baseline", durations=SLOW)]
     for gamma, counts in accepted.items():

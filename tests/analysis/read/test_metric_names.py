@@ -20,15 +20,11 @@ from specdec.analysis.read.runs import open_folder
         ("drafter.medusa.speedup.ratio.ci_low", "drafter/medusa/speedup.ratio.ci_low"),
         ("sweep.speedup.ngram", "sweep/speedup/ngram"),
         ("heldout.head_1.top1", "heldout/head_1.top1"),
+        *((name, name) for name in ("speedup", "speedup.limit.realised", "tokens_per_round.position")),  # headlines
     ],
 )
 def test_a_name_with_dots_becomes_todays_and_todays_stays(older, today):
     assert current_name(older) == current_name(today) == today
-
-
-def test_headline_metrics_have_no_slash():
-    for name in ("speedup", "speedup.limit.realised", "tokens_per_round.position", "alpha.mle.ci_low"):
-        assert current_name(name) == name
 
 
 def test_a_folder_of_an_older_version_is_read_with_todays_names(tmp_path):

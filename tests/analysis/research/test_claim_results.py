@@ -1,6 +1,4 @@
-"""Intervals from the benchmark's sums by prompt: values by hand, pairing by prompt, and what a missing file says."""
-
-import json
+"""Intervals from the benchmark's sums by prompt: values by hand, and pairing by prompt."""
 
 import pytest
 
@@ -55,9 +53,3 @@ def test_other_prompts_are_resampled_apart():
     spread["arms"]["4"] |= {"tokens": [4, 12, 4, 12, 4, 12]}
     difference = results.tokens_per_round_elsewhere(even, "4", spread, "4")
     assert difference.estimate == pytest.approx(0.0) and difference.low < -0.3 and difference.high > 0.3
-
-
-def test_a_metric_of_a_file_has_the_bounds_that_it_was_logged_with(tmp_path):
-    (tmp_path / "good.json").write_text(json.dumps({"figures": [run_of("ab", 8, 4, 1.0)]}), encoding="utf-8")
-    cost = results.metric(results.load_results(tmp_path / "good.json")["a"], "cost/c")
-    assert cost.estimate == 0.25 and not cost.known

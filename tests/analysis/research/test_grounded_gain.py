@@ -20,14 +20,6 @@ def test_the_papers_ratio_is_told_from_ours_by_the_interval(tmp_path, monkeypatc
     assert says in grounded_gain.committed_section().text[0].partition(";")[0]
 
 
-def test_the_committed_bars_have_every_method_in_every_category():
-    (_, table), *_ = grounded_gain.committed_section().tables
-    assert len(table) == 27 and set(table["method"]) == {"baseline", "medusa", "grounded"}
-    plain = table[table["method"] == "baseline"]
-    assert (plain["tokens per round"] == "–").all() and plain["tokens/s"].str.contains("to").all()
-    assert not table[["category", "method"]].duplicated().any()
-
-
 def test_a_committed_figure_is_that_of_its_prompts_over_all_categories(tmp_path):
     line = {"prompts": "mt_bench", "method": "grounded against medusa", "category": "all", "count": 80}
     lines = [

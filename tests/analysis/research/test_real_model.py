@@ -34,8 +34,6 @@ def walked(errors):
 
 @pytest.fixture
 def sections(tmp_path):
-    """`sections(LINE, ...)` are those of a file with these lines."""
-
     def read(*lines):
         path = tmp_path / "real_model.json"
         path.write_text(json.dumps({"figures": lines}), encoding="utf-8")

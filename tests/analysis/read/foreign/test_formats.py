@@ -26,10 +26,7 @@ def test_bad_lines_are_listed_together_or_left_out_and_said(write):
     (source,) = IMPORTERS["accepted_lengths"](path, ImportChoices(2, skip_bad=True))
     assert source.rounds["accepted"].tolist() == [0, 1, 2]
     assert "3 bad lines are left out: " in notes_of(source)
-
-
-def test_a_wrong_gamma_is_no_bad_line(write):
-    path = write({"accepted": [1]}, {"accepted": [9]})
+    path = write({"accepted": [1]}, {"accepted": [9]})  # a wrong gamma is no bad line
     with pytest.raises(UsageError, match=":2: a round accepted 9 draft tokens, more than gamma 4.*--gamma 9"):
         IMPORTERS["accepted_lengths"](path, ImportChoices(4, skip_bad=True))
 

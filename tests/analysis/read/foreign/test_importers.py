@@ -14,7 +14,6 @@ from specdec.errors import UsageError
 
 
 def read(kind, path, gamma=None, **choices):
-    """The only data set of a file."""
     (source,) = IMPORTERS[kind](path, ImportChoices(gamma, **choices))
     return source
 
