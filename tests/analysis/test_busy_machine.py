@@ -106,7 +106,7 @@ def quiet(slow_run):
     return run_findings(slow_run(0.0))
 
 
-def test_a_busy_run_has_the_figures_of_a_quiet_one_and_says_so(slow_run, quiet):
+def test_a_busy_run_has_the_figures_of_a_quiet_one_and_says_so(slow_run, quiet, undrawn):
     run = slow_run(0.3)
     busy = run_findings(run)
     assert busy.metrics["speedup"] == pytest.approx(quiet.metrics["speedup"], rel=1e-6)
@@ -122,7 +122,7 @@ def test_a_busy_run_has_the_figures_of_a_quiet_one_and_says_so(slow_run, quiet):
     assert account.speedup * account.value("machine") == pytest.approx(by_clock)
 
 
-def test_a_run_that_was_disturbed_most_of_the_time_gives_a_verdict_on_tokens_alone(slow_run, quiet):
+def test_a_run_that_was_disturbed_most_of_the_time_gives_a_verdict_on_tokens_alone(slow_run, quiet, undrawn):
     found = run_findings(slow_run(0.7))
     assert found.reasons[0].startswith("No verdict on speed, only on tokens: the machine was busy with other work for")
     words = " ".join([*found.closing, *found.notes])
