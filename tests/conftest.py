@@ -44,6 +44,7 @@ FIXTURES = [  # a file stands below those that it imports
     "fixtures.finished_runs",
     "fixtures.plain_rounds",
 ]
+pytest.register_assert_rewrite(*FIXTURES)  # before a folder's conftest.py imports one
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -67,7 +67,7 @@ def _keys(group: str, family: str, name: Any) -> list[str]:
 
 def _lines(path: Path) -> Iterator[tuple[str, Any]]:
     """Yield the keys of a file with their values, those of its list of defaults first."""
-    content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)) or {}
+    content = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     for default in content.pop("defaults", ()):
         if isinstance(default, str) and default != "_self_":  # a file that it extends
             name = default.partition("@")[0]

@@ -244,19 +244,17 @@ def a_round_may_be_drafted_by_another(subject: Subject) -> None:
 
 
 def a_rejection_leaves_nothing_stale(subject: Subject) -> None:
-    """Check after every third round of a text, whose drafts are rejected wherever they do not happen to agree with it,
-    that the next draft is that of a new drafter, which has seen no draft at all.
+    """Check after every round of a text, whose drafts are rejected wherever they do not happen to agree with it, that
+    the next draft is that of a new drafter, which has seen no draft at all.
     """
     drafter, shape = subject.make(), subject.shape(3)
     if not forgets_rounds(drafter):
         raise SkipTest(f"it declares replay={drafter.capabilities.replay!r}: drafts depend on earlier rounds")
     begin(drafter)
     for position in range(len(TEXT) - 1):
-        draft = drafter.draft(shape)
-        if position % 3 == 1:
-            fresh = subject.make()
-            begin(fresh, [*PROMPT, *TEXT[:position]], TEXT[position:])
-            require_same(drafter, draft, fresh.draft(shape), f"after {position} rounds")
+        draft, fresh = drafter.draft(shape), subject.make()
+        begin(fresh, [*PROMPT, *TEXT[:position]], TEXT[position:])
+        require_same(drafter, draft, fresh.draft(shape), f"after {position} rounds")
         commit(drafter, position, position + 1)
 
 
