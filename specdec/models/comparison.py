@@ -116,7 +116,7 @@ class Comparison:
     def chain(self) -> bool:
         """Return whether a chain behind a rejection agrees, whatever was rejected."""
         return self._agrees("chain", self._chain_after_a_rejection) and self._agrees(
-            # What follows another rejected chain.
+            # The chain behind another rejected one is what it was behind the first.
             "rejected",
             lambda: [_change(self._behind_rejected(self._others[:3]), self._once_rejected)],
             hidden=True,

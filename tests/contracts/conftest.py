@@ -1,4 +1,4 @@
-"""What the tests of this folder share: a drafter is built hundreds of times here, and what it reads does not change."""
+"""Models of the tests in this folder, which build drafters of the same few hundreds of times, are read once."""
 
 from collections.abc import Iterator
 from functools import cache

@@ -14,6 +14,7 @@ from specdec.analysis.read.runs import open_folder
 from specdec.config import RunConfig
 from specdec.folder import results
 from specdec.folder.identity import RunIdentity
+from specdec.models import load
 from specdec.plan.plan import EXAMPLE_S, FIRST_LOOK_S, plan
 from specdec.plan.time_budget import LEAST, TimeBudget
 from specdec.prompts import Prompt
@@ -124,7 +125,9 @@ def test_stages_add_up():
         ("+drafter=ngram prompts.limit=80 measurement.budget_seconds=600", 600.0),
     ],
 )
-def test_only_first_looks_are_bounded_unasked(overrides, seconds):
+def test_only_first_looks_are_bounded_unasked(monkeypatch, overrides, seconds):
+    pocket = load.model_path("pocket")
+    monkeypatch.setattr(load, "installed_smollm2", lambda: pocket)  # whose package need not be installed
     assert plan(composed(*overrides.split())).budget_seconds == seconds
 
 

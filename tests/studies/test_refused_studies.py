@@ -1,4 +1,4 @@
-"""What every study refuses before it decodes anything: values of its own, and parts of the run that it cannot use."""
+"""Studies refuse, before they decode anything, bad values of their own and parts of the run that they cannot use."""
 
 import re
 
