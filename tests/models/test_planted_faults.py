@@ -196,3 +196,25 @@ def test_a_fault_of_texts_of_different_lengths_is_found(fault, make_structure):
     with pytest.raises(UsageError, match=r"measurement\.batch_size=2: where texts of different lengths") as refused:
         batch_target(target, 2)
     assert "of their spread" in str(refused.value) and str(refused.value).endswith("use measurement.batch_size=1.")
+
+
+@pytest.mark.parametrize("share", [0.0, 1e-8])
+def test_tokens_that_were_left_out_and_change_what_follows_by_less_than_rounding_are_found(share):
+    """A buffer keeps the states of a call's last tokens, of which the next call reads a share."""
+    model, kept = toy(no_fault, **SIZES["short"]).double(), {}
+
+    def read_and_keep(layer, given, states):
+        leaked = kept.get("last", 0.0)
+        kept["last"] = states[:, -1:].mean(0, keepdim=True)
+        return states + share * leaked
+
+    decoder = Causal(model, GREEDY).decoder
+    model.layers[0].register_forward_hook(read_and_keep)
+    trial = Comparison(decoder, PROMPTS["short"])
+    assert trial.plain()
+    for check, visible, hidden in (
+        *((trial.chain, "chain", "rejected"), (trial.packed, "packed", "branches")),
+        *((trial.rows, "rows", "sequences"), (trial.batch, "batch", "texts")),
+    ):
+        assert check() is (share == 0), visible
+        assert trial.errors[visible] < 1e-5 and (trial.errors[hidden] > 0) is (share > 0)
