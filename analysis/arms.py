@@ -1,5 +1,5 @@
-"""The rounds of a run by arm, a method at a gamma: made when they are asked for, so that a long run has one arm in
-memory at a time; what all arms have in common is known without reading them.
+"""The rounds of a run by arm, a method at a gamma, made when they are asked for: a long run has one arm in memory at a
+time.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +34,7 @@ class Lazy(Mapping[K, pd.DataFrame]):
 
 
 class Arms(Lazy[Arm]):
-    """The rounds of each arm, in the order of methods and gammas; and a line for each text that was written (`texts`):
+    """The rounds of each arm, in the order of methods and gammas; and `texts`, a line for each text that was written:
     cell, method, gamma, prompt, repeat, tokens, rounds.
     """
 
@@ -54,10 +54,9 @@ class Arms(Lazy[Arm]):
         )
 
     def shared(self) -> "Arms":
-        """Keep the (prompt, repeat) pairs that every arm has done, so that totals are over the same work.
-
-        An interrupted run has decoded some prompts with some methods only. A null control, which may have some prompts
-        alone, leaves out none unless there is nothing beside it but the baseline. ValueError if no pair is left.
+        """Keep the (prompt, repeat) pairs that every arm has done, as an interrupted run has decoded some prompts with
+        some methods only. A null control leaves out none unless nothing but the baseline is beside it. ValueError for
+        no pair.
         """
         needed = {arm for arm in self if arm[0] != NULL} if any(method not in PLAIN for method, _ in self) else {*self}
         texts = self.texts.drop_duplicates(TEXT[1:])

@@ -1,7 +1,5 @@
 """Rounds that other work on the machine disturbed, as `specdec.disturbance` marks them: how long they would have taken
-without it, and where too little is left for a verdict on speed (theory.md 8.5).
-
-Seconds are all that is ever replaced: tokens and acceptance are those of every round, disturbed or not.
+without it, and where too little is left for a verdict on speed (theory.md 8.5). Only seconds are ever replaced.
 """
 
 from collections.abc import Mapping
@@ -43,7 +41,6 @@ def undisturbed(rounds: pd.DataFrame) -> pd.DataFrame:
     known = seen > 0
 
     def usual(values: np.ndarray) -> np.ndarray:
-        """Return the mean of the undisturbed rounds of its size, for each round."""
         means = np.bincount(size[kept], values[kept], len(sizes))[known] / seen[known]
         return np.interp(sizes, sizes[known], means)[size]
 
@@ -68,8 +65,8 @@ def undisturbed(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def undisturbed_prefills(generations: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per generation with the seconds that disturbed prefills would have taken: the median of undisturbed
-    ones of the same prompt, which every method reads; of its method's where there is none.
+    """Return a line per generation in which disturbed prefills take the median of undisturbed ones of the same prompt,
+    which every method reads; of its method's where there is none.
     """
     if PREFILL not in generations or not generations[PREFILL].eq(True).any():
         return generations
@@ -133,7 +130,7 @@ class BusyMachine:
         return [f"{self.said[:1].upper()}{self.said[1:]}; these rounds are left out of the times."]
 
     def notes(self) -> list[str]:
-        """Say how much of the time was disturbed, and what became of it; nothing where none was."""
+        """Say how much of the time was disturbed, and what became of it."""
         if not self.disturbed:
             return []
         said = f"{self.said[:1].upper()}{self.said[1:]}, in {self.disturbed:,} of {self.rounds:,} rounds"
@@ -146,10 +143,7 @@ class BusyMachine:
 
 
 def threads_notes(threads: Mapping[str, Any]) -> list[str]:
-    """Say that a run computed on fewer threads than it might have, and why; nothing where it did not.
-
-    threads: of `calibration.json`, see `settle_threads`.
-    """
+    """Say that a run computed on fewer threads than it might have, and why, from `threads` of `calibration.json`."""
     trial = {int(number): seconds for number, seconds in threads.get("trial", {}).items()}
     number = threads.get("threads", 0)
     if not trial or number == max(trial):

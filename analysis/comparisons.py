@@ -1,5 +1,5 @@
 """Strategies compared on the same prompts: sums over prompts, resampled together, so that differences are paired; and
-what comes of them: tables with intervals, metrics, curves.
+their tables with intervals, metrics, curves.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +42,8 @@ class StrategyComparison:
         return int(places[0]) if len(places) else None
 
     def beside(self, values: np.ndarray, **other: Any) -> np.ndarray:
-        """Return for each strategy the values [1 + B, C] of its partner, which has `other` in place of some keys; NaN
-        where there is none.
+        """Return for each strategy the values [1 + B, C] of its partner, which has `other` in place of some keys; else
+        NaN.
         """
         keys = list(self.cells.itertuples(index=False, name=None))
         partners = list(self.cells.assign(**other).itertuples(index=False, name=None))
@@ -80,9 +80,8 @@ class StrategyComparison:
     ) -> pd.DataFrame:
         """Return the cells with columns `name`, `name_low` and `name_high` for each statistic [1 + B, C].
 
-        Args:
-            ranges: by name, of all cells or of each, of those statistics that are not just positive.
-            interval: of a statistic [1 + B] and its range, where it is not that of prompts.
+        ranges: of all cells or of each, where a statistic is not just positive; interval: where it is not that of
+        prompts.
         """
         table = self.cells.copy()
         for name, values in statistics.items():
@@ -98,10 +97,10 @@ class StrategyComparison:
 def compare(
     table: pd.DataFrame, keys: Sequence[str], columns: Sequence[str], replicates: int, seed: int
 ) -> StrategyComparison:
-    """Add up `columns` by prompt and strategy, and draw the replicates.
+    """Add up `columns` by prompt and strategy (`keys`), and draw the replicates.
 
-    table: lines for any number of streams of each strategy (`keys`) and prompt; every strategy has every prompt. A
-    value that is missing (NaN) should be so in all lines of a strategy.
+    table: any number of lines for each strategy and prompt; every strategy has every prompt. A value that is missing
+    (NaN) should be so in all lines of a strategy.
     """
     wide = table.groupby(["prompt", *keys])[list(columns)].sum(min_count=1)
     prompts = wide.index.get_level_values("prompt").unique()
@@ -125,10 +124,7 @@ class ReplayedSpeedups:
 
     @classmethod
     def of(cls, texts: pd.DataFrame, keys: Sequence[str], depth: str, replicates: int, seed: int) -> "ReplayedSpeedups":
-        """Add up texts with their seconds.
-
-        depth: the key that no draft of a strategy is deeper than.
-        """
+        """Add up texts with their seconds. depth: the key that no draft of a strategy is deeper than."""
         compared = compare(texts, keys, ["tokens", "rounds", "nodes", "seconds", "plain_s"], replicates, seed)
         statistics = {"tokens": compared.ratio("tokens", "rounds"), "speedup": compared.ratio("plain_s", "seconds")}
         possible = {"tokens": [per_round(most) for most in compared.cells[depth]]}
@@ -152,9 +148,7 @@ class ReplayedSpeedups:
 
 
 def tokens_per_call(table: pd.DataFrame, keys: Sequence[str], replicates: int, seed: int) -> pd.DataFrame:
-    """Return committed tokens per target call by strategy, w of them being one of the `keys`: the keys, tokens,
-    tokens_low, tokens_high, prompts.
-    """
+    """Return tokens, tokens_low, tokens_high (per target call) and prompts by strategy; w is one of the `keys`."""
     compared = compare(table, keys, ["tokens", "rounds"], replicates, seed)
     possible = {"tokens": [per_round(most) for most in compared.cells["w"]]}
     return compared.table({"tokens": compared.ratio("tokens", "rounds")}, possible).assign(prompts=compared.prompts)
@@ -164,8 +158,8 @@ OVER_FASTEST = "speedup.over_fastest"  # of a gamma in `summary.json`: its speed
 
 
 def best_gammas(arms: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the fastest gamma of what `summary.json` holds of a drafter, then those that their paired interval cannot
-    tell from it; none where no gamma is faster than plain decoding, and where so few prompts settle nothing.
+    """Return the fastest gamma of the `arms` in a `summary.json`, then those that their paired interval cannot tell
+    from it; none where no gamma is surely faster than plain decoding.
     """
     timed = [arm for arm in arms if "speedup" in arm]
     fastest = max(timed, key=lambda arm: arm["speedup"], default=None)
@@ -199,7 +193,7 @@ def printed(table: pd.DataFrame, name: str, form: str) -> list[str]:
 
 
 def listed(table: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table for people, by heading a column as it is, or with a number format behind it, such as "tokens:.2f",
+    """Return a table for people: by heading a column as it is, or with a number format behind it, such as "tokens:.2f",
     printed with the bounds that it has.
     """
     split = {heading: column.partition(":") for heading, column in columns.items()}
@@ -211,7 +205,7 @@ def metrics_of(table: pd.DataFrame, name: str, quantities: Mapping[str, str], bo
     """Return values of a table's lines as metrics, those that have one.
 
     name: of a metric, with the line's columns and `what` in braces, such as "grid/{what}.{k}x{w}"; quantities: what ->
-    column; bounds: whether the bounds of the columns are metrics, too.
+    column.
     """
     metrics: dict[str, float] = {}
     for line in table.to_dict("records"):

@@ -35,8 +35,8 @@ class Range:
     high: float = inf
 
     def scaled(self, value: float) -> float:
-        """Return a value on the scale on which the range goes on for ever, infinite at its ends: log odds between two
-        ends, the logarithm of the distance from a single one, else the value itself.
+        """Return a value on a scale without ends: log odds between two ends, the logarithm of the distance from a
+        single one, else the value itself; infinite at an end.
         """
         if isinf(self.low) and isinf(self.high):
             return value
@@ -91,9 +91,8 @@ class Interval:
         """Return a statistic with an interval that holds for few prompts, too.
 
         The bounds are the percentiles of the replicates, each moved away from the estimate by the factor `stretch` on
-        the scale of the range, so that they lie in it and the estimate lies between them. An estimate at an end of the
-        range has no place on that scale: its bounds move on the plain one, up to the ends. There are no bounds for
-        fewer than `FEWEST` prompts, nor where more than 5% of the replicates are not finite. The coverage is in
+        the scale of the range, so that they lie in it; for an estimate at an end of the range on the plain scale. There
+        are none below `FEWEST` prompts, or where more than 5% of the replicates are not finite. The coverage is in
         `results/few_prompts.json` and `interval_coverage.json`. ValueError if the range does not hold the data's value.
 
         values: of the data and of the replicates [1 + B].
@@ -180,9 +179,7 @@ def _kept_draws(prompts: int, replicates: int, seed: int) -> tuple[np.ndarray, .
 
 
 def with_replicates(sums: np.ndarray, replicates: int, seed: int) -> np.ndarray:
-    """Return totals [1 + B, S] of `sums` [P, S]: the data's, then those of B bootstrap replicates, 0 for too few
-    prompts.
-    """
+    """Return totals [1 + B, S] of `sums` [P, S]: the data's, then those of B replicates, 0 for too few prompts."""
     drawn = resampled_sums(sums, replicates, seed) if len(sums) >= FEWEST else np.empty((0, sums.shape[1]))
     return np.concatenate([sums.sum(axis=0, keepdims=True), drawn])
 
@@ -196,8 +193,7 @@ def bootstrap(
     ranges: Mapping[str, Range] | None = None,
 ) -> dict[str, Interval]:
     """Return the values of `statistic`, a function from column sums to named values, as `Interval.of_replicates`.
-    ValueError for an empty table, sums that are not finite, no replicates, a level outside (0, 1), or a value that its
-    range does not hold.
+    ValueError for no prompt, sums that are not finite, no replicates, a level outside (0, 1), or an impossible value.
 
     table: a line per prompt; ranges: by name, of those values that are not just positive.
     """

@@ -32,9 +32,7 @@ def metric(name: str) -> Callable[[OwnMetric], OwnMetric]:
 
 
 def own_metrics(run: Run) -> tuple[dict[str, float], list[str]]:
-    """Return the values of all registered functions, and a sentence for each that gave none: the run, with the metrics
-    and curves that were found, loses nothing by a function that raises.
-    """
+    """Return the values of all registered functions, and a sentence for each that gave none or raised."""
     values: dict[str, float] = {}
     notes: list[str] = []
     for entry in entry_points(group=GROUP):

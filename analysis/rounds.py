@@ -1,7 +1,6 @@
 """The rounds table, one line per round: its columns and order, and its sums by prompt.
 
-A generation is one output: the lines that share GENERATION, in the order of `round`. Experiments write the table;
-nothing here knows how.
+A generation is one output: the lines that share GENERATION, in the order of `round`.
 """
 
 from collections.abc import Collection, Sequence
@@ -105,8 +104,7 @@ def in_order(rounds: pd.DataFrame) -> pd.DataFrame:
 def distinct_generations(rounds: pd.DataFrame) -> pd.DataFrame:
     """Leave out the repeats of a prompt whose rounds all equal those of an earlier repeat.
 
-    Repeats of a deterministic generation tell more about time but nothing more about acceptance; counted as
-    new evidence they would make every interval too narrow and every test too eager.
+    They tell more about time but nothing about acceptance: counted, they would make every interval too narrow.
     """
     if rounds["repeat"].nunique() < 2:
         return in_order(rounds)
@@ -130,11 +128,9 @@ def shared_work(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def prompt_sums(rounds: pd.DataFrame) -> pd.DataFrame:
-    """Return the sums of each prompt (index), repeats pooled: counts, and seconds of each verb.
-
-    Columns: rounds, tokens (committed), accepted, rejected, tested (accepted and rejected), offered (depth), nodes,
-    proposals (rounds with an offer), draft_s, verify_s, accept_s, commit_s, round_s; lost_s and restore_s where
-    they are known.
+    """Return the sums of each prompt (index), repeats pooled: rounds, tokens (committed), accepted, rejected, tested
+    (accepted and rejected), offered (depth), nodes, proposals (rounds with an offer), and the seconds of each verb;
+    lost_s and restore_s where they are known.
     """
     codes, prompts = pd.factorize(rounds["prompt"], sort=True)
 

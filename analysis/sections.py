@@ -1,8 +1,7 @@
 """The results of an analysis: sections for people, numbers for MLflow; and the registry of what each study says.
 
-A study's module in `analysis/studies` registers the function that reads its tables; one whose words stand beside its
-arms, in `specdec/studies`, does so there. A finished run, its folder, a report and a notebook all go through that
-function, so that they say the same.
+A study's module in `analysis/studies`, or in `specdec/studies` beside its arms, registers the function that reads its
+tables. A finished run, its folder, a report and a notebook all go through that function.
 """
 
 import pkgutil
@@ -72,10 +71,7 @@ class About:
     looping: float = 0.0
 
     def origin(self, replay: pd.DataFrame, skipped: pd.DataFrame) -> tuple[str, ...]:
-        """Return sentences that say which texts were replayed, with the `caveats`.
-
-        replay: lines of a replay, of any number of strategies.
-        """
+        """Return sentences that say which texts were replayed, by the lines of a `replay`, with the `caveats`."""
         texts = replay.drop_duplicates("stream")
         sentence = (
             f"Replayed: {counted(len(texts), 'greedy text')} of {counted(texts['prompt'].nunique(), 'prompt')} from "
@@ -89,7 +85,7 @@ class About:
         return "simulated by a cost model" if self.simulated else "from measured calls, drafts and commits"
 
     def caveats(self, skipped: pd.DataFrame) -> tuple[str, ...]:
-        """Return sentences that say what limits the conclusions, and which prompts were left out."""
+        """Return sentences on what limits the conclusions, and which prompts were left out."""
         sentences = []
         if (" on pocket" in self.title or self.title.startswith("pocket")) and self.prompts not in _OWN_KIND:
             sentences.append(
@@ -111,7 +107,7 @@ def joined(names: Sequence[str]) -> str:
 
 
 def in_loops(share: float) -> str:
-    """Return which share of the prompts has a text that loops, such as "25% of the prompts have an output ..."."""
+    """Return the clause "25% of the prompts have an output that falls into a loop"."""
     return f"{share:.0%} of the prompts have an output that falls into a loop"
 
 
@@ -144,10 +140,8 @@ _READERS: dict[str, tuple[Reader, str]] = {}
 
 
 def register(study: str, overlay: str = "") -> Callable[[Reader], Reader]:
-    """Return a decorator that makes a function the reader of a study's tables. ValueError if the study already has a
-    reader in another module.
-
-    overlay: the file of conf/experiment that runs the study, where it is not named after the study.
+    """Return a decorator that makes a function the reader of a study's tables, run by the file `overlay` of
+    conf/experiment ("": the study's name). ValueError if the study has a reader in another module.
     """
 
     def add(reader: Reader) -> Reader:
@@ -161,8 +155,8 @@ def register(study: str, overlay: str = "") -> Callable[[Reader], Reader]:
 
 
 def _registered(study: str) -> tuple[Reader, str]:
-    """Return a study's reader and overlay, from `analysis/studies`, the module of that name of `specdec/studies`, or
-    packages that add studies. UsageError if there is no such study.
+    """Return a study's reader and overlay, of `analysis/studies`, of `specdec/studies` or of packages that add
+    studies.
     """
     package = import_module("specdec.analysis.studies")
     for module in pkgutil.iter_modules(package.__path__):
@@ -187,7 +181,7 @@ def overlay_of(study: str) -> str:
 
 
 def findings(study: str, tables: Tables, about: About) -> Findings:
-    """Return what the tables of a study say; the first answer says which outputs are refuted, and how many loop."""
+    """Return what a study's tables say; the first answer says which outputs are refuted, and how many loop."""
     reader, _ = _registered(study)
     said = reader(tables, about)
     if about.looping:

@@ -7,7 +7,7 @@ only, and reads GGUF files, which its convert_hf_to_gguf.py writes.
 
 import shlex
 
-from .measured_drafter import Configuration, Measured, trained_here, without_method
+from .measured_drafter import Configuration, Measured, trained_here
 
 VERSION = "0.5.0"
 ENGINE = f"llama.cpp {VERSION}"
@@ -34,7 +34,7 @@ def llama_cpp(measured: Measured) -> Configuration:
     name, remarks = measured.name, []
     draft, options = "", []  # folder or hub id of the draft model, and options of its conversion
     if name in REASONS:
-        return without_method(ENGINE, REASONS[name])
+        return Configuration(ENGINE, remarks=(REASONS[name],))
     if name == "ngram":
         longest, shortest = measured.match_lengths
         flags = ["--spec-type", "ngram-simple", "--spec-ngram-simple-size-n", str(longest)]
@@ -49,17 +49,19 @@ def llama_cpp(measured: Measured) -> Configuration:
         remarks.append("Its converter keeps the MTP weights of some families only, Qwen3.5 among them.")
     elif name == "eagle":
         if measured.format not in EAGLE:
-            return without_method(ENGINE, trained_here(measured, EAGLE))
+            return Configuration(ENGINE, remarks=(trained_here(measured, EAGLE),))
         flags = ["--spec-type", EAGLE[measured.format], "--spec-draft-n-max", str(measured.depth)]
         draft, options = measured.drafting(), ["--target-model-dir", measured.served]
     else:
         key = "drafter.model"
         if name == "adaptive":
             if measured.value("drafter.of.name") != "small_model" or measured.value("drafter.rule") != "confidence":
-                return without_method(ENGINE, "Only a draft model ends its draft by its own confidence there.")
+                return Configuration(
+                    ENGINE, remarks=("Only a draft model ends its draft by its own confidence there.",)
+                )
             key = "drafter.of.model"
         if measured.value(key.replace("model", "translate")) is True:
-            return without_method(ENGINE, "No draft model with another tokenizer than the target's.")
+            return Configuration(ENGINE, remarks=("No draft model with another tokenizer than the target's.",))
         flags = ["--spec-type", "draft-simple", "--spec-draft-n-max", str(measured.depth)]
         draft = measured.drafting(key)
         if name == "adaptive":
@@ -80,5 +82,4 @@ def llama_cpp(measured: Measured) -> Configuration:
 
 
 def _convert(model: str, file: str, *options: str) -> str:
-    """Return the command that writes a model's GGUF file."""
     return shlex.join(["python", "convert_hf_to_gguf.py", model, *options, "--outfile", file])

@@ -1,5 +1,5 @@
-"""The drafter whose speedup was measured, as far as an engine's flags depend on it, and the flags as every engine gives
-them. From a run's configuration as text and its records alone; knows no engine.
+"""The drafter whose speedup was measured, as far as an engine's flags depend on it, from a run's configuration as text;
+and the flags as every engine gives them. Knows no engine.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,19 +16,13 @@ MODEL, DRAFT = "MODEL", "DRAFT_MODEL"  # stand in a command where the pocket mod
 
 @dataclass(frozen=True)
 class Alone:
-    """Facts from one sequence at a time that tell of several at once.
+    """Facts from one sequence at a time that tell of several at once."""
 
-    Attributes:
-        calls: tokens of a call of the target -> its time, in any unit.
-        tokens, offered: per round, the target's own token included, and draft tokens.
-        prompt, output: mean tokens of a text.
-    """
-
-    calls: Mapping[int, float]
-    tokens: float
-    offered: float
-    prompt: float
-    output: float
+    calls: Mapping[int, float]  # tokens of a call of the target -> its time, in any unit
+    tokens: float  # per round, the target's own token included
+    offered: float  # draft tokens per round
+    prompt: float  # mean tokens of a prompt
+    output: float  # mean tokens of an output
 
 
 @dataclass(frozen=True)
@@ -138,7 +132,7 @@ class Measured:
         return MODEL if model == POCKET else model
 
     def drafting(self, key: str = "drafter.model") -> str:
-        """Return the folder or hub id of the drafter's model, or of the only one of a list, as a command names it."""
+        """Return the folder or hub id of the drafter's model, or of the only one of a list."""
         value = self.value(key)
         model = str(value[0]) if isinstance(value, list) else self.params.get(key, POCKET)
         return DRAFT if model == POCKET else model
@@ -159,16 +153,8 @@ class Configuration:
         return f"{self.engine}: {self.command or ' '.join(self.remarks)}"
 
 
-def without_method(engine: str, why: str) -> Configuration:
-    """Return the configuration of an engine that has no such method."""
-    return Configuration(engine, remarks=(why,))
-
-
 def trained_here(measured: Measured, formats: Iterable[str]) -> str:
-    """Say why an engine cannot read the drafter's checkpoint, and what it could read.
-
-    formats: those that the engine reads of this kind of drafter.
-    """
+    """Say why an engine, which reads these `formats` of this kind of drafter, cannot read its checkpoint."""
     readable = ", ".join(formats)
     if measured.format:
         return f"No: the checkpoint has the format {measured.format}, and this engine reads {readable}."

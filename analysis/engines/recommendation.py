@@ -90,9 +90,8 @@ class Recommendation:
 
 
 def recommend(depths: Iterable[Measured]) -> Recommendation:
-    """Recommend how to serve the drafter, at the depth with the largest speedup of those whose interval is above 1.
-
-    depths: the drafter at every depth that was measured, at least one.
+    """Recommend how to serve the drafter, measured at these `depths`, at the one with the largest speedup of those
+    whose interval is above 1.
     """
     every = list(depths)
     best = max(every, key=lambda each: (each.speedup.low > 1, each.speedup.estimate))
@@ -104,8 +103,7 @@ def recommend(depths: Iterable[Measured]) -> Recommendation:
     if best.params.get("target.name", "causal") != "causal":
         return Recommendation("No recommendation: no engine is known to speculate with such a target.")
     how = "is predicted to be" if best.predicted else "is"
-    first = "best" if best.speedup.low > 1 else "fastest"
-    one_of = f", the {first} of {len(every)} depths," if len(every) > 1 else ""
+    one_of = f", the {'best' if best.speedup.low > 1 else 'fastest'} of {len(every)} depths," if len(every) > 1 else ""
     figures = f"{name} with {best.shape}{one_of} {how} {best.speedup} times as fast as plain decoding"
     if not best.speedup.known:
         return Recommendation(f"No recommendation: {figures}, a speedup without an interval.")
@@ -122,12 +120,8 @@ def recommend(depths: Iterable[Measured]) -> Recommendation:
     remarks = [DEMONSTRATION] if best.demonstration else []
     remarks.append(STARTING_POINT.format(where=where))
     batch = best.value("measurement.batch_size") or 1
-    if batch == 1:
-        remarks.append(
-            "Measured with one sequence at a time: `measurement.batch_size=8` shows what a batch leaves of it."
-        )
-    else:
-        remarks.append(f"Measured with up to {batch} sequences at once.")
+    alone = "Measured with one sequence at a time: `measurement.batch_size=8` shows what a batch leaves of it."
+    remarks.append(alone if batch == 1 else f"Measured with up to {batch} sequences at once.")
     if best.temperature:
         remarks.append(f"Measured at temperature {best.temperature:g}, which is a key of each request there.")
     if not best.lossless:

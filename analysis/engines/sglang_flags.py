@@ -7,7 +7,7 @@ the text, the root of a draft, too.
 
 import shlex
 
-from .measured_drafter import Configuration, Measured, trained_here, without_method
+from .measured_drafter import Configuration, Measured, trained_here
 
 VERSION = "0.5.23"
 ENGINE = f"SGLang {VERSION}"
@@ -33,10 +33,10 @@ def sglang(measured: Measured) -> Configuration:
     """Return SGLang's flags for the drafter, or why there are none."""
     name, remarks = measured.name, []
     if name in REASONS:
-        return without_method(ENGINE, REASONS[name])
+        return Configuration(ENGINE, remarks=(REASONS[name],))
     formats = {"eagle": EAGLE, "mtp": MTP}.get(name)
     if formats is not None and measured.format not in formats:
-        return without_method(ENGINE, trained_here(measured, formats))
+        return Configuration(ENGINE, remarks=(trained_here(measured, formats),))
     if name in ("ngram", "suffix", "retrieval"):
         flags = ["NGRAM", "--speculative-num-draft-tokens", str(measured.nodes + 1)]
         if measured.branching is not None:
@@ -70,9 +70,9 @@ def sglang(measured: Measured) -> Configuration:
     else:
         models = measured.value("drafter.models")
         if name == "spec_tree" and (not isinstance(models, list) or len(models) != 1):
-            return without_method(ENGINE, "Trees of one draft model only, and several were measured.")
+            return Configuration(ENGINE, remarks=("Trees of one draft model only, and several were measured.",))
         if measured.value("drafter.translate") is True:
-            return without_method(ENGINE, "No draft model with another tokenizer than the target's.")
+            return Configuration(ENGINE, remarks=("No draft model with another tokenizer than the target's.",))
         model = measured.drafting("drafter.models" if name == "spec_tree" else "drafter.model")
         flags = ["STANDALONE", "--speculative-draft-model-path", model, *_tree(measured)]
         if measured.sampled:
@@ -82,7 +82,6 @@ def sglang(measured: Measured) -> Configuration:
 
 
 def _tree(measured: Measured) -> list[str]:
-    """Return the flags of a model's drafts: their levels, their breadth, their tokens with the root."""
     breadth = 1 if measured.chain else measured.branching or TOPK
     return [
         *("--speculative-num-steps", str(measured.depth)),

@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping
 from typing import Any
 
-from .measured_drafter import Configuration, Measured, trained_here, without_method
+from .measured_drafter import Configuration, Measured, trained_here
 
 VERSION, LAST_WITH_HEADS = "0.33.0", "0.32.0"
 ENGINE = f"vLLM {VERSION}"
@@ -45,9 +45,9 @@ def vllm(measured: Measured) -> Configuration:
         engine = f"vLLM {LAST_WITH_HEADS}"
         remarks = [f"vLLM {VERSION} no longer has the method {name}; {LAST_WITH_HEADS} is the last that had it."]
     if formats is not None and measured.format not in formats:
-        return without_method(ENGINE, " ".join([*remarks, trained_here(measured, formats)]))
+        return Configuration(ENGINE, remarks=(" ".join([*remarks, trained_here(measured, formats)]),))
     if name in REASONS:
-        return without_method(ENGINE, REASONS[name])
+        return Configuration(ENGINE, remarks=(REASONS[name],))
     size: dict[str, Any] = {"num_speculative_tokens": measured.depth}
     if name == "ngram":
         longest, shortest = measured.match_lengths
@@ -88,7 +88,7 @@ def vllm(measured: Measured) -> Configuration:
 def batch_schedule(tokens: Mapping[int, int]) -> list[list[int]]:
     """Return `num_speculative_tokens_per_batch_size`: [first batch, last batch, draft tokens], none beyond the largest.
 
-    tokens: draft tokens to offer by measured batch; 0 for none. Batches in between are treated as the next larger.
+    tokens: draft tokens by measured batch; batches in between are treated as the next larger.
     """
     ranges: list[list[int]] = []
     first = 1

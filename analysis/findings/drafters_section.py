@@ -1,7 +1,5 @@
-"""Sets the drafters of one session side by side: paired by prompt, against the one baseline that all of them share.
-
-Each is taken at its own primary gamma. A session decodes every prompt by plain decoding and by each drafter, in random
-order, so a machine that changes its speed changes all of them.
+"""Sets the drafters of one session side by side, each at its own primary gamma: paired by prompt, against the one
+baseline that all of them share.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,8 +19,7 @@ from ..read.runs import Run
 from ..sections import Section, counted
 from .compare import arm_labels, differences_in_words, pair_in_words, pair_table, primary_arm, refuted_in_words
 from .leaderboard import MOST_CATEGORIES, RunArm, ScoredArms, open_arms, score
-from .run_sections import by_category
-from .summary import printed_metric
+from .summary import by_category, printed_metric
 
 TITLE = "Drafters side by side"
 BARS = {  # what a panel of bars shows: the metric of a drafter, and that of plain decoding
@@ -56,8 +53,8 @@ class SideBySide:
         return cls(run.drafters, arms, scores)
 
     def metrics(self) -> dict[str, float]:
-        """Return `drafter/NAME/speedup.ratio`, `drafter/NAME/tokens_per_round.ratio` and `.difference`, with bounds, of
-        every other drafter: that of `+drafter=` over it, or less it, the same prompts drawn for both.
+        """Return `drafter/NAME/speedup.ratio`, `drafter/NAME/tokens_per_round.ratio` and `.difference`, with bounds:
+        the drafter of `+drafter=` over each other one, or less it.
         """
         own = next(place for place, run in enumerate(self.runs) if not run.method)
         metrics: dict[str, float] = {}
@@ -97,8 +94,8 @@ class SideBySide:
 
 
 def drafters_section(run: Run) -> Section:
-    """Compare the drafters of one session in speedup and tokens per round, with bars by category; a run with one
-    drafter says how to have several.
+    """Compare the drafters of one session in speedup and tokens per round; a run with one drafter says how to have
+    several.
     """
     if len(run.drafters) < 2:
         return Section(TITLE, ("This session had one drafter: measurement.drafters=[NAME] adds others to it.",))
@@ -168,7 +165,6 @@ def category_bars(runs: Sequence[Run], labels: Sequence[str], *, title: str) -> 
 
 
 def _value(run: Run, category: str, metric: str) -> Interval:
-    """Return a metric of one category or of all prompts; 1 without a metric, as plain decoding commits in a round."""
     if not metric:
         return Interval(1.0)
     values: Mapping[str, float] = run.metrics if category == OVERALL else by_category(run.metrics)[category]

@@ -21,8 +21,7 @@ from ..intervals import FEWEST, too_few
 from ..read.runs import Run
 from ..rounds import drafted
 from ..sections import counted, joined
-from .comparable import common_prompts, content_hash
-from .compare import differences_in_words, primary_arm
+from .compare import common_prompts, content_hash, differences_in_words, primary_arm
 from .leaderboard import SUMS, RunArm, open_arms
 
 POWER = 0.8  # chance of finding a drop, at the smallest one that is said to be found
@@ -152,7 +151,14 @@ def judge(earlier: Run, later: Sequence[Run], gamma: int | None, chance: float, 
             break
     cases = [(drop.figure, "failure" if drop.loss else "system-out", drop.said) for drop in drops]
     cases += [(SPEEDUP.name, "skipped", f"Speedup is not judged: {doubt}.")] if doubt else []
-    return Verdict(look, (pairing, *_differences([earlier, *later[:look]])), tuple(cases))
+    runs = [earlier, *later[:look]]
+    told = {
+        "drafters": [run.drafter_name for run in runs],
+        "target weights": [content_hash(run, "model")[:8] or "not recorded" for run in runs],
+    }
+    notes = [f"The {what} differ: {joined([*dict.fromkeys(each)])}." for what, each in told.items() if len({*each}) > 1]
+    settings = differences_in_words(runs, [run.source for run in runs])
+    return Verdict(look, tuple(filter(None, (pairing, *notes, settings))), tuple(cases))
 
 
 def chance_at(look: int, chance: float) -> float:
@@ -162,7 +168,6 @@ def chance_at(look: int, chance: float) -> float:
 
 def read_arm(run: Run, gamma: int | None) -> RunArm:
     """Return a run at one gamma, by default its own, with the number of texts of each prompt in the column `texts`.
-
     UsageError if it has no such rounds.
     """
     facts = run.imported()
@@ -216,14 +221,3 @@ def _timing_doubt(arms: Sequence[RunArm]) -> str:
         name = gpu.get("name") or f"{cpu.get('model')} with {cpu.get('usable_cores')} cores"
         machines.add(f"{name}, {threads.get('threads') or cpu.get('torch_threads')} threads")
     return f"the runs are of different machines ({'; '.join(sorted(machines))})" if len(machines) > 1 else ""
-
-
-def _differences(runs: Sequence[Run]) -> list[str]:
-    """Say in sentences what else differs between the runs."""
-    told = {
-        "drafters": [run.drafter_name for run in runs],
-        "target weights": [content_hash(run, "model")[:8] or "not recorded" for run in runs],
-    }
-    said = [f"The {what} differ: {joined([*dict.fromkeys(each)])}." for what, each in told.items() if len({*each}) > 1]
-    settings = differences_in_words(runs, [run.source for run in runs])
-    return [*said, *([settings] if settings else [])]

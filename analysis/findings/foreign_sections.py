@@ -1,8 +1,7 @@
 """Sections about imported rounds: those of our own runs wherever they fit, over what the source can give.
 
-The capped geometric is what it is on every page: at the alpha of the text, where lengths are by position. What
-the source cannot give is absent, and the section about its origin says so. Of sources that have sums over rounds only,
-nothing is said of single lengths.
+What the source cannot give is absent, and the section about its origin says so. Of sources that have sums over rounds
+only, nothing is said of single lengths.
 """
 
 from collections.abc import Mapping
@@ -108,7 +107,6 @@ def side_by_side(data_sets: list[ForeignFindings]) -> Section:
 
 
 def _origin(facts: ImportFacts, texts: pd.DataFrame, held: str, walked: str = "") -> Section:
-    """Say what the file holds, and what it does not."""
     size = (
         f"Foreign results, imported from `{facts.source}` as {facts.kind}: {held} of {counted(len(texts), 'text')} and "
         f"{counted(texts['prompt'].nunique(), 'prompt')} at gamma {facts.gamma}{walked}. Model, hardware and settings "
@@ -179,7 +177,6 @@ def _requests(data: _Data) -> str:
 
 
 def _gap(account: Account) -> Section:
-    """Show the factors from the capped geometric to the measured tokens per round."""
     words = [
         f"From the capped geometric's {account.factors['omega']:.3f} tokens per round to the measured "
         f"{account.value('tokens_per_round'):.3f} at gamma {account.gamma}, factor by factor; they multiply out "
@@ -198,7 +195,6 @@ def _gap(account: Account) -> Section:
 
 
 def _curves(data: _Data) -> Section:
-    """Show tokens per round over gamma against the capped geometric, and what its error is made of."""
     lines: dict[str, dict[int, float]] = {
         "capped_geometric": {},
         "each text at its own alpha": {},
@@ -243,7 +239,6 @@ def _curves(data: _Data) -> Section:
 
 
 def _rounds(data: _Data) -> Section:
-    """Show the estimates of alpha, acceptance by depth, and accepted lengths against the capped geometric's law."""
     rounds, gamma, values = data.rounds, data.gamma, data.beside[data.gamma]
     alpha, (error, design_effect), table = estimate_alpha(rounds), robust_error(rounds), hazards(rounds)
     by_law = float(tokens_per_round(alpha.alpha, gamma))
@@ -280,7 +275,6 @@ def _rounds(data: _Data) -> Section:
 
 
 def _categories(data: _Data) -> Section:
-    """Show acceptance by category, each under its own alpha."""
     names = data.texts.groupby("prompt")["category"].first()
     table = data.sums[data.gamma]
     rows = []

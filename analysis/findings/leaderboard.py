@@ -1,8 +1,5 @@
 """Ranks drafters on the same prompts: speedup by category, tokens per round beside cost per round, and how firmly each
-rank is held when the prompts are drawn again.
-
-Every arm is resampled with the same prompts, so a difference between arms keeps what they have in common: long and
-short texts, easy and hard ones.
+rank is held when the prompts are drawn again, the same for every arm.
 """
 
 from collections.abc import Mapping, Sequence
@@ -52,8 +49,8 @@ class RunArm:
 
 
 def open_arms(run: Run) -> dict[int, RunArm]:
-    """Return the run's arms by gamma, over the work that all of them have done. UsageError if the run has no rounds,
-    only the baseline's, or no prompt that the baseline and every gamma did.
+    """Return the run's arms by gamma, over the work that all of them have done. UsageError where there is no such work
+    or only the baseline's.
     """
     try:
         shared = run.arms().shared()
@@ -132,8 +129,7 @@ class ScoredArms:
 
     def rank_shares(self, quantity: str) -> np.ndarray:
         """Return [A, A] the share of replicates in which an arm (line) holds a rank (column), NaN for too few prompts.
-
-        Arms that tie share the ranks that they take up, so that rows and columns add up to 1.
+        Arms that tie share the ranks that they take up.
         """
         drawn, arms = self.scores[quantity][1:], len(self.labels)
         if self.too_few:
@@ -183,9 +179,8 @@ def leaderboard(
     replicates: int = 10_000,
     quantity: str = "speedup",
 ) -> pd.DataFrame:
-    """Return a line per arm, best first: `quantity` by category and overall, then tokens per round and its cost.
-
-    Cells are text with 95% intervals; a category of too few prompts has none. Columns are the `categories`.
+    """Return a line per arm, best first: `quantity` by category and overall, then tokens per round and its cost, as
+    text with 95% intervals.
     """
     sums, depths = [arm.sums for arm in arms], [arm.gamma for arm in arms]
     doubt = next((arm.doubt for arm in arms if arm.doubt), "")
@@ -216,9 +211,8 @@ def rank_table(scores: ScoredArms, quantity: str = "speedup") -> pd.DataFrame:
 
 @style.in_style
 def leaderboard_figure(scores: ScoredArms, quantity: str = "speedup", *, title: str) -> Figure:
-    """Draw a dot with its interval per arm, best on top; filled where it cannot be told apart from the best.
-
-    ValueError for a quantity that an arm lacks.
+    """Draw a dot with its interval per arm, best on top; filled where it cannot be told apart from the best. ValueError
+    for a quantity that an arm lacks.
     """
     if not scores.known(quantity):
         raise ValueError(f"not every run has a {quantity.replace('_', ' ')}")

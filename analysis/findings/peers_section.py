@@ -1,6 +1,6 @@
 """Other engines beside ours, as a run wrote them down: a sentence for each in the notes, and a table for pages."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
@@ -15,9 +15,7 @@ from ..sections import Section
 def peer_notes(described: Mapping[str, Any], metrics: Mapping[str, float]) -> list[str]:
     """Say each peer's time over ours, how both sides ran, and what failed or was left out.
 
-    Args:
-        described: `peers.json`.
-        metrics: of the run; those of peers have the names `peer/<name>.*`.
+    described: `peers.json`; metrics: of the run, those of peers as `peer/<name>.*`.
     """
     notes = []
     for peer in described["peers"]:
@@ -53,18 +51,19 @@ PEERS = "Beside other engines"
 
 
 def peers_section(run: Run) -> Section:
-    """Show the ratio of every peer with both sides' settings, and what was left out with its reason. UsageError if the
-    run lacks `peers.json`.
+    """Show the ratio of every peer with both sides' settings, and what was left out. UsageError without
+    `peers.json`.
     """
     described, lines = run.peers(), []
+    ratios: dict[str, Interval] = {}
     prompts = len({line["prompt"] for line in described.get("generations", ())})
     for peer in described["peers"]:
         name = peer["peer"]
-        ratio, same = Interval.from_metrics(run.metrics, f"peer/{name}.ratio"), f"peer/{name}.identical"
+        ratios[name], same = Interval.from_metrics(run.metrics, f"peer/{name}.ratio"), f"peer/{name}.identical"
         lines.append(
             {
                 "peer": name,
-                "its time per token over ours": f"{ratio:.2f}",
+                "its time per token over ours": f"{ratios[name]:.2f}",
                 "set against": _arm(peer),
                 "engine": peer["version"],
                 "its setting": peer["setting"],
@@ -76,28 +75,15 @@ def peers_section(run: Run) -> Section:
     for omitted in described.get("left_out", ()):
         empty = dict.fromkeys(lines[0] if lines else ("its time per token over ours",), "–")
         lines.append({**empty, "peer": omitted["peer"], "left out or failed": omitted["reason"]})
-    return Section(
-        PEERS,
-        (_in_words(described["peers"], run.metrics, too_few(prompts)),),
-        (("Every peer, and how both sides ran", pd.DataFrame(lines)),),
-    )
-
-
-def _in_words(peers: Sequence[Mapping[str, Any]], metrics: Mapping[str, float], few: str) -> str:
-    """Say which engines are slower or faster than ours; none where the prompts are too `few`."""
-    ratios = {peer["peer"]: Interval.from_metrics(metrics, f"peer/{peer['peer']}.ratio") for peer in peers}
+    few = too_few(prompts)
     slower = [name for name, ratio in ratios.items() if ratio.low > 1 and not few]
     faster = [name for name, ratio in ratios.items() if ratio.high < 1 and not few]
-    parts = [
-        f"**{what} than ours: {', '.join(names)}.**"
-        for what, names in (("Slower", slower), ("Faster", faster))
-        if names
-    ]
     rest = sorted(name for name, ratio in ratios.items() if ratio.known and name not in (*slower, *faster))
-    if rest:
-        parts.append(f"Not told apart from ours: {', '.join(rest)}{f'; {few}' if few else ''}.")
-    parts.append(
+    said = [
+        *([f"**Slower than ours: {', '.join(slower)}.**"] if slower else []),
+        *([f"**Faster than ours: {', '.join(faster)}.**"] if faster else []),
+        *([f"Not told apart from ours: {', '.join(rest)}{few and f'; {few}'}."] if rest else []),
         "Each engine generated from the same prompts in the same process, in turn with ours, at the fastest of the "
-        "settings that were tried. Times include both sides' prefill; intervals are 95% prompt-bootstrap intervals."
-    )
-    return " ".join(parts)
+        "settings that were tried. Times include both sides' prefill; intervals are 95% prompt-bootstrap intervals.",
+    ]
+    return Section(PEERS, (" ".join(said),), (("Every peer, and how both sides ran", pd.DataFrame(lines)),))

@@ -1,5 +1,5 @@
 """Computes what a run found from the files in its folder alone: metrics and curves by the names that are logged, and
-sections for people. Nothing of the run that made the files needs to be alive, and torch need not be installed.
+sections for people. Nothing of the run needs to be alive, and torch need not be installed.
 """
 
 from dataclasses import dataclass, field, replace
@@ -24,12 +24,10 @@ from . import run_metrics, run_sections
 from .compare import score_gammas
 from .drafters_section import SideBySide, drafters_section
 from .leaderboard import ScoredArms, open_arms
-from .model_curves import MODELS, Curves, model_curves, model_metrics
 from .peers_section import peer_notes, peers_section
-from .reasons import reasons
-from .sentences import MeasuredRun, closing_of_several, closing_sentences, run_notes
+from .sentences import MeasuredRun, closing_of_several, closing_sentences, reasons, run_notes
 from .serving_sections import run_recommendation
-from .summary import Summary, summarise
+from .summary import MODELS, Curves, Summary, model_curves, model_metrics, summarise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +65,7 @@ class RunFindings(Findings):
 
     def overlays(self) -> dict[str, Curves]:
         """Return the lines of each chart that lays measurement and models over one another, by the key that they share:
-        `curve/tokens_per_round` and `curve/speedup`, and the interval of what was measured as `.ci_low` and `.ci_high`.
+        `curve/tokens_per_round` and `curve/speedup`, with the measured interval as `.ci_low` and `.ci_high`.
         """
         charts: dict[str, Curves] = {}
         for key, prefix in (("curve/tokens_per_round", "curve/"), ("curve/speedup", "curve/speedup/")):
@@ -78,9 +76,7 @@ class RunFindings(Findings):
 
 
 def run_findings(run: Run) -> RunFindings:
-    """Compute everything that a run says. UsageError if the run lacks a file that it needs, or tables contradict
-    themselves.
-    """
+    """Compute everything that a run says. UsageError for a missing file, or tables that contradict themselves."""
     findings, measured, prediction = _of_one_drafter(run)
     if run.beside:
         findings = _with_others(run, findings, measured)
@@ -142,7 +138,6 @@ def _with_others(run: Run, findings: RunFindings, measured: MeasuredRun) -> RunF
 
 
 def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPrediction | Undetermined]:
-    """Compute the figures and notes of the run's drafter, without sections."""
     facts, session, environment, standing = run.facts(), run.session(), run.environment(), run.standing()
     replicates, seed = run.resampling
     arms, replay, alpha_sums, peers = run.arms(), run.replay(), run.alpha_sums(), run.peers()
@@ -233,7 +228,7 @@ def _lines(summary: Summary, curves: Curves, paired: ScoredArms) -> list[dict[st
 
 
 def _accounts(summary: Summary) -> dict[str, Any]:
-    """Return the factors, their intervals and the time split, by gamma: `account.json`."""
+    """Return the content of `account.json`."""
     accounts = {
         gamma: {
             "speedup": arm.account.speedup,

@@ -1,6 +1,5 @@
-"""The metrics of a run besides those of its rounds: arithmetic, losslessness, the machine's noise, the limit without
-overhead, the quality of texts, texts that were sampled, and other engines on the same prompts. From what the run wrote
-down, by the names that are logged.
+"""The metrics of a run besides those of its rounds, by the names that are logged: arithmetic, losslessness, the
+machine's noise, the limit without overhead, the quality of texts, texts that were sampled, and other engines.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +41,8 @@ def _known(
 
 
 def operation_metrics(summary: Summary, facts: RunFacts) -> dict[str, float]:
-    """Return arithmetic per token over the baseline's (theory.md 2.2), by formula and as evaluated; nothing for a
-    target that does none.
+    """Return arithmetic per token over the baseline's (theory.md 2.2), by formula and as evaluated, if the target does
+    any.
     """
     if facts.target_flops == 0:
         return {}
@@ -74,9 +73,7 @@ def total_variation(read: Callable[[], pd.DataFrame], facts: RunFacts, replicate
 def null_metrics(arms: Arms, replicates: int, seed: int) -> dict[str, float]:
     """Return `null/speedup`, the time per token of plain decoding over that of plain decoding measured once more, with
     its interval, and `null/floor`, how far the interval reaches from 1: what differs from 1 by less is noise. Both are
-    of the prompts that the control has decoded, `null/prompts` of them.
-
-    Empty without a control; no floor where too few prompts give one.
+    of the `null/prompts` prompts that the control has decoded. Empty without a control; no floor for too few prompts.
     """
     if not any(method == NULL for method, _ in arms):
         return {}
@@ -98,11 +95,10 @@ def null_metrics(arms: Arms, replicates: int, seed: int) -> dict[str, float]:
 
 
 def limit_metrics(summary: Summary) -> dict[str, float]:
-    """Return what an engine without overhead would reach at the measured v and g = gamma c (theory.md 2.1 and 8.3).
-
+    """Return what an engine without overhead would reach at the measured v and g = gamma c (theory.md 2.1 and 8.3):
     `speedup.limit` is Omega / (v + g); `speedup.limit.realised` has the tokens per round that came out instead of
-    Omega, so that chance and the ends of texts are in both sides of speedup over limit. `cost/overhead_share` is
-    o / (v + g + o).
+    Omega, so that chance and the ends of texts are in both sides of speedup over limit; `cost/overhead_share` is o / (v
+    + g + o).
     """
     account = summary.primary.account
     bare = account.time["v"] + account.time["g"]
@@ -120,10 +116,9 @@ def quality_metrics(
     gamma, `quality/baseline_*` of its baseline and, where the target was trained, `quality/original_*` of plain
     decoding with the model that it was; each with the `.ci_low` and `.ci_high` of a prompt bootstrap.
 
-    log_likelihood: mean per token, in nats; log_likelihood.over_baseline is the drafter's mean less the baseline's, on
-    the same prompts. tv: mean over the tokens of the text. decided_otherwise: mean over rounds with a proposal.
-    gsm8k_exact_match: share of outputs. What the data cannot give is absent: tv and decided_otherwise where they are
-    not known of every round, exact match without reference answers, likelihoods where an output has none.
+    log_likelihood: mean per token, in nats; log_likelihood.over_baseline: the drafter's less the baseline's, on the
+    same prompts. tv: mean over the tokens of the text. decided_otherwise: mean over rounds with a proposal.
+    gsm8k_exact_match: share of outputs. What the data cannot give is absent.
     """
     rounds = shared_work(rounds)
     done = pd.MultiIndex.from_frame(rounds[["prompt", "repeat"]].drop_duplicates())
@@ -185,12 +180,11 @@ def _quality_values(sums: Columns) -> dict[str, np.ndarray]:
 def sampled_metrics(texts: pd.DataFrame, replicates: int, seed: int, timed: bool = True) -> dict[str, float]:
     """Return `sampled/*`: temperature, prompts, speedup, speedup.end_to_end, tokens_per_round and alpha.mle of the
     primary structure, with the `.ci_low` and `.ci_high` of a prompt bootstrap, and repetition.share, of prompts with a
-    text that falls into a loop. Repeats are pooled; empty without texts, and what the data cannot give is absent.
+    text that falls into a loop. Repeats are pooled; empty without texts.
 
-    Its baseline decoded the same prompts at the same temperature, in turn with the drafter. The texts are other ones
-    than the baseline's, because both are drawn: they follow one law, and speedup compares the time of a token.
-
-    timed: False where the machine was too busy for intervals of times, which then have none.
+    Its baseline decoded the same prompts at the same temperature, in turn with the drafter. Both texts are drawn from
+    one law and differ, so speedup compares the time of a token. timed: False where the machine was too busy for
+    intervals of times.
     """
     if texts.empty:
         return {}
@@ -222,7 +216,7 @@ def peer_metrics(
     """Return each peer's time per token over that of our arm which does the same, prefill included on both sides, with
     its prompt bootstrap; under greedy also the share of the peer's outputs that are our baseline's, token for token.
 
-    lines: what the peers wrote, as `peers.json` has it; read: reads our generations, with their tokens.
+    lines: `generations` of `peers.json`; read: reads our generations, with their tokens.
     """
     if not lines:
         return {}

@@ -1,5 +1,5 @@
 """Sections of a run besides its account and its models: headline figures, curves over gamma, categories, the cost of a
-call, the environment, and how to run it again. From the run's files alone.
+call, the environment, and how to run it again.
 """
 
 import shlex
@@ -21,13 +21,13 @@ from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
 from ..cost.experts_section import experts_in_words, experts_table
 from ..figures import run_figures
-from ..intervals import ENDS, Interval, too_few
+from ..intervals import Interval, too_few
 from ..own_metrics import OWN
 from ..read.runs import Run
 from ..rounds import drafted
 from ..sections import Section, counted, joined
 from .sentences import loops_note
-from .summary import AGAINST_ORIGINAL, BY_CATEGORY, MULTI_TURN, OURS, RATES, printed_metric
+from .summary import AGAINST_ORIGINAL, MULTI_TURN, OURS, RATES, by_category, printed_metric
 
 LEVEL = "95%"
 NOTES = "Notes and figures"
@@ -135,19 +135,17 @@ def _labelled(label: str, simulated: bool) -> str:
 def arranged(sections: Sequence[Section], run: Run) -> list[Section]:
     """Return the sections of a run as its page shows them.
 
-    The figures of the FIRST_SCREEN move behind the words of the first section, the summary; one that no section has is
-    left out. Where time is simulated, each table says so, and the heading of a section that is about times.
+    The figures of the FIRST_SCREEN, as far as there are some, move behind the words of the first section. Where time is
+    simulated, each table says so, and the heading of a section that is about times.
     """
     figures = {name: figure for section in sections for name, figure in section.figures}
     shown = tuple((name, figures[name]) for name in FIRST_SCREEN if name in figures)
     pages: list[Section] = []
     for section in sections:
         others = tuple((name, figure) for name, figure in section.figures if name not in FIRST_SCREEN)
-        page = (
-            replace(section, figures=others)
-            if pages
-            else replace(section, figures=(*shown, *others), figures_first=bool(shown))
-        )
+        page = replace(section, figures=others)
+        if not pages:
+            page = replace(section, figures=(*shown, *others), figures_first=bool(shown))
         if run.simulated:
             title = f"{section.title} (simulated time)" if section.title in TIMED else section.title
             page = replace(page.simulated(), title=title)
@@ -175,13 +173,9 @@ def curves_section(run: Run) -> Section:
             title = f"{label[:1].upper()}{label[1:]} at γ {gamma}: {seen}"
         # The models besides these are about acceptance alone: in tokens per round they are seen without costs.
         shown = {key: lines[key] for key in PRICED if key in lines} if quantity == "speedup" else lines
+        title = f"{title}\n{run.title}"
         figure = run_figures.curve(
-            table,
-            shown,
-            title=f"{title}\n{run.title}",
-            ylabel=label,
-            basis=basis,
-            primary_gamma=run.primary_gamma,
+            table, shown, title=title, ylabel=label, basis=basis, primary_gamma=run.primary_gamma
         )
         paired = "error" in table  # an older run logged no paired errors
         words.append(curve_verdict(table, label) if paired else run_figures.curve_in_words(table, lines, label))
@@ -233,28 +227,13 @@ def category_section(run: Run) -> Section:
     tokens = {name: Interval.from_metrics(values, "tokens_per_round") for name, values in categories.items()}
     if few := [name for name in tokens if not tokens[name].known]:
         words.append(f"Too few prompts for an interval: {joined(few)}.")
-    return Section(
-        "By category", tuple(words), ((f"At the primary gamma, with {LEVEL} prompt-bootstrap intervals", table),)
-    )
-
-
-def by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
-    """Return the metrics of BY_CATEGORY with their intervals, by category."""
-    prefix = "category/"
-    suffixes = sorted((f"/{metric}" for metric in BY_CATEGORY), key=len, reverse=True)
-    categories: dict[str, dict[str, float]] = {}
-    for key in metrics:
-        suffix = next((end for end in suffixes if key.startswith(prefix) and key.endswith(end)), None)
-        if suffix is not None:
-            values = {f"{suffix[1:]}{end}": metrics[key + end] for end in ENDS if key + end in metrics}
-            categories.setdefault(key.removeprefix(prefix).removesuffix(suffix), {}).update(values)
-    return categories
+    caption = f"At the primary gamma, with {LEVEL} prompt-bootstrap intervals"
+    return Section("By category", tuple(words), ((caption, table),))
 
 
 def papers_section(run: Run) -> Section:
-    """Show rate, overhead, speedup, compression ratio and throughput as the papers define them, by category.
-
-    KeyError for a run of a version that did not log them.
+    """Show rate, overhead, speedup, compression ratio and throughput as the papers define them, by category. KeyError
+    for a run of a version that did not log them.
     """
     metrics = run.metrics
     rate, overhead = metrics["acceleration_rate"], metrics["step_overhead"]
@@ -271,16 +250,11 @@ def papers_section(run: Run) -> Section:
             f"baseline {values[2]} and {values[3]}."
         )
     caption = f"At the primary gamma, prefill apart, with {LEVEL} prompt-bootstrap intervals"
-    return Section("As the papers define it", tuple(words), ((caption, paper_table(metrics)),))
-
-
-def paper_table(metrics: Mapping[str, Any]) -> pd.DataFrame:
-    """Return a line per category, and a last one for all prompts; cells are text. Columns: see `summary`."""
-    columns = {name: words for name, words in {**RATES, **AGAINST_ORIGINAL}.items() if name in metrics}
+    columns = {name: heading for name, heading in {**RATES, **AGAINST_ORIGINAL}.items() if name in metrics}
     categories = by_category(metrics)
-    names = sorted(categories, key=lambda name: (name == MULTI_TURN, name))  # what pools others stands behind them
-    rows = {**{name: categories[name] for name in names}, "overall": metrics}
-    return _table("category", rows, columns)
+    ordered = sorted(categories, key=lambda name: (name == MULTI_TURN, name))  # what pools others stands behind them
+    rows = {**{name: categories[name] for name in ordered}, "overall": metrics}
+    return Section("As the papers define it", tuple(words), ((caption, _table("category", rows, columns)),))
 
 
 def _table(key: str, rows: Mapping[str, Mapping[str, Any]], columns: Mapping[str, str]) -> pd.DataFrame:
@@ -332,9 +306,8 @@ def cost_section(run: Run) -> Section:
     intensity = intensity_table(report.model.products, report.context).reset_index()
     intensity = intensity.rename(columns={n: f"n = {n}" for n in intensity.columns if isinstance(n, int)})
     tables.append((f"Operations per byte over n, {bound}", intensity))
-    return Section(
-        "Cost of a call", tuple(words), tuple(tables), (("cost_model", cost_figure(report, title=run.title)),)
-    )
+    figures = (("cost_model", cost_figure(report, title=run.title)),)
+    return Section("Cost of a call", tuple(words), tuple(tables), figures)
 
 
 def fitted_cost(run: Run, calibration: Mapping[str, Any]) -> CostReport | None:
@@ -361,22 +334,16 @@ def environment_section(run: Run) -> Section:
         for name, value in flattened({part: environment.get(part) for part in ENVIRONMENT}).items()
         if value not in (None, [], "")
     ]
-    notes = environment.get("notes") or []
-    return Section(
-        "Environment",
-        tuple(str(note) for note in notes),
-        (("As recorded by the run", pd.DataFrame(rows, columns=["item", "value"])),),
-    )
+    table = pd.DataFrame(rows, columns=["item", "value"])
+    return Section("Environment", tuple(map(str, environment.get("notes") or [])), (("As recorded by the run", table),))
 
 
 def reproduce_section(run: Run) -> Section:
     """Show the command that made the run, and one that runs its resolved configuration again."""
     environment, config = run.environment(), run.fetch("config.yaml")
     program, *arguments = environment["argv"]
-    module = "specdec." + str(program).replace("\\", "/").rpartition("/")[2].removesuffix(".py").removeprefix(
-        "specdec-"
-    )
-    given = f"python -m {module} {shlex.join(arguments)}".rstrip()
+    module = str(program).replace("\\", "/").rpartition("/")[2].removesuffix(".py").removeprefix("specdec-")
+    given = f"python -m specdec.{module} {shlex.join(arguments)}".rstrip()
     sweep = any(argument in ("-m", "--multirun") for argument in arguments)
     code = environment.get("code") or {}
     commit = code.get("commit")

@@ -1,12 +1,14 @@
-"""What a run says of its figures in sentences: four at most that close it in the terminal, and the notes of its page.
+"""What a run says of its figures in sentences: four at most that close it in the terminal, the reasons that explain it
+before any of its figures does, and the notes of its page.
 
 The closing ones answer whether speculation pays, whether that is more than the machine's own noise, what costs most,
-and whether the outputs were identical; whatever puts the others in doubt comes first, then the `reasons` that explain
-the run before any factor does. They say in plain words what the account and the notes say in full of the same figures.
+and whether the outputs were identical; whatever puts the others in doubt comes first, then the reasons.
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from statistics import mean
 from typing import Any
 
 from ..account.gap_account import Account
@@ -14,8 +16,13 @@ from ..account.verdicts import cost_alone, losses, nothing_gained, of_drafts, un
 from ..intervals import Interval, too_few
 from ..read.facts import RunFacts, RunStatus, SessionFacts
 from ..read.runs import Run
+from ..rounds import prompt_categories
 from ..sections import counted, in_loops
+from .summary import Summary, by_category
 
+MOST_TOKENS = 0.5  # share of all tokens from which on one text decides about pooled figures
+CHEAPER = 0.95  # a call on more tokens that takes less than this times one on fewer, and does so in
+SURELY, CALLS = 0.8, 20  # this share of so many calls at least, which were timed in turn: by chance one time in 170
 _ROUNDING = 1e-6  # of a sum of float32 probabilities
 
 
@@ -29,7 +36,76 @@ class MeasuredRun:
     session: SessionFacts
     standing: RunStatus | None  # how far the run came; None in runs of earlier versions
     dtype: str  # number format of the target, for outputs that differ by rounding
-    reasons: Sequence[str] = ()  # what `reasons.reasons` says of it
+    reasons: Sequence[str] = ()  # what `reasons` says of it
+
+
+def reasons(summary: Summary, facts: RunFacts, prompt_set: str, calibration: Mapping[str, Any]) -> list[str]:
+    """Return the reasons that explain a drafter's run, in the order in which they are said; none where it needs none.
+
+    A busy machine comes first: it says what times stand for, or that they stand for nothing. Where drafts gained
+    nothing that is all there is to explain; then come what the figures rest on alone, one text or one category, and a
+    step in the cost of a call that decides about gamma. prompt_set: its name, which is the category of prompts that
+    have none of their own; calibration: `calibration.json`.
+    """
+    arm, said = summary.primary, list(summary.work.machine.reasons)
+    offered, accepted, rounds = (int(arm.sums[name].sum()) for name in ("offered", "accepted", "rounds"))
+    if not offered:
+        return [
+            *said,
+            f"No draft token was offered in any of {counted(rounds, 'round')}: the drafter found nothing to propose, "
+            "so that this is plain decoding and the drafter's own time.",
+        ]
+    if nothing_gained(arm.account):
+        saved = f"saved a call of the target, though {accepted:,} were accepted" if accepted else "was accepted"
+        return [
+            *said,
+            f"None of {counted(offered, 'draft token')} {saved}: every round committed one token, as plain decoding "
+            "does, so that drafts can only cost.",
+        ]
+    if arm.account.doubt:
+        return said
+    tokens = arm.sums["tokens"]
+    share = tokens.max() / tokens.sum()
+    if share > max(MOST_TOKENS, 2 / len(tokens)):
+        said.append(
+            f"One text of {len(tokens)}, {tokens.idxmax()}, holds {share:.0%} of all tokens, so that pooled figures "
+            f"are nearly its own; the mean of the texts' speedups is {arm.metrics['speedup.prompt_mean']:.3f}."
+        )
+    categories = set(prompt_categories(summary.work.arms[summary.work.primary_gamma]))
+    speedups = {name: Interval.from_metrics(each, "speedup") for name, each in by_category(arm.metrics).items()}
+    gaining = [name for name, each in speedups.items() if each.estimate > 1]
+    if len(categories) == 1:
+        if not categories <= {"", prompt_set}:
+            said.append(f"All prompts are of one category, {categories.pop()}: nothing here speaks for others.")
+    elif arm.account.speedup > 1 and len(gaining) == 1 and speedups[gaining[0]].low > 1:
+        rest = ", ".join(f"{each.estimate:.3f} in {name}" for name, each in speedups.items() if name not in gaining)
+        said.append(
+            f"All of the gain is that of one category: the speedup is {speedups[gaining[0]]} in {gaining[0]}, {rest}."
+        )
+    cheaper = _cheaper_call(summary, facts, calibration)
+    return [*said, cheaper] if cheaper else said
+
+
+def _cheaper_call(summary: Summary, facts: RunFacts, calibration: Mapping[str, Any]) -> str:
+    """Name the largest jump of the speedup between neighbouring gammas that comes with a faster call on more tokens."""
+    calls = {int(size): seconds for size, seconds in calibration.get("calls", {}).items()}
+    gammas = [gamma for gamma in sorted(summary.arms) if gamma + 1 in calls]
+    jumps = {}
+    for few, many in pairwise(gammas if facts.structure == "chain" else ()):
+        ratios = [calibration["t_n"][str(gamma + 1)]["ratio"] for gamma in (few, many)]
+        faster = [more < less for less, more in zip(calls[few + 1], calls[many + 1], strict=True)]
+        surely = len(faster) >= CALLS and mean(faster) >= SURELY
+        before, after = (summary.arms[gamma].account for gamma in (few, many))
+        tokens = after.value("tokens_per_round") / before.value("tokens_per_round")
+        gain = after.speedup / before.speedup
+        if surely and ratios[1] < CHEAPER * ratios[0] and gain > max(1.0, tokens):
+            jumps[gain / tokens] = (
+                f"A call on {many + 1} tokens takes less time here than one on {few + 1}, {ratios[1]:.2f} and "
+                f"{ratios[0]:.2f} of one on a single token: so the speedup goes from {before.speedup:.2f} at gamma "
+                f"{few} to {after.speedup:.2f} at gamma {many}, though tokens per round change by {tokens - 1:+.0%} "
+                "alone."
+            )
+    return jumps[max(jumps)] if jumps else ""
 
 
 def closing_sentences(run: MeasuredRun) -> list[str]:
@@ -40,9 +116,8 @@ def closing_sentences(run: MeasuredRun) -> list[str]:
 def closing_of_several(runs: Mapping[str, MeasuredRun], compared: str) -> list[str]:
     """Return the sentences that close a run with several drafters; costs are those of the fastest one.
 
-    Args:
-        runs: what was measured of every drafter, by its name; the noise is that of the first.
-        compared: a clause that says whether the two fastest can be told apart; "" where outputs are refuted of others.
+    runs: what was measured of every drafter, by its name; the noise is that of the first. compared: a clause that says
+    whether the two fastest can be told apart; "" where outputs are refuted of others.
     """
     order = sorted(runs, key=lambda name: (bool(runs[name].session.refuted), -runs[name].account.speedup))
     own, fastest = next(iter(runs.values())), runs[order[0]]
@@ -314,7 +389,6 @@ def control_notes(metrics: Mapping[str, float]) -> list[str]:
 
 
 def _quality_notes(metrics: Mapping[str, float], facts: RunFacts) -> list[str]:
-    """Say what the text lost, where it was judged."""
     if facts.judge is None:
         return []
     model = "the target" if facts.judge == "target" else "the original target"

@@ -13,15 +13,14 @@ from ..engines.recommendation import Recommendation, recommend
 from ..intervals import Interval
 from ..read.runs import Run
 from ..sections import Section, counted
-from .comparable import content_hash
+from .compare import content_hash
 
 FASTEST = "To serve the fastest"
 
 
 def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measured]:
-    """Return the drafter of a run at every depth that has a speedup. UsageError if the run lacks a file.
-
-    arms: what `summary.json` holds of this drafter.
+    """Return the drafter of a run at every depth that has a speedup, of the `arms` of `summary.json`. UsageError if the
+    run lacks a file.
     """
     environment, facts = run.environment(), run.facts()
     drafter = environment.get("drafters", {}).get(run.method) if run.method else environment.get("drafter")
@@ -60,9 +59,7 @@ def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measure
 
 
 def run_recommendation(*runs: Run) -> Recommendation:
-    """Recommend how to serve the fastest drafter of some runs whose outputs are not refuted, at its best depth.
-    UsageError if a run lacks a file.
-    """
+    """Recommend how to serve the fastest drafter of some runs whose outputs are not refuted, at its best depth."""
     depths: list[list[Measured]] = []
     refuted = False
     for run in runs:
@@ -81,8 +78,8 @@ def run_recommendation(*runs: Run) -> Recommendation:
 
 
 def fastest_section(runs: Sequence[Run]) -> Section:
-    """Say how to serve the fastest of the runs that can be compared: one model, machine and set of prompts. UsageError
-    if the runs differ in these, or one lacks a file.
+    """Say how to serve the fastest of some runs. UsageError if they differ in model, hardware or prompts, or lack a
+    file.
     """
     settings = {(run.setting, content_hash(run, "model"), content_hash(run, "prompts")) for run in runs}
     if len(settings) > 1:

@@ -51,8 +51,8 @@ def standing_section(run: Run) -> Section:
 
 
 def timeline_section(run: Run) -> Section:
-    """Draw a few rounds of the primary gamma and of another, with the baseline above, from the rounds table. UsageError
-    if the run has no primary gamma yet. ValueError if no text was written by all.
+    """Draw a few rounds of the primary gamma and of another, with the baseline above. UsageError if the run has no
+    primary gamma yet. ValueError if no text was written by all.
     """
     if run.primary_gamma is None:
         raise UsageError(f"{run.source} has no primary gamma: the run did not finish.")

@@ -1,4 +1,5 @@
-"""The headline metrics of a run, one set per gamma, named as they are logged.
+"""The headline metrics of a run, one set per gamma, named as they are logged; and curves over gamma, as measured and by
+each model (`MODELS`).
 
 Repeats are pooled. A metric that the data cannot give (few prompts have no interval, gamma 1 no depth test) is
 absent; `ArmSummary.iid` and the intervals say why. The run's other metrics (lossless, memory, peers) come
@@ -28,11 +29,13 @@ import pandas as pd
 from specdec.config import BASELINE
 
 from ..acceptance.iid import IidTest, iid_tests
+from ..acceptance.prediction import HeldOutPrediction, Undetermined
 from ..account.gap_account import Account
 from ..account.run_account import SharedWork
 from ..arms import WORK, Arms
 from ..busy_machine import undisturbed_prefills
 from ..intervals import ENDS, SHARE, Columns, Interval, bootstrap, per_round
+from ..read.facts import RunFacts
 from ..rounds import check_rounds, distinct_generations, prompt_categories, prompt_sums
 
 RATES = {  # metric: what a table calls it
@@ -58,6 +61,18 @@ PER_ROUND = ("tokens_per_round", "acceleration_rate", "compression_ratio")
 WITH_INTERVAL = ("tokens_per_round", "alpha.mle", *PAPERS)
 BY_CATEGORY = tuple(dict.fromkeys((*OURS, *PAPERS)))
 TIMED = ("speedup", "step_overhead", "throughput/")  # words in the names of figures that seconds are in
+Curves = dict[str, dict[int, float]]
+MODELS = ("measured", "capped_geometric", "priced", "position", "replay", "predicted")
+"""The lines of the curves over gamma; `tokens_per_round.<model>` is the point of `curve/<model>` at the primary gamma.
+
+- capped_geometric: Omega(alpha, gamma) at `account/alpha`.
+- priced: a speedup only, the same Omega over the measured time of its round: verification t(n) / t(1) = v and drafts
+  gamma c = g. From the first to it is cost; from it to the measurement, acceptance and the loop's own time.
+- position: acceptance by depth, fitted at the largest gamma to half of the prompts, predicts the other half; both
+  halves in turn, so that no prompt is predicted by a model that has seen it (`acceptance.prediction`).
+- replay: tokens over expected rounds of the drafter along the baseline's texts. The account's dependence and drift
+  replay the drafter's own texts instead, because they explain one measurement factor by factor (theory.md 8.1).
+- predicted: the speedup that `specdec.advise` foretold."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +107,8 @@ class Summary:
 def summarise(
     work: SharedWork, generations: pd.DataFrame, replicates: int = 10_000, permutations: int = 1999, seed: int = 0
 ) -> Summary:
-    """Summarise one cell: a baseline, one drafter at one or more gammas, maybe the original model.
-
-    A drafter step costs its share of the measured draft time. Only work that every arm has done counts. ValueError for
-    tables that contradict themselves.
-
-    generations: a line per generation.
+    """Summarise one cell: a baseline, one drafter at one or more gammas, maybe the original model, from a line per
+    generation. Only work that every arm has done counts. ValueError for tables that contradict themselves.
     """
     generations = undisturbed_prefills(generations)
     of_text: dict[str, float] = {}
@@ -133,10 +144,16 @@ def summarise(
         loops = pd.concat([_of(generations, method, gamma), generations[generations["method"] == BASELINE]])
         flagged = table.index.isin(set(loops.loc[loops["flagged"].astype(bool), "prompt"]))
         headline = _headline(table, gamma, replicates, seed)
+        unflagged: dict[str, float] = {}
+        if not flagged.all():
+            others = _headline(table[~flagged], gamma, replicates, seed) if flagged.any() else headline
+            for name in ("speedup", "tokens_per_round"):
+                unflagged |= Interval.from_metrics(others, name).as_metrics(f"{name}.unflagged")
         c = account.value("g") / gamma
         metrics = {
             **headline,
-            **_unflagged(table, flagged, headline, gamma, replicates, seed),
+            "repetition/share": float(flagged.mean()),
+            **unflagged,
             **_by_category(table, prompt_categories(arm), gamma, replicates, seed),
             "tokens_per_round.capped_geometric": account.value("omega"),
             "speedup.capped_geometric": account.value("formula"),
@@ -165,14 +182,25 @@ def printed_metric(metrics: Mapping[str, Any], name: str, form: str = ",.3f") ->
     return f"{replace(value, prompts=1) if name in WITH_INTERVAL else value:{form}}"
 
 
+def by_category(metrics: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Return the metrics of BY_CATEGORY with their intervals, by category."""
+    suffixes = sorted((f"/{metric}" for metric in BY_CATEGORY), key=len, reverse=True)
+    categories: dict[str, dict[str, float]] = {}
+    for key in metrics:
+        suffix = next((end for end in suffixes if key.startswith("category/") and key.endswith(end)), None)
+        if suffix is not None:
+            values = {f"{suffix[1:]}{end}": metrics[key + end] for end in ENDS if key + end in metrics}
+            categories.setdefault(key.removeprefix("category/").removesuffix(suffix), {}).update(values)
+    return categories
+
+
 def _of(generations: pd.DataFrame, method: str, gamma: int) -> pd.DataFrame:
     return generations[(generations["method"] == method) & (generations["gamma"] == gamma)]
 
 
 def headline_values(sums: Columns) -> dict[str, np.ndarray]:
-    """Return the headline figures from sums of the whole run, of each prompt [P], or of the replicates [B].
-
-    Figures against the original model need `original_tokens` and `original_round_s`.
+    """Return the headline figures from sums of the whole run, of each prompt [P], or of the replicates [B]; those
+    against the original model need `original_tokens` and `original_round_s`.
     """
     baseline_s, baseline_tokens = sums["baseline_round_s"], sums["baseline_tokens"]
     baseline_total_s, total_s = baseline_s + sums["baseline_prefill_s"], sums["round_s"] + sums["prefill_s"]
@@ -215,23 +243,6 @@ def _headline(table: pd.DataFrame, gamma: int, replicates: int, seed: int) -> di
     return metrics
 
 
-def _unflagged(
-    table: pd.DataFrame, flagged: np.ndarray, of_all: Mapping[str, float], gamma: int, replicates: int, seed: int
-) -> dict[str, float]:
-    """Return speedup and tokens per round without the prompts whose outputs are repetitive (`flagged`, [P]); `of_all`
-    has the headline figures of all.
-    """
-    share = {"repetition/share": float(flagged.mean())}
-    if flagged.all():
-        return share
-    headline = _headline(table[~flagged], gamma, replicates, seed) if flagged.any() else of_all
-    return {
-        **share,
-        **Interval.from_metrics(headline, "speedup").as_metrics("speedup.unflagged"),
-        **Interval.from_metrics(headline, "tokens_per_round").as_metrics("tokens_per_round.unflagged"),
-    }
-
-
 def _by_category(table: pd.DataFrame, category: pd.Series, gamma: int, replicates: int, seed: int) -> dict[str, float]:
     """Return category/<name>/<metric> where the prompts have more than one category."""
     metrics: dict[str, float] = {}
@@ -243,10 +254,8 @@ def _by_category(table: pd.DataFrame, category: pd.Series, gamma: int, replicate
 
 
 def category_members(names: pd.Series) -> dict[str, pd.Series]:
-    """Return which prompts are in each category, Booleans by name; none where there is one category only. On Spec-Bench
-    MT-Bench's categories are also there together, as MULTI_TURN.
-
-    names: category of each prompt (index), "" for a prompt without one, which is in "none".
+    """Return which prompts are in each category, Booleans by name, from the category of each ("" becomes "none"); none
+    for a single category. On Spec-Bench, MT-Bench's categories are also there together, as MULTI_TURN.
     """
     known = sorted(set(names))
     if len(known) < 2:
@@ -257,3 +266,60 @@ def category_members(names: pd.Series) -> dict[str, pd.Series]:
     if len(of_mt_bench) > 1 and of_mt_bench < set(known) <= MT_BENCH | SPEC_BENCH:
         members[MULTI_TURN] = names.isin(MT_BENCH)
     return members
+
+
+def model_curves(
+    summary: Summary,
+    held_out: HeldOutPrediction | Undetermined,
+    replay: pd.DataFrame,
+    facts: RunFacts,
+    replicates: int,
+    seed: int,
+) -> Curves:
+    """Return the curves by name: `curve/<model>` in tokens per round, `curve/speedup/<model>`, and the 95% interval of
+    each as `.ci_low` and `.ci_high`, where the data give one. A model that the data cannot determine has none.
+
+    A model's speedup is its tokens per round over 1 + gamma c. The interval of the capped geometric's resamples c with
+    the prompts, as the account does; those of position and replay hold c as measured.
+
+    held_out: the prediction of prompts that no model was fitted to, or why there is none; replay: of `Run.replay`.
+    """
+    curves: Curves = {f"curve/{kind}{name}{end}": {} for name in MODELS for kind in ("", "speedup/") for end in ENDS}
+    for gamma, arm in summary.arms.items():
+        intervals = arm.account.intervals
+        tokens, speedups = (
+            {"measured": Interval.from_metrics(arm.metrics, quantity), "capped_geometric": intervals[formula]}
+            for quantity, formula in (("tokens_per_round", "omega"), ("speedup", "formula"))
+        )
+        speedups["priced"] = intervals["priced"]
+        modelled: dict[str, Interval] = {}
+        if isinstance(held_out, HeldOutPrediction):
+            lines = held_out.table[(held_out.table["model"] == "position") & (held_out.table["gamma"] == gamma)]
+            for line in lines.itertuples():
+                bounds = (line.predicted_low, line.predicted_high)
+                modelled["position"] = Interval(line.predicted, *bounds, held_out.level, held_out.prompts)
+        along = replay[(replay["kind"] == "baseline") & (replay["gamma"] == gamma)]
+        if len(along) and not facts.simulated:  # recorded text is measured by its replay: no second opinion
+            sums = along.groupby("prompt")[["tokens", "rounds"]].sum()
+            possible = {"replay": per_round(gamma)}
+            modelled |= bootstrap(
+                sums, lambda s: {"replay": s["tokens"] / s["rounds"]}, replicates, seed, ranges=possible
+            )
+        step = 1 + gamma * arm.metrics["cost/c"]
+        for name, interval in modelled.items():
+            tokens[name] = interval
+            speedups[name] = Interval(interval.estimate / step, interval.low / step, interval.high / step)
+        if gamma in facts.predicted:
+            speedups["predicted"] = Interval(facts.predicted[gamma])
+        for kind, models in (("", tokens), ("speedup/", speedups)):
+            for name, interval in models.items():
+                for key, value in interval.as_metrics(f"curve/{kind}{name}").items():
+                    if not isnan(value):
+                        curves[key][gamma] = value
+    return {key: curve for key, curve in curves.items() if curve}
+
+
+def model_metrics(curves: Mapping[str, Mapping[int, float]], gamma: int) -> dict[str, float]:
+    """Return `tokens_per_round.<model>` at one gamma, as the curves have it."""
+    points = {name: curves.get(f"curve/{name}", {}).get(gamma) for name in MODELS if name != "measured"}
+    return {f"tokens_per_round.{name}": value for name, value in points.items() if value is not None}

@@ -10,6 +10,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from math import inf
 from pathlib import Path
 from typing import NamedTuple
 
@@ -77,6 +78,16 @@ def reference_page(glossary: str) -> str:
     folder = Path(config_dir())
     said = subprocess.run([sys.executable, "-m", "specdec"], capture_output=True, text=True, check=True).stdout
     commands = [f"- {line.strip()}" for line in said.splitlines() if line.startswith("  ")]
+    groups: dict[str, list[Path]] = {}
+    for path in sorted(folder.rglob("*.yaml")):
+        group = path.parent.relative_to(folder).as_posix()
+        if group not in _OVERLAYS and group.partition("/")[0] != "hydra":
+            groups.setdefault(group, []).append(path)
+    tables: list[str] = []
+    for group, paths in groups.items():  # the roots of the commands first
+        names = ", ".join(f"`{path.stem}`" for path in paths)
+        heading = "### The commands' own keys" if group == "." else f"### `{group}`"
+        tables += [heading, f"Files: {names}.", markdown(_key_rows(group, paths))]
     blocks = [
         "# Reference",
         f"Commands, keys, files and exit codes. `{COMMAND}` makes this page from the code and from `conf/`; "
@@ -87,7 +98,7 @@ def reference_page(glossary: str) -> str:
         "`KEY=VALUE` sets a value; `GROUP=FILE` chooses a file of a group, `+GROUP=FILE` where the group has no "
         "default. `--help` after a command shows the keys of your choice. Long values are cut here; `name`, which "
         "every file has, is left out.",
-        *_key_tables(folder),
+        *tables,
         "## Overlays",
         "Files of choices, which have no keys of their own.",
         *(block for group in _OVERLAYS for block in (f"### `+{group}=`", markdown(_overlays(folder / group)))),
@@ -113,8 +124,9 @@ def keys_of(text: str) -> list[Key]:
     lines, document = text.splitlines(), yaml.compose(text)
     if not isinstance(document, yaml.MappingNode):
         return []
-    named = [entry for entry in _named(document, "") if entry[0].partition(".")[0] not in ("defaults", "hydra")]
-    starts = sorted(node.start_mark.line for node in _all_keys(document)) + [len(lines)]
+    shown = _named(document, most=_MOST_KEYS)
+    named = [entry for entry in shown if entry[0].partition(".")[0] not in ("defaults", "hydra")]
+    starts = sorted(key.start_mark.line for _, key, _ in _named(document)) + [len(lines)]
     keys, above = [], ""
     for name, key, value in named:
         block = isinstance(value, yaml.MappingNode) and not value.flow_style
@@ -132,38 +144,18 @@ def keys_of(text: str) -> list[Key]:
     return keys
 
 
-def _named(node: yaml.MappingNode, prefix: str) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+def _named(node: yaml.MappingNode, prefix: str = "", most: float = inf) -> Iterator[tuple[str, yaml.Node, yaml.Node]]:
+    """Yield the dotted name, key and value of each key; of blocks with at most `most` keys, those below it too."""
     for key, value in node.value:
         name = f"{prefix}{key.value}"
         yield name, key, value
-        if isinstance(value, yaml.MappingNode) and not value.flow_style and len(value.value) <= _MOST_KEYS:
-            yield from _named(value, f"{name}.")
-
-
-def _all_keys(node: yaml.MappingNode) -> Iterator[yaml.Node]:
-    for key, value in node.value:
-        yield key
-        if isinstance(value, yaml.MappingNode) and not value.flow_style:
-            yield from _all_keys(value)
+        if isinstance(value, yaml.MappingNode) and not value.flow_style and len(value.value) <= most:
+            yield from _named(value, f"{name}.", most)
 
 
 def _comment(line: str) -> str:
     match = re.search(r"(?:^|\s)#\s*(.*)", line)
     return match[1].strip() if match else ""
-
-
-def _key_tables(folder: Path) -> Iterator[str]:
-    """Yield a heading and a table of keys for each group, the roots of the commands first."""
-    groups: dict[str, list[Path]] = {}
-    for path in sorted(folder.rglob("*.yaml")):
-        group = path.parent.relative_to(folder).as_posix()
-        if group not in _OVERLAYS and group.partition("/")[0] != "hydra":
-            groups.setdefault(group, []).append(path)
-    for group, paths in groups.items():
-        names = ", ".join(f"`{path.stem}`" for path in paths)
-        yield "### The commands' own keys" if group == "." else f"### `{group}`"
-        yield f"Files: {names}."
-        yield markdown(_key_rows(group, paths))
 
 
 def _key_rows(group: str, paths: Sequence[Path]) -> Table:
@@ -181,20 +173,16 @@ def _key_rows(group: str, paths: Sequence[Path]) -> Table:
                 rows.setdefault((f"`{prefix}{key.name}`", key.comment), {})[stem] = key.value
     table = []
     for (name, comment), values in rows.items():
-        distinct = list(
-            dict.fromkeys(value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…" for value in values.values())
-        )
+        cut = (value if len(value) <= _LONGEST else f"{value[:_LONGEST]}…" for value in values.values())
+        distinct = list(dict.fromkeys(cut))
         shown = " or ".join(f"`{value}`" for value in distinct[:3]) + (" or others" if len(distinct) > 3 else "")
         row = {"key": name, "value": shown, "meaning": comment}
-        table.append(row if len(paths) == 1 else {**row, "in": _files(list(values), list(texts))})
+        if len(paths) > 1:
+            lacking = [stem for stem in texts if stem not in values]
+            all_but = f"all but {', '.join(lacking)}" if len(lacking) <= 2 < len(texts) - 2 else ", ".join(values)
+            row["in"] = all_but if lacking else "all"
+        table.append(row)
     return table
-
-
-def _files(holders: Sequence[str], all_files: Sequence[str]) -> str:
-    lacking = [stem for stem in all_files if stem not in holders]
-    if not lacking:
-        return "all"
-    return f"all but {', '.join(lacking)}" if len(lacking) <= 2 < len(all_files) - 2 else ", ".join(holders)
 
 
 def _overlays(folder: Path) -> Table:
@@ -225,20 +213,6 @@ def pages(guide: Path) -> dict[str, str]:
     return {"measurements.md": measurements_page(), "reference.md": reference_page(glossary)}
 
 
-def renew_pictures(run: Path, guide: Path) -> None:
-    """Copy the figures of a finished run that the guide shows, with a palette of colours, which takes a third of the
-    bytes. UsageError where one is missing.
-    """
-    sources = {picture: run / "figures" / figure for picture, figure in PICTURES.items()}
-    missing = [source for source in sources.values() if not source.is_file()]
-    if missing:
-        raise UsageError(f"{missing[0]} is missing: name the folder of a finished run, as outputs/DAY/TIME.")
-    (guide / "pictures").mkdir(parents=True, exist_ok=True)
-    for picture, source in sources.items():
-        with Image.open(source) as figure:
-            figure.convert("RGB").quantize(256).save(guide / "pictures" / picture, optimize=True)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write the pages, and the pictures if a run's folder is named; return the exit code."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Make the generated pages of the guide again.")
@@ -248,9 +222,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run = parser.parse_args(arguments).run
     try:
         guide = guide_folder()
-        if run is not None:
-            renew_pictures(run, guide)
         guide.mkdir(exist_ok=True)
+        for picture, name in PICTURES.items() if run is not None else ():
+            source = run / "figures" / name
+            if not source.is_file():
+                raise UsageError(f"{source} is missing: name the folder of a finished run, as outputs/DAY/TIME.")
+            (guide / "pictures").mkdir(exist_ok=True)
+            with Image.open(source) as figure:  # a palette of colours takes a third of the bytes
+                figure.convert("RGB").quantize(256).save(guide / "pictures" / picture, optimize=True)
         for name, text in pages(guide).items():
             (guide / name).write_text(text, encoding="utf-8")
             print(f"Wrote {guide / name}.")

@@ -1,7 +1,6 @@
 """Writes sections as one HTML file that needs nothing else, and as Markdown with its figures beside it.
 
-The HTML holds its style and its figures (inline SVG); it has no script and asks for nothing over the network. All
-text is escaped: names may hold anything. Knows nothing of runs.
+The HTML holds its style and its figures (inline SVG), without a script. All text is escaped: names may hold anything.
 """
 
 import re
@@ -223,7 +222,6 @@ def _marked(text: str) -> str:
 
 
 def _split(text: str) -> Iterator[tuple[str, bool]]:
-    """Yield the parts of a text, and for each True if it is `code`."""
     for number, part in enumerate(re.split(r"(`[^`]+`)", text)):
         yield part, number % 2 == 1
 
@@ -254,10 +252,7 @@ def _inline(svg: str, name: str) -> str:
 
 
 def section_blocks(section: Section, heading: str, files: Sequence[str]) -> list[str]:
-    """Write a section as blocks of Markdown.
-
-    heading: the signs that make its title a heading: "##" or "###"; files: where its figures are, beside the page.
-    """
+    """Write a section as blocks of Markdown. heading: "##" or "###"; files: where its figures are, beside the page."""
     blocks = [f"{heading} {_plain(section.title)}"]
     blocks += [text if text.startswith(CODE) else _without_tags(text) for text in section.text]
     tables = [block for caption, table in section.tables for block in (_without_tags(caption), markdown_table(table))]

@@ -4,7 +4,7 @@ No measured figure stands in this file: all are read, so that a measurement that
 """
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -69,7 +69,8 @@ class Measurement(NamedTuple):
 
 def measurements_page(results: Path = RESULTS) -> str:
     """Return the page as Markdown, from the files of one folder; what was not measured yet has no section."""
-    parts = [part for part in (*_written_down(results), *MEASUREMENTS) if (results / f"{part.result}.json").is_file()]
+    read = [Measurement(group, name, *row) for group, rows in MEASUREMENTS.items() for name, row in rows.items()]
+    parts = [part for part in (*_written_down(results), *read) if (results / f"{part.result}.json").is_file()]
     blocks = [INTRODUCTION]
     for group in GROUPS:
         blocks += [f"## {group}", *(_block(part, results) for part in parts if part.group == group)]
@@ -91,7 +92,14 @@ def _block(part: Measurement, results: Path) -> str:
     content = _read(path)
     facts = content.get(part.title, content)
     sentences, table = part.says(path)
-    date, machine = _when_and_where(facts)
+    measured = facts if "date" in facts else next(iter(facts.values()))  # one entry for each setting
+    date, machine = measured["date"], measured.get("machine")
+    if machine is None:  # as benchmarks write it
+        cpu = measured["cpu"] if isinstance(measured["cpu"], dict) else {"model": measured["cpu"]}
+        load = measured.get("load_average", cpu.get("load_average"))
+        before = load["start"][0] if isinstance(load, dict) else load[0]
+        cores = f", {cpu['physical_cores']} cores" if "physical_cores" in cpu else ""
+        machine = f"{cpu['model']}{cores}, load average {before} before"
     blocks = [
         f"### {part.title}",
         " ".join(filter(None, (part.meaning, sentences))),
@@ -105,25 +113,13 @@ def _block(part: Measurement, results: Path) -> str:
     return "\n\n".join([*blocks, f"*{date}: {machine}{conditions}. In `{path.name}`, by {source}.*"])
 
 
-def _when_and_where(facts: Mapping[str, Any]) -> tuple[str, str]:
-    """Return date and machine, as a benchmark writes them or as they were written down."""
-    facts = facts if "date" in facts else next(iter(facts.values()))  # one entry for each setting
-    if "machine" in facts:
-        return facts["date"], facts["machine"]
-    cpu = facts["cpu"] if isinstance(facts["cpu"], dict) else {"model": facts["cpu"]}
-    load = facts.get("load_average", cpu.get("load_average"))
-    before = load["start"][0] if isinstance(load, dict) else load[0]
-    cores = f", {cpu['physical_cores']} cores" if "physical_cores" in cpu else ""
-    return facts["date"], f"{cpu['model']}{cores}, load average {before} before"
-
-
 def _read(path: Path) -> dict[str, Any]:
     content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return content
 
 
 def _written_down(results: Path) -> list[Measurement]:
-    """Return the measurements whose files hold their own words and tables: those that no benchmark writes."""
+    """Return the measurements whose files hold their own words and tables, because no benchmark writes them."""
 
     def says(title: str) -> Says:
         return lambda path: ("", _read(path)[title]["figures"])
@@ -140,9 +136,8 @@ def _written_down(results: Path) -> list[Measurement]:
 
 
 def _lines(what: str, columns: str, **only: object) -> Says:
-    """Make a reader of the figures whose `what` begins with these words; `{rest}` is what follows them.
-
-    columns: "name=format | name=format"; only: values that a figure has to have.
+    """Make a reader of the figures whose `what` begins with these words, and which have the values `only`; `{rest}` is
+    what follows them. columns: "name=format | name=format".
     """
     forms = dict(column.split("=", 1) for column in columns.split(" | "))
 
@@ -339,7 +334,11 @@ def _llama_server(path: Path) -> tuple[str, Table]:
     parted = []
     for figure in figures:
         if "inside" in figure["way"] and (own := ours.get(figure["what"])):
-            parted += [words for name, words in names.items() if not _overlap(figure[name], own[name])]
+            parted += [
+                words
+                for name, words in names.items()
+                if figure[name][1] > own[name][2] or own[name][1] > figure[name][2]
+            ]
     said = f"Beside specdec's run {' and '.join(parted) or 'nothing'} differ beyond the intervals." if ours else ""
     rows = [
         {
@@ -353,10 +352,6 @@ def _llama_server(path: Path) -> tuple[str, Table]:
     return said, rows
 
 
-def _overlap(one: list[float], other: list[float]) -> bool:
-    return one[1] <= other[2] and other[1] <= one[2]
-
-
 def _with_interval(values: list[float]) -> str:
     value, low, high = values
     return f"{value:.2f}" if low == high else f"{value:.2f} ({low:.2f} to {high:.2f})"
@@ -368,268 +363,242 @@ def _serving(path: Path) -> tuple[str, Table]:
 
 # The page -------------------------------------------------------------------------------------------
 
-MEASUREMENTS = (
-    Measurement(
-        COST,
-        "compile_speed",
-        "Calls beside the reading of their weights",
-        "The time of a call over that of reading the weights from memory, for each `target.compile`; t(5) is a call on "
-        "five tokens. A model that fits into the processor's caches can take less than one reading.",
-        _calls,
-    ),
-    Measurement(
-        COST,
-        "experts",
-        "Calls of a mixture, by the experts that they read",
-        "Two small mixtures, one of random weights on random tokens, one trained on the spot on "
-        "the book whose later part it verifies. t(n) / t(1) as timed stands beside what it would be if a call took as "
-        "long as it reads weights: those of the experts that the tokens chose, of as many as independent tokens would "
-        "choose by their own chances, and by equal chances. Below what the machine can read in a second, computing "
-        "bounds calls, too. The predicted ms have a term for each: a call reads the experts that its tokens chose, and "
-        "computes for each token. The last columns are distinct experts in a layer.",
-        _experts,
-    ),
-    Measurement(
-        COST,
-        "first_token",
-        "To the first token",
-        "From the start of a process to the first compiled token of SmolLM2: with no program in the folder, then with "
-        "all. Memory is the peak beyond that of the imports, over the weights.",
-        _lines(
-            "start, ",
-            "start={rest} | seconds={seconds:.1f} | programs, MB={files_mb:.0f} | memory over weights="
-            "{over_weights:.2f}",
+MEASUREMENTS: dict[str, dict[str, tuple[Any, ...]]] = {  # group: result file: title, meaning, says, source
+    COST: {
+        "compile_speed": (
+            "Calls beside the reading of their weights",
+            "The time of a call over that of reading the weights from memory, for each `target.compile`; t(5) is a "
+            "call on five tokens. A model that fits into the processor's caches can take less than one reading.",
+            _calls,
         ),
-    ),
-    Measurement(
-        COST,
-        "memory",
-        "Memory while decoding",
-        "Decoding needs weights, cache and little else: the last column is growth beyond the cache over weights.",
-        _lines(
-            "growth",
-            "model={model}, {dtype} | weights, MB={weights_mb} | cache, MB={cache_mb} | growth, MB={growth_mb}"
-            " | beyond the cache={growth_beyond_cache_over_weights:.1%}",
+        "experts": (
+            "Calls of a mixture, by the experts that they read",
+            "Two small mixtures, one of random weights on random tokens, one trained on the spot on the book whose "
+            "later part it verifies. t(n) / t(1) as timed stands beside what it would be if a call took as long as "
+            "it reads weights: those of the experts that the tokens chose, of as many as independent tokens would "
+            "choose by their own chances, and by equal chances. Below what the machine can read in a second, "
+            "computing bounds calls, too. The predicted ms have a term for each: a call reads the experts that its "
+            "tokens chose, and computes for each token. The last columns are distinct experts in a layer.",
+            _experts,
         ),
-    ),
-    Measurement(
-        HEADS,
-        "grounded_bars",
-        "Grounded heads over independent ones",
-        "The shipped heads of both kinds in one session and on one tree.",
-        _both_heads,
-    ),
-    Measurement(
-        HEADS,
-        "heads_accuracy",
-        "Accuracy by head",
-        "How often the shipped heads are right with their first choice, or with one of five.",
-        _head_accuracy,
-    ),
-    Measurement(HEADS, "heads_tree", "Which tree for heads", "Searched trees beside the one drawn by hand.", _trees),
-    Measurement(
-        HEADS,
-        "heads_ablation",
-        "What matters in grounded heads",
-        "Variants that were trained briefly and alike.",
-        _ablation,
-    ),
-    Measurement(
-        STATISTICS,
-        "paper_claims",
-        "Claims of the founding papers",
-        "Each claim, with its answer and its command, stands in [the founding papers](papers.md).",
-        lambda path: (claims_section(replace(evidence(), runs=load_results(path))).text[0], []),
-    ),
-    Measurement(
-        DRAFTERS,
-        "real_model",
-        "A real model, by prompts and drafter",
-        f"{MODEL} on chat prompts, word problems, code and the tasks of Spec-Bench; notebook 12 has figures and more "
-        "tables. This one is of greedy answers: tokens per round read off them, by draft length.",
-        _real_model,
-    ),
-    Measurement(
-        STATISTICS,
-        "prediction_error",
-        "Predictions on texts that were not fitted",
-        "The error of predicted tokens per round, the worst over all gammas; the table is of the pocket target's code.",
-        _prediction,
-    ),
-    Measurement(
-        STATISTICS,
-        "prediction_families",
-        "Predictions where texts differ in length and acceptance",
-        "Simulated families of texts, of which half are fitted at gamma 15 and the others predicted at gamma 1 to 15.",
-        _families,
-    ),
-    Measurement(
-        STATISTICS,
-        "few_prompts",
-        "Do the intervals hold with few prompts?",
-        "How often 95% intervals hold the true value in simulated runs, how often bare percentiles of the speedup do, "
-        "and how many times its low end the high end of the speedup's interval is, in the median.",
-        _few_prompts,
-    ),
-    Measurement(
-        STATISTICS,
-        "interval_coverage",
-        "Do they hold where prompts differ?",
-        "The same, beside intervals that take rounds as independent.",
-        _coverage,
-    ),
-    Measurement(
-        STATISTICS,
-        "gate_power",
-        "False alarms and power of the gate",
-        "Rounds of recorded runs of the pocket target are drawn again, text by text, for an earlier run and for later "
-        "ones, in which some drafts are then rejected at an earlier depth (for the speedup: all rounds are slower). "
-        "Promised are 0.5% false alarms over all candidates. Shown: how often a drop is found, the drop that the gate "
-        "says it would find in 80%, in the median of runs without a drop, and how often that drop was found.",
-        _lines(
-            "gate: ",
-            "texts={rest} | of={trace} | prompts={prompts} | false alarms={false_alarms:.2%} | 2% found={power[2%]:.0%}"
-            " | 5% found={power[5%]:.0%} | 10% found={power[10%]:.0%} | said={said:.1%} | found={power_at_said:.0%}",
+        "first_token": (
+            "To the first token",
+            "From the start of a process to the first compiled token of SmolLM2: with no program in the folder, then"
+            " with all. Memory is the peak beyond that of the imports, over the weights.",
+            _lines(
+                "start, ",
+                "start={rest} | seconds={seconds:.1f} | programs, MB={files_mb:.0f} | memory over weights="
+                "{over_weights:.2f}",
+            ),
         ),
-    ),
-    Measurement(
-        STATISTICS,
-        "busy_machine",
-        "Do they hold where other work disturbs a run?",
-        "Disturbances that were recorded on this machine (the quantiles of how much longer a round took stand in the "
-        "file), or milder ones of a factor of 1.3 or 2, are injected into the rounds of a quiet run: single ones or in "
-        "bursts of 0.1, 1 or 10 seconds, in the drafter's rounds, in plain decoding's or in both. The share of runs "
-        "whose 95% interval holds the undisturbed speedup, of those that give a verdict; the width is over that of the "
-        "same run without other work.",
-        _lines(
-            "coverage of the 95% interval of the speedup",
-            "time disturbed={level:.0%} | by the clock={by_clock:.1%} | repaired={repaired:.1%}"
-            " | the same run's own speedup={repaired_own:.1%} | no verdict={withheld:.1%}"
-            " | width, median={interval_over_quiet[median]:.2f} | largest={interval_over_quiet[largest]:.2f}",
+        "memory": (
+            "Memory while decoding",
+            "Decoding needs weights, cache and little else: the last column is growth beyond the cache over weights.",
+            _lines(
+                "growth",
+                "model={model}, {dtype} | weights, MB={weights_mb} | cache, MB={cache_mb} | growth, MB={growth_mb}"
+                " | beyond the cache={growth_beyond_cache_over_weights:.1%}",
+            ),
         ),
-    ),
-    Measurement(
-        STATISTICS,
-        "busy_live",
-        "Runs beside a process that computes",
-        "Runs on two cores, three seeds each, while another process computes on one of them in bursts of two seconds "
-        "in the mean: the share of the rounds' time in which it did, the share that the run said was disturbed, the "
-        "speedup by the clock, which is what was said before disturbed rounds were left out, and the speedup that is "
-        "said now (–: no verdict). The share is that of a drafter's rounds and of those it is compared with; what the "
-        "system itself takes is a part of it. Where a run chooses its own threads and finds other work, it computes on "
-        "one, and leaves the other processor to that.",
-        _beside_other_work,
-    ),
-    Measurement(
-        COST,
-        "busy_calls",
-        "Calls while other work takes a processor",
-        "Milliseconds of a call of SmolLM2-135M by plain modules in float32 while other work computes on none of two "
-        "processors, on one or on both, quartiles in brackets. Two threads spin while one waits for the other, unless "
-        "`OMP_WAIT_POLICY=PASSIVE` is set, which costs a quarter of a call on five tokens on a quiet machine: so runs "
-        "leave waiting as it is, and compute on one thread less where other work takes a processor.",
-        _lines(
-            "t(",
-            "call=t({rest} | threads={threads} | waiting={waiting} | processors taken={burners} | ms={ms:.1f}"
-            " ({quartiles_ms[0]:.1f} to {quartiles_ms[1]:.1f})",
+        "busy_calls": (
+            "Calls while other work takes a processor",
+            "Milliseconds of a call of SmolLM2-135M by plain modules in float32 while other work computes on none of"
+            " two processors, on one or on both, quartiles in brackets. Two threads spin while one waits for the "
+            "other, unless `OMP_WAIT_POLICY=PASSIVE` is set, which costs a quarter of a call on five tokens on a "
+            "quiet machine: so runs leave waiting as it is, and compute on one thread less where other work takes a "
+            "processor.",
+            _lines(
+                "t(",
+                "call=t({rest} | threads={threads} | waiting={waiting} | processors taken={burners} | ms={ms:.1f}"
+                " ({quartiles_ms[0]:.1f} to {quartiles_ms[1]:.1f})",
+            ),
         ),
-    ),
-    Measurement(
-        COST,
-        "watch_cost",
-        "What watching for other work takes",
-        "Every second round of plain decoding by the pocket model is watched and compared with its two neighbours: "
-        "what it takes longer, as a share of all decoding, with 95% bounds by resampling texts.",
-        _lines(
-            "share of watching",
-            "`target.compile`={compile} | rounds={rounds} | round, ms={ms_a_round:.2f}"
-            " | watching={share:.2%} ({share_95[0]:.2%} to {share_95[1]:.2%})",
+        "watch_cost": (
+            "What watching for other work takes",
+            "Every second round of plain decoding by the pocket model is watched and compared with its two "
+            "neighbours: what it takes longer, as a share of all decoding, with 95% bounds by resampling texts.",
+            _lines(
+                "share of watching",
+                "`target.compile`={compile} | rounds={rounds} | round, ms={ms_a_round:.2f}"
+                " | watching={share:.2%} ({share_95[0]:.2%} to {share_95[1]:.2%})",
+            ),
         ),
-    ),
-    Measurement(
-        LOAD,
-        "batching",
-        "Speedup at equal batch",
-        "Seconds per token of plain decoding over those with drafts, both on as many sequences, with the best gammas.",
-        _batching,
-    ),
-    Measurement(
-        LOAD,
-        "serving",
-        "A server under load",
-        "When a server should stop speculating. All is simulated but the seconds of a step on the pocket target.",
-        _serving,
-        "`test_serving_load.py`",
-    ),
-    Measurement(
-        LOAD,
-        "llama_server",
-        "A llama.cpp server, explained while it runs",
-        "SmolLM2 behind the server of llama.cpp, one request at a time, with and without drafts: the account that "
-        "`specdec.explain` makes of sums, the same by the counters of every round, and that of specdec's own run. The "
-        "product of a line's factors is its gain, prompts included. The server keeps the weights in 4 bits and the "
-        "kernels of every processor, ours computes with them in float32, compiled: what a wider step costs is each "
-        "engine's own.",
-        _llama_server,
-    ),
-    Measurement(
-        LOOKUP,
-        "ngram_speed",
-        "A proposal of context n-grams",
-        "Microseconds of a proposal behind a long text of Zipf-distributed tokens.",
-        _lines(
-            "proposal at ",
-            "behind={rest} | draft={structure} | tokens a round={tokens_per_round} | median={median_us} | 99%={p99_us}",
-            text="zipf",
+    },
+    HEADS: {
+        "grounded_bars": (
+            "Grounded heads over independent ones",
+            "The shipped heads of both kinds in one session and on one tree.",
+            _both_heads,
         ),
-    ),
-    Measurement(
-        LOOKUP,
-        "retrieval_speed",
-        "A query of a large datastore",
-        "Median microseconds of a look-up, and of a whole draft with it.",
-        _lines(
-            "query of ",
-            "datastore={rest} | draft={structure} | query={query_us} | 99% of them={query_p99_us} | draft={draft_us}",
+        "heads_accuracy": (
+            "Accuracy by head",
+            "How often the shipped heads are right with their first choice, or with one of five.",
+            _head_accuracy,
         ),
-    ),
-    Measurement(
-        LOOKUP,
-        "corpus_ngram_speed",
-        "Fitting an n-gram model to a text",
-        "The fit is kept for later runs.",
-        _lines(
-            "fitting ",
-            "text={rest} | order={order} | tokens={tokens:,} | tokenize, s={tokenize_s} | count, s={count_s}"
-            " | memory, MB={peak_mb:,}",
+        "heads_tree": (
+            "Which tree for heads",
+            "Searched trees beside the one drawn by hand.",
+            _trees,
         ),
-    ),
-    Measurement(
-        LOOKUP,
-        "bigram_speed",
-        "The target's own bigram as a table",
-        "The table of what the target says after each single token is made once and read again by later runs.",
-        _lines(
-            "a table of",
-            "model={model} | vocabulary={vocabulary:,} | later tokens={extend} | made, s={made_s} | read, s={read_s}"
-            " | file, MB={file_mb}",
+        "heads_ablation": (
+            "What matters in grounded heads",
+            "Variants that were trained briefly and alike.",
+            _ablation,
         ),
-    ),
-    Measurement(
-        LOOKUP,
-        "replay_speed",
-        "Recorded text: the walk beside the decoding loop",
-        "Tokens a second and core at one gamma. Look-up drafters walk along a recorded text instead of decoding it.",
-        _lines("tokens a second and core, rounds", "drafter={drafter} | loop={loop:,} | walk={walk:,}"),
-    ),
-    Measurement(
-        MODELS,
-        "architectures",
-        "Architectures of transformers",
-        "Each was made as a tiny random model in its default configuration and compared with plain forward passes. "
-        "BERT and its kin, which are no decoders by default, were made with `is_decoder=true`. Models whose layers "
-        "keep a state are among those that take branching drafts by rows. These two were made, and all that were "
-        "refused or not made on 2026-11-24 tried again, on 2026-11-26, some of them with short scans or windows.",
-        _architectures,
-    ),
-)
+    },
+    STATISTICS: {
+        "paper_claims": (
+            "Claims of the founding papers",
+            "Each claim, with its answer and its command, stands in [the founding papers](papers.md).",
+            lambda path: (claims_section(replace(evidence(), runs=load_results(path))).text[0], []),
+        ),
+        "prediction_error": (
+            "Predictions on texts that were not fitted",
+            "The error of predicted tokens per round, the worst over all gammas; the table is of the pocket target's"
+            " code.",
+            _prediction,
+        ),
+        "prediction_families": (
+            "Predictions where texts differ in length and acceptance",
+            "Simulated families of texts, of which half are fitted at gamma 15 and the others predicted at gamma 1 "
+            "to 15.",
+            _families,
+        ),
+        "few_prompts": (
+            "Do the intervals hold with few prompts?",
+            "How often 95% intervals hold the true value in simulated runs, how often bare percentiles of the "
+            "speedup do, and how many times its low end the high end of the speedup's interval is, in the median.",
+            _few_prompts,
+        ),
+        "interval_coverage": (
+            "Do they hold where prompts differ?",
+            "The same, beside intervals that take rounds as independent.",
+            _coverage,
+        ),
+        "gate_power": (
+            "False alarms and power of the gate",
+            "Rounds of recorded runs of the pocket target are drawn again, text by text, for an earlier run and for "
+            "later ones, in which some drafts are then rejected at an earlier depth (for the speedup: all rounds are"
+            " slower). Promised are 0.5% false alarms over all candidates. Shown: how often a drop is found, the "
+            "drop that the gate says it would find in 80%, in the median of runs without a drop, and how often that "
+            "drop was found.",
+            _lines(
+                "gate: ",
+                "texts={rest} | of={trace} | prompts={prompts} | false alarms={false_alarms:.2%}"
+                " | 2% found={power[2%]:.0%} | 5% found={power[5%]:.0%} | 10% found={power[10%]:.0%} | said={said:.1%}"
+                " | found={power_at_said:.0%}",
+            ),
+        ),
+        "busy_machine": (
+            "Do they hold where other work disturbs a run?",
+            "Disturbances that were recorded on this machine (the quantiles of how much longer a round took stand in"
+            " the file), or milder ones of a factor of 1.3 or 2, are injected into the rounds of a quiet run: single"
+            " ones or in bursts of 0.1, 1 or 10 seconds, in the drafter's rounds, in plain decoding's or in both. "
+            "The share of runs whose 95% interval holds the undisturbed speedup, of those that give a verdict; the "
+            "width is over that of the same run without other work.",
+            _lines(
+                "coverage of the 95% interval of the speedup",
+                "time disturbed={level:.0%} | by the clock={by_clock:.1%} | repaired={repaired:.1%}"
+                " | the same run's own speedup={repaired_own:.1%} | no verdict={withheld:.1%}"
+                " | width, median={interval_over_quiet[median]:.2f} | largest={interval_over_quiet[largest]:.2f}",
+            ),
+        ),
+        "busy_live": (
+            "Runs beside a process that computes",
+            "Runs on two cores, three seeds each, while another process computes on one of them in bursts of two "
+            "seconds in the mean: the share of the rounds' time in which it did, the share that the run said was "
+            "disturbed, the speedup by the clock, which is what was said before disturbed rounds were left out, and "
+            "the speedup that is said now (–: no verdict). The share is that of a drafter's rounds and of those it "
+            "is compared with; what the system itself takes is a part of it. Where a run chooses its own threads and"
+            " finds other work, it computes on one, and leaves the other processor to that.",
+            _beside_other_work,
+        ),
+    },
+    DRAFTERS: {
+        "real_model": (
+            "A real model, by prompts and drafter",
+            f"{MODEL} on chat prompts, word problems, code and the tasks of Spec-Bench; notebook 12 has figures and "
+            "more tables. This one is of greedy answers: tokens per round read off them, by draft length.",
+            _real_model,
+        ),
+    },
+    LOAD: {
+        "batching": (
+            "Speedup at equal batch",
+            "Seconds per token of plain decoding over those with drafts, both on as many sequences, with the best "
+            "gammas.",
+            _batching,
+        ),
+        "serving": (
+            "A server under load",
+            "When a server should stop speculating. All is simulated but the seconds of a step on the pocket target.",
+            _serving,
+            "`test_serving_load.py`",
+        ),
+        "llama_server": (
+            "A llama.cpp server, explained while it runs",
+            "SmolLM2 behind the server of llama.cpp, one request at a time, with and without drafts: the account "
+            "that `specdec.explain` makes of sums, the same by the counters of every round, and that of specdec's "
+            "own run. The product of a line's factors is its gain, prompts included. The server keeps the weights in"
+            " 4 bits and the kernels of every processor, ours computes with them in float32, compiled: what a wider "
+            "step costs is each engine's own.",
+            _llama_server,
+        ),
+    },
+    LOOKUP: {
+        "ngram_speed": (
+            "A proposal of context n-grams",
+            "Microseconds of a proposal behind a long text of Zipf-distributed tokens.",
+            _lines(
+                "proposal at ",
+                "behind={rest} | draft={structure} | tokens a round={tokens_per_round} | median={median_us}"
+                " | 99%={p99_us}",
+                text="zipf",
+            ),
+        ),
+        "retrieval_speed": (
+            "A query of a large datastore",
+            "Median microseconds of a look-up, and of a whole draft with it.",
+            _lines(
+                "query of ",
+                "datastore={rest} | draft={structure} | query={query_us} | 99% of them={query_p99_us}"
+                " | draft={draft_us}",
+            ),
+        ),
+        "corpus_ngram_speed": (
+            "Fitting an n-gram model to a text",
+            "The fit is kept for later runs.",
+            _lines(
+                "fitting ",
+                "text={rest} | order={order} | tokens={tokens:,} | tokenize, s={tokenize_s} | count, s={count_s}"
+                " | memory, MB={peak_mb:,}",
+            ),
+        ),
+        "bigram_speed": (
+            "The target's own bigram as a table",
+            "The table of what the target says after each single token is made once and read again by later runs.",
+            _lines(
+                "a table of",
+                "model={model} | vocabulary={vocabulary:,} | later tokens={extend} | made, s={made_s}"
+                " | read, s={read_s} | file, MB={file_mb}",
+            ),
+        ),
+        "replay_speed": (
+            "Recorded text: the walk beside the decoding loop",
+            "Tokens a second and core at one gamma. Look-up drafters walk along a recorded text instead of decoding "
+            "it.",
+            _lines("tokens a second and core, rounds", "drafter={drafter} | loop={loop:,} | walk={walk:,}"),
+        ),
+    },
+    MODELS: {
+        "architectures": (
+            "Architectures of transformers",
+            "Each was made as a tiny random model in its default configuration and compared with plain forward "
+            "passes. BERT and its kin, which are no decoders by default, were made with `is_decoder=true`. Models "
+            "whose layers keep a state are among those that take branching drafts by rows. These two were made, and "
+            "all that were refused or not made on 2026-11-24 tried again, on 2026-11-26, some of them with short "
+            "scans or windows.",
+            _architectures,
+        ),
+    },
+}

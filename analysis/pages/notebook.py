@@ -19,6 +19,7 @@ from ..studies.serving import committed_sections
 from .html import markdown_table
 
 OVERLAY = "notebooks"
+Sections = tuple[Section, ...]
 
 
 def show(*sections: Section, heading: str = "") -> None:
@@ -36,8 +37,8 @@ def show(*sections: Section, heading: str = "") -> None:
 
 
 def overlay_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY, each: str = "drafter.name") -> list[Run]:
-    """Return the newest finished run of an overlay for each drafter, or for each value of another parameter, oldest
-    first. UsageError if there is none.
+    """Return the newest finished run of an overlay for each value of a parameter, oldest first. UsageError if none
+    is.
     """
     table = load_runs(tracking_uri, experiment)
     named = table["params.experiment_name"] == overlay if "params.experiment_name" in table else table["status"] == ""
@@ -52,9 +53,9 @@ def overlay_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY, eac
 
 
 def own_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> list[Run]:
-    """Return the runs of the ids or folders in `chosen`; without any those of the overlay `notebooks`, and where it was
-    never run the newest finished run of every drafter of the experiment, oldest first. UsageError if one of `chosen` is
-    no run, or the experiment has no finished one.
+    """Return the runs of the ids or folders in `chosen`; without any those of the overlay `notebooks`, or where it was
+    never run the newest finished run of every drafter, oldest first. UsageError for what is no run, and where none
+    finished.
     """
     if chosen:
         return open_runs(tracking_uri, chosen)
@@ -67,13 +68,13 @@ def own_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> 
 
 
 def own_run(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> Run:
-    """Return the first run of `chosen`, run ids or folders of runs; without any, the newest finished run. UsageError as
+    """Return the first run of `chosen`, ids or folders; without any, the newest finished one. UsageError as
     `own_runs`.
     """
     return open_runs(tracking_uri, chosen[:1])[0] if chosen else latest_run(tracking_uri, experiment)
 
 
-def study(tracking_uri: str, experiment: str, name: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
+def study(tracking_uri: str, experiment: str, name: str, chosen: Sequence[str] = ()) -> Sections:
     """Return what a study found: the first of its name in `chosen`, run ids or folders, or else the newest finished one
     of the experiment; without one what a committed one found, if any, with the sentence that says what makes one.
     """
@@ -81,56 +82,54 @@ def study(tracking_uri: str, experiment: str, name: str, chosen: Sequence[str] =
         own = [known for known in chosen_studies(tracking_uri, chosen) if known.kind == name]
         return (own[0].findings() if own else latest_study(tracking_uri, experiment, name)).sections
     except UsageError as error:
-        committed: tuple[Section, ...] = ()
-        if name == "serving":
-            committed = committed_sections()
-        elif name == "batching":
-            first, *others = committed_study().findings().sections
-            committed = (replace(first, text=(*first.text, committed_in_words())), *others)
-        return _stand_in(committed, name, error)
+        return _stand_in(name, error)
 
 
-def _stand_in(committed: tuple[Section, ...], name: str, error: UsageError) -> tuple[Section, ...]:
+def _stand_in(name: str, error: UsageError) -> Sections:
     """Return committed sections, the first of which says what makes one's own; without any, a section that says it."""
-    first, *others = committed or (Section(name),)
+    committed: Sections = (Section(name),)
+    if name == "serving":
+        committed = committed_sections()
+    elif name == "batching":
+        first, *others = committed_study().findings().sections
+        committed = (replace(first, text=(*first.text, committed_in_words())), *others)
+    elif name == "grounded_bars":
+        committed = (committed_section(),)
+    first, *others = committed
     return (replace(first, text=(*first.text, str(error))), *others)
 
 
-def live(overlay: str, tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> tuple[Section, ...]:
+def live(overlay: str, tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> Sections:
     """Return what runs of an overlay found, which decoded live (see `LIVE`): those of `chosen` that are no studies, or
     else the newest of the overlay. Where there are none, say what makes them, behind what a committed one found.
     """
-    each, sections_of, committed = LIVE[overlay]
+    each, sections_of = LIVE[overlay]
     try:
         runs = open_runs(tracking_uri, [name for name in chosen if not chosen_studies(tracking_uri, [name])])
         return sections_of(runs or overlay_runs(tracking_uri, experiment, overlay, each))
     except UsageError as error:
-        return _stand_in(committed(), overlay, error)
+        return _stand_in(overlay, error)
 
 
-def _heads(runs: Sequence[Run]) -> tuple[Section, ...]:
-    """Compare Medusa and grounded heads, and show for each the rates by category as the papers define them."""
+def _heads(runs: Sequence[Run]) -> Sections:
     return (comparison_section(runs), *(replace(papers_section(run), title=run.title) for run in runs))
 
 
-def _shapes(runs: Sequence[Run]) -> tuple[Section, ...]:
-    """Set structures side by side, and say whose outputs are refuted and how many loop."""
+def _shapes(runs: Sequence[Run]) -> Sections:
     names = [run.params["structure.name"] for run in runs]
     section = shape_section(runs).ending(loops_in_words(runs, names))
     return (section.beginning(refuted_in_words(runs, names)),)
 
 
-def _gain(runs: Sequence[Run]) -> tuple[Section, ...]:
-    """Show what the newest run gains with grounded heads, and say if its outputs are refuted and how many loop."""
+def _gain(runs: Sequence[Run]) -> Sections:
     return (gain_section(runs[-1]).ending(loops_note(runs[-1].metrics)).beginning(runs[-1].refuted),)
 
 
-Sections = tuple[Section, ...]
-LIVE: dict[str, tuple[str, Callable[[Sequence[Run]], Sections], Callable[[], Sections]]] = {
-    # overlay: the parameter that tells its runs apart, sections of these, and what stands in for them
-    "chain_rows_tree": ("structure.name", _shapes, tuple),
-    "heads": ("drafter.name", _heads, tuple),
-    "grounded_bars": ("drafter.name", _gain, lambda: (committed_section(),)),
+LIVE: dict[str, tuple[str, Callable[[Sequence[Run]], Sections]]] = {
+    # overlay: the parameter that tells its runs apart, and sections of these
+    "chain_rows_tree": ("structure.name", _shapes),
+    "heads": ("drafter.name", _heads),
+    "grounded_bars": ("drafter.name", _gain),
 }
 
 

@@ -16,8 +16,7 @@ from ..account.account_sections import account_sections
 from ..account.load_account import explain
 from ..engines.recommendation import TITLE as TO_SERVE
 from ..findings import run_sections
-from ..findings.comparable import comparable, open_each
-from ..findings.compare import LEADERBOARD, comparison_sections, groups_in_words
+from ..findings.compare import LEADERBOARD, comparable, comparison_sections, groups_in_words, open_each
 from ..findings.drafters_section import TITLE, drafters_section
 from ..findings.foreign_sections import foreign_findings, side_by_side
 from ..findings.peers_section import PEERS, peers_section
@@ -49,31 +48,25 @@ OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
     ("How to reproduce", run_sections.reproduce_section),
     (TO_SERVE, lambda run: run_recommendation(run).section()),
 )
-
-
 MANY = 6  # runs beyond which each shows its heading alone
 
 
 def run_chapters(
     runs: Sequence[Run], notes: Sequence[str] = (), done: Callable[[], None] = lambda: None
 ) -> list[Chapter]:
-    """Make one chapter per run, after a comparison where there are several; those of imported files stand last.
+    """Make one chapter per run, after a comparison where there are several; behind them those of imported files, after
+    a table of all, and of load tests. UsageError if a file and its baseline share no timed prompt.
 
     done: called after each run's.
     """
-    if loads := [run for run in runs if run.params.get("import.kind") == LOAD]:
-        others = [run for run in runs if run.params.get("import.kind") != LOAD]
-        names = [f"Load tests: {run.name}" if len(loads) > 1 else "Load tests" for run in loads]
-        chapters = run_chapters(others, notes, done) if others else []
-        return [
-            *chapters,
-            *(Chapter(name, explain(read_folder(Path(run.source)))) for name, run in zip(names, loads, strict=True)),
-        ]
-    if imports := [run for run in runs if run.imported()]:
-        own = [run for run in runs if not run.imported()]
-        return [*(run_chapters(own, notes, done) if own else []), *foreign_chapters(imports)]
-    chapters = []
+    own: list[Run] = []
+    imports: list[Run] = []
+    loads: list[Run] = []
     for run in runs:
+        kind = run.params.get("import.kind")
+        (own if kind is None else loads if kind == LOAD else imports).append(run)
+    chapters: list[Chapter] = []
+    for run in own:
         sections: list[Section] = []
         for title, make in OF_A_RUN:
             peers = run.params.get("measurement.peers", "[]") != "[]"
@@ -81,13 +74,26 @@ def run_chapters(
                 sections += _guarded(title, partial(make, run))
         at = "" if run.primary_gamma is None else f", gamma {run.primary_gamma}"
         unfinished = "" if run.status == "FINISHED" else f" ({run.status.lower()})"
-        heading = f"{run.title}{at} [{run.name}]{unfinished}"
-        shown = 0 if len(runs) > MANY else 1 if len(runs) > 1 else None
-        chapters.append(Chapter(heading, tuple(run_sections.arranged(sections, run)), shown=shown))
+        remarks = _remarks(notes) if len(own) == 1 else []
+        chapters.append(
+            Chapter(
+                f"{run.title}{at} [{run.name}]{unfinished}",
+                (*run_sections.arranged(sections, run), *remarks),
+                shown=0 if len(own) > MANY else 1 if len(own) > 1 else None,
+            )
+        )
         done()
-    if len(runs) > 1:
-        return [*_compared(runs, notes), *chapters]
-    return [Chapter(chapter.title, (*chapter.sections, *_remarks(notes))) for chapter in chapters]
+    if len(own) > 1:
+        chapters = [*_compared(own, notes), *chapters]
+    data_sets = [foreign_findings(run) for run in imports]
+    if len(data_sets) > 1:
+        chapters.append(Chapter("Foreign results side by side", (side_by_side(data_sets),)))
+    for one in data_sets:
+        chapters.append(Chapter(f"Foreign results: {one.name} ({one.kind}, gamma {one.gamma})", one.sections))
+    for run in loads:
+        title = f"Load tests: {run.name}" if len(loads) > 1 else "Load tests"
+        chapters.append(Chapter(title, explain(read_folder(Path(run.source)))))
+    return chapters
 
 
 def _compared(runs: Sequence[Run], remarks: Sequence[str]) -> list[Chapter]:
@@ -114,18 +120,7 @@ def _compared(runs: Sequence[Run], remarks: Sequence[str]) -> list[Chapter]:
 
 
 def _remarks(remarks: Sequence[str]) -> list[Section]:
-    """Return a section about the report itself; none without anything to say."""
     return [Section("About this report", ("\n".join(f"- {note}" for note in remarks),))] if remarks else []
-
-
-def foreign_chapters(runs: Sequence[Run]) -> list[Chapter]:
-    """Make a chapter per folder of an imported file, after a table of all where there are several.
-
-    UsageError if one and its baseline share no timed prompt.
-    """
-    every = [foreign_findings(run) for run in runs]
-    chapters = [Chapter(f"Foreign results: {one.name} ({one.kind}, gamma {one.gamma})", one.sections) for one in every]
-    return [Chapter("Foreign results side by side", (side_by_side(every),)), *chapters] if len(every) > 1 else chapters
 
 
 def _guarded(title: str, make: Callable[[], Section | Sequence[Section]]) -> list[Section]:

@@ -1,7 +1,5 @@
-"""Writes what a run found into its folder (`summary.json`, `account.json`, `report.md`, the figures, `trace.html`) and
-into its note in MLflow.
-
-Everything comes from the other files of that folder, so these five can be deleted and made again at any time.
+"""Writes what a run found into its folder (`summary.json`, `account.json`, `report.md`, the figures, `trace.html`), all
+from the other files there, so that these can be made again at any time; and its note in MLflow.
 """
 
 import json
@@ -20,9 +18,7 @@ FILES = "`report.md`, `figures/` and `trace.html` are among the run's artifacts.
 
 
 def write_run(folder: Path) -> RunFindings:
-    """Compute the findings of the run in `folder`, write them there and return them. UsageError for no run's folder, or
-    one that lacks a file.
-    """
+    """Compute the findings of the run in `folder`, write them there and return them. UsageError for a missing file."""
     run = open_folder(folder)
     findings = run_findings(run)
     for name, content in (("account.json", findings.account), ("summary.json", findings.summary)):
@@ -45,9 +41,7 @@ def run_note(findings: RunFindings, address: Callable[[str], str], chart: str = 
     """Return the note of a run in MLflow as Markdown: its verdict, the picture of theory over measurement, its table,
     and where the rest is.
 
-    Args:
-        address: returns the address of one of the run's files.
-        chart: address of the chart that overlays the lines of the picture; "" without one.
+    address: returns the address of one of the run's files; chart: that of the chart behind the picture, "" without one.
     """
     summary = replace(findings.sections[0], figures=())
     picture = [_PICTURE for section in findings.sections for name, _ in section.figures if name == _PICTURE]

@@ -1,5 +1,6 @@
-"""The picture of a decoding, after the opening figure of Leviathan et al. (2211.17192): a line per round with the text
-so far, the accepted draft tokens, the rejected one and what the target wrote instead. One self-contained HTML page.
+"""The picture of a decoding, after the opening figure of Leviathan et al. (2211.17192), as one self-contained HTML
+page: a line per round with the text so far, the accepted draft tokens, the rejected one and what the target wrote
+instead.
 
 Model output is only ever data here: it is escaped, and its control characters are shown as glyphs.
 """
@@ -12,21 +13,20 @@ from ..read.traces import Kind, Trace
 
 REPLACEMENT = "\ufffd"
 SHOWN_ROUNDS = 400  # rounds of one generation on the page
-
-
+ENDS = {"end_token": "■ end of text", "limit": "■ length limit"}
 _GLYPHS = {"\n": "⏎", "\t": "⇥"}
 
 
 def visible(text: str) -> str:
     """Put `text` on one line; every character that would not print, or would steer a terminal, becomes a glyph."""
-    return "".join(_glyph(character) for character in text)
-
-
-def _glyph(character: str) -> str:
-    category = unicodedata.category(character)
-    if category == "Cs" or character in _GLYPHS:
-        return _GLYPHS.get(character, REPLACEMENT)
-    return f"⟨U+{ord(character):04X}⟩" if category in ("Cc", "Cf", "Zl", "Zp") else character
+    shown = ""
+    for character in text:
+        category = unicodedata.category(character)
+        if category == "Cs" or character in _GLYPHS:
+            shown += _GLYPHS.get(character, REPLACEMENT)
+        else:
+            shown += f"⟨U+{ord(character):04X}⟩" if category in ("Cc", "Cf", "Zl", "Zp") else character
+    return shown
 
 
 def visible_piece(text: str) -> str:
@@ -36,9 +36,6 @@ def visible_piece(text: str) -> str:
     inner = body.rstrip(" ")
     start = " " if lead == 1 and inner else "·" * lead
     return start + visible(inner) + "·" * (len(body) - len(inner))
-
-
-ENDS = {"end_token": "■ end of text", "limit": "■ length limit"}
 
 
 # No script, no request, whatever the text says.

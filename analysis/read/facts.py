@@ -1,6 +1,5 @@
-"""Records of what a run writes down about itself for the analysis: `plan.json`, `session.json` and `status.json`.
-
-The run fills them in, the analysis reads them back; nobody else knows the keys of these files.
+"""Records of what a run writes down about itself for the analysis, which alone reads them back: `plan.json`,
+`session.json` and `status.json`.
 """
 
 import json
@@ -125,9 +124,8 @@ class SessionFacts:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """Progress of a run, and its end (`status.json`, replaced as a whole whenever it changes).
-
-    A process that is killed by force leaves "running" behind; a run is resumed unless it is "finished".
+    """Progress of a run, and its end (`status.json`, replaced as a whole). A process that is killed by force leaves
+    "running" behind; a run is resumed unless it is "finished".
     """
 
     status: Standing
@@ -155,9 +153,7 @@ class RunStatus:
 
     @classmethod
     def read(cls, folder: Path) -> "RunStatus | None":
-        """Read the status of the run in `folder`; None where there is none, as in runs of earlier versions, or where
-        the file is not one of ours.
-        """
+        """Read the status of the run in `folder`; None without one of ours, as in runs of earlier versions."""
         try:
             values = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
             return cls(**values)

@@ -1,6 +1,4 @@
-"""Finds the runs and studies that a user names by an output folder, a sweep's folder, an MLflow run id or an
-experiment.
-"""
+"""Finds the runs and studies that a user names by a folder, a sweep's folder, an MLflow run id or an experiment."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,10 +25,8 @@ class Named(NamedTuple):
 
 
 def find_runs(names: Sequence[str], tracking_uri: str) -> Named:
-    """Return the runs and the finished studies of all names.
-
-    A folder is taken before a run id, a run id before an experiment's name. UsageError, naming it, for a name that is
-    none of these, or that has neither a run nor a study.
+    """Return the runs and the finished studies of all names. A folder is taken before a run id, a run id before an
+    experiment's name. UsageError, naming it, for a name that is none of these, or has neither a run nor a study.
     """
     runs: dict[str, Run] = {}
     studies: dict[str, FinishedStudy] = {}
@@ -89,7 +85,7 @@ def _in_folder(folder: Path) -> Named:
 
 
 def _natural(path: Path) -> list[tuple[int, str]]:
-    """Sort key of a path that puts cell 10 after cell 9."""
+    """Return the sort key of a path that puts cell 10 after cell 9."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in path.parts]
 
 

@@ -1,6 +1,5 @@
-"""A foreign file while it is read: its lines, the names of its texts, and what cannot be used.
-
-Lines come from the reader that replay uses too (`specdec.text.lines`); a BadLine is one that may be left out.
+"""A foreign file while it is read: its lines, the names of its texts, and what cannot be used. A BadLine
+(`specdec.text.lines`) is one that may be left out.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

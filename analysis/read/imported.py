@@ -161,9 +161,8 @@ def write_folder(
     positions whose first draft token agrees, and in `replay.parquet` (kind "along") the rounds that each text would
     take if every draft token were as good as a first one.
 
-    Args:
-        baseline: plain decoding of the same prompts (prompt, repeat, tokens, seconds).
-        replicates: of the bootstraps of whoever reads the folder.
+    baseline: plain decoding of the same prompts (prompt, repeat, tokens, seconds); replicates: of the reader's
+    bootstraps.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config = {
@@ -222,9 +221,7 @@ def plain_name(path: Path) -> str:
 
 
 def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.DataFrame:
-    """Return the rounds of `texts`, one line each (`rounds.COUNTED` and context); ValueError where they contradict
-    themselves.
-    """
+    """Return the rounds of `texts`, one line each (`rounds.COUNTED` and context). ValueError for contradictions."""
     texts = [text for text in texts if len(text.accepted)]
     sizes = [len(text.accepted) for text in texts]
 
@@ -268,10 +265,8 @@ def rounds_table(texts: Sequence[ImportedText], method: str, gamma: int) -> pd.D
 
 def walked(text: PositionText, gamma: int) -> ImportedText:
     """Walk a text from round to round at `gamma`, as decoding would: a round begins where the last one ended, and none
-    offers more than the text can still hold beside the target's own token.
-
-    Beyond an end token drafts go on, so a round that accepts the end token itself is cut: it commits no token of the
-    target and is no rejection (theory.md 4.7).
+    offers more than the text can still hold beside the target's own token. Beyond an end token drafts go on: a round
+    that accepts the end token itself is cut, commits no token of the target and is no rejection (theory.md 4.7).
     """
     size = len(text.lengths)
     left = np.arange(size, 0, -1)  # tokens from each position on

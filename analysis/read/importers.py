@@ -2,11 +2,9 @@
 
 One that reads rounds has `read(path, choices)`, which gives one data set per drafter of a file and raises UsageError,
 naming file and line, for content of another form; and `recognises(value)`, which is asked about the values of the first
-lines, about the whole file as one JSON document, and about its text. `auto` tells the kind from what the file says.
-
-One that reads load tests has `load_points(file)`, which gives the points of a `LoadFile`, or gauges, and nothing of one
-of another kind; and `LOAD_FILES`, the words that say what writes such files and how they begin. Where a format has
-both, `--import` takes its name for rounds.
+lines, about the whole file as one JSON document, and about its text. One that reads load tests has `load_points(file)`,
+which gives the points of a `LoadFile`, or gauges, and nothing of one of another kind; and `LOAD_FILES`, the words that
+say what writes such files and how they begin. Where a format has both, `--import` takes its name for rounds.
 """
 
 import json
@@ -52,12 +50,10 @@ IMPORTERS: dict[str, Callable[[Path, ImportChoices], list[Imported]]] = {
 def convert(
     files: Sequence[tuple[str, str]], choices: ImportChoices, folder: Path, baseline: pd.DataFrame | None = None
 ) -> list[Run]:
-    """Write a run folder below `folder` for each data set of some files, and return their runs. UsageError if a file
-    cannot be read; then nothing is written.
+    """Write a run folder below `folder` for each data set of some files (kind, path), and return their runs. UsageError
+    if a file cannot be read; then nothing is written.
 
-    Args:
-        files: kind and path of each.
-        baseline: plain decoding of the same prompts, as `spec_bench.spec_bench_times` reads it.
+    baseline: plain decoding of the same prompts, as `spec_bench.spec_bench_times` reads it.
     """
     sources = [source for kind, file in files for source in IMPORTERS[kind](Path(file), choices)]
     runs: list[Run] = []
@@ -100,7 +96,7 @@ def kind_of(path: Path) -> str:
 
 
 def is_load(given: str) -> bool:
-    """Return whether a file, of which `NAME=FILE` may speak, is a load test that no importer of rounds reads."""
+    """Return whether a file, or the one in `NAME=FILE`, is a load test that no importer of rounds reads."""
     path = Path(server_and_path(given)[1])
     try:
         kind_of(path)
@@ -112,10 +108,8 @@ def is_load(given: str) -> bool:
 
 
 def read_loads(path: Path, kind: str = LOAD) -> pd.DataFrame | Gauges:
-    """Return the load points of a file (`COLUMNS`), or gauges. UsageError for a file of no known kind, or a number that
-    cannot be: below 0, or no number.
-
-    kind: the only format that is tried; "load" tries all.
+    """Return the load points of a file (`COLUMNS`), or gauges, in a known format or, for "load", in any. UsageError for
+    another kind, or a number that cannot be.
     """
     file = LoadFile.of(path)
     tried = {name: module for name, module in LOAD_FORMATS.items() if kind in (LOAD, name)}

@@ -1,5 +1,5 @@
 """The run folder of load tests: `config.yaml`, `plan.json` with the gauges and what was said of the servers, and
-`loads.parquet`, the load points. It has no rounds; `specdec.explain` and `specdec.report` open it again.
+`loads.parquet`, the load points. It has no rounds.
 """
 
 import json
@@ -22,20 +22,14 @@ POINTS = "loads.parquet"
 
 @dataclass(frozen=True)
 class ServerFacts:
-    """Facts that no load test records, by the server's name; "" stands for every speculative server.
+    """Facts that no load test records, by the server's name; "" stands for every speculative server."""
 
-    Attributes:
-        gamma: draft tokens per round.
-        slots: of the KV cache, with the drafter loaded; those of the plain server have its name.
-        held: slots that a request holds; state: those of one copy of a recurrent state (`held_slots`).
-        most_running: requests that ran at most.
-    """
-
-    gamma: Mapping[str, float] = field(default_factory=dict)
+    gamma: Mapping[str, float] = field(default_factory=dict)  # draft tokens per round
+    # slots of the KV cache, with the drafter loaded; those of the plain server have its name
     slots: Mapping[str, float] = field(default_factory=dict)
-    held: Mapping[str, float] = field(default_factory=dict)
-    state: Mapping[str, float] = field(default_factory=dict)
-    most_running: Mapping[str, float] = field(default_factory=dict)
+    held: Mapping[str, float] = field(default_factory=dict)  # slots that a request holds
+    state: Mapping[str, float] = field(default_factory=dict)  # slots of one copy of a recurrent state (`held_slots`)
+    most_running: Mapping[str, float] = field(default_factory=dict)  # requests that ran at most
 
     def of(self, name: str, server: str) -> float:
         """Return a fact about a server, NaN where nobody said it."""
@@ -52,7 +46,7 @@ class LoadTests:
     facts: ServerFacts
 
     def write(self, folder: Path, sources: Sequence[str]) -> None:
-        """Write the run folder, whole; files of an earlier one are replaced."""
+        """Write the run folder, whole."""
         folder.mkdir(parents=True, exist_ok=True)
         gauges = [{name: value for name, value in asdict(gauge).items() if value == value} for gauge in self.gauges]
         self.points[list(COLUMNS)].to_parquet(folder / POINTS)
@@ -82,8 +76,8 @@ def read_folder(folder: Path) -> LoadTests:
 
 def read_together(files: Sequence[tuple[str, str, str]], facts: ServerFacts) -> LoadTests:
     """Return the load tests of some files and folders (kind, as `read_loads` takes it; server, "" where the file names
-    it; path), and the facts about their servers: `facts` go before those of a folder. UsageError for what cannot be
-    read, and for gauges alone.
+    it; path). Of the servers, `facts` go before those of a folder. UsageError for what cannot be read, and for gauges
+    alone.
     """
     points: list[pd.DataFrame] = []
     gauges: list[Gauges] = []

@@ -1,5 +1,5 @@
-"""Load points, a line of a table for each number of requests in flight, and gauges: what the load tests of every format
-are read into, and how their numbers are read. Knows no format.
+"""Load points, a line of a table for each number of requests in flight, and gauges: what load tests of every format are
+read into, and how their numbers are read.
 """
 
 import json
@@ -37,8 +37,8 @@ COLUMNS = (  # of a table of load points; all but the first two are numbers, NaN
 
 @dataclass(frozen=True)
 class Gauges:
-    """The gauges of a vLLM server's pages: the largest number of requests that ran, that waited then, the share of the
-    KV cache in use, and its slots; NaN where a page lacks them.
+    """The gauges of a vLLM server's pages: the most requests that ran, those that waited then, the share of the KV
+    cache in use, and its slots; NaN where a page lacks them.
     """
 
     running: float
@@ -75,8 +75,8 @@ class LoadFile:
 
 
 def server_and_path(given: str) -> tuple[str, str]:
-    """Return the server and the path of `NAME=FILE`, or "" and the path: an equals sign within a path that exists
-    belongs to the path.
+    """Return the server and the path of `NAME=FILE`, or "" and the path, which may contain an equals sign if it
+    exists.
     """
     name, sign, path = given.partition("=")
     return (name, path) if sign and "/" not in name and not Path(given).exists() else ("", given)

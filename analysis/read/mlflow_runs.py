@@ -1,6 +1,5 @@
-"""Reads runs from MLflow: the runs of an experiment as a table, one run as a `Run`, the files of a study.
-
-Nothing is written and no store is changed or created. MLflow is imported inside functions, so that commands start fast.
+"""Reads runs from MLflow: the runs of an experiment as a table, one run as a `Run`, the files of a study. No store is
+changed or created. MLflow is imported inside functions, so that commands start fast.
 """
 
 import re
@@ -15,8 +14,7 @@ import pandas as pd
 from specdec.errors import SpecdecError, UsageError, near_misses
 from specdec.tracking.store import check_driver, check_schema, locate, quieten, reason, schema_of
 
-from .metric_names import current_name, current_names
-from .runs import COMMAND, Run, missing_file, open_folder
+from .runs import COMMAND, Run, current_name, missing_file, open_folder
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 MAIN = "tags.`specdec.role` = 'main'"
@@ -53,9 +51,8 @@ class _Store:
             raise UsageError(f"The tracking store {self.uri} did not answer: {reason(error)}.") from error
 
     def runs(self, experiment: str, condition: str, one: bool = False) -> list[Any]:
-        """Return the runs of an experiment that meet a condition, newest first; empty if it does not exist.
-
-        one: look for the newest alone.
+        """Return the runs of an experiment that meet a condition, or the newest `one`, newest first; none if it does
+        not exist.
         """
         known = self.ask("get_experiment_by_name", experiment)
         runs: list[Any] = []
@@ -76,7 +73,6 @@ class _Store:
         return runs
 
     def files(self, run_id: str, folder: str | None = None) -> list[str]:
-        """Return the paths of a run's artifacts in a folder of it."""
         return [item.path for item in self.ask("list_artifacts", run_id, folder)]
 
     def fetch(self, run_id: str, name: str) -> Path:
@@ -87,10 +83,9 @@ class _Store:
 
 
 def load_runs(tracking_uri: str, experiment: str) -> pd.DataFrame:
-    """Return the main runs of an experiment, newest first, indexed by run id.
-
-    Columns: name, status, start_time, params.*, metrics.*, tags.*, as far as any run has them. UsageError for a store
-    or an experiment that does not exist or has no main run.
+    """Return the main runs of an experiment, newest first, indexed by run id, with name, status, start_time, params.*,
+    metrics.*, tags.*, as far as any run has them. UsageError for a store or experiment that does not exist or has no
+    run.
     """
     store = _Store(tracking_uri)
     runs = store.runs(experiment, MAIN)
@@ -118,7 +113,7 @@ def load_runs(tracking_uri: str, experiment: str) -> pd.DataFrame:
             "status": run.info.status,
             "start_time": pd.Timestamp(run.info.start_time, unit="ms", tz="UTC"),
             **{f"params.{key}": value for key, value in run.data.params.items()},
-            **{f"metrics.{key}": value for key, value in current_names(run.data.metrics).items()},
+            **{f"metrics.{current_name(key)}": value for key, value in run.data.metrics.items()},
             **{f"tags.{key}": value for key, value in run.data.tags.items()},
         }
         for run in runs
@@ -169,8 +164,8 @@ def has_main_run(tracking_uri: str, experiment: str) -> bool:
 
 
 def study_ids(tracking_uri: str, name: str, kind: str = "") -> list[str]:
-    """Return the run id `name` if it is a study's, or those of all finished studies of the experiment `name`, of one
-    kind if given, newest last. Empty where `name` is neither, or where there is no study.
+    """Return the run id `name` if it is a study's, or those of all finished studies (of one kind if given) of the
+    experiment `name`, newest last.
     """
     store = _Store(tracking_uri)
     if RUN_ID.fullmatch(name):

@@ -32,9 +32,9 @@ def read_arms(path: Path) -> Arms:
     """Return the rounds of a run by arm, from its table or a folder of part-files: the columns `COUNTED`, sorted by
     generation; disturbed rounds with the seconds that they would have taken (`busy_machine.undisturbed`).
 
-    Other values are those of the file; types are narrower. Names are categories in the order of their letters, so that
-    they sort as text does. Nobody writes to a table that it gives. An arm that contradicts itself is a UsageError when
-    it is read. OSError or ValueError if it is no Parquet table. UsageError if it lacks a column.
+    Values are those of the file, in narrower types; names are categories in alphabetical order. Nobody writes to these
+    tables. An arm that contradicts itself is a UsageError when it is read. OSError or ValueError if it is no Parquet
+    table. UsageError if it lacks a column.
     """
     file = _ArmFile(path)
     texts = file.texts()

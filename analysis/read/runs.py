@@ -1,10 +1,11 @@
 """The record of a run as analysis reads it, and the run of an output folder: parameters, metrics, curves, tables.
 
-Files are read when they are asked for, from a folder here and from MLflow in `mlflow_runs`. Metrics have the names that
-runs log. A missing file is a UsageError that names the file and says what writes it.
+Files are read when they are asked for, from a folder here and from MLflow in `mlflow_runs`. A missing file is a
+UsageError that names the file and says what writes it.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -26,34 +27,25 @@ from ..arms import Arms
 from ..intervals import Interval
 from ..rounds import check_once, check_rounds
 from .facts import EARLIER_PLAN_FILE, LOAD, PLAN_FILE, STATUS_FILE, ImportFacts, RunFacts, RunStatus, SessionFacts
-from .metric_names import current_name
 from .round_counts import read_arms
 from .traces import Trace, read_traces
 
 COMMAND = "python -m specdec.run +drafter=ngram"
+_ENDED = "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,"
 WRITTEN_BY = {  # file of a run: which runs write it; for the message where it is missing
-    "rounds.parquet": "every run that decoded at least one prompt",
-    "generations.jsonl": "every run that decoded at least one prompt",
-    "account.json": "every run that finished",
+    **dict.fromkeys(("rounds.parquet", "generations.jsonl"), "every run that decoded at least one prompt"),
+    **dict.fromkeys(("account.json", "summary.json", "trace.html", "report.md"), "every run that finished"),
+    **dict.fromkeys(("replay.parquet", "alpha.parquet", "session.json", "traces.json"), _ENDED),
+    **dict.fromkeys(("environment.json", "config.yaml"), "every run"),
+    **dict.fromkeys(("plan.json", "status.json"), "every run of this version of specdec"),
     "quality.parquet": "every run that finished with a rule that is not lossless or with measurement.original",
     "sampled.parquet": "every greedy run with measurement.sampled_temperature that ended",
-    "replay.parquet": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
-    "alpha.parquet": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
     "loads.parquet": "`python -m specdec.explain FILE... --out DIR`, and every import of load tests,",
     "experts.parquet": "every run whose target is a mixture of experts of transformers",
-    "summary.json": "every run that finished",
     "calibration.json": "every run that began to decode",
     "cost.json": "every run with a value in measurement.cost_contexts and a target that does arithmetic",
-    "environment.json": "every run",
-    "plan.json": "every run of this version of specdec",
-    "status.json": "every run of this version of specdec",
-    "session.json": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
-    "traces.json": "every run that ended, and `python -m specdec.report FOLDER` for one that was killed,",
-    "trace.html": "every run that finished",
     "peers.json": "every run with measurement.peers",
     "divergences.json": "every greedy run with an output that parted from the baseline's",
-    "report.md": "every run that finished",
-    "config.yaml": "every run",
 }
 EXPERTS = ("method", "gamma", "prompt", "repeat", "tokens", "calls", "experts", "independent", "uniform", "reads")
 """Columns of `experts.parquet`, a line for each text of a primary structure and number of tokens of a call. Sums over
@@ -63,6 +55,37 @@ CURVES = {"tokens_per_round": "curve/", "speedup": "curve/speedup/"}  # quantity
 ERRORS = {"tokens_per_round": "tokens_error", "speedup": "speedup_error"}  # quantity: the error of its formula
 SETTINGS = "measurement.drafter_settings."  # parameters of the other drafters of a session: this, name, their own key
 OWN_PARTS = ("drafter.", "structure.", "verifier.")  # parameters that each drafter of a session has for itself
+
+FAMILIES = (
+    "ablation", "account", "all_drafters", "batching", "budget", "cost", "grid", "heldout", "iid", "lenience",
+    "lossless", "memory", "mt_bench", "operations", "peer", "prompts", "quality", "repetition", "serving", "throughput",
+    "topk", "train", "transition", "tree_search", "typical_acceptance",
+)  # fmt: skip
+# Names of categories may have dots of their own, so that a name of today's has to follow.
+_CATEGORY = re.compile(
+    r"category\.(.+?)\.((?:speedup|tokens_per_round|alpha|accepted_per_offered|acceleration_rate|step_overhead"
+    r"|compression_ratio|throughput|draft_length)(?:\..+)?)"
+)
+_DRAFTER = re.compile(r"drafter\.([^./]+)\.(.+)")
+_CURVE = re.compile(r"(curve|sweep)\.([^./]+)(?:\.(.+))?")
+
+
+def current_name(name: str) -> str:
+    """Return the name that a metric has today, as `account/verify`: older versions wrote a dot after the family, no
+    slash, which makes a section of MLflow's chart view.
+    """
+    if parts := _CATEGORY.fullmatch(name):
+        return f"category/{parts[1]}/{current_name(parts[2])}"
+    if parts := _DRAFTER.fullmatch(name):
+        return f"drafter/{parts[1]}/{current_name(parts[2])}"
+    if parts := _CURVE.fullmatch(name):
+        family, first, rest = parts.groups()
+        if rest is None:
+            return f"{family}/{first}"
+        # The bounds of a curve, and of the key that lines share, stay beside it.
+        return f"{family}/{first}{'.' if rest in ('ci_low', 'ci_high') else '/'}{rest}"
+    family, dot, rest = name.partition(".")
+    return f"{family}/{rest}" if dot and family in FAMILIES else name
 
 
 @dataclass(frozen=True)
@@ -137,7 +160,7 @@ class Run:
     @property
     def beside(self) -> tuple[str, ...]:
         """The methods of the session's other drafters, in the order of `measurement.drafters`."""
-        return () if self.method else tuple(name for name in self._asked if self._has_settings(name))
+        return () if self.method else tuple(run.method for run in self.drafters if run.method)
 
     def of_drafter(self, name: str) -> "Run":
         """Return this run as if `name`, one of `beside`, were its only drafter."""
@@ -153,25 +176,18 @@ class Run:
     @property
     def drafters(self) -> list["Run"]:
         """This run once for each drafter of its session, in the order of `measurement.drafters`; the drafter of
-        `+drafter=` is first where it is not named there.
+        `+drafter=`, which has no settings of its own there, is first where it is not named.
         """
-        order = [self.of_drafter(name) if self._has_settings(name) else self for name in self._asked]
-        return order if any(run is self for run in order) else [self, *order]
-
-    @property
-    def _asked(self) -> list[str]:
-        """The names in `measurement.drafters`; one without settings is the drafter of `+drafter=` itself."""
         names = self.params.get("measurement.drafters", "[]").strip("[]").split(",")
-        return list(dict.fromkeys(name.strip(" '\"") for name in names if name.strip()))
-
-    def _has_settings(self, name: str) -> bool:
-        return any(key.startswith(f"{SETTINGS}{name}.") for key in self.params)
+        asked = dict.fromkeys(name.strip(" '\"") for name in names if name.strip())
+        others = {name for name in asked if any(key.startswith(f"{SETTINGS}{name}.") for key in self.params)}
+        order = [self.of_drafter(name) if name in others else self for name in asked]
+        return order if any(run is self for run in order) else [self, *order]
 
     def _own(self, table: pd.DataFrame) -> pd.DataFrame:
         """Keep the lines of this drafter and of plain decoding, where the session had several drafters."""
-        if not self.method and not self.beside or "method" not in table:
-            return table
-        return table[table["method"].isin(self._methods)]
+        several = (self.method or self.beside) and "method" in table
+        return table[table["method"].isin(self._methods)] if several else table
 
     @property
     def _methods(self) -> list[str]:
@@ -184,8 +200,8 @@ class Run:
         return self._json("peers.json")
 
     def rounds(self) -> pd.DataFrame:
-        """Read the rounds table (`analysis.rounds.COLUMNS`), baseline included, with the seconds of the clock: those of
-        rounds that other work disturbed, too. UsageError if it contradicts itself.
+        """Read the rounds table (`analysis.rounds.COLUMNS`), baseline included, with the seconds of the clock, those of
+        disturbed rounds too. UsageError if it contradicts itself.
         """
         rounds = self._table("rounds.parquet")
         try:
@@ -201,9 +217,8 @@ class Run:
         return [beta[-1] for beta in table.filter(table["rejected"])["beta"].to_pylist() if beta]
 
     def arms(self) -> Arms:
-        """Return the columns of the rounds table that statistics count, by arm, each read when it is asked for.
-
-        The file is shared as long as somebody holds it; nobody writes to its tables.
+        """Return the columns of the rounds table that statistics count, by arm, each read when it is asked for. Nobody
+        writes to these tables: the file is shared as long as somebody holds it.
         """
         path = self.fetch("rounds.parquet")
         key = (str(path), path.stat().st_mtime_ns)
@@ -322,9 +337,8 @@ class Run:
 
     @property
     def resampling(self) -> tuple[int, int]:
-        """Replicates and seed of the run's prompt bootstrap. UsageError if it recorded none.
-
-        All runs have one seed: on the same prompts they draw alike, so that an estimate has one interval on every page.
+        """Replicates and seed of the run's prompt bootstrap. UsageError if it recorded none. All runs have one seed, so
+        that an estimate has one interval on every page.
         """
         key = "measurement.bootstrap"
         if not self.params.get(key, "").isdigit():
@@ -355,8 +369,8 @@ class Run:
 
     @property
     def drafter_name(self) -> str:
-        """The drafter as tables name it: the name that was chosen, with the model or the order that goes with it:
-        `ngram`, `small_model pocket`, `bigram`, `corpus_ngram of order 3`.
+        """The drafter as tables name it, with the model or the order that goes with it: `small_model pocket`,
+        `corpus_ngram of order 3`.
         """
         name = self.params.get("drafter.name", "unknown drafter")
         if name == "corpus_ngram":
@@ -366,9 +380,7 @@ class Run:
 
     @property
     def setting(self) -> str:
-        """Model, dtype and hardware, or the cost model whose time it is, as far as the run recorded them: figures that
-        differ here do not compare.
-        """
+        """Model, dtype and hardware, or the cost model whose time it is: figures that differ here do not compare."""
         try:
             environment = self.environment()
         except UsageError:
@@ -418,7 +430,6 @@ _IMPORT_FACTS = TypeAdapter(ImportFacts)
 
 
 def _text(path: Path) -> str:
-    """Read a file of a run. UsageError if it is not UTF-8 text."""
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError:

@@ -17,8 +17,8 @@ STUDY = "study.json"  # the file by which a study's folder is known
 
 
 def read_study(files: Mapping[str, Path], source: str) -> FinishedStudy:
-    """Return a study from the paths of its `study.json` and of its tables, by file name. UsageError if the files hold
-    something else.
+    """Return a study from the paths of its `study.json` and of its tables, by file name. UsageError for other
+    content.
     """
     try:
         described = json.loads(files[STUDY].read_text(encoding="utf-8"))
@@ -50,9 +50,7 @@ def logged_study(tracking_uri: str, run_id: str) -> FinishedStudy:
 
 
 def latest_study(tracking_uri: str, experiment: str, kind: str) -> Findings:
-    """Return the findings of the newest finished study of a kind that MLflow has. UsageError if there is no such store,
-    or no such run in it.
-    """
+    """Return the findings of the newest finished study of a kind that MLflow has. UsageError if there is none."""
     overlay = overlay_of(kind)
     ids = study_ids(tracking_uri, experiment, kind)
     if not ids:

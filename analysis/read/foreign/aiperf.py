@@ -28,8 +28,7 @@ def load_points(file: LoadFile) -> list[dict[str, Any]]:
 
 def _of_run(where: str, value: Values) -> dict[str, Any]:
     """Return the point of a run (docs/reference/json-export-schema.md). A step is the time between two messages;
-    without that, the time between tokens times those of a round. Little's law gives who is in flight where the
-    configuration does not.
+    without that, between tokens, times those of a round. Little's law gives who is in flight where the file does not.
     """
 
     def of(name: str, statistic: str = "avg", *other: str) -> float:

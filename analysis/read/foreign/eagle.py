@@ -33,10 +33,8 @@ LAST_TURN = (
 
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
-    """Return the totals of every turn or, from files with counts by depth, rounds; a choice is a repeat.
-
-    gamma: depth of the tree; counts by depth say it themselves. UsageError for lines of another form, named with file
-    and line.
+    """Return the totals of every turn or, from files with counts by depth, rounds; a choice is a repeat. gamma: depth
+    of the tree; counts by depth say it themselves. UsageError, with file and line, for another form.
     """
     file = ForeignFile(path, choices)
     turns: list[ImportedText] = []

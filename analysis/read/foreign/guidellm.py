@@ -32,9 +32,7 @@ def load_points(file: LoadFile) -> list[dict[str, Any]]:
 
 
 def _of_line(where: str, line: Values) -> dict[str, Any]:
-    """Return the point of a line. Its time between tokens is that of a request over its tokens, so a step is as many of
-    them as tokens came in a message.
-    """
+    """Return the point of a line, whose time between tokens is that of a request over its tokens."""
     of = partial(number_of, where, line)
     drafts, accepted, by_request = map(of, ("num_drafts", "num_accepted_tokens", "mean_output_tokens_per_iteration"))
     return {
@@ -56,7 +54,7 @@ def _of_line(where: str, line: Values) -> dict[str, Any]:
 
 def _of_benchmark(where: str, value: Values) -> dict[str, Any]:
     """Return the point of a benchmark (GenerativeMetrics in guidellm/benchmark/schemas). Its time between tokens is
-    weighted by tokens, so that times tokens per message without the first, a mean over messages, it is that of a step.
+    weighted by tokens: times the tokens of a message without the first, a mean over messages, it is that of a step.
     """
     metrics = value.get("metrics", {})
 

@@ -48,26 +48,18 @@ TOTALS = "It has sums of each text alone: a text that ended within a round has f
 
 @dataclass(frozen=True)
 class Answer:
-    """The counters of one response. Lists hold a value for each round, None where the response has sums only.
+    """The counters of one response."""
 
-    Attributes:
-        tokens: written, the first one apart.
-        rounds: that wrote them.
-        accepted, drafted: draft tokens of all rounds.
-        prompt_n: tokens of the prompt that were read, those of its cache apart.
-        prompt_ms, predicted_ms: milliseconds of the prompt's call, and of all rounds.
-        ended: why the text ended, "limit" or "end_token"; "" where the response does not say it.
-    """
-
-    tokens: int
-    rounds: int
-    accepted: int
+    tokens: int  # written, the first one apart
+    rounds: int  # that wrote them
+    accepted: int  # draft tokens of all rounds, as `drafted`
     drafted: int
-    prompt_n: int
+    prompt_n: int  # tokens of the prompt that were read, those of its cache apart
     prompt_ms: float
-    predicted_ms: float
-    ended: str
-    by_round: tuple[list[int], list[int], list[int], list[float]] | None  # accepted, offered, committed, milliseconds
+    predicted_ms: float  # of all rounds
+    ended: str  # why the text ended, "limit" or "end_token"; "" where the response does not say it
+    # what each round accepted, was offered, committed, and its milliseconds; None where the response has sums only
+    by_round: tuple[list[int], list[int], list[int], list[float]] | None
 
     @property
     def seconds(self) -> float:
@@ -92,16 +84,13 @@ def answered(where: str, value: Any) -> Answer:
 
 
 def _times(where: str, values: Any) -> list[float]:
-    """Return a list of milliseconds. BadLine for what is none."""
     if isinstance(values, list) and all(type(time) in (int, float) and 0 <= time < 1e12 for time in values):
         return values
     raise BadLine(f"{where}: prompt_ms and predicted_ms must be milliseconds of 0 or more, found {values!r:.80}.")
 
 
 def _by_round(where: str, steps: dict[str, Any]) -> tuple[list[int], list[int], list[int], list[float]]:
-    """Return what each round accepted, was offered, committed, and took, from the counters after the first token and
-    after each round.
-    """
+    """Return what each round accepted, was offered, committed and took, by the counters after each."""
     written, drafted, taken = (counts(where, name, steps.get(name)) for name in _COUNTED)
     clock = _times(where, steps.get("predicted_ms"))
     columns = (written, drafted, taken, clock)
@@ -132,10 +121,8 @@ _COUNTED = ("predicted_n", "draft_n", "draft_n_accepted")
 
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
-    """Return the rounds of the answers, or their sums where they have no `steps`.
-
-    UsageError for lines of another form, named with file and line, for both forms in one file, and for a server that
-    never drafted.
+    """Return the rounds of the answers, or their sums where they have no `steps`. UsageError for another form, named
+    with file and line, for both forms in one file, and for a server that never drafted.
     """
     file = ForeignFile(path, choices)
     answers = [*_answers(file)]

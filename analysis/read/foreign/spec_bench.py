@@ -91,8 +91,7 @@ def first_choice(value: Any) -> Mapping[str, Any]:
 
 def spec_bench_times(path: Path, skip_bad: bool = False) -> pd.DataFrame:
     """Return tokens and seconds of every answer of a baseline's file: prompt, repeat, tokens, seconds (all turns).
-
-    `accept_lengths` is not needed. UsageError for lines of another form, named with file and line.
+    UsageError for lines of another form, named with file and line.
     """
     file, rows = ForeignFile(path, ImportChoices(skip_bad=skip_bad)), []
     for line in file.lines():

@@ -42,9 +42,8 @@ class ServerSetting(NamedTuple):
 
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
-    """Return one data set for each configuration that drafts; its texts are benchmarks, its repeats are runs.
-
-    gamma: steps of the configuration; given for servers that were started by hand. UsageError for another form.
+    """Return one data set for each configuration that drafts; its texts are benchmarks, its repeats are runs. gamma:
+    that of servers that were started by hand. UsageError for another form.
     """
     settings: dict[ServerSetting, list[ImportedText]] = {}
     with unpacked(path, f"The file {path}") as (content, _):

@@ -63,10 +63,9 @@ class RequestRounds:
 
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
-    """Return the rounds of vLLM's requests. Requests without a draft are left out and counted.
-
-    Gamma is what was given, what the lines declare, or else what they count. UsageError for lines of another form and
-    totals that contradict themselves, named with file and line, and for a length beyond gamma.
+    """Return the rounds of vLLM's requests; those without a draft are left out and counted. Gamma is what was given,
+    what the lines declare, or else what they count. UsageError with file and line for another form, for totals that
+    contradict themselves, and for a length beyond gamma.
     """
     file = ForeignFile(path, choices)
     requests: list[tuple[str, str, str, RequestRounds]] = []

@@ -38,10 +38,8 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
-    """Return the rounds that the counters imply, one data set for each model that drafted.
-
-    Gamma is the number of positions. UsageError for a page without these counters, for counters that contradict
-    themselves, and for a gamma that is not the number of positions.
+    """Return the rounds that the counters imply, one data set for each model that drafted. Gamma is the number of
+    positions. UsageError for a page without these counters, contradictions, and another gamma.
     """
     file = ForeignFile(path, choices)
     samples: dict[Series, list[float]] = defaultdict(list)
@@ -101,7 +99,6 @@ def load_points(file: LoadFile) -> Gauges | None:
 def _made(
     path: Path, model: str, counters: dict[str, float], choices: ImportChoices, notes: list[str]
 ) -> Imported | None:
-    """Return the data set of one model; None if it never drafted."""
     where = f"{path} (model_name {model})" if model else str(path)
     if any(value != int(value) or value < 0 for value in counters.values()):
         raise UsageError(f"{where}: a counter fell or is no whole number: the server was restarted between scrapes.")

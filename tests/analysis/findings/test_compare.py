@@ -10,7 +10,6 @@ import pytest
 from fixtures.rounds_tables import FACTS
 
 from specdec.analysis.findings import compare
-from specdec.analysis.findings.comparable import comparable
 from specdec.analysis.findings.leaderboard import open_arms
 from specdec.analysis.read.facts import SessionFacts
 from specdec.errors import UsageError
@@ -89,7 +88,7 @@ def test_one_run_on_other_prompts_leaves_the_others_their_comparison(decoded, st
     other = stored_run(decoded(0.5, prompts=["q1", "q2", "q3"]), "other")
     trial = stored_run(decoded(0.5, prompts=PROMPTS[:3], seed=6), "trial")
     opened = [open_arms(run) for run in (other, runs[0], trial, *runs[1:], cut)]
-    together, *alone = comparable(opened)
+    together, *alone = compare.comparable(opened)
     assert together.runs == [*runs, cut] and [group.runs for group in alone] == [[other], [trial]]
     assert "12 prompts of" in together.heading and alone[0].heading == alone[1].heading[:-1] + "1"
     board, behind = compare.comparison_sections(together, [together, *alone], replicates=50)

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 
 from specdec.analysis.findings import leaderboard as board
-from specdec.analysis.findings.comparable import open_each
+from specdec.analysis.findings.compare import open_each
 from specdec.analysis.intervals import bootstrap, per_round
 from specdec.analysis.read.runs import Run
 from specdec.errors import UsageError

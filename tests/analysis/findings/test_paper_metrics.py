@@ -14,7 +14,7 @@ from specdec.analysis.acceptance.model_sections import model_sections
 from specdec.analysis.account.run_account import SharedWork, account_of
 from specdec.analysis.arms import Arms
 from specdec.analysis.findings.leaderboard import open_arms
-from specdec.analysis.findings.run_sections import category_section, paper_table, papers_section
+from specdec.analysis.findings.run_sections import category_section, papers_section
 from specdec.analysis.findings.summary import AGAINST_ORIGINAL, MT_BENCH, PAPERS, category_members, summarise
 
 Tables = tuple[pd.DataFrame, pd.DataFrame]
@@ -108,7 +108,7 @@ def test_spec_bench_pools_the_categories_of_mt_bench(tables):
     expected = direct(rounds[rounds["category"].isin(MT_BENCH)])
     assert {name: metrics[f"category/mt_bench/{name}"] for name in expected} == pytest.approx(expected)
     assert metrics["category/math/speedup"] != metrics["category/mt_bench/speedup"]
-    shown = paper_table(metrics)
+    ((_, shown),) = papers_section(SimpleNamespace(metrics=metrics)).tables
     assert list(shown["category"]) == ["math", "qa", "rag", "writing", "mt_bench", "overall"]
 
 

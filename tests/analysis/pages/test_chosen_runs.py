@@ -66,5 +66,5 @@ def test_a_chosen_study_comes_before_the_newest(monkeypatch, tmp_path):
     (said,) = notebook.live("chain_rows_tree", "sqlite:///none.db", "specdec", [str(tmp_path)])
     assert "no run's output folder" in said.text[0]
     monkeypatch.setattr(notebook, "open_runs", lambda uri, runs: runs)
-    monkeypatch.setitem(notebook.LIVE, "chain_rows_tree", ("", lambda runs: (Section(runs, ()),), tuple))
+    monkeypatch.setitem(notebook.LIVE, "chain_rows_tree", ("", lambda runs: (Section(runs, ()),)))
     assert notebook.live("chain_rows_tree", "", "specdec", chosen)[0].title == ["f" * 32]
