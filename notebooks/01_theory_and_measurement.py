@@ -26,9 +26,8 @@
 from IPython.display import Markdown
 
 from specdec.analysis.figures import run_figures, theory_figures
-from specdec.analysis.findings.run_sections import curves_section, lengths_section
+from specdec.analysis.findings.run_sections import curves_section, lengths_section, standing_section, timeline_section
 from specdec.analysis.findings.sentences import loops_note
-from specdec.analysis.findings.standing_section import standing_section, timeline_section
 from specdec.analysis.pages import notebook
 from specdec.analysis.papers import published
 

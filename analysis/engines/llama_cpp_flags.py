@@ -56,9 +56,8 @@ def llama_cpp(measured: Measured) -> Configuration:
         key = "drafter.model"
         if name == "adaptive":
             if measured.value("drafter.of.name") != "small_model" or measured.value("drafter.rule") != "confidence":
-                return Configuration(
-                    ENGINE, remarks=("Only a draft model ends its draft by its own confidence there.",)
-                )
+                why = "Only a draft model ends its draft by its own confidence there."
+                return Configuration(ENGINE, remarks=(why,))
             key = "drafter.of.model"
         if measured.value(key.replace("model", "translate")) is True:
             return Configuration(ENGINE, remarks=("No draft model with another tokenizer than the target's.",))

@@ -119,10 +119,8 @@ def _by_prompts(members: Sequence[RunArms]) -> list[list[RunArms]]:
 
 def told_apart(names: Sequence[str]) -> list[str]:
     """Number the names that are alike."""
-    return [
-        f"{name} #{names[: place + 1].count(name)}" if names.count(name) > 1 else name
-        for place, name in enumerate(names)
-    ]
+    numbers = [names[: place + 1].count(name) for place, name in enumerate(names)]
+    return [f"{name} #{at}" if names.count(name) > 1 else name for name, at in zip(names, numbers, strict=True)]
 
 
 def common_prompts(arms: Sequence[RunArm]) -> tuple[list[str], str]:
@@ -184,15 +182,14 @@ def comparison_section(runs: Sequence[Run], replicates: int | None = None) -> Se
     )
 
 
-def groups_in_words(groups: Sequence[Comparable]) -> tuple[str, ...]:
+def groups_in_words(groups: Sequence[Comparable]) -> list[str]:
     """Say in a sentence which groups of runs there are; nothing for a single one."""
-    if len(groups) < 2:
-        return ()
     names = "; ".join(f"{group.heading} ({counted(len(group.members), 'run')})" for group in groups)
-    return (
+    said = (
         f"{len(groups)} groups of runs, each compared within itself, because figures of different models, dtypes or "
-        f"machines are not comparable and runs on other prompts cannot be paired: {names}.",
+        f"machines are not comparable and runs on other prompts cannot be paired: {names}."
     )
+    return [said] if len(groups) > 1 else []
 
 
 def comparison_sections(
@@ -259,9 +256,8 @@ def comparison_sections(
         title = f"{labels[best]} leads with {scores.values[kind][best]:.2f} {QUANTITIES[kind]}"
         if not scores.too_few:
             close = sum(not scores.apart(kind, best, other) for other in others)
-            title += (
-                f"; {close} of {len(others)} others cannot be told from it" if close else ", told apart from all others"
-            )
+            unclear = f"; {close} of {len(others)} others cannot be told from it"
+            title += unclear if close else ", told apart from all others"
         figure = leaderboard_figure(scores, kind, title=f"{title}\n{group.heading}")
         figures.append((f"leaderboard_{kind}{number}", figure))
     answer = tuple(part for part in (start + leaderboard_in_words(scores, quantity), missing) if part)
@@ -362,9 +358,9 @@ def differences_in_words(runs: Sequence[Run], labels: Sequence[str], who: str = 
     for key in NAMED:
         values = [run.params.get(key, "not recorded") for run in runs]
         if len(set(values)) > 1:
-            by_value = {
-                value: [label for label, its in zip(labels, values, strict=True) if its == value] for value in values
-            }
+            by_value: dict[str, list[str]] = {}
+            for value, label in zip(values, labels, strict=True):
+                by_value.setdefault(value, []).append(label)
             parts.append(f"{key} ({'; '.join(f'{value}: {joined(names)}' for value, names in by_value.items())})")
     return f"The {who} also differ in {', '.join(parts)}: a difference may come from there." if parts else ""
 
@@ -383,10 +379,8 @@ def best_gamma_in_words(arms: RunArms, label: str, replicates: int = 10_000) -> 
     quantity = scores.ranked
     best = scores.order(quantity)[0]
     pays = not scores.too_few and (quantity != "speedup" or scores.values[quantity][best] > 1)
-    answer = (
-        f"{'Best' if pays else 'Fastest'} gamma of {label}: {gammas[best]}, {quantity.replace('_', ' ')} "
-        f"{scores.interval(quantity, best):.2f}"
-    )
+    answer = f"{'Best' if pays else 'Fastest'} gamma of {label}: {gammas[best]}, {quantity.replace('_', ' ')} "
+    answer += f"{scores.interval(quantity, best):.2f}"
     if scores.too_few:
         return f"{answer}, of {', '.join(map(str, gammas))}; {scores.too_few}."
     shares = scores.rank_shares(quantity)[:, 0]

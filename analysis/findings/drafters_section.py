@@ -62,9 +62,8 @@ class SideBySide:
             if place == own:
                 continue
             name = f"drafter/{run.method}"
-            for quantity in ("speedup", "tokens_per_round"):
-                if quantity == "tokens_per_round" or not self.scores.doubt:
-                    metrics |= self.scores.ratio(quantity, own, place).as_metrics(f"{name}/{quantity}.ratio")
+            for quantity in ("tokens_per_round",) if self.scores.doubt else ("speedup", "tokens_per_round"):
+                metrics |= self.scores.ratio(quantity, own, place).as_metrics(f"{name}/{quantity}.ratio")
             difference = self.scores.difference("tokens_per_round", own, place)
             metrics |= difference.as_metrics(f"{name}/tokens_per_round.difference")
         return metrics
@@ -80,10 +79,8 @@ class SideBySide:
 
     def in_words(self) -> tuple[str, str]:
         """Say of every pair which is faster, and which commits more tokens per round."""
-        speed, tokens = (
-            " ".join(f"{pair_in_words(self.scores, quantity, *pair)}." for pair in self.pairs())
-            for quantity in ("speedup", "tokens_per_round")
-        )
+        speed = " ".join(f"{pair_in_words(self.scores, 'speedup', *pair)}." for pair in self.pairs())
+        tokens = " ".join(f"{pair_in_words(self.scores, 'tokens_per_round', *pair)}." for pair in self.pairs())
         return f"No verdict on which is faster: {self.scores.doubt}." if self.scores.doubt else speed, tokens
 
     def two_fastest(self) -> str:
@@ -109,34 +106,21 @@ def drafters_section(run: Run) -> Section:
     )
     named = differences_in_words(paired.runs, list(scores.labels), who="drafters")
     simulated = "simulated " if run.simulated else ""
-    table = pd.DataFrame(
-        [
-            {"drafter": label, "gamma": arm.gamma}
-            | {
-                f"{'' if 'round' in words or 'alpha' in words else simulated}{words}": printed_metric(
-                    own.metrics, metric
-                )
-                for metric, words in COLUMNS.items()
-            }
-            for label, arm, own in zip(scores.labels, paired.arms, paired.runs, strict=True)
-        ]
-    )
+    table = pd.DataFrame({"drafter": scores.labels, "gamma": [arm.gamma for arm in paired.arms]})
+    for metric, words in COLUMNS.items():
+        heading = words if "round" in words or "alpha" in words else f"{simulated}{words}"
+        table[heading] = [printed_metric(own.metrics, metric) for own in paired.runs]
     title = f"No drafter is ranked: outputs are refuted\n{run.setting}"
     if paired.ranked:
         best = paired.ranked[0]
         speedup = scores.values["speedup"][best]
         title = f"{scores.labels[best]} is the fastest over all prompts, speedup {speedup:.2f}\n{run.setting}"
-    pairs = ("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, paired.pairs()))
-    section = Section(
-        TITLE,
-        tuple(part for part in (*paired.in_words(), how, named) if part),
-        (
-            ("Each drafter against the baseline, with 95% prompt-bootstrap intervals", table),
-            *([pairs] if paired.pairs() else []),
-        ),
-        (("drafters_by_category", category_bars(paired.runs, scores.labels, title=title)),),
-    )
-    return section.beginning(refuted_in_words(paired.runs, scores.labels))
+    tables = [("Each drafter against the baseline, with 95% prompt-bootstrap intervals", table)]
+    if pairs := paired.pairs():
+        tables.append(("Pairs: difference and ratio, same prompts resampled for both", pair_table(scores, pairs)))
+    said = tuple(filter(None, (*paired.in_words(), how, named)))
+    figures = (("drafters_by_category", category_bars(paired.runs, scores.labels, title=title)),)
+    return Section(TITLE, said, tuple(tables), figures).beginning(refuted_in_words(paired.runs, scores.labels))
 
 
 @style.in_style
@@ -152,9 +136,8 @@ def category_bars(runs: Sequence[Run], labels: Sequence[str], *, title: str) -> 
     figure, axes = style.new_panels(title, caption, 6.6, 2, sharex=True)
     for panel, (quantity, (metric, plain)) in zip(axes[:, 0], BARS.items(), strict=True):
         groups = {BASELINE: [_value(runs[0], name, plain) for name in names]}
-        groups |= {
-            label: [_value(run, name, metric) for name in names] for label, run in zip(labels, runs, strict=True)
-        }
+        for label, run in zip(labels, runs, strict=True):
+            groups[label] = [_value(run, name, metric) for name in names]
         pictures.bars(panel, groups)
         panel.set_ylabel(f"simulated {quantity}" if simulated and "second" in quantity else quantity)
     style.legend_above(axes[0, 0], min(3, len(runs) + 1))

@@ -27,6 +27,7 @@ from ..read.runs import Run
 from ..sections import Section, counted
 
 TOP = 5  # texts whose share of all tokens is looked at
+INTERVALS = "With 95% prompt-bootstrap intervals"
 SHARE = 0.2  # of the tokens in TOP texts, from which on it is said
 FITTED = (
     "Alpha is not that of the text: it was fitted to the rounds that the capped geometric is compared with, because "
@@ -53,16 +54,13 @@ class ForeignFindings:
 
 @dataclass(frozen=True)
 class _Data:
-    """A data set with what its sections share: at every gamma its sums, account and the `foreign_values` beside it."""
+    """A data set with what its sections share: at every gamma its account and the `foreign_values` beside it."""
 
     facts: ImportFacts
     texts: pd.DataFrame
     rounds: pd.DataFrame  # at the gamma of the page
-    sums: Mapping[int, pd.DataFrame]
     accounts: Mapping[int, Account]
     beside: Mapping[int, Mapping[str, Interval]]
-    replicates: int
-    seed: int
 
     @property
     def gamma(self) -> int:
@@ -124,37 +122,69 @@ def _of_rounds(
     origin = _origin(facts, texts, counted(len(rounds), "round"), walked)
     if not all("alpha_numerator" in table and table["alpha_denominator"].sum() > 0 for table in sums.values()):
         return [origin, Section("Acceptance", ("No draft token was ever tested, so there is no alpha.",))], {}
+
+    def judged(table: pd.DataFrame, gamma: int, of_text: bool) -> tuple[Account, dict[str, Interval]]:
+        account = gap_account(table, gamma, replicates=replicates, seed=seed, alpha_of_text=of_text)
+        return account, bootstrap(table, foreign_values, replicates, seed, ranges=foreign_ranges(gamma))
+
     of_text = facts.longest is not None
-    accounts = {
-        gamma: gap_account(table, gamma, replicates=replicates, seed=seed, alpha_of_text=of_text)
-        for gamma, table in sums.items()
-    }
-    beside = {
-        gamma: bootstrap(table, foreign_values, replicates, seed, ranges=foreign_ranges(gamma))
-        for gamma, table in sums.items()
-    }
-    data = _Data(facts, texts, rounds, sums, accounts, beside, replicates, seed)
+    both = {gamma: judged(table, gamma, of_text) for gamma, table in sums.items()}
+    accounts = {gamma: account for gamma, (account, _) in both.items()}
+    beside = {gamma: values for gamma, (_, values) in both.items()}
+    data = _Data(facts, texts, rounds, accounts, beside)
     tests, fit, prediction = model_sections(run)
-    account = data.account
+    account = accounts[facts.gamma]
     curves = [_curves(data)] if len(accounts) > 1 else []
     # One gamma is not the curve: its error elsewhere is said beside it.
     summary = [f"**{formula_verdict(account)}**", *(curves[0].text if curves else ()), _requests(data)]
     summary += [] if of_text else [FITTED]
     summary += [prediction.text[0]] if prediction.tables else []
-    sections = [Section("Summary", tuple(summary)), origin, _gap(account), *curves, tests, fit, prediction]
-    sections.append(_rounds(data))
+    gap = [
+        f"From the capped geometric's {account.factors['omega']:.3f} tokens per round to the measured "
+        f"{account.value('tokens_per_round'):.3f} at gamma {account.gamma}, factor by factor; they multiply out "
+        "exactly."
+    ]
+    if "depth" in account.factors:
+        largest = max(PARTS, key=lambda name: abs(np.log(account.factors[name])))
+        parts = (f"`{name}` {account.intervals[name]:.3f} ({part.name})" for name, part in PARTS.items())
+        gap.append(
+            f"The factor `dependence` of a run's account, {account.intervals['dependence']:.3f}, falls into three: "
+            f"{', '.join(parts)}. The largest is `{largest}`. A live run would add `drift`, what its drafter did "
+            "otherwise than here; a recording has none."
+        )
+    factors = ((f"From the capped geometric to the measurement at gamma {account.gamma}", factor_table(account)),)
+    explained = Section("The gap, explained: acceptance", tuple(gap), factors)
+    sections = [Section("Summary", tuple(summary)), origin, explained, *curves, tests, fit, prediction, _rounds(data)]
     if texts["category"].nunique() > 1:
-        sections.append(_categories(data))
-    chosen = prediction.tables[0][1].iloc[0] if prediction.tables else None
-    return sections, {
+        names, table = texts.groupby("prompt")["category"].first(), sums[facts.gamma]
+        rows = []
+        for name, part in table.groupby(names.reindex(table.index), sort=True):  # each under its own alpha
+            own, values = judged(part, facts.gamma, of_text=False)
+            rows.append(
+                {
+                    "category": name or "none",
+                    "prompts": len(part),
+                    "rounds": int(part["rounds"].sum()),
+                    "tokens per round": f"{own.intervals['tokens_per_round']:.4f}",
+                    "mean over requests": f"{values['requests_mean']:.4f}",
+                    "capped geometric": f"{own.value('omega'):.4f}",
+                    "its error (paired)": f"{own.intervals['tokens_error']:+.1%}",
+                    "alpha (MLE)": f"{values['alpha_mle']:.4f}",
+                    "accepted over offered": f"{values['accepted_per_offered']:.4f}",
+                }
+            )
+        sections.append(Section("By category", (), ((INTERVALS, pd.DataFrame(rows)),)))
+    row = {
         "tokens per round": f"{account.intervals['tokens_per_round']:.3f}",
         "capped geometric": f"{account.factors['omega']:.3f}" + ("" if of_text else " (alpha fitted)"),
         "its error (paired)": f"{account.intervals['tokens_error']:+.1%}",
         "mean over requests": f"{beside[facts.gamma]['requests_mean']:.3f}",
-        "recommended model's worst error, held out": "–"
-        if chosen is None
-        else f"{chosen['worst']} ({chosen['model']})",
+        "recommended model's worst error, held out": "–",
     }
+    if prediction.tables:
+        chosen = prediction.tables[0][1].iloc[0]
+        row["recommended model's worst error, held out"] = f"{chosen['worst']} ({chosen['model']})"
+    return sections, row
 
 
 def _requests(data: _Data) -> str:
@@ -176,30 +206,9 @@ def _requests(data: _Data) -> str:
     return said
 
 
-def _gap(account: Account) -> Section:
-    words = [
-        f"From the capped geometric's {account.factors['omega']:.3f} tokens per round to the measured "
-        f"{account.value('tokens_per_round'):.3f} at gamma {account.gamma}, factor by factor; they multiply out "
-        "exactly."
-    ]
-    if "depth" in account.factors:
-        largest = max(PARTS, key=lambda name: abs(np.log(account.factors[name])))
-        parts = (f"`{name}` {account.intervals[name]:.3f} ({part.name})" for name, part in PARTS.items())
-        words.append(
-            f"The factor `dependence` of a run's account, {account.intervals['dependence']:.3f}, falls into three: "
-            f"{', '.join(parts)}. The largest is `{largest}`. A live run would add `drift`, what its drafter did "
-            "otherwise than here; a recording has none."
-        )
-    caption = f"From the capped geometric to the measurement at gamma {account.gamma}"
-    return Section("The gap, explained: acceptance", tuple(words), ((caption, factor_table(account)),))
-
-
 def _curves(data: _Data) -> Section:
-    lines: dict[str, dict[int, float]] = {
-        "capped_geometric": {},
-        "each text at its own alpha": {},
-        "agreement along the text": {},
-    }
+    names = ("capped_geometric", "each text at its own alpha", "agreement along the text")
+    lines: dict[str, dict[int, float]] = {name: {} for name in names}
     rows, points, factors = [], [], []
     for gamma, account in data.accounts.items():
         measured, error = (account.intervals[name] for name in ("tokens_per_round", "tokens_error"))
@@ -220,22 +229,14 @@ def _curves(data: _Data) -> Section:
         steps = {name: f"{value:.3f}" for name, value in account.factors.items()}
         factors.append({"gamma": str(gamma), **steps, "measured": f"{measured.estimate:.3f}"})
     table = pd.DataFrame(points)
-    figure = run_figures.curve(
-        table,
-        lines,
-        title=data.title,
-        basis=run_figures.Basis(data.account.prompts, 0, data.account.alpha),
-        primary_gamma=data.gamma,
+    basis = run_figures.Basis(data.account.prompts, 0, data.account.alpha)
+    figure = run_figures.curve(table, lines, title=data.title, basis=basis, primary_gamma=data.gamma)
+    tables = (
+        ("Every gamma (* is the one of this page), with 95% prompt-bootstrap intervals", pd.DataFrame(rows)),
+        ("Factors from the capped geometric (omega) to the measurement, at every gamma", pd.DataFrame(factors)),
     )
-    return Section(
-        "Curves over gamma",
-        (curve_verdict(table, "tokens per round"),),
-        (
-            ("Every gamma (* is the one of this page), with 95% prompt-bootstrap intervals", pd.DataFrame(rows)),
-            ("Factors from the capped geometric (omega) to the measurement, at every gamma", pd.DataFrame(factors)),
-        ),
-        (("curve_tokens_per_round", figure),),
-    )
+    said = curve_verdict(table, "tokens per round")
+    return Section("Curves over gamma", (said,), tables, (("curve_tokens_per_round", figure),))
 
 
 def _rounds(data: _Data) -> Section:
@@ -274,30 +275,6 @@ def _rounds(data: _Data) -> Section:
     return Section("Rounds: what is accepted", tuple(words), tables, tuple(figures))
 
 
-def _categories(data: _Data) -> Section:
-    names = data.texts.groupby("prompt")["category"].first()
-    table = data.sums[data.gamma]
-    rows = []
-    for name, part in table.groupby(names.reindex(table.index), sort=True):
-        account = gap_account(part, data.gamma, replicates=data.replicates, seed=data.seed)
-        ranges = foreign_ranges(data.gamma)
-        values = bootstrap(part, foreign_values, data.replicates, data.seed, ranges=ranges)
-        rows.append(
-            {
-                "category": name or "none",
-                "prompts": len(part),
-                "rounds": int(part["rounds"].sum()),
-                "tokens per round": f"{account.intervals['tokens_per_round']:.4f}",
-                "mean over requests": f"{values['requests_mean']:.4f}",
-                "capped geometric": f"{account.value('omega'):.4f}",
-                "its error (paired)": f"{account.intervals['tokens_error']:+.1%}",
-                "alpha (MLE)": f"{values['alpha_mle']:.4f}",
-                "accepted over offered": f"{values['accepted_per_offered']:.4f}",
-            }
-        )
-    return Section("By category", (), (("With 95% prompt-bootstrap intervals", pd.DataFrame(rows)),))
-
-
 def _totals(
     facts: ImportFacts, texts: pd.DataFrame, replicates: int, seed: int
 ) -> tuple[list[Section], dict[str, str]]:
@@ -315,12 +292,10 @@ def _totals(
     implied = (
         f"No alpha gives this at gamma {facts.gamma}: a round has 1 to {facts.gamma + 1} tokens. Give the depth of the "
         "source's drafts with --gamma."
+        if alpha is None
+        else f"The capped geometric gives this at alpha {alpha:.3f}, an alpha that was solved from the figure itself: "
+        "that it agrees is its construction, neither a prediction nor a test."
     )
-    if alpha is not None:
-        implied = (
-            f"The capped geometric gives this at alpha {alpha:.3f}, an alpha that was solved from the figure itself: "
-            "that it agrees is its construction, neither a prediction nor a test."
-        )
     said = f"**{tokens:.3f} tokens per round**, {of_requests} in the mean over texts."
     sections = [_origin(facts, texts, "sums"), Section("Tokens per round", (said, implied))]
     if texts["category"].nunique() > 1:
@@ -328,8 +303,7 @@ def _totals(
             {"category": name or "none", "texts": f"{len(part):,}", "tokens per round": f"{measured(part):.3f}"}
             for name, part in texts.groupby("category")
         ]
-        tables = (("With 95% prompt-bootstrap intervals", pd.DataFrame(rows)),)
-        sections.append(Section("By category", (), tables))
+        sections.append(Section("By category", (), ((INTERVALS, pd.DataFrame(rows)),)))
     return sections, {"tokens per round": f"{tokens:.3f}", "mean over requests": of_requests}
 
 

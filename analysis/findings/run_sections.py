@@ -1,11 +1,11 @@
 """Sections of a run besides its account and its models: headline figures, curves over gamma, categories, the cost of a
-call, the environment, and how to run it again.
+call, the environment, how to run it again, and where it stands in the theory of Leviathan et al. (2211.17192).
 """
 
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import isnan
+from math import isfinite, isnan
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,9 @@ from ..comparisons import best_in_words
 from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
 from ..cost.experts_section import experts_in_words, experts_table
-from ..figures import run_figures
+from ..figures import run_figures, theory_figures
+from ..figures.theory_figures import Standing, standing_in_words
+from ..figures.timeline import stretch, timeline
 from ..intervals import Interval, too_few
 from ..own_metrics import OWN
 from ..read.runs import Run
@@ -31,6 +33,7 @@ from .summary import AGAINST_ORIGINAL, MULTI_TURN, OURS, RATES, by_category, pri
 
 LEVEL = "95%"
 NOTES = "Notes and figures"
+STANDING, TIMELINE = "Where this run stands", "A few rounds, to scale"
 BY_GAMMA = {  # metric: what a table over gamma calls it
     "tokens_per_round": "tokens per round",
     "tokens_per_round.capped_geometric": "capped geometric",
@@ -39,9 +42,9 @@ BY_GAMMA = {  # metric: what a table over gamma calls it
     "alpha.mle": "alpha (MLE)",
 }
 TIMED = (  # sections that show what is made of times
-    *("Summary", NOTES, "Where this run stands", "Curves over gamma", "The gap, explained"),
+    *("Summary", NOTES, STANDING, "Curves over gamma", "The gap, explained"),
     *("The account by category", "Worst and best prompts", "Rounds: what is accepted, where the time goes"),
-    *("A few rounds, to scale", "By category", "As the papers define it", "Cost of a call"),
+    *(TIMELINE, "By category", "As the papers define it", "Cost of a call"),
 )
 FIRST_SCREEN = ("account", "curve_speedup")  # figures behind the verdict and the table over gamma, in order
 TITLED = {"capped_geometric": "by the capped geometric", "priced": "at measured costs"}  # models that titles name
@@ -277,12 +280,11 @@ def cost_section(run: Run) -> Section:
     ]
     step = float(calibration["draft_step_s"])
     behind = f" behind {counted(calibration['context'], 'token')}" if "context" in calibration else ""
-    drafts = (
-        f"a step of the drafter {1e3 * step:.4g} ms: c = {step / t1:.4g}" if step else "the drafter proposed nothing"
-    )
-    words = [
-        f"Calibrated alone{behind}, a call of the target on one token takes {1e3 * t1:.4g} ms in the median, {drafts}."
-    ]
+    drafts = "the drafter proposed nothing"
+    if step:
+        drafts = f"a step of the drafter {1e3 * step:.4g} ms: c = {step / t1:.4g}"
+    alone = f"Calibrated alone{behind}, a call of the target on one token takes {1e3 * t1:.4g} ms in the median"
+    words = [f"{alone}, {drafts}."]
     if "cost/t1_ms" in run.metrics:
         words[0] += (
             f" The t(1) of the account, {run.metrics['cost/t1_ms']:.4g} ms, is the mean of such calls in plain "
@@ -366,3 +368,59 @@ def reproduce_section(run: Run) -> Section:
             "the machine.",
         ),
     )
+
+
+def standing_section(run: Run) -> Section:
+    """Mark the run's alpha, c and gamma in the pictures of the paper: best gamma, speedup, operations, the oracle.
+    UsageError if the run has no alpha, because nothing was ever proposed, or did not finish.
+    """
+    metrics, gamma = run.metrics, run.primary_gamma
+    if gamma is None or "account/alpha" not in metrics or "cost/c" not in metrics:
+        raise UsageError(f"{run.source} has no alpha and c to mark: nothing was proposed, or the run did not finish.")
+    here = Standing(
+        metrics["account/alpha"],
+        gamma,
+        metrics["cost/c"],
+        metrics.get("cost/c_ops", 0.0),
+        run.interval("speedup"),
+        metrics.get("operations/measured", float("nan")),
+    )
+    measured, timed = here.speedup, run.curves.get("curve/speedup/measured", {})
+    seen = f"Measured: {measured:.3f} at γ {gamma}" if isfinite(measured.estimate) else "Nothing was timed"
+    if timed.keys() - {gamma}:
+        fastest = max(timed, key=timed.__getitem__)
+        other = f", and {timed[fastest]:.3f} at γ {fastest}" if fastest != gamma else ""
+        seen += f"{other}, the fastest of the {len(timed)} measured"
+    text = (
+        *standing_in_words(here),
+        f"{seen}. The capped geometric assumes that a call on γ + 1 tokens takes as long as on a single one, that a "
+        "round is draft and verification alone, and that every token is equally likely to be accepted; the account "
+        "says what each of these costs.",
+    )
+    figures = (
+        ("best_gamma", theory_figures.best_gamma(here)),
+        ("speedup_and_operations", theory_figures.speedup_and_operations(here)),
+        ("oracle_bound", theory_figures.oracle_bound(here)),
+    )
+    return Section(STANDING, text, figures=figures)
+
+
+def timeline_section(run: Run) -> Section:
+    """Draw a few rounds of the primary gamma and of another, with the baseline above. UsageError if the run has no
+    primary gamma yet. ValueError if no text was written by all.
+    """
+    if run.primary_gamma is None:
+        raise UsageError(f"{run.source} has no primary gamma: the run did not finish.")
+    shown = stretch(run.arms(), run.primary_gamma)
+    ours, plain = shown.rows[f"γ = {run.primary_gamma}"], shown.rows["baseline"]
+    ours_s, plain_s = float(ours["round_s"].sum()), float(plain["round_s"].sum())
+    text = (
+        f"In {counted(len(ours), 'round')} the primary gamma commits {counted(shown.tokens, 'token')} in "
+        f"{1e3 * ours_s:.3g} ms, of which drafting takes {ours['draft_s'].sum() / ours_s:.0%}; the baseline needs "
+        f"{counted(len(plain), 'call')} and {1e3 * plain_s:.3g} ms for {int(plain['committed'].sum())}.",
+    )
+    pace = float(ours["committed"].sum()) / ours_s / (float(plain["committed"].sum()) / plain_s)
+    seen = f"{counted(shown.tokens, 'token')} in {counted(len(ours), 'round')}"
+    title = f"{seen}: {pace:.2f} times the baseline's pace here\n{run.title}"
+    figure = timeline(shown, title=title, simulated=run.simulated)
+    return Section(TIMELINE, text, figures=(("timeline", figure),))

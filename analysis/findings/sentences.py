@@ -132,18 +132,13 @@ def closing_of_several(runs: Mapping[str, MeasuredRun], compared: str) -> list[s
     said = "; ".join(filter(None, (figures, compared)))
     verdict = f"{clock}over plain decoding{_prompts(own)}: {said}" if not doubted else figures
     control = {name: value for name, value in own.metrics.items() if name.startswith("null/")}
-    counts = {
-        name: sum(getattr(run.session, name) for run in runs.values())
-        for name in ("compared", "identical", "unexplained")
-    }
-    reasons = [f"Of {order[0]}: {reason}" for reason in fastest.reasons]
-    together = replace(fastest, metrics=control, session=replace(own.session, **counts), reasons=reasons)
+    sessions = [run.session for run in runs.values()]
+    counts = {name: sum(getattr(each, name) for each in sessions) for name in ("compared", "identical", "unexplained")}
+    why = [f"Of {order[0]}: {reason}" for reason in fastest.reasons]
+    together = replace(fastest, metrics=control, session=replace(own.session, **counts), reasons=why)
     cost = _cost(fastest)
-    return _ordered(
-        _sentence(_loops(fastest, order[0]) + verdict),
-        cost and f"Of {order[0]}: {cost[:1].lower()}{cost[1:]}",
-        together,
-    )
+    cost = cost and f"Of {order[0]}: {cost[:1].lower()}{cost[1:]}"
+    return _ordered(_sentence(_loops(fastest, order[0]) + verdict), cost, together)
 
 
 def times(speedup: Interval) -> str:
@@ -321,9 +316,8 @@ def run_notes(run: Run, measured: MeasuredRun, prompts: Mapping[str, Any]) -> li
         notes.append(f"Lossy: the verifier's rule does not keep the target's law{departs}.")
     notes += _quality_notes(metrics, facts)
     if "sampled/speedup" in metrics:
-        speedup, tokens = (
-            Interval.from_metrics(metrics, f"sampled/{name}") for name in ("speedup", "tokens_per_round")
-        )
+        speedup = Interval.from_metrics(metrics, "sampled/speedup")
+        tokens = Interval.from_metrics(metrics, "sampled/tokens_per_round")
         notes.append(
             f"At temperature {metrics['sampled/temperature']:g}, on {metrics['sampled/prompts']:.0f} of the prompts, "
             f"over plain decoding at that temperature: speedup {speedup}, {tokens} tokens per round, and "
@@ -378,9 +372,8 @@ def control_notes(metrics: Mapping[str, float]) -> list[str]:
         return []
     control = Interval.from_metrics(metrics, "null/speedup")
     on = _controlled(metrics)
-    said = (
-        f"Null control: plain decoding, measured a second time{on and f' {on}'}, has a speedup of {control} over itself"
-    )
+    said = f"Null control: plain decoding, measured a second time{on and f' {on}'}, has a speedup of {control} over "
+    said += "itself"
     if "null/floor" not in metrics:
         return [f"{said}; too few prompts to say how large the noise is."]
     if not control.contains(1.0):

@@ -128,9 +128,8 @@ def summarise(
         account = work.sums(gamma, replicates, seed).account()
         tests = iid_tests(distinct, permutations, seed)
         method = str(arm["method"].iloc[0])
-        done = generations[
-            pd.MultiIndex.from_frame(generations[WORK]).isin(pd.MultiIndex.from_frame(Arms.of(arm).texts[WORK]))
-        ]
+        texts = pd.MultiIndex.from_frame(Arms.of(arm).texts[WORK])
+        done = generations[pd.MultiIndex.from_frame(generations[WORK]).isin(texts)]
         prefills = {
             name: lines.groupby("prompt")["prefill_s"].sum()
             for name, lines in (("", _of(done, method, gamma)), ("baseline_", done[done["method"] == BASELINE]))
@@ -300,10 +299,9 @@ def model_curves(
                 modelled["position"] = Interval(line.predicted, *bounds, held_out.level, held_out.prompts)
         along = replay[(replay["kind"] == "baseline") & (replay["gamma"] == gamma)]
         if len(along) and not facts.simulated:  # recorded text is measured by its replay: no second opinion
-            sums = along.groupby("prompt")[["tokens", "rounds"]].sum()
-            possible = {"replay": per_round(gamma)}
+            sums, ranges = along.groupby("prompt")[["tokens", "rounds"]].sum(), {"replay": per_round(gamma)}
             modelled |= bootstrap(
-                sums, lambda s: {"replay": s["tokens"] / s["rounds"]}, replicates, seed, ranges=possible
+                sums, lambda s: {"replay": s["tokens"] / s["rounds"]}, replicates, seed, ranges=ranges
             )
         step = 1 + gamma * arm.metrics["cost/c"]
         for name, interval in modelled.items():

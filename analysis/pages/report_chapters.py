@@ -21,7 +21,6 @@ from ..findings.drafters_section import TITLE, drafters_section
 from ..findings.foreign_sections import foreign_findings, side_by_side
 from ..findings.peers_section import PEERS, peers_section
 from ..findings.serving_sections import FASTEST, fastest_section, run_recommendation
-from ..findings.standing_section import STANDING, TIMELINE, standing_section, timeline_section
 from ..read.facts import LOAD
 from ..read.load_folder import read_folder
 from ..read.runs import Run
@@ -35,12 +34,12 @@ OF_A_RUN: tuple[tuple[str, Callable[..., Section | list[Section]]], ...] = (
     (run_sections.NOTES, run_sections.figures_section),
     (TITLE, drafters_section),
     (PEERS, peers_section),
-    (STANDING, standing_section),
+    (run_sections.STANDING, run_sections.standing_section),
     ("Curves over gamma", run_sections.curves_section),
     ("The gap, explained", account_sections),
     ("Tests and models", model_sections),
     ("Rounds: what is accepted, where the time goes", run_sections.lengths_section),
-    (TIMELINE, timeline_section),
+    (run_sections.TIMELINE, run_sections.timeline_section),
     ("By category", run_sections.category_section),
     ("As the papers define it", run_sections.papers_section),
     ("Cost of a call", run_sections.cost_section),

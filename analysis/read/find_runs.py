@@ -77,10 +77,8 @@ def _in_folder(folder: Path) -> Named:
         raise UsageError(f"There is no run with rounds in or below {folder}: `{COMMAND}` makes one.")
     unfinished = sum(run.status != "FINISHED" for run in runs)
     notes = [f"{unfinished} of {len(runs)} runs below {folder} did not finish."] if unfinished else []
-    if len(runs) < len(configured):
-        notes.append(
-            f"{len(configured) - len(runs)} of {len(configured)} runs below {folder} left no round and are not shown."
-        )
+    if silent := len(configured) - len(runs):
+        notes.append(f"{silent} of {len(configured)} runs below {folder} left no round and are not shown.")
     return Named(runs, studies, notes)
 
 
@@ -103,7 +101,6 @@ def _in_store(name: str, tracking_uri: str) -> Named:
             f"The experiment {name!r} has no finished run: `{COMMAND} tracking.experiment={name}` makes one."
         )
     left = len(table) - len(finished)
-    notes = (
-        [f"{left} of {len(table)} runs of the experiment {name!r} did not finish and are not shown."] if left else []
-    )
-    return Named([open_run(tracking_uri, str(run_id)) for run_id in finished.index[::-1]], studies, notes)
+    note = f"{left} of {len(table)} runs of the experiment {name!r} did not finish and are not shown."
+    runs = [open_run(tracking_uri, str(run_id)) for run_id in finished.index[::-1]]
+    return Named(runs, studies, [note] if left else [])

@@ -29,9 +29,8 @@ from .runs import Run, open_folder
 
 HEAD = 1 << 20  # bytes that are looked at to tell a format
 FIRST = 50  # lines of them that may be the first of their kind; those before are bad ones
-_MODULES = {
-    module.name: import_module(f"{foreign.__name__}.{module.name}") for module in pkgutil.iter_modules(foreign.__path__)
-}
+_NAMES = [module.name for module in pkgutil.iter_modules(foreign.__path__)]
+_MODULES = {name: import_module(f"{foreign.__name__}.{name}") for name in _NAMES}
 _FORMATS = {kind: module for kind, module in _MODULES.items() if hasattr(module, "read")}
 LOAD_FORMATS = {kind: module for kind, module in _MODULES.items() if hasattr(module, "load_points")}
 

@@ -87,26 +87,21 @@ class _ArmFile:
         return self._open[arm]
 
     def _read(self, arm: Arm) -> pd.DataFrame:
-        known, restored = (
-            all(name in file.schema_arrow.names for file in self._files) for name in (DISTURBED, RESTORE)
-        )
-        optional = [*([DISTURBED] if known else []), *([RESTORE] if restored else [])]
+        schemas = [file.schema_arrow.names for file in self._files]
+        optional = [name for name in (DISTURBED, RESTORE) if all(name in names for names in schemas)]
         parts: dict[str, list[Any]] = {name: [] for name in (*COUNTED, *optional)}
         for number, group in self._groups[arm]:
             table = self._files[number].read_row_group(group, columns=list(parts))
             table = table.filter(pc.and_(pc.equal(table["method"], arm[0]), pc.equal(table["gamma"], arm[1])))
             for name, values in parts.items():
                 column = table[name]
-                if name == DISTURBED:  # the first sitting of a run may have been of an earlier version
-                    column = pc.fill_null(column, False)
-                elif name == RESTORE:
-                    column = pc.fill_null(column, 0.0)
+                if name in optional:  # the first sitting of a run may have been of an earlier version
+                    column = pc.fill_null(column, False if name == DISTURBED else 0.0)
                 values.append(_names(column) if name in _NAMES else _numbers(column))
         columns: dict[str, Any] = {name: _joined(parts.pop(name)) for name in list(parts)}
-        if known and not columns[DISTURBED].any():
-            del columns[DISTURBED]  # nothing is told of a quiet machine, and no memory taken
-        if restored and not columns[RESTORE].any():
-            del columns[RESTORE]
+        for name in optional:
+            if not columns[name].any():
+                del columns[name]  # nothing is told of a quiet machine, and no memory taken
         pa.default_memory_pool().release_unused()
         generation = numbered(pd.DataFrame({name: columns[name] for name in GENERATION}, copy=False), GENERATION)
         if (np.diff(generation) < 0).any():

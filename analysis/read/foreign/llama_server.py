@@ -9,7 +9,7 @@ within a character is counted with the next one, so a round may be silent.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import nan
 from pathlib import Path
@@ -140,10 +140,8 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
         if answer.by_round is not None:
             accepted, offered, committed, _ = answer.by_round
             within_gamma(f"{path} ({name})", offered, gamma)
-            context, ended = answer.prompt_n + 1, answer.ended
-            text = ImportedText(
-                name, category, accepted, offered, committed, ended, context=context, seconds=answer.seconds
-            )
+            text = ImportedText(name, category, accepted, offered, committed, answer.ended)
+            text = replace(text, context=answer.prompt_n + 1, seconds=answer.seconds)
         texts.append(text)
     notes = [FIRST, *([UNORDERED, TOTALS] if forms == {True} else [])]
     if not all(answer.ended for *_, answer in answers):

@@ -70,9 +70,8 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
                 if length < 1:
                     raise UsageError(f"{at}: accept_length is {length}, and a round gives at least one token.")
                 tokens = seconds * rate
-                text = ImportedText(
-                    benchmark, benchmark, repeat=run, tokens=tokens, rounds=tokens / length, seconds=seconds
-                )
+                sums: dict[str, Any] = {"tokens": tokens, "rounds": tokens / length, "seconds": seconds}
+                text = ImportedText(benchmark, benchmark, repeat=run, **sums)
                 settings.setdefault(ServerSetting(*options), []).append(text)
     drafting = [setting for setting in settings if setting.steps != 0]
     made = []

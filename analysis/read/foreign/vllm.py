@@ -81,9 +81,8 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
             if rounds is None or not len(rounds.accepted):
                 silent += 1
                 continue
-            requests.append(
-                (line.where, *file.named({"category": about.get("source_kind"), **line.value}, line.number), rounds)
-            )
+            who = file.named({"category": about.get("source_kind"), **line.value}, line.number)
+            requests.append((line.where, *who, rounds))
     notes = [NO_TIMES, NO_SILENT, NO_ENDS, *file.settled()]
     every = [rounds for *_, rounds in requests]
     declared = max((rounds.declared or 0 for rounds in every), default=0)

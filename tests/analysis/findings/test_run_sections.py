@@ -1,13 +1,18 @@
-"""The first screen of a run: verdict, table over gamma, account and curve, before everything else."""
+"""The first screen of a run: verdict, table over gamma, account and curve, before everything else; and the sections
+that set it beside the paper's pictures, from what it logged and its rounds.
+"""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
+import pytest
 
 from specdec.analysis.figures import style
-from specdec.analysis.findings.run_sections import arranged
+from specdec.analysis.findings.run_sections import arranged, standing_section, timeline_section
 from specdec.analysis.pages.html import section_blocks
 from specdec.analysis.sections import Section
+from specdec.errors import UsageError
 
 MEASURED, SIMULATED = (SimpleNamespace(simulated=simulated) for simulated in (False, True))
 
@@ -35,3 +40,41 @@ def test_simulated_time_is_in_headings_of_times_and_over_every_table():
     summary, environment = arranged([Section("Summary", tables=table), Section("Environment", tables=table)], SIMULATED)
     assert (summary.title, environment.title) == ("Summary (simulated time)", "Environment")
     assert summary.tables[0][0] == environment.tables[0][0] == "Simulated: Every gamma"
+
+
+SLOW = {"draft_s": 0.0, "verify_s": 0.020, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.020}
+LOGGED = {
+    "account/alpha": 0.8,
+    "cost/c": 0.05,
+    "cost/c_ops": 0.1,
+    "speedup": 2.5,
+    "speedup.ci_low": 2.2,
+    "speedup.ci_high": 2.8,
+    "operations/measured": 1.9,
+}
+
+
+@pytest.fixture
+def made(stored_run, make_rounds):
+    rounds = [make_rounds({"a": [0] * 9, "b": [0] * 9}, 0, "baseline", durations=SLOW)]
+    rounds.append(make_rounds({"a": [2, 1, 0, 2], "b": [2, 2, 1, 0]}, 2))
+    return replace(stored_run(pd.concat(rounds, ignore_index=True)), metrics=LOGGED)
+
+
+def test_the_run_is_marked_by_what_it_logged(made):
+    section = standing_section(made)
+    assert [name for name, _ in section.figures] == ["best_gamma", "speedup_and_operations", "oracle_bound"]
+    drawn = section.figures[1][1]
+    words = f"{drawn._suptitle.get_text()} {drawn._supxlabel.get_text()}".replace("\n", " ")
+    assert "operations ×1.90" in words and "c = 0.05 in time and 0.1 in operations" in words
+    assert "2.218 for γ 2 and of 3.092 for γ 8" in section.text[0] and "4.167" in section.text[1]
+    assert section.text[2].startswith("Measured: 2.500 (2.200 to 2.800) at γ 2. The capped geometric")
+    tried = replace(made, curves={"curve/speedup/measured": {2: 2.5, 4: 2.75, 8: 2.0}})  # its own best is none of these
+    assert "at γ 2, and 2.750 at γ 4, the fastest of the 3 measured." in standing_section(tried).text[2]
+    section = timeline_section(made)
+    assert [name for name, _ in section.figures] == ["timeline"]
+    # All four rounds of a text: 9 tokens in 4 times 27.4 ms, a ninth of it drafting, against 9 calls of 20 ms.
+    assert "In 4 rounds the primary gamma commits 9 tokens in 110 ms, of which drafting takes 11%" in section.text[0]
+    assert "9 calls and 180 ms for 9" in section.text[0]
+    with pytest.raises(UsageError, match="nothing was proposed"):
+        standing_section(replace(made, metrics={}))
