@@ -4,7 +4,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -43,18 +43,6 @@ class RunFacts:
     batch_size: int = 1  # sequences that every method decodes at once, at most
     # the same of the other drafters of the session, by their method
     beside: "Mapping[str, RunFacts]" = field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> "RunFacts":
-        """Read back what `asdict` gave before it went through JSON."""
-        predicted = {int(gamma): float(speedup) for gamma, speedup in values["predicted"].items()}
-        lists = {name: tuple(values.get(name, ())) for name in ("left_out", "notes")}
-        beside = {name: cls.from_json(each) for name, each in values.get("beside", {}).items()}
-        return cls(**{**values, **lists, "predicted": predicted, "beside": beside})
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the content of `plan.json`."""
-        return asdict(self)
 
     def title(self, environment: Mapping[str, Any], *, shape: bool = True) -> str:
         """Name drafter, model, dtype and hardware by `environment.json`, or say that time was simulated: the title of
@@ -111,15 +99,8 @@ class SessionFacts:
 
     def of_drafter(self, name: str) -> "SessionFacts":
         """Return the facts with the counts of another drafter of the session."""
-        counts = self.beside[name]
-        return replace(
-            self,
-            drafter=name,
-            beside={},
-            compared=counts["compared"],
-            identical=counts["identical"],
-            unexplained=counts["unexplained"],
-        )
+        counts: dict[str, Any] = {key: self.beside[name][key] for key in ("compared", "identical", "unexplained")}
+        return replace(self, drafter=name, beside={}, **counts)
 
 
 @dataclass(frozen=True)
@@ -164,6 +145,5 @@ class RunStatus:
 def unsettled(folder: Path) -> bool:
     """Return True if the run of a folder decoded prompts and ended, or was killed, before it was analysed."""
     status = RunStatus.read(folder)
-    if status is None or not status.prompts or status.status not in ("running", "killed"):
-        return False
-    return status.status == "running" or not (folder / "summary.json").is_file()
+    standing = status.status if status is not None and status.prompts else ""
+    return standing == "running" or standing == "killed" and not (folder / "summary.json").is_file()

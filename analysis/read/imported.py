@@ -84,29 +84,11 @@ class PositionText:
 
 
 @dataclass(frozen=True)
-class Imported:
+class Imported(ImportFacts):
     """The texts of one drafter on one data set, as a file has them; `write_folder` makes a run folder of it."""
 
-    source: str
-    kind: str
-    gamma: int  # the one that a report is about; lengths by position have all others as well
     # texts with the rounds or the sums that the file has, or with lengths by position
-    records: "tuple[ImportedText | PositionText, ...]"
-    notes: tuple[str, ...]  # sentences on what the source does not contain and what was assumed
-    ordered: bool  # True if the order of a text's rounds is known; without it no analysis may look at neighbours
-    # what tells it apart from others in one report: the file's name, with the drafter's where the file has several
-    name: str
-
-    @property
-    def longest(self) -> int | None:
-        """The most draft tokens that any length by position accepts; None for other sources."""
-        lengths = [record.lengths for record in self.records if isinstance(record, PositionText)]
-        return max(int(text.max(initial=1)) for text in lengths) - 1 if lengths else None
-
-    @property
-    def totals_only(self) -> bool:
-        """True where the source has no single rounds: tokens and rounds of whole texts are all that it says."""
-        return all(isinstance(record, ImportedText) and record.rounds is not None for record in self.records)
+    records: tuple[ImportedText | PositionText, ...]
 
     def at(self, gamma: int) -> list[ImportedText]:
         """Return the texts with their rounds at one gamma: lengths by position are walked."""
@@ -120,18 +102,13 @@ class Imported:
     @property
     def texts(self) -> pd.DataFrame:
         """A line per text: prompt, category, repeat, tokens, rounds, seconds (of the whole text, prefill included)."""
-        lines = [
-            {
-                "prompt": text.prompt,
-                "category": text.category,
-                "repeat": text.repeat,
-                "tokens": int(text.commits().sum()) if text.tokens is None else text.tokens,
-                "rounds": len(text.accepted) if text.rounds is None else text.rounds,
-                "seconds": text.seconds,
-            }
-            for text in self.at(self.gamma)
-        ]
-        return pd.DataFrame(lines)
+        texts = self.at(self.gamma)
+        table = pd.DataFrame(
+            {name: [getattr(text, name) for text in texts] for name in ("prompt", "category", "repeat")}
+        )
+        table["tokens"] = [int(text.commits().sum()) if text.tokens is None else text.tokens for text in texts]
+        table["rounds"] = [len(text.accepted) if text.rounds is None else text.rounds for text in texts]
+        return table.assign(seconds=[text.seconds for text in texts])
 
 
 def imported(
@@ -145,10 +122,22 @@ def imported(
     name: str | None = None,
 ) -> Imported:
     """Return what a file says about one drafter. UsageError if there is no round at all."""
-    source = Imported(str(path), kind, gamma, tuple(records), tuple(notes), ordered, name or plain_name(path))
+    totals_only = all(isinstance(record, ImportedText) and record.rounds is not None for record in records)
+    lengths = [record.lengths for record in records if isinstance(record, PositionText)]
+    source = Imported(
+        name=name or plain_name(path),
+        source=str(path),
+        kind=kind,
+        gamma=gamma,
+        longest=max(int(text.max(initial=1)) for text in lengths) - 1 if lengths else None,
+        ordered=ordered and not totals_only,
+        totals_only=totals_only,
+        notes=(*([ONLY_SUMS] if totals_only else []), *notes),
+        records=tuple(records),
+    )
     if not records or not source.texts["rounds"].sum() > 0:
         raise UsageError(f"{path} has no round: nothing was ever drafted in it.")
-    return replace(source, notes=(ONLY_SUMS, *notes), ordered=False) if source.totals_only else source
+    return source
 
 
 def write_folder(

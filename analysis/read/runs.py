@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isnan, nan
 from pathlib import Path
@@ -116,7 +116,7 @@ class Run:
             except UsageError:
                 raise missing from None
         with _as_written(path):
-            facts = _RUN_FACTS.validate_python(asdict(RunFacts.from_json(self._json(name))))
+            facts = _RUN_FACTS.validate_python({"left_out": (), **self._json(name)})
             return facts.beside[self.method] if self.method else facts
 
     def imported(self) -> ImportFacts | None:

@@ -3,7 +3,7 @@
 import logging
 import shutil
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def run_experiment(plan: Plan, folder: Path, earlier: EarlierRuns | None = None)
                 f"Decoded in {len(more) + 1} sittings: interrupted after {', '.join(more)}. Calibration and cost model "
                 "are of the first one."
             )
-        beginning.results.write_json(PLAN_FILE, replace(facts, notes=tuple(notes)).as_dict())
+        beginning.results.write_json(PLAN_FILE, asdict(replace(facts, notes=tuple(notes))))
         if beginning.sentence:
             tell(beginning.sentence)
         for note in notes:

@@ -160,7 +160,7 @@ def test_many_runs_are_each_set_against_the_best(decoded, stored_run):
 def test_a_run_whose_outputs_are_refuted_is_named_first_and_not_ranked(decoded, stored_run):
     def files(unexplained):
         session = SessionFacts(12, 12 - unexplained, unexplained, cache_bytes=0, peak_mb=0.0)
-        return {"session.json": json.dumps(asdict(session)), "plan.json": json.dumps(FACTS.as_dict())}
+        return {"session.json": json.dumps(asdict(session)), "plan.json": json.dumps(asdict(FACTS))}
 
     wrong = stored_run(decoded(0.9), "oracle", files=files(5))
     runs = [wrong, stored_run(decoded(0.3, seed=1)), stored_run(decoded(0.6, seed=2), "eagle", files=files(0))]

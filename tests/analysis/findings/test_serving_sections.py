@@ -32,7 +32,7 @@ def finished(stored_run: Callable[..., Run]) -> Callable[..., Run]:
         described = {"prompts": {"sha256": "p"}, "cpu": {"model": "EPYC"}, "model": {"sha256": "m"}}
         described |= {"drafter": {}, "drafters": {"eagle": {"format": "EAGLE-3"}}}
         described |= more.pop("environment", {})
-        files = {"plan.json": json.dumps(facts.as_dict()), "environment.json": json.dumps(described)}
+        files = {"plan.json": json.dumps(asdict(facts)), "environment.json": json.dumps(described)}
         params = {"target__model": "org/target", "target__name": "causal", "drafter__name": "ngram"} | NGRAM | more
         drafter = params.pop("drafter__name")
         run = stored_run(None, drafter=drafter, files=files, **{"model": "m", **params})
