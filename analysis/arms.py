@@ -1,6 +1,4 @@
-"""The rounds of a run by arm, a method at a gamma, made when they are asked for: a long run has one arm in memory at a
-time.
-"""
+"""The rounds of a run by arm, a method at a gamma; of a long run one arm is in memory at a time."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial

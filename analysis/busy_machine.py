@@ -65,9 +65,7 @@ def undisturbed(rounds: pd.DataFrame) -> pd.DataFrame:
 
 
 def undisturbed_prefills(generations: pd.DataFrame) -> pd.DataFrame:
-    """Return a line per generation in which disturbed prefills take the median of undisturbed ones of the same prompt,
-    which every method reads; of its method's where there is none.
-    """
+    """Return generations whose disturbed prefills take the median of others of the prompt, else of the method."""
     if PREFILL not in generations or not generations[PREFILL].eq(True).any():
         return generations
     kept = generations["prefill_s"].where(~generations[PREFILL].eq(True))

@@ -1,6 +1,4 @@
-"""Strategies compared on the same prompts: sums over prompts, resampled together, so that differences are paired; and
-their tables with intervals, metrics, curves.
-"""
+"""Strategies compared on the same prompts: sums over prompts, resampled together, so that differences are paired."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -42,9 +40,7 @@ class StrategyComparison:
         return int(places[0]) if len(places) else None
 
     def beside(self, values: np.ndarray, **other: Any) -> np.ndarray:
-        """Return for each strategy the values [1 + B, C] of its partner, which has `other` in place of some keys; else
-        NaN.
-        """
+        """Return the values [1 + B, C] of the strategy with `other` in place of some keys for each; else NaN."""
         keys = list(self.cells.itertuples(index=False, name=None))
         partners = list(self.cells.assign(**other).itertuples(index=False, name=None))
         places = {key: place for place, key in enumerate(keys)}
@@ -158,8 +154,8 @@ OVER_FASTEST = "speedup.over_fastest"  # of a gamma in `summary.json`: its speed
 
 
 def best_gammas(arms: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return the fastest gamma of the `arms` in a `summary.json`, then those that their paired interval cannot tell
-    from it; none where no gamma is surely faster than plain decoding.
+    """Return the fastest gamma of a `summary.json`, then those that cannot be told from it; none if none surely
+    gains.
     """
     timed = [arm for arm in arms if "speedup" in arm]
     fastest = max(timed, key=lambda arm: arm["speedup"], default=None)
@@ -193,9 +189,7 @@ def printed(table: pd.DataFrame, name: str, form: str) -> list[str]:
 
 
 def listed(table: pd.DataFrame, columns: Mapping[str, str]) -> pd.DataFrame:
-    """Return a table for people: by heading a column as it is, or with a number format behind it, such as "tokens:.2f",
-    printed with the bounds that it has.
-    """
+    """Return a table for people: by heading a column, with a number format behind it if it is to be printed."""
     split = {heading: column.partition(":") for heading, column in columns.items()}
     shown = {heading: printed(table, name, form) if form else table[name] for heading, (name, _, form) in split.items()}
     return pd.DataFrame(shown).reset_index(drop=True)

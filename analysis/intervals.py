@@ -35,9 +35,7 @@ class Range:
     high: float = inf
 
     def scaled(self, value: float) -> float:
-        """Return a value on a scale without ends: log odds between two ends, the logarithm of the distance from a
-        single one, else the value itself; infinite at an end.
-        """
+        """Return a value on a scale without ends: log odds, or the logarithm of the distance from an end."""
         if isinf(self.low) and isinf(self.high):
             return value
         above, below = value - self.low, self.high - value

@@ -155,9 +155,7 @@ def register(study: str, overlay: str = "") -> Callable[[Reader], Reader]:
 
 
 def _registered(study: str) -> tuple[Reader, str]:
-    """Return a study's reader and overlay, of `analysis/studies`, of `specdec/studies` or of packages that add
-    studies.
-    """
+    """Return the reader and overlay of a study of `analysis`, of `specdec/studies` or of other packages."""
     package = import_module("specdec.analysis.studies")
     for module in pkgutil.iter_modules(package.__path__):
         import_module(f"{package.__name__}.{module.name}")

@@ -1,6 +1,4 @@
-"""The drafter whose speedup was measured, as far as an engine's flags depend on it, from a run's configuration as text;
-and the flags as every engine gives them. Knows no engine.
-"""
+"""The drafter whose speedup was measured, as far as flags depend on it, and the flags as every engine gives them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field

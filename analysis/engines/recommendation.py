@@ -1,6 +1,4 @@
-"""The serving configuration that a measurement recommends: leave speculation off, or the flags of each engine, named as
-a starting point, because none of them was measured there.
-"""
+"""The serving configuration that a measurement recommends: no speculation, or flags of each engine to start from."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -90,9 +88,7 @@ class Recommendation:
 
 
 def recommend(depths: Iterable[Measured]) -> Recommendation:
-    """Recommend how to serve the drafter, measured at these `depths`, at the one with the largest speedup of those
-    whose interval is above 1.
-    """
+    """Recommend how to serve the drafter, at the fastest of the `depths` whose interval is above 1."""
     every = list(depths)
     best = max(every, key=lambda each: (each.speedup.low > 1, each.speedup.estimate))
     name = best.name

@@ -124,9 +124,7 @@ def told_apart(names: Sequence[str]) -> list[str]:
 
 
 def common_prompts(arms: Sequence[RunArm]) -> tuple[list[str], str]:
-    """Return the prompts that all arms have, in order, and a sentence on how they pair. A name that stands for
-    different texts is no common prompt.
-    """
+    """Return the prompts that all arms have, with the same text, in order, and a sentence on how they pair."""
     names = sorted(set.intersection(*(set(arm.sums.index) for arm in arms)))
     sizes = [len(arm.sums) for arm in arms]
     if len(arms) == 1:
@@ -167,9 +165,7 @@ def content_hash(run: Run, part: str) -> str:
 
 
 def comparison_section(runs: Sequence[Run], replicates: int | None = None) -> Section:
-    """Compare runs, each at its own primary gamma, in one section. ValueError without runs. UsageError if a run lacks
-    rounds, or those of its primary gamma.
-    """
+    """Compare runs in one section. ValueError without runs. UsageError if one lacks rounds of its primary gamma."""
     if not runs:
         raise ValueError("there is no run to compare")
     groups = comparable([open_arms(run) for run in runs])

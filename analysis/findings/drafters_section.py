@@ -1,6 +1,4 @@
-"""Sets the drafters of one session side by side, each at its own primary gamma: paired by prompt, against the one
-baseline that all of them share.
-"""
+"""Sets the drafters of one session side by side, each at its own primary gamma, paired by prompt."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -53,9 +51,7 @@ class SideBySide:
         return cls(run.drafters, arms, scores)
 
     def metrics(self) -> dict[str, float]:
-        """Return `drafter/NAME/speedup.ratio`, `drafter/NAME/tokens_per_round.ratio` and `.difference`, with bounds:
-        the drafter of `+drafter=` over each other one, or less it.
-        """
+        """Return ratios and differences of the drafter of `+drafter=` to each other one as `drafter/NAME/*`."""
         own = next(place for place, run in enumerate(self.runs) if not run.method)
         metrics: dict[str, float] = {}
         for place, run in enumerate(self.runs):
@@ -91,9 +87,7 @@ class SideBySide:
 
 
 def drafters_section(run: Run) -> Section:
-    """Compare the drafters of one session in speedup and tokens per round; a run with one drafter says how to have
-    several.
-    """
+    """Compare the drafters of one session in speedup and tokens per round, or say how to have several."""
     if len(run.drafters) < 2:
         return Section(TITLE, ("This session had one drafter: measurement.drafters=[NAME] adds others to it.",))
     paired = SideBySide.of(run)

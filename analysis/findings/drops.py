@@ -167,9 +167,7 @@ def chance_at(look: int, chance: float) -> float:
 
 
 def read_arm(run: Run, gamma: int | None) -> RunArm:
-    """Return a run at one gamma, by default its own, with the number of texts of each prompt in the column `texts`.
-    UsageError if it has no such rounds.
-    """
+    """Return a run at one gamma, by default its own, with the `texts` of each prompt. UsageError without rounds."""
     facts = run.imported()
     if facts and facts.totals_only:
         lines = drafted(run.generations(texts=False))
@@ -187,9 +185,7 @@ def read_arm(run: Run, gamma: int | None) -> RunArm:
 
 
 def _matched(first: RunArm, arms: Sequence[RunArm]) -> tuple[tuple[pd.DataFrame, pd.DataFrame], str]:
-    """Return the sums of the earlier run and of the later ones pooled, over shared prompts or, of too few, over all;
-    and a sentence that says which.
-    """
+    """Return the sums of the earlier run and of the later ones pooled, over which prompts, and a sentence on that."""
     shared = [common_prompts([first, arm])[0] for arm in arms]
     pooled = pd.concat([arm.sums for arm in arms]).groupby(level=0).sum()
     names = sorted(set().union(*shared))

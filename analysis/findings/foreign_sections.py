@@ -116,7 +116,6 @@ def _origin(facts: ImportFacts, texts: pd.DataFrame, held: str, walked: str = ""
 def _of_rounds(
     run: Run, facts: ImportFacts, texts: pd.DataFrame, replicates: int, seed: int
 ) -> tuple[list[Section], dict[str, str]]:
-    """Return the sections of a source with rounds, and the figures of its line among others."""
     rounds, sums = run.arms().by_gamma()[facts.gamma], foreign_sums(run)
     walked = f"; rounds at gamma {min(sums)} to {max(sums)}" if len(sums) > 1 else ""
     origin = _origin(facts, texts, counted(len(rounds), "round"), walked)
@@ -278,8 +277,6 @@ def _rounds(data: _Data) -> Section:
 def _totals(
     facts: ImportFacts, texts: pd.DataFrame, replicates: int, seed: int
 ) -> tuple[list[Section], dict[str, str]]:
-    """Return the sections of a source of sums, and the figures of its line among others."""
-
     def measured(texts: pd.DataFrame) -> Interval:
         sums = texts.groupby("prompt")[["tokens", "rounds"]].sum()
         possible = 1 <= sums["tokens"].sum() / sums["rounds"].sum() <= facts.gamma + 1  # else gamma is another one

@@ -49,9 +49,7 @@ class RunArm:
 
 
 def open_arms(run: Run) -> dict[int, RunArm]:
-    """Return the run's arms by gamma, over the work that all of them have done. UsageError where there is no such work
-    or only the baseline's.
-    """
+    """Return the run's arms by gamma, over the work that all of them have done. UsageError where there is none."""
     try:
         shared = run.arms().shared()
     except ValueError as error:
@@ -179,9 +177,7 @@ def leaderboard(
     replicates: int = 10_000,
     quantity: str = "speedup",
 ) -> pd.DataFrame:
-    """Return a line per arm, best first: `quantity` by category and overall, then tokens per round and its cost, as
-    text with 95% intervals.
-    """
+    """Return a line per arm, best first: `quantity` by category and overall, then tokens per round and its cost."""
     sums, depths = [arm.sums for arm in arms], [arm.gamma for arm in arms]
     doubt = next((arm.doubt for arm in arms if arm.doubt), "")
     whole = score(sums, labels, prompts, replicates, depths=depths, doubt=doubt)
@@ -211,9 +207,7 @@ def rank_table(scores: ScoredArms, quantity: str = "speedup") -> pd.DataFrame:
 
 @style.in_style
 def leaderboard_figure(scores: ScoredArms, quantity: str = "speedup", *, title: str) -> Figure:
-    """Draw a dot with its interval per arm, best on top; filled where it cannot be told apart from the best. ValueError
-    for a quantity that an arm lacks.
-    """
+    """Draw a dot with its interval per arm, filled where the best is not told from it. ValueError if unknown."""
     if not scores.known(quantity):
         raise ValueError(f"not every run has a {quantity.replace('_', ' ')}")
     order = scores.order(quantity)

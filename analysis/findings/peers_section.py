@@ -51,9 +51,7 @@ PEERS = "Beside other engines"
 
 
 def peers_section(run: Run) -> Section:
-    """Show the ratio of every peer with both sides' settings, and what was left out. UsageError without
-    `peers.json`.
-    """
+    """Show each peer's ratio, both sides' settings, and who was left out. UsageError without `peers.json`."""
     described, lines = run.peers(), []
     ratios: dict[str, Interval] = {}
     prompts = len({line["prompt"] for line in described.get("generations", ())})

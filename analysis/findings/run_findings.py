@@ -106,7 +106,6 @@ def run_findings(run: Run) -> RunFindings:
 
 
 def _with_others(run: Run, findings: RunFindings, measured: MeasuredRun) -> RunFindings:
-    """Add what the session's other drafters gave, their figures as `drafter/NAME/*`."""
     metrics, curves, runs = dict(findings.metrics), dict(findings.curves), {findings.facts.drafter: measured}
     verdicts = [findings.refuted] if findings.refuted else []
     others: dict[str, RunFindings] = {}
@@ -228,7 +227,6 @@ def _lines(summary: Summary, curves: Curves, paired: ScoredArms) -> list[dict[st
 
 
 def _accounts(summary: Summary) -> dict[str, Any]:
-    """Return the content of `account.json`."""
     accounts = {
         gamma: {
             "speedup": arm.account.speedup,

@@ -41,9 +41,7 @@ def _known(
 
 
 def operation_metrics(summary: Summary, facts: RunFacts) -> dict[str, float]:
-    """Return arithmetic per token over the baseline's (theory.md 2.2), by formula and as evaluated, if the target does
-    any.
-    """
+    """Return arithmetic per token over the baseline's, if there is any (theory.md 2.2), by formula and evaluated."""
     if facts.target_flops == 0:
         return {}
     c_ops = facts.drafter_flops / facts.target_flops

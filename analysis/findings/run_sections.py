@@ -131,7 +131,6 @@ def figures_section(run: Run) -> Section:
 
 
 def _labelled(label: str, simulated: bool) -> str:
-    """Return the label of a figure; where time is simulated, one that is made of times says so."""
     return f"simulated {label}" if simulated and ("speedup" in label or "per second" in label) else label
 
 
@@ -235,9 +234,7 @@ def category_section(run: Run) -> Section:
 
 
 def papers_section(run: Run) -> Section:
-    """Show rate, overhead, speedup, compression ratio and throughput as the papers define them, by category. KeyError
-    for a run of a version that did not log them.
-    """
+    """Show speed by category as the papers define it. KeyError for a run of a version that did not log it."""
     metrics = run.metrics
     rate, overhead = metrics["acceleration_rate"], metrics["step_overhead"]
     words = [
@@ -406,9 +403,7 @@ def standing_section(run: Run) -> Section:
 
 
 def timeline_section(run: Run) -> Section:
-    """Draw a few rounds of the primary gamma and of another, with the baseline above. UsageError if the run has no
-    primary gamma yet. ValueError if no text was written by all.
-    """
+    """Draw a few rounds and the baseline. UsageError without a primary gamma, ValueError without a common text."""
     if run.primary_gamma is None:
         raise UsageError(f"{run.source} has no primary gamma: the run did not finish.")
     shown = stretch(run.arms(), run.primary_gamma)

@@ -180,7 +180,6 @@ def _loops(run: MeasuredRun, who: str = "decoding") -> str:
 
 
 def _verdict(run: MeasuredRun) -> str:
-    """Say whether speculation pays, by how much, with which drafts and on which prompts."""
     speedup, facts = run.account.intervals["speedup"], run.facts
     where = "in simulated time" if facts.simulated else "here"
     gamma = counted(facts.primary_gamma, "token")
@@ -259,7 +258,6 @@ def _cost(run: MeasuredRun) -> str:
 
 
 def _identical(run: MeasuredRun) -> str:
-    """Say whether the outputs are those of plain decoding, and what explains the others."""
     facts, session = run.facts, run.session
     if facts.simulated:
         return "The outputs are recorded texts, so nothing is learned of whether they would be identical."

@@ -19,9 +19,7 @@ FASTEST = "To serve the fastest"
 
 
 def measured_depths(run: Run, arms: Sequence[Mapping[str, Any]]) -> list[Measured]:
-    """Return the drafter of a run at every depth that has a speedup, of the `arms` of `summary.json`. UsageError if the
-    run lacks a file.
-    """
+    """Return the drafter of a run at every depth (of `arms`) that has a speedup. UsageError for a missing file."""
     environment, facts = run.environment(), run.facts()
     drafter = environment.get("drafters", {}).get(run.method) if run.method else environment.get("drafter")
     gpu, cpu = environment.get("gpu") or {}, environment.get("cpu") or {}
@@ -78,9 +76,7 @@ def run_recommendation(*runs: Run) -> Recommendation:
 
 
 def fastest_section(runs: Sequence[Run]) -> Section:
-    """Say how to serve the fastest of some runs. UsageError if they differ in model, hardware or prompts, or lack a
-    file.
-    """
+    """Say how to serve the fastest run. UsageError if runs differ in model, machine or prompts, or lack a file."""
     settings = {(run.setting, content_hash(run, "model"), content_hash(run, "prompts")) for run in runs}
     if len(settings) > 1:
         raise UsageError(

@@ -198,9 +198,7 @@ def _of(generations: pd.DataFrame, method: str, gamma: int) -> pd.DataFrame:
 
 
 def headline_values(sums: Columns) -> dict[str, np.ndarray]:
-    """Return the headline figures from sums of the whole run, of each prompt [P], or of the replicates [B]; those
-    against the original model need `original_tokens` and `original_round_s`.
-    """
+    """Return the headline figures from sums of the whole run, of each prompt [P], or of the replicates [B]."""
     baseline_s, baseline_tokens = sums["baseline_round_s"], sums["baseline_tokens"]
     baseline_total_s, total_s = baseline_s + sums["baseline_prefill_s"], sums["round_s"] + sums["prefill_s"]
     per_token, rate = baseline_s / baseline_tokens, sums["tokens"] / sums["rounds"]
@@ -243,7 +241,6 @@ def _headline(table: pd.DataFrame, gamma: int, replicates: int, seed: int) -> di
 
 
 def _by_category(table: pd.DataFrame, category: pd.Series, gamma: int, replicates: int, seed: int) -> dict[str, float]:
-    """Return category/<name>/<metric> where the prompts have more than one category."""
     metrics: dict[str, float] = {}
     for name, members in category_members(category.reindex(table.index)).items():
         headline = _headline(table[members], gamma, replicates, seed)

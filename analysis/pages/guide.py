@@ -159,7 +159,6 @@ def _comment(line: str) -> str:
 
 
 def _key_rows(group: str, paths: Sequence[Path]) -> Table:
-    """Return a row for each key and comment, with the files that have it."""
     texts = {path.stem: path.read_text(encoding="utf-8") for path in paths}
     keys = {stem: keys_of(text) for stem, text in texts.items()}
     rows: dict[tuple[str, str], dict[str, str]] = {}  # (key, comment): file -> value

@@ -272,7 +272,6 @@ def markdown_table(table: pd.DataFrame) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape Markdown's and HTML's characters, and put the text on one line."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", " ".join(text.split()))
 
 

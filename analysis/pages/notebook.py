@@ -37,9 +37,7 @@ def show(*sections: Section, heading: str = "") -> None:
 
 
 def overlay_runs(tracking_uri: str, experiment: str, overlay: str = OVERLAY, each: str = "drafter.name") -> list[Run]:
-    """Return the newest finished run of an overlay for each value of a parameter, oldest first. UsageError if none
-    is.
-    """
+    """Return the newest finished run of an overlay for each value of a parameter. UsageError if there is none."""
     table = load_runs(tracking_uri, experiment)
     named = table["params.experiment_name"] == overlay if "params.experiment_name" in table else table["status"] == ""
     chosen = table[named & (table["status"] == "FINISHED")]
@@ -68,9 +66,7 @@ def own_runs(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> 
 
 
 def own_run(tracking_uri: str, experiment: str, chosen: Sequence[str] = ()) -> Run:
-    """Return the first run of `chosen`, ids or folders; without any, the newest finished one. UsageError as
-    `own_runs`.
-    """
+    """Return the first run of `chosen`, ids or folders, or else the newest finished one. UsageError as `own_runs`."""
     return open_runs(tracking_uri, chosen[:1])[0] if chosen else latest_run(tracking_uri, experiment)
 
 

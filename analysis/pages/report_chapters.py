@@ -96,7 +96,6 @@ def run_chapters(
 
 
 def _compared(runs: Sequence[Run], remarks: Sequence[str]) -> list[Chapter]:
-    """Make the chapters that compare runs: the leaderboards, and folded what stands behind them."""
     opened, left_out = open_each(runs)
     groups = comparable(opened)
     boards: list[Section] = []

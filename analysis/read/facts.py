@@ -1,6 +1,4 @@
-"""Records of what a run writes down about itself for the analysis, which alone reads them back: `plan.json`,
-`session.json` and `status.json`.
-"""
+"""Records of what a run writes down about itself for the analysis: `plan.json`, `session.json`, `status.json`."""
 
 import json
 from collections.abc import Mapping

@@ -1,6 +1,4 @@
-"""A foreign file while it is read: its lines, the names of its texts, and what cannot be used. A BadLine
-(`specdec.text.lines`) is one that may be left out.
-"""
+"""A foreign file while it is read: its lines, the names of its texts, and what cannot be used."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager

@@ -107,9 +107,7 @@ def is_load(given: str) -> bool:
 
 
 def read_loads(path: Path, kind: str = LOAD) -> pd.DataFrame | Gauges:
-    """Return the load points of a file (`COLUMNS`), or gauges, in a known format or, for "load", in any. UsageError for
-    another kind, or a number that cannot be.
-    """
+    """Return the load points of a file, or gauges, in one format or ("load") any. UsageError for others."""
     file = LoadFile.of(path)
     tried = {name: module for name, module in LOAD_FORMATS.items() if kind in (LOAD, name)}
     read = {name: points for name, module in tried.items() if (points := module.load_points(file))}

@@ -1,6 +1,4 @@
-"""The run folder of load tests: `config.yaml`, `plan.json` with the gauges and what was said of the servers, and
-`loads.parquet`, the load points. It has no rounds.
-"""
+"""The run folder of load tests, without rounds: their points, the gauges, and what was said of the servers."""
 
 import json
 from collections.abc import Mapping, Sequence

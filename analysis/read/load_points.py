@@ -1,6 +1,4 @@
-"""Load points, a line of a table for each number of requests in flight, and gauges: what load tests of every format are
-read into, and how their numbers are read.
-"""
+"""Load points, a line for each number of requests in flight, and gauges: what load tests of every format become."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -75,17 +73,13 @@ class LoadFile:
 
 
 def server_and_path(given: str) -> tuple[str, str]:
-    """Return the server and the path of `NAME=FILE`, or "" and the path, which may contain an equals sign if it
-    exists.
-    """
+    """Return server and path of `NAME=FILE`, or "" and the path, which may have an equals sign if it exists."""
     name, sign, path = given.partition("=")
     return (name, path) if sign and "/" not in name and not Path(given).exists() else ("", given)
 
 
 def number_of(where: str, values: Values, *keys: str) -> float:
-    """Return the first of `keys` that `values` has, NaN without one; a dot leads to a key below. UsageError for what is
-    no number of 0 or more.
-    """
+    """Return the first of `keys` (a dot leads below) in `values`, else NaN. UsageError for no number of 0 or more."""
     for key in keys:
         value: Any = values
         for part in key.split("."):
@@ -106,9 +100,7 @@ def number_of(where: str, values: Values, *keys: str) -> float:
 
 
 def load_table(path: Path, points: Sequence[Values]) -> pd.DataFrame:
-    """Return points (of `COLUMNS`, and `where` for messages) as a table; without a server the file's name is taken.
-    UsageError where the requests in flight or the throughput are unknown.
-    """
+    """Return points as a table of `COLUMNS`. UsageError where requests in flight or throughput are unknown."""
     for point in points:
         for name, lacking in (("in_flight", "requests in flight"), ("throughput", "output tokens per second")):
             if not point[name] > 0:

@@ -51,21 +51,14 @@ class _Store:
             raise UsageError(f"The tracking store {self.uri} did not answer: {reason(error)}.") from error
 
     def runs(self, experiment: str, condition: str, one: bool = False) -> list[Any]:
-        """Return the runs of an experiment that meet a condition, or the newest `one`, newest first; none if it does
-        not exist.
-        """
+        """Return an experiment's runs that meet a condition, or the newest `one`, newest first."""
         known = self.ask("get_experiment_by_name", experiment)
         runs: list[Any] = []
         token: str | None = None
+        newest_first: dict[str, Any] = {"filter_string": condition, "order_by": ["attributes.start_time DESC"]}
         while known is not None:
-            page = self.ask(
-                "search_runs",
-                [known.experiment_id],
-                filter_string=condition,
-                order_by=["attributes.start_time DESC"],
-                max_results=1 if one else 1000,
-                page_token=token,
-            )
+            most = 1 if one else 1000
+            page = self.ask("search_runs", [known.experiment_id], **newest_first, max_results=most, page_token=token)
             runs.extend(page)
             token = page.token
             if one or not token:
@@ -164,9 +157,7 @@ def has_main_run(tracking_uri: str, experiment: str) -> bool:
 
 
 def study_ids(tracking_uri: str, name: str, kind: str = "") -> list[str]:
-    """Return the run id `name` if it is a study's, or those of all finished studies (of one kind if given) of the
-    experiment `name`, newest last.
-    """
+    """Return the run id `name` if it is a study's, else those of an experiment's finished studies, newest last."""
     store = _Store(tracking_uri)
     if RUN_ID.fullmatch(name):
         return [name] if "specdec.study" in store.ask("get_run", name).data.tags else []

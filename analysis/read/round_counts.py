@@ -1,6 +1,4 @@
-"""Reads the rounds table in little memory, an arm at a time: what the statistics count and time, names as categories
-and counts as small as they fit. A million rounds take some 60 MB.
-"""
+"""Reads the rounds table an arm at a time, in little memory: a million rounds take some 60 MB."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -97,7 +95,7 @@ class _ArmFile:
                 column = table[name]
                 if name in optional:  # the first sitting of a run may have been of an earlier version
                     column = pc.fill_null(column, False if name == DISTURBED else 0.0)
-                values.append(_names(column) if name in _NAMES else _numbers(column))
+                values.append(_values(column, name in _NAMES))
         columns: dict[str, Any] = {name: _joined(parts.pop(name)) for name in list(parts)}
         for name in optional:
             if not columns[name].any():
@@ -125,15 +123,13 @@ class _ArmFile:
             raise UsageError(f"{self._path}: {error}.") from None
 
 
-def _names(values: pa.ChunkedArray) -> pd.Categorical:
-    array = values.unify_dictionaries().combine_chunks()
-    names = pd.Index(array.dictionary.to_pylist(), dtype="str")
-    return pd.Categorical.from_codes(array.indices.to_numpy(), categories=names)
-
-
-def _numbers(values: pa.ChunkedArray) -> np.ndarray:
-    """Return counts as small as they fit, or seconds."""
-    array = values.to_numpy()
+def _values(column: pa.ChunkedArray, names: bool) -> Any:
+    """Return names as categories, counts as small as they fit, or seconds."""
+    if names:
+        array = column.unify_dictionaries().combine_chunks()
+        categories = pd.Index(array.dictionary.to_pylist(), dtype="str")
+        return pd.Categorical.from_codes(array.indices.to_numpy(), categories=categories)
+    array = column.to_numpy()
     if array.dtype.kind == "i" and len(array):
         for small in (np.int16, np.int32):
             if np.iinfo(small).min <= array.min() and array.max() <= np.iinfo(small).max:

@@ -71,9 +71,7 @@ _CURVE = re.compile(r"(curve|sweep)\.([^./]+)(?:\.(.+))?")
 
 
 def current_name(name: str) -> str:
-    """Return the name that a metric has today, as `account/verify`: older versions wrote a dot after the family, no
-    slash, which makes a section of MLflow's chart view.
-    """
+    """Return a metric's name of today, as `account/verify`; older versions wrote a dot after the family."""
     if parts := _CATEGORY.fullmatch(name):
         return f"category/{parts[1]}/{current_name(parts[2])}"
     if parts := _DRAFTER.fullmatch(name):
@@ -106,23 +104,13 @@ class Run:
 
     def facts(self) -> RunFacts:
         """Read what was run, as the run wrote it down before decoding."""
-        name = PLAN_FILE
-        try:
-            path = self.fetch(PLAN_FILE)
-        except UsageError as missing:
-            name = EARLIER_PLAN_FILE
-            try:
-                path = self.fetch(name)
-            except UsageError:
-                raise missing from None
-        with _as_written(path):
+        name = EARLIER_PLAN_FILE if self._lacks(PLAN_FILE) and not self._lacks(EARLIER_PLAN_FILE) else PLAN_FILE
+        with _as_written(self.fetch(name)):
             facts = _RUN_FACTS.validate_python({"left_out": (), **self._json(name)})
             return facts.beside[self.method] if self.method else facts
 
     def imported(self) -> ImportFacts | None:
-        """Read what the folder says about the foreign file that it was made of; None for a run of ours. UsageError for
-        load tests, which have no rounds.
-        """
+        """Read the facts of an imported folder; None for a run of ours. UsageError for load tests."""
         if "import.kind" not in self.params:
             return None
         if self.params["import.kind"] == LOAD:
@@ -143,19 +131,14 @@ class Run:
         """Why its outputs are not the target's own although they should be, in a sentence; "" where nothing speaks
         against them, and of recorded texts. No speedup of such a run is ranked, called best or recommended.
         """
-        try:
-            self.fetch("session.json")
-        except UsageError:
+        if self._lacks("session.json"):
             return ""  # the run has not ended
         facts = self.facts()
         return "" if facts.simulated or facts.forced else self.session().refuted
 
     def standing(self) -> RunStatus | None:
         """Read how far the run has come; None if it did not say."""
-        try:
-            return RunStatus.read(self.fetch(STATUS_FILE).parent)
-        except UsageError:
-            return None
+        return None if self._lacks(STATUS_FILE) else RunStatus.read(self.fetch(STATUS_FILE).parent)
 
     @property
     def beside(self) -> tuple[str, ...]:
@@ -200,9 +183,7 @@ class Run:
         return self._json("peers.json")
 
     def rounds(self) -> pd.DataFrame:
-        """Read the rounds table (`analysis.rounds.COLUMNS`), baseline included, with the seconds of the clock, those of
-        disturbed rounds too. UsageError if it contradicts itself.
-        """
+        """Read the rounds table (`rounds.COLUMNS`) with the seconds of the clock. UsageError for contradictions."""
         rounds = self._table("rounds.parquet")
         try:
             check_rounds(rounds)
@@ -217,9 +198,7 @@ class Run:
         return [beta[-1] for beta in table.filter(table["rejected"])["beta"].to_pylist() if beta]
 
     def arms(self) -> Arms:
-        """Return the columns of the rounds table that statistics count, by arm, each read when it is asked for. Nobody
-        writes to these tables: the file is shared as long as somebody holds it.
-        """
+        """Return what statistics count of the rounds, by arm, read when asked for; nobody writes to these tables."""
         path = self.fetch("rounds.parquet")
         key = (str(path), path.stat().st_mtime_ns)
         arms = _open_files.get(key)
@@ -266,22 +245,15 @@ class Run:
         return self._own(self._table("quality.parquet"))
 
     def sampled(self) -> pd.DataFrame:
-        """Read one line per text that was sampled beside a greedy run (`analysis.findings.run_metrics.SAMPLED`), by
-        plain decoding and by the drafter of `+drafter=`; empty where there is none.
-        """
+        """Read a line per text that was sampled beside a greedy run (`run_metrics.SAMPLED`); empty without any."""
         if self.method or self.params.get("measurement.sampled_temperature", "None") == "None":
             return pd.DataFrame()
-        try:
-            self.fetch("sampled.parquet")
-        except UsageError:
-            return pd.DataFrame()  # the run is not greedy, or its parts do not sample
-        return self._table("sampled.parquet")
+        # A run lacks the file that is not greedy, or whose parts do not sample.
+        return pd.DataFrame() if self._lacks("sampled.parquet") else self._table("sampled.parquet")
 
     def experts(self) -> pd.DataFrame:
         """Read the experts that verification calls chose (`EXPERTS`); empty where the target is no known mixture."""
-        try:
-            self.fetch("experts.parquet")
-        except UsageError:
+        if self._lacks("experts.parquet"):
             return pd.DataFrame(columns=list(EXPERTS))
         return self._own(self._table("experts.parquet"))
 
@@ -318,10 +290,8 @@ class Run:
         if quantity not in CURVES:
             raise ValueError(f"quantity must be one of {', '.join(CURVES)}, got {quantity!r}")
         prefix = CURVES[quantity]
-        names = {key: key.removeprefix(prefix) for key in self.curves if key.startswith(prefix)}
-        return {
-            name: dict(self.curves[key]) for key, name in names.items() if name != "measured" and name.isidentifier()
-        }
+        lines = {key.removeprefix(prefix): dict(curve) for key, curve in self.curves.items() if key.startswith(prefix)}
+        return {name: line for name, line in lines.items() if name != "measured" and name.isidentifier()}
 
     def points(self, quantity: str = "tokens_per_round") -> pd.DataFrame:
         """Return the measured `tokens_per_round` or `speedup` at every gamma, from the summary: gamma, value, ci_low,
@@ -369,9 +339,7 @@ class Run:
 
     @property
     def drafter_name(self) -> str:
-        """The drafter as tables name it, with the model or the order that goes with it: `small_model pocket`,
-        `corpus_ngram of order 3`.
-        """
+        """The drafter as tables name it, with its model or order: `small_model pocket`."""
         name = self.params.get("drafter.name", "unknown drafter")
         if name == "corpus_ngram":
             return f"{name} of order {self.params['drafter.order']}"
@@ -385,12 +353,10 @@ class Run:
             environment = self.environment()
         except UsageError:
             environment = {}
-        hardware = (environment.get("gpu") or {}).get("name") or (environment.get("cpu") or {}).get("model")
+        gpu, cpu, described = (environment.get(name) or {} for name in ("gpu", "cpu", "model"))
+        hardware, dtype = gpu.get("name") or cpu.get("model"), described.get("dtype")
         if self.simulated:
-            hardware = (
-                f"simulated time ({(environment.get('model') or {}).get('cost_model', 'cost model not recorded')})"
-            )
-        dtype = (environment.get("model") or {}).get("dtype")
+            hardware = f"simulated time ({described.get('cost_model', 'cost model not recorded')})"
         model = self.params.get("target.model") or self.params.get("target.name") or "unknown model"
         return f"{model}{f' ({dtype})' if dtype else ''}, {hardware or 'hardware not recorded'}"
 
@@ -403,6 +369,13 @@ class Run:
             return self.facts().title(self.environment())
         except UsageError:  # a run of an earlier version
             return f"{self.params.get('drafter.name', 'unknown drafter')} on {self.setting}"
+
+    def _lacks(self, name: str) -> bool:
+        try:
+            self.fetch(name)
+        except UsageError:
+            return True
+        return False
 
     def _table(self, name: str) -> pd.DataFrame:
         path = self.fetch(name)

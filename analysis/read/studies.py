@@ -17,9 +17,7 @@ STUDY = "study.json"  # the file by which a study's folder is known
 
 
 def read_study(files: Mapping[str, Path], source: str) -> FinishedStudy:
-    """Return a study from the paths of its `study.json` and of its tables, by file name. UsageError for other
-    content.
-    """
+    """Return a study from the paths of its files by name. UsageError for other content."""
     try:
         described = json.loads(files[STUDY].read_text(encoding="utf-8"))
         about = TypeAdapter(About).validate_python(

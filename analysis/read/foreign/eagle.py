@@ -1,12 +1,10 @@
 """Evaluation output of EAGLE (SafeAILab/EAGLE, eagle/evaluation/gen_ea_answer_*.py): JSONL, one question per line.
 
-Of every choice are read new_tokens and wall_time (one per turn, prefill included) and idxs (one per turn: the index of
-its last round, from 0, so that a turn took idx + 1 rounds). new_tokens counts the target's own token of every round.
-These are sums over a turn: tokens per round, and nothing about single lengths.
-
-Files of gen_ea_alpha_*.py have more: alpha and alpha_num, which count at each depth of the draft the rounds that
-accepted and that tested it (evaluate_posterior in eagle/model/utils_alpha.py), from the last turn of a choice only.
-They give the accepted lengths of rounds, without order.
+Of every choice are read new_tokens, with the target's own token of every round, wall_time (one per turn, prefill
+included) and idxs (one per turn: the index of its last round, so that a turn took idx + 1 rounds). These are sums over
+a turn. Files of gen_ea_alpha_*.py have more: alpha and alpha_num, which count at each depth of the draft the rounds
+that accepted and that tested it (evaluate_posterior in eagle/model/utils_alpha.py), from the last turn of a choice
+only: the accepted lengths of rounds, without order.
 """
 
 from collections.abc import Mapping
@@ -71,7 +69,6 @@ def recognises(value: Any) -> bool:
 
 
 def _turns(where: str, choice: Mapping[str, Any]) -> list[tuple[int, int, float]]:
-    """Return tokens, rounds and seconds of each turn."""
     tokens, seconds = per_turn(where, choice)
     steps = counts(where, "idxs", choice.get("idxs"))
     if len(steps) != len(tokens):

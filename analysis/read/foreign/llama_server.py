@@ -189,7 +189,6 @@ def recognises(value: Any) -> bool:
 
 
 def _answers(file: ForeignFile) -> Iterator[tuple[str, str, Answer]]:
-    """Yield the name, category and content of each answer."""
     for line in file.lines():
         with file.line():
             if not recognises(line.value):

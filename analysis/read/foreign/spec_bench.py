@@ -93,9 +93,7 @@ def first_choice(value: Any) -> Mapping[str, Any]:
 
 
 def spec_bench_times(path: Path, skip_bad: bool = False) -> pd.DataFrame:
-    """Return tokens and seconds of every answer of a baseline's file: prompt, repeat, tokens, seconds (all turns).
-    UsageError for lines of another form, named with file and line.
-    """
+    """Return prompt, repeat, tokens and seconds of every answer of a baseline's file. UsageError as `read`."""
     file, rows = ForeignFile(path, ImportChoices(skip_bad=skip_bad)), []
     for line in file.lines():
         with file.line():

@@ -1,11 +1,9 @@
-"""Evaluation output of SpecForge (sgl-project/SpecForge, benchmarks/bench_eagle3.py): one JSON object a file, indented,
-though its name ends in .jsonl.
+"""Evaluation output of SpecForge (sgl-project/SpecForge, benchmarks/bench_eagle3.py): one indented JSON object a file.
 
-It maps `model` to the drafter and every benchmark to a list of configurations: batch_size, steps, topk,
-num_draft_tokens and metrics, one entry per run (benchmarks/benchmarker/utils.py, BenchmarkMetrics): latency in seconds,
-output_throughput in tokens per second, accept_length (completion tokens over verification calls, the target's own token
-and the prefill's included) and num_questions. So it has totals of whole benchmarks, and nothing per request. Steps 0 is
-plain decoding.
+It maps `model` to the drafter and every benchmark to a list of configurations: batch_size, steps (0: plain decoding),
+topk, num_draft_tokens and metrics, one entry per run (benchmarks/benchmarker/utils.py, BenchmarkMetrics): latency in
+seconds, output_throughput in tokens per second, accept_length (completion tokens over verification calls, the target's
+own token and the prefill's included) and num_questions. So it has totals of whole benchmarks.
 """
 
 import json
@@ -42,8 +40,8 @@ class ServerSetting(NamedTuple):
 
 
 def read(path: Path, choices: ImportChoices) -> list[Imported]:
-    """Return one data set for each configuration that drafts; its texts are benchmarks, its repeats are runs. gamma:
-    that of servers that were started by hand. UsageError for another form.
+    """Return a data set for each configuration that drafts: texts are benchmarks, repeats are runs. UsageError for
+    another form.
     """
     settings: dict[ServerSetting, list[ImportedText]] = {}
     with unpacked(path, f"The file {path}") as (content, _):

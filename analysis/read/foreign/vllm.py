@@ -4,10 +4,9 @@ Sources: vllm-project/vllm, docs on per-request acceptance metrics (`--per-reque
 vllm/v1/spec_decode/metrics.py; ai-dynamo/aiperf, docs on per-request speculative-decoding acceptance. A line is a whole
 response (its `metrics.speculative_decoding`; of a stream the last chunk), a record of AIPerf's profile_export.jsonl
 (its `spec_decode_acceptance`, whose histogram has no empty places), or what stands below that key. Three forms: per
-step (`detailed`): per_step_accepted, per_step_drafted; a histogram (`summary`):
-acceptance_histogram, or histogram as the Python object names it, with num_draft_tokens; and counters
-(`SpecDecodingStats`): num_drafts, num_draft_tokens, num_accepted_tokens, num_accepted_tokens_per_pos. The last two have
-no order of rounds. None counts the bonus token.
+step (`detailed`): per_step_accepted, per_step_drafted; a histogram (`summary`): acceptance_histogram, or histogram,
+with num_draft_tokens; and counters (`SpecDecodingStats`): num_drafts, num_draft_tokens, num_accepted_tokens,
+num_accepted_tokens_per_pos. The last two have no order of rounds. None counts the bonus token.
 """
 
 import re

@@ -1,10 +1,9 @@
 """The Prometheus page of a vLLM server (`/metrics`): counters of speculative decoding since it started.
 
 Source: vllm-project/vllm, vllm/v1/spec_decode/metrics.py (class SpecDecodingProm). Read are
-vllm:spec_decode_num_drafts, _num_draft_tokens, _num_accepted_tokens and _num_accepted_tokens_per_pos (label
-`position`, from 0), each with `_total` behind it as Prometheus writes counters. Engines of one `model_name` are added
-up; models stay apart. None counts the bonus token. A file of several scrapes, one behind the other, is read as the
-difference between its last and its first one.
+vllm:spec_decode_num_drafts, _num_draft_tokens, _num_accepted_tokens and _num_accepted_tokens_per_pos (label `position`,
+from 0), each with `_total` behind it. Engines of one `model_name` are added up; models stay apart. None counts the
+bonus token. Of several scrapes, one behind the other, the last less the first is read.
 """
 
 import re

@@ -1,10 +1,17 @@
-"""The report of a run is made from its folder alone: deleted and made again without torch, it is the same."""
+"""The report of a run is made from its folder alone: deleted and made again without torch, it is the same; and the note
+that MLflow shows.
+"""
 
 import shutil
 import subprocess
 import sys
+from types import SimpleNamespace
 
+import pandas as pd
 import pytest
+
+from specdec.analysis.pages.run_page import run_note
+from specdec.analysis.sections import Section
 
 MADE = ("summary.json", "account.json", "report.md", "trace.html")
 AGAIN = """
@@ -36,3 +43,15 @@ def test_a_report_is_made_again_from_the_folder(finished_run, tmp_path):
         for file in MADE:
             assert (folder / file).read_text("utf-8") == (finished_run(name) / file).read_text("utf-8"), (name, file)
         assert len(list((folder / "figures").glob("*.svg"))) > 3
+
+
+def test_the_note_begins_with_the_verdict_and_shows_theory_over_measurement_on_any_port():
+    table = pd.DataFrame({"figure": ["speedup"], "value": ["1.300"]})
+    summary = Section("Summary", ("**Speedup 1.300**: faster.",), (("Headline figures", table),), (("x", None),))
+    curves = Section("Curves over gamma", figures=(("curve_tokens_per_round", None),))
+    note = run_note(SimpleNamespace(sections=(summary, curves)), "file?{}".format, "#/chart?a=b")
+    picture = "![Tokens per round over gamma](file?figures/curve_tokens_per_round.svg)"
+    parts = ("**Speedup 1.300**", "(#/chart?a=b)", picture, "| speedup | 1.300 |")
+    assert sorted(parts, key=note.index) == list(parts) and note.startswith(parts[0])
+    assert "`report.md`" in note and "http" not in note
+    assert "](" not in run_note(SimpleNamespace(sections=(summary,)), "file?{}".format, "#/chart?a=b")
