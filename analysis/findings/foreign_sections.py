@@ -45,9 +45,7 @@ SIDE_BY_SIDE = (
 class ForeignFindings:
     """The findings of an imported data set, and its line among others."""
 
-    name: str
-    kind: str
-    gamma: int  # the one that the page is about
+    facts: ImportFacts
     sections: tuple[Section, ...]
     row: Mapping[str, str]  # the line of the data set in a table of several
 
@@ -95,7 +93,7 @@ def foreign_findings(run: Run) -> ForeignFindings:
         "gamma": str(facts.gamma),
         **figures,
     }
-    return ForeignFindings(facts.name, facts.kind, facts.gamma, tuple(sections), row)
+    return ForeignFindings(facts, tuple(sections), row)
 
 
 def side_by_side(data_sets: list[ForeignFindings]) -> Section:

@@ -53,15 +53,12 @@ class RunFindings(Findings):
     @property
     def summary(self) -> dict[str, Any]:
         """The content of `summary.json`."""
-        known = {
-            **{"metrics": self.metrics, "curves": self.curves, "arms": self.arms, "notes": self.notes},
-            "beside": {name: other.arms for name, other in self.beside.items()},
-            "refuted": self.refuted,
-            "reasons": self.reasons,
-            "serving": self.serving,
-            "predictions": self.predictions,
+        always = {"metrics": self.metrics, "curves": self.curves, "arms": self.arms, "notes": self.notes}
+        beside = {name: other.arms for name, other in self.beside.items()}
+        others = {"beside": beside} | {
+            name: getattr(self, name) for name in ("refuted", "reasons", "serving", "predictions")
         }
-        return {name: value for name, value in known.items() if value or name in ("metrics", "curves", "arms", "notes")}
+        return always | {name: value for name, value in others.items() if value}
 
     def overlays(self) -> dict[str, Curves]:
         """Return the lines of each chart that lays measurement and models over one another, by the key that they share:
@@ -119,16 +116,12 @@ def _with_others(run: Run, findings: RunFindings, measured: MeasuredRun) -> RunF
         if other.refuted not in ("", findings.refuted):
             verdicts.append(f"Drafter {name}: {other.refuted}")
     paired = SideBySide.of(run)
+    own_notes = [note for note in findings.notes if note not in verdicts]
     return replace(
         findings,
         metrics=metrics | paired.metrics(),
         curves=curves,
-        notes=[
-            *verdicts,
-            *filter(None, paired.in_words()),
-            *(note for note in findings.notes if note not in verdicts),
-            *notes,
-        ],
+        notes=[*verdicts, *filter(None, paired.in_words()), *own_notes, *notes],
         beside=others,
         closing=closing_of_several(runs, paired.two_fastest()),
         predictions={name: found for each in (findings, *others.values()) for name, found in each.predictions.items()},
@@ -169,11 +162,9 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
         **({} if cost is None else cost.metrics),
     }
     if session.compared and not facts.simulated:
-        metrics |= {
-            "lossless/identical": session.identical / session.compared,
-            "lossless/divergences": float(session.compared - session.identical),
-            "lossless/unexplained": float(session.unexplained),
-        }
+        metrics["lossless/identical"] = session.identical / session.compared
+        metrics["lossless/divergences"] = float(session.compared - session.identical)
+        metrics["lossless/unexplained"] = float(session.unexplained)
     if standing is not None:  # else an earlier version's run
         metrics |= {"prompts/done": standing.prompts_done, "prompts/left_out": standing.left_out}
     if facts.primary_gamma in facts.predicted:

@@ -110,7 +110,7 @@ def _cheaper_call(summary: Summary, facts: RunFacts, calibration: Mapping[str, A
 
 def closing_sentences(run: MeasuredRun) -> list[str]:
     """Return the sentences that close a run with one drafter."""
-    return _ordered(_sentence(_loops(run) + _verdict(run)), _cost(run), run)
+    return _ordered(_loops(run) + _verdict(run), _cost(run), run)
 
 
 def closing_of_several(runs: Mapping[str, MeasuredRun], compared: str) -> list[str]:
@@ -137,8 +137,7 @@ def closing_of_several(runs: Mapping[str, MeasuredRun], compared: str) -> list[s
     why = [f"Of {order[0]}: {reason}" for reason in fastest.reasons]
     together = replace(fastest, metrics=control, session=replace(own.session, **counts), reasons=why)
     cost = _cost(fastest)
-    cost = cost and f"Of {order[0]}: {cost[:1].lower()}{cost[1:]}"
-    return _ordered(_sentence(_loops(fastest, order[0]) + verdict), cost, together)
+    return _ordered(_loops(fastest, order[0]) + verdict, cost and f"of {order[0]}: {cost}", together)
 
 
 def times(speedup: Interval) -> str:
@@ -148,24 +147,14 @@ def times(speedup: Interval) -> str:
 
 
 def _ordered(verdict: str, cost: str, run: MeasuredRun) -> list[str]:
-    """Put the sentences in order: unexplained outputs and a disturbed machine first, then what explains the run."""
+    """Make sentences of clauses: unexplained outputs and a disturbed machine first, then what explains the run."""
     noise, identical = _noise(run), _identical(run)
     disturbed = Interval.from_metrics(run.metrics, "null/speedup").contains(1.0) is False
     unexplained = run.session.unexplained > 0 and run.facts.lossless and not run.facts.simulated
-    sentences = (
-        *([identical] if unexplained else []),
-        *([noise] if disturbed else []),
-        *run.reasons,
-        verdict,
-        *([] if disturbed else [noise]),
-        cost,
-        *([] if unexplained else [identical]),
-    )
-    return [sentence for sentence in sentences if sentence]
-
-
-def _sentence(words: str) -> str:
-    return f"{words[:1].upper()}{words[1:]}."
+    first = (identical if unexplained else "", noise if disturbed else "")
+    last = (verdict, "" if disturbed else noise, cost, "" if unexplained else identical)
+    before, after = ([f"{words[:1].upper()}{words[1:]}." for words in part if words] for part in (first, last))
+    return [*before, *run.reasons, *after]
 
 
 def _loops(run: MeasuredRun, who: str = "decoding") -> str:
@@ -209,7 +198,7 @@ def _prompts(run: MeasuredRun) -> str:
 def _noise(run: MeasuredRun) -> str:
     """Set the speedup against what plain decoding has over itself; "" where it was decoded once."""
     if run.facts.simulated:
-        return "Time is simulated by a cost model, so there is no noise, and no duration was measured."
+        return "Time is simulated by a cost model, so there is no noise, and no duration was measured"
     if "null/speedup" not in run.metrics or run.account.doubt:
         return ""
     control, floor = Interval.from_metrics(run.metrics, "null/speedup"), run.metrics.get("null/floor")
@@ -217,17 +206,13 @@ def _noise(run: MeasuredRun) -> str:
     on = _controlled(run.metrics)
     said = f"decoding plainly twice{on and f' ({on})'} differs by a factor of {control.estimate:.3f}{bounds}"
     if floor is None:
-        return _sentence(f"{said}, from too few prompts to say how large the machine's noise is")
+        return f"{said}, from too few prompts to say how large the machine's noise is"
     if control.contains(1.0) is False:
-        return _sentence(
-            f"the machine was disturbed, or this is the one run in twenty: {said}, so anything below {floor:.1%} is "
-            "noise"
-        )
+        disturbed = "the machine was disturbed, or this is the one run in twenty"
+        return f"{disturbed}: {said}, so anything below {floor:.1%} is noise"
     speedup = run.account.speedup
     more = "more" if max(speedup, 1 / speedup) > 1 + floor else "no more"
-    return _sentence(
-        f"{said}, so that a speedup of {speedup:.2f} is {more} than the machine's own noise of {floor:.1%}"
-    )
+    return f"{said}, so that a speedup of {speedup:.2f} is {more} than the machine's own noise of {floor:.1%}"
 
 
 def _cost(run: MeasuredRun) -> str:
@@ -236,7 +221,7 @@ def _cost(run: MeasuredRun) -> str:
     if account.doubt:
         return ""
     if nothing_gained(account):
-        return _sentence(cost_alone(account))
+        return cost_alone(account)
     formula = account.value("formula")
     offered = f"{formula * account.factors['offered']:.2f}"
     promise = f"the capped geometric promises {of_drafts(account, f'{formula:.2f} times as fast', offered)}"
@@ -247,42 +232,38 @@ def _cost(run: MeasuredRun) -> str:
         )
     largest, surest = losses(account)
     if not largest:
-        return _sentence(f"{promise}, and nothing costs more than it counts")
+        return f"{promise}, and nothing costs more than it counts"
     if not surest:
-        return _sentence(f"{promise}, and no cost beyond that is more than chance")
+        return f"{promise}, and no cost beyond that is more than chance"
     without = account.speedup / account.value(surest)
     surely = "what costs" if surest == largest else "what surely costs"
-    return _sentence(
-        f"{promise}; {surely} most is {account.named(surest).plainly} (without that, {without:.2f} times as fast)"
-    )
+    return f"{promise}; {surely} most is {account.named(surest).plainly} (without that, {without:.2f} times as fast)"
 
 
 def _identical(run: MeasuredRun) -> str:
     facts, session = run.facts, run.session
     if facts.simulated:
-        return "The outputs are recorded texts, so nothing is learned of whether they would be identical."
+        return "The outputs are recorded texts, so nothing is learned of whether they would be identical"
     if facts.forced:
-        return "The recorded text was written whatever the target said, so the outputs prove nothing."
+        return "The recorded text was written whatever the target said, so the outputs prove nothing"
     same = f"{session.identical} of {session.compared} outputs are identical to plain decoding"
     if not facts.lossless:
         counts = f"; {same}" if session.compared else ""
-        return _sentence(f"lossy: the verifier's rule does not keep the target's law{counts}")
+        return f"lossy: the verifier's rule does not keep the target's law{counts}"
     if not session.compared:
         return (
-            "Outputs are drawn at random and not compared: specdec.certify tests whether they follow the target's law."
+            "Outputs are drawn at random and not compared: specdec.certify tests whether they follow the target's law"
         )
     differ = session.compared - session.identical
     if session.compared == 1 and not differ:
-        return "The only output that was compared is identical to plain decoding."
+        return "The only output that was compared is identical to plain decoding"
     if not differ:
-        return _sentence(f"all {same}")
+        return f"all {same}"
     if session.unexplained:
-        return _sentence(
-            f"not lossless: {session.unexplained} of {session.compared} outputs differ from plain decoding, and no "
-            "near-tie explains it (divergences.json)"
-        )
+        differing = f"{session.unexplained} of {session.compared} outputs differ from plain decoding"
+        return f"not lossless: {differing}, and no near-tie explains it (divergences.json)"
     others = "the other is a near-tie" if differ == 1 else "all differences are near-ties"
-    return _sentence(f"{same}; {others} of {run.dtype}")
+    return f"{same}; {others} of {run.dtype}"
 
 
 def run_notes(run: Run, measured: MeasuredRun, prompts: Mapping[str, Any]) -> list[str]:

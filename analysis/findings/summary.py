@@ -1,21 +1,18 @@
 """The headline metrics of a run, one set per gamma, named as they are logged; and curves over gamma, as measured and by
 each model (`MODELS`).
 
-Repeats are pooled. A metric that the data cannot give (few prompts have no interval, gamma 1 no depth test) is
-absent; `ArmSummary.iid` and the intervals say why. The run's other metrics (lossless, memory, peers) come
-from `run_metrics`.
-
-Speed is also given as the papers on Medusa, Hydra, REST and Lookahead define it, from the same sums.
+Repeats are pooled. A metric that the data cannot give (few prompts have no interval, gamma 1 no depth test) is absent;
+`ArmSummary.iid` and the intervals say why. Speed is also given as papers define it, from the same sums:
 
 acceleration_rate: tokens over decoding steps (Medusa, 2401.10774, Table 1; Hydra's average acceptance length).
-step_overhead: seconds of a step over seconds of a step of plain decoding (Medusa), which is one token.
-speedup: their quotient (Medusa); ours, prefill apart, is that number.
-compression_ratio: tokens over calls of the target (Lookahead, 2402.02057; Spec-Bench's mean accepted tokens).
+step_overhead: seconds of a step over seconds of a step of plain decoding (Medusa), which is one token. speedup: their
+quotient (Medusa); ours, prefill apart, is that number. compression_ratio: tokens over calls of the target (Lookahead,
+2402.02057; Spec-Bench's mean accepted tokens).
 
 A round is one call of the target, and the call on the prompt gives no token, so rate and ratio are one number here, and
 both are 1 for plain decoding. Tokens are those committed: Spec-Bench's logs count the last step before it is cut at the
-end token, so its figures are slightly higher. Plain decoding is that of the target itself, or, in names that end in
-`.original`, that of the model which the target was before it was trained.
+end token. Plain decoding is that of the target, or, in names that end in `.original`, of the model that it was before
+it was trained.
 """
 
 from collections.abc import Mapping
@@ -79,8 +76,6 @@ MODELS = ("measured", "capped_geometric", "priced", "position", "replay", "predi
 class ArmSummary:
     """The drafter at one gamma against the baseline: metrics by name, and the objects behind them."""
 
-    method: str
-    gamma: int
     sums: pd.DataFrame  # by prompt, as `rounds.prompt_sums` has them
     metrics: dict[str, float]
     account: Account
@@ -171,7 +166,7 @@ def summarise(
             bounds = {name for name in metrics if name.endswith(ENDS[1:]) and any(word in name for word in TIMED)}
             metrics = {name: value for name, value in metrics.items() if name not in bounds}
         defined = {name: float(value) for name, value in metrics.items() if not isnan(value)}
-        summaries[gamma] = ArmSummary(method, gamma, by_prompt, defined, account, tests)
+        summaries[gamma] = ArmSummary(by_prompt, defined, account, tests)
     return Summary(work, summaries)
 
 

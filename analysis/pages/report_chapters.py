@@ -88,7 +88,8 @@ def run_chapters(
     if len(data_sets) > 1:
         chapters.append(Chapter("Foreign results side by side", (side_by_side(data_sets),)))
     for one in data_sets:
-        chapters.append(Chapter(f"Foreign results: {one.name} ({one.kind}, gamma {one.gamma})", one.sections))
+        title = f"Foreign results: {one.facts.name} ({one.facts.kind}, gamma {one.facts.gamma})"
+        chapters.append(Chapter(title, one.sections))
     for run in loads:
         title = f"Load tests: {run.name}" if len(loads) > 1 else "Load tests"
         chapters.append(Chapter(title, explain(read_folder(Path(run.source)))))

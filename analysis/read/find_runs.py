@@ -8,7 +8,7 @@ from specdec.errors import UsageError
 
 from ..sections import FinishedStudy
 from .facts import STATUS_FILE, unsettled
-from .mlflow_runs import RUN_ID, has_main_run, load_runs, open_run, study_ids
+from .mlflow_runs import RUN_ID, load_runs, open_run, study_ids
 from .runs import COMMAND, Run, open_folder
 from .studies import STUDY, finished_study, logged_study
 
@@ -92,9 +92,12 @@ def _in_store(name: str, tracking_uri: str) -> Named:
     studies = [logged_study(tracking_uri, run_id) for run_id in study_ids(tracking_uri, name)]
     if RUN_ID.fullmatch(name):
         return Named([] if studies else [open_run(tracking_uri, name)], studies, [])
-    if studies and not has_main_run(tracking_uri, name):
-        return Named([], studies, [])
-    table = load_runs(tracking_uri, name)
+    try:
+        table = load_runs(tracking_uri, name)
+    except UsageError:
+        if studies:  # of an experiment without a main run
+            return Named([], studies, [])
+        raise
     finished = table[table["status"] == "FINISHED"]
     if finished.empty:
         raise UsageError(

@@ -50,18 +50,17 @@ class _Store:
         except Exception as error:  # MLflow's, SQLAlchemy's, a missing driver's, the network's
             raise UsageError(f"The tracking store {self.uri} did not answer: {reason(error)}.") from error
 
-    def runs(self, experiment: str, condition: str, one: bool = False) -> list[Any]:
-        """Return an experiment's runs that meet a condition, or the newest `one`, newest first."""
+    def runs(self, experiment: str, condition: str) -> list[Any]:
+        """Return an experiment's runs that meet a condition, newest first."""
         known = self.ask("get_experiment_by_name", experiment)
         runs: list[Any] = []
         token: str | None = None
         newest_first: dict[str, Any] = {"filter_string": condition, "order_by": ["attributes.start_time DESC"]}
         while known is not None:
-            most = 1 if one else 1000
-            page = self.ask("search_runs", [known.experiment_id], **newest_first, max_results=most, page_token=token)
+            page = self.ask("search_runs", [known.experiment_id], **newest_first, max_results=1000, page_token=token)
             runs.extend(page)
             token = page.token
-            if one or not token:
+            if not token:
                 break
         return runs
 
@@ -149,11 +148,6 @@ def open_run(tracking_uri: str, run_id: str) -> Run:
         curves=curves,
         fetch=partial(store.fetch, run_id),
     )
-
-
-def has_main_run(tracking_uri: str, experiment: str) -> bool:
-    """Return True if the experiment exists and has a main run."""
-    return bool(_Store(tracking_uri).runs(experiment, MAIN, one=True))
 
 
 def study_ids(tracking_uri: str, name: str, kind: str = "") -> list[str]:

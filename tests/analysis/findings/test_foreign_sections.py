@@ -32,7 +32,7 @@ def test_pages_of_two_drafters_alone_and_side_by_side(tmp_path, undrawn):
         return [foreign_findings(folder_of(source, tmp_path / name / source.name)) for source in sources]
 
     one, two = findings_of("trace", lines)
-    assert one.gamma == 3
+    assert one.facts.gamma == 3
     table = named(one, "Curves over gamma").tables[0][1]
     assert table["gamma"].tolist() == ["1", "2", "3*"]
     assert {"capped geometric", "its error (paired)", "mean over requests"} <= set(table)

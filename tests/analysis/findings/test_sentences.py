@@ -214,7 +214,7 @@ def reasons_of(make_account):
         for gamma, speedup in ((3, 1.36), (4, 1.7)):
             account = make_account({"omega": speedup})
             account.intervals["tokens_per_round"] = replace(account.intervals["omega"], estimate=per_round)
-            arms[gamma] = ArmSummary("ngram", gamma, sums, metrics, account, {})
+            arms[gamma] = ArmSummary(sums, metrics, account, {})
         rounds = pd.DataFrame({"prompt": prompts, "category": categories})
         work: Any = SimpleNamespace(primary_gamma=4, arms={4: rounds}, machine=BusyMachine(busy, 25, 5, {}, {}))
         medians = {size: {"ratio": sorted(times)[len(times) // 2]} for size, times in (calls or {}).items()}
