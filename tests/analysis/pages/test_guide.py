@@ -1,12 +1,16 @@
 """The generated pages of the guide: what is committed is what the command makes, and it tells what the code does."""
 
+import json
+import shutil
 from pathlib import Path
 
+import pytest
 from PIL import Image
 
 from specdec import errors
 from specdec.analysis.pages import guide
 from specdec.analysis.pages.guide import PICTURES, RUN_FILES
+from specdec.analysis.pages.measurements import RESULTS, measurements_page
 from specdec.analysis.read.runs import WRITTEN_BY
 from specdec.commands.sweep import FAILED_CELLS
 
@@ -56,3 +60,36 @@ def test_pictures_come_from_a_finished_run_and_go_to_the_notebooks(tmp_path, mon
         with Image.open(tmp_path / "guide" / "pictures" / picture) as image:
             assert image.size == (40 * place, 30)
             assert image.convert("RGB").getpixel((1, 1)) == (0x00, 0x72, 0xB2)
+
+
+def test_every_result_is_on_the_page_and_every_section_says_where_when_and_how():
+    page = (FOLDER / "measurements.md").read_text(encoding="utf-8")
+    names = [path.name for path in sorted(RESULTS.glob("*.json")) if path.name != "gpu.json"]
+    assert len(names) > 20
+    assert not [name for name in names if f"In `{name}`" not in page]
+    for section in page.split("\n### ")[1:]:
+        facts = section.split("\n\n## ")[0].rstrip().splitlines()[-1]
+        assert facts.startswith("*2026-") and ", by " in facts, section.splitlines()[0]
+
+
+@pytest.mark.slow
+def test_a_figure_that_changes_renews_the_page(tmp_path):
+    """Texts of an older pocket target that loops more flatter drafters that copy: what it measured is called so."""
+
+    def sections(page):
+        return {section.splitlines()[0]: section for section in page.split("\n### ")}
+
+    page = (FOLDER / "measurements.md").read_text(encoding="utf-8")
+    results = shutil.copytree(RESULTS, tmp_path / "results")
+    files = {
+        name: json.loads((results / name).read_text("utf-8")) for name in ("retrieval_speed.json", "batching.json")
+    }
+    for line in files["retrieval_speed.json"]["figures"][:2]:
+        line["query_us"] = 1234.5
+    files["batching.json"]["date"] = "2026-11-30"
+    for name, content in files.items():
+        (results / name).write_text(json.dumps(content), encoding="utf-8")
+    changed = measurements_page(results)
+    assert "1234.5" in changed and "1234.5" not in page
+    old, new = (("**Older model:**" in sections(each)["Speedup at equal batch"]) for each in (page, changed))
+    assert old and not new and "**Older model:**" not in sections(page)["Accuracy by head"]

@@ -18,6 +18,16 @@ from specdec.analysis.rounds import COUNTED
 from specdec.errors import UsageError
 
 
+@pytest.fixture
+def write(tmp_path):
+    def lines(*values, name="trace.jsonl"):
+        path = tmp_path / name
+        path.write_text("".join((v if isinstance(v, str) else json.dumps(v)) + "\n" for v in values), encoding="utf-8")
+        return path
+
+    return lines
+
+
 def read(kind, path, gamma=None, **choices):
     (source,) = IMPORTERS[kind](path, ImportChoices(gamma, **choices))
     return source
