@@ -292,12 +292,10 @@ class Run:
             value = self.params.get(key, "")
             if value.isdigit():
                 return int(value)
-        for read in (lambda: self.facts().primary_gamma, lambda: int(self.account()["primary_gamma"])):
-            try:
-                return read()
-            except UsageError:
-                continue
-        return None
+        try:
+            return self.facts().primary_gamma
+        except UsageError:
+            return None
 
     @property
     def simulated(self) -> bool:
