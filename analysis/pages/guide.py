@@ -73,8 +73,11 @@ class Key(NamedTuple):
     comment: str
 
 
-def reference_page(glossary: str) -> str:
-    """Return the page as Markdown, around a glossary that is written by hand."""
+def pages(guide: Path) -> dict[str, str]:
+    """Return the text of each generated page by its name, with the glossary that the folder's page has."""
+    reference = guide / "reference.md"
+    text = reference.read_text(encoding="utf-8") if reference.is_file() else ""
+    glossary = text.partition(_GLOSSARY[0])[2].partition(_GLOSSARY[1])[0].strip("\n")
     folder = Path(config_dir())
     said = subprocess.run([sys.executable, "-m", "specdec"], capture_output=True, text=True, check=True).stdout
     commands = [f"- {line.strip()}" for line in said.splitlines() if line.startswith("  ")]
@@ -112,7 +115,7 @@ def reference_page(glossary: str) -> str:
         "## Glossary",
         "\n".join((_GLOSSARY[0], glossary, _GLOSSARY[1])),
     ]
-    return "\n\n".join(blocks) + "\n"
+    return {"measurements.md": measurements_page(), "reference.md": "\n\n".join(blocks) + "\n"}
 
 
 def keys_of(text: str) -> list[Key]:
@@ -202,14 +205,6 @@ def guide_folder() -> Path:
             f"There is no guide to renew: {notebooks} is missing; run `{COMMAND}` in a clone of the repository."
         )
     return notebooks / "guide"
-
-
-def pages(guide: Path) -> dict[str, str]:
-    """Return the text of each generated page by its name, with the glossary that the folder's page has."""
-    reference = guide / "reference.md"
-    text = reference.read_text(encoding="utf-8") if reference.is_file() else ""
-    glossary = text.partition(_GLOSSARY[0])[2].partition(_GLOSSARY[1])[0].strip("\n")
-    return {"measurements.md": measurements_page(), "reference.md": reference_page(glossary)}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

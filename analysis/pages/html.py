@@ -162,8 +162,16 @@ def _html(title: str, chapters: Sequence[Chapter], drawn: Mapping[int, str]) -> 
         "</head>",
         "<body>",
         f"<h1>{escape(title)}</h1>",
-        *_contents(chapters),
+        '<nav aria-label="Contents"><details><summary>Contents</summary><ul>',
     ]
+    folded = len(chapters) > _UNFOLDED
+    for number, chapter in enumerate(chapters, 1):
+        parts.append(f'<li><a href="#c{number}">{escape(chapter.title)}</a>')
+        parts.append("<details><summary>sections</summary><ul>" if folded else "<ul>")
+        for place, section in enumerate(chapter.sections, 1):
+            parts.append(f'<li><a href="#c{number}s{place}">{escape(section.title)}</a></li>')
+        parts.append("</ul></details></li>" if folded else "</ul></li>")
+    parts.append("</ul></details></nav>")
     for number, chapter in enumerate(chapters, 1):
         heading = f'<h2 id="c{number}">{escape(chapter.title)}</h2>'
         shown = len(chapter.sections) if chapter.shown is None else chapter.shown
@@ -182,19 +190,6 @@ def _html(title: str, chapters: Sequence[Chapter], drawn: Mapping[int, str]) -> 
         if shown < len(chapter.sections):
             parts.append("</details>")
     return "\n".join([*parts, "</body>", "</html>", ""])
-
-
-def _contents(chapters: Sequence[Chapter]) -> Iterator[str]:
-    """Yield a folded list of chapters and their sections; the sections folded again where they are very many."""
-    folded = len(chapters) > _UNFOLDED
-    yield '<nav aria-label="Contents"><details><summary>Contents</summary><ul>'
-    for number, chapter in enumerate(chapters, 1):
-        yield f'<li><a href="#c{number}">{escape(chapter.title)}</a>'
-        yield "<details><summary>sections</summary><ul>" if folded else "<ul>"
-        for place, section in enumerate(chapter.sections, 1):
-            yield f'<li><a href="#c{number}s{place}">{escape(section.title)}</a></li>'
-        yield "</ul></details></li>" if folded else "</ul></li>"
-    yield "</ul></details></nav>"
 
 
 def _paragraph(text: str) -> str:

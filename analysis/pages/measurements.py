@@ -79,12 +79,11 @@ def measurements_page(results: Path = RESULTS) -> str:
 
 def markdown(table: Table) -> str:
     """Write a pipe table whose cells are Markdown."""
-    lines = [list(table[0]), ["---"] * len(table[0]), *([_shown(value) for value in row.values()] for row in table)]
+    lines = [list(table[0]), ["---"] * len(table[0])]
+    for row in table:
+        shown = (str(value) if isinstance(value, float) else cell(value) for value in row.values())
+        lines.append([text.replace("|", "\\|").replace("<", "&lt;") for text in shown])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def _shown(value: object) -> str:
-    return (str(value) if isinstance(value, float) else cell(value)).replace("|", "\\|").replace("<", "&lt;")
 
 
 def _block(part: Measurement, results: Path) -> str:

@@ -64,7 +64,11 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
                 raise UsageError(f"{where}: {', '.join(ServerSetting._fields)} must be whole numbers or null.")
             for run, metrics in enumerate(_list(path, benchmark, configuration.get("metrics"))):
                 at = f"{where}.metrics[{run}]"
-                seconds, rate, length = (_number(at, metrics, name) for name in MEASURED)
+                for name in MEASURED:
+                    value = metrics.get(name)
+                    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
+                        raise UsageError(f"{at}: {name} must be a number above 0, found {value!r:.40}.")
+                seconds, rate, length = (float(metrics[name]) for name in MEASURED)
                 if length < 1:
                     raise UsageError(f"{at}: accept_length is {length}, and a round gives at least one token.")
                 tokens = seconds * rate
@@ -94,13 +98,6 @@ def _list(path: Path, name: str, value: Any) -> list[dict[str, Any]]:
     if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
         raise UsageError(f"{path}: {name:.60} must be a list of configurations, each with a list of metrics.")
     return value
-
-
-def _number(where: str, metrics: Mapping[str, Any], key: str) -> float:
-    value = metrics.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
-        raise UsageError(f"{where}: {key} must be a number above 0, found {value!r:.40}.")
-    return float(value)
 
 
 def _against_plain(setting: ServerSetting, settings: Mapping[ServerSetting, list[ImportedText]]) -> list[str]:
