@@ -64,11 +64,11 @@ def read(path: Path, choices: ImportChoices) -> list[Imported]:
                 raise UsageError(f"{where}: {', '.join(ServerSetting._fields)} must be whole numbers or null.")
             for run, metrics in enumerate(_list(path, benchmark, configuration.get("metrics"))):
                 at = f"{where}.metrics[{run}]"
-                for name in MEASURED:
-                    value = metrics.get(name)
+                for quantity in MEASURED:
+                    value = metrics.get(quantity)
                     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
-                        raise UsageError(f"{at}: {name} must be a number above 0, found {value!r:.40}.")
-                seconds, rate, length = (float(metrics[name]) for name in MEASURED)
+                        raise UsageError(f"{at}: {quantity} must be a number above 0, found {value!r:.40}.")
+                seconds, rate, length = (float(metrics[quantity]) for quantity in MEASURED)
                 if length < 1:
                     raise UsageError(f"{at}: accept_length is {length}, and a round gives at least one token.")
                 tokens = seconds * rate
