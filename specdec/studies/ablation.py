@@ -3,28 +3,18 @@
 """
 
 from collections.abc import Mapping
-from typing import Literal
 
 import pandas as pd
 
-from specdec.config import typed
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.replayed import Strategy, check_rows, replay
-
-
-@typed
-class AblationConfig:
-    name: Literal["ablation"]
 
 
 @studies.register("ablation")
 class Ablation(Study):
     """Tables: `replay` and `histograms`, as `replayed.replay` has them, of the run's drafter on the run's k rows of
-    width w, keys k and w; and `skipped`.
+    width w, keys k and w.
     """
-
-    def __init__(self, config: AblationConfig) -> None:
-        pass
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         structure = check_rows(bench, "ablation")

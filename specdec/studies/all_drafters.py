@@ -10,11 +10,11 @@ import pandas as pd
 
 from specdec.analysis.studies.all_drafters import PLAIN
 from specdec.config import AtLeastOne, typed
-from specdec.drafters import Drafter, drafters
+from specdec.drafters import drafters
 from specdec.errors import UsageError
 from specdec.plan.compositions import composed_parts
 from specdec.session.arm import Arm
-from specdec.structures import Structure, structures
+from specdec.structures import structures
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import StudyArm, interleaved, outcome, outputs_of, prepare_target, warm_up
 from specdec.verifiers import verifiers
@@ -40,17 +40,12 @@ class AllDrafters(Study):
     `live`: every text, as `live_runs.outputs_of` has it with keys drafter, setting and arm ("baseline" for plain
         decoding); and outcome: "same" as the plain text, "near-tie" where rounding explains the first difference, else
         "differs".
-    `skipped`: see `Bench.skipped`.
     """
 
     def __init__(self, config: AllDraftersConfig) -> None:
-        """
-        Raises:
-            UsageError: a drafter's name that nothing has.
-        """
         self._config = config
         for name in (*config.leave_out, *config.drafters):
-            drafters.get(name)
+            drafters.get(name)  # refuses a name that nothing has
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         bench.needs_model(
@@ -66,24 +61,17 @@ class AllDrafters(Study):
             warm_up(bench, [each], longest)
         plain = StudyArm({"arm": PLAIN, "drafter": "none", "setting": "default"}, bench.parts.baseline)
         decoded = list(interleaved(bench, [plain, *arms], streams, self._config.repeats, remember=True))
-        outcomes = [
-            outcome(
-                bench.parts.target, (each.stream.id, each.arm.arm.gamma), each.stream.prompt, each.stream.generated,
-                each.output.tokens,
-            )
-            for each in decoded
-        ]  # fmt: skip
+        outcomes = []
+        for done in decoded:
+            key, stream = (done.stream.id, done.arm.arm.gamma), done.stream
+            outcomes.append(outcome(bench.parts.target, key, stream.prompt, stream.generated, done.output.tokens))
         return {
             "arms": pd.DataFrame([_facts(each) for each in arms]),
             "live": outputs_of(bench, decoded).assign(outcome=outcomes),
         }
 
     def _arms(self, bench: Bench) -> Iterator[StudyArm]:
-        """Build every drafter once, and yield the arms that it can fill.
-
-        Raises:
-            UsageError: a drafter cannot be made for this target; the sentence ends with how to leave it out.
-        """
+        """Build every drafter once, and yield the arms that it can fill."""
         config, target = self._config, bench.parts.target
         for name in drafters.names():
             if name in config.leave_out:
@@ -95,28 +83,24 @@ class AllDrafters(Study):
                 raise UsageError(
                     f"{error} Or leave it out: study.leave_out=[{','.join([*config.leave_out, name])}]."
                 ) from None
+            rule, can = verifiers.build(values["verifier"]), drafter.capabilities
             own = structures.build(values["structure"])
-            rule = verifiers.build(values["verifier"])
-            for setting, structure in self._shapes(drafter, own):
-                fillable = drafter.capabilities.fills & rule.capabilities.handles
+            shapes = [("default", own if can.deepest is None else own.clamped(can.deepest))]
+            depth = config.nodes if can.deepest is None else min(config.nodes, can.deepest)
+            if "chain" in config.shapes and depth == config.nodes:
+                shapes.append(("chain", structures.build({"name": "chain", "gamma": config.nodes})))
+            if "tree" in config.shapes:
+                tree = composed_parts("none", "structure=tree")["structure"]
+                sizes = {"nodes": config.nodes, "depth": min(tree["depth"], depth)}
+                shapes.append(("tree", structures.build(tree | sizes)))
+            for setting, structure in shapes:
+                fillable = can.fills & rule.capabilities.handles
                 if structure.name not in fillable.intersection(target.capabilities.structures):
                     continue
                 target.check_draft(structure)
                 arm = Arm(method=name, target=target, drafter=drafter, structure=structure, verifier=rule)
                 label = name if setting == "default" else f"{name}, {setting}"
                 yield StudyArm({"arm": label, "drafter": name, "setting": setting}, arm)
-
-    def _shapes(self, drafter: Drafter, own: Structure) -> list[tuple[str, Structure]]:
-        """Return the drafter's own structure, and those of the equal number of nodes."""
-        nodes, deepest = self._config.nodes, drafter.capabilities.deepest
-        depth = nodes if deepest is None else min(nodes, deepest)
-        found = [("default", own if deepest is None else own.clamped(deepest))]
-        if "chain" in self._config.shapes and depth == nodes:
-            found.append(("chain", structures.build({"name": "chain", "gamma": nodes})))
-        if "tree" in self._config.shapes:
-            tree = composed_parts("none", "structure=tree")["structure"]
-            found.append(("tree", structures.build({**tree, "nodes": nodes, "depth": min(tree["depth"], depth)})))
-        return found
 
 
 def _facts(of: StudyArm) -> dict[str, Any]:

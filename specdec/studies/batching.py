@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from math import nan
 from typing import Annotated, Any, Literal, TypeVar
 
 import pandas as pd
@@ -56,8 +57,7 @@ class BatchingConfig:
     calls: AtLeastOne
 
 
-Arm = tuple[str, int]
-"""A drafter and its gamma."""
+Arm = tuple[str, int]  # a drafter and its gamma
 
 
 @studies.register("batching")
@@ -76,20 +76,15 @@ class Batching(Study):
     `drafts`: drafter, gamma, batch, call, seconds (of a draft for the whole batch).
     `cost`: one line: context of the timed calls, rows and error of the cost model's fit, prompts that there were, and
         largest, the texts of a repeat at the largest batch.
-    `skipped`: see `Bench.skipped`.
 
     `batching.json` holds the cost model as `SimulatedCost`, and its fit.
     """
 
     def __init__(self, config: BatchingConfig) -> None:
-        """
-        Raises:
-            UsageError: a drafter's name that nothing has.
-        """
         self._config = config
         self._batches, self._gammas = sorted(set(config.batches)), sorted(set(config.gammas))
         for name in (*config.drafters, *config.drafter_settings):
-            drafters.get(name)
+            drafters.get(name)  # refuses a name that nothing has
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
         name = bench.plan.target_values["name"]
@@ -103,31 +98,6 @@ class Batching(Study):
                 "Bad value target.evaluation=rows: it evaluates the paths of one sequence in a batch of their own, and "
                 "study 'batching' needs the batch for sequences; use target.evaluation=packed."
             )
-        rig = _Rig(bench, self._made(bench), self._batches[-1], self._gammas[-1])
-        report, calls, drafts = self._calibrated(bench, rig)
-        lines, offers = self._live(bench, rig)
-        fit = float("nan") if report is None or report.by_rows is None else report.by_rows.median
-        facts = {
-            "context": int(calls["context"].iloc[0]),
-            "rows": 0 if report is None else int(report.table["rows"].max()),
-            "error": fit,
-            "prompts": len(rig.prompts),
-            "largest": self._texts(self._batches[-1]),
-        }
-        return {
-            "batching": lines,
-            "offers": offers,
-            "calls": calls,
-            "drafts": drafts,
-            "cost": pd.DataFrame([facts]),
-        }
-
-    def _made(self, bench: Bench) -> dict[str, Drafter]:
-        """Return the drafters by name.
-
-        Raises:
-            UsageError: one cannot be made for this target, or drafts no chains.
-        """
         made: dict[str, Drafter] = {}
         for name in self._config.drafters:
             values = composed_parts(name, changes=self._config.drafter_settings.get(name))["drafter"]
@@ -137,7 +107,18 @@ class Batching(Study):
                     f"Bad value study.drafters={self._config.drafters}: {name} drafts no chains, which this study "
                     "compares; leave it out."
                 )
-        return made
+        rig = _Rig(bench, made, self._batches[-1], self._gammas[-1])
+        report, calls, drafts = self._calibrated(bench, rig)
+        lines, offers = self._live(bench, rig)
+        facts = {
+            "context": int(calls["context"].iloc[0]),
+            "rows": 0 if report is None else int(report.table["rows"].max()),
+            "error": nan if report is None or report.by_rows is None else report.by_rows.median,
+            "prompts": len(rig.prompts),
+            "largest": self._texts(self._batches[-1]),
+        }
+        cost = pd.DataFrame([facts])
+        return {"batching": lines, "offers": offers, "calls": calls, "drafts": drafts, "cost": cost}
 
     def _texts(self, batch: int) -> int:
         """Return how many texts a repeat decodes at a batch: enough that slots are mostly in use."""
@@ -157,12 +138,9 @@ class Batching(Study):
         report = rig.cost_report()
         cost: SimulatedCost | None = None
         if report is not None:
-            fit = report.as_dict()
-            cost = cost_of_fit(
-                fit, "batching", "fitted by study batching to calls of the batched engine on one sequence"
-            )
-            text = json.dumps({"cost": asdict(cost), **fit}, indent=1)
-            write_atomically(bench.folder / "batching.json", text)
+            fit, source = report.as_dict(), "fitted by study batching to calls of the batched engine on one sequence"
+            cost = cost_of_fit(fit, "batching", source)
+            write_atomically(bench.folder / "batching.json", json.dumps({"cost": asdict(cost), **fit}, indent=1))
         prompt = sorted(rig.prompts, key=lambda prompt: len(prompt.tokens))[len(rig.prompts) // 2].tokens
         calls, drafts = list[dict[str, Any]](), list[dict[str, Any]]()
         with bench.progress("timing batches", len(self._batches) * len(rig.made)) as advance:
@@ -183,69 +161,52 @@ class Batching(Study):
                         for call, each in enumerate(found.drafts[gamma] or [0.0])
                     ]
                     advance()
-        table = pd.DataFrame(calls)
-        of_batch = zip(table["batch"], table["tokens"], table["context"], strict=True)
-        table["model_s"] = [
-            float("nan") if cost is None else cost.seconds(int(batch * tokens), int(context), int(batch))
-            for batch, tokens, context in of_batch
-        ]
-        return report, table, pd.DataFrame(drafts)
+        for call in calls:
+            batch, tokens = call["batch"], call["tokens"]
+            call["model_s"] = nan if cost is None else cost.seconds(batch * tokens, call["context"], batch)
+        return report, pd.DataFrame(calls), pd.DataFrame(drafts)
 
     def _live(self, bench: Bench, rig: "_Rig") -> tuple[pd.DataFrame, pd.DataFrame]:
         """Decode every repeat's texts at every batch by all arms, in random order."""
         arms, lines, offers = self._arms(rig), list[dict[str, Any]](), Counter[tuple[str, int, int]]()
-        began, total = time.perf_counter(), self._config.repeats * len(self._batches)
-        with bench.progress("decoding batches", total) as advance:
+        began, seed, target = time.perf_counter(), bench.plan.seed, rig.target.target
+        with bench.progress("decoding batches", self._config.repeats * len(self._batches)) as advance:
             for repeat in range(self._config.repeats):
                 if repeat and time.perf_counter() - began > self._config.seconds:
                     break
                 count = self._texts(self._batches[-1])  # of other prompts in every repeat, as long as there are any
-                prompts = [rig.prompts[(repeat * count + place) % len(rig.prompts)] for place in range(count)]
-                sizes = random.Random(f"{bench.plan.seed}/{repeat}").sample(self._batches, len(self._batches))
-                for batch in sizes:
-                    lines += self._compared(bench, rig, arms, repeat, batch, prompts[: self._texts(batch)], offers)
+                of_repeat = [rig.prompts[(repeat * count + place) % len(rig.prompts)] for place in range(count)]
+                for batch in random.Random(f"{seed}/{repeat}").sample(self._batches, len(self._batches)):
+                    prompts, order = of_repeat[: self._texts(batch)], [*[PLAIN] * PLAIN_RUNS, *arms]
+                    random.Random(f"{seed}/{repeat}/{batch}").shuffle(order)
+                    done = [(arm, rig.decoded(arm, batch, prompts, repeat)) for arm in order]
+                    plain = [decoded for arm, decoded in done if arm == PLAIN]
+                    texts = plain[0].generations
+                    bench.written.extend(
+                        Stream(prompt.id, prompt.category, prompt.tokens, output.tokens)
+                        for prompt, output in zip(prompts, texts, strict=True)
+                    )
+                    sums = [_measured(decoded, batch) for decoded in plain]
+                    baseline = {
+                        f"baseline_{name}": sum(each[name] for each in sums)
+                        for name in ("tokens", "steps", "seconds", "all_seconds", "all_tokens")
+                    }
+                    for (name, gamma), decoded in sorted(
+                        (each for each in done if each[0] != PLAIN), key=lambda each: arms.index(each[0])
+                    ):
+                        for _, rounds in _full(decoded, batch):
+                            offers.update((name, gamma, len(each.draft_tokens)) for each in rounds)
+                        outcomes = Counter(
+                            outcome(target, (str(place), gamma), output.prompt, expected.tokens, output.tokens)
+                            for place, (expected, output) in enumerate(zip(texts, decoded.generations, strict=True))
+                        )
+                        line = {"repeat": repeat, "drafter": name, "gamma": gamma, "batch": batch}
+                        line |= {"texts": len(prompts), **_measured(decoded, batch), **baseline}
+                        kinds = {"same": "same", "near_tie": "near-tie", "differs": "differs"}
+                        lines.append(line | {key: outcomes[kind] for key, kind in kinds.items()})
                     advance()
         counted = [(*key, rounds) for key, rounds in sorted(offers.items())]
         return pd.DataFrame(lines), pd.DataFrame(counted, columns=["drafter", "gamma", "offered", "rounds"])
-
-    def _compared(
-        self,
-        bench: Bench,
-        rig: "_Rig",
-        arms: Sequence[Arm],
-        repeat: int,
-        batch: int,
-        prompts: Sequence[Prompt],
-        offers: Counter[tuple[str, int, int]],
-    ) -> list[dict[str, Any]]:
-        """Return the lines of one repeat at one batch, and count what was offered."""
-        order = [*[PLAIN] * PLAIN_RUNS, *arms]
-        random.Random(f"{bench.plan.seed}/{repeat}/{batch}").shuffle(order)
-        done: list[tuple[Arm, BatchDecoded]] = [(arm, rig.decoded(arm, batch, prompts, repeat)) for arm in order]
-        plain = [decoded for arm, decoded in done if arm == PLAIN]
-        bench.written.extend(
-            Stream(prompt.id, prompt.category, prompt.tokens, output.tokens)
-            for prompt, output in zip(prompts, plain[0].generations, strict=True)
-        )
-        sums = [_measured(decoded, batch) for decoded in plain]
-        baseline = {
-            f"baseline_{name}": sum(each[name] for each in sums)
-            for name in ("tokens", "steps", "seconds", "all_seconds", "all_tokens")
-        }
-        lines = []
-        for (name, gamma), decoded in done:
-            if (name, gamma) == PLAIN:
-                continue
-            for _, rounds in _full(decoded, batch):
-                offers.update((name, gamma, len(each.draft_tokens)) for each in rounds)
-            about = {"repeat": repeat, "drafter": name, "gamma": gamma, "batch": batch, "texts": len(prompts)}
-            outcomes = Counter(
-                outcome(rig.target.target, (str(place), gamma), output.prompt, expected.tokens, output.tokens)
-                for place, (expected, output) in enumerate(zip(plain[0].generations, decoded.generations, strict=True))
-            )
-            counts = {name.replace("-", "_"): outcomes[name] for name in ("same", "near-tie", "differs")}
-            lines.append({**about, **_measured(decoded, batch), **baseline, **counts})
-        return sorted(lines, key=lambda line: arms.index((line["drafter"], line["gamma"])))
 
 
 T = TypeVar("T", BatchTarget, BatchDrafter)

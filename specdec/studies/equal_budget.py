@@ -1,12 +1,11 @@
 """Chain against rows against tree with the same number of draft nodes: rounds by replay, seconds from measured calls.
-
 The shape of rows and the tree are chosen on one half of the prompts and judged on the other, both ways round, so that
 taking the best of many flatters neither.
 """
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Annotated, Any, Literal
 
@@ -14,20 +13,23 @@ import pandas as pd
 from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
-from specdec.drafters import Drafter
 from specdec.prompts import first_turn
-from specdec.replay.rank_accuracy import rank_counts
+from specdec.replay.rank_accuracy import RankCounts, rank_counts
 from specdec.structures import structures
+from specdec.structures.tree import given
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.base.candidates import SHAPES, Candidate, choose, halves_of, plain_shapes, trees
+from specdec.studies.base.contract import halves_of
 from specdec.studies.base.live_runs import StudyArm, host_times
 from specdec.studies.base.replayed import Strategy, built_lookups, replay
-from specdec.text.streams import Stream
+from specdec.theory.trees import best_tree
 from specdec.timing.calls import call_sizes
 from specdec.timing.shapes import Shape
 
 KEYS = ["drafter", "shape", "budget"]
 PLAIN = {"drafter": "", "shape": "plain", "budget": 0}
+SHAPES = ("chain", "rows", "tree")
+EITHER = -1
+"""In place of a half of the prompts: the candidate was made without looking at any."""
 
 
 @typed
@@ -56,7 +58,6 @@ class EqualBudget(Study):
         equally many tokens cost the same.
     `host_times`: repeat, drafter, shape, budget, nodes (mean of a draft), draft_s, overhead_s (accept, commit and the
         rest), medians over the rounds of a short live run of the first prompt; shape "plain" is plain decoding.
-    `skipped`: see `Bench.skipped`.
 
     The run's own drafter and structure are not used.
     """
@@ -72,11 +73,11 @@ class EqualBudget(Study):
         halves = halves_of(streams)
         candidates: dict[str, list[Candidate]] = {}
         counted: list[dict[str, Any]] = []
+        deepest = min(max(self._config.depths), self._budgets[-1])
         for label, drafter in built.items():
             candidates[label] = plain_shapes(self._budgets)
             for half in (0, 1):
                 mine = [each for each in streams if halves[first_turn(each.id)] == half]
-                deepest = min(max(self._config.depths), self._budgets[-1])
                 counts = rank_counts(drafter, None, mine, bench.parts.limit, self._config.ranks, deepest)
                 bench.heartbeat()
                 candidates[label] += trees(counts, half, self._budgets, self._config.depths)
@@ -99,7 +100,17 @@ class EqualBudget(Study):
             drafting = [({name: line[name] for name in KEYS}, line["budget"]) for line in probed.to_dict("records")]
             host = bench.simulated_host([(PLAIN, 0), *drafting], contexts[len(contexts) // 2])
         else:
-            times, host = self._measured(bench, built, probed, sizes, streams[0])
+            config, parts, stream = self._config, bench.parts, streams[0]
+            times = bench.time_calls(stream.prompt, sizes, config.contexts, config.calls, config.seconds)
+            times = times.assign(repeat=0)
+            arms = [StudyArm(PLAIN, replace(parts.baseline, verifier=parts.primary.verifier))]
+            for line in probed.to_dict("records"):
+                structure = structures.build(json.loads(line["structure"]))
+                arm = replace(parts.primary, drafter=built[line["drafter"]], structure=structure)
+                arms.append(StudyArm({name: line[name] for name in KEYS}, arm))
+            longest = len(stream.prompt) + config.probe_tokens + 2 * self._budgets[-1] + 2
+            parts.target.prepare({each.arm.structure.nodes + 1 for each in arms}, longest)
+            host = host_times(bench, arms, stream, 1, config.probe_tokens, average=median)
         return {
             "replay": table,
             "choices": choices,
@@ -108,17 +119,62 @@ class EqualBudget(Study):
             "host_times": host,
         }
 
-    def _measured(
-        self, bench: Bench, built: Mapping[str, Drafter], probed: pd.DataFrame, sizes: Sequence[Shape], stream: Stream
-    ) -> tuple[pd.DataFrame, pd.DataFrame]:
-        """Return `block_times`, and `host_times` of the chosen candidates."""
-        config, parts = self._config, bench.parts
-        times = bench.time_calls(stream.prompt, sizes, config.contexts, config.calls, config.seconds)
-        arms = [StudyArm(PLAIN, replace(parts.baseline, verifier=parts.primary.verifier))]
-        for line in probed.to_dict("records"):
-            structure = structures.build(json.loads(line["structure"]))
-            arm = replace(parts.primary, drafter=built[line["drafter"]], structure=structure)
-            arms.append(StudyArm({name: line[name] for name in KEYS}, arm))
-        longest = len(stream.prompt) + config.probe_tokens + 2 * self._budgets[-1] + 2
-        parts.target.prepare({each.arm.structure.nodes + 1 for each in arms}, longest)
-        return times.assign(repeat=0), host_times(bench, arms, stream, 1, config.probe_tokens, average=median)
+
+@dataclass(frozen=True)
+class Candidate:
+    """A chain, rows or a tree of a budget."""
+
+    shape: str  # the structure's name
+    budget: int
+    variant: str  # its size in words
+    half: int  # the half of the prompts that it was made for, or EITHER
+    structure: Mapping[str, Any]  # its config values
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        """The columns that tell it from other candidates of a drafter."""
+        return {"shape": self.shape, "budget": self.budget, "variant": self.variant, "made_on": self.half}
+
+
+def plain_shapes(budgets: Sequence[int]) -> list[Candidate]:
+    """Return the chain and all rows of each budget."""
+    found = []
+    for n in budgets:
+        found.append(Candidate("chain", n, f"gamma {n}", EITHER, {"name": "chain", "gamma": n}))
+        for k in range(2, n + 1):  # one row is the chain
+            if n % k == 0:
+                values = {"name": "rows", "k": k, "w": n // k, "budget": n + k}
+                found.append(Candidate("rows", n, f"{k} x {n // k}", EITHER, values))
+    return found
+
+
+def trees(counts: RankCounts, half: int, budgets: Sequence[int], depths: Sequence[int]) -> list[Candidate]:
+    """Return for each budget the best trees within each depth, by what was counted on a half of the prompts."""
+    found = []
+    for n in budgets:
+        seen: set[int] = set()
+        for deepest in sorted({min(each, n) for each in depths}):
+            values = given(best_tree(counts.accuracy(deepest), n, deepest).parents)
+            depth = structures.build(values).gamma
+            if depth not in seen:  # a limit that does not bind changes nothing
+                seen.add(depth)
+                found.append(Candidate("tree", n, f"depth {depth}", half, values))
+    return found
+
+
+def choose(table: pd.DataFrame, candidates: Mapping[str, Sequence[Candidate]]) -> pd.DataFrame:
+    """Return the table `choices`: of equally good candidates the one with fewer rows, or less depth."""
+    structure = {
+        (label, *each.keys.values()): json.dumps(dict(each.structure))
+        for label, several in candidates.items()
+        for each in several
+    }
+    chosen = []
+    for half in (0, 1):
+        mine = table[(table["half"] == half) & table["made_on"].isin([EITHER, half])]
+        totals = mine.groupby([*KEYS, "variant", "made_on"], sort=False)[["tokens", "rounds"]].sum()
+        value = totals["tokens"] / totals["rounds"]
+        for best in value.groupby(KEYS, sort=False).idxmax():
+            row = dict(zip([*KEYS, "variant", "made_on"], best, strict=True))
+            chosen.append({**row, "half": half, "structure": structure[best]})
+    return pd.DataFrame(chosen)

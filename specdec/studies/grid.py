@@ -4,7 +4,7 @@ the fastest shape and the usual one.
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Literal
 
@@ -13,15 +13,13 @@ from pydantic import Field
 
 from specdec.analysis.studies.grid import USUAL, best, grid
 from specdec.config import AtLeastOne, typed
-from specdec.structures import Structure, structures
+from specdec.structures import structures
 from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import OUTPUTS, StudyArm, host_times, interleaved, outputs_of, prepare_target
 from specdec.studies.base.replayed import Strategy, check_rows, replay
-from specdec.text.streams import Stream
 from specdec.timing.shapes import Shape
 
-PLAIN: Shape = (1, 0)
-"""Plain decoding, as a shape."""
+PLAIN: Shape = (1, 0)  # plain decoding, as a shape
 
 
 @typed
@@ -51,7 +49,6 @@ class RowsGrid(Study):
         `live_runs.outputs_of` has them; and the target's dtype.
     `whole`: the same of all prompts in the shape that is predicted to be fastest and in the usual one, where it is part
         of the grid. A repeat is a whole run.
-    `skipped`: see `Bench.skipped`.
 
     On a target without a model all times are the cost model's, and `live` and `whole` are empty.
     """
@@ -74,30 +71,13 @@ class RowsGrid(Study):
         contexts = sorted({round(low + (high - low) * step / steps) for step in range(steps + 1)} if steps else
                           {(low + high) // 2})  # fmt: skip
         if bench.simulated:  # by the cost model of a target without a model
-            probed = [({"k": k, "w": w}, k * w) for k, w in sorted([*self._corners(), PLAIN])]
-            none = pd.DataFrame(columns=["k", "w", *OUTPUTS, "dtype"])
+            keys = [({"k": k, "w": w}, k * w) for k, w in sorted([*self._corners(), PLAIN])]
             tables = {
                 "block_times": bench.simulated_calls([PLAIN, *cells], contexts),
-                "host_times": bench.simulated_host(probed, contexts[len(contexts) // 2]),
-                "live": none,
-                "whole": none,
+                "host_times": bench.simulated_host(keys, contexts[len(contexts) // 2]),
+                **dict.fromkeys(("live", "whole"), pd.DataFrame(columns=["k", "w", *OUTPUTS, "dtype"])),
             }
-        else:
-            tables = self._measured(bench, streams, shapes, contexts, table)
-        return {"replay": table, **tables}
-
-    def _corners(self) -> list[Shape]:
-        ends = (self._k[0], self._k[-1]), (self._w[0], self._w[-1])
-        return sorted(set(itertools.product(*ends)))
-
-    def _measured(
-        self,
-        bench: Bench,
-        streams: Sequence[Stream],
-        shapes: Mapping[Shape, Structure],
-        contexts: Sequence[int],
-        replayed: pd.DataFrame,
-    ) -> dict[str, pd.DataFrame]:
+            return {"replay": table, **tables}
         config, parts = self._config, bench.parts
         prepare_target(bench, shapes.values(), streams, contexts[-1])
         times = bench.time_calls(
@@ -115,11 +95,15 @@ class RowsGrid(Study):
         corners = [plain, *(arms[shape] for shape in self._corners())]
         live = interleaved(bench, corners, streams[-config.live_prompts :], config.repeats)
         # The choice is analysis' own: what is decoded whole is what the report calls the fastest.
-        fastest = best(grid(replayed, times, host, 1, bench.plan.seed), "speedup")
+        fastest = best(grid(table, times, host, 1, bench.plan.seed), "speedup")
         chosen = [plain, *(arms[shape] for shape in dict.fromkeys([fastest, USUAL]) if shape in arms)]
         whole = interleaved(bench, chosen, streams, config.whole_runs)
         dtype = parts.target.describe().get("dtype", "float64")
         outputs = {
             name: outputs_of(bench, runs).assign(dtype=dtype) for name, runs in (("live", live), ("whole", whole))
         }
-        return {"block_times": times, "host_times": host, **outputs}
+        return {"replay": table, "block_times": times, "host_times": host, **outputs}
+
+    def _corners(self) -> list[Shape]:
+        ends = (self._k[0], self._k[-1]), (self._w[0], self._w[-1])
+        return sorted(set(itertools.product(*ends)))

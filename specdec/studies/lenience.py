@@ -4,6 +4,7 @@ decoding live, sampled and greedy: tokens per round, time, and what the text los
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Annotated, Any, Literal
 
 import pandas as pd
@@ -19,7 +20,7 @@ from specdec.replay.expected_rounds import agreement
 from specdec.sampling import generator_for
 from specdec.structures import structures
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.base.live_runs import Decoded, StudyArm, interleaved, outputs_of, warm_up
+from specdec.studies.base.live_runs import StudyArm, interleaved, outputs_of, warm_up
 from specdec.verifiers.lenient import Lenient, LenientConfig
 
 Form = Literal["sampled", "greedy"]
@@ -48,7 +49,6 @@ class Lenience(Study):
     `alphas`: drafter, own (the run's drafter), form, lenience, stream, prompt, chance (sum over positions of the chance
         that a token drawn from q passes) and positions, along the plain text of the form.
     `settings`: gamma and temperature.
-    `skipped`: see `Bench.skipped`.
 
     Sampled: min(1, p / (l q)), both laws at the study's temperature. Greedy: the drafter proposes its likeliest token
     (it is made for temperature 0), and the rule compares p at the study's temperature with l max p; text without drafts
@@ -59,74 +59,56 @@ class Lenience(Study):
         self._config = config
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        config, parts = self._config, bench.parts
-        self._check(bench)
+        config, parts, own = self._config, bench.parts, bench.values.drafter
+        bench.needs_model("needs the law of a target, which recorded texts do not have; use a model.", "target")
+        shape, can = bench.values.structure["name"], drafters.get(own["name"]).capabilities
+        if shape not in Lenient.capabilities.handles:
+            raise UsageError(f"Bad value structure={shape}: the lenient rule handles chains only; use structure=chain.")
+        if can.needs_reference or can.replay in (None, "calling"):
+            raise UsageError(
+                f"Bad value drafter={own['name']}: study 'lenience' needs one whose alpha can be read off a text at "
+                "any temperature, such as small_model; use another."
+            )
         leniences = sorted({1.0, *config.leniences}, reverse=True)  # 1 always, because others are compared with it
-        own = bench.values.drafter
         values = {str(own["name"]): own, **{name: composed_parts(name)["drafter"] for name in config.others}}
         longest = max(len(prompt.tokens) for prompt in parts.prompts.prompts)
         capacity = longest + parts.limit + parts.primary.structure.nodes + 1
-        made: dict[Form, dict[str, Drafter]] = {}  # by name, the run's own first
+        made: dict[Form, dict[str, Drafter]] = {}
         for form in config.forms:
             bench.standardise(0.0 if form == "greedy" else config.temperature)
             made[form] = {name: drafters.build(each, target=parts.target) for name, each in values.items()}
-            next(iter(made[form].values())).prepare(capacity, parts.primary.structure)
+            made[form][own["name"]].prepare(capacity, parts.primary.structure)
         bench.standardise(0.0)  # as `Bench.texts` expects it
         streams = bench.texts()
         bench.standardise(config.temperature)
         outputs: list[pd.DataFrame] = []
         alphas: list[dict[str, Any]] = []
+        chain = structures.build({"name": "chain", "gamma": 1})
         for form, of_form in made.items():
             rules = {each: Lenient(replace(config.lenient, form=form, lenience=each)) for each in leniences}
-            drafting = replace(parts.primary, drafter=next(iter(of_form.values())))
+            drafting = replace(parts.primary, drafter=of_form[own["name"]])
             arms = [
-                StudyArm({"form": form, "lenience": lenience}, replace(arm, verifier=rule), draws=form)
-                for lenience, arm, rule in (
-                    (PLAIN, parts.baseline, rules[1.0]),
-                    *((lenience, drafting, rule) for lenience, rule in rules.items()),
-                )
-            ]
-            warm_up(bench, arms, streams[0])
-            decoded = list(interleaved(bench, arms, streams, config.repeats))
-            outputs.append(outputs_of(bench, decoded, likelihood=True))
-            plain = [each for each in decoded if each.repeat == 0 and each.arm.keys["lenience"] == PLAIN]
-            alphas += [
-                {"drafter": name, "own": name == own["name"], "form": form, "lenience": lenience}
-                | self._alpha(bench, drafter, rule, text)
-                for text in plain
-                for name, drafter in of_form.items()
+                StudyArm({"form": form, "lenience": lenience}, replace(drafting, verifier=rule), draws=form)
                 for lenience, rule in rules.items()
             ]
+            plain = StudyArm({"form": form, "lenience": PLAIN}, replace(parts.baseline, verifier=rules[1.0]), form)
+            warm_up(bench, [plain, *arms], streams[0])
+            decoded = list(interleaved(bench, [plain, *arms], streams, config.repeats))
+            outputs.append(outputs_of(bench, decoded, likelihood=True))
+            # The chances that tokens of each drafter pass each rule along the plain text.
+            for each in (each for each in decoded if each.repeat == 0 and each.arm is plain):
+                stream, text = each.stream, each.output.tokens
+                for (name, drafter), (lenience, rule) in product(of_form.items(), rules.items()):
+                    generator = generator_for(bench.plan.seed, stream.id, "alpha")
+                    request = Request(stream.prompt, len(text), draft_generator=generator)
+                    along = agreement(drafter, parts.target, chain, text, request, rule=rule)
+                    keys = {"drafter": name, "own": name == own["name"], "form": form, "lenience": lenience}
+                    place = {"stream": stream.id, "prompt": first_turn(stream.id)}
+                    chances = {"chance": float(along.beta.sum()), "positions": int(along.proposed.sum())}
+                    alphas.append(keys | place | chances)
         settings = {"gamma": parts.primary.gamma, "temperature": config.temperature}
         return {
             "outputs": pd.concat(outputs, ignore_index=True),
             "alphas": pd.DataFrame(alphas),
             "settings": pd.DataFrame([settings], dtype=float),
         }
-
-    def _check(self, bench: Bench) -> None:
-        """Check all that can be wrong before anything is decoded.
-
-        Raises:
-            UsageError: a part that the study cannot work with.
-        """
-        name, shape = bench.values.drafter["name"], bench.values.structure["name"]
-        bench.needs_model("needs the law of a target, which recorded texts do not have; use a model.", "target")
-        if shape not in Lenient.capabilities.handles:
-            raise UsageError(f"Bad value structure={shape}: the lenient rule handles chains only; use structure=chain.")
-        can = drafters.get(name).capabilities
-        if can.needs_reference or can.replay in (None, "calling"):
-            raise UsageError(
-                f"Bad value drafter={name}: study 'lenience' needs one whose alpha can be read off a text at any "
-                "temperature, such as small_model; use another."
-            )
-
-    def _alpha(self, bench: Bench, drafter: Drafter, rule: Lenient, plain: Decoded) -> dict[str, Any]:
-        """Return a text, and the chances that tokens of a drafter pass a rule along it."""
-        stream, text = plain.stream, plain.output.tokens
-        generator = generator_for(bench.plan.seed, stream.id, "alpha")
-        request = Request(stream.prompt, len(text), draft_generator=generator)
-        chain = structures.build({"name": "chain", "gamma": 1})
-        along = agreement(drafter, bench.parts.target, chain, text, request, rule=rule)
-        place = {"stream": stream.id, "prompt": first_turn(stream.id)}
-        return {**place, "chance": float(along.beta.sum()), "positions": int(along.proposed.sum())}

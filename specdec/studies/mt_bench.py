@@ -25,7 +25,6 @@ from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import Decoded, StudyArm, warm_up
 from specdec.text.streams import Stream
 from specdec.text.writing import write_atomically
-from specdec.verifiers import Verifier
 
 PLAIN = "plain"
 FOLDER = "data/mt_bench"
@@ -38,11 +37,11 @@ Temperature = Annotated[float, Field(ge=0.0)]
 
 
 class ModelAnswer(NamedTuple):
-    """The answers to a question's turns for each choice, of which the judge reads the first, at a Unix time."""
+    """The answers to a question."""
 
     question_id: int | str
-    choices: Sequence[Sequence[str]]
-    seconds: float
+    choices: Sequence[Sequence[str]]  # turns of each choice, of which the judge reads the first
+    seconds: float  # Unix time
 
 
 @typed
@@ -73,7 +72,6 @@ class MtBench(Study):
     `answers`: a line for every file: method, verifier, model_id, path (below the run's folder), questions, missing
         (turns that did not fit into the target's context and stand as NO_ANSWER) and chat (a chat template was
         applied).
-    `skipped`: see `Bench.skipped`.
 
     The second turn of each method follows that method's own first answer. Both answer a question in random order.
     """
@@ -86,8 +84,19 @@ class MtBench(Study):
         by_temperature: dict[float, list[Prompt]] = defaultdict(list)
         for prompt in asked:
             by_temperature[self._config.temperature(prompt.category)].append(prompt)
-        rule = self._rule(bench, max(by_temperature))
-        parts, drafter = bench.parts, bench.values.drafter["name"]
+        parts, values, folder = bench.parts, bench.values, bench.folder / FOLDER
+        drafter, rule, hottest = values.drafter["name"], bench.plan.chosen.rule, max(by_temperature)
+        bench.needs_model("writes texts, which only a model does; use a model.", "target")
+        if drafter == "none" or drafters.get(drafter).capabilities.needs_reference:
+            raise UsageError(
+                f"Bad value drafter={drafter}: study 'mt_bench' needs one that proposes, and at any temperature; use "
+                "another. Plain decoding answers in every run."
+            )
+        if rule.capabilities.greedy_only and hottest > 0:
+            raise UsageError(
+                f"Bad value verifier={values.verifier['name']}: it is right only at temperature 0, and study "
+                f"'mt_bench' answers at up to {hottest:g}; set study.force_temperature=0.0."
+            )
         prepare(parts, max(asked, key=lambda prompt: len(prompt.tokens)))
         capacity = parts.target.context_length + parts.primary.structure.nodes + 1
         lines: list[dict[str, Any]] = []
@@ -95,7 +104,7 @@ class MtBench(Study):
         with bench.progress("answering", len(asked) * len(given)) as advance:
             for temperature, several in sorted(by_temperature.items()):
                 drafting = replace(parts.primary, drafter=bench.at_temperature(temperature, capacity))
-                here = rule.for_greedy() if temperature == 0 else rule
+                here = rule.for_greedy() if temperature == 0 else rule  # finds nothing drafted in plain decoding
                 arms = [
                     StudyArm({"method": method}, replace(arm, verifier=here))
                     for method, arm in ((PLAIN, parts.baseline), (drafter, drafting))
@@ -109,17 +118,21 @@ class MtBench(Study):
                         answer = ModelAnswer(asked[prompt]["question_id"], turns, time.time())
                         given[arm.keys["method"]].append(answer)
                         advance()
-        return {
-            "outputs": pd.DataFrame(lines),
-            "answers": self._written(bench, asked, given, pd.DataFrame(lines)),
-        }
+        wanted = self._config.choices * sum(1 + len(prompt.follow_ups) for prompt in asked)
+        questions = (json.dumps(question) + "\n" for question in asked.values())
+        write_atomically(folder / "question.jsonl", "".join(questions))
+        target, written = PurePath(bench.plan.model).name, []
+        for method, answers in given.items():
+            own = f"{target}-{method}-{values.verifier['name']}"
+            name = f"{self._config.model_id or target}-{PLAIN}" if method == PLAIN else self._config.model_id or own
+            line = {"method": method, "verifier": values.verifier["name"], "model_id": name}
+            line["path"] = str(write_answers(folder, name, answers).relative_to(bench.folder))
+            line |= {"questions": len(asked), "missing": wanted - sum(each["method"] == method for each in lines)}
+            written.append(line | {"chat": parts.prompts.provenance["chat_template"] == "applied"})
+        return {"outputs": pd.DataFrame(lines), "answers": pd.DataFrame(written)}
 
     def _questions(self, bench: Bench) -> dict[Prompt, dict[str, Any]]:
-        """Return the questions by prompt, as FastChat's file has them.
-
-        Raises:
-            UsageError: the prompts are not the questions of a file with ids.
-        """
+        """Return the questions by prompt, as FastChat's file has them."""
         source = prompts.build(bench.plan.config["prompts"])
         if not isinstance(source, FileSet) or source.config.id_field is None:
             raise UsageError(
@@ -134,28 +147,6 @@ class MtBench(Study):
             question = {"question_id": record[id_field], "category": prompt.category, "turns": [*turns]}
             found[prompt] = question | {key: record[key] for key in ("reference",) if key in record}
         return found
-
-    def _rule(self, bench: Bench, hottest: float) -> Verifier:
-        """Return the run's verifier, and check all that can be wrong before anything is decoded. Plain decoding has it,
-        too, and it finds nothing drafted.
-
-        Raises:
-            UsageError: a part that the study cannot work with.
-        """
-        values, study = bench.values, "study 'mt_bench'"
-        drafter, rule = values.drafter["name"], bench.plan.chosen.rule
-        bench.needs_model("writes texts, which only a model does; use a model.", "target")
-        if drafter == "none" or drafters.get(drafter).capabilities.needs_reference:
-            raise UsageError(
-                f"Bad value drafter={drafter}: {study} needs one that proposes, and at any temperature; use another. "
-                "Plain decoding answers in every run."
-            )
-        if rule.capabilities.greedy_only and hottest > 0:
-            raise UsageError(
-                f"Bad value verifier={values.verifier['name']}: it is right only at temperature 0, and {study} answers "
-                f"at up to {hottest:g}; set study.force_temperature=0.0."
-            )
-        return rule
 
     def _answered(
         self, bench: Bench, arm: StudyArm, prompt: Prompt, temperature: float, lines: list[dict[str, Any]]
@@ -181,48 +172,15 @@ class MtBench(Study):
             choices.append(turns + [NO_ANSWER] * missing)
         return choices
 
-    def _written(
-        self,
-        bench: Bench,
-        asked: Mapping[Prompt, dict[str, Any]],
-        given: Mapping[str, Sequence[ModelAnswer]],
-        outputs: pd.DataFrame,
-    ) -> pd.DataFrame:
-        """Write all files, and return the table `answers`."""
-        values, folder = bench.values, bench.folder / FOLDER
-        turns = self._config.choices * sum(1 + len(prompt.follow_ups) for prompt in asked)
-        questions = (json.dumps(question) + "\n" for question in asked.values())
-        write_atomically(folder / "question.jsonl", "".join(questions))
-        target = PurePath(bench.plan.model).name
-        lines = []
-        for method, answers in given.items():
-            own = f"{target}-{method}-{values.verifier['name']}"
-            name = f"{self._config.model_id or target}-{PLAIN}" if method == PLAIN else self._config.model_id or own
-            lines.append(
-                {
-                    "method": method,
-                    "verifier": values.verifier["name"],
-                    "model_id": name,
-                    "path": str(write_answers(folder, name, answers).relative_to(bench.folder)),
-                    "questions": len(asked),
-                    "missing": turns - int((outputs["method"] == method).sum()),
-                    "chat": bench.parts.prompts.provenance["chat_template"] == "applied",
-                }
-            )
-        return pd.DataFrame(lines)
-
 
 def _turn(prompt: Prompt) -> Stream:
-    """Return a prompt as a stream whose text is still to be written."""
     return Stream(prompt.id, prompt.category, prompt.tokens, ())
 
 
 def write_answers(folder: Path, model_id: str, answers: Iterable[ModelAnswer]) -> Path:
     """Write and return `folder`/model_answer/`model_id`.jsonl, a line for each question in the order of their ids."""
-    ordered = sorted(answers, key=lambda answer: (isinstance(answer.question_id, str), answer.question_id))
-    path = folder / "model_answer" / f"{model_id}.jsonl"
-    lines = []
-    for answer in ordered:
+    path, lines = folder / "model_answer" / f"{model_id}.jsonl", []
+    for answer in sorted(answers, key=lambda answer: (isinstance(answer.question_id, str), answer.question_id)):
         choices = [{"index": index, "turns": list(turns)} for index, turns in enumerate(answer.choices)]
         content = json.dumps([model_id, answer.question_id, choices, answer.seconds])
         record = {

@@ -3,7 +3,8 @@ as N-Grammys (2411.03786) evaluates them and packed into one, and what each matr
 beside what the machine can (theory.md 7.1).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Mapping
 from typing import Annotated, Literal
 
 import pandas as pd
@@ -14,8 +15,8 @@ from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.studies.base import Bench, Study, studies
 from specdec.targets.base.contract import Evaluation
-from specdec.theory.roofline import Product, threshold
-from specdec.timing.machine import Machine, measure_machine
+from specdec.theory.roofline import threshold
+from specdec.timing.machine import measure_machine
 from specdec.timing.shapes import tokens_evaluated
 
 
@@ -28,6 +29,10 @@ class PhaseTransitionConfig:
     evaluations: Annotated[list[Evaluation], Field(min_length=1)]
     calls: AtLeastOne
     seconds: Annotated[float, Field(gt=0)]
+
+
+_COLUMNS = ["product", "inputs", "outputs", "k", "w", "context", "evaluation", "rows_evaluated", "bytes", "flops",
+            "operations_per_byte", "threshold"]  # fmt: skip
 
 
 @studies.register("phase_transition")
@@ -54,35 +59,16 @@ class PhaseTransition(Study):
         times = bench.time_calls(prompt, shapes, config.contexts, config.calls, config.seconds, able)
         timed = times[times["missing"] == ""]
         cells = timed[["k", "w", "context", "evaluation"]].drop_duplicates().itertuples(index=False, name=None)
-        products = target.products()
-        # The machine last: its large buffers are no part of what was timed.
-        machine = measure_machine(target.device, getattr(torch, target.describe()["dtype"])) if products else None
-        return {"block_times": times, "intensity": _intensity(products, cells, machine)}
-
-
-_COLUMNS = ["product", "inputs", "outputs", "k", "w", "context", "evaluation", "rows_evaluated", "bytes", "flops",
-            "operations_per_byte", "threshold"]  # fmt: skip
-
-
-def _intensity(
-    products: Sequence[Product], cells: Iterable[tuple[int, int, int, str]], machine: Machine | None
-) -> pd.DataFrame:
-    """Return what a call reads and computes by product, and its operations per byte; sizes are 0 along the cache."""
-    if machine is None:
-        return pd.DataFrame(columns=_COLUMNS)
-    bound = threshold(machine.bytes_per_second, machine.flops_per_second)
-    lines = []
-    for k, w, context, evaluation in cells:
-        evaluated = tokens_evaluated(k, w, evaluation)
-        for product in products:
+        # What a call reads and computes by product; sizes are 0 along the cache.
+        lines, products = [], target.products()
+        if products:  # The machine last: its large buffers are no part of what was timed.
+            machine = measure_machine(target.device, getattr(torch, target.describe()["dtype"]))
+            bound = threshold(machine.bytes_per_second, machine.flops_per_second)
+        for (k, w, context, evaluation), product in itertools.product(cells, products):
+            evaluated = tokens_evaluated(k, w, evaluation)
             # A batch with a sequence for each row reads a copy of the cache for each; weights are read once for all.
             copies, tokens = (k, w + 1) if product.cached and evaluation == "rows" else (1, evaluated)
-            lines.append(
-                (
-                    *(product.name, product.inputs or 0, product.outputs or 0),
-                    *(k, w, context, evaluation, evaluated),
-                    *(float(copies * product.bytes(context, tokens)), float(copies * product.flops(tokens, context))),
-                    *(float(product.intensity(tokens, context)), bound),
-                )
-            )
-    return pd.DataFrame(lines, columns=_COLUMNS)
+            cell = product.name, product.inputs or 0, product.outputs or 0, k, w, context, evaluation, evaluated
+            moved, done = copies * product.bytes(context, tokens), copies * product.flops(tokens, context)
+            lines.append((*cell, float(moved), float(done), float(product.intensity(tokens, context)), bound))
+        return {"block_times": times, "intensity": pd.DataFrame(lines, columns=_COLUMNS)}

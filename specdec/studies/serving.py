@@ -2,7 +2,7 @@
 model; and the closed condition of study `batching`, simulated to compare it with what was measured.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -76,15 +76,14 @@ class _Plan:
     gammas: tuple[int, ...]
     times: tuple[float, ...]  # recorded arrivals; empty for Poisson
 
-    def policies(self) -> list[Callable[[], Policy]]:
-        """Return makers of the policies, plain decoding first."""
-        fixed = [lambda gamma=gamma: FixedGamma(gamma) for gamma in (0, *self.gammas)]
-        return [*fixed, lambda: AdaptiveGamma(self.gammas, self.steps)]
+    def policies(self) -> list[Policy]:
+        """Return the policies as they begin, plain decoding first."""
+        return [*map(FixedGamma, (0, *self.gammas)), AdaptiveGamma(self.gammas, self.steps)]
 
-    def arrivals(self, rate: float, seed: int) -> Iterator[Arrival]:
-        if self.times:
-            return recorded_times(self.times, rate, self.texts.texts, seed)
-        return poisson(rate, self.texts.texts, seed)
+    def queue(self, seeds: list[int], size: int) -> Iterator[Arrival]:
+        """Return drawn texts that all wait from the start."""
+        drawn = np.random.default_rng(seeds).integers(len(self.texts.texts), size=size)
+        return at_once([self.texts.texts[int(place)] for place in drawn])
 
 
 @studies.register("serving")
@@ -105,15 +104,14 @@ class Serving(Study):
     `measured_batches`: see `MeasuredBatches.lines`; empty without study.batching.
     `closed`: the condition of study `batching` simulated: slots that are always full. by ("measured": with its own mean
         seconds of a step; "model": with those of the cost model), batch, gamma, tokens, steps, seconds.
-    `skipped`: see `Bench.skipped`.
     """
 
     def __init__(self, config: ServingConfig) -> None:
         self._config = config
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        config = self._config
-        if config.run is not None and config.law is not None:
+        config, law = self._config, self._config.law
+        if config.run is not None and law is not None:
             raise UsageError("Bad values study.run and study.law: texts come from one of them; set the other to null.")
         gammas = tuple(sorted(set(config.gammas)))
         times = () if config.arrival_times is None else tuple(arrival_times(Path(config.arrival_times).expanduser()))
@@ -121,53 +119,47 @@ class Serving(Study):
         if config.batching is not None:
             name = config.method or str(bench.values.drafter["name"])
             batches = open_batches(Path(config.batching).expanduser(), name, gammas, config.slots)
-        texts = self._texts(bench, gammas)
-        cost, modelled = self._costs(bench, gammas, batches)
-        steps = modelled if batches is None else MeasuredSteps(batches.step_seconds(), modelled)
-        plan = _Plan(config, texts, steps, gammas, times)
-        full = _capacities(plan)
-        simulated = _simulated(bench, plan, full)
-        return {
-            "recording": _recording(plan, cost, modelled),
-            "call_times": cost.call_times,
-            "step_times": _step_times(plan),
-            "capacity": full,
-            **simulated,
-            "measured_batches": _NO_BATCHES if batches is None else batches.lines,
-            "closed": _NO_BATCHES if batches is None else _closed(plan, batches, modelled),
-        }
-
-    def _costs(
-        self, bench: Bench, gammas: tuple[int, ...], measured: MeasuredBatches | None
-    ) -> tuple[ServerCost, ModelledSteps]:
-        """Return the costs, and the steps that they make."""
-        config = self._config
-        batches = sorted({1 << power for power in range(config.slots.bit_length())} | {config.slots})
-        shapes = {"batches": batches, "gammas": gammas, "contexts": config.contexts}
-        if measured is not None and config.cost is None:
-            cost = measured.cost
-        else:
-            cost = cost_of_server(bench, config.cost, config.run, shapes, config.calls, config.seconds)
-        given = config.draft_growth, config.overhead_growth
-        growth = [own if each is None else each for own, each in zip(cost.growth, given, strict=True)]
-        return cost, ModelledSteps(cost.cost, cost.model_drafts, *growth)
-
-    def _texts(self, bench: Bench, gammas: tuple[int, ...]) -> ServedTexts:
-        config = self._config
         if config.run is not None:
-            return texts_of_run(Path(config.run).expanduser(), config.method, gammas[-1])
-        if config.law is not None:
-            law = config.law
-            texts = drawn_texts(500, law.alpha, law.prompt_tokens, law.output_tokens, gammas[-1], bench.plan.seed)
+            texts = texts_of_run(Path(config.run).expanduser(), config.method, gammas[-1])
+        elif law is not None:
+            drawn = drawn_texts(500, law.alpha, law.prompt_tokens, law.output_tokens, gammas[-1], bench.plan.seed)
             said = (
                 f"texts drawn from a law: alpha {law.alpha:g}, independent; prompts of {law.prompt_tokens:,} tokens, "
                 f"outputs geometric with mean {law.output_tokens:,}"
             )
-            return ServedTexts(texts, said)
-        return texts_along(bench, bench.texts(), gammas)
+            texts = ServedTexts(drawn, said)
+        else:
+            texts = texts_along(bench, bench.texts(), gammas)
+        if batches is not None and config.cost is None:
+            cost = batches.cost
+        else:
+            sizes = sorted({1 << power for power in range(config.slots.bit_length())} | {config.slots})
+            shapes = {"batches": sizes, "gammas": gammas, "contexts": config.contexts}
+            cost = cost_of_server(bench, config.cost, config.run, shapes, config.calls, config.seconds)
+        given = config.draft_growth, config.overhead_growth
+        growth = [own if each is None else each for own, each in zip(cost.growth, given, strict=True)]
+        modelled = ModelledSteps(cost.cost, cost.model_drafts, *growth)
+        steps = modelled if batches is None else MeasuredSteps(batches.step_seconds(), modelled)
+        plan = _Plan(config, texts, steps, gammas, times)
+        step_times = [
+            (batch, gamma, steps.step(batch, gamma, batch * texts.cached), texts.tokens_per_round(gamma))
+            for gamma in (0, *gammas)
+            for batch in range(1, config.slots + 1)
+        ]
+        full = _capacities(plan)
+        empty = pd.DataFrame({name: [] for name in ("batch", "gamma", *_SUMS)}, dtype=float)
+        return {
+            "recording": _recording(plan, cost, modelled),
+            "call_times": cost.call_times,
+            "step_times": pd.DataFrame(step_times, columns=["batch", "gamma", "seconds", "tokens_per_round"]),
+            "capacity": full,
+            **_simulated(bench, plan, full),
+            "measured_batches": empty if batches is None else batches.lines,
+            "closed": empty if batches is None else _closed(plan, batches, modelled),
+        }
 
 
-_NO_BATCHES = pd.DataFrame({"batch": [], "gamma": [], "tokens": [], "steps": [], "seconds": []}, dtype=float)
+_SUMS = ("tokens", "steps", "seconds")
 
 
 def _closed(plan: _Plan, measured: MeasuredBatches, modelled: ModelledSteps) -> pd.DataFrame:
@@ -175,37 +167,21 @@ def _closed(plan: _Plan, measured: MeasuredBatches, modelled: ModelledSteps) -> 
     lines = []
     cells = measured.lines[measured.lines["gamma"].isin((0, *plan.gammas))][["batch", "gamma"]].drop_duplicates()
     for batch, gamma in cells.sort_values(["batch", "gamma"]).itertuples(index=False, name=None):
-        random = np.random.default_rng([plan.config.replications, 4])
-        drawn = random.integers(len(plan.texts.texts), size=64 + 8 * batch)
-        queue = [plan.texts.texts[int(place)] for place in drawn]
         for by, steps in (("measured", plan.steps), ("model", modelled)):
-            served = serve(at_once(queue), FixedGamma(gamma), steps, batch)
+            queue = plan.queue([plan.config.replications, 4], 64 + 8 * batch)
+            served = serve(queue, FixedGamma(gamma), steps, batch)
             full = [each for each in served.steps if each.batch == batch]
             sums = sum(each.tokens for each in full), len(full), sum(each.seconds for each in full)
             lines.append((by, batch, gamma, *sums))
-    return pd.DataFrame(lines, columns=["by", "batch", "gamma", "tokens", "steps", "seconds"])
-
-
-def _step_times(plan: _Plan) -> pd.DataFrame:
-    """Return the model's t(B, gamma) for every batch up to the limit."""
-    cached = plan.texts.cached
-    lines = [
-        (batch, gamma, plan.steps.step(batch, gamma, batch * cached), plan.texts.tokens_per_round(gamma))
-        for gamma in (0, *plan.gammas)
-        for batch in range(1, plan.config.slots + 1)
-    ]
-    return pd.DataFrame(lines, columns=["batch", "gamma", "seconds", "tokens_per_round"])
+    return pd.DataFrame(lines, columns=["by", "batch", "gamma", *_SUMS])
 
 
 def _capacities(plan: _Plan) -> pd.DataFrame:
     """Serve a queue that never empties, by each policy, and count what finishes while all slots are full."""
     slots, lines = plan.config.slots, []
     for replication in range(plan.config.replications):
-        drawn = np.random.default_rng([replication, 3]).integers(len(plan.texts.texts), size=12 * slots)
-        queue = [plan.texts.texts[int(place)] for place in drawn]
-        for make in plan.policies():
-            policy = make()
-            served = serve(at_once(queue), policy, plan.steps, slots)
+        for policy in plan.policies():
+            served = serve(plan.queue([replication, 3], 12 * slots), policy, plan.steps, slots)
             ends = sorted(each.finished for each in served.requests if each.finished is not None)
             begin, end = ends[2 * slots - 1], max(each.admitted or 0.0 for each in served.requests)
             finished = sum(begin < each <= end for each in ends)
@@ -226,15 +202,19 @@ def _simulated(bench: Bench, plan: _Plan, full: pd.DataFrame) -> dict[str, pd.Da
         rounds = sum(steps.step(1, 0, cached + place) for place in range(text.tokens))
         alone[id(text)] = steps.prefill(1, cached) + rounds
     parts: dict[str, list[pd.DataFrame]] = {"served": [], "served_steps": [], "simulations": []}
-    loads, makers = sorted(set(config.loads)), plan.policies()
-    with bench.progress("simulating", len(loads) * len(makers) * config.replications) as advance:
+    loads = sorted(set(config.loads))
+    with bench.progress("simulating", len(loads) * len(plan.policies()) * config.replications) as advance:
         for load in loads:
             for replication in range(config.replications):
-                for make in makers:
-                    policy = make()
-                    arrivals = plan.arrivals(load * most, bench.plan.seed + replication)
+                for policy in plan.policies():
+                    rate, seed = load * most, bench.plan.seed + replication
+                    arrivals = (
+                        recorded_times(plan.times, rate, plan.texts.texts, seed)
+                        if plan.times
+                        else poisson(rate, plan.texts.texts, seed)
+                    )
                     served = serve(arrivals, policy, plan.steps, config.slots, config.warmup + config.requests)
-                    keys = {"policy": policy.name, "load": load, "rate": load * most, "replication": replication}
+                    keys = {"policy": policy.name, "load": load, "rate": rate, "replication": replication}
                     for name, table in _tables(served, config.warmup, config.requests, alone).items():
                         parts[name].append(table.assign(**keys))
                     advance()
@@ -256,19 +236,13 @@ def _tables(served: Served, warmup: int, count: int, alone: Mapping[int, float])
     grouped = steps.groupby(["batch", "gamma"]).agg(
         steps=("seconds", "size"), seconds=("seconds", "sum"), tokens=("tokens", "sum")
     )
-    line: dict[str, Any] = {
-        "window_s": end - begin,
-        "little": abs(served.area / served.sojourn_s - 1),
-        "queue_begin": _waiting(served, begin),
-        "queue_end": _waiting(served, end),
-        "prefill_share": served.prefill_s / served.ended,
-    }
+    line: dict[str, Any] = {"window_s": end - begin, "little": abs(served.area / served.sojourn_s - 1)}
+    for name, at in (("queue_begin", begin), ("queue_end", end)):
+        line[name] = sum(
+            each.arrived <= at and (each.admitted is None or each.admitted > at) for each in served.requests
+        )
+    line["prefill_share"] = served.prefill_s / served.ended
     return {"served": requests, "served_steps": grouped.reset_index(), "simulations": pd.DataFrame([line])}
-
-
-def _waiting(served: Served, at: float) -> int:
-    """Return how many requests wait for a slot at some second."""
-    return sum(each.arrived <= at and (each.admitted is None or each.admitted > at) for each in served.requests)
 
 
 def _recording(plan: _Plan, cost: ServerCost, modelled: ModelledSteps) -> pd.DataFrame:
@@ -285,10 +259,7 @@ def _recording(plan: _Plan, cost: ServerCost, modelled: ModelledSteps) -> pd.Dat
         "overhead_growth": modelled.overhead_growth,
         "slots": config.slots,
         "arrivals": "arrivals at recorded times" if plan.times else "Poisson arrivals",
-        "requests": config.requests,
-        "warmup": config.warmup,
-        "replications": config.replications,
-        "target_factor": config.target_factor,
+        **{name: getattr(config, name) for name in ("requests", "warmup", "replications", "target_factor")},
         "target_s": float("nan") if config.target_s is None else config.target_s,
     }
     return pd.DataFrame([line])

@@ -1,6 +1,7 @@
 """Tokens per call against top-k for strategies that depend on the last token alone (N-Grammys, 2411.03786)."""
 
 from collections.abc import Mapping
+from itertools import product
 from typing import Annotated, Any, Literal
 
 import pandas as pd
@@ -30,7 +31,7 @@ class TopK(Study):
         self._config = config
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        config = self._config
+        config, strategies = self._config, list[Strategy]()
         built_lookups(bench, config.drafters, "topk", fills=["rows"])
         for label, values in config.drafters.items():
             known, asked = values.get("k"), max(config.k)
@@ -39,13 +40,8 @@ class TopK(Study):
                     f"Bad value study.k={asked}: {label} ranks study.drafters.{label}.k={known} tokens only; raise "
                     "that."
                 )
-        strategies = [
-            Strategy(
-                {"drafter": label, "k": k, "w": w}, values, {"name": "rows", "k": k, "w": w, "budget": k * (w + 1)}
-            )
-            for label, values in config.drafters.items()
-            for w in sorted(set(config.w))
-            for k in sorted(set(config.k))
-        ]
+            for w, k in product(sorted(set(config.w)), sorted(set(config.k))):
+                rows = {"name": "rows", "k": k, "w": w, "budget": k * (w + 1)}
+                strategies.append(Strategy({"drafter": label, "k": k, "w": w}, values, rows))
         table, _ = replay(bench, strategies, bench.texts())
         return {"topk": table}

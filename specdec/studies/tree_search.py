@@ -1,7 +1,5 @@
-"""Which token tree to run: built from how often each choice of a drafter is right, chosen against what calls cost, and
-decoded live beside chains, larger trees and dynamic ones.
-
-Trees are built on one half of the prompts and judged on the other.
+"""Which token tree to run: built on one half of the prompts from how often each choice of a drafter is right, chosen
+against what calls cost, and decoded live on the other half beside chains, larger trees and dynamic ones.
 """
 
 import json
@@ -24,9 +22,8 @@ from specdec.replay.rank_accuracy import RankCounts, along, rank_counts, total
 from specdec.structures import structures
 from specdec.structures.tree import TokenTree, given, save_tree
 from specdec.studies.base import Bench, Study, studies
-from specdec.studies.base.candidates import halves_of
+from specdec.studies.base.contract import halves_of
 from specdec.studies.base.live_runs import StudyArm, host_times, interleaved, outputs_of, prepare_target
-from specdec.text.streams import Stream
 from specdec.theory.trees import RankedTree, best_tree, choose_tree, expected_tokens
 from specdec.timing.calls import call_sizes
 from specdec.timing.drafts import time_drafts
@@ -63,7 +60,6 @@ class TreeSearch(Study):
         with most predicted tokens per second of its budget; the chosen one has the most of all (theory.md 3.2) and is
         missing where plain decoding has more.
     `live`: whole runs of the second half, as `live_runs.outputs_of` has them with key arm.
-    `skipped`: see `Bench.skipped`.
 
     Each tree is kept in `trees/`, as `structure.file` reads it. The run's own structure is not used.
     """
@@ -79,52 +75,49 @@ class TreeSearch(Study):
         halves = halves_of(streams)
         fitted, others = ([each for each in streams if halves[first_turn(each.id)] == half] for half in (0, 1))
         drafter, target, limit = bench.parts.primary.drafter, bench.parts.target, bench.parts.limit
-        counts: dict[str, RankCounts] = {}
+        counts, counted = list[RankCounts](), list[dict[str, Any]]()
         with bench.progress("measuring accuracy by rank", len(fitted)) as advance:
             for stream in fitted:
-                counts[stream.id] = rank_counts(
-                    drafter, target, [stream], limit, config.ranks, config.depth, config.depth
-                )
+                of_text = rank_counts(drafter, target, [stream], limit, config.ranks, config.depth, config.depth)
+                counts.append(of_text)
+                counted += [{"prompt": first_turn(stream.id), **line} for line in of_text.rows()]
                 advance()
-        accuracy = total(list(counts.values())).accuracy(config.depth)
-        counted = [{"prompt": first_turn(name), **line} for name, each in counts.items() for line in each.rows()]
+        accuracy = total(counts).accuracy(config.depth)
         depths = range(1, config.depth + 1)
         trees = {(n, deepest): best_tree(accuracy, n, deepest) for n in self._budgets for deepest in depths}
         largest = self._arm(bench, "largest", given(trees[self._budgets[-1], config.depth].parents))
         prepare_target(bench, [largest.arm.structure], streams, max(config.contexts))
-        times = self._times(bench, trees, largest, fitted[0])
+        # A plain step and chains, so many that t(n) can be read off between them; all budgets among them.
+        sizes = [(1, n) for n in sorted({0, *self._budgets, *call_sizes(self._budgets[-1], 4)})]
+        calls = bench.time_calls(fitted[0].prompt, sizes, config.contexts, config.calls, config.seconds)
+        shapes = [structures.build(given(tree.parents)) for tree in dict.fromkeys(trees.values())]
+        shapes += [structures.build(_chain(gamma)) for gamma in depths]
+        drafts = time_drafts(target, drafter, shapes, fitted[0].prompt, bench.timer("drafts", config.calls))
+        drafts["shape"] = drafts["structure"].map(lambda place: shapes[place].name)
+        plain = StudyArm({"arm": PLAIN}, bench.parts.baseline)
+        host = host_times(bench, [plain, largest], fitted[0], 1, config.probe_tokens)
+        times = {"block_times": calls.assign(repeat=0), "draft_times": drafts, "host_times": host}
         positions = [len(stream.prompt) + place for stream in fitted for place in range(len(stream.generated))]
         seconds = round_seconds(**times, context=fmean(positions) if positions else 1.0)
         arms = self._arms(bench, accuracy, trees, seconds)
-        for line in arms[arms["shape"].isin(["tree", CHOSEN])].to_dict("records"):
-            tree = structures.build(json.loads(line["structure"]))
-            assert isinstance(tree, TokenTree)
-            path = bench.folder / "trees" / f"{line['arm'].replace(' ', '_')}.yaml"
-            save_tree(path, tree.tree.parents)
         drafting = [
             self._arm(bench, line["arm"], json.loads(line["structure"]))
-            for line in arms.to_dict("records")
-            if line["shape"] != PLAIN
+            for line in arms[arms["shape"] != PLAIN].to_dict("records")
         ]
+        for each in drafting:
+            if isinstance(each.arm.structure, TokenTree):
+                path = bench.folder / "trees" / f"{each.keys['arm'].replace(' ', '_')}.yaml"
+                save_tree(path, each.arm.structure.tree.parents)
         prepare_target(bench, [each.arm.structure for each in drafting], streams, max(config.contexts))
-        compared = [StudyArm({"arm": PLAIN}, bench.parts.baseline), *drafting]
-        return {
-            "accuracy": pd.DataFrame(counted),
-            **times,
-            "arms": arms,
-            "live": outputs_of(bench, interleaved(bench, compared, others, config.repeats)),
-        }
+        live = outputs_of(bench, interleaved(bench, [plain, *drafting], others, config.repeats))
+        return {"accuracy": pd.DataFrame(counted), **times, "arms": arms, "live": live}
 
     def _arm(self, bench: Bench, name: str, structure: Mapping[str, Any]) -> StudyArm:
         """Return the run's drafter on a structure."""
         return StudyArm({"arm": name}, replace(bench.parts.primary, structure=structures.build(structure)))
 
     def _check(self, bench: Bench) -> None:
-        """Refuse parts that the study cannot work with, before decoding, which takes a while.
-
-        Raises:
-            UsageError: there is such a part.
-        """
+        """Refuse parts that the study cannot work with, before decoding, which takes a while."""
         parts, config = bench.parts, self._config
         bench.needs_model("times calls and decodes live; use target=causal.")
         bench.needs_halves("builds trees", "times")
@@ -149,24 +142,6 @@ class TreeSearch(Study):
         widest = along((0,) * (config.depth - 1), config.ranks)
         parts.primary.drafter.prepare(longest + max(self._budgets[-1], widest.nodes) + 1, widest)
 
-    def _times(
-        self, bench: Bench, trees: Mapping[tuple[int, int], RankedTree], largest: StudyArm, stream: Stream
-    ) -> dict[str, pd.DataFrame]:
-        config, parts = self._config, bench.parts
-        # A plain step and chains, so many that t(n) can be read off between them; all budgets among them.
-        sizes = [(1, n) for n in sorted({0, *self._budgets, *call_sizes(self._budgets[-1], 4)})]
-        calls = bench.time_calls(stream.prompt, sizes, config.contexts, config.calls, config.seconds)
-        shapes = [
-            *(structures.build(given(tree.parents)) for tree in dict.fromkeys(trees.values())),
-            *(structures.build(_chain(gamma)) for gamma in range(1, config.depth + 1)),
-        ]
-        timer = bench.timer("drafts", config.calls)
-        drafts = time_drafts(parts.target, parts.primary.drafter, shapes, stream.prompt, timer)
-        drafts["shape"] = drafts["structure"].map(lambda place: shapes[place].name)
-        plain = StudyArm({"arm": PLAIN}, parts.baseline)
-        host = host_times(bench, [plain, largest], stream, 1, config.probe_tokens)
-        return {"block_times": calls.assign(repeat=0), "draft_times": drafts, "host_times": host}
-
     def _arms(
         self,
         bench: Bench,
@@ -180,35 +155,29 @@ class TreeSearch(Study):
             tokens = expected_tokens(range(-1, gamma - 1), [0] * gamma, accuracy)
             size = (gamma, gamma, gamma)
             lines.append((f"chain {gamma}", "chain", *size, tokens, seconds.chain(gamma), json.dumps(_chain(gamma))))
-        shapes = []
+
+        def of_tree(arm: str, shape: str, n: int, tree: RankedTree) -> tuple[Any, ...]:
+            nodes, depth = len(tree), Tree(tree.parents).depth
+            return arm, shape, n, nodes, depth, tree.tokens, seconds.tree(nodes, depth), json.dumps(given(tree.parents))
+
         for n in self._budgets:
-            within = [trees[n, deepest] for deepest in range(1, config.depth + 1)]
-            fastest = max(within, key=lambda tree: tree.tokens / seconds.tree(len(tree), _depth(tree)))
-            shapes.append((f"tree {n}", "tree", n, fastest))
+            within = [of_tree(f"tree {n}", "tree", n, trees[n, deepest]) for deepest in range(1, config.depth + 1)]
+            lines.append(max(within, key=lambda line: line[5] / line[6]))
         chosen = choose_tree(
             accuracy, lambda tokens: seconds.outside(tokens - 1), seconds.level, self._budgets[-1], config.depth
         ).tree
         if len(chosen):
-            shapes.append((CHOSEN, CHOSEN, len(chosen), chosen))
-        for arm, shape, n, tree in shapes:
-            nodes, depth = len(tree), _depth(tree)
-            predicted = tree.tokens, seconds.tree(nodes, depth)
-            lines.append((arm, shape, n, nodes, depth, *predicted, json.dumps(given(tree.parents))))
+            lines.append(of_tree(CHOSEN, CHOSEN, len(chosen), chosen))
         drafter, rule = bench.parts.chosen.drafter.capabilities, bench.parts.primary.verifier.capabilities
         if "dynamic" in drafter.fills & rule.handles:
             for n in self._budgets:
                 values = {"name": "dynamic", "nodes": n, "depth": config.depth}
                 values |= {"branching": config.branching, "beam": config.beam}
-                dynamic = structures.build(values)
-                size = (n, dynamic.nodes, dynamic.gamma)
-                lines.append((f"dynamic {n}", "dynamic", *size, nan, nan, json.dumps(values)))
+                built = structures.build(values)
+                lines.append((f"dynamic {n}", "dynamic", n, built.nodes, built.gamma, nan, nan, json.dumps(values)))
         columns = ["arm", "shape", "budget", "nodes", "depth", "tokens", "seconds", "structure"]
         return pd.DataFrame(lines, columns=columns)
 
 
 def _chain(gamma: int) -> dict[str, Any]:
     return {"name": "chain", "gamma": gamma}
-
-
-def _depth(tree: RankedTree) -> int:
-    return Tree(tree.parents).depth

@@ -16,8 +16,7 @@ from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.live_runs import StudyArm, interleaved, outputs_of, warm_up
 from specdec.verifiers.typical import Typical, TypicalConfig
 
-NO_EPSILON = 0.0
-"""In place of epsilon, of rules that have none."""
+NO_EPSILON = 0.0  # of rules that have no epsilon
 
 Positive = Annotated[float, Field(gt=0.0)]
 
@@ -39,7 +38,6 @@ class TypicalAcceptance(Study):
     `outputs`: a line for every text: rule ("plain", "greedy", "rejection", "typical"), temperature, epsilon
         (NO_EPSILON but for typical), and what `live_runs.outputs_of` has, with log_likelihood.
     `settings`: epsilon and delta of typical acceptance as the temperature rises, and the temperature of the sweep.
-    `skipped`: see `Bench.skipped`.
 
     Greedy text has temperature 0, where the three rules are one. All rules of a temperature alternate on a prompt, in
     random order. The run's verifier is the lossless rule.
@@ -49,8 +47,22 @@ class TypicalAcceptance(Study):
         self._config = config
 
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        self._check(bench)
         config, parts, strict, typical = self._config, bench.parts, bench.plan.chosen.rule, self._config.typical
+        can, handled, values = strict.capabilities, Typical.capabilities.handles, bench.values
+        drafter, shape = values.drafter["name"], values.structure["name"]
+        bench.needs_model("decodes at several temperatures, which recorded texts do not have; use a model.", "target")
+        if not can.lossless or can.greedy_only:
+            raise UsageError(
+                f"Bad value verifier={values.verifier['name']}: study 'typical_acceptance' compares with a rule that "
+                "is lossless at all temperatures; use verifier=speculative_sampling."
+            )
+        if shape not in handled:
+            raise UsageError(f"Bad value structure={shape}: study.typical handles {', '.join(sorted(handled))}.")
+        if drafter == "none" or drafters.get(drafter).capabilities.needs_reference:
+            raise UsageError(
+                f"Bad value drafter={drafter}: study 'typical_acceptance' needs one that proposes at any temperature; "
+                "use another."
+            )
         greedy, usual = strict.for_greedy(), Typical(typical)
         # Rules by temperature: name, epsilon, and the rule itself; "plain" drafts nothing.
         rules = {0.0: [("plain", NO_EPSILON, greedy), ("greedy", NO_EPSILON, greedy)]}
@@ -68,40 +80,12 @@ class TypicalAcceptance(Study):
         for temperature, several in rules.items():
             drafting = replace(parts.primary, drafter=bench.at_temperature(temperature, capacity))
             arms = []
-            for name, epsilon, verifier in several:
-                arm = replace(parts.baseline if name == "plain" else drafting, verifier=verifier)
-                keys = {"rule": name, "epsilon": epsilon, "temperature": temperature}
+            for rule, epsilon, verifier in several:
+                arm = replace(parts.baseline if rule == "plain" else drafting, verifier=verifier)
+                keys = {"rule": rule, "epsilon": epsilon, "temperature": temperature}
                 arms.append(StudyArm(keys, arm, draws=str(temperature)))
             warm_up(bench, arms, streams[0])
             outputs.append(outputs_of(bench, interleaved(bench, arms, streams, config.repeats), likelihood=True))
-        settings = {
-            "epsilon": typical.epsilon,
-            "delta": typical.delta,
-            "epsilon_temperature": config.epsilon_temperature,
-        }
-        return {
-            "outputs": pd.concat(outputs, ignore_index=True),
-            "settings": pd.DataFrame([settings], dtype=float),
-        }
-
-    def _check(self, bench: Bench) -> None:
-        """Check all that can be wrong before anything is decoded.
-
-        Raises:
-            UsageError: a part that the study cannot work with.
-        """
-        values, can, handled = bench.values, bench.plan.chosen.rule.capabilities, Typical.capabilities.handles
-        drafter, shape = values.drafter["name"], values.structure["name"]
-        bench.needs_model("decodes at several temperatures, which recorded texts do not have; use a model.", "target")
-        if not can.lossless or can.greedy_only:
-            raise UsageError(
-                f"Bad value verifier={values.verifier['name']}: study 'typical_acceptance' compares with a rule that "
-                "is lossless at all temperatures; use verifier=speculative_sampling."
-            )
-        if shape not in handled:
-            raise UsageError(f"Bad value structure={shape}: study.typical handles {', '.join(sorted(handled))}.")
-        if drafter == "none" or drafters.get(drafter).capabilities.needs_reference:
-            raise UsageError(
-                f"Bad value drafter={drafter}: study 'typical_acceptance' needs one that proposes at any temperature; "
-                "use another."
-            )
+        settings = {"epsilon": typical.epsilon, "delta": typical.delta}
+        settings |= {"epsilon_temperature": config.epsilon_temperature}
+        return {"outputs": pd.concat(outputs, ignore_index=True), "settings": pd.DataFrame([settings], dtype=float)}

@@ -22,7 +22,7 @@ from specdec.replay.walk import TextStates
 from specdec.session.parts import open_parts
 from specdec.structures import structures
 from specdec.structures.tree import given
-from specdec.studies.base.candidates import halves_of
+from specdec.studies.base.contract import halves_of
 from specdec.text.streams import Stream
 from specdec.theory.trees import best_tree
 

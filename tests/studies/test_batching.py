@@ -8,8 +8,7 @@ import pytest
 from specdec.batching.decode_batch import BatchDecoded, BatchStep
 from specdec.config import validated
 from specdec.cost_model import SimulatedCost
-from specdec.errors import UsageError
-from specdec.studies.batching import Batching, _full, _measured
+from specdec.studies.batching import _full, _measured
 
 SMALL = ("study.batches=[1,3]", "study.gammas=[1,2]", "study.repeats=2", "study.texts=2", "study.calls=2")
 PROMPTS = "prompts.tokens=[[0,1,2,0,1,2,0],[1,1,2,1,1,2,1],[2,0,2,0,2,0],[0,0,1,0,0,1]]"
@@ -83,10 +82,3 @@ def test_only_steps_with_every_slot_in_use_count():
     assert (sums["seconds"], sums["all_seconds"], sums["prefill_s"]) == (6.0, 8.0, 0.5)
     assert sums["places"] == 2 * (5 + 3 + 4) and sums["offered"] == 10
     assert sums["tokens_per_round"] == 2
-
-
-def test_recorded_texts_are_refused():
-    parts = SimpleNamespace(target=SimpleNamespace(evaluation="packed"))
-    bench = SimpleNamespace(simulated=True, plan=SimpleNamespace(target_values={"name": "replay"}), parts=parts)
-    with pytest.raises(UsageError, match="use target=causal"):
-        Batching(SimpleNamespace(drafters=["ngram"], drafter_settings={}, batches=[1], gammas=[1])).run(bench)

@@ -1,31 +1,20 @@
 """The study end to end: the command leaves tables, report, figures and metrics, from which it can be opened again."""
 
-from pathlib import Path
-from types import SimpleNamespace
-
 import pandas as pd
 import pytest
 
 from specdec.analysis.read.studies import finished_study
-from specdec.errors import UsageError
-from specdec.studies import Bench, studies
 
 SMALL = ("phase_transition", "study.k=[1,3]", "study.w=[0,1,2]", "study.contexts=[8,24]", "study.calls=2")
-
-
-def output(folder: Path) -> Path:
-    (found,) = folder.glob("outputs/*/*")
-    return found
 
 
 @pytest.mark.slow
 def test_the_command_on_the_pocket_target(command, made_database, tmp_path):
     code, printed = command(*SMALL, "+debug=pocket", "target.dtype=bfloat16", "target.compile=false")
     assert code == 0, printed
-    assert "How much longer a call takes: With 24 tokens in the cache a call costs at most" in printed.replace(
-        "\n", " "
-    )
-    folder = output(tmp_path)
+    answer = "How much longer a call takes: With 24 tokens in the cache a call costs at most"
+    assert answer in printed.replace("\n", " ")
+    (folder,) = tmp_path.glob("outputs/*/*")
     times, intensity = pd.read_parquet(folder / "block_times.parquet"), pd.read_parquet(folder / "intensity.parquet")
     shapes = {
         way: set(part[["k", "w"]].itertuples(index=False, name=None)) for way, part in times.groupby("evaluation")
@@ -65,11 +54,3 @@ def test_a_target_without_products_has_times_alone(study):
     found, tables = study(*SMALL, "study.evaluations=[packed]")
     assert set(tables["block_times"]["evaluation"]) == {"packed"} and tables["intensity"].empty
     assert "transition/ridge.roofline" not in found.metrics
-
-
-def test_recorded_streams_have_no_calls_to_time(group_values):
-    study = studies.build(group_values("study", "phase_transition"))
-    plan = SimpleNamespace(study={"name": "phase_transition"})
-    parts = SimpleNamespace(target=SimpleNamespace(clock=lambda: "simulated"), plan=plan)
-    with pytest.raises(UsageError, match="study 'phase_transition' times .* use target=causal"):
-        study.run(Bench(parts, None, Path(), None))

@@ -7,6 +7,7 @@ import yaml
 
 from specdec.errors import UsageError
 from specdec.studies import studies
+from specdec.text.streams import Stream, write_streams
 
 # Values of a study's YAML in `conf/study/`, as YAML has them. A sentence names the first key.
 VALUES = {
@@ -60,11 +61,7 @@ PARTS = [
     ("typical_acceptance", "drafter=oracle structure=chain", "drafter=oracle"),
     ("tree_search", "drafter=oracle", "needs a drafter that fills trees"),
     ("tree_search", "drafter=ngram prompts.tokens=[[0]]", "at least 2 prompts"),
-    (
-        "tree_search",
-        "drafter=ngram verifier=blockwise verifier.minimum_block=2",
-        "verifier=blockwise: it handles no trees",
-    ),
+    ("tree_search", "drafter=ngram verifier=blockwise verifier.minimum_block=2", "blockwise: it handles no trees"),
     ("tree_search", "drafter=ngram sampling=temperature", "replays greedy texts"),
     ("batching", "study.drafters=[lookahead] ~target.dtype", "study.drafters=['lookahead']: lookahead drafts no"),
     ("equal_budget", "~study.drafters.mixed +drafter@study.drafters.exact=oracle", "study.drafters.exact"),
@@ -80,3 +77,19 @@ PARTS = [
 @pytest.mark.parametrize(("experiment", "overrides", "says"), PARTS)
 def test_parts_that_a_study_cannot_use_are_one_sentence(refused, experiment, overrides, says):
     refused(experiment, *overrides.split(), words=re.escape(says))
+
+
+LIVE = [
+    ("all_drafters", ["~target.dtype"], "decodes live"),
+    ("batching", ["~target.dtype"], "several sequences at once, live"),
+    ("phase_transition", [], "times the calls of a model"),
+    ("tree_search", [], "decodes live"),
+]
+
+
+@pytest.mark.parametrize(("experiment", "overrides", "says"), LIVE)
+def test_recorded_texts_are_refused_where_a_model_is_needed(refused, tmp_path, experiment, overrides, says):
+    path = tmp_path / "texts.jsonl"
+    write_streams(path, [Stream(name, "", (1, 2, 3), (1, 2, 3) * 4) for name in "ab"])
+    target = ("target=replay", f"target.path={path}", "prompts=recorded", "target.vocab_size=16", "drafter=ngram")
+    refused(experiment, *target, *overrides, words=f"{says}.* use target=causal")

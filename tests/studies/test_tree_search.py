@@ -8,7 +8,7 @@ from safetensors.torch import load_file, save_file
 
 from specdec.structures import structures
 from specdec.structures.tree import load_tree
-from specdec.text.streams import Stream, read_streams, write_streams
+from specdec.text.streams import read_streams
 from specdec.theory.trees import best_tree, expected_tokens
 from specdec.tree_building.siblings import sibling_ranks
 
@@ -58,9 +58,8 @@ def test_trees_are_built_chosen_kept_and_decoded(study, shaken, tmp_path):
     rates = arms["tokens"] / arms["seconds"]
     best = rates["chosen"] if "chosen" in rates else rates["plain"]
     rates = rates[arms["shape"] != "chain"]  # drafted in another way, at another price
-    assert best == pytest.approx(rates.max()) and (tmp_path / "out" / "trees" / "chosen.yaml").exists() == (
-        "chosen" in rates
-    )
+    kept = (tmp_path / "out" / "trees" / "chosen.yaml").exists()
+    assert best == pytest.approx(rates.max()) and kept == ("chosen" in rates)
     # Decoded live: what a structure offers at most, and the same texts.
     assert set(live["arm"]) == set(arms.index) and live.groupby("arm").size().eq(2 * 2).all()
     assert live["identical"].all() and live["seconds"].gt(0).all()
@@ -72,9 +71,8 @@ def test_trees_are_built_chosen_kept_and_decoded(study, shaken, tmp_path):
         assert 1 < tokens <= 1 + row["depth"]
     assert live.loc[live["arm"] == "plain", "rounds"].eq(live.loc[live["arm"] == "plain", "tokens"]).all()
     runs = live[live["arm"] == "dynamic 6"]
-    assert found.metrics["tree_search/dynamic.tokens_per_round.6"] == pytest.approx(
-        runs["tokens"].sum() / runs["rounds"].sum()
-    )
+    tokens = runs["tokens"].sum() / runs["rounds"].sum()
+    assert found.metrics["tree_search/dynamic.tokens_per_round.6"] == pytest.approx(tokens)
 
 
 @pytest.mark.slow
@@ -89,11 +87,7 @@ def test_a_drafter_without_confidence_has_no_dynamic_trees(study):
     assert tables["block_times"]["rows_evaluated"].max() == 7
 
 
-def test_batches_of_rows_and_simulated_time_are_refused(refused, tiny_target, tmp_path):
+def test_batches_of_rows_are_refused(refused, tiny_target):
     model = [override for override in tiny_target if not override.startswith("drafter.bigram")]
     rows = (*model, "target.evaluation=rows")
     refused("tree_search", "drafter=ngram", *rows, *SMALL, words="use target.evaluation=packed")
-    path = tmp_path / "texts.jsonl"
-    write_streams(path, [Stream(name, "", (1, 2, 3), (1, 2, 3) * 4) for name in "ab"])
-    target = ("target=replay", f"target.path={path}", "prompts=recorded", "target.vocab_size=16")
-    refused("tree_search", "drafter=ngram", *target, *SMALL, words="target=causal")

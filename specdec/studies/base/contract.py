@@ -33,19 +33,13 @@ from specdec.timing.timer import Timer
 
 @dataclass(frozen=True)
 class Bench:
-    """The bench that a study works on: the parts that a run has, and where results go.
-
-    Attributes:
-        clock: measured, or simulated where the target has no model.
-        folder: the run's output folder.
-        heartbeat: to be called now and then, so that the run is seen to be alive.
-        written: the texts of plain decoding: those of `texts`, or of a study that decodes prompts in its own way.
-    """
+    """The bench that a study works on: the parts that a run has, and where results go."""
 
     parts: Parts
-    clock: Clock
-    folder: Path
-    heartbeat: Callable[[], None]
+    clock: Clock  # measured, or simulated where the target has no model
+    folder: Path  # the run's output folder
+    heartbeat: Callable[[], None]  # to be called now and then, so that the run is seen to be alive
+    # the texts of plain decoding: those of `texts`, or of a study that decodes prompts in its own way
     written: list[Stream] = field(default_factory=list)
 
     @property
@@ -73,21 +67,14 @@ class Bench:
         return self.parts.target.clock() is not None
 
     def needs_model(self, why: str, key: str = "target.name") -> None:
-        """Refuse a target without a model.
-
-        Raises:
-            UsageError: there is one; the sentence says that the study `why`.
-        """
+        """Refuse, by a UsageError that says `why`, a target without a model."""
         if self.simulated:
             assert self.plan.study is not None
             raise UsageError(f"Bad value {key}=replay: study {self.plan.study['name']!r} {why}")
 
     def needs_halves(self, why: str, calls: str) -> None:
-        """Refuse calls that are not packed, and a single prompt.
-
-        Raises:
-            UsageError: the target evaluates in rows, or there is one prompt; the sentence says what the study does with
-                `calls`, and with halves.
+        """Refuse a target that evaluates in rows, and a single prompt, by a UsageError that says what the study does
+        with `calls`, and with halves.
         """
         assert self.plan.study is not None
         name, evaluation = self.plan.study["name"], self.parts.target.evaluation
@@ -142,8 +129,7 @@ class Bench:
     def at_temperature(self, temperature: float, capacity: int) -> Drafter:
         """Set the target to a temperature, and return the run's drafter made again for it.
 
-        Args:
-            capacity: tokens of the longest text with its draft.
+        capacity: tokens of the longest text with its draft.
         """
         self.standardise(temperature)
         drafter = drafters.construct(self.plan.chosen.config, target=self.parts.target)
@@ -183,17 +169,14 @@ class Bench:
     def simulated_host(self, arms: Iterable[tuple[Mapping[str, Any], int]], context: int) -> pd.DataFrame:
         """Return times as `live_runs.host_times` does, in the seconds of the cost model.
 
-        Args:
-            arms: keys, and nodes of a draft, which is looked up.
-            context: cached tokens.
+        arms: keys, and nodes of a draft, which is looked up; context: cached tokens.
         """
         target = self.parts.target
         assert isinstance(target, Replay)
         cost, lines = target.cost, []
         for keys, nodes in arms:
             draft = cost.lookup_seconds(cost.seconds(nodes + 1, context)) if nodes else 0.0
-            line = {"repeat": 0, **keys, "nodes": float(nodes), "draft_s": draft, "overhead_s": cost.overhead_s}
-            lines.append(line)
+            lines.append({"repeat": 0, **keys, "nodes": float(nodes), "draft_s": draft, "overhead_s": cost.overhead_s})
         return pd.DataFrame(lines)
 
 
@@ -202,11 +185,16 @@ class Study(ABC):
 
     @abstractmethod
     def run(self, bench: Bench) -> Mapping[str, pd.DataFrame]:
-        """Return tables by name; each becomes `<name>.parquet`, and `analysis.sections` reads nothing else.
-
-        Raises:
-            UsageError: a part that the study cannot work with.
+        """Return tables by name; each becomes `<name>.parquet`, and `analysis.sections` reads nothing else. Beside them
+        stands `skipped`: reason, category and count of the prompts that were left out. UsageError for a part that the
+        study cannot work with.
         """
+
+
+def halves_of(streams: Sequence[Stream]) -> dict[str, int]:
+    """Return the half of each conversation by its id: 0 and 1 alternate, which also splits neighbouring categories."""
+    prompts = dict.fromkeys(first_turn(stream.id) for stream in streams)
+    return {prompt: number % 2 for number, prompt in enumerate(prompts)}
 
 
 studies: Registry[Study] = Registry("studies", "study")

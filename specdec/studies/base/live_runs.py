@@ -35,24 +35,18 @@ over rounds; both are missing where they are not known (see `session.output_qual
 
 @dataclass(frozen=True)
 class StudyArm:
-    """One way of a study to decode.
+    """One way of a study to decode."""
 
-    Attributes:
-        keys: what tells it from the study's other arms, a column each; acceptance has random numbers of its own for
-            each.
-        draws: arms of which this is equal draft by the same random numbers.
-    """
-
+    # keys: what tells it from the study's other arms, a column each; acceptance has random numbers of its own for each
     keys: Mapping[str, Any]
     arm: Arm
-    draws: str = ""
+    draws: str = ""  # arms of which this is equal draft by the same random numbers
 
     def decode(self, bench: Bench, stream: Stream, repeat: int = 0, tokens: int | None = None) -> Generation:
         """Decode the prompt of a stream, at most the run's limit or so many tokens."""
         drafting = "/".join(["draft", *filter(None, [self.draws]), str(repeat)])
         accepting = "/".join(["accept", *map(str, self.keys.values()), str(repeat)])
-        limit, text = tokens or bench.parts.limit, (stream.id, stream.prompt)
-        purposes = drafting, accepting
+        limit, text, purposes = tokens or bench.parts.limit, (stream.id, stream.prompt), (drafting, accepting)
         request = seeded_request(bench.parts.target, text, limit, bench.plan.seed, purposes, stream.generated)
         output = self.arm.decode(request, bench.clock)
         bench.clock.synchronize()
@@ -105,8 +99,7 @@ def interleaved(
 ) -> Iterator[Decoded]:
     """Decode every stream's prompt by all arms in random order, as often as asked for.
 
-    Args:
-        remember: let each drafter remember a stream's text once all arms have written it.
+    remember: let each drafter remember a stream's text once all arms have written it.
     """
     drafters = {id(each.arm.drafter): each.arm.drafter for each in arms}.values() if remember else ()
     with bench.progress("decoding", repeats * len(streams) * len(arms)) as advance:
@@ -127,10 +120,10 @@ def outputs_of(bench: Bench, decoded: Iterable[Decoded], likelihood: bool = Fals
     """
     lines = []
     for each in decoded:
-        lines.append(each.line(bench.clock))
+        line = each.line(bench.clock)
         if likelihood:
-            score = log_likelihood(bench.parts.target, each.stream.prompt, each.output.tokens)
-            lines[-1]["log_likelihood"] = score
+            line["log_likelihood"] = log_likelihood(bench.parts.target, each.stream.prompt, each.output.tokens)
+        lines.append(line)
     return pd.DataFrame(lines, columns=None if lines else [*OUTPUTS])
 
 
@@ -164,10 +157,7 @@ def warm_up(bench: Bench, arms: Sequence[StudyArm], stream: Stream) -> None:
 
 def prepare_target(bench: Bench, structures: Iterable[Structure], streams: Sequence[Stream], context: int = 1) -> None:
     """Have the target compile, where it does, for all structures behind the longest of `streams` and `context` tokens,
-    plain steps included.
-
-    Raises:
-        UsageError: there is no memory for the key-value cache of the largest.
+    plain steps included. UsageError if there is no memory for the key-value cache of the largest.
     """
     target, structures = bench.parts.target, list(structures)
     packed = target.evaluation == "packed"
@@ -185,8 +175,7 @@ def outcome(target: Target, key: tuple[str, int], prompt: Sequence[int], expecte
     """Return "same" of a text that is the expected one, "near-tie" where rounding explains the first difference, else
     "differs".
 
-    Args:
-        key: names the text, see `explain`.
+    key: names the text, see `explain`.
     """
     parted = explain(target, key, prompt, expected, written)
     return "same" if parted is None else "near-tie" if parted.explained else "differs"

@@ -5,6 +5,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -24,24 +25,16 @@ from specdec.text.streams import Stream
 
 @dataclass(frozen=True)
 class Strategy:
-    """One way to draft.
+    """One way to draft."""
 
-    Attributes:
-        keys: what tells it from the study's other strategies, a column each.
-        drafter, structure: config values, as `conf/` has them.
-    """
-
-    keys: Mapping[str, Any]
+    keys: Mapping[str, Any]  # what tells it from the study's other strategies, a column each
+    # drafter, structure: config values, as `conf/` has them
     drafter: Mapping[str, Any]
     structure: Mapping[str, Any]
 
 
 def check_lookup(drafter: str, study: str) -> None:
-    """Refuse a drafter that looks no tokens up, since it cannot be replayed without its model.
-
-    Raises:
-        UsageError: it is such a drafter.
-    """
+    """Refuse, by a UsageError, a drafter that looks no tokens up: it cannot be replayed without its model."""
     if not issubclass(drafters.get(drafter), Lookup):
         able = [name for name in drafters.names() if issubclass(drafters.get(name), Lookup)]
         raise UsageError(
@@ -53,10 +46,8 @@ def check_lookup(drafter: str, study: str) -> None:
 def built_lookups(
     bench: Bench, configs: Mapping[str, Mapping[str, Any]], study: str, fills: Sequence[str]
 ) -> dict[str, Lookup]:
-    """Build the drafters of `study.drafters` before anything is decoded, which takes a while.
-
-    Raises:
-        UsageError: one of them is badly configured, looks no tokens up, or does not fill all structures of `fills`.
+    """Build the drafters of `study.drafters` before anything is decoded, which takes a while. UsageError if one of them
+    is badly configured, looks no tokens up, or does not fill all structures of `fills`.
     """
     built: dict[str, Lookup] = {}
     for label, values in configs.items():
@@ -78,11 +69,7 @@ def built_lookups(
 
 
 def check_rows(bench: Bench, study: str) -> dict[str, Any]:
-    """Return the run's structure, which has to be rows of a drafter that looks tokens up.
-
-    Raises:
-        UsageError: it is not.
-    """
+    """Return the run's structure. UsageError unless it is rows, and of a drafter that looks tokens up."""
     values = bench.values
     check_lookup(values.drafter["name"], study)
     if values.structure["name"] != "rows":
@@ -124,27 +111,22 @@ def replay_grid(
     progress: Callable[[int, int], None] = lambda done, of: None,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Replay every stream by every strategy, shared out over `workers` processes; the same tables for any number of
-    them. Drafters are built once, here: one that needs the target's model makes its tables now, and the processes get
-    what it made.
+    them. Drafters are built once, here, beside `target`: one that needs its model makes its tables now, and the
+    processes get what it made. `progress` is called with the tokens replayed so far and those to replay.
 
-    Args:
-        target: what drafters are built beside; not used for anything else.
-        progress: called with the tokens replayed so far and those to replay.
     Returns:
         A table with a line for each strategy and stream: the strategy's keys, stream (its id), prompt (the unit of the
         bootstrap: turns of a conversation share one), category, context (mean number of cached tokens over the text's
         positions), tokens, rounds, offered (depth, summed), nodes (summed), accepted, rejections, proposals (rounds
         that had one), and paths (rows offered, summed). And histograms, a line for keys, stream, histogram, strategy
-        and value that occurred, with its `count` of rounds:
-
-        "accepted": accepted tokens, of the rounds that the strategy won ("" where nothing was accepted);
-        "rank": rank of the accepted node's source, of the rounds that the strategy won;
-        "allotment": rows that the strategy had in a round.
+        and value that occurred, with its `count` of rounds: "accepted" and "rank", accepted tokens and rank of the
+        accepted node's source in the rounds that the strategy won ("" where nothing was accepted); "allotment", rows
+        that the strategy had in a round.
     Raises:
         UsageError: a drafter that does not look tokens up, or a structure that it cannot fill.
     """
     replayer = _Replayer(_built(strategies, target), tuple(streams), max_new_tokens)
-    work = [(strategy, stream) for strategy in range(len(strategies)) for stream in range(len(streams))]
+    work = list(product(range(len(strategies)), range(len(streams))))
     total = len(strategies) * sum(min(len(stream.generated), max_new_tokens) for stream in streams)
     lines: list[dict[str, Any]] = []
     counts: list[dict[str, Any]] = []
@@ -192,6 +174,10 @@ def _built(strategies: Sequence[Strategy], target: Target) -> list[tuple[Lookup,
     return pairs
 
 
+Result = tuple[dict[str, int], Counter[tuple[str, str, int]]]
+"""The sums, and the histograms, of one strategy and stream."""
+
+
 @dataclass(frozen=True)
 class _Replayer:
     """Everything that a process needs to replay any stream by any strategy."""
@@ -200,8 +186,7 @@ class _Replayer:
     streams: Sequence[Stream]
     max_new_tokens: int
 
-    def __call__(self, item: tuple[int, int]) -> tuple[dict[str, int], Counter[tuple[str, str, int]]]:
-        """Return the sums and the histograms of one strategy and stream."""
+    def __call__(self, item: tuple[int, int]) -> Result:
         strategy, stream = item
         rounds = replay_stream(*self.built[strategy], self.streams[stream], self.max_new_tokens)
         row = {
@@ -236,14 +221,12 @@ def _begin(replayer: _Replayer) -> None:
     _replayer = replayer
 
 
-def _replay(item: tuple[int, int]) -> tuple[dict[str, int], Counter[tuple[str, str, int]]]:
+def _replay(item: tuple[int, int]) -> Result:
     assert _replayer is not None
     return _replayer(item)
 
 
-def _results(
-    replayer: _Replayer, work: Sequence[tuple[int, int]], workers: int
-) -> Iterator[tuple[dict[str, int], Counter[tuple[str, str, int]]]]:
+def _results(replayer: _Replayer, work: Sequence[tuple[int, int]], workers: int) -> Iterator[Result]:
     """Yield one result per item of `work`, in its order."""
     workers = min(workers, len(work))
     if workers <= 1:

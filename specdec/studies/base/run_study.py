@@ -27,12 +27,9 @@ _ANSWERS = 4  # of a study's sections, the first ones; its report has all
 
 
 def run_study(plan: Plan, folder: Path, earlier: EarlierRuns | None = None) -> Findings | KeptRun:
-    """Run and log a study, and return what was found.
+    """Run and log a study, and return what was found. SpecdecError: see `specdec.errors`.
 
-    Args:
-        folder, earlier: as `run_experiment` has them; a study that was killed begins again.
-    Raises:
-        SpecdecError: see `specdec.errors`.
+    folder, earlier: as `run_experiment` has them; a study that was killed begins again.
     """
     assert plan.study is not None
     study = studies.build(plan.study)
@@ -51,9 +48,9 @@ def run_study(plan: Plan, folder: Path, earlier: EarlierRuns | None = None) -> F
 
 def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Study) -> Findings:
     """Run and log a study in its folder."""
-    plan = parts.plan
+    plan, folder = parts.plan, results.folder
     assert plan.study is not None
-    name, folder = str(plan.study["name"]), results.folder
+    name = str(plan.study["name"])
     for note in arithmetic_notes(parts):
         detail(note)
     title = run_facts(parts).title(identity.environment, shape=False)
@@ -61,8 +58,7 @@ def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Stu
     run_name = f"{name}: {parts.chosen.label}, {parts.prompts.name}"
     logged: dict[str, Any] = {"name": run_name, "params": identity.params, "tags": tags}
     with tracking.tracked_run(plan.tracking, **logged, results=folder) as tracked:
-        clock = parts.target.clock() or clock_for(parts.target.device)
-        bench = Bench(parts, clock, folder, tracked.heartbeat)
+        bench = Bench(parts, parts.target.clock() or clock_for(parts.target.device), folder, tracked.heartbeat)
         skipped = parts.prompts.skipped.items()
         left_out = [(reason, category, count) for reason, counts in skipped for category, count in counts.items()]
         tables = {"skipped": pd.DataFrame(left_out, columns=["reason", "category", "count"]), **study.run(bench)}

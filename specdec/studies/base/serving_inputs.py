@@ -4,11 +4,13 @@ steps, measured here, fitted by a run, or published.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from math import nan
 from pathlib import Path
 from statistics import fmean, median
 
+import numpy as np
 import pandas as pd
 
 from specdec.analysis.cost.server_calls import fit_server_calls
@@ -35,17 +37,11 @@ from specdec.timing.drafts import time_drafts
 
 @dataclass(frozen=True)
 class ServedTexts:
-    """Texts for a server to write.
+    """Texts for a server to write."""
 
-    Attributes:
-        texts: at least one.
-        source: words for where they come from.
-        unknown: share of positions whose length is only known to be at least what stands there.
-    """
-
-    texts: tuple[ServedText, ...]
-    source: str
-    unknown: float = 0.0
+    texts: tuple[ServedText, ...]  # at least one
+    source: str  # words for where they come from
+    unknown: float = 0.0  # share of positions whose length is only known to be at least what stands there
 
     def tokens_per_round(self, gamma: int) -> float:
         """Return the tokens that a round commits on average, over all texts."""
@@ -60,9 +56,7 @@ class ServedTexts:
 
 def texts_along(bench: Bench, streams: Sequence[Stream], gammas: Sequence[int]) -> ServedTexts:
     """Return the target's greedy texts with the lengths that the run's drafter would have accepted at these gammas.
-
-    Raises:
-        UsageError: see `lengths_ahead`; or the drafter drafts fewer tokens.
+    UsageError: see `lengths_ahead`; or the drafter drafts fewer tokens.
     """
     drafter, target, deepest = bench.parts.chosen.drafter, bench.parts.target, max(gammas)
     most = drafter.capabilities.deepest
@@ -90,12 +84,9 @@ def texts_of_run(folder: Path, method: str | None, deepest: int) -> ServedTexts:
     A round that begins at s and commits n tokens says that a round at s + k would commit at least n - k, for a drafter
     whose proposals depend on the text before them; exactly that where a rejection was seen. Rounds of all gammas are
     joined; a position that no rejection bounds keeps what is known, so that acceptance is rather under- than
-    overstated.
+    overstated. UsageError for no such folder, drafter or gamma.
 
-    Args:
-        method: the drafter's name in the run; None where it has one only.
-    Raises:
-        UsageError: no such folder, drafter or gamma.
+    method: the drafter's name in the run; None where it has one only.
     """
     path = folder / "rounds.parquet"
     if not path.is_file():
@@ -133,57 +124,42 @@ def texts_of_run(folder: Path, method: str | None, deepest: int) -> ServedTexts:
 
 @dataclass(frozen=True)
 class ServerCost:
-    """The costs of a server's steps, and the times that they were fitted to.
+    """The costs of a server's steps, and the times that they were fitted to."""
 
-    Attributes:
-        cost: of calls, drafts and overhead.
-        model_drafts: see `ModelledSteps`.
-        growth: of draft and overhead, where the person gives none.
-        call_times: calls that were timed here; empty where none were.
-        error: of the largest batch that was timed, by a fit that saw only smaller ones: median, worst.
-    """
-
-    cost: SimulatedCost
-    model_drafts: bool
-    growth: tuple[float, float]
-    call_times: pd.DataFrame
-    error: tuple[float, float] = (nan, nan)
-
-
-_NO_CALLS = pd.DataFrame({"k": [], "w": [], "context": [], "seconds": []}, dtype=float)
+    cost: SimulatedCost  # of calls, drafts and overhead
+    model_drafts: bool  # see `ModelledSteps`
+    growth: tuple[float, float]  # of draft and overhead, where the person gives none
+    # calls that were timed here
+    call_times: pd.DataFrame = field(
+        default_factory=partial(pd.DataFrame, columns=["k", "w", "context", "seconds"], dtype=float)
+    )
+    error: tuple[float, float] = (nan, nan)  # of the largest batch, by a fit that saw only smaller ones: median, worst
 
 
 def cost_of_server(
     bench: Bench, name: str | None, run: str | None, shapes: Mapping[str, Sequence[int]], calls: int, seconds: float
 ) -> ServerCost:
     """Return the costs: those called `name`, else those of the run, else those of target=replay, else measured here.
+    UsageError: see `load_cost`; or a target that takes no batches.
 
-    Args:
-        shapes: batches, gammas and contexts of the calls to time.
-        calls, seconds: see `Bench.timer`.
-    Raises:
-        UsageError: see `load_cost`; or a target that takes no batches.
+    shapes: batches, gammas and contexts of the calls to time; calls, seconds: see `Bench.timer`.
     """
     target, drafter = bench.parts.target, bench.parts.chosen.drafter
     looks_up = drafter.looks_up if isinstance(drafter, RecordedLengths) else isinstance(drafter, Lookup)
     if name is not None or run is not None:
         cost = load_cost(str(name or run), Path(config_dir()) / "cost")
         measured = cost.source.startswith("measured by the run")  # of one sequence on that machine, by depth of a draft
-        return ServerCost(cost, measured or not looks_up, (1.0, 1.0) if measured else (0.0, 0.0), _NO_CALLS)
+        return ServerCost(cost, measured or not looks_up, (1.0, 1.0) if measured else (0.0, 0.0))
     if isinstance(target, Replay):
         own = drafter.cost if isinstance(drafter, RecordedLengths) else None
         cost = target.cost if own is None else validated(SimulatedCost, {**asdict(target.cost), "draft": vars(own)})
-        return ServerCost(cost, own is not None or not looks_up, (0.0, 0.0), _NO_CALLS)
+        return ServerCost(cost, own is not None or not looks_up, (0.0, 0.0))
     if "rows" not in target.capabilities.evaluations or "rows" not in target.capabilities.structures:
         raise UsageError(
             f"Bad value study.cost=null: target {bench.plan.target_values['name']!r} takes no batches that could be "
             "timed; give the name of a cost model, such as study.cost=h100_llama31_8b."
         )
-    return _measured(bench, shapes, calls, seconds)
-
-
-def _measured(bench: Bench, shapes: Mapping[str, Sequence[int]], calls: int, seconds: float) -> ServerCost:
-    """Time calls on batches, drafts by depth, and what a round takes besides, on one prompt; fit all three."""
+    # Time calls on batches, drafts by depth, and what a round takes besides, on one prompt; fit all three.
     parts = bench.parts
     prompt = parts.prompts.prompts[0].tokens
     asked = [(batch, gamma) for batch in shapes["batches"] for gamma in (0, *shapes["gammas"])]
@@ -192,9 +168,8 @@ def _measured(bench: Bench, shapes: Mapping[str, Sequence[int]], calls: int, sec
     depths = sorted(set(shapes["gammas"]))
     chains = [structures.build({"name": "chain", "gamma": depth}) for depth in depths]
     drafts = time_drafts(parts.target, parts.chosen.drafter, chains, prompt, bench.timer("drafts", calls, seconds))
-    fixed, step = (0.0, 0.0)
-    if len(drafts):
-        fixed, step = line_through(drafts.groupby("depth")["seconds"].median().to_dict())
+    by_depth = drafts.groupby("depth")["seconds"].median().to_dict() if len(drafts) else {}
+    fixed, step = line_through(by_depth) if by_depth else (0.0, 0.0)
     output = parts.primary.decode(Request(prompt, min(32, bench.parts.limit)), bench.clock)
     _, _, rest = host_seconds(output, bench.clock)
     values = {
@@ -238,15 +213,11 @@ def _live_growth(bench: Bench, prompt: Sequence[int], gamma: int, slots: int) ->
 
 @dataclass(frozen=True)
 class MeasuredBatches:
-    """The measurements of study `batching` for one drafter.
+    """The measurements of study `batching` for one drafter."""
 
-    Attributes:
-        lines: batch, gamma (0 without drafts), repeat, and tokens, steps and seconds while every slot was in use.
-        cost: by its cost model of calls on one sequence, its timed drafts, and the rest of its steps.
-    """
-
+    # batch, gamma (0 without drafts), repeat, and tokens, steps and seconds while every slot was in use
     lines: pd.DataFrame
-    cost: ServerCost
+    cost: ServerCost  # by its cost model of calls on one sequence, its timed drafts, and the rest of its steps
 
     def step_seconds(self) -> dict[tuple[int, int], float]:
         """Return the mean seconds of a step by batch and gamma."""
@@ -255,10 +226,8 @@ class MeasuredBatches:
 
 
 def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) -> MeasuredBatches:
-    """Read the output folder of study `batching`.
-
-    Raises:
-        UsageError: it is no such folder, or has not measured this drafter at these gammas and up to so many slots.
+    """Read the output folder of study `batching`. UsageError if it is none, or has not measured this drafter at these
+    gammas and up to so many slots.
     """
     paths = {name: folder / f"{name}.parquet" for name in ("batching", "drafts")}
     model = folder / "batching.json"
@@ -290,27 +259,22 @@ def open_batches(folder: Path, drafter: str, gammas: Sequence[int], slots: int) 
     values |= {"draft": {"fixed_s": fixed, "step_s": step, "cached_s": 0.0}, "overhead_s": float(overhead.iloc[0])}
     values |= {"source": f"calls on one sequence, drafts and steps of {folder}"}
     growth = _growth(timed.sum()), _growth(overhead)
-    cost = ServerCost(validated(SimulatedCost, values, where="cost"), True, growth, _NO_CALLS)
-    return MeasuredBatches(lines, cost)
+    return MeasuredBatches(lines, ServerCost(validated(SimulatedCost, values, where="cost"), True, growth))
 
 
 def _growth(seconds: pd.Series) -> float:
     """Return the share of the seconds of the smallest batch that each further sequence adds, by the largest; 0 to 1.
-
-    Args:
-        seconds: by batch, ascending.
+    `seconds` are by batch, ascending.
     """
     smallest, largest = int(seconds.index[0]), int(seconds.index[-1])
     if largest == smallest or not seconds.iloc[0] > 0:
         return 0.0
-    return float(min(1.0, max(0.0, (seconds.iloc[-1] / seconds.iloc[0] - 1) / (largest - smallest))))
+    return float(np.clip((seconds.iloc[-1] / seconds.iloc[0] - 1) / (largest - smallest), 0.0, 1.0))
 
 
 def arrival_times(path: Path) -> list[float]:
-    """Read the seconds at which requests arrived: a JSON list of numbers, or a number on each line.
-
-    Raises:
-        UsageError: no such file, or not at least two ascending numbers that differ.
+    """Read the seconds at which requests arrived: a JSON list of numbers, or a number on each line. UsageError for no
+    such file, or not at least two ascending numbers that differ.
     """
     try:
         content = path.read_text(encoding="utf-8")
