@@ -94,7 +94,7 @@ def _write(options: argparse.Namespace, under_way: Stage) -> list[Path]:
     from specdec.analysis.pages.html import Chapter, write_report
     from specdec.analysis.pages.report_chapters import run_chapters
     from specdec.analysis.read.find_runs import find_runs, unsettled_below
-    from specdec.analysis.study_sets.side_by_side import study_chapters
+    from specdec.analysis.study_sets import study_chapters
 
     chapters: list[Chapter] = []
     how = "measured"

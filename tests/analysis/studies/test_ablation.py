@@ -8,7 +8,7 @@ import pytest
 
 from specdec.analysis.sections import About, FinishedStudy, findings
 from specdec.analysis.studies.ablation import contributions, distribution, strategies
-from specdec.analysis.study_sets.side_by_side import side_by_side
+from specdec.analysis.study_sets import side_by_side
 
 ABOUT = About("mixed on pocket (float32), a machine", "stdlib_code", False, 300, 0)
 # Two prompts, three times each, 10 rounds each, 2 rows: "x" has a row in all rounds, "y" one or two in some.

@@ -9,8 +9,7 @@ import pytest
 
 from specdec.analysis.read.find_runs import find_runs
 from specdec.analysis.sections import About, FinishedStudy
-from specdec.analysis.study_sets.labels import labelled
-from specdec.analysis.study_sets.side_by_side import side_by_side, study_chapters
+from specdec.analysis.study_sets import labelled, side_by_side, study_chapters
 from specdec.errors import UsageError
 
 SETS = ("first_set", "second_set")

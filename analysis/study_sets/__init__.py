@@ -1,1 +1,0 @@
-"""Several studies of one kind side by side: prompt sets, models."""
