@@ -1,7 +1,6 @@
-"""Makes SVG text of matplotlib lighter without changing what is seen, and brings the font that its letters need.
-
-A report holds a dozen figures for each run. What weighs in them are letters drawn as outlines, coordinates to a
-millionth of a point, names of groups that nothing refers to, and shapes defined anew for each use.
+"""Makes SVG text of matplotlib lighter without changing what is seen, and brings the font that its letters need. What
+weighs are letters drawn as outlines, coordinates to a millionth of a point, names that nothing refers to, and shapes
+defined anew for each use.
 """
 
 import re
@@ -35,11 +34,27 @@ def lighter(svg: str) -> str:
     """
     start = svg.index("<svg")
     root = ElementTree.fromstring(svg[start:])
+    # Places are rounded, and the white space around children goes.
     for element in root.iter():
-        _shorten(element)
+        if element.tag != f"{{{SVG}}}text":
+            element.text = element.text if (element.text or "").strip() else None
+            for child in element:
+                child.tail = None
+        for key in _PLACES:
+            if key in element.attrib and element.tag != f"{{{SVG}}}svg":
+                element.set(key, _DECIMAL.sub(_rounded, element.attrib[key]))
+        if "d" in element.attrib:
+            element.set("d", re.sub(r"\s*([A-Za-z])\s*", r"\1", " ".join(element.attrib["d"].split())))
+        if "style" in element.attrib:
+            brief = re.sub(r"([:;])\s+", r"\1", element.attrib["style"])
+            element.set("style", _OWN_FONT.sub("", brief).rstrip(";"))
+        if "transform" in element.attrib:
+            moved = _MOVED.sub(lambda found: _DECIMAL.sub(_rounded, found[0]), element.attrib["transform"])
+            element.set("transform", _UNTURNED.sub("", moved).strip())
+            if not element.attrib["transform"]:
+                del element.attrib["transform"]
     # A definition that repeats an earlier one goes, and what referred to it refers to that one.
-    first: dict[str, str] = {}
-    instead: dict[str, str] = {}
+    first, instead = dict[str, str](), dict[str, str]()
     for definitions in root.iter(f"{{{SVG}}}defs"):
         for shape in list(definitions):
             name = shape.attrib.pop("id", None)
@@ -66,27 +81,6 @@ def lighter(svg: str) -> str:
             element.set("id", used[name])
     _dissolve(root)
     return svg[:start] + ElementTree.tostring(root, encoding="unicode") + "\n"
-
-
-def _shorten(element: ElementTree.Element) -> None:
-    """Round the places of one element, and drop the white space around its children."""
-    if element.tag != f"{{{SVG}}}text":
-        element.text = element.text if (element.text or "").strip() else None
-        for child in element:
-            child.tail = None
-    for name in _PLACES:
-        if name in element.attrib and element.tag != f"{{{SVG}}}svg":
-            element.set(name, _DECIMAL.sub(_rounded, element.attrib[name]))
-    if "d" in element.attrib:
-        element.set("d", re.sub(r"\s*([A-Za-z])\s*", r"\1", " ".join(element.attrib["d"].split())))
-    if "style" in element.attrib:
-        brief = re.sub(r"([:;])\s+", r"\1", element.attrib["style"])
-        element.set("style", _OWN_FONT.sub("", brief).rstrip(";"))
-    if "transform" in element.attrib:
-        moved = _MOVED.sub(lambda found: _DECIMAL.sub(_rounded, found[0]), element.attrib["transform"])
-        element.set("transform", _UNTURNED.sub("", moved).strip())
-        if not element.attrib["transform"]:
-            del element.attrib["transform"]
 
 
 def _rounded(number: re.Match[str]) -> str:

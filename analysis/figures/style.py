@@ -1,10 +1,6 @@
 """The look of every figure: colours that colour-blind readers can tell apart, letters that stay legible at half the
-width of a page, and a caption that says how many prompts and rounds were measured and how large the intervals are.
-
-The background is white and opaque, in PNG and SVG alike: GitHub, MLflow and notebooks may have dark pages, where a
-transparent figure would need other colours, and a file can have only one set.
-
-Uses matplotlib, but neither pyplot nor any global state of it.
+width of a page, a caption, and a background that is white and opaque, because the pages of GitHub, MLflow and notebooks
+may be dark. Uses matplotlib, but neither pyplot nor any global state of it.
 """
 
 import re

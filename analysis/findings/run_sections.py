@@ -21,8 +21,8 @@ from ..cost.cost_figure import cost_figure
 from ..cost.cost_report import CostReport, cost_report, intensity_table
 from ..cost.experts_section import experts_in_words, experts_table
 from ..figures import run_figures, theory_figures
+from ..figures.run_figures import stretch, timeline
 from ..figures.theory_figures import Standing, standing_in_words
-from ..figures.timeline import stretch, timeline
 from ..intervals import Interval, too_few
 from ..own_metrics import OWN
 from ..read.runs import Run
