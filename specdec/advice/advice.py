@@ -33,19 +33,14 @@ _REMEDIES = {
 
 @dataclass(frozen=True)
 class RoundCost:
-    """The mean round and the baseline, over t1.
+    """The mean round and the baseline, over t1."""
 
-    Attributes:
-        draft, verify, overhead: g, v and o; their sum is the round.
-        full_verify: v of a round that offers all gamma tokens.
-        baseline: t_AR, the baseline's time per token.
-    """
-
+    # g, v and o; their sum is the round
     draft: float
     verify: float
     overhead: float
-    full_verify: float
-    baseline: float
+    full_verify: float  # v of a round that offers all gamma tokens
+    baseline: float  # t_AR, the baseline's time per token
 
     @property
     def round(self) -> float:
@@ -60,57 +55,42 @@ class RoundCost:
 
 @dataclass(frozen=True)
 class Forecast:
-    """The expectation for one gamma, without having speculated once.
-
-    Attributes:
-        offered: nodes offered -> share of the rounds that offer that many.
-        pays_from_tokens: tokens per round from which speculation at this gamma is faster than the baseline.
-        pays_from_alpha: the i.i.d. alpha that gives these, for these offers of chains; None where no alpha does.
-        pays_below_c: the largest cost c of a drafter step over t1 that still pays at the predicted tokens per round;
-            None where not even a free drafter pays.
-    """
+    """The expectation for one gamma, without having speculated once."""
 
     gamma: int
     tokens_per_round: Interval
     speedup: Interval
     cost: RoundCost
-    offered: dict[int, float]
-    pays_from_tokens: float
-    pays_from_alpha: float | None
+    offered: dict[int, float]  # nodes offered -> share of the rounds that offer that many
+    pays_from_tokens: float  # per round, from which speculation at this gamma is faster than the baseline
+    pays_from_alpha: float | None  # the i.i.d. alpha that gives these, for these offers of chains
+    # the largest cost c of a drafter step over t1 that pays at the predicted tokens; None where no free drafter does
     pays_below_c: float | None
 
 
 @dataclass(frozen=True)
 class Advice:
-    """`advice.json`.
+    """`advice.json`."""
 
-    Attributes:
-        key: hash of `keyed`; a run with the same key finds this advice.
-        replay: form of the replay (`DrafterCapabilities.replay`); "speculation" where no text tells the rounds: they
-            were decoded at the largest gamma, and a model predicts the others.
-        source: where the text came from: "baseline" or the recorded file.
-        alpha: mean of sum min(p, q) over positions of the text with a proposal, of a draft of one token there; None
-            without any, and where only the target's calls would tell.
-        t1_ms: the target's one-token call, milliseconds.
-        blame: when the best gamma does not pay, the term whose ideal would gain most, else None.
-        serving: the configuration that it recommends for serving engines (`analysis.engines.recommendation`).
-    """
-
-    key: str
+    key: str  # hash of `keyed`; a run with the same key finds this advice
     keyed: dict[str, Any]
     label: str
+    # form of the replay (`DrafterCapabilities.replay`); "speculation" where no text tells the rounds: they were decoded
+    # at the largest gamma, and a model predicts the others
     replay: str
-    source: str
+    source: str  # where the text came from: "baseline" or the recorded file
     prompts: int
     tokens: int
+    # mean of sum min(p, q) over positions of the text with a proposal, of a draft of one token there; None without any,
+    # and where only the target's calls would tell
     alpha: float | None
-    t1_ms: float
+    t1_ms: float  # the target's one-token call
     best_gamma: int
-    blame: str | None
+    blame: str | None  # when the best gamma does not pay, the term whose ideal would gain most
     verdict: str
     predictions: list[Forecast]
     notes: list[str]
-    serving: dict[str, Any] = field(default_factory=dict)
+    serving: dict[str, Any] = field(default_factory=dict)  # see `analysis.engines.recommendation`
 
     def save(self, path: Path) -> None:
         """Write to a path, whole or not at all."""
@@ -122,9 +102,7 @@ def predict(
 ) -> Forecast:
     """Return the forecast for one gamma, with what it would take to break even there.
 
-    Args:
-        offered: nodes offered -> rounds.
-        chain: drafts do not branch: only then does one alpha stand for a number of tokens per round.
+    offered: nodes offered -> rounds; chain: drafts do not branch: only then does one alpha stand for tokens per round.
     """
     needed = cost.round / cost.baseline
     total = sum(offered.values())
@@ -174,9 +152,7 @@ def recommended(
 ) -> Recommendation:
     """Recommend how to serve the drafter, from what is predicted for every gamma.
 
-    Args:
-        calls: tokens of a call -> its time, in any unit.
-        prompt, output: mean tokens of a text.
+    calls: tokens of a call -> its time, in any unit; prompt, output: mean tokens of a text.
     """
     primary, device = parts.primary, parts.target.device
     params = {key: str(value) for key, value in flattened(parts.plan.config).items()}

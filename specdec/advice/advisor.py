@@ -6,6 +6,7 @@ to files, not to a tracking run.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -23,7 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from specdec.advice.advice import Advice, RoundCost, judge, predict, recommended
-from specdec.advice.decoded_rounds import predicted_walks
+from specdec.analysis.acceptance.stretches import fit_stretches, make_trace
 from specdec.analysis.account.gap_account import cost_values
 from specdec.analysis.busy_machine import undisturbed
 from specdec.analysis.engines.recommendation import Recommendation
@@ -32,6 +33,7 @@ from specdec.analysis.sections import counted, in_loops
 from specdec.clock import Clock, clock_for
 from specdec.config import BASELINE
 from specdec.disturbance import watch_of
+from specdec.errors import UsageError
 from specdec.folder.results import ResultsFolder
 from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
 from specdec.plan.plan import Plan
@@ -53,22 +55,18 @@ from specdec.timing.threads import settle_threads
 from specdec.timing.timer import Timer
 
 _CALIBRATIONS = 8  # spread over the prompts, so that contexts and the machine's moods are averaged
+FEW = 200  # rounds: fewer do not tell kinds of stretches apart
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Costs of a round over t1, by nodes offered; sizes in between are interpolated.
+    """Costs of a round over t1, by nodes offered; sizes in between are interpolated."""
 
-    Attributes:
-        verify, draft, accept: nodes offered -> cost of the call t(offered + 1), of a whole draft, and of accepting,
-            less what accepting takes the baseline.
-    """
-
-    verify: dict[int, float]
-    draft: dict[int, float]
-    accept: dict[int, float]
+    verify: dict[int, float]  # cost of the call t(offered + 1)
+    draft: dict[int, float]  # of a whole draft
+    accept: dict[int, float]  # of accepting, less what accepting takes the baseline
 
     @staticmethod
     def of(table: Mapping[int, float], offered: int) -> float:
@@ -103,9 +101,7 @@ def advise(plan: Plan, folder: Path) -> Advice:
     advisor = _Advisor(parts, folder)
     advisor.measure(recorded)
     with stage("Analyse", "intervals", told=False):
-        advice = advisor.conclude(keyed, recorded, text or "baseline")
-    recommendation = recommended(parts, advice.predictions, *advisor.calls_and_texts())
-    advice = replace(advice, serving=recommendation.as_dict())
+        advice, recommendation = advisor.conclude(keyed, recorded, text or "baseline")
     advice.save(folder / "advice.json")
     try:
         advice.save(kept_at(plan.advice_dir, advice.key))
@@ -156,7 +152,7 @@ class _Advisor:
         prepare(self._parts, longest)
         if self._measurement.warmup_tokens:
             self._decode(longest, 0, self._measurement.warmup_tokens)
-        every = -(-len(prompts) // _CALIBRATIONS)
+        every, longest_arm = -(-len(prompts) // _CALIBRATIONS), max(self._parts.arms, key=lambda arm: arm.gamma)
         what = counted(len(prompts), "prompt") if recorded is None else counted(len(recorded), "recorded text")
         about = f"{what} plainly, and drafts along them at {counted(len(self._gammas), 'gamma')}"
         shorter = "prompts.limit=N, measurement.max_new_tokens=N and measurement.gammas=[N] make it shorter"
@@ -165,8 +161,12 @@ class _Advisor:
                 if index % every == 0:
                     self._calibrate(prompt)
                 for text in self._baseline(prompt):
-                    if self._speculated is not None:
-                        self._speculate(index, text)
+                    if self._speculated is not None:  # again with the drafter; its text may be another
+                        again = Prompt(text.id, text.category, "", text.prompt)
+                        request = longest_arm.request(again, self._parts.limit, self._seed, text.repeat)
+                        self._speculated.append((index, longest_arm.decode(request, self._clock)))
+                        self._walks.append((replace(text, generated=self._speculated[-1][1].tokens), {}))
+                        self._drafter.remember(text.prompt, text.generated)
                     elif recorded is None:
                         self._replay(text)
                 under_way.advance()
@@ -200,16 +200,10 @@ class _Advisor:
 
     def _calibrate(self, prompt: Prompt) -> None:
         repeats = self._measurement.calibration_calls
+        timer = Timer(self._clock, repeats, generator_for(self._seed, prompt.id, "calibration"))
+        trees, structure = [shape.tree for shape in self._shapes.values()], self._parts.primary.structure
         self._calibrations.append(
-            calibrate(
-                self._target,
-                self._drafter,
-                self._parts.primary.structure,
-                prompt.tokens,
-                [shape.tree for shape in self._shapes.values()],
-                Timer(self._clock, repeats, generator_for(self._seed, prompt.id, "calibration")),
-                self._gammas,
-            )
+            calibrate(self._target, self._drafter, structure, prompt.tokens, trees, timer, self._gammas)
         )
         self._accepts.append(self._accept_seconds(prompt, repeats))
 
@@ -233,17 +227,6 @@ class _Advisor:
             for size, (draft, p) in drafts.items():
                 timer.time(size, partial(self._parts.primary.verifier.accept, draft, p, generator))
         return {size: median(timer.seconds(size)) for size in drafts}
-
-    def _speculate(self, prompt: int, text: Stream) -> None:
-        """Decode what the baseline has answered, with the drafter at the largest gamma; its text may be another."""
-        assert self._speculated is not None
-        arm = max(self._parts.arms, key=lambda arm: arm.gamma)
-        prompt_of = Prompt(text.id, text.category, "", text.prompt)
-        done = arm.decode(arm.request(prompt_of, self._parts.limit, self._seed, text.repeat), self._clock)
-        self._speculated.append((prompt, done))
-        stream = Stream(text.id, text.category, text.prompt, done.tokens, repeat=text.repeat)
-        self._walks.append((stream, {}))
-        self._drafter.remember(text.prompt, text.generated)
 
     def _replay(self, text: Stream) -> None:
         """Count the rounds that this text takes at every gamma."""
@@ -272,7 +255,9 @@ class _Advisor:
         self._walks.append((text, walks))
         self._drafter.remember(text.prompt, tokens)
 
-    def conclude(self, keyed: dict[str, Any], recorded: Sequence[Stream] | None, source: str) -> Advice:
+    def conclude(
+        self, keyed: dict[str, Any], recorded: Sequence[Stream] | None, source: str
+    ) -> tuple[Advice, Recommendation]:
         """Turn what was measured into advice; `source` is the file of recorded texts, or "baseline"."""
         if self._speculated is not None:
             predicted = predicted_walks(self._speculated, self._gammas)
@@ -280,16 +265,10 @@ class _Advisor:
         self._results.compact()
         self._results.finish()
         rounds = undisturbed(pd.read_parquet(self._results.folder / "rounds.parquet"))
-        t1_s = float(rounds["verify_s"].mean())
-        costs = self._costs()
-        self._results.write_json(
-            "calibration.json",
-            {
-                "calibrations": [item.as_dict() for item in self._calibrations],
-                "accept_s": self._accepts,
-                "over_t1": asdict(costs),
-            },
-        )
+        t1_s, costs = float(rounds["verify_s"].mean()), self._costs()
+        calibrations = [item.as_dict() for item in self._calibrations]
+        told = {"calibrations": calibrations, "accept_s": self._accepts, "over_t1": asdict(costs)}
+        self._results.write_json("calibration.json", told)
         base = rounds.groupby("prompt")[["committed", "verify_s", "round_s"]].sum()
         per_token = base.sum() / base["committed"].sum()
         predictions = []
@@ -302,22 +281,20 @@ class _Advisor:
             ranges = {"tokens_per_round": per_round(gamma), "o": ANY}  # accepting may take less than nothing does
             intervals = bootstrap(table, _statistic, self._measurement.bootstrap, self._seed, ranges=ranges)
             value = {name: interval.estimate for name, interval in intervals.items()}
-            cost = RoundCost(
-                draft=value["g"],
-                verify=value["v"],
-                overhead=value["o"],
-                full_verify=costs.of(costs.verify, self._shapes[gamma].nodes),
-                baseline=value["baseline"],
-            )
-            offered: dict[int, float] = {}
+            full_verify = costs.of(costs.verify, self._shapes[gamma].nodes)
+            cost = RoundCost(value["g"], value["v"], value["o"], full_verify, value["baseline"])
+            offered = defaultdict[int, float](float)
             for _, walks in self._walks:
                 for size, count in walks[gamma].offered.items():
-                    offered[size] = offered.get(size, 0.0) + count
-            chain = self._shapes[gamma].branches == 1
-            tau, speedup = intervals["tokens_per_round"], intervals["speedup"]
+                    offered[size] += count
+            tau, speedup, chain = intervals["tokens_per_round"], intervals["speedup"], self._shapes[gamma].branches == 1
             predictions.append(predict(gamma, tau, speedup, cost, offered, chain))
         best, blame, verdict = judge(predictions, self._parts.chosen.label)
-        prompts = len({text.id for text, _ in self._walks})
+        loops: dict[str, bool] = {}  # by prompt, whether a text of it falls into a loop
+        for text, _ in self._walks:
+            loops[text.id] = loops.get(text.id, False) or self._loops(text.generated)
+        if any(loops.values()):
+            verdict = f"{in_loops(fmean(loops.values()))}; {verdict[:1].lower()}{verdict[1:]}"
         notes = [*arithmetic_notes(self._parts)]
         if best.gamma == max(self._gammas) and len(self._gammas) > 1 and best.speedup.estimate > 1:
             notes.append("The best gamma is the largest of measurement.gammas: a longer one may be better still.")
@@ -332,39 +309,31 @@ class _Advisor:
                 f"No text tells this drafter's rounds, so they were decoded at gamma {max(self._gammas)}; tokens per "
                 "round at the other gammas are those of a model of stretches of the text, fitted to these rounds."
             )
-        if few := too_few(prompts):
+        if few := too_few(len(loops)):
             notes.append(f"No intervals: {few}.")
         if recorded is not None and keyed["prompts"] != self._parts.prompts.content_hash:
             notes.append("The recorded prompts are not those of the configuration: no run will find this advice.")
-        return Advice(
+        texts, times = [text for text, _ in self._walks], {size + 1: ratio for size, ratio in costs.verify.items()}
+        lengths = fmean(len(text.prompt) for text in texts), fmean(len(text.generated) for text in texts)
+        recommendation = recommended(self._parts, predictions, times, *lengths)
+        advice = Advice(
             key=key_of(keyed),
             keyed=keyed,
             label=self._parts.chosen.label,
             replay=str(self._replay_kind) if self._speculated is None else "speculation",
             source=source,
-            prompts=prompts,
-            tokens=sum(len(text.generated) for text, _ in self._walks),
+            prompts=len(loops),
+            tokens=sum(len(text.generated) for text in texts),
             alpha=self._alpha[0] / self._alpha[1] if self._alpha[1] else None,
             t1_ms=1e3 * t1_s,
             best_gamma=best.gamma,
             blame=blame,
-            verdict=self._on_loops(verdict),
+            verdict=verdict,
             predictions=predictions,
             notes=notes,
+            serving=recommendation.as_dict(),
         )
-
-    def _on_loops(self, verdict: str) -> str:
-        """Begin a verdict with how many prompts have a text that falls into a loop, where there are any."""
-        loops = dict.fromkeys((text.id for text, _ in self._walks), False)
-        loops |= {text.id: True for text, _ in self._walks if self._loops(text.generated)}
-        share = fmean(loops.values())
-        return f"{in_loops(share)}; {verdict[:1].lower()}{verdict[1:]}" if share else verdict
-
-    def calls_and_texts(self) -> tuple[dict[int, float], float, float]:
-        """Return the time of a call by its tokens, over t1, and the mean tokens of a prompt and of an output."""
-        calls = {offered + 1: ratio for offered, ratio in self._costs().verify.items()}
-        texts = [text for text, _ in self._walks]
-        return calls, fmean(len(text.prompt) for text in texts), fmean(len(text.generated) for text in texts)
+        return advice, recommendation
 
     def _costs(self) -> Costs:
         """Return costs over t(1) of the same calibration, so that a machine that changes its speed changes no ratio."""
@@ -395,6 +364,52 @@ class _Advisor:
             sums["commit"] = (walk.commit_s or 0.0) / t1_s
             rows.append({"prompt": text.id, "tokens": len(text.generated), "rounds": walk.rounds, **sums})
         return pd.DataFrame(rows).groupby("prompt").sum()
+
+
+def predicted_walks(texts: Sequence[tuple[int, Generation]], gammas: Sequence[int]) -> list[dict[int, Walk]]:
+    """Return the walk of each text at each gamma, by the model of stretches fitted to their rounds (theory.md 5.7).
+
+    A prompt whose texts took more rounds at the largest gamma than the model expects takes as many times more at every
+    gamma, so that prompts differ in the prediction as they do in decoding.
+
+    Raises:
+        UsageError: too few rounds for a fit.
+    """
+    longest = max(gammas)
+    lines = []
+    for number, (prompt, text) in enumerate(texts):
+        left = len(text.tokens)
+        for item in text.rounds:
+            room = min(max(left - 1, 0), longest)
+            lines.append((number, prompt, item.tree.depth, item.accepted, item.rejected, room, len(item.committed)))
+            left -= len(item.committed)
+    if len(lines) < FEW:
+        raise UsageError(
+            f"Only {len(lines)} rounds were decoded, and a prediction of other gammas needs {FEW}: raise prompts.limit "
+            "or measurement.max_new_tokens."
+        )
+    names = ("text", "prompt", "offered", "accepted", "rejected", "room", "committed")
+    table = dict(zip(names, np.array(lines, dtype=np.int64).T, strict=True))
+    offers = bool((table["offered"] < table["room"]).any())
+    trace = make_trace(table, max(prompt for prompt, _ in texts) + 1)
+    fit = fit_stretches(longest, offers, trace)
+    lengths = np.array([len(text.tokens) for _, text in texts])
+    rounds, shares = {}, {}
+    for gamma in gammas:
+        rounds[gamma] = fit.rounds_of(gamma, lengths)[0]
+        shares[gamma] = fit.offered(gamma, lengths)
+    taken = np.bincount(table["prompt"]) / np.bincount([prompt for prompt, _ in texts], rounds[longest])
+    return [
+        {
+            gamma: Walk(
+                {size: float(rounds[gamma][number] * taken[prompt] * share)
+                 for size, share in enumerate(shares[gamma]) if share > 0},
+                draft_s=None,
+            )
+            for gamma in gammas
+        }
+        for number, (prompt, _) in enumerate(texts)
+    ]  # fmt: skip
 
 
 def _statistic(sums: Columns) -> dict[str, np.ndarray]:

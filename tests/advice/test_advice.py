@@ -33,11 +33,8 @@ def prediction(tau, cost, gamma=5, low=None, offered=None):
     return predict(gamma, Interval(tau), Interval(speedup, *bounds), cost, offered or {gamma: 10.0})
 
 
-def test_the_speedup_is_that_of_the_account():
+def test_the_speedup_is_that_of_the_account_and_one_at_break_even():
     assert COST.speedup(3.30) == pytest.approx(2.529197, abs=5e-7)
-
-
-def test_at_break_even_the_speedup_is_one():
     found = prediction(3.30, COST)
     assert found.pays_from_tokens == pytest.approx(27.4 / 21)
     assert COST.speedup(found.pays_from_tokens) == pytest.approx(1)
@@ -73,9 +70,6 @@ def test_acceptance_at_its_ideal_pays_for_full_rounds():
     """A drafter that rarely proposes: full rounds would verify gamma + 1 tokens each."""
     rare = prediction(1.05, replace(CHEAP, draft=0.0, verify=1.1, full_verify=2.0), gamma=3)
     assert ideals(rare)["acceptance"] == pytest.approx(4 / 2.0)
-
-
-def test_no_term_alone_may_be_to_blame():
     cost = replace(CHEAP, draft=9.0, verify=9.0, full_verify=9.0)
     assert "no term alone is to blame" in judge([prediction(1.5, cost)], "x on y")[2]
 
