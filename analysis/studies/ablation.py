@@ -7,16 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from ..comparisons import (
-    StrategyComparison,
-    curve,
-    interval,
-    intervals,
-    listed,
-    metrics_of,
-    printed,
-    tokens_per_call,
-)
+from ..comparisons import StrategyComparison, curve, interval, intervals, listed, metrics_of, printed, tokens_per_call
 from ..figures import pictures, style
 from ..intervals import FEWEST, SHARE, Interval, with_replicates
 from ..sections import About, Findings, Section, Tables, counted, register
@@ -69,15 +60,13 @@ def findings(tables: Tables, about: About) -> Findings:
             f"accepted, {others}. Strategies are not alternatives here: the first that offers a row is credited with "
             "it, and later ones fill the places that are left."
         )
-    caption = "Contribution by strategy, with 95% prompt-bootstrap intervals"
     groups = {line["strategy"]: [interval(line, name) for name in _SHARES] for line in lines}
     title = "Who has the rows, and whose are accepted"
     figure = _bars(groups, list(_SHARES.values()), "", "share by strategy", title, replay, about)
     figure.axes[0].set_ylim(0, 1)
-    figures = (("contribution", figure),)
-    sections = [
-        Section("Contribution of strategies", (*answer, *origin), ((caption, listed(parts, _COLUMNS)),), figures)
-    ]
+    table = ("Contribution by strategy, with 95% prompt-bootstrap intervals", listed(parts, _COLUMNS))
+    contribution = (("contribution", figure),)
+    sections = [Section("Contribution of strategies", (*answer, *origin), (table,), contribution)]
     words = _words(shares, lines, k, w)
     for histogram, (heading, figure_name, title, below, beside, value) in _HISTOGRAMS.items():
         found = shares[histogram]
@@ -185,15 +174,8 @@ def contributions(
         return values / sum(values.T)[:, None]  # added up in their order
 
     with np.errstate(divide="ignore", invalid="ignore"):
-        statistics = {
-            "rows": rows / rounds,
-            "wins": wins / rounds,
-            "of_rows": share(rows),
-            "of_wins": share(wins),
-            "per_row": wins / rows,
-            "tokens": share(tokens),
-            "length": tokens / wins,
-        }
+        statistics = {"rows": rows / rounds, "wins": wins / rounds, "of_rows": share(rows), "of_wins": share(wins)}
+        statistics |= {"per_row": wins / rows, "tokens": share(tokens), "length": tokens / wins}
     compared = StrategyComparison(pd.DataFrame({"strategy": list(names)}), {}, len(per_prompt))
     return compared.table(statistics, dict.fromkeys(("wins", "of_rows", "of_wins", "per_row", "tokens"), SHARE))
 
@@ -209,14 +191,9 @@ def share_groups(found: Mapping[str, pd.DataFrame], values: Sequence[int]) -> di
 
 @style.in_style
 def _bars(
-    groups: Mapping[str, Sequence[Interval]],
-    ticks: Sequence[str],
-    xlabel: str,
-    ylabel: str,
-    title: str,
-    replay: pd.DataFrame,
-    about: About,
-) -> Figure:
+    groups: Mapping[str, Sequence[Interval]], ticks: Sequence[str], xlabel: str, ylabel: str, title: str,
+    replay: pd.DataFrame, about: About,
+) -> Figure:  # fmt: skip
     """Draw bars of each strategy side by side."""
     k, w, prompts = replay["k"].iloc[0], replay["w"].iloc[0], replay["prompt"].nunique()
     whiskers = "whiskers: 95% prompt-bootstrap intervals" if prompts >= FEWEST else "no intervals"

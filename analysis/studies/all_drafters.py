@@ -67,20 +67,19 @@ def findings(tables: Tables, about: About) -> Findings:
         if setting == "default":
             sections.append(_frontier(scores, mine, about))
     sections[0] = replace(sections[0], text=(*sections[0].text, *about.caveats(tables["skipped"])))
-    refuted = (
-        f"Outputs refuted: {counted(int(outcomes['differs'][wrong].sum()), 'output')} of lossless methods "
-        f"({', '.join(arms['drafter'][wrong])}) differ from the target's own text without a near-tie that rounding "
-        "could explain."
-        if wrong
-        else ""
-    )
+    refuted = ""
+    if wrong:
+        refuted = (
+            f"Outputs refuted: {counted(int(outcomes['differs'][wrong].sum()), 'output')} of lossless methods "
+            f"({', '.join(arms['drafter'][wrong])}) differ from the target's own text without a near-tie that rounding "
+            "could explain."
+        )
     return Findings((*sections, _published()), finite(metrics), refuted=refuted)
 
 
 def _compared(setting: str, scores: ScoredArms, arms: pd.DataFrame, outcomes: pd.DataFrame, about: About) -> Section:
-    equal = setting != "default"
     title = "Every drafter in its own structure"
-    if equal:
+    if setting != "default":
         title = f"Equal numbers of verified tokens: {_SETTINGS[setting]} of {int(arms['nodes'].max())}"
     intervals = [scores.interval("speedup", arm) for arm in range(len(scores.labels))]
     pays = f"Nothing is said of which drafters pay: {scores.too_few}."
@@ -105,7 +104,7 @@ def _compared(setting: str, scores: ScoredArms, arms: pd.DataFrame, outcomes: pd
         for name, word in (("g", "draft"), ("v", "verify"), ("o", "rest"))
     }
     tables = [("Best first; costs of a round in calls on one token; held by: bootstrap share of this rank", shown)]
-    if equal:
+    if setting != "default":
         shown.update(costs)
     else:
         mine = outcomes.loc[ranked.index]
@@ -123,30 +122,23 @@ def _compared(setting: str, scores: ScoredArms, arms: pd.DataFrame, outcomes: pd
         tables.append(("What a round costs, and what the drafter needs", needs | costs))
     caption = f"Speedup of every drafter: {title[0].lower()}{title[1:]}\n{about.title}"
     figure = leaderboard_figure(scores, "speedup", title=caption)
-    return Section(
-        title,
-        (_leader(scores), pays),
-        tables=tuple((words, pd.DataFrame(columns)) for words, columns in tables),
-        figures=((f"all_drafters_{setting}", figure),),
-    )
+    drawn = tuple((words, pd.DataFrame(columns)) for words, columns in tables)
+    return Section(title, (_leader(scores), pays), drawn, ((f"all_drafters_{setting}", figure),))
 
 
 def _leader(scores: ScoredArms) -> str:
     """Give the answer: who leads, by how much, and who cannot be told from the leader."""
-    order = scores.order("speedup")
-    best = order[0]
+    best, *others = scores.order("speedup")
     speedup = scores.interval("speedup", best)
     said = f"{'Fastest' if speedup.estimate > 1 else 'Least slow'}: {scores.labels[best]}, speedup {speedup:.2f}"
     if scores.too_few:
         return f"{said}; {scores.too_few}."
-    close = [scores.labels[arm] for arm in order[1:] if not scores.apart("speedup", best, arm)]
-    if len(order) == 1:
+    if not others:
         return said + "."
-    if close:
+    if close := [scores.labels[arm] for arm in others if not scores.apart("speedup", best, arm)]:
         return f"{said}; not told apart from it on {counted(scores.prompts, 'prompt')}: {', '.join(close)}."
-    second = order[1]
-    ratio = scores.ratio("speedup", best, second)
-    return f"{said}, told apart from all others; the next, {scores.labels[second]}, by a factor of {ratio:.3f}."
+    ratio = scores.ratio("speedup", best, others[0])
+    return f"{said}, told apart from all others; the next, {scores.labels[others[0]]}, by a factor of {ratio:.3f}."
 
 
 def _outcomes(arms: pd.DataFrame, outcomes: pd.DataFrame) -> str:
@@ -182,16 +174,14 @@ def _frontier(scores: ScoredArms, arms: pd.DataFrame, about: About) -> Section:
         for place in best
     ]
     unknown = [scores.labels[place] for place in np.flatnonzero(~np.isfinite(seconds))]
-    text = f"What more training buys: {', then '.join(listed)}."
+    answer = f"What more training buys: {', then '.join(listed)}."
     if len(best) == 1:
-        text = f"No drafter with more training is faster than {listed[0]}."
+        answer = f"No drafter with more training is faster than {listed[0]}."
     if unknown:
-        text += f" Without a record of their training: {', '.join(unknown)}."
-    return Section(
-        "Speedup over training",
-        (text, "Seconds of training are those that the trainings recorded, on the machines where they ran."),
-        figures=(("all_drafters_frontier", _frontier_figure(scores, seconds, best, about)),),
-    )
+        answer += f" Without a record of their training: {', '.join(unknown)}."
+    text = (answer, "Seconds of training are those that the trainings recorded, on the machines where they ran.")
+    figures = (("all_drafters_frontier", _frontier_figure(scores, seconds, best, about)),)
+    return Section("Speedup over training", text, figures=figures)
 
 
 @style.in_style
@@ -218,10 +208,9 @@ def _frontier_figure(scores: ScoredArms, seconds: np.ndarray, best: Sequence[int
     bottom, top = axes.get_ylim()
     columns: list[list[tuple[float, float, int]]] = []  # points that are too near for names side by side
     for point in points:
-        if columns and point[0] - columns[-1][0][0] < 0.12 * right:
-            columns[-1].append(point)
-        else:
-            columns.append([point])
+        if not columns or point[0] - columns[-1][0][0] >= 0.12 * right:
+            columns.append([])
+        columns[-1].append(point)
     for column in columns:
         column.sort(key=lambda point: point[1])
         heights = spread([speedup for _, speedup, _ in column], 0.045 * (top - bottom))
@@ -251,11 +240,9 @@ def _published() -> Section:
     wide = printed.pivot(index=["method", "GPU"], columns="metric", values="value").reset_index()
     wide.insert(1, "drafter here", wide["method"].map(_METHODS))
     wide = wide.sort_values(["GPU", "tokens_per_round"], ascending=[True, False]).reset_index(drop=True)
-    return Section(
-        "The same methods as published",
-        (
-            "Spec-Bench's own measurements of Vicuna-7B, greedy: another target, other prompts and other hardware, so "
-            "they are no standard for the figures above; the order of the methods is what can be compared.",
-        ),
-        tables=(("hemingkx/Spec-Bench, Leaderboard.md: mean over its six tasks", wide.rename(columns=columns)),),
+    text = (
+        "Spec-Bench's own measurements of Vicuna-7B, greedy: another target, other prompts and other hardware, so they "
+        "are no standard for the figures above; the order of the methods is what can be compared.",
     )
+    table = ("hemingkx/Spec-Bench, Leaderboard.md: mean over its six tasks", wide.rename(columns=columns))
+    return Section("The same methods as published", text, (table,))

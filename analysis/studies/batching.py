@@ -59,15 +59,13 @@ def findings(tables: Tables, about: About) -> Findings:
     curves = curves_of(lines, "curve/batching/speedup.{drafter}.{label}{what}", ["drafter", "label"], "batch", speedups)
     rates = {"best": "rate", "plain": "plain_rate"}
     curves |= curves_of(best, "curve/batching/tokens_per_s.{drafter}.{what}", ["drafter"], "batch", rates)
-    differs = int(tables["batching"]["differs"].sum())
-    refuted = (
-        f"Outputs refuted: {counted(differs, 'text')} with drafts part from plain decoding without a near-tie that "
-        "rounding could explain."
-    )
-    return Findings(sections, metrics, curves, refuted if differs else "")
-
-
-# Numbers --------------------------------------------------------------------------------------------
+    refuted = ""
+    if differs := int(tables["batching"]["differs"].sum()):
+        refuted = (
+            f"Outputs refuted: {counted(differs, 'text')} with drafts part from plain decoding without a near-tie that "
+            "rounding could explain."
+        )
+    return Findings(sections, metrics, curves, refuted)
 
 
 @dataclass(frozen=True)
@@ -133,11 +131,9 @@ def batch_numbers(tables: Tables, replicates: int, seed: int) -> BatchNumbers:
     cells["width"] = (values["places"] / rounds)[0]
     chosen = best.groupby(["drafter", "batch"])["gamma"].agg(lambda found: ", ".join(map(str, sorted(set(found)))))
     cells = cells.join(chosen.rename("gammas"), on=["drafter", "batch"])
-    predicted = {
-        name: _predicted(compared, tables, column) for name, column in (("formula", "seconds"), ("model", "model_s"))
-    }
-    ends = []
-    batches = sorted(keys["batch"].unique())
+    sources = {"formula": "seconds", "model": "model_s"}  # prediction -> where it has the seconds of calls
+    predicted = {name: _predicted(compared, tables, column) for name, column in sources.items()}
+    ends, batches = [], sorted(keys["batch"].unique())
     for (drafter, gamma), at in keys.groupby(["drafter", "gamma"]).groups.items():
         even = spread(stops_paying(batches, speedup[:, at]))
         line = {"drafter": drafter, "gamma": gamma, "break_even": even.estimate}
@@ -178,8 +174,7 @@ def _predicted(compared: StrategyComparison, tables: Tables, column: str) -> np.
     drafts = tables["drafts"].groupby(["drafter", "gamma", "batch"])["seconds"].median()
     for (drafter, gamma), alike in keys[keys["gamma"] != BEST].groupby(["drafter", "gamma"]).groups.items():
         tokens = values["tokens"][:, alike].sum(axis=1) / rounds[:, alike].sum(axis=1)
-        offers = tables["offers"]
-        mine = offers[(offers["drafter"] == drafter) & (offers["gamma"] == gamma)]
+        mine = tables["offers"].query("drafter == @drafter and gamma == @gamma")
         counts = np.bincount(mine["offered"], weights=mine["rounds"], minlength=gamma + 1)
         for place in alike:
             batch = int(keys["batch"][place])
@@ -194,20 +189,6 @@ def _predicted(compared: StrategyComparison, tables: Tables, column: str) -> np.
         same = (keys["drafter"] == keys["drafter"][place]) & (keys["batch"] == keys["batch"][place])
         found[:, place] = np.max(found[:, same & (keys["gamma"] != BEST)], axis=1)
     return found
-
-
-def call_errors(calls: pd.DataFrame) -> pd.DataFrame:
-    """Return a line for each batch and tokens per sequence: seconds (median of the calls) and what the cost model says
-    (model_s), both also over the call on one token per sequence (ratio, model_ratio).
-    """
-    cells = calls.groupby(["batch", "tokens"])[["seconds", "model_s"]].median().reset_index()
-    plain = cells[cells["tokens"] == 1].set_index("batch")
-    for name, column in (("ratio", "seconds"), ("model_ratio", "model_s")):
-        cells[name] = cells[column] / cells["batch"].map(plain[column])
-    return cells
-
-
-# A committed study ----------------------------------------------------------------------------------
 
 
 def write_committed(tables: Tables, facts: Mapping[str, Any], path: Path = RESULT) -> None:
@@ -244,9 +225,6 @@ def committed_in_words(path: Path = RESULT) -> str:
     )
 
 
-# Up to which batch it pays --------------------------------------------------------------------------
-
-
 def _answer(found: BatchNumbers, tables: Tables, about: About) -> Section:
     lines, facts, largest = tables["batching"], tables["cost"].iloc[0], found.largest
     measured = {drafter: interval(found.end(drafter), "break_even") for drafter in found.drafters}
@@ -261,6 +239,20 @@ def _answer(found: BatchNumbers, tables: Tables, about: About) -> Section:
     model = f"The cost model fitted to calls on a single sequence predicted {'; '.join(modelled)}."
     if any(np.isnan(found.end(drafter)["model"]) for drafter in measured):
         model = "There is no cost model of single calls to compare with."
+    unit = f"{found.repeats} repeats are too few for intervals, which need {FEWEST}."
+    if found.repeats == 1:
+        unit = "A single repeat: no intervals, and the best gamma is chosen on the numbers that it is judged by."
+    elif found.repeats >= FEWEST:
+        unit = (
+            f"Intervals draw whole repeats again ({found.repeats}): sequences of one batch share the time of every "
+            "step, so that neither texts nor rounds of a repeat are independent, and repeats have prompts of their "
+            "own. They are widened for so few units (expanded percentiles)."
+        )
+        if found.repeats * facts["largest"] > facts["prompts"]:
+            unit += (
+                f" There are {counted(int(facts['prompts']), 'prompt')}, and a repeat takes {int(facts['largest'])} at "
+                "the largest batch: some stand in several repeats, so that intervals are too short."
+            )
     same, near, differs = (int(lines[name].sum()) for name in ("same", "near_tie", "differs"))
     text = (
         f"Speculation pays up to this batch, with the best gamma at each: {said}. {model}",
@@ -268,7 +260,7 @@ def _answer(found: BatchNumbers, tables: Tables, about: About) -> Section:
         "many sequences at once, in steps with every slot in use, prefill apart. The batch at which it falls below 1 "
         "for the last time is interpolated over log2 of the batch. The best gamma is chosen for every repeat on the "
         "other repeats.",
-        _unit(found, facts),
+        unit,
         f"Of {counted(same + near + differs, 'text')} with drafts, {same:,} are those of plain decoding at the batch; "
         f"{near:,} part from it at a near-tie, {differs:,} otherwise.",
         *([] if differs else _schedules(found, about)),
@@ -280,10 +272,9 @@ def _answer(found: BatchNumbers, tables: Tables, about: About) -> Section:
             end = found.end(drafter, gamma)
             line = {"drafter": drafter, "gamma": str(gamma) if gamma else "best"}
             line["measured"] = interval_in_words(interval(end, "break_even"), largest)
-            ends.append(
-                line
-                | {f"predicted from {label}": batch_in_words(end[name], largest) for name, label in PREDICTIONS.items()}
-            )
+            for name, label in PREDICTIONS.items():
+                line[f"predicted from {label}"] = batch_in_words(end[name], largest)
+            ends.append(line)
     shown = (
         ("Batch behind which speculation does not pay: measured (95%), and as predicted", pd.DataFrame(ends)),
         ("Speedup at equal batch with the best gamma (95%), and the gammas chosen", best_table(found)),
@@ -291,37 +282,18 @@ def _answer(found: BatchNumbers, tables: Tables, about: About) -> Section:
     return Section("Up to which batch speculation pays", text, shown, (("batching_speedup", _speedups(found, about)),))
 
 
-def _unit(found: BatchNumbers, facts: pd.Series) -> str:
-    """Say what intervals rest on."""
-    if found.repeats == 1:
-        return "A single repeat: no intervals, and the best gamma is chosen on the numbers that it is judged by."
-    if found.repeats < FEWEST:
-        return f"{found.repeats} repeats are too few for intervals, which need {FEWEST}."
-    words = (
-        f"Intervals draw whole repeats again ({found.repeats}): sequences of one batch share the time of every step, "
-        "so that neither texts nor rounds of a repeat are independent, and repeats have prompts of their own. They are "
-        "widened for so few units (expanded percentiles)."
-    )
-    if found.repeats * facts["largest"] > facts["prompts"]:
-        words += (
-            f" There are {counted(int(facts['prompts']), 'prompt')}, and a repeat takes {int(facts['largest'])} at the "
-            "largest batch: some stand in several repeats, so that intervals are too short."
-        )
-    return words
-
-
 def _schedules(found: BatchNumbers, about: About) -> list[str]:
     """Return the gamma to serve at each batch as vLLM takes it: the fastest whose interval is above 1, else none."""
     words = []
     for drafter in found.drafters:
-        tried = found.cells[(found.cells["drafter"] == drafter) & (found.cells["gamma"] != BEST)]
+        tried = found.cells.query("drafter == @drafter and gamma != @BEST")
         paying = tried[tried["speedup_low"] > 1].sort_values("speedup").groupby("batch")["gamma"].last()
         best = {batch: int(paying.get(batch, 0)) for batch in found.batches}
         if drafter in DRAFTS and any(best.values()):
             words.append(f'{drafter} `"num_speculative_tokens_per_batch_size": {batch_schedule(best)}`')
     if not words:
         return []
-    pocket = " and demonstrates the tool, as all figures of pocket models do" if "pocket" in about.title else ""
+    pocket = " and demonstrates the tool, as all figures of pocket models do" * ("pocket" in about.title)
     return [
         f"To serve it by load, a key of `--speculative-config` in the format of {VLLM}: [first batch, last batch, "
         f"draft tokens], none where no gamma is surely faster than plain decoding. It is a starting point, not "
@@ -338,17 +310,13 @@ def best_table(found: BatchNumbers) -> pd.DataFrame:
     return pd.DataFrame(shown)
 
 
-# Parts of a round ------------------------------------------------------------------------------------
-
-
 def _costs(found: BatchNumbers, about: About) -> Section:
     """Write the section on the factors, each drafter at the gamma that is fastest at the smallest batch."""
     first, last = found.batches[0], found.largest
     chosen, tables, sentences = {}, [], []
     for drafter in found.drafters:
         gammas = found.gammas_of(drafter)
-        gamma = max(gammas, key=lambda gamma: float(found.of(drafter, gamma)["speedup"].iloc[0]))
-        chosen[drafter] = gamma
+        chosen[drafter] = gamma = max(gammas, key=lambda gamma: float(found.of(drafter, gamma)["speedup"].iloc[0]))
         lines = found.of(drafter, gamma)
         low, high = lines.iloc[0], lines.iloc[-1]
         rises = {label: high[name] - low[name] for name, label in _COSTS.items()}
@@ -366,21 +334,13 @@ def _costs(found: BatchNumbers, about: About) -> Section:
         shown["speedup"] = printed(lines, "speedup", ".2f")
         shown |= {f"predicted from {label}": printed(lines, name, ".2f") for name, label in PREDICTIONS.items()}
         tables.append(pd.DataFrame({"drafter": drafter, "gamma": gamma, "batch": lines["batch"], **shown}))
-    title = f"A round in plain steps of the same batch\n{about.title}"
-    caption = (
-        "Bars: what a round of all sequences takes, in steps of plain decoding of as many; line: tokens per round and "
-        "sequence. Speculation pays where the line is above the bar."
-    )
     words = (
         "Tokens per round and sequence, and the parts of a round in plain steps; tokens per sequence of a call, "
         "padding included; speedup as measured, and as predicted from the tokens per round and the times of calls"
     )
-    figure = _cost_figure(found, chosen, title=title, caption=caption)
+    figures = (("batching_costs", _cost_figure(found, chosen, about)),)
     shown_tables = ((words, pd.concat(tables, ignore_index=True)),)
-    return Section("What eats the speedup", tuple(sentences), shown_tables, (("batching_costs", figure),))
-
-
-# Throughput -----------------------------------------------------------------------------------------
+    return Section("What eats the speedup", tuple(sentences), shown_tables, figures)
 
 
 def _throughput(found: BatchNumbers, about: About) -> Section:
@@ -413,11 +373,12 @@ def _throughput(found: BatchNumbers, about: About) -> Section:
     return Section("Throughput", text, ((caption, table),), (("batching_throughput", figure),))
 
 
-# Calls on batches -----------------------------------------------------------------------------------
-
-
 def _calls(found: BatchNumbers, tables: Tables, about: About) -> Section:
-    calls, cost = call_errors(tables["calls"]), tables["cost"].iloc[0]
+    cost = tables["cost"].iloc[0]
+    calls = tables["calls"].groupby(["batch", "tokens"])[["seconds", "model_s"]].median().reset_index()
+    plain = calls[calls["tokens"] == 1].set_index("batch")
+    for name, column in (("ratio", "seconds"), ("model_ratio", "model_s")):  # over the call on one token per sequence
+        calls[name] = calls[column] / calls["batch"].map(plain[column])
     wide = calls[calls["tokens"] > 1]
     ratios = wide.pivot(index="batch", columns="tokens", values="ratio")
     most, first, last = int(wide["tokens"].max()), found.batches[0], found.largest
@@ -439,8 +400,7 @@ def _calls(found: BatchNumbers, tables: Tables, about: About) -> Section:
         shown=wide["ratio"].map("{:.2f}".format) + models, tokens=wide["tokens"].map("{} tokens each".format)
     )
     table = shown.pivot(index="batch", columns="tokens", values="shown")[shown["tokens"].unique()]
-    plain = calls[calls["tokens"] == 1].set_index("batch")["seconds"]
-    table.insert(0, "t(B), ms", (1e3 * plain).map("{:.3g}".format))
+    table.insert(0, "t(B), ms", (1e3 * plain["seconds"]).map("{:.3g}".format))
     table = table.rename_axis(columns=None).reset_index().astype({"batch": str})
     with style.styled():
         figure, axes = style.new_figure(
@@ -457,9 +417,6 @@ def _calls(found: BatchNumbers, tables: Tables, about: About) -> Section:
         style.legend_above(axes, 2)
     name = "t(B), and calls on more tokens per sequence over it: measured (cost model of single calls)"
     return Section("What a call costs in a batch", tuple(text), ((name, table),), (("batching_calls", figure),))
-
-
-# Figures --------------------------------------------------------------------------------------------
 
 
 @style.in_style
@@ -485,7 +442,12 @@ def _speedups(found: BatchNumbers, about: About) -> Figure:
 
 
 @style.in_style
-def _cost_figure(found: BatchNumbers, chosen: Mapping[str, int], title: str, caption: str) -> Figure:
+def _cost_figure(found: BatchNumbers, chosen: Mapping[str, int], about: About) -> Figure:
+    title = f"A round in plain steps of the same batch\n{about.title}"
+    caption = (
+        "Bars: what a round of all sequences takes, in steps of plain decoding of as many; line: tokens per round and "
+        "sequence. Speculation pays where the line is above the bar."
+    )
     rows = len(chosen)
     figure, panels = style.new_panels(title, caption, 1.2 + 2.4 * rows, rows, sharex=True)
     at = np.arange(len(found.batches))

@@ -149,7 +149,7 @@ def _speed(drafter: str, cells: pd.DataFrame, found: ReplayedSpeedups, times: pd
         )
     # A verified token's cost against what it may cost, where the gain is largest and at the largest budget.
     largest = cells[cells["budget"] == cells["budget"].max()]
-    priced = cells.loc[[cells["speedup"].idxmax(), largest["speedup"].idxmin()]].drop_duplicates(["shape", "budget"])
+    priced = cells.loc[list(dict.fromkeys([cells["speedup"].idxmax(), largest["speedup"].idxmin()]))]
     prices = [
         f"{each['price']:.3f} of a plain call in {_NAMES[each['shape']]} of {each['budget']}, which breaks even at "
         f"{each['break_even']:.3f}"
@@ -176,21 +176,15 @@ def _speed(drafter: str, cells: pd.DataFrame, found: ReplayedSpeedups, times: pd
 
 
 def _section(
-    name: str,
-    label: str,
-    text: tuple[str, ...],
-    columns: Mapping[str, str],
-    drafter: str,
-    cells: pd.DataFrame,
+    name: str, label: str, text: tuple[str, ...], columns: Mapping[str, str], drafter: str, cells: pd.DataFrame,
     about: About,
-) -> Section:
+) -> Section:  # fmt: skip
     """Write a section of one drafter: the table, and a line for each structure over the number of draft nodes with the
     paired differences to the chain below.
 
     name: column of `cells`, "tokens" or "speedup"; label: its name.
     """
-    others = cells[cells["shape"] != REFERENCE]
-    exact = name == "tokens"
+    others, exact = cells[cells["shape"] != REFERENCE], name == "tokens"
     rounds = "greedy texts replayed, exact for these" if exact else f"rounds by replay, seconds {about.source}"
     bars = "bars: 95% prompt-bootstrap intervals" if cells[f"{name}_low"].notna().any() else "no intervals"
     figure = pictures.chart(
@@ -210,6 +204,6 @@ def _section(
             "; price of a draft node in plain calls, and the price at which calls alone would take all that the "
             "accepted tokens give"
         )
-    stem = "tokens_per_call" if name == "tokens" else name
+    stem = "tokens_per_call" if exact else name
     title = f"{label} of chain, rows and tree: {drafter}"
     return Section(title, text, ((caption, shown),), ((f"{stem}_{drafter}", figure),))

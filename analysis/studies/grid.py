@@ -264,16 +264,9 @@ def _speed(found: ReplayedSpeedups, fastest: Shape, times: pd.DataFrame, about: 
             totals = part.groupby(["k", "w"])[["tokens", "rounds", "seconds", "plain_s"]].sum()
             tokens = totals["tokens"] / totals["rounds"]
             speed = totals["plain_s"] / totals["seconds"].replace(0.0, np.nan)
-            categories.append(
-                {
-                    "category": category,
-                    "prompts": part["prompt"].nunique(),
-                    "fastest shape": str(speed.idxmax()),
-                    "speedup": f"{speed.max():.2f}",
-                    "its tokens per call": f"{tokens[speed.idxmax()]:.2f}",
-                    "most tokens per call": f"{tokens.max():.2f} at {tokens.idxmax()}",
-                }
-            )
+            line = {"category": category, "prompts": part["prompt"].nunique(), "fastest shape": str(speed.idxmax())}
+            line |= {"speedup": f"{speed.max():.2f}", "its tokens per call": f"{tokens[speed.idxmax()]:.2f}"}
+            categories.append(line | {"most tokens per call": f"{tokens.max():.2f} at {tokens.idxmax()}"})
     if len(categories) > 1:
         caption = f"Best shapes by category of at least {FEWEST} prompts, without intervals"
         tables.append((caption, pd.DataFrame(categories)))
@@ -289,11 +282,9 @@ def _whole(found: WholeRuns, texts: int, fastest: Shape, about: About) -> Sectio
     runs, shapes = int(found.shapes["runs"].max()), found.shapes
     names = _names(shapes)
     speedups = [plus_minus(*pair) for pair in zip(shapes["speedup"], shapes["deviation"], strict=True)]
-    said = [
-        f"{name} {speedup} at {tokens:.2f} tokens per call"
-        for name, speedup, tokens in zip(names, speedups, shapes["tokens"], strict=True)
-    ]
-    answer = f"Speedup of {counted(runs, 'whole run')} of {counted(texts, 'text')}: {'; '.join(said)}"
+    lines = zip(names, speedups, shapes["tokens"], strict=True)
+    said = "; ".join(f"{name} {speedup} at {tokens:.2f} tokens per call" for name, speedup, tokens in lines)
+    answer = f"Speedup of {counted(runs, 'whole run')} of {counted(texts, 'text')}: {said}"
     text = [answer + ("." if runs == 1 else ", mean ± standard deviation of the runs.")]
     if found.lead is not None:
         verdict = ""
@@ -334,19 +325,14 @@ def _live(check: pd.DataFrame, live: pd.DataFrame, about: About) -> Section:
                "tokens per call: live": "tokens_measured:.3f", "speedup: predicted": "speedup_predicted:.2f",
                "speedup: live": "live", "error": "error:+.1%"}  # fmt: skip
     places = check.assign(before=np.arange(len(check)) - 0.08, behind=np.arange(len(check)) + 0.08)
-    spread_of = {"low": check["speedup_measured"] - check["deviation"],
-                 "high": check["speedup_measured"] + check["deviation"]}  # fmt: skip
-    places = places.assign(**{f"speedup_measured_{end}": values for end, values in spread_of.items()})
+    places["speedup_measured_low"] = check["speedup_measured"] - check["deviation"]
+    places["speedup_measured_high"] = check["speedup_measured"] + check["deviation"]
+    lines = {
+        "predicted": over(places, "before", "speedup_predicted", style.Look(style.BLUE, "o", "none")),
+        "live": over(places, "behind", "speedup_measured", style.Look(style.ORANGE, "D", "none")),
+    }
     figure = pictures.chart(
-        Panel(
-            "speedup",
-            {
-                "predicted": over(places, "before", "speedup_predicted", style.Look(style.BLUE, "o", "none")),
-                "live": over(places, "behind", "speedup_measured", style.Look(style.ORANGE, "D", "none")),
-            },
-            (1.0, ""),
-            zero=True,
-        ),
+        Panel("speedup", lines, (1.0, ""), zero=True),
         title=f"Predicted and live speedup in the corner shapes\n{about.title}",
         caption=f"{counted(streams, 'prompt')} of {about.prompts}, {counted(repeats, 'repeat')} interleaved with plain "
         "decoding; bars: standard deviation over repeats. Predictions are for the same texts.",

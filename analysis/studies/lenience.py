@@ -82,43 +82,30 @@ def findings(tables: Tables, about: About) -> Findings:
         caption = f"Alpha by drafter and lenience, {name} (the paper's {paper})"
         by_drafter.append((caption, wide.rename_axis(columns=None).reset_index()))
     pictured = _figures(swept, alphas, gamma, counts, about)
+    rises += [
+        "Alpha is the mean chance that a token drawn from q passes along the target's own text: of sum min(p / l, q) "
+        "where text is sampled, and where it is greedy the share of positions at which p of the drafter's likeliest "
+        "token is at least l max p. No token gets more than p / l.",
+        f"{counts}, decoded live at temperature {settings['temperature']:g}; intervals are 95% prompt-bootstrap "
+        "intervals.",
+        *about.caveats(tables["skipped"]),
+    ]
+    worth.append(
+        "The capped geometric (Theorem 3.8) assumes that a call on the whole draft takes as long as a plain call, and "
+        "that acceptance is independent; under lenience the text also drifts from the one along which alpha was read. "
+        "The paper's printed speedups are its own, not measured."
+    )
+    loss.append(
+        "Greedy text always takes one token, so its law is far from the target's even without drafts. Lenience bounds "
+        "how likely a token may become, not how unlikely: the text goes from what the target would write towards what "
+        "the drafter would, and its likelihood may fall or rise."
+    )
+    of_worth = (f"Each rule {_INTERVALS}; MLE: accepted over tested draft tokens", listed(swept, _WORTH))
+    of_loss = (f"Each rule {_INTERVALS}", listed(cells, _LOSS))
     sections = (
-        Section(
-            "Alpha at each lenience",
-            (
-                *rises,
-                "Alpha is the mean chance that a token drawn from q passes along the target's own text: of sum "
-                "min(p / l, q) where text is sampled, and where it is greedy the share of positions at which p of the "
-                "drafter's likeliest token is at least l max p. No token gets more than p / l.",
-                f"{counts}, decoded live at temperature {settings['temperature']:g}; intervals are 95% "
-                "prompt-bootstrap intervals.",
-                *about.caveats(tables["skipped"]),
-            ),
-            tuple(by_drafter),
-            pictured["alpha"],
-        ),
-        Section(
-            "What lenience is worth",
-            (
-                *worth,
-                "The capped geometric (Theorem 3.8) assumes that a call on the whole draft takes as long as a plain "
-                "call, and that acceptance is independent; under lenience the text also drifts from the one along "
-                "which alpha was read. The paper's printed speedups are its own, not measured.",
-            ),
-            ((f"Each rule {_INTERVALS}; MLE: accepted over tested draft tokens", listed(swept, _WORTH)),),
-            pictured["speedup"],
-        ),
-        Section(
-            "What the text loses",
-            (
-                *loss,
-                "Greedy text always takes one token, so its law is far from the target's even without drafts. Lenience "
-                "bounds how likely a token may become, not how unlikely: the text goes from what the target would "
-                "write towards what the drafter would, and its likelihood may fall or rise.",
-            ),
-            ((f"Each rule {_INTERVALS}", listed(cells, _LOSS)),),
-            pictured["loss"],
-        ),
+        Section("Alpha at each lenience", tuple(rises), tuple(by_drafter), pictured["alpha"]),
+        Section("What lenience is worth", tuple(worth), (of_worth,), pictured["speedup"]),
+        Section("What the text loses", tuple(loss), (of_loss,), pictured["loss"]),
     )
     metrics = metrics_of(swept, "lenience/{form}.{what}.{lenience:g}", METRICS)
     metrics |= metrics_of(alphas, "lenience/{what}.{drafter}.{form}.{lenience:g}", {"alpha": "alpha"})

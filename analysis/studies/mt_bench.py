@@ -3,17 +3,18 @@
 from math import isnan
 
 import pandas as pd
-from matplotlib.figure import Figure
 
-from ..comparisons import compare, interval, intervals, metrics_of, printed
+from ..comparisons import compare, interval, intervals, listed, metrics_of
 from ..figures import pictures, style
 from ..intervals import Range
 from ..sections import About, Findings, Section, Tables, counted, register
 
 PLAIN = "plain"
 ALL = "all"
-JUDGE = "fastchat/llm_judge"
-"""The folder of FastChat (lm-sys/FastChat) whose data/mt_bench/model_answer takes the files, and that has the judge."""
+JUDGE = "fastchat/llm_judge"  # the folder of FastChat (lm-sys/FastChat) that takes the files, and has the judge
+_COLUMNS = {"category": "category", "temperature": "temperature", "questions": "questions",
+            "tokens per call": "rate:.2f", "speedup": "speedup:.2f", "tokens of a turn": "length:.0f",
+            "plain, tokens of a turn": "plain_length:.0f"}  # fmt: skip
 
 
 @register("mt_bench")
@@ -42,31 +43,28 @@ def findings(tables: Tables, about: About) -> Findings:
             "The tokenizer has no chat template (or prompts.chat=never): turns are plain text, an empty line between "
             "them, and an answer goes on up to the end token or the limit."
         )
-    missing = int(mine["missing"]) + int(plain["missing"])
-    if missing:
+    if missing := int(mine["missing"]) + int(plain["missing"]):
         text.append(
             f"{counted(missing, 'turn')} did not fit into the target's context behind what came before, and stand as "
             "ERROR, which is what FastChat writes for an answer that failed."
         )
     text += about.caveats(tables["skipped"])
     caption = "Each category at its temperature, with 95% intervals from resampling questions"
-    figure = _by_category(
-        cells,
-        title=f"Tokens per call by category, {mine['verifier']}\n{about.title}",
-        caption=f"{counted(int(mine['questions']), 'question')}, {turns}; 95% intervals from resampling questions. "
-        "Dotted: plain decoding.",
-    )
-    shown = pd.DataFrame(
-        {
-            "category": cells["category"],
-            "temperature": ["–" if isnan(each) else f"{each:g}" for each in cells["temperature"]],
-            "questions": cells["questions"],
-            "tokens per call": printed(cells, "rate", ".2f"),
-            "speedup": printed(cells, "speedup", ".2f"),
-            "tokens of a turn": printed(cells, "length", ".0f"),
-            "plain, tokens of a turn": printed(cells, "plain_length", ".0f"),
-        }
-    )
+    names = [
+        category if isnan(temperature) else f"{category}, temperature {temperature:g}"
+        for category, temperature in zip(cells["category"], cells["temperature"], strict=True)
+    ]
+    with style.styled():  # all categories together have a filled dot
+        figure, axes = style.new_figure(
+            f"Tokens per call by category, {mine['verifier']}\n{about.title}",
+            f"{counted(int(mine['questions']), 'question')}, {turns}; 95% intervals from resampling questions. Dotted: "
+            "plain decoding.",
+            height=2.2 + 0.36 * len(cells),
+        )
+        pictures.dots(axes, names, intervals(cells, "rate"), cells["category"].eq(ALL).tolist(), start=1)
+        axes.set_xlabel("tokens per call")
+    temperatures = ["–" if isnan(each) else f"{each:g}" for each in cells["temperature"]]
+    shown = listed(cells.assign(temperature=temperatures), _COLUMNS)
     section = Section("Answers for a judge", tuple(text), ((caption, shown),), (("by_category", figure),))
     quantities = {"tokens_per_call": "rate", "speedup": "speedup"}
     metrics = metrics_of(cells.iloc[-1:], "mt_bench/{what}", quantities)
@@ -93,21 +91,7 @@ def answered(outputs: pd.DataFrame, drafter: str, about: About) -> pd.DataFrame:
             },
             {"rate": Range(low=1.0)},
         )
-        temperatures = part["temperature"].unique()
-        same = temperatures[0] if len(temperatures) == 1 else float("nan")
+        same = part["temperature"].iloc[0] if part["temperature"].nunique() == 1 else float("nan")
         line = table.assign(category=str(category), temperature=same, questions=compared.prompts)
         lines.append(line[line["method"] == drafter])
     return pd.concat(lines, ignore_index=True)
-
-
-@style.in_style
-def _by_category(cells: pd.DataFrame, *, title: str, caption: str) -> Figure:
-    """Draw tokens per call of each category, with its temperature, and of all together as a filled dot."""
-    figure, axes = style.new_figure(title, caption, height=2.2 + 0.36 * len(cells))
-    names = [
-        category if isnan(temperature) else f"{category}, temperature {temperature:g}"
-        for category, temperature in zip(cells["category"], cells["temperature"], strict=True)
-    ]
-    pictures.dots(axes, names, intervals(cells, "rate"), cells["category"].eq(ALL).tolist(), start=1)
-    axes.set_xlabel("tokens per call")
-    return figure

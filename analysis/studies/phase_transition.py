@@ -19,10 +19,8 @@ from ..sections import About, Findings, Section, Tables, counted, register
 
 Shape = tuple[int, int]  # k rows of w draft tokens each
 
-UNIT: Shape = (1, 1)
-"""The shape whose call is the unit of a slow-down: one row of width 1, as in N-Grammys (2411.03786)."""
-PLAIN: Shape = (1, 0)
-USUAL: Shape = (10, 10)  # The shape of N-Grammys
+UNIT: Shape = (1, 1)  # its call is the unit of a slow-down, as in N-Grammys (2411.03786), whose usual shape is 10 x 10
+PLAIN, USUAL = (1, 0), (10, 10)
 _SHOWN = ((1, 0), (1, 1), (1, 4), (1, 10), (2, 2), (5, 5), (10, 1), (10, 4), USUAL, (25, 14), (32, 15))
 _ZOOM = 64  # tokens: where single tiles can be told apart
 _FLAT = 1.1  # slow-down over all sizes below which nothing can be said about where it begins to grow
@@ -32,10 +30,7 @@ _CACHES = {
     "rows": "in a batch of k rows, each with a root and a copy of the cache: k (w + 1) of them",
 }
 _SHORT = {"packed": "packed", "rows": "in rows"}
-_NO_WIDTH = {
-    "packed": "at w = 0, whatever k, a call is a plain step",
-    "rows": "at w = 0 a call evaluates k roots",
-}
+_NO_WIDTH = {"packed": "at w = 0, whatever k, a call is a plain step", "rows": "at w = 0 a call evaluates k roots"}
 
 
 @register("phase_transition")
@@ -59,23 +54,18 @@ def findings(tables: Tables, about: About) -> Findings:
         _bound_section(times, grown[first], product_lines(intensity, middle), middle, ridge, tiles, about),
         _context_section(times, cells, contexts),
     )
-    metrics, curves = _metrics(mine, grown[first], middle, ridge), {}
+    metrics, curves = _metrics("transition/", mine, grown[first], middle, ridge), {}
     ratios = rows_over_packed(cells)
-    metrics |= finite(
-        {f"transition/rows_over_packed.10x10.{context}": _cell(ratios, USUAL, context, "ratio") for context in contexts}
-    )
+    for context in contexts:
+        metrics[f"transition/rows_over_packed.10x10.{context}"] = _cell(ratios, USUAL, context, "ratio")
     for name, by_context in grown.items():
         stem = "" if name == first else f"{name}."
         if stem:
-            others = _metrics(cells[name], by_context, middle, None)
-            metrics |= {key.replace("transition/", f"transition/{stem}", 1): value for key, value in others.items()}
+            metrics |= _metrics(f"transition/{stem}", cells[name], by_context, middle, None)
         for context, each in by_context.items():
             points = dict(zip(each.tokens.tolist(), each.slowdown.tolist(), strict=True))
             curves[f"curve/slowdown/{stem}{context}"] = points
-    return Findings(sections, metrics, curves)
-
-
-# Numbers --------------------------------------------------------------------------------------------
+    return Findings(sections, finite(metrics), curves)
 
 
 def slowdowns(times: pd.DataFrame) -> pd.DataFrame:
@@ -89,9 +79,8 @@ def slowdowns(times: pd.DataFrame) -> pd.DataFrame:
     cells = groups.agg(calls="size", seconds="mean", deviation="std").reset_index()
     units = _of_shape(cells, UNIT).set_index("context")["seconds"]
     cells = cells[cells["context"].isin(units.index)].reset_index(drop=True)
-    cells["slowdown"] = cells["seconds"] / cells["context"].map(units)
-    cells["spread"] = cells["deviation"] / cells["seconds"]
-    return cells.drop(columns="deviation")
+    cells = cells.assign(slowdown=cells["seconds"] / cells["context"].map(units))
+    return cells.assign(spread=cells.pop("deviation") / cells["seconds"])
 
 
 @dataclass(frozen=True)
@@ -169,11 +158,8 @@ def shape_effect(times: pd.DataFrame, context: int) -> tuple[float, int] | None:
     timed = times.dropna(subset="seconds")
     timed = timed[(timed["context"] == context) & (timed["w"] > 0)]
     cells = timed.groupby(["rows_evaluated", "k"])["seconds"].median().reset_index()
-    ratios = []
-    for _, same in cells.groupby("rows_evaluated"):  # fewest rows first
-        fewest, most = same.iloc[0], same.iloc[-1]
-        if most["k"] >= 2 * fewest["k"]:
-            ratios.append(most["seconds"] / fewest["seconds"])
+    ends = [(same.iloc[0], same.iloc[-1]) for _, same in cells.groupby("rows_evaluated")]  # fewest rows, most rows
+    ratios = [most["seconds"] / fewest["seconds"] for fewest, most in ends if most["k"] >= 2 * fewest["k"]]
     return (float(np.median(ratios)), len(ratios)) if ratios else None
 
 
@@ -200,8 +186,7 @@ def roofline_ridge(intensity: pd.DataFrame, context: int) -> float | None:
 
 def product_lines(intensity: pd.DataFrame, context: int) -> pd.DataFrame:
     """Return operations per byte by product and tokens evaluated at `context`: products (the names of those that move
-    and compute alike), size (of the first), rows_evaluated, low and high (over the shapes of that many tokens),
-    threshold.
+    and compute alike), size (of the first), rows_evaluated, low and high (over shapes of that many tokens), threshold.
     """
     groups: dict[tuple[float, ...], tuple[list[str], pd.DataFrame]] = {}
     at = intensity[intensity["context"] == context]
@@ -217,27 +202,18 @@ def product_lines(intensity: pd.DataFrame, context: int) -> pd.DataFrame:
     return pd.concat(named, ignore_index=True) if named else pd.DataFrame()
 
 
-def _metrics(cells: pd.DataFrame, grown: Mapping[int, Growth], middle: int, ridge: float | None) -> dict[str, float]:
-    """Return `transition/*`; single figures are those of the middle context, the others end in theirs."""
-    knee = grown[middle].knee()
-    values = {
-        "transition/ridge": np.nan if knee is None else knee,
-        "transition/ridge.roofline": np.nan if ridge is None else ridge,
-        "transition/context": middle,
-    }
+def _metrics(
+    stem: str, cells: pd.DataFrame, grown: Mapping[int, Growth], middle: int, ridge: float | None
+) -> dict[str, float]:
+    """Return the metrics of one evaluation; single ones are those of the middle context, the others end in theirs."""
+    values = {"ridge": grown[middle].knee(), "ridge.roofline": ridge, "context": middle}
     for end, each in [("", grown[middle]), *((f".{context}", each) for context, each in grown.items())]:
-        values[f"transition/tokens_within_10pct{end}"] = each.within(1.1)
-        values[f"transition/tokens_within_50pct{end}"] = each.within(1.5)
+        values |= {f"tokens_within_10pct{end}": each.within(1.1), f"tokens_within_50pct{end}": each.within(1.5)}
     for context in grown:
-        values[f"transition/t11_ms.{context}"] = 1e3 * _cell(cells, UNIT, context, "seconds")
-        values[f"transition/slowdown.10x10.{context}"] = _cell(cells, USUAL, context)
-        values[f"transition/over_step.10x10.{context}"] = over_step(cells, USUAL, context)
-    return finite(values)
-
-
-def over_step(cells: pd.DataFrame, shape: Shape, context: int) -> float:
-    """Return t(shape) over t(1, 0), the call on a single token; NaN where one of them was not timed."""
-    return _cell(cells, shape, context) / _cell(cells, PLAIN, context)
+        values[f"t11_ms.{context}"] = 1e3 * _cell(cells, UNIT, context, "seconds")
+        values[f"slowdown.10x10.{context}"] = usual = _cell(cells, USUAL, context)
+        values[f"over_step.10x10.{context}"] = usual / _cell(cells, PLAIN, context)
+    return {f"{stem}{name}": np.nan if value is None else value for name, value in values.items()}
 
 
 def rows_over_packed(cells: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
@@ -261,16 +237,12 @@ def _of_shape(table: pd.DataFrame, shape: Shape) -> pd.DataFrame:
     return table[(table["k"] == shape[0]) & (table["w"] == shape[1])]
 
 
-# How much longer a call takes -----------------------------------------------------------------------
-
-
 def _slowdown_section(
     times: pd.DataFrame, cells: Mapping[str, pd.DataFrame], each: Growth, middle: int, about: About
 ) -> Section:
     """Write the first section; `each` is the growth of the first evaluation."""
     first, mine = next(iter(cells.items()))
-    unit = _cell(mine, UNIT, middle, "seconds")
-    usual, plain = _cell(mine, USUAL, middle), _cell(mine, PLAIN, middle)
+    unit, usual, plain = _cell(mine, UNIT, middle, "seconds"), _cell(mine, USUAL, middle), _cell(mine, PLAIN, middle)
     up_to = {}
     for limit in (1.1, 1.5):
         tokens = each.within(limit)
@@ -299,21 +271,30 @@ def _slowdown_section(
         caption=f"Mean of {_calls(everything)} for each cell{scatter if len(spread) else ''}. w counts draft tokens, "
         f"without the root. Tokens are evaluated {evaluated}. White lines: equal slow-down.",
     )
-    tables = [
-        (
+    tables = []
+    for name, part in cells.items():  # of a few shapes that tell most, those that were measured
+        measured, lines = set(part[["k", "w"]].itertuples(index=False, name=None)), []
+        for shape in sorted({*measured.intersection(_SHOWN), max(measured)}):
+            line: dict[str, object] = {"k": shape[0], "w": shape[1]}
+            line["tokens"] = int(_of_shape(part, shape)["rows_evaluated"].iloc[0])
+            for context in sorted(part["context"].unique()):
+                value, off = _cell(part, shape, context), _cell(part, shape, context, "spread")
+                said = "–" if np.isnan(value) else f"{value:.2f}" + ("" if np.isnan(off) else f" ± {value * off:.2f}")
+                if shape == UNIT:
+                    said += f" ({1e3 * _cell(part, UNIT, context, 'seconds'):.3g} ms)"
+                line[f"{context:,} cached"] = said
+            lines.append(line)
+        caption = (
             f"t(k, w) / t(1, 1), evaluated {_SHORT[name]}: mean of {_calls(part)} ± their standard deviation; t(1, 1) "
-            "in ms",
-            _table(part),
+            "in ms"
         )
-        for name, part in cells.items()
-    ]
+        tables.append((caption, pd.DataFrame(lines)))
     # Calls that were asked for and not timed are named with the reason.
-    reasons = {"context": ("exceeds", "exceed", "what the target can hold"),
-               "memory": ("needs", "need", "more memory than there is")}  # fmt: skip
+    reasons = {"context": ("exceed", "what the target can hold"), "memory": ("need", "more memory than there is")}
     asked = times.groupby(["evaluation", "k", "w", "context"])["missing"].first()
     notes = [
-        f"{counted(number, 'cell')} of {len(asked):,} {one if number == 1 else several} {what}"
-        for reason, (one, several, what) in reasons.items()
+        f"{counted(number, 'cell')} of {len(asked):,} {verb}{'s' * (number == 1)} {what}"
+        for reason, (verb, what) in reasons.items()
         if (number := int((asked == reason).sum()))
     ]
     late = int((times["missing"] == "time").sum())
@@ -326,27 +307,6 @@ def _slowdown_section(
 def _calls(cells: pd.DataFrame) -> str:
     least, most = int(cells["calls"].min()), int(cells["calls"].max())
     return counted(most, "call") if least == most else f"{least} to {most} calls"
-
-
-def _table(cells: pd.DataFrame) -> pd.DataFrame:
-    """Return slow-downs by context: of a few shapes that tell most, those that were measured."""
-    measured = set(cells[["k", "w"]].itertuples(index=False, name=None))
-    contexts = sorted(cells["context"].unique())
-    lines = []
-    for shape in sorted({*(shape for shape in _SHOWN if shape in measured), max(measured)}):
-        tokens = int(_of_shape(cells, shape)["rows_evaluated"].iloc[0])
-        line: dict[str, object] = {"k": shape[0], "w": shape[1], "tokens": tokens}
-        for context in contexts:
-            value, spread = _cell(cells, shape, context), _cell(cells, shape, context, "spread")
-            text = "–" if np.isnan(value) else f"{value:.2f}" + ("" if np.isnan(spread) else f" ± {value * spread:.2f}")
-            if shape == UNIT:
-                text += f" ({1e3 * _cell(cells, UNIT, context, 'seconds'):.3g} ms)"
-            line[f"{context:,} cached"] = text
-        lines.append(line)
-    return pd.DataFrame(lines)
-
-
-# Where it turns to arithmetic -----------------------------------------------------------------------
 
 
 def _bound_section(
@@ -378,8 +338,7 @@ def _bound_section(
             f"without any overhead would leave the memory-bound region at n* = {ridge:.3g} tokens."
         )
         for part, names in parts:
-            at = part["high"].to_numpy()
-            crossed[names] = crossing(part["rows_evaluated"].to_numpy(), at, float(part["threshold"].iloc[0]))
+            crossed[names] = crossing(part["rows_evaluated"].to_numpy(), part["high"].to_numpy(), bound)
         reached = sorted((value, names) for names, value in crossed.items() if value is not None)
         listed = "; ".join(f"{names} from {value:.0f} tokens" for value, names in reached)
         said = [f"Products become bound by arithmetic one by one: {listed}."] if reached else []
@@ -413,22 +372,13 @@ def _bound_section(
         figures.append(("slowdown_steps", zoomed))
     products = []
     for part, names in parts:  # by tokens evaluated, ascending
-        first, last, value = part.iloc[0], part.iloc[-1], crossed.get(names)
-        products.append(
-            {
-                "product": names,
-                "size": first["size"],
-                f"{first['rows_evaluated']} token": f"{first['high']:.3g}",
-                f"{last['rows_evaluated']} tokens": f"{last['high']:.3g}",
-                "bound by arithmetic from": "–" if value is None else f"{value:.0f} tokens",
-            }
-        )
+        line, value = {"product": names, "size": part["size"].iloc[0]}, crossed.get(names)
+        for end, unit in ((part.iloc[0], "token"), (part.iloc[-1], "tokens")):
+            line[f"{end['rows_evaluated']} {unit}"] = f"{end['high']:.3g}"
+        products.append(line | {"bound by arithmetic from": "–" if value is None else f"{value:.0f} tokens"})
     caption = f"Operations per byte by product, {middle:,} cached tokens"
     tables = ((caption, pd.DataFrame(products)),) if products else ()
     return Section("Where a call turns compute-bound", tuple(sentences), tables, tuple(figures))
-
-
-# Context and evaluation -----------------------------------------------------------------------------
 
 
 def _context_section(times: pd.DataFrame, ways: Mapping[str, pd.DataFrame], contexts: list[int]) -> Section:
@@ -448,8 +398,7 @@ def _context_section(times: pd.DataFrame, ways: Mapping[str, pd.DataFrame], cont
         )
     effect = shape_effect(times, long)
     if effect is not None:
-        ratio, sizes = effect
-        packed = str(times["evaluation"].iloc[0]) == "packed"
+        (ratio, sizes), packed = effect, str(times["evaluation"].iloc[0]) == "packed"
         longer = ratio > 1.05  # as for contexts above
         why = "although all nodes share one cache" if longer else "all nodes share one cache"
         if not packed:
@@ -475,9 +424,6 @@ def _context_section(times: pd.DataFrame, ways: Mapping[str, pd.DataFrame], cont
             "reads a cache of its own, but attends to no token of another."
         )
     return Section("What context and evaluation change", tuple(sentences))
-
-
-# Pictures -------------------------------------------------------------------------------------------
 
 
 @style.in_style

@@ -16,7 +16,7 @@ from scipy.stats import t as student
 
 from ..comparisons import LEVEL, curves_of, interval, intervals, listed, metrics_of, printed
 from ..figures import pictures, style
-from ..figures.pictures import Line, Panel, over
+from ..figures.pictures import Panel, over
 from ..intervals import FEWEST, Interval
 from ..sections import About, Findings, Section, Tables, counted, register
 
@@ -31,6 +31,7 @@ _RATES = {"goodput, tokens/s": "goodput:.3g", "throughput, tokens/s": "throughpu
           "ms per output token": "tpot_ms:.3g"}  # fmt: skip
 _WAITS = {"first token, s": "ttft:.3g", "first token p99, s": "ttft_p99:.3g", "latency p50, s": "latency_p50:.3g",
           "latency p90, s": "latency_p90:.3g", "latency p99, s": "latency_p99:.3g"}  # fmt: skip
+_NUMBERLESS = {"nan": "–", "inf": "none"}
 _SETTLES = ("goodput", "throughput", "met", "tpot")
 _QUEUED = ("ttft", "ttft_p99", "latency_p50", "latency_p90", "latency_p99")  # grow with the length of an overloaded run
 
@@ -38,13 +39,45 @@ _QUEUED = ("ttft", "ttft_p99", "latency_p50", "latency_p90", "latency_p99")  # g
 @register("serving")
 def findings(tables: Tables, about: About) -> Findings:
     """Read all tables of the study but `call_times`."""
-    found = serving_numbers(tables)
-    sections = [_answer(found), _over_load(found), _latencies(found), _choices(found), _assumptions(found)]
-    check = closed_check(tables)
-    if len(check):
-        sections.append(_check(check))
-    skipped = about.caveats(tables["skipped"])
-    if skipped:
+    found, check = serving_numbers(tables), closed_check(tables)
+    settled = found.cells.groupby("load")["used"].max() < 1
+    latency = "Simulated: no load can be served by all policies, so that latencies are compared policy by policy."
+    if settled.any():
+        at = settled.index[settled].max()
+        lines = found.cells[found.cells["load"] == at].to_dict("records")
+        told = "; ".join(f"{line['policy']} {interval(line, 'latency_p99'):.3g} s" for line in lines)
+        latency = f"Simulated: p99 of latency at a load of {at:g}, the largest that all serve: {told}."
+    waits = (
+        latency,
+        "Latency runs from arrival to the last token, the time to the first token to the end of the round that gave "
+        "it; both contain the wait for a slot and the prefill, which stops all other sequences.",
+    )
+    first, last = found.chosen.iloc[0], found.chosen.iloc[-1]
+    choices = (
+        f"Simulated: the adaptive policy drafts {first['gamma']:.2f} tokens on average in steps of "
+        f"{int(first['batch'])}, {last['gamma']:.2f} in steps of {int(last['batch'])}. In each step it takes the "
+        "gamma with the most expected tokens per second of that batch, by the cost model and the acceptance at each "
+        "depth that it has seen so far.",
+    )
+    drafted = over(found.chosen, "batch", "gamma", _look(found, ADAPTIVE))
+    by_batch = pictures.chart(
+        Panel("draft tokens of each, mean", {"_": drafted}, zero=True),
+        title="Simulated: draft tokens by size of the batch",
+        caption=f"Simulated: means over all steps of all loads, {int(found.chosen['steps'].sum()):,} steps.",
+        xlabel="sequences in a step",
+    )
+    tail = _figure(found, "latency_p99", "p99 of latency, s", "Simulated: tail latency over load")
+    table = ("Simulated: latencies by policy and load", _table(found, _WAITS))
+    chooses = "Simulated: what the adaptive policy chooses"
+    sections = [
+        _answer(found),
+        _over_load(found),
+        Section("Simulated: latency", waits, (table,), (("latency_p99", tail),)),
+        Section(chooses, choices, figures=(("adaptive_gamma", by_batch),)),
+        _assumptions(found),
+        *([_check(check)] if len(check) else []),
+    ]
+    if skipped := about.caveats(tables["skipped"]):
         sections.append(Section("Prompts", skipped))
     # Policies are named without a space. A load at which speculation stops paying is 0 where it never pays, and absent
     # where the largest load still does.
@@ -55,7 +88,7 @@ def findings(tables: Tables, about: About) -> Findings:
     curves = curves_of(cells, "curve/serving/simulated.{what}.{policy}", ["policy"], "per_cent", shown)
     metrics = metrics_of(cells, "serving/simulated.{policy}.{what}.{load:g}", shown)
     names = {"capacity": "capacity", "switch_off_load": "load", "switch_off_batch": "batch"}
-    names["switch_off_load.goodput"] = "goodput"
+    names |= {"switch_off_load.goodput": "goodput"}
     metrics |= metrics_of(ends, "serving/simulated.{policy}.{what}", names)
     metrics |= metrics_of(ends, "serving/simulated.{policy}.{what}", {"model_batch": "model_batch"}, bounds=False)
     for by in ("by_steps", "by_model") if len(check) else ():
@@ -63,9 +96,6 @@ def findings(tables: Tables, about: About) -> Findings:
         name = f"serving/simulated.{by}_over_measured.{{batch:g}}.{{gamma:g}}"
         metrics |= metrics_of(ratios, name, {"": "ratio"}, bounds=False)
     return Findings(tuple(sections), {"serving/simulated.little_error": found.little, **metrics}, curves)
-
-
-# Numbers --------------------------------------------------------------------------------------------
 
 
 def over_replications(values: Sequence[float] | np.ndarray) -> Interval:
@@ -138,12 +168,10 @@ class ServingNumbers:
 
 def serving_numbers(tables: Tables) -> ServingNumbers:
     """Compute the numbers from the study's tables."""
-    (recording,) = tables["recording"].to_dict("records")
-    full = tables["capacity"].assign(rate=lambda lines: lines["requests"] / lines["seconds"])
-    by_policy = full.groupby("policy", sort=False)["rate"]
+    (recording,), full = tables["recording"].to_dict("records"), tables["capacity"]
+    by_policy = (full["requests"] / full["seconds"]).groupby(full["policy"], sort=False)
     capacity = {str(policy): over_replications(rates.to_numpy()) for policy, rates in by_policy}
-    steps = tables["served_steps"]
-    adaptive = steps[steps["policy"] == ADAPTIVE]
+    adaptive = tables["served_steps"].query("policy == @ADAPTIVE")
     drafted = adaptive.assign(drafted=adaptive["gamma"] * adaptive["steps"])
     chosen = drafted.groupby("batch")[["drafted", "steps"]].sum().reset_index()
     chosen["gamma"] = chosen["drafted"] / chosen["steps"]
@@ -250,9 +278,6 @@ def _change(value: np.ndarray, plain: np.ndarray) -> np.ndarray:
         return np.where(value == plain, 0.0, value / plain - 1)
 
 
-# Words ----------------------------------------------------------------------------------------------
-
-
 def _load_in_words(found: ServingNumbers, load: Interval) -> str:
     if load.estimate == ALWAYS:
         return f"above {found.loads[-1]:g}, the largest that was simulated"
@@ -261,11 +286,10 @@ def _load_in_words(found: ServingNumbers, load: Interval) -> str:
 
 def _answer(found: ServingNumbers) -> Section:
     best, capacity = found.best_fixed, interval(found.ends.loc[NONE], "capacity")
-    replications = found.recording["replications"]
-    text = [
+    answer = (
         "Simulated: with this drafter, this acceptance and these costs, no fixed gamma pays, even on a server that is "
         "nearly idle."
-    ]
+    )
     if best is not None:
         off, gamma = found.ends.loc[best], int(best.split()[1])
         load = interval(off, "load")
@@ -277,44 +301,38 @@ def _answer(found: ServingNumbers) -> Section:
                 f", {load.estimate * capacity.estimate:.3g} requests per second, where its steps hold "
                 f"{interval(off, 'batch'):.1f} sequences: from there on a token takes less time without drafts"
             )
-        text = [
+        answer = (
             f"Simulated: a server that drafts {counted(gamma, 'token')} should stop at {stop}. On a nearly idle "
             f"server, gamma {gamma} is the fixed one whose tokens take least time."
-        ]
-    text.append(
-        "Simulated: choosing gamma anew for each step by SmartSpec's rule (2406.14066), a token takes "
-        f"{found.adaptive[0]:.2f} times as long as without drafts at a load of {found.loads[0]:g}, "
-        f"{found.adaptive.max():.2f} times at the worst load."
-    )
+        )
     drafting = found.ends.drop(index=NONE).reset_index()
     lines = pd.DataFrame(
         {
             "policy (simulated)": drafting["policy"],
             "worse per token from load": [_load_in_words(found, load) for load in intervals(drafting, "load")],
             "sequences in a step there": printed(drafting, "batch", ".1f"),
-            "batch by cost model alone": [
-                "–" if np.isnan(batch) else "none" if batch == ALWAYS else f"{batch:.0f}"
-                for batch in drafting["model_batch"]
-            ],
+            "batch by cost model alone": drafting["model_batch"].map("{:.0f}".format).replace(_NUMBERLESS),
             "less goodput from load": [_load_in_words(found, load) for load in intervals(drafting, "goodput")],
             "capacity, requests/s": printed(drafting, "capacity", ".3g"),
         }
     )
-    text.append(
+    text = (
+        answer,
+        "Simulated: choosing gamma anew for each step by SmartSpec's rule (2406.14066), a token takes "
+        f"{found.adaptive[0]:.2f} times as long as without drafts at a load of {found.loads[0]:g}, "
+        f"{found.adaptive.max():.2f} times at the worst load.",
         "A load is offered requests per second over the requests per second that plain decoding finishes when its "
         f"slots are always full, {capacity:.3g}. All policies serve the same requests at the same times; "
-        f"intervals are 95%, over {replications} independent replications."
+        f"intervals are 95%, over {found.recording['replications']} independent replications.",
     )
     caption = "Simulated: the load from which on plain decoding is better, by policy"
-    return Section("Simulated: at which load should a server stop speculating?", tuple(text), ((caption, lines),))
+    return Section("Simulated: at which load should a server stop speculating?", text, ((caption, lines),))
 
 
 def _over_load(found: ServingNumbers) -> Section:
     top, cells, recording = found.loads[-1], found.cells, found.recording
-    reached = [
-        f"{line['policy']} {interval(line, 'throughput'):.3g}"
-        for line in cells[cells["load"] == top].to_dict("records")
-    ]
+    lines = cells[cells["load"] == top].to_dict("records")
+    reached = [f"{line['policy']} {interval(line, 'throughput'):.3g}" for line in lines]
     target = f"within {recording['target_factor']:g} times what they would take alone on the server, without drafts"
     if not pd.isna(recording["target_s"]):
         target = f"within {recording['target_s']:g} s of their arrival"
@@ -339,54 +357,15 @@ def _over_load(found: ServingNumbers) -> Section:
         f"Goodput counts the tokens of requests that finish {target}. SmartSpec calls another quantity goodput, "
         "accepted and bonus tokens per second of a step; here that is what the adaptive policy maximises.",
     )
-    figures = (
-        ("goodput", _figure(found, "goodput", "tokens per second within the target", "Simulated: goodput over load")),
-        (
-            "time_per_token",
-            _figure(found, "tpot_ms", "ms per output token", "Simulated: time per output token over load"),
-        ),
-    )
+    good = _figure(found, "goodput", "tokens per second within the target", "Simulated: goodput over load")
+    per_token = _figure(found, "tpot_ms", "ms per output token", "Simulated: time per output token over load")
     table = ("Simulated: rates by policy and load", _table(found, _RATES))
+    figures = (("goodput", good), ("time_per_token", per_token))
     return Section("Simulated: goodput and time per token", text, (table,), figures)
 
 
 def _table(found: ServingNumbers, columns: dict[str, str]) -> pd.DataFrame:
     return listed(found.cells.assign(load=found.cells["load"].map("{:g}".format)), _CELL | columns)
-
-
-def _latencies(found: ServingNumbers) -> Section:
-    settled = found.cells.groupby("load")["used"].max() < 1
-    text = ["Simulated: no load can be served by all policies, so that latencies are compared policy by policy."]
-    if settled.any():
-        at = settled.index[settled].max()
-        lines = found.cells[found.cells["load"] == at].to_dict("records")
-        listed = [f"{line['policy']} {interval(line, 'latency_p99'):.3g} s" for line in lines]
-        text = [f"Simulated: p99 of latency at a load of {at:g}, the largest that all serve: {'; '.join(listed)}."]
-    text.append(
-        "Latency runs from arrival to the last token, the time to the first token to the end of the round that gave "
-        "it; both contain the wait for a slot and the prefill, which stops all other sequences."
-    )
-    figure = _figure(found, "latency_p99", "p99 of latency, s", "Simulated: tail latency over load")
-    table = ("Simulated: latencies by policy and load", _table(found, _WAITS))
-    return Section("Simulated: latency", tuple(text), (table,), (("latency_p99", figure),))
-
-
-def _choices(found: ServingNumbers) -> Section:
-    chosen = found.chosen
-    first, last = chosen.iloc[0], chosen.iloc[-1]
-    text = (
-        f"Simulated: the adaptive policy drafts {first['gamma']:.2f} tokens on average in steps of "
-        f"{int(first['batch'])}, {last['gamma']:.2f} in steps of {int(last['batch'])}. In each step it takes the "
-        "gamma with the most expected tokens per second of that batch, by the cost model and the acceptance at each "
-        "depth that it has seen so far.",
-    )
-    figure = pictures.chart(
-        Panel("draft tokens of each, mean", {"_": over(chosen, "batch", "gamma", _look(found, ADAPTIVE))}, zero=True),
-        title="Simulated: draft tokens by size of the batch",
-        caption=f"Simulated: means over all steps of all loads, {int(chosen['steps'].sum()):,} steps.",
-        xlabel="sequences in a step",
-    )
-    return Section("Simulated: what the adaptive policy chooses", text, figures=(("adaptive_gamma", figure),))
 
 
 def _assumptions(found: ServingNumbers) -> Section:
@@ -415,18 +394,11 @@ def _assumptions(found: ServingNumbers) -> Section:
             "nothing more is assumed."
         )
     shown = found.step_times[found.step_times["batch"].isin([1 << power for power in range(10)])]
-    table = shown.assign(ms=(1e3 * shown["seconds"]).map("{:.3g}".format)).pivot(
-        index="gamma", columns="batch", values="ms"
-    )
-    table = table.rename(columns="B = {}".format)
+    table = shown.pivot(index="gamma", columns="batch", values="seconds").mul(1e3).map("{:.3g}".format)
+    table = table.rename(columns="B = {}".format).rename_axis(columns=None)
     table.insert(0, "tokens per round", shown.groupby("gamma")["tokens_per_round"].first().map("{:.2f}".format))
     caption = "Simulated: milliseconds of a step by the cost model"
-    return Section(
-        "Simulated: what was assumed", tuple(text), ((caption, table.rename_axis(columns=None).reset_index()),)
-    )
-
-
-# The check against measured batches -----------------------------------------------------------------
+    return Section("Simulated: what was assumed", tuple(text), ((caption, table.reset_index()),))
 
 
 def closed_check(tables: Tables) -> pd.DataFrame:
@@ -435,39 +407,33 @@ def closed_check(tables: Tables) -> pd.DataFrame:
     a step, and with those of the cost model), tokens (per round and sequence, simulated over measured) and step
     (seconds by the cost model over measured).
     """
-    names, lines = ["batch", "gamma"], []
-    for key, mine in tables["measured_batches"].groupby(names):
-        measured = over_replications((mine["tokens"] / mine["seconds"]).to_numpy())
+    lines = []
+    for (batch, gamma), mine in tables["measured_batches"].groupby(["batch", "gamma"]):
+        rates = over_replications((mine["tokens"] / mine["seconds"]).to_numpy())
         sums = mine[["tokens", "steps", "seconds"]].sum()
-        closed = tables["closed"]
-        closed = closed[(closed["batch"] == key[0]) & (closed["gamma"] == key[1])]
+        closed = tables["closed"].query("batch == @batch and gamma == @gamma").set_index("by")
         if closed.empty:
             continue
-        by = closed.set_index("by")[["tokens", "steps", "seconds"]].astype(float)
-        per_step = sums["tokens"] / sums["steps"]
-        lines.append(
-            {
-                **dict(zip(names, map(int, key), strict=True)),
-                **{"measured": measured.estimate, "low": measured.low, "high": measured.high},
-                "by_steps": by.loc["measured", "tokens"] / by.loc["measured", "seconds"],
-                "by_model": by.loc["model", "tokens"] / by.loc["model", "seconds"],
-                "tokens": by.loc["measured", "tokens"] / by.loc["measured", "steps"] / per_step,
-                "step": by.loc["model", "seconds"] / by.loc["model", "steps"] / (sums["seconds"] / sums["steps"]),
-            }
-        )
+        by_steps, by_model = (closed.loc[by, sums.index].astype(float) for by in ("measured", "model"))
+        line: dict[str, float] = {"batch": int(batch), "gamma": int(gamma)}
+        line |= {"measured": rates.estimate, "low": rates.low, "high": rates.high}
+        line |= {
+            "by_steps": by_steps["tokens"] / by_steps["seconds"],
+            "by_model": by_model["tokens"] / by_model["seconds"],
+        }
+        line["tokens"] = by_steps["tokens"] / by_steps["steps"] / (sums["tokens"] / sums["steps"])
+        lines.append(line | {"step": by_model["seconds"] / by_model["steps"] / (sums["seconds"] / sums["steps"])})
     return pd.DataFrame(lines)
 
 
 def _check(check: pd.DataFrame) -> Section:
-    lines = check.to_dict("records")
-    text = []
+    text, inside = [], {}
     for by, words in (("by_steps", "its measured seconds of a step"), ("by_model", "the cost model")):
-        ratios = check[by] / check["measured"]
-        inside = sum(line["low"] <= line[by] <= line["high"] for line in lines)
+        ratios, inside[by] = check[by] / check["measured"], check[by].between(check["low"], check["high"])
         text.append(
             f"With all slots full and {words}, the simulation gives {ratios.median():.2f} times the tokens per second "
-            f"that study 'batching' measured, in the median of {len(lines)} batches and gammas ({ratios.min():.2f} to "
-            f"{ratios.max():.2f}); {inside} of {len(lines)} lie within the 95% interval of the measurement."
+            f"that study 'batching' measured, in the median of {len(check)} batches and gammas ({ratios.min():.2f} to "
+            f"{ratios.max():.2f}); {inside[by].sum()} of {len(check)} lie within the 95% interval of the measurement."
         )
     text.append(
         "What a ratio misses is the product of the last two columns: tokens per round, because other texts are "
@@ -477,19 +443,17 @@ def _check(check: pd.DataFrame) -> Section:
     shown = {
         "batch": check["batch"],
         "gamma": check["gamma"],
-        "measured, tokens/s": [f"{Interval(line['measured'], line['low'], line['high']):.3g}" for line in lines],
+        "measured, tokens/s": [f"{Interval(*line):.3g}" for line in check[["measured", "low", "high"]].to_numpy()],
         "simulated, measured steps": check["by_steps"].map("{:.3g}".format),
-        "inside": ["yes" if line["low"] <= line["by_steps"] <= line["high"] else "no" for line in lines],
+        "inside": np.where(inside["by_steps"], "yes", "no"),
         "simulated, cost model": check["by_model"].map("{:.3g}".format),
-        "inside it": ["yes" if line["low"] <= line["by_model"] <= line["high"] else "no" for line in lines],
+        "inside it": np.where(inside["by_model"], "yes", "no"),
         "tokens per round, simulated over measured": check["tokens"].map("{:.2f}".format),
         "step, cost model over measured": check["step"].map("{:.2f}".format),
     }
     caption = "Simulated against measured: closed loop, prefill apart"
     return Section("Simulated against measured batches", tuple(text), ((caption, pd.DataFrame(shown)),))
 
-
-# Results that come with specdec -----------------------------------------------------------------------
 
 RESULT = Path(__file__).resolve().parents[1] / "results" / "serving.json"
 
@@ -502,24 +466,16 @@ def write_committed(
     setting: what was simulated, in words; facts: command, date, load average and the like; order: all settings.
     """
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    shown = [section for section in found.sections if section.title.startswith(_KEPT)]
-    kept[setting] = {
-        **facts,
-        "sections": [
-            {
-                "title": section.title,
-                "text": list(section.text),
-                "tables": [[caption, table.to_dict("records")] for caption, table in section.tables],
-            }
-            for section in shown
-        ],
-        "metrics": {name: float(f"{value:.5g}") for name, value in found.metrics.items()},
-    }
+    told = ("Simulated: at which load", "Simulated: what was assumed", "Simulated against")  # what sections begin with
+    sections = [
+        {"title": section.title, "text": list(section.text),
+         "tables": [[caption, table.to_dict("records")] for caption, table in section.tables]}
+        for section in found.sections if section.title.startswith(told)
+    ]  # fmt: skip
+    metrics = {name: float(f"{value:.5g}") for name, value in found.metrics.items()}
+    kept[setting] = {**facts, "sections": sections, "metrics": metrics}
     ordered = {name: kept[name] for name in order if name in kept}
     path.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-_KEPT = ("Simulated: at which load", "Simulated: what was assumed", "Simulated against")
 
 
 def committed_sections(path: Path = RESULT) -> tuple[Section, ...]:
@@ -538,9 +494,6 @@ def committed_sections(path: Path = RESULT) -> tuple[Section, ...]:
     return tuple(sections)
 
 
-# Pictures -------------------------------------------------------------------------------------------
-
-
 def _look(found: ServingNumbers, policy: str) -> style.Look:
     if policy == NONE:
         return style.Look(style.BLACK, "s", ":")
@@ -555,11 +508,8 @@ def _figure(found: ServingNumbers, column: str, ylabel: str, title: str) -> Figu
     )
     if column not in _QUEUED:
         caption += " Hollow: overloaded, the queue grows."
-    lines: dict[str, Line] = {}
-    for policy in found.policies:
-        settled = found.of(policy).query("used < 1")
-        if len(settled):
-            lines[policy] = over(settled, "load", column, _look(found, policy))
+    settled = {policy: found.of(policy).query("used < 1") for policy in found.policies}
+    lines = {policy: over(part, "load", column, _look(found, policy)) for policy, part in settled.items() if len(part)}
     xlabel = "load: offered requests over the capacity of plain decoding"
     figure = pictures.chart(Panel(ylabel, lines, zero=True), title=title, caption=caption, xlabel=xlabel)
     for policy in () if column in _QUEUED else found.policies:

@@ -41,22 +41,19 @@ def findings(tables: Tables, about: About) -> Findings:
         draw(axes, cells, "plain decoding")
         axes.set(xlabel="k, rows: the first tokens of the ranking", ylabel="tokens per call", xlim=(0, None))
         style.legend_above(axes, 2)
-    names = [f"{name}, w = {w}" for name, w in zip(cells["drafter"], cells["w"], strict=True)]
-    wide = cells.assign(name=names, shown=printed(cells, "tokens", ".3f")).pivot(
-        index="k", columns="name", values="shown"
-    )
-    shown = wide[[f"{name}, w = {w}" for name, w in zip(best["drafter"], best["w"], strict=True)]]
-    section = Section(
-        "Tokens per call against top-k",
-        (*text, *about.origin(table, tables["skipped"])),
-        tables=(
-            ("Tokens per call of the target, its own token included", shown.rename_axis(columns=None).reset_index()),
-        ),
-        figures=(("topk", figure),),
-    )
+    named = cells.assign(name=strategy_names(cells), shown=printed(cells, "tokens", ".3f"))
+    wide = named.pivot(index="k", columns="name", values="shown")[strategy_names(best)]
+    shown = ("Tokens per call of the target, its own token included", wide.rename_axis(columns=None).reset_index())
+    origin = about.origin(table, tables["skipped"])
+    section = Section("Tokens per call against top-k", (*text, *origin), (shown,), (("topk", figure),))
     metrics = metrics_of(best, "topk/{drafter}.w{w}.{what}", {"best": "tokens", "best_k": "k"}, bounds=False)
     curves = curves_of(cells, "curve/topk/{drafter}.w{w}", ["drafter", "w"], "k", {"": "tokens"})
     return Findings((section,), metrics, curves)
+
+
+def strategy_names(cells: pd.DataFrame) -> list[str]:
+    """Return the names of a table's lines in words."""
+    return [f"{name}, w = {w}" for name, w in zip(cells["drafter"], cells["w"], strict=True)]
 
 
 def best_of(cells: pd.DataFrame) -> pd.DataFrame:

@@ -24,16 +24,14 @@ def findings(tables: Tables, about: About) -> Findings:
     """Read all tables of the study but `host_times`."""
     cells, prompts = tree_search(tables["arms"], tables["live"], about.replicates, about.seed)
     accuracy = rank_accuracy(tables["accuracy"], about.replicates, about.seed)
-    sections = (
-        _choice(cells, counted(prompts, "prompt"), tables, about),
-        _accuracy(accuracy, tables["accuracy"], about),
-    )
+    choice = _choice(cells, counted(prompts, "prompt"), tables, about)
+    sections = choice, _accuracy(accuracy, tables["accuracy"], about)
     predicted = {what: f"predicted_{column}" for what, column in QUANTITIES.items()}
     chosen, sized = cells[cells["shape"] == CHOSEN], cells[~cells["shape"].isin([PLAIN, CHOSEN])]
-    metrics = metrics_of(chosen, "tree_search/{shape}.{what}", QUANTITIES)
-    metrics |= metrics_of(sized, "tree_search/{shape}.{what}.{budget}", QUANTITIES)
-    metrics |= metrics_of(chosen, "tree_search/{shape}.{what}.predicted", predicted, bounds=False)
-    metrics |= metrics_of(sized, "tree_search/{shape}.{what}.{budget}.predicted", predicted, bounds=False)
+    metrics: dict[str, float] = {}
+    for end, quantities in (("", QUANTITIES), (".predicted", predicted)):
+        metrics |= metrics_of(chosen, "tree_search/{shape}.{what}" + end, quantities, bounds=not end)
+        metrics |= metrics_of(sized, "tree_search/{shape}.{what}.{budget}" + end, quantities, bounds=not end)
     metrics |= metrics_of(chosen, "tree_search/chosen.{what}", {"nodes": "nodes", "depth": "depth"}, bounds=False)
     name = "tree_search/accuracy.depth_{level}.choice_{choice}"
     metrics |= metrics_of(accuracy.assign(choice=accuracy["rank"] + 1), name, {"": "share"}, bounds=False)
@@ -181,21 +179,18 @@ def _accuracy(accuracy: pd.DataFrame, counts: pd.DataFrame, about: About) -> Sec
         "The rounds that count at a depth are those whose tokens above it were right, whatever their rank: this is "
         "what is left to go wrong there. Trees are built from these shares.",
     )
+    drawn = {}
+    for rank, part in seen[seen["rank"] < 4].groupby("rank"):
+        beside = part.assign(level=part["level"] + 0.03 * rank)
+        drawn[f"choice {rank + 1}"] = over(beside, "level", "share", style.look(int(rank)))
     figure = pictures.chart(
-        Panel(
-            "share that is the target's next token",
-            {
-                f"choice {rank + 1}": over(part.assign(level=part["level"] + 0.03 * rank), "level", "share",
-                                           style.look(int(rank)))
-                for rank, part in seen[seen["rank"] < 4].groupby("rank")
-            },
-        ),
+        Panel("share that is the target's next token", drawn),
         title=f"Accuracy of the drafter's choices by depth\n{about.title}",
         caption=f"{counted(counts['prompt'].nunique(), 'prompt')} of {about.prompts}, the half that trees are built "
         "on; bars: 95% prompt-bootstrap intervals.",
         xlabel="depth in the draft",
         columns=4,
-    )  # fmt: skip
+    )
     pictures.percent_axis(figure.axes[0])
     figure.axes[0].set_xticks(seen["level"].unique())
     lines = []
@@ -203,9 +198,5 @@ def _accuracy(accuracy: pd.DataFrame, counts: pd.DataFrame, about: About) -> Sec
         shares = zip(part["rank"], printed(part, "share", ".3f"), strict=True)
         line = {"depth": level, "drafts": int(part["tested"].iloc[0])}
         lines.append(line | {f"choice {rank + 1}": share for rank, share in shares})
-    return Section(
-        "Accuracy by rank and depth",
-        text,
-        tables=(("Share of drafts whose choice of each rank was right", pd.DataFrame(lines)),),
-        figures=(("rank_accuracy", figure),),
-    )
+    table = ("Share of drafts whose choice of each rank was right", pd.DataFrame(lines))
+    return Section("Accuracy by rank and depth", text, (table,), (("rank_accuracy", figure),))

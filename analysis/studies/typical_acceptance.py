@@ -27,8 +27,6 @@ _RULES = {  # rule -> its name and its look
     "rejection": ("lossless rejection", Look(style.BLUE, "o", "-")),
     "typical": ("typical acceptance", Look(style.ORANGE, "^", "--")),
 }
-
-
 _COLUMNS = {"temperature": "temperature", "rule": "name", "epsilon": "shown_epsilon", "tokens per call": "rate:.2f",
             "over rejection": "lead:+.2f", "speedup": "speedup:.2f", "nats per token": "log_likelihood:.3f",
             "tv": "tv:.3f", "decided otherwise": "otherwise:.3f"}  # fmt: skip
@@ -83,17 +81,13 @@ def _rates(cells: pd.DataFrame, epsilon: float, notes: tuple[str, ...], bars: st
         "At temperature 0 the three rules are exact match, one and the same; the speedup of a rule is over decoding "
         "without drafts at its own temperature."
     )
+    drawn = {}
+    for rule in ("greedy", "rejection", "typical"):
+        name, look = _RULES[rule]
+        lines = cells[cells["rule"].isin(["greedy", rule])]  # at 0 greedy is all rules
+        drawn[name] = over(lines, "temperature", "rate", look)
     figure = pictures.chart(
-        Panel(
-            "tokens per call",
-            {  # at 0 greedy is all rules
-                _RULES[rule][0]: over(
-                    cells[cells["rule"].isin(["greedy", rule])], "temperature", "rate", _RULES[rule][1]
-                )
-                for rule in ("greedy", "rejection", "typical")
-            },
-            (float(greedy["rate"]), ""),
-        ),
+        Panel("tokens per call", drawn, (float(greedy["rate"]), "")),
         title=f"Tokens per call as the temperature rises, epsilon {epsilon:g}\n{about.title}",
         caption=f"{bars} At temperature 0 all rules are exact match.",
         xlabel="sampling temperature",
@@ -121,14 +115,12 @@ def _quality(cells: pd.DataFrame, temperature: float, bars: str, about: About) -
         "emits at a position, given its draft, and the target's at that temperature; a rule that always takes one "
         "token is far from it even where that token is the likeliest.",
     )
+    drawn = {
+        _RULES[rule][0]: (intervals(part, "rate"), intervals(part, "log_likelihood"), _RULES[rule][1])
+        for rule, part in groups.items()
+    }
     figure = pictures.chart(
-        Panel(
-            "log-likelihood of a token, nats",
-            {
-                _RULES[rule][0]: (intervals(part, "rate"), intervals(part, "log_likelihood"), _RULES[rule][1])
-                for rule, part in groups.items()
-            },
-        ),
+        Panel("log-likelihood of a token, nats", drawn),
         title=f"Tokens per call against likelihood at temperature {temperature:g}\n{about.title}",
         caption=f"{bars} Numbers beside points: epsilon; greedy text has temperature 0.",
         xlabel="tokens per call",
