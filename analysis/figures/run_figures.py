@@ -8,7 +8,6 @@ from math import inf, isfinite
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, PercentFormatter
@@ -118,7 +117,14 @@ def curve(
     if paired:
         figure, panels = style.new_panels(title, caption + _PAIRED, height + 1.4, 2, sharex=True, height_ratios=(3, 1))
         (axes,), (lowest,) = panels
-        _draw_error(lowest, measured)
+        errors = intervals(measured, "error")
+        lowest.axhline(0, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED)
+        lowest.errorbar(measured["gamma"], measured["error"], yerr=pictures.whiskers(errors), fmt="s", color=style.BLUE,
+                        markersize=5, elinewidth=1.2)  # fmt: skip
+        for gamma, error in zip(measured["gamma"], errors, strict=True):
+            style.point_tip(lowest, gamma, error.estimate, f"capped geometric over measured, γ {gamma:g}: {error:+.1%}")
+        lowest.set_ylabel("error")
+        lowest.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     else:
         figure, axes = style.new_figure(title, caption, height)
         lowest = axes
@@ -158,18 +164,6 @@ def curve(
     axes.set_ylim(min(low, 0.9), 1.3 * highest if cut else high + 0.04 * (high - low))
     style.legend_above(axes, 3)
     return figure
-
-
-def _draw_error(axes: Axes, measured: pd.DataFrame) -> None:
-    """Draw what the capped geometric says over what was measured, less 1, with its paired intervals."""
-    errors = intervals(measured, "error")
-    axes.axhline(0, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED)
-    axes.errorbar(measured["gamma"], measured["error"], yerr=pictures.whiskers(errors), fmt="s", color=style.BLUE,
-                  markersize=5, elinewidth=1.2)  # fmt: skip
-    for gamma, error in zip(measured["gamma"], errors, strict=True):
-        style.point_tip(axes, gamma, error.estimate, f"capped geometric over measured, γ {gamma:g}: {error:+.1%}")
-    axes.set_ylabel("error")
-    axes.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
 
 
 def _intervals(table: pd.DataFrame, name: str) -> list[Interval]:

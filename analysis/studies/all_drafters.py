@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from ..comparisons import finite
 from ..figures import style
@@ -163,11 +162,12 @@ def frontier(costs: Sequence[float], values: Sequence[float]) -> list[int]:
     return found
 
 
+@style.in_style
 def _frontier(scores: ScoredArms, arms: pd.DataFrame, about: About) -> Section:
     seconds = arms["training_seconds"].to_numpy(dtype=float)
     known = np.flatnonzero(np.isfinite(seconds))
-    speedups = scores.values["speedup"][known]
-    best = [int(known[place]) for place in frontier(seconds[known].tolist(), speedups.tolist())]
+    speedups = scores.values["speedup"]
+    best = [int(known[place]) for place in frontier(seconds[known].tolist(), speedups[known].tolist())]
     listed = [
         f"{scores.labels[place]} at {scores.interval('speedup', place):.2f} with "
         + ("none" if seconds[place] == 0 else f"{seconds[place] / 60:.0f} min")
@@ -180,13 +180,6 @@ def _frontier(scores: ScoredArms, arms: pd.DataFrame, about: About) -> Section:
     if unknown:
         answer += f" Without a record of their training: {', '.join(unknown)}."
     text = (answer, "Seconds of training are those that the trainings recorded, on the machines where they ran.")
-    figures = (("all_drafters_frontier", _frontier_figure(scores, seconds, best, about)),)
-    return Section("Speedup over training", text, figures=figures)
-
-
-@style.in_style
-def _frontier_figure(scores: ScoredArms, seconds: np.ndarray, best: Sequence[int], about: About) -> Figure:
-    known = np.flatnonzero(np.isfinite(seconds))
     figure, axes = style.new_figure(
         f"Speedup over training\n{about.title}",
         f"{counted(scores.prompts, 'prompt')}, each drafter in its own structure; line: the frontier, which no drafter "
@@ -199,12 +192,12 @@ def _frontier_figure(scores: ScoredArms, seconds: np.ndarray, best: Sequence[int
             axes.vlines(minutes[place], value.low, value.high, color=style.GREY, linewidth=1.2, zorder=2)
         face = style.BLUE if place in best else "white"
         axes.plot(minutes[place], value.estimate, "o", color=style.BLUE, markerfacecolor=face, zorder=3)
-    axes.plot(minutes[best], scores.values["speedup"][best], color=style.BLUE, drawstyle="steps-post", zorder=1)
+    axes.plot(minutes[best], speedups[best], color=style.BLUE, drawstyle="steps-post", zorder=1)
     axes.axhline(1, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, zorder=1)
     axes.set(xlabel="minutes of training", ylabel=QUANTITIES["speedup"])
     right = max(1.0, float(minutes[known].max()))
     axes.set_xlim(-0.06 * right, 1.35 * right)  # room for names
-    points = sorted((float(minutes[place]), float(scores.values["speedup"][place]), int(place)) for place in known)
+    points = sorted((float(minutes[place]), float(speedups[place]), int(place)) for place in known)
     bottom, top = axes.get_ylim()
     columns: list[list[tuple[float, float, int]]] = []  # points that are too near for names side by side
     for point in points:
@@ -219,7 +212,7 @@ def _frontier_figure(scores: ScoredArms, seconds: np.ndarray, best: Sequence[int
             axes.plot([at, beside], [speedup, height], color=style.LIGHT, linewidth=0.8, zorder=0)
             axes.text(beside, height, scores.labels[arm], va="center", fontsize=9)
     axes.set_ylim(min(bottom, axes.get_ylim()[0]), max(top, axes.get_ylim()[1]))
-    return figure
+    return Section("Speedup over training", text, figures=(("all_drafters_frontier", figure),))
 
 
 def spread(values: Sequence[float], gap: float) -> list[float]:

@@ -310,6 +310,7 @@ def best_table(found: BatchNumbers) -> pd.DataFrame:
     return pd.DataFrame(shown)
 
 
+@style.in_style
 def _costs(found: BatchNumbers, about: About) -> Section:
     """Write the section on the factors, each drafter at the gamma that is fastest at the smallest batch."""
     first, last = found.batches[0], found.largest
@@ -338,9 +339,29 @@ def _costs(found: BatchNumbers, about: About) -> Section:
         "Tokens per round and sequence, and the parts of a round in plain steps; tokens per sequence of a call, "
         "padding included; speedup as measured, and as predicted from the tokens per round and the times of calls"
     )
-    figures = (("batching_costs", _cost_figure(found, chosen, about)),)
+    title = f"A round in plain steps of the same batch\n{about.title}"
+    caption = (
+        "Bars: what a round of all sequences takes, in steps of plain decoding of as many; line: tokens per round and "
+        "sequence. Speculation pays where the line is above the bar."
+    )
+    rows = len(chosen)
+    figure, panels = style.new_panels(title, caption, 1.2 + 2.4 * rows, rows, sharex=True)
+    at = np.arange(len(found.batches))
+    for axes, (drafter, gamma) in zip(panels[:, 0], chosen.items(), strict=True):
+        lines, below = found.of(drafter, gamma), np.zeros(len(at))
+        for name, label in _COSTS.items():
+            colour, hatch = _HATCHES[name]
+            height = lines[name].to_numpy()
+            axes.bar(at, height, 0.7, below, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, label=label)
+            below = below + height
+        black = style.look(0)._replace(colour=style.BLACK)
+        pictures.line(axes, at.astype(float).tolist(), intervals(lines, "tokens"), black, "tokens per round")
+        axes.set_xticks(at, [str(batch) for batch in found.batches])
+        axes.set_ylabel(f"{drafter}, gamma {gamma}")
+    style.legend_above(panels[0, 0], 4)
+    panels[-1, 0].set_xlabel("sequences in the batch")
     shown_tables = ((words, pd.concat(tables, ignore_index=True)),)
-    return Section("What eats the speedup", tuple(sentences), shown_tables, figures)
+    return Section("What eats the speedup", tuple(sentences), shown_tables, (("batching_costs", figure),))
 
 
 def _throughput(found: BatchNumbers, about: About) -> Section:
@@ -436,32 +457,6 @@ def _speedups(found: BatchNumbers, about: About) -> Figure:
         pictures.level(axes, 1.0)
         pictures.log_axis(axes, found.batches)
         axes.set_ylabel(f"speedup, {drafter}")
-    style.legend_above(panels[0, 0], 4)
-    panels[-1, 0].set_xlabel("sequences in the batch")
-    return figure
-
-
-@style.in_style
-def _cost_figure(found: BatchNumbers, chosen: Mapping[str, int], about: About) -> Figure:
-    title = f"A round in plain steps of the same batch\n{about.title}"
-    caption = (
-        "Bars: what a round of all sequences takes, in steps of plain decoding of as many; line: tokens per round and "
-        "sequence. Speculation pays where the line is above the bar."
-    )
-    rows = len(chosen)
-    figure, panels = style.new_panels(title, caption, 1.2 + 2.4 * rows, rows, sharex=True)
-    at = np.arange(len(found.batches))
-    for axes, (drafter, gamma) in zip(panels[:, 0], chosen.items(), strict=True):
-        lines, below = found.of(drafter, gamma), np.zeros(len(at))
-        for name, label in _COSTS.items():
-            colour, hatch = _HATCHES[name]
-            height = lines[name].to_numpy()
-            axes.bar(at, height, 0.7, below, color=colour, hatch=hatch, edgecolor="white", linewidth=0.5, label=label)
-            below = below + height
-        black = style.look(0)._replace(colour=style.BLACK)
-        pictures.line(axes, at.astype(float).tolist(), intervals(lines, "tokens"), black, "tokens per round")
-        axes.set_xticks(at, [str(batch) for batch in found.batches])
-        axes.set_ylabel(f"{drafter}, gamma {gamma}")
     style.legend_above(panels[0, 0], 4)
     panels[-1, 0].set_xlabel("sequences in the batch")
     return figure

@@ -32,7 +32,30 @@ def findings(tables: Tables, about: About) -> Findings:
     live, whole = tables["live"], tables["whole"]
     found = grid(tables["replay"], tables["block_times"], tables["host_times"], about.replicates, about.seed)
     fastest, longest = best(found, "speedup"), best(found, "tokens")
-    sections = [_tokens(found, longest, tables["skipped"], about), _speed(found, fastest, tables["block_times"], about)]
+    most, prompts = found.line(*longest), counted(found.compared.prompts, "prompt")
+    enough = "No shape gains anything over plain decoding."
+    if most["tokens"] > 1:
+        near = found.cells[found.cells["tokens"] - 1 >= 0.9 * (most["tokens"] - 1)].sort_values("nodes").iloc[0]
+        enough = (
+            f"Nine tenths of its gain over plain decoding come with ({int(near['k'])}, {int(near['w'])}): "
+            f"{near['tokens']:.2f} tokens per call from {near['nodes']:.0f} nodes a round, where the best has "
+            f"{most['nodes']:.0f}."
+        )
+    text = (
+        f"Most tokens per call: {interval(most, 'tokens'):.2f} with the shape {longest}"
+        f"{_compared(found, 'tokens', longest, ', ')}.",
+        enough,
+        *about.origin(found.texts, tables["skipped"]),
+    )
+    figure = _maps(
+        {"Tokens per call of the target, its own token included": (found.cells, "tokens", longest)},
+        title=f"Tokens per call over k rows of width w\n{about.title}",
+        caption=f"{prompts} of {about.prompts}; greedy texts replayed, which is exact. Frame: the most;",
+    )
+    caption = f"Tokens per call with 95% intervals over {prompts}"
+    shown = ((caption, _table(found, "tokens")),)
+    per_call = Section("Tokens per call", text, shown, (("tokens_per_call", figure),))
+    sections = [per_call, _speed(found, fastest, tables["block_times"], about)]
     metrics: dict[str, float] = {
         "grid/best_k": fastest[0],
         "grid/best_w": fastest[1],
@@ -164,31 +187,6 @@ def whole_runs(whole: pd.DataFrame, replicates: int, seed: int) -> WholeRuns:
     shapes = _live_shapes(whole).loc[order].reset_index()
     shapes = shapes.assign(speedup_low=[bound.low for bound in bounds], speedup_high=[bound.high for bound in bounds])
     return WholeRuns(shapes, compared.interval(columns[0] - columns[1], ANY) if len(order) > 1 else None)
-
-
-def _tokens(found: ReplayedSpeedups, longest: Shape, skipped: pd.DataFrame, about: About) -> Section:
-    most, prompts = found.line(*longest), counted(found.compared.prompts, "prompt")
-    enough = "No shape gains anything over plain decoding."
-    if most["tokens"] > 1:
-        near = found.cells[found.cells["tokens"] - 1 >= 0.9 * (most["tokens"] - 1)].sort_values("nodes").iloc[0]
-        enough = (
-            f"Nine tenths of its gain over plain decoding come with ({int(near['k'])}, {int(near['w'])}): "
-            f"{near['tokens']:.2f} tokens per call from {near['nodes']:.0f} nodes a round, where the best has "
-            f"{most['nodes']:.0f}."
-        )
-    text = (
-        f"Most tokens per call: {interval(most, 'tokens'):.2f} with the shape {longest}"
-        f"{_compared(found, 'tokens', longest, ', ')}.",
-        enough,
-        *about.origin(found.texts, skipped),
-    )
-    figure = _maps(
-        {"Tokens per call of the target, its own token included": (found.cells, "tokens", longest)},
-        title=f"Tokens per call over k rows of width w\n{about.title}",
-        caption=f"{prompts} of {about.prompts}; greedy texts replayed, which is exact. Frame: the most;",
-    )
-    caption = f"Tokens per call with 95% intervals over {prompts}"
-    return Section("Tokens per call", text, ((caption, _table(found, "tokens")),), (("tokens_per_call", figure),))
 
 
 def _compared(found: ReplayedSpeedups, name: str, chosen: Shape, joint: str) -> str:

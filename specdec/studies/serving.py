@@ -22,7 +22,6 @@ from specdec.studies.base import Bench, Study, studies
 from specdec.studies.base.serving_inputs import (
     MeasuredBatches,
     ServedTexts,
-    ServerCost,
     arrival_times,
     cost_of_server,
     open_batches,
@@ -146,10 +145,25 @@ class Serving(Study):
             for gamma in (0, *gammas)
             for batch in range(1, config.slots + 1)
         ]
+        recording = {
+            "texts": texts.source,
+            "unknown": texts.unknown,
+            "prompt_tokens": fmean(each.prompt_tokens for each in texts.texts),
+            "output_tokens": fmean(each.tokens for each in texts.texts),
+            "cost": cost.cost.source if batches is None else f"steps measured by {config.batching}",
+            "error_median": cost.error[0],
+            "error_worst": cost.error[1],
+            "draft_growth": modelled.draft_growth,
+            "overhead_growth": modelled.overhead_growth,
+            "slots": config.slots,
+            "arrivals": "arrivals at recorded times" if times else "Poisson arrivals",
+            **{name: getattr(config, name) for name in ("requests", "warmup", "replications", "target_factor")},
+            "target_s": float("nan") if config.target_s is None else config.target_s,
+        }
         full = _capacities(plan)
         empty = pd.DataFrame({name: [] for name in ("batch", "gamma", *_SUMS)}, dtype=float)
         return {
-            "recording": _recording(plan, cost, modelled),
+            "recording": pd.DataFrame([recording]),
             "call_times": cost.call_times,
             "step_times": pd.DataFrame(step_times, columns=["batch", "gamma", "seconds", "tokens_per_round"]),
             "capacity": full,
@@ -243,23 +257,3 @@ def _tables(served: Served, warmup: int, count: int, alone: Mapping[int, float])
         )
     line["prefill_share"] = served.prefill_s / served.ended
     return {"served": requests, "served_steps": grouped.reset_index(), "simulations": pd.DataFrame([line])}
-
-
-def _recording(plan: _Plan, cost: ServerCost, modelled: ModelledSteps) -> pd.DataFrame:
-    config, texts = plan.config, plan.texts
-    line = {
-        "texts": texts.source,
-        "unknown": texts.unknown,
-        "prompt_tokens": fmean(each.prompt_tokens for each in texts.texts),
-        "output_tokens": fmean(each.tokens for each in texts.texts),
-        "cost": cost.cost.source if plan.steps is modelled else f"steps measured by {config.batching}",
-        "error_median": cost.error[0],
-        "error_worst": cost.error[1],
-        "draft_growth": modelled.draft_growth,
-        "overhead_growth": modelled.overhead_growth,
-        "slots": config.slots,
-        "arrivals": "arrivals at recorded times" if plan.times else "Poisson arrivals",
-        **{name: getattr(config, name) for name in ("requests", "warmup", "replications", "target_factor")},
-        "target_s": float("nan") if config.target_s is None else config.target_s,
-    }
-    return pd.DataFrame([line])
