@@ -28,7 +28,7 @@ LAYERS = (
     ("text",),
     ("targets",),
     ("prompts", "ngrams"),
-    ("tree_building", "heads", "eagle", "published", "self_speculation"),
+    ("tree_building", "heads", "eagle", "published"),
     ("drafters",),
     ("observe",),
     ("decode", "timing", "replay"),

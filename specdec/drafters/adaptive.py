@@ -29,7 +29,6 @@ class AdaptiveConfig:
 
     @model_validator(mode="after")
     def _of_can_be_wrapped(self) -> Self:
-        """Check the wrapped drafter's config and what it declares, before any weight is read. Raises UsageError."""
         with named_below("of"):
             drafters.config(self.of)
         name = self.of["name"]

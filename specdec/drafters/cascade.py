@@ -32,9 +32,6 @@ class CascadeConfig:
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        """Check the parts' configs, and that depths and costs are some of theirs, before any weight is read. Raises
-        UsageError.
-        """
         if not self.of:
             raise UsageError(
                 "Bad value drafter.of={}: there is nothing to choose from; name drafters below it, as in "
@@ -83,23 +80,14 @@ class Bandit:
         return max(allowed, key=index)  # the first of equals
 
     def learn(self, arm: int, tokens: int, cost: float) -> None:
-        """Take note of a round that `arm` drafted.
-
-        Args:
-            tokens: committed.
-            cost: above 0.
-        """
+        """Take note of a round that `arm` drafted: the tokens that it committed, and its cost above 0."""
         for sums, value in ((self._rounds, 1.0), (self._tokens, float(tokens)), (self._cost, cost)):
             sums[:] = [self._discount * total for total in sums]
             sums[arm] += value
 
 
 class Part(NamedTuple):
-    """A drafter to choose.
-
-    Attributes:
-        cost: time of one drafted token, as a share of a call of the target on one token.
-    """
+    """A drafter to choose, and the time of a token of it as a share of a call of the target on one token."""
 
     drafter: Drafter
     cost: float
@@ -123,10 +111,6 @@ class Cascade(Drafter):
 
     Every drafter is told of every round, whoever drafted it. Sources are those of the drafter that was asked, and q is
     what it says. Rows and trees where all parts fill them.
-
-    Attributes:
-        parts: by their labels, in the order in which they are tried first.
-        bandit: of the text.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="copying")
@@ -141,7 +125,7 @@ class Cascade(Drafter):
     ) -> None:
         """
         Args:
-            parts: at least one.
+            parts: at least one, in the order in which they are tried first.
             gammas: depths to choose from; None for that of the structure.
         Raises:
             UsageError: no structure that all parts fill.

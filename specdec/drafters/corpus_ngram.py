@@ -23,9 +23,8 @@ from specdec.tree_building.siblings import How, Siblings, grow
 
 logger = logging.getLogger(__name__)
 
-
-ORDERS = {"unigram": 1, "bigram": 2}
-"""The orders that have a name of their own."""
+ORDERS = {"unigram": 1, "bigram": 2}  # those that have a name of their own
+_CHUNK = 256  # contexts whose laws are standardised at once
 
 
 @typed
@@ -65,8 +64,7 @@ class CorpusNgram(Drafter):
     def __init__(
         self, table: NgramTable, order: int, siblings: Siblings, target: Target, name: str = "corpus_ngram"
     ) -> None:
-        """Make a drafter.
-
+        """
         Args:
             order: tokens that a law is about, with those that it is conditioned on.
             name: source of its tokens in the rounds table: the name that was chosen.
@@ -153,9 +151,6 @@ class CorpusNgram(Drafter):
         if token is None:
             token = self._greedy[context] = int(self._table.law(context).argmax())
         return token
-
-
-_CHUNK = 256  # contexts whose laws are standardised at once
 
 
 def _fitted(config: CorpusNgramConfig, target: Target) -> NgramTable:

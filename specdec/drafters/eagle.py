@@ -1,7 +1,6 @@
 """A feature drafter: a layer or a few over the target's own features, which drafts autoregressively (EAGLE)."""
 
 import logging
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
@@ -14,12 +13,12 @@ from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.feature_drafter import FeatureDrafter
 from specdec.drafters.base.network_drafter import Drafts
-from specdec.eagle.draft_rows import BlockText, TextRows, drafts_along, text_of
-from specdec.eagle.feature_network import FeatureNetwork
+from specdec.eagle.draft_rows import BlockText, TextRows, drafts_along
+from specdec.eagle.eagle_network import BlockNetwork, EagleNetwork
 from specdec.errors import UsageError
 from specdec.models.load import describe_weights
 from specdec.published.network_files import TRAINED_EAGLE
-from specdec.records import EMPTY, Draft
+from specdec.records import EMPTY, Draft, Tree
 from specdec.structures.base import EVERY_STRUCTURE, Structure
 from specdec.targets.base import Target
 from specdec.tree_building.siblings import Siblings, grow
@@ -51,18 +50,13 @@ class Eagle(FeatureDrafter):
     says. Where the structure has a `threshold`, the network's own probability of the drafted token (softmax at
     temperature 1) is read after every token.
 
-    Nothing is offered before the first feature: after a prompt of one token, and where nobody gives the target's
-    states.
-
-    Attributes:
-        network: in the target's dtype, on its device.
     """
 
     capabilities = DrafterCapabilities(
         fills=EVERY_STRUCTURE, reads_states=True, reports_confidence=True, replay="start"
     )
 
-    network: FeatureNetwork
+    network: EagleNetwork | BlockNetwork
 
     not_finite = (
         "The EAGLE network's logits are not finite: the run stops here. Try target.dtype=float32, or check "
@@ -71,15 +65,13 @@ class Eagle(FeatureDrafter):
 
     def __init__(
         self,
-        network: FeatureNetwork,
+        network: EagleNetwork | BlockNetwork,
         target: Target,
         about: Mapping[str, Any] | None = None,
         drafts: Drafts = "sampled",
         siblings: Siblings = "without_replacement",
     ) -> None:
         """
-        Args:
-            about: what is recorded of the network's file.
         Raises:
             UsageError: a target without hidden states, or without the layers that the network reads.
         """
@@ -89,18 +81,11 @@ class Eagle(FeatureDrafter):
             raise UsageError(f"Bad value drafter.model: {error}; use another checkpoint, or drafter.layers.") from None
         super().__init__(target, network, offsets, drafts, siblings)
         self._about = about or {}
-        deepest = network.config.deepest
-        self._deepest = deepest or sys.maxsize
-        self.capabilities = replace(self.capabilities, vocab_size=network.vocab_size, deepest=deepest)
+        self.capabilities = replace(self.capabilities, vocab_size=network.vocab_size, deepest=network.config.deepest)
         self._begin(None)
 
     @classmethod
     def from_config(cls, config: EagleDrafterConfig, target: Target) -> "Eagle":
-        """
-        Args:
-            config: `model` is `pocket`, a file that `specdec.train` wrote (or its folder), or a published checkpoint,
-                by its folder or hub id.
-        """
         network, about = TRAINED_EAGLE.open(config.model, target, "eagle", "eagle", layers=config.layers)
         if "format" in about and (boundaries := network.config.boundaries):
             form = about["format"]
@@ -108,7 +93,7 @@ class Eagle(FeatureDrafter):
         return cls(network, target, about, config.drafts, config.siblings)
 
     def new_rows(self) -> TextRows | BlockText:
-        return text_of(self.network)
+        return BlockText(self.network) if isinstance(self.network, BlockNetwork) else TextRows(self.network)
 
     def widened(self, logits: Tensor) -> Tensor:
         return self.network.over_target(logits)
@@ -116,20 +101,16 @@ class Eagle(FeatureDrafter):
     def draft(self, structure: Structure) -> Draft:
         if structure.gamma < 1 or (text := self.read()) is None:
             return EMPTY
-        structure = structure.clamped(self._deepest)
+        structure = structure.clamped(self.capabilities.deepest or structure.gamma)
         rows = text.draft(structure.gamma)
         if structure.single:
             return self.chain(rows, structure, "eagle")
-        laws = self.standardise(structure)
-        return self.checked(
-            grow(
-                structure,
-                lambda tokens, tree, nodes: laws(self.widened(rows.after(tokens, tree, nodes))),
-                self.how(structure),
-                "eagle",
-                self.generator,
-            )
-        )
+        standardise = self.standardise(structure)
+
+        def laws(tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+            return standardise(self.widened(rows.after(tokens, tree, nodes)))
+
+        return self.checked(grow(structure, laws, self.how(structure), "eagle", self.generator))
 
     @torch.inference_mode()
     def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:

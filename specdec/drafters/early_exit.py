@@ -1,21 +1,27 @@
 """The target's own first layers as a drafter, over the target's own cache (LayerSkip 2404.16710)."""
 
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
+from specdec.drafters.base.calibration import CalibrationText, CalibrationTextConfig, own_model
 from specdec.drafters.base.network_drafter import Drafts
 from specdec.drafters.small_model import SmallModel
+from specdec.errors import UsageError
+from specdec.models.partial import block_parts, blocks_of, partial_model
 from specdec.models.shared_decoder import SharedDecoder
+from specdec.progress import stage
 from specdec.records import TextStart
-from specdec.self_speculation.calibration import CalibrationTextConfig, own_model
-from specdec.self_speculation.exit_layer import ExitLayer, choose_exit_layer
 from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.tree_building.siblings import Siblings
+
+# Names under which a checkpoint may say it, in the generation's configuration (transformers) or in the model's.
+_NAMES = ("assistant_early_exit", "exit_layer")
 
 
 @typed
@@ -26,13 +32,19 @@ class EarlyExitConfig(CalibrationTextConfig):
     siblings: Siblings
 
 
+@dataclass(frozen=True)
+class ExitLayer:
+    layer: int  # number of the layers that draft, from the first on
+    by: Literal["config", "checkpoint", "calibration"]  # the run's, the model's, or the best of all
+    worths: dict[int, dict[str, Any]]  # by calibration: exit layer -> `Worth` as a mapping
+
+
 @drafters.register("early_exit")
 class EarlyExit(SmallModel):
     """Drafts with the target's first E layers, its final norm and its output layer (LayerSkip 2404.16710, section 4.3).
 
-    q is the law of that model, standardised by the target's own sampling, and each token is drawn from it; under a
-    greedy target, or with `drafts=greedy`, each token is the most likely one, a point mass. A draft of gamma tokens
-    takes gamma calls of E layers. Chains, rows and trees are made as `small_model` makes them.
+    q is the law of that model (see `NetworkDrafter`). A draft of gamma tokens takes gamma calls of E layers. Chains,
+    rows and trees are made as `small_model` makes them.
 
     The first E layers' keys and values of the committed text are read where the target wrote them: there is no prefill
     and no second copy of the prefix. Those of drafted tokens stand in free slots behind the target's length. The target
@@ -44,9 +56,6 @@ class EarlyExit(SmallModel):
 
     Any decoder-only target will do, and a checkpoint that was trained for it is better by far. A LayerSkip checkpoint
     is an ordinary Llama model: `+drafter=early_exit target.model=facebook/layerskip-llama3.2-1B`.
-
-    Attributes:
-        exit: the exit layer, and how it was chosen.
     """
 
     capabilities = DrafterCapabilities(
@@ -55,11 +64,7 @@ class EarlyExit(SmallModel):
     strategy = "early_exit"
 
     def __init__(
-        self,
-        target: Causal,
-        chosen: ExitLayer,
-        drafts: Drafts = "sampled",
-        siblings: Siblings = "without_replacement",
+        self, target: Causal, chosen: ExitLayer, drafts: Drafts = "sampled", siblings: Siblings = "without_replacement"
     ) -> None:
         """
         Raises:
@@ -83,3 +88,44 @@ class EarlyExit(SmallModel):
         chosen = {"exit_layer": self.exit.layer, "layers": self._layers, "exit_layer_by": self.exit.by}
         worths = {str(layer): worth for layer, worth in self.exit.worths.items()}
         return {**super().describe(), **chosen, **({"exit_layers": worths} if worths else {})}
+
+
+def choose_exit_layer(asked: int | Literal["auto"], config: CalibrationTextConfig, target: Causal) -> ExitLayer:
+    """Return the exit layer that a run asks for. "auto" takes the checkpoint's own, where it names one, or else the one
+    with the largest Omega / (1 + gamma c) along the calibration text; c is its share of the operations.
+
+    Raises:
+        UsageError: an exit layer that is not below the model's depth; a model of fewer than two layers, or of unknown
+            layout; see `CalibrationText`.
+    """
+    name, layers = target.name, len(blocks_of(target.model, target.name))
+    if asked != "auto":
+        _check(asked, layers, f"Bad value drafter.exit_layer={asked}")
+        return ExitLayer(asked, "config", {})
+    if layers < 2:
+        raise UsageError(f"Bad value drafter=early_exit: model {name} has {layers} layer, so there is nothing to skip.")
+    values = [
+        getattr(config, key, None) for config in (target.model.generation_config, target.model.config) for key in _NAMES
+    ]
+    named = next((value for value in values if isinstance(value, int) and value > 0), None)
+    if named is not None:
+        _check(named, layers, f"Bad value drafter.exit_layer=auto: model {name} names exit layer {named}")
+        return ExitLayer(named, "checkpoint", {})
+    calibration = CalibrationText(config, target)
+    worths, _ = {}, calibration.text  # first: it is no part of the first layer's time
+    shorter = "drafter.exit_layer=N takes N layers at once"
+    # From the middle on: the first ones tell the mean time, of which the foremost take a third and the last more.
+    order = sorted(range(1, layers), key=lambda layer: abs(2 * layer - layers))
+    with stage("comparing exit layers", total=layers - 1, told=False, shorter=shorter) as under_way:
+        for layer in order:
+            worths[layer] = calibration.worth(partial_model(target.model, block_parts(range(layer, layers)), name))
+            under_way.advance()
+    best = max(worths, key=lambda layer: (worths[layer].speedup, -layer))
+    return ExitLayer(best, "calibration", {layer: asdict(worths[layer]) for layer in sorted(worths)})
+
+
+def _check(layer: int, layers: int, what: str) -> None:
+    if layers < 2:
+        raise UsageError(f"{what}: the target has {layers} layer, so there is nothing to skip; use another drafter.")
+    if not 1 <= layer < layers:
+        raise UsageError(f"{what}: the target has {layers} layers; give a number from 1 to {layers - 1}, or auto.")

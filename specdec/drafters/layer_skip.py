@@ -1,22 +1,43 @@
-"""The target without some of its layers as a drafter (Draft & Verify 2309.08168; SWIFT 2410.06916)."""
+"""The target without some of its layers as a drafter (Draft & Verify 2309.08168; SWIFT 2410.06916), and the search for
+the layers that it can best do without, whose result is kept in a file.
+"""
 
-from dataclasses import asdict
+import json
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
+from specdec.drafters.base.calibration import CalibrationText, CalibrationTextConfig, Worth, own_model
 from specdec.drafters.base.network_drafter import Drafts
 from specdec.drafters.small_model import SmallModel
+from specdec.errors import UsageError
 from specdec.models.decoder import Decoder
-from specdec.models.partial import parse_parts, partial_model, written_parts
-from specdec.self_speculation.calibration import CalibrationText, CalibrationTextConfig, own_model
-from specdec.self_speculation.skip_search import SkippedParts, Units, kept_search
+from specdec.models.partial import (
+    KINDS,
+    ModelPart,
+    block_parts,
+    blocks_of,
+    parse_parts,
+    partial_model,
+    written_parts,
+)
+from specdec.ngrams.cache_folder import made_once
+from specdec.progress import stage
 from specdec.structures.base import EVERY_STRUCTURE
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
+from specdec.text.writing import write_atomically
 from specdec.tree_building.siblings import Siblings
+
+Units = Literal["blocks", "parts"]
+Skipped = frozenset[ModelPart]
+
+_FORMAT = "specdec skipped layers 1"
 
 
 @typed
@@ -37,22 +58,27 @@ class LayerSkipConfig(CalibrationTextConfig):
         return skip
 
 
+@dataclass(frozen=True)
+class SkippedParts:
+    """Parts to leave out, and what is known about the drafter that is left."""
+
+    parts: Skipped
+    by: Literal["config", "search"]  # given, or found, now or in an earlier run
+    worth: Worth | None = None  # on the calibration text; None where the parts were given
+    compared: int = 0  # number of sets
+
+
 @drafters.register("layer_skip")
 class LayerSkip(SmallModel):
     """Drafts with the target's own model without a set of attentions and MLPs (Draft & Verify 2309.08168, section 3).
 
-    q is the law of that model, standardised by the target's own sampling, and each token is drawn from it; under a
-    greedy target, or with `drafts=greedy`, each token is the most likely one, a point mass. Chains, rows and trees are
-    made as `small_model` makes them; the weights are the target's own. A draft of gamma tokens takes gamma calls of the
-    layers that are left.
+    q is the law of that model (see `NetworkDrafter`). Chains, rows and trees are made as `small_model` makes them; the
+    weights are the target's own. A draft of gamma tokens takes gamma calls of the layers that are left.
 
     Behind the first skipped layer, keys and values are not the target's, so the drafter has a cache of its own for the
     layers that are left, and prefills it. It is rolled back to the committed text as that of any model that drafts.
     (The paper's code lets the drafter read the target's cache, which makes what is proposed depend on where the round
     began.) So a proposal depends on the text alone, and the replay is position-wise.
-
-    Attributes:
-        skipped: the parts that are left out, and how they were chosen.
     """
 
     capabilities = DrafterCapabilities(
@@ -80,13 +106,118 @@ class LayerSkip(SmallModel):
     @classmethod
     def from_config(cls, config: LayerSkipConfig, target: Target) -> "LayerSkip":  # type: ignore[override]
         whole = own_model(target, "layer_skip")
-        if config.skip != "auto":
-            return cls(whole, SkippedParts(parse_parts(config.skip), "config"), config.drafts, config.siblings)
-        calibration = CalibrationText(config, whole)
-        skipped = kept_search(config.cache_dir, whole.hidden.identity, calibration, config.units, config.evaluations)
+        if config.skip == "auto":
+            skipped = kept_search(config, whole)
+        else:
+            skipped = SkippedParts(parse_parts(config.skip), "config")
         return cls(whole, skipped, config.drafts, config.siblings)
 
     def describe(self) -> dict[str, Any]:
         found = self.skipped
         known = {} if found.worth is None else {"calibration": asdict(found.worth), "sets_compared": found.compared}
         return {**super().describe(), "skip": written_parts(found.parts), "skip_by": found.by, **known}
+
+
+class SkipSearch:
+    """A search for the set of parts with the largest Omega / (1 + gamma c) along the calibration text.
+
+    In the manner of Draft & Verify (2309.08168), whose Bayesian search is replaced by a plain one without random
+    numbers, so that it finds the same set every time:
+
+    1. all early exits, the latest first: the last n blocks left out;
+    2. from the whole model, one unit after the other is left out, each time the one that costs least (best remaining
+       value), down to a single attention;
+    3. from the best set so far, the best change of one unit (left out, put back, or one exchanged for another), again
+       and again, until none is better.
+
+    It ends early after `evaluations` sets.
+    """
+
+    def __init__(self, calibration: CalibrationText, units: Units, evaluations: int) -> None:
+        """
+        Raises:
+            UsageError: a model of fewer than two blocks; see `blocks_of`.
+        """
+        self._calibration, self._left = calibration, evaluations
+        self._model, self._name = calibration.model, calibration.name
+        self._blocks = len(blocks_of(self._model, self._name))
+        if self._blocks < 2:
+            raise UsageError(
+                f"Bad value drafter=layer_skip: model {self._name} has {self._blocks} layer, so there is nothing to "
+                "skip; use another drafter."
+            )
+        each = range(self._blocks)
+        parts = [frozenset({ModelPart(block, kind)}) for block in each for kind in KINDS]
+        self._units: list[Skipped] = parts if units == "parts" else [block_parts([block]) for block in each]
+        self._attentions = [ModelPart(block, "attention") for block in each]
+        self._known: dict[Skipped, Worth] = {}
+
+    def run(self) -> SkippedParts:
+        """Search, and return the best set."""
+        _ = self._calibration.text  # first: it is no part of the first set's time
+        shorter = "drafter.evaluations=N compares N sets at most, drafter.skip=[...] names the layers"
+        with stage("searching layers to skip", total=self._left, told=False, shorter=shorter) as self._under_way:
+            # The latest exits first: they take about as long as the sets of step 2, and so tell what all will take.
+            self._compare(block_parts(range(first, self._blocks)) for first in range(self._blocks - 1, 0, -1))
+            present: Skipped | None = frozenset()
+            while present is not None:
+                present = self._compare(present | unit for unit in self._units if not unit <= present)
+            best, before = self._best(self._known), None
+            while best is not None and best != before:
+                inside = [unit for unit in self._units if unit <= best]
+                outside = [unit for unit in self._units if not unit <= best]
+                exchanged = ((best - old) | new for old in inside for new in outside)
+                self._compare([*(best | unit for unit in outside), *(best - unit for unit in inside), *exchanged])
+                best, before = self._best(self._known), best
+        assert best is not None  # an early exit, if nothing else
+        return SkippedParts(best, "search", self._known[best], len(self._known))
+
+    def _compare(self, sets: Iterable[Skipped]) -> Skipped | None:
+        """Evaluate sets, and return the best of them; None if there is none to evaluate, or no evaluation left."""
+        able = [each for each in sets if each and any(unskipped not in each for unskipped in self._attentions)]
+        for skipped in able:
+            if skipped not in self._known:
+                if self._left == 0:
+                    return None
+                self._left -= 1
+                self._known[skipped] = self._calibration.worth(partial_model(self._model, skipped, self._name))
+                self._under_way.advance()
+        return self._best(able)
+
+    def _best(self, sets: Collection[Skipped]) -> Skipped | None:
+        """Return the best of these sets; among equals the one that leaves out most, then the first blocks."""
+        return max(
+            sets,
+            key=lambda each: (self._known[each].speedup, len(each), [-part.block for part in sorted(each)]),
+            default=None,
+        )
+
+
+def kept_search(config: LayerSkipConfig, target: Causal) -> SkippedParts:
+    """Return the set of an earlier search for the same weights and settings from `cache_dir`; search and keep what was
+    found if it is not there.
+
+    Raises:
+        UsageError: see `CalibrationText`, `SkipSearch` and `made_once`.
+    """
+    calibration = CalibrationText(config, target)
+    search = SkipSearch(calibration, config.units, config.evaluations)
+    if config.cache_dir is None:
+        return search.run()
+    about = {"format": _FORMAT, "weights": target.hidden.identity, **calibration.about}
+    about |= {"units": config.units, "evaluations": config.evaluations}
+
+    def write(path: Path, skipped: SkippedParts) -> None:
+        assert skipped.worth is not None
+        values = {"about": about, "skip": written_parts(skipped.parts), "compared": skipped.compared}
+        write_atomically(path, json.dumps({**values, "worth": asdict(skipped.worth)}, indent=1, sort_keys=True))
+
+    def read(path: Path) -> SkippedParts:
+        values = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            return SkippedParts(parse_parts(values["skip"]), "search", Worth(**values["worth"]), values["compared"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+
+    key = json.dumps(about, sort_keys=True)
+    return made_once(config.cache_dir, key, "set of skipped layers", search.run, write, read, suffix=".json")

@@ -34,11 +34,7 @@ class RecentPool:
     """
 
     def __init__(self, most: int) -> None:
-        """
-        Args:
-            most: continuations kept for each first token.
-        """
-        self._most = most
+        self._most = most  # continuations kept for each first token
         self._latest: dict[int, dict[tuple[int, ...], None]] = {}  # in the order in which they were seen
 
     def add(self, first: int, continuation: Sequence[int]) -> None:
@@ -90,6 +86,12 @@ class Lookahead(Lookup):
         super().__init__(target)
         self._window, self._ngram, self._candidates = config.window, config.ngram, config.candidates
         self._pool_from_prompt = config.pool_from_prompt
+        # A full draft has (W + G)(N - 1) - 1 nodes; more where a narrow window is largest while it fills.
+        window, levels = config.window, config.ngram - 1
+        largest = max((row + 1) * (window + levels - 1 - row) - 1 for row in range(levels))
+        self.nodes, self.depth = largest + config.candidates * levels, window + levels - 2
+        # A column each, of which there are most in round 2, and a candidate each.
+        self.branches = window + max(levels - 2, 0) + config.candidates
         self._begin((0,))
 
     def _begin(self, prompt: Sequence[int]) -> None:
@@ -99,23 +101,6 @@ class Lookahead(Lookup):
         self._latest = list(prompt[-self._ngram :])  # tokens of the text
         self._drafted: Draft | None = None
         self._ends: list[int | None] = []  # last nodes of the columns of that draft; None for a column left out
-
-    @property
-    def nodes(self) -> int:
-        """The most nodes of a full draft: (W + G)(N - 1) - 1; more where a narrow window is largest while it fills."""
-        window, levels = self._window, self._ngram - 1
-        largest = max((row + 1) * (window + levels - 1 - row) - 1 for row in range(levels))
-        return largest + self._candidates * levels
-
-    @property
-    def depth(self) -> int:
-        """The depth of a full draft."""
-        return self._window + self._ngram - 3
-
-    @property
-    def branches(self) -> int:
-        """The most paths of a full draft: a column each, of which there are most in round 2, and a candidate each."""
-        return self._window + max(self._ngram - 3, 0) + self._candidates
 
     def prepare(self, capacity: int, structure: Structure) -> None:
         """

@@ -30,7 +30,6 @@ class MixedConfig:
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        """Check the parts' configs and the shares before any weight is read. Raises UsageError."""
         for place, values, needed, what in (
             ("context", self.context, Ngram, "ngram"),
             ("bigram", self.bigram, TokenLookup, "model_bigram or model_unigram"),

@@ -2,21 +2,25 @@
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, Self
 
 import numpy as np
+import torch
 from pydantic import Field, model_validator
+from torch import Tensor
 
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import drafters
 from specdec.drafters.base.lookup import TokenLookup
-from specdec.errors import UsageError
+from specdec.errors import ModelLoadError, UsageError
+from specdec.models.cache import CACHE
 from specdec.models.load import Dtype
-from specdec.ngrams.bigram_table import BigramTable, Form, tabulate, tabulate_law
 from specdec.ngrams.cache_folder import made_once, read_arrays, write_arrays
 from specdec.ngrams.source_model import SourceModel, source_model
+from specdec.progress import stage
+from specdec.sampling import among_largest
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
@@ -24,7 +28,6 @@ logger = logging.getLogger(__name__)
 _FORMAT = "specdec bigram table 1"
 _SHARED = 0.9  # of the tokens: beyond it a table says the same of all
 _LARGEST_LAW = 4096  # tokens of a target without a model, which is asked token by token
-
 
 Extend = Literal["chain", "greedy"]
 
@@ -44,10 +47,26 @@ class ModelBigramConfig:
 
     @model_validator(mode="after")
     def _extends_what_is_ranked(self) -> Self:
-        """Check that there is a token for each row that is written out. Raises UsageError."""
         if self.extend == "greedy" and self.extend_k > self.k:
             raise UsageError(f"Bad value drafter.extend_k={self.extend_k}: it should be at most drafter.k={self.k}.")
         return self
+
+
+@dataclass(frozen=True)
+class Form:
+    """The form of a table; form and weights together determine its content."""
+
+    dtype: str  # that the model computes in
+    begin: int | None  # token in front of every x; None if x stands alone
+    k: int  # number of tokens ranked after each x
+    extended: int  # number of these k that are continued by greedy decoding
+    width: int  # tokens of a continuation, its first token y included
+
+
+@dataclass(frozen=True)
+class BigramTable:
+    first: np.ndarray  # [V, k] int32, the most likely tokens y after each x, best first, equals by token number
+    rest: np.ndarray  # [V, extended, width - 1] int32, the tokens of greedy decoding after x y
 
 
 @drafters.register("model_bigram")
@@ -70,10 +89,6 @@ class ModelBigram(TokenLookup):
     def __init__(
         self, table: BigramTable, target: Target, k: int, extend: Extend, described: Mapping[str, Any]
     ) -> None:
-        """
-        Args:
-            described: what is recorded about the model of the table.
-        """
         super().__init__(target, k)
         if extend == "greedy":
             self.capabilities = replace(self.capabilities, replay="start")
@@ -84,7 +99,9 @@ class ModelBigram(TokenLookup):
     @classmethod
     def from_config(cls, config: ModelBigramConfig, target: Target) -> "ModelBigram":
         source = source_model(config.model, config.dtype, target)
-        table = _of_law(config, target) if source is None else _of_model(config, source, target)
+        extended, width = (config.extend_k, config.extend_w) if config.extend == "greedy" else (0, 1)
+        form = Form("law", None, config.k, extended, width)
+        table = _of_law(config, form, target) if source is None else _of_model(config, form, source, target)
         shared = np.bincount(table.first[:, 0]).max() / len(table.first)
         if shared > _SHARED and source is not None and not config.begin:
             logger.warning(
@@ -117,11 +134,11 @@ class ModelBigram(TokenLookup):
         return dict(self._described)
 
 
-def _of_model(config: ModelBigramConfig, source: SourceModel, target: Target) -> BigramTable:
+def _of_model(config: ModelBigramConfig, form: Form, source: SourceModel, target: Target) -> BigramTable:
     begin = source.model.config.get_text_config().bos_token_id if config.begin else None
     if config.begin and begin is None:
         raise UsageError(f"Bad value drafter.begin=true: {source.name} has no begin token; use false.")
-    form = _form(config, source.described["dtype"], None if begin is None else int(begin))
+    form = replace(form, dtype=source.described["dtype"], begin=None if begin is None else int(begin))
 
     def make() -> BigramTable:
         logger.info("Tabulating p(. | x) of %s for every token x", source.name)
@@ -141,7 +158,7 @@ def _of_model(config: ModelBigramConfig, source: SourceModel, target: Target) ->
     )
 
 
-def _of_law(config: ModelBigramConfig, target: Target) -> BigramTable:
+def _of_law(config: ModelBigramConfig, form: Form, target: Target) -> BigramTable:
     """Return the table of a target without a model, made from its own law; it is not kept.
 
     Raises:
@@ -154,7 +171,6 @@ def _of_law(config: ModelBigramConfig, target: Target) -> BigramTable:
         )
     if config.begin:
         raise UsageError("Bad value drafter.begin=true: a target without a model has no begin token; use false.")
-    form = _form(config, "law", None)
     try:
         return tabulate_law(lambda text: target.score(text, [])[-1], target.vocab_size, form)
     except UsageError:
@@ -164,6 +180,81 @@ def _of_law(config: ModelBigramConfig, target: Target) -> BigramTable:
         ) from None
 
 
-def _form(config: ModelBigramConfig, dtype: str, begin: int | None) -> Form:
-    greedy = config.extend == "greedy"
-    return Form(dtype, begin, config.k, config.extend_k if greedy else 0, config.extend_w if greedy else 1)
+@torch.inference_mode()
+def tabulate(model: Any, name: str, form: Form, batch_size: int) -> BigramTable:
+    """Make a table: one call of the model for each `batch_size` tokens of the vocabulary, positions from 0; for
+    continuations, `width` - 1 more calls for each `batch_size` pairs.
+
+    Raises:
+        ModelLoadError: the logits are not finite.
+    """
+    size: int = model.config.get_text_config().vocab_size
+    batches = torch.arange(size, device=model.device).split(batch_size)
+    begin = [] if form.begin is None else [torch.tensor(form.begin, device=model.device)]
+    k = min(form.k, size)
+
+    def inputs(*columns: Tensor) -> Tensor:
+        return torch.stack([*(token.expand_as(columns[0]) for token in begin), *columns], dim=-1)  # [B, S]
+
+    first, rest = list[Tensor](), list[Tensor]()
+    with stage("model bigram", total=size, told=False) as under_way:
+        for tokens in batches:
+            logits = model(input_ids=inputs(tokens), use_cache=False).logits[:, -1]  # [B, V]
+            if not torch.isfinite(logits.max(dim=-1).values).all():
+                raise ModelLoadError(
+                    f"No bigram table can be made of {name}: its logits are not finite; try another dtype, as float32."
+                )
+            first.append(top_tokens(logits, k))
+            under_way.advance(len(tokens))
+    ranked = torch.cat(first)  # [V, k]
+    extended = min(form.extended, k) if form.width > 1 else 0
+    if extended:
+        pairs = inputs(
+            torch.arange(size, device=model.device).repeat_interleave(extended), ranked[:, :extended].flatten()
+        )
+        with stage("model bigram's continuations", total=len(pairs), told=False) as under_way:
+            for batch in pairs.split(batch_size):
+                rest.append(continued(model, batch, form.width - 1))
+                under_way.advance(len(batch))
+    continuations = torch.cat(rest) if rest else torch.empty(0, dtype=torch.long)
+    shape = (size, extended, form.width - 1 if extended else 0)
+    return BigramTable(_int32(ranked), _int32(continuations).reshape(shape))
+
+
+def tabulate_law(law: Callable[[list[int]], Tensor], size: int, form: Form) -> BigramTable:
+    """Make the same table from any law, one context at a time; `law(tokens)` gives the logits [V] after them."""
+    first = top_tokens(torch.stack([law([token]) for token in range(size)]), min(form.k, size))
+    extended = min(form.extended, first.shape[1]) if form.width > 1 else 0
+    rest = np.zeros((size, extended, form.width - 1 if extended else 0), dtype=np.int32)
+    for token in range(size):
+        for rank in range(extended):
+            text = [token, int(first[token, rank])]
+            while len(text) < form.width + 1:
+                text.append(int(law(text).max(dim=-1).indices))
+            rest[token, rank] = text[2:]
+    return BigramTable(_int32(first), rest)
+
+
+def top_tokens(logits: Tensor, k: int) -> Tensor:
+    """Return the tokens [B, k] with the largest logits [B, V], best first, equals in the order of their numbers.
+
+    The order of equals in `topk` is arbitrary, and equals are common in 16-bit.
+    """
+    tokens = among_largest(logits, k).nonzero()[:, 1].reshape(len(logits), k)
+    order = logits.gather(-1, tokens).sort(dim=-1, descending=True, stable=True).indices
+    return tokens.gather(-1, order)
+
+
+def continued(model: Any, tokens: Tensor, count: int) -> Tensor:
+    """Decode `count` tokens [B, count] greedily after each sequence of `tokens` [B, S]."""
+    written: list[Tensor] = []
+    cache = None
+    while len(written) < count:
+        output = model(input_ids=tokens, use_cache=True, **{CACHE: cache})
+        tokens, cache = output.logits[:, -1].max(dim=-1, keepdim=True).indices, output[CACHE]
+        written.append(tokens)
+    return torch.cat(written, dim=-1)
+
+
+def _int32(tokens: Tensor) -> np.ndarray:
+    return tokens.cpu().numpy().astype(np.int32)

@@ -61,14 +61,10 @@ class ModelUnigram(TokenLookup):
         Args:
             scores: [V] see `unigram_scores`.
             text: tokens for the calibration; negative numbers stand for breaks.
-            described: what is recorded about the model of the scores.
         """
         super().__init__(target, k)
         # The tokens at either end, best first, equals in the order of their numbers.
-        ends = {
-            "smallest": np.argsort(scores, kind="stable")[:k],
-            "largest": np.argsort(-scores, kind="stable")[:k],
-        }
+        ends = {"smallest": np.argsort(scores, kind="stable")[:k], "largest": np.argsort(-scores, kind="stable")[:k]}
         self.hits = {sign: float(np.isin(text[text >= 0], tokens).mean()) for sign, tokens in ends.items()}
         self.sign = max(ends, key=self.hits.__getitem__)  # of equals the paper's, "smallest"
         self._tokens: list[int] = ends[self.sign].tolist()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
+from specdec.drafters.base.calibration import own_model
 from specdec.drafters.base.feature_drafter import FeatureDrafter
 from specdec.drafters.base.network_drafter import Drafts
 from specdec.eagle.mtp_network import MtpNetwork, MtpText, drafts_along
@@ -20,7 +21,6 @@ from specdec.models.model_files import is_gguf
 from specdec.published.checkpoint_files import open_checkpoint
 from specdec.published.formats.mtp_module import MtpModule
 from specdec.records import EMPTY, Draft
-from specdec.self_speculation.calibration import own_model
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
 
@@ -43,11 +43,6 @@ class Mtp(FeatureDrafter):
     accepted or rejected, these rows are made of the target's states and of what the heads make of them.
 
     q is the law of the step's head (see `NetworkDrafter`), from which each token is drawn.
-
-    Nothing is offered before the first state: after a prompt of one token, and where nobody gives the target's states.
-
-    Attributes:
-        network: the heads, in the target's dtype, on its device.
     """
 
     capabilities = DrafterCapabilities(
@@ -61,10 +56,6 @@ class Mtp(FeatureDrafter):
     def __init__(
         self, network: MtpNetwork, target: Target, about: Mapping[str, Any] | None = None, drafts: Drafts = "sampled"
     ) -> None:
-        """
-        Args:
-            about: what is recorded of the checkpoint.
-        """
         super().__init__(target, network, (0,), drafts)
         self._about = about or {}
         self.capabilities = replace(
@@ -75,8 +66,6 @@ class Mtp(FeatureDrafter):
     @classmethod
     def from_config(cls, config: MtpConfig, target: Target) -> "Mtp":
         """
-        Args:
-            config: `model` is a folder or a hub id; None is the target's own.
         Raises:
             UsageError: a target without a decoder, a GGUF file, a checkpoint without MTP weights, or with others than
                 the target's (see `MtpModule.load`).

@@ -13,8 +13,7 @@ from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.lookup import Lookup
 from specdec.errors import UsageError
-from specdec.ngrams.finished_text import FinishedText
-from specdec.ngrams.suffix_index import SuffixIndex
+from specdec.ngrams.suffix_index import FinishedText, SuffixIndex
 from specdec.records import Source, TextStart
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
@@ -43,7 +42,6 @@ class NgramConfig:
 
     @model_validator(mode="after")
     def _orders_are_in_order(self) -> Self:
-        """Check the range of match lengths. Raises UsageError."""
         if self.order_min > self.order_max:
             raise UsageError(
                 f"Bad value drafter.order_min={self.order_min}: it should be at most "

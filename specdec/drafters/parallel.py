@@ -57,9 +57,6 @@ class Parallel(NetworkDrafter):
     Needs the target's tokenizer, as `SmallModel` does, by which the text and its cache are kept. The mask token is only
     read: it may lie beyond the target's tokens. Nothing is offered where the text is longer than the model's context; a
     draft that would pass its end stops there.
-
-    Attributes:
-        mask_token: its id among the model's own tokens.
     """
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="start")
@@ -76,8 +73,6 @@ class Parallel(NetworkDrafter):
         prefill_chunk: int = 512,
     ) -> None:
         """
-        Args:
-            model: a decoder-only transformers model.
         Raises:
             UsageError: a mask token that the model does not have, an encoder-decoder as the target, another tokenizer.
             ModelLoadError: a model whose cache cannot be rolled back.
@@ -98,8 +93,6 @@ class Parallel(NetworkDrafter):
     @classmethod
     def from_config(cls, config: ParallelConfig, target: Target) -> "Parallel":
         """
-        Args:
-            config: `model` is a folder or a hub id, or `pocket`, the model that comes with the pocket target.
         Raises:
             UsageError: no mask token is known; a checkpoint of another format (see `recognise`); a model that cannot
                 be loaded or does not fit the target.
@@ -109,22 +102,16 @@ class Parallel(NetworkDrafter):
                 "Drafter parallel drafts for decoder-only targets, and this one is an encoder-decoder: use "
                 "+drafter=small_model."
             )
-        name = model_path(config.model, "parallel")
+        name, mask_token = model_path(config.model, "parallel"), config.mask_token
         if not is_gguf(name):
-            mask_token = mask_token_of(open_checkpoint(name), config.mask_token)
-        elif config.mask_token is not None:
-            mask_token = config.mask_token
-        else:
+            mask_token = mask_token_of(open_checkpoint(name), mask_token)
+        elif mask_token is None:
             raise UsageError(
                 f"Bad value drafter.mask_token=null: {name} is a GGUF file, which does not name it; give the one that "
                 "the model was trained with."
             )
         model = load_model(
-            name,
-            dtype=resolve_dtype(config.dtype),
-            device=target.device,
-            attention=config.attention,
-            kind="causal",
+            name, dtype=resolve_dtype(config.dtype), device=target.device, attention=config.attention, kind="causal"
         )
         return cls(
             model,
@@ -157,8 +144,8 @@ class Parallel(NetworkDrafter):
         shape, ranked = structure.clamped(gamma), self.how(structure) == "ranked"
         # 1. One call gives the laws of all levels, and leaves no mask in the cache.
         pending, decoder = self._model.lacking(), self._decoder
-        kept, size = decoder.length + len(pending), len(pending) + gamma - 1
-        size = self._compiled_size(size)
+        kept = decoder.length + len(pending)
+        size = self._compiled_size(len(pending) + gamma - 1)
         masks = [self.mask_token] * (size - len(pending))
         read = torch.tensor([*pending, *masks]).to(self._device, non_blocking=True)
         logits = decoder.forward(read, chain_tree(size - 1))[len(pending) - 1 : len(pending) - 1 + gamma]

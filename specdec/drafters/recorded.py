@@ -33,7 +33,6 @@ class RecordedLengthsConfig:
 
     @model_validator(mode="after")
     def _cost_is_whole(self) -> Self:
-        """Check that both parts of a draft's cost are given, or neither. Raises UsageError."""
         if (self.fixed_ms is None) != (self.step_ms is None):
             raise UsageError(
                 "Set both drafter.fixed_ms and drafter.step_ms, or neither: null takes both of the cost model."
@@ -133,10 +132,7 @@ class RecordedLengths(Lookup):
     @property
     def notes(self) -> tuple[str, ...]:
         if self.cost is not None:
-            return (
-                *self.read_notes,
-                f"Drafts of {self._field} are charged drafter.fixed_ms and drafter.step_ms.",
-            )
+            return (*self.read_notes, f"Drafts of {self._field} are charged drafter.fixed_ms and drafter.step_ms.")
         taken = "a look-up" if self.looks_up else "a draft by a model"
         why = f"drafter.kind={self._kind}" if self._kind else "by its name; drafter.kind says otherwise"
         said = f"Drafts of {self._field} are charged what {taken} takes by the cost model ({why})."

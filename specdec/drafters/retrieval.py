@@ -44,7 +44,6 @@ class RetrievalConfig:
 
     @model_validator(mode="after")
     def _keys_go_together(self) -> Self:
-        """Check the range of match lengths, and that there is one source of the datastore. Raises UsageError."""
         if self.match_min > self.match_max:
             raise UsageError(
                 f"Bad value drafter.match_min={self.match_min}: it should be at most "
@@ -76,10 +75,6 @@ class Retrieval(Lookup):
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="start")
 
     def __init__(self, store: Datastore, config: RetrievalConfig, target: Target, about: dict[str, Any]) -> None:
-        """
-        Args:
-            about: what is recorded about the datastore.
-        """
         super().__init__(target)
         self._store, self._about = store, about
         self._least, self._most, self._limit = config.match_min, config.match_max, config.hits_max
@@ -113,18 +108,15 @@ class Retrieval(Lookup):
 
 def _opened(model: str, target: Target) -> tuple[Datastore, dict[str, Any]]:
     path = Path(model).expanduser()
-    said = f"Bad value drafter.model={model}:"
-    if path.suffix == ".idx" and path.is_file():
-        try:
-            store = open_rest_index(path, target.vocab_size)
-        except ValueError as error:
-            raise UsageError(f"{said} this is no datastore of REST for the target ({error}); build it again.") from None
-        except OSError as error:
-            raise UsageError(f"{said} it cannot be read: {error.strerror}.") from None
-        return store, {"tokens": store.tokens, "source": path.name}
-    if not path.is_dir():
+    said, what = f"Bad value drafter.model={model}:", "no datastore, or a damaged one"
+    index = path.suffix == ".idx" and path.is_file()
+    if not index and not path.is_dir():
         raise UsageError(f"{said} there is no such folder; give one that a run with drafter.corpus=FILE has written.")
     try:
+        if index:
+            what = "no datastore of REST for the target"
+            store = open_rest_index(path, target.vocab_size)
+            return store, {"tokens": store.tokens, "source": path.name}
         manifest = read_manifest(path)
         if (manifest.tokenizer, manifest.vocab_size) != (tokenizer_digest(target.tokenizer), target.vocab_size):
             raise UsageError(
@@ -133,7 +125,7 @@ def _opened(model: str, target: Target) -> tuple[Datastore, dict[str, Any]]:
             )
         return open_datastore(path, manifest), _facts(manifest)
     except ValueError as error:
-        raise UsageError(f"{said} this is no datastore, or a damaged one ({error}); build it again.") from None
+        raise UsageError(f"{said} this is {what} ({error}); build it again.") from None
     except OSError as error:
         raise UsageError(f"{said} it cannot be read: {error.strerror}.") from None
 

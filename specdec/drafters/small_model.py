@@ -72,16 +72,9 @@ class SmallModel(NetworkDrafter):
     likelihood where they are point masses. This works between decoder-only models of one tokenizer.
 
     Nothing is offered where the text is longer than the model's context; a draft that would pass its end stops there.
-
-    Attributes:
-        model: the transformers model.
-        translation: between the tokenizers, where they differ.
-
-    Class attributes:
-        strategy: the name in `Source`.
     """
 
-    strategy: ClassVar[str] = "small_model"
+    strategy: ClassVar[str] = "small_model"  # in `Source`
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, reports_confidence=True, replay="position")
 
     def __init__(
@@ -96,8 +89,6 @@ class SmallModel(NetworkDrafter):
         decoder: Decoder | Seq2SeqDecoder | None = None,
     ) -> None:
         """
-        Args:
-            decoder: of the model; None for one with the usual settings.
         Raises:
             UsageError: a model of another kind than the target's, or another tokenizer.
             ModelLoadError: a model whose cache cannot be rolled back.
@@ -116,12 +107,12 @@ class SmallModel(NetworkDrafter):
         super().__init__(target, drafts, siblings)
         self.model, self.tokenizer = model, tokenizer
         self._decoder = decoder or decoder_of(model, self.name, 512)
+        self.prefill_chunk = self._decoder.prefill_chunk
         open_decoder(self._decoder)
-        self._size = target.vocab_size
+        self._size = vocab_size = target.vocab_size
         self._compilation, self._packages = target.compilation, target.packages
         self._loop: StaticLoop | None = None
         self.translation: Translation | None = None
-        vocab_size = target.vocab_size
         if translate:
             self.translation = Translation(self.name, tokenizer, self._decoder.vocab_size, target)
             self.capabilities = replace(self.capabilities, replay="copying")
@@ -174,9 +165,7 @@ class SmallModel(NetworkDrafter):
         captures = self._compilation == "inductor" and self._device.type == "cuda" and passes and passes.sizes
         if captures and self._decoder.loops and structure.single and structure.threshold == 0:
             self._loop = trusted_loop(
-                self._decoder,
-                structure.gamma,
-                lambda logits, uniform: self.choose(self.align(logits), uniform),
+                self._decoder, structure.gamma, lambda logits, uniform: self.choose(self.align(logits), uniform)
             )
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
@@ -218,18 +207,17 @@ class SmallModel(NetworkDrafter):
             context = self._context()
             if len(pending) <= 2 <= len(context):
                 return self._chain(loop(context[-2:], len(context) - 2, chain.uniforms))
+
+        def after(tokens: Tensor) -> Tensor:
+            return self.align(self._decoder.forward(tokens, chain_tree(len(tokens) - 1))[-1:])  # [1, V]
+
         # A call of the model for each token, until gamma or the threshold.
-        tokens = torch.tensor(pending).to(self._device, non_blocking=True)
-        while True:
-            logits = self.align(self._decoder.forward(tokens, chain_tree(len(tokens) - 1))[-1:])  # [1, V]
-            choice = self.choose(logits, chain.next_uniform)
-            if not chain.goes_on(choice, logits):
-                return self._chain(joined(chain.choices))
-            tokens = choice.read
+        first = after(torch.tensor(pending).to(self._device, non_blocking=True))
+        return self._chain(self.drafted(chain, first, after))
 
     def _begun_chain(self, structure: Structure) -> tuple[list[int], GrowingChain] | None:
-        """Roll the cache back for a draft of the present round; return the committed tokens that the cache lacks, the
-        root last, and the draft without a token. None where none fits in the model's context.
+        """Return the committed tokens that the cache lacks, the root last, and a draft without a token; None where none
+        fits in the model's context.
         """
         context = self._context()
         gamma = self._within(structure.gamma, context)
@@ -263,8 +251,6 @@ class SmallModel(NetworkDrafter):
     def tree_model(self, structure: Structure, strategy: str) -> TreeModel:
         """Return this model as one that drafts rows or a tree after the text so far, which has to fit in its context.
 
-        Args:
-            strategy: the name in `Source`.
         Raises:
             UsageError: between tokenizers, or from an encoder-decoder.
         """
@@ -277,7 +263,6 @@ class SmallModel(NetworkDrafter):
                 f"Bad value structure={structure.name}: {who} drafter small_model drafts chains only; "
                 "use structure=chain."
             )
-
         laws = self.standardise(structure)
         return TreeModel(strategy, decoder, self.lacking(), lambda logits: laws(self.align(logits)))
 
@@ -361,11 +346,6 @@ class SmallModel(NetworkDrafter):
         size = self._decoder.vocab_size
         return list(tokens) if size >= self._size else [token if token < size else 0 for token in tokens]
 
-    @property
-    def prefill_chunk(self) -> int:
-        """The number of tokens that one call of a decoder-only model's prefill evaluates."""
-        return self._decoder.prefill_chunk
-
     def batched(self, slots: int) -> "BatchedSmallModel | None":
         """See `Drafter.batched`; None with `translate`, for a model that does not compute so, and for a part of the
         target's own.
@@ -407,10 +387,6 @@ class BatchedSmallModel(BatchDrafter):
     texts: Sequence[SmallModel]
 
     def __init__(self, ragged: RaggedDecoder, texts: Sequence[SmallModel]) -> None:
-        """
-        Args:
-            texts: the drafter of each slot, over the ragged decoder's `SlotDecoder`.
-        """
         super().__init__(texts)
         self._ragged = ragged
 

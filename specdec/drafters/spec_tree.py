@@ -47,9 +47,6 @@ class SpecTree(NetworkDrafter):
 
     A draft takes a call of each model for every level. All models need the target's tokenizer; decoder-only. Where a
     text is longer than a model's context, the others draft without it.
-
-    Attributes:
-        models: by the names in `Source`.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"rows", "tree"}), replay="copying")
@@ -63,7 +60,7 @@ class SpecTree(NetworkDrafter):
     ) -> None:
         """
         Args:
-            models: at least one, made for `target`.
+            models: at least one, made for `target`, by the names in `Source`.
         """
         super().__init__(target, "greedy" if children == "ranked" else "sampled", "without_replacement")
         self.models = dict(models)

@@ -31,7 +31,6 @@ class StagedConfig:
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
-        """Check the parts' configs before any weight is read. Raises UsageError."""
         checked_part("of", self.of)
         if drafters.get(self.of["name"]) is not SmallModel:
             raise UsageError(
@@ -62,11 +61,6 @@ class Staged(Drafter):
     given its states. A drafter that reads states or logits is given those of every token before it drafts, which takes
     a call of its own after a chain that was accepted whole, and is started anew after a rejection. `by` may be staged
     itself, to any depth. All models are decoder-only and have one tokenizer.
-
-    Attributes:
-        small: the drafter `of`, which gives its law at every position of a text.
-        outer: its model as a target.
-        by: the drafter that speeds it up.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="position")
@@ -115,11 +109,6 @@ class Staged(Drafter):
         self._states: Tensor | None = None  # [capacity, D] of the tokens in the model's cache
 
     def prepare(self, capacity: int, structure: Structure) -> None:
-        """See `Drafter.prepare`.
-
-        Raises:
-            UsageError: the structure has more siblings than `by` could offer.
-        """
         nodes = self._structure.nodes
         # After a chain that was accepted whole, a call has one token more.
         self.outer.prepare({1, 2, nodes + 1, nodes + 2}, capacity + nodes + 2, 1)
@@ -152,11 +141,6 @@ class Staged(Drafter):
         self._states[place : place + len(states)] = states
 
     def draft(self, structure: Structure) -> Draft:
-        """See `Drafter.draft`.
-
-        Raises:
-            NumericsError: the model's logits are not finite.
-        """
         gamma = min(structure.gamma, self.outer.context_length + 1 - len(self._text))
         if gamma < 1 or not self._known:
             return EMPTY
@@ -220,11 +204,7 @@ class Staged(Drafter):
         return p[rows], [*(draft.source[node] for node in path), _OWN]
 
     def _tell(self, draft: Draft, tokens: Sequence[int], rows: slice) -> None:
-        """End a round of `by`.
-
-        Args:
-            rows: of the model's last call, those of the round's root and nodes.
-        """
+        """End a round of `by`, whose root and nodes are these rows of the model's last call."""
         if self.by.capabilities.reads_logits:
             assert self.outer.logits is not None
             self.by.observe(draft, self.outer.logits[rows])
@@ -246,7 +226,6 @@ class Staged(Drafter):
         self.by.remember(prompt, output)
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
-        """Return those of the model: it is what the tokens are drawn from."""
         return self.small.laws(prompt, text)
 
     def describe(self) -> dict[str, Any]:
@@ -267,8 +246,6 @@ class DraftTarget(Causal):
 
     def __init__(self, drafter: SmallModel, target: Target) -> None:
         """
-        Args:
-            target: of the run.
         Raises:
             UsageError: an encoder-decoder, or a model with another tokenizer.
         """

@@ -1,7 +1,5 @@
-"""The rows of an EAGLE or a block network over one text: those of the committed text, and of a draft on top of them.
-
-Rows of the text are made of the target's own features only. The rows of a draft, made of carried states, live in an
-object of their own, which is dropped with the draft: nothing of a rejected token can stay behind.
+"""The rows of an EAGLE or a block network over one text: those of the committed text, made of the target's own features
+only, and those of a draft, in an object that is dropped with it: nothing of a rejected token can stay behind.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.eagle.eagle_network import BlockNetwork, EagleNetwork, MarkovHead
-from specdec.eagle.feature_network import FeatureNetwork, KeysValues
+from specdec.eagle.feature_network import KeysValues
 from specdec.records import Tree
 
 _POSITIONS = 256  # whose logits are in memory at a time, when a text is replayed
@@ -21,11 +19,8 @@ OfStep = Callable[[int, int, Tensor], None]
 
 
 class TextRows:
-    """The rows of a committed text. Row i reads the feature of position i and token i+1, so the last row gives the law
-    of the token after the root, and there is one row fewer than tokens.
-
-    Attributes:
-        length: number of rows.
+    """The `length` rows of a committed text. Row i reads the feature of position i and token i+1, so the last row gives
+    the law of the token after the root, and there is one row fewer than tokens.
     """
 
     def __init__(self, network: EagleNetwork) -> None:
@@ -35,11 +30,7 @@ class TextRows:
         self._carried, self._logits = torch.empty(0), torch.empty(0)
 
     def append(self, tokens: Tensor, features: Tensor) -> None:
-        """Add a row for each of some tokens [S], in one pass.
-
-        Args:
-            features: [S, k * D_t] the target's, each of the position before its token.
-        """
+        """Add a row for each of some tokens [S], in one pass, by the features [S, k * D_t] of the positions before."""
         states = self._network.fuse(features.unsqueeze(0))
         places = torch.arange(self.length, self.length + len(tokens), device=tokens.device)
         carried, self._logits, self._past = self._network(tokens.unsqueeze(0), states, places, self._past, last=1)
@@ -60,10 +51,8 @@ class TextRows:
 
 
 class BlockText:
-    """Keys and values of all positions before the root, made of the target's own features; a block's are not kept.
-
-    Attributes:
-        length: number of these positions, and the root's place.
+    """Keys and values of the `length` positions before the root, made of the target's own features; a block's are not
+    kept.
     """
 
     def __init__(self, network: BlockNetwork) -> None:
@@ -89,14 +78,6 @@ class BlockText:
         assert self._past is not None
         logits, states = self._network(self._root, self.length, self._past)
         return SlotRows(logits[0], self._network.markov_head, self._root, states[0])
-
-
-def text_of(network: FeatureNetwork) -> TextRows | BlockText:
-    """Return the rows of a new text for a network."""
-    if isinstance(network, BlockNetwork):
-        return BlockText(network)
-    assert isinstance(network, EagleNetwork)
-    return TextRows(network)
 
 
 class DraftRows(ABC):
@@ -125,11 +106,7 @@ class SlotRows(DraftRows):
     """
 
     def __init__(
-        self,
-        logits: Tensor,
-        head: MarkovHead | None = None,
-        root: Tensor | None = None,
-        states: Tensor | None = None,
+        self, logits: Tensor, head: MarkovHead | None = None, root: Tensor | None = None, states: Tensor | None = None
     ) -> None:
         """
         Args:
@@ -167,10 +144,8 @@ class StepRows(DraftRows):
     def __init__(self, network: EagleNetwork, length: int, past: KeysValues, carried: Tensor, first: Tensor) -> None:
         """
         Args:
-            length: rows of the text.
-            past: their keys and values.
-            carried: [1, 1, D] state that the last one leaves.
-            first: [1, W] logits after it.
+            past: keys and values of the `length` rows of the text.
+            carried: [1, 1, D] state that the last one leaves; `first` [1, W] are the logits after it.
         """
         self._network, self._length, self._past, self.first = network, length, past, first
         self._carried = carried  # [1, 1 + R, D] after the last row of the text, and after each row of the draft
@@ -185,7 +160,6 @@ class StepRows(DraftRows):
         return logits[0]
 
     def after(self, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-        """See `DraftRows.after`. Nodes are known by the tokens on their paths, which the host reads."""
         if len(tree) == 0:
             return self.first.expand(len(nodes), -1)
         numbers = tokens.tolist()
@@ -211,7 +185,9 @@ class StepRows(DraftRows):
         return logits[0]
 
 
-def drafts_along(network: FeatureNetwork, tokens: Tensor, features: Tensor, first: int, depth: int, of: OfStep) -> None:
+def drafts_along(
+    network: EagleNetwork | BlockNetwork, tokens: Tensor, features: Tensor, first: int, depth: int, of: OfStep
+) -> None:
     """Draft the text itself from every row of it on, teacher-forced: at depth k each row reads the token k places
     further on and the state that it left at depth k - 1. It sees the rows of the text before it and, of deeper ones,
     its own (the training-time test of EAGLE-3 2503.01840, section 3.1). A network of mask tokens reads these instead,
@@ -236,7 +212,6 @@ def drafts_along(network: FeatureNetwork, tokens: Tensor, features: Tensor, firs
             for k in range(1, min(depth, logits.shape[1], rows - row)):
                 of(row, k, slots.next(tokens[row + 1 + k : row + 2 + k]))
         return
-    assert isinstance(network, EagleNetwork)
     places = torch.arange(rows, device=tokens.device)
     past: KeysValues | None = None
     pieces = [(begin, min(begin + _POSITIONS, rows)) for begin in range(first, rows, _POSITIONS)]

@@ -9,11 +9,8 @@ from specdec.config import AtLeastOne, FolderName, typed
 
 @typed
 class RopeScaling:
-    """Slower rotation of the rotary embedding, for texts longer than those that it was trained on.
-
-    Attributes:
-        kind: "linear" divides every frequency by `factor`; "llama3" divides the low ones only, and those between
-            `low` and `high` turns within `original` positions partly.
+    """Slower rotation of the rotary embedding, for longer texts than it was trained on: "linear" divides every frequency
+    by `factor`; "llama3" only the low ones, and partly those between `low` and `high` turns in `original` positions.
     """
 
     kind: Literal["linear", "llama3"]
@@ -28,65 +25,40 @@ class EagleConfig:
     """The network of a feature drafter: a fusion of the target's features and a few decoder layers.
 
     Row i reads the feature of position i and the embedding of token i+1, at rotary position i, and predicts token i+2.
-
-    Attributes:
-        name: name of the network in tables.
-        form: "eagle1" reads the state that the target's output layer reads, joined with the embedding by `fc`; "eagle3"
-            reads `fc` of several layers' states, and its first layer attends to embedding and feature side by side;
-            "dflash" fills a block of mask tokens over `fc` of several layers' states (DFlash and DSpark).
-        hidden, intermediate: widths of the network and of its MLP.
-        heads, kv_heads, head_dim: of the attention; `head_dim` need not be hidden / heads.
-        layers: number of decoder layers.
-        draft_vocabulary: number of tokens that can be drafted; None for all of the target's.
-        boundaries: the target's layers that features are taken from ("eagle3"): b is the input of block b, so 0 are the
-            embeddings. Empty in "eagle1".
-        target_hidden: width of the target's states.
-        rope_theta, rope_scaling: of the rotary embedding; nothing of it is taken from the target.
-        rms_eps: added under the root of every norm.
-        fc_bias: `fc` has a bias.
-        attention_bias: the projections with a bias: none, "qkv", or "qkvo".
-        qk_norm: queries and keys are normed for each head, as in Qwen3.
-        norm_before_residual: the residual of the first layer is the normed feature ("eagle3").
-        norm_before_fc: one norm over all features stands before `fc` ("eagle3").
-        fc_norm: a norm for each feature stands before `fc` ("eagle3").
-        norm_output: the next step reads the normed state (EAGLE-3.1); otherwise the final norm serves the output only.
-        own_embedding: the network has input embeddings of its own; otherwise it reads the target's.
-        own_output: it has an output layer of its own; otherwise it uses the target's.
-        mask_token: the token that stands for those not drafted yet, where all tokens of a draft come from one pass
-            (P-EAGLE in "eagle3", and "dflash"); None where each step reads the token before.
-        block: tokens of a block, the root among them ("dflash"); None in the other forms.
-        shifted: each token of a block gives the law of the one behind it, so that the root's place drafts too
-            ("dflash"); otherwise each gives that of its own place.
-        markov: how a Markov head makes its scores of the tokens before (DSpark, "dflash"); None without one.
-        markov_rank: width of the head's embeddings.
+    The form "eagle1" reads the state that the target's output layer reads, joined with the embedding by `fc`; "eagle3"
+    reads `fc` of several layers' states, and its first layer attends to embedding and feature side by side; "dflash"
+    fills a block of mask tokens over `fc` of several layers' states (DFlash and DSpark).
     """
 
-    name: FolderName
+    name: FolderName  # in tables
     form: Literal["eagle1", "eagle3", "dflash"]
     hidden: AtLeastOne
-    intermediate: AtLeastOne
+    intermediate: AtLeastOne  # width of the MLP
     heads: AtLeastOne
     kv_heads: AtLeastOne
-    head_dim: Annotated[int, Field(ge=2, multiple_of=2)]
+    head_dim: Annotated[int, Field(ge=2, multiple_of=2)]  # need not be hidden / heads
     layers: Annotated[int, Field(ge=1, le=8)] = 1
-    draft_vocabulary: AtLeastOne | None = None
-    boundaries: list[Annotated[int, Field(ge=0)]]
-    target_hidden: AtLeastOne
-    rope_theta: Annotated[float, Field(gt=0)] = 10000.0
+    draft_vocabulary: AtLeastOne | None = None  # tokens that can be drafted; None for all of the target's
+    boundaries: list[Annotated[int, Field(ge=0)]]  # features are inputs of these blocks of the target; [] in "eagle1"
+    target_hidden: AtLeastOne  # width of the target's states
+    rope_theta: Annotated[float, Field(gt=0)] = 10000.0  # nothing of the rotary embedding is taken from the target
     rope_scaling: RopeScaling | None = None
     rms_eps: Annotated[float, Field(gt=0)] = 1e-5
     fc_bias: bool = False
     attention_bias: Literal["none", "qkv", "qkvo"] = "none"
-    qk_norm: bool = False
-    norm_before_residual: bool = False
-    norm_before_fc: bool = False
-    fc_norm: bool = False
-    norm_output: bool = False
-    own_embedding: bool = False
-    own_output: bool = True
+    qk_norm: bool = False  # queries and keys are normed for each head, as in Qwen3
+    norm_before_residual: bool = False  # the residual of the first layer is the normed feature ("eagle3")
+    norm_before_fc: bool = False  # one norm over all features stands before `fc` ("eagle3")
+    fc_norm: bool = False  # a norm for each feature stands before `fc` ("eagle3")
+    norm_output: bool = False  # the next step reads the normed state (EAGLE-3.1); otherwise only the output does
+    own_embedding: bool = False  # otherwise it reads the target's input embeddings
+    own_output: bool = True  # otherwise it uses the target's output layer
+    # Stands for tokens not drafted yet, where all of a draft come from one pass (P-EAGLE in "eagle3", and "dflash").
     mask_token: Annotated[int, Field(ge=0)] | None = None
-    block: Annotated[int, Field(ge=2)] | None = None
+    block: Annotated[int, Field(ge=2)] | None = None  # tokens of a block, the root among them ("dflash")
+    # Each token of a block gives the law of the one behind it, so that the root's place drafts too ("dflash").
     shifted: bool = False
+    # How a Markov head makes its scores of the tokens before, and the width of its embeddings (DSpark, "dflash").
     markov: Literal["vanilla", "gated", "rnn"] | None = None
     markov_rank: AtLeastOne | None = None
 

@@ -2,7 +2,7 @@
 of DFlash (z-lab), which fills a block of mask tokens behind the root in one pass, and of DSpark (2607.05147), which
 corrects the laws of such a block by the tokens drafted before.
 
-Knows tensors only: neither where features come from nor how laws become a draft. Letters: B sequences, S rows, P
+Letters: B sequences, S rows, P
 earlier rows, k features of D_t values, D the network's own width, V tokens of the target, W tokens that can be drafted,
 N tokens of a block, the root among them; J of them draft, M paths of tokens, R the rank of a Markov head.
 Modules carry the names of published files.
@@ -45,11 +45,8 @@ class EagleLayer(nn.Module):
         past: tuple[Tensor, Tensor] | None,
         mask: Tensor | None,
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """Return the layer's output [B, S, D] and the keys and values of all rows; see `GroupedAttention`.
-
-        Args:
-            x: [B, S, D].
-            embedded: [B, S, D] of the rows' tokens, which only the first layer of EAGLE-3 reads.
+        """Return the layer's output [B, S, D] for x [B, S, D] and the embeddings [B, S, D] of the tokens, and the keys
+        and values of all rows; see `GroupedAttention`.
         """
         attended = x if self.input_layernorm is None else self.input_layernorm(embedded if self.joins else x)
         if self.hidden_norm is not None:
@@ -64,8 +61,6 @@ class EagleLayer(nn.Module):
 class EagleNetwork(FeatureNetwork):
     """A feature drafter: rows of (feature of position i, token i+1) give states that stand for the feature of position
     i+1, and laws of token i+2.
-
-    It reads the target's embeddings, and where the config says so its output layer, and never stores them.
     """
 
     def __init__(self, config: EagleConfig, embedding: Tensor, output: Tensor) -> None:
@@ -278,6 +273,6 @@ class BlockNetwork(FeatureNetwork):
         return self.logits(states), states
 
 
-def eagle_network(config: EagleConfig, embedding: Tensor, output: Tensor) -> FeatureNetwork:
+def eagle_network(config: EagleConfig, embedding: Tensor, output: Tensor) -> EagleNetwork | BlockNetwork:
     """Return a network of the config's form, with weights at random; see `FeatureNetwork`."""
     return (BlockNetwork if config.form == "dflash" else EagleNetwork)(config, embedding, output)

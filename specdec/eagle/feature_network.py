@@ -1,5 +1,4 @@
-"""The parts that networks over a target's features share: norms, MLP, rotary positions, and the way from tokens and to
-tokens, some of which may be all that can be drafted.
+"""The parts that networks over a target's features share: norms, MLP, rotary positions, embeddings and output layer.
 
 Letters: B sequences, S rows, D the network's own width, V tokens of the target, W tokens that can be drafted.
 """
@@ -119,11 +118,7 @@ class FeatureNetwork(nn.Module):
     layers: nn.ModuleList
 
     def __init__(self, config: EagleConfig, embedding: Tensor, output: Tensor) -> None:
-        """
-        Args:
-            embedding: [V, D_t] the target's input embeddings.
-            output: [V, D_t] its output layer.
-        """
+        """Make a network that reads the target's input embeddings and output layer, [V, D_t] each."""
         super().__init__()
         self.config = config
         self.vocab_size = len(output)

@@ -2,8 +2,7 @@
 
 A row is named by the place t of its token. Row t of the first head reads token t and the target's state of token t-1;
 that of each further head reads token t and the state that the head before left at row t-1. Row t predicts token t+1.
-Rows of the text are made of the target's states only. Those of a draft live in an object of their own, which is dropped
-with the draft: nothing of a rejected token can stay behind.
+Rows of the text are made of the target's states only; those of a draft are dropped with it.
 
 Letters: B sequences, S rows, P earlier rows, D the target's width, V its tokens.
 """
@@ -30,11 +29,7 @@ class LayerRows:
     """
 
     def __init__(self, held: tuple[Tensor, ...] = ()) -> None:
-        """
-        Args:
-            held: keys and values, or what the layer keeps in their place, [B, heads, P, size] each.
-        """
-        self.held = held
+        self.held = held  # keys and values, or what the layer keeps in their place, [B, heads, P, size] each
 
     def __len__(self) -> int:
         return self.held[0].shape[2] if self.held else 0
@@ -64,10 +59,6 @@ class MtpHead(nn.Module):
 class MtpNetwork(nn.Module):
     """Heads that predict further tokens from the target's last state, in order: step k of a draft takes head k modulo
     their number. The target's embeddings, rotary positions and output layer are read and never stored.
-
-    Attributes:
-        heads: the heads.
-        hidden_first: the projection reads the state before the embedding, not behind it.
     """
 
     def __init__(self, model: Any, output: Tensor, heads: int, hidden_first: bool) -> None:
@@ -76,6 +67,7 @@ class MtpNetwork(nn.Module):
             model: the target's transformers model, whose class of layers is used. The config of the last layer with
                 full attention is that of the heads' layers.
             output: [V, D] the target's output layer.
+            hidden_first: the projection reads the state before the embedding, not behind it.
         Raises:
             UsageError: a model whose layers are kept in a way that is not known, or all attend to a window.
         """
@@ -104,14 +96,13 @@ class MtpNetwork(nn.Module):
     def forward(
         self, number: int, tokens: Tensor, states: Tensor, places: Tensor, past: LayerRows, unseen: Tensor | None = None
     ) -> Tensor:
-        """Evaluate rows of a head behind P earlier ones, which see these and each other in order.
+        """Evaluate rows of head `number` behind P earlier ones, to which they are appended; they see these and each
+        other in order.
 
         Args:
-            number: of the head.
             tokens: [B, S].
             states: [B, S, D] left at the place before each.
             places: [B, S] rotary positions: that of the state.
-            past: the earlier rows, to which these are appended.
             unseen: [B, P] earlier rows that a sequence does not see; None where it sees all.
         Returns:
             [B, S, D] states behind the head's norm, which make logits, and are what the next row reads.
@@ -159,11 +150,7 @@ class MtpText:
         self.states: list[Tensor | None] = [None] * len(self.layers)
 
     def append(self, tokens: Tensor, features: Tensor) -> None:
-        """Add the rows of some tokens [S], a piece at a time.
-
-        Args:
-            features: [S, D] the target's state of the place before each token.
-        """
+        """Add the rows of some tokens [S], a piece at a time, by the target's states [S, D] of the places before."""
         for begin in range(0, len(tokens), _ROWS):
             piece = tokens[begin : begin + _ROWS].unsqueeze(0)
             states = features[begin : begin + _ROWS].unsqueeze(0)
@@ -187,13 +174,11 @@ class MtpText:
 
 
 class MtpDraft:
-    """The rows of a chain, or of B chains that begin at different places of one text, level by level.
+    """The rows of a chain, or of B chains that begin at different places of one text, level by level; `first` are the
+    logits [B, V] after the root.
 
     Step k evaluates the rows of head k modulo N that it has not yet seen, of N heads: those of the drafted tokens from
     the first one on, or the last N of them. The state at the place before is the one that the step before left.
-
-    Attributes:
-        first: [B, V] the logits after the root.
     """
 
     def __init__(
@@ -239,12 +224,8 @@ class MtpDraft:
 def drafts_along(
     network: MtpNetwork, tokens: Tensor, features: Tensor, first: int
 ) -> Iterator[tuple[Tensor, MtpDraft]]:
-    """Begin a draft at every place of a text, for a replay.
+    """Begin a draft at every place, from `first` >= 1 on, of a text of tokens [T] and their states [T - 1, D].
 
-    Args:
-        tokens: [T] of the text.
-        features: [T - 1, D] the target's states of all of them but the last.
-        first: the first place, from 1 on.
     Yields:
         places [B] of the roots, with the draft of their chains: that of a text that ends there. The last place is T-2.
     """

@@ -1,7 +1,4 @@
-"""The tokens that heads choose after h_t: ranked choices for a given topology, and laws for a draft that is drawn.
-
-Knows heads, tokens and topologies; neither targets nor how a law is standardised.
-"""
+"""The tokens that heads choose after h_t: ranked choices for a given topology, and laws for a draft that is drawn."""
 
 from collections.abc import Callable
 from functools import lru_cache
@@ -24,19 +21,14 @@ After = Callable[[Tensor], Tensor]
 begin with the root."""
 
 
-class StackedLayer(NamedTuple):
-    """One linear layer of all K heads: weights [K, in, out] and biases [K, 1, out]. On a CPU a product with one vector
-    takes as long as its start-up: four small ones cost four times as much as one.
+class StackedLayer:
+    """A copy of one linear layer of all K heads. On a CPU a product with one vector takes as long as its start-up: four
+    small ones cost four times as much as one.
     """
 
-    weight: Tensor
-    bias: Tensor
-
-    @classmethod
-    def of(cls, layers: list[nn.Linear]) -> "StackedLayer":
-        """Copy the same layer of every head."""
-        weight = torch.stack([layer.weight.detach().T for layer in layers])
-        return cls(weight, torch.stack([layer.bias.detach().unsqueeze(0) for layer in layers]))
+    def __init__(self, layers: list[nn.Linear]) -> None:
+        self.weight = torch.stack([layer.weight.detach().T for layer in layers])  # [K, in, out]
+        self.bias = torch.stack([layer.bias.detach().unsqueeze(0) for layer in layers])  # [K, 1, out]
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return [k, B, out] for inputs [k, B, in] of the first k heads."""
@@ -55,8 +47,8 @@ class IndependentChoices:
         self._blocks: list[tuple[StackedLayer, StackedLayer | None]] = []
         for blocks in zip(*(head.blocks for head in heads.heads if isinstance(head, MlpHead)), strict=True):
             outer = [block.outer for block in blocks if block.outer is not None]
-            inner = StackedLayer.of([block.inner for block in blocks])
-            self._blocks.append((inner, StackedLayer.of(outer) if outer else None))
+            inner = StackedLayer([block.inner for block in blocks])
+            self._blocks.append((inner, StackedLayer(outer) if outer else None))
 
     def logits(self, states: Tensor, count: int) -> Tensor:
         """Return the logits [count, B, V] of the first `count` heads; the other heads are not computed."""
@@ -133,19 +125,12 @@ def _by_depth(tree: Tree) -> tuple[int, tuple[int, ...]]:
 
 
 class _Level(NamedTuple):
-    """The nodes of one depth, in the order of their parents, and then of the tree.
+    """The nodes of one depth, in the order of their parents, and then of the tree."""
 
-    Attributes:
-        inner: [M] places of the parents among the nodes of the level above.
-        above: [M] places of the parents' parents among the parents of the level above.
-        width: the largest number of children of one parent, W.
-        places: [n] place of every node's token in a table [M, W] of choices after each parent.
-    """
-
-    inner: tuple[int, ...]
-    above: tuple[int, ...]
-    width: int
-    places: tuple[int, ...]
+    inner: tuple[int, ...]  # [M] places of the parents among the nodes of the level above
+    above: tuple[int, ...]  # [M] places of the parents' parents among the parents of the level above
+    width: int  # the largest number of children of one parent, W
+    places: tuple[int, ...]  # [n] place of every node's token in a table [M, W] of choices after each parent
 
 
 @lru_cache(maxsize=256)

@@ -9,33 +9,22 @@ from specdec.config import AtLeastOne, typed
 
 @typed
 class HeadsConfig:
-    """K heads over h_t, the state of the last token that the target has evaluated; head k predicts x_{t+k+1}.
+    """K heads over h_t, the state of the last token that the target has evaluated; head k predicts x_{t+k+1}."""
 
-    Attributes:
-        name: name of the heads in tables.
-        count: number of heads, K.
-        grounded: head k also reads the input embeddings of x_{t+1}, ..., x_{t+k}.
-        mixer: "mlp": residual SiLU layers; "attention": the same, but what they read of the tokens is a causal
-            self-attention layer over h_t and those embeddings; "gru": a recurrence over those embeddings that begins
-            with h_t. The last two are for grounded heads only.
-        layers: residual layers of a head, or layers of the GRU.
-        width: width inside a residual layer; None is the target's hidden size, which needs no second matrix.
-        state: "hidden", or "embeddings": h_t is then the input embedding of x_t, to see what the states are worth.
-        offset: layer that h_t is taken from, counted down from the last; 0 is what the output head reads.
-        prefix: a causal self-attention layer over the states of the whole prefix stands before the heads (Hydra++).
-        output: layer to the vocabulary: "own" for each head, "shared" by all heads, or "tied", the target's own.
-    """
-
-    name: Annotated[str, Field(min_length=1)]
-    count: AtLeastOne
-    grounded: bool
+    name: Annotated[str, Field(min_length=1)]  # in tables
+    count: AtLeastOne  # K
+    grounded: bool  # head k also reads the input embeddings of x_{t+1}, ..., x_{t+k}
+    # Residual SiLU layers; "attention": what they read of the tokens is a causal self-attention layer over h_t and the
+    # embeddings; "gru": a recurrence over the embeddings that begins with h_t. The last two are for grounded heads.
     mixer: Literal["mlp", "attention", "gru"]
-    layers: Annotated[int, Field(ge=1, le=8)]
-    width: AtLeastOne | None
-    state: Literal["hidden", "embeddings"]
-    offset: Annotated[int, Field(ge=0)]
-    prefix: bool
-    output: Literal["own", "shared", "tied"]
+    layers: Annotated[int, Field(ge=1, le=8)]  # residual ones of a head, or those of the GRU
+    width: AtLeastOne | None  # inside a residual layer; None is the target's hidden size, which needs no second matrix
+    state: Literal[
+        "hidden", "embeddings"
+    ]  # embeddings: h_t is that of x_t, to see what the states are worth
+    offset: Annotated[int, Field(ge=0)]  # layer of h_t, counted down from the last; 0 is what the output head reads
+    prefix: bool  # a causal self-attention layer over the states of the prefix stands before the heads (Hydra++)
+    output: Literal["own", "shared", "tied"]  # layer to the vocabulary: of each head, of all heads, or the target's own
 
     def offset_of(self, layers: int) -> int:
         """Return the layer whose states these heads read, counted down from the last of `layers`."""

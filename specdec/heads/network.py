@@ -24,12 +24,6 @@ class ResidualLayer(nn.Module):
     """x + SiLU(W [x; more]), or with a hidden layer of another width x + U SiLU(W [x; more])."""
 
     def __init__(self, size: int, more: int, width: int | None) -> None:
-        """
-        Args:
-            size: width of x.
-            more: width of further inputs, which are read and not carried on.
-            width: width of a hidden layer; None for no hidden layer.
-        """
         super().__init__()
         self.inner = nn.Linear(size + more, width or size)
         self.outer = None if width is None else nn.Linear(width, size)
@@ -109,21 +103,11 @@ class DraftedAttention(_SelfAttention):
     """
 
     def __init__(self, size: int, count: int) -> None:
-        """
-        Args:
-            size: width of a state and of an embedding, D.
-            count: the most tokens since h_t.
-        """
         super().__init__(size)
         self.places = nn.Parameter(torch.zeros(count + 1, size))
 
     def forward(self, states: Tensor, embedded: Tensor) -> Tensor:
-        """Return for each of k tokens [..., k, D] what it says of itself and finds before it.
-
-        Args:
-            states: [..., D] h_t.
-            embedded: [..., k, D] x_{t+1}, ..., x_{t+k}.
-        """
+        """Return for each of k tokens [..., k, D] what it says of itself and finds before it, by h_t [..., D]."""
         read = torch.cat([states.unsqueeze(-2), embedded], -2)  # [..., k + 1, D]
         x = (self.norm(read) + self.places[: read.shape[-2]]).flatten(0, -3)  # [M, k + 1, D]
         query, key, value = self.mixed(x)
@@ -175,9 +159,7 @@ class Heads(DraftHeads):
         self._target = (embedding, output)
 
     def contextual(self, states: Tensor, past: Past | None = None) -> tuple[Tensor, Past | None]:
-        """See `DraftHeads.contextual`: normalised if the target has not done it, and passed through the prefix layer if
-        there is one.
-        """
+        """See `DraftHeads.contextual`: normed if the target has not done it, and read by the prefix layer if any."""
         if self.norm is not None:
             states = self.norm(states)
         if self.prefix is None:
@@ -241,9 +223,7 @@ class Heads(DraftHeads):
         return asdict(self.config)
 
     def _recurrent(self, states: Tensor, embedded: Tensor) -> list[Tensor]:
-        """Return the GRU's output [..., D] after each of k tokens, embedded [..., k, D], beginning with states [...,
-        D].
-        """
+        """Return the GRU's output [..., D] after each of k tokens [..., k, D], beginning with states [..., D]."""
         assert self.gru is not None
         shape = states.shape
         first = states.reshape(1, -1, shape[-1]).expand(self.config.layers, -1, -1).contiguous()

@@ -1,6 +1,4 @@
-"""Results that drafters make once and keep in `drafter.cache_dir`; tables of n-grams among them are named arrays in one
-safetensors file, with a checksum of each.
-"""
+"""Results that drafters make once and keep in `drafter.cache_dir`, some as named arrays in one safetensors file."""
 
 import hashlib
 import json

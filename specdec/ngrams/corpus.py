@@ -1,7 +1,4 @@
-"""The text that an n-gram model is fitted on, read part by part and turned into the target's tokens.
-
-Knows files and tokenizers, and nothing of counting.
-"""
+"""The text that an n-gram model is fitted on, read part by part and turned into the target's tokens."""
 
 import hashlib
 import json
@@ -37,27 +34,18 @@ _SKIPPED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "pyd
 
 @dataclass(frozen=True)
 class CorpusPart:
-    """A part of a document.
+    """A part of a document."""
 
-    Attributes:
-        content: text, or token ids.
-        first: True for the first part of a document.
-        where: file, or file:line, for messages.
-        read: bytes of the source that have been read so far.
-    """
-
-    content: str | Sequence[int]
-    first: bool
-    where: str
-    read: int
+    content: str | Sequence[int]  # text, or token ids
+    first: bool  # of its document
+    where: str  # file, or file:line, for messages
+    read: int  # bytes of the source that have been read so far
 
 
 @dataclass(frozen=True)
 class NgramCorpus:
-    """A source of text.
-
+    """
     Attributes:
-        name: for messages.
         size: in bytes.
         digest: returns a hash of all that `parts` yields.
         parts: yields the documents in order, part by part; UsageError where a file is damaged or not UTF-8, or a line

@@ -27,26 +27,15 @@ _FILES = ("tokens", "suffixes")
 
 @dataclass(frozen=True)
 class Manifest:
-    """The facts about a datastore that its files do not show.
+    """The facts about a datastore that its files do not show."""
 
-    Attributes:
-        tokenizer: see `tokenizer_digest`; "" for token ids of a target without a tokenizer.
-        vocab_size: tokens of the target; this number stands before every document.
-        tokens: stored numbers, those before the documents included.
-        documents: number of documents.
-        source: name of the text.
-        source_digest: hash of the text.
-        sha256: of each file, by name.
-        format: of the files.
-    """
-
-    tokenizer: str
-    vocab_size: int
-    tokens: int
+    tokenizer: str  # see `tokenizer_digest`
+    vocab_size: int  # of the target; this number stands before every document
+    tokens: int  # stored numbers, those before the documents included
     documents: int
-    source: str
+    source: str  # name of the text
     source_digest: str
-    sha256: dict[str, str]
+    sha256: dict[str, str]  # of each file, by name
     format: str = _FORMAT
 
 
@@ -60,20 +49,15 @@ class Chunk:
         self.tokens, self.suffixes = tokens, suffixes
         self._begins: dict[int, tuple[int, int]] = {}  # token -> its range of suffixes, as far as asked for
 
-    def _beginning(self, token: int) -> tuple[int, int]:
-        found = self._begins.get(token)
-        if found is None:
-            first = self.tokens.__getitem__
-            low = bisect_left(self.suffixes, token, key=first)
-            found = self._begins[token] = low, bisect_right(self.suffixes, token, low, key=first)
-        return found
-
     def lower(self, pattern: list[int]) -> tuple[int, int, bool]:
         """Return where the suffixes that begin with `pattern` begin, an end of the search for their end, and whether
         there are any.
         """
-        tokens, size = self.tokens, len(pattern)
-        low, high = self._beginning(pattern[0])
+        tokens, size, token = self.tokens, len(pattern), pattern[0]
+        if token not in self._begins:
+            low = bisect_left(self.suffixes, token, key=tokens.__getitem__)
+            self._begins[token] = low, bisect_right(self.suffixes, token, low, key=tokens.__getitem__)
+        low, high = self._begins[token]
         low = bisect_left(self.suffixes, pattern, low, high, key=lambda place: tokens[place : place + size].tolist())
         if low == high:
             return low, high, False
@@ -92,10 +76,7 @@ class Chunk:
 
 
 class Datastore:
-    """A text, cut in chunks or whole, in which the continuations of a context are looked up.
-
-    A look-up takes some binary searches over the suffixes, whatever the number of hits.
-    """
+    """A text, cut in chunks or whole. A look-up takes some binary searches, whatever the number of hits."""
 
     def __init__(
         self, chunks: Sequence[Chunk], boundary: int | None, opened_by: "Callable[[], Datastore] | None" = None
@@ -126,17 +107,21 @@ class Datastore:
         return sum(chunk.tokens.nbytes + chunk.suffixes.nbytes for chunk in self.chunks)
 
     def continuations(self, context: Sequence[int], least: int, most: int, width: int, limit: int) -> list[list[int]]:
-        """Return at most `width` tokens after each hit of the longest suffix of `context` that occurs.
+        """Return at most `width` tokens after each hit of the longest suffix of `context`, of `least` to `most` tokens,
+        that occurs.
 
         Of more than `limit` hits, as many are taken at equal distances in the order of the suffixes. Hits that go on
         alike stand together there, so that a continuation is taken as often as its share of the hits says.
-
-        Args:
-            least, most: bounds of the length of the suffix.
         """
-        length = self._longest(context, least, most)
-        if length == 0:
+        length, longest = least, min(most, len(context))
+        if length > longest or not self._occurs(context[-length:]):
             return []
+        while length < longest:  # by halves: where a suffix does not occur, no longer one does
+            middle = (length + longest + 1) // 2
+            if self._occurs(context[-middle:]):
+                length = middle
+            else:
+                longest = middle - 1
         pattern = list(context[-length:])
         ranges = [(chunk, *chunk.matches(pattern)) for chunk in self.chunks]
         total = sum(stop - start for _, start, stop in ranges)
@@ -155,22 +140,6 @@ class Datastore:
             if row:
                 rows.append(row)
         return rows
-
-    def _longest(self, context: Sequence[int], least: int, most: int) -> int:
-        """Return the length of the longest suffix of `context` that occurs; 0 where none of `least` tokens does.
-
-        Whatever a suffix does not do, a longer one does not: a search by halves finds the length.
-        """
-        low, high = least, min(most, len(context))
-        if low > high or not self._occurs(context[-low:]):
-            return 0
-        while low < high:
-            middle = (low + high + 1) // 2
-            if self._occurs(context[-middle:]):
-                low = middle
-            else:
-                high = middle - 1
-        return low
 
     def _occurs(self, pattern: Sequence[int]) -> bool:
         wanted = list(pattern)
@@ -192,17 +161,9 @@ def suffix_order(tokens: np.ndarray) -> np.ndarray:
     return places.astype(np.int32) if len(tokens) < 2**31 else places
 
 
-def stored_tokens(stream: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Return a stream [T] int32 with a negative number before every document as it is stored: unsigned, with
-    `vocab_size` there.
-    """
-    dtype = np.uint16 if vocab_size < _NARROW else np.uint32
-    return np.where(stream < 0, vocab_size, stream).astype(dtype)
-
-
 def in_memory(stream: np.ndarray, vocab_size: int) -> Datastore:
-    """Return a datastore that is kept in no file; see `stored_tokens`."""
-    tokens = stored_tokens(stream, vocab_size)
+    """Return a datastore of a stream [T] int32 with a negative number before every document, kept in no file."""
+    tokens = np.where(stream < 0, vocab_size, stream).astype(np.uint16 if vocab_size < _NARROW else np.uint32)
     return _of_arrays([(tokens, suffix_order(tokens))], vocab_size)
 
 
@@ -211,13 +172,8 @@ def _of_arrays(chunks: Sequence[tuple[np.ndarray, np.ndarray]], boundary: int | 
 
 
 def write_datastore(folder: Path, store: Datastore, tokenizer: str, about: tuple[str, str]) -> None:
-    """Write a datastore; a reader never sees half a folder. What `folder` held before is replaced.
-
-    Args:
-        store: made by `in_memory`.
-        about: name and hash of the text.
-    Raises:
-        OSError: the folder cannot be written.
+    """Write a datastore of `in_memory`, with name and hash of its text; a reader never sees half a folder. What
+    `folder` held before is replaced. Raises OSError.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     part = folder.with_name(f"{folder.name}.{os.getpid()}.part")

@@ -1,7 +1,4 @@
-"""An n-gram model over token ids: counted with arrays, smoothed by interpolated Kneser-Ney, kept in a file.
-
-Knows neither tokenizers nor drafting.
-"""
+"""An n-gram model over token ids: counted with arrays, smoothed by interpolated Kneser-Ney, kept in a file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,17 +14,11 @@ _FORMAT = "specdec n-gram table 1"
 
 @dataclass(frozen=True)
 class Level:
-    """The n-grams of one length n >= 2, sorted by context, then token; the place of an n-gram is its id.
+    """The n-grams of one length n >= 2, sorted by context, then token; the place of an n-gram is its id."""
 
-    Attributes:
-        offsets: [contexts + 1] int64; the ids offsets[i]:offsets[i+1] continue the (n-1)-gram with id i.
-        tokens: [G] int32, the last token of each n-gram.
-        counts: [G] int64, for the longest n the number of occurrences, else the number of different tokens before it.
-    """
-
-    offsets: np.ndarray
-    tokens: np.ndarray
-    counts: np.ndarray
+    offsets: np.ndarray  # [contexts + 1] int64; the ids offsets[i]:offsets[i+1] continue the (n-1)-gram with id i
+    tokens: np.ndarray  # [G] int32, the last token of each n-gram
+    counts: np.ndarray  # [G] int64, for the longest n its occurrences, else the number of different tokens before it
 
 
 class NgramTable:

@@ -10,18 +10,12 @@ from specdec.targets.base import Target
 
 @dataclass(frozen=True)
 class SourceModel:
-    """A decoder-only model over the target's tokens.
-
-    Attributes:
-        name: for messages.
-        described: see `describe_model`.
-        tokenizer: the target's, or the model's own where the target has none; None where neither has.
-    """
+    """A decoder-only model over the target's tokens."""
 
     model: Any
-    name: str
-    described: dict[str, Any]
-    tokenizer: Any
+    name: str  # for messages
+    described: dict[str, Any]  # see `describe_model`
+    tokenizer: Any  # the target's, or the model's own where the target has none; None where neither has
 
 
 def source_model(name: str | None, dtype: Dtype, target: Target) -> SourceModel | None:

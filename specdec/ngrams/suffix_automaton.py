@@ -1,6 +1,4 @@
-"""An automaton over all substrings of a growing text: where its longest repeated suffix occurred first, and where
-another text goes on in it. Knows neither drafts nor structures.
-"""
+"""An automaton over all substrings of a growing text: where its suffixes occurred first, and another text in it."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -56,23 +54,19 @@ class SuffixAutomaton:
             if state < 0:
                 continue
             known = following[state][token]
-            if length[known] != length[state] + 1:
-                # Only the shorter ones of these substrings end here as well: they get a state of their own.
-                known = self._split(state, token, known)
-            link[new] = known
-
-    def _split(self, state: int, token: int, known: int) -> int:
-        following, link = self._next, self._link
-        clone = len(following)
-        following.append(dict(following[known]))
-        self._length.append(self._length[state] + 1)
-        self._end.append(self._end[known])
-        link.append(link[known])
-        link[known] = clone
-        while state >= 0 and following[state].get(token) == known:
-            following[state][token] = clone
-            state = link[state]
-        return clone
+            if length[known] == length[state] + 1:
+                link[new] = known
+                continue
+            # Only the shorter ones of these substrings end here as well: they get a state of their own.
+            link[new] = clone = len(following)
+            following.append(dict(following[known]))
+            length.append(length[state] + 1)
+            end.append(end[known])
+            link.append(link[known])
+            link[known] = clone
+            while state >= 0 and following[state].get(token) == known:
+                following[state][token] = clone
+                state = link[state]
 
     def repeats(self, most: int) -> list[Match]:
         """Return where the suffixes of the text that occurred before did so first: for each such place the longest,

@@ -1,6 +1,6 @@
 """The files of a published checkpoint: a folder or a hub id, its config and its tensors, which are read one at a time.
 
-Knows no format. Pickles are never opened here: `python -m specdec.convert` is the explicit step that reads one.
+Pickles are never opened here: `python -m specdec.convert` is the explicit step that reads one.
 """
 
 import json
@@ -100,10 +100,8 @@ class CheckpointFiles:
             return found
 
     def setting(self, key: str, kind: type[T], default: T | None = None, config: Mapping[str, Any] | None = None) -> T:
-        """Return a value of the config; a key that is missing or null gives `default`.
+        """Return a value of the config, or of the part `config` of it; `default` where it is missing or null.
 
-        Args:
-            config: a part of the config that has the key; None for the whole.
         Raises:
             ModelLoadError: the key is missing and has no default, or its value is not of this kind.
         """
@@ -178,27 +176,6 @@ def open_checkpoint(name: str, revision: str | None = None) -> CheckpointFiles:
         raise ModelLoadError(f"Checkpoint {KEY}={name} is a file: give the folder that holds it and its config.json.")
     if not _HUB_ID.fullmatch(name) or name.endswith((".safetensors", *PICKLES)):
         raise ModelLoadError(f"Checkpoint {KEY}={name} does not exist: give a folder or a hub id.")
-    return _fetched(name, revision)
-
-
-def pickles_sentence(files: CheckpointFiles) -> str:
-    """Return what to do with the pickles of a checkpoint, one command that can be copied."""
-    if (files.folder / files.pickles[0]).is_file():
-        return f"convert it with `{CONVERT} {files.folder / files.pickles[0]}`"
-    folder = files.name.rpartition("/")[2]
-    fetch = f"hf download {files.name} config.json {files.pickles[0]} --local-dir {folder}"
-    return f"convert it with `{fetch} && {CONVERT} {Path(folder) / files.pickles[0]}` and give {KEY}={folder}"
-
-
-def listed(names: Iterable[str], most: int = 3) -> str:
-    """Return the first few of some names, and how many more there are."""
-    names = list(names)
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
-
-
-def _fetched(name: str, revision: str | None) -> CheckpointFiles:
-    """Fetch a repository of the hub, or find it in the local cache."""
     offline = hub.settle() or "it does not answer"
 
     from huggingface_hub import HfApi, snapshot_download
@@ -218,6 +195,22 @@ def _fetched(name: str, revision: str | None) -> CheckpointFiles:
         except Exception as error:  # likewise; the sentence about what was found will do
             logger.debug("the files of %s cannot be listed: %s", name, error)
     return CheckpointFiles(name, folder, pickles)
+
+
+def pickles_sentence(files: CheckpointFiles) -> str:
+    """Return what to do with the pickles of a checkpoint, one command that can be copied."""
+    if (files.folder / files.pickles[0]).is_file():
+        return f"convert it with `{CONVERT} {files.folder / files.pickles[0]}`"
+    folder = files.name.rpartition("/")[2]
+    fetch = f"hf download {files.name} config.json {files.pickles[0]} --local-dir {folder}"
+    return f"convert it with `{fetch} && {CONVERT} {Path(folder) / files.pickles[0]}` and give {KEY}={folder}"
+
+
+def listed(names: Iterable[str], most: int = 3) -> str:
+    """Return the first few of some names, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _one_line(error: BaseException) -> str:

@@ -1,7 +1,5 @@
-"""Published checkpoints that are EAGLE networks: from files to a network that drafts, nothing taken on trust.
-
-The config of a network is told from its decoder's config where that speaks, and from the tensors where configs of one
-format differ in what they leave out: biases, norms of queries and keys, embeddings of its own.
+"""Published checkpoints that are EAGLE networks: the config of a network is told from its decoder's config where that
+speaks, and from the tensors where configs of one format differ in what they leave out.
 """
 
 import logging
@@ -34,10 +32,9 @@ class EagleFormat(NetworkFormat):
 
 
 class Reading:
-    """One checkpoint while it is read: the decoder's config, and its tensors under the network's own names.
+    """One checkpoint while it is read.
 
     Attributes:
-        files: the checkpoint.
         config: of its decoder.
         places: the network's name of a tensor -> its name in the file.
     """
@@ -62,17 +59,13 @@ class Reading:
         if config.get("mlp_bias"):
             raise ModelLoadError(f"{files} has mlp_bias=true in its config.json: only MLPs without one are read.")
 
-    def has(self, name: str) -> bool:
-        """Return whether there is a tensor that the network calls so."""
-        return name in self.places
-
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of a matrix that the network calls so.
 
         Raises:
             ModelLoadError: there is none, or it is no matrix.
         """
-        if not self.has(name):
+        if name not in self.places:
             raise ModelLoadError(f"{self.files} lacks {name}: get the checkpoint as it was published.")
         shape = self.files.tensors[self.places[name]]
         if len(shape) != 2:
@@ -105,8 +98,8 @@ class Reading:
             raise ModelLoadError(
                 f"{self.files} has {rows} rows in {at}q_proj.weight, which its {heads} heads do not divide."
             )
-        biased = self.has(at + "q_proj.bias") or bool(self.config.get("qkv_bias"))
-        whole = self.has(at + "o_proj.bias") or bool(self.config.get("attention_bias"))
+        biased = at + "q_proj.bias" in self.places or bool(self.config.get("qkv_bias"))
+        whole = at + "o_proj.bias" in self.places or bool(self.config.get("attention_bias"))
         eps = self.config.get("rms_norm_eps")
         return {
             "name": Path(self.files.name).name or "eagle",
@@ -119,7 +112,7 @@ class Reading:
             "rope_scaling": self._scaling(),
             "rms_eps": 1e-6 if eps is None else eps,
             "attention_bias": "qkvo" if whole else "qkv" if biased else "none",
-            "qk_norm": self.has(at + "q_norm.weight"),
+            "qk_norm": at + "q_norm.weight" in self.places,
         }
 
     def rotary(self, key: str) -> Any:
@@ -138,12 +131,8 @@ class Reading:
         if kind == "linear":
             return {"kind": kind, "factor": scaling.get("factor")}
         if kind == "llama3":
-            keys = {
-                "low": "low_freq_factor",
-                "high": "high_freq_factor",
-                "original": "original_max_position_embeddings",
-            }
-            keys["factor"] = "factor"
+            keys = {"factor": "factor", "low": "low_freq_factor", "high": "high_freq_factor"}
+            keys["original"] = "original_max_position_embeddings"
             return {"kind": kind} | {own: scaling.get(theirs) for own, theirs in keys.items()}
         raise ModelLoadError(
             f"{self.files} has the rotary scaling {kind!r} in its config.json: linear and llama3 are read, because "
@@ -168,15 +157,15 @@ class Reading:
         with torch.device("meta"):  # makes no weights, because those of the file are assigned
             network = eagle_network(config, embedding, output)
         shapes: dict[str, tuple[int, ...] | None] = {}
-        if config.mask_token is not None and self.has("mask_hidden"):  # three shapes are about
+        if config.mask_token is not None and "mask_hidden" in self.places:  # three shapes are about
             shape, size = self.files.tensors[self.places["mask_hidden"]], config.features * config.target_hidden
             shapes["mask_hidden"] = shape if shape in ((1, size), (1, 1, size)) else (size,)
         reduced = config.draft_vocabulary is not None
         if reduced:
             shapes["d2t"] = (network.draft_size,)
             # Some exporters leave it out: it follows from d2t.
-            shapes["t2d"] = (network.vocab_size,) if self.has("t2d") else None
-        optional = {self.places[name]: self.files.tensors[self.places[name]] for name in unused if self.has(name)}
+            shapes["t2d"] = (network.vocab_size,) if "t2d" in self.places else None
+        optional = {self.places[name]: self.files.tensors[self.places[name]] for name in unused if name in self.places}
         weights = weights_of(self.files, network, lambda name: self.places.get(name, name), shapes, optional)
         if "mask_hidden" in weights:
             weights["mask_hidden"] = weights["mask_hidden"].flatten()

@@ -1,8 +1,4 @@
-"""The network that `drafter.model` names: a file that `specdec.train` wrote, or a published checkpoint.
-
-A training writes one safetensors file with the config of the network, the hash of the target's weights that it reads,
-and the trainer's record.
-"""
+"""The network that `drafter.model` names: a file that `specdec.train` wrote, or a published checkpoint."""
 
 import hashlib
 import json
@@ -47,11 +43,9 @@ class LoadedNetwork(NamedTuple):
 
 
 def load_published(model: str, target: Target, drafter: str, **options: Any) -> LoadedNetwork:
-    """Load a published checkpoint for a target.
+    """Load a published checkpoint, a folder or a hub id, for a target and a drafter of this name.
 
     Args:
-        model: a folder or a hub id.
-        drafter: name of the drafter that will use it.
         options: see the formats' `load`.
     Raises:
         ModelLoadError: see `open_checkpoint`, `recognise` and `NetworkFormat.load`.
@@ -67,45 +61,30 @@ def load_published(model: str, target: Target, drafter: str, **options: Any) -> 
 
 @dataclass(frozen=True)
 class TrainedFile(Generic[C]):
-    """The contents of a file.
-
-    Attributes:
-        target: hash of the weights that the network reads (`HiddenStates.identity`).
-        training: how it was made, as the trainer recorded it.
-    """
+    """The contents of a file."""
 
     config: C
-    target: str
-    training: dict[str, Any]
+    target: str  # hash of the weights that the network reads (`HiddenStates.identity`)
+    training: dict[str, Any]  # how it was made, as the trainer recorded it
     weights: dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class TrainedKind(Generic[C]):
-    """A kind of network that `specdec.train` writes, with the words of its messages.
+    """A kind of network that `specdec.train` writes, with the words of its messages."""
 
-    Attributes:
-        key: of the metadata, which tells files of different kinds apart.
-        config: the type of its config.
-        network: makes the network of a config, from the target's input embeddings and output layer.
-        group: of its recipes: a training with one writes models/GROUP/RECIPE/GROUP.safetensors.
-        name, content: words for a file, and for what it holds.
-        several: the name is a plural.
-    """
-
-    key: str
+    key: str  # of the metadata, which tells files of different kinds apart
     config: type[C]
-    network: Callable[[C, Tensor, Tensor], Any]
-    group: str
-    name: str
-    content: str
-    several: bool
+    network: Callable[[C, Tensor, Tensor], Any]  # of a config, the target's input embeddings and output layer
+    group: str  # of its recipes: a training with one writes models/GROUP/RECIPE/GROUP.safetensors
+    name: str  # of a file
+    content: str  # of it
+    several: bool  # the name is a plural
 
     def write(self, network: Any, path: Path, target: str, training: dict[str, Any]) -> None:
-        """Write a network, folders included; a reader never sees half a file.
+        """Write a network with its typed `config`, folders included; a reader never sees half a file.
 
         Args:
-            network: a module with its typed `config`.
             target: `HiddenStates.identity` of the target that it reads.
             training: JSON values.
         """
@@ -114,10 +93,8 @@ class TrainedKind(Generic[C]):
         write_atomically(path, save(weights, metadata={self.key: json.dumps(about, sort_keys=True)}))
 
     def read(self, path: str | Path, key: str = "drafter.model") -> TrainedFile[C]:
-        """Read a file of `write`, without comparing it with any target.
+        """Read a file of `write`, which stands at this key of the configuration, whatever target it was made for.
 
-        Args:
-            key: configuration key of the file, for messages.
         Raises:
             UsageError: the file does not exist, is of another kind, or damaged.
         """
@@ -179,12 +156,11 @@ class TrainedKind(Generic[C]):
         return network.to(target.device, output_layer.dtype).eval().requires_grad_(False)
 
     def open(self, model: str, target: Target, drafter: str, shipped: str, **options: Any) -> LoadedNetwork:
-        """Load the network that `drafter.model` names.
+        """Load the network that `drafter.model` names, for the drafter of this name.
 
         Args:
             model: `pocket`, a file that `specdec.train` wrote (or its folder), or a published checkpoint, by its folder
                 or hub id.
-            drafter: name of the drafter that will use it.
             shipped: the network that `pocket` is: the one of this name for the pocket target or, of a target with the
                 sizes of SmolLM2-135M, for that.
             options: of a published checkpoint, see the formats' `load`.
@@ -217,9 +193,7 @@ class TrainedKind(Generic[C]):
         network = self.load(path, target, alike)
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        with safe_open(path, framework="pt") as stored:
-            training = dict(json.loads(stored.metadata()[self.key])["training"])
-        return LoadedNetwork(network, {"sha256": sha256, "training": training_cost(training)})
+        return LoadedNetwork(network, {"sha256": sha256, "training": training_cost(self.read(path).training)})
 
 
 def shipped_file(name: str, target: str = "pocket") -> Path:

@@ -18,8 +18,7 @@ from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
 
-Shapes = Mapping[str, tuple[int, ...]]
-"""Tensor name -> shape."""
+Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name
 
 
 class CheckpointFormat(ABC):
@@ -134,25 +133,24 @@ def check_target(
     """Check that a checkpoint was made for a target of this size; a target of another name is only warned of.
 
     Args:
-        width, vocabulary, layers: hidden size, tokens and number of layers of the target that the checkpoint was made
-            for; None where it does not say.
+        width, vocabulary, layers: recorded hidden size, tokens and number of layers; None where it does not say.
     Raises:
         ModelLoadError: the target has another size; or it has no hidden states (UsageError).
     """
-    there = target.hidden.output_layer.shape
-    sizes = (
-        ("width", width, there[1]),
-        ("vocabulary", vocabulary, there[0]),
+    own_vocabulary, own_width = target.hidden.output_layer.shape
+    for what, recorded, own in (
+        ("width", width, own_width),
+        ("vocabulary", vocabulary, own_vocabulary),
         ("number of layers", layers, target.hidden.layers),
-    )
-    for what, recorded, own in sizes:
+    ):
         if recorded is not None and recorded != own:
             raise ModelLoadError(
                 f"{files} was made for a target of {what} {recorded:,}, and this one has {own:,}: use "
                 "the target that it was made for."
             )
     recorded_name, own_name = recorded_target(files), target_name(target)
-    if recorded_name and own_name and _last(recorded_name) != _last(own_name):
+    last, own_last = (name.rstrip("/").rpartition("/")[2].casefold() for name in (recorded_name, own_name))
+    if recorded_name and own_name and last != own_last:
         logger.warning("%s was made for %s; the target is %s.", files, recorded_name, own_name)
 
 
@@ -168,10 +166,6 @@ def recorded_target(files: CheckpointFiles) -> str:
 def target_name(target: Target) -> str:
     """Return the folder or hub id of a target's model; "" where it was made in memory."""
     return "" if target.model is None else str(target.model.config.name_or_path or "")
-
-
-def _last(name: str) -> str:
-    return name.rstrip("/").rpartition("/")[2].casefold()
 
 
 def weights_of(

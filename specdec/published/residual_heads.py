@@ -17,13 +17,9 @@ from specdec.models.cache import CACHE
 
 
 class ResidualBlock(nn.Module):
-    """R x + SiLU(W x + b)."""
+    """R x + SiLU(W x + b); R is the identity if x is as wide as the result."""
 
     def __init__(self, read: int, size: int) -> None:
-        """
-        Args:
-            read: width of x; R is the identity if it is `size`.
-        """
         super().__init__()
         self.linear = nn.Linear(read, size)
         self.res_connection = None if read == size else nn.Linear(read, size)
@@ -40,10 +36,7 @@ class LlamaPrefix(nn.Module):
     """
 
     def __init__(self, config: Any) -> None:
-        """
-        Args:
-            config: transformers' config of the target, whose sizes and rotary positions it has.
-        """
+        """Make one of the sizes and rotary positions of the target's transformers config."""
         from transformers import LlamaModel
         from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
@@ -58,12 +51,7 @@ class LlamaPrefix(nn.Module):
         self.frequencies: tuple[int, ...] = tuple(self.model.rotary_emb.inv_freq.shape)
 
     def forward(self, states: Tensor, past: Any) -> tuple[Tensor, Any]:
-        """
-        Args:
-            states: [B, S, D] behind those of `past`.
-        Returns:
-            states [B, S, D], and the cache of all so far, which is that of `past` made longer.
-        """
+        """Return states [B, S, D] for those [B, S, D] behind `past`, and the cache of all: `past` made longer."""
         output = self.model(inputs_embeds=states, use_cache=True, **{CACHE: past})
         return output.last_hidden_state, output[CACHE]
 

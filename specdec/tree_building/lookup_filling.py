@@ -1,11 +1,8 @@
-"""Trees of tokens that were looked up: rows merged where they begin alike, candidates laid on a topology, or what a
-structure takes of counted continuations.
-
-All in plain numbers, because a replay makes many thousand a second. Knows neither tensors nor drafters.
-"""
+"""Trees of tokens that were looked up, in plain numbers, because a replay makes many thousand a second."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
+from math import inf
 from typing import NamedTuple, TypeVar
 
 from specdec.records import Source, Tree, chain_tree, shared_tree
@@ -15,13 +12,7 @@ Place = TypeVar("Place")
 
 
 class Proposal(NamedTuple):
-    """A draft in plain numbers, before it becomes a tensor; a replay of recorded text needs no more.
-
-    Attributes:
-        tokens: [N].
-        tree: topology over the N nodes; siblings carry different tokens.
-        source: [N] strategy and rank of each node.
-    """
+    """A draft of N nodes in plain numbers, before it becomes a tensor; a replay of recorded text needs no more."""
 
     tokens: tuple[int, ...]
     tree: Tree
@@ -37,24 +28,11 @@ def copied(row: tuple[int, ...], strategy: str) -> Proposal:
 
 
 def merged(rows: Iterable[tuple[Sequence[int], Source]]) -> Proposal:
-    """Return rows that share the root as one tree. A beginning that several rows share is one path, with the source of
-    the first of them.
-    """
-    parents: list[int] = []
-    tokens: list[int] = []
-    source: list[Source] = []
-    nodes: dict[tuple[int, int], int] = {}  # (parent, token) -> node
+    """Return rows that share the root as one tree, see `PathTree`."""
+    tree = PathTree()
     for row, origin in rows:
-        parent = -1
-        for token in row:
-            node = nodes.get((parent, token))
-            if node is None:
-                node = nodes[parent, token] = len(tokens)
-                parents.append(parent)
-                tokens.append(token)
-                source.append(origin)
-            parent = node
-    return Proposal(tuple(tokens), shared_tree(tuple(parents)), tuple(source)) if tokens else NOTHING
+        tree.add(row, origin)
+    return tree.proposal()
 
 
 def filled(tree: Tree, root: Place, best: Callable[[Place, int], Iterable[tuple[int, str, Place]]]) -> Proposal:
@@ -90,17 +68,13 @@ class PathTree:
     first of them; one that does not fit into the limits is left out as a whole.
     """
 
-    def __init__(self, nodes: int, depth: int, branches: int) -> None:
+    def __init__(self, nodes: float = inf, depth: float = inf, branches: float = inf) -> None:
         """
         Args:
-            nodes: the most nodes.
-            depth: the most levels.
-            branches: the most paths from the root to a leaf.
+            nodes, depth, branches: the most nodes, levels, and paths from the root to a leaf.
         """
         self._nodes, self._depth, self._branches = nodes, depth, branches
-        self._parents: list[int] = []
-        self._tokens: list[int] = []
-        self._source: list[Source] = []
+        self._parents, self._tokens, self._source = list[int](), list[int](), list[Source]()
         self._children: dict[tuple[int, int], int] = {}  # (parent, token) -> node
         self._inner: set[int] = {-1}  # the root and the nodes with children
 
@@ -141,15 +115,15 @@ _ROOT = 0
 
 
 class ContinuationTrie:
-    """The beginnings of some continuations; each node counts the continuations that pass through it.
-
-    Attributes:
-        counted: rows and children are ranked by counts; equals, and all where this is false, are in the order in which
-            the continuations came.
-    """
+    """The beginnings of some continuations; each node counts the continuations that pass through it."""
 
     def __init__(self, rows: Iterable[Sequence[int]], *, counted: bool) -> None:
-        self.counted = counted
+        """
+        Args:
+            counted: rows and children are ranked by counts; equals, and all where this is false, are in the order in
+                which the continuations came.
+        """
+        self._counted = counted
         self._children: list[dict[int, int]] = [{}]  # of each node: token -> child
         self._counts = [0]
         self._ends: dict[int, Sequence[int]] = {}  # node -> the continuation that ends there
@@ -172,7 +146,7 @@ class ContinuationTrie:
         on average.
         """
         found = [row for node, row in self._ends.items() if not self._children[node] and row]
-        if self.counted and len(found) > 1:
+        if self._counted and len(found) > 1:
 
             def total(row: Sequence[int]) -> int:
                 node, counts = _ROOT, 0
@@ -187,9 +161,6 @@ class ContinuationTrie:
     def proposal(self, structure: Structure, strategy: str) -> Proposal:
         """Return what a structure takes: the best row for a chain, its k best rows, the tokens of each rank in a tree,
         or the most common nodes of a beam.
-
-        Args:
-            strategy: the name in `Source`.
         """
         if structure.rows is not None:
             rows = self.rows(structure.rows)
@@ -205,7 +176,7 @@ class ContinuationTrie:
     def _ranked(self, node: int) -> Iterable[tuple[int, int]]:
         """Return the tokens after a node with their nodes, best first."""
         children = self._children[node].items()
-        return sorted(children, key=lambda item: self._counts[item[1]], reverse=True) if self.counted else children
+        return sorted(children, key=lambda item: self._counts[item[1]], reverse=True) if self._counted else children
 
     def _most_common(self, structure: Structure, strategy: str) -> Proposal:
         """Search as `Beam` says, with the share of the continuations as confidence."""

@@ -14,30 +14,19 @@ from specdec.tree_building.siblings import Asked, How, grow, grow_together, grow
 
 
 class TreeModel(NamedTuple):
-    """A model that drafts a tree, at the beginning of a round.
+    """A model that drafts a tree, at the beginning of a round."""
 
-    Attributes:
-        strategy: its name in `Source`.
-        pending: committed tokens that the cache lacks, the root last.
-        laws: (the model's logits [M, D]) -> laws over the target's tokens [M, V], or scores for ranked children.
-    """
-
-    strategy: str
+    strategy: str  # its name in `Source`
     decoder: Decoder
-    pending: Sequence[int]
-    laws: Callable[[Tensor], Tensor]
+    pending: Sequence[int]  # committed tokens that the cache lacks, the root last
+    laws: Callable[[Tensor], Tensor]  # the model's logits [M, D] -> laws [M, V] over the target's tokens, or scores
 
 
 def draft_tree(models: Sequence[TreeModel], structure: Structure, how: How, generator: torch.Generator | None) -> Draft:
-    """Draft with one call of each model for each level (see `grow` for how several models share the siblings). The
+    """Draft with one call of each model for each level (see `growing` for how several models share the siblings). The
     first call is over `pending`, the others over root and all nodes so far, from the root's place in the cache on, with
     the tree's mask. Nodes are evaluated again at every level, because the cache holds one sequence and none of the
-    branches beside it.
-
-    Afterwards each cache has the committed text and no node of the draft.
-
-    Args:
-        models: at least one.
+    branches beside it. Afterwards each cache has the committed text and no node of the draft.
     """
     readings = [TreeReading(model) for model in models]
 
@@ -52,13 +41,10 @@ def draft_tree(models: Sequence[TreeModel], structure: Structure, how: How, gene
 
 
 class TreeReading:
-    """The calls of one model that drafts a tree.
-
-    Attributes:
-        committed: slots of the text in its cache, once it has read what is pending.
-    """
+    """The calls of one model that drafts a tree."""
 
     def __init__(self, model: TreeModel) -> None:
+        # Slots of the text in its cache, once it has read what is pending.
         self.model, self.committed = model, model.decoder.length + len(model.pending)
         self._lacking = torch.tensor(model.pending).to(model.decoder.device, non_blocking=True)
 

@@ -1,7 +1,7 @@
 """The round that would begin at each position of a text that is known to its end, for all positions at once.
 
 For drafts that depend on nothing but the tokens before them: what `lookup_filling` builds one by one is counted here
-and compared with the text, and never built. Knows neither tensors nor drafters, nor where continuations come from.
+and compared with the text, and never built.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,47 +14,30 @@ from specdec.structures.base import Structure
 
 
 class PossibleRounds(NamedTuple):
-    """Rounds in columns [N], one for each position of a text; see `records.Round` for the terms.
+    """Rounds in columns [N], one for each position of a text; see `records.Round` for the terms."""
 
-    Attributes:
-        offered, nodes, leaves: depth of the draft, its nodes, and its paths.
-        accepted: what of its depth the text has.
-        ended: the last accepted node has no children, so that nothing was rejected; also true of an empty draft.
-        rank: of the last accepted node, or of the first offered one where none is accepted.
-        strategy: the name in `Source`, the same for every draft.
-    """
-
-    offered: np.ndarray
+    offered: np.ndarray  # depth of the draft
     nodes: np.ndarray
-    leaves: np.ndarray
-    accepted: np.ndarray
-    ended: np.ndarray
-    rank: np.ndarray
-    strategy: str
+    leaves: np.ndarray  # paths
+    accepted: np.ndarray  # what of its depth the text has
+    ended: np.ndarray  # the last accepted node has no children: nothing was rejected; also true of an empty draft
+    rank: np.ndarray  # of the last accepted node, or of the first offered one where none is accepted
+    strategy: str  # the name in `Source`, the same for every draft
 
 
 class Continuations(NamedTuple):
     """Tokens that are copied as continuations of a text, for several of its places: those of a place follow each other,
     best first.
-
-    Attributes:
-        text: [T] tokens of the text.
-        tokens: [S] those that are copied.
-        places: [P] tokens of the text that are known at each place.
-        room: [P] tokens that may be offered there.
-        at: [M] the number of the place that is continued, in ascending order.
-        begin, size: [M] the first of the tokens that are copied, and how many these are.
-        period: [M] tokens after which the copy begins again.
     """
 
-    text: np.ndarray
-    tokens: np.ndarray
-    places: np.ndarray
-    room: np.ndarray
-    at: np.ndarray
-    begin: np.ndarray
-    size: np.ndarray
-    period: np.ndarray
+    text: np.ndarray  # [T] tokens of the text
+    tokens: np.ndarray  # [S] those that are copied
+    places: np.ndarray  # [P] tokens of the text that are known at each place
+    room: np.ndarray  # [P] tokens that may be offered there
+    at: np.ndarray  # [M] the number of the place that is continued, in ascending order
+    begin: np.ndarray  # [M] the first of the tokens that are copied
+    size: np.ndarray  # [M] how many these are
+    period: np.ndarray  # [M] tokens after which the copy begins again
 
 
 def together(parts: Sequence[PossibleRounds]) -> PossibleRounds:
@@ -65,12 +48,7 @@ def together(parts: Sequence[PossibleRounds]) -> PossibleRounds:
 
 
 def chain_rounds(agreed: np.ndarray, offered: np.ndarray, strategy: str) -> PossibleRounds:
-    """Return the rounds of chains.
-
-    Args:
-        agreed: [N] tokens of a chain from each position on that are the text's, were it long enough.
-        offered: [N] its length.
-    """
+    """Return the rounds of chains of lengths [N], of whose tokens the first `agreed` [N] are those of the text."""
     accepted = np.minimum(agreed, offered)
     rank = np.zeros(len(agreed), dtype=np.int64)
     return PossibleRounds(offered, offered, np.minimum(offered, 1), accepted, accepted == offered, rank, strategy)
@@ -123,7 +101,7 @@ def rows_rounds(
     found = found._replace(
         begin=np.append(found.begin, 0), size=np.append(found.size, 0), period=np.append(found.period, 1)
     )
-    sizes, text = found.size[number], _padded(found.text, structure.gamma)
+    sizes, text = found.size[number], np.pad(found.text, (0, structure.gamma), constant_values=-1)
     agreed = _agreed(_copier(found, number), lambda step: text[found.places[:, None] + step], sizes)
     accepted = agreed.max(axis=1)
     goes_on = (agreed == accepted[:, None]) & (sizes > accepted[:, None])
@@ -146,7 +124,8 @@ def tree_rounds(found: Continuations, structure: Structure, strategy: str, *, co
         counted: the most common token first, and of equals that of the best continuation; otherwise that of the best
             continuation first.
     """
-    count, table, text = len(found.places), _numbered_children(structure), _padded(found.text, structure.gamma)
+    count, table = len(found.places), _numbered_children(structure)
+    text = np.pad(found.text, (0, structure.gamma), constant_values=-1)
     room = np.minimum(found.room, structure.gamma)
     entry, node = np.arange(len(found.at)), np.zeros(len(found.at), dtype=np.int64)  # node 0 is the root
     path = np.zeros(count, dtype=np.int64)  # the node that the text has come to, -1 where it has left the tree
@@ -215,10 +194,6 @@ def _numbered_children(structure: Structure) -> np.ndarray:
         for node, children in enumerate(tree.children):
             numbers[room, node, : len(children)] = np.array(children, dtype=np.int64) + 1
     return numbers
-
-
-def _padded(tokens: np.ndarray, more: int) -> np.ndarray:
-    return np.concatenate([tokens, np.full(more, -1)])
 
 
 def _copier(found: Continuations, entry: np.ndarray) -> Callable[[int], np.ndarray]:

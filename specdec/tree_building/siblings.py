@@ -1,7 +1,4 @@
-"""Branching drafts made from laws: siblings that are drawn or ranked, and the tree that grows of them.
-
-Knows laws and topologies; where a law comes from is the drafter's business.
-"""
+"""Branching drafts made from laws: siblings that are drawn or ranked, and the tree that grows of them."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -31,15 +28,10 @@ Whose = Sequence[Sequence[int]]
 
 
 class Drawn(NamedTuple):
-    """The children of M parents; those of one parent stand side by side, in the order in which they were drawn.
+    """The children of M parents; those of one parent stand side by side, in the order in which they were drawn."""
 
-    Attributes:
-        tokens: [C].
-        q: [C, V] the law that each was really drawn from; None where they are point masses.
-    """
-
-    tokens: Tensor
-    q: Tensor | None
+    tokens: Tensor  # [C]
+    q: Tensor | None  # [C, V] the law that each was really drawn from; None where they are point masses
 
 
 def independent(q: Tensor, counts: Sequence[int], generator: torch.Generator | None) -> Drawn:
@@ -147,11 +139,7 @@ def grow(
 def grow_together(
     growths: Mapping[int, Growth], laws: Callable[[Mapping[int, Asked]], Mapping[int, Tensor]]
 ) -> dict[int, Draft]:
-    """Grow the drafts of several sequences, level by level; return them by sequence.
-
-    Args:
-        laws: gives each sequence that still grows the laws that it asks for, so that one call may serve all.
-    """
+    """Grow the drafts of several sequences, level by level; one call of `laws` serves all that still grow."""
     drafts: dict[int, Draft] = {}
     sent: Mapping[int, Tensor | None] = dict.fromkeys(growths)
     while sent:
@@ -186,7 +174,6 @@ def growing(
 
     Args:
         strategy: the name in `Source`; of several models one for each.
-
     Raises:
         ValueError: a beam that is filled in another way than `ranked`; several models that fill one, or whose draws are
             independent, because a token that two of them draw would have two q.
@@ -297,7 +284,7 @@ def _subtree(parents: Sequence[int], nodes: Sequence[int]) -> Tree:
 
 
 def _taken(tokens: Tensor, nodes: Sequence[int]) -> Tensor:
-    """Return the tokens of some nodes, without waiting for the device."""
+    # Without waiting for the device.
     return tokens[torch.tensor(nodes, dtype=torch.long).to(tokens.device, non_blocking=True)]
 
 

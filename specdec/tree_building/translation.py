@@ -1,7 +1,4 @@
-"""Translation between the vocabularies of two tokenizers, for a drafter that spells text differently than the target.
-
-Knows tokenizers and logits, neither models nor caches.
-"""
+"""Translation between the vocabularies of two tokenizers, for a drafter that spells text in another way."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -24,8 +21,7 @@ class Translation:
     def __init__(self, name: str, drafter: Any, drafter_size: int, target: Target) -> None:
         """
         Args:
-            name: of the drafter's model, for messages.
-            drafter: the fast transformers tokenizer of that model.
+            drafter: the fast transformers tokenizer of the drafter's model `name`.
             drafter_size: tokens of its output matrix; a tokenizer may have more of them or fewer.
         Raises:
             UsageError: no tokenizer, or no token in common.

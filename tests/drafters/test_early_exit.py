@@ -6,10 +6,9 @@ from fixtures.drafting import assert_texts_are_drafted_from, chain, decoded, row
 from fixtures.refusals import refused
 
 from specdec.drafters import drafters
-from specdec.drafters.early_exit import EarlyExit
+from specdec.drafters.early_exit import EarlyExit, ExitLayer
 from specdec.models.partial import block_parts, partial_model
 from specdec.records import TextStart
-from specdec.self_speculation.exit_layer import ExitLayer
 from specdec.targets import targets
 from specdec.targets.causal import Causal
 

@@ -9,8 +9,8 @@ from fixtures.drafting import assert_texts_are_drafted_from
 from fixtures.refusals import refused
 
 from specdec.drafters import drafters
+from specdec.drafters.base.calibration import CalibrationText
 from specdec.models.partial import parse_parts, partial_model
-from specdec.self_speculation.calibration import CalibrationText
 from specdec.targets.causal import Causal
 
 
@@ -63,7 +63,7 @@ def test_a_search_is_kept_and_found_again(tiny_llama, sampling, values, tmp_path
     first = drafters.build(asked, target=target).describe()
     (file,) = tmp_path.glob("*.json")
     with monkeypatch.context() as patch:
-        patch.setattr("specdec.self_speculation.skip_search.SkipSearch.run", lambda self: pytest.fail("searched again"))
+        patch.setattr("specdec.drafters.layer_skip.SkipSearch.run", lambda self: pytest.fail("searched again"))
         assert drafters.build(asked, target=target).describe() == first
     file.write_text(json.dumps({"about": 1}))
     assert drafters.build(asked, target=target).describe() == first

@@ -12,10 +12,10 @@ from fixtures.drafting import assert_laws_are_those_of_drafts, tree
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+from specdec.drafters import model_bigram
 from specdec.drafters.base import drafters
+from specdec.drafters.model_bigram import top_tokens
 from specdec.errors import ModelLoadError, UsageError
-from specdec.ngrams import bigram_table
-from specdec.ngrams.bigram_table import top_tokens
 from specdec.records import EMPTY, Source, TextStart
 from specdec.targets.causal import Causal
 from specdec.targets.encoder_decoder import EncoderDecoder
@@ -166,7 +166,7 @@ def test_the_laws_along_a_text_are_those_of_its_drafts(target_of, build):
 def calls(monkeypatch):
     """The tables that were made."""
     made = []
-    real = bigram_table.tabulate
+    real = model_bigram.tabulate
     monkeypatch.setattr("specdec.drafters.model_bigram.tabulate", lambda *a: made.append(a) or real(*a))
     return made
 

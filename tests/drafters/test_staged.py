@@ -11,14 +11,13 @@ from fixtures.refusals import refused
 
 from specdec.certification.table_drafts import TableDrafter
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
-from specdec.drafters.early_exit import EarlyExit
+from specdec.drafters.early_exit import EarlyExit, ExitLayer
 from specdec.drafters.medusa import Medusa
 from specdec.drafters.small_model import SmallModel
 from specdec.drafters.staged import DraftTarget, Staged
 from specdec.errors import NumericsError, UsageError
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.sampling import generator_for
-from specdec.self_speculation.exit_layer import ExitLayer
 from specdec.targets.causal import Causal
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7, 3]

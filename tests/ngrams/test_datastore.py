@@ -13,7 +13,6 @@ from specdec.ngrams.datastore import (
     open_datastore,
     open_rest_index,
     read_manifest,
-    stored_tokens,
     suffix_order,
     write_datastore,
 )
@@ -28,7 +27,8 @@ def test_suffixes_are_in_the_order_of_the_tokens(vocab_size):
     """Tokens of one, two and three bytes: the least significant byte must not decide."""
     dice = np.random.default_rng(vocab_size)
     alphabet = dice.integers(0, vocab_size, size=6)
-    tokens = stored_tokens(np.concatenate([[-1], dice.choice(alphabet, size=300)]).astype(np.int32), vocab_size)
+    store = in_memory(np.concatenate([[-1], dice.choice(alphabet, size=300)]).astype(np.int32), vocab_size)
+    tokens = np.asarray(store.chunks[0].tokens)
     assert tokens.dtype == (np.uint16 if vocab_size < 2**16 else np.uint32) and tokens[0] == vocab_size
     text = tokens.tolist()
     assert suffix_order(tokens).tolist() == sorted(range(len(text)), key=lambda place: text[place:])

@@ -176,13 +176,14 @@ class Drafter(ABC):
 
 class BatchDrafter:
     """Proposes a token tree for each of several texts in each step. A slot holds one text at a time, and has a drafter
-    for it; here their drafts are made one after another, and subclasses make them together, in fewer calls.
+    for it; here their drafts are made one after another, and subclasses make them together, in fewer calls. Methods are
+    those of `Drafter`, for the text of a slot.
 
     What is drafted for a text depends on that text and its own generator alone: neither on the slot nor on the other
     texts. Texts have begun with `TextStart.in_step` False, because none may read the target's cache.
 
     Attributes:
-        texts: the drafter of each slot.
+        texts: the drafter of each slot; no two share a text.
         slots: texts that there is room for.
         reads_logits: it learns from the target's logits over each draft (`observe`).
     """
@@ -190,10 +191,6 @@ class BatchDrafter:
     reads_logits: bool = False
 
     def __init__(self, texts: Sequence[Drafter]) -> None:
-        """
-        Args:
-            texts: drafters that share no text.
-        """
         self.texts, self.slots = texts, len(texts)
         self.reads_logits = texts[0].capabilities.reads_logits
 
@@ -205,7 +202,6 @@ class BatchDrafter:
         """
 
     def start(self, slot: int, text: TextStart, states: Tensor | None = None) -> None:
-        """Begin a new text in a slot; see `Drafter.start`."""
         self.texts[slot].start(text, states)
 
     def draft(self, structures: Mapping[int, Structure]) -> dict[int, Draft]:
@@ -213,20 +209,15 @@ class BatchDrafter:
         return {slot: self.texts[slot].draft(structure) for slot, structure in structures.items()}
 
     def commit(self, slot: int, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        """Take note of the tokens appended to a text in this step (see `Drafter.commit`)."""
         self.texts[slot].commit(tokens, states)
 
     def observe(self, slot: int, draft: Draft, logits: Tensor) -> None:
-        """Take note of what the target said of a draft (see `Drafter.observe`); called before `commit`, only where
-        `reads_logits`.
-        """
         self.texts[slot].observe(draft, logits)
 
     def release(self, slot: int) -> None:
         """Forget the text of a slot, where the next start would not free what it holds."""
 
     def remember(self, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Take note of a finished text, for drafts of texts that are begun later (see `Drafter.remember`)."""
         for text in self.texts:
             text.remember(prompt, output)
 

@@ -1,6 +1,4 @@
-"""The part that drafters over the target's own states share: their tokens and features until these are read, and chains
-that are drafted row by row.
-"""
+"""The part that drafters over the target's own states share: the rows of a text, and chains drafted row by row."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -9,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from specdec.compiled.draft_loop import joined
 from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
 from specdec.records import Draft, Source, TextStart, chain_tree
 from specdec.structures.base import Structure
@@ -19,10 +16,8 @@ from specdec.tree_building.siblings import Siblings
 
 class FeatureDrafter(NetworkDrafter):
     """Drafts with a network whose rows of the text are made of the target's features and tokens: those of a round are
-    noted when it is committed, and read, in one pass, when the next draft is asked for.
-
-    Attributes:
-        network: in the target's dtype, on its device.
+    noted when it is committed, and read, in one pass, when the next draft is asked for. Nothing is offered before the
+    first feature: after a prompt of one token, and where nobody gives the target's states.
     """
 
     def __init__(
@@ -86,19 +81,9 @@ class FeatureDrafter(NetworkDrafter):
         return self._rows if self._rows.length else None
 
     def chain(self, rows: Any, structure: Structure, strategy: str) -> Draft:
-        """Draft a chain.
-
-        Args:
-            rows: of the draft: `first` are the logits [1, W] after the root, and `next(token [1])` gives those after
-                one more.
-            strategy: the name in `Source`.
+        """Draft a chain by rows whose `first` are the logits [1, W] after the root, and whose `next(token [1])` gives
+        those after one more.
         """
-        chain, logits = self.new_chain(structure.gamma, structure.threshold), rows.first
-        while True:
-            wide = self.widened(logits)
-            choice = self.choose(wide, chain.next_uniform)
-            if not chain.goes_on(choice, wide):
-                break
-            logits = rows.next(choice.tokens)
-        tokens, _, q = joined(chain.choices)
+        chain = self.new_chain(structure.gamma, structure.threshold)
+        tokens, _, q = self.drafted(chain, self.widened(rows.first), lambda token: self.widened(rows.next(token)))
         return self.checked(Draft(tokens, chain_tree(len(tokens)), q, (Source(strategy, 0),) * len(tokens)))

@@ -28,8 +28,6 @@ _POSITIONS = 256  # whose laws are in memory at a time, when a text is replayed
 
 @typed
 class HeadsDrafterConfig:
-    """The keys of a drafter over heads."""
-
     name: str
     model: Annotated[str, Field(min_length=1)]
     drafts: Drafts
@@ -42,18 +40,12 @@ class HeadsDrafter(NetworkDrafter):
     q is the law of the head (see `NetworkDrafter`); siblings are drawn as `siblings` says. Heads that a structure has
     no level for are not computed. Nothing is offered before the first state: after a prompt of one token.
 
-    A draft costs a few matrix products over one or a few states: there is nothing to compile.
-
     Class attributes:
         strategy: the registry name, for `Source`.
         grounded: whether the heads read the drafted tokens.
         shipped: the heads that `drafter.model=pocket` names.
-
     Attributes:
-        heads: in the target's dtype, on its device.
-        choices: what they propose, for one text or for several.
         state: h_t [D], from which a round drafts; None before there is one.
-        root: of the round.
     """
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, reads_states=True, replay="start")
@@ -87,11 +79,8 @@ class HeadsDrafter(NetworkDrafter):
 
     @classmethod
     def from_config(cls, config: HeadsDrafterConfig, target: Target) -> Self:
-        """Return a drafter over the heads of a file, or of a published checkpoint.
+        """Return a drafter over the heads that `drafter.model` names, see `TrainedKind.open`.
 
-        Args:
-            config: `model` is `pocket`, a file that `specdec.train` wrote (or its folder), or a published checkpoint,
-                by its folder or hub id.
         Raises:
             UsageError: no such file, heads of another kind or of other weights, a target without hidden states.
         """
@@ -167,10 +156,7 @@ class HeadsDrafter(NetworkDrafter):
 
 
 class BatchedHeads(BatchDrafter):
-    """Heads over the states of several texts: drafts of one shape take the passes that a single one takes, one for each
-    level or, of independent heads, one for all. Before the end of a text its draft is cut, and drafts of every size
-    have passes of their own.
-    """
+    """Heads over the states of several texts: drafts of one shape take the passes that a single one takes."""
 
     texts: Sequence[HeadsDrafter]
 
@@ -182,36 +168,33 @@ class BatchedHeads(BatchDrafter):
 
 
 def draft_together(texts: Mapping[int, HeadsDrafter], structures: Mapping[int, Structure]) -> dict[int, Draft]:
-    """Draft for several texts, those of one shape together."""
+    """Draft for several texts: ranked tokens together on one topology, others with all that are equally deep."""
     drafts = dict.fromkeys(texts, EMPTY)
-    ranked: defaultdict[Tree, dict[int, Structure]] = defaultdict(dict)
-    grown: defaultdict[int, dict[int, Structure]] = defaultdict(dict)
+    groups: defaultdict[Tree | int, dict[int, Structure]] = defaultdict(dict)
     for slot, text in texts.items():
         shape = structures[slot].clamped(len(text.heads))
         if text.state is not None and shape.gamma > 0:
-            group = ranked[shape.tree] if text.ranks(shape) else grown[shape.gamma]
-            group[slot] = shape
-    for draw, groups in ((_ranked, ranked.values()), (_grown, grown.values())):
-        for alike in groups:
-            drafts |= draw({slot: texts[slot] for slot in alike}, alike)
+            groups[shape.tree if text.ranks(shape) else shape.gamma][slot] = shape
+    for common, shapes in groups.items():
+        alike = {slot: texts[slot] for slot in shapes}
+        first = next(iter(alike.values()))
+        states = torch.stack([text.state for text in alike.values() if text.state is not None])  # [B, D]
+        # Filled there: a copy would wait for the device.
+        roots = torch.cat([torch.full((1,), text.root, device=states.device) for text in alike.values()])  # [B]
+        if isinstance(common, int):
+            drafts |= _grown(alike, shapes, states, roots)
+            continue
+        for slot, row in zip(alike, first.choices.first(states, roots, common), strict=True):
+            ranks = sibling_ranks(common, shapes[slot].rows is not None)
+            drafts[slot] = Draft(row, common, source=tuple(Source(first.strategy, rank) for rank in ranks))
     return drafts
 
 
-def _ranked(texts: Mapping[int, HeadsDrafter], shapes: Mapping[int, Structure]) -> dict[int, Draft]:
-    """Draft ranked tokens on one topology for several texts."""
-    first, tree = next(iter(texts.values())), next(iter(shapes.values())).tree
-    tokens = first.choices.first(*_before(texts), tree)  # [B, N]
-    drafts: dict[int, Draft] = {}
-    for slot, row in zip(texts, tokens, strict=True):
-        ranks = sibling_ranks(tree, shapes[slot].rows is not None)
-        drafts[slot] = Draft(row, tree, source=tuple(Source(first.strategy, rank) for rank in ranks))
-    return drafts
-
-
-def _grown(texts: Mapping[int, HeadsDrafter], shapes: Mapping[int, Structure]) -> dict[int, Draft]:
+def _grown(
+    texts: Mapping[int, HeadsDrafter], shapes: Mapping[int, Structure], states: Tensor, roots: Tensor
+) -> dict[int, Draft]:
     """Draft for several texts level by level, each by the tokens of the levels above; all shapes are equally deep."""
     first, shape = next(iter(texts.values())), next(iter(shapes.values()))
-    states, roots = _before(texts)
     after = first.choices.laws(states, shape.gamma, first.standardise(shape))
     places = {slot: place for place, slot in enumerate(texts)}
 
@@ -236,11 +219,3 @@ def _grown(texts: Mapping[int, HeadsDrafter], shapes: Mapping[int, Structure]) -
         for slot, text in texts.items()
     }
     return {slot: texts[slot].checked(draft) for slot, draft in grow_together(growths, laws).items()}
-
-
-def _before(texts: Mapping[int, HeadsDrafter]) -> tuple[Tensor, Tensor]:
-    """Return the states [B, D] and the roots [B] of texts that have begun."""
-    states = [text.state for text in texts.values() if text.state is not None]
-    # Filled there: a copy would wait for the device.
-    roots = [torch.full((1,), text.root, device=states[0].device) for text in texts.values()]
-    return torch.stack(states), torch.cat(roots)

@@ -1,6 +1,4 @@
-"""The part that drafters which look tokens up share: their proposals are plain numbers, and point masses. `TokenLookup`
-is that of drafters which rank a few tokens after the last one.
-"""
+"""The part that drafters which look tokens up share: their proposals are plain numbers, and point masses."""
 
 from abc import abstractmethod
 from collections.abc import Sequence

@@ -1,6 +1,4 @@
-"""Drafters made of other drafters: how a part is checked and built, what is recorded of several, and errors that name a
-part's keys where these stand in the configuration.
-"""
+"""Drafters made of other drafters: how a part is checked and built, and what is recorded of several."""
 
 import hashlib
 import re
@@ -19,13 +17,8 @@ from specdec.targets.base import Target
 
 @contextmanager
 def named_below(place: str, group: str = "drafter") -> Iterator[None]:
-    """Rename the keys in errors of a part: what it calls `drafter.model` is `drafter.PLACE.model` in the drafter with
-    that part at `place`.
-
-    Args:
-        group: what the part calls itself.
-    Raises:
-        UsageError: the one raised within, with the keys renamed.
+    """Rename the keys in a UsageError of a part: what it calls `GROUP.model` is `drafter.PLACE.model` in the drafter
+    with that part at `place`.
     """
     try:
         yield
@@ -43,12 +36,10 @@ def checked_part(place: str, values: Mapping[str, Any]) -> None:
     with named_below(place):
         drafters.config(values)
     can = drafters.get(values["name"]).capabilities
-    fault = ""
-    if can.needs_reference:
-        fault = "it reads a recorded text of the target, which a part of another drafter is not given"
-    elif not can.lossless:
+    if can.needs_reference or not can.lossless:
         fault = "it makes the output depart from the target's"
-    if fault:
+        if can.needs_reference:
+            fault = "it reads a recorded text of the target, which a part of another drafter is not given"
         raise UsageError(f"Bad value drafter.{place}.name={values['name']}: {fault}; use another drafter.")
 
 

@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from specdec.compiled.draft_loop import Choice
+from specdec.compiled.draft_loop import Choice, joined
 from specdec.drafters.base.contract import Drafter
 from specdec.errors import NumericsError
 from specdec.records import Draft
@@ -21,20 +21,13 @@ Drafts = Literal["sampled", "greedy"]
 
 @dataclass
 class GrowingChain:
-    """A chain that is being drafted token by token.
-
-    Attributes:
-        gamma, threshold: when it ends (`Structure.threshold`).
-        uniforms: the numbers [gamma] that it is drawn with; None where it is greedy.
-        choices: its tokens so far.
-        chance: the network's chance of all of them.
-    """
+    """A chain that is being drafted token by token."""
 
     gamma: int
     threshold: float
-    uniforms: Tensor | None
+    uniforms: Tensor | None  # the numbers [gamma] that it is drawn with; None where it is greedy
     choices: list[Choice] = field(default_factory=list)
-    chance: float = 1.0
+    chance: float = 1.0  # the network's, of all tokens so far
 
     @property
     def next_uniform(self) -> Tensor | None:
@@ -59,9 +52,6 @@ class NetworkDrafter(Drafter):
 
     Class attributes:
         not_finite: the sentence of the error that ends a run whose q is not finite.
-
-    Attributes:
-        sampling: makes laws of logits: the target's, or the greedy one.
     """
 
     not_finite: ClassVar[str] = (
@@ -97,6 +87,14 @@ class NetworkDrafter(Drafter):
         if not self._greedy:
             uniforms = torch.rand(gamma, generator=self.generator, device=self._device, dtype=torch.float64)
         return GrowingChain(gamma, threshold, uniforms)
+
+    def drafted(self, chain: GrowingChain, logits: Tensor, after: Callable[[Tensor], Tensor]) -> Choice:
+        """Draft a chain by the logits [1, V] after the root, and by those that `after` gives of each token [1] read."""
+        while True:
+            choice = self.choose(logits, chain.next_uniform)
+            if not chain.goes_on(choice, logits):
+                return joined(chain.choices)
+            logits = after(choice.read)
 
     def choose(self, logits: Tensor, uniform: Tensor | None) -> Choice:
         """Choose the next token of each of B texts by logits [B, V] over the target's tokens.

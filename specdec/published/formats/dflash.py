@@ -134,7 +134,7 @@ def _network(reading: Reading, target: Target, options: dict[str, Any], boundari
     confidence = [name for name in reading.places if name.startswith("confidence_head.proj.")]
     if confidence:
         logger.info("%s has a confidence head, which is not read: `structure` says how long a draft is.", files)
-    own_output = reading.has("lm_head.weight")
+    own_output = "lm_head.weight" in reading.places
     drafted = reading.shape("lm_head.weight")[0] if own_output else size
     values |= {
         "form": "dflash",
@@ -143,7 +143,7 @@ def _network(reading: Reading, target: Target, options: dict[str, Any], boundari
         "target_hidden": values["hidden"],
         "draft_vocabulary": drafted if drafted != size else None,
         "own_output": own_output,
-        "own_embedding": reading.has("embed_tokens.weight"),
+        "own_embedding": "embed_tokens.weight" in reading.places,
         "block": block,
         "mask_token": token,
         "shifted": options.get("sample_from_anchor", dspark),

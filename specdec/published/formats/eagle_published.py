@@ -1,4 +1,6 @@
-"""EAGLE-1, EAGLE-2 (the same files) and EAGLE-3 as their authors, SpecForge and ModelOpt publish them."""
+"""EAGLE-1, EAGLE-2 (the same files) and EAGLE-3 as their authors, SpecForge and ModelOpt publish them, and as
+`speculators` writes them: the decoder's config apart, and layers counted by their inputs.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,8 +30,7 @@ class Eagle1(EagleFormat):
         )
 
     def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
-        refuse_layers(files, layers)
-        return eagle1_network(Reading(files, files.config), target, bool(files.config.get("bias")))
+        return _eagle1_network(Reading(files, files.config), target, layers, bool(files.config.get("bias")))
 
 
 @formats.register("EAGLE-3")
@@ -63,7 +64,70 @@ class Eagle3(EagleFormat):
         flags["own_embedding"] = files.config.get("target_hidden_size") is not None  # the target's has another width
         reading = Reading(files, files.config, {"midlayer.": "layers.0."})
         numbers = flags.pop("eagle_aux_hidden_state_layer_ids")
-        return eagle3_network(reading, target, flags, numbers, layers, inputs=False)
+        return _eagle3_network(reading, target, flags, numbers, layers, inputs=False)
+
+
+@formats.register("speculators eagle")
+class SpeculatorsEagle(EagleFormat):
+    """EAGLE-1 under other names, as the converter of speculators up to v0.6 writes it."""
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return files.config.get(SPECULATORS) == "eagle"
+
+    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
+        if files.setting("layernorms", bool, False):
+            raise ModelLoadError(
+                f"{files} has layernorms=true, which is not read: it is not established what its extra norms apply to."
+            )
+        renamed = {"fusion_fc.": "fc.", "transformer.": "layers.0."}
+        reading = Reading(files, files.setting("transformer_layer_config", dict), renamed)
+        return _eagle1_network(reading, target, layers, files.setting("fusion_bias", bool, False))
+
+
+@formats.register("speculators eagle3")
+class SpeculatorsEagle3(EagleFormat):
+    """EAGLE-3, with flags for its variants, and EAGLE-3.1 (`norm_output`)."""
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return files.config.get(SPECULATORS) == "eagle3" and "mask_hidden" not in files.tensors
+
+    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
+        if files.config.get("norm_before_residual") is None:
+            raise ModelLoadError(
+                f"{files} has no norm_before_residual in its config.json, for which speculators takes false and vLLM "
+                "true: write it there."
+            )
+        return _network(files, target, layers, {})
+
+
+@formats.register("P-EAGLE")
+class ParallelEagle(EagleFormat):
+    """EAGLE-3 with mask tokens, which drafts all tokens in one pass, in the format of speculators (2602.01469)."""
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        kind = files.config.get(SPECULATORS)
+        return kind == "peagle" or kind == "eagle3" and "mask_hidden" in files.tensors
+
+    def load(self, files: CheckpointFiles, target: Target, layers: Sequence[int] | None) -> FeatureNetwork:
+        token, size = files.setting("mask_token_id", int), len(target.hidden.output_layer)
+        if not 0 <= token < size:
+            raise ModelLoadError(f"{files} has mask_token_id={token}, which is no token of {size}: use its own target.")
+        return _network(files, target, layers, {"mask_token": token, "own_embedding": True})
+
+
+def _network(
+    files: CheckpointFiles, target: Target, layers: Sequence[int] | None, flags: dict[str, Any]
+) -> FeatureNetwork:
+    """Return the network of an EAGLE-3 decoder's config with the flags that stand beside it, and more of them."""
+    decoder: dict[str, Any] = files.setting("transformer_layer_config", dict)
+    width = files.config.get("target_hidden_size")
+    if width is not None:
+        decoder = {**decoder, "target_hidden_size": width}
+        flags = {"own_embedding": True, **flags}
+    keys = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+    flags = flags | {key: files.setting(key, bool, False) for key in keys}
+    numbers = files.config.get("eagle_aux_hidden_state_layer_ids")
+    return _eagle3_network(Reading(files, decoder), target, flags, numbers, layers, inputs=True)
 
 
 _FLAGS = (
@@ -76,28 +140,26 @@ _FLAGS = (
 )
 
 
-def refuse_layers(files: CheckpointFiles, layers: Sequence[int] | None) -> None:
-    """Refuse `drafter.layers` for a network that reads what the target's output layer reads."""
-    if layers is not None:
-        raise ModelLoadError(f"{files} reads the state that the target's output layer reads: set drafter.layers=null.")
+def _eagle1_network(reading: Reading, target: Target, layers: Sequence[int] | None, fc_bias: bool) -> FeatureNetwork:
+    """Return a network of the EAGLE-1 form; where `fc_bias` is false, the tensors tell whether `fc` has a bias.
 
-
-def eagle1_network(reading: Reading, target: Target, fc_bias: bool) -> FeatureNetwork:
-    """Return a network of the EAGLE-1 form.
-
-    Args:
-        fc_bias: the config says that `fc` has a bias; otherwise the tensors tell.
     Raises:
-        ModelLoadError: see `Reading.network`.
+        ModelLoadError: layers are given, though it reads what the target's output layer reads; see `Reading.network`.
     """
+    if layers is not None:
+        raise ModelLoadError(
+            f"{reading.files} reads the state that the target's output layer reads: set drafter.layers=null."
+        )
     if reading.number("num_hidden_layers", 1) != 1:
         raise ModelLoadError(f"{reading.files} has several layers: an EAGLE-1 network has one.")
     values = reading.decoder()
     values |= {"form": "eagle1", "boundaries": [], "target_hidden": values["hidden"], "own_output": False}
-    return reading.network(target, values | {"fc_bias": fc_bias or reading.has("fc.bias")}, ["embed_tokens.weight"])
+    return reading.network(
+        target, values | {"fc_bias": fc_bias or "fc.bias" in reading.places}, ["embed_tokens.weight"]
+    )
 
 
-def boundaries_of(files: CheckpointFiles, numbers: Any, features: int, depth: int, inputs: bool) -> list[int]:
+def _boundaries(files: CheckpointFiles, numbers: Any, features: int, depth: int, inputs: bool) -> list[int]:
     """Return the inputs of blocks that a checkpoint's layer numbers mean, for a target of `depth` blocks.
 
     A list that begins with 1 counts outputs of blocks, as SpecForge and ModelOpt do, so each stands for the input of
@@ -133,23 +195,17 @@ def boundaries_of(files: CheckpointFiles, numbers: Any, features: int, depth: in
     return list(numbers)
 
 
-def eagle3_network(
-    reading: Reading,
-    target: Target,
-    flags: dict[str, Any],
-    numbers: Any,
-    layers: Sequence[int] | None,
-    *,
-    inputs: bool,
+def _eagle3_network(
+    reading: Reading, target: Target, flags: dict[str, Any], numbers: Any, layers: Sequence[int] | None, *, inputs: bool
 ) -> FeatureNetwork:
     """Return a network of the EAGLE-3 form.
 
     Args:
-        numbers, inputs: the target's layers that the network reads, see `boundaries_of`.
+        numbers, inputs: the target's layers that the network reads, see `_boundaries`.
         layers: `drafter.layers`, which are boundaries and count instead; None for those of the config.
         flags: those of `EagleConfig`, None where the config has none; of norms before `fc` tensors then tell.
     Raises:
-        ModelLoadError: see `Reading.network` and `boundaries_of`.
+        ModelLoadError: see `Reading.network` and `_boundaries`.
     """
     files, values = reading.files, reading.decoder()
     width, depth = reading.number("target_hidden_size", values["hidden"]), target.hidden.layers
@@ -160,7 +216,7 @@ def eagle3_network(
     features = joined // width
     if layers is not None and len(layers) != features:
         raise ModelLoadError(f"Bad value drafter.layers={list(layers)}: {files} reads {features} layers.")
-    boundaries = boundaries_of(files, numbers, features, depth, inputs) if layers is None else list(layers)
+    boundaries = _boundaries(files, numbers, features, depth, inputs) if layers is None else list(layers)
     drafted = files.config.get("draft_vocab_size") or reading.shape("lm_head.weight")[0]
     reduced = drafted != vocabulary
     norms = {"norm_before_fc": "input_norm.weight", "fc_norm": "fc_norm.0.weight"}
@@ -170,11 +226,11 @@ def eagle3_network(
         "draft_vocabulary": drafted if reduced else None,
         "boundaries": boundaries,
         "target_hidden": width,
-        "fc_bias": bool(reading.config.get("bias")) or reading.has("fc.bias"),
+        "fc_bias": bool(reading.config.get("bias")) or "fc.bias" in reading.places,
         "norm_before_residual": bool(flags.get("norm_before_residual")),
         "norm_output": bool(flags.get("norm_output")),
-        "own_embedding": reading.has("embed_tokens.weight") or bool(flags.get("own_embedding")),
+        "own_embedding": "embed_tokens.weight" in reading.places or bool(flags.get("own_embedding")),
         "mask_token": flags.get("mask_token"),
-        **{key: reading.has(name) if flags.get(key) is None else bool(flags[key]) for key, name in norms.items()},
+        **{key: name in reading.places if flags.get(key) is None else bool(flags[key]) for key, name in norms.items()},
     }
     return reading.network(target, values, [] if reduced else ["d2t", "t2d"])

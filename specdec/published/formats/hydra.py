@@ -6,7 +6,7 @@ so that its layers have odd numbers.
 
 import logging
 import re
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -25,13 +25,14 @@ _EMBEDDING = "input_embed_fn.weight"
 _UNREAD = ("cross-attn", "eagle-attn")
 
 
-class _Layout(NamedTuple):
-    """The make of a file's heads."""
+class _Layout:
+    """The make of a file's heads, and its names of their tensors."""
 
-    heads: int
-    layers: int
-    grounded: bool
-    prefix: bool
+    def __init__(self, files: CheckpointFiles) -> None:
+        self.prefix = any(name.startswith(_PREFIX) for name in files.tensors)
+        count, last = (max(numbers) for numbers in zip(*files.numbered(_BLOCK), strict=True))
+        self.heads, self.layers = 1 + count, (last + 1) // 2 if self.prefix else last + 1
+        self.grounded = f"{self.block(0, 0)}.res_connection.weight" in files.tensors
 
     def block(self, head: int, layer: int) -> str:
         return f"hydra_mlp.{head}.{2 * layer + 1 if self.prefix else layer}"
@@ -44,15 +45,11 @@ class _Layout(NamedTuple):
         kind, rest = name.split(".", 1)
         if kind == "prefix":
             return _PREFIX + rest.removeprefix("model.")
+        head, rest = rest.split(".", 1)
         if kind == "outputs":
-            head, part = rest.split(".")
-            return f"{self.output(int(head))}.{part}"
-        head, layer, part = rest.split(".", 2)
+            return f"{self.output(int(head))}.{rest}"
+        layer, part = rest.split(".", 1)
         return f"{self.block(int(head), int(layer))}.{part}"
-
-    def read(self, head: int, layer: int, width: int) -> int:
-        """Return how many numbers a block reads."""
-        return width * (head + 2) if self.grounded and layer == 0 else width
 
 
 class _MlpHeads(NetworkFormat):
@@ -60,10 +57,10 @@ class _MlpHeads(NetworkFormat):
 
     def matches(self, files: CheckpointFiles) -> bool:
         read = files.numbered(_BLOCK) and files.config.get("hydra_head_arch") not in _UNREAD
-        return bool(read) and _layout(files).grounded == self.grounded
+        return bool(read) and _Layout(files).grounded == self.grounded
 
     def load(self, files: CheckpointFiles, target: Target) -> ResidualHeads:
-        layout = _layout(files)
+        layout = _Layout(files)
         width, vocabulary = files.rows(f"{layout.block(0, 0)}.linear.bias"), files.rows(f"{layout.output(0)}.bias")
         check_target(files, target, width=width, vocabulary=vocabulary)
         prefix = None
@@ -78,11 +75,12 @@ class _MlpHeads(NetworkFormat):
         with torch.device("meta"):
             if layout.prefix:
                 prefix = LlamaPrefix(target.model.config)
+            blocks = []
+            for head in range(layout.heads):  # the first block of a grounded one reads tokens too
+                read = width * (head + 2) if layout.grounded else width
+                blocks.append([ResidualBlock(width if layer else read, width) for layer in range(layout.layers)])
             heads = ResidualHeads(
-                [
-                    [ResidualBlock(layout.read(head, layer, width), width) for layer in range(layout.layers)]
-                    for head in range(layout.heads)
-                ],
+                blocks,
                 [nn.Linear(width, tokens) for _ in range(layout.heads)],
                 vocab_size=tokens,
                 embedding=target.hidden.embedding if layout.grounded else None,
@@ -125,11 +123,3 @@ class HydraAttention(CheckpointFormat):
 
     def matches(self, files: CheckpointFiles) -> bool:
         return files.config.get("hydra_head_arch") in _UNREAD
-
-
-def _layout(files: CheckpointFiles) -> _Layout:
-    places = files.numbered(_BLOCK)
-    prefix = any(name.startswith(_PREFIX) for name in files.tensors)
-    count, last = (max(numbers) for numbers in zip(*places, strict=True))
-    layout = _Layout(1 + count, (last + 1) // 2 if prefix else last + 1, False, prefix)
-    return layout._replace(grounded=f"{layout.block(0, 0)}.res_connection.weight" in files.tensors)

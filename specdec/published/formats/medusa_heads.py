@@ -1,4 +1,5 @@
-"""Medusa heads (2401.10774) as FasterDecoding published them: x + SiLU(W x + b), then an output layer without bias.
+"""Medusa heads (2401.10774) as FasterDecoding published them: x + SiLU(W x + b), then an output layer without bias; and
+as vLLM reads them: with or without the bias b, and perhaps fewer tokens to draft.
 
 Heads and layers are counted from the tensors: configs say 2 heads where files have 5, and the reference reads 5.
 """
@@ -9,18 +10,23 @@ from pathlib import Path
 from typing import ClassVar
 
 import torch
+from torch import Tensor, nn
 
 from specdec.config import validated
+from specdec.errors import ModelLoadError
+from specdec.heads.draft_heads import DraftHeads
 from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.network import Heads
 from specdec.published.checkpoint_files import CheckpointFiles
 from specdec.published.recognise import NetworkFormat, check_target, fill, formats, target_name, weights_of
+from specdec.published.residual_heads import ResidualBlock, ResidualHeads
 from specdec.targets.base import Target
 
 logger = logging.getLogger(__name__)
 
 _BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.(?:weight|bias)")
 _OUTPUT = re.compile(r"(\d+)\.(\d+)\.weight")
+_VLLM_BLOCK = re.compile(r"(?:medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.weight")
 
 
 class _MedusaHeads(NetworkFormat):
@@ -43,7 +49,7 @@ class _MedusaHeads(NetworkFormat):
                 return f"{prefix}{head}.{layers}.weight"
             return f"{prefix}{head}.{place[1]}.linear.{place[3]}"
 
-        heads = medusa_network(files.name, count, layers, "own" if own_outputs else "tied", target)
+        heads = _medusa_network(files.name, count, layers, "own" if own_outputs else "tied", target)
         others = tuple(name for name in files.tensors if not name.startswith(prefix))
         fill(heads, weights_of(files, heads, published, ignored=others), target)
         return heads
@@ -86,12 +92,8 @@ class Medusa2(_MedusaHeads):
         return super().load(files, target)
 
 
-def medusa_network(name: str, count: int, layers: int, outputs: str, target: Target) -> Heads:
-    """Return our network of Medusa heads, without weights.
-
-    Args:
-        outputs: `HeadsConfig.output`.
-    """
+def _medusa_network(name: str, count: int, layers: int, outputs: str, target: Target) -> Heads:
+    """Return our network of Medusa heads, without weights, with these `HeadsConfig.output`."""
     config = validated(
         HeadsConfig,
         dict(name=name, count=count, grounded=False, mixer="mlp", layers=layers, width=None)
@@ -103,3 +105,79 @@ def medusa_network(name: str, count: int, layers: int, outputs: str, target: Tar
         heads = Heads(config, embedding.to("meta"), output.to("meta"))
     heads.rebind(embedding, output)
     return heads
+
+
+@formats.register("Medusa for vLLM")
+class MedusaVllm(NetworkFormat):
+    """Heads named `blocks.{i}.layers.{j}` and `lm_heads.{i}`. With a `token_map`, row r of an output layer is for the
+    token token_map[r], and tokens that are not in it cannot be drafted.
+    """
+
+    drafters = ("medusa", "blockwise")
+
+    def matches(self, files: CheckpointFiles) -> bool:
+        return bool(files.numbered(_VLLM_BLOCK))
+
+    def load(self, files: CheckpointFiles, target: Target) -> DraftHeads:
+        recorded, vocabulary = (files.setting(key, int, 0) or None for key in ("hidden_size", "vocab_size"))
+        check_target(files, target, width=recorded, vocabulary=vocabulary)
+        if files.config.get("logit_scale", 1.0) != 1.0:
+            raise ModelLoadError(f"{files} scales its logits (logit_scale in its config.json), which is not read.")
+        prefix = "medusa_heads." if any(name.startswith("medusa_heads.") for name in files.tensors) else ""
+        count, layers = (1 + max(numbers) for numbers in zip(*files.numbered(_VLLM_BLOCK), strict=True))
+        outputs = [f"{prefix}lm_heads.{head}.weight" for head in range(count)]
+        if files.setting("original_lm_head", bool, False):  # one for all heads
+            shared = f"{prefix}lm_head.weight"
+            outputs = [shared if shared in files.tensors else outputs[0]]
+        token_map = _token_map(files, f"{prefix}token_map", target.vocab_size)
+        tokens, width = target.hidden.output_layer.shape
+        if token_map is None:
+            output = "own" if len(outputs) == count else "shared"
+            heads: DraftHeads = _medusa_network(files.name, count, layers, output, target)
+        else:
+            with torch.device("meta"):
+                heads = ResidualHeads(
+                    [[ResidualBlock(width, width) for _ in range(layers)] for _ in range(count)],
+                    [nn.Linear(width, len(token_map), bias=False) for _ in outputs],
+                    vocab_size=tokens,
+                    token_map=token_map,
+                )
+
+        def published(name: str) -> str:  # heads.0.blocks.1.inner.bias, blocks.0.1.linear.bias, outputs.0[.weight]
+            head, *layer = [int(part) for part in name.split(".") if part.isdigit()]
+            if not layer:
+                return outputs[head]
+            return f"{prefix}blocks.{head}.layers.{layer[0]}.{name.rpartition('.')[2]}"
+
+        shapes: dict[str, tuple[int, ...] | None] = {}  # of what the file may have otherwise
+        optional = {}
+        if token_map is not None:
+            optional[f"{prefix}token_map"] = tuple(token_map.shape)
+            if files.rows(outputs[0]) == tokens:  # rows of all tokens, not of the drafted ones alone
+                shapes |= {f"outputs.{place}.weight": (tokens, width) for place in range(len(outputs))}
+        biases = [name for name in heads.state_dict() if name.endswith(".bias")]
+        if f"{prefix}blocks.0.layers.0.bias" not in files.tensors:
+            shapes |= dict.fromkeys(biases)
+        weights = weights_of(files, heads, published, shapes, optional)
+        weights |= {name: torch.zeros(width) for name in biases if name not in weights}
+        if token_map is not None:
+            weights |= {name: weights[name][token_map] for name, shape in shapes.items() if shape is not None}
+        fill(heads, weights, target)
+        return heads
+
+
+def _token_map(files: CheckpointFiles, name: str, vocabulary: int) -> Tensor | None:
+    """Return the tokens that can be drafted; None for all."""
+    truncated = files.setting("truncated_vocab_size", int, vocabulary)
+    if name not in files.tensors:
+        if truncated != vocabulary:
+            raise ModelLoadError(
+                f"{files} drafts {truncated:,} of {vocabulary:,} tokens (truncated_vocab_size) and lacks the "
+                "token_map that says which: get the checkpoint as it was published."
+            )
+        return None
+    tokens = files.tensor(name)
+    whole = not tokens.is_floating_point() and tokens.dim() == 1 and len(tokens) == len(tokens.unique())
+    if not whole or not len(tokens) or tokens.min() < 0 or tokens.max() >= vocabulary:
+        raise ModelLoadError(f"{files} has a token_map that is not a list of different tokens below {vocabulary:,}.")
+    return tokens.long()

@@ -15,23 +15,14 @@ from specdec.targets.base import Target
 
 
 class Layout(NamedTuple):
-    """The names of a family's heads.
+    """The names of a family's heads."""
 
-    Attributes:
-        families: who publishes them so.
-        projection: the name of the projection, whose group, where there is one, is the beginning of a head's names.
-        parts: the network's parts of a head that have other names -> these names.
-        shared: beginning of the names that all heads share, in place of each head's own; "" where nothing is shared.
-        copies: endings of tensors that copy the target's embeddings and output layer, and are not read.
-        hidden_first: see `MtpNetwork`.
-    """
-
-    families: str
-    projection: re.Pattern[str]
-    parts: dict[str, str]
-    shared: str = ""
-    copies: tuple[str, ...] = ()
-    hidden_first: bool = False
+    families: str  # who publishes them so
+    projection: re.Pattern[str]  # its name, whose group, where there is one, is the beginning of a head's names
+    parts: dict[str, str]  # the network's parts of a head that have other names -> these names
+    shared: str = ""  # beginning of the names that all heads share, in place of each head's own
+    copies: tuple[str, ...] = ()  # endings of tensors that copy the target's embeddings and output layer: not read
+    hidden_first: bool = False  # see `MtpNetwork`
 
 
 LAYOUTS = (
@@ -124,17 +115,15 @@ class MtpModule(NetworkFormat):
         vocabulary = tuple(target.hidden.output_layer.shape)
         demand_exactly(heads, shapes, {begin + end: vocabulary for begin in begun for end in layout.copies})
         # 3. What is added to the scores of experts stays in its own precision, as in the target.
-        dtype, found = target.hidden.output_layer.dtype, files.read(shapes)
-        weights = {
-            own: found[place] if isinstance(place, str) else _stacked(found, place) for own, place in places.items()
-        }
-        network.load_state_dict(
-            {
-                own: weight.to(target.device, None if own.endswith("e_score_correction_bias") else dtype)
-                for own, weight in weights.items()
-            },
-            assign=True,
-        )
+        dtype, found, weights = target.hidden.output_layer.dtype, files.read(shapes), dict[str, Tensor]()
+        for own, place in places.items():
+            if isinstance(place, str):
+                weight = found[place]
+            else:  # [experts, rows, columns], the matrices of each expert joined along their rows
+                weight = torch.stack([torch.cat([found[each] for each in of_expert]) for of_expert in place])
+            kept = own.endswith("e_score_correction_bias")
+            weights[own] = weight.to(target.device, weight.dtype if kept else dtype)
+        network.load_state_dict(weights, assign=True)
         return network.to(target.device)
 
 
@@ -154,8 +143,3 @@ def _expert_names(name: str, weight: Tensor) -> dict[tuple[str, ...], tuple[int,
     experts, rows, columns = weight.shape
     shape = (rows // len(kinds), columns)
     return {tuple(f"{begin}.experts.{expert}.{each}.weight" for each in kinds): shape for expert in range(experts)}
-
-
-def _stacked(found: dict[str, Tensor], names: list[list[str]]) -> Tensor:
-    """Return one tensor [experts, rows, columns] of the matrices of each expert, joined along their rows."""
-    return torch.stack([torch.cat([found[each] for each in of_expert]) for of_expert in names])

@@ -62,7 +62,7 @@ def mask_token_of(files: CheckpointFiles, given: int | None) -> int:
 
 
 def _is_language_model(files: CheckpointFiles) -> bool:
-    """Return whether no tensor belongs to a drafter that reads the target's features in a decoder layer of its own."""
+    # No tensor belongs to a drafter that reads the target's features in a decoder layer of its own.
     return SPECULATORS not in files.config and not {"fc.weight", "mask_hidden"} & files.tensors.keys()
 
 

@@ -31,8 +31,6 @@ _CHARACTERS = 16  # of a text that are tokenised for each token of a passage: no
 
 @typed
 class CalibrationTextConfig:
-    """The keys of a drafter that compares parts of the target with the whole."""
-
     corpus: Annotated[str, Field(min_length=1)] | None
     field: Annotated[str, Field(min_length=1)] | None
     passages: AtLeastOne
@@ -57,27 +55,12 @@ def own_model(target: Target, drafter: str) -> Causal:
 
 @dataclass(frozen=True)
 class Worth:
-    """The worth of a model as a drafter.
+    """The worth of a model as a drafter (Leviathan et al. 2211.17192, Theorem 3.8)."""
 
-    Attributes:
-        alpha: mean chance that a token of its draft is accepted, over the calibration text.
-        cost: operations of one of its tokens over those of the target's.
-        gamma, speedup: the draft length of 1 to 16 with the largest Omega / (1 + gamma cost), and that value
-            (Leviathan et al. 2211.17192, Theorem 3.8).
-    """
-
-    alpha: float
-    cost: float
-    gamma: int
-    speedup: float
-
-    @classmethod
-    def at(cls, alpha: float, cost: float) -> "Worth":
-        """Return the worth at the best draft length."""
-        gammas = np.arange(1, _LONGEST + 1)
-        values = np.asarray(speedup(alpha, gammas, cost))
-        best = int(values.argmax())
-        return cls(alpha, cost, int(gammas[best]), float(values[best]))
+    alpha: float  # mean chance that a token of its draft is accepted, over the calibration text
+    cost: float  # operations of one of its tokens over those of the target's
+    gamma: int  # the draft length of 1 to 16 with the largest Omega / (1 + gamma cost)
+    speedup: float  # that value
 
 
 class CalibrationText:
@@ -85,7 +68,6 @@ class CalibrationText:
     and corpus, the passages are random tokens, the same in every run.
 
     Attributes:
-        model, name: of the target.
         about: what determines the text, beside the target's weights: JSON values.
     """
 
@@ -100,7 +82,7 @@ class CalibrationText:
                 f"than the {target.context_length} tokens of the target's context; lower one of them."
             )
         self.model, self.name = target.model, target.name
-        self._sampling, self._context, self._count = target.sampling, config.context, config.tokens
+        self._config, self._target = config, target
         random = config.corpus is None and target.tokenizer is None
         self._corpus = None if random else open_corpus(config.corpus, config.field)
         self.about: dict[str, Any] = {
@@ -112,14 +94,16 @@ class CalibrationText:
             },
             "dtype": str(target.model.dtype).removeprefix("torch."),
         }
-        self._config, self._target = config, target
 
     @torch.inference_mode()
     def worth(self, model: Any) -> Worth:
         """Return the worth of another model over the target's tokens. One pass over the text, without a cache."""
         text, p = self.text
-        alpha = float(torch.minimum(p, self._laws(model, text)).sum(-1).mean())
-        return Worth.at(min(alpha, 1.0), flops_per_token(model) / flops_per_token(self.model))
+        alpha = min(float(torch.minimum(p, self._laws(model, text)).sum(-1).mean()), 1.0)
+        cost = flops_per_token(model) / flops_per_token(self.model)
+        values = np.asarray(speedup(alpha, np.arange(1, _LONGEST + 1), cost))
+        best = int(values.argmax())
+        return Worth(alpha, cost, best + 1, float(values[best]))
 
     @cached_property
     def text(self) -> tuple[Tensor, Tensor]:
@@ -131,18 +115,19 @@ class CalibrationText:
         generator = generator_for(0, "calibration", "continuation", passages.device)
         text, tokens, cache = passages, passages, None
         shorter = "drafter.tokens=N and drafter.passages=N write less"
-        with stage("writing calibration text", total=self._count, told=False, shorter=shorter) as under_way:
-            for _ in range(self._count):
+        count, sampling = self._config.tokens, self._target.sampling
+        with stage("writing calibration text", total=count, told=False, shorter=shorter) as under_way:
+            for _ in range(count):
                 output = self.model(input_ids=tokens, use_cache=True, **{CACHE: cache})
                 cache = output[CACHE]
-                tokens = sample(probabilities(output.logits[:, -1], self._sampling), generator).unsqueeze(-1)
+                tokens = sample(probabilities(output.logits[:, -1], sampling), generator).unsqueeze(-1)
                 text = torch.cat([text, tokens], -1)
                 under_way.advance()
         return text, self._laws(self.model, text)
 
     def _laws(self, model: Any, text: Tensor) -> Tensor:
-        logits = model(input_ids=text[:, :-1], use_cache=False).logits[:, self._context - 1 :]
-        return probabilities(logits, self._sampling)
+        logits = model(input_ids=text[:, :-1], use_cache=False).logits[:, self._config.context - 1 :]
+        return probabilities(logits, self._target.sampling)
 
     def _passages(self) -> list[list[int]]:
         config, target = self._config, self._target
