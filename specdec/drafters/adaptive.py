@@ -56,8 +56,6 @@ class Adaptive(Wrapper):
     the tokens before a position, but a drawn token is never withdrawn, which would bias sampling.
     `heuristic` (transformers' assisted generation): `length` in the first round of a text, 2 more after a round whose
     tokens were all accepted, 1 fewer after a rejection, at least 1 and at most gamma.
-
-    Both lengths depend on the rounds before, or on the tokens drawn, so the replay is the copying one.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="copying")

@@ -109,8 +109,7 @@ class Cascade(Drafter):
     rule gives it the target's law whatever was before; by induction over rounds the text has the target's law. A choice
     that looked at the tokens drawn in this round would bias them.
 
-    Every drafter is told of every round, whoever drafted it. Sources are those of the drafter that was asked, and q is
-    what it says. Rows and trees where all parts fill them.
+    Every drafter is told of every round, whoever drafted it; sources and q are those of the one that was asked.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="copying")

@@ -55,8 +55,7 @@ class CorpusNgram(Drafter):
     q is that law, standardised as the target's logits are; under greedy its argmax is proposed (a point mass). Children
     in rows and trees are drawn from q as `siblings` says; under greedy they are ranked by likelihood (see `grow`). A
     draft token costs a few binary searches and passes over the vocabulary, and no model. Needs a corpus and, for text,
-    the target's tokenizer. Fitted models are kept in `cache_dir`. A proposal depends only on the text before it, so the
-    replay is position-wise.
+    the target's tokenizer. Fitted models are kept in `cache_dir`.
     """
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="position")
@@ -80,7 +79,30 @@ class CorpusNgram(Drafter):
 
     @classmethod
     def from_config(cls, config: CorpusNgramConfig, target: Target) -> "CorpusNgram":
-        return cls(_fitted(config, target), config.order, config.siblings, target, config.name)
+        """
+        Raises:
+            UsageError: see `open_corpus`, `tokenize` and `made_once`.
+        """
+        corpus = open_corpus(config.corpus, config.field)
+
+        def fit() -> NgramTable:
+            logger.info("Fitting an n-gram model of order %d on %s", config.order, corpus.name)
+            stream = tokenize(corpus, target.tokenizer, target.vocab_size)
+            return NgramTable.fit(stream, target.vocab_size, config.order, config.discount)
+
+        if config.cache_dir is None:
+            table = fit()
+        else:
+            key = f"{corpus.digest()}/{tokenizer_digest(target.tokenizer)}/{target.vocab_size}/{config.order}"
+            table = made_once(
+                config.cache_dir,
+                key,
+                "n-gram model",
+                fit,
+                lambda path, table: table.save(path),
+                lambda path: NgramTable.load(path, config.discount),
+            )
+        return cls(table, config.order, config.siblings, target, config.name)
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._context, self._generator = self._last(tuple(text.prompt)), text.generator
@@ -151,29 +173,3 @@ class CorpusNgram(Drafter):
         if token is None:
             token = self._greedy[context] = int(self._table.law(context).argmax())
         return token
-
-
-def _fitted(config: CorpusNgramConfig, target: Target) -> NgramTable:
-    """Return the model of the configured corpus, from the cache if it is there.
-
-    Raises:
-        UsageError: see `open_corpus`, `tokenize` and `made_once`.
-    """
-    corpus = open_corpus(config.corpus, config.field)
-
-    def fit() -> NgramTable:
-        logger.info("Fitting an n-gram model of order %d on %s", config.order, corpus.name)
-        stream = tokenize(corpus, target.tokenizer, target.vocab_size)
-        return NgramTable.fit(stream, target.vocab_size, config.order, config.discount)
-
-    if config.cache_dir is None:
-        return fit()
-    key = f"{corpus.digest()}/{tokenizer_digest(target.tokenizer)}/{target.vocab_size}/{config.order}"
-    return made_once(
-        config.cache_dir,
-        key,
-        "n-gram model",
-        fit,
-        lambda path, table: table.save(path),
-        lambda path: NgramTable.load(path, config.discount),
-    )

@@ -17,15 +17,7 @@ from specdec.drafters.base.network_drafter import Drafts
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.models.decoder import Decoder
-from specdec.models.partial import (
-    KINDS,
-    ModelPart,
-    block_parts,
-    blocks_of,
-    parse_parts,
-    partial_model,
-    written_parts,
-)
+from specdec.models.partial import KINDS, ModelPart, block_parts, blocks_of, parse_parts, partial_model, written_parts
 from specdec.ngrams.cache_folder import made_once
 from specdec.progress import stage
 from specdec.structures.base import EVERY_STRUCTURE
@@ -77,8 +69,7 @@ class LayerSkip(SmallModel):
 
     Behind the first skipped layer, keys and values are not the target's, so the drafter has a cache of its own for the
     layers that are left, and prefills it. It is rolled back to the committed text as that of any model that drafts.
-    (The paper's code lets the drafter read the target's cache, which makes what is proposed depend on where the round
-    began.) So a proposal depends on the text alone, and the replay is position-wise.
+    (The paper's code lets the drafter read the target's cache, so that a proposal depends on where the round began.)
     """
 
     capabilities = DrafterCapabilities(

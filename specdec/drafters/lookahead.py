@@ -28,28 +28,6 @@ class LookaheadConfig:
     pool_from_prompt: bool
 
 
-class RecentPool:
-    """Keeps, for each first token, the continuations that were seen last (the n-gram pool of Lookahead decoding, Fu et
-    al. 2402.02057, section 3.2).
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most  # continuations kept for each first token
-        self._latest: dict[int, dict[tuple[int, ...], None]] = {}  # in the order in which they were seen
-
-    def add(self, first: int, continuation: Sequence[int]) -> None:
-        """Take note of an n-gram. One that is known becomes the latest; the oldest goes where there are too many."""
-        known, seen = self._latest.setdefault(first, {}), tuple(continuation)
-        known.pop(seen, None)
-        known[seen] = None
-        if len(known) > self._most:
-            del known[next(iter(known))]
-
-    def after(self, first: int) -> list[tuple[int, ...]]:
-        """Return the continuations of `first`, latest first."""
-        return list(reversed(self._latest.get(first, {})))
-
-
 @drafters.register("lookahead")
 class Lookahead(Lookup):
     """Runs Jacobi iterations over a window of coming positions and offers the n-grams that they wrote earlier (Fu et
@@ -67,11 +45,10 @@ class Lookahead(Lookup):
     position, however many were committed. At the start the window is row 0 alone, W+N-3 tokens of the prompt. In each
     of the next N-2 rounds it gets a row and loses a column, the leftmost.
 
-    Differences from the authors' program: guesses of the window may be accepted like candidates, because they are
-    verified all the same. Equal tokens below one parent are one node. Row 0 begins with the prompt's tokens in turn,
-    where theirs are drawn. Candidates may be offered while the window fills, if the prompt gave any. End tokens stay in
-    the window. All N-1 tokens of a candidate can be accepted. With `pool_from_prompt` the n-grams of prompt and output
-    go into the pool too, as theirs do.
+    Differences from the authors' program: guesses of the window may be accepted like candidates. Equal tokens below one
+    parent are one node. Row 0 begins with the prompt's tokens in turn, where theirs are drawn. Candidates are offered
+    while the window fills. End tokens stay in the window. All N-1 tokens of a candidate can be accepted. As theirs,
+    `pool_from_prompt` puts the n-grams of prompt and output into the pool too.
 
     The structure gives the limits, not the topology. Where it is too small for all, candidates go before columns and
     columns from left to right. A column that is left out keeps its last token for its next one, and gives no n-gram.
@@ -97,7 +74,8 @@ class Lookahead(Lookup):
     def _begin(self, prompt: Sequence[int]) -> None:
         self._root = prompt[-1]
         self._rows = [list(islice(cycle(prompt), self._window + self._ngram - 3))]
-        self._pool = RecentPool(self._candidates)
+        # For each first token, the continuations that were seen last, in the order in which they were seen.
+        self._pool: dict[int, dict[tuple[int, ...], None]] = {}
         self._latest = list(prompt[-self._ngram :])  # tokens of the text
         self._drafted: Draft | None = None
         self._ends: list[int | None] = []  # last nodes of the columns of that draft; None for a column left out
@@ -123,8 +101,15 @@ class Lookahead(Lookup):
         self._begin(text.prompt)
         if self._pool_from_prompt:
             for place in range(len(text.prompt) - self._ngram + 1):
-                first, *others = text.prompt[place : place + self._ngram]
-                self._pool.add(first, others)
+                self._note(text.prompt[place : place + self._ngram])
+
+    def _note(self, ngram: Sequence[int]) -> None:
+        """Keep an n-gram. One that is known becomes the latest; the oldest goes where there are too many."""
+        known, seen = self._pool.setdefault(ngram[0], {}), tuple(ngram[1:])
+        known.pop(seen, None)
+        known[seen] = None
+        if len(known) > self._candidates:
+            del known[next(iter(known))]
 
     def draft(self, structure: Structure) -> Draft:
         self._drafted = super().draft(structure)
@@ -132,7 +117,7 @@ class Lookahead(Lookup):
 
     def propose(self, structure: Structure) -> Proposal:
         tree = PathTree(structure.nodes, structure.gamma, structure.branches)
-        for rank, candidate in enumerate(self._pool.after(self._root)):
+        for rank, candidate in enumerate(reversed(self._pool.get(self._root, {}))):
             tree.add(candidate[: structure.gamma], Source("pool", rank))
         self._ends = [tree.add(path, Source("window", column)) for column, path in enumerate(self._columns())]
         return tree.proposal()
@@ -156,7 +141,7 @@ class Lookahead(Lookup):
             results.append(choices[end + 1])
             if full:
                 above = first[column - 1] if column else self._root
-                self._pool.add(above, [*(row[column] for row in others), results[-1]])
+                self._note([above, *(row[column] for row in others), results[-1]])
         if full:
             self._rows = [*others, results]
             self._rows[0] = self._rows[0][1:]
@@ -167,5 +152,5 @@ class Lookahead(Lookup):
         for token in tokens:
             self._latest = [*self._latest, token][-self._ngram :]
             if self._pool_from_prompt and len(self._latest) == self._ngram:
-                self._pool.add(self._latest[0], self._latest[1:])
+                self._note(self._latest)
         self._root = tokens[-1]

@@ -80,8 +80,7 @@ class ModelBigram(TokenLookup):
     takes the choice of its rank among its siblings, after its parent. A draft costs a few list look-ups and no model.
 
     Needs the target's model, or `drafter.model` for a target that has none; a target with an explicit law of few tokens
-    is asked for that. Tables of models are kept in `cache_dir`. With `extend=chain` a token depends only on the text
-    before it, so the replay is position-wise; with `extend=greedy` it depends on where the round began.
+    is asked for that. Tables of models are kept in `cache_dir`.
     """
 
     strategy = "model_bigram"

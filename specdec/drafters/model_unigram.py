@@ -44,8 +44,7 @@ class ModelUnigram(TokenLookup):
 
     Deterministic: q is a point mass. Row j begins with the token of rank j, and all that follows is the token of rank
     0; children in a tree are the first ranks, whatever their parent is. A draft costs nothing but copying; making the
-    table costs two passes over the embeddings and over as much of the corpus as `calibration` says. A proposal depends
-    on nothing, so the replay is position-wise.
+    table costs two passes over the embeddings and over as much of the corpus as `calibration` says.
 
     Attributes:
         sign: the end of the ranking that is used: "smallest" scores first, or "largest".

@@ -27,8 +27,7 @@ from specdec.tree_building.possible_rounds import (
     tree_rounds,
 )
 
-Matches = Sequence[Sequence[int]]
-"""The positions of the text that followed a match, for each match length, latest first."""
+Matches = Sequence[Sequence[int]]  # for each match length, the positions that followed a match, latest first
 
 
 @typed
@@ -64,8 +63,7 @@ class Ngram(Lookup):
     occurrence of the longest match of `order_min` to `order_max` tokens, as servers look prompts up (vLLM's n-gram
     proposer with prompt_lookup_min and prompt_lookup_max; transformers' prompt_lookup_num_tokens).
 
-    Deterministic (q is a point mass); a draft costs a few dictionary look-ups; needs nothing. Several tokens are copied
-    at once, so a proposal depends on where its round began.
+    Deterministic (q is a point mass); a draft costs a few dictionary look-ups; needs nothing.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="start")
@@ -155,30 +153,25 @@ class Ngram(Lookup):
         return self._continuations(k, w, self._of_several)
 
     def _continuations(self, k: int, w: int, orders: Sequence[int]) -> list[tuple[int, ...]]:
-        rows: list[tuple[int, ...]] = []
+        rows, text = list[tuple[int, ...]](), self._index.text
         for order in orders:
             positions = self._index.matches(order, self._matches_max)
             if not positions:
                 continue
-            ranked = self._ranked(positions, w)
+            counts: dict[tuple[int, ...], int] = {}
+            for position in positions:
+                row = tuple(text[position : position + w])
+                counts[row] = counts.get(row, 0) + 1
+            if positions[0] + w > len(text):  # the latest matches run into the end of the text
+                for row in [row for row in counts if len(row) < w]:
+                    if _begins_one(row, (other for other in counts if other is not row)):
+                        del counts[row]
+            # By count, and then by recency: in the order of insertion, which sorting leaves to equals.
+            ranked = sorted(counts, key=counts.__getitem__, reverse=True)
             rows += ranked if not rows else (row for row in ranked if not _begins_one(row, rows))
             if len(rows) >= k:
                 return rows[:k]
         return rows
-
-    def _ranked(self, positions: Sequence[int], w: int) -> list[tuple[int, ...]]:
-        """Return what followed these matches, by count and then by recency."""
-        text = self._index.text
-        counts: dict[tuple[int, ...], int] = {}
-        for position in positions:
-            row = tuple(text[position : position + w])
-            counts[row] = counts.get(row, 0) + 1
-        if positions[0] + w > len(text):  # the latest matches run into the end of the text
-            for row in [row for row in counts if len(row) < w]:
-                if _begins_one(row, (other for other in counts if other is not row)):
-                    del counts[row]
-        # Insertion order is recency, and sorting leaves equals as they are.
-        return sorted(counts, key=counts.__getitem__, reverse=True)
 
     def matches(self) -> Matches:
         """Return the matches of the text's end: the place of a tree's root."""

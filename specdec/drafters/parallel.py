@@ -52,8 +52,6 @@ class Parallel(NetworkDrafter):
     before, and each token is drawn on its own. All nodes of one level of rows or a tree have one law; siblings are
     drawn as `siblings` says.
 
-    The law of a token depends on where its round began, so the replay is that of starts.
-
     Needs the target's tokenizer, as `SmallModel` does, by which the text and its cache are kept. The mask token is only
     read: it may lie beyond the target's tokens. Nothing is offered where the text is longer than the model's context; a
     draft that would pass its end stops there.

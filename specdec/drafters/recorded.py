@@ -51,8 +51,7 @@ class RecordedLengths(Lookup):
     public traces. So a replay takes the rounds that `analysis.read.imported.walked` walks.
 
     Deterministic (q is a point mass). Lengths are those of the streams of target=replay, or of a file of its own. A
-    prompt that is not among them gets no proposals. What was accepted depends on where the round began, so the replay
-    is the copying one.
+    prompt that is not among them gets no proposals.
 
     Attributes:
         cost: of a draft where time is simulated; None leaves it to the cost model.
@@ -74,8 +73,6 @@ class RecordedLengths(Lookup):
         """
         Args:
             field: the name of the lengths, which every stream has, one for each token.
-            read_notes: sentences on what was read.
-            kind: what drafted; None reads it off the name.
         """
         super().__init__(target)
         self.read_notes = read_notes

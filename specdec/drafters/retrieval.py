@@ -16,7 +16,6 @@ from specdec.ngrams.cache_folder import made_once
 from specdec.ngrams.corpus import open_corpus, tokenize, tokenizer_digest
 from specdec.ngrams.datastore import (
     Datastore,
-    Manifest,
     in_memory,
     open_datastore,
     open_rest_index,
@@ -68,8 +67,7 @@ class Retrieval(Lookup):
     small numbers; here up to `hits_max` are spread evenly over all.
 
     Deterministic (q is a point mass); a draft costs some binary searches in memory-mapped files; needs a datastore in
-    the target's own tokens, or a corpus to build it from. A draft depends on the text before it and on where its
-    round began, so the replay starts a round at every position.
+    the target's own tokens, or a corpus to build it from.
     """
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="start")
@@ -123,19 +121,14 @@ def _opened(model: str, target: Target) -> tuple[Datastore, dict[str, Any]]:
                 f"{said} it was built with another tokenizer (of {manifest.vocab_size} tokens, from {manifest.source}) "
                 "than the target's; build one with drafter.model=null drafter.corpus=FILE."
             )
-        return open_datastore(path, manifest), _facts(manifest)
+        return open_datastore(path, manifest), manifest.facts
     except ValueError as error:
         raise UsageError(f"{said} this is {what} ({error}); build it again.") from None
     except OSError as error:
         raise UsageError(f"{said} it cannot be read: {error.strerror}.") from None
 
 
-def _facts(manifest: Manifest) -> dict[str, Any]:
-    return {"tokens": manifest.tokens, "source": manifest.source, "sha256": manifest.sha256["tokens"]}
-
-
 def _built(config: RetrievalConfig, target: Target) -> tuple[Datastore, dict[str, Any]]:
-    """Return the datastore of the configured corpus, from the cache if it is there."""
     corpus = open_corpus(config.corpus, config.field)
 
     def build() -> tuple[Datastore, dict[str, Any]]:
@@ -153,7 +146,7 @@ def _built(config: RetrievalConfig, target: Target) -> tuple[Datastore, dict[str
 
     def read(folder: Path) -> tuple[Datastore, dict[str, Any]]:
         manifest = read_manifest(folder)
-        return open_datastore(folder, manifest), _facts(manifest)
+        return open_datastore(folder, manifest), manifest.facts
 
     key = f"{digest}/{tokenizer}/{target.vocab_size}"
     return made_once(config.cache_dir, key, "datastore", build, write, read, suffix="")

@@ -54,8 +54,8 @@ class Staged(Drafter):
     greedy model the chain is the model's greedy chain. Where a rejection of the run's target ends a chain, the model's
     cache is rolled back, and `by` takes the rejected tokens back (`Drafter.retract`) or starts the text anew.
 
-    A call of the model gives one token of its own, whose source is "small_model", and keeps accepted tokens, whose
-    sources are those of `by`. So the nodes of a draft whose source is "small_model" are its calls.
+    A call of the model keeps accepted tokens, whose sources are those of `by`, and gives one of its own with the source
+    "small_model": these nodes of a draft are the model's calls.
 
     `by` drafts for the model, not for the run's target: heads must have been trained for the model's weights, and are
     given its states. A drafter that reads states or logits is given those of every token before it drafts, which takes
@@ -67,9 +67,6 @@ class Staged(Drafter):
 
     def __init__(self, small: SmallModel, outer: "DraftTarget", by: Drafter, structure: Structure) -> None:
         """
-        Args:
-            by: made for the target `outer`.
-            structure: what `by` is asked for.
         Raises:
             UsageError: a structure that `by` does not fill, or that is deeper than it drafts.
         """

@@ -53,8 +53,7 @@ class Suffix(Lookup):
     matches the same ones: those of the prompts that came before it, never its own. No more than `earlier_outputs`
     tokens are kept.
 
-    Deterministic (q is a point mass); a draft costs a few dictionary look-ups; needs nothing. A draft depends on the
-    text before it and on where its round began, so the replay starts a round at every position.
+    Deterministic (q is a point mass); a draft costs a few dictionary look-ups; needs nothing.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="start")

@@ -2,7 +2,6 @@
 only, and those of a draft, in an object that is dropped with it: nothing of a rejected token can stay behind.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
 import torch
@@ -37,7 +36,7 @@ class TextRows:
         self._carried = carried[:, -1:]
         self.length += len(tokens)
 
-    def draft(self, depth: int) -> "DraftRows":
+    def draft(self, depth: int) -> "SlotRows | StepRows":
         """Begin a draft of at most `depth` levels after the last row. There is at least one."""
         assert self._past is not None
         if self._network.config.mask_token is not None:
@@ -73,36 +72,19 @@ class BlockText:
         self._past, self._root = new, tokens[-1:]
         self.length += len(tokens)
 
-    def draft(self, depth: int) -> "DraftRows":
+    def draft(self, depth: int) -> "SlotRows":
         """Draft a whole block, of which at most `depth` tokens are used: with fewer slots it would be another law."""
         assert self._past is not None
         logits, states = self._network(self._root, self.length, self._past)
         return SlotRows(logits[0], self._network.markov_head, self._root, states[0])
 
 
-class DraftRows(ABC):
-    """The rows of one draft.
+class SlotRows:
+    """Rows of mask tokens, one for each depth and all in one pass (P-EAGLE 2602.01469, DFlash): whatever was drafted
+    above, the nodes of one depth have the same law, unless a Markov head adds what the tokens above say (DSpark).
 
     Attributes:
         first: [1, W] the logits after the root.
-    """
-
-    first: Tensor
-
-    @abstractmethod
-    def next(self, token: Tensor) -> Tensor:
-        """Add the next row of a chain, for token [1]; return the logits [1, W] after it. The host waits for nothing."""
-
-    @abstractmethod
-    def after(self, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
-        """Return the logits [M, W] after M nodes of one depth, as `grow` asks for them: level by level, each node below
-        one that was asked about before.
-        """
-
-
-class SlotRows(DraftRows):
-    """Rows of mask tokens, one for each depth and all in one pass (P-EAGLE 2602.01469, DFlash): whatever was drafted
-    above, the nodes of one depth have the same law, unless a Markov head adds what the tokens above say (DSpark).
     """
 
     def __init__(
@@ -127,18 +109,22 @@ class SlotRows(DraftRows):
         return logits + self._head(before, self._states[: depth + 1])
 
     def next(self, token: Tensor) -> Tensor:
+        """Add the next row of a chain, for token [1]; return the logits [1, W] after it. The host waits for nothing."""
         self._path = torch.cat([self._path, token.unsqueeze(0)], 1)
         return self._law(self._path)
 
     def after(self, tokens: Tensor, tree: Tree, nodes: Sequence[int]) -> Tensor:
+        """Return the logits [M, W] after M nodes of one depth, as `grow` asks for them: level by level, each node below
+        one that was asked about before.
+        """
         device = self._path.device
         paths = torch.tensor([tree.path(node) for node in nodes], dtype=torch.long)
         return self._law(tokens.to(device)[paths.to(device, non_blocking=True)])
 
 
-class StepRows(DraftRows):
-    """Rows that are made of carried states, level by level. Those at depth d stand at the rotary position of the root
-    plus d - 1, and see the text and their own ancestors.
+class StepRows:
+    """Rows that are made of carried states, level by level; methods as in `SlotRows`. Those at depth d stand at the
+    rotary position of the root plus d - 1, and see the text and their own ancestors.
     """
 
     def __init__(self, network: EagleNetwork, length: int, past: KeysValues, carried: Tensor, first: Tensor) -> None:
@@ -196,8 +182,6 @@ def drafts_along(
     Args:
         tokens: [T] of the text.
         features: [T - 1, k * D_t] of all of them but the last.
-        first: the first row that is asked for.
-        depth: levels of the chains.
         of: is told of every level, `_POSITIONS` rows at a time. Rows whose tokens the text lacks read others.
     """
     rows = len(tokens) - 2  # the last that predicts a token of the text

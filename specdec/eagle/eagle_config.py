@@ -9,8 +9,8 @@ from specdec.config import AtLeastOne, FolderName, typed
 
 @typed
 class RopeScaling:
-    """Slower rotation of the rotary embedding, for longer texts than it was trained on: "linear" divides every frequency
-    by `factor`; "llama3" only the low ones, and partly those between `low` and `high` turns in `original` positions.
+    """Slower rotation of the rotary embedding, for longer texts than in training: "linear" divides every frequency by
+    `factor`; "llama3" only the low ones, and partly those between `low` and `high` turns in `original` positions.
     """
 
     kind: Literal["linear", "llama3"]

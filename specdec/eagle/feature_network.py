@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from specdec.eagle.eagle_config import EagleConfig, RopeScaling
 
-KeysValues = tuple[tuple[Tensor, Tensor], ...]
-"""Keys and values [B, H_kv, P, head_dim] of the rows so far, for each layer; keys are rotated."""
+KeysValues = tuple[tuple[Tensor, Tensor], ...]  # [B, H_kv, P, head_dim], a pair for each layer; keys are rotated
 
 
 class ScaledNorm(nn.Module):
@@ -72,11 +71,7 @@ class GroupedAttention(nn.Module):
         return rotated(self._heads(self.k_proj(x), self.k_norm), turns), self._heads(self.v_proj(x))
 
     def forward(
-        self,
-        x: Tensor,
-        turns: tuple[Tensor, Tensor],
-        past: tuple[Tensor, Tensor] | None,
-        mask: Tensor | None = None,
+        self, x: Tensor, turns: tuple[Tensor, Tensor], past: tuple[Tensor, Tensor] | None, mask: Tensor | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """
         Args:

@@ -13,8 +13,7 @@ from specdec.heads.network import Heads, MlpHead
 from specdec.records import Tree
 from specdec.tree_building.siblings import index_on, sibling_ranks
 
-Standardise = Callable[[Tensor], Tensor]
-"""Turns logits [..., V] into laws, or into scores that rank children."""
+Standardise = Callable[[Tensor], Tensor]  # turns logits [..., V] into laws, or into scores that rank children
 
 After = Callable[[Tensor], Tensor]
 """`after(drafted)` returns the laws [B, M, V] of head k after M paths of tokens in each of B sequences [B, M, k], which
@@ -109,11 +108,6 @@ class SequentialChoices:
         state = states[0] if batch == 1 else states.repeat_interleave(paths, 0)
         logits = self._heads.logits(k, self._heads.draft_features(k, state, drafted.flatten(0, 1)))
         return logits.expand(batch * paths, -1).unflatten(0, (batch, paths))
-
-
-def choices_of(heads: DraftHeads) -> IndependentChoices | SequentialChoices:
-    """Return the choices of these heads; only our own network can be asked for all of its heads at once."""
-    return IndependentChoices(heads) if isinstance(heads, Heads) and not heads.grounded else SequentialChoices(heads)
 
 
 @lru_cache(maxsize=256)

@@ -27,10 +27,8 @@ class DraftHeads(nn.Module, ABC):
         return 0
 
     def contextual(self, states: Tensor, past: Any = None) -> tuple[Tensor, Any]:
-        """Turn the target's states [B, S, D] into what the heads read.
-
-        Args:
-            past: second result of the call on the states before these; it may be used up by this call.
+        """Turn the target's states [B, S, D] into what the heads read; `past` is the second result of the call on those
+        before, which may be used up.
         """
         return states, None
 
@@ -48,14 +46,11 @@ class DraftHeads(nn.Module, ABC):
         """Return the logits [..., V] of head k for its features; -inf for tokens that it cannot draft."""
 
     def features(self, states: Tensor, tokens: Tensor, count: int | None = None) -> list[Tensor]:
-        """Return the features [B, S, ...] of heads 1, ..., `count` (all if None) at every position of given texts.
+        """Return the features [B, S, ...] of heads 1, ..., `count` (all if None) at every position of texts, by the
+        target's states [B, S, D] and the tokens [B, S].
 
         Head k at position t reads tokens t+1 to t+k and predicts x_{t+k+1}. Its features have no meaning where the text
         has no such token.
-
-        Args:
-            states: [B, S, D] of the target.
-            tokens: [B, S].
         """
         states, _ = self.contextual(states)
         every = states.flatten(0, 1)

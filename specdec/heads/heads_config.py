@@ -19,9 +19,7 @@ class HeadsConfig:
     mixer: Literal["mlp", "attention", "gru"]
     layers: Annotated[int, Field(ge=1, le=8)]  # residual ones of a head, or those of the GRU
     width: AtLeastOne | None  # inside a residual layer; None is the target's hidden size, which needs no second matrix
-    state: Literal[
-        "hidden", "embeddings"
-    ]  # embeddings: h_t is that of x_t, to see what the states are worth
+    state: Literal["hidden", "embeddings"]  # embeddings: h_t is that of x_t, to see what the states are worth
     offset: Annotated[int, Field(ge=0)]  # layer of h_t, counted down from the last; 0 is what the output head reads
     prefix: bool  # a causal self-attention layer over the states of the prefix stands before the heads (Hydra++)
     output: Literal["own", "shared", "tied"]  # layer to the vocabulary: of each head, of all heads, or the target's own

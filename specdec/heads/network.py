@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from specdec.heads.draft_heads import DraftHeads
 from specdec.heads.heads_config import HeadsConfig
 
-Past = tuple[Tensor, Tensor]
-"""Keys and values [B, H, P, D/H] of the P states before."""
+Past = tuple[Tensor, Tensor]  # keys and values [B, H, P, D/H] of the P states before
 
 
 class ResidualLayer(nn.Module):

@@ -33,7 +33,6 @@ def made_once(
 
     Args:
         key: everything that determines what is made.
-        noun: names it in messages.
         read: raises ValueError where it is damaged; the message says why.
     Raises:
         UsageError: the folder cannot be written to.

@@ -38,6 +38,11 @@ class Manifest:
     sha256: dict[str, str]  # of each file, by name
     format: str = _FORMAT
 
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts that a run records of the datastore."""
+        return {"tokens": self.tokens, "source": self.source, "sha256": self.sha256["tokens"]}
+
 
 class Chunk:
     """Tokens [T] and their suffixes in order [T]: places of the text, sorted by what stands from there on.

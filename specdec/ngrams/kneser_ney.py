@@ -88,7 +88,12 @@ class NgramTable:
             np.cumsum(np.bincount(contexts, minlength=known), out=offsets[1:])
             levels.append(Level(offsets, tokens.astype(np.int32), counts))
             if length < order:
-                ids, known = _ids(ids, stream, vocab_size, keys), len(keys)
+                longer = np.full(len(stream), -1, dtype=np.int64)  # -1 near the beginning of a document
+                for start in range(0, len(stream) - 1, _CHUNK):
+                    own, places = _keys(ids, stream, vocab_size, start)
+                    unique, inverse = np.unique(own, return_inverse=True)  # so that the search below walks in order
+                    longer[start + 1 + places] = np.searchsorted(keys, unique)[inverse]
+                ids, known = longer, len(keys)
         return cls(*_continuation_counts(unigrams, levels), discount)
 
     def save(self, path: Path) -> None:
@@ -133,16 +138,6 @@ def _unique(ids: np.ndarray, stream: np.ndarray, vocab_size: int) -> tuple[np.nd
     keys, counts = keys[order], counts[order]
     first = np.flatnonzero(np.diff(keys, prepend=-1))
     return keys[first], np.add.reduceat(counts, first) if len(first) else counts
-
-
-def _ids(ids: np.ndarray, stream: np.ndarray, vocab_size: int, keys: np.ndarray) -> np.ndarray:
-    """Return the id of the n-gram that ends at each place [T] int64; -1 near the beginning of a document."""
-    longer = np.full(len(stream), -1, dtype=np.int64)
-    for start in range(0, len(stream) - 1, _CHUNK):
-        own, places = _keys(ids, stream, vocab_size, start)
-        unique, inverse = np.unique(own, return_inverse=True)  # sorted, so that the search below walks in order
-        longer[start + 1 + places] = np.searchsorted(keys, unique)[inverse]
-    return longer
 
 
 def _continuation_counts(unigrams: np.ndarray, levels: list[Level]) -> tuple[np.ndarray, list[Level]]:

@@ -78,7 +78,6 @@ class SuffixAutomaton:
         """Return the place after one more token of a text, amortised over the text in constant time.
 
         Args:
-            place: before the token; `START` at the beginning of the text.
             limit: only the first `limit` tokens of the automaton's own text count.
         """
         state, length = place

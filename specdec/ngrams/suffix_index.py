@@ -13,10 +13,6 @@ class SuffixIndex:
     """
 
     def __init__(self, orders: Iterable[int], leftmost: bool = False) -> None:
-        """
-        Args:
-            leftmost: also keep where each n-gram occurred first (`first`).
-        """
         self.text: list[int] = []
         self._leftmost = leftmost
         self._pending = 0

@@ -33,7 +33,6 @@ class CheckpointFiles:
     """The config and the tensors of a checkpoint; the headers are read at once, a tensor when it is asked for.
 
     Attributes:
-        name: the folder or hub id as it was given.
         folder: where the files are; for a hub id a folder of the local cache.
         config: contents of config.json; empty where there is none.
         tensors: name -> shape, over all safetensors files.

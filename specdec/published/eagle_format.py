@@ -35,7 +35,6 @@ class Reading:
     """One checkpoint while it is read.
 
     Attributes:
-        config: of its decoder.
         places: the network's name of a tensor -> its name in the file.
     """
 
@@ -43,8 +42,6 @@ class Reading:
         self, files: CheckpointFiles, config: Mapping[str, Any], renamed: Mapping[str, str] | None = None
     ) -> None:
         """
-        Args:
-            renamed: beginnings of names in the file -> those of the network.
         Raises:
             ModelLoadError: an activation other than SiLU, or biases in the MLP.
         """

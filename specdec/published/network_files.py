@@ -45,8 +45,6 @@ class LoadedNetwork(NamedTuple):
 def load_published(model: str, target: Target, drafter: str, **options: Any) -> LoadedNetwork:
     """Load a published checkpoint, a folder or a hub id, for a target and a drafter of this name.
 
-    Args:
-        options: see the formats' `load`.
     Raises:
         ModelLoadError: see `open_checkpoint`, `recognise` and `NetworkFormat.load`.
         UsageError: a target without hidden states.
@@ -86,7 +84,6 @@ class TrainedKind(Generic[C]):
 
         Args:
             target: `HiddenStates.identity` of the target that it reads.
-            training: JSON values.
         """
         about = {"config": asdict(network.config), "target": target, "training": training}
         weights = {name: weight.detach().cpu().contiguous() for name, weight in network.state_dict().items()}
@@ -163,7 +160,6 @@ class TrainedKind(Generic[C]):
                 or hub id.
             shipped: the network that `pocket` is: the one of this name for the pocket target or, of a target with the
                 sizes of SmolLM2-135M, for that.
-            options: of a published checkpoint, see the formats' `load`.
         Raises:
             UsageError: see `load` and `load_published`.
         """

@@ -45,9 +45,6 @@ class NetworkFormat(CheckpointFormat):
     def load(self, *args: Any, **options: Any) -> nn.Module:
         """Return the network of some files for a target, in its dtype and on its device.
 
-        Args:
-            args: files: CheckpointFiles, target: Target.
-            options: those of the drafter.
         Raises:
             ModelLoadError: other tensors than those of the format, another target's sizes, or something in the config
                 that is not established.

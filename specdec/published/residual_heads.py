@@ -72,8 +72,6 @@ class ResidualHeads(DraftHeads):
     ) -> None:
         """
         Args:
-            blocks: of each head.
-            outputs: of each head, or one that all share.
             embedding: [V, D] the target's input embeddings, for grounded heads; it is read and not stored.
             token_map: [output rows] the token of each row of the output layers, where these leave tokens out.
         """

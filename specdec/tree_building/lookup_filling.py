@@ -40,7 +40,6 @@ def filled(tree: Tree, root: Place, best: Callable[[Place, int], Iterable[tuple[
     below it.
 
     Args:
-        root: the place of the root, for `best`.
         best: (place, count) -> at most `count` different tokens to follow there, best first, each with its strategy
             and with the place that it leads to.
     """

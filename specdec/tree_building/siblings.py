@@ -12,19 +12,15 @@ from specdec.records import EMPTY, Draft, Source, Tree, shared_tree
 from specdec.sampling import sample
 from specdec.structures.base import Beam, Structure
 
-Siblings = Literal["independent", "without_replacement"]
-"""The ways in which a drafter that samples draws the children of one node."""
-
-How = Siblings | Literal["ranked"]
-"""The ways in which children are chosen; `ranked` takes the most likely tokens."""
+Siblings = Literal["independent", "without_replacement"]  # the ways in which children of one node are drawn
+How = Siblings | Literal["ranked"]  # or chosen: `ranked` takes the most likely tokens
 
 Laws = Callable[[Tensor, Tree, Sequence[int]], Tensor]
 """`laws(tokens, tree, nodes)` gives the laws [M, V] after M nodes (-1 is the root) of the draft so far, tokens [N] over
 `tree`. Children that are ranked take any scores in place of laws; where `structure.beam` is given, logits. Several
 models give [K, M, V] (see `grow`)."""
 
-Whose = Sequence[Sequence[int]]
-"""The models of children: `whose[i][j]` is the one of K that gives the (j+1)-th child of parent i."""
+Whose = Sequence[Sequence[int]]  # `whose[i][j]` is the one of K models that gives the (j+1)-th child of parent i
 
 
 class Drawn(NamedTuple):
@@ -120,16 +116,11 @@ class Asked(NamedTuple):
     nodes: Sequence[int]
 
 
-Growth = Generator[Asked, Tensor, Draft]
-"""A draft that grows: it yields what laws it needs next, is sent them, and returns the draft."""
+Growth = Generator[Asked, Tensor, Draft]  # yields what laws a draft needs next, is sent them, returns the draft
 
 
 def grow(
-    structure: Structure,
-    laws: Laws,
-    how: How,
-    strategy: str | Sequence[str],
-    generator: torch.Generator | None = None,
+    structure: Structure, laws: Laws, how: How, strategy: str | Sequence[str], generator: torch.Generator | None = None
 ) -> Draft:
     """Grow one draft, with a call of `laws` for each level; see `growing`."""
     alone = {0: growing(structure, how, strategy, generator)}
@@ -155,10 +146,7 @@ def grow_together(
 
 
 def growing(
-    structure: Structure,
-    how: How,
-    strategy: str | Sequence[str],
-    generator: torch.Generator | None = None,
+    structure: Structure, how: How, strategy: str | Sequence[str], generator: torch.Generator | None = None
 ) -> Growth:
     """Fill the topology of `structure` level by level, asking for laws once for each.
 

@@ -20,8 +20,6 @@ PROMPT = [7, 3, 19, 44, 3, 19, 52, 7]
 
 
 class Fixed(Drafter):
-    """Proposes one token again and again, and writes down what it is told."""
-
     def __init__(self, token, needs=frozenset(), retracts=True):
         self.token, self.told, self.states, self.retracts = token, [], [], retracts
         self.capabilities = DrafterCapabilities(
@@ -129,7 +127,6 @@ REPEATING = [0, 1, 1, 0, 1]
 
 @pytest.mark.parametrize(("gammas", "exploration"), [(None, 1.0), ([1, 2], 0.0)])
 def test_choosing_by_past_rounds_is_lossless(enumeration, table, random_law, gammas, exploration):
-    """Up to five rounds; without exploration the choice hangs on what was accepted before."""
     target = table(random_law(2, 5), temperature=1.0)
     parts = {"points": Part(ngram(target), 0.0), "good": Part(TableDrafter(random_law(2, 5)), 0.1)}
     if gammas is None:

@@ -91,7 +91,6 @@ def test_counting_in_chunks_changes_nothing(monkeypatch):
 
 @pytest.fixture
 def build(tmp_path, sampling, group_values):
-    """`build(order=3, temperature=0.0, **keys)`: on `documents()` unless another corpus is given."""
     path = tmp_path / "tokens.jsonl"
     path.write_text("".join(json.dumps({"tokens": text}) + "\n" for text in documents()))
 
@@ -258,7 +257,6 @@ def test_text_needs_a_tokenizer_and_a_field_a_file(build):
 
 @pytest.mark.slow
 def test_a_bigram_is_called_that_everywhere(in_process, made_database, undrawn_pictures, tmp_path):
-    """The name that was typed stands in the run's name, its tags and parameters, the rounds and the reports."""
     (tmp_path / "tokens.jsonl").write_text(json.dumps({"tokens": [0, 1, 2, 0, 1, 1, 2]}) + "\n")
     corpus = ("drafter.corpus=tokens.jsonl", "drafter.field=tokens", "drafter.cache_dir=null")
     small = ("+debug=tiny", "measurement.gammas=[]", "measurement.max_new_tokens=6", "measurement.null=false")

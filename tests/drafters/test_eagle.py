@@ -39,7 +39,6 @@ FORMS = {
 
 @pytest.fixture(scope="module")
 def target_at(tiny_llama, sampling):
-    """`target_at(1.0, top_k=9)`"""
     model = tiny_llama(23, context=256)
     return lambda temperature=0.0, **how: Causal(model, sampling(temperature=temperature, **how))
 
@@ -143,7 +142,6 @@ def test_what_a_drafter_is_made_of_is_recorded(target_at, random_eagle, group_va
 
 
 def test_a_markov_head_is_lossless(enumeration, tiny_llama, sampling, random_eagle):
-    """Every outcome of a draft at temperature 1, and the target's own text where it is greedy."""
     model = tiny_llama(2, context=64)
     target, greedy = Causal(model, sampling(temperature=1.0)), Causal(model, sampling(temperature=0.0))
     network = random_eagle(target, **FORMS["dspark-rnn"] | dict(mask_token=1))

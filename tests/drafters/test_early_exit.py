@@ -20,7 +20,6 @@ def exiting(target, layer=1, **how):
 
 
 def slow_logits(model, tokens, layer):
-    """The first `layer` layers of a Llama, then its norm and output layer, recomputed from the first token."""
     states = model(torch.tensor([tokens]), use_cache=False, output_hidden_states=True).hidden_states[layer]
     return model.lm_head(model.model.norm(states))[0]
 
@@ -46,7 +45,6 @@ def test_drafts_are_those_of_a_plain_forward(tiny_model, sampling, make_structur
 
 @pytest.mark.parametrize("shape", ["chain", "tree"])
 def test_nothing_of_the_prefix_is_computed_or_held_twice(tiny_model, sampling, make_structure, shape):
-    """Each call of the first layers is on the root or on drafted tokens."""
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     drafter = exiting(target)
     with tokens_of_calls(drafter._decoder.model) as calls:

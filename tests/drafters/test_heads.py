@@ -38,8 +38,6 @@ BUSHY = [-1, 0, 0, -1, 3, 1, 3, 5, -1, 4, 9, 7]
 
 @pytest.fixture
 def target_at(tiny_model, sampling):
-    """`target_at(1.0, "rows")`: a target at a temperature, with a way to evaluate drafts."""
-
     def make(temperature: float = 0.0, evaluation: str = "packed", architecture: str = "llama", **how) -> Causal:
         target = Causal(tiny_model(architecture), sampling(temperature=temperature, **how))
         target.evaluation = evaluation
@@ -49,7 +47,6 @@ def target_at(tiny_model, sampling):
 
 
 def begun(drafter: Drafter, target: Causal) -> Drafter:
-    """Before round 1."""
     target.start(TextStart(PROMPT, 100, branches=20))
     drafter.start(TextStart(PROMPT, 100, generator=generator_for(0, "prompt", "draft")), target.states)
     return drafter
@@ -163,8 +160,6 @@ WAYS = ("packed", "rows")
 
 
 class Listening(Scattered):
-    """Notes what it is told."""
-
     capabilities = DrafterCapabilities(fills=frozenset({"tree"}), reads_states=True)
 
     def __init__(self, text, target, offset):
@@ -207,8 +202,6 @@ def test_what_a_drafter_reads_is_what_a_plain_pass_computes(target_at, tiny_mode
 
 @pytest.fixture
 def file_of(random_heads, tmp_path):
-    """`file_of(target, grounded=True)`"""
-
     @cache
     def save(target, **make) -> str:
         path = tmp_path / f"{'-'.join(make)}.safetensors"

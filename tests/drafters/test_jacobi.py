@@ -20,7 +20,6 @@ class Iteration:
         self.prompt, self.text, self.guess, self.guesses, self.drafted = list(prompt), list(prompt), guess, {}, []
 
     def offered(self, depth):
-        """y_1 ... y_depth, each from the last iteration that looked at its position, or from the rule."""
         self.drafted = []
         for position in range(len(self.text), len(self.text) + depth):
             if position in self.guesses:
@@ -32,7 +31,6 @@ class Iteration:
         return {tuple(self.drafted[:length]) for length in range(1, depth + 1)}
 
     def learn(self, committed):
-        """y_i becomes the argmax after x and y_1 ... y_(i-1)."""
         for place in range(len(self.drafted) + 1):
             self.guesses[len(self.text) + place] = ranking((*self.text, *self.drafted[:place]))[0]
         self.text += committed

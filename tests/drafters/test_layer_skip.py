@@ -31,7 +31,6 @@ def values(group_values):
 
 @pytest.mark.parametrize(("skip", "temperature"), [([1], 0.0), (["0.mlp", "1.attention"], 1.0)])
 def test_drafts_are_those_of_a_plain_forward(tiny_model, sampling, make_structure, values, skip, temperature):
-    """The target's weights stay as they are."""
     target = Causal(tiny_model("llama"), sampling(temperature=temperature))
     before = {name: weight.clone() for name, weight in target.model.state_dict().items()}
     drafter, plain = drafters.build(values(skip=skip), target=target), silenced(target.model, skip)

@@ -33,7 +33,6 @@ def make(drafter_values, target):
 
 @pytest.fixture(scope="module")
 def parts(group_values, target):
-    """The two strategies on their own."""
     return (
         drafters.build(group_values("drafter", "ngram"), target=target),
         drafters.build(group_values("drafter", "model_bigram", cache_dir=None), target=target),
@@ -41,7 +40,6 @@ def parts(group_values, target):
 
 
 def rows_of(proposal: Proposal) -> dict[tuple[int, ...], Source]:
-    """Each path to a leaf, with the source of its last node."""
     leaves = proposal.tree.leaves
     return {tuple(proposal.tokens[node] for node in proposal.tree.path(leaf)): proposal.source[leaf] for leaf in leaves}
 

@@ -41,7 +41,6 @@ def build(group_values, tmp_path):
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "gemma2"])  # tied and not
 def test_the_end_that_the_text_favours_is_used(target_of, build, name, monkeypatch, caplog):
-    """The scores of a vocabulary are computed in several chunks."""
     monkeypatch.setattr(model_unigram, "_CHUNK", 16)
     target = target_of(name)
     order = explicit_order(target.model)

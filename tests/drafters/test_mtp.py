@@ -66,7 +66,6 @@ def made(sampling, group_values, tmp_path_factory):
 
 
 def features_of(model, text):
-    """Return the states [S, D] that the output head reads."""
     return model(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True).hidden_states[-1][0]
 
 
@@ -171,8 +170,6 @@ REFUSED = {
 
 @pytest.fixture
 def drafter_of(sampling, group_values, tmp_path):
-    """`drafter_of(weights, config)` builds a drafter over a folder of these alone, for a tiny GLM."""
-
     def build(weights, config=None):
         save_file({"a": torch.ones(1)} | weights, tmp_path / "model.safetensors")
         (tmp_path / "config.json").write_text(json.dumps(config or {}))

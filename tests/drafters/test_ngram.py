@@ -9,13 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.drafters.ngram import Ngram, NgramConfig
-from specdec.ngrams.suffix_index import SuffixIndex
 from specdec.records import Source, TextStart, Tree
 from specdec.tree_building.lookup_filling import Proposal
 
 
 def latest_ends(text: list[int], order: int, matches_max: int) -> list[int]:
-    """Where the last `order` tokens occurred before: the positions behind them."""
     if order > len(text):
         return []
     ends = [end for end in range(order, len(text)) if text[end - order : end] == text[len(text) - order :]]
@@ -76,7 +74,6 @@ def proposed(drafter: Ngram, gamma: int) -> list[int]:
 
 
 def rows_of(proposal: Proposal) -> list[tuple[int, ...]]:
-    """The paths to the leaves, in the order of the leaves."""
     return [tuple(proposal.tokens[node] for node in proposal.tree.path(leaf)) for leaf in proposal.tree.leaves]
 
 
@@ -162,14 +159,6 @@ def test_a_filled_tree_is_the_topology_itself():
     drafter.start(TextStart([7, 1, 2, 7, 3, 7], 1000))
     assert drafter.propose(shape).tree is shape.tree
     assert drafter.propose(tree(-1, -1, -1, 0)).tree == Tree((-1, -1, 0)), "there is no third token"
-
-
-def test_memory_entries_are_linear_in_the_text():
-    index = SuffixIndex([3, 2, 1])
-    index.extend(range(1000))
-    index.matches(3, 1)
-    for latest, earlier in index._tables.values():
-        assert len(latest) <= 1000 and len(earlier) == 1000
 
 
 def server_lookup(text: list[int], order_min: int, order_max: int, k: int) -> list[int]:

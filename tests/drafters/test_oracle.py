@@ -30,7 +30,6 @@ def oracle(target, alpha, step_ms=0.0):
 
 
 def proposals(drafter, reference, gamma, prompt="a"):
-    """What is proposed at every absolute position when rounds begin everywhere."""
     drafter.start(TextStart([0], 1000, generator=generator_for(3, prompt, "draft"), reference=reference))
     seen: dict[int, set[int]] = {}
     for position in range(len(reference)):
@@ -42,7 +41,6 @@ def proposals(drafter, reference, gamma, prompt="a"):
 
 
 def test_coins_do_not_depend_on_alpha_beyond_their_threshold(cycle):
-    """Raising alpha only turns corrupt tokens into right ones, so curves over alpha share their coins."""
     reference = [index % SIZE for index in range(200)]
     wrong = [
         {i for i, token in enumerate(proposals(oracle(cycle, alpha), reference, 4)) if token != reference[i]}

@@ -119,10 +119,7 @@ def test_nodes_of_a_level_have_one_law(parallel, model, drafts, siblings):
         draft = drafter.draft(tree(-1, -1, 0, 0, 1, 2))
         assert (draft.q is None) == (drafts == "greedy")
         assert_drafted_from(
-            draft,
-            lambda node, above: levels[len(above)],
-            target.sampling,
-            independent=siblings == "independent",
+            draft, lambda node, above: levels[len(above)], target.sampling, independent=siblings == "independent"
         )
     assert drafter._decoder.length == len(PROMPT)
 
@@ -146,7 +143,6 @@ def test_the_end_of_the_context(tiny_llama, sampling, temperature):
 
 @pytest.mark.parametrize("how", [{"temperature": 0.0}, {"temperature": 0.8, "top_k": 20}])
 def test_chances_are_those_of_single_drafts(parallel, model, monkeypatch, how):
-    """Also in several calls, over pieces of the text."""
     monkeypatch.setattr("specdec.drafters.parallel._ROWS", 12)
     drafter, target = parallel(**how)
     text = [4, 9, 13, 2, 60, 1, 7, 8]
@@ -160,7 +156,6 @@ def test_chances_are_those_of_single_drafts(parallel, model, monkeypatch, how):
 
 
 def along(drafter):
-    """The tokens of drafts of several lengths, after rounds of several lengths."""
     found = []
     drafter.start(TextStart(PROMPT, 64))
     for gamma, committed in ((4, [5]), (4, [3, 19, 44, 2, 1]), (2, [8, 8]), (6, [1]), (4, [2])):
@@ -196,8 +191,6 @@ def test_compiled_passes_draft_the_same(model, tiny_model, sampling, parallel):
 
 @pytest.fixture
 def saved(model, tmp_path):
-    """`saved(pard_token=60)`: a folder of the model, and changes of its config."""
-
     def save(**changes):
         model.save_pretrained(tmp_path)
         config = json.loads((tmp_path / "config.json").read_text())
@@ -209,8 +202,6 @@ def saved(model, tmp_path):
 
 @pytest.fixture
 def built(tiny_model, sampling, group_values):
-    """`built(model=folder)`: the registered drafter with its YAML's values and these changes."""
-
     def build(name="parallel", **changes):
         target = Causal(tiny_model("llama"), sampling(temperature=0.0))
         return drafters.build(group_values("drafter", name, **changes), target=target)

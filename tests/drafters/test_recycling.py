@@ -8,11 +8,7 @@ from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.records import TextStart
 
-STRUCTURES = {
-    "chain": chain(3),
-    "rows": rows(3, 3),
-    "tree": tree(-1, -1, -1, 0, 0, 1, 3, 3, 5, 6),
-}
+STRUCTURES = {"chain": chain(3), "rows": rows(3, 3), "tree": tree(-1, -1, -1, 0, 0, 1, 3, 3, 5, 6)}
 # The rank of each choice on the path of every node, written out from the shapes above.
 RANKS = {
     "chain": [(0,), (0, 0), (0, 0, 0)],

@@ -21,7 +21,6 @@ EVERY = ("chain", "rows", "tree", "dynamic")
 
 
 def documents(seed=0, count=12, length=30):
-    """Tokens in which some follow others more often, and an empty document."""
     steps = np.random.default_rng(seed).integers(1, 3, size=(count, length))
     return (steps.cumsum(axis=1) % SIZE).tolist() + [[2], []]
 

@@ -53,7 +53,6 @@ def test_laws_are_the_q_of_single_steps(target, tiny_model, how, drafts):
 
 
 def test_drafts_end_with_the_models_context(target, tiny_llama):
-    """A context of 10: a token is proposed as long as all of the text before it fits."""
     beside = target(temperature=0.0)
     drafter = SmallModel(tiny_llama(61, context=10), beside)
     offered = []
@@ -105,8 +104,7 @@ def test_another_tokenizer_is_refused(tiny_model, tiny_llama, sampling):
 
 def test_logits_that_are_not_finite_end_the_run(target, tiny_model):
     """A q of NaN accepts nothing and corrects from p: silently wrong, hence an error before its tokens are kept."""
-    beside = target(temperature=1.0)
-    broken = deepcopy(tiny_model("llama"))
+    beside, broken = target(temperature=1.0), deepcopy(tiny_model("llama"))
     drafter = SmallModel(broken, beside)
     broken.lm_head.weight[3] = torch.nan
     for structure in (chain(2), rows(2, 2)):

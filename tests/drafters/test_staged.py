@@ -28,7 +28,6 @@ def model_of(model):
 
 
 def staged(model, target, by, shape=None, **how):
-    """`by(outer)` makes the drafter that speeds up `model`."""
     small = SmallModel(model, target, **how)
     outer = DraftTarget(small, target)
     return Staged(small, outer, by(outer), shape or chain(2))
@@ -116,7 +115,6 @@ def test_a_greedy_chain_is_the_models_own(tiny_model, sampling, random_heads, ma
 
 
 def test_calls_of_the_model_are_the_nodes_of_its_own(tiny_model, sampling):
-    """They are fewer than the tokens of a chain where its own drafter is good."""
     target = Causal(tiny_model("llama"), sampling(temperature=0.0))
     outer = shaken(target.model, 0.05, seed=3)
     drafter = staged(outer, target, model_of(shaken(outer, 0.01)), chain(2))

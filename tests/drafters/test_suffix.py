@@ -44,7 +44,6 @@ class SlowSuffix(SlowDrafter):
         self.outputs.append(list(output))
 
     def copies(self, text, width):
-        """The tokens that a draft of `width` copies of each match, the longest match first."""
         found = []
         for length in range(len(text), 0, -1):
             suffix = text[len(text) - length :]

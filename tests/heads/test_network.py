@@ -2,7 +2,10 @@
 
 import pytest
 import torch
+from fixtures.refusals import refused
 
+from specdec.config import validated
+from specdec.heads.heads_config import HeadsConfig
 from specdec.heads.network import Heads
 
 TEXT = torch.tensor([[3, 17, 9, 3, 22, 0, 8, 3, 17, 1, 5, 20]])
@@ -46,7 +49,6 @@ def test_untrained_heads_say_what_the_target_says(target, random_heads, make):
 
 
 def test_a_head_reads_its_tokens_and_no_later_ones(target, random_heads, states, make):
-    """Head k at t: states up to t, and if it is grounded tokens t+1 to t+k."""
     heads, t = random_heads(target, **make), 4
     before = heads.features(states, TEXT)
     for place in range(1, LENGTH):
@@ -100,3 +102,22 @@ def test_the_targets_weights_are_read_and_not_kept(target, random_heads):
     heads.rebind(2 * target.hidden.embedding, 3 * target.hidden.output_layer)
     assert torch.equal(heads.embedded(TEXT), 2 * target.hidden.embedding[TEXT])
     assert torch.equal(heads.output_layer(2), 3 * target.hidden.output_layer)
+
+
+PLAIN = dict(
+    name="x", count=4, grounded=False, mixer="mlp", layers=1, width=None, state="hidden", offset=0, prefix=False
+)
+
+
+def test_what_does_not_fit_is_named():
+    for changes, words in (
+        ({"count": 0}, "heads.count=0"),
+        ({"output": "none"}, "heads.output='none'"),
+        ({"mixer": "gru"}, "grounded=true"),
+        ({"mixer": "attention"}, "attention over drafted tokens reads .* grounded=true"),
+        ({"mixer": "gru", "grounded": True, "width": 8}, "width to null"),
+        ({"state": "embeddings", "offset": 2}, "offset to 0"),
+        ({"depth": 3}, "heads.depth"),
+    ):
+        with refused(words):
+            validated(HeadsConfig, {**PLAIN, "output": "tied", **changes}, where="heads")

@@ -57,7 +57,6 @@ FACTS |= dict(rope_scaling=None, qk_norm=False, **PLAIN)
 
 
 def made(form, *, features=3, head_dim=4, draft=DRAFTED, layers=1, more=None, **facts):
-    """Tensors under the network's names, and the facts that the equations need."""
     if form == "dflash":
         shapes = {"fc.weight": (H, features * H), "norm.weight": (H,), "hidden_norm.weight": (H,)}
         for number in range(layers):
@@ -81,7 +80,6 @@ def made(form, *, features=3, head_dim=4, draft=DRAFTED, layers=1, more=None, **
 
 
 def speculators(kind, **config):
-    """The config of the format around a decoder's."""
     verifier = {"name_or_path": "some/target", "architectures": ["LlamaForCausalLM"]}
     about = {"algorithm": kind, "default_proposal_method": "greedy", "verifier": verifier}
     decoder = {**DECODER, **config.pop("decoder", {})}
@@ -134,16 +132,8 @@ FORMATS = {
         dict(form="eagle3", layers=2, mask_token=38, more=EMBEDDING | {"mask_hidden": (3 * H,)}),
         {},
     ),
-    "dflash": (
-        dict(DFLASH, dflash_config={"target_layer_ids": [1, 4], **MASKED}),
-        dict(BLOCK_FACTS, head_dim=8),
-        {},
-    ),
-    "speculators_dflash": (
-        speculators("dflash", **MASKED, **REDUCED),
-        dict(BLOCK_FACTS, more=EMBEDDING | OUTPUT),
-        {},
-    ),
+    "dflash": (dict(DFLASH, dflash_config={"target_layer_ids": [1, 4], **MASKED}), dict(BLOCK_FACTS, head_dim=8), {}),
+    "speculators_dflash": (speculators("dflash", **MASKED, **REDUCED), dict(BLOCK_FACTS, more=EMBEDDING | OUTPUT), {}),
     "dspark": (  # as DeepSpec writes it, with copies of the target's embeddings and output layer
         dict(DFLASH, target_layer_ids=[1, 4], **MASKED, markov_rank=RANK),
         dict(BLOCK_FACTS, draft=V, shifted=True, more=EMBEDDING | {"lm_head.weight": (V, H)} | MARKOV["vanilla"]),
@@ -230,7 +220,6 @@ def test_flags_that_no_format_above_sets_are_values_of_the_network(drafter_of):
 
 
 def test_what_a_file_may_leave_out_or_have_besides(drafter_of):
-    """The network is the same."""
     p_eagle, masked = FORMATS["p_eagle"][0], made(**FORMATS["p_eagle"][1])[0]
     state = masked["mask_hidden"].view(1, 1, 3 * H)
     based = dict(EAGLE3, rope_theta=10000.0)
@@ -379,9 +368,6 @@ def test_a_block_ends_the_draft_and_is_always_whole(drafter_of, target, make_str
 
 
 def test_layers_of_dflash_that_its_config_does_not_name(drafter_of):
-    """The layers that a DFlash network reads are those behind the outputs 1 and 5 of 8 blocks, or those that the user
-    gives.
-    """
     config, weights = dict(DFLASH, block_size=4, mask_token_id=39), made(**FORMATS["dflash"][1])[0]
     for layers, boundaries in ((None, [2, 6]), ([1, 3], [1, 3])):
         assert drafter_of(config, weights, layers=layers).describe()["network"]["boundaries"] == boundaries

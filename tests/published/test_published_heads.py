@@ -43,8 +43,6 @@ def tree(group_values):
 
 @pytest.fixture(scope="module")
 def drafter_of(group_values, target):
-    """`drafter_of(folder, "medusa")` builds a drafter of the YAML's values over a folder."""
-
     def build(folder, name, target=target):
         return drafters.build(group_values("drafter", name, model=str(folder)), target=target)
 
@@ -147,7 +145,6 @@ FORMATS = ("medusa_1", "medusa_vllm", "hydra", "hydra_prefix", "accelerator_tied
 
 @pytest.mark.parametrize("kind", FORMATS)
 def test_tensors_beside_the_formats_own_are_refused(drafter_of, tmp_path, kind):
-    """A missing one, an extra one, one of another shape; each is named."""
     published = PUBLISHED[kind]
     weights = write_checkpoint(tmp_path, published, WIDTH, VOCABULARY)
     optional = ("input_embed_fn", "embed_tokens", "token_map", "emb.1", "ln.1", "head.1", "proj.2")

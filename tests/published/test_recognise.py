@@ -16,7 +16,6 @@ WEIGHTS = {"a.weight": torch.arange(6.0).view(2, 3), "b": torch.ones(4, dtype=to
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder of some tensors and a config."""
     path = tmp_path / "published"
     path.mkdir()
     save_file(WEIGHTS, path / "model.safetensors")

@@ -20,7 +20,6 @@ def target(tiny_model, sampling):
 
 
 def plain(drafter):
-    """The model's logits behind a path after the prompt, by a plain forward pass."""
     return lambda node, above: drafter.model(torch.tensor([[*PROMPT, *above]])).logits[0, -1]
 
 

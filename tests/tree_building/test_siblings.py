@@ -108,7 +108,6 @@ def test_siblings_that_differ_keep_the_topology():
 
 
 def test_the_sizes_of_a_draft():
-    """A single path is a chain, and no node has more children than there are tokens."""
     wide = grow(rows(5, 2), after(2), "without_replacement", "test", torch.Generator().manual_seed(0))
     assert wide.tree.parents == (-1, -1, -1, 0, 1, 2)
     draft = grow(rows(1, 3), after(2), "independent", "test", torch.Generator().manual_seed(0))

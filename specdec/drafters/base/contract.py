@@ -144,7 +144,6 @@ class Drafter(ABC):
         Args:
             states: of a drafter that reads states: `Target.states` [S+N-1, D] of all tokens of prompt and text but the
                 last.
-            depth: of the chains, at most `DrafterCapabilities.deepest`.
         """
         return None
 
@@ -185,7 +184,6 @@ class BatchDrafter:
     Attributes:
         texts: the drafter of each slot; no two share a text.
         slots: texts that there is room for.
-        reads_logits: it learns from the target's logits over each draft (`observe`).
     """
 
     reads_logits: bool = False

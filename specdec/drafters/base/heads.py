@@ -14,8 +14,9 @@ from specdec.config import typed
 from specdec.drafters.base.contract import BatchDrafter, DrafterCapabilities
 from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
 from specdec.errors import UsageError
-from specdec.heads.choices import choices_of
+from specdec.heads.choices import IndependentChoices, SequentialChoices
 from specdec.heads.draft_heads import DraftHeads
+from specdec.heads.network import Heads
 from specdec.models.load import describe_weights
 from specdec.published.network_files import TRAINED_HEADS
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree
@@ -41,7 +42,6 @@ class HeadsDrafter(NetworkDrafter):
     no level for are not computed. Nothing is offered before the first state: after a prompt of one token.
 
     Class attributes:
-        strategy: the registry name, for `Source`.
         grounded: whether the heads read the drafted tokens.
         shipped: the heads that `drafter.model=pocket` names.
     Attributes:
@@ -65,15 +65,15 @@ class HeadsDrafter(NetworkDrafter):
         siblings: Siblings = "without_replacement",
     ) -> None:
         """
-        Args:
-            about: what is recorded of the heads' file; None for heads that were made in memory.
         Raises:
             UsageError: a target without hidden states, or with fewer layers than the heads read.
         """
         super().__init__(target, drafts, siblings)
         self._kept = target.hidden.keep(heads.offset(target.hidden.layers))
         self.heads, self._about = heads, {"sha256": "", **(about or {})}
-        self.choices = choices_of(heads)
+        # Only our own network can be asked for all of its heads at once.
+        independent = isinstance(heads, Heads) and not heads.grounded
+        self.choices = IndependentChoices(heads) if independent else SequentialChoices(heads)
         self.capabilities = replace(self.capabilities, vocab_size=heads.vocab_size, deepest=len(heads))
         self._begin(None)
 
@@ -112,9 +112,8 @@ class HeadsDrafter(NetworkDrafter):
         """Return whether a draft has ranked tokens on the topology of the structure: no beam chooses it, and no node
         has more children than there are tokens.
         """
-        if not self._greedy or shape.beam is not None:
-            return False
-        return max(map(len, shape.tree.children)) <= self.heads.vocab_size
+        fits = shape.beam is None and max(map(len, shape.tree.children)) <= self.heads.vocab_size
+        return self._greedy and fits
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
         super().commit(tokens)

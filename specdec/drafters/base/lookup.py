@@ -53,11 +53,7 @@ class Lookup(Drafter):
 
 
 class TokenLookup(Lookup):
-    """Proposes by a fixed ranking of the tokens that may follow each token; a proposal depends on the last token alone.
-
-    Class attributes:
-        strategy: the name in `Source`.
-    """
+    """Proposes by a fixed ranking of the tokens that may follow each token; only the last token of a text counts."""
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain", "rows", "tree"}), replay="position")
     strategy: ClassVar[str]

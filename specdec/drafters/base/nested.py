@@ -78,11 +78,7 @@ def described(parts: Mapping[str, Drafter]) -> dict[str, Any]:
 
 
 class Wrapper(Drafter):
-    """A drafter that does everything as `drafter` does. Subclasses override what they change.
-
-    Attributes:
-        drafter: the one within.
-    """
+    """A drafter that does everything as `drafter` does. Subclasses override what they change."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter = drafter

@@ -64,8 +64,6 @@ class DFlash(BlockFormat):
 
 @formats.register("speculators dflash")
 class SpeculatorsDFlash(BlockFormat):
-    """DFlash in the speculators format."""
-
     def matches(self, files: CheckpointFiles) -> bool:
         return files.config.get(SPECULATORS) == "dflash"
 
@@ -81,8 +79,6 @@ class DSpark(BlockFormat):
 
 @formats.register("speculators dspark")
 class SpeculatorsDSpark(BlockFormat):
-    """DSpark in the speculators format."""
-
     def matches(self, files: CheckpointFiles) -> bool:
         return files.config.get(SPECULATORS) == "dspark"
 
@@ -94,11 +90,7 @@ def _says_dspark(files: CheckpointFiles) -> bool:
 
 
 def _network(reading: Reading, target: Target, options: dict[str, Any], boundaries: list[int]) -> FeatureNetwork:
-    """Return the network of a decoder's config and the options beside it.
-
-    Raises:
-        ModelLoadError: an option that is not established, a target of Gemma's kind, and see `Reading.network`.
-    """
+    """Return the network of a decoder's config and the options beside it; ModelLoadError if not established."""
     files = reading.files
     for key, plain in _PLAIN.items():
         if options.get(key, reading.config.get(key)) not in plain:

@@ -141,11 +141,7 @@ _FLAGS = (
 
 
 def _eagle1_network(reading: Reading, target: Target, layers: Sequence[int] | None, fc_bias: bool) -> FeatureNetwork:
-    """Return a network of the EAGLE-1 form; where `fc_bias` is false, the tensors tell whether `fc` has a bias.
-
-    Raises:
-        ModelLoadError: layers are given, though it reads what the target's output layer reads; see `Reading.network`.
-    """
+    """Return a network of the EAGLE-1 form; where `fc_bias` is false, the tensors tell whether `fc` has a bias."""
     if layers is not None:
         raise ModelLoadError(
             f"{reading.files} reads the state that the target's output layer reads: set drafter.layers=null."
@@ -204,8 +200,6 @@ def _eagle3_network(
         numbers, inputs: the target's layers that the network reads, see `_boundaries`.
         layers: `drafter.layers`, which are boundaries and count instead; None for those of the config.
         flags: those of `EagleConfig`, None where the config has none; of norms before `fc` tensors then tell.
-    Raises:
-        ModelLoadError: see `Reading.network` and `_boundaries`.
     """
     files, values = reading.files, reading.decoder()
     width, depth = reading.number("target_hidden_size", values["hidden"]), target.hidden.layers

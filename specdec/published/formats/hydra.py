@@ -117,8 +117,6 @@ class HydraNotGrounded(_MlpHeads):
 
 @formats.register("Hydra with attention heads")
 class HydraAttention(CheckpointFormat):
-    """The variants `cross-attn` and `eagle-attn` of the reference."""
-
     refusal = "only its MLP heads (hydra_head_arch mlp and prefix-mlp) were published and are described"
 
     def matches(self, files: CheckpointFiles) -> bool:

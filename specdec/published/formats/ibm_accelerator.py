@@ -72,7 +72,7 @@ class StagedMlp(DraftHeads):
 
     @property
     def flops_per_token(self) -> float:
-        """See `DraftHeads`: the stages before are computed again for every token."""
+        # The stages before are computed again for every token.
         stages, inner = self.sizes.stages, self.sizes.inner
         mixed = self.sizes.size * inner + inner * inner * (stages - 1) / 2
         return 2.0 * (mixed + self.vocab_size * inner)
@@ -149,8 +149,6 @@ class MlpSpeculatorFormat(NetworkFormat):
 
 @formats.register("speculators MLP")
 class SpeculatorsMlp(CheckpointFormat):
-    """MLP speculators in the config of the library `speculators`."""
-
     refusal = "no published file has it, and the library itself dropped it; give the original with its own config.json"
 
     def matches(self, files: CheckpointFiles) -> bool:
