@@ -79,10 +79,7 @@ class CorpusNgram(Drafter):
 
     @classmethod
     def from_config(cls, config: CorpusNgramConfig, target: Target) -> "CorpusNgram":
-        """
-        Raises:
-            UsageError: see `open_corpus`, `tokenize` and `made_once`.
-        """
+        """Raises UsageError: see `open_corpus`, `tokenize` and `made_once`."""
         corpus = open_corpus(config.corpus, config.field)
 
         def fit() -> NgramTable:

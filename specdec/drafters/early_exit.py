@@ -66,11 +66,7 @@ class EarlyExit(SmallModel):
     def __init__(
         self, target: Causal, chosen: ExitLayer, drafts: Drafts = "sampled", siblings: Siblings = "without_replacement"
     ) -> None:
-        """
-        Raises:
-            UsageError: a model whose layout is not known.
-            ModelLoadError: a model whose first layers do not work alone.
-        """
+        """Raises UsageError: a model of unknown layout; ModelLoadError: one whose first layers do not work alone."""
         self.exit, self._layers = chosen, target.decoder.layers
         self._shared = SharedDecoder(target.decoder, chosen.layer)
         super().__init__(self._shared.model, target, decoder=self._shared, drafts=drafts, siblings=siblings)
@@ -92,11 +88,9 @@ class EarlyExit(SmallModel):
 
 def choose_exit_layer(asked: int | Literal["auto"], config: CalibrationTextConfig, target: Causal) -> ExitLayer:
     """Return the exit layer that a run asks for. "auto" takes the checkpoint's own, where it names one, or else the one
-    with the largest Omega / (1 + gamma c) along the calibration text; c is its share of the operations.
-
-    Raises:
-        UsageError: an exit layer that is not below the model's depth; a model of fewer than two layers, or of unknown
-            layout; see `CalibrationText`.
+    with the largest Omega / (1 + gamma c) along the calibration text; c is its share of the operations. Raises
+    UsageError: an exit layer that is not below the model's depth; a model of fewer than two layers, or of unknown
+    layout; see `CalibrationText`.
     """
     name, layers = target.name, len(blocks_of(target.model, target.name))
     if asked != "auto":

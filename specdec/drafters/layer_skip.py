@@ -84,11 +84,7 @@ class LayerSkip(SmallModel):
         drafts: Drafts = "sampled",
         siblings: Siblings = "without_replacement",
     ) -> None:
-        """
-        Raises:
-            UsageError: see `partial_model`.
-            ModelLoadError: a model that does not work without these layers.
-        """
+        """Raises UsageError: see `partial_model`; ModelLoadError: a model that does not work without these layers."""
         self.skipped = skipped
         model = partial_model(target.model, skipped.parts, target.name)
         decoder = Decoder(model, target.name, target.decoder.prefill_chunk)
@@ -125,10 +121,7 @@ class SkipSearch:
     """
 
     def __init__(self, calibration: CalibrationText, units: Units, evaluations: int) -> None:
-        """
-        Raises:
-            UsageError: a model of fewer than two blocks; see `blocks_of`.
-        """
+        """Raises UsageError: a model of fewer than two blocks; see `blocks_of`."""
         self._calibration, self._left = calibration, evaluations
         self._model, self._name = calibration.model, calibration.name
         self._blocks = len(blocks_of(self._model, self._name))
@@ -186,10 +179,7 @@ class SkipSearch:
 
 def kept_search(config: LayerSkipConfig, target: Causal) -> SkippedParts:
     """Return the set of an earlier search for the same weights and settings from `cache_dir`; search and keep what was
-    found if it is not there.
-
-    Raises:
-        UsageError: see `CalibrationText`, `SkipSearch` and `made_once`.
+    found if it is not there. Raises UsageError: see `CalibrationText`, `SkipSearch` and `made_once`.
     """
     calibration = CalibrationText(config, target)
     search = SkipSearch(calibration, config.units, config.evaluations)

@@ -81,10 +81,7 @@ class Lookahead(Lookup):
         self._ends: list[int | None] = []  # last nodes of the columns of that draft; None for a column left out
 
     def prepare(self, capacity: int, structure: Structure) -> None:
-        """
-        Raises:
-            UsageError: the structure has no room for the whole window and all candidates.
-        """
+        """Raises UsageError: the structure has no room for the whole window and all candidates."""
         for needed, offered, what in (
             (self.nodes, structure.nodes, "nodes"),
             (self.depth, structure.gamma, "levels"),

@@ -80,10 +80,7 @@ class Mixed(Lookup):
         return cls(context, bigram, target, config.context_rows, config.fill)
 
     def prepare(self, capacity: int, structure: Structure) -> None:
-        """
-        Raises:
-            UsageError: more rows or siblings than the bigram could offer alone, where it has to fill what is left.
-        """
+        """Raises UsageError: more rows or siblings than the bigram could offer alone, where it fills what is left."""
         if self._fill:
             with named_below("bigram"):
                 self.bigram.prepare(capacity, structure)

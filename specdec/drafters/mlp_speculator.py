@@ -38,5 +38,5 @@ class MlpSpeculator(HeadsDrafter):
                 "Missing value drafter.model: give the folder or hub id of an MLP speculator that was made for the "
                 "target, such as ibm-ai-platform/llama3-8b-accelerator; none comes with specdec."
             )
-        published = load_published(config.model, target, cls.strategy)
-        return cls(published.network, target, published.about, config.drafts, config.siblings)
+        heads, about = load_published(config.model, target, cls.strategy)
+        return cls(heads, target, about, config.drafts, config.siblings)

@@ -158,10 +158,8 @@ def _of_model(config: ModelBigramConfig, form: Form, source: SourceModel, target
 
 
 def _of_law(config: ModelBigramConfig, form: Form, target: Target) -> BigramTable:
-    """Return the table of a target without a model, made from its own law; it is not kept.
-
-    Raises:
-        UsageError: a recorded stream, which has no law; too large a vocabulary.
+    """Return the table of a target without a model, made from its own law; it is not kept. Raises UsageError: a
+    recorded stream, which has no law; too large a vocabulary.
     """
     if target.vocab_size > _LARGEST_LAW:
         raise UsageError(
@@ -182,10 +180,7 @@ def _of_law(config: ModelBigramConfig, form: Form, target: Target) -> BigramTabl
 @torch.inference_mode()
 def tabulate(model: Any, name: str, form: Form, batch_size: int) -> BigramTable:
     """Make a table: one call of the model for each `batch_size` tokens of the vocabulary, positions from 0; for
-    continuations, `width` - 1 more calls for each `batch_size` pairs.
-
-    Raises:
-        ModelLoadError: the logits are not finite.
+    continuations, `width` - 1 more calls for each `batch_size` pairs. Raises ModelLoadError: the logits are not finite.
     """
     size: int = model.config.get_text_config().vocab_size
     batches = torch.arange(size, device=model.device).split(batch_size)

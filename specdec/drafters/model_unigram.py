@@ -45,10 +45,6 @@ class ModelUnigram(TokenLookup):
     Deterministic: q is a point mass. Row j begins with the token of rank j, and all that follows is the token of rank
     0; children in a tree are the first ranks, whatever their parent is. A draft costs nothing but copying; making the
     table costs two passes over the embeddings and over as much of the corpus as `calibration` says.
-
-    Attributes:
-        sign: the end of the ranking that is used: "smallest" scores first, or "largest".
-        hits: share of the calibration text among the k tokens of either end.
     """
 
     strategy = "model_unigram"
@@ -56,14 +52,11 @@ class ModelUnigram(TokenLookup):
     def __init__(
         self, scores: np.ndarray, text: np.ndarray, target: Target, k: int, described: Mapping[str, Any]
     ) -> None:
-        """
-        Args:
-            scores: [V] see `unigram_scores`.
-            text: tokens for the calibration; negative numbers stand for breaks.
-        """
+        """Rank by the `unigram_scores` [V]; the calibration text has negative numbers for breaks."""
         super().__init__(target, k)
         # The tokens at either end, best first, equals in the order of their numbers.
         ends = {"smallest": np.argsort(scores, kind="stable")[:k], "largest": np.argsort(-scores, kind="stable")[:k]}
+        # Share of the calibration text among the tokens of either end.
         self.hits = {sign: float(np.isin(text[text >= 0], tokens).mean()) for sign, tokens in ends.items()}
         self.sign = max(ends, key=self.hits.__getitem__)  # of equals the paper's, "smallest"
         self._tokens: list[int] = ends[self.sign].tolist()
@@ -117,13 +110,9 @@ class ModelUnigram(TokenLookup):
 
 
 def unigram_scores(u: Tensor, v: Tensor) -> Tensor:
-    """Return the product of the mean output embedding with each output embedding under the metric G = V^T V / |X|: the
-    mean over tokens x of (mean u . v_x)(u_i . v_x); theory.md 9.1.
-
-    Args:
-        u, v: output and input embeddings, [X, D] each, of any float type.
-    Returns:
-        [X] float64.
+    """Return the product [X] float64 of the mean output embedding with each output embedding under the metric
+    G = V^T V / |X|: the mean over tokens x of (mean u . v_x)(u_i . v_x); theory.md 9.1. Output and input embeddings are
+    [X, D] each, of any float type.
     """
     mean = sum((chunk.sum(0) for chunk in _widened(u)), torch.zeros(())) / len(u)
     # V^T (V mean) / |X|, without the matrix G, which is D x D.

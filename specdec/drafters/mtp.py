@@ -12,8 +12,7 @@ from torch import Tensor
 from specdec.config import typed
 from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.calibration import own_model
-from specdec.drafters.base.feature_drafter import FeatureDrafter
-from specdec.drafters.base.network_drafter import Drafts
+from specdec.drafters.base.network_drafter import Drafts, FeatureDrafter
 from specdec.eagle.mtp_network import MtpNetwork, MtpText, drafts_along
 from specdec.errors import UsageError
 from specdec.models.load import content_hash, describe_weights
@@ -65,10 +64,8 @@ class Mtp(FeatureDrafter):
 
     @classmethod
     def from_config(cls, config: MtpConfig, target: Target) -> "Mtp":
-        """
-        Raises:
-            UsageError: a target without a decoder, a GGUF file, a checkpoint without MTP weights, or with others than
-                the target's (see `MtpModule.load`).
+        """Raises UsageError: a target without a decoder, a GGUF file, a checkpoint without MTP weights, or with others
+        than the target's (see `MtpModule.load`).
         """
         own = own_model(target, "mtp")
         name = config.model or own.name

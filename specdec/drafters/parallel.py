@@ -70,10 +70,8 @@ class Parallel(NetworkDrafter):
         siblings: Siblings = "without_replacement",
         prefill_chunk: int = 512,
     ) -> None:
-        """
-        Raises:
-            UsageError: a mask token that the model does not have, an encoder-decoder as the target, another tokenizer.
-            ModelLoadError: a model whose cache cannot be rolled back.
+        """Raises UsageError: a mask token that the model does not have, an encoder-decoder as the target, another
+        tokenizer; ModelLoadError: a model whose cache cannot be rolled back.
         """
         super().__init__(target, drafts, siblings)
         self._decoder = Decoder(model, model.name_or_path or type(model).__name__, prefill_chunk)
@@ -90,10 +88,8 @@ class Parallel(NetworkDrafter):
 
     @classmethod
     def from_config(cls, config: ParallelConfig, target: Target) -> "Parallel":
-        """
-        Raises:
-            UsageError: no mask token is known; a checkpoint of another format (see `recognise`); a model that cannot
-                be loaded or does not fit the target.
+        """Raises UsageError: no mask token is known; a checkpoint of another format (see `recognise`); a model that
+        cannot be loaded or does not fit the target.
         """
         if target.model is not None and target.model.config.is_encoder_decoder:
             raise UsageError(

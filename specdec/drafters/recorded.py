@@ -70,10 +70,7 @@ class RecordedLengths(Lookup):
         read_notes: tuple[str, ...] = (),
         kind: Literal["lookup", "model"] | None = None,
     ) -> None:
-        """
-        Args:
-            field: the name of the lengths, which every stream has, one for each token.
-        """
+        """Make a drafter of the lengths of this name, which every stream has, one for each token."""
         super().__init__(target)
         self.read_notes = read_notes
         self._field, self.cost, self._kind = field, cost, kind

@@ -88,10 +88,8 @@ class SmallModel(NetworkDrafter):
         translate: bool = False,
         decoder: Decoder | Seq2SeqDecoder | None = None,
     ) -> None:
-        """
-        Raises:
-            UsageError: a model of another kind than the target's, or another tokenizer.
-            ModelLoadError: a model whose cache cannot be rolled back.
+        """Raises UsageError: a model of another kind than the target's, or another tokenizer; ModelLoadError: one whose
+        cache cannot be rolled back.
         """
         self.name = model.name_or_path or type(model).__name__  # of its folder, or made in memory
         model.eval().requires_grad_(False)
@@ -220,7 +218,7 @@ class SmallModel(NetworkDrafter):
         fits in the model's context.
         """
         context = self._context()
-        gamma = self._within(structure.gamma, context)
+        gamma = self.reach(structure.gamma, context)
         return None if gamma < 1 else (self._pending(context, gamma), self.new_chain(gamma, structure.threshold))
 
     def _chain(self, drafted: Choice) -> Draft:
@@ -232,10 +230,6 @@ class SmallModel(NetworkDrafter):
     def _context(self) -> list[int]:
         return self._text if self.translation is None else self.translation.read(self._text)
 
-    def _within(self, gamma: int, context: Sequence[int]) -> int:
-        """Return how many of `gamma` tokens fit in the model's context, below 1 where none do."""
-        return min(gamma, self._decoder.context_length + 1 - len(context)) if context else 0
-
     def _growing(self, structure: Structure) -> Growing | None:
         """Return the rows or the tree that fit in the model's context, before they grow; None where nothing fits."""
         gamma = self.reach(structure.gamma)
@@ -244,15 +238,14 @@ class SmallModel(NetworkDrafter):
         shape = structure.clamped(gamma)
         return Growing(self.tree_model(shape, self.strategy), shape, self.generator)
 
-    def reach(self, gamma: int) -> int:
-        """Return how many levels of `gamma` fit in the model's context; 0 or fewer where the text does not."""
-        return self._within(gamma, self._context())
+    def reach(self, gamma: int, context: Sequence[int] | None = None) -> int:
+        """Return how many levels of `gamma` fit behind the text in the model's context, below 1 where none do."""
+        context = self._context() if context is None else context
+        return min(gamma, self._decoder.context_length + 1 - len(context)) if context else 0
 
     def tree_model(self, structure: Structure, strategy: str) -> TreeModel:
         """Return this model as one that drafts rows or a tree after the text so far, which has to fit in its context.
-
-        Raises:
-            UsageError: between tokenizers, or from an encoder-decoder.
+        Raises UsageError: between tokenizers, or from an encoder-decoder.
         """
         decoder = self._decoder
         if self.translation is not None or not isinstance(decoder, Decoder) or not decoder.probed.packed:
@@ -318,10 +311,8 @@ class SmallModel(NetworkDrafter):
         return True
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
-        """See `Drafter.laws`. None with `translate`, and for a text that is longer than the model's context.
-
-        Raises:
-            NumericsError: q is not finite.
+        """See `Drafter.laws`. None with `translate`, and for a text that is longer than the model's context. Raises
+        NumericsError: q is not finite.
         """
         if self.translation is not None or len(prompt) + len(text) - 1 > self._decoder.context_length:
             return None

@@ -58,10 +58,7 @@ class SpecTree(NetworkDrafter):
     def __init__(
         self, models: Mapping[str, SmallModel], target: Target, children: Literal["sampled", "ranked"]
     ) -> None:
-        """
-        Args:
-            models: at least one, made for `target`, by the names in `Source`.
-        """
+        """Make a drafter of at least one model, made for `target`, by the names in `Source`."""
         super().__init__(target, "greedy" if children == "ranked" else "sampled", "without_replacement")
         self.models = dict(models)
         self.capabilities = replace(self.capabilities, vocab_size=target.vocab_size)

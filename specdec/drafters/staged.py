@@ -66,10 +66,7 @@ class Staged(Drafter):
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="position")
 
     def __init__(self, small: SmallModel, outer: "DraftTarget", by: Drafter, structure: Structure) -> None:
-        """
-        Raises:
-            UsageError: a structure that `by` does not fill, or that is deeper than it drafts.
-        """
+        """Raises UsageError: a structure that `by` does not fill, or that is deeper than it drafts."""
         can = by.capabilities
         if structure.name not in can.fills:
             raise UsageError(
@@ -186,7 +183,12 @@ class Staged(Drafter):
         behind, place = len(pending) - 1, len(self._known) - len(pending)
         catches_up = self._reads and behind > 0
         draft = EMPTY if catches_up else self.by.draft(self._structure.clamped(room - 1))
-        p = self.outer.verify(_put_behind(pending[1:], draft, self.outer.device))
+        below = draft
+        if behind:  # one call on both; q is left out, because p alone is asked for
+            parents = (*range(-1, behind - 1), *(parent + behind for parent in draft.tree.parents))
+            front = torch.tensor(list(pending[1:])).to(self.outer.device, non_blocking=True)
+            below = Draft(torch.cat([front, draft.tokens.to(self.outer.device)]), Tree(parents))
+        p = self.outer.verify(below)
         acceptance = self._verifier.accept(draft, p[behind:], self._generator)
         path = acceptance.path
         tokens = [*(acceptance.tokens[node] for node in path), acceptance.next_token]
@@ -242,10 +244,7 @@ class DraftTarget(Causal):
     """
 
     def __init__(self, drafter: SmallModel, target: Target) -> None:
-        """
-        Raises:
-            UsageError: an encoder-decoder, or a model with another tokenizer.
-        """
+        """Raises UsageError: an encoder-decoder, or a model with another tokenizer."""
         for refused, what in (
             (drafter.model.config.is_encoder_decoder, "is an encoder-decoder"),
             (drafter.translation is not None, "has another tokenizer (drafter.translate=true)"),
@@ -282,13 +281,3 @@ class DraftTarget(Causal):
 
 
 _OWN = Source("small_model", 0)
-
-
-def _put_behind(tokens: Sequence[int], draft: Draft, device: torch.device) -> Draft:
-    """Return `draft` below a chain of `tokens`, for one call on both; q is left out, because p alone is asked for."""
-    if not tokens:
-        return draft
-    size = len(tokens)
-    parents = (*range(-1, size - 1), *(parent + size for parent in draft.tree.parents))
-    front = torch.tensor(list(tokens)).to(device, non_blocking=True)
-    return Draft(torch.cat([front, draft.tokens.to(device)]), Tree(parents))

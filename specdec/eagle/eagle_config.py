@@ -105,9 +105,7 @@ class EagleConfig:
 
     def offsets(self, layers: int) -> tuple[int, ...]:
         """Return the layers to keep of a target with `layers` layers, counted down from the last (`HiddenStates`).
-
-        Raises:
-            ValueError: a boundary that the target has not, or the un-normed output of its last block.
+        Raises ValueError: a boundary that the target has not, or the un-normed output of its last block.
         """
         if self.form == "eagle1":
             return (0,)

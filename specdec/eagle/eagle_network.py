@@ -210,11 +210,8 @@ class MarkovHead(nn.Module):
         self.joint_proj = nn.Linear(2 * rank + hidden, 3 * rank) if kind == "rnn" else None
 
     def forward(self, before: Tensor, states: Tensor) -> Tensor:
-        """Return the scores [M, W] of the slot behind M paths.
-
-        Args:
-            before: [M, j] the target's tokens of each path, the root first.
-            states: [j, D] of the first j slots, behind the final norm.
+        """Return the scores [M, W] of the slot behind M paths of the target's tokens [M, j], the root first, by the
+        states [j, D] of the first j slots, behind the final norm.
         """
         embedded = self.markov_w1(before)  # [M, j, R]
         shared = states.expand(len(before), -1, -1)

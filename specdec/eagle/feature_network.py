@@ -47,10 +47,7 @@ class GroupedAttention(nn.Module):
     """Attention with fewer key than query heads and rotary positions, over inputs of a width of their own."""
 
     def __init__(self, config: EagleConfig, inputs: int, causal: bool = True) -> None:
-        """
-        Args:
-            causal: where no mask is given, a row sees those before it and itself; otherwise it sees all.
-        """
+        """Make an attention in which, without a mask, a row sees all, or where `causal` itself and those before."""
         super().__init__()
         biased = config.attention_bias != "none"
         size, kv_size = config.heads * config.head_dim, config.kv_heads * config.head_dim
@@ -129,10 +126,8 @@ class FeatureNetwork(nn.Module):
         self._sent = self._frequencies  # those of the last device and type that asked
 
     def draft_only(self, kept: Sequence[int]) -> None:
-        """Make `kept` the tokens that can be drafted: `draft_vocabulary` ids of the target in ascending order.
-
-        Raises:
-            ValueError: ids that are not ascending, or another number of them, or beyond the target's vocabulary.
+        """Make `kept` the tokens that can be drafted: `draft_vocabulary` ids of the target in ascending order. Raises
+        ValueError: ids that are not ascending, or another number of them, or beyond the target's vocabulary.
         """
         ids = torch.tensor(list(kept), dtype=torch.long, device=self.d2t.device)
         if len(ids) != self.draft_size or not (ids.diff() > 0).all() or ids[0] < 0 or ids[-1] >= self.vocab_size:

@@ -224,10 +224,8 @@ class MtpDraft:
 def drafts_along(
     network: MtpNetwork, tokens: Tensor, features: Tensor, first: int
 ) -> Iterator[tuple[Tensor, MtpDraft]]:
-    """Begin a draft at every place, from `first` >= 1 on, of a text of tokens [T] and their states [T - 1, D].
-
-    Yields:
-        places [B] of the roots, with the draft of their chains: that of a text that ends there. The last place is T-2.
+    """Begin a draft at every place, from `first` >= 1 to T-2, of a text of tokens [T] and their states [T-1, D]; yield
+    places [B] of roots, with the draft of their chains: that of a text that ends there.
     """
     count, last = len(network.heads), len(tokens) - 1
     whole = MtpText(network, keep=True)

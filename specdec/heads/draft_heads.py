@@ -34,11 +34,8 @@ class DraftHeads(nn.Module, ABC):
 
     @abstractmethod
     def draft_features(self, k: int, state: Tensor, drafted: Tensor) -> Tensor:
-        """Return the features [M, ...] of head k after M drafted paths; [1, ...] will do for heads that read no tokens.
-
-        Args:
-            state: [D] or [M, D] h_t, as `contextual` returns it.
-            drafted: [M, k] x_{t+1} (the root), ..., x_{t+k}.
+        """Return the features [M, ...] of head k after M drafted paths [M, k], x_{t+1} (the root) to x_{t+k}, and h_t
+        [D] or [M, D] of `contextual`; [1, ...] will do for heads that read no tokens.
         """
 
     @abstractmethod

@@ -77,12 +77,7 @@ class PrefixLayer(_SelfAttention):
     """
 
     def forward(self, states: Tensor, past: Past | None = None) -> tuple[Tensor, Past]:
-        """
-        Args:
-            states: [B, S, D] of the tokens behind those of `past`.
-        Returns:
-            states [B, S, D], and the keys and values of all tokens so far.
-        """
+        """Return states [B, S, D] for those [B, S, D] behind `past`, and the keys and values of all tokens so far."""
         batch, length, size = states.shape
         query, key, value = self.mixed(self.norm(states))
         before = 0
@@ -121,11 +116,7 @@ class Heads(DraftHeads):
     """
 
     def __init__(self, config: HeadsConfig, embedding: Tensor, output: Tensor) -> None:
-        """
-        Args:
-            embedding: [V, D] the target's input embeddings.
-            output: [V, D] its output layer.
-        """
+        """Make heads over the target's input embeddings and output layer, [V, D] each."""
         super().__init__()
         self.config, self.grounded = config, config.grounded
         self.vocab_size, size = output.shape

@@ -44,17 +44,10 @@ class CorpusPart:
 
 @dataclass(frozen=True)
 class NgramCorpus:
-    """
-    Attributes:
-        size: in bytes.
-        digest: returns a hash of all that `parts` yields.
-        parts: yields the documents in order, part by part; UsageError where a file is damaged or not UTF-8, or a line
-            does not fit.
-    """
-
-    name: str
-    size: int
-    digest: Callable[[], str]
+    name: str  # for messages
+    size: int  # in bytes
+    digest: Callable[[], str]  # returns a hash of all that `parts` yields
+    # Yields the documents in order, part by part; UsageError where a file is damaged or not UTF-8, or a line is wrong.
     parts: Callable[[], Iterator[CorpusPart]]
 
 
@@ -162,10 +155,8 @@ def tokenizer_digest(tokenizer: Any) -> str:
 
 
 def tokenize(corpus: NgramCorpus, tokenizer: Any, vocab_size: int) -> np.ndarray:
-    """Return the corpus in the target's tokens [T] int32, with a `BOUNDARY` before every document.
-
-    Raises:
-        UsageError: an empty corpus; see `encoded`.
+    """Return the corpus in the target's tokens [T] int32, with a `BOUNDARY` before every document. Raises UsageError:
+    an empty corpus; see `encoded`.
     """
     boundary = np.array([BOUNDARY], dtype=np.int32)
     parts: list[np.ndarray] = []

@@ -207,10 +207,8 @@ def write_datastore(folder: Path, store: Datastore, tokenizer: str, about: tuple
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read what is said about a datastore.
-
-    Raises:
-        ValueError: there is no manifest, or one of another format; the message says which.
+    """Read what is said about a datastore. Raises ValueError: there is no manifest, or one of another format; the
+    message says which.
     """
     try:
         values = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
@@ -228,10 +226,8 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def open_datastore(folder: Path, manifest: Manifest) -> Datastore:
-    """Map the files of a datastore into memory, after their hashes are compared.
-
-    Raises:
-        ValueError: a file is missing or damaged; the message says which.
+    """Map the files of a datastore into memory, after their hashes are compared. Raises ValueError: a file is missing
+    or damaged; the message says which.
     """
     for name in _FILES:
         path = folder / f"{name}.npy"

@@ -105,10 +105,8 @@ class NgramTable:
 
     @classmethod
     def load(cls, path: Path, discount: float) -> "NgramTable":
-        """Read what `save` wrote.
-
-        Raises:
-            ValueError: the file is damaged, or holds something else; the message says which.
+        """Read what `save` wrote. Raises ValueError: the file is damaged, or holds something else; the message says
+        which.
         """
         arrays = read_arrays(path, _FORMAT)
         numbers = range(2, 2 + len(arrays) // 3)

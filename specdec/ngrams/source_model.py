@@ -20,10 +20,7 @@ class SourceModel:
 
 def source_model(name: str | None, dtype: Dtype, target: Target) -> SourceModel | None:
     """Load the model that `drafter.model` and `drafter.dtype` name; null is the target's own, None if it has none.
-
-    Raises:
-        UsageError: the model is an encoder-decoder or has another vocabulary, or there is a dtype but no model.
-        ModelLoadError: see `load_model`.
+    Raises UsageError: an encoder-decoder, another vocabulary, a dtype but no model; ModelLoadError: see `load_model`.
     """
     if name is None:
         if dtype != "auto":

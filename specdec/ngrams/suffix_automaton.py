@@ -75,10 +75,8 @@ class SuffixAutomaton:
         return self._chain(self._link[self._last], most, [])
 
     def follow(self, place: Place, token: int, limit: int) -> Place:
-        """Return the place after one more token of a text, amortised over the text in constant time.
-
-        Args:
-            limit: only the first `limit` tokens of the automaton's own text count.
+        """Return the place after one more token of a text, amortised over the text in constant time. Of the automaton's
+        own text the first `limit` tokens count.
         """
         state, length = place
         while True:

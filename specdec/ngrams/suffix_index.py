@@ -69,9 +69,7 @@ class SuffixIndex:
 
     def first(self, order: int) -> int | None:
         """Return the position after the first earlier occurrence of the text's last `order` tokens, None without one.
-
-        Raises:
-            ValueError: the index does not keep it.
+        Raises ValueError: the index does not keep it.
         """
         if not self._leftmost:
             raise ValueError("first occurrences are kept by an index that was made with leftmost=True")

@@ -40,10 +40,7 @@ class CheckpointFiles:
     """
 
     def __init__(self, name: str, folder: Path, pickles: Iterable[str] = ()) -> None:
-        """
-        Raises:
-            ModelLoadError: a damaged file, a missing shard, a tensor that two files hold.
-        """
+        """Raises ModelLoadError: a damaged file, a missing shard, a tensor that two files hold."""
         self.name, self.folder = name, folder
         own_pickles = (path.name for path in folder.glob("*") if path.suffix in PICKLES)
         self.pickles = tuple(sorted({*pickles, *own_pickles}))
@@ -99,10 +96,8 @@ class CheckpointFiles:
             return found
 
     def setting(self, key: str, kind: type[T], default: T | None = None, config: Mapping[str, Any] | None = None) -> T:
-        """Return a value of the config, or of the part `config` of it; `default` where it is missing or null.
-
-        Raises:
-            ModelLoadError: the key is missing and has no default, or its value is not of this kind.
+        """Return a value of the config, or of the part `config` of it; `default` where it is missing or null. Raises
+        ModelLoadError: the key is missing and has no default, or its value is not of this kind.
         """
         value = (self.config if config is None else config).get(key)
         if value is None:
@@ -129,9 +124,7 @@ class CheckpointFiles:
 
     def check_parts(self, key: str, number: int) -> None:
         """Refuse a number of layers or stages that these files cannot hold, before anything of that size is made.
-
-        Raises:
-            ModelLoadError: there are fewer tensors than parts.
+        Raises ModelLoadError: there are fewer tensors than parts.
         """
         if number > len(self.tensors):
             raise ModelLoadError(

@@ -32,21 +32,14 @@ class EagleFormat(NetworkFormat):
 
 
 class Reading:
-    """One checkpoint while it is read.
-
-    Attributes:
-        places: the network's name of a tensor -> its name in the file.
-    """
+    """One checkpoint while it is read."""
 
     def __init__(
         self, files: CheckpointFiles, config: Mapping[str, Any], renamed: Mapping[str, str] | None = None
     ) -> None:
-        """
-        Raises:
-            ModelLoadError: an activation other than SiLU, or biases in the MLP.
-        """
+        """Raises ModelLoadError: an activation other than SiLU, or biases in the MLP."""
         self.files, self.config = files, config
-        self.places: dict[str, str] = {}
+        self.places: dict[str, str] = {}  # the network's name of a tensor -> its name in the file
         for name in files.tensors:
             own = next((new + name[len(old) :] for old, new in (renamed or {}).items() if name.startswith(old)), name)
             self.places[own] = name
@@ -57,10 +50,8 @@ class Reading:
             raise ModelLoadError(f"{files} has mlp_bias=true in its config.json: only MLPs without one are read.")
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Return the shape of a matrix that the network calls so.
-
-        Raises:
-            ModelLoadError: there is none, or it is no matrix.
+        """Return the shape of a matrix that the network calls so. Raises ModelLoadError: there is none, or it is no
+        matrix.
         """
         if name not in self.places:
             raise ModelLoadError(f"{self.files} lacks {name}: get the checkpoint as it was published.")
@@ -70,10 +61,8 @@ class Reading:
         return shape
 
     def number(self, key: str, default: int | None = None) -> int:
-        """Return a whole number of the decoder's config.
-
-        Raises:
-            ModelLoadError: it is missing and has no default, or is something else.
+        """Return a whole number of the decoder's config. Raises ModelLoadError: it is missing and has no default, or is
+        something else.
         """
         value = self.files.setting(key, int, default, self.config)
         if value < 1:
@@ -83,10 +72,8 @@ class Reading:
         return value
 
     def decoder(self) -> dict[str, Any]:
-        """Return the values of `EagleConfig` that all formats have in common.
-
-        Raises:
-            ModelLoadError: a missing or wrong value, a rotary scaling that is not read.
+        """Return the values of `EagleConfig` that all formats have in common. Raises ModelLoadError: a missing or wrong
+        value, a rotary scaling that is not read.
         """
         at = "layers.0.self_attn."
         heads = self.number("num_attention_heads")

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -30,31 +30,18 @@ C = TypeVar("C")
 _SMOLLM2_OUTPUT = (49152, 576)  # tokens and width of SmolLM2-135M's output layer
 
 
-class LoadedNetwork(NamedTuple):
-    """A network in the target's dtype and on its device.
-
-    Attributes:
-        about: what is recorded of it. Of a published checkpoint: format, the target's name in it, commit, and the hash
-            of a folder's safetensors, "" for a hub id; of a file of a training: its hash and what the training cost.
-    """
-
-    network: Any
-    about: dict[str, Any]
-
-
-def load_published(model: str, target: Target, drafter: str, **options: Any) -> LoadedNetwork:
-    """Load a published checkpoint, a folder or a hub id, for a target and a drafter of this name.
-
-    Raises:
-        ModelLoadError: see `open_checkpoint`, `recognise` and `NetworkFormat.load`.
-        UsageError: a target without hidden states.
+def load_published(model: str, target: Target, drafter: str, **options: Any) -> tuple[Any, dict[str, Any]]:
+    """Load the network of a published checkpoint, a folder or a hub id, for a target, in its dtype and on its device,
+    and a drafter of this name; with what is recorded of it: format, the target's name in it, commit, and the hash of a
+    folder's safetensors, "" for a hub id. Raises ModelLoadError: see `open_checkpoint`, `recognise` and
+    `NetworkFormat.load`; UsageError: a target without hidden states.
     """
     files = open_checkpoint(model)
     name, form = recognise(files, drafter)
     assert isinstance(form, NetworkFormat)
     network = form.load(files, target, **options).eval().requires_grad_(False)
     about = {"format": name, "made_for": recorded_target(files), "commit": files.commit}
-    return LoadedNetwork(network, about | {"sha256": content_hash(str(Path(model).expanduser()))})
+    return network, about | {"sha256": content_hash(str(Path(model).expanduser()))}
 
 
 @dataclass(frozen=True)
@@ -80,10 +67,8 @@ class TrainedKind(Generic[C]):
     several: bool  # the name is a plural
 
     def write(self, network: Any, path: Path, target: str, training: dict[str, Any]) -> None:
-        """Write a network with its typed `config`, folders included; a reader never sees half a file.
-
-        Args:
-            target: `HiddenStates.identity` of the target that it reads.
+        """Write a network with its typed `config`, the `HiddenStates.identity` of its target and JSON values, folders
+        included; a reader never sees half a file.
         """
         about = {"config": asdict(network.config), "target": target, "training": training}
         weights = {name: weight.detach().cpu().contiguous() for name, weight in network.state_dict().items()}
@@ -91,9 +76,7 @@ class TrainedKind(Generic[C]):
 
     def read(self, path: str | Path, key: str = "drafter.model") -> TrainedFile[C]:
         """Read a file of `write`, which stands at this key of the configuration, whatever target it was made for.
-
-        Raises:
-            UsageError: the file does not exist, is of another kind, or damaged.
+        Raises UsageError: the file does not exist, is of another kind, or damaged.
         """
         check_place(str(Path(path).absolute()), f"File {key}={path}", f"give a file of {self.content}, or pocket")
         try:
@@ -152,8 +135,11 @@ class TrainedKind(Generic[C]):
         network.load_state_dict(stored.weights, assign=True)
         return network.to(target.device, output_layer.dtype).eval().requires_grad_(False)
 
-    def open(self, model: str, target: Target, drafter: str, shipped: str, **options: Any) -> LoadedNetwork:
-        """Load the network that `drafter.model` names, for the drafter of this name.
+    def open(
+        self, model: str, target: Target, drafter: str, shipped: str, **options: Any
+    ) -> tuple[Any, dict[str, Any]]:
+        """Load the network that `drafter.model` names, for the drafter of this name; with what is recorded of it: of a
+        file of a training its hash and what the training cost, otherwise see `load_published`.
 
         Args:
             model: `pocket`, a file that `specdec.train` wrote (or its folder), or a published checkpoint, by its folder
@@ -189,7 +175,7 @@ class TrainedKind(Generic[C]):
         network = self.load(path, target, alike)
         with path.open("rb") as file:
             sha256 = hashlib.file_digest(file, "sha256").hexdigest()
-        return LoadedNetwork(network, {"sha256": sha256, "training": training_cost(self.read(path).training)})
+        return network, {"sha256": sha256, "training": training_cost(self.read(path).training)}
 
 
 def shipped_file(name: str, target: str = "pocket") -> Path:

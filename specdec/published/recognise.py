@@ -22,16 +22,10 @@ Shapes = Mapping[str, tuple[int, ...]]  # of tensors by name
 
 
 class CheckpointFormat(ABC):
-    """A format in which drafters were published. Its registered name is what messages call it. Exactly one format
-    matches the files of any checkpoint that is one.
+    """A format in which drafters were published, registered by its name in messages; a checkpoint has one at most."""
 
-    Class attributes:
-        drafters: names of the drafters that read it, the usual one first; empty where nothing reads it.
-        refusal: why nothing reads it, and what is missing.
-    """
-
-    drafters: ClassVar[tuple[str, ...]] = ()
-    refusal: ClassVar[str] = ""
+    drafters: ClassVar[tuple[str, ...]] = ()  # names of those that read it, the usual one first
+    refusal: ClassVar[str] = ""  # why nothing reads it, and what is missing
 
     @abstractmethod
     def matches(self, files: CheckpointFiles) -> bool:
@@ -43,11 +37,8 @@ class NetworkFormat(CheckpointFormat):
 
     @abstractmethod
     def load(self, *args: Any, **options: Any) -> nn.Module:
-        """Return the network of some files for a target, in its dtype and on its device.
-
-        Raises:
-            ModelLoadError: other tensors than those of the format, another target's sizes, or something in the config
-                that is not established.
+        """Return the network of some files for a target, in its dtype and on its device. Raises ModelLoadError: other
+        tensors than those of the format, another target's sizes, or something in the config that is not established.
         """
 
 
@@ -56,10 +47,8 @@ formats: Registry[CheckpointFormat] = Registry("published.formats", "checkpoint 
 
 def recognise(files: CheckpointFiles, drafter: str) -> tuple[str, CheckpointFormat]:
     """Return the format of a checkpoint that `drafter` is to read, behind the name that messages and records give it.
-
-    Raises:
-        ModelLoadError: pickled weights (with the command that converts them), no known format (with what was found),
-            a format that nothing reads, or one that another drafter reads (which is named).
+    Raises ModelLoadError: pickled weights (with the command that converts them), no known format (with what was found),
+    a format that nothing reads, or one that another drafter reads (which is named).
     """
     if not files.tensors and files.pickles:
         raise ModelLoadError(

@@ -70,10 +70,8 @@ class ResidualHeads(DraftHeads):
         token_map: Tensor | None = None,
         offset: int = 0,
     ) -> None:
-        """
-        Args:
-            embedding: [V, D] the target's input embeddings, for grounded heads; it is read and not stored.
-            token_map: [output rows] the token of each row of the output layers, where these leave tokens out.
+        """Make heads; grounded ones read the target's input embeddings [V, D]. Where output layers leave tokens out,
+        `token_map` has the token of each of their rows.
         """
         super().__init__()
         self.blocks = nn.ModuleList(nn.Sequential(*each) for each in blocks)

@@ -37,11 +37,8 @@ def merged(rows: Iterable[tuple[Sequence[int], Source]]) -> Proposal:
 
 def filled(tree: Tree, root: Place, best: Callable[[Place, int], Iterable[tuple[int, str, Place]]]) -> Proposal:
     """Return a topology with the best candidates at every node. A node without a candidate is left out, with all nodes
-    below it.
-
-    Args:
-        best: (place, count) -> at most `count` different tokens to follow there, best first, each with its strategy
-            and with the place that it leads to.
+    below it. `best(place, count)` gives at most `count` different tokens to follow there, best first, each with its
+    strategy and with the place that it leads to.
     """
     chosen: dict[int, tuple[int, Source]] = {}
     places = [(-1, root)]  # of the nodes that were chosen; grows while they are filled
@@ -68,10 +65,7 @@ class PathTree:
     """
 
     def __init__(self, nodes: float = inf, depth: float = inf, branches: float = inf) -> None:
-        """
-        Args:
-            nodes, depth, branches: the most nodes, levels, and paths from the root to a leaf.
-        """
+        """Make an empty tree, with limits of its nodes, its levels, and its paths from the root to a leaf."""
         self._nodes, self._depth, self._branches = nodes, depth, branches
         self._parents, self._tokens, self._source = list[int](), list[int](), list[Source]()
         self._children: dict[tuple[int, int], int] = {}  # (parent, token) -> node
@@ -117,10 +111,8 @@ class ContinuationTrie:
     """The beginnings of some continuations; each node counts the continuations that pass through it."""
 
     def __init__(self, rows: Iterable[Sequence[int]], *, counted: bool) -> None:
-        """
-        Args:
-            counted: rows and children are ranked by counts; equals, and all where this is false, are in the order in
-                which the continuations came.
+        """Make a trie; where it is `counted`, rows and children are ranked by counts. Equals, and otherwise all, are in
+        the order in which the continuations came.
         """
         self._counted = counted
         self._children: list[dict[int, int]] = [{}]  # of each node: token -> child

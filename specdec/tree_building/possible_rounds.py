@@ -58,10 +58,7 @@ def common_rows(found: Continuations, windows: np.ndarray) -> tuple[np.ndarray, 
     """Return different continuations and their ranks at their place: the most common first, of equals the best.
 
     One that is shorter than others of its place, because the text ends, is left out where it is their beginning; the
-    shorter ones of a place come first.
-
-    Args:
-        windows: [depth + 1, T] numbers of the windows of each length at each position, equal for equal tokens.
+    shorter ones of a place come first. `windows` [depth + 1, T] are those of `FinishedText`.
     """
     at, begin, size = found.at, found.begin, found.size
     longest = np.zeros(len(found.places), dtype=np.int64)
@@ -88,10 +85,8 @@ def different_rows(found: Continuations) -> tuple[np.ndarray, np.ndarray]:
 def rows_rounds(
     found: Continuations, rows: tuple[np.ndarray, np.ndarray], structure: Structure, strategy: str
 ) -> PossibleRounds:
-    """Return the rounds of the first `structure.rows` of some continuations.
-
-    Args:
-        rows: the numbers of these continuations, and their ranks; none is the beginning of another of its place.
+    """Return the rounds of the first `structure.rows` of some continuations, given by number and rank; none is the
+    beginning of another of its place.
     """
     assert structure.rows is not None
     entry, rank = (column[rows[1] < structure.rows] for column in rows)
@@ -118,11 +113,7 @@ def rows_rounds(
 
 def tree_rounds(found: Continuations, structure: Structure, strategy: str, *, counted: bool) -> PossibleRounds:
     """Return the rounds of a token tree: the node of rank j has the (j+1)-th token among the continuations that agree
-    with the path to it.
-
-    Args:
-        counted: the most common token first, and of equals that of the best continuation; otherwise that of the best
-            continuation first.
+    with the path to it, in the order of the continuations or, if `counted`, the most common token first.
     """
     count, table = len(found.places), _numbered_children(structure)
     text = np.pad(found.text, (0, structure.gamma), constant_values=-1)

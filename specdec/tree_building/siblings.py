@@ -42,11 +42,8 @@ def without_replacement(
 ) -> Drawn:
     """Draw `counts[i]` <= V different tokens from law i of q [M, V] (Sequoia 2402.12374, Algorithm 2; RSD 2402.14160).
 
-    After each token x, q(x) becomes 0 and q is renormalised. Once nothing of q is left, the law is uniform over the
-    tokens that were not drawn.
-
-    Args:
-        whose: for laws of several models, q [K, M, V]: x then becomes 0 in all of them.
+    After each token x, q(x) becomes 0, for laws of several models [K, M, V] in all of them, and q is renormalised. Once
+    nothing of q is left, the law is uniform over the tokens that were not drawn.
     """
     if max(counts) == 1 and whose is None:
         return independent(q, counts, generator)
@@ -63,10 +60,8 @@ def without_replacement(
 
 
 def ranked(scores: Tensor, counts: Sequence[int], whose: Whose | None = None) -> Drawn:
-    """Take the `counts[i]` <= V tokens with the largest scores [M, V], best first, ties by order; point masses.
-
-    Args:
-        whose: for scores of several models [K, M, V]: each child is its model's best one that was not taken yet.
+    """Take the `counts[i]` <= V tokens with the largest scores [M, V], best first, ties by order; point masses. Of
+    several models [K, M, V] each child is its model's best one that was not taken yet.
     """
     finite = scores.clamp_min(torch.finfo(scores.dtype).min)  # -inf is for tokens that were taken
 

@@ -79,7 +79,7 @@ def test_chances_along_a_text_are_those_of_drafts_at_every_position(
     target_at, random_eagle, make_structure, monkeypatch, form, temperature
 ):
     """Whatever the pieces are; a chain that drafts the text's tokens gives the q that it would draw them from."""
-    monkeypatch.setattr("specdec.eagle.draft_rows._POSITIONS", 4)
+    monkeypatch.setattr("specdec.drafters.eagle._POSITIONS", 4)
     target = target_at(temperature)
     drafter = Eagle(random_eagle(target, **FORMS[form]), target)
     dice = torch.Generator().manual_seed(3)

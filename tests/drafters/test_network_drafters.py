@@ -7,10 +7,10 @@ import torch
 from fixtures.drafting import chain, tokens_of_calls
 
 from specdec.drafters.base import drafters, network_drafter
+from specdec.drafters.base.heads import IndependentChoices
 from specdec.drafters.medusa import Medusa
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import NumericsError
-from specdec.heads.choices import IndependentChoices
 from specdec.records import TextStart
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal

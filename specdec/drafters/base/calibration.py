@@ -39,10 +39,8 @@ class CalibrationTextConfig:
 
 
 def own_model(target: Target, drafter: str) -> Causal:
-    """Return the target as one whose model can draft for it.
-
-    Raises:
-        UsageError: the target has no network, or an encoder-decoder's.
+    """Return the target as one whose model can draft for it. Raises UsageError: the target has no network, or an
+    encoder-decoder's.
     """
     if isinstance(target, Causal):
         return target
@@ -66,16 +64,10 @@ class Worth:
 class CalibrationText:
     """The target's own text after passages of a corpus, and the target's laws along it. For a target without tokenizer
     and corpus, the passages are random tokens, the same in every run.
-
-    Attributes:
-        about: what determines the text, beside the target's weights: JSON values.
     """
 
     def __init__(self, config: CalibrationTextConfig, target: Causal) -> None:
-        """
-        Raises:
-            UsageError: a corpus that cannot be read, too short a corpus, too long passages.
-        """
+        """Raises UsageError: a corpus that cannot be read, too short a corpus, too long passages."""
         if config.context + config.tokens > target.context_length:
             raise UsageError(
                 f"Bad value drafter.tokens={config.tokens}: with drafter.context={config.context} a passage is longer "
@@ -85,7 +77,7 @@ class CalibrationText:
         self._config, self._target = config, target
         random = config.corpus is None and target.tokenizer is None
         self._corpus = None if random else open_corpus(config.corpus, config.field)
-        self.about: dict[str, Any] = {
+        self.about: dict[str, Any] = {  # what determines the text, beside the target's weights
             "corpus": "random tokens" if self._corpus is None else self._corpus.digest(),
             "tokenizer": tokenizer_digest(target.tokenizer),
             **{key: getattr(config, key) for key in ("passages", "context", "tokens")},

@@ -18,38 +18,26 @@ Replay = Literal["position", "start", "copying", "calling"]
 class DrafterCapabilities:
     """The abilities of a drafter, and its needs.
 
-    Attributes:
-        fills: names of the structures that it can fill.
-        lossless: false only for a drafter that makes the output depart from the target's by declaration.
-        needs_reference: it reads the recorded baseline text of the same prompt (greedy runs only).
-        reads_states: it reads the target's hidden states, and asks for them when it is made (`HiddenStates.keep`).
-        reads_logits: it learns from the target's logits over each draft (`observe`), which a recorded text has not.
-        runs_target: it drafts with a part of the target's own model, and is refused beside a target without one.
-        reports_confidence: it ends a draft where the structure's `threshold` asks for it.
-        replay: how a text of the target gives the rounds that it takes (theory.md 4.2); None: not at all.
-            "position": a proposal depends on the text before it alone.
-            "start": also on where its round began, but not on earlier rounds. If it draws, it has `chances`. Like
-            "position", chains have expected rounds at any temperature.
-            "copying": also on earlier rounds, so that it is drafted again round by round, under greedy only.
-            "calling": also on what only the target's calls on its drafts leave, logits or a cache: as "copying", and
-            the target is called in each round. A drafter that `reads_logits` declares this or None.
-        deepest: levels that it can draft at most; None for any number. A run refuses a deeper structure.
-        vocab_size: tokens that it was made for; None when it takes whatever the target has. A run with a target of
-            another size is refused.
-        state_width: width of the hidden states that it reads; None when it takes whatever the target has.
+    `replay` says how a text of the target gives the rounds that the drafter takes (theory.md 4.2); None: not at all.
+        "position": a proposal depends on the text before it alone.
+        "start": also on where its round began, but not on earlier rounds. If it draws, it has `chances`. Like
+        "position", chains have expected rounds at any temperature.
+        "copying": also on earlier rounds, so that it is drafted again round by round, under greedy only.
+        "calling": also on what only the target's calls on its drafts leave, logits or a cache: as "copying", and the
+        target is called in each round. A drafter that `reads_logits` declares this or None.
     """
 
-    fills: frozenset[str]
-    lossless: bool = True
-    needs_reference: bool = False
-    reads_states: bool = False
-    reads_logits: bool = False
-    runs_target: bool = False
-    reports_confidence: bool = False
+    fills: frozenset[str]  # names of the structures that it can fill
+    lossless: bool = True  # false only where it makes the output depart from the target's by declaration
+    needs_reference: bool = False  # it reads the recorded baseline text of the same prompt (greedy runs only)
+    reads_states: bool = False  # it reads the target's hidden states, and asks for them when made (`HiddenStates.keep`)
+    reads_logits: bool = False  # it learns from the target's logits over each draft, which a recorded text has not
+    runs_target: bool = False  # it drafts with a part of the target's own model; refused beside a target without one
+    reports_confidence: bool = False  # it ends a draft where the structure's `threshold` asks for it
     replay: Replay | None = None
-    deepest: int | None = None
-    vocab_size: int | None = None
-    state_width: int | None = None
+    deepest: int | None = None  # levels that it can draft; None for any number. A run refuses a deeper structure
+    vocab_size: int | None = None  # tokens that it was made for; None: any. A run refuses a target of another size
+    state_width: int | None = None  # of the hidden states that it reads; None when it takes whatever the target has
 
 
 class Drafter(ABC):
@@ -70,11 +58,8 @@ class Drafter(ABC):
         """
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        """Begin a new text.
-
-        Args:
-            states: `Target.states` after its own start: hidden states [S-1, D] of all of the prompt but its last token.
-                A drafter that reads states needs them; the others ignore them.
+        """Begin a new text. A drafter that reads states needs `Target.states` after its own start: the hidden states
+        [S-1, D] of all of the prompt but its last token.
         """
 
     @abstractmethod
@@ -82,18 +67,14 @@ class Drafter(ABC):
         """Propose at most what `structure` asks for; the draft is empty where there is nothing to propose."""
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        """Take note of the tokens appended to the text in this round. Its draft may have been another drafter's.
-
-        Args:
-            states: `Target.states` after its own commit: those [A+1, D] of the round's root and accepted nodes.
+        """Take note of the tokens appended to the text in this round, whose draft may be another drafter's, and of
+        `Target.states` after its own commit: those [A+1, D] of the round's root and accepted nodes.
         """
 
     def retract(self, count: int) -> bool:
         """Take the last `count` tokens out of the text again: they were the draft of a drafter that this one speeds up,
-        and were rejected. Called after a commit, before the next draft.
-
-        Returns:
-            False from a drafter that cannot: nothing it knows counts any more, and `start` comes next.
+        and were rejected. Called after a commit, before the next draft. A drafter that cannot returns False: nothing it
+        knows counts any more, and `start` comes next.
         """
         return False
 
@@ -119,10 +100,7 @@ class Drafter(ABC):
         when all methods have decoded it and all replays are done; the time is in no duration.
 
         Nothing else passes from one text to another, and what does may not depend on who decodes a prompt or how often:
-        only the first output of a prompt counts, and no draft of the prompt itself reads it.
-
-        Args:
-            output: tokens that the baseline wrote, so that they are the same for every method.
+        only the first output of a prompt counts, which the baseline wrote, and no draft of the prompt itself reads it.
         """
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
@@ -139,11 +117,8 @@ class Drafter(ABC):
 
         It is 0 beyond the text and where nothing is offered. Only drafters whose replay is "start" can do so; None
         means that a replay has to draft at every position, which takes point masses. Afterwards the drafter has no
-        text: call `start` next.
-
-        Args:
-            states: of a drafter that reads states: `Target.states` [S+N-1, D] of all tokens of prompt and text but the
-                last.
+        text: call `start` next. A drafter that reads states is given `Target.states` [S+N-1, D] of all tokens of prompt
+        and text but the last.
         """
         return None
 
@@ -193,10 +168,8 @@ class BatchDrafter:
         self.reads_logits = texts[0].capabilities.reads_logits
 
     def reserve(self, capacity: int) -> None:
-        """Make room for texts; those that were there are forgotten. Called before the first of several starts.
-
-        Args:
-            capacity: the largest that `start` will be given.
+        """Make room for texts of the largest capacity that `start` will be given; those that were there are forgotten.
+        Called before the first of several starts.
         """
 
     def start(self, slot: int, text: TextStart, states: Tensor | None = None) -> None:

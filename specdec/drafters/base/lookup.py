@@ -36,11 +36,8 @@ class Lookup(Drafter):
         """Return, for each structure, the round that would begin at each position of a text that is known to its end:
         what `propose` says there, compared with the text. None means that a replay has to draft.
 
-        Only drafters whose rounds do not depend on earlier ones can do so without drafting. Afterwards the drafter has
-        no text: call `start` next.
-
-        Args:
-            limit: of the text, at least its length; nothing is offered beyond the token before it.
+        Only drafters whose rounds do not depend on earlier ones can do so without drafting. Nothing is offered beyond
+        the token before the text's `limit`. Afterwards the drafter has no text: call `start` next.
         """
         return [None] * len(structures)
 
@@ -59,12 +56,8 @@ class TokenLookup(Lookup):
     strategy: ClassVar[str]
 
     def __init__(self, target: Target, k: int) -> None:
-        """
-        Args:
-            k: number of tokens that are ranked after each; all of a vocabulary that has fewer.
-        """
         super().__init__(target)
-        self._k = k
+        self._k = k  # tokens that are ranked after each; all of a vocabulary that has fewer
         self._size = target.vocab_size
         self.capabilities = replace(self.capabilities, vocab_size=self._size)
         self._last = 0
@@ -112,10 +105,7 @@ class TokenLookup(Lookup):
 
 
 def check_siblings(structure: Structure, k: int) -> None:
-    """
-    Raises:
-        UsageError: the structure has more siblings than k tokens, so that some places would stay empty.
-    """
+    """Raises UsageError: the structure has more siblings than k tokens, so that some places would stay empty."""
     widest = max(map(len, structure.tree.children))
     if widest > k:
         raise UsageError(

@@ -28,10 +28,8 @@ def named_below(place: str, group: str = "drafter") -> Iterator[None]:
 
 
 def checked_part(place: str, values: Mapping[str, Any]) -> None:
-    """Check the config of a part at `drafter.PLACE` before any weight is read: it has to propose by itself.
-
-    Raises:
-        UsageError: an unknown drafter or key, a drafter that reads a recorded text, or one that is not lossless.
+    """Check the config of a part at `drafter.PLACE` before any weight is read: it has to propose by itself. Raises
+    UsageError: an unknown drafter or key, a drafter that reads a recorded text, or one that is not lossless.
     """
     with named_below(place):
         drafters.config(values)
@@ -44,10 +42,8 @@ def checked_part(place: str, values: Mapping[str, Any]) -> None:
 
 
 def built_part(place: str, values: Mapping[str, Any], target: Target) -> Drafter:
-    """Build the part at `drafter.PLACE` beside the target that it drafts for.
-
-    Raises:
-        UsageError: it cannot be made, or was made for another vocabulary.
+    """Build the part at `drafter.PLACE` beside the target that it drafts for. Raises UsageError: it cannot be made, or
+    was made for another vocabulary.
     """
     with named_below(place):
         part = drafters.build(values, target=target)

@@ -1,8 +1,11 @@
-"""The part that drafters with a network share: how tokens are chosen by its laws, and the check of q."""
+"""The part that drafters with a network share: how tokens are chosen by its laws, and the check of q; and the part of
+those over the target's own states: the rows of a text.
+"""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +13,7 @@ from torch import Tensor
 from specdec.compiled.draft_loop import Choice, joined
 from specdec.drafters.base.contract import Drafter
 from specdec.errors import NumericsError
-from specdec.records import Draft
+from specdec.records import Draft, Source, TextStart, chain_tree
 from specdec.sampling import all_finite, drawn, generator_on, probabilities
 from specdec.structures.base import Structure
 from specdec.targets.base import Target
@@ -49,11 +52,9 @@ class GrowingChain:
 class NetworkDrafter(Drafter):
     """Drafts by the laws of a network. Tokens are drawn from them, standardised by the target's own sampling; under a
     greedy target, or with `drafts=greedy`, and in a dynamic tree, they are the most likely ones, point masses.
-
-    Class attributes:
-        not_finite: the sentence of the error that ends a run whose q is not finite.
     """
 
+    # The sentence of the error that ends a run whose q is not finite.
     not_finite: ClassVar[str] = (
         "The drafter's logits are not finite: the run stops here. Try drafter.dtype=float32, or check drafter.model."
     )
@@ -97,10 +98,8 @@ class NetworkDrafter(Drafter):
             logits = after(choice.read)
 
     def choose(self, logits: Tensor, uniform: Tensor | None) -> Choice:
-        """Choose the next token of each of B texts by logits [B, V] over the target's tokens.
-
-        Args:
-            uniform: numbers [B, 1], or [] for one text; greedy drafts need none.
+        """Choose the next token of each of B texts by logits [B, V] over the target's tokens, and by uniform numbers
+        [B, 1], or [] for one text; greedy drafts need none.
         """
         if self._greedy:
             tokens = logits.max(dim=-1).indices
@@ -122,12 +121,84 @@ class NetworkDrafter(Drafter):
         return draft
 
     def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        """See `Drafter.commit`.
-
-        Raises:
-            NumericsError: the q of the round's draft was not finite. It is seen only here, because by now the host
-                has waited for the device.
+        """See `Drafter.commit`. Raises NumericsError: the q of the round's draft was not finite. It is seen only here,
+        because by now the host has waited for the device.
         """
         if self._finite is not None and not self._finite:
             raise NumericsError(self.not_finite)
         self._finite = None
+
+
+class FeatureDrafter(NetworkDrafter):
+    """Drafts with a network whose rows of the text are made of the target's features and tokens: those of a round are
+    noted when it is committed, and read, in one pass, when the next draft is asked for. Nothing is offered before the
+    first feature: after a prompt of one token, and where nobody gives the target's states.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        network: Any,
+        offsets: Sequence[int],
+        drafts: Drafts,
+        siblings: Siblings = "without_replacement",
+    ) -> None:
+        """
+        Args:
+            offsets: the target's layers that are read (`HiddenStates.keep`).
+        Raises:
+            UsageError: a target without hidden states, or without one of these layers.
+        """
+        super().__init__(target, drafts, siblings)
+        self._kept = target.hidden.keep(*offsets)
+        self.network = network
+        self._dtype = next(network.parameters()).dtype
+
+    @abstractmethod
+    def new_rows(self) -> Any:
+        """Return the rows of a new text: an object with `append(tokens [S], features [S, F])` and a `length`."""
+
+    def widened(self, logits: Tensor) -> Tensor:
+        """Return the network's logits [..., W] over the target's tokens [..., V]."""
+        return logits
+
+    def _begin(self, generator: torch.Generator | None) -> None:
+        super()._begin(generator)
+        self._rows: Any = self.new_rows()
+        self._tokens: list[int] = []  # committed tokens that have no row yet
+        self._features: list[Tensor] = []  # of the positions before them
+
+    def start(self, text: TextStart, states: Tensor | None = None) -> None:
+        self._begin(text.generator)
+        self._note(text.prompt[1:], states)
+        self.read()
+
+    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
+        super().commit(tokens)
+        self._note(tokens, states)
+
+    def _note(self, tokens: Sequence[int], states: Tensor | None) -> None:
+        """Keep tokens with the features of the positions before them. Without states a text has no more drafts."""
+        if states is None:
+            self._rows = None
+        elif len(states):
+            self._tokens += tokens[: len(states)]
+            self._features.append(self._kept(states)[: len(tokens)])
+
+    def read(self) -> Any:
+        """Make the rows of all noted tokens; return None where there is nothing to draft from."""
+        if self._rows is None:
+            return None
+        if self._tokens:
+            tokens = torch.tensor(self._tokens).to(self._device, non_blocking=True)
+            self._rows.append(tokens, torch.cat(self._features).to(self._dtype))
+            self._tokens, self._features = [], []
+        return self._rows if self._rows.length else None
+
+    def chain(self, rows: Any, structure: Structure, strategy: str) -> Draft:
+        """Draft a chain by rows whose `first` are the logits [1, W] after the root, and whose `next(token [1])` gives
+        those after one more.
+        """
+        chain = self.new_chain(structure.gamma, structure.threshold)
+        tokens, _, q = self.drafted(chain, self.widened(rows.first), lambda token: self.widened(rows.next(token)))
+        return self.checked(Draft(tokens, chain_tree(len(tokens)), q, (Source(strategy, 0),) * len(tokens)))

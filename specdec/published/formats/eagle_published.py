@@ -163,11 +163,8 @@ def _boundaries(files: CheckpointFiles, numbers: Any, features: int, depth: int,
     EAGLE-3's own are meant: 2, half the depth, and 3 before the end.
 
     Args:
-        numbers: as the config has them; None where it has none.
         features: number of layers that `fc` reads.
         inputs: numbers that begin with neither 1 nor 2 are inputs of blocks; otherwise that is not known.
-    Raises:
-        ModelLoadError: numbers that are none, another number of them, or a convention that cannot be told.
     """
     if numbers is None and features == 3 and depth >= 6:
         return [2, depth // 2, depth - 3]

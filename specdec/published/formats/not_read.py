@@ -6,8 +6,6 @@ from specdec.published.recognise import CheckpointFormat, formats
 
 @formats.register("EAGLE-3 with mask tokens")
 class LooseParallelEagle(CheckpointFormat):
-    """P-EAGLE as other libraries than speculators write it."""
-
     refusal = (
         "its config is established in the speculators format only (speculators_model_type=peagle, a mask_token_id, the "
         "decoder's config apart)"
@@ -32,8 +30,6 @@ class SharedKeysAssistant(CheckpointFormat):
 
 @formats.register("EAGLE-3 with latent attention")
 class LatentEagle(CheckpointFormat):
-    """EAGLE-3 over DeepSeek's compressed keys and values, as drafters for Kimi have it."""
-
     refusal = "its attention compresses keys and values, and the equations of that layer are not made"
 
     def matches(self, files: CheckpointFiles) -> bool:
@@ -42,8 +38,6 @@ class LatentEagle(CheckpointFormat):
 
 @formats.register("speculators of another type")
 class OtherSpeculators(CheckpointFormat):
-    """Types of the speculators format that were never published, such as independent, or came later."""
-
     refusal = "no published file of this type is known, so its tensors are not established"
 
     def matches(self, files: CheckpointFiles) -> bool:

@@ -37,9 +37,7 @@ class Pard2(CheckpointFormat):
 
 def mask_token_of(files: CheckpointFiles, given: int | None) -> int:
     """Return the mask token of a checkpoint that the drafter `parallel` is to read: `given`, or else its config's.
-
-    Raises:
-        ModelLoadError: a checkpoint of another format (see `recognise`), or no mask token, or several.
+    Raises ModelLoadError: a checkpoint of another format (see `recognise`), or no mask token, or several.
     """
     if matching(files) or not files.tensors:
         recognise(files, "parallel")
