@@ -68,7 +68,6 @@ class Bandit:
         self._rounds, self._tokens, self._cost = [0.0] * arms, [0.0] * arms, [0.0] * arms
 
     def best(self, allowed: Sequence[int]) -> int:
-        """Return the arm to choose among `allowed`, at least one."""
         everything = log(max(1.0, sum(self._rounds)))
 
         def index(arm: int) -> float:
@@ -122,12 +121,8 @@ class Cascade(Drafter):
         discount: float = 0.95,
         exploration: float = 0.3,
     ) -> None:
-        """
-        Args:
-            parts: at least one, in the order in which they are tried first.
-            gammas: depths to choose from; None for that of the structure.
-        Raises:
-            UsageError: no structure that all parts fill.
+        """Make one of at least one part, tried first in this order, and of depths to choose from; None for that of the
+        structure. Raises UsageError: no structure that all parts fill.
         """
         self.parts, self._verification = dict(parts), verification
         self._discount, self._exploration = discount, exploration

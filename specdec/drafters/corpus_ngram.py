@@ -63,11 +63,7 @@ class CorpusNgram(Drafter):
     def __init__(
         self, table: NgramTable, order: int, siblings: Siblings, target: Target, name: str = "corpus_ngram"
     ) -> None:
-        """
-        Args:
-            order: tokens that a law is about, with those that it is conditioned on.
-            name: source of its tokens in the rounds table: the name that was chosen.
-        """
+        """Make a drafter by laws about `order` tokens, with those that they are conditioned on, of the chosen name."""
         self._table, self._sampling, self._device = table, target.sampling, target.device
         self.capabilities = replace(self.capabilities, vocab_size=target.vocab_size)
         self._siblings: Siblings = siblings

@@ -5,7 +5,7 @@ is dropped with it: nothing of a rejected token can stay behind.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Annotated, Any, Literal
 
@@ -29,8 +29,6 @@ from specdec.tree_building.siblings import Siblings, grow
 logger = logging.getLogger(__name__)
 
 _POSITIONS = 256  # whose logits are in memory at a time, when a text is replayed
-
-OfStep = Callable[[int, int, Tensor], None]  # (row, k, logits [M, W] of rows `row` to `row + M - 1` at depth k from 0)
 
 
 @typed
@@ -123,16 +121,13 @@ class Eagle(FeatureDrafter):
         network, first, size = self.network, len(prompt) - 2, len(text)  # the row that predicts the text's first token
         q = torch.zeros(size, depth, dtype=torch.float64, device=self._device)
         tokens = torch.tensor([*prompt, *text], device=self._device)
-
-        def of_step(row: int, k: int, logits: Tensor) -> None:
+        features = self._kept(states).to(self._dtype)
+        for row, k, logits in drafts_along(network, tokens, features, max(0, first), depth):
             begin = row - first  # the text's token that these rows draft at depth 0
             count = min(len(logits), size - begin - k)
             if count > 0:
                 wide = network.over_target(logits[:count])
                 q[begin : begin + count, k] = self.chances_of(wide, tokens[len(prompt) + begin + k :][:count])
-
-        features = self._kept(states).to(self._dtype)
-        drafts_along(network, tokens, features, max(0, first), depth, of_step)
         return q
 
     def describe(self) -> dict[str, Any]:
@@ -300,17 +295,15 @@ class StepRows:
 
 
 def drafts_along(
-    network: EagleNetwork | BlockNetwork, tokens: Tensor, features: Tensor, first: int, depth: int, of: OfStep
-) -> None:
+    network: EagleNetwork | BlockNetwork, tokens: Tensor, features: Tensor, first: int, depth: int
+) -> Iterator[tuple[int, int, Tensor]]:
     """Draft the text itself from every row of it on, teacher-forced: at depth k each row reads the token k places
     further on and the state that it left at depth k - 1. It sees the rows of the text before it and, of deeper ones,
     its own (the training-time test of EAGLE-3 2503.01840, section 3.1). A network of mask tokens reads these instead,
     and a block network drafts a block from every place, whose Markov head reads the text's tokens.
 
-    Args:
-        tokens: [T] of the text.
-        features: [T - 1, k * D_t] of all of them but the last.
-        of: is told of every level, `_POSITIONS` rows at a time. Rows whose tokens the text lacks read others.
+    The text has tokens [T] and features [T - 1, k * D_t]. Yield (row, k, logits [M, W] of rows `row` to `row + M - 1`
+    at depth k from 0), `_POSITIONS` rows at a time. Rows whose tokens the text lacks read others.
     """
     rows = len(tokens) - 2  # the last that predicts a token of the text
     if isinstance(network, BlockNetwork):
@@ -320,9 +313,9 @@ def drafts_along(
             root = tokens[row + 1 : row + 2]
             logits, states = network(root, row + 1, before)
             slots = SlotRows(logits[0], network.markov_head, root, states[0])
-            of(row, 0, slots.first)
+            yield row, 0, slots.first
             for k in range(1, min(depth, logits.shape[1], rows - row)):
-                of(row, k, slots.next(tokens[row + 1 + k : row + 2 + k]))
+                yield row, k, slots.next(tokens[row + 1 + k : row + 2 + k])
         return
     places = torch.arange(rows, device=tokens.device)
     past: KeysValues | None = None
@@ -333,7 +326,7 @@ def drafts_along(
         carried, logits, past = network(read, states, places[begin:end], past, last=None if asked else 0)
         if not asked:
             continue
-        of(begin, 0, logits[0])
+        yield begin, 0, logits[0]
         size, drafted = end - begin, past
         own = torch.eye(size, dtype=torch.bool, device=tokens.device)
         seen = torch.ones(size, end, dtype=torch.bool, device=tokens.device).tril_(begin)
@@ -343,4 +336,4 @@ def drafts_along(
             if network.config.mask_token is not None:
                 read, carried = network.slots(size)
             carried, logits, drafted = network(read, carried, places[begin:end] + k, drafted, seen)
-            of(begin, k, logits[0])
+            yield begin, k, logits[0]

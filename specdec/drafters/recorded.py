@@ -51,12 +51,8 @@ class RecordedLengths(Lookup):
     public traces. So a replay takes the rounds that `analysis.read.imported.walked` walks.
 
     Deterministic (q is a point mass). Lengths are those of the streams of target=replay, or of a file of its own. A
-    prompt that is not among them gets no proposals.
-
-    Attributes:
-        cost: of a draft where time is simulated; None leaves it to the cost model.
-        looks_up: the recorded drafter looked tokens up; otherwise it was a model. The cost model charges the two
-            differently.
+    prompt that is not among them gets no proposals. Where time is simulated, a draft takes `cost`, or what the cost
+    model charges: that asks whether the recorded drafter `looks_up` tokens, or was a model.
     """
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="copying")

@@ -173,12 +173,9 @@ class Staged(Drafter):
         return text[read:]
 
     def _round(self, pending: Sequence[int], room: int) -> tuple[Tensor, list[Source]]:
-        """Draft, verify, accept and commit once, with the model as the target: at most `room` tokens, at least one.
-
-        Args:
-            pending: the model's root, and tokens after it that are text already.
-        Returns:
-            the model's laws [A+1, V] of the tokens, and their sources.
+        """Draft, verify, accept and commit once, with the model as the target: at most `room` tokens, at least one; its
+        root is pending, and tokens after it that are text already. Return the model's laws [A+1, V] of the tokens, and
+        their sources.
         """
         behind, place = len(pending) - 1, len(self._known) - len(pending)
         catches_up = self._reads and behind > 0

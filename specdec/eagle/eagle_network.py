@@ -84,12 +84,8 @@ class EagleNetwork(FeatureNetwork):
 
         Attention and MLP begin with zeros and `fc` with the last feature (EAGLE-1: the feature), where the widths
         agree, and an own output layer or embedding with the target's: so training begins with a law of one token
-        earlier.
-
-        Args:
-            kept: ids of the tokens that can be drafted, `draft_vocabulary` of them, in ascending order; None for all.
-        Raises:
-            ValueError: ids that are not ascending, or another number of them.
+        earlier. `kept` are ids of the tokens that can be drafted, `draft_vocabulary` of them, in ascending order; None
+        for all. Raises ValueError: ids that are not ascending, or another number of them.
         """
         embedding, output = hidden.embedding, hidden.output_layer
         network = cls(config, embedding, output)

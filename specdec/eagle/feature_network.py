@@ -94,18 +94,11 @@ class GroupedAttention(nn.Module):
 
 class FeatureNetwork(nn.Module):
     """A network that reads the target's features and embeddings, and where the config says so its output layer, which
-    it never stores.
-
-    Attributes:
-        vocab_size: V, as the target has it.
-        draft_size: W.
-        d2t: [W] the distance from a draft token's number to the target's: target = i + d2t[i]. Absent where all tokens
-            can be drafted.
-        t2d: [V] the tokens that can be drafted.
+    it never stores. Where all tokens can be drafted, `d2t` and `t2d` are absent.
     """
 
-    d2t: Tensor
-    t2d: Tensor
+    d2t: Tensor  # [W] the distance from a draft token's number to the target's: target = i + d2t[i]
+    t2d: Tensor  # [V] the tokens that can be drafted
     fc: nn.Linear
     layers: nn.ModuleList
 
@@ -113,7 +106,7 @@ class FeatureNetwork(nn.Module):
         """Make a network that reads the target's input embeddings and output layer, [V, D_t] each."""
         super().__init__()
         self.config = config
-        self.vocab_size = len(output)
+        self.vocab_size = len(output)  # V
         self.draft_size = config.draft_vocabulary or self.vocab_size
         self._target = (embedding, output)  # in a tuple, so that they do not become parameters of this module
         self.embed_tokens = nn.Embedding(self.vocab_size, config.hidden) if config.own_embedding else None

@@ -62,14 +62,10 @@ class MtpNetwork(nn.Module):
     """
 
     def __init__(self, model: Any, output: Tensor, heads: int, hidden_first: bool) -> None:
-        """
-        Args:
-            model: the target's transformers model, whose class of layers is used. The config of the last layer with
-                full attention is that of the heads' layers.
-            output: [V, D] the target's output layer.
-            hidden_first: the projection reads the state before the embedding, not behind it.
-        Raises:
-            UsageError: a model whose layers are kept in a way that is not known, or all attend to a window.
+        """Make heads of the target's transformers model, whose class of layers is used, with the config of the last
+        layer with full attention, and of its output layer [V, D]. If `hidden_first`, the projection reads the state
+        before the embedding, not behind it. Raises UsageError: a model whose layers are kept in a way that is not
+        known, or all attend to a window.
         """
         super().__init__()
         decoder, config = model.get_decoder(), copy.deepcopy(model.config.get_text_config())
@@ -136,17 +132,15 @@ class MtpNetwork(nn.Module):
 
 class MtpText:
     """The rows of a committed text in every head, those of its last token included. A head has no row where there is no
-    state yet: the first row of head k is at place k + 1.
-
-    Attributes:
-        length: number of rows of the first head, and place of the last token.
-        states: of each head, the state [1, 1, D] of its last row, or with `keep` those of all rows; None before any.
+    state yet: the first row of head k is at place k + 1. `length` is the number of rows of the first head, and the
+    place of the last token.
     """
 
     def __init__(self, network: MtpNetwork, keep: bool = False) -> None:
         self._network, self._keep = network, keep
         self.length = 0
         self.layers = [LayerRows() for _ in network.heads]
+        # Of each head the state [1, 1, D] of its last row, or with `keep` those of all rows.
         self.states: list[Tensor | None] = [None] * len(self.layers)
 
     def append(self, tokens: Tensor, features: Tensor) -> None:

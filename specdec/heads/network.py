@@ -1,4 +1,5 @@
-"""Medusa (2401.10774, section 2.1) and grounded heads (Hydra, 2402.05109), with the variants of their papers.
+"""The contract of heads that draft; Medusa (2401.10774, section 2.1) and grounded heads (Hydra, 2402.05109) in their
+variants.
 
 A residual layer is x + SiLU(W x), zero at the start, so that an untrained head has the target's law of one token
 earlier. The first layer of a grounded head also reads the input embeddings of the tokens since h_t, or what the last of
@@ -6,6 +7,7 @@ them finds in all of them by attention; only h_t is carried on. Knows tensors on
 how laws become a draft.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import asdict
 from typing import Any
 
@@ -13,10 +15,67 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.heads.draft_heads import DraftHeads
 from specdec.heads.heads_config import HeadsConfig
 
 Past = tuple[Tensor, Tensor]  # keys and values [B, H, P, D/H] of the P states before
+
+
+class DraftHeads(nn.Module, ABC):
+    """K heads over h_t, the state of the last token that the target has evaluated; head k predicts x_{t+k+1}."""
+
+    hidden_size: int  # D, as the target has it
+    vocab_size: int  # V
+    grounded: bool  # head k also reads x_{t+1}, ..., x_{t+k}
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    def offset(self, layers: int) -> int:
+        """Return the layer whose states the heads read, counted down from the last of `layers` (`HiddenStates`)."""
+        return 0
+
+    def contextual(self, states: Tensor, past: Any = None) -> tuple[Tensor, Any]:
+        """Turn the target's states [B, S, D] into what the heads read; `past` is the second result of the call on those
+        before, which may be used up.
+        """
+        return states, None
+
+    @abstractmethod
+    def draft_features(self, k: int, state: Tensor, drafted: Tensor) -> Tensor:
+        """Return the features [M, ...] of head k after M drafted paths [M, k], x_{t+1} (the root) to x_{t+k}, and h_t
+        [D] or [M, D] of `contextual`; [1, ...] will do for heads that read no tokens.
+        """
+
+    @abstractmethod
+    def logits(self, k: int, features: Tensor) -> Tensor:
+        """Return the logits [..., V] of head k for its features; -inf for tokens that it cannot draft."""
+
+    def features(self, states: Tensor, tokens: Tensor, count: int | None = None) -> list[Tensor]:
+        """Return the features [B, S, ...] of heads 1, ..., `count` (all if None) at every position of texts, by the
+        target's states [B, S, D] and the tokens [B, S].
+
+        Head k at position t reads tokens t+1 to t+k and predicts x_{t+k+1}. Its features have no meaning where the text
+        has no such token.
+        """
+        states, _ = self.contextual(states)
+        every = states.flatten(0, 1)
+        found = []
+        for k in range(1, (len(self) if count is None else count) + 1):
+            following = torch.stack([tokens.roll(-step, dims=1) for step in range(1, k + 1)], -1)  # [B, S, k]
+            features = self.draft_features(k, every, following.flatten(0, 1))
+            found.append(features.unflatten(0, states.shape[:2]))
+        return found
+
+    @property
+    @abstractmethod
+    def flops_per_token(self) -> float:
+        """Floating-point operations of a head and its way to the vocabulary, the mean over the heads. What runs once
+        for a token of the text, however many are drafted, is left out.
+        """
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Return what is recorded about the heads: `count` and what else tells them from others."""
 
 
 class ResidualLayer(nn.Module):

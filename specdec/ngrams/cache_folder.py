@@ -29,13 +29,8 @@ def made_once(
     suffix: str = ".safetensors",
 ) -> T:
     """Return what an earlier run of the same key wrote to `cache_dir`; if nothing is there, make it and write it. What
-    is damaged is made again, with a warning.
-
-    Args:
-        key: everything that determines what is made.
-        read: raises ValueError where it is damaged; the message says why.
-    Raises:
-        UsageError: the folder cannot be written to.
+    is damaged, for which `read` raises ValueError, is made again, with a warning. The key is everything that determines
+    what is made. Raises UsageError: the folder cannot be written to.
     """
     path = Path(cache_dir).expanduser() / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}{suffix}"
     if path.exists():

@@ -34,8 +34,6 @@ _SKIPPED = ("test", "tests", "idle_test", "site-packages", "dist-packages", "pyd
 
 @dataclass(frozen=True)
 class CorpusPart:
-    """A part of a document."""
-
     content: str | Sequence[int]  # text, or token ids
     first: bool  # of its document
     where: str  # file, or file:line, for messages
@@ -54,10 +52,8 @@ class NgramCorpus:
 def open_corpus(path: str | None, field: str | None) -> NgramCorpus:
     """Open the corpus that `drafter.corpus` and `drafter.field` describe: a local file, gzip or not, of plain text (one
     document), or of JSON lines whose `field` is a text, a list of texts (a document each) or a list of token ids.
-    Without a file it is the running interpreter's standard library.
-
-    Raises:
-        UsageError: the file is missing or unreadable, or there is a field without a file.
+    Without a file it is the running interpreter's standard library. Raises UsageError: the file is missing or
+    unreadable, or there is a field without a file.
     """
     if path is None:
         if field is not None:
@@ -169,12 +165,8 @@ def tokenize(corpus: NgramCorpus, tokenizer: Any, vocab_size: int) -> np.ndarray
 
 
 def encoded(corpus: NgramCorpus, tokenizer: Any, vocab_size: int) -> Iterator[tuple[CorpusPart, np.ndarray]]:
-    """Yield each part of a corpus with the target's tokens [T] int32 of it.
-
-    Args:
-        tokenizer: the target's; None where it has none, then the corpus has to hold token ids.
-    Raises:
-        UsageError: text without a tokenizer, tokens outside the vocabulary; see `NgramCorpus.parts`.
+    """Yield each part of a corpus with the target's tokens [T] int32 of it; without a tokenizer it has to hold token
+    ids. Raises UsageError: text without a tokenizer, tokens outside the vocabulary; see `NgramCorpus.parts`.
     """
     encode = None
     reading = stage("reading the n-gram corpus, kB", total=corpus.size >> 10, told=False)

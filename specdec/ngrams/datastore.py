@@ -86,11 +86,7 @@ class Datastore:
     def __init__(
         self, chunks: Sequence[Chunk], boundary: int | None, opened_by: "Callable[[], Datastore] | None" = None
     ) -> None:
-        """
-        Args:
-            boundary: the number between documents, which no continuation passes; None where there is none.
-            opened_by: opens the files again, in another process; None for a datastore that is in memory.
-        """
+        # The number between documents, which no continuation passes, and what opens the files in another process.
         self.chunks, self.boundary, self._opened_by = tuple(chunks), boundary, opened_by
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -248,11 +244,8 @@ def open_rest_index(path: Path, vocab_size: int) -> Datastore:
     """Map an index that REST's DraftRetriever wrote: for each chunk of the text a number of bytes, the tokens in two
     bytes each, a number of bytes, and the order of the suffixes in four bytes each, all with the low byte first.
 
-    It knows no tokenizer and no boundaries between documents.
-
-    Raises:
-        ValueError: the file is damaged, or holds tokens outside the vocabulary; the message says which.
-        OSError: the file cannot be read.
+    It knows no tokenizer and no boundaries between documents. Raises OSError, or ValueError: the file is damaged, or
+    holds tokens outside the vocabulary; the message says which.
     """
     chunks: list[Chunk] = []
     with path.open("rb") as file:

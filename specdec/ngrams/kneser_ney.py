@@ -29,10 +29,7 @@ class NgramTable:
     with one discount d in (0, 1) and N(c) the number of tokens seen after c. k is the count at the highest order and,
     below it, the number of different tokens seen before; p_0 is uniform, so every token has a positive chance. A
     context that was not seen has the law of the shorter one. A unigram table (order 1) discounts plain counts.
-
-    Attributes:
-        unigrams: [V] int64, k of every single token, whose id is the token.
-        levels: the n-grams of lengths 2 to `order`.
+    `unigrams` [V] int64 are k of every single token, `levels` the n-grams of lengths 2 to `order`.
     """
 
     def __init__(self, unigrams: np.ndarray, levels: Sequence[Level], discount: float) -> None:

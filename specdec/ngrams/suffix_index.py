@@ -96,14 +96,11 @@ class SuffixIndex:
 
 class FinishedText:
     """A prompt and the text after it, with numbers for its windows: for all positions at once what `SuffixIndex` says.
-
-    Attributes:
-        tokens: [T] of prompt and text.
-        places: [N] of the text's own tokens among them: token i of the text is written when `places[i]` are known.
+    Token i of the text is written when `places[i]` tokens are known.
     """
 
     def __init__(self, prompt: Sequence[int], text: Sequence[int]) -> None:
-        self.tokens = np.array((*prompt, *text), dtype=np.int64)
+        self.tokens = np.array((*prompt, *text), dtype=np.int64)  # [T]
         self.places = np.arange(len(prompt), len(self.tokens))
         self._windows = [np.zeros(len(self.tokens), dtype=np.int64)]  # of each length, from 0
         self._before: dict[int, np.ndarray] = {}
@@ -125,10 +122,9 @@ class FinishedText:
         return np.stack(self._windows[: longest + 1])
 
     def matches(self, orders: Sequence[int], limit: int, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return earlier occurrences of the last n tokens before each of `places` [P]: at most `limit` a place.
+        """Return earlier occurrences of the last n tokens before each of `places` [P]: at most `limit` a place. Of the
+        orders n the first with an occurrence counts, for each place on its own.
 
-        Args:
-            orders: values of n; of those with an occurrence the first counts, for each place on its own.
         Returns:
             Two arrays [M], a match in each entry: the number of its place, in ascending order, and the position after
             the occurrence, the latest of a place first.

@@ -30,22 +30,15 @@ _WANTED = ["config.json", "*.safetensors", "*.safetensors.index.json"]  # of a r
 
 
 class CheckpointFiles:
-    """The config and the tensors of a checkpoint; the headers are read at once, a tensor when it is asked for.
-
-    Attributes:
-        folder: where the files are; for a hub id a folder of the local cache.
-        config: contents of config.json; empty where there is none.
-        tensors: name -> shape, over all safetensors files.
-        pickles: names of files that may hold weights and were not read.
-    """
+    """The config and the tensors of a checkpoint; the headers are read at once, a tensor when it is asked for."""
 
     def __init__(self, name: str, folder: Path, pickles: Iterable[str] = ()) -> None:
         """Raises ModelLoadError: a damaged file, a missing shard, a tensor that two files hold."""
-        self.name, self.folder = name, folder
+        self.name, self.folder = name, folder  # for a hub id a folder of the local cache
         own_pickles = (path.name for path in folder.glob("*") if path.suffix in PICKLES)
-        self.pickles = tuple(sorted({*pickles, *own_pickles}))
+        self.pickles = tuple(sorted({*pickles, *own_pickles}))  # files that may hold weights and were not read
         self.config = self._read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
-        self.tensors: dict[str, tuple[int, ...]] = {}
+        self.tensors: dict[str, tuple[int, ...]] = {}  # name -> shape, over all safetensors files
         self._places: dict[str, Path] = {}
         for path in sorted(folder.glob("*.safetensors")):
             try:
@@ -148,13 +141,9 @@ class CheckpointFiles:
 
 
 def open_checkpoint(name: str, revision: str | None = None) -> CheckpointFiles:
-    """Open a published checkpoint: a folder, or a hub id, of which only the config and safetensors are fetched.
-
-    Args:
-        revision: branch, tag or commit of a hub id; None for the newest of the main branch.
-    Raises:
-        ModelLoadError: no such folder; a file instead of a folder; a hub id that cannot be reached and is not in the
-            local cache; damaged files.
+    """Open a published checkpoint: a folder, or a hub id (at a branch, tag or commit), of which only the config and
+    safetensors are fetched. Raises ModelLoadError: no such folder; a file instead of a folder; a hub id that cannot be
+    reached and is not in the local cache; damaged files.
     """
     path = Path(name).expanduser()
     if path.is_dir():

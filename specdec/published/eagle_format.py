@@ -124,12 +124,8 @@ class Reading:
         )
 
     def network(self, target: Target, values: dict[str, Any], unused: Sequence[str] = ()) -> FeatureNetwork:
-        """Return the network of these values, with exactly the file's tensors.
-
-        Args:
-            unused: the network's names of tensors that may be there and are not read.
-        Raises:
-            ModelLoadError: tensors that are missing, too many or of another shape; values that do not fit.
+        """Return the network of these values, with exactly the file's tensors but those `unused`, which may be there.
+        Raises ModelLoadError: tensors that are missing, too many or of another shape; values that do not fit.
         """
         try:
             config = validated(EagleConfig, values)

@@ -92,13 +92,9 @@ class TrainedKind(Generic[C]):
             ) from None
 
     def load(self, path: str | Path, target: Target, alike: bool = False) -> Any:
-        """Load a network for the target that it was trained on, in its dtype and on its device.
-
-        Args:
-            alike: it may also read another target of the same sizes, which is said.
-        Raises:
-            UsageError: it was trained on other weights (both hashes are named), the target has no hidden states, or the
-                tensors are not those of the config.
+        """Load a network for the target that it was trained on, in its dtype and on its device; where `alike`, also for
+        another one of the same sizes, which is said. Raises UsageError: it was trained on other weights (both hashes
+        are named), the target has no hidden states, or the tensors are not those of the config.
         """
         stored, hidden = self.read(path), target.hidden
         if stored.target != hidden.identity and alike:
@@ -141,13 +137,9 @@ class TrainedKind(Generic[C]):
         """Load the network that `drafter.model` names, for the drafter of this name; with what is recorded of it: of a
         file of a training its hash and what the training cost, otherwise see `load_published`.
 
-        Args:
-            model: `pocket`, a file that `specdec.train` wrote (or its folder), or a published checkpoint, by its folder
-                or hub id.
-            shipped: the network that `pocket` is: the one of this name for the pocket target or, of a target with the
-                sizes of SmolLM2-135M, for that.
-        Raises:
-            UsageError: see `load` and `load_published`.
+        The model is a file that `specdec.train` wrote (or its folder), a published checkpoint, by its folder or hub id,
+        or `pocket`, which is the `shipped` network of this name for the pocket target or, of a target with the sizes of
+        SmolLM2-135M, for that. Raises UsageError: see `load` and `load_published`.
         """
         alike, path = False, Path(model).expanduser()
         if model == "pocket":

@@ -84,13 +84,9 @@ def matching(files: CheckpointFiles) -> dict[str, CheckpointFormat]:
 def demand_exactly(
     files: CheckpointFiles, expected: Shapes, optional: Shapes | None = None, ignored: tuple[str, ...] = ()
 ) -> None:
-    """Check that a checkpoint has exactly the tensors of its format, each of its shape.
-
-    Args:
-        optional: tensors that may be there, such as copies of the target's own; they have a shape too.
-        ignored: beginnings of names that belong to something else in the same files, such as a whole target.
-    Raises:
-        ModelLoadError: names what is missing, extra, or of another shape.
+    """Check that a checkpoint has exactly the tensors of its format, each of its shape; maybe optional ones, such as
+    copies of the target's own; and names with an ignored beginning, of something else in the same files, such as a
+    whole target. Raises ModelLoadError: names what is missing, extra, or of another shape.
     """
     known = {**(optional or {}), **expected}
     missing = [name for name in expected if name not in files.tensors]
@@ -116,12 +112,9 @@ def check_target(
     vocabulary: int | None = None,
     layers: int | None = None,
 ) -> None:
-    """Check that a checkpoint was made for a target of this size; a target of another name is only warned of.
-
-    Args:
-        width, vocabulary, layers: recorded hidden size, tokens and number of layers; None where it does not say.
-    Raises:
-        ModelLoadError: the target has another size; or it has no hidden states (UsageError).
+    """Check that a checkpoint was made for a target of this hidden size, vocabulary and number of layers, as far as it
+    says; a target of another name is only warned of. Raises ModelLoadError: the target has another size; or it has no
+    hidden states (UsageError).
     """
     own_vocabulary, own_width = target.hidden.output_layer.shape
     for what, recorded, own in (
@@ -162,14 +155,11 @@ def weights_of(
     optional: Shapes | None = None,
     ignored: tuple[str, ...] = (),
 ) -> dict[str, Tensor]:
-    """Return the weights of a network from the files, which have exactly these tensors, by the network's own names.
+    """Return the weights of a network from the files, which have exactly these tensors (see `demand_exactly`), by the
+    network's own names; `named` gives the file's.
 
     Args:
-        named: gives the file's name of a tensor that the network calls so.
         shapes: the shapes of tensors that differ from the network's; None for one that the file does not have.
-        optional, ignored: see `demand_exactly`.
-    Raises:
-        ModelLoadError: see `demand_exactly`.
     """
     own = {name: tuple(weight.shape) for name, weight in network.state_dict().items()}
     wanted: dict[str, tuple[int, ...] | None] = {**own, **(shapes or {})}

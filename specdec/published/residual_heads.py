@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from specdec.heads.draft_heads import DraftHeads
+from specdec.heads.network import DraftHeads
 from specdec.models.cache import CACHE
 
 

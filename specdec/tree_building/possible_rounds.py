@@ -147,14 +147,9 @@ def tree_rounds(found: Continuations, structure: Structure, strategy: str, *, co
 
 
 def ranked(group: np.ndarray, item: np.ndarray, *, counted: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Rank the different items of each group by how often they occur if that is `counted`, and equals by where they
-    occur first.
-
-    Args:
-        group, item: [M], from 0.
-    Returns:
-        The first entry and the rank of each different item of a group [D], by group and then best first; and for each
-        entry [M] which of these it is.
+    """Rank the different items of each group [M], from 0, by how often they occur if that is `counted`, and equals by
+    where they occur first. Return the first entry and the rank of each different item of a group [D], by group and then
+    best first; and for each entry [M] which of these it is.
     """
     size = len(group)
     key = group * (item.max(initial=0) + 1) + item

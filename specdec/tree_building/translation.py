@@ -19,12 +19,8 @@ class Translation:
     """
 
     def __init__(self, name: str, drafter: Any, drafter_size: int, target: Target) -> None:
-        """
-        Args:
-            drafter: the fast transformers tokenizer of the drafter's model `name`.
-            drafter_size: tokens of its output matrix; a tokenizer may have more of them or fewer.
-        Raises:
-            UsageError: no tokenizer, or no token in common.
+        """Translate for the fast tokenizer of the drafter's model `name`, which may have more tokens or fewer than its
+        output matrix. Raises UsageError: no tokenizer, or no token in common.
         """
         for whose, tokenizer in ((f"drafter.model={name}", drafter), ("the target", target.tokenizer)):
             if tokenizer is None:

@@ -41,20 +41,13 @@ class DrafterCapabilities:
 
 
 class Drafter(ABC):
-    """Proposes a token tree in each round. Made once by the registry with the run's `target`, then reused per prompt.
+    """Proposes a token tree in each round. Made once by the registry with the run's `target`, reused per prompt."""
 
-    Attributes:
-        capabilities: those of this drafter; the class says what its YAML gives, before anything is loaded.
-    """
-
-    capabilities: DrafterCapabilities
+    capabilities: DrafterCapabilities  # the class says what its YAML gives, before anything is loaded
 
     def prepare(self, capacity: int, structure: Structure) -> None:
-        """Compile what can be compiled, if the target does (`Target.compilation`), before anything is timed.
-
-        Args:
-            capacity: the largest that `start` will be given.
-            structure: the primary one; drafts of other structures are asked for as well.
+        """Compile what can be compiled, if the target does (`Target.compilation`), before anything is timed, for the
+        largest capacity that `start` will be given and the primary structure; drafts of others are asked for as well.
         """
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
@@ -79,13 +72,9 @@ class Drafter(ABC):
         return False
 
     def observe(self, draft: Draft, logits: Tensor) -> None:
-        """Take note of what the target said of the round's draft; called before `commit`, only of a drafter that
-        `reads_logits`. Its time counts as that of the commit.
-
-        Args:
-            draft: as the target verified it; may be empty.
-            logits: `Target.logits` [N+1, V]: after the root, then after each node, rejected ones included. To be copied
-                if they are needed later.
+        """Take note of what the target said of the round's draft, which may be empty: `Target.logits` [N+1, V] after
+        the root, then after each node, rejected ones included, to be copied if they are needed later. Called before
+        `commit`, only of a drafter that `reads_logits`; its time counts as that of the commit.
         """
 
     @property
@@ -155,10 +144,6 @@ class BatchDrafter:
 
     What is drafted for a text depends on that text and its own generator alone: neither on the slot nor on the other
     texts. Texts have begun with `TextStart.in_step` False, because none may read the target's cache.
-
-    Attributes:
-        texts: the drafter of each slot; no two share a text.
-        slots: texts that there is room for.
     """
 
     reads_logits: bool = False

@@ -16,8 +16,7 @@ from specdec.config import typed
 from specdec.drafters.base.contract import BatchDrafter, DrafterCapabilities
 from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
 from specdec.errors import UsageError
-from specdec.heads.draft_heads import DraftHeads
-from specdec.heads.network import Heads, MlpHead
+from specdec.heads.network import DraftHeads, Heads, MlpHead
 from specdec.models.load import describe_weights
 from specdec.published.network_files import TRAINED_HEADS
 from specdec.records import EMPTY, Draft, Source, TextStart, Tree

@@ -24,8 +24,6 @@ Drafts = Literal["sampled", "greedy"]
 
 @dataclass
 class GrowingChain:
-    """A chain that is being drafted token by token."""
-
     gamma: int
     threshold: float
     uniforms: Tensor | None  # the numbers [gamma] that it is drawn with; None where it is greedy
@@ -143,11 +141,8 @@ class FeatureDrafter(NetworkDrafter):
         drafts: Drafts,
         siblings: Siblings = "without_replacement",
     ) -> None:
-        """
-        Args:
-            offsets: the target's layers that are read (`HiddenStates.keep`).
-        Raises:
-            UsageError: a target without hidden states, or without one of these layers.
+        """Make a drafter that reads the target's layers at these offsets (`HiddenStates.keep`). Raises UsageError: a
+        target without hidden states, or without one of these layers.
         """
         super().__init__(target, drafts, siblings)
         self._kept = target.hidden.keep(*offsets)

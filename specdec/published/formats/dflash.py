@@ -90,7 +90,6 @@ def _says_dspark(files: CheckpointFiles) -> bool:
 
 
 def _network(reading: Reading, target: Target, options: dict[str, Any], boundaries: list[int]) -> FeatureNetwork:
-    """Return the network of a decoder's config and the options beside it; ModelLoadError if not established."""
     files = reading.files
     for key, plain in _PLAIN.items():
         if options.get(key, reading.config.get(key)) not in plain:

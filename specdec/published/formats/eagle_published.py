@@ -160,11 +160,8 @@ def _boundaries(files: CheckpointFiles, numbers: Any, features: int, depth: int,
 
     A list that begins with 1 counts outputs of blocks, as SpecForge and ModelOpt do, so each stands for the input of
     the next block; one that begins with 2 counts inputs (the rule of sgl-project/sglang#25454). Without numbers
-    EAGLE-3's own are meant: 2, half the depth, and 3 before the end.
-
-    Args:
-        features: number of layers that `fc` reads.
-        inputs: numbers that begin with neither 1 nor 2 are inputs of blocks; otherwise that is not known.
+    EAGLE-3's own are meant: 2, half the depth, and 3 before the end. Numbers that begin with neither 1 nor 2 are inputs
+    of blocks where `inputs` says so; otherwise that is not known. `features` is the number of layers that `fc` reads.
     """
     if numbers is None and features == 3 and depth >= 6:
         return [2, depth // 2, depth - 3]
@@ -191,12 +188,9 @@ def _boundaries(files: CheckpointFiles, numbers: Any, features: int, depth: int,
 def _eagle3_network(
     reading: Reading, target: Target, flags: dict[str, Any], numbers: Any, layers: Sequence[int] | None, *, inputs: bool
 ) -> FeatureNetwork:
-    """Return a network of the EAGLE-3 form.
-
-    Args:
-        numbers, inputs: the target's layers that the network reads, see `_boundaries`.
-        layers: `drafter.layers`, which are boundaries and count instead; None for those of the config.
-        flags: those of `EagleConfig`, None where the config has none; of norms before `fc` tensors then tell.
+    """Return a network of the EAGLE-3 form. `layers` are `drafter.layers`, boundaries that count instead of those that
+    numbers and inputs give (see `_boundaries`). Flags are those of `EagleConfig`, None where the config has none; of
+    norms before `fc` tensors then tell.
     """
     files, values = reading.files, reading.decoder()
     width, depth = reading.number("target_hidden_size", values["hidden"]), target.hidden.layers

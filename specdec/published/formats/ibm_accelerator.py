@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from specdec.errors import ModelLoadError
-from specdec.heads.draft_heads import DraftHeads
+from specdec.heads.network import DraftHeads
 from specdec.published.checkpoint_files import SPECULATORS, CheckpointFiles
 from specdec.published.recognise import CheckpointFormat, NetworkFormat, check_target, fill, formats, weights_of
 from specdec.targets.base import Target
@@ -19,8 +19,6 @@ _EPSILON = 1e-6
 
 
 class StagedSizes(NamedTuple):
-    """The sizes of an MLP speculator."""
-
     stages: int  # n, tokens that it drafts at most
     inner: int  # width of a state between stages, I
     size: int  # D, of the target

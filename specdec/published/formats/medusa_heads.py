@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from specdec.config import validated
 from specdec.errors import ModelLoadError
-from specdec.heads.draft_heads import DraftHeads
 from specdec.heads.heads_config import HeadsConfig
-from specdec.heads.network import Heads
+from specdec.heads.network import DraftHeads, Heads
 from specdec.published.checkpoint_files import CheckpointFiles
 from specdec.published.recognise import NetworkFormat, check_target, fill, formats, target_name, weights_of
 from specdec.published.residual_heads import ResidualBlock, ResidualHeads

@@ -69,11 +69,8 @@ class MtpModule(NetworkFormat):
         return files.config.get(SPECULATORS) in _WRITERS and layout_of(files) is not None
 
     def load(self, files: CheckpointFiles, target: Target) -> MtpNetwork:
-        """See `NetworkFormat.load`. Only the heads' tensors are read; others are those of the target.
-
-        Raises:
-            ModelLoadError: no such tensors, quantised ones, or none that fit the target.
-            UsageError: see `MtpNetwork`.
+        """See `NetworkFormat.load`. Only the heads' tensors are read; others are those of the target. Raises
+        ModelLoadError: no such tensors, quantised ones, or none that fit the target; UsageError: see `MtpNetwork`.
         """
         layout = layout_of(files)
         if layout is None or files.config.get(SPECULATORS) not in _WRITERS:

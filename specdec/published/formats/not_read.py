@@ -17,8 +17,6 @@ class LooseParallelEagle(CheckpointFormat):
 
 @formats.register("assistant over shared keys")
 class SharedKeysAssistant(CheckpointFormat):
-    """The MTP drafters of Gemma 4, models of their own: `gemma4_assistant` and its relatives."""
-
     refusal = (
         "its layers have no keys and values and attend to those of the target's last layers of each kind, which a "
         "target does not give to a drafter here"

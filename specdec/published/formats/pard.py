@@ -24,7 +24,7 @@ class Pard(CheckpointFormat):
 
 @formats.register("PARD-2")
 class Pard2(CheckpointFormat):
-    """PARD-2 (2605.08632), which adds a projection of the target's features to the embeddings."""
+    """PARD-2 (2605.08632)."""
 
     refusal = (
         f"the features of the target that its target_proj ({_FEATURES}) adds to the embeddings are not made, because "
