@@ -60,11 +60,6 @@ class PlannedDrafter:
     def drafter_class(self) -> type[Drafter]:
         return drafters.get(self.values.drafter["name"])
 
-    @property
-    def forced(self) -> bool:
-        """True if the recorded text replaces the target's decisions (`drafter.forced`)."""
-        return bool(self.values.drafter.get("forced", False))
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -105,7 +100,8 @@ class Plan:
 
     @property
     def forced(self) -> bool:
-        return self.chosen.forced
+        """True if the recorded text replaces the target's decisions (`drafter.forced`)."""
+        return bool(self.chosen.values.drafter.get("forced", False))
 
     @property
     def model(self) -> str:

@@ -34,11 +34,6 @@ class TimeBudget:
         self._stages: dict[str, float] = {}
 
     @property
-    def bound(self) -> bool:
-        """True if there is a bound."""
-        return self.seconds is not None
-
-    @property
     def gone(self) -> float:
         """Seconds since the run began."""
         return self._now() - self._begun

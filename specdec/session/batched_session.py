@@ -28,10 +28,6 @@ class BatchedSession(Session):
     """A session that decodes `measurement.batch_size` prompts at once; UsageError without memory for the caches."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
-        """
-        Raises:
-            UsageError: there is no memory for the key-value caches.
-        """
         super().__init__(*given, **named)
         self._slots = self._measurement.batch_size
         self._targets: dict[int, BatchTarget] = {}  # by the id of the target of one sequence

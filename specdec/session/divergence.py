@@ -38,14 +38,6 @@ class Divergence:
     explained: bool
 
 
-def first_difference(one: Sequence[int], other: Sequence[int]) -> int | None:
-    """Return the index of the first difference, the end of the shorter text included; None when they are the same."""
-    for index, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a != b:
-            return index
-    return None if len(one) == len(other) else min(len(one), len(other))
-
-
 def rounding_error(scored: Tensor, narrow: Tensor) -> float:
     """Return by how much rounding may change a logit, given logits [V] in float32 or better and those of decoding."""
     wide = scored.double()
@@ -62,12 +54,14 @@ def explain(
     A difference is explained when the best float32 logit exceeds neither token's by more than twice the rounding
     error seen at that position: two evaluations, each off by as much, can then order them either way.
     """
-    position = first_difference(baseline, output)
-    if position is None:
+    both = enumerate(zip(baseline, output, strict=False))
+    position = next((place for place, (token, other) in both if token != other), None)
+    if position is None and len(baseline) == len(output):
         return None
-    if position >= min(len(baseline), len(output)):
+    if position is None:
         # One text ended where the other went on with equal tokens: no near-tie explains that.
-        return Divergence(*label, position, -1, -1, float("nan"), float("nan"), explained=False)
+        end = min(len(baseline), len(output))
+        return Divergence(*label, end, -1, -1, float("nan"), float("nan"), explained=False)
     scored = target.score(prompt, baseline[:position])[-1]
     wide = scored.double()
     narrow = target.score_as_decoded(prompt, baseline[:position])[-1]

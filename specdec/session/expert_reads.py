@@ -51,15 +51,13 @@ def expert_reads(
     finally:
         target.decoder.passes = passes
 
-    def expected(tokens: int, chances: list[np.ndarray]) -> float:
-        return float(np.mean([distinct_experts(law, tokens) for law in chances]))
-
     own = [used / evaluated for used in usage]
     even = [np.full(number, chosen / number) for number, chosen in zip(mixture.experts, mixture.chosen, strict=True)]
     lines = []
     for size, found in sorted(distinct.items()):
         reads = mixture.weight_bytes(np.array(found)) / mixture.weight_bytes(mixture.chosen)
         counted = {"tokens": size, "calls": len(found), "experts": float(np.mean(found, axis=1).sum())}
-        laws = {name: len(found) * expected(size, law) for name, law in (("independent", own), ("uniform", even))}
-        lines.append({**work, **counted, **laws, "reads": float(reads.sum())})
+        for name, laws in (("independent", own), ("uniform", even)):
+            counted[name] = len(found) * float(np.mean([distinct_experts(law, size) for law in laws]))
+        lines.append({**work, **counted, "reads": float(reads.sum())})
     return lines

@@ -20,8 +20,7 @@ from specdec.plan.time_budget import TimeBudget
 from specdec.progress import detail, stage, tell
 from specdec.sampling import generator_for
 from specdec.session.batched_session import BatchedSession
-from specdec.session.parts import Parts, prepare
-from specdec.session.sampled_pair import SAMPLED_EVERY
+from specdec.session.parts import SAMPLED_EVERY, Parts, prepare
 from specdec.session.session import Answers, Session, conversations, decode_conversation
 from specdec.session.workers import decode_by_workers
 from specdec.targets.causal import Causal
@@ -204,7 +203,8 @@ def _decode_all(
             return
         answers: Answers = {}
         prompts, size = parts.prompts.prompts, session.group
-        order = conversations(prompts, parts.plan.measurement.repeats, parts.plan.seed if budget.bound else None)
+        seed = None if budget.seconds is None else parts.plan.seed  # then all are decoded, in their own order
+        order = conversations(prompts, parts.plan.measurement.repeats, seed)
         for done, conversation in enumerate(order, 1):
             repeat, number = conversation.repeat, conversation.number
             if number % size == 0 and size > 1:  # then no prompt is left out, and they are in their own order
@@ -219,5 +219,5 @@ def _decode_all(
             if there_is_time and not kept:
                 left = len(order) - done
                 under_way.total = under_way.done + (parts.turns - under_way.done) * budget.fitting(left) // max(left, 1)
-                for expectation in filter(None, [budget.expectation(left)]):
+                if expectation := budget.expectation(left):
                     detail(expectation)

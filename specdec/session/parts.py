@@ -18,9 +18,9 @@ from specdec.plan.plan import Plan, PlannedDrafter
 from specdec.plan.rules import about_drafter, check
 from specdec.progress import Stage, stage
 from specdec.prompts import Prompt, PromptSet, load_prompts
+from specdec.sampling import SamplingConfig
 from specdec.session.arm import Arm
 from specdec.session.recorded_walk import walks
-from specdec.session.sampled_pair import SAMPLED_EVERY, SampledPair, sampled_pair
 from specdec.targets import Target, targets
 from specdec.targets.causal import Causal
 from specdec.targets.replay import Replay
@@ -30,6 +30,7 @@ from specdec.tracking.writer import check_store
 
 _BYTES_A_SECOND = 3e8  # of weights that are read, converted and hashed
 _GGUF_BYTES_A_SECOND = 2e7  # of blocks of weights that are dequantised, too
+SAMPLED_EVERY = 2  # of the prompts of a run, in their order: a line on all would add half to the time of a prompt
 CONTROL_SHARE = 0.1  # of the decoding that `measurement.null=auto` gives to decoding plainly once more
 
 
@@ -48,6 +49,22 @@ class DrafterArms:
     def name(self) -> str:
         """The method of its arms in every table."""
         return self.primary.method
+
+
+@dataclass(frozen=True)
+class SampledPair:
+    """A line at a temperature beside a greedy run: the primary structure and plain decoding, both sampling, on every
+    second prompt.
+
+    Greedy text repeats itself, which flatters drafters that copy; a sampled one shows how much. Drafts stay those of
+    greedy decoding, the drafter's most probable tokens, and the rule keeps the target's own law whatever was drafted.
+
+    Attributes:
+        arms: plain decoding, then the drafter, on the target of the run.
+    """
+
+    sampling: SamplingConfig
+    arms: tuple[Arm, Arm]
 
 
 @dataclass(frozen=True)
@@ -191,7 +208,10 @@ def open_parts(plan: Plan, threads: int | None = None) -> Parts:
         max_new_tokens=limit,
         vocab_size=target.vocab_size,
     )
-    target.choose_compilation(_calls(plan, len(prompts.prompts) * limit), plan.budget_seconds)
+    # Decoding takes about as long as so many calls on one token: half as many with drafts as without.
+    methods = 1 + sum(len({*measurement.gammas, each.structure.gamma}) for each in plan.drafters) / 2
+    calls = len(prompts.prompts) * limit * measurement.repeats * methods
+    target.choose_compilation(calls, plan.budget_seconds)
     if measurement.batch_size > 1:
         target.compilation = None  # batches are decoded eagerly; drafters follow the target
     later_turns = any(prompt.follow_ups for prompt in prompts.prompts)
@@ -205,7 +225,7 @@ def open_parts(plan: Plan, threads: int | None = None) -> Parts:
     walked = all(walks(target, each.drafter) for each in made)
     asked = measurement.null
     control = not simulated if asked == "auto" else asked
-    sampled = None if walked else sampled_pair(plan, baseline, chosen)
+    sampled = None if walked else _sampled_pair(plan, baseline, chosen)
     arms = tuple(arm for each in made for arm in each.arms)
     return Parts(
         plan=plan,
@@ -218,31 +238,41 @@ def open_parts(plan: Plan, threads: int | None = None) -> Parts:
         sampled=sampled,
         original=None if original is None else replace(baseline, method=ORIGINAL, target=original),
         null=replace(baseline, method=NULL) if control else None,
-        control_every=control_every(arms, original is not None, sampled) if asked == "auto" else 1,
+        control_every=_control_every(arms, original is not None, sampled) if asked == "auto" else 1,
         walks=walked,
     )
 
 
-def _calls(plan: Plan, tokens: int) -> float:
-    """Return about how many calls on one token take as long as decoding tokens by all methods: half as many with
-    drafts as without.
+def _sampled_pair(plan: Plan, baseline: Arm, primary: Arm) -> SampledPair | None:
+    """Return the pair of a run; None where `measurement.sampled_temperature` is null, the run is not greedy, or its
+    parts do not decode with sampling one text at a time and without loss.
     """
-    arms = sum(len({*plan.measurement.gammas, each.structure.gamma}) for each in plan.drafters)
-    return tokens * plan.measurement.repeats * (1 + arms / 2)
+    temperature, target = plan.measurement.sampled_temperature, baseline.target
+    can, rule = plan.chosen.drafter_class.capabilities, plan.chosen.rule
+    fits = (
+        target.sampling.greedy
+        and not target.capabilities.recorded
+        and plan.measurement.batch_size == 1
+        and plan.chosen.method != "none"
+        and not plan.forced
+        and can.lossless
+        and not can.needs_reference
+        and rule.capabilities.lossless
+        and not rule.capabilities.greedy_only
+    )
+    if temperature is None or not fits:
+        return None
+    sampling = replace(target.sampling, name="temperature", temperature=temperature)
+    return SampledPair(sampling, (replace(baseline, verifier=rule), replace(primary, verifier=rule)))
 
 
-def control_every(arms: Sequence[Arm], original: bool, sampled: SampledPair | None) -> int:
+def _control_every(arms: Sequence[Arm], original: bool, sampled: SampledPair | None) -> int:
     """Return on every how many prompts a control takes at most `CONTROL_SHARE` of the decoding, were every draft token
     accepted and a call on a draft no slower than one on one token: what is decoded is fixed before anything is timed.
     """
-
-    def calls(arm: Arm) -> float:
-        """Return the fewest calls for a token."""
-        return 1 / (arm.structure.gamma + 1)
-
-    others = 1 + original + sum(map(calls, arms))
+    others = 1 + original + sum(1 / (arm.gamma + 1) for arm in arms)  # calls for a token, at the fewest
     if sampled is not None:
-        others += sum(map(calls, sampled.arms)) / SAMPLED_EVERY
+        others += sum(1 / (arm.gamma + 1) for arm in sampled.arms) / SAMPLED_EVERY
     return ceil((1 - CONTROL_SHARE) / (CONTROL_SHARE * others))
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import pyarrow as pa
 import torch
 
+from specdec.analysis.busy_machine import undisturbed
+from specdec.analysis.findings.run_metrics import SAMPLED
 from specdec.clock import Clock, SimulatedClock
 from specdec.drafters import Drafter
 from specdec.errors import NumericsError
@@ -26,10 +28,9 @@ from specdec.session.divergence import explain
 from specdec.session.expert_reads import expert_reads
 from specdec.session.forced_target import Forced
 from specdec.session.output_quality import judged
-from specdec.session.parts import Parts
+from specdec.session.parts import SAMPLED_EVERY, Parts
 from specdec.session.recorded_walk import decode_by_walking
 from specdec.session.replays import Replays
-from specdec.session.sampled_pair import SAMPLED_EVERY, sampled_line
 from specdec.session.tracing import trace
 from specdec.targets import Target
 from specdec.targets.causal import Causal
@@ -67,15 +68,13 @@ def conversations(prompts: Sequence[Prompt], repeats: int, seed: int | None = No
     Args:
         seed: of the order of the prompts, where not all of them may be decoded; None is their own order.
     """
-    found: list[Conversation] = []
-    place = 0
-    numbers = list(range(len(prompts)))
+    found, place, numbered = [], 0, list(enumerate(prompts))
     if seed is not None:
-        random.Random(f"{seed}/order").shuffle(numbers)
+        random.Random(f"{seed}/order").shuffle(numbered)
     for repeat in range(repeats):
-        for number in numbers:
-            found.append(Conversation(repeat, number, prompts[number], place))
-            place += 1 + len(prompts[number].follow_ups)
+        for number, prompt in numbered:
+            found.append(Conversation(repeat, number, prompt, place))
+            place += 1 + len(prompt.follow_ups)
     return found
 
 
@@ -276,11 +275,22 @@ class Session:
         pair = self._parts.sampled
         if pair is None:
             return
+        greedy = self._target.sampling
         for arm in dice.sample(pair.arms, 2):
-            generation = pair.decode(arm, self._asked(arm, prompt, repeat, None, limit), self._clock)
+            self._target.standardise(pair.sampling)
+            try:
+                generation = arm.decode(self._asked(arm, prompt, repeat, None, limit), self._clock)
+            finally:
+                self._target.standardise(greedy)
             self._clock.synchronize()
-            _, flagged = self._read(generation.tokens)
-            self._prompt.sampled.append(sampled_line(pair, arm, prompt, repeat, generation, self._clock, flagged))
+            key = GenerationKey(self.cell, arm.method, arm.gamma, repeat, prompt.id, prompt.category)
+            line = generation_line(key, generation, self._clock, *self._read(generation.tokens))
+            line["temperature"] = pair.sampling.temperature
+            line["accepted"] = sum(each.accepted for each in generation.rounds)
+            line["rejected"] = sum(each.rejected for each in generation.rounds)
+            seconds = undisturbed(round_table(key, generation, self._clock).to_pandas())["round_s"]
+            line["decode_s"] = float(seconds.sum())  # of an undisturbed machine
+            self._prompt.sampled.append({name: line[name] for name in SAMPLED})
 
     def _decode(
         self, arm: Arm, prompt: Prompt, repeat: int, reference: tuple[int, ...] | None, limit: int | None = None

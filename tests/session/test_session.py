@@ -26,13 +26,7 @@ from specdec.session.parts import open_parts
 from specdec.session.session import Session
 from specdec.structures import structures
 
-DRAFT, VERIFY, TOKEN, ACCEPT, COMMIT = (
-    0.25,
-    1.0,
-    0.125,
-    0.0625,
-    0.03125,
-)  # seconds; a call also takes TOKEN for each node
+DRAFT, VERIFY, TOKEN, ACCEPT, COMMIT = 0.25, 1.0, 0.125, 0.0625, 0.03125  # seconds; TOKEN is that of a node in a call
 TINY = ("+debug=tiny", "tracking.enabled=false", "structure.gamma=4", "measurement.null=false")
 # Sure enough to let an n-gram drafter be right, and not so sure that all sampled texts are one.
 SAMPLED = ("sampling=temperature", "target.law=[[0.1,0.8,0.1],[0.1,0.1,0.8],[0.8,0.1,0.1]]")
