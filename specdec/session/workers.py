@@ -14,7 +14,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -84,21 +83,6 @@ def workers_note(parts: Parts) -> list[str]:
     ]
 
 
-@dataclass(frozen=True)
-class _Share:
-    """The run as a worker has to know it.
-
-    Attributes:
-        number: of the worker, from 0; also names its files.
-    """
-
-    number: int
-    plan: Plan
-    folder: Path
-    cell: str
-    threads: int
-
-
 def _begin() -> None:
     """Prepare a process for its work: it ends with the one that started it, and only by its word."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one decides
@@ -110,34 +94,29 @@ def _begin() -> None:
     threading.Thread(target=lambda: (wait([parent.sentinel]), os._exit(1)), daemon=True).start()
 
 
-def _opened(share: _Share, results: ResultsFolder) -> tuple[Parts, Session]:
-    """Open the worker's own parts, and a session that writes files of its own.
-
-    Raises:
-        SpecdecError: the parts cannot be made a second time.
-    """
-    if torch.cuda.is_available() and share.plan.target_values.get("device", "cpu") != "cpu":
-        torch.cuda.set_device(share.number)
-    parts = open_parts(share.plan, share.threads)
-    session = Session(parts, share.cell, results, parts.target.clock() or clock_for(parts.target.device))
-    prepare(parts)
-    if parts.plan.measurement.warmup_tokens:
-        session.warm_up(parts.longest_prompt, parts.plan.measurement.warmup_tokens)
-    return parts, session
-
-
-def _work(pipe: Connection, share: _Share) -> None:
+def _work(pipe: Connection, number: int, plan: Plan, folder: Path, cell: str, threads: int) -> None:
     """Decode the prompts that come through a pipe, one by one, and answer each with the turns that were decoded and
     the answers to them, or with the fault; None ends the worker, which says None when all is on disk.
+
+    Args:
+        number: of the worker, from 0, which has a GPU and files of its own; the rest is what it has to know of the run.
     """
     _begin()
-    results = ResultsFolder(share.folder, str(share.number))
+    results = ResultsFolder(folder, str(number))
     opened: tuple[Parts, Session] | None = None
     while (given := pipe.recv()) is not None:
         conversation, kept, answers = given
         turns: list[bool] = []  # False for one that was kept
         try:
-            opened = opened or _opened(share, results)
+            if opened is None:
+                if torch.cuda.is_available() and plan.target_values.get("device", "cpu") != "cpu":
+                    torch.cuda.set_device(number)
+                parts = open_parts(plan, threads)
+                session = Session(parts, cell, results, parts.target.clock() or clock_for(parts.target.device))
+                prepare(parts)
+                if plan.measurement.warmup_tokens:
+                    session.warm_up(parts.longest_prompt, plan.measurement.warmup_tokens)
+                opened = parts, session
             decode_conversation(*opened, conversation, kept, answers, turns.append)
         except Exception as error:
             if isinstance(error, NumericsError):
@@ -162,11 +141,12 @@ class _Worker:
         at_hand: what it decodes; None before its first prompt.
     """
 
-    def __init__(self, share: _Share, workers: int) -> None:
+    def __init__(self, number: int, parts: Parts, folder: Path, cell: str) -> None:
         context = multiprocessing.get_context("spawn")
-        self._share, self._workers = share, workers
+        self._name = f"Worker {number} of {parts.workers}"
         self.pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_work, args=(theirs, share))
+        share = number, parts.plan, folder, cell, torch.get_num_threads()
+        self._process = context.Process(target=_work, args=(theirs, *share))
         self._process.start()
         theirs.close()  # so that the pipe ends with the process
         self.prompts: list[str] = []
@@ -214,8 +194,7 @@ class _Worker:
             code = self._process.exitcode
             how = f" (signal {-code})" if code is not None and code < 0 else ""
             raise _WorkerDied(
-                f"Worker {self._share.number} of {self._workers} died{how} {when}, having finished "
-                f"{', '.join(self.prompts) or 'none'}"
+                f"{self._name} died{how} {when}, having finished {', '.join(self.prompts) or 'none'}"
             ) from None
 
     def end(self) -> None:
@@ -237,12 +216,11 @@ def decode_by_workers(parts: Parts, session: Session, beginning: Beginning, adva
             hand.
         EnvironmentFault: a worker died; what is on disk is kept.
     """
-    folder, count = beginning.results.folder, parts.workers
+    folder = beginning.results.folder
     workers: list[_Worker] = []
     try:
-        for number in range(count):
-            share = _Share(number, parts.plan, folder, session.cell, torch.get_num_threads())
-            workers.append(_Worker(share, count))
+        for number in range(parts.workers):
+            workers.append(_Worker(number, parts, folder, session.cell))
         _share_out(parts, workers, beginning, advance)
         for worker in workers:
             worker.close()

@@ -132,16 +132,15 @@ def test_a_numerics_fault_travels_without_its_rounds(monkeypatch, tmp_path):
     error = NumericsError("The logits are not finite.")
     error.partial = threading.Lock()  # cannot be pickled, as an event of a GPU
 
-    def decode(*_):
+    def broken(*_):
         raise error
 
     monkeypatch.setattr(workers, "_begin", lambda: None)
-    monkeypatch.setattr(workers, "_opened", lambda *_: (None, None))
-    monkeypatch.setattr(workers, "decode_conversation", decode)
+    monkeypatch.setattr(workers, "open_parts", broken)
     mine, theirs = multiprocessing.Pipe()
     for given in ((None, {}, {}), None):
         mine.send(given)
-    workers._work(theirs, workers._Share(0, None, tmp_path, "", 1))
+    workers._work(theirs, 0, plan(config_of(*TINY)), tmp_path, "", 1)
     sent = mine.recv()
     assert isinstance(sent, NumericsError) and str(sent) == "The logits are not finite." and mine.recv() is None
 
