@@ -5,7 +5,7 @@ Shape letters, used in comments everywhere: B sequences, S context, N draft node
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
 
@@ -287,5 +287,5 @@ class Generation:
     tokens: tuple[int, ...]
     rounds: Sequence[Round]
     prefill: tuple[object, object]
-    finish: str = field(default="limit")
+    finish: str = "limit"
     watched: tuple[float, float] = (0.0, 0.0)

@@ -18,30 +18,16 @@ def ancestors(tree, node):
 
 @settings(max_examples=40)
 @given(TREES)
-def test_depth_and_offsets_count_the_steps_to_the_root(tree):
+def test_a_tree_is_what_the_parents_of_its_nodes_say(tree):
+    """A node sees its ancestors and itself; depth and offsets count the steps to the root; a chain never branches."""
     depths = [len(ancestors(tree, node)) - 1 for node in range(len(tree))]
     assert list(tree.depths) == depths
     assert tree.depth == max(depths, default=0)
     assert tree.offsets.tolist() == [0, *depths]
-
-
-@settings(max_examples=40)
-@given(TREES)
-def test_a_node_sees_its_ancestors_and_itself(tree):
     expected = [[column in ancestors(tree, row) for column in range(-1, len(tree))] for row in range(-1, len(tree))]
     assert tree.visible.tolist() == expected
-
-
-@settings(max_examples=40)
-@given(TREES)
-def test_children_are_the_nodes_that_name_their_parent(tree):
     for node in range(-1, len(tree)):
         assert list(tree.children[node + 1]) == [child for child in range(len(tree)) if tree.parents[child] == node]
-
-
-@settings(max_examples=40)
-@given(TREES)
-def test_a_chain_has_one_child_everywhere(tree):
     assert tree.is_chain == (tree.parents == chain_tree(len(tree)).parents)
     assert tree.is_chain == (tree.depth == len(tree))
 

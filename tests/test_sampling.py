@@ -106,17 +106,14 @@ def test_greedy_is_one_hot_at_the_first_maximum():
     assert law([1.0, 3.0, 3.0, 0.0], temperature=0.0, top_k=1, top_p=0.1) == [0.0, 1.0, 0.0, 0.0]
 
 
+CUTS = ({"top_k": 7}, {"top_p": 0.5}, {"top_k": 20, "top_p": 0.9}, {"top_p": 0.99}, {"min_p": 0.1}, {"typical_p": 0.5})
+WAYS = (config(), config(0.0), *(config(0.7, **cut) for cut in CUTS))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
 def test_rows_are_laws_in_float32_or_better(dtype):
     logits = torch.randn(3, 5, 50, generator=torch.Generator().manual_seed(0)).to(dtype)
-    for how in (
-        config(),
-        config(0.0),
-        config(0.3, top_k=7),
-        config(top_p=0.8),
-        config(min_p=0.1),
-        config(typical_p=0.5),
-    ):
+    for how in WAYS:
         p = probabilities(logits, how)
         assert p.shape == logits.shape
         assert p.dtype == (torch.float64 if dtype == torch.float64 and not how.greedy else torch.float32)
@@ -126,13 +123,7 @@ def test_rows_are_laws_in_float32_or_better(dtype):
 def test_a_row_is_standardised_alike_alone_and_among_others():
     """Verification of many rows and of one must cut alike, ties included."""
     logits = torch.randint(-3, 3, (40, 300), generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
-    for how in (
-        config(top_k=20),
-        config(top_p=0.5),
-        config(0.7, top_k=20, top_p=0.9),
-        config(typical_p=0.5),
-        config(0.0),
-    ):
+    for how in WAYS:
         together = probabilities(logits, how)
         for row in range(40):
             assert torch.equal(together[row], probabilities(logits[row], how))
@@ -147,7 +138,7 @@ def test_ties_at_the_edge_of_top_k_are_broken_by_order():
 
 def test_forbidden_tokens_stay_forbidden():
     logits = torch.tensor([0.0, -torch.inf, 1.0, -torch.inf])
-    for how in (config(), config(top_k=3), config(top_p=0.99), config(0.0), config(min_p=0.01), config(typical_p=0.9)):
+    for how in (config(top_k=3), *WAYS):
         p = probabilities(logits, how)
         assert p[1] == p[3] == 0 and p.isfinite().all()
 

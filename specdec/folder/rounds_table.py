@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from specdec.clock import Clock
 from specdec.disturbance import disturbed
-from specdec.records import Generation, Round
+from specdec.records import Generation, Round, Source
 from specdec.replay.walked_rounds import WalkedRounds
 
 
@@ -54,53 +54,50 @@ def round_table(key: GenerationKey, generation: Generation, clock: Clock) -> pa.
     device must be synchronised.
     """
     rounds = generation.rounds
-    columns = rounds.columns() if isinstance(rounds, WalkedRounds) else _columns(rounds, clock)
-    size = len(rounds)
-    columns |= {name: pa.repeat(value, size) for name, value in vars(key).items()}
-    columns["round"] = np.arange(size)
+    columns: dict[str, Any]
+    if isinstance(rounds, WalkedRounds):
+        columns = rounds.columns()
+    else:  # sequences that were decoded together share the seconds of a step evenly: rounds add up to the total
+        committed = [len(item.committed) for item in rounds]
+        departures = [item.departure for item in rounds]
+        # Of the last accepted node, or of the first offered one where none was accepted.
+        sources = [item.source[(0, *item.acceptance.path)[-1]] if item.source else Source("", 0) for item in rounds]
+        lists = pa.list_(pa.float64())
+        waited = [clock.watch.waited(*item.marks.watched) for item in rounds]
+        columns = {
+            "context": [item.context for item in rounds],
+            "offered_nodes": [len(item.draft_tokens) for item in rounds],
+            "offered": [item.tree.depth for item in rounds],
+            "accepted": [item.accepted for item in rounds],
+            "committed": committed,
+            "rejected": [item.rejected for item in rounds],
+            "truncation": [item.truncation for item in rounds],
+            "tokens_left": np.cumsum(committed[::-1], dtype=np.int64)[::-1],
+            "source": [each.strategy for each in sources],
+            "rank": [each.rank for each in sources],
+            "beta": pa.array([item.beta for item in rounds], type=lists),
+            "tv": pa.array([item.tv for item in rounds], type=lists),
+            "departure": pa.array([() if each is None else each.tv for each in departures], type=lists),
+            "otherwise": [nan if each is None or each.otherwise is None else each.otherwise for each in departures],
+            "draft_s": [clock.seconds(each.marks.start, each.marks.drafted) / each.batch for each in rounds],
+            "verify_s": [clock.seconds(each.marks.drafted, each.marks.verified) / each.batch for each in rounds],
+            "accept_s": [clock.seconds(each.marks.verified, each.marks.accepted) / each.batch for each in rounds],
+            "commit_s": [clock.seconds(each.marks.accepted, each.marks.committed) / each.batch for each in rounds],
+            "round_s": [clock.seconds(each.marks.start, each.marks.committed) / each.batch for each in rounds],
+            "waited_s": [lost / each.batch for lost, each in zip(waited, rounds, strict=True)],
+            "restore_s": [
+                None
+                if each.marks.restored is None
+                else clock.seconds(each.marks.accepted, each.marks.restored) / each.batch
+                for each in rounds
+            ],
+            "batch": [each.batch for each in rounds],
+            "disturbed": disturbed_rounds(rounds, clock),
+        }
+    columns |= {name: pa.repeat(value, len(rounds)) for name, value in vars(key).items()}
+    columns["round"] = np.arange(len(rounds))
     arrays = {name: values if isinstance(values, pa.Array) else pa.array(values) for name, values in columns.items()}
     return pa.table({field.name: arrays[field.name].cast(field.type) for field in SCHEMA}, schema=SCHEMA)
-
-
-def _columns(rounds: Sequence[Round], clock: Clock) -> dict[str, Any]:
-    """Return the columns that differ between rounds, from rounds that were recorded one by one.
-
-    Sequences that were decoded together share the seconds of a step evenly, so that rounds add up to the total.
-    """
-    committed = [len(item.committed) for item in rounds]
-    departures = [item.departure for item in rounds]
-    lists = pa.list_(pa.float64())
-    waited = [clock.watch.waited(*item.marks.watched) for item in rounds]
-    return {
-        "context": [item.context for item in rounds],
-        "offered_nodes": [len(item.draft_tokens) for item in rounds],
-        "offered": [item.tree.depth for item in rounds],
-        "accepted": [item.accepted for item in rounds],
-        "committed": committed,
-        "rejected": [item.rejected for item in rounds],
-        "truncation": [item.truncation for item in rounds],
-        "tokens_left": np.cumsum(committed[::-1], dtype=np.int64)[::-1],
-        "source": [_accepted_source(item).strategy if item.source else "" for item in rounds],
-        "rank": [_accepted_source(item).rank if item.source else 0 for item in rounds],
-        "beta": pa.array([item.beta for item in rounds], type=lists),
-        "tv": pa.array([item.tv for item in rounds], type=lists),
-        "departure": pa.array([() if each is None else each.tv for each in departures], type=lists),
-        "otherwise": [nan if each is None or each.otherwise is None else each.otherwise for each in departures],
-        "draft_s": [clock.seconds(each.marks.start, each.marks.drafted) / each.batch for each in rounds],
-        "verify_s": [clock.seconds(each.marks.drafted, each.marks.verified) / each.batch for each in rounds],
-        "accept_s": [clock.seconds(each.marks.verified, each.marks.accepted) / each.batch for each in rounds],
-        "commit_s": [clock.seconds(each.marks.accepted, each.marks.committed) / each.batch for each in rounds],
-        "round_s": [clock.seconds(each.marks.start, each.marks.committed) / each.batch for each in rounds],
-        "waited_s": [lost / each.batch for lost, each in zip(waited, rounds, strict=True)],
-        "restore_s": [
-            None
-            if each.marks.restored is None
-            else clock.seconds(each.marks.accepted, each.marks.restored) / each.batch
-            for each in rounds
-        ],
-        "batch": [each.batch for each in rounds],
-        "disturbed": disturbed_rounds(rounds, clock),
-    }
 
 
 def disturbed_rounds(rounds: Sequence[Round], clock: Clock) -> list[bool]:
@@ -109,11 +106,6 @@ def disturbed_rounds(rounds: Sequence[Round], clock: Clock) -> list[bool]:
         disturbed(clock.watch.waited(*each.watched), clock.seconds(each.start, each.committed))
         for each in (item.marks for item in rounds)
     ]
-
-
-def _accepted_source(item: Round) -> Any:
-    """Return the source of the last accepted node, or of the first offered one where none was accepted."""
-    return item.source[item.acceptance.path[-1] if item.acceptance.path else 0]
 
 
 def generation_line(
