@@ -22,7 +22,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         0 where every bug was killed whose tests this machine can run, 1 where one was not, 2 for a bad command or
         patch, 130 after Ctrl-C.
     """
-    options = _options(arguments)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="an area, a bug, or a pattern of AREA/BUG; default: all"
+    )
+    parser.add_argument("-j", type=int, default=os.cpu_count() or 1, help="bugs at once; default: all cores")
+    parser.add_argument("--sample", type=int, metavar="N", help="only about N bugs, which --seed chooses")
+    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of --sample: another number, other bugs")
+    parser.add_argument("--limit", type=float, default=600.0, help="seconds that the tests of one bug may take")
+    parser.add_argument("--root", default=str(ROOT), help="the source tree; default: that of this file")
+    options = parser.parse_args(arguments)
     root = Path(options.root)
     try:
         bugs = _chosen(planted_bugs(root / "tests" / "mutations"), options.names)
@@ -72,19 +81,6 @@ def _chosen(bugs: list[PlantedBug], names: Sequence[str]) -> list[PlantedBug]:
             )
         chosen |= {bug.name: bug for bug in fitting}
     return list(chosen.values()) if names else bugs
-
-
-def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="an area, a bug, or a pattern of AREA/BUG; default: all"
-    )
-    parser.add_argument("-j", type=int, default=os.cpu_count() or 1, help="bugs at once; default: all cores")
-    parser.add_argument("--sample", type=int, metavar="N", help="only about N bugs, which --seed chooses")
-    parser.add_argument("--seed", type=int, default=0, metavar="S", help="of --sample: another number, other bugs")
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds that the tests of one bug may take")
-    parser.add_argument("--root", default=str(ROOT), help="the source tree; default: that of this file")
-    return parser.parse_args(arguments)
 
 
 if __name__ == "__main__":

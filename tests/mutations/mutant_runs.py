@@ -98,7 +98,16 @@ def verdicts(bugs: Sequence[PlantedBug], root: Path, scratch: Path, *, at_once: 
         at_once: children at one time.
         limit: seconds after which a child is ended and its bug called "hung".
     """
-    _copy_sources(root, scratch / "tree")
+    tree = scratch / "tree"
+    tree.mkdir()
+    for source in (root / name for name in SOURCES):
+        if source.is_dir():
+            shutil.copytree(source, tree / source.name, symlinks=True)
+        elif source.is_file():
+            shutil.copy2(source, tree / source.name)
+    for part in ("analysis", "conf"):  # as once installed, so that nothing of an installation is used
+        if (tree / part).is_dir() and (tree / "specdec").is_dir():
+            (tree / "specdec" / part).symlink_to(Path("..") / part)
     context, waiting = multiprocessing.get_context("fork"), list(bugs)
     running: dict[Connection, tuple[BaseProcess, PlantedBug, float]] = {}
     try:
@@ -127,20 +136,6 @@ def verdicts(bugs: Sequence[PlantedBug], root: Path, scratch: Path, *, at_once: 
     finally:
         for process, *_ in running.values():
             _end(process)
-
-
-def _copy_sources(root: Path, tree: Path) -> None:
-    """Copy what tests read. `specdec` gets its parts as once installed, so that nothing of an installation is used."""
-    tree.mkdir()
-    for name in SOURCES:
-        source = root / name
-        if source.is_dir():
-            shutil.copytree(source, tree / name, symlinks=True)
-        elif source.is_file():
-            shutil.copy2(source, tree / name)
-    for part in ("analysis", "conf"):
-        if (tree / part).is_dir() and (tree / "specdec").is_dir():
-            (tree / "specdec" / part).symlink_to(Path("..") / part)
 
 
 def _folder(bug: PlantedBug, scratch: Path) -> Path:
@@ -196,7 +191,8 @@ def _verdict(bug: PlantedBug, scratch: Path) -> Verdict:
         for compiled in (tree / path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
             compiled.unlink()
     ended = _run_tests(bug, tree, folder)
-    silent = [test for test in bug.killed_by if not any(_names(test, each) for each in ended.called)]
+    called = {name for test in ended.called for name in (test, test.split("[")[0])}  # with and without parameters
+    silent = [test for test in bug.killed_by if test not in called]
     if ended.failed:
         status, reason = "killed", ended.failed[0]
     elif ended.errors or silent:
@@ -206,11 +202,6 @@ def _verdict(bug: PlantedBug, scratch: Path) -> Verdict:
     else:
         status, reason = "survived", bug.bug
     return Verdict(bug.name, status, reason, sum(os.times()[:4]) - began)
-
-
-def _names(test: str, ended: str) -> bool:
-    """Return whether `test`, as a patch names it, stands for the test that ended, one of its parameters perhaps."""
-    return ended == test or ended.startswith(f"{test}[")
 
 
 class _Ended:
