@@ -68,7 +68,8 @@ def conversations(prompts: Sequence[Prompt], repeats: int, seed: int | None = No
     Args:
         seed: of the order of the prompts, where not all of them may be decoded; None is their own order.
     """
-    found, place, numbered = [], 0, list(enumerate(prompts))
+    found: list[Conversation] = []
+    place, numbered = 0, list(enumerate(prompts))
     if seed is not None:
         random.Random(f"{seed}/order").shuffle(numbered)
     for repeat in range(repeats):
