@@ -258,7 +258,7 @@ def _identical(run: MeasuredRun) -> str:
     if session.compared == 1 and not differ:
         return "The only output that was compared is identical to plain decoding"
     if not differ:
-        return f"all {same}"
+        return f"all {session.compared} outputs are identical to plain decoding"
     if session.unexplained:
         differing = f"{session.unexplained} of {session.compared} outputs differ from plain decoding"
         return f"not lossless: {differing}, and no near-tie explains it (divergences.json)"

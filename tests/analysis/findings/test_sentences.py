@@ -117,7 +117,7 @@ def test_what_costs_most_is_in_plain_words(factors, said):
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"identical": 108}, "All 108 of 108 outputs are identical to plain decoding."),
+        ({"identical": 108}, "All 108 outputs are identical to plain decoding."),
         ({"compared": 1, "identical": 1}, "The only output that was compared is identical to plain decoding."),
         ({"identical": 107}, "the other is a near-tie of bfloat16."),
         ({"lossless": False}, "Lossy: the verifier's rule does not keep the target's law; 62 of 108 outputs are ident"),
