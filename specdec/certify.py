@@ -37,7 +37,7 @@ def server_task(values: Mapping[str, Any]) -> None:
     config = cli.typed_config(CertifyServerConfig, values)
 
     with stage("Start", told=False, expected=IMPORTS_S):
-        from specdec.certification.server_certificate import certify_server
+        from specdec.certification.server_audit import certify_server
         from specdec.plan.plan import plan
 
         planned = plan(config)

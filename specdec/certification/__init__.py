@@ -3,7 +3,7 @@
 For classes of other packages: `rule_checks`, `drafter_checks` and `identity_checks` take any `Verifier` or `Drafter`.
 """
 
-from specdec.certification.checks import Check
+from specdec.certification.certificate import Check
 from specdec.certification.exact import drafter_checks, rule_checks
 from specdec.certification.greedy_identity import identity_checks
 

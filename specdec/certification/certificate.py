@@ -1,26 +1,75 @@
-"""The certificate: all checks of a combination, the verdict, and what it does not say; as a table and as a file."""
+"""The certificate: the checks of a combination, what each compared, and the verdict; as a table and as a file."""
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from rich import get_console
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from specdec.certification.checks import Check
+from specdec.errors import DeclaredLossy, NotLossless, SpecdecError, is_out_of_memory
+from specdec.terminal import print_lines, print_links
 from specdec.text.writing import write_atomically
 
+logger = logging.getLogger(__name__)
+
+Level = Literal["exact", "statistical", "greedy"]
+Verdict = Literal["passed", "FAILED", "not applicable"]
 Outcome = Literal["certified", "not lossless", "declared lossy", "not refuted"]
 
-LIMITS = (
-    "The exact level holds for the rule, on a table of at most four tokens: the same code decides on larger ones.",
-    "The statistical level speaks of these prompts and this target; a smaller bias than stated may have been missed.",
-    "In 16-bit, p itself depends on the size of a call: drawn tokens are held against the p that was computed.",
-    "Speed, quality of the text and agreement with another engine are no part of it.",
-)
+
+@dataclass(frozen=True)
+class Check:
+    """A check after it was made.
+
+    Attributes:
+        level: "exact" enumerates or compares token by token in float64; "statistical" draws on the user's own parts;
+            "greedy" compares whole outputs of the user's own parts, differences scored again in float32.
+        name, compared: what was checked, and with what it was compared.
+        draws: outcomes that were enumerated, tokens that were drawn, or outputs that were compared.
+        statistic: the number that decides, in words ("largest error 2e-16").
+        p_value: chance of a statistic at least as large under a lossless combination; None where nothing is random.
+        detail: a sentence on a failure, or on why the check does not apply.
+        facts: further numbers for `certificate.json`.
+    """
+
+    level: Level
+    name: str
+    compared: str
+    draws: int
+    statistic: str
+    verdict: Verdict
+    p_value: float | None = None
+    detail: str = ""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+def not_applicable(level: Level, name: str, why: str) -> Check:
+    """Return the line of a check that says nothing about this combination."""
+    return Check(level, name, "", 0, "", "not applicable", detail=why)
+
+
+def attempted(level: Level, name: str, check: Callable[[], list[Check]]) -> list[Check]:
+    """Make checks; an error that is raised within is a failure of the combination, and its sentence the detail.
+
+    Raises:
+        SpecdecError: a fault that is not the combination's: a bad value, a signal, the environment.
+    """
+    try:
+        return check()
+    except SpecdecError:
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        logger.debug("The check %r raised an error.", name, exc_info=True)
+        first = (str(error).splitlines() or [""])[0]
+        return [Check(level, name, "", 0, "", "FAILED", detail=f"it raised {type(error).__name__}: {first}")]
 
 
 @dataclass(frozen=True)
@@ -66,9 +115,38 @@ class Certificate:
     config: Mapping[str, Any]
     environment: Mapping[str, Any]
 
-    def save(self, path: Path) -> None:
-        """Write the file, whole or not at all."""
-        write_atomically(path, json.dumps(asdict(self), indent=1, default=str) + "\n")
+    def publish(self, folder: Path) -> None:
+        """Write `certificate.json` to the folder, and print the table of checks and what they stand for.
+
+        Raises:
+            NotLossless, DeclaredLossy: the outcome, once it is written and printed.
+        """
+        write_atomically(folder / "certificate.json", json.dumps(asdict(self), indent=1, default=str) + "\n")
+        console = get_console()
+        if not console.is_terminal:
+            console = Console(file=console.file, width=max(console.width, 130))  # a log has no narrow lines
+        name = ", ".join(f"{part} {value}" for part, value in self.combination.items())
+        table = Table(box=SIMPLE_HEAD, title=f"Certificate: {name}", title_justify="left")
+        for heading in ("level", "check", "compared with", "draws", "statistic", "p", "verdict"):
+            number = heading in ("draws", "p")
+            table.add_column(heading, justify="right" if number else "left", no_wrap=number or heading == "level")
+        for check in self.checks:
+            p_value = "" if check.p_value is None else f"{check.p_value:.2g}"
+            draws = f"{check.draws:,}" if check.draws else ""
+            table.add_row(check.level, check.name, check.compared, draws, check.statistic, p_value, check.verdict)
+        if self.checks:
+            console.print(table)
+        notes = [f"{check.name}: {check.verdict}, {check.detail}." for check in self.checks if check.detail]
+        notes += [f"{each.part} {each.name}: {each.standing}." for each in self.declarations]
+        if any(check.p_value is not None for check in self.checks):
+            notes.append(f"A lossless combination fails by luck in at most {self.false_alarm:.1%} of certificates.")
+        notes += [f"Would have been found in 9 of 10 cases: {sentence}." for sentence in self.power]
+        print_lines(console, *notes, self.sentence)
+        print_links(get_console(), {"results": str(folder)})
+        if self.outcome == "not lossless":
+            raise NotLossless(self.sentence)
+        if self.outcome == "declared lossy":
+            raise DeclaredLossy(self.sentence)
 
 
 def concluded(checks: Sequence[Check]) -> tuple[Outcome, str]:
@@ -82,28 +160,3 @@ def concluded(checks: Sequence[Check]) -> tuple[Outcome, str]:
         return "not lossless", f"Not lossless: {first.level} check {first.name!r} failed{why}{others}."
     levels = [level for level in ("exact", "statistical", "greedy") if any(check.level == level for check in passed)]
     return "certified", f"Certified lossless: {len(passed)} checks passed ({', '.join(levels)}), none failed."
-
-
-def show(certificate: Certificate, console: Console) -> None:
-    """Print the table of checks, and below it what they stand for."""
-    name = ", ".join(f"{part} {value}" for part, value in certificate.combination.items())
-    if not console.is_terminal:
-        console = Console(file=console.file, width=max(console.width, 130))  # a log has no narrow lines
-    table = Table(box=SIMPLE_HEAD, title=f"Certificate: {name}", title_justify="left")
-    for heading in ("level", "check", "compared with", "draws", "statistic", "p", "verdict"):
-        number = heading in ("draws", "p")
-        table.add_column(heading, justify="right" if number else "left", no_wrap=number or heading == "level")
-    for check in certificate.checks:
-        p_value = "" if check.p_value is None else f"{check.p_value:.2g}"
-        draws = f"{check.draws:,}" if check.draws else ""
-        cells = (check.level, check.name, check.compared, draws, check.statistic, p_value, check.verdict)
-        table.add_row(*cells)
-    if certificate.checks:
-        console.print(table)
-    notes = [f"{check.name}: {check.verdict}, {check.detail}." for check in certificate.checks if check.detail]
-    notes += [f"{each.part} {each.name}: {each.standing}." for each in certificate.declarations]
-    if any(check.p_value is not None for check in certificate.checks):
-        notes.append(f"A lossless combination fails by luck in at most {certificate.false_alarm:.1%} of certificates.")
-    notes += [f"Would have been found in 9 of 10 cases: {sentence}." for sentence in certificate.power]
-    for sentence in (*notes, certificate.sentence):
-        console.print(sentence, markup=False, highlight=False)

@@ -48,11 +48,6 @@ class Uniforms:
     def __init__(self, branches: Branches, cells: list[list[float]], index: Tensor, scale: Tensor) -> None:
         self._branches, self._cells, self._index, self._scale = branches, cells, index, scale
 
-    @classmethod
-    def fresh(cls, branches: Branches, shape: tuple[int, ...]) -> "Uniforms":
-        index = torch.arange(int(torch.Size(shape).numel())).reshape(shape)
-        return cls(branches, [[0.0, 1.0] for _ in range(index.numel())], index, torch.ones(shape).double())
-
     @property
     def shape(self) -> torch.Size:
         return self._index.shape
@@ -151,7 +146,7 @@ class Enumeration:
         while script is not None:
             branches = Branches(script)
             drawing = torch.rand, torch.multinomial
-            torch.rand, torch.multinomial = self._rand(branches), self._multinomial(branches)
+            torch.rand, torch.multinomial = self._replacements(branches)
             try:
                 result = run()
             finally:
@@ -176,23 +171,23 @@ class Enumeration:
             raise Unfollowed(f"the chances of all outcomes add up to {sum(law.values())}, not to 1")
         return law
 
-    def _checked(self, generator: torch.Generator | None) -> None:
-        if generator is not self.generator:
-            raise Unfollowed("randomness must come from the generator that was passed as an argument")
+    def _replacements(self, branches: Branches) -> tuple[Any, Any]:
+        """Return what stands for `torch.rand` and `torch.multinomial` in one run."""
 
-    def _rand(self, branches: Branches) -> Callable[..., Any]:
+        def check(generator: torch.Generator | None) -> None:
+            if generator is not self.generator:
+                raise Unfollowed("randomness must come from the generator that was passed as an argument")
+
         def rand(*size: Any, generator: torch.Generator | None = None, **kwargs: Any) -> Uniforms:
-            self._checked(generator)
-            shape = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
-            return Uniforms.fresh(branches, shape)
+            check(generator)
+            shape = torch.Size(size[0] if len(size) == 1 and not isinstance(size[0], int) else size)
+            index = torch.arange(shape.numel()).reshape(shape)
+            return Uniforms(branches, [[0.0, 1.0] for _ in range(shape.numel())], index, torch.ones(shape).double())
 
-        return rand
-
-    def _multinomial(self, branches: Branches) -> Callable[..., Any]:
         def multinomial(
             p: Tensor, num_samples: int, replacement: bool = False, *, generator: torch.Generator | None = None
         ) -> Tensor:
-            self._checked(generator)
+            check(generator)
             rows = []
             for law in p.reshape(-1, p.shape[-1]).tolist():
                 drawn: list[int] = []
@@ -203,4 +198,4 @@ class Enumeration:
                 rows.append(drawn)
             return torch.tensor(rows).reshape(*p.shape[:-1], num_samples)
 
-        return multinomial
+        return rand, multinomial

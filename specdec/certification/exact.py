@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.certification.checks import Check, Verdict, attempted, not_applicable
+from specdec.certification.certificate import Check, Verdict, attempted, not_applicable
 from specdec.certification.enumeration import Enumeration
 from specdec.certification.table_drafts import FILL, WAYS, TableDrafter, small_structure
 from specdec.clock import CpuClock
@@ -134,31 +134,6 @@ def bias(
     return worst
 
 
-def generated_law(
-    enumeration: Enumeration,
-    target: Target,
-    drafter: Drafter,
-    verifier: Verifier,
-    structure: Structure,
-    prompt: Sequence[int],
-    length: int,
-) -> Law:
-    """Return the law of the outputs of the real loop, limit and end token included."""
-
-    def run() -> tuple[int, ...]:
-        generator = enumeration.generator
-        return generate(
-            target=target,
-            drafter=drafter,
-            verifier=verifier,
-            structure=structure,
-            request=Request(prompt, length, draft_generator=generator, accept_generator=generator),
-            clock=CpuClock(),
-        ).tokens
-
-    return enumeration.law(run)
-
-
 def own_law(target: Target, prompt: Sequence[int], length: int) -> Law:
     """Return the law of the outputs of plain decoding, computed apart from any loop: the product of the target's own
     chances, by its scores of every text.
@@ -175,6 +150,27 @@ def own_law(target: Target, prompt: Sequence[int], length: int) -> Law:
 def largest_error(one: Law, other: Law) -> float:
     """Return the largest difference of the chances that two laws give to a text; a text that one lacks has chance 0."""
     return max(abs(one.get(text, 0.0) - other.get(text, 0.0)) for text in {*one, *other})
+
+
+def text_bias(
+    enumeration: Enumeration,
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    structure: Structure,
+    prompt: Sequence[int],
+    length: int,
+) -> float:
+    """Return the largest error of the law of the outputs of the real loop, limit and end token included."""
+
+    def run() -> tuple[int, ...]:
+        generator = enumeration.generator
+        request = Request(prompt, length, draft_generator=generator, accept_generator=generator)
+        return generate(
+            target=target, drafter=drafter, verifier=verifier, structure=structure, request=request, clock=CpuClock()
+        ).tokens
+
+    return largest_error(enumeration.law(run), own_law(target, prompt, length))
 
 
 def law_pair(
@@ -213,7 +209,8 @@ def rule_checks(verifier: Verifier, structure: str) -> list[Check]:
     if structure not in FILL:
         why = f"no table fills the structure {structure!r}: the exact check knows {', '.join(FILL)}"
         return [not_applicable("exact", f"{named}: whole rounds", why)]
-    return [_enumerated(f"{named}: {family}", cases) for family, cases in _cases(verifier, structure).items()]
+    families = _cases(verifier, structure).items()
+    return [check for family, cases in families for check in _enumerated(f"{named}: {family}", cases)]
 
 
 def drafter_checks(make: Callable[[Target], Drafter], verifier: Verifier, structure: str) -> list[Check]:
@@ -239,26 +236,21 @@ def drafter_checks(make: Callable[[Target], Drafter], verifier: Verifier, struct
         return [not_applicable("exact", name, "it is made for another vocabulary, or reads a recorded text")]
 
     def error(enumeration: Enumeration) -> float:
-        shape = small_structure(structure, 2)
-        law = generated_law(enumeration, target, drafter, verifier, shape, PROMPT, length)
-        return largest_error(law, own_law(target, PROMPT, length))
+        return text_bias(enumeration, target, drafter, verifier, small_structure(structure, 2), PROMPT, length)
 
-    return [_enumerated(name, [error])]
+    return _enumerated(name, [error])
 
 
-def _enumerated(name: str, cases: Sequence[Case]) -> Check:
-    def check() -> Check:
+def _enumerated(name: str, cases: Sequence[Case]) -> list[Check]:
+    def check() -> list[Check]:
         enumeration, worst = Enumeration(), 0.0
         for case in cases:
             worst = max(worst, case(enumeration))
-        failed = worst > EXACT
-        detail = "what is committed does not have the target's law" if failed else ""
-        statistic = f"largest error {worst:.1e}"
+        verdict: Verdict = "FAILED" if worst > EXACT else "passed"
+        detail = "what is committed does not have the target's law" if worst > EXACT else ""
         compared = f"{len(cases)} {'law' if len(cases) == 1 else 'laws'} with the target's own"
-        verdict: Verdict = "FAILED" if failed else "passed"
-        return Check(
-            "exact", name, compared, enumeration.runs, statistic, verdict, detail=detail, facts={"error": worst}
-        )
+        error = f"largest error {worst:.1e}"
+        return [Check("exact", name, compared, enumeration.runs, error, verdict, None, detail, {"error": worst})]
 
     return attempted("exact", name, check)
 
@@ -303,8 +295,7 @@ def _cases(verifier: Verifier, structure: str) -> dict[str, list[Case]]:
             _, q = law_pair(size, warmest, CUTS["uncut"])
             target = table_target(random_law(size, 5), end_token, temperature=warmest)
             shape = small_structure(structure, gamma)
-            law = generated_law(enumeration, target, TableDrafter(q, way), verifier, shape, [1], length)
-            return largest_error(law, own_law(target, [1], length))
+            return text_bias(enumeration, target, TableDrafter(q, way), verifier, shape, [1], length)
 
         return case
 

@@ -9,7 +9,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from specdec.certification.checks import Check, Verdict, attempted, not_applicable
+from specdec.certification.certificate import Check, Verdict, attempted, not_applicable
 from specdec.certification.tiny_models import ARCHITECTURES, load_tiny_model
 from specdec.clock import CpuClock
 from specdec.decode import generate
@@ -114,62 +114,53 @@ def identity_checks(
     rules = {id(rule): rule for rule in (verifier, verifier.for_greedy())}.values()
     name = "greedy identity: any path"
     if structure.name in Scattered.capabilities.fills:
-        outputs = [
-            (lambda a=a, e=e, r=r: (decoded(tiny_target(a, e), Scattered(own_greedy(a)), r, structure), own_greedy(a)))
-            for a in sorted(ARCHITECTURES)
-            for e in evaluations
-            for r in rules
+        cases: list[_Case] = [
+            (tiny_target(architecture, evaluation), Scattered(own_greedy(architecture)), rule, own_greedy(architecture))
+            for architecture in sorted(ARCHITECTURES)
+            for evaluation in evaluations
+            for rule in rules
         ]
-        checks = [_compared(name, outputs)]
+        checks = _compared(name, structure, cases)
     else:
         checks = [not_applicable("exact", name, f"a {structure.name} draft follows the drafter's confidence")]
-    if make is not None:
-        checks.append(drafter_identity(make, verifier.for_greedy(), structure))
-    return checks
+    return checks if make is None else [*checks, *drafter_identity(make, verifier.for_greedy(), structure)]
 
 
-Outputs = Sequence[Callable[[], tuple[Generation, tuple[int, ...]]]]
-"""Functions that decode: each gives the output and the tokens that it should have."""
-
-
-def drafter_identity(make: Callable[[Target], Drafter], verifier: Verifier, structure: Structure) -> Check:
+def drafter_identity(make: Callable[[Target], Drafter], verifier: Verifier, structure: Structure) -> list[Check]:
     """Compare greedy outputs on tiny models of two architectures, with a drafter's own drafts, with the models' own.
 
     Args:
         make: gives the drafter for a target; it may raise UsageError where it needs a certain model.
     """
     name = "greedy identity: the drafter's own drafts"
-    outputs = []
+    cases: list[_Case] = []
     for architecture in ("gemma3", "llama"):
         target = tiny_target(architecture, "packed")
         try:
             drafter = make(target)
         except UsageError as refusal:
-            return not_applicable("exact", name, f"it drafts with a model of its own ({refusal})")
-        own = own_greedy(architecture)
+            return [not_applicable("exact", name, f"it drafts with a model of its own ({refusal})")]
         if drafter.capabilities.vocab_size not in (None, target.vocab_size):
-            return not_applicable("exact", name, "it is made for another vocabulary")
-        reference = own if drafter.capabilities.needs_reference else None
-        outputs.append(
-            lambda target=target, drafter=drafter, own=own, reference=reference: (
-                decoded(target, drafter, verifier, structure, reference),
-                own,
-            )
-        )
-    return _compared(name, outputs)
+            return [not_applicable("exact", name, "it is made for another vocabulary")]
+        cases.append((target, drafter, verifier, own_greedy(architecture)))
+    return _compared(name, structure, cases)
 
 
-def _compared(name: str, outputs: Outputs) -> Check:
-    def check() -> Check:
+_Case = tuple[Target, Drafter, Verifier, tuple[int, ...]]  # the last: tokens that the output should have
+
+
+def _compared(name: str, structure: Structure, cases: Sequence[_Case]) -> list[Check]:
+    def check() -> list[Check]:
         parted, accepted = 0, 0
-        for output in outputs:
-            generation, own = output()
+        for target, drafter, verifier, own in cases:
+            reference = own if drafter.capabilities.needs_reference else None
+            generation = decoded(target, drafter, verifier, structure, reference)
             parted += generation.tokens != own
             accepted += sum(row.accepted for row in generation.rounds)
         verdict: Verdict = "FAILED" if parted else "passed"
         detail = "outputs differ from those of the model's own generate" if parted else ""
         compared = "with transformers' own generate, tiny models in float64"
-        facts = {"outputs": len(outputs), "parted": parted, "accepted_tokens": accepted}
-        return Check("exact", name, compared, len(outputs), f"{parted} part", verdict, detail=detail, facts=facts)
+        facts = {"outputs": len(cases), "parted": parted, "accepted_tokens": accepted}
+        return [Check("exact", name, compared, len(cases), f"{parted} part", verdict, None, detail, facts)]
 
     return attempted("exact", name, check)

@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from specdec.certification.checks import Check, Verdict
+from specdec.certification.certificate import Check, Verdict
 from specdec.certification.chi_square import Tally, Tested, chi_square
 from specdec.clock import CpuClock
 from specdec.progress import stage
 from specdec.records import Acceptance, Draft, Generation, Request
-from specdec.sampling import probabilities
+from specdec.sampling import one_hot, probabilities
 from specdec.session.arm import Arm
 from specdec.targets.base import Target
 from specdec.verifiers.base import Verifier
@@ -50,57 +50,46 @@ class Seen:
 
 
 class Watched(Verifier):
-    """Decides as another rule does, keeps what it was shown, and counts drawn tokens in `drafted`."""
+    """Decides as another rule does, keeps what it was shown, and adds the drawn tokens of every draft to `drafted`."""
 
     def __init__(self, rule: Verifier, drafted: Tally) -> None:
-        """
-        Args:
-            drafted: counts of drawn tokens, to which those of every draft are added.
-        """
-        self.rule, self.capabilities = rule, rule.capabilities
+        self.rule, self.capabilities, self._drafted = rule, rule.capabilities, drafted
         self.seen: list[Seen] = []
-        self._drafted = drafted
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
-        count_drafted(self._drafted, draft)
+        self._count(draft)
         acceptance = self.rule.accept(draft, p, generator)
         rows = [0, acceptance.path[0] + 1] if acceptance.path else [0]
-        self.seen.append(Seen(p[rows].double().cpu(), first_law(draft, p.shape[-1])))
+        q = None
+        if len(draft):
+            first = draft.tests[0][0]
+            q = one_hot(draft.tokens[first], p.shape[-1]) if draft.q is None else draft.q[first]
+            q = q.double().cpu()
+        self.seen.append(Seen(p[rows].double().cpu(), q))
         return acceptance
 
+    def _count(self, draft: Draft) -> None:
+        """Count drawn tokens by their rank under the law q that each was drawn from, in the order of the draws: the
+        claim that travels with a draft, on which every rule that reads q relies. Point masses are no draws.
 
-def count_drafted(tally: Tally, draft: Draft) -> None:
-    """Count drawn tokens by their rank under the law q that each was drawn from, in the order of the draws: the claim
-    that travels with a draft, on which every rule that reads q relies. Point masses are no draws.
-
-    A token that an earlier sibling has is a class of its own, the last: draws with replacement repeat tokens, others do
-    not.
-    """
-    if draft.q is None:
-        return
-    tokens = draft.tokens.tolist()
-    drawn = [(child, children[:place]) for children in draft.tests for place, child in enumerate(children)]
-    for child, siblings in drawn[:_DRAWN]:
-        q, token = draft.q[child].double().cpu(), tokens[child]
-        chances, cell = rank_class(q, token)
-        law = np.append(chances, 0.0)
-        earlier = {tokens[sibling] for sibling in siblings}
-        for other in earlier:
-            chance = float(q[other])
-            law[rank_class(q, other)[1]] -= chance
-            law[-1] += chance
-        tally.add_one(law.clip(0.0), len(law) - 1 if token in earlier else cell)
-        tally.impossible += int(q[token] == 0)
-
-
-def first_law(draft: Draft, size: int) -> Tensor | None:
-    """Return the law [V] that the first token of a draft was drawn from, float64 on the host; None for an empty one."""
-    if not len(draft):
-        return None
-    first = draft.tests[0][0]
-    if draft.q is not None:
-        return draft.q[first].double().cpu()
-    return torch.zeros(size, dtype=torch.float64).index_fill_(0, draft.tokens[first : first + 1].cpu(), 1.0)
+        A token that an earlier sibling has is a class of its own, the last: draws with replacement repeat tokens,
+        others do not.
+        """
+        if draft.q is None:
+            return
+        tokens = draft.tokens.tolist()
+        drawn = [(child, children[:place]) for children in draft.tests for place, child in enumerate(children)]
+        for child, siblings in drawn[:_DRAWN]:
+            q, token = draft.q[child].double().cpu(), tokens[child]
+            chances, cell = rank_class(q, token)
+            law = np.append(chances, 0.0)
+            earlier = {tokens[sibling] for sibling in siblings}
+            for other in earlier:
+                chance = float(q[other])
+                law[rank_class(q, other)[1]] -= chance
+                law[-1] += chance
+            self._drafted.add_one(law.clip(0.0), len(law) - 1 if token in earlier else cell)
+            self._drafted.impossible += int(q[token] == 0)
 
 
 def rank_class(p: Tensor, token: int) -> tuple[np.ndarray, int]:
@@ -110,14 +99,6 @@ def rank_class(p: Tensor, token: int) -> tuple[np.ndarray, int]:
     law = torch.cat([ends[:1], ends.diff(), (p.sum() - ends[-1:])]).clamp_min(0.0)
     rank = int((p > p[token]).sum()) + int((p[:token] == p[token]).sum())
     return law.numpy(), int(torch.searchsorted(_RANKS, torch.tensor(rank), right=True))
-
-
-def ratio_class(p: Tensor, q: Tensor, token: int) -> tuple[np.ndarray, int]:
-    """Return the chances of the classes by p over q [V], and the class of a token; over q = 0 the ratio is infinite."""
-    ratio = torch.where(q > 0, p / q.clamp_min(torch.finfo(q.dtype).tiny), torch.inf)
-    classes = torch.bucketize(ratio, _RATIOS.to(ratio))
-    law = torch.zeros(len(_RATIOS) + 1, dtype=p.dtype).index_add_(0, classes, p)
-    return law.numpy(), int(classes[token])
 
 
 @dataclass
@@ -154,53 +135,61 @@ class LiveTallies:
             chi_square("drawn drafts against their own q, by rank", self.drafted),
         ]
 
+    def states(self) -> Check:
+        """Return whether the laws that rounds used are those of fresh passes over the same texts: a state that a
+        rejection or a commit left wrong moves them. Rounding may: the bound is a thousandth, and three times what
+        rounding to the target's own arithmetic moves.
+        """
+        apart, bound = float(np.mean(self.apart)), 1e-3 + 3 * float(np.mean(self.rounding))
+        failed = not apart <= bound
+        verdict: Verdict = "FAILED" if failed else "passed"
+        return Check(
+            "statistical",
+            "states after commits",
+            "p of every round with a fresh pass over the text",
+            len(self.apart),
+            f"mean TV {apart:.1e} (at most {bound:.1e})",
+            verdict,
+            detail="the target's state is not that of its text" if failed else "",
+            facts={"mean_tv": apart, "largest_tv": float(np.max(self.apart)), "bound": bound},
+        )
+
     def add(self, target: Target, generation: Generation, seen: Sequence[Seen]) -> None:
         """Count the rounds of a text, and compare their laws with those of a fresh pass over it."""
-        tokens, end = generation.tokens, len(generation.tokens)
-        fresh = _fresh_laws(target, generation) if self.texts < _FRESH_TEXTS else None
-        place = 0  # of the first token of a round in the output
+        tokens, place = generation.tokens, 0  # of the first token of a round in the output
+        used: list[tuple[int, Tensor]] = []  # places, and the laws there by which a token was decided
         for number, row in enumerate(generation.rounds):
-            known, p, token = seen[number], seen[number].rows[0], tokens[place]
+            p, q, token = seen[number].rows[0], seen[number].q, tokens[place]
             chances, group = rank_class(p, token)
             self.by_rank.add_one(chances, group)
             self.by_rank.impossible += int(p[token] == 0)
-            if known.q is not None:
-                self.by_ratio.add_one(*ratio_class(p, known.q, token))
-            self._compare(p, fresh, place)
+            if q is not None:
+                ratio = torch.where(q > 0, p / q.clamp_min(torch.finfo(q.dtype).tiny), torch.inf)
+                classes = torch.bucketize(ratio, _RATIOS.to(ratio))
+                law = torch.zeros(len(_RATIOS) + 1, dtype=p.dtype).index_add_(0, classes, p)
+                self.by_ratio.add_one(law.numpy(), int(classes[token]))
+            used.append((place, p))
             # A second token is there unless the end token or the limit came first, which the first one decides.
-            if token not in target.end_tokens and place + 1 < end:
-                following = seen[number + 1].rows[0] if number + 1 < len(seen) else None
-                law = known.rows[1] if len(known.rows) > 1 else following
-                if law is not None:
-                    self._count_second(group, law, tokens[place + 1])
-                    self._compare(law, fresh, place + 1)
+            known = [*seen[number].rows[1:], *(later.rows[0] for later in seen[number + 1 : number + 2])]
+            if token not in target.end_tokens and place + 1 < len(tokens) and known:
+                law, second = known[0], tokens[place + 1]
+                chances, cell = rank_class(law, second)
+                begin = min(group, _FIRST - 1) * len(chances)
+                padded = np.zeros(_FIRST * len(chances))
+                padded[begin : begin + len(chances)] = chances
+                self.second.add_one(padded, begin + cell)
+                self.second.impossible += int(law[second] == 0)
+                used.append((place + 1, law))
             place += len(row.committed)
+        if self.texts < _FRESH_TEXTS:
+            own, wide = (  # [T + 1, V], in the arithmetic of decoding and in float32 or better
+                probabilities(score(generation.prompt, tokens), target.sampling).double().cpu()
+                for score in (target.score_as_decoded, target.score)
+            )
+            for place, p in used:
+                self.apart.append(float((p - own[place]).abs().sum() / 2))
+                self.rounding.append(float((own[place] - wide[place]).abs().sum() / 2))
         self.texts += 1
-
-    def _count_second(self, group: int, law: Tensor, token: int) -> None:
-        """Count a second token under its law, by its class and that of the first one (`group`)."""
-        chances, cell = rank_class(law, token)
-        padded = np.zeros(_FIRST * len(chances))
-        begin = min(group, _FIRST - 1) * len(chances)
-        padded[begin : begin + len(chances)] = chances
-        self.second.add_one(padded, begin + cell)
-        self.second.impossible += int(law[token] == 0)
-
-    def _compare(self, p: Tensor, fresh: tuple[Tensor, Tensor] | None, place: int) -> None:
-        if fresh is None:
-            return
-        own, wide = (laws[place] for laws in fresh)
-        self.apart.append(float((p - own).abs().sum() / 2))
-        self.rounding.append(float((own - wide).abs().sum() / 2))
-
-
-def _fresh_laws(target: Target, generation: Generation) -> tuple[Tensor, Tensor]:
-    """Return the laws [T + 1, V] at all places of an output, in the arithmetic of decoding and in float32 or better."""
-    own, wide = (
-        probabilities(score(generation.prompt, generation.tokens), target.sampling).double().cpu()
-        for score in (target.score_as_decoded, target.score)
-    )
-    return own, wide
 
 
 def watch_rounds(arm: Arm, requests: Iterator[Request], rounds: int) -> LiveTallies:
@@ -219,23 +208,3 @@ def watch_rounds(arm: Arm, requests: Iterator[Request], rounds: int) -> LiveTall
                 found.add(arm.target, generation, watched.seen)
             under_way.advance(len(generation.rounds))
     return found
-
-
-def state_check(found: LiveTallies) -> Check:
-    """Return whether the laws that rounds used are those of fresh passes over the same texts: a state that a rejection
-    or a commit left wrong moves them. Rounding may: the bound is a thousandth, and three times what rounding to the
-    target's own arithmetic moves.
-    """
-    apart, bound = float(np.mean(found.apart)), 1e-3 + 3 * float(np.mean(found.rounding))
-    failed = not apart <= bound
-    verdict: Verdict = "FAILED" if failed else "passed"
-    return Check(
-        "statistical",
-        "states after commits",
-        "p of every round with a fresh pass over the text",
-        len(found.apart),
-        f"mean TV {apart:.1e} (at most {bound:.1e})",
-        verdict,
-        detail="the target's state is not that of its text" if failed else "",
-        facts={"mean_tv": apart, "largest_tv": float(np.max(found.apart)), "bound": bound},
-    )

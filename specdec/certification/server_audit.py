@@ -1,4 +1,5 @@
-"""Audits a running server against the same weights opened here: ends and limits, greedy outputs, sampled tokens.
+"""Audits a running server against the same weights opened here (ends and limits, greedy outputs, sampled tokens), and
+makes its certificate.
 
 It sees texts and never the server's rounds. So a class of fault is inferred from the place of a text at which
 differences begin: the first token comes from the prefill; the second is the first that was drafted, or that follows a
@@ -9,18 +10,24 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
+import yaml
 
 from specdec.certification.anytime import STATISTICS, THETAS, detectable, log_bets, log_evidence, log_mean, tails
-from specdec.certification.checks import Check, not_applicable
-from specdec.certification.server_client import Completion
+from specdec.certification.certificate import Certificate, Check, not_applicable
+from specdec.certification.server_client import Client, Completion, ServerFault, http
 from specdec.certification.statistical import Texts
 from specdec.config import ServerConfig
+from specdec.environment import capture
+from specdec.errors import SpecdecError, UsageError
+from specdec.plan.plan import Plan
 from specdec.progress import stage
 from specdec.session.divergence import rounding_error
+from specdec.session.parts import loading, open_parts
 from specdec.targets import Target
 
 Fault = Literal[
@@ -45,6 +52,14 @@ SAID: dict[Fault, str] = {
     "accepted with",
     "temperature": "tokens after the first follow the law at temperature 1, not the one that was asked for",
 }
+
+LIMITS = (
+    "The reference is these weights as they are opened here. Quantised or batched kernels of a server compute other "
+    "logits: that is another reference, and server.tolerance says by how much they may differ without a fault.",
+    "A smaller bias than stated may have been missed, as of drafts drawn in bfloat16 beside a q in float32.",
+    "The class is told from the place where differences begin, for servers whose prefill gives the first token.",
+    "Whether the server drafted at all is not seen; speed, chat templates and cuts such as top_p are no part of it.",
+)
 
 KERNEL_MARGIN = 0.5
 """Logits by which greedy tokens differ where arithmetic alone is at fault; a rejected token is usually farther off."""
@@ -227,21 +242,18 @@ class Audit:
             found.append("end token")
         if self.limited:
             found.append("limit")
-        if not only_ends:
-            found.append(self._greedy_fault())
-        elif self.refuted:
-            found.append(self._drawn_fault())
-        return found
-
-    def _greedy_fault(self) -> Fault:
-        """Return what the places and margins say at which greedy tokens differ."""
         places = [each.place for each in self.wrong]
-        if max(each.margin for each in self.wrong) <= KERNEL_MARGIN:
-            return "kernels"
-        if places.count(0) > self.texts["greedy"] / 2:
-            return "other model"
-        later = [place for place in places if place]
-        return "first token" if not later else "residual" if min(later) == 1 else "stale state"
+        if only_ends:
+            found += [self._drawn_fault()] if self.refuted else []
+        elif max(each.margin for each in self.wrong) <= KERNEL_MARGIN:
+            found.append("kernels")
+        elif places.count(0) > self.texts["greedy"] / 2:
+            found.append("other model")
+        elif any(places):
+            found.append("residual" if min(place for place in places if place) == 1 else "stale state")
+        else:
+            found.append("first token")
+        return found
 
     def _drawn_fault(self) -> Fault:
         """Return what the places say at which sampled tokens differ, where no greedy token does.
@@ -315,3 +327,72 @@ class Audit:
             f"tokens that one bet names and the others ({drawn:,} tokens)",
             f"at the first token alone, a shift of {detectable(once, 1, self.false_alarm):.3f} ({once:,} tokens)",
         ]
+
+
+def certify_server(plan: Plan, asked: ServerConfig, folder: Path) -> Certificate:
+    """Audit a server, print the table, and write `certificate.json` to the folder.
+
+    Raises:
+        NotLossless: its outputs are refuted; the certificate is written.
+        ServerFault: the server fails midway; what was found until then is written.
+        UsageError: the server cannot be asked at all, or not about these weights.
+    """
+    sampling, certificate = plan.sampling, plan.certificate
+    assert certificate is not None
+    cuts = [name for name in ("top_k", "top_p", "min_p", "typical_p") if getattr(sampling, name) is not None]
+    if sampling.greedy or cuts:
+        named = f"sampling.{cuts[0]}" if cuts else "sampling.temperature=0"
+        raise UsageError(
+            f"Bad value {named}: servers cut laws in other orders, and a greedy audit is made beside the sampled one; "
+            "use a temperature above 0 alone."
+        )
+    ask = http(asked.url, asked.timeout_seconds)
+    client = Client(ask, asked.url, asked.model or "", None, 0)
+    try:
+        client.choose_model()
+    except ServerFault as fault:
+        raise UsageError(str(fault)) from None
+    with loading(plan):
+        parts = open_parts(plan)
+    client.tokenizer, client.vocabulary = parts.target.tokenizer, parts.target.vocab_size
+    (folder / "config.yaml").write_text(yaml.safe_dump(dict(plan.config), sort_keys=False), encoding="utf-8")
+    texts = [(prompt.id, prompt.tokens) for prompt in parts.prompts.prompts]
+    audit = Audit(parts.target, asked, sampling.temperature, certificate.false_alarm)
+    broken: SpecdecError | None = None
+    try:
+        audit.run(client.complete, texts, certificate.outputs, parts.limit, plan.seed)
+    except SpecdecError as fault:
+        if not audit.asked:
+            raise UsageError(str(fault)) if isinstance(fault, ServerFault) else fault from None
+        broken = fault
+    faults = audit.faults()
+    sentence = "; ".join(f"{each}: {SAID[each]}" for each in faults)
+    sentence = f"Refuted ({sentence})." if faults else f"Not refuted by {audit.asked} texts."
+    if broken is not None:
+        sentence = f"{sentence} The audit broke off: {broken}"
+    answered = {name: value for name, value in client.answered.items() if value is not None}
+    notes = list(LIMITS)
+    if not client.neutral:
+        notes.append("The server refuses options that leave the law uncut: its own defaults may cut it.")
+    made = Certificate(
+        outcome="not lossless" if faults else "not refuted",
+        sentence=sentence,
+        combination={"server": asked.url, "model": client.model, "target": plan.model, **answered},
+        declarations=(),
+        checks=audit.checks(),
+        false_alarm=certificate.false_alarm,
+        power=audit.power(),
+        total_variation=None,
+        limits=notes,
+        config=plan.config,
+        environment={
+            **capture(parts.target.device, {"seed": plan.seed}),
+            "model": parts.target.describe(),
+            "prompts": {"name": parts.prompts.name, "sha256": parts.prompts.content_hash},
+            "server": {"requests": client.requests, "seconds": client.seconds, "prompts": client.prompts},
+        },
+    )
+    made.publish(folder)
+    if broken is not None:
+        raise broken
+    return made

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import count
 from math import isnan
 
-from specdec.certification.checks import Check, Verdict
+from specdec.certification.certificate import Check, Verdict
 from specdec.certification.chi_square import Tested
-from specdec.certification.live_rounds import state_check, watch_rounds
+from specdec.certification.live_rounds import watch_rounds
 from specdec.certification.redrawn_rounds import redraw
 from specdec.config import CertificateConfig
 from specdec.progress import stage
@@ -34,13 +34,44 @@ class DrawnTests:
     single: list[Tested]
     states: Check
 
-    @property
-    def tests(self) -> list[Tested]:
-        return [*self.live, *self.single]
-
     def level(self, false_alarm: float) -> float:
         """Return the level of each test at which all together raise a false alarm at most so often (Bonferroni)."""
-        return false_alarm / len(self.tests)
+        return false_alarm / (len(self.live) + len(self.single))
+
+    def checks(self, false_alarm: float) -> list[Check]:
+        """Return the checks: one for each test of live rounds, and one for each kind of test at single places."""
+        level, checks = self.level(false_alarm), [self.states]
+        for tests in (*([test] for test in self.live), self.single[0::2], self.single[1::2]):
+            worst, several = min(tests, key=lambda test: test.p_value), len(tests) > 1
+            failed = [test.name for test in tests if test.p_value < level]
+            name = f"{worst.name.partition(': ')[2]}, {len(tests)} single places" if several else worst.name
+            compared = "q, the law told with each draft" if "their own q" in name else "p, the target's law there"
+            draws = sum(test.draws for test in tests)
+            shifts = [test.detectable(level) for test in tests]
+            told = [{**vars(t), "detectable_tv": None if isnan(s) else s} for t, s in zip(tests, shifts, strict=True)]
+            facts = {"level": level, "tests": told}
+            if not any(test.freedom for test in tests):
+                why = "too few draws, or laws that are too sure, for a test" if draws else "nothing was drawn"
+                checks.append(Check("statistical", name, compared, draws, "", "not applicable", None, why, facts))
+                continue
+            verdict: Verdict = "FAILED" if failed else "passed"
+            statistic = f"chi2({worst.freedom}) = {worst.statistic:.1f}" + (", the largest" if several else "")
+            detail = f"p below {level:.1e} at {', '.join(failed)}" if failed else ""
+            checks.append(Check("statistical", name, compared, draws, statistic, verdict, worst.p_value, detail, facts))
+        return checks
+
+    def power(self, false_alarm: float) -> list[str]:
+        """Return what the tests would have found in 9 cases of 10, in words."""
+        sentences = []
+        for what, tests in (
+            ("averaged over all rounds, a shift between the classes of the first token", self.live[:2]),
+            ("at one of the single places, a shift of the first token's law", self.single[0::2]),
+        ):
+            found = [test.detectable(self.level(false_alarm)) for test in tests]
+            known = sorted(value for value in found if not isnan(value))
+            if known:
+                sentences.append(f"{what} by a total variation of {known[len(known) // 2]:.3f} or more")
+        return sentences
 
 
 def draw(arm: Arm, texts: Texts, asked: CertificateConfig, limit: int, seed: int) -> DrawnTests:
@@ -59,55 +90,10 @@ def draw(arm: Arm, texts: Texts, asked: CertificateConfig, limit: int, seed: int
             request = drawn_request(arm, texts, limit, seed, place, f"place {place}")
             single += redraw(arm, request, 1 + place % 5, asked, f"place {place + 1}")
             under_way.advance()
-    return DrawnTests(live.tests(), single, state_check(live))
+    return DrawnTests(live.tests(), single, live.states())
 
 
 def drawn_request(arm: Arm, texts: Texts, limit: int, seed: int, number: int, purpose: str) -> Request:
     """Return the text of a number, counted through `texts` again and again, with random numbers of its own purpose."""
     purposes = f"certify/draft/{purpose}", f"certify/accept/{purpose}"
     return seeded_request(arm.target, texts[number % len(texts)], limit, seed, purposes)
-
-
-def judged(drawn: DrawnTests, false_alarm: float) -> list[Check]:
-    """Return the checks: one for each test of live rounds, and one for each kind of test at single places."""
-    level = drawn.level(false_alarm)
-    groups = [[test] for test in drawn.live]
-    if drawn.single:
-        groups += [drawn.single[0::2], drawn.single[1::2]]
-    return [drawn.states, *(_judged(tests, level) for tests in groups)]
-
-
-def _judged(tests: Sequence[Tested], level: float) -> Check:
-    worst = min(tests, key=lambda test: test.p_value)
-    failed = [test for test in tests if test.p_value < level]
-    name = worst.name if len(tests) == 1 else worst.name.partition(": ")[2] + f", {len(tests)} single places"
-    shifts = [test.detectable(level) for test in tests]
-    lines = [
-        {**vars(test), "detectable_tv": None if isnan(shift) else shift}
-        for test, shift in zip(tests, shifts, strict=True)
-    ]
-    facts = {"level": level, "tests": lines}
-    draws = sum(test.draws for test in tests)
-    compared = "q, the law told with each draft" if "their own q" in name else "p, the target's law there"
-    if not any(test.freedom for test in tests):
-        why = "too few draws, or laws that are too sure, for a test" if draws else "nothing was drawn"
-        return Check("statistical", name, compared, draws, "", "not applicable", detail=why, facts=facts)
-    verdict: Verdict = "FAILED" if failed else "passed"
-    statistic = f"chi2({worst.freedom}) = {worst.statistic:.1f}" + (", the largest" if len(tests) > 1 else "")
-    detail = f"p below {level:.1e} at {', '.join(test.name for test in failed)}" if failed else ""
-    return Check("statistical", name, compared, draws, statistic, verdict, worst.p_value, detail, facts)
-
-
-def power_sentences(drawn: DrawnTests, false_alarm: float) -> list[str]:
-    """Return what the tests would have found in 9 cases of 10, in words."""
-    level = drawn.level(false_alarm)
-    sentences = []
-    for what, tests in (
-        ("averaged over all rounds, a shift between the classes of the first token", drawn.live[:2]),
-        ("at one of the single places, a shift of the first token's law", drawn.single[0::2]),
-    ):
-        found = [test.detectable(level) for test in tests]
-        known = sorted(value for value in found if not isnan(value))
-        if known:
-            sentences.append(f"{what} by a total variation of {known[len(known) // 2]:.3f} or more")
-    return sentences

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 from unittest import SkipTest
 
-from specdec.certification.checks import Check
+from specdec.certification.certificate import Check
 from specdec.certification.exact import drafter_checks, random_law, rule_checks, table_target
 from specdec.certification.greedy_identity import drafter_identity, identity_checks
 from specdec.certification.table_drafts import FILL, small_structure
@@ -82,7 +82,7 @@ def cases_of(make: Make, capabilities: DrafterCapabilities) -> list[ConformanceC
             cases.append(ConformanceCase(f"{structure}: {_words(check)}", partial(check, subject)))
         exact = partial(drafter_checks, make, verifiers.build({"name": "speculative_sampling"}), structure)
         rule, shape = verifiers.build({"name": "greedy"}), small_structure(structure, _DEPTH)
-        greedy = partial(lambda *args: [drafter_identity(*args)], make, rule, shape)
+        greedy = partial(drafter_identity, make, rule, shape)
         for name, checks in (("exact law of texts", exact), ("greedy identity", greedy)):
             run = partial(_all_passed, checks, capabilities.lossless)
             cases.append(ConformanceCase(f"{structure}: {name}", run))

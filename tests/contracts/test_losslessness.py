@@ -19,17 +19,7 @@ from oracles import multi_draft
 from torch import Tensor
 
 from specdec.certification.enumeration import Unfollowed
-from specdec.certification.exact import (
-    CUTS,
-    EXACT,
-    bias,
-    generated_law,
-    largest_error,
-    law_pair,
-    own_law,
-    round_law,
-    target_law,
-)
+from specdec.certification.exact import CUTS, EXACT, PROMPT, bias, law_pair, round_law, target_law, text_bias
 from specdec.certification.table_drafts import FILL, WAYS, TableDrafter, small_structure
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
@@ -134,8 +124,7 @@ def test_the_loop_writes_the_targets_law(enumeration, verifier, structure, way, 
     """Texts take several rounds, the last of which is cut."""
     rule, target, q = rule_and_pair(verifier, size, "uncut")
     shape = small_structure(structure, gamma)
-    law = generated_law(enumeration, target, TableDrafter(q, way), rule, shape, [1], length)
-    assert largest_error(law, own_law(target, [1], length)) < EXACT
+    assert text_bias(enumeration, target, TableDrafter(q, way), rule, shape, [1], length) < EXACT
 
 
 # Every drafter in every structure under the rule of sampling, and each other rule with a drafter that fills them all:
@@ -160,13 +149,12 @@ def test_registered_drafters_leave_the_law_alone(
     rule = verifiers.build({"name": verifier})
     target = small_target(drafter, 3, seed=5, temperature=0.0 if rule.capabilities.greedy_only else 1.0, top_k=2)
     proposes = drafters.build(drafter_values(drafter, 3, target), target=target)
-    prompt, length = [0, 1, 2, 0, 1, 1, 0, 1], 3
     try:
-        law = generated_law(enumeration, target, proposes, rule, small_structure(structure, 2), prompt, length)
+        error = text_bias(enumeration, target, proposes, rule, small_structure(structure, 2), PROMPT, 3)
     except UsageError as refusal:
         assert verifier == "k_seq" and "drawn independently" in str(refusal)
         pytest.skip("draws are without replacement")
-    assert largest_error(law, own_law(target, prompt, length)) < EXACT
+    assert error < EXACT
 
 
 @pytest.mark.parametrize("structure", ["chain", "tree"])
@@ -174,9 +162,8 @@ def test_heads_that_attend_over_the_draft_leave_the_law_alone(enumeration, small
     """A variant of the registered grounded heads: their law depends on all tokens of the path, by attention."""
     target = small_target("grounded", 3, seed=5, temperature=1.0, top_k=2)
     proposes = drafters.build(drafter_values("grounded", 3, target, mixer="attention"), target=target)
-    rule, prompt = verifiers.build({"name": "speculative_sampling"}), [0, 1, 2, 0, 1, 1, 0, 1]
-    law = generated_law(enumeration, target, proposes, rule, small_structure(structure, 2), prompt, 3)
-    assert largest_error(law, own_law(target, prompt, 3)) < EXACT
+    rule = verifiers.build({"name": "speculative_sampling"})
+    assert text_bias(enumeration, target, proposes, rule, small_structure(structure, 2), PROMPT, 3) < EXACT
 
 
 # The harness itself: it must see a bias, and the numbers it gives must be the known ones.
