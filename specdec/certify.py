@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from specdec.commands import cli
-from specdec.commands.plain import told_faults
+from specdec.commands.failures import told_faults
 from specdec.config import CertifyConfig, CertifyServerConfig
 from specdec.errors import UsageError
 from specdec.progress import IMPORTS_S, stage

@@ -3,14 +3,12 @@
 The only place that opens a pickle, and only when it is asked to: with torch's weights-only reader, which runs no code.
 """
 
-import argparse
 import os
 import pickle
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from specdec.commands.plain import OneSentence, told_faults
+from specdec.commands.failures import OneSentence, told_faults
 from specdec.errors import ModelLoadError
 
 
@@ -31,21 +29,8 @@ def convert(source: Path, output: Path | None = None) -> Path:
         raise ModelLoadError(f"Output {output} should end in .safetensors.")
     if output.exists():
         raise ModelLoadError(f"Output {output} exists: remove it, or give another name as the second argument.")
-    from safetensors.torch import save_file
-
-    weights = _tensors(source)
-    partial = output.with_name(output.name + ".partial")
-    try:
-        save_file(weights, partial, metadata={"format": "pt"})
-        os.replace(partial, output)
-    finally:
-        partial.unlink(missing_ok=True)
-    return output
-
-
-def _tensors(source: Path) -> dict[str, Any]:
-    """Read a dict of tensors; those that share memory are copied, because safetensors stores each apart."""
     import torch
+    from safetensors.torch import save_file
 
     try:
         loaded = torch.load(source, map_location="cpu", weights_only=True)
@@ -65,21 +50,24 @@ def _tensors(source: Path) -> dict[str, Any]:
                 f"File {source} holds a {type(value).__name__} at {name!r}, not a tensor under a name: it is not "
                 "converted."
             )
-    return {name: value.detach().contiguous().clone() for name, value in loaded.items()}
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's arguments."""
-    made = OneSentence("python -m specdec.convert", description="Rewrite pickled tensors as safetensors.")
-    made.add_argument("file", type=Path, help="a dict of tensors that torch.save wrote (.pt, .bin)")
-    made.add_argument("output", type=Path, nargs="?", help="default: FILE with the ending .safetensors")
-    return made
+    # Tensors that share memory are copied, because safetensors stores each apart.
+    weights = {name: value.detach().contiguous().clone() for name, value in loaded.items()}
+    partial = output.with_name(output.name + ".partial")
+    try:
+        save_file(weights, partial, metadata={"format": "pt"})
+        os.replace(partial, output)
+    finally:
+        partial.unlink(missing_ok=True)
+    return output
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console entry point; exit code 2 with one sentence for a file that is not converted."""
+    parser = OneSentence("python -m specdec.convert", description="Rewrite pickled tensors as safetensors.")
+    parser.add_argument("file", type=Path, help="a dict of tensors that torch.save wrote (.pt, .bin)")
+    parser.add_argument("output", type=Path, nargs="?", help="default: FILE with the ending .safetensors")
     with told_faults():
-        given = parser().parse_args(arguments)
+        given = parser.parse_args(arguments)
         written = convert(given.file, given.output)
     print(f"Wrote {written} ({written.stat().st_size:,} bytes).")
 

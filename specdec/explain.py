@@ -14,7 +14,7 @@ from math import inf, isfinite
 from pathlib import Path
 
 from specdec.analysis.read.facts import LOAD, LOAD_FOLDER
-from specdec.commands.plain import OneSentence, told_faults
+from specdec.commands.failures import OneSentence, told_faults
 from specdec.errors import UsageError
 from specdec.progress import stage
 from specdec.text.writing import write_atomically

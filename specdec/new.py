@@ -5,7 +5,6 @@ The package has the class with its typed configuration, its YAML, the entry poin
 suite as its test. Imports stay light, so that a bad name is answered at once.
 """
 
-import argparse
 import keyword
 import re
 import sys
@@ -14,7 +13,7 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from specdec.commands.plain import OneSentence, told_faults
+from specdec.commands.failures import OneSentence, told_faults
 from specdec.config import config_dir
 from specdec.errors import UsageError
 
@@ -50,21 +49,6 @@ FAMILIES = {
     "study": NewPart("studies", "+experiment={}", "arms", "study", "study.json", "experiment"),
     "metric": NewPart("metrics", "+drafter=ngram", "{}", "metric", "summary.json", None),
 }
-
-
-def parser() -> argparse.ArgumentParser:
-    """Return the parser of the command's arguments."""
-    made = OneSentence(
-        prog="python -m specdec.new",
-        description="Writes a package that adds a drafter, a verifier, a structure, a target, a prompt set, a "
-        "study or a metric to specdec, to be filled in. Other engines: see notebooks/guide/extending.md.",
-    )
-    made.add_argument("kind", choices=list(FAMILIES), help="the family of the new part")
-    made.add_argument("name", metavar="NAME", help="its name, as it will be chosen: +drafter=NAME, verifier=NAME, ...")
-    made.add_argument(
-        "--folder", type=Path, metavar="FOLDER", help="new folder of the package (specdec-NAME in this folder)"
-    )
-    return made
 
 
 def write_package(kind: str, name: str, folder: Path) -> list[Path]:
@@ -121,7 +105,19 @@ def new(arguments: Sequence[str]) -> None:
     Raises:
         UsageError: see `write_package`; a bad command line.
     """
-    options = parser().parse_args(arguments)
+    parser = OneSentence(
+        prog="python -m specdec.new",
+        description="Writes a package that adds a drafter, a verifier, a structure, a target, a prompt set, a "
+        "study or a metric to specdec, to be filled in. Other engines: see notebooks/guide/extending.md.",
+    )
+    parser.add_argument("kind", choices=list(FAMILIES), help="the family of the new part")
+    parser.add_argument(
+        "name", metavar="NAME", help="its name, as it will be chosen: +drafter=NAME, verifier=NAME, ..."
+    )
+    parser.add_argument(
+        "--folder", type=Path, metavar="FOLDER", help="new folder of the package (specdec-NAME in this folder)"
+    )
+    options = parser.parse_args(arguments)
     folder = options.folder or Path(f"specdec-{options.name.replace('_', '-')}")
     for path in write_package(options.kind, options.name, folder):
         print(path)

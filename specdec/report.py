@@ -13,7 +13,7 @@ from pathlib import Path
 
 from specdec.analysis.read import foreign
 from specdec.analysis.read.facts import LOAD, LOAD_FOLDER
-from specdec.commands.plain import OneSentence, told_faults
+from specdec.commands.failures import OneSentence, told_faults
 from specdec.errors import UsageError
 from specdec.progress import Stage, stage
 
@@ -85,7 +85,21 @@ def parser() -> argparse.ArgumentParser:
 def report(arguments: Sequence[str]) -> list[Path]:
     """Write the report and return its files. UsageError, one sentence, for what the user can put right."""
     options = parser().parse_args(arguments)
-    _check(options)
+    if not options.runs and not options.imports:
+        raise UsageError("Nothing to report on: name a run's folder, a run id or an experiment, or use --import.")
+    for kind, _ in options.imports:
+        if kind not in KINDS:
+            raise UsageError(f"--import {kind} is unknown: the kinds are {', '.join(KINDS)}.")
+    kinds = {kind for kind, _ in options.imports}
+    if options.gamma is not None and options.gamma < 1:
+        raise UsageError("--gamma is the draft tokens per round of the source: give a whole number of 1 or more.")
+    for name, readers in READERS.items():
+        if getattr(options, name) is not None and not kinds & {*readers, "auto"}:
+            raise UsageError(f"--{name} is for --import {' or '.join(readers)} only.")
+    if options.gamma is not None and not kinds:
+        raise UsageError("--gamma is for --import only; runs know their own.")
+    if options.skip_bad and not kinds:
+        raise UsageError("--skip-bad is for --import only; a run's own files have no bad lines.")
     with stage("Report", told=False, expected=_A_RUN_S) as under_way:
         return _write(options, under_way)
 
@@ -141,25 +155,6 @@ def _write(options: argparse.Namespace, under_way: Stage) -> list[Path]:
         return list(write_report(options.out, title, chapters))
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise UsageError(f"--out {options.out} cannot be written ({error.strerror}): name another folder.") from None
-
-
-def _check(options: argparse.Namespace) -> None:
-    """Refuse what can be known to be wrong before anything heavy is imported."""
-    if not options.runs and not options.imports:
-        raise UsageError("Nothing to report on: name a run's folder, a run id or an experiment, or use --import.")
-    for kind, _ in options.imports:
-        if kind not in KINDS:
-            raise UsageError(f"--import {kind} is unknown: the kinds are {', '.join(KINDS)}.")
-    kinds = {kind for kind, _ in options.imports}
-    if options.gamma is not None and options.gamma < 1:
-        raise UsageError("--gamma is the draft tokens per round of the source: give a whole number of 1 or more.")
-    for name, readers in READERS.items():
-        if getattr(options, name) is not None and not kinds & {*readers, "auto"}:
-            raise UsageError(f"--{name} is for --import {' or '.join(readers)} only.")
-    if options.gamma is not None and not kinds:
-        raise UsageError("--gamma is for --import only; runs know their own.")
-    if options.skip_bad and not kinds:
-        raise UsageError("--skip-bad is for --import only; a run's own files have no bad lines.")
 
 
 def main() -> None:

@@ -3,17 +3,23 @@
 Answers unknown names before anything heavy is imported, then makes the plan, and hands it over.
 """
 
+import io
 import signal
+import sys
+import tempfile
+import time
 from collections.abc import Mapping
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 from specdec import ranks
 from specdec.commands import cli
-from specdec.commands.follower import as_follower
 from specdec.config import RunConfig
 from specdec.errors import NotLossless
 from specdec.progress import IMPORTS_S, stage
 from specdec.signals import STOPS
+
+_PATIENCE_S = 5.0  # a fault of all ranks is told by rank 0, whose end makes torchrun stop this process before
 
 
 def task(values: Mapping[str, Any]) -> Mapping[str, float]:
@@ -57,11 +63,27 @@ def metrics_of(found: Any) -> Mapping[str, float]:
 
 
 def main() -> None:
-    """Run the command: the console entry point."""
-    if ranks.follows():
-        as_follower(lambda: cli.main("config", task))
-    else:
+    """Run the command: the console entry point.
+
+    What a rank that follows prints is dropped, and the folder that it would write to is a temporary one. Its faults are
+    printed if it is still there a few seconds later: then they are its own.
+    """
+    if not ranks.follows():
         cli.main("config", task)
+        return
+    said = io.StringIO()
+    try:
+        with tempfile.TemporaryDirectory(prefix="specdec-rank-") as folder:
+            sys.argv += [f"hydra.run.dir={folder}", "hydra.output_subdir=null"]
+            sys.argv += ["hydra/job_logging=disabled", "hydra/hydra_logging=disabled"]
+            with redirect_stdout(io.StringIO()), redirect_stderr(said):
+                cli.main("config", task)
+    except BaseException:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(_PATIENCE_S)
+        for line in said.getvalue().splitlines():
+            print(f"rank {ranks.rank()}: {line}", file=sys.stderr)
+        raise
 
 
 if __name__ == "__main__":

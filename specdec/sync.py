@@ -3,34 +3,13 @@
 No Hydra task: nothing is configured, nothing is run. Imports stay light, so `--help` and a bad option answer at once.
 """
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from specdec.commands.plain import OneSentence, told_faults
+from specdec.commands.failures import OneSentence, told_faults
 from specdec.signals import interruptible
 from specdec.tracking.upload import logged_folders, run_folders, upload
-
-DEFAULT = ("outputs", "multirun")
-
-
-def parser() -> argparse.ArgumentParser:
-    made = OneSentence(
-        prog="python -m specdec.sync",
-        description="Uploads runs to MLflow that their store missed, whole or in part, with their own times. "
-        "Running it again changes nothing.",
-    )
-    made.add_argument(
-        "folders",
-        nargs="*",
-        type=Path,
-        metavar="FOLDER",
-        help="the output folder of a run or a sweep, or a folder above some (./outputs and ./multirun)",
-    )
-    made.add_argument("--tracking-uri", metavar="URI", help="store to upload to (the one that each run was meant for)")
-    made.add_argument("--experiment", metavar="NAME", help="experiment to upload to (each run's own)")
-    return made
 
 
 def sync(arguments: Sequence[str]) -> int:
@@ -39,8 +18,24 @@ def sync(arguments: Sequence[str]) -> int:
     Raises:
         SpecdecError: a folder without runs, or a store that cannot be used.
     """
-    options = parser().parse_args(arguments)
-    folders = run_folders(options.folders) if options.folders else logged_folders([Path(name) for name in DEFAULT])
+    parser = OneSentence(
+        prog="python -m specdec.sync",
+        description="Uploads runs to MLflow that their store missed, whole or in part, with their own times. "
+        "Running it again changes nothing.",
+    )
+    parser.add_argument(
+        "folders",
+        nargs="*",
+        type=Path,
+        metavar="FOLDER",
+        help="the output folder of a run or a sweep, or a folder above some (./outputs and ./multirun)",
+    )
+    parser.add_argument(
+        "--tracking-uri", metavar="URI", help="store to upload to (the one that each run was meant for)"
+    )
+    parser.add_argument("--experiment", metavar="NAME", help="experiment to upload to (each run's own)")
+    options = parser.parse_args(arguments)
+    folders = run_folders(options.folders) if options.folders else logged_folders([Path("outputs"), Path("multirun")])
     complete, others = 0, 0
     for each in upload(folders, Path.cwd(), options.tracking_uri, options.experiment):
         if each.done == "complete":

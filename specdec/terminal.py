@@ -197,37 +197,24 @@ def terminal_lines(trace: Trace, width: int = 100) -> Iterator[Text]:
             text.append(f" (+{line.unused})", style="dim")
         if line.end:
             text.append(" " + ENDS.get(line.end, line.end), style="dim")
-        yield Text().append(lead, style="dim").append_text(_cut_left(text, width - cell_len(lead)))
-
-
-def _cut_left(text: Text, width: int) -> Text:
-    excess = cell_len(text.plain) - width
-    if excess <= 0:
-        return text
-    start, dropped = 0, 0
-    while dropped < excess + 1 and start < len(text):  # one cell more, for the ellipsis
-        dropped += cell_len(text.plain[start])
-        start += 1
-    return Text().append("…", style="dim").append_text(text[start:])
-
-
-def terminal_legend() -> Text:
-    """Explain the signs."""
-    legend = Text().append("text so far│then ", style="dim")
-    for kind, shown in (
-        (Kind.ACCEPTED, "accepted"),
-        (Kind.REJECTED, "✗rejected"),
-        (Kind.CORRECTION, "«correction»"),
-        (Kind.BONUS, "«+bonus»"),
-    ):
-        legend.append(shown, style=_STYLES[kind]).append("  ")
-    return legend.append("(+n) drafted, not tested; a/n: accepted of n drafted", style="dim")
+        excess, dropped, start = cell_len(text.plain) - (width - cell_len(lead)), 0, 0
+        while excess > 0 and dropped < excess + 1 and start < len(text):  # one cell more, for the ellipsis
+            dropped += cell_len(text.plain[start])
+            start += 1
+        if excess > 0:
+            text = Text().append("…", style="dim").append_text(text[start:])
+        yield Text().append(lead, style="dim").append_text(text)
 
 
 def print_trace(traces: Sequence[Trace], console: Console | None = None, rounds: int | None = None) -> None:
-    """Print at most the first `rounds` rounds of each trace, or all of them."""
+    """Print at most the first `rounds` rounds of each trace, or all of them, behind an explanation of the signs."""
     console = console or Console()
-    console.print(terminal_legend())
+    legend = Text().append("text so far│then ", style="dim")
+    signs = {Kind.ACCEPTED: "accepted", Kind.REJECTED: "rejected", Kind.CORRECTION: "correction", Kind.BONUS: "bonus"}
+    for kind, word in signs.items():
+        left, right = _MARKS[kind]
+        legend.append(left + word + right, style=_STYLES[kind]).append("  ")
+    console.print(legend.append("(+n) drafted, not tested; a/n: accepted of n drafted", style="dim"))
     for trace in traces:
         console.print()
         header, *lines = terminal_lines(trace, console.width)

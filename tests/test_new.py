@@ -12,7 +12,7 @@ import pytest
 
 from specdec import new, plugins, run
 from specdec.analysis import own_metrics
-from specdec.commands.plain import told_faults
+from specdec.commands.failures import told_faults
 from specdec.drafters import drafters
 from specdec.plan.compositions import composed_parts
 from specdec.prompts import prompts

@@ -1,20 +1,25 @@
-"""Turns whatever can end a command into one sentence and an exit code. Knows Hydra's and YAML's errors."""
+"""Turns whatever can end a command into one sentence and an exit code, and a bad command line likewise. Knows argparse,
+and the errors of Hydra and YAML; imports stay light.
+"""
 
+import argparse
 import errno
 import re
+import sys
 import unicodedata
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
 
 from specdec.errors import EnvironmentFault, SpecdecError, UsageError, is_out_of_memory, near_misses
 
 DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 TOO_MANY = (errno.EMFILE, errno.ENFILE)
 NOT_WRITABLE = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, *TOO_MANY)
-PERMISSIONS = "Check its permissions and its disk, or write to another folder with hydra.run.dir=FOLDER."
 MEANT = {  # what is asked for by keys that are likely guesses
     "model": "the model of every command is target.model=FOLDER_OR_HUB_ID",
     "prompts.path": "a file with prompts of your own is prompts=jsonl prompts.path=FILE",
 }
-OPEN_FILES = "Raise the limit of open files, as with `ulimit -n 4096`."
 MEMORY_REMEDY = (
     "Try target.dtype=bfloat16, fewer measurement.max_new_tokens or a smaller model (in training: a smaller "
     "recipe.data.micro_batch_tokens)."
@@ -46,7 +51,9 @@ def ending(error: BaseException) -> tuple[str, int] | None:
         )
     elif isinstance(error, OSError) and error.errno in NOT_WRITABLE:
         named = f"The file {error.filename}" if error.filename else "A file"
-        remedy = OPEN_FILES if error.errno in TOO_MANY else PERMISSIONS
+        remedy = "Check its permissions and its disk, or write to another folder with hydra.run.dir=FOLDER."
+        if error.errno in TOO_MANY:
+            remedy = "Raise the limit of open files, as with `ulimit -n 4096`."
         sentence = f"{named} cannot be used ({error.strerror or _one_line(error)}). {remedy}"
     elif is_out_of_memory(error):
         sentence = f"Memory ran out: {_one_line(error)} {MEMORY_REMEDY}"
@@ -119,3 +126,24 @@ def _one_line(error: BaseException) -> str:
     text = re.sub(r"See https://\S+ for details\.?", "", str(error))
     text = " ".join(text.split()) or type(error).__name__
     return text if text.endswith((".", "?", "!")) else text + "."
+
+
+class OneSentence(argparse.ArgumentParser):
+    """An argument parser that answers a bad command line with one sentence and exit code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message[:1].upper()}{message[1:].rstrip('.')}: see `{self.prog} --help`.")
+
+
+@contextmanager
+def told_faults() -> Iterator[None]:
+    """End the process with one sentence and its exit code where the body fails; a bug keeps its traceback."""
+    try:
+        yield
+    except (Exception, KeyboardInterrupt) as error:
+        known = ending(error)
+        if known is None:
+            raise
+        sentence, code = known
+        print(f"specdec: {sentence}", file=sys.stderr)
+        raise SystemExit(code) from None

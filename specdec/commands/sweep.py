@@ -76,10 +76,6 @@ class Sweep:
     run: TrackedRun
     headline: tuple[str, ...]
 
-    @property
-    def folder(self) -> Path:
-        return self.opened.folder
-
 
 class SweepParent(Callback):
     """The Hydra callback that `conf/config.yaml` and `conf/train.yaml` register. It holds no state, because launchers
@@ -96,36 +92,29 @@ class SweepParent(Callback):
             tracking = validated(TrackingConfig, {str(k): v for k, v in plain.items()}, where="tracking")
             here = Path.cwd()
             check_store(tracking, here)
-            check_device(config)
+            overrides = list(config.hydra.overrides.task)
+            device = str(OmegaConf.select(config, "target.device"))
+            varied = [*overrides, *(OmegaConf.select(config, "hydra.sweeper.params") or ())]
+            # A GPU that is not there is told once, unless the command line names one: that may differ by cell.
+            if device.startswith("cuda") and not any(each.lstrip("+~").startswith("target.device") for each in varied):
+                from specdec.models.load import resolve_device
+
+                resolve_device(device)
             opened = open_sweep(config, here)
             if opened.sentence:
                 print(opened.sentence, file=sys.stderr)
-            drop_outcomes(opened.folder)
-            overrides = " ".join(config.hydra.overrides.task)
-            tags = {"specdec.role": "sweep", "specdec.overrides": overrides}
+            for path in _outcomes(opened.folder):  # of earlier sittings: failed cells run again
+                if path.is_file() and json.loads(path.read_text(encoding="utf-8"))["exit_code"] != 0:
+                    path.unlink()
             redirect(config, opened.folder)
-            name = f"sweep {overrides}"[:200]
+            tags = {"specdec.role": "sweep", "specdec.overrides": " ".join(overrides)}
+            name = f"sweep {' '.join(overrides)}"[:200]
             run = tracked_run(tracking, name=name, params={}, tags=tags, folder=here, results=opened.folder)
         except (SpecdecError, OSError) as error:  # OSError: a folder that cannot be made
             forget_environment()
             raise Stopped(error) from None
         prepare_launcher(str(config.hydra.launcher._target_), opened.folder)
         _launched = Sweep(opened, run, () if config_name == "train" else HEADLINE)
-
-
-def check_device(config: DictConfig) -> None:
-    """Refuse a sweep whose cells would all ask for a GPU that is not there, once instead of in every cell.
-
-    Raises:
-        UsageError: no CUDA device is available.
-    """
-    device = OmegaConf.select(config, "target.device")
-    swept = [*config.hydra.overrides.task, *(OmegaConf.select(config, "hydra.sweeper.params") or ())]
-    if not str(device).startswith("cuda") or any(each.lstrip("+~").startswith("target.device") for each in swept):
-        return  # given on the command line, it may differ from cell to cell
-    from specdec.models.load import resolve_device
-
-    resolve_device(str(device))
 
 
 _launched: Sweep | None = None
@@ -217,10 +206,18 @@ def conclude(error: BaseException | None) -> int:
     forget_environment()
     if sweep is None:
         return 0
-    interrupted = isinstance(error, (Interrupted, KeyboardInterrupt))
+    folder, interrupted = sweep.opened.folder, isinstance(error, (Interrupted, KeyboardInterrupt))
     if interrupted:
-        stop_cells(sweep.folder)
-    outcomes = read_outcomes(sweep.folder)
+        stop_cells(folder)
+    outcomes = []
+    for path in _outcomes(folder):
+        if path.is_file():
+            outcomes.append(CellOutcome(**json.loads(path.read_text(encoding="utf-8"))))
+        else:
+            hydra = OmegaConf.load(path.with_name(".hydra") / "hydra.yaml").hydra
+            overrides = [str(override) for override in hydra.overrides.task]
+            outcomes.append(CellOutcome(int(hydra.job.num), overrides, 1, "The cell's process died."))
+    outcomes.sort(key=lambda outcome: outcome.cell)
     failed = sum(outcome.exit_code != 0 for outcome in outcomes)
     finished = error is None and not failed
     try:
@@ -238,35 +235,13 @@ def conclude(error: BaseException | None) -> int:
     return 0 if finished else FAILED_CELLS
 
 
-def read_outcomes(folder: Path) -> list[CellOutcome]:
-    """Read the outcomes of the cells that began, in order; a cell without an outcome file died."""
-    outcomes = []
-    for settings in _cells(folder):
-        path = settings.parent.parent / OUTCOME
-        if path.is_file():
-            outcomes.append(CellOutcome(**json.loads(path.read_text(encoding="utf-8"))))
-        else:
-            hydra = OmegaConf.load(settings).hydra
-            overrides = [str(override) for override in hydra.overrides.task]
-            outcomes.append(CellOutcome(int(hydra.job.num), overrides, 1, "The cell's process died."))
-    return sorted(outcomes, key=lambda outcome: outcome.cell)
-
-
-def _cells(folder: Path) -> list[Path]:
-    """Return the files of Hydra's settings of a sweep's cells; those of sweeps below it are not its own."""
+def _outcomes(folder: Path) -> list[Path]:
+    """Return where the cells of a sweep that began write their outcome; those of sweeps below it are not its own."""
     return [
-        path
+        path.parent.parent / OUTCOME
         for path in folder.rglob(".hydra/hydra.yaml")
         if not any((above / RECORD).exists() for above in path.parents[1:] if folder in above.parents)
     ]
-
-
-def drop_outcomes(folder: Path) -> None:
-    """Delete the outcomes of a resumed sweep's cells that failed: what stands there at the end is of this sitting."""
-    for settings in _cells(folder):
-        path = settings.parent.parent / OUTCOME
-        if path.is_file() and json.loads(path.read_text(encoding="utf-8"))["exit_code"] != 0:
-            path.unlink()
 
 
 def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
@@ -275,6 +250,7 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    folder = sweep.opened.folder
     names = sweep.headline or tuple(sorted({name for cell in outcomes for name in cell.results}))[:_COLUMNS]
     header = ["cell", "overrides", *names, "exit code", "fault"]
     lines = [
@@ -283,11 +259,11 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
         + [str(cell.exit_code), cell.sentence or ("kept: finished before" if cell.kept else "")]
         for cell in outcomes
     ]
-    with (sweep.folder / "sweep.csv").open("w", newline="", encoding="utf-8") as file:
+    with (folder / "sweep.csv").open("w", newline="", encoding="utf-8") as file:
         csv.writer(file).writerows([header, *lines])
     markdown = [header, ["---"] * len(header), *([cell.replace("|", "\\|") for cell in line] for line in lines)]
     text = "\n".join(f"| {' | '.join(line)} |" for line in markdown)
-    (sweep.folder / "sweep.md").write_text(text + "\n", encoding="utf-8")
+    (folder / "sweep.md").write_text(text + "\n", encoding="utf-8")
     sweep.run.artifacts()
     for name in names:
         drawn: dict[str, dict[int, float]] = {}  # a line for each combination of the overrides other than gamma
@@ -301,7 +277,7 @@ def _summarise(sweep: Sweep, outcomes: list[CellOutcome]) -> None:
         # Logged twice: on the parent run, for MLflow's collapsed list, and on a child of each line, for one chart.
         sweep.run.curves({f"sweep/{name}/{label}": points for label, points in drawn.items()})
         sweep.run.curve_children(f"sweep/{name}", drawn)
-    facts = (path.parent.parent / name for path in _cells(sweep.folder) for name in ("plan.json", "run.json"))
+    facts = (path.with_name(name) for path in _outcomes(folder) for name in ("plan.json", "run.json"))
     simulated = any(json.loads(path.read_text("utf-8")).get("simulated") for path in facts if path.is_file())
     table = Table(title="Simulated" if simulated else None)  # the times of some cell come from a cost model
     for name in header:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from specdec.commands.plain import OneSentence, told_faults
+from specdec.commands.failures import OneSentence, told_faults
 from specdec.errors import EnvironmentFault, UsageError
 from specdec.models.model_files import SMOLLM2, check_gguf, installed_smollm2
 
