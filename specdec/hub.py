@@ -20,10 +20,8 @@ _YES = ("1", "TRUE", "YES", "ON")  # values that the client takes for true
 
 
 def settle() -> str:
-    """Put the hub's client offline if the hub does not answer. Call it before anything is asked of the hub.
-
-    Returns:
-        Why the hub is not asked, in words; "" where it is.
+    """Put the hub's client offline if the hub does not answer, before anything is asked of it, and return why it is not
+    asked, in words; "" where it is.
     """
     for name in (OFFLINE, "TRANSFORMERS_OFFLINE"):
         if os.environ.get(name, "").upper() in _YES:
@@ -58,10 +56,8 @@ def is_cached(name: str) -> bool:
 
 
 def not_cached(name: str, why: str) -> str:
-    """Return the end of a sentence about a model that is not in the local cache: where it was searched, the remedy.
-
-    Args:
-        why: what `settle` returned.
+    """Return the end of a sentence about a model that is not in the local cache: where it was searched, the remedy, and
+    `why` the hub is not asked (`settle`).
     """
     from huggingface_hub.constants import HF_HUB_CACHE
 

@@ -100,11 +100,7 @@ def write_package(kind: str, name: str, folder: Path) -> list[Path]:
 
 
 def new(arguments: Sequence[str]) -> None:
-    """Write a package, and say what comes next.
-
-    Raises:
-        UsageError: see `write_package`; a bad command line.
-    """
+    """Write a package, and say what comes next. UsageError: see `write_package`; a bad command line."""
     parser = OneSentence(
         prog="python -m specdec.new",
         description="Writes a package that adds a drafter, a verifier, a structure, a target, a prompt set, a "

@@ -64,7 +64,6 @@ class Stage:
     """A stage of a command that is under way: how far it has come, and how long the rest takes.
 
     Attributes:
-        name: what is done, in words.
         done, total: steps; a total of None is not known.
         expected: seconds of the whole stage, for as long as no step shows how long one takes; None: not known.
         figures: what else is said of it as it goes on, in words.
@@ -72,13 +71,8 @@ class Stage:
 
     figures = ""
 
-    def __init__(
-        self, name: str, total: int | None = None, *, expected: float | None = None, shorter: str = ""
-    ) -> None:
-        """
-        Args:
-            shorter: what would make it short, in words.
-        """
+    def __init__(self, name: str, total: int | None, expected: float | None, shorter: str) -> None:
+        """Begin a stage, with what would make it `shorter` in words."""
         self.name, self.done, self.total, self.expected = name, 0, total, expected
         self._shorter = shorter
         self._begun = self._last = now()
@@ -120,10 +114,8 @@ class Stage:
         return left if left > 0 else None
 
     def announce(self, words: str = "") -> bool:
-        """Say once how long the rest takes and what would make it short, if that is long; tell if it was said.
-
-        Args:
-            words: in place of its name.
+        """Say once how long the rest takes and what would make it short, if that is long; tell if it was said, by name
+        or in other words.
         """
         left = self.left
         if not self._announced and left is not None and left >= LONG_S:
@@ -166,7 +158,7 @@ def stage(
         The stage, to be advanced where it has steps.
     """
     global _stage_told
-    under_way = Stage(name, total, expected=expected, shorter=shorter)
+    under_way = Stage(name, total, expected, shorter)
     said = f"{name}: {about}" if about else name
     say = tell if told and said != _stage_told else detail
     terminal = get_console().is_terminal

@@ -13,11 +13,7 @@ from specdec.tracking.upload import logged_folders, run_folders, upload
 
 
 def sync(arguments: Sequence[str]) -> int:
-    """Upload what is missing, print a line per folder that was not complete, and return how many those were.
-
-    Raises:
-        SpecdecError: a folder without runs, or a store that cannot be used.
-    """
+    """Upload what is missing, print a line per folder that was not complete, and return how many those were."""
     parser = OneSentence(
         prog="python -m specdec.sync",
         description="Uploads runs to MLflow that their store missed, whole or in part, with their own times. "

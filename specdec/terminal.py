@@ -38,11 +38,8 @@ _WITHOUT_BOUNDS = ("alpha.mle", "speedup.end_to_end")
 def show_run(
     found: RunFindings, console: Console, folder: Path, links: Mapping[str, str], told: Sequence[str] = ()
 ) -> None:
-    """Print the summary table, the sentences that close a run, and where to look next; with `-v` all notes instead.
-
-    Args:
-        links: by name, commands or addresses that open the run elsewhere; empty ones are left out.
-        told: notes that were printed before.
+    """Print the summary table, the sentences that close a run, and where to look next (`links`, by name); with `-v` all
+    notes instead, but those that were `told` before.
     """
     alpha = found.metrics.get("account/alpha", float("nan"))
     alpha_of = "each drafter's alpha" if found.beside else f"alpha {alpha:.3f}"

@@ -74,15 +74,7 @@ def attempted(level: Level, name: str, check: Callable[[], list[Check]]) -> list
 
 @dataclass(frozen=True)
 class Declaration:
-    """The claim of one part.
-
-    Attributes:
-        part, name: "verifier" or "drafter", and its registered name.
-        module: of the class.
-        lossless: the claim.
-        standing: "proven by specdec's tests" for classes of specdec; "declared, not proven" for others, or "declared,
-            passed this certificate".
-    """
+    """The claim of one part, a verifier or a drafter, and in `standing` what the claim rests on."""
 
     part: str
     name: str

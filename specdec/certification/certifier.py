@@ -48,8 +48,6 @@ _LOSSY_ROUNDS = 400  # that measure the total variation of a combination which i
 
 @dataclass
 class _Findings:
-    """Findings of the levels so far."""
-
     outcome: Outcome = "certified"
     sentence: str = ""
     checks: list[Check] = field(default_factory=list)
@@ -188,7 +186,6 @@ def report(parted: Sequence[Divergence], outputs: int, accepted: int) -> Check:
 
 
 def _declarations(plan: Plan, outcome: Outcome) -> list[Declaration]:
-    """Return what verifier and drafter claim, and what the claim rests on."""
     found, chosen = [], plan.chosen
     rule, drafter = type(chosen.rule), chosen.drafter_class
     for part, name, cls, claim in (

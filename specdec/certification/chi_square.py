@@ -3,7 +3,6 @@
 Numbers only: nothing here knows a target or a round.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from math import nan, sqrt
 
@@ -84,12 +83,19 @@ class Tested:
 
 
 def chi_square(name: str, tally: Tally) -> Tested:
-    """Test the counts of a tally, rare cells pooled: (O - E)^T C^+ (O - E) with the covariance C of the counts; this is
-    Pearson's sum of (O - E)^2 / E where all draws have one law.
+    """Test the counts of a tally: (O - E)^T C^+ (O - E) with the covariance C of the counts; this is Pearson's sum of
+    (O - E)^2 / E where all draws have one law.
 
-    Cells are pooled by what is expected, never by what was seen, so that pooling biases nothing.
+    Rare cells are pooled until each has an expected count and a variance of at least `LEAST`, where that is possible:
+    by what is expected, never by what was seen, so that pooling biases nothing.
     """
-    groups = _pooled(tally.expected, tally.covariance)
+
+    def size(cells: list[int]) -> float:
+        return float(min(tally.expected[cells].sum(), tally.covariance[np.ix_(cells, cells)].sum()))
+
+    groups = sorted(([cell] for cell in range(len(tally.expected))), key=size)
+    while len(groups) > 1 and size(groups[0]) < LEAST:
+        groups = sorted([groups[0] + groups[1], *groups[2:]], key=size)
     merge = np.zeros((len(groups), len(tally.expected)))
     for row, cells in enumerate(groups):
         merge[row, cells] = 1.0
@@ -103,19 +109,3 @@ def chi_square(name: str, tally: Tally) -> Tested:
         return Tested(name, tally.draws, 0.0, 0, 1.0)
     statistic = float(((vectors.T @ excess)[kept] ** 2 / values[kept]).sum())
     return Tested(name, tally.draws, statistic, freedom, float(stats.chi2.sf(statistic, freedom)))
-
-
-def _pooled(expected: np.ndarray, covariance: np.ndarray) -> list[list[int]]:
-    """Return groups of cells, each with an expected count and a variance of at least `LEAST` where that is possible."""
-
-    def size(cells: Sequence[int]) -> float:
-        index = list(cells)
-        return float(min(expected[index].sum(), covariance[np.ix_(index, index)].sum()))
-
-    groups = [[cell] for cell in range(len(expected))]
-    while len(groups) > 1:
-        groups.sort(key=size)
-        if size(groups[0]) >= LEAST:
-            break
-        groups = [groups[0] + groups[1], *groups[2:]]
-    return groups

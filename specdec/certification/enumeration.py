@@ -13,9 +13,7 @@ class Unfollowed(Exception):
 
 
 class Branches:
-    """One run: it follows a script of choices, and takes the first possible one where the script ends. `weight` is the
-    chance of the run.
-    """
+    """One run, of the chance `weight`: it follows a script of choices, then takes the first possible ones."""
 
     def __init__(self, script: Sequence[int] = ()) -> None:
         self.script, self.weight = script, 1.0
@@ -41,8 +39,7 @@ class Uniforms:
     """Replacement of the tensor that `torch.rand` returns: each number is known only to lie in an interval.
 
     A comparison splits the interval at its threshold and branches with the two chances, so any rule that
-    compares (scaled) uniforms with numbers is enumerated exactly. Every other use raises: extend this class
-    for it.
+    compares (scaled) uniforms with numbers is enumerated exactly. Every other use raises: extend this class for it.
     """
 
     def __init__(self, branches: Branches, cells: list[list[float]], index: Tensor, scale: Tensor) -> None:
@@ -136,11 +133,7 @@ class Enumeration:
         self.runs = 0
 
     def outcomes(self, run: Callable[[], Any]) -> Iterator[tuple[float, Any]]:
-        """Yield the chance and the result of every outcome of `run`.
-
-        Raises:
-            Unfollowed: random numbers were drawn or used in a way that is not followed.
-        """
+        """Yield the chance and the result of every outcome of `run`. Unfollowed: it draws in an unknown way."""
         before = self.generator.get_state(), torch.get_rng_state()
         script: list[int] | None = []
         while script is not None:
@@ -159,11 +152,7 @@ class Enumeration:
             raise Unfollowed("random numbers were drawn that the enumeration does not replace: use torch.rand")
 
     def law(self, run: Callable[[], Any]) -> dict[Any, float]:
-        """Return the chance of every result of `run`, and check that the chances add up to 1.
-
-        Raises:
-            Unfollowed: they do not, or see `outcomes`.
-        """
+        """Return the chance of every result of `run`. Unfollowed: they do not add up to 1, or see `outcomes`."""
         law: dict[Any, float] = {}
         for chance, result in self.outcomes(run):
             law[result] = law.get(result, 0.0) + chance

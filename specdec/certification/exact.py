@@ -5,7 +5,7 @@ branched on, so that a law is a finite sum and equals the target's to 1e-12, wit
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,11 +27,8 @@ from specdec.targets.table import Table, TableConfig
 from specdec.tree_building.siblings import How
 from specdec.verifiers.base import Verifier
 
-EXACT = 1e-12
-"""The largest error of a chance that rounding in float64 explains."""
-
-Law = dict[tuple[int, ...], float]
-"""The chance of every text."""
+EXACT = 1e-12  # the largest error of a chance that rounding in float64 explains
+Law = dict[tuple[int, ...], float]  # the chance of every text
 
 CUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "uncut": ({}, {}),
@@ -42,8 +39,7 @@ CUTS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 """By name, how p and q are cut, so that their supports differ in every way."""
 
-PROMPT = (0, 1, 2, 0, 1, 1, 0, 1)
-"""A prompt of three tokens that repeats itself, so that drafters which look tokens up find some."""
+PROMPT = (0, 1, 2, 0, 1, 1, 0, 1)  # it repeats itself, so that drafters which look tokens up find some
 
 
 def table_target(law: Any, end_token: int | None = None, **how: Any) -> Table:
@@ -74,7 +70,6 @@ def round_law(
     rounds: int = 1,
 ) -> Law:
     """Return the chance of every sequence of tokens that `rounds` rounds after `root` commit."""
-
     clock = CpuClock()
 
     def run() -> tuple[int, ...]:
@@ -94,14 +89,6 @@ def continuation(p: np.ndarray, root: int, length: int) -> np.ndarray:
     if length == 0:
         return np.array(1.0)
     return np.stack([p[root, token] * continuation(p, token, length - 1) for token in range(len(p))])
-
-
-def completed(law: Mapping[tuple[int, ...], float], p: np.ndarray, length: int) -> np.ndarray:
-    """Return the law of `length` tokens when the target itself writes what follows the committed ones."""
-    total = np.zeros((len(p),) * length)
-    for committed, chance in law.items():
-        total[committed] += chance * continuation(p, committed[-1], length - len(committed))
-    return total
 
 
 def target_law(target: Target) -> np.ndarray:
@@ -129,8 +116,11 @@ def bias(
     length = rounds * (structure.gamma + 1)
     worst = 0.0
     for root in range(target.vocab_size) if roots is None else roots:
-        law = round_law(enumeration, target, drafter, verifier, structure, root, rounds)
-        worst = max(worst, float(np.abs(completed(law, p, length) - continuation(p, root, length)).max()))
+        total = np.zeros((len(p),) * length)
+        for committed, chance in round_law(enumeration, target, drafter, verifier, structure, root, rounds).items():
+            # What follows the committed tokens is written by the target itself.
+            total[committed] += chance * continuation(p, committed[-1], length - len(committed))
+        worst = max(worst, float(np.abs(total - continuation(p, root, length)).max()))
     return worst
 
 
@@ -188,8 +178,7 @@ def law_pair(
 
 # The checks ---------------------------------------------------------------------------------------
 
-Case = Callable[[Enumeration], float]
-"""Enumerates one law and returns its largest error."""
+Case = Callable[[Enumeration], float]  # enumerates one law and returns its largest error
 
 
 def rule_checks(verifier: Verifier, structure: str) -> list[Check]:

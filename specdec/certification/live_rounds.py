@@ -22,18 +22,13 @@ from specdec.session.arm import Arm
 from specdec.targets.base import Target
 from specdec.verifiers.base import Verifier
 
+# Ends of the classes by rank (the most likely token, the next one, ranks 3 and 4, ..., all from 65 on), and by p over q
+# (tokens that are drafted too often, about right, too seldom).
 _RANKS = torch.tensor([1, 2, 4, 8, 16, 64])
-"""Ends of the classes by rank: the most likely token, the next one, ranks 3 and 4, ..., all from 65 on."""
-
 _RATIOS = torch.tensor([0.5, 0.8, 1.0, 1.25, 2.0])
-"""Ends of the classes by p over q: tokens that are drafted too often, about right, too seldom."""
-
 _FRESH_TEXTS = 16  # texts over which a fresh pass is made: what a commit leaves wrong is wrong in all of them
-
 _DRAWN = 8  # tokens of a draft whose laws are looked at: the first ones
-
-_FIRST = 3
-"""Classes of the first token in the joint test: rank 1, rank 2, all others."""
+_FIRST = 3  # classes of the first token in the joint test: rank 1, rank 2, all others
 
 
 @dataclass(frozen=True)
@@ -193,12 +188,7 @@ class LiveTallies:
 
 
 def watch_rounds(arm: Arm, requests: Iterator[Request], rounds: int) -> LiveTallies:
-    """Decode texts until they took so many rounds, and return the counts.
-
-    Args:
-        arm: the combination, at a temperature.
-        requests: texts to decode, as many as it takes.
-    """
+    """Decode texts until they took so many rounds, and return the counts; the arm is at a temperature."""
     found = LiveTallies()
     with stage("Draw rounds", total=rounds, shorter="certificate.rounds=N draws fewer") as under_way:
         while found.rounds < rounds:

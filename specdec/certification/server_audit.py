@@ -64,8 +64,7 @@ LIMITS = (
 KERNEL_MARGIN = 0.5
 """Logits by which greedy tokens differ where arithmetic alone is at fault; a rejected token is usually farther off."""
 
-Complete = Callable[[Sequence[int], int, float, int], Completion]
-"""The server: prompt, limit, temperature and seed to a text."""
+Complete = Callable[[Sequence[int], int, float, int], Completion]  # prompt, limit, temperature and seed to a text
 
 
 @dataclass(frozen=True)
@@ -276,18 +275,16 @@ class Audit:
 
     def checks(self) -> list[Check]:
         """Return the three checks as they stand."""
-        texts, checks = self.asked, []
-        faults = self.faults()
-        strays = [*self.ended, *self.limited]
+        texts, faults, strays = self.asked, self.faults(), [*self.ended, *self.limited]
         told = "; ".join(SAID[each] for each in faults)
-        checks.append(
+        checks = [
             Check(
                 "exact", "ends and limits", "the protocol: max_tokens, and nothing after an end token",
                 texts - self.texts["unscored"], f"{len(strays)} of {texts} texts are wrong",
                 "FAILED" if strays else "passed", detail="; ".join(strays[:3]),
                 facts={"texts": self.texts, "end": len(self.ended), "limit": len(self.limited), "classes": faults},
             )
-        )  # fmt: skip
+        ]  # fmt: skip
         if self.compared:
             worst = "; ".join(
                 f"{each.prompt}, token {each.place + 1}: margin {each.margin:.2g}, rounding {each.rounding:.2g}"

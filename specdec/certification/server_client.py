@@ -18,8 +18,7 @@ from urllib.parse import urlsplit
 
 from specdec.errors import EnvironmentFault, UsageError
 
-KEY = "SPECDEC_SERVER_KEY"
-"""The environment variable of the key, which is sent as a bearer token."""
+KEY = "SPECDEC_SERVER_KEY"  # environment variable of the key, which is sent as a bearer token
 _MOST_BYTES = 8_000_000  # of an answer
 _NEUTRAL = {
     # Engines have defaults of their own that cut the law, or take them from the model's folder.
@@ -33,11 +32,7 @@ Ask = Callable[[str, Mapping[str, Any] | None], Any]
 
 
 class ServerFault(EnvironmentFault):
-    """A server that does not answer, or not with what was asked for.
-
-    Attributes:
-        status: of the answer; 0 where none came.
-    """
+    """A server that does not answer (`status` is 0), or not with what was asked for."""
 
     def __init__(self, message: str, status: int = 0) -> None:
         super().__init__(message)
@@ -65,10 +60,8 @@ def http(url: str, seconds: float) -> Ask:
     """Return what asks a server.
 
     Args:
-        url: its address, with or without the /v1 at its end.
+        url: its address, with or without the /v1 at its end. UsageError for one that cannot be used.
         seconds: after which an answer that is not whole counts as none.
-    Raises:
-        UsageError: an address that cannot be used.
     """
     try:
         parts = urlsplit(url)
@@ -171,11 +164,7 @@ class Client:
     seconds: float = 0.0
 
     def choose_model(self) -> None:
-        """Check the model's name against the server's list, or take the only one of the list.
-
-        Raises:
-            UsageError: the server has no such model, or several and none was named.
-        """
+        """Check the model's name against the server's list, or take the only one there. UsageError for another."""
         try:
             listed = self.ask("/v1/models", None).get("data") or []
         except ServerFault as fault:
@@ -242,14 +231,10 @@ class Client:
         if tokens is not None and self.tokenizer is not None:
             # Under speculation some servers list fewer tokens than they write (llama.cpp #27972).
             plain = [self.tokenizer.decode(tokens, skip_special_tokens=skip) for skip in (False, True)]
-            if _sound(text) not in map(_sound, plain):
+            # Tokenizers show parts of characters in different ways.
+            if text.replace("\ufffd", "") not in [each.replace("\ufffd", "") for each in plain]:
                 tokens = None
         return Completion(None if tokens is None else tuple(tokens), text, finish, counted)
-
-
-def _sound(text: str) -> str:
-    """Return a text without parts of characters, which tokenizers show in different ways."""
-    return text.replace("\ufffd", "")
 
 
 def tokens_of(choice: Mapping[str, Any]) -> list[int] | None:

@@ -16,8 +16,7 @@ from specdec.progress import stage
 from specdec.records import Request
 from specdec.session.arm import Arm, seeded_request
 
-Texts = Sequence[tuple[str, Sequence[int]]]
-"""Prompts: name and tokens."""
+Texts = Sequence[tuple[str, Sequence[int]]]  # prompts: name and tokens
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,7 @@ class DrawnTests:
 
 
 def draw(arm: Arm, texts: Texts, asked: CertificateConfig, limit: int, seed: int) -> DrawnTests:
-    """Draw everything that the statistical level needs.
-
-    Args:
-        arm: the combination, at a temperature.
-        limit: the most tokens of a text.
-    """
+    """Draw what the statistical level needs of an arm at a temperature, from texts of at most `limit` tokens."""
     requests = (drawn_request(arm, texts, limit, seed, number, f"text {number}") for number in count())
     live = watch_rounds(arm, requests, asked.rounds)
     single: list[Tested] = []

@@ -51,10 +51,8 @@ def options(group: str) -> list[str]:
 
 
 def typed_config(config_type: type[C], values: Mapping[str, Any]) -> C:
-    """Return the typed configuration of a command (call inside a Hydra task).
-
-    Raises:
-        UsageError: no drafter was chosen, a part or a file is not there, or a value of no part is wrong.
+    """Return the typed configuration of a command (call inside a Hydra task). UsageError: no drafter was chosen, a part
+    or a file is not there, or a value of no part is wrong.
     """
     if "drafter" not in values:
         raise UsageError(f"No drafter: add +drafter=NAME, one of {', '.join(options('drafter'))}.")
@@ -203,11 +201,8 @@ def earlier_runs() -> EarlierRuns | None:
 
 
 def cell_label(without: Sequence[str] = ()) -> str:
-    """Return a folder's name for this cell of a sweep, of the overrides that the sweep varies; "" outside of sweeps
-    (call inside a Hydra task).
-
-    Args:
-        without: keys that do not count.
+    """Return a folder's name for this cell of a sweep, of the overrides that the sweep varies, `without` some keys; ""
+    outside of sweeps (call inside a Hydra task).
     """
     from hydra.core.hydra_config import HydraConfig
 
@@ -224,9 +219,8 @@ def cell_label(without: Sequence[str] = ()) -> str:
 
 
 class ConsoleHandler(logging.StreamHandler):
-    """Writes log lines to the present `sys.stderr`: a rich progress bar replaces it, to print them above the bar.
-
-    Details are left out: who asks for them has them printed.
+    """Writes log lines to the present `sys.stderr`, which a rich progress bar replaces, to print them above the bar;
+    without details: who asks for them has them printed.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:

@@ -38,13 +38,8 @@ ALL_AT_ONCE = 256  # cells that wait for a cluster at one time, where the launch
 
 
 def prepare_launcher(target: str, folder: Path) -> None:
-    """Make the chosen launcher survive a dead cell, in this process.
-
-    Hydra takes launchers from its plugins' modules alone, so the class gets another `launch`.
-
-    Args:
-        target: class of the launcher that Hydra is about to make (`hydra.launcher._target_`).
-        folder: the sweep's folder.
+    """Make a launcher, by its class (`hydra.launcher._target_`), survive a dead cell of the sweep in a folder: Hydra
+    takes launchers from its plugins' modules alone, so the class gets another `launch`.
     """
     from hydra.core.plugins import Plugins
 

@@ -28,12 +28,8 @@ SWEPT_KEYS = "SPECDEC_SWEPT_KEYS"  # environment variable: the keys that the swe
 
 @dataclass(frozen=True)
 class SweepRecord:
-    """The content of `sweep.json`.
-
-    Attributes:
-        overrides: of the command, without `resume`.
-        code: hash of the code that runs the cells.
-        status: "running" until the sweep ends, and after a kill; "finished" if every cell is; else "unfinished".
+    """The content of `sweep.json`: the overrides without `resume`, the hash of the code that runs the cells, and a
+    status, "running" until the sweep ends and after a kill, "finished" if every cell is, else "unfinished".
     """
 
     overrides: list[str]
@@ -46,7 +42,6 @@ class SweepRecord:
 
     @classmethod
     def read(cls, folder: Path) -> "SweepRecord | None":
-        """Read the record in a sweep's folder; None where there is none."""
         try:
             return cls(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
         except (OSError, ValueError, TypeError):
@@ -55,12 +50,7 @@ class SweepRecord:
 
 @dataclass
 class OpenSweep:
-    """The folder of the sweep that begins or goes on, locked.
-
-    Attributes:
-        folder: where its cells and its table stand.
-        sentence: what a person has to know; empty for a new sweep.
-    """
+    """The folder of the sweep that begins or goes on, locked, and what a person has to know of it."""
 
     folder: Path
     record: SweepRecord
@@ -118,10 +108,8 @@ def forget_environment() -> None:
 
 
 def _resumed(resume: str, own: Path, named: bool, now: SweepRecord) -> tuple[Path | None, str]:
-    """Return the folder of the sweep that goes on, None for a new one, and a sentence about it.
-
-    Args:
-        named: the command line named the sweep's own folder.
+    """Return the folder of the sweep that goes on, None for a new one, and a sentence about it; `named` if the command
+    line named the sweep's `own` folder.
     """
     standing = SweepRecord.read(own)
     if resume not in (AUTO, NEVER):

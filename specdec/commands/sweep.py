@@ -49,32 +49,23 @@ class Stopped(BaseException):
 
 @dataclass(frozen=True)
 class CellOutcome:
-    """The end of one cell.
-
-    Attributes:
-        results: the metrics that the task returned.
-        kept: folder of the run that was finished before and stands for this cell; "" for one that ran.
-    """
+    """The end of one cell, with the metrics that the task returned."""
 
     cell: int
     overrides: list[str]
     exit_code: int
     sentence: str
     results: dict[str, float] = field(default_factory=dict)
-    kept: str = ""
+    kept: str = ""  # folder of the run that was finished before and stands for this cell
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """The sweep that this process launched.
-
-    Attributes:
-        headline: the results that its table has columns for; empty for those that the cells return.
-    """
+    """The sweep that this process launched."""
 
     opened: OpenSweep
     run: TrackedRun
-    headline: tuple[str, ...]
+    headline: tuple[str, ...]  # the results that its table has columns for; empty for those that the cells return
 
 
 class SweepParent(Callback):

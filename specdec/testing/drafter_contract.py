@@ -18,13 +18,10 @@ from specdec.records import Draft, TextStart
 from specdec.sampling import generator_for, one_hot
 from specdec.structures.base import Structure
 
-SIZE = 5
-PROMPT = (0, 3, 1, 4, 0, 3, 1, 2, 0, 3)
-"""A prompt that repeats itself, over `SIZE` tokens."""
-TEXT = (1, 4, 0, 3, 1, 2, 2, 4, 0, 0, 1, 3)
-"""Tokens that are committed after it, whatever was drafted."""
-DEPTH = 4
-"""The depth of most drafts."""
+SIZE = 5  # tokens of the vocabulary
+PROMPT = (0, 3, 1, 4, 0, 3, 1, 2, 0, 3)  # it repeats itself
+TEXT = (1, 4, 0, 3, 1, 2, 2, 4, 0, 0, 1, 3)  # what is committed after it, whatever was drafted
+DEPTH = 4  # of most drafts
 _SINGLE = 1e-6  # error of a chance that rounding in float32 explains
 _BEFORE = (PROMPT[-1], *TEXT)  # in place i the token before TEXT[i]
 
@@ -199,17 +196,15 @@ def q_is_the_law_of_the_draws(subject: Subject) -> None:
     told: dict[tuple[int, ...], Tensor] = {}
     for chance, draft in enumeration.outcomes(run):
         tokens = tuple(draft.tokens.tolist())
-        for depth, token in enumerate(tokens if draft.q is not None else ()):
-            path, row = tokens[:depth], draft.q[depth].double() if draft.q is not None else torch.empty(0)
-            require(
-                torch.equal(told.setdefault(path, row), row), "After one path, two drafts tell different rows of q."
-            )
-            drawn.setdefault(path, torch.zeros_like(row))[token] += chance
+        for depth, row in enumerate(() if draft.q is None else draft.q.double()):
+            path = tokens[:depth]
+            same = torch.equal(told.setdefault(path, row), row)
+            require(same, "After one path, two drafts tell different rows of q.")
+            drawn.setdefault(path, torch.zeros_like(row))[tokens[depth]] += chance
     for path, chances in drawn.items():
         error = float((chances / chances.sum() - told[path]).abs().max())
-        require(
-            error < _SINGLE, f"Draft.q is not the law that tokens are drawn from: a chance is wrong by {error:.1e}."
-        )
+        sentence = f"Draft.q is not the law that tokens are drawn from: a chance is wrong by {error:.1e}."
+        require(error < _SINGLE, sentence)
 
 
 def nothing_is_drafted_where_nothing_fits(subject: Subject) -> None:
@@ -268,26 +263,30 @@ def tokens_taken_back_leave_no_trace(subject: Subject) -> None:
     drafter.commit(TEXT[:2])
     if not drafter.retract(2):
         raise SkipTest("it is started anew: `retract` says that it cannot take tokens back")
+
+    def take_back(tokens: int) -> None:
+        require(drafter.retract(tokens), "`retract` took tokens back before, and now says that it cannot.")
+
     begin(drafter)
     for kept, wrong in ((2, [4, 4]), (3, [0, 3, 1]), (6, [2])):
         drafter.draft(shape)
         drafter.commit([*TEXT[:kept], *wrong][-len(wrong) - 1 :])
         drafter.draft(shape)
-        require(drafter.retract(len(wrong) + 1), "`retract` took tokens back before, and now says that it cannot.")
+        take_back(len(wrong) + 1)
         fresh = subject.make()
         begin(fresh)
         require_same(drafter, drafter.draft(shape), fresh.draft(shape), "after tokens were taken back")
         commit(drafter, 0, kept)
         begin(fresh, [*PROMPT, *TEXT[:kept]])
         require_same(drafter, drafter.draft(shape), fresh.draft(shape), "after others replaced them")
-        require(drafter.retract(kept), "`retract` took tokens back before, and now says that it cannot.")
+        take_back(kept)
         # And where several other tokens follow at once, with no draft in between.
         drafter.commit(wrong * 3)
         drafter.draft(shape)
-        require(drafter.retract(3 * len(wrong)), "`retract` took tokens back before, and now says that it cannot.")
+        take_back(3 * len(wrong))
         commit(drafter, 0, kept)
         require_same(drafter, drafter.draft(shape), fresh.draft(shape), "after several replaced them at once")
-        require(drafter.retract(kept), "`retract` took tokens back before, and now says that it cannot.")
+        take_back(kept)
 
 
 def a_replay_by_position_is_right(subject: Subject) -> None:

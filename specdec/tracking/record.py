@@ -17,8 +17,7 @@ from specdec.text.writing import read_json, write_atomically
 RECORD, METRICS = "tracking.json", "tracking_metrics.jsonl"
 JOURNAL = "tracking.jsonl"  # of earlier versions, which kept both in lines
 
-Point = tuple[str, int, float]
-"""Name, step and value of a metric."""
+Point = tuple[str, int, float]  # name, step and value of a metric
 
 
 @dataclass(frozen=True)
@@ -123,11 +122,6 @@ class RunRecord:
                 if file.read(1) != b"\n":
                     file.write(b"\n")
             file.writelines(json.dumps(vars(each)).encode() + b"\n" for each in logged)
-
-    def touched(self) -> float:
-        """Return the time at which the run was last seen alive: the newest file of its folder, seconds since 1970."""
-        assert self.folder is not None
-        return max(path.stat().st_mtime for path in self.folder.glob("*.json*") if path.is_file())
 
 
 def now_ms() -> int:

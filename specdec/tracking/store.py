@@ -63,8 +63,7 @@ class Store:
     artifacts: Path | None
 
     @property
-    def shown(self) -> str:
-        """The address without a password."""
+    def shown(self) -> str:  # without a password
         return without_password(self.uri)
 
     @property
@@ -84,8 +83,7 @@ def without_password(text: str) -> str:
 
 def locate(uri: str | None, folder: Path) -> Store:
     """Return the store that `tracking.uri` means for a command that runs in `folder`: without one `mlflow.db` there.
-
-    Raises UsageError for an address that is neither a database nor a server.
+    UsageError for an address that is neither a database nor a server.
     """
     folder = folder.resolve()
     if not uri:  # also an environment variable that is set to nothing
@@ -112,8 +110,7 @@ def locate(uri: str | None, folder: Path) -> Store:
 @contextmanager
 def locked(store: Store) -> Iterator[None]:
     """Let one process at a time use a database: where two create the schema at once, MLflow fails in all but one.
-
-    Raises UsageError if the database's folder cannot be written.
+    UsageError if the database's folder cannot be written.
     """
     if store.is_server:
         yield
@@ -251,9 +248,8 @@ def unanswered(store: Store, error: Exception) -> bool:
 
 
 def schema_of(database: Path) -> str | None:
-    """Return the MLflow schema revision of a file, unchanged; None for a new or empty one.
-
-    UsageError, with file and remedy, if MLflow did not make the file or it cannot be written.
+    """Return the MLflow schema revision of a file, unchanged; None for a new or empty one. UsageError if MLflow did not
+    make the file or it cannot be written.
     """
     remedy = f"move it away, or {ELSEWHERE}"
     if not database.exists():
@@ -320,10 +316,8 @@ def reap(client: Any, experiment_id: str) -> None:
 
 
 def alive(tags: Mapping[str, str], seen: float | None = None) -> bool:
-    """Return False if the process that a run's tags name is known or presumed to be gone.
-
-    Args:
-        seen: when the run was last seen alive, in seconds since 1970; None to go by the tag of the heartbeat.
+    """Return False if the process that a run's tags name is known or presumed to be gone: on another machine by `seen`,
+    when the run was last seen alive in seconds since 1970, or by the tag of its heartbeat.
     """
     if tags.get("specdec.host") == socket.gethostname():
         return process_runs(tags.get("specdec.process", ""))

@@ -38,10 +38,7 @@ class Upload:
     """
 
     def __init__(self, client: Any, store: Store, experiment: tuple[str, str], record: RunRecord) -> None:
-        """
-        Args:
-            experiment: name and number.
-        """
+        """Begin with what is known of the store: its client, and name and number of the experiment."""
         self._client, self.store, self._record = client, store, record
         self._name, self.experiment_id = experiment
         self.run_id = ""
@@ -192,10 +189,8 @@ class Uploaded:
 
 
 def run_folders(folders: Sequence[Path]) -> list[Path]:
-    """Return the run folders in and below some folders: those of sweeps stand before their cells.
-
-    Raises:
-        UsageError: a folder is not there, or has no run.
+    """Return the run folders in and below some folders, each of which has to have one: those of sweeps stand before
+    their cells.
     """
     holding: dict[Path, None] = {}
     for folder in folders:
@@ -251,7 +246,8 @@ def upload(
             if finished and known.get("complete") and (known.get("id"), known["experiment"]) == (record.id, name):
                 yield Uploaded(folder, "complete", store.shown, known["run_id"])
                 continue
-            if not finished and alive(record.tags, record.touched()):
+            touched = max(path.stat().st_mtime for path in folder.glob("*.json*") if path.is_file())
+            if not finished and alive(record.tags, touched):
                 yield Uploaded(folder, "running", store.shown)
                 continue
             with locked(store):
@@ -260,7 +256,7 @@ def upload(
                     reap(client, experiment_id)
                     reaped.add((store.uri, name))
             if not finished:  # its process was killed, and could not say so
-                record.status, record.ended = "KILLED", int(record.touched() * 1000)
+                record.status, record.ended = "KILLED", int(touched * 1000)
                 record.save()
             run = Upload(client, store, (name, experiment_id), record)
             try:

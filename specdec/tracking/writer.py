@@ -49,19 +49,16 @@ HEARTBEAT_SECONDS = 30.0
 
 class TrackedRun:
     """One run: its record, and its upload to the store. Without a store only the record is written, and without a
-    folder for the record nothing is.
-
-    As a context it ends FINISHED, FAILED (with the tag `specdec.failure`) or, after a signal, KILLED.
+    folder for the record nothing is. As a context it ends FINISHED, FAILED (with the tag `specdec.failure`) or, after a
+    signal, KILLED.
 
     If the store fails, methods raise EnvironmentFault where tracking is required; otherwise the first fault is logged
     and nothing more is sent.
     """
 
     def __init__(self, record: RunRecord | None, upload: Upload | None = None, link: str = "", required: bool = False):
-        """
-        Args:
-            record: one that was begun; None for a run that is logged nowhere.
-            link: address of the run's experiment; "" without a store.
+        """Take a record that was begun, None for a run that is logged nowhere; the upload and the address of its
+        experiment, if there is a store.
         """
         self.link = link
         self._record, self._upload, self._required = record, upload, required
@@ -95,7 +92,6 @@ class TrackedRun:
         self.end(status)
 
     def metrics(self, values: Mapping[str, float | None], step: int = 0) -> None:
-        """Log numbers, as `curves` does."""
         self.curves({name: {step: value} for name, value in values.items()})
 
     def curves(self, curves: Mapping[str, Mapping[int, float | None]], line: str | None = None) -> None:
@@ -140,12 +136,7 @@ class TrackedRun:
         return page + overlay(self._known.experiment_id, self.run_id, key)
 
     def dataset(self, name: str, sha256: str, rows: int, source: Mapping[str, Any]) -> None:
-        """Log what the run reads as MLflow's dataset input; once, also where a run goes on.
-
-        Args:
-            rows: number of prompts or documents.
-            source: where it comes from, as JSON can hold it.
-        """
+        """Log what the run reads (`rows` prompts or documents) as MLflow's dataset; once, also where it goes on."""
         described = {
             "name": name[:500],
             "digest": sha256[:36],  # all that MLflow has room for
@@ -161,7 +152,7 @@ class TrackedRun:
 
     def tags(self, values: Mapping[str, str]) -> None:
         if self._record is not None:
-            self._tell("writing tags", tags={**self._record.tags, **_accepted_tags(values)})
+            self._tell("writing tags", tags={**self._record.tags, **_accepted(values, 5000)})
 
     def heartbeat(self) -> None:
         """Log that the process is alive, at most twice a minute; call it between prompts, outside timing."""
@@ -271,7 +262,7 @@ def tracked_run(
         except (OSError, KeyError):  # a container's process can have a number that no account has
             user = "unknown"
         source = {"mlflow.source.name": "specdec", "mlflow.source.type": "LOCAL", "mlflow.user": user}
-        own = {"specdec.role": "main", **_process_tags(), **source, **_accepted_tags(tags)}
+        own = {"specdec.role": "main", **_process_tags(), **source, **_accepted(tags, 5000)}
         sweep, above = os.environ.get(PARENT_RUN), None
         if sweep and own["specdec.role"] in ("main", "study"):
             above = RunRecord.read(Path(sweep))
@@ -282,7 +273,7 @@ def tracked_run(
             store="" if store is None else store.shown,
             experiment=config.experiment,
             name=redacted(config.run_name or name),
-            params={_accepted_name(key): redacted(str(value))[:6000] for key, value in params.items()},
+            params=_accepted(params, 6000),
             tags=own,
             parent=None if above is None else above.id,
             began=now_ms(),
@@ -308,8 +299,9 @@ def tracked_run(
     return TrackedRun(record, upload, link, config.required)
 
 
-def _accepted_tags(values: Mapping[str, str]) -> dict[str, str]:
-    return {_accepted_name(name): redacted(str(value))[:5000] for name, value in values.items()}
+def _accepted(values: Mapping[str, Any], most: int) -> dict[str, str]:
+    """Return tags or parameters as MLflow accepts them: without passwords, and of `most` characters at most."""
+    return {_accepted_name(name): redacted(str(value))[:most] for name, value in values.items()}
 
 
 def _upload_later(folder: Path | None) -> str:
