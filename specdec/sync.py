@@ -3,6 +3,7 @@
 No Hydra task: nothing is configured, nothing is run. Imports stay light, so `--help` and a bad option answer at once.
 """
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,25 +13,27 @@ from specdec.signals import interruptible
 from specdec.tracking.upload import logged_folders, run_folders, upload
 
 
-def sync(arguments: Sequence[str]) -> int:
-    """Upload what is missing, print a line per folder that was not complete, and return how many those were."""
-    parser = OneSentence(
+def parser() -> argparse.ArgumentParser:
+    made = OneSentence(
         prog="python -m specdec.sync",
         description="Uploads runs to MLflow that their store missed, whole or in part, with their own times. "
         "Running it again changes nothing.",
     )
-    parser.add_argument(
+    made.add_argument(
         "folders",
         nargs="*",
         type=Path,
         metavar="FOLDER",
         help="the output folder of a run or a sweep, or a folder above some (./outputs and ./multirun)",
     )
-    parser.add_argument(
-        "--tracking-uri", metavar="URI", help="store to upload to (the one that each run was meant for)"
-    )
-    parser.add_argument("--experiment", metavar="NAME", help="experiment to upload to (each run's own)")
-    options = parser.parse_args(arguments)
+    made.add_argument("--tracking-uri", metavar="URI", help="store to upload to (the one that each run was meant for)")
+    made.add_argument("--experiment", metavar="NAME", help="experiment to upload to (each run's own)")
+    return made
+
+
+def sync(arguments: Sequence[str]) -> None:
+    """Upload what is missing, and print a line for each folder that was not complete."""
+    options = parser().parse_args(arguments)
     folders = run_folders(options.folders) if options.folders else logged_folders([Path("outputs"), Path("multirun")])
     complete, others = 0, 0
     for each in upload(folders, Path.cwd(), options.tracking_uri, options.experiment):
@@ -41,7 +44,6 @@ def sync(arguments: Sequence[str]) -> int:
         said = "still running, left alone" if each.done == "running" else f"uploaded to {each.store}, run {each.run_id}"
         print(f"{each.folder}: {said}", flush=True)
     print(f"{complete} of {complete + others} runs were complete already.")
-    return others
 
 
 def main() -> None:
