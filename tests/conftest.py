@@ -32,7 +32,6 @@ hypothesis.settings.load_profile("specdec")
 
 FIXTURES = [  # a file stands below those that it imports
     "fixtures.small_parts",
-    "fixtures.enumeration",
     "fixtures.tiny_models",
     "fixtures.small_drafters",
     "fixtures.published_models",

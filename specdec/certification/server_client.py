@@ -190,10 +190,10 @@ class Client:
         forms: list[Literal["tokens", "text"]] = ["tokens", "text"] if self.tokenizer is not None else ["tokens"]
         ways = [(form, neutral) for neutral in (True, False) for form in forms]  # best first, until one is taken
         for form, neutral in [(self.prompts, self.neutral)] if self.prompts else ways:
-            text = list(prompt) if form == "tokens" else self.tokenizer.decode(prompt)
+            sent = list(prompt) if form == "tokens" else self.tokenizer.decode(prompt)
             self.requests += 1
             try:
-                answer = self.ask("/v1/completions", {**body, **(_NEUTRAL if neutral else {}), "prompt": text})
+                answer = self.ask("/v1/completions", {**body, **(_NEUTRAL if neutral else {}), "prompt": sent})
             except ServerFault as fault:
                 if self.prompts or fault.status not in (400, 404, 415, 422, 500, 501):
                     raise
@@ -208,9 +208,6 @@ class Client:
             value = answer.get(name)
             if self.answered.setdefault(name, value) != value:
                 raise ServerFault(f"{self.url} changed its {name} midway, from {self.answered[name]} to {value}.")
-        return self._read(answer, prompt)
-
-    def _read(self, answer: Mapping[str, Any], prompt: Sequence[int]) -> Completion:
         try:
             choice, usage = answer["choices"][0], answer.get("usage") or {}
             text, finish = str(choice.get("text") or ""), str(choice["finish_reason"])

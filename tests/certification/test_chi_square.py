@@ -44,13 +44,11 @@ def test_true_laws_are_rejected_as_often_as_stated(changing):
     dice = np.random.default_rng(3)
     rejected = 0
     for _ in range(800):
-        laws = dice.dirichlet(np.full(6, 0.4), size=120 if changing else 1)
+        laws, tally = dice.dirichlet(np.full(6, 0.4), size=120 if changing else 1), Tally(6)
         if changing:
-            tally = Tally(6)
             for law, cell in zip(laws, (laws.cumsum(1) > dice.random((120, 1))).argmax(1), strict=True):
                 tally.add_one(law, cell)
         else:
-            tally = Tally(6)
             tally.add(laws[0], dice.multinomial(200, laws[0]).astype(float))
         rejected += chi_square("test", tally).p_value < 0.05
     assert 19 <= rejected <= 65
