@@ -21,27 +21,21 @@ OPTIONS = {"--server": "server.url", "--model": "server.model"}
 
 
 def task(values: Mapping[str, Any]) -> None:
-    """Certify one configuration; raises SpecdecError, also where it is not lossless or does not claim to be."""
-    config = cli.typed_config(CertifyConfig, values)
+    """Certify one configuration, or audit one server; raises SpecdecError, also where the outputs are refuted or do not
+    claim to be lossless.
+    """
+    config = cli.typed_config(CertifyServerConfig if "server" in values else CertifyConfig, values)
 
     with stage("Start", told=False, expected=IMPORTS_S):
         from specdec.certification.certifier import certify
-        from specdec.plan.plan import plan
-
-        planned = plan(config)
-    certify(planned, cli.output_dir())
-
-
-def server_task(values: Mapping[str, Any]) -> None:
-    """Audit one server; raises SpecdecError, also where it is refuted."""
-    config = cli.typed_config(CertifyServerConfig, values)
-
-    with stage("Start", told=False, expected=IMPORTS_S):
         from specdec.certification.server_audit import certify_server
         from specdec.plan.plan import plan
 
         planned = plan(config)
-    certify_server(planned, config.server, cli.output_dir())
+    if isinstance(config, CertifyServerConfig):
+        certify_server(planned, config.server, cli.output_dir())
+    else:
+        certify(planned, cli.output_dir())
 
 
 def server_overrides(arguments: list[str]) -> list[str]:
@@ -68,7 +62,7 @@ def main() -> None:
         return
     with told_faults():
         sys.argv[1:] = server_overrides(sys.argv[1:])
-    cli.main("certify_server", server_task)
+    cli.main("certify_server", task)
 
 
 if __name__ == "__main__":

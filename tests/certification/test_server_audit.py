@@ -207,7 +207,7 @@ def asked(monkeypatch, tmp_path):
 
     def call(*arguments):
         overrides = certify.server_overrides([*arguments])
-        certify.server_task(composed_values(*TINY, *overrides, root="certify_server", whole=True))
+        certify.task(composed_values(*TINY, *overrides, root="certify_server", whole=True))
 
     return call
 
