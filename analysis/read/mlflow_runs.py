@@ -14,7 +14,7 @@ import pandas as pd
 from specdec.errors import SpecdecError, UsageError, near_misses
 from specdec.tracking.store import check_driver, check_schema, locate, quieten, reason, schema_of
 
-from .runs import COMMAND, Run, missing_file, open_folder
+from .runs import COMMAND, Run, current_name, missing_file, open_folder
 
 RUN_ID = re.compile(r"[0-9a-f]{32}")
 MAIN = "tags.`specdec.role` = 'main'"
@@ -105,7 +105,7 @@ def load_runs(tracking_uri: str, experiment: str) -> pd.DataFrame:
             "status": run.info.status,
             "start_time": pd.Timestamp(run.info.start_time, unit="ms", tz="UTC"),
             **{f"params.{key}": value for key, value in run.data.params.items()},
-            **{f"metrics.{key}": value for key, value in run.data.metrics.items()},
+            **{f"metrics.{current_name(key)}": value for key, value in run.data.metrics.items()},
             **{f"tags.{key}": value for key, value in run.data.tags.items()},
         }
         for run in runs
@@ -131,19 +131,20 @@ def open_run(tracking_uri: str, run_id: str) -> Run:
     """Return one run with its curves; its files are fetched when asked for. UsageError if the store lacks it."""
     store = _Store(tracking_uri)
     run = store.ask("get_run", run_id)
+    names = {key: current_name(key) for key in run.data.metrics}
     curves: dict[str, dict[int, float]] = {}
-    for key in run.data.metrics:
-        if "curve" in key.split("/"):  # also drafter/NAME/curve/*
+    for key, name in names.items():
+        if "curve" in name.split("/"):  # also drafter/NAME/curve/*
             points = store.ask("get_metric_history", run_id, key)
             # The last value counts if a step was logged twice.
             ordered = sorted(points, key=lambda point: (point.step, point.timestamp))
-            curves[key] = {int(point.step): float(point.value) for point in ordered}
+            curves[name] = {int(point.step): float(point.value) for point in ordered}
     return Run(
         name=str(run.info.run_name),
         source=f"run {run_id} in {store.uri}",
         status=run.info.status,
         params=dict(run.data.params),
-        metrics={key: value for key, value in run.data.metrics.items() if key not in curves},
+        metrics={names[key]: value for key, value in run.data.metrics.items() if names[key] not in curves},
         curves=curves,
         fetch=partial(store.fetch, run_id),
     )

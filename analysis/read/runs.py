@@ -5,6 +5,7 @@ UsageError that names the file and says what writes it.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -55,6 +56,35 @@ ERRORS = {"tokens_per_round": "tokens_error", "speedup": "speedup_error"}  # qua
 SETTINGS = "measurement.drafter_settings."  # parameters of the other drafters of a session: this, name, their own key
 OWN_PARTS = ("drafter.", "structure.", "verifier.")  # parameters that each drafter of a session has for itself
 
+FAMILIES = (
+    "ablation", "account", "all_drafters", "batching", "budget", "cost", "grid", "heldout", "iid", "lenience",
+    "lossless", "memory", "mt_bench", "operations", "peer", "prompts", "quality", "repetition", "serving", "throughput",
+    "topk", "train", "transition", "tree_search", "typical_acceptance",
+)  # fmt: skip
+# Names of categories may have dots of their own, so that a name of today's has to follow.
+_CATEGORY = re.compile(
+    r"category\.(.+?)\.((?:speedup|tokens_per_round|alpha|accepted_per_offered|acceleration_rate|step_overhead"
+    r"|compression_ratio|throughput|draft_length)(?:\..+)?)"
+)
+_DRAFTER = re.compile(r"drafter\.([^./]+)\.(.+)")
+_CURVE = re.compile(r"(curve|sweep)\.([^./]+)(?:\.(.+))?")
+
+
+def current_name(name: str) -> str:
+    """Return a metric's name of today, as `account/verify`; older versions wrote a dot after the family."""
+    if parts := _CATEGORY.fullmatch(name):
+        return f"category/{parts[1]}/{current_name(parts[2])}"
+    if parts := _DRAFTER.fullmatch(name):
+        return f"drafter/{parts[1]}/{current_name(parts[2])}"
+    if parts := _CURVE.fullmatch(name):
+        family, first, rest = parts.groups()
+        if rest is None:
+            return f"{family}/{first}"
+        # The bounds of a curve, and of the key that lines share, stay beside it.
+        return f"{family}/{first}{'.' if rest in ('ci_low', 'ci_high') else '/'}{rest}"
+    family, dot, rest = name.partition(".")
+    return f"{family}/{rest}" if dot and family in FAMILIES else name
+
 
 @dataclass(frozen=True)
 class Run:
@@ -76,7 +106,7 @@ class Run:
         """Read what was run, as the run wrote it down before decoding."""
         name = EARLIER_PLAN_FILE if self._lacks(PLAN_FILE) and not self._lacks(EARLIER_PLAN_FILE) else PLAN_FILE
         with _as_written(self.fetch(name)):
-            facts = _RUN_FACTS.validate_python(self._json(name))
+            facts = _RUN_FACTS.validate_python({"left_out": (), **self._json(name)})
             return facts.beside[self.method] if self.method else facts
 
     def imported(self) -> ImportFacts | None:
@@ -292,10 +322,12 @@ class Run:
             value = self.params.get(key, "")
             if value.isdigit():
                 return int(value)
-        try:
-            return self.facts().primary_gamma
-        except UsageError:
-            return None
+        for read in (lambda: self.facts().primary_gamma, lambda: int(self.account()["primary_gamma"])):
+            try:
+                return read()
+            except UsageError:
+                continue
+        return None
 
     @property
     def simulated(self) -> bool:
@@ -416,9 +448,14 @@ def open_folder(folder: Path | str) -> Run:
     finished = (analysed or "import" in config) and not (standing and standing.partial)  # no run writes an import
     summary = _parsed(_text(path / "summary.json"), path / "summary.json") if analysed else {}
     with _as_written(path / "summary.json"):
-        logged, points = summary.get("metrics", {}), summary.get("curves", {})
-        metrics = {key: nan if value is None else float(value) for key, value in logged.items()}
-        curves = {key: {int(gamma): float(value) for gamma, value in line.items()} for key, line in points.items()}
+        metrics = {
+            current_name(key): nan if value is None else float(value)
+            for key, value in summary.get("metrics", {}).items()
+        }
+        curves = {
+            current_name(key): {int(gamma): float(value) for gamma, value in points.items()}
+            for key, points in summary.get("curves", {}).items()
+        }
     return Run(
         name=path.name,
         source=str(path),
