@@ -139,7 +139,7 @@ class SkipSearch:
     def run(self) -> SkippedParts:
         """Search, and return the best set."""
         _ = self._calibration.text  # first: it is no part of the first set's time
-        shorter = "drafter.evaluations=N compares N sets at most, drafter.skip=[...] names the layers"
+        shorter = "the drafter's key evaluations=N compares N sets at most, skip=[...] names the layers"
         with stage("searching layers to skip", total=self._left, told=False, shorter=shorter) as self._under_way:
             # The latest exits first: they take about as long as the sets of step 2, and so tell what all will take.
             self._compare(block_parts(range(first, self._blocks)) for first in range(self._blocks - 1, 0, -1))

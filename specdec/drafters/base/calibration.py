@@ -106,7 +106,7 @@ class CalibrationText:
         # The target goes on behind them: [B, context + tokens].
         generator = generator_for(0, "calibration", "continuation", passages.device)
         text, tokens, cache = passages, passages, None
-        shorter = "drafter.tokens=N and drafter.passages=N write less"
+        shorter = "the drafter's keys tokens=N and passages=N write less"
         count, sampling = self._config.tokens, self._target.sampling
         with stage("writing calibration text", total=count, told=False, shorter=shorter) as under_way:
             for _ in range(count):
