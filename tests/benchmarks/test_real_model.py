@@ -69,7 +69,7 @@ WALKED_SIZES = ("prompts.limit=40", "measurement.max_new_tokens=192")
 TIMED = ("ngram", "suffix", "mixed", "lookahead", "layer_skip")
 TIMED_SIZES = ("prompts.limit=20", "measurement.max_new_tokens=64")
 VALUES: dict[str, dict[str, object]] = {  # of drafters, where they are not those of their YAMLs
-    "model_bigram": {"k": 64, "begin": "true"},  # the table of `mixed`; alone, a token says nothing to this model
+    "model_bigram": {"k": 64, "begin": "true"},  # alone, a token says nothing to this model
     "mixed": {"bigram": "{begin: true}"},
     "layer_skip": {"evaluations": 64},  # of 1,024 tokens each: five minutes instead of half an hour
     "lookahead": {"window": 4, "ngram": 3, "candidates": 3},  # two cores verify it in little more time than one token

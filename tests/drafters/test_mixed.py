@@ -139,9 +139,9 @@ def test_what_is_wrong_is_named_where_it_stands(drafter_values, target):
 
 
 def test_more_rows_than_the_bigram_ranks_are_refused_before_decoding(make, parts):
-    make().prepare(100, rows(32, 2))
-    make(context_rows=3, fill=False).prepare(100, rows(33, 2))
-    with pytest.raises(UsageError, match=r"drafter\.bigram\.k=32: structure=rows asks for 33"):
-        make().prepare(100, rows(33, 2))
-    with pytest.raises(UsageError, match=r"drafter\.k=32: .* raise drafter\.k"):
-        parts[1].prepare(100, rows(33, 2))
+    make().prepare(100, rows(64, 2))
+    make(context_rows=3, fill=False).prepare(100, rows(65, 2))
+    with pytest.raises(UsageError, match=r"drafter\.bigram\.k=64: structure=rows asks for 65"):
+        make().prepare(100, rows(65, 2))
+    with pytest.raises(UsageError, match=r"drafter\.k=64: .* raise drafter\.k"):
+        parts[1].prepare(100, rows(65, 2))

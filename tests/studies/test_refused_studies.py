@@ -66,7 +66,7 @@ PARTS = [
     ("batching", "study.drafters=[lookahead] ~target.dtype", "study.drafters=['lookahead']: lookahead drafts no"),
     ("equal_budget", "~study.drafters.mixed +drafter@study.drafters.exact=oracle", "study.drafters.exact"),
     ("equal_budget", "~study.drafters.mixed study.drafters.ngram.order_max=99", "study.drafters.ngram.order_max"),
-    ("ngrammys_topk", "~study.drafters.model_unigram study.k=[33]", "study.drafters.model_bigram.k=32"),
+    ("ngrammys_topk", "~study.drafters.model_unigram study.k=[65]", "study.drafters.model_bigram.k=64"),
     ("ngrammys_topk", "+drafter@study.drafters.x=small_model ~study.drafters.model_unigram", "look tokens up"),
     # A table target has no embeddings to rank.
     ("ngrammys_topk", "", "study.drafters.model_unigram.model=null"),
