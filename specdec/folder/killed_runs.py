@@ -6,7 +6,8 @@ Afterwards the run can be analysed, uploaded, and still be resumed.
 from pathlib import Path
 
 from specdec.analysis.pages.run_page import write_run
-from specdec.analysis.read.facts import PLAN_FILE, RunFacts, RunStatus, unsettled
+from specdec.analysis.read.facts import RunStatus, unsettled
+from specdec.analysis.read.runs import open_folder
 from specdec.folder.results import ROUNDS, ResultsFolder, drop_unreadable, finished_prompts
 from specdec.folder.session_files import Collected
 from specdec.text.writing import is_locked, read_json
@@ -30,7 +31,7 @@ def settle(folder: Path) -> None:
             for done in kept.values():
                 collected.add(Collected(**done.collected))
             results.compact()
-            facts = RunFacts.from_json(read_json(folder / PLAN_FILE) or {})
+            facts = open_folder(folder).facts()
             collected.write(results, [facts.drafter, *facts.beside])
             peers = read_json(folder / "peers.json")
             if peers is not None:
