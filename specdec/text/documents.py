@@ -1,6 +1,5 @@
-"""Plain text as training text: a file or a hub data set becomes documents, and every n-th document is held out.
-
-Read as a stream, several times over: a text need not fit into memory. Knows neither torch nor tokenizers.
+"""Plain text as training text: a file or a hub data set becomes documents, of which every n-th is held out. Read as a
+stream, several times over: a text need not fit into memory. Knows neither torch nor tokenizers.
 """
 
 import hashlib
@@ -13,8 +12,9 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
+from specdec.text.document_store import Part
 from specdec.text.lines import decoded, file_digest, file_lines
-from specdec.text.sources import Records, read_hub
+from specdec.text.sources import read_hub
 
 
 @typed
@@ -53,7 +53,7 @@ class OpenedText:
         """Yield all documents in order, up to `max_bytes` of UTF-8.
 
         Raises:
-            UsageError: a line that is not UTF-8, named by its number.
+            UsageError: a line that is not UTF-8, named by its number; a record without a text.
         """
         limit, taken = self.config.max_bytes, 0
         for document in self._in_file() if self.config.path is not None else self._on_hub():
@@ -80,8 +80,9 @@ class OpenedText:
             yield "\n".join(paragraph)
 
     def _on_hub(self) -> Iterator[str]:
-        field = self.config.field
-        for where, _, record in hub_records(self.config, self.group).numbered:
+        config, field = self.config, self.config.field
+        records = read_hub(str(config.hub_id), config.hub_config, config.split, config.revision, self.group)
+        for where, _, record in records.numbered:
             if not isinstance(record.get(field), str):
                 raise UsageError(
                     f"{where}: no text in the field {field!r}; its keys are {', '.join(record)} (set "
@@ -90,25 +91,19 @@ class OpenedText:
             if record[field].strip():
                 yield record[field]
 
-    def training(self) -> Iterator[str]:
-        """Yield the documents that are not held out."""
-        return (document for document, held_out in self._divided() if not held_out)
-
-    def heldout(self) -> Iterator[str]:
-        """Yield every n-th document."""
-        return (document for document, held_out in self._divided() if held_out)
-
-    def _divided(self) -> Iterator[tuple[str, bool]]:
+    def texts(self, part: Part) -> Iterator[str]:
+        """Yield the documents of a part; every n-th is held out."""
         every = self.config.heldout_every
-        return ((document, number % every == 0) for number, document in enumerate(self.documents(), 1))
+        numbered = enumerate(self.documents(), 1)
+        return (document for number, document in numbered if (number % every == 0) == (part == "heldout"))
 
     def manifest(self, tokens: int, heldout_tokens: int) -> dict[str, Any]:
         """Return the content of `corpus.json`; its `sha256` covers documents, hold-out and the vocabulary's size."""
         every = self.config.heldout_every
         digest = hashlib.sha256(f"{every} {self.config.vocabulary}".encode())
         count, size = [0, 0], [0, 0]  # of training and held-out documents
-        for document, held_out in self._divided():
-            content = document.encode()
+        for number, document in enumerate(self.documents(), 1):
+            content, held_out = document.encode(), number % every == 0
             digest.update(hashlib.sha256(content).digest())
             count[held_out] += 1
             size[held_out] += len(content)
@@ -137,18 +132,14 @@ def open_text(config: TextCorpusConfig, group: str) -> OpenedText:
         digest = file_digest(path.expanduser(), f"Text file {group}.path={config.path}")
         name, provenance = config.path, {"file": path.name, "file_sha256": digest}
     else:
-        name, provenance = str(config.hub_id), hub_records(config, group).provenance
+        name = str(config.hub_id)
+        provenance = read_hub(name, config.hub_config, config.split, config.revision, group).provenance
     text = OpenedText(config, name, provenance, group)
     if next(text.documents(), None) is None:
         raise UsageError(f"The text {name} is empty ({group}): no document in it, or none within max_bytes.")
-    if next(text.heldout(), None) is None:
+    if next(text.texts("heldout"), None) is None:
         raise UsageError(
             f"The text {name} has fewer than {group}.heldout_every={config.heldout_every} documents, so none "
             f"is held out: lower it, or see {group}.documents."
         )
     return text
-
-
-def hub_records(config: TextCorpusConfig, group: str) -> Records:
-    """Open the data set of a text."""
-    return read_hub(str(config.hub_id), config.hub_config, config.split, config.revision, group)

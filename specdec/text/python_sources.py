@@ -1,8 +1,6 @@
-"""Python sources as training text, with modules held out by name. Knows neither torch nor tokenizers.
-
-The text is the running interpreter's standard library, `pydoc_data.topics`, and the installed packages that the recipe
-names. A file that repeats a held-out module (its tests, vendored copies, long quotations) is dropped from training, and
-the manifest says which and why. Files are named by module-relative paths only.
+"""Python sources as training text, with modules held out by name: the running interpreter's standard library,
+`pydoc_data.topics`, and the installed packages that the recipe names. A file that repeats a held-out module (its tests,
+vendored copies, long quotations) is dropped from training, and the manifest says which and why.
 """
 
 import hashlib
@@ -21,6 +19,7 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, Probability, typed
 from specdec.progress import stage
+from specdec.text.document_store import Part
 
 STDLIB, TOPICS = "stdlib", "pydoc_data"
 HOLDOUT_FILE = Path(__file__).resolve().parent.parent / "pocket" / "holdout.json"
@@ -62,6 +61,10 @@ class PythonCorpus:
     heldout: list[Document]
     manifest: dict[str, Any]
 
+    def texts(self, part: Part) -> Iterator[str]:
+        """Yield the texts of a part."""
+        return (document.text for document in (self.training if part == "train" else self.heldout))
+
 
 def held_out_modules() -> list[str]:
     """Return the dotted names of the standard-library modules that no training text may repeat."""
@@ -69,7 +72,7 @@ def held_out_modules() -> list[str]:
 
 
 def held_out_topics() -> list[str]:
-    """Return the names of the held-out entries of `pydoc_data.topics.topics`."""
+    """Return the names of the held-out topics of `pydoc_data.topics`."""
     return list(json.loads(HOLDOUT_FILE.read_text(encoding="utf-8"))["topics"])
 
 

@@ -277,21 +277,6 @@ def recipe_values(config: SequenceTrainConfig) -> dict[str, Any]:
     return {key: value for key, value in asdict(config).items() if key not in left_out}
 
 
-def sequence_fingerprint(config: SequenceTrainConfig, kind: str, *identities: str | None) -> str:
-    """Hash what must not change when a training is resumed: all that touches the weights, not logging or paths.
-
-    Args:
-        kind: the group of the recipe's own keys, such as heads.
-        identities: of the model and of the text that are read.
-    """
-    parts = recipe_values(config) | {"seed": config.seed}
-    del parts[kind]["name"]
-    # The keys that decide what a step reads; the number of steps also sets how rates and weights change.
-    read = {key: parts["data"][key] for key in ("batch", "sequences", "passes", "steps")}
-    identified = ("data", "target", "save_dtype")
-    return fingerprint({key: parts[key] for key in parts if key not in identified}, read, *identities)
-
-
 # --- modules on a target's hidden states (`conf/heads/`, `conf/eagle/`)
 
 

@@ -19,6 +19,7 @@ from specdec.errors import NumericsError, UsageError
 from specdec.models.arithmetic import native_arithmetic
 from specdec.text.writing import write_atomically
 from specdec.training.data.sequences import Sequences
+from specdec.training.data_recipes import fingerprint
 from specdec.training.optimizer import schedule
 from specdec.training.recipes import (
     HeadOptimizerConfig,
@@ -27,7 +28,6 @@ from specdec.training.recipes import (
     SequenceTrainConfig,
     TrainingConfig,
     recipe_values,
-    sequence_fingerprint,
 )
 
 logger = logging.getLogger(__name__)
@@ -224,7 +224,13 @@ class SequenceStudent(Student):
         name = validated(FolderPart, {"name": getattr(config, self.kind).name}, where=self.kind).name
         self.name, self.folder = name, Path(config.output_dir or f"models/{self.kind}/{name}")
         self.steps, self.step_tokens = sequences.steps, sequences.batch_size * sequences.length
-        self.fingerprint = sequence_fingerprint(config, self.kind, *identities, sequences.fingerprint)
+        # All that touches the weights, not logging or paths; of the data what decides what a step reads. The number of
+        # steps also sets how rates and weights change.
+        recipe = recipe_values(config)
+        del recipe[self.kind]["name"]
+        own = {key: value for key, value in recipe.items() if key not in ("data", "target", "save_dtype")}
+        read = {key: recipe["data"][key] for key in ("batch", "sequences", "passes", "steps")}
+        self.fingerprint = fingerprint(own | {"seed": config.seed}, read, *identities, sequences.fingerprint)
 
     def summary(self, effort: dict[str, Any], exported: nn.Module) -> dict[str, Any]:
         """Return the lines of `summary.json` that all of these trainings have."""

@@ -13,8 +13,7 @@ from specdec.text import documents
 from specdec.text import sources as records
 from specdec.text.documents import OpenedText, TextCorpusConfig
 from specdec.training.data import tokenized_corpus
-from specdec.training.data.batches import Batches, text_order
-from specdec.training.data.tokenized_corpus import load_corpus
+from specdec.training.data.tokenized_corpus import Batches, load_corpus, text_order
 from specdec.training.recipes import StageConfig, TextDataConfig
 
 
@@ -42,8 +41,8 @@ def file(tmp_path):
 
 def test_every_tenth_line_is_held_out(file):
     text = open_text(config(file))
-    assert list(text.heldout()) == TEXT[9::10]
-    assert sorted([*text.training(), *text.heldout()]) == sorted(TEXT)
+    assert list(text.texts("heldout")) == TEXT[9::10]
+    assert sorted([*text.texts("train"), *text.texts("heldout")]) == sorted(TEXT)
 
 
 def test_paragraphs_gzip_line_ends_and_byte_order_mark(tmp_path):
@@ -132,6 +131,6 @@ def test_records_of_the_hub(monkeypatch):
 
     monkeypatch.setattr(documents, "read_hub", hub)
     text = open_text(config(None, hub_id="a/b"))
-    assert list(text.heldout()) == TEXT[9::10]
+    assert list(text.texts("heldout")) == TEXT[9::10]
     with pytest.raises(UsageError, match="a/b:0: no text in the field 'id'.*recipe.corpus.field"):
         open_text(config(None, hub_id="a/b", field="id"))

@@ -3,7 +3,7 @@ when it goes on with them or answers; tokens are kept on disk.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -19,10 +19,10 @@ from specdec.prompts import prompts as prompt_sets
 from specdec.prompts.base.contract import SetConfig
 from specdec.targets.base import Target
 from specdec.text.conversations import Conversations, ConversationsConfig
-from specdec.text.document_store import DocumentStore, Encoded, Part, read_documents, write_documents
-from specdec.text.documents import TextCorpusConfig, open_text
+from specdec.text.document_store import PARTS, DocumentStore, Encoded, Part, read_documents, write_documents
+from specdec.text.documents import OpenedText, TextCorpusConfig, open_text
 from specdec.text.encoding import batched, encode_texts
-from specdec.text.python_sources import PythonCorpusConfig, build_corpus
+from specdec.text.python_sources import PythonCorpus, PythonCorpusConfig, build_corpus
 from specdec.training.data.beginnings import Prompts, asked, document_beginnings, pieces, split_prompts
 from specdec.training.data.hidden_states import GIB, check_space, states_dtype
 from specdec.training.data.self_distillation import SelfDistillation
@@ -161,13 +161,9 @@ def _questions(
 
     def of_text() -> Prompts:
         with stage("Read the text", "of data.source", expected=_reading_seconds(source)):
-            if text is not None:
-                parts: dict[Part, Iterable[str]] = {"train": text.training(), "heldout": text.heldout()}
-            else:
-                assert isinstance(source, PythonCorpusConfig)
-                corpus = build_corpus(source)
-                parts = {"train": (d.text for d in corpus.training), "heldout": (d.text for d in corpus.heldout)}
-            chosen = pieces(parts, tokenizer, generated, seed)
+            corpus = build_corpus(source) if isinstance(source, PythonCorpusConfig) else text
+            assert corpus is not None
+            chosen = pieces({part: corpus.texts(part) for part in PARTS}, tokenizer, generated, seed)
         return {part: asked(several, tokenizer, chat, generated, longest) for part, several in chosen.items()}
 
     return {} if text is None else text.provenance, of_text
@@ -206,6 +202,7 @@ def _source_documents(config: SourceConfig, tokenizer: Any, folder: Path) -> tup
     """Return the documents of a source in a tokenizer's tokens, and the hash that names them on disk."""
     encoder = _encoder(tokenizer)
     provenance: dict[str, str] = {}
+    text: OpenedText | PythonCorpus | None = None
     if isinstance(config, ConversationsConfig):
         conversations = Conversations(config)
         provenance = {**conversations.provenance, "chat_template": str(getattr(tokenizer, "chat_template", None))}
@@ -220,23 +217,20 @@ def _source_documents(config: SourceConfig, tokenizer: Any, folder: Path) -> tup
         if found is not None:
             return found, content
         manifest: dict[str, Any] = {"source": provenance, "tokenizer_sha256": encoder}
-        about = "of data.source, in the target's tokens"
-        corpus = build_corpus(config) if isinstance(config, PythonCorpusConfig) else None
-        total = None if corpus is None else len(corpus.training) + len(corpus.heldout)
+        about, total = "of data.source, in the target's tokens", None
+        if isinstance(config, PythonCorpusConfig):
+            text = corpus = build_corpus(config)
+            manifest |= {"corpus_sha256": corpus.manifest["sha256"], "sources": corpus.manifest["sources"]}
+            total = len(corpus.training) + len(corpus.heldout)
         with stage("Read the text", about, total, expected=_reading_seconds(config)) as under_way:
             if isinstance(config, ConversationsConfig):
                 manifest["left_out"] = conversations.left_out
                 return write_documents(place, conversations.encoded(tokenizer), manifest), content
-            if isinstance(config, TextCorpusConfig):
-                parts: dict[Part, Iterator[str]] = {"train": text.training(), "heldout": text.heldout()}
-            else:
-                assert corpus is not None
-                manifest |= {"corpus_sha256": corpus.manifest["sha256"], "sources": corpus.manifest["sources"]}
-                parts = {"train": (d.text for d in corpus.training), "heldout": (d.text for d in corpus.heldout)}
+            assert text is not None
 
             def encoded() -> Iterator[tuple[Part, Encoded]]:
-                for part, texts in parts.items():
-                    for batch in batched(texts, ENCODED_AT_ONCE):
+                for part in PARTS:
+                    for batch in batched(text.texts(part), ENCODED_AT_ONCE):
                         for tokens in encode_texts(tokenizer, batch, np.uint32):
                             yield part, Encoded(tokens, np.ones(len(tokens), dtype=bool))  # all of a text is scored
                         under_way.advance(len(batch))

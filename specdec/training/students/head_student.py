@@ -1,4 +1,11 @@
-"""Heads on a target's hidden states, with the target frozen or trained too."""
+"""Heads on a target's hidden states, with the target frozen (Medusa-1), or trained together with them, whole or by
+adapters (Medusa-2; 2401.10774, section 2.2).
+"""
+
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +17,137 @@ from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.training.data.sequences import Batch
 from specdec.training.optimizer import rate_factor, warm_up
-from specdec.training.recipes import HeadLossConfig, HeadTrainConfig
+from specdec.training.recipes import HeadLossConfig, HeadTrainConfig, LoraConfig
 from specdec.training.students.accuracy import HeadAccuracy, score_target
-from specdec.training.students.backbone import Backbone, backbone_loss
-from specdec.training.students.head_loss import heads_loss
+from specdec.training.students.head_loss import heads_loss, positions
 from specdec.training.students.state_student import StateStudent, per_position
+
+
+class Backbone(nn.Module):
+    """The target's model that is trained with its heads, taken out of the target, whose weights change with it.
+
+    Attributes:
+        adapted: low-rank adapters are trained, and the model's own weights stay.
+    """
+
+    def __init__(self, target: Causal, offset: int, lora: LoraConfig | None, seed: int) -> None:
+        """
+        Args:
+            offset: the layer that the heads read, counted down from the last.
+            seed: the seed of the adapters' first weights.
+        Raises:
+            UsageError: adapters without peft, or on layers that the model does not have.
+        """
+        super().__init__()
+        self.offset, self.adapted = offset, lora is not None
+        self._dtype, self._tokenizer = target.model.dtype, target.tokenizer
+        if lora is None:
+            self.model: Any = target.model.float().requires_grad_(True)
+            return
+        try:
+            import peft
+        except ImportError:
+            raise UsageError(
+                "Adapters (lora) need peft, which is not installed: pip install 'specdec-workbench[lora]', or set lora "
+                "to null to train all weights."
+            ) from None
+        config = peft.LoraConfig(
+            r=lora.rank,
+            lora_alpha=lora.alpha,
+            lora_dropout=lora.dropout,
+            target_modules=lora.targets,
+            task_type=peft.TaskType.CAUSAL_LM,
+        )
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            # peft asks transformers for a property by its former name, whatever it is called with.
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
+            torch.manual_seed(seed)
+            try:
+                self.model = peft.get_peft_model(target.model, config)
+            except ValueError as error:
+                reason = " ".join(str(error).split())
+                raise UsageError(f"Bad value lora.targets={lora.targets}: {reason}") from None
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return hidden states [B, S, D] and logits [B, S, V] of tokens [B, S]."""
+        output = self.model(input_ids=tokens, use_cache=False, output_hidden_states=True)
+        return output.hidden_states[-1 - self.offset], output.logits
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """Return the trained weights [V, D] of the input embeddings and of the output layer."""
+        return self.model.get_input_embeddings().weight, self.model.get_output_embeddings().weight
+
+    @torch.no_grad()
+    def original_logits(self, tokens: Tensor) -> Tensor:
+        """Return the logits [B, S, V] of the model without its adapters, as it was before the training."""
+        with self.model.disable_adapter() if self.adapted else nullcontext():
+            training = self.model.training
+            self.model.eval()
+            logits: Tensor = self.model(input_ids=tokens, use_cache=False).logits
+            self.model.train(training)
+        return logits
+
+    def save(self, folder: Path) -> None:
+        """Write model and tokenizer as `from_pretrained` reads them, adapters merged, in the model's original dtype."""
+        model = self.model.merge_and_unload() if self.adapted else self.model
+        model.to(self._dtype).save_pretrained(folder)
+        if self._tokenizer is not None:
+            self._tokenizer.save_pretrained(folder)
+
+
+def backbone_loss(
+    logits: Tensor, tokens: Tensor, scored: Tensor, original: Tensor | None, self_distillation: float
+) -> Tensor:
+    """Return the summed cross entropy of the next token in nats: (1 - s) CE(token) + s CE(original's law).
+
+    Args:
+        logits: [B, S, V].
+        tokens, scored: [B, S].
+        original: [B, S, V] the original's logits; needed if s > 0.
+        self_distillation: s.
+    """
+    where = positions(tokens, scored, 0)
+    law = logits.flatten(0, 1)[where.laws].float().log_softmax(-1)
+    hard = -law.gather(-1, where.targets.unsqueeze(-1)).sum()
+    if original is None:
+        return hard
+    soft = original.flatten(0, 1)[where.laws].float().softmax(-1)
+    return (1.0 - self_distillation) * hard - self_distillation * (soft * law).sum()
+
+
+class HeadLosses(nn.Module):
+    """The heads, and the backbone if it is trained."""
+
+    def __init__(self, heads: Heads, backbone: Backbone | None, loss: HeadLossConfig) -> None:
+        super().__init__()
+        self.heads, self.backbone, self.loss = heads, backbone, loss
+
+    def forward(
+        self, tokens: Tensor, scored: Tensor, scales: list[float], states: Tensor | None, teacher: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the heads' loss and the backbone's, each weighted.
+
+        Args:
+            tokens, scored: [B, S].
+            scales: the factors on the summed losses of the backbone and of heads 1, ..., K.
+            states: [B, S, D] of a frozen target.
+            teacher: [B, S, V] its logits, if the heads' loss has a share against them.
+        """
+        own = tokens.new_zeros((), dtype=torch.float32)
+        if self.backbone is not None:
+            moving = scales[0] > 0
+            with torch.set_grad_enabled(moving):
+                states, logits = self.backbone(tokens)
+            ends = self.backbone.ends()  # heads read both, and must not move them either while the backbone stands
+            self.heads.rebind(*(ends if moving else (weight.detach() for weight in ends)))
+            if self.loss.teacher or (moving and self.loss.self_distillation):
+                teacher = self.backbone.original_logits(tokens)
+            if moving:
+                original = teacher if self.loss.self_distillation else None
+                own = scales[0] * backbone_loss(logits, tokens, scored, original, self.loss.self_distillation)
+        assert states is not None
+        teacher = teacher if self.loss.teacher else None
+        return heads_loss(self.heads, states.float(), tokens, scored, scales[1:], teacher, self.loss.teacher), own
 
 
 class HeadStudent(StateStudent):
@@ -24,6 +157,7 @@ class HeadStudent(StateStudent):
     watched = "heldout/head_1.top1"
     rates = "optimizer.learning_rate"
     files = TRAINED_HEADS
+    bounded = True
 
     config: HeadTrainConfig
 
@@ -36,10 +170,6 @@ class HeadStudent(StateStudent):
         """The drafter for heads of this kind: those of Stern et al. are like Medusa's, under another name."""
         heads = self.config.heads
         return "grounded" if heads.grounded else "blockwise" if heads.name == "blockwise" else "medusa"
-
-    @property
-    def deepest(self) -> int:
-        return self.units
 
     def untrained(self) -> Heads:
         hidden = self.target.hidden
@@ -91,38 +221,3 @@ class HeadStudent(StateStudent):
         with torch.no_grad():
             features = enumerate(network.features(states, tokens), start=1)
             accuracy.add(((own, network.output_layer(k)) for k, own in features), tokens, scored, tokens)
-
-
-class HeadLosses(nn.Module):
-    """The heads, and the backbone if it is trained."""
-
-    def __init__(self, heads: Heads, backbone: Backbone | None, loss: HeadLossConfig) -> None:
-        super().__init__()
-        self.heads, self.backbone, self.loss = heads, backbone, loss
-
-    def forward(
-        self, tokens: Tensor, scored: Tensor, scales: list[float], states: Tensor | None, teacher: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        """Return the heads' loss and the backbone's, each weighted.
-
-        Args:
-            tokens, scored: [B, S].
-            scales: the factors on the summed losses of the backbone and of heads 1, ..., K.
-            states: [B, S, D] of a frozen target.
-            teacher: [B, S, V] its logits, if the heads' loss has a share against them.
-        """
-        own = tokens.new_zeros((), dtype=torch.float32)
-        if self.backbone is not None:
-            moving = scales[0] > 0
-            with torch.set_grad_enabled(moving):
-                states, logits = self.backbone(tokens)
-            ends = self.backbone.ends()  # heads read both, and must not move them either while the backbone stands
-            self.heads.rebind(*(ends if moving else (weight.detach() for weight in ends)))
-            if self.loss.teacher or (moving and self.loss.self_distillation):
-                teacher = self.backbone.original_logits(tokens)
-            if moving:
-                original = teacher if self.loss.self_distillation else None
-                own = scales[0] * backbone_loss(logits, tokens, scored, original, self.loss.self_distillation)
-        assert states is not None
-        teacher = teacher if self.loss.teacher else None
-        return heads_loss(self.heads, states.float(), tokens, scored, scales[1:], teacher, self.loss.teacher), own

@@ -1,9 +1,15 @@
 """A model that learns to draft in parallel (PARD, 2504.18583, section 3): an ordinary decoder in, the same decoder out,
 which has learned to predict from mask tokens.
+
+A row is a place in the input of the model. The first S rows are the text. Behind a position t of it, rows of levels 1,
+2, ... are masks at the positions t + 1, t + 2, ...: the row of level k behind t is subtask k (section 3.2). It predicts
+the token t + k + 1 from the text up to t and the masks of levels 1 to k behind t. To the model each such branch is a
+plain sequence.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,13 +19,93 @@ from torch import Tensor
 from specdec.errors import UsageError
 from specdec.models.decoder import attention_windows
 from specdec.models.load import POCKET
-from specdec.models.masks import Mask
+from specdec.models.masks import Mask, for_model, within
 from specdec.training.data.sequences import Batch, Sequences
-from specdec.training.recipes import ParallelTrainConfig
+from specdec.training.recipes import ParallelTrainConfig, SubtasksConfig
 from specdec.training.student import FinishedTraining
-from specdec.training.students.accuracy import DraftAccuracy
+from specdec.training.students.accuracy import HELDOUT
 from specdec.training.students.adapted_student import AdaptedStudent
-from specdec.training.students.mask_rows import UNSCORED, MaskRows, mask_rows
+
+UNSCORED = -100  # the target of a row that predicts nothing, as `torch.nn.functional.cross_entropy` ignores it
+
+
+@dataclass(frozen=True)
+class MaskRows:
+    """The rows of a batch.
+
+    Attributes:
+        tokens: [B, R].
+        starts: [B, R] the position of the text that a row stands behind; of a row of the text its own.
+        levels: [R] 0 for the text.
+        targets: [B, R] the tokens to be predicted, or UNSCORED.
+    """
+
+    tokens: Tensor
+    starts: Tensor
+    levels: Tensor
+    targets: Tensor
+
+    def split(self, size: int) -> "Iterator[MaskRows]":
+        """Yield the rows of at most `size` sequences at a time."""
+        parts = zip(self.tokens.split(size), self.starts.split(size), self.targets.split(size), strict=True)
+        return (MaskRows(tokens, starts, self.levels, targets) for tokens, starts, targets in parts)
+
+    def on(self, device: torch.device) -> "MaskRows":
+        return MaskRows(*(part.to(device) for part in (self.tokens, self.starts, self.levels, self.targets)))
+
+    @property
+    def positions(self) -> Tensor:
+        """Positions [B, R], as the model embeds them."""
+        return self.starts + self.levels
+
+    def attention(self, windows: Mapping[str, int | None], dtype: torch.dtype) -> Mask:
+        """Return the additive mask [B, 1, R, R], or one by the name of each kind of layers. A row sees the text up to
+        its start, and the masks of its branch.
+
+        Args:
+            windows: for each kind of attention layer, how many tokens back it sees (or an `AttentionChunk`); None for
+                all.
+        """
+        starts, levels, positions = self.starts, self.levels, self.positions
+        ahead = starts.unsqueeze(-1) - starts.unsqueeze(-2)  # [B, R, R] from the seen row's start to the row's own
+        visible = (ahead >= 0) & (levels == 0) | (ahead == 0) & (levels <= levels.unsqueeze(-1))
+        masks = {}
+        for kind, window in windows.items():
+            seen = visible
+            if window is not None:
+                seen = visible & within(window, positions.unsqueeze(-1), positions.unsqueeze(-2))
+            masks[kind] = torch.zeros(seen.shape, dtype=dtype, device=seen.device).unsqueeze(1)
+            masks[kind].masked_fill_(~seen.unsqueeze(1), torch.finfo(dtype).min)
+        return for_model(masks)
+
+
+def mask_rows(
+    tokens: Tensor, scored: Tensor, config: SubtasksConfig, mask_token: int, generator: torch.Generator
+) -> MaskRows:
+    """Put masks behind random positions of sequences.
+
+    The positions that have subtask k are some of those that have subtask k - 1, so that a mask's earlier masks are
+    always there. Positions whose next token is scored come first. The last K positions have no masks: the tokens that
+    those would predict lie beyond the sequence.
+
+    Args:
+        tokens, scored: [B, S] with S > K.
+        generator: decides which positions.
+    """
+    batch, length = tokens.shape
+    places = length - config.ahead
+    order = torch.rand(batch, places, generator=generator) - scored[:, 1 : places + 1].float()
+    ranked = order.argsort(-1)  # [B, S - K]
+    text = torch.arange(length).expand(batch, -1)
+    counts = config.counts(places)
+    starts = torch.cat([text, *(ranked[:, :count] for count in counts)], 1)
+    levels = torch.repeat_interleave(torch.arange(config.ahead), torch.tensor([length, *counts]))
+    masks = torch.full((batch, sum(counts)), mask_token)
+    predicted = (starts + levels + 1).clamp_max(length - 1)
+    targets = tokens.gather(1, predicted).masked_fill(~scored.gather(1, predicted), UNSCORED)
+    targets[:, length - 1] = UNSCORED  # the token behind the sequence
+    return MaskRows(torch.cat([tokens, masks], 1), starts, levels, targets)
+
 
 MASK_KEY = "pard_token"  # of config.json, as the published checkpoints name it
 
@@ -31,6 +117,58 @@ def row_losses(model: Any, tokens: Tensor, mask: Mask, positions: Tensor, target
     logits = model(input_ids=tokens, attention_mask=mask, position_ids=positions, use_cache=False).logits.float()
     losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=UNSCORED)
     return losses.view_as(targets), logits.detach().argmax(-1) == targets
+
+
+class DraftAccuracy:
+    """Sums over the rows of each level, which predict draft token `level + 1`.
+
+    Attributes:
+        hits: [K] rows whose most likely token is the right one.
+        nats: [K] the cross entropy of the right token.
+        seen: [K] rows counted.
+        earlier: [K] the rows for which the rows of all lower levels behind the same position were right, too.
+        hits_given_earlier: [K] the right ones of these.
+    """
+
+    def __init__(self, ahead: int) -> None:
+        """
+        Args:
+            ahead: K.
+        """
+        self.hits, self.seen, self.earlier, self.hits_given_earlier = torch.zeros(4, ahead, dtype=torch.long)
+        self.nats = torch.zeros(ahead, dtype=torch.float64)
+
+    def add(self, right: Tensor, nats: Tensor, rows: MaskRows) -> None:
+        """Count a batch.
+
+        Args:
+            right: [B, R] bool: the most likely token is the one of the text.
+            nats: [B, R] the cross entropy.
+        """
+        batch, levels = len(right), rows.levels.expand_as(right)
+        scored = rows.targets != UNSCORED
+        places = (torch.arange(batch, device=right.device).unsqueeze(-1), levels, rows.starts)
+        table = right.new_zeros(batch, len(self.hits), int(rows.starts.max()) + 1)
+        table[places] = right & scored
+        so_far = table.cumprod(1).bool()  # [B, K, S]
+        below = (places[0], (levels - 1).clamp_min(0), rows.starts)
+        given = scored & ((levels == 0) | so_far[below])
+        sums = {"seen": scored, "hits": right & scored, "earlier": given, "hits_given_earlier": given & right}
+        for name, marked in sums.items():
+            getattr(self, name).add_(torch.bincount(levels[marked], minlength=len(self.hits)).cpu())
+        self.nats += torch.bincount(levels[scored], nats[scored].double(), minlength=len(self.hits)).cpu()
+
+    def metrics(self) -> dict[str, float]:
+        """Return for each draft token k `heldout/token_k.top1`, `.top1_given_earlier` and `.nats_per_token`; NaN where
+        there was none.
+        """
+        found = {}
+        for level in range(len(self.hits)):
+            name = f"{HELDOUT}/token_{level + 1}."
+            found[name + "top1"] = float(self.hits[level] / self.seen[level])
+            found[name + "top1_given_earlier"] = float(self.hits_given_earlier[level] / self.earlier[level])
+            found[name + "nats_per_token"] = float(self.nats[level] / self.seen[level])
+        return found
 
 
 class ParallelStudent(AdaptedStudent):

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -36,7 +35,6 @@ from specdec.training.optimizer import build_optimizers
 from specdec.training.recipes import StateTrainConfig
 from specdec.training.student import FinishedTraining, SequenceStudent, training_device, training_dtype
 from specdec.training.students.accuracy import HeadAccuracy, TargetScore, score_target
-from specdec.training.students.backbone import Backbone
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +51,12 @@ class StateStudent(SequenceStudent):
         unit: what the network has several of, in the metrics' names and in messages: head or step.
         noun: what the file of a network holds, for messages.
         files: the files that are written.
+        bounded: a draft has no more levels than the network has units.
 
     Attributes:
         target_identity: the hash of the target's weights, as they were at the beginning.
         network: what is written to the file; `module` computes its loss.
-        backbone: the target's own model, if it is trained too.
+        backbone: the target's own model (`head_student.Backbone`), if it is trained too.
         before: the target's own figures before that.
     """
 
@@ -65,10 +64,11 @@ class StateStudent(SequenceStudent):
     unit: ClassVar[str]
     noun: ClassVar[str]
     files: ClassVar[TrainedKind[Any]]
+    bounded: ClassVar[bool] = False
 
     config: Any
     network: Any
-    backbone: Backbone | None = None
+    backbone: Any = None
     before: Mapping[str, float] = MappingProxyType({})
 
     def __init__(
@@ -175,14 +175,9 @@ class StateStudent(SequenceStudent):
         """The number of heads or steps that are scored."""
 
     @property
-    @abstractmethod
     def drafter(self) -> str:
         """The name of the drafter that uses the file."""
-
-    @property
-    def deepest(self) -> int | None:
-        """The most levels of its drafts; None where nothing bounds them."""
-        return None
+        return self.kind
 
     @abstractmethod
     def untrained(self) -> nn.Module:
@@ -328,26 +323,21 @@ class StateStudent(SequenceStudent):
         self.files.write(network, path, identity, summary | {"heldout": metrics})
         summary |= {"bytes": path.stat().st_size, "heldout": metrics}
         tops = ", ".join(f"{metrics[f'heldout/{self.unit}_{number + 1}.top1']:.3f}" for number in range(self.units))
-        return self.finished(
-            summary,
-            {name.replace("heldout/", "heldout/final.", 1): value for name, value in metrics.items()},
+        final = {name.replace("heldout/", "heldout/final.", 1): value for name, value in metrics.items()}
+        sentence = (
             f"held-out top-1 accuracy of the {self.unit}s {tops}, the target's own "
-            f"{metrics['heldout/target.top1']:.3f}{loss}; saved to {path}",
-            self.use(path),
+            f"{metrics['heldout/target.top1']:.3f}{loss}; saved to {path}"
         )
-
-    def use(self, path: Path) -> list[str]:
-        """Return the overrides of a run that drafts with the file of this training, on the target that it is for."""
+        # The run that drafts with the file, on the target that it is for.
         asked, use = self.config.target, [f"+drafter={self.drafter}", f"drafter.model={path}"]
         if self.backbone is not None:
             use += [f"target.model={self.folder / BACKBONE_FOLDER}", f"measurement.original={asked['model']}"]
         else:
             own = {key: asked.get(key) for key in ("model", "revision")}
             use += [f"target.{key}={value}" for key, value in own.items() if value not in (None, POCKET)]
-        if self.deepest is not None:
-            usual = structures.build(composed_parts(self.drafter)["structure"])
-            use += ["structure=chain", f"structure.gamma={self.deepest}"] if usual.gamma > self.deepest else []
-        return use
+        if self.bounded and structures.build(composed_parts(self.drafter)["structure"]).gamma > self.units:
+            use += ["structure=chain", f"structure.gamma={self.units}"]
+        return self.finished(summary, final, sentence, use)
 
 
 def per_position(weights: Sequence[float], batch: Batch) -> list[float]:

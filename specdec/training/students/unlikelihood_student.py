@@ -19,7 +19,7 @@ from specdec.training.data.sequences import Batch, Sequences
 from specdec.training.recipes import UnlikelihoodTrainConfig
 from specdec.training.student import FinishedTraining
 from specdec.training.students.adapted_student import AdaptedStudent
-from specdec.training.students.scoring import token_losses
+from specdec.training.students.model_student import token_losses
 
 _SURE = 1e-6  # the least nats of a token that is made unlikely: a token of probability 1 would have an infinite loss
 

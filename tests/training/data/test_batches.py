@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from specdec.errors import UsageError
-from specdec.training.data.batches import Batches, document_order
+from specdec.training.data.tokenized_corpus import Batches, document_order
 
 
 def test_batches_cover_the_stream_once(tiny_corpus, train_config):

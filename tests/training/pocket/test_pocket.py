@@ -16,7 +16,7 @@ from specdec.text.encoding import encode_texts
 from specdec.text.repetition import repeated_share
 from specdec.training.data.tokenized_corpus import with_end_of_text
 from specdec.training.data.tokenizer import bytes_per_token
-from specdec.training.students.scoring import heldout_loss
+from specdec.training.students.model_student import heldout_loss
 
 POCKET = Path(specdec.__file__).parent / "pocket"
 ROLES = ("target", "drafter")

@@ -12,9 +12,7 @@ from specdec.drafters.base import drafters
 from specdec.models.load import load_model, model_path
 from specdec.targets import targets
 from specdec.training.recipes import SubtasksConfig
-from specdec.training.students.accuracy import DraftAccuracy
-from specdec.training.students.mask_rows import mask_rows
-from specdec.training.students.parallel_student import row_losses
+from specdec.training.students.parallel_student import DraftAccuracy, mask_rows, row_losses
 
 FOLDER = Path(model_path("pocket", "parallel"))
 SUMMARY = json.loads((FOLDER.parent / "summary_parallel.json").read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from specdec.config import validated
 from specdec.errors import UsageError
 from specdec.targets.causal import Causal
 from specdec.training.recipes import EagleLossConfig
-from specdec.training.students.eagle_loss import EagleLosses
+from specdec.training.students.eagle_student import EagleLosses
 
 EAGLE1 = dict(form="eagle1", boundaries=[], own_output=False)
 STEPS, DECAY = 3, 0.8

@@ -8,9 +8,7 @@ import torch.nn.functional as F
 
 from specdec.models.decoder import attention_windows
 from specdec.training.recipes import SubtasksConfig
-from specdec.training.students.accuracy import DraftAccuracy
-from specdec.training.students.mask_rows import UNSCORED, MaskRows, mask_rows
-from specdec.training.students.parallel_student import row_losses
+from specdec.training.students.parallel_student import UNSCORED, DraftAccuracy, MaskRows, mask_rows, row_losses
 
 MASK, LENGTH = 60, 18
 

@@ -12,8 +12,7 @@ from specdec.models.load import load_model
 from specdec.training.data.tokenizer import bytes_per_token
 from specdec.training.loop import Training
 from specdec.training.optimizer import schedule
-from specdec.training.students.model_student import ModelStudent
-from specdec.training.students.scoring import heldout_loss, token_losses
+from specdec.training.students.model_student import ModelStudent, heldout_loss, token_losses
 
 
 def all_state(student: ModelStudent) -> dict[str, torch.Tensor]:
