@@ -103,8 +103,7 @@ def _asked(addresses: Mapping[str, str], options: argparse.Namespace) -> dict[st
     return the files of their answers by name. UsageError for names or prompts that lack.
     """
     from specdec.serving.llama_cpp_server import answer
-    from specdec.text.sources import read_file
-    from specdec.text.usual_fields import user_turns, usual_prompt
+    from specdec.text.sources import read_file, user_turns, usual_prompt
 
     if "" in addresses or len(addresses) < sum(ADDRESS in given for given in options.files):
         raise UsageError(

@@ -10,8 +10,16 @@ from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, SourceContent, prompts
 from specdec.text.lines import printable
-from specdec.text.sources import Records, is_data_set, read_data_set, read_file, read_hub
-from specdec.text.usual_fields import USUAL_FIELDS, user_turns, usual_prompt
+from specdec.text.sources import (
+    USUAL_FIELDS,
+    Records,
+    is_data_set,
+    read_data_set,
+    read_file,
+    read_hub,
+    user_turns,
+    usual_prompt,
+)
 
 Key = Annotated[str, Field(min_length=1)]
 LINE = "text"  # the field of a record that is made of a plain line

@@ -70,10 +70,18 @@ def agreement(
     if drafter.capabilities.replay == "calling":
         raise ValueError("a drafter that needs the target's calls has no agreement along a text without them")
     prompt = request.prompt
-    p = None if target.sampling.greedy else _laws_of_target(target, prompt, text)
+    p = None if target.sampling.greedy else probabilities(target.score(prompt, text)[:-1], target.sampling)  # [N, V]
     laws = drafter.laws(prompt, text) if structure.branches == 1 else None
     if laws is not None:
-        return _agreement_of_laws(p, laws, torch.tensor(list(text), device=laws.device), rule)
+        of_text = torch.tensor(list(text), device=laws.device).unsqueeze(-1)
+        chances = of_law = laws.gather(-1, of_text).squeeze(-1)
+        if p is not None:
+            chances = _beta(p, laws, rule)
+            # A token of the text that p forbids to rounding would divide by 0; q forbids it too or accepts it.
+            of_law = of_law.to(p.dtype) / p.gather(-1, of_text).squeeze(-1)
+            of_law = of_law.nan_to_num(0.0).clamp_max(1.0)
+        everywhere = np.ones(len(text), dtype=bool)
+        return Agreement(everywhere, chances.double().cpu().numpy(), of_law.double().cpu().numpy())
     single, free = structure.resized(1), replace(request, max_new_tokens=len(text) + 1)
     if p is None and isinstance(drafter, Lookup):
         (possible,) = drafter.possible_rounds(prompt, text, free.max_new_tokens, [single])
@@ -98,30 +106,10 @@ def agreement(
     return Agreement(proposed, beta, m)
 
 
-def _laws_of_target(target: Target, prompt: Sequence[int], text: Sequence[int]) -> Tensor:
-    """Return p [N, V] before every token of the text."""
-    return probabilities(target.score(prompt, text)[:-1], target.sampling)
-
-
 def _beta(p: Tensor, q: Tensor, rule: Verifier | None) -> Tensor:
     """Return the chance [...] that a token drawn from q [..., V] passes under p [..., V]."""
     q = q.to(p.dtype)
     return (torch.minimum(p, q) if rule is None else rule.passed(p, q)).sum(-1)
-
-
-def _agreement_of_laws(p: Tensor | None, q: Tensor, text: Tensor, rule: Verifier | None) -> Agreement:
-    """Return the agreement of a drafter that gives its law at every position; without p the text is the target's greedy
-    choice.
-    """
-    of_text = text.unsqueeze(-1)
-    q_text = q.gather(-1, of_text).squeeze(-1)
-    if p is None:
-        beta = m = q_text
-    else:
-        beta = _beta(p, q, rule)
-        # A token of the text that p forbids to rounding would divide by 0; q forbids it too or accepts it.
-        m = (q_text.to(p.dtype) / p.gather(-1, of_text).squeeze(-1)).nan_to_num(0.0).clamp_max(1.0)
-    return Agreement(np.ones(len(text), dtype=bool), beta.double().cpu().numpy(), m.double().cpu().numpy())
 
 
 @dataclass(frozen=True)
@@ -195,8 +183,8 @@ def starts_along(
     if target.sampling.greedy:
         return Starts(reach, q)
     of_text = torch.tensor(list(text), device=target.device).unsqueeze(-1)
-    p = _laws_of_target(target, prompt, text).gather(-1, of_text).squeeze(-1).double().cpu().numpy()
-    ahead = np.append(p, np.ones(gamma))  # beyond the text q is 0
+    p = probabilities(target.score(prompt, text)[:-1], target.sampling).gather(-1, of_text).squeeze(-1)
+    ahead = np.append(p.double().cpu().numpy(), np.ones(gamma))  # beyond the text q is 0
     # A token of the text that p forbids to rounding would divide by 0; q forbids it too or accepts it.
     with np.errstate(divide="ignore", invalid="ignore"):
         m = np.nan_to_num(q / sliding_window_view(ahead, gamma)[:size])
@@ -252,10 +240,8 @@ def rounds_along(
 
 
 def expected_walk(starts: Starts, max_new_tokens: int) -> Walk:
-    """Return the expected rounds of chains, and with them where rounds begin; their number is
-    `replay_rounds_by_start(starts.m)`.
-
-    A round offers `reach` tokens, fewer before the limit.
+    """Return the expected rounds of chains, `replay_rounds_by_start(starts.m)` in all; one offers `reach` tokens, fewer
+    before the limit.
     """
     size, gamma = starts.m.shape
     begins = np.zeros(size + gamma + 2)  # chance that a round begins at each position; beyond the text, unused

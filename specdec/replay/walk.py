@@ -123,7 +123,22 @@ class Led:
             propose: drafts what a structure asks for at a position, in place of `Led.propose`.
         """
         text, limit = tuple(text), request.max_new_tokens
-        self._start(request, text, max(structures, key=lambda structure: structure.nodes))
+        largest = max(structures, key=lambda structure: structure.nodes)
+        length, self._place = len(request.prompt) + len(text), len(request.prompt) - 1
+        given = self._states = None
+        if self._calls:
+            assert self._target is not None
+            room = self._target.room(largest.tree)
+            self._target.start(TextStart(request.prompt, length + room, largest.branches))
+            given = self._target.states
+        elif self._drafter.capabilities.reads_states:
+            assert self._target is not None
+            self._texts = self._texts or TextStates(self._target)
+            self._states = self._texts.of(request.prompt, text)
+            given = None if self._states is None else self._states[: self._place]
+        random, reference = request.draft_generator, request.reference
+        start = TextStart(request.prompt, length + largest.nodes + 1, generator=random, reference=reference)
+        self._drafter.start(start, given)
         due: dict[int, list[int]] = {0: list(range(len(structures)))}  # the structures whose next draft begins there
         known = 0  # tokens that the drafter was told of
         own = self.propose
@@ -145,23 +160,6 @@ class Led:
                 due.setdefault(position + (1 if every else len(path) + 1), []).append(number)
         if text:
             self._commit(text[known:], None if every else path)
-
-    def _start(self, request: Request, text: Sequence[int], largest: Structure) -> None:
-        length, self._place = len(request.prompt) + len(text), len(request.prompt) - 1
-        given = self._states = None
-        if self._calls:
-            assert self._target is not None
-            room = self._target.room(largest.tree)
-            self._target.start(TextStart(request.prompt, length + room, largest.branches))
-            given = self._target.states
-        elif self._drafter.capabilities.reads_states:
-            assert self._target is not None
-            self._texts = self._texts or TextStates(self._target)
-            self._states = self._texts.of(request.prompt, text)
-            given = None if self._states is None else self._states[: self._place]
-        random, reference = request.draft_generator, request.reference
-        start = TextStart(request.prompt, length + largest.nodes + 1, generator=random, reference=reference)
-        self._drafter.start(start, given)
 
     def _propose(self, structure: Structure) -> Proposal:
         start = self._clock and self._clock.mark()

@@ -4,7 +4,8 @@ tokens marked as those to be predicted. Knows no model.
 
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,8 +17,7 @@ from specdec.errors import UsageError
 from specdec.text.document_store import Encoded, Part
 from specdec.text.encoding import batched
 from specdec.text.lines import file_digest, filled_lines
-from specdec.text.sources import read_hub
-from specdec.text.usual_fields import SPEAKERS
+from specdec.text.sources import SPEAKERS, read_hub
 
 RENDERED_AT_ONCE = 256
 Messages = list[dict[str, str]]  # the form that chat templates take: role and content
@@ -48,7 +48,7 @@ class ConversationsConfig:
 
 
 class Conversations:
-    """The conversations of a file or data set; UsageError for none or two of them, or content that cannot be read.
+    """The conversations of a file or data set.
 
     Attributes:
         provenance: identifies the content without naming a folder.
@@ -83,23 +83,22 @@ class Conversations:
             UsageError: a record of another form; names the file and the number of the record.
         """
         template = ChatTemplate(tokenizer, self.config.chat_template)
-        for batch in batched(self._rendered(template), RENDERED_AT_ONCE):
-            documents = template.encode([text for _, text, _ in batch], [spans for _, _, spans in batch])
-            yield from zip((part for part, _, _ in batch), documents, strict=True)
 
-    def _rendered(self, template: "ChatTemplate") -> Iterator[tuple[Part, str, Spans]]:
-        for number, (where, record) in enumerate(self._records, 1):
-            if self.config.max_conversations is not None and number > self.config.max_conversations:
-                return
-            messages = self._messages(where, record)
-            if messages is None:
-                continue
-            try:
-                text, spans = template.render(messages)
-            except TemplateFault as fault:
-                self.left_out[f"refused by the chat template: {fault}"] += 1
-                continue
-            yield "train" if number % self.config.heldout_every else "heldout", text, spans
+        def rendered() -> Iterator[tuple[Part, str, Spans]]:
+            for number, (where, record) in enumerate(islice(self._records, self.config.max_conversations), 1):
+                messages = self._messages(where, record)
+                if messages is None:
+                    continue
+                try:
+                    text, spans = template.render(messages)
+                except TemplateFault as fault:
+                    self.left_out[f"refused by the chat template: {fault}"] += 1
+                    continue
+                yield "train" if number % self.config.heldout_every else "heldout", text, spans
+
+        for batch in batched(rendered(), RENDERED_AT_ONCE):
+            parts, texts, spans = zip(*batch, strict=True)
+            yield from zip(parts, template.encode(texts, spans), strict=True)
 
     def _messages(self, where: str, record: Any) -> Messages | None:
         """Return the turns from the first of the system or user to the last of the assistant; None if there are none.
@@ -177,10 +176,6 @@ class ChatTemplate:
     """A tokenizer's chat template, or `instead` for a tokenizer that has none."""
 
     def __init__(self, tokenizer: Any, instead: str) -> None:
-        """
-        Args:
-            instead: the template for a tokenizer that has none.
-        """
         self.tokenizer = tokenizer
         self.template = getattr(tokenizer, "chat_template", None) or instead
         added = getattr(tokenizer, "added_tokens_decoder", {})
@@ -215,10 +210,10 @@ class ChatTemplate:
             raise TemplateFault(" ".join(str(error).split())[:200]) from None
         return text
 
-    def encode(self, texts: list[str], answers: list[Spans]) -> list[Encoded]:
+    def encode(self, texts: Sequence[str], answers: Sequence[Spans]) -> list[Encoded]:
         """Return the texts in tokens; scored are the answers' tokens and the special token that ends each answer."""
         # A chat template writes its special tokens itself.
-        encoded = self.tokenizer(texts, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        encoded = self.tokenizer(list(texts), add_special_tokens=False, return_offsets_mapping=True, verbose=False)
         documents = []
         for ids, offsets, spans in zip(encoded["input_ids"], encoded["offset_mapping"], answers, strict=True):
             tokens = np.array(ids, dtype=np.uint32)

@@ -8,7 +8,7 @@ from peers.gguf_reference import fields_of, logits, tensors_of
 
 from specdec.certification.tiny_models import SIZES
 from specdec.peers.base.contract import LeftOut
-from specdec.peers.base.gguf_file import write_gguf
+from specdec.peers.llama_cpp import write_gguf
 
 gguf = pytest.importorskip("gguf", reason="GGUF files are written with gguf: pip install -e '.[llama-cpp]'")
 TOKENS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3]

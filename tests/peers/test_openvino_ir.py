@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from specdec.models.decoder import attention_windows
-from specdec.peers.base.openvino_ir import _example, _Graph, written_bytes
+from specdec.peers.openvino import _example, _Graph, written_bytes
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "qwen3"])

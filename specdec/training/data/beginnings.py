@@ -10,7 +10,7 @@ import numpy as np
 from specdec.errors import UsageError
 from specdec.progress import tell
 from specdec.prompts import Entry
-from specdec.prompts.base.rendering import Renderer
+from specdec.prompts.base.loading import Renderer
 from specdec.text.document_store import PARTS, Documents, DocumentStore, Part
 from specdec.training.data_recipes import SelfDistillationConfig
 

@@ -13,12 +13,12 @@ from typing import Any
 from specdec.errors import UsageError
 from specdec.progress import tell
 from specdec.prompts import Entry
-from specdec.prompts.base.rendering import Renderer
+from specdec.prompts.base.loading import Renderer
 from specdec.text.document_store import DocumentStore
 from specdec.text.lines import decoded, file_digest, filled_lines
 from specdec.text.repetition import loop_share
 from specdec.text.streams import Stream
-from specdec.training.data.beginnings import Prompts, asked, split_prompts
+from specdec.training.data.beginnings import asked, split_prompts
 from specdec.training.data.self_distillation import SelfDistillation
 from specdec.training.data_recipes import SelfSynthesisConfig
 
@@ -27,7 +27,7 @@ _WORD = re.compile(r"\w+")
 
 
 class SelfSynthesis:
-    """Has a target ask questions, and says which questions and answers are worth learning from.
+    """Has a target ask questions and answer them, and keeps those that are worth learning from.
 
     Attributes:
         provenance: the names of the files that are kept out, by their sha256.
@@ -47,7 +47,6 @@ class SelfSynthesis:
         self._kept_out = {
             phrase for path in named for text in _texts(path, named[path]) for phrase in self._phrases(text)
         }
-        self._asked: set[tuple[str, ...]] = set()
         self.left_out: Counter[str] = Counter()
         chat = getattr(self.tokenizer, "chat_template", None) is not None
         template = Renderer(self.tokenizer, chat, writer.longest, None).prompt(Entry("", "", (_MARK,))).text
@@ -66,11 +65,6 @@ class SelfSynthesis:
         Raises:
             UsageError: fewer than two questions are kept, or none leaves room for an answer.
         """
-        manifest = {"of": self.provenance, "left_out": self.left_out}
-        return self.writer.documents(self._prompts(folder), manifest, folder, self._keeps)
-
-    def _prompts(self, folder: Path) -> Prompts:
-        """Return the questions that are kept as prompts."""
         writer, config = self.writer, self.writer.config
         asker = SelfDistillation(
             replace(config, new_tokens=self.config.new_tokens, temperature=self.config.temperature),
@@ -78,40 +72,37 @@ class SelfSynthesis:
         )  # fmt: skip
         before = tuple(self.tokenizer(self._before, add_special_tokens=False)["input_ids"])
         count = config.texts + config.heldout_texts
-        questions = []
+        questions: list[str] = []
+        earlier: set[tuple[str, ...]] = set()  # phrases of these questions
         what = "Tokens of questions that the target asks"
         for _, stream in asker.written({"train": [before] * count}, folder / "questions", what):
             question = self.tokenizer.decode(stream.generated, skip_special_tokens=True).strip()
-            if self._is_new(question, stream):
+            phrases = self._phrases(question)
+            fault = "without an end" if not stream.ended else "empty" if not question else self._fault(question, stream)
+            if not fault and phrases & earlier:
+                fault = "repeated"
+            if fault:
+                self.left_out[f"questions {fault}"] += 1
+            else:
                 questions.append(question)
+                earlier |= phrases
         left_out = ", ".join(f"{number} {why.removeprefix('questions ')}" for why, number in self.left_out.items())
         tell(f"The target asked {count} questions, of which {len(questions)} are used; left out: {left_out or 'none'}.")
-        return split_prompts(asked(questions, self.tokenizer, True, config, writer.longest), config, writer.seed)
+        prompts = split_prompts(asked(questions, self.tokenizer, True, config, writer.longest), config, writer.seed)
 
-    def _keeps(self, answer: Stream) -> bool:
-        """Tell if an answer is worth learning from, and count it if it is not."""
-        text = self.tokenizer.decode(answer.generated, skip_special_tokens=True)
-        return not self._counted(self._fault(text, answer), "answers")
+        def keeps(answer: Stream) -> bool:
+            fault = self._fault(self.tokenizer.decode(answer.generated, skip_special_tokens=True), answer)
+            if fault:
+                self.left_out[f"answers {fault}"] += 1
+            return not fault
 
-    def _is_new(self, question: str, stream: Stream) -> bool:
-        fault = "without an end" if not stream.ended else "empty" if not question else self._fault(question, stream)
-        phrases = self._phrases(question)
-        if not fault and phrases & self._asked:
-            fault = "repeated"
-        if not fault:
-            self._asked |= phrases
-        return not self._counted(fault, "questions")
+        return writer.documents(prompts, {"of": self.provenance, "left_out": self.left_out}, folder, keeps)
 
     def _fault(self, text: str, stream: Stream) -> str:
         if self._phrases(text) & self._kept_out:
             return "of data.source.keep_out"
         looping = loop_share(stream.generated, self.config.repetition_period) >= self.config.repetition_share
         return "in a loop" if looping else ""
-
-    def _counted(self, fault: str, what: str) -> bool:
-        if fault:
-            self.left_out[f"{what} {fault}"] += 1
-        return bool(fault)
 
     def _phrases(self, text: str) -> set[tuple[str, ...]]:
         """Return each `words` words in a row of a text, in lower case; of a shorter text all its words."""
