@@ -90,12 +90,24 @@ class FileSet(PromptSource):
 
     def _entries(self, records: Records) -> Iterator[tuple[Entry, Mapping[str, Any]]]:
         """Yield each entry with its record; an id that is used twice is refused."""
-        seen: set[str] = set()
+        config, seen = self.config, set[str]()
         for where, number, record in records.numbered:
-            entry = self._entry(where, number, record)
+            field, turns = self.turns(where, record)
+            key, name = config.category_field, number
+            category = None if key is None else _lookup(record, key, where, "prompts.category_field")
+            if config.id_field is not None:
+                name = _lookup(record, config.id_field, where, "prompts.id_field")
+            texts = tuple(self._rendered(turn, field, record, where) for turn in turns)
+            answer = None if config.reference_field is None else record.get(config.reference_field)
+            entry = Entry(
+                f"{config.name}/{printable(str(name))}",
+                printable(str(category or config.name)),
+                texts,
+                reference=None if answer is None else str(answer),
+            )
             if entry.id in seen:
                 raise UsageError(
-                    f"{where}: {self.config.id_field} {entry.id.partition('/')[2]!r} was used before; "
+                    f"{where}: {config.id_field} {entry.id.partition('/')[2]!r} was used before; "
                     "set prompts.id_field=null to number the prompts by line."
                 )
             seen.add(entry.id)
@@ -113,19 +125,6 @@ class FileSet(PromptSource):
             return read_hub(config.hub_id, config.hub_config, config.split, config.revision, "prompts")
         raise UsageError(
             f"Prompt set {config.name!r} needs a file: set prompts.path to a local one, or prompts.hub_id."
-        )
-
-    def _entry(self, where: str, number: int, record: Mapping[str, Any]) -> Entry:
-        config = self.config
-        field, turns = self.turns(where, record)
-        key = config.category_field
-        category = None if key is None else _lookup(record, key, where, "prompts.category_field")
-        name = number if config.id_field is None else _lookup(record, config.id_field, where, "prompts.id_field")
-        texts = tuple(self._rendered(turn, field, record, where) for turn in turns)
-        answer = None if config.reference_field is None else record.get(config.reference_field)
-        reference = None if answer is None else str(answer)
-        return Entry(
-            f"{config.name}/{printable(str(name))}", printable(str(category or config.name)), texts, reference=reference
         )
 
     def turns(self, where: str, record: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:

@@ -14,8 +14,7 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.text.document_store import Encoded, Part
-from specdec.text.encoding import batched
+from specdec.text.document_store import Encoded, Part, batched
 from specdec.text.lines import file_digest, filled_lines
 from specdec.text.sources import SPEAKERS, read_hub
 

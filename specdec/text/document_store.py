@@ -1,19 +1,39 @@
-"""Tokenised documents on disk: training and held-out documents apart, with a mark on every token to be predicted.
-
-Written once in one pass, read through memory maps, so that neither text nor tokens need fit into memory. Knows neither
-tokenizers nor models.
+"""Texts in tokens, and on disk: training and held-out documents apart, with a mark on every token to be predicted.
+Written once in one pass, read through memory maps, so that neither text nor tokens need fit into memory.
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
 from specdec.text.writing import write_atomically
+
+Item = TypeVar("Item")
+
+
+def encode_texts(tokenizer: Any, texts: Sequence[str], dtype: type[np.unsignedinteger] = np.uint16) -> list[np.ndarray]:
+    """Return the token ids of each text, without special tokens, by a fast transformers tokenizer.
+
+    Args:
+        texts: encoded in one call, so all of them are in memory.
+        dtype: uint16 holds the ids of the recipes' own vocabularies.
+    """
+    encoded = tokenizer.backend_tokenizer.encode_batch(list(texts), add_special_tokens=False)
+    return [np.array(e.ids, dtype=dtype) for e in encoded]
+
+
+def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """Yield lists of `size` items, the last one shorter (`itertools.batched` needs Python 3.12)."""
+    rest = iter(items)
+    while batch := list(islice(rest, size)):
+        yield batch
+
 
 MANIFEST = "documents.json"
 Part = Literal["train", "heldout"]

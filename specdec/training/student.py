@@ -1,10 +1,13 @@
-"""What is trained, as the loop sees it: the losses of a step, a held-out score, an export. Knows no model."""
+"""What is trained, as the loop sees it: the losses of a step, a held-out score, an export; and its optimizers and their
+rates. Knows no model.
+"""
 
 import json
 import logging
 import math
 import shlex
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,11 +23,11 @@ from specdec.models.arithmetic import native_arithmetic
 from specdec.text.writing import write_atomically
 from specdec.training.data.sequences import Sequences
 from specdec.training.data_recipes import fingerprint
-from specdec.training.optimizer import schedule
 from specdec.training.recipes import (
     HeadOptimizerConfig,
     OptimizerConfig,
     PaceConfig,
+    RateConfig,
     SequenceTrainConfig,
     TrainingConfig,
     recipe_values,
@@ -269,3 +272,59 @@ def training_dtype(bfloat16: bool, device: torch.device) -> torch.dtype:
     if arithmetic.sentence:
         logger.info("%s", arithmetic.sentence)
     return arithmetic.used
+
+
+def build_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+    """Build Muon over every 2-D parameter of the decoder layers and of what fuses features, and AdamW over embeddings,
+    output layers and norms.
+    """
+    matrices: dict[float, list[nn.Parameter]] = defaultdict(list)  # by factor on the learning rate
+    others: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        if parameter.ndim == 2 and any(part in f".{name}" for part in (".layers.", ".h.", ".fc.")):
+            # Muon's own factor sqrt(max(1, out/in)) reads a shape as [out, in]; GPT-2's weights lie as [in, out], and
+            # a factor sqrt(out/in) turns one into the other.
+            factor = (parameter.shape[1] / parameter.shape[0]) ** 0.5 if ".h." in name else 1.0
+            matrices[factor].append(parameter)
+        else:
+            others.append(parameter)
+    muon = torch.optim.Muon(
+        [{"params": group, "lr": config.muon_lr * factor} for factor, group in matrices.items()],
+        lr=config.muon_lr,
+        momentum=config.muon_momentum,
+        weight_decay=config.weight_decay,
+        adjust_lr_fn="original",
+    )
+    adamw = torch.optim.AdamW(
+        others, lr=config.adam_lr, betas=(config.adam_beta1, config.adam_beta2), weight_decay=0.0, fused=True
+    )
+    for optimizer in (muon, adamw):
+        for group in optimizer.param_groups:
+            group["base_lr"] = group["lr"]
+    return [muon, adamw]
+
+
+def schedule(step: int, steps: int, config: OptimizerConfig) -> float:
+    """Return the factor on every learning rate at step 0..steps-1: linear warm-up, flat, linear to zero."""
+    warmup = max(config.warmup_share * steps, 1.0)
+    decay = max(config.decay_share * steps, 1.0)
+    return min(1.0, (step + 1) / warmup, (steps - step) / decay)
+
+
+def warm_up(step: int, warmup_steps: int) -> float:
+    """Return the factor on the learning rate after `step` steps of warming up."""
+    return min(1.0, (step + 1) / (warmup_steps + 1))
+
+
+def rate_factor(step: int, steps: int, config: RateConfig) -> float:
+    """Return the factor on every learning rate at step 0..steps-1."""
+    if step < config.warmup_steps:
+        return warm_up(step, config.warmup_steps)
+    if config.schedule == "cosine":
+        rest = max(steps - config.warmup_steps, 1)
+        return 0.5 * (1.0 + math.cos(math.pi * (step - config.warmup_steps) / rest))
+    if config.schedule == "trapezoid":
+        return min(1.0, (steps - step) / max(config.decay_share * steps, 1.0))
+    return 1.0

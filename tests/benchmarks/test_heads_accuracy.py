@@ -11,7 +11,7 @@ from torch import Tensor
 from specdec.analysis.research.heads_training import KINDS
 from specdec.prompts.stdlib import module_source
 from specdec.published.network_files import TRAINED_HEADS, shipped_file
-from specdec.text.encoding import encode_texts
+from specdec.text.document_store import encode_texts
 from specdec.text.python_sources import held_out_modules
 from specdec.training.data.sequences import SpecialTokens
 from specdec.training.students.accuracy import HeadAccuracy

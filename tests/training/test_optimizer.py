@@ -4,8 +4,8 @@ import pytest
 
 from specdec.config import typed, validated
 from specdec.errors import UsageError
-from specdec.training.optimizer import rate_factor, warm_up
 from specdec.training.recipes import Ramp, RateConfig, Weight
+from specdec.training.student import rate_factor, warm_up
 
 
 def rate(schedule: str, warmup_steps: int = 10, decay_share: float = 0.25) -> RateConfig:

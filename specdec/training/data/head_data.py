@@ -19,13 +19,27 @@ from specdec.prompts import prompts as prompt_sets
 from specdec.prompts.base.contract import SetConfig
 from specdec.targets.base import Target
 from specdec.text.conversations import Conversations, ConversationsConfig
-from specdec.text.document_store import PARTS, DocumentStore, Encoded, Part, read_documents, write_documents
+from specdec.text.document_store import (
+    PARTS,
+    DocumentStore,
+    Encoded,
+    Part,
+    batched,
+    encode_texts,
+    read_documents,
+    write_documents,
+)
 from specdec.text.documents import OpenedText, TextCorpusConfig, open_text
-from specdec.text.encoding import batched, encode_texts
 from specdec.text.python_sources import PythonCorpus, PythonCorpusConfig, build_corpus
-from specdec.training.data.beginnings import Prompts, asked, document_beginnings, pieces, split_prompts
 from specdec.training.data.hidden_states import GIB, check_space, states_dtype
-from specdec.training.data.self_distillation import SelfDistillation
+from specdec.training.data.self_distillation import (
+    Prompts,
+    SelfDistillation,
+    asked,
+    document_beginnings,
+    pieces,
+    split_prompts,
+)
 from specdec.training.data.self_synthesis import SelfSynthesis
 from specdec.training.data.sequences import Sequences, SpecialTokens
 from specdec.training.data_recipes import (

@@ -18,8 +18,7 @@ from specdec.text.document_store import DocumentStore
 from specdec.text.lines import decoded, file_digest, filled_lines
 from specdec.text.repetition import loop_share
 from specdec.text.streams import Stream
-from specdec.training.data.beginnings import asked, split_prompts
-from specdec.training.data.self_distillation import SelfDistillation
+from specdec.training.data.self_distillation import SelfDistillation, asked, split_prompts
 from specdec.training.data_recipes import SelfSynthesisConfig
 
 _MARK = "specdec"  # stands for the question in the template

@@ -191,8 +191,12 @@ class Sequences:
         """Return the batch of a step, from 0 on; steps may be asked for in any order."""
         places = np.arange(step * self.batch_size, (step + 1) * self.batch_size)
         passes, within = np.divmod(places, self._trained)
-        numbers = np.concatenate([self._order(int(turn))[within[passes == turn]] for turn in np.unique(passes)])
-        return self.batch("train", numbers)
+        numbers, chosen = np.arange(self._trained), []
+        for turn in map(int, np.unique(passes)):
+            rng = np.random.default_rng([self.seed, 3, turn])
+            order = numbers if turn == 0 else rng.permutation(numbers)  # in the first pass documents were shuffled
+            chosen.append(order[within[passes == turn]])
+        return self.batch("train", np.concatenate(chosen))
 
     def heldout(self, limit: int | None = None) -> Iterator[Batch]:
         """Yield the held-out sequences, of at most `limit` batches, always the same; says how far their reader is."""
@@ -207,8 +211,3 @@ class Sequences:
         found = [self._parts[part][int(number)] for number in numbers]
         tokens = torch.from_numpy(np.stack([encoded.tokens for encoded in found]).astype(np.int64))
         return Batch(tokens, torch.from_numpy(np.stack([encoded.scored for encoded in found])), part, numbers)
-
-    def _order(self, turn: int) -> np.ndarray:
-        """Return the order of the sequences in one pass; in the first as they are, since documents were shuffled."""
-        numbers = np.arange(self._trained)
-        return numbers if turn == 0 else np.random.default_rng([self.seed, 3, turn]).permutation(numbers)

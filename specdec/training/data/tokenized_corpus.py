@@ -11,8 +11,8 @@ import numpy as np
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from specdec.errors import UsageError
+from specdec.text.document_store import batched, encode_texts
 from specdec.text.documents import OpenedText, TextCorpusConfig, open_text
-from specdec.text.encoding import batched, encode_texts
 from specdec.text.python_sources import STDLIB, TOPICS, PythonCorpus, PythonCorpusConfig, build_corpus
 from specdec.text.writing import write_atomically
 from specdec.training.data.tokenizer import train_tokenizer

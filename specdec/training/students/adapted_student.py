@@ -11,9 +11,8 @@ from specdec.errors import UsageError
 from specdec.models.load import content_hash, load_model, load_tokenizer, model_path
 from specdec.training.data.head_data import text_sequences
 from specdec.training.data.sequences import Batch, Sequences
-from specdec.training.optimizer import build_optimizers
 from specdec.training.recipes import AdaptationConfig
-from specdec.training.student import SequenceStudent, training_device, training_dtype
+from specdec.training.student import SequenceStudent, build_optimizers, training_device, training_dtype
 from specdec.training.students.model_student import export_model, model_size
 
 

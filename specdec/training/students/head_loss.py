@@ -91,7 +91,9 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         features_grad = torch.zeros_like(features) if ctx.needs_input_grad[0] else None
         precise = torch.promote_types(output.dtype, torch.float32)
         output_grad = torch.zeros_like(output, dtype=precise) if ctx.needs_input_grad[1] else None
-        output = output.to(_computed_in(features))
+        kind = features.device.type
+        computed_in = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else features.dtype
+        output = output.to(computed_in)  # autocast would convert it in every chunk
         total = torch.zeros((), dtype=torch.float64, device=features.device)
         for part in chunks(len(features), len(output), features.device):
             logits = logits_of(features[part], output)
@@ -150,12 +152,6 @@ def logits_of(features: Tensor, output: Tensor) -> Tensor:
     """Return the logits [N, V] of features [N, D], in float32 or finer, whatever dtype they are multiplied in."""
     logits = F.linear(features, output)
     return logits.to(torch.promote_types(logits.dtype, torch.float32))
-
-
-def _computed_in(features: Tensor) -> torch.dtype:
-    """Return the dtype that features are multiplied in: autocast would convert the output layer in every chunk."""
-    kind = features.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else features.dtype
 
 
 def chunks(count: int, width: int, device: torch.device) -> list[slice]:

@@ -16,8 +16,8 @@ from specdec.published.network_files import TRAINED_HEADS
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
 from specdec.training.data.sequences import Batch
-from specdec.training.optimizer import rate_factor, warm_up
 from specdec.training.recipes import HeadLossConfig, HeadTrainConfig, LoraConfig
+from specdec.training.student import rate_factor, warm_up
 from specdec.training.students.accuracy import HeadAccuracy, score_target
 from specdec.training.students.head_loss import heads_loss, positions
 from specdec.training.students.state_student import StateStudent, per_position

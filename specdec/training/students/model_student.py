@@ -28,9 +28,8 @@ from specdec.progress import stage
 from specdec.text.writing import write_atomically
 from specdec.training.data.tokenized_corpus import Batches, TokenizedCorpus, load_corpus
 from specdec.training.data.tokenizer import bytes_per_token
-from specdec.training.optimizer import build_optimizers
 from specdec.training.recipes import ModelConfig, ModelTrainConfig, model_fingerprint
-from specdec.training.student import FinishedTraining, Student, training_device, training_dtype
+from specdec.training.student import FinishedTraining, Student, build_optimizers, training_device, training_dtype
 
 
 @dataclass(frozen=True)

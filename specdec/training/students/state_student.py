@@ -31,9 +31,14 @@ from specdec.targets.base import Target, targets
 from specdec.training.data.head_data import open_sequences
 from specdec.training.data.hidden_states import StateSource
 from specdec.training.data.sequences import Batch, Sequences
-from specdec.training.optimizer import build_optimizers
 from specdec.training.recipes import StateTrainConfig
-from specdec.training.student import FinishedTraining, SequenceStudent, training_device, training_dtype
+from specdec.training.student import (
+    FinishedTraining,
+    SequenceStudent,
+    build_optimizers,
+    training_device,
+    training_dtype,
+)
 from specdec.training.students.accuracy import HeadAccuracy, TargetScore, score_target
 
 logger = logging.getLogger(__name__)

@@ -12,9 +12,8 @@ from specdec.errors import UsageError
 from specdec.targets.causal import Causal
 from specdec.text.document_store import Encoded, write_documents
 from specdec.text.streams import read_streams
-from specdec.training.data.beginnings import document_beginnings
 from specdec.training.data.head_data import open_sequences
-from specdec.training.data.self_distillation import SelfDistillation
+from specdec.training.data.self_distillation import SelfDistillation, document_beginnings
 
 GENERATED = {
     "when": "always", "texts": 10, "heldout_texts": 4, "prefix_tokens": 5, "new_tokens": 11, "temperature": 0.0,

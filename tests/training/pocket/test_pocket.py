@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 import specdec
 from specdec.models.load import load_model
-from specdec.text.encoding import encode_texts
+from specdec.text.document_store import encode_texts
 from specdec.text.repetition import repeated_share
 from specdec.training.data.tokenized_corpus import with_end_of_text
 from specdec.training.data.tokenizer import bytes_per_token

@@ -14,9 +14,8 @@ from specdec.errors import UsageError
 from specdec.models.load import load_model, load_tokenizer
 from specdec.training import trainings
 from specdec.training.data_recipes import fingerprint
-from specdec.training.optimizer import build_optimizers
 from specdec.training.recipes import ModelTrainConfig, PythonRecipe, TextRecipe, model_fingerprint
-from specdec.training.student import training_device
+from specdec.training.student import build_optimizers, training_device
 from specdec.training.students.model_student import build_model
 
 

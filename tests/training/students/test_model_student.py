@@ -11,7 +11,7 @@ from specdec.errors import UsageError
 from specdec.models.load import load_model
 from specdec.training.data.tokenizer import bytes_per_token
 from specdec.training.loop import Training
-from specdec.training.optimizer import schedule
+from specdec.training.student import schedule
 from specdec.training.students.model_student import ModelStudent, heldout_loss, token_losses
 
 
