@@ -25,18 +25,14 @@ from specdec.verifiers.base import Verifier
 
 @dataclass(frozen=True)
 class Agreement:
-    """The result of drafting one token before every position of a text, or one level of a structure that branches.
+    """The result of drafting one token before every position of a text, or one level of a structure that branches."""
 
-    Attributes:
-        proposed: [N] True where there was a proposal.
-        beta: [N] chance that a proposed token was accepted there (0 without a proposal): sum of min(p, q) of a chain,
-            or what a lossy rule gives; its mean over proposals is `alpha.text`.
-        m: [N] chance of acceptance given the token of the text under speculative sampling: min(1, q/p) of a chain, 0/1
-            when greedy.
-    """
-
-    proposed: np.ndarray
+    proposed: np.ndarray  # [N] True where there was a proposal
+    # [N] chance that a proposed token was accepted there (0 without a proposal): sum of min(p, q) of a chain, or what a
+    # lossy rule gives; its mean over proposals is `alpha.text`.
     beta: np.ndarray
+    # [N] chance of acceptance given the token of the text under speculative sampling: min(1, q/p) of a chain, 0/1 when
+    # greedy.
     m: np.ndarray
 
 
@@ -114,15 +110,11 @@ def _beta(p: Tensor, q: Tensor, rule: Verifier | None) -> Tensor:
 
 @dataclass(frozen=True)
 class Starts:
-    """The fate of chains that begin at each position of a text, along it.
+    """The fate of chains that begin at each position of a text, along it."""
 
-    Attributes:
-        reach: [N] tokens that are offered there, at most gamma.
-        m: [N, gamma] chance that token t+k of the text is accepted in the chain that begins at t, when it is tested:
-            min(1, q/p). It is 0 from `reach` on, and beyond the text.
-    """
-
-    reach: np.ndarray
+    reach: np.ndarray  # [N] tokens that are offered there, at most gamma
+    # [N, gamma] chance that token t+k of the text is accepted in the chain that begins at t, when it is tested: min(1,
+    # q/p). It is 0 from `reach` on, and beyond the text.
     m: np.ndarray
 
     @classmethod
@@ -193,19 +185,14 @@ def starts_along(
 
 @dataclass(frozen=True)
 class Walk:
-    """The rounds that writing one text takes.
+    """The rounds that writing one text takes."""
 
-    Attributes:
-        offered: nodes offered -> (expected) rounds that offer so many.
-        draft_s, commit_s: seconds that the drafter took to draft, and to take note of what was committed; None where
-            the rounds follow without drafting them.
-        calls: calls of the target that the walk took.
-    """
-
-    offered: dict[int, float]
+    offered: dict[int, float]  # nodes offered -> (expected) rounds that offer so many
+    # Seconds that the drafter took to draft, and to take note of what was committed; None where the rounds follow
+    # without drafting them.
     draft_s: float | None
     commit_s: float | None = None
-    calls: int = 0
+    calls: int = 0  # calls of the target that the walk took
 
     @property
     def rounds(self) -> float:

@@ -23,15 +23,10 @@ RankPath = tuple[int, ...]
 
 @dataclass(frozen=True)
 class RankCounts:
-    """Counts by level of drafts; the last entry is for that level and all deeper ones together.
+    """Counts by level of drafts; the last entry is for that level and all deeper ones together."""
 
-    Attributes:
-        tested: drafts that came to the level: whose nodes above it agreed with the text.
-        hits: [ranks] those whose choice of each rank agreed at the level too.
-    """
-
-    tested: tuple[int, ...]
-    hits: tuple[tuple[int, ...], ...]
+    tested: tuple[int, ...]  # drafts that came to the level: whose nodes above it agreed with the text
+    hits: tuple[tuple[int, ...], ...]  # [ranks] those whose choice of each rank agreed at the level too
 
     def accuracy(self, depth: int) -> tuple[Vector, ...]:
         """Return a_{d,j} for d = 1 ... `depth`, for `theory.trees.best_tree`.

@@ -201,29 +201,19 @@ class Led:
 
 @dataclass(frozen=True, eq=False)
 class RoundColumns:
-    """The rounds of one output in columns [R]; see `records.Round` for the terms.
+    """The rounds of one output in columns [R]; see `records.Round` for the terms."""
 
-    Attributes:
-        tokens: committed in all rounds.
-        position: tokens of the text before the round.
-        offered, nodes, leaves: depth of the draft, its nodes, and its paths.
-        accepted, rejected: what of its depth became text, and whether a rejection was observed.
-        strategy, rank: the source of the last accepted node, or of the first offered one where none was accepted; the
-            strategy by its number in `strategies`.
-        proposals: the drafts themselves; None where they were not kept.
-    """
-
-    tokens: int
-    position: np.ndarray
-    offered: np.ndarray
+    tokens: int  # committed in all rounds
+    position: np.ndarray  # tokens of the text before the round
+    offered: np.ndarray  # the depth of the draft
     nodes: np.ndarray
-    leaves: np.ndarray
-    accepted: np.ndarray
-    rank: np.ndarray
-    rejected: np.ndarray
-    strategy: np.ndarray
+    leaves: np.ndarray  # its paths
+    accepted: np.ndarray  # what of its depth became text
+    rank: np.ndarray  # of the last accepted node, or of the first offered one where none was accepted
+    rejected: np.ndarray  # a rejection was observed
+    strategy: np.ndarray  # of the same node, by its number in `strategies`
     strategies: tuple[str, ...]
-    proposals: Sequence[Proposal] | None = None
+    proposals: Sequence[Proposal] | None = None  # the drafts themselves; None where they were not kept
 
     def __len__(self) -> int:
         return len(self.position)

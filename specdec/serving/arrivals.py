@@ -12,18 +12,14 @@ import numpy as np
 
 @dataclass(frozen=True)
 class ServedText:
-    """A recorded text, as a server has to write it.
+    """A recorded text, as a server has to write it."""
 
-    Attributes:
-        prompt_tokens: tokens of the prompt; all but the last are prefilled.
-        lengths: for every token of the output the most tokens that a round which starts there commits, the target's own
-            included (theory.md 4.7), so that such a round with gamma draft tokens commits min(length, gamma + 1).
-        by_gamma: gamma -> lengths of rounds that draft so many tokens, of a drafter whose shorter drafts are not the
-            beginnings of longer ones; gammas that are missing have `lengths`.
-    """
-
-    prompt_tokens: int
+    prompt_tokens: int  # tokens of the prompt; all but the last are prefilled
+    # For every token of the output the most tokens that a round which starts there commits, the target's own included
+    # (theory.md 4.7), so that such a round with gamma draft tokens commits min(length, gamma + 1).
     lengths: tuple[int, ...]
+    # By gamma, the lengths of rounds that draft so many tokens, of a drafter whose shorter drafts are not the beginnings of
+    # longer ones; gammas that are missing have `lengths`.
     by_gamma: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -7,13 +7,9 @@ from specdec.serving.step_seconds import StepSeconds
 
 
 class Policy(ABC):
-    """Chooses one gamma for all sequences of a step. Made anew for each simulation, because it may learn.
+    """Chooses one gamma for all sequences of a step. Made anew for each simulation, because it may learn."""
 
-    Attributes:
-        name: in tables and figures.
-    """
-
-    name: str
+    name: str  # in tables and figures
 
     @abstractmethod
     def gamma(self, batch: int, cached: float) -> int:

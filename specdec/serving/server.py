@@ -18,27 +18,17 @@ from specdec.serving.step_seconds import StepSeconds
 
 @dataclass(slots=True)
 class ServedRequest:
-    """One request on its way. Times are simulated seconds; None until they come.
+    """One request on its way. Times are simulated seconds; None until they come."""
 
-    Attributes:
-        number: in the order of arrival, from 0.
-        arrived, admitted: joined the queue, left it for a slot.
-        prefilled: its prompt was evaluated, and its first round began.
-        first: its first tokens were there.
-        finished: its last token was there.
-        position: tokens committed so far.
-        rounds: rounds taken so far.
-    """
-
-    number: int
+    number: int  # in the order of arrival, from 0
     text: ServedText
-    arrived: float
-    admitted: float | None = None
-    prefilled: float | None = None
-    first: float | None = None
-    finished: float | None = None
-    position: int = 0
-    rounds: int = 0
+    arrived: float  # when it joined the queue
+    admitted: float | None = None  # when it left the queue for a slot
+    prefilled: float | None = None  # its prompt was evaluated, and its first round began
+    first: float | None = None  # its first tokens were there
+    finished: float | None = None  # its last token was there
+    position: int = 0  # tokens committed so far
+    rounds: int = 0  # rounds taken so far
 
     @property
     def cached(self) -> int:
@@ -59,22 +49,16 @@ class ServedStep:
 
 @dataclass
 class Served:
-    """The history of a simulation.
+    """The history of a simulation."""
 
-    Attributes:
-        requests: all that arrived, in order; those that came last may not have finished.
-        steps: all steps; prefills are between them.
-        ended: the second at which the simulation stopped.
-        area: the integral over time of the number of requests in the system, queue included, counted event by event and
-            not from the times of requests, so that Little's law can be checked.
-        prefill_s: seconds spent on prefills.
-    """
-
+    # In the order of arrival; those that came last may not have finished.
     requests: list[ServedRequest] = field(default_factory=list)
-    steps: list[ServedStep] = field(default_factory=list)
-    ended: float = 0.0
+    steps: list[ServedStep] = field(default_factory=list)  # all steps; prefills are between them
+    ended: float = 0.0  # the second at which the simulation stopped
+    # The integral over time of the number of requests in the system, queue included, counted event by event and not
+    # from the times of requests, so that Little's law can be checked.
     area: float = 0.0
-    prefill_s: float = 0.0
+    prefill_s: float = 0.0  # seconds spent on prefills
 
     @property
     def sojourn_s(self) -> float:

@@ -35,20 +35,14 @@ class StepSeconds(ABC):
 
 @dataclass(frozen=True)
 class ModelledSteps(StepSeconds):
-    """Steps by a cost model (theory.md 7.4): t(B, gamma) = draft + call on B (gamma + 1) tokens + overhead.
+    """Steps by a cost model (theory.md 7.4): t(B, gamma) = draft + call on B (gamma + 1) tokens + overhead."""
 
-    Attributes:
-        cost: of calls, drafts and overhead of one sequence.
-        model_drafts: a model drafts, charged `cost.draft`; otherwise a look-up, charged as a share of the call.
-        draft_growth: share of the draft of one sequence that every further one adds: 0 where one call drafts for all, 1
-            where each sequence is drafted for in turn.
-        overhead_growth: the same of the overhead.
-    """
-
-    cost: SimulatedCost
-    model_drafts: bool
+    cost: SimulatedCost  # of calls, drafts and overhead of one sequence
+    model_drafts: bool  # a model drafts, charged `cost.draft`; otherwise a look-up, charged as a share of the call
+    # Share of the draft of one sequence that every further one adds: 0 where one call drafts for all, 1 where each
+    # sequence is drafted for in turn.
     draft_growth: float
-    overhead_growth: float
+    overhead_growth: float  # the same of the overhead
 
     def prefill(self, prompts: int, tokens: int) -> float:
         return float(self.cost.seconds(tokens, 0, max(1, prompts))) if tokens else 0.0

@@ -25,25 +25,18 @@ Spans = list[tuple[int, int]]  # ranges of characters that the assistant wrote
 
 @typed
 class ConversationsConfig:
-    """The keys of conversations: records `{"conversations": [{"from": "human" | "gpt", "value": TEXT}, ...]}`.
-
-    Attributes:
-        path: a JSON list of them, or JSON lines, gzip or not; or else:
-        hub_id: a data set on the hub in parquet or JSON (no script is ever run).
-        chat_template: Jinja, for a tokenizer that has no template of its own.
-        max_conversations: reads as many from the beginning; None reads all.
-        heldout_every: holds out the n-th, 2n-th, ... conversation.
-    """
+    """The keys of conversations: records `{"conversations": [{"from": "human" | "gpt", "value": TEXT}, ...]}`."""
 
     name: Literal["conversations"]
-    path: Annotated[str, Field(min_length=1)] | None
+    path: Annotated[str, Field(min_length=1)] | None  # a JSON list of them, or JSON lines, gzip or not; or else:
+    # A data set on the hub in parquet or JSON (no script is ever run).
     hub_id: Annotated[str, Field(min_length=1)] | None
     hub_config: str | None
     split: str
     revision: str | None
-    chat_template: Annotated[str, Field(min_length=1)]
-    max_conversations: AtLeastOne | None
-    heldout_every: Annotated[int, Field(ge=2)]
+    chat_template: Annotated[str, Field(min_length=1)]  # Jinja, for a tokenizer that has no template of its own
+    max_conversations: AtLeastOne | None  # reads as many from the beginning; None reads all
+    heldout_every: Annotated[int, Field(ge=2)]  # holds out the n-th, 2n-th, ... conversation.
 
 
 class Conversations:

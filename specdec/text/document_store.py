@@ -42,15 +42,10 @@ PARTS: tuple[Part, ...] = ("train", "heldout")
 
 @dataclass(frozen=True)
 class Encoded:
-    """One document in tokens.
+    """One document in tokens."""
 
-    Attributes:
-        tokens: [T] uint32.
-        scored: [T] bool: the tokens to be predicted; in a conversation only those of the assistant.
-    """
-
-    tokens: np.ndarray
-    scored: np.ndarray
+    tokens: np.ndarray  # [T] uint32
+    scored: np.ndarray  # [T] bool: the tokens to be predicted; in a conversation only those of the assistant
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -82,15 +77,11 @@ class Documents:
 
 @dataclass(frozen=True)
 class DocumentStore:
-    """The documents that `write_documents` wrote.
-
-    Attributes:
-        manifest: where the documents come from and how many there are; how many were left out, and why.
-    """
+    """The documents that `write_documents` wrote."""
 
     train: Documents
     heldout: Documents
-    manifest: dict[str, Any]
+    manifest: dict[str, Any]  # where the documents come from and how many there are; how many were left out, and why
 
 
 def read_documents(folder: Path) -> DocumentStore | None:

@@ -36,18 +36,12 @@ class TextCorpusConfig:
 
 @dataclass(frozen=True)
 class OpenedText:
-    """A text whose source was found and has documents for both parts.
-
-    Attributes:
-        name: how messages call it: the path, or the hub id.
-        provenance: identifies the content without naming a folder of this machine.
-        group: the config group of its keys, named in messages.
-    """
+    """A text whose source was found and has documents for both parts."""
 
     config: TextCorpusConfig
-    name: str
-    provenance: dict[str, str]
-    group: str
+    name: str  # how messages call it: the path, or the hub id
+    provenance: dict[str, str]  # identifies the content without naming a folder of this machine
+    group: str  # the config group of its keys, named in messages
 
     def documents(self) -> Iterator[str]:
         """Yield all documents in order, up to `max_bytes` of UTF-8.

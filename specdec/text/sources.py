@@ -16,13 +16,9 @@ from specdec.text.lines import decoded, file_digest, filled_lines, json_value
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a file or data set, read once, and where they come from.
+    """The records of a file or data set, read once, and where they come from."""
 
-    Attributes:
-        numbered: ("file:line", number from 1, record) of each.
-    """
-
-    numbered: Iterator[tuple[str, int, Mapping[str, Any]]]
+    numbered: Iterator[tuple[str, int, Mapping[str, Any]]]  # ("file:line", number from 1, record) of each
     provenance: dict[str, str]
 
 

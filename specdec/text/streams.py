@@ -57,27 +57,19 @@ class Recording:
 
 @dataclass(frozen=True)
 class Stream:
-    """One recorded output.
+    """One recorded output."""
 
-    Attributes:
-        id: names the prompt; unique in a file, together with `repeat`.
-        prompt: at least one token.
-        generated: at least one token.
-        accepted_lengths: by drafter, for every generated token: the most tokens that a round which starts there
-            commits, the target's own included. They are as the file has them, often from another run than the text:
-            `fitting_lengths` checks those that are used.
-        ended: an end token closes `generated`; otherwise the recording stopped there.
-        repeat: numbers several outputs after one prompt.
-        where: the file and line that it was read from, for messages; "" for others.
-    """
-
-    id: str
+    id: str  # names the prompt; unique in a file, together with `repeat`
     category: str
-    prompt: tuple[int, ...]
-    generated: tuple[int, ...]
+    prompt: tuple[int, ...]  # at least one token
+    generated: tuple[int, ...]  # at least one token
+    # By drafter, for every generated token: the most tokens that a round which starts there commits, the target's own
+    # included. They are as the file has them, often from another run than the text: `fitting_lengths` checks those that
+    # are used.
     accepted_lengths: Mapping[str, Any] = field(default_factory=dict)
-    ended: bool = False
-    repeat: int = 0
+    ended: bool = False  # an end token closes `generated`; otherwise the recording stopped there
+    repeat: int = 0  # numbers several outputs after one prompt
+    # The file and line that it was read from, for messages; "" for others.
     where: str = field(default="", compare=False)
 
     def limit(self, max_new_tokens: int) -> int:
@@ -87,16 +79,11 @@ class Stream:
 
 @dataclass(frozen=True)
 class StreamsRead:
-    """The streams of a file, and what was left out of it.
-
-    Attributes:
-        left_out: reason -> category -> streams: repeated_prompt, bad_line, empty_output.
-        notes: sentences on what was left out.
-    """
+    """The streams of a file, and what was left out of it."""
 
     streams: Sequence[Stream]
-    left_out: Mapping[str, Mapping[str, int]]
-    notes: tuple[str, ...]
+    left_out: Mapping[str, Mapping[str, int]]  # reason -> category -> streams: repeated_prompt, bad_line, empty_output
+    notes: tuple[str, ...]  # sentences on what was left out
 
 
 def read_streams(
@@ -243,14 +230,10 @@ def _text_streams(recording: Recording, what: str, tokenizer: Any, group: str) -
 class Recorded(StreamsRead):
     """The content of a recording, with one stream per prompt: greedy decoding writes one text after a prompt, so of
     streams that begin with equal prompts the first counts and the others are left out.
-
-    Attributes:
-        tokenizer: a transformers tokenizer; None if none was given.
-        sha256: the hash of the file.
     """
 
-    tokenizer: Any
-    sha256: str
+    tokenizer: Any  # a transformers tokenizer; None if none was given
+    sha256: str  # the hash of the file
 
     @property
     def largest(self) -> int:

@@ -36,67 +36,50 @@ def of_kind(kind: type[Kind], values: Any) -> Kind:
 
 @typed
 class SelfDistillationConfig:
-    """The text that the target writes for heads to be trained on.
+    """The text that the target writes for heads to be trained on."""
 
-    Attributes:
-        when: "always", or "chat_model": where the tokenizer of the target has a chat template. Such a target answers
-            what users ask; any other goes on with a text.
-        texts, heldout_texts: how many training and held-out documents it continues.
-        prefix_tokens: tokens of a text that it is shown; of a conversation, it is shown all up to one of the answers,
-            and a prompt of a set is shown whole.
-        new_tokens: the most tokens that it writes after them.
-        temperature: the temperature of its sampling; 0 is greedy.
-        batch: texts that it writes at a time.
-    """
-
+    # "always", or "chat_model": where the tokenizer of the target has a chat template. Such a target answers what users
+    # ask; any other goes on with a text.
     when: Literal["always", "chat_model"]
+    # How many training and held-out documents it continues.
     texts: AtLeastOne
     heldout_texts: AtLeastOne
+    # Tokens of a text that it is shown; of a conversation, it is shown all up to one of the answers, and a prompt of a
+    # set is shown whole.
     prefix_tokens: AtLeastOne
-    new_tokens: AtLeastOne
-    temperature: NonNegative
-    batch: AtLeastOne
+    new_tokens: AtLeastOne  # the most tokens that it writes after them
+    temperature: NonNegative  # the temperature of its sampling; 0 is greedy
+    batch: AtLeastOne  # texts that it writes at a time
 
 
 @typed
 class StatesConfig:
-    """The computing and keeping of hidden states.
+    """The computing and keeping of hidden states."""
 
-    Attributes:
-        cache: "disk": computed once and kept, unless they take more than `limit_gib`; "none": computed in every step.
-        dtype: the dtype that states are rounded to, kept or not; "auto" is the target's own.
-        folder: the place below which they are kept.
-        batch: sequences of one call of the target while the cache is filled.
-        shard_mib: about the size of a file; an interruption loses at most one file.
-    """
-
+    # "disk": computed once and kept, unless they take more than `limit_gib`; "none": computed in every step.
     cache: Literal["disk", "none"]
     limit_gib: Positive
+    # The dtype that states are rounded to, kept or not; "auto" is the target's own.
     dtype: Literal["auto", "float32", "bfloat16", "float16"]
-    folder: Annotated[str, Field(min_length=1)]
-    batch: AtLeastOne
-    shard_mib: AtLeastOne
+    folder: Annotated[str, Field(min_length=1)]  # the place below which they are kept
+    batch: AtLeastOne  # sequences of one call of the target while the cache is filled
+    shard_mib: AtLeastOne  # about the size of a file; an interruption loses at most one file
 
 
 @typed
 class SelfSynthesisConfig:
     """Questions that a chat model makes up, for it to answer. As many are asked as `generated` has texts, held-out ones
     too; those that are left out are not asked again.
-
-    Attributes:
-        new_tokens: the most tokens of a question; one that has not ended by then is left out.
-        temperature: the temperature of the questions' sampling; 0 would always ask the same.
-        words: a question that has as many words in a row in common with an earlier one is left out.
-        keep_out: files of prompts, JSON lines or plain text: what has as many words in a row in common with one of
-            their texts is left out, questions and answers.
-        repetition_period, repetition_share: see `conf/measurement/default.yaml`; a text that loops is left out.
     """
 
     name: Literal["self_synthesis"]
-    new_tokens: AtLeastOne
-    temperature: Positive
-    words: AtLeastOne
+    new_tokens: AtLeastOne  # the most tokens of a question; one that has not ended by then is left out
+    temperature: Positive  # the temperature of the questions' sampling; 0 would always ask the same
+    words: AtLeastOne  # a question that has as many words in a row in common with an earlier one is left out
+    # Files of prompts, JSON lines or plain text: what has as many words in a row in common with one of their texts is
+    # left out, questions and answers.
     keep_out: list[Annotated[str, Field(min_length=1)]]
+    # See `conf/measurement/default.yaml`; a text that loops is left out.
     repetition_period: AtLeastOne
     repetition_share: Positive
 
@@ -140,29 +123,20 @@ def _by_name(source: Any) -> SourceConfig:
 
 @typed
 class SequencesConfig:
-    """The text of a training that reads it in the tokens of a model that is there already.
+    """The text of a training that reads it in the tokens of a model that is there already."""
 
-    Attributes:
-        source: conversations, Python sources, another text, a prompt set or what the model makes up. The second and
-            third are groups of `conf/corpus`; their `vocabulary` has no meaning here: the tokens are the model's.
-        sequence_length: tokens of a sequence.
-        packed: joins documents and cuts them anywhere; otherwise a sequence is one document, its end cut off.
-        batch: sequences of an optimizer step.
-        sequences: the most sequences of the training text; None is all.
-        passes, steps: how often all sequences are read, or how many steps are made; one of them is None.
-        heldout: the most sequences of held-out documents.
-        folder: the place of tokens and generated text, shared by recipes.
-    """
-
+    # Conversations, Python sources, another text, a prompt set or what the model makes up. The second and third are
+    # groups of `conf/corpus`; their `vocabulary` has no meaning here: the tokens are the model's.
     source: Annotated[SourceConfig, PlainValidator(_by_name)]
-    sequence_length: Annotated[int, Field(ge=4)]
-    packed: bool
-    batch: AtLeastOne
-    sequences: AtLeastOne | None
+    sequence_length: Annotated[int, Field(ge=4)]  # tokens of a sequence
+    packed: bool  # joins documents and cuts them anywhere; otherwise a sequence is one document, its end cut off
+    batch: AtLeastOne  # sequences of an optimizer step
+    sequences: AtLeastOne | None  # the most sequences of the training text; None is all
+    # How often all sequences are read, or how many steps are made; one of them is None.
     passes: Positive | None
     steps: AtLeastOne | None
-    heldout: AtLeastOne
-    folder: Annotated[str, Field(min_length=1)]
+    heldout: AtLeastOne  # the most sequences of held-out documents
+    folder: Annotated[str, Field(min_length=1)]  # the place of tokens and generated text, shared by recipes
 
     @model_validator(mode="after")
     def _one_length(self) -> "SequencesConfig":
@@ -175,12 +149,9 @@ class SequencesConfig:
 class HeadDataConfig(SequencesConfig):
     """The data that heads are trained on (`conf/head_data/`). Heads need less text than a model does, and the states of
     few sequences, read several times, are kept more easily.
-
-    Attributes:
-        generated: the target continues or answers what is in the source, and heads are trained on what it writes;
-            None: heads are trained on the documents themselves.
-        states: the computing and keeping of the target's hidden states.
     """
 
+    # The target continues or answers what is in the source, and heads are trained on what it writes; None: heads are
+    # trained on the documents themselves.
     generated: SelfDistillationConfig | None
-    states: StatesConfig
+    states: StatesConfig  # the computing and keeping of the target's hidden states

@@ -64,14 +64,11 @@ class OptimizerConfig:
 
 @typed
 class Ramp:
-    """A weight that is 0 before `start`, then runs straight from `first` to `last`, reached at `end` and kept.
-
-    Attributes:
-        start, end: shares of the training's steps.
-    """
+    """A weight that is 0 before `start`, then runs straight from `first` to `last`, reached at `end` and kept."""
 
     first: NonNegative
     last: NonNegative
+    # Shares of the training's steps.
     start: Probability
     end: Probability
 
@@ -251,16 +248,13 @@ class MonitorConfig(PaceConfig):
 
 @typed
 class SequenceTrainConfig(TrainingConfig):
-    """The text that is learned from, and the arithmetic.
-
-    Attributes:
-        micro_batch: sequences of one forward pass on one device; gradients accumulate over those of `data.batch`.
-        bfloat16: forward and backward passes in bfloat16 over float32 weights, where the device computes in it; in
-            float32 elsewhere.
-    """
+    """The text that is learned from, and the arithmetic."""
 
     data: SequencesConfig
+    # Sequences of one forward pass on one device; gradients accumulate over those of `data.batch`.
     micro_batch: AtLeastOne
+    # Forward and backward passes in bfloat16 over float32 weights, where the device computes in it; in float32
+    # elsewhere.
     bfloat16: bool
     monitor: MonitorConfig
 
@@ -282,101 +276,71 @@ def recipe_values(config: SequenceTrainConfig) -> dict[str, Any]:
 
 @typed
 class StateTrainConfig(SequenceTrainConfig):
-    """The keys of modules that are trained on the states of a target.
+    """The keys of modules that are trained on the states of a target."""
 
-    Attributes:
-        target: the keys of a `conf/target/` file; checked by the target that they name.
-        init: a file of an earlier training to go on from.
-        save_dtype: the dtype of the file.
-    """
-
-    target: dict[str, Any]
+    target: dict[str, Any]  # the keys of a `conf/target/` file; checked by the target that they name
     data: HeadDataConfig
-    init: Annotated[str, Field(min_length=1)] | None
-    save_dtype: Literal["float32", "bfloat16", "float16"]
+    init: Annotated[str, Field(min_length=1)] | None  # a file of an earlier training to go on from
+    save_dtype: Literal["float32", "bfloat16", "float16"]  # the dtype of the file
 
 
 @typed
 class HeadLossConfig:
-    """L = w_heads sum_k decay^k CE_k + w_backbone CE_0 (Medusa 2401.10774, section 2.2); both weights may change.
+    """L = w_heads sum_k decay^k CE_k + w_backbone CE_0 (Medusa 2401.10774, section 2.2); both weights may change."""
 
-    Attributes:
-        heads: weight of the heads' loss; a number, or a ramp over the steps.
-        backbone: weight of the backbone's own loss; while it is 0, the backbone stands still. A ramp that starts late
-            trains heads first, then both (two-stage); one that starts at 0 is the gradual strategy.
-        decay: head k has the weight decay^k.
-        teacher: share of the heads' loss that is against the original target's law instead of the text's token.
-        self_distillation: the same share of the backbone's loss.
-    """
-
-    heads: Weight
+    heads: Weight  # weight of the heads' loss; a number, or a ramp over the steps
+    # Weight of the backbone's own loss; while it is 0, the backbone stands still. A ramp that starts late trains heads
+    # first, then both (two-stage); one that starts at 0 is the gradual strategy.
     backbone: Weight
-    decay: Annotated[float, Field(gt=0.0, le=1.0)]
+    decay: Annotated[float, Field(gt=0.0, le=1.0)]  # head k has the weight decay^k
+    # Share of the heads' loss that is against the original target's law instead of the text's token.
     teacher: Probability
-    self_distillation: Probability
+    self_distillation: Probability  # the same share of the backbone's loss
 
 
 @typed
 class RateConfig:
-    """The course of the learning rate over a training of heads.
+    """The course of the learning rate over a training of heads."""
 
-    Attributes:
-        schedule: after the warm-up; cosine falls to 0 over all other steps, trapezoid in a line over `decay_share`.
-        warmup_steps: steps in which the rate grows linearly from 0; a backbone that starts later warms up from its own
-            first step on.
-        decay_share: the share of the steps, at the end, in which a trapezoid falls.
-    """
-
+    # After the warm-up; cosine falls to 0 over all other steps, trapezoid in a line over `decay_share`.
     schedule: Literal["cosine", "constant", "trapezoid"]
+    # Steps in which the rate grows linearly from 0; a backbone that starts later warms up from its own first step on.
     warmup_steps: NonNegativeInt
-    decay_share: Probability
+    decay_share: Probability  # the share of the steps, at the end, in which a trapezoid falls
 
 
 @typed
 class HeadOptimizerConfig:
-    """Adam, or with decoupled weight decay AdamW.
-
-    Attributes:
-        learning_rate: the backbone's; the heads' rate is `heads_multiplier` times it.
-        grad_clip: the largest norm of the whole gradient.
-    """
+    """Adam, or with decoupled weight decay AdamW."""
 
     name: Literal["adam", "adamw"]
-    learning_rate: Positive
+    learning_rate: Positive  # the backbone's; the heads' rate is `heads_multiplier` times it
     heads_multiplier: Positive
     beta1: Probability
     beta2: Probability
     weight_decay: NonNegative
-    grad_clip: Positive
+    grad_clip: Positive  # the largest norm of the whole gradient
     rate: RateConfig
 
 
 @typed
 class LoraConfig:
-    """Low-rank adapters (peft) on the backbone, instead of all of its weights.
-
-    Attributes:
-        targets: names of the layers that get an adapter, or "all-linear".
-    """
+    """Low-rank adapters (peft) on the backbone, instead of all of its weights."""
 
     rank: AtLeastOne
     alpha: AtLeastOne
     dropout: Annotated[float, Field(ge=0.0, lt=1.0)]
-    targets: list[str] | Literal["all-linear"]
+    targets: list[str] | Literal["all-linear"]  # names of the layers that get an adapter, or "all-linear"
 
 
 @typed
 class HeadTrainConfig(StateTrainConfig):
-    """The root of `conf/train.yaml` with a recipe of `conf/heads/`.
-
-    Attributes:
-        backbone: frozen (Medusa-1), or trained together with the heads (Medusa-2).
-    """
+    """The root of `conf/train.yaml` with a recipe of `conf/heads/`."""
 
     heads: HeadsConfig
     loss: HeadLossConfig
     optimizer: HeadOptimizerConfig
-    backbone: Literal["frozen", "joint"]
+    backbone: Literal["frozen", "joint"]  # frozen (Medusa-1), or trained together with the heads (Medusa-2)
     lora: LoraConfig | None
 
     @model_validator(mode="after")
@@ -406,27 +370,20 @@ class HeadTrainConfig(StateTrainConfig):
 class EagleLossConfig:
     """L = sum_j decay^j (cross_entropy CE_j + regression R_j) over the steps j = 0, ..., steps - 1 of a training-time
     test (EAGLE-3, 2503.01840, section 3.2); with one step and both terms it is the loss of EAGLE-1 (2401.15077, 3.2).
-
-    Attributes:
-        steps: how often the network reads its own states in training; a draft may be longer.
-        later: weight of all steps after the first, a number or a ramp over the training; where it is 0 they are not
-            computed, which takes a fraction of the time.
-        decay: step j has the weight decay^j.
-        teacher: share of the cross entropy that is against the target's law instead of the text's token.
-        cross_entropy: weight of CE_j, which is averaged over positions, in nats.
-        regression: weight of R_j, the smooth L1 distance between a carried state and the target's state that it stands
-            for, averaged over positions and dimensions; only in the form of EAGLE-1, whose states stand for the
-            target's.
-        noise: width of the uniform noise on the features, against an overfit to exact ones.
     """
 
+    # How often the network reads its own states in training; a draft may be longer.
     steps: Annotated[int, Field(ge=1, le=16)]
+    # Weight of all steps after the first, a number or a ramp over the training; where it is 0 they are not computed,
+    # which takes a fraction of the time.
     later: Weight
-    decay: Annotated[float, Field(gt=0.0, le=1.0)]
-    teacher: Probability
-    cross_entropy: Positive
+    decay: Annotated[float, Field(gt=0.0, le=1.0)]  # step j has the weight decay^j
+    teacher: Probability  # share of the cross entropy that is against the target's law instead of the text's token
+    cross_entropy: Positive  # weight of CE_j, which is averaged over positions, in nats
+    # Weight of R_j, the smooth L1 distance between a carried state and the target's state that it stands for, averaged
+    # over positions and dimensions; only in the form of EAGLE-1, whose states stand for the target's.
     regression: NonNegative
-    noise: NonNegative
+    noise: NonNegative  # width of the uniform noise on the features, against an overfit to exact ones
 
 
 @typed
@@ -464,15 +421,11 @@ class AdaptedModelConfig:
 
 @typed
 class AdaptationConfig(SequenceTrainConfig):
-    """The keys of a model that is there already and goes on learning.
-
-    Attributes:
-        compile: the loss is compiled.
-    """
+    """The keys of a model that is there already and goes on learning."""
 
     target: AdaptedModelConfig
     optimizer: OptimizerConfig
-    compile: bool
+    compile: bool  # the loss is compiled
 
 
 @typed
@@ -481,19 +434,15 @@ class SubtasksConfig:
 
     Subtask k predicts the token k + 1 places ahead from the text up to a position and k masks behind it. Subtask 0 is
     the model's own task; every position has it.
-
-    Attributes:
-        ahead: K, the number of subtasks; a draft may be longer.
-        keep, keep_least: subtask k is kept behind the share max(keep^k, keep_least) of the positions (the paper's
-            conditional drop of tokens).
-        mask_token: a token that no text holds; None takes the first one beyond the tokenizer's, and adds one where
-            there is none.
     """
 
     name: Name
-    ahead: Annotated[int, Field(ge=2, le=64)]
+    ahead: Annotated[int, Field(ge=2, le=64)]  # K, the number of subtasks; a draft may be longer
+    # Subtask k is kept behind the share max(keep^k, keep_least) of the positions (the paper's conditional drop of
+    # tokens).
     keep: Probability
     keep_least: Probability
+    # A token that no text holds; None takes the first one beyond the tokenizer's, and adds one where there is none.
     mask_token: NonNegativeInt | None
 
     def counts(self, positions: int) -> list[int]:
@@ -524,22 +473,16 @@ class ParallelTrainConfig(AdaptationConfig):
 
 @typed
 class UnlikelihoodConfig:
-    """The text that a model writes in a step, and what of it is made unlikely (Welleck et al., 1908.04319).
-
-    Attributes:
-        prefix_tokens: tokens of a sequence that the model is shown; it goes on greedily to the sequence's length.
-        weight: of the unlikelihood, beside 1 for the cross entropy of the text.
-        repetition_period: the longest period of an exact loop, in tokens.
-        repetition_tokens: the least tokens of a loop that is made unlikely; see `text.repetition.loop_marks`.
-        repetition_share: a text of which at least this share lies in one exact loop counts as looping; a run, which
-            sees near repeats as well, finds more (`text.repetition`).
-    """
+    """The text that a model writes in a step, and what of it is made unlikely (Welleck et al., 1908.04319)."""
 
     name: Name
+    # Tokens of a sequence that the model is shown; it goes on greedily to the sequence's length.
     prefix_tokens: AtLeastOne
-    weight: Positive
-    repetition_period: AtLeastOne
-    repetition_tokens: AtLeastOne
+    weight: Positive  # of the unlikelihood, beside 1 for the cross entropy of the text
+    repetition_period: AtLeastOne  # the longest period of an exact loop, in tokens
+    repetition_tokens: AtLeastOne  # the least tokens of a loop that is made unlikely; see `text.repetition.loop_marks`
+    # A text of which at least this share lies in one exact loop counts as looping; a run, which sees near repeats as
+    # well, finds more (`text.repetition`).
     repetition_share: Probability
 
 

@@ -38,64 +38,39 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class FinishedTraining:
-    """The results of a training.
-
-    Attributes:
-        summary: the content of `summary.json`.
-        metrics: the final figures for the tracking.
-        sentence: the final figures for the user.
-        command: the run that uses what was trained.
-    """
+    """The results of a training."""
 
     folder: Path
-    summary: dict[str, Any]
-    metrics: dict[str, float]
-    sentence: str
-    command: str
+    summary: dict[str, Any]  # the content of `summary.json`
+    metrics: dict[str, float]  # the final figures for the tracking
+    sentence: str  # the final figures for the user
+    command: str  # the run that uses what was trained
 
 
 class Student(ABC):
-    """A model, or modules on a target, with the text that it learns from.
+    """A model, or modules on a target, with the text that it learns from."""
 
-    Class attributes:
-        origin: the reasons why a checkpoint belongs to another training, for messages.
-        watched: the metric that the progress bar shows beside the loss.
-        rates: the keys of the learning rates, for messages.
-        shorter: the key that makes a training shorter, for messages.
-
-    Attributes:
-        pace: of measuring, logging and saving on the way.
-        name, folder: the name of the tracked run, and the place of the training's files.
-        steps: steps of the optimizer in all.
-        step_tokens: tokens of a step.
-        fingerprint: hash of all that must not change between two sittings.
-        losses: the metrics' names of the parts of the loss, where `part_losses` tells them apart.
-        scores: the metrics of `score`, in the order of the history's columns.
-        module: all that is trained, on `device`; a checkpoint keeps its weights that have a gradient.
-        optimizers: of these weights, by the keys of `optimizer`.
-        dtype: of forward and backward passes.
-        processes, writes: how many processes train together, and whether this one writes files; one of them does.
-    """
-
-    origin: ClassVar[str]
-    watched: ClassVar[str]
-    rates: ClassVar[str] = "the learning rates of optimizer"
-    shorter: ClassVar[str] = "data.steps=N takes N steps"
+    origin: ClassVar[str]  # the reasons why a checkpoint belongs to another training, for messages
+    watched: ClassVar[str]  # the metric that the progress bar shows beside the loss
+    rates: ClassVar[str] = "the learning rates of optimizer"  # the keys of the learning rates, for messages
+    shorter: ClassVar[str] = "data.steps=N takes N steps"  # the key that makes a training shorter, for messages
 
     config: TrainingConfig
-    pace: PaceConfig
+    pace: PaceConfig  # of measuring, logging and saving on the way
+    # The name of the tracked run, and the place of the training's files.
     name: str
     folder: Path
-    steps: int
-    step_tokens: int
-    fingerprint: str
-    losses: Sequence[str] = ()
-    scores: Sequence[str]
-    module: nn.Module
+    steps: int  # steps of the optimizer in all
+    step_tokens: int  # tokens of a step
+    fingerprint: str  # hash of all that must not change between two sittings
+    losses: Sequence[str] = ()  # the metrics' names of the parts of the loss, where `part_losses` tells them apart
+    scores: Sequence[str]  # the metrics of `score`, in the order of the history's columns
+    module: nn.Module  # all that is trained, on `device`; a checkpoint keeps its weights that have a gradient
     optimizer: OptimizerConfig | HeadOptimizerConfig
-    optimizers: Sequence[torch.optim.Optimizer]
+    optimizers: Sequence[torch.optim.Optimizer]  # of these weights, by the keys of `optimizer`
     device: torch.device
-    dtype: torch.dtype
+    dtype: torch.dtype  # of forward and backward passes
+    # How many processes train together, and whether this one writes files; one of them does.
     processes: int = 1
     writes: bool = True
 
@@ -208,13 +183,9 @@ class Student(ABC):
 
 
 class SequenceStudent(Student):
-    """A student of sequences in the tokens of a model that is there already.
+    """A student of sequences in the tokens of a model that is there already."""
 
-    Class attributes:
-        kind: the group of the recipe's own keys; also the folder below `models` where its trainings lie.
-    """
-
-    kind: ClassVar[str]
+    kind: ClassVar[str]  # the group of the recipe's own keys; also the folder below `models` where its trainings lie
 
     config: SequenceTrainConfig
 

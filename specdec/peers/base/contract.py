@@ -37,23 +37,15 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True)
 class Work:
-    """The part of a run that other engines are set against.
-
-    Attributes:
-        drafter_values: the drafter's configuration.
-        structure: the primary one.
-        max_new_tokens: the most tokens of an output.
-        longest: the most tokens of a prompt with its output.
-        seed: of the run, for engines that sample.
-    """
+    """The part of a run that other engines are set against."""
 
     target: Causal
     drafter: Drafter
-    drafter_values: Mapping[str, Any]
-    structure: Structure
-    max_new_tokens: int
-    longest: int
-    seed: int
+    drafter_values: Mapping[str, Any]  # the drafter's configuration
+    structure: Structure  # the primary one
+    max_new_tokens: int  # the most tokens of an output
+    longest: int  # the most tokens of a prompt with its output
+    seed: int  # of the run, for engines that sample
 
     @property
     def kinds(self) -> dict[str, tuple[str, int]]:
@@ -84,28 +76,18 @@ class Work:
 
 @dataclass(frozen=True)
 class Setting:
-    """One way to run a peer.
+    """One way to run a peer."""
 
-    Attributes:
-        name: in words, for tables.
-        options: what the engine is given, beside the method's own options.
-    """
-
-    name: str
-    options: Mapping[str, Any]
+    name: str  # in words, for tables
+    options: Mapping[str, Any]  # what the engine is given, beside the method's own options
 
 
 @dataclass(frozen=True)
 class Absent:
-    """A peer, or an engine with all of its peers, that is left out.
+    """A peer, or an engine with all of its peers, that is left out."""
 
-    Attributes:
-        name: of the engine, or of the peer as in its metric.
-        reason: one sentence.
-    """
-
-    name: str
-    reason: str
+    name: str  # of the engine, or of the peer as in its metric
+    reason: str  # one sentence
 
 
 class Peer(ABC):
@@ -204,15 +186,11 @@ class Peer(ABC):
 
 
 class Engine(ABC):
-    """Another engine: what it needs, and its peers for a run. `@engines.register("llama_cpp")` adds one.
+    """Another engine: what it needs, and its peers for a run. `@engines.register("llama_cpp")` adds one."""
 
-    Attributes:
-        needs: modules that it imports, each with the distribution that has it; the first one's version is recorded.
-        extra: of this project's `pyproject.toml`, which installs them; "" for what every installation has.
-    """
-
+    # Modules that it imports, each with the distribution that has it; the first one's version is recorded.
     needs: ClassVar[Mapping[str, str]]
-    extra: ClassVar[str] = ""
+    extra: ClassVar[str] = ""  # of `pyproject.toml`, which installs them; "" for what every installation has
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -78,17 +78,12 @@ TOO_LONG, EMPTY = "too_long", "empty"
 
 @dataclass(frozen=True)
 class PromptSet:
-    """The usable prompts of a set, and the entries that were left out.
-
-    Attributes:
-        content_hash: sha256 of the chosen entries before rendering: the same for every tokenizer.
-        skipped: reason -> category -> number of entries left out.
-    """
+    """The usable prompts of a set, and the entries that were left out."""
 
     name: str
     prompts: tuple[Prompt, ...]
-    content_hash: str
-    skipped: Mapping[str, Mapping[str, int]]
+    content_hash: str  # sha256 of the chosen entries before rendering: the same for every tokenizer
+    skipped: Mapping[str, Mapping[str, int]]  # reason -> category -> number of entries left out
     provenance: Mapping[str, str]
     renderer: Renderer = field(repr=False, compare=False)
 

@@ -19,18 +19,12 @@ from specdec.training.data_recipes import SequencesConfig, fingerprint
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences that are read together.
+    """Sequences that are read together."""
 
-    Attributes:
-        tokens: [B, S] int64.
-        scored: [B, S] bool: the tokens to be predicted; padding is not scored.
-        part, numbers: the numbers [B] of these sequences among all of "train" or "heldout".
-    """
-
-    tokens: Tensor
-    scored: Tensor
+    tokens: Tensor  # [B, S] int64
+    scored: Tensor  # [B, S] bool: the tokens to be predicted; padding is not scored
     part: Part
-    numbers: np.ndarray
+    numbers: np.ndarray  # [B] of these sequences among all of the part
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -48,17 +42,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """The special tokens around a document, and the one that fills a sequence up.
+    """The special tokens around a document, and the one that fills a sequence up."""
 
-    Attributes:
-        before, after: the tokenizer's begin and end tokens; a token that is both stands before only, as in the text
-            that the pocket models were trained on.
-        padding: never scored.
-    """
-
+    # The tokenizer's begin and end tokens; a token that is both stands before only, as in the text that the pocket
+    # models were trained on.
     before: tuple[int, ...]
     after: tuple[int, ...]
-    padding: int
+    padding: int  # never scored
 
     @classmethod
     def of(cls, tokenizer: Any) -> "SpecialTokens":

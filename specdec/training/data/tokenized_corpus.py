@@ -25,20 +25,14 @@ ENCODED_AT_ONCE = 4096  # documents
 
 @dataclass(frozen=True)
 class TokenizedCorpus:
-    """The corpus as tokens. A document is `tokens[start:end]`, without the end-of-text token.
-
-    Attributes:
-        tokens: [T] uint16, the training documents one after another.
-        ends: [documents] int64, the place after each document's last token.
-        in_stdlib: [documents] bool: the documents that a recipe on Python sources reads several times.
-        heldout: "code" and "docs", or "text": an end-of-text token before each document and at the end. The first part
-            is scored on the way.
-    """
+    """The corpus as tokens. A document is `tokens[start:end]`, without the end-of-text token."""
 
     tokenizer: PreTrainedTokenizerFast
-    tokens: np.ndarray
-    ends: np.ndarray
-    in_stdlib: np.ndarray
+    tokens: np.ndarray  # [T] uint16, the training documents one after another
+    ends: np.ndarray  # [documents] int64, the place after each document's last token
+    in_stdlib: np.ndarray  # [documents] bool: the documents that a recipe on Python sources reads several times
+    # "code" and "docs", or "text": an end-of-text token before each document and at the end. The first part is scored
+    # on the way.
     heldout: dict[str, np.ndarray]
     manifest: dict[str, Any]
 

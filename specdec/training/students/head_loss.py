@@ -22,17 +22,11 @@ _CHUNK_LEAST = 64  # positions, whatever the vocabulary: products of fewer lines
 
 @dataclass(frozen=True)
 class Positions:
-    """The positions of a batch at which head k is judged: the k-th token after the next is scored.
+    """The positions of a batch at which head k is judged: the k-th token after the next is scored."""
 
-    Attributes:
-        mask: [B, S - k - 1] marks them, for the head's features.
-        targets: [N] the tokens x_{t+k+1}.
-        laws: [N] the position, in the flattened [B * S], whose law each of those tokens was drawn from.
-    """
-
-    mask: Tensor
-    targets: Tensor
-    laws: Tensor
+    mask: Tensor  # [B, S - k - 1] marks them, for the head's features
+    targets: Tensor  # [N] the tokens x_{t+k+1}
+    laws: Tensor  # [N] the position, in the flattened [B * S], whose law each of those tokens was drawn from
 
     def select(self, features: Tensor) -> Tensor:
         """Take the features of these positions: [B, S, ...] -> [N, ...]."""

@@ -31,19 +31,12 @@ UNSCORED = -100  # the target of a row that predicts nothing, as `torch.nn.funct
 
 @dataclass(frozen=True)
 class MaskRows:
-    """The rows of a batch.
+    """The rows of a batch."""
 
-    Attributes:
-        tokens: [B, R].
-        starts: [B, R] the position of the text that a row stands behind; of a row of the text its own.
-        levels: [R] 0 for the text.
-        targets: [B, R] the tokens to be predicted, or UNSCORED.
-    """
-
-    tokens: Tensor
-    starts: Tensor
-    levels: Tensor
-    targets: Tensor
+    tokens: Tensor  # [B, R]
+    starts: Tensor  # [B, R] the position of the text that a row stands behind; of a row of the text its own
+    levels: Tensor  # [R] 0 for the text
+    targets: Tensor  # [B, R] the tokens to be predicted, or UNSCORED
 
     def split(self, size: int) -> "Iterator[MaskRows]":
         """Yield the rows of at most `size` sequences at a time."""
