@@ -18,8 +18,8 @@ class ServedText:
     # For every token of the output the most tokens that a round which starts there commits, the target's own included
     # (theory.md 4.7), so that such a round with gamma draft tokens commits min(length, gamma + 1).
     lengths: tuple[int, ...]
-    # By gamma, the lengths of rounds that draft so many tokens, where a drafter's shorter drafts are not the beginnings of
-    # longer ones; gammas that are missing have `lengths`.
+    # By gamma, the lengths of rounds that draft so many tokens, where shorter drafts are not beginnings of longer ones;
+    # gammas that are missing have `lengths`.
     by_gamma: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
