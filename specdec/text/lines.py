@@ -42,12 +42,9 @@ class LineFaults:
         try:
             yield
         except BadLine as fault:
-            self.add(str(fault))
-
-    def add(self, sentence: str) -> None:
-        self.number += 1
-        if len(self._shown) < SHOWN:
-            self._shown.append(sentence.removesuffix("."))
+            self.number += 1
+            if len(self._shown) < SHOWN:
+                self._shown.append(str(fault).removesuffix("."))
 
     def listed(self) -> str:
         """Return the first sentences and the number of the rest, without a full stop."""
