@@ -1,4 +1,4 @@
-"""What a run says of its figures in sentences: four at most that close it in the terminal, the reasons that explain it
+"""Sentences that a run says of its figures: four at most that close it in the terminal, the reasons that explain it
 before any of its figures does, and the notes of its page.
 
 The closing ones answer whether speculation pays, whether that is more than the machine's own noise, what costs most,

@@ -118,7 +118,7 @@ def bias(
     for root in range(target.vocab_size) if roots is None else roots:
         total = np.zeros((len(p),) * length)
         for committed, chance in round_law(enumeration, target, drafter, verifier, structure, root, rounds).items():
-            # What follows the committed tokens is written by the target itself.
+            # The target itself writes the tokens that follow the committed ones.
             total[committed] += chance * continuation(p, committed[-1], length - len(committed))
         worst = max(worst, float(np.abs(total - continuation(p, root, length)).max()))
     return worst

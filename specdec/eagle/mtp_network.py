@@ -140,7 +140,7 @@ class MtpText:
         self._network, self._keep = network, keep
         self.length = 0
         self.layers = [LayerRows() for _ in network.heads]
-        # Of each head the state [1, 1, D] of its last row, or with `keep` those of all rows.
+        # Each head keeps the state [1, 1, D] of its last row, or with `keep` the states of all rows.
         self.states: list[Tensor | None] = [None] * len(self.layers)
 
     def append(self, tokens: Tensor, features: Tensor) -> None:

@@ -60,7 +60,7 @@ def round_table(key: GenerationKey, generation: Generation, clock: Clock) -> pa.
     else:  # sequences that were decoded together share the seconds of a step evenly: rounds add up to the total
         committed = [len(item.committed) for item in rounds]
         departures = [item.departure for item in rounds]
-        # Of the last accepted node, or of the first offered one where none was accepted.
+        # The source of a round is that of its last accepted node, or of the first offered one where none was accepted.
         sources = [item.source[(0, *item.acceptance.path)[-1]] if item.source else Source("", 0) for item in rounds]
         lists = pa.list_(pa.float64())
         waited = [clock.watch.waited(*item.marks.watched) for item in rounds]

@@ -59,7 +59,7 @@ class PhaseTransition(Study):
         times = bench.time_calls(prompt, shapes, config.contexts, config.calls, config.seconds, able)
         timed = times[times["missing"] == ""]
         cells = timed[["k", "w", "context", "evaluation"]].drop_duplicates().itertuples(index=False, name=None)
-        # What a call reads and computes by product; sizes are 0 along the cache.
+        # The bytes that a call reads and the operations that it computes, by product; sizes are 0 along the cache.
         lines, products = [], target.products()
         if products:  # The machine last: its large buffers are no part of what was timed.
             machine = measure_machine(target.device, getattr(torch, target.describe()["dtype"]))

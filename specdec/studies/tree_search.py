@@ -1,4 +1,4 @@
-"""Which token tree to run: built on one half of the prompts from how often each choice of a drafter is right, chosen
+"""The best token tree to run: built on one half of the prompts from how often each choice of a drafter is right, chosen
 against what calls cost, and decoded live on the other half beside chains, larger trees and dynamic ones.
 """
 
