@@ -54,7 +54,6 @@ class Eagle(FeatureDrafter):
     q is the network's law (see `NetworkDrafter`), 0 for tokens that it cannot draft; siblings are drawn as `siblings`
     says. Where the structure has a `threshold`, the network's own probability of the drafted token (softmax at
     temperature 1) is read after every token.
-
     """
 
     capabilities = DrafterCapabilities(

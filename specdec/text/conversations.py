@@ -14,9 +14,9 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.text.document_store import Encoded, Part, batched
+from specdec.text.document_store import Encoded, batched
 from specdec.text.lines import file_digest, filled_lines
-from specdec.text.sources import SPEAKERS, read_hub
+from specdec.text.sources import SPEAKERS, Part, read_hub
 
 RENDERED_AT_ONCE = 256
 Messages = list[dict[str, str]]  # the form that chat templates take: role and content

@@ -8,10 +8,11 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
+from specdec.text.sources import PARTS, Part
 from specdec.text.writing import write_atomically
 
 Item = TypeVar("Item")
@@ -36,8 +37,6 @@ def batched(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
 
 
 MANIFEST = "documents.json"
-Part = Literal["train", "heldout"]
-PARTS: tuple[Part, ...] = ("train", "heldout")
 
 
 @dataclass(frozen=True)

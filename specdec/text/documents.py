@@ -12,9 +12,8 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
-from specdec.text.document_store import Part
 from specdec.text.lines import decoded, file_digest, file_lines
-from specdec.text.sources import read_hub
+from specdec.text.sources import Part, read_hub
 
 
 @typed

@@ -19,7 +19,7 @@ from pydantic import Field
 
 from specdec.config import AtLeastOne, Probability, typed
 from specdec.progress import stage
-from specdec.text.document_store import Part
+from specdec.text.sources import Part
 
 STDLIB, TOPICS = "stdlib", "pydoc_data"
 HOLDOUT_FILE = Path(__file__).resolve().parent.parent / "pocket" / "holdout.json"

@@ -7,11 +7,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from specdec import hub
 from specdec.errors import UsageError
 from specdec.text.lines import decoded, file_digest, filled_lines, json_value
+
+Part = Literal["train", "heldout"]  # of a training text
+PARTS: tuple[Part, ...] = ("train", "heldout")
 
 
 @dataclass(frozen=True)

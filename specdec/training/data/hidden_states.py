@@ -17,7 +17,7 @@ from torch import Tensor
 from specdec.errors import NumericsError, UsageError
 from specdec.progress import stage
 from specdec.targets.base import Target
-from specdec.text.document_store import Part
+from specdec.text.sources import Part
 from specdec.training.data.sequences import Batch, Sequences
 from specdec.training.data_recipes import StatesConfig, fingerprint
 

@@ -22,7 +22,8 @@ from specdec.prompts.base.loading import Renderer
 from specdec.sampling import sample
 from specdec.targets.base import Target
 from specdec.targets.causal import Causal
-from specdec.text.document_store import PARTS, Documents, DocumentStore, Encoded, Part, batched, write_documents
+from specdec.text.document_store import Documents, DocumentStore, Encoded, batched, write_documents
+from specdec.text.sources import PARTS, Part
 from specdec.text.streams import Stream, read_streams, write_streams
 from specdec.training.data_recipes import SelfDistillationConfig
 

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from specdec.errors import UsageError
 from specdec.progress import stage
-from specdec.text.document_store import Documents, DocumentStore, Encoded, Part
+from specdec.text.document_store import Documents, DocumentStore, Encoded
+from specdec.text.sources import Part
 from specdec.training.data_recipes import SequencesConfig, fingerprint
 
 
