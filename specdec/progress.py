@@ -212,7 +212,10 @@ def _watched(by_others: bool) -> Iterator[None]:
 
 
 def speak() -> None:
-    """Print how far the innermost stage has come if nothing was said for long."""
-    for under_way in _open[-1:]:
-        if now() - _spoke >= LINE_S:
-            tell(f"{under_way.name}: {under_way.standing}")
+    """Print how far the innermost stage has come if nothing was said for long; and the one around it that has steps,
+    such as the drafters of a study whose calls are compiled one after another.
+    """
+    if _open and now() - _spoke >= LINE_S:
+        *around, innermost = _open
+        said = [innermost, *[each for each in around[-1:] if each.total]]
+        tell("; ".join(f"{under_way.name}: {under_way.standing}" for under_way in said))

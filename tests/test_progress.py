@@ -59,6 +59,14 @@ def test_the_innermost_stage_speaks_and_only_after_silence(screen, clock):
     assert text.getvalue() == "Load ...\nfound\nprobing: 59 s\n"
 
 
+def test_a_stage_within_one_that_has_steps_says_how_far_that_is(screen, clock):
+    text = screen(False)
+    with progress.stage("Prepare", total=57, told=False) as around, progress.stage("Compile", told=False):
+        around.done, around.figures = 11, "eagle, tree"
+        clock(31)
+    assert text.getvalue() == "Compile: 31 s; Prepare: 11 of 57, 31 s; eagle, tree\n"
+
+
 @pytest.mark.parametrize(("terminal", "line"), [(False, "Compile ..."), (True, "Compile, ")])
 def test_the_same_stage_once_more_says_nothing(screen, terminal, line):
     """The calls of every drafter of a study follow one another; another stage in between makes it news."""

@@ -4,15 +4,19 @@ One session: the target is loaded once, and on each text all arms and plain deco
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import pandas as pd
+from pydantic import Field
 
+from specdec.analysis.sections import counted
 from specdec.analysis.studies.all_drafters import PLAIN
 from specdec.config import AtLeastOne, typed
 from specdec.drafters import drafters
 from specdec.errors import UsageError
 from specdec.plan.compositions import composed_parts
+from specdec.plan.time_budget import TimeBudget
+from specdec.progress import stage
 from specdec.session.arm import Arm
 from specdec.structures import structures
 from specdec.studies.base import Bench, Study, studies
@@ -28,6 +32,7 @@ class AllDraftersConfig:
     nodes: AtLeastOne
     shapes: list[Literal["chain", "tree"]]
     repeats: AtLeastOne
+    budget_seconds: Annotated[float, Field(gt=0.0)] | None
 
 
 @studies.register("all_drafters")
@@ -51,16 +56,20 @@ class AllDrafters(Study):
         bench.needs_model(
             "decodes live; use target=causal, or compare drafters that look tokens up with +experiment=ngrammys_grid."
         )
+        budget = TimeBudget(self._config.budget_seconds)
         arms = list(self._arms(bench))
         streams = bench.texts()
         prepare_target(bench, [each.arm.structure for each in arms], streams)
         longest = max(streams, key=lambda stream: len(stream.prompt))
         length = len(longest.prompt) + bench.parts.limit
-        for each in arms:
-            each.arm.drafter.prepare(length + each.arm.structure.nodes + 1, each.arm.structure)
-            warm_up(bench, [each], longest)
+        with stage("Prepare", counted(len(arms), "arm"), len(arms), told=False) as under_way:
+            for each in arms:
+                under_way.figures = str(each.keys["arm"])
+                each.arm.drafter.prepare(length + each.arm.structure.nodes + 1, each.arm.structure)
+                warm_up(bench, [each], longest)
+                under_way.advance()
         plain = StudyArm({"arm": PLAIN, "drafter": "none", "setting": "default"}, bench.parts.baseline)
-        decoded = list(interleaved(bench, [plain, *arms], streams, self._config.repeats, remember=True))
+        decoded = list(interleaved(bench, [plain, *arms], streams, self._config.repeats, remember=True, budget=budget))
         outcomes = []
         for done in decoded:
             key, stream = (done.stream.id, done.arm.arm.gamma), done.stream

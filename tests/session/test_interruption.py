@@ -10,6 +10,7 @@ import pytest
 from specdec import report, run
 from specdec.analysis.read.facts import RunStatus
 from specdec.session.session import Session
+from specdec.studies.base import Bench
 from specdec.tracking.store import locate, opened
 from specdec.tracking.views import NOTE
 
@@ -68,6 +69,14 @@ def test_a_signal_before_the_first_prompt_leaves_no_report(in_process, made_data
     monkeypatch.setattr(Session, "warm_up", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
     assert in_process(run, *LONG).code == 143
     assert logged(tmp_path).info.status == "KILLED" and not (tmp_path / "one" / "report.md").exists()
+
+
+def test_a_study_that_a_signal_ends_says_that_it_begins_again(in_process, made_database, tmp_path, monkeypatch):
+    monkeypatch.setattr(Bench, "needs_model", lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    ended = in_process(run, "+experiment=all_drafters", "+debug=tiny", "~target.dtype", "hydra.run.dir=one")
+    sentence = "Stopped by SIGINT; a study writes its tables at its end, and the same command begins it again."
+    assert (ended.code, ended.error) == (130, f"specdec: {sentence}\n")
+    assert RunStatus.read(tmp_path / "one") == RunStatus("killed", sentence, 0, 0)
 
 
 def test_a_signal_that_a_library_swallows_is_raised_between_prompts(in_process, tmp_path, monkeypatch):

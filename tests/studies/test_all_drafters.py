@@ -59,6 +59,20 @@ def test_every_arm_decodes_every_text(study, chosen):
 
 
 @pytest.mark.slow
+def test_a_study_out_of_time_decodes_five_prompts_by_every_arm_and_says_what_it_left_out(study, chosen):
+    """Which ones follows from the seed alone."""
+    seven = "prompts.tokens=[[0],[1],[2],[0,1],[1,2],[2,0],[0,2]]"
+    limited = (*chosen, seven, "study.shapes=[]", "study.budget_seconds=1e-6", "measurement.max_new_tokens=4")
+    found, tables = study("all_drafters", *limited)
+    live, skipped = tables["live"], tables["skipped"].set_index("reason")
+    assert (live.groupby("arm")["prompt"].nunique() == 5).all() and len(live) == 5 * (len(ON_A_TABLE) + 1)
+    assert skipped["count"].to_dict() == {"no time left (study.budget_seconds; null: no bound)": 2}
+    assert "Prompts left out, by reason and category: no time left" in " ".join(found.sections[0].text)
+    _, again = study("all_drafters", *limited)
+    assert list(again["live"]["prompt"].unique()) == list(live["prompt"].unique())
+
+
+@pytest.mark.slow
 def test_a_drafter_that_goes_no_deeper_has_no_chain_of_the_equal_size(study, chosen, monkeypatch):
     monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, deepest=2))
     _, tables = study("all_drafters", *chosen, "study.nodes=3")

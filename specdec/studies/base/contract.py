@@ -41,6 +41,7 @@ class Bench:
     heartbeat: Callable[[], None]  # to be called now and then, so that the run is seen to be alive
     # the texts of plain decoding: those of `texts`, or of a study that decodes prompts in its own way
     written: list[Stream] = field(default_factory=list)
+    late: list[str] = field(default_factory=list)  # categories of the prompts that a study's time budget left out
 
     @property
     def looping(self) -> float:

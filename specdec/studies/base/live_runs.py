@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from specdec.clock import Clock
+from specdec.plan.time_budget import TimeBudget
 from specdec.prompts import first_turn
 from specdec.records import Generation
 from specdec.session.arm import Arm, seeded_request
@@ -95,23 +96,41 @@ class Decoded:
 
 
 def interleaved(
-    bench: Bench, arms: Sequence[StudyArm], streams: Sequence[Stream], repeats: int, remember: bool = False
+    bench: Bench,
+    arms: Sequence[StudyArm],
+    streams: Sequence[Stream],
+    repeats: int,
+    remember: bool = False,
+    budget: TimeBudget | None = None,
 ) -> Iterator[Decoded]:
     """Decode every stream's prompt by all arms in random order, as often as asked for.
 
     remember: let each drafter remember a stream's text once all arms have written it.
+    budget: leaves prompts out, which come in an order drawn by the seed; `Bench.late` says which.
     """
+    conversations: dict[str, list[Stream]] = {}
+    for stream in streams:
+        conversations.setdefault(first_turn(stream.id), []).append(stream)
+    passes = [(repeat, turns) for repeat in range(repeats) for turns in conversations.values()]
+    if budget is None or budget.seconds is None:
+        budget = TimeBudget(None)
+    else:
+        random.Random(bench.plan.seed).shuffle(passes)
     drafters = {id(each.arm.drafter): each.arm.drafter for each in arms}.values() if remember else ()
     with bench.progress("decoding", repeats * len(streams) * len(arms)) as advance:
-        for repeat in range(repeats):
-            for stream in streams:
-                order = list(arms)
-                random.Random(f"{bench.plan.seed}/{repeat}/{stream.id}").shuffle(order)
-                for arm in order:
-                    yield Decoded(arm, stream, repeat, arm.decode(bench, stream, repeat))
-                    advance()
-                for drafter in drafters:
-                    drafter.remember(stream.prompt, stream.generated)
+        for repeat, turns in passes:
+            with budget.decoding([each.id for each in turns], kept=False) as there_is_time:
+                if not there_is_time:
+                    bench.late.append(turns[0].category)
+                    continue
+                for stream in turns:
+                    order = list(arms)
+                    random.Random(f"{bench.plan.seed}/{repeat}/{stream.id}").shuffle(order)
+                    for arm in order:
+                        yield Decoded(arm, stream, repeat, arm.decode(bench, stream, repeat))
+                        advance()
+                    for drafter in drafters:
+                        drafter.remember(stream.prompt, stream.generated)
 
 
 def outputs_of(bench: Bench, decoded: Iterable[Decoded], likelihood: bool = False) -> pd.DataFrame:

@@ -1,5 +1,6 @@
 """Run one study of a plan: open the parts, write its tables, have `analysis` read them, log."""
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from specdec.analysis.figures import style
 from specdec.analysis.pages.html import Chapter, write_report
 from specdec.analysis.sections import About, Findings, findings
 from specdec.clock import clock_for
+from specdec.errors import Interrupted
 from specdec.folder.earlier_runs import EarlierRuns, KeptRun
 from specdec.folder.identity import RunIdentity
 from specdec.folder.results import ResultsFolder
@@ -23,6 +25,7 @@ from specdec.studies.base.contract import Bench, Study, studies
 from specdec.terminal import from_here, print_links
 from specdec.tracking import writer as tracking
 
+_LATE = "no time left (study.budget_seconds; null: no bound)"
 _ANSWERS = 4  # of a study's sections, the first ones; its report has all
 
 
@@ -43,7 +46,12 @@ def run_study(plan: Plan, folder: Path, earlier: EarlierRuns | None = None) -> F
         if beginning.sentence:
             tell(beginning.sentence)
         with standing(beginning.results, 0, 0):
-            return _run(parts, identity, beginning.results, study)
+            try:
+                return _run(parts, identity, beginning.results, study)
+            except Interrupted as stopped:
+                first = str(stopped).partition(";")[0]
+                again = "a study writes its tables at its end, and the same command begins it again."
+                raise type(stopped)(f"{first}; {again}", stopped.exit_code) from None
 
 
 def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Study) -> Findings:
@@ -59,9 +67,12 @@ def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Stu
     logged: dict[str, Any] = {"name": run_name, "params": identity.params, "tags": tags}
     with tracking.tracked_run(plan.tracking, **logged, results=folder) as tracked:
         bench = Bench(parts, parts.target.clock() or clock_for(parts.target.device), folder, tracked.heartbeat)
-        skipped = parts.prompts.skipped.items()
-        left_out = [(reason, category, count) for reason, counts in skipped for category, count in counts.items()]
-        tables = {"skipped": pd.DataFrame(left_out, columns=["reason", "category", "count"]), **study.run(bench)}
+        tables = study.run(bench)
+        skipped = {**parts.prompts.skipped, **({_LATE: Counter(bench.late)} if bench.late else {})}
+        left_out = [
+            (reason, category, count) for reason, counts in skipped.items() for category, count in counts.items()
+        ]
+        tables = {"skipped": pd.DataFrame(left_out, columns=["reason", "category", "count"]), **tables}
         results.compact()
         for table_name, table in tables.items():
             table.to_parquet(folder / f"{table_name}.parquet", index=False)
