@@ -201,7 +201,7 @@ def _frontier(scores: ScoredArms, arms: pd.DataFrame, about: About) -> Section:
     bottom, top = axes.get_ylim()
     columns: list[list[tuple[float, float, int]]] = []  # points that are too near for names side by side
     for point in points:
-        if not columns or point[0] - columns[-1][0][0] >= 0.12 * right:
+        if not columns or point[0] - columns[-1][0][0] >= 0.3 * right:  # about the width of a name
             columns.append([])
         columns[-1].append(point)
     for column in columns:
