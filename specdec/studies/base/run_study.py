@@ -26,6 +26,7 @@ from specdec.terminal import from_here, print_links
 from specdec.tracking import writer as tracking
 
 _LATE = "no time left (study.budget_seconds; null: no bound)"
+_SIMULATED = "Simulated: "
 _ANSWERS = 4  # of a study's sections, the first ones; its report has all
 
 
@@ -92,7 +93,8 @@ def _run(parts: Parts, identity: RunIdentity, results: ResultsFolder, study: Stu
             tracked.tags({"specdec.outputs": "refuted"})
         tracked.artifacts()
     for section in found.sections if verbose() else found.sections[:_ANSWERS]:
-        tell(f"{section.title}: {section.text[0]}")
+        twice = _SIMULATED if section.title.startswith(_SIMULATED) else ""
+        tell(f"{section.title}: {section.text[0].removeprefix(twice)}")
     browse = tracked.link if verbose() else tracked.short_link
     print_links(get_console(), {"results": from_here(folder / "report.html"), "browse": browse})
     return found
