@@ -36,7 +36,7 @@ def opening_line(plan: Plan, *, brief: bool = False) -> str:
     prompts = f"{many} of {plan.prompts.config.name}{times}"
     if brief:
         within = "" if seconds is None else f" in {seconds:g} s"
-        return f"{names} on {_model(plan.target_values, brief=True)}; {prompts}{within}."
+        return f"{names} on {_model(plan, brief=True)}; {prompts}{within}."
     length = "whole texts" if tokens is None else f"{tokens} tokens each"
     sizes = ", ".join(str(gamma) for gamma in sorted({*measurement.gammas, structure.gamma}))
     depth = "gamma" if structure.name == "chain" else f"{structure.name}, depth"
@@ -45,20 +45,22 @@ def opening_line(plan: Plan, *, brief: bool = False) -> str:
         if seconds is None
         else f"time budget {seconds:g} s until the last prompt is decoded (measurement.budget_seconds; null: no bound)"
     )
-    return f"{names} on {_model(plan.target_values)}; {prompts}, {length}; {depth} {sizes}; {bound}."
+    return f"{names} on {_model(plan)}; {prompts}, {length}; {depth} {sizes}; {bound}."
 
 
-def _model(target: Mapping[str, Any], brief: bool = False) -> str:
-    """Return a target's model with format and device, as far as its configuration has them."""
+def _model(plan: Plan, brief: bool = False) -> str:
+    """Return the target's model with format and device, as far as its configuration has them."""
+    target = plan.target_values
     name = str(target.get("model", target["name"]))
     if "dtype" not in target or "device" not in target:
         return name
     device = resolve_device(target["device"])
+    threads = counted(plan.measurement.threads or torch.get_num_threads(), "thread")
     if brief:
         processor = _UNTOLD.sub("", cpu()["model"]) if device.type == "cpu" else ""
-        where = f"{processor} ({counted(torch.get_num_threads(), 'thread')})" if processor else str(device)
+        where = f"{processor} ({threads})" if processor else str(device)
         return f"{name} in {_dtype(target, device).partition(' (')[0]}, on {where}"
-    where = str(device) if device.type != "cpu" else f"cpu ({counted(torch.get_num_threads(), 'thread')})"
+    where = str(device) if device.type != "cpu" else f"cpu ({threads})"
     return f"{name} in {_dtype(target, device)}, on {where}"
 
 

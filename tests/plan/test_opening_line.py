@@ -41,6 +41,11 @@ def test_the_default_command_in_one_line(native):
     )
 
 
+def test_the_threads_are_those_that_the_run_will_set(native):
+    native()
+    assert "on cpu (3 threads)" in line("target.device=cpu", "measurement.threads=3")
+
+
 @pytest.mark.parametrize(
     ("formats", "overrides", "said"),
     [
