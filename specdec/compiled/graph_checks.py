@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from specdec.compiled.cuda_graphs import StaticStep, slot_buckets
-from specdec.compiled.draft_loop import Choice, StaticLoop
+from specdec.compiled.draft_loop import StaticLoop
 from specdec.models.cache import KVCache
 from specdec.models.decoder import Decoder
 from specdec.records import Tree, chain_tree
@@ -24,13 +24,13 @@ _TOLERANCE = 1e-3
 
 
 def trusted(
-    make: Callable[[], Graphs], departure_of: Callable[[Graphs], float], dtype: torch.dtype, what: str
+    make: Callable[[], Graphs], departure_of: Callable[[Graphs, Decoder], float], decoder: Decoder, what: str
 ) -> Graphs | None:
     """Return captured graphs that do what plain calls do: those of kernels that inductor fused, or else of the model's
-    own; None where neither can be had. Each fault is a warning.
+    own; None where neither can be had. Each fault is a warning. Call while no text is in the decoder's cache.
 
     Args:
-        departure_of: measures by how much they depart from plain calls.
+        departure_of: measures by how much they depart from plain calls (`step_departure`, `loop_departure`).
         what: the call that they stand for.
     """
     for optimised, kind, then in ((True, "compiled", "captured without inductor"), (False, "captured", "eager")):
@@ -39,7 +39,7 @@ def trusted(
             if optimised:
                 graphs.optimise()
             graphs.capture()
-            apart, most = departure_of(graphs), tolerance(dtype)
+            apart, most = departure_of(graphs, decoder), tolerance(decoder.model.dtype)
         except RuntimeError as error:  # of CUDA, Dynamo and inductor alike
             raise_swallowed()
             fault = (str(error).strip() or type(error).__name__).splitlines()[0]
@@ -47,32 +47,8 @@ def trusted(
             if apart <= most:
                 return graphs
             fault = f"it departs from plain calls by {apart:.3g}, more than {most:g}"
-        logger.warning("%s cannot be %s for a CUDA graph, so it is %s: %s", what, kind, then, fault)
+        logger.warning("%s: %s cannot be %s for a CUDA graph, so it is %s: %s", decoder.name, what, kind, then, fault)
     return None
-
-
-def trusted_step(decoder: Decoder, count: int) -> StaticStep | None:
-    """Return a pass on `count` tokens in CUDA graphs, compared with plain calls; None, with a warning, without. Call
-    while no text is in the decoder's cache.
-    """
-    return trusted(
-        lambda: StaticStep(decoder, count),
-        lambda step: step_departure(step, decoder),
-        decoder.model.dtype,
-        f"{decoder.name}: a call on {count} tokens",
-    )
-
-
-def trusted_loop(decoder: Decoder, gamma: int, choose: Callable[[Tensor, Tensor], Choice]) -> StaticLoop | None:
-    """Return a loop in CUDA graphs that drafts gamma tokens into the decoder's present cache, compared with plain
-    calls; None, with a warning, where there is none. Call while no text is in the cache.
-    """
-    return trusted(
-        lambda: StaticLoop(decoder, gamma, choose),
-        lambda loop: loop_departure(loop, decoder),
-        decoder.model.dtype,
-        f"{decoder.name}: a draft of {gamma} tokens",
-    )
 
 
 def step_departure(step: StaticStep, decoder: Decoder) -> float:

@@ -9,6 +9,7 @@ whose buffers stay where they are.
 import logging
 import math
 from collections.abc import Collection
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
 
 from specdec.compiled.cuda_graphs import StaticStep
-from specdec.compiled.graph_checks import trusted_step
+from specdec.compiled.graph_checks import step_departure, trusted
 from specdec.compiled.packaged import CompilesLong, PackagedStep, making_s, packaged_step
 from specdec.compiled.packages import PackageFolder
 from specdec.compiled.traced import TracedStep
@@ -88,7 +89,7 @@ def auto_mode(
         calls, seconds: see `Target.choose_compilation`.
     """
     expected = making_s(decoder.model, decoder.windows, packages)
-    weights = sum(each.numel() * each.element_size() for each in decoder.model.parameters())
+    weights = sum(each.nbytes for each in decoder.model.parameters())
     layers: int = decoder.model.config.get_text_config().num_hidden_layers
     decoding = min(calls * (weights / _RECKONED_BYTES_S + layers * _RECKONED_LAYER_S), seconds or math.inf)
     if expected > min(AUTO_S, _AUTO_SHARE * decoding):
@@ -148,7 +149,8 @@ def compile_decoder(
             begun = under_way.elapsed
             for made, count in enumerate(counts, 1):
                 if graphs:
-                    graph = trusted_step(decoder, count)
+                    make = partial(StaticStep, decoder, count)
+                    graph = trusted(make, step_departure, decoder, f"a call on {count} tokens")
                     if graph is not None:
                         passes.steps[count] = graph
                 elif not compiled:
@@ -230,11 +232,11 @@ class CompiledPasses:
         size = 3 if count == _ANY else count  # not 2: the mask would fill its buffer, and the record rely on that
         for prefix in (2, 3):  # the first call records; the second shows that it serves other prefixes
             self.cache.length = prefix
-            self._decoder.forward(
-                torch.zeros(size, dtype=torch.long, device=self._decoder.device), chain_tree(size - 1)
-            )
+            tokens = torch.zeros(size, dtype=torch.long, device=self._decoder.device)
+            self._decoder.forward(tokens, chain_tree(size - 1))
         products = {"packed products": step.packed, "weights read first": step.read_first}
-        self.choices[_named(count)] = {"pass": "trace"} | {name: number for name, number in products.items() if number}
+        calls = "any number of tokens" if count == _ANY else f"{count} token" + "s" * (count > 1)
+        self.choices[calls] = {"pass": "trace"} | {name: number for name, number in products.items() if number}
 
     def trace_batches(self, copies: int) -> None:
         """Make the traced pass on batches of up to `copies` sequences."""
@@ -250,9 +252,8 @@ class CompiledPasses:
         """
         decoder = self._decoder
         try:
-            step, trust = packaged_step(
-                decoder.model, decoder.name, self.cache, decoder.windows, decoder.kept, packages
-            )
+            model, windows, kept = decoder.model, decoder.windows, decoder.kept
+            step, trust = packaged_step(model, decoder.name, self.cache, windows, kept, packages)
         except CompilesLong as long:
             logger.warning("%s: %s", decoder.name, long)
             return False
@@ -261,15 +262,10 @@ class CompiledPasses:
             reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             logger.warning("%s: compilation failed, so calls are traced instead: %s", decoder.name, reason[:300])
             return False
-        difference = self._difference(step, thorough=trust is not None)
-        if not difference <= _TOLERANCE[decoder.model.dtype]:
-            logger.warning(
-                "%s: what was compiled differs from the plain modules by %.2g of the largest logit (%.2g is allowed), "
-                "so calls are traced instead.",
-                decoder.name,
-                difference,
-                _TOLERANCE[decoder.model.dtype],
-            )
+        difference, most = self._difference(step, thorough=trust is not None), _TOLERANCE[decoder.model.dtype]
+        if not difference <= most:
+            differs = f"by {difference:.2g} of the largest logit ({most:.2g} is allowed), so calls are traced instead."
+            logger.warning("%s: what was compiled differs from the plain modules %s", decoder.name, differs)
             return False
         if trust is not None:
             trust()
@@ -311,7 +307,3 @@ class CompiledPasses:
             for plain, ours in zip(*found, strict=True):
                 differences.append((plain - ours).abs().max().float() / plain.abs().max().float())
         return float(torch.stack(differences).nan_to_num(torch.inf).max())
-
-
-def _named(count: int) -> str:
-    return "any number of tokens" if count == _ANY else f"{count} token" + "s" * (count > 1)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from specdec.compiled.draft_loop import Choice, StaticLoop, joined
-from specdec.compiled.graph_checks import trusted_loop
+from specdec.compiled.graph_checks import loop_departure, trusted
 from specdec.compiled.passes import compile_decoder
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
@@ -162,9 +162,12 @@ class SmallModel(NetworkDrafter):
         passes = self._decoder.passes
         captures = self._compilation == "inductor" and self._device.type == "cuda" and passes and passes.sizes
         if captures and self._decoder.loops and structure.single and structure.threshold == 0:
-            self._loop = trusted_loop(
-                self._decoder, structure.gamma, lambda logits, uniform: self.choose(self.align(logits), uniform)
-            )
+            decoder, gamma = self._decoder, structure.gamma
+
+            def loop() -> StaticLoop:
+                return StaticLoop(decoder, gamma, lambda logits, uniform: self.choose(self.align(logits), uniform))
+
+            self._loop = trusted(loop, loop_departure, decoder, f"a draft of {gamma} tokens")
 
     def start(self, text: TextStart, states: Tensor | None = None) -> None:
         self._begin(text.generator)

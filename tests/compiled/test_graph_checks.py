@@ -1,5 +1,7 @@
 """What a GPU's passes are held to before they are trusted, tried on passes that are not captured."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -114,12 +116,13 @@ def test_a_pass_that_fails_is_made_more_simply_or_left_out(caplog):
         def capture(self):
             self.captured = True
 
-    made = trusted(Graph, lambda graph: 0.0, torch.float32, "m: a call on 5 tokens")
+    decoder = SimpleNamespace(name="m", model=SimpleNamespace(dtype=torch.bfloat16))
+    made = trusted(Graph, lambda graph, plain: 0.0, decoder, "a call on 5 tokens")
     assert made.captured and caplog.messages == [
         "m: a call on 5 tokens cannot be compiled for a CUDA graph, so it is captured without inductor: no triton"
     ]
     caplog.clear()
-    assert trusted(Graph, lambda graph: 0.2, torch.bfloat16, "m: a call on 5 tokens") is None
+    assert trusted(Graph, lambda graph, plain: 0.2, decoder, "a call on 5 tokens") is None
     assert len(caplog.messages) == 2
     assert caplog.messages[1].endswith("so it is eager: it departs from plain calls by 0.2, more than 0.1")
 
