@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from specdec.models import attention
 
@@ -45,8 +46,6 @@ def attend(
     Args:
         options: `scaling` of the scores; by default 1 / sqrt(head).
     """
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     if attention_mask is None or attention_mask.shape[1] != 1:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     scaling = options.get("scaling")

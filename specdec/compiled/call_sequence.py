@@ -68,10 +68,6 @@ int32_t walk(
 """
 
 
-class _Functions(ctypes.Structure):
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("copy", "drop", "view"))
-
-
 class ProgramCall(NamedTuple):
     """A call of a program: its file, tensors or the names of values that it takes, and names of those that it makes."""
 
@@ -153,9 +149,10 @@ def _torch() -> ctypes.CDLL:
 
 @cache
 def _functions() -> Any:
+    """Return the walk's `struct functions`, of three pointers."""
     names = ("new_tensor_handle", "delete_tensor_object", "create_tensor_from_blob")
     pointers = [ctypes.cast(getattr(_torch(), f"aoti_torch_{name}"), ctypes.c_void_p) for name in names]
-    return ctypes.byref(_Functions(*pointers))
+    return (ctypes.c_void_p * 3)(*pointers)
 
 
 @cache

@@ -159,12 +159,8 @@ def _packages(programs: Mapping[int, Call], kind: str, packages: PackageFolder) 
             for key in new:
                 file(key)
                 under_way.advance()
-        logger.info(
-            "Compiled in %.0f s; all packages in %s: %.0f MB, safe to delete.",
-            under_way.elapsed,
-            packages.path,
-            packages.size / 1e6,
-        )
+        took, megabytes = under_way.elapsed, packages.size / 1e6
+        logger.info("Compiled in %.0f s; all packages in %s: %.0f MB, safe to delete.", took, packages.path, megabytes)
     return {key: file(key) for key in wanted}
 
 

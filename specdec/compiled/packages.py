@@ -45,12 +45,8 @@ class PackageFolder:
                 with tempfile.TemporaryFile(dir=folder):
                     return folder
             except OSError as error:
-                logger.warning(
-                    "target.compile_cache=%s cannot be written (%s), so compiled passes are not kept and the next run "
-                    "compiles again.",
-                    folder,
-                    error.strerror,
-                )
+                why = f"({error.strerror}), so compiled passes are not kept and the next run compiles again."
+                logger.warning("target.compile_cache=%s cannot be written %s", folder, why)
         self._temporary = tempfile.TemporaryDirectory(prefix="specdec-compiled-")
         return Path(self._temporary.name)
 
@@ -134,6 +130,6 @@ def machine_identity() -> dict[str, Any]:
     return {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "processor": {name: able for name, able in torch.cpu.get_capabilities().items()},
+        "processor": dict(torch.cpu.get_capabilities()),
         "threads": torch.get_num_threads(),  # the products are divided among so many when they are compiled
     }

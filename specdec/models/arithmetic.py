@@ -32,12 +32,9 @@ def computes_natively(dtype: torch.dtype, device: torch.device) -> bool:
     if device.type != "cpu":
         return True  # of other accelerators nothing is known
     able = torch.cpu.get_capabilities()
-    return _allowed(dtype) and any(able.get(instruction, False) for instruction in _INSTRUCTIONS[dtype])
-
-
-def _allowed(dtype: torch.dtype) -> bool:
     limit = next((os.environ[name].upper() for name in _LIMIT_NAMES if os.environ.get(name)), "")
-    return limit in _NO_LIMIT or any(part in limit for part in _ALLOWED[dtype])
+    allowed = limit in _NO_LIMIT or any(part in limit for part in _ALLOWED[dtype])
+    return allowed and any(able.get(instruction, False) for instruction in _INSTRUCTIONS[dtype])
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 NAME = "sdpa_two_rows"  # as runs have recorded it
 GROUPED = "sdpa_grouped"
@@ -38,8 +39,6 @@ def two_queries(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, None]:
     """Call `sdpa` of transformers for query [B, H, N, head]; a single query goes in twice and comes out once."""
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     if query.shape[2] > 1 or _biased(options):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     # A copy, not an expanded view: the kernel is as slow on queries of stride 0 as on a single one.
@@ -58,8 +57,6 @@ def grouped_queries(
     What the kernel cannot do in this way goes to `sdpa` of transformers: no mask, a bias by position, a layer without
     shared heads.
     """
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     if attention_mask is None or query.shape[1] == key.shape[1] or _biased(options):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     how = _kernel_options(options)
@@ -88,8 +85,6 @@ def plain_products(
     More queries than a draft has, a call without a mask or with one of truth values, and a bias by position go to
     `sdpa` of transformers.
     """
-    from transformers.integrations.sdpa_attention import sdpa_attention_forward
-
     long = query.shape[2] > _SHORT
     if attention_mask is None or not attention_mask.is_floating_point() or long or _biased(options):
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
@@ -102,12 +97,10 @@ def plain_products(
     half = query.device.type == "cuda" and query.dtype in (torch.bfloat16, torch.float16)
     # Rounded to 16 bits, as products of such numbers are, a score of 10 would be off by 0.03.
     scores = torch.bmm(lines, keys, out_dtype=torch.float32) if half else torch.bmm(lines, keys)
-    mask = (
-        attention_mask.unsqueeze(2) if attention_mask.shape[1] == 1 else attention_mask.unflatten(1, (shared, groups))
-    )
-    seen = torch.add(
-        mask, scores.view(batch, shared, groups, queries, -1), alpha=size**-0.5 if scale is None else scale
-    )
+    one = attention_mask.shape[1] == 1  # for all heads
+    mask = attention_mask.unsqueeze(2) if one else attention_mask.unflatten(1, (shared, groups))
+    scale = size**-0.5 if scale is None else scale
+    seen = torch.add(mask, scores.view(batch, shared, groups, queries, -1), alpha=scale)
     weights = seen.softmax(-1).to(value.dtype).flatten(2, 3)  # [B, K, groups * N, S]
     found = torch.matmul(weights, value).unflatten(2, (groups, queries)).permute(0, 3, 1, 2, 4)
     return found.flatten(2, 3).contiguous(), None

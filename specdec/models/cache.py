@@ -270,9 +270,4 @@ class KVCache(Cache):
 
 def buffer_bytes(layers: Iterable[CacheLayerMixin]) -> int:
     """Return the bytes of the keys and values of these layers."""
-    return sum(
-        tensor.numel() * tensor.element_size()
-        for layer in layers
-        if layer.is_initialized
-        for tensor in (layer.keys, layer.values)
-    )
+    return sum(buffer.nbytes for layer in layers if layer.is_initialized for buffer in (layer.keys, layer.values))

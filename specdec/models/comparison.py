@@ -216,12 +216,12 @@ class Comparison:
             texts = [self._after[0], *self._others[1:]], self._after
             return [_change(*(plain_logits(decoder, self._prompt, [text], self._read)[0, :2] for text in texts))]
         whole = [*self._prompt, *self._after]
-        first = _last_logits(decoder, whole, _SEEN + BEHIND)
+        first = _last_logits(decoder, [whole], _SEEN + BEHIND)[0]
         errors = []
         few = len(self._prompt) > _LONG
         for changed in {BEHIND - 1} if few else {1, BEHIND - 1, min(BEHIND + len(self._prompt) // 3, _SEEN)}:
             others = (self._others * (changed // BEHIND + 1))[:changed]
-            logits = _last_logits(decoder, [*whole[:-changed], *others], _SEEN + BEHIND)
+            logits = _last_logits(decoder, [[*whole[:-changed], *others]], _SEEN + BEHIND)[0]
             errors.append(_change(logits[:-changed], first[:-changed]))
         return errors
 
@@ -411,20 +411,18 @@ def plain_logits(
     if isinstance(decoder, Seq2SeqDecoder):
         whole = [[*prompt[1:], *text] for text in texts]
         return torch.stack([logits[len(prompt) - 1 :] for logits in decoder.scores(read, whole)])
-    wanted = len(texts[0]) + 1
+    whole, wanted = [[*prompt, *text] for text in texts], len(texts[0]) + 1
     if len(prompt) > ONE_BY_ONE:
-        return torch.stack([_last_logits(decoder, [*prompt, *text], wanted) for text in texts])
-    tokens = torch.tensor([[*prompt, *text] for text in texts], device=decoder.device)
+        return torch.cat([_last_logits(decoder, [text], wanted) for text in whole])
+    return _last_logits(decoder, whole, wanted)
+
+
+def _last_logits(decoder: Decoder, texts: Sequence[Sequence[int]], wanted: int) -> Tensor:
+    """Return the logits [B, N, V] at the last N places of texts of one length, by a forward pass without a cache."""
     # As many logits as are needed, where the model can limit them: those of a large vocabulary take memory.
     options = dict.fromkeys(decoder.prefill_options, wanted)
+    tokens = torch.tensor(texts, device=decoder.device)
     logits: Tensor = decoder.model(input_ids=tokens, use_cache=False, **options).logits[:, -wanted:]
-    return logits
-
-
-def _last_logits(decoder: Decoder, text: Sequence[int], wanted: int) -> Tensor:
-    """Return the logits [N, V] at the last places of a text, by a forward pass without a cache."""
-    tokens, options = torch.tensor([text], device=decoder.device), dict.fromkeys(decoder.prefill_options, wanted)
-    logits: Tensor = decoder.model(input_ids=tokens, use_cache=False, **options).logits[0, -wanted:]
     return logits
 
 

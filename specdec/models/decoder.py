@@ -342,11 +342,6 @@ def attention_windows(config: Any, name: str, recurrent: Sequence[LayerKind] = (
     return {kind: of_kind.get(kind) for kind in sorted(kinds & {*_ATTENTION, *HYBRID})}
 
 
-def keeps_states(release: str) -> bool:
-    """Tell if a release of transformers hands the states of recurrent layers to a cache of ours."""
-    return cache_name(release) == "cache"
-
-
 def recurrent_kinds(config: Any, name: str) -> tuple[LayerKind, ...]:
     """Return the kind of each layer of a model that keeps states which cannot be cut; of any other model nothing.
 
@@ -356,7 +351,7 @@ def recurrent_kinds(config: Any, name: str) -> tuple[LayerKind, ...]:
     kinds = set(getattr(config, "layer_types", None) or ()) & {*RECURRENT, *HYBRID}
     if not kinds:
         return ()
-    if not keeps_states(transformers.__version__):
+    if cache_name(transformers.__version__) != "cache":  # older releases hand no such state to a cache of ours
         raise ModelLoadError(
             f"Model {name} has {sorted(kinds)[0]} layers, whose state transformers hands over from 5.24 on, and "
             f"{transformers.__version__} is installed: install a later one, or use a model with attention layers only."

@@ -8,14 +8,7 @@ from typing import Any
 from specdec.sampling import SamplingConfig
 
 # Keys that say nothing of which tokens are chosen, and the end tokens, which are followed.
-_SILENT = (
-    "_from_model_config",
-    "transformers_version",
-    "use_cache",
-    "cache_implementation",
-    "cache_config",
-    "do_sample",
-)
+_SILENT = "_from_model_config transformers_version use_cache cache_implementation cache_config do_sample".split()
 _SILENT_PARTS = ("token_id", "max_", "min_length", "min_new", "output_", "return_dict", "compile", "assist", "draft")
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 _NEUTRAL = {"temperature": 1.0, "top_p": 1.0, "typical_p": 1.0, "repetition_penalty": 1.0, "num_beams": 1}

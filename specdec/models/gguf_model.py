@@ -51,7 +51,10 @@ def gguf_metadata(name: str) -> dict[str, Any]:
             f"GGUF file {name} is one of {metadata['split.count']} parts of a model, which transformers reads as one "
             "file only: merge them first (llama-gguf-split --merge)."
         )
-    architecture, known = metadata["general.architecture"], _architectures()
+    from transformers.integrations import GGUF_CONFIG_MAPPING
+
+    architecture, read = metadata["general.architecture"], (*GGUF_CONFIG_MAPPING, *_transformers().GGUF_CONFIG_ARCHS)
+    known = {_bare(kind) for kind in read} - {"general", "tokenizer"}
     if _bare(architecture) not in known:
         raise ModelLoadError(
             f"GGUF file {name} has the architecture {architecture}, which transformers does not read from GGUF "
@@ -299,13 +302,6 @@ def _transformers() -> ModuleType:
             f"GGUF files are read with transformers 5.24 or later, and this is {__version__}: update it."
         )
     return gguf
-
-
-def _architectures() -> set[str]:
-    from transformers.integrations import GGUF_CONFIG_MAPPING
-
-    known = (*GGUF_CONFIG_MAPPING, *_transformers().GGUF_CONFIG_ARCHS)
-    return {_bare(kind) for kind in known} - {"general", "tokenizer"}
 
 
 def _bare(architecture: str) -> str:

@@ -223,8 +223,8 @@ def describe_weights(network: Any) -> dict[str, Any]:
     return {
         "class": type(network).__name__,
         "parameters": sum(weight.numel() for weight in weights),
-        "weight_bytes": sum(weight.numel() * weight.element_size() for weight in weights),
-        "dtype": str(weights[0].dtype).removeprefix("torch."),
+        "weight_bytes": sum(weight.nbytes for weight in weights),
+        "dtype": format_name(weights[0].dtype),
     }
 
 

@@ -164,11 +164,7 @@ def _check_pointer(path: Path, begin: bytes) -> None:
 
 
 def check_tokenizer(name: str) -> None:
-    """Refuse a folder without a tokenizer for what needs text.
-
-    Raises:
-        ModelLoadError: see `no_tokenizer`.
-    """
+    """Raise ModelLoadError for a folder without a tokenizer, on behalf of what needs text."""
     if Path(name).is_dir() and not has_tokenizer(Path(name)) and not gguf_in(Path(name)):
         raise no_tokenizer(name)
 

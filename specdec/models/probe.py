@@ -87,7 +87,7 @@ def open_decoder(decoder: AnyDecoder) -> Probed:
         probed = known[1]
     else:
         probed = _kept_or_probed(decoder, how)
-        _remember(decoder, probed)
+        _KNOWN[decoder.model] = _how(decoder), probed  # how it computes from now on
     decoder.probed, decoder.stepping = probed, probed.states == "stepped"
     if probed.context is not None:
         decoder.context_length = min(decoder.context_length, probed.context)
@@ -134,10 +134,7 @@ def missing_kernels(model: torch.nn.Module) -> tuple[str, ...]:
 
 def probe(decoder: AnyDecoder) -> Probed:
     """Compare the calls of decoding with plain forward passes: some twenty calls on a few tokens each, and as many
-    around every length of the configuration.
-
-    Raises:
-        ModelLoadError: see `open_decoder`.
+    around every length of the configuration; raise ModelLoadError as `open_decoder` does.
     """
     if decoder.context_length < _SHORTEST:
         return Probed()
@@ -191,33 +188,20 @@ def _round_seconds(decoder: AnyDecoder, stepping: bool) -> float:
     """Return the shortest time of some calls on a draft of a usual length that is half accepted, with what brings the
     states back; infinity where the model cannot make them.
     """
-    decoder.stepping = stepping
+    decoder.stepping, took = stepping, []
     try:
-        took = _rounds(decoder)
+        root = decoder.start(tokens_of(decoder, PROMPT), PROMPT + _ROUNDS * (_ROUND + 1))
+        tokens = torch.tensor([root] * (_ROUND + 1), device=decoder.device)
+        for _ in range(_ROUNDS):
+            began, prefix = time.perf_counter(), decoder.length
+            decoder.forward(tokens, chain_tree(_ROUND))
+            decoder.cache.commit(prefix, range(prefix, prefix + 1 + _ROUND // 2))
+            if decoder.device.type == "cuda":
+                torch.cuda.synchronize(decoder.device)
+            took.append(time.perf_counter() - began)
     except Exception:  # models raise some ten unrelated types at calls that they do not expect
         return math.inf
     return float(ranks.given(min(took)))
-
-
-def _rounds(decoder: AnyDecoder) -> list[float]:
-    took = []
-    root = decoder.start(tokens_of(decoder, PROMPT), PROMPT + _ROUNDS * (_ROUND + 1))
-    tokens = torch.tensor([root] * (_ROUND + 1), device=decoder.device)
-    for _ in range(_ROUNDS):
-        began, prefix = time.perf_counter(), decoder.length
-        decoder.forward(tokens, chain_tree(_ROUND))
-        decoder.cache.commit(prefix, range(prefix, prefix + 1 + _ROUND // 2))
-        if decoder.device.type == "cuda":
-            torch.cuda.synchronize(decoder.device)
-        took.append(time.perf_counter() - began)
-    return took
-
-
-def lengths_within(decoder: AnyDecoder, longest: int) -> tuple[int, ...]:
-    """Return the lengths of the model's configuration that texts of `longest` tokens cross, and that the model itself
-    was never compared behind.
-    """
-    return tuple(length for length in decoder.probed.pending if length < longest)
 
 
 def cross(decoder: AnyDecoder, longest: int, seconds: float | None = None, batched: bool = False) -> str | None:
@@ -228,11 +212,12 @@ def cross(decoder: AnyDecoder, longest: int, seconds: float | None = None, batch
         seconds: lengths that take longer than this, all together, are left; None for no limit.
         batched: several texts are decoded in one call.
     """
-    allowed = math.inf if seconds is None else seconds
-    pace = _Pace(decoder) if lengths_within(decoder, longest) else None
-    for length in lengths_within(decoder, longest):
+    crossed = [length for length in decoder.probed.pending if length < longest]
+    if not crossed:
+        return None
+    allowed, pace = math.inf if seconds is None else seconds, _Pace(decoder)
+    for length in crossed:
         trials = [Comparison(decoder, prompt) for prompt in _around(length, decoder.context_length)]
-        assert pace is not None
         allowed -= pace.seconds(trials, allowed)
         if allowed < 0:
             break
@@ -245,7 +230,7 @@ def cross(decoder: AnyDecoder, longest: int, seconds: float | None = None, batch
                 )
         pending = tuple(other for other in decoder.probed.pending if other != length)
         decoder.probed = replace(decoder.probed, pending=pending)
-        _remember(decoder, decoder.probed)
+        _KNOWN[decoder.model] = _how(decoder), decoder.probed
         _keep(decoder, _how(decoder), decoder.probed)
     return None
 
@@ -298,11 +283,7 @@ class _Probe:
 
     @torch.inference_mode()
     def run(self) -> Probed:
-        """Make all comparisons.
-
-        Raises:
-            ModelLoadError: see `open_decoder`.
-        """
+        """Make all comparisons; raise ModelLoadError as `open_decoder` does."""
         decoder = self._decoder
         chunk = decoder.prefill_chunk
         try:
@@ -313,18 +294,23 @@ class _Probe:
             if self._cheap_far:
                 self._compare(decoder, _FAR, f" behind {_FAR} tokens")
             pending = self._cross_lengths({first})
-            border = self._context()
+            border = self._border
+            if border is None or border >= decoder.context_length:
+                border = None
+            elif border <= _NEAR:  # a text that crosses it is short enough to be tried, and may come out right
+                trial = Comparison(decoder, _clipped(PROMPT, decoder.context_length))
+                border = None if trial.crossing(border) else border
+                self._errors |= trial.errors
         finally:
             decoder.prefill_chunk = chunk
         return replace(self._served, context=border, pending=pending, errors=self._errors)
 
     def _compare(self, decoder: AnyDecoder, prompt: int, near: str = "") -> None:
-        """Make all checks behind a prompt of so many tokens, and take note of what may be asked of the model.
+        """Make all checks behind a prompt of so many tokens, and take note of what may be asked of the model; raise
+        ModelLoadError as `open_decoder` does.
 
         Args:
             near: what lies there, in words; "" for nothing.
-        Raises:
-            ModelLoadError: see `open_decoder`.
         """
         who, trial, served = _who(self._decoder), Comparison(decoder, prompt, self._under_way.advance), self._served
         try:
@@ -436,21 +422,6 @@ class _Probe:
         keys = [key for key, value in self._lengths.items() if value == length]
         return f"{'.'.join(map(str, keys[0]))}={length}"
 
-    def _context(self) -> int | None:
-        """Return the length at which the model's positions change, unless a text that crosses it comes out right. A
-        text that long is only tried where it is short.
-        """
-        border = self._border
-        if border is None or border >= self._decoder.context_length:
-            return None
-        if border <= _NEAR:
-            trial = Comparison(self._decoder, _clipped(PROMPT, self._decoder.context_length))
-            right = trial.crossing(border)
-            self._errors |= trial.errors
-            if right:
-                return None
-        return border
-
 
 def position_border(config: Any) -> int | None:
     """Return the length in tokens from which on a model computes all rotary positions in another way; None without one.
@@ -533,17 +504,13 @@ def _how(decoder: AnyDecoder) -> tuple[str, ...]:
     return str(decoder.model.dtype), decoder.device.type, str(decoder.model.config._attn_implementation)
 
 
-def _remember(decoder: AnyDecoder, probed: Probed) -> None:
-    _KNOWN[decoder.model] = _how(decoder), probed  # how it computes from now on
-
-
 def _kept_or_probed(decoder: AnyDecoder, how: tuple[str, ...]) -> Probed:
     """Return what is known of these weights, from a file of an earlier run or else from a probe that is then kept.
 
     A file that cannot be read or written changes nothing but the time that it takes. With the weights shared out over
     several processes, every one makes the same calls, and rank 0 says what was found.
     """
-    path = None if ranks.count() > 1 else _path(decoder, how)
+    path = _path(decoder, how)
     if path is not None:
         try:
             kept = Probed.from_json(json.loads(path.read_text(encoding="utf-8")))
@@ -557,14 +524,18 @@ def _kept_or_probed(decoder: AnyDecoder, how: tuple[str, ...]) -> Probed:
 
 
 def _keep(decoder: AnyDecoder, how: tuple[str, ...], probed: Probed) -> None:
-    path = None if ranks.count() > 1 else _path(decoder, how)
+    path = _path(decoder, how)
     if path is not None:
         with suppress(OSError):
             write_atomically(path, json.dumps(asdict(probed), indent=1, sort_keys=True))
 
 
 def _path(decoder: AnyDecoder, how: tuple[str, ...]) -> Path | None:
-    """Return the file of a model's probe; None for weights that were made in memory, which nothing names."""
+    """Return the file of a model's probe; None for weights that were made in memory, which nothing names, and for
+    those that several processes share.
+    """
+    if ranks.count() > 1:
+        return None
     weights = content_hash(decoder.name) or getattr(decoder.model.config, "_commit_hash", None)
     if not weights:
         return None

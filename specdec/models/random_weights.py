@@ -45,9 +45,26 @@ def random_model(
     Raises:
         UsageError: transformers refuses the shape, or this type of model does not have a key of it.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = _config(shape, key)
+    values = {name: value for name, value in shape.items() if name not in ("model_type", _SEED)}
+    if not isinstance(shape.get("model_type"), str) or type(shape.get(_SEED)) is not int:
+        raise UsageError(f"Bad value {key}: it should have a model_type, such as llama, and a seed.")
+    try:
+        # First without values, to learn the known keys: transformers accepts unknown ones, and they would do nothing.
+        plain = AutoConfig.for_model(shape["model_type"])
+        known = plain.to_dict().keys() | dict(plain.attribute_map).keys()
+        for name in values:
+            if name not in known:
+                raise UsageError(
+                    f"Unknown key {key}.{name}: {shape['model_type']} models have no such key."
+                    + near_misses(name, sorted(known))
+                )
+        config = AutoConfig.for_model(shape["model_type"], **values)
+    except UsageError:
+        raise
+    except Exception as error:  # transformers raises some ten unrelated types here
+        raise _refused(error, key) from None
     if attention == "auto":
         attention = "eager" if config.model_type == "gemma2" else "sdpa"  # as for loaded models
     arithmetic = model_arithmetic(dtype, config.dtype or torch.float32, device)
@@ -55,7 +72,7 @@ def random_model(
     try:
         with torch.device("meta"):  # finds faults without allocating weights
             AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
-    except Exception as error:  # transformers raises some ten unrelated types here
+    except Exception as error:
         raise _refused(error, key) from None
     # transformers initialises from the global generator; its state is restored.
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), torch.device(device):
@@ -63,29 +80,6 @@ def random_model(
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False, **options)
     note_arithmetic(model, arithmetic)
     return model.eval().requires_grad_(False)
-
-
-def _config(shape: Mapping[str, Any], where: str) -> Any:
-    from transformers import AutoConfig
-
-    values = {key: value for key, value in shape.items() if key not in ("model_type", _SEED)}
-    if not isinstance(shape.get("model_type"), str) or type(shape.get(_SEED)) is not int:
-        raise UsageError(f"Bad value {where}: it should have a model_type, such as llama, and a seed.")
-    try:
-        # First without values, to learn the known keys: transformers accepts unknown ones, and they would do nothing.
-        plain = AutoConfig.for_model(shape["model_type"])
-        known = plain.to_dict().keys() | dict(plain.attribute_map).keys()
-        for key in values:
-            if key not in known:
-                raise UsageError(
-                    f"Unknown key {where}.{key}: {shape['model_type']} models have no such key."
-                    + near_misses(key, sorted(known))
-                )
-        return AutoConfig.for_model(shape["model_type"], **values)
-    except UsageError:
-        raise
-    except Exception as error:
-        raise _refused(error, where) from None
 
 
 def _refused(error: Exception, key: str) -> UsageError:

@@ -272,7 +272,7 @@ class RecurrentCache(KVCache):
     def state_bytes(self) -> int:
         states = [layer.state() for layer in self._recurrent]
         tensors = [tensor for state in states for kept in state[:2] for tensor in kept.values() if tensor is not None]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return sum(tensor.nbytes for tensor in tensors)
 
 
 def record_calls(model: nn.Module) -> None:

@@ -53,7 +53,7 @@ class Mixture:
     @cached_property
     def experts(self) -> np.ndarray:
         """The number of experts E of each layer [L]."""
-        return np.array([next(w.shape[0] for w in _weights(layer) if w.dim() == 3) for layer in self.layers])
+        return np.array([next(w.shape[0] for w in layer.parameters(False) if w.dim() == 3) for layer in self.layers])
 
     @cached_property
     def chosen(self) -> np.ndarray:
@@ -66,13 +66,13 @@ class Mixture:
     @cached_property
     def expert_bytes(self) -> np.ndarray:
         """The bytes of one expert of each layer [L]."""
-        return np.array([sum(w.nbytes for w in _weights(layer)) for layer in self.layers]) / self.experts
+        return np.array([sum(w.nbytes for w in layer.parameters(False)) for layer in self.layers]) / self.experts
 
     @cached_property
     def shared_bytes(self) -> float:
         """The bytes of all weights that every call reads: all but experts and embeddings that are only looked up."""
         embedding, head = self.model.get_input_embeddings().weight, self.model.get_output_embeddings()
-        apart = {id(w) for layer in self.layers for w in _weights(layer)}
+        apart = {id(w) for layer in self.layers for w in layer.parameters(False)}
         apart |= set() if head is not None and head.weight is embedding else {id(embedding)}
         return float(sum(weight.nbytes for weight in self.model.parameters() if id(weight) not in apart))
 
@@ -103,8 +103,3 @@ class Mixture:
         finally:
             for handle in handles:
                 handle.remove()
-
-
-def _weights(layer: nn.Module) -> list[nn.Parameter]:
-    """Return the weights and biases that a layer of experts stacks."""
-    return list(layer.parameters(recurse=False))

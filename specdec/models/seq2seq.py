@@ -48,7 +48,14 @@ class Seq2SeqDecoder(CachedModel):
         self.context_length = getattr(config, "max_decoder_position_embeddings", None) or self.context_length
         # T5 has this name beside the encoder's `num_hidden_layers`; BART's names are told apart by transformers.
         self.layers = getattr(config, "num_decoder_layers", None) or config.num_hidden_layers
-        self.start_token = _start_token(model, name)
+        begins = [getattr(each, "decoder_start_token_id", None) for each in (model.generation_config, model.config)]
+        start = next((token for token in begins if token is not None), None)
+        if start is None:
+            raise ModelLoadError(
+                f"Model {name} names no start token, so decoding cannot begin: set decoder_start_token_id in its "
+                "config.json."
+            )
+        self.start_token = int(start)
         self.cache = KVCache(self.layers, 1)
         self._caches = EncoderDecoderCache(self.cache, KVCache(self.layers, 1))
         self._encoded = torch.empty(0)
@@ -154,13 +161,3 @@ def decoder_of(model: Any, name: str, prefill_chunk: int, states: bool = False) 
     if model.config.is_encoder_decoder:
         return Seq2SeqDecoder(model, name)
     return Decoder(model, name, prefill_chunk, states)
-
-
-def _start_token(model: Any, name: str) -> int:
-    for config in (model.generation_config, model.config):
-        token = getattr(config, "decoder_start_token_id", None)
-        if token is not None:
-            return int(token)
-    raise ModelLoadError(
-        f"Model {name} names no start token, so decoding cannot begin: set decoder_start_token_id in its config.json."
-    )

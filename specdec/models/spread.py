@@ -4,6 +4,7 @@ Both are transformers' own ways of loading; here stands what is checked before t
 """
 
 import tempfile
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -74,11 +75,32 @@ def mapped(device_map: DeviceMap) -> dict[str, Any]:
     Raises:
         UsageError: a file that is no map, a device that is not there.
     """
-    placed: Any = device_map
+    placed = device_map
     if isinstance(device_map, str) and device_map != "auto":
-        placed = _read(Path(device_map).expanduser(), device_map)
+        try:
+            found = yaml.safe_load(Path(device_map).expanduser().read_text(encoding="utf-8"))  # JSON is YAML too
+        except OSError as error:
+            raise UsageError(
+                f"Bad value target.device_map={device_map}: it cannot be read ({error.strerror}); give auto, a YAML or "
+                "JSON file, or a mapping of modules to devices."
+            ) from None
+        except (yaml.YAMLError, ValueError):
+            found = None
+        if not isinstance(found, dict) or not found:
+            raise UsageError(
+                f"Bad value target.device_map={device_map}: the file holds no mapping of modules to devices, such as "
+                '{"model.layers.0": "cpu"}.'
+            )
+        placed = {str(module): place for module, place in found.items()}
     for place in placed.values() if isinstance(placed, Mapping) else ():
-        _check_place(place)
+        number = place if isinstance(place, int) and not isinstance(place, bool) else None
+        if isinstance(place, str) and place.startswith("cuda"):
+            number = int(place[5:]) if place[5:].isdigit() else 0
+        if number is None and place not in _NAMES or number is not None and number >= torch.cuda.device_count():
+            raise UsageError(
+                f"Bad value target.device_map: there is no device {place!r}; use cpu, disk, or one of the "
+                f"{torch.cuda.device_count()} GPUs by its number."
+            )
     folder = tempfile.TemporaryDirectory(prefix="specdec-offload-")
     _OFFLOADED.append(folder)
     return {"device_map": placed, "offload_folder": folder.name}
@@ -103,42 +125,10 @@ def check_modules(model: Any, device_map: Any) -> None:
 _OFFLOADED: list[tempfile.TemporaryDirectory[str]] = []  # removed when the process ends
 
 
-def _read(path: Path, written: str) -> dict[str, Any]:
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML too
-    except OSError as error:
-        raise UsageError(
-            f"Bad value target.device_map={written}: it cannot be read ({error.strerror}); give auto, a YAML or JSON "
-            "file, or a mapping of modules to devices."
-        ) from None
-    except (yaml.YAMLError, ValueError):
-        found = None
-    if not isinstance(found, dict) or not found:
-        raise UsageError(
-            f"Bad value target.device_map={written}: the file holds no mapping of modules to devices, such as "
-            '{"model.layers.0": "cpu"}.'
-        )
-    return {str(module): place for module, place in found.items()}
-
-
-def _check_place(place: Any) -> None:
-    number = place if isinstance(place, int) and not isinstance(place, bool) else None
-    if isinstance(place, str) and place.startswith("cuda"):
-        number = int(place[5:]) if place[5:].isdigit() else 0
-    if number is None and place not in _NAMES or number is not None and number >= torch.cuda.device_count():
-        raise UsageError(
-            f"Bad value target.device_map: there is no device {place!r}; use cpu, disk, or one of the "
-            f"{torch.cuda.device_count()} GPUs by its number."
-        )
-
-
 def placement(model: Any) -> dict[str, int]:
     """Return how many modules of a model lie on each device, by its name; empty for a model that is in one piece."""
-    found: dict[str, int] = {}
-    for place in getattr(model, "hf_device_map", {}).values():
-        name = f"cuda:{place}" if isinstance(place, int) else str(place)
-        found[name] = found.get(name, 0) + 1
-    return found
+    places = getattr(model, "hf_device_map", {}).values()
+    return dict(Counter(f"cuda:{place}" if isinstance(place, int) else str(place) for place in places))
 
 
 def main_device(model: Any) -> torch.device:
