@@ -236,21 +236,9 @@ class RecurrentCache(KVCache):
                 layer.length = length
         self._length, self._tokens = length, 0
 
-    def entered(self, module: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """Take note of the call of a module that keeps a state; return the arguments of its first token where it is to
-        be stepped.
-        """
-        if self._prefilling:
-            return None
-        self.layers[module.layer_idx].call = module, args, options
-        return (_cut(args, self._tokens, slice(1)), _cut(options, self._tokens, slice(1))) if self._steps else None
-
-    def left(self, module: Any, output: Any) -> Any:
-        return None if self._prefilling or not self._steps else self.layers[module.layer_idx].step(output, self._tokens)
-
     @property
     def _steps(self) -> bool:
-        return self.stepping and self._tokens > 1
+        return self.stepping and self._tokens > 1 and not self._prefilling
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._length - self._tokens
@@ -276,15 +264,23 @@ class RecurrentCache(KVCache):
 
 
 def record_calls(model: nn.Module) -> None:
-    """Have the modules of a model that keep a state tell a `RecurrentCache` of their calls, by hooks of torch."""
+    """Have the modules of a model that keep a state tell a `RecurrentCache` of their calls, by hooks of torch. Where
+    calls are stepped, the module itself is given the first token, and then its layer steps through the others.
+    """
 
     def entered(module: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         cache = options.get(CACHE)
-        return cache.entered(module, args, options) if isinstance(cache, RecurrentCache) else None
+        if not isinstance(cache, RecurrentCache) or cache._prefilling:
+            return None
+        cache.layers[module.layer_idx].call = module, args, options
+        tokens, first = cache._tokens, slice(1)
+        return (_cut(args, tokens, first), _cut(options, tokens, first)) if cache._steps else None
 
     def left(module: Any, args: tuple[Any, ...], options: dict[str, Any], output: Any) -> Any:
         cache = options.get(CACHE)
-        return cache.left(module, output) if isinstance(cache, RecurrentCache) else None
+        if isinstance(cache, RecurrentCache) and cache._steps:
+            return cache.layers[module.layer_idx].step(output, cache._tokens)
+        return None
 
     module: Any
     for module in model.modules():
