@@ -50,29 +50,6 @@ class ForeignFindings:
     row: Mapping[str, str]  # the line of the data set in a table of several
 
 
-@dataclass(frozen=True)
-class _Data:
-    """A data set with what its sections share: at every gamma its account and the `foreign_values` beside it."""
-
-    facts: ImportFacts
-    texts: pd.DataFrame
-    rounds: pd.DataFrame  # at the gamma of the page
-    accounts: Mapping[int, Account]
-    beside: Mapping[int, Mapping[str, Interval]]
-
-    @property
-    def gamma(self) -> int:
-        return self.facts.gamma
-
-    @property
-    def account(self) -> Account:
-        return self.accounts[self.gamma]
-
-    @property
-    def title(self) -> str:
-        return f"{self.facts.name} (imported, {self.facts.kind})"
-
-
 def foreign_findings(run: Run) -> ForeignFindings:
     """Return what the folder of an imported file says. UsageError if it and its baseline share no timed prompt."""
     facts, generations = run.imported(), run.generations()
@@ -125,16 +102,13 @@ def _of_rounds(
         return account, bootstrap(table, foreign_values, replicates, seed, ranges=foreign_ranges(gamma))
 
     of_text = facts.longest is not None
-    both = {gamma: judged(table, gamma, of_text) for gamma, table in sums.items()}
-    accounts = {gamma: account for gamma, (account, _) in both.items()}
-    beside = {gamma: values for gamma, (_, values) in both.items()}
-    data = _Data(facts, texts, rounds, accounts, beside)
+    by_gamma = {gamma: judged(table, gamma, of_text) for gamma, table in sums.items()}
+    account, beside = by_gamma[facts.gamma]
     tests, fit, prediction = model_sections(run)
-    account = accounts[facts.gamma]
-    curves = [_curves(data)] if len(accounts) > 1 else []
+    curves = [_curves(by_gamma, facts.gamma, run.title)] if len(by_gamma) > 1 else []
     # One gamma is not the curve: its error elsewhere is said beside it.
-    summary = [f"**{formula_verdict(account)}**", *(curves[0].text if curves else ()), _requests(data)]
-    summary += [] if of_text else [FITTED]
+    summary = [f"**{formula_verdict(account)}**", *(curves[0].text if curves else ())]
+    summary += [_requests(texts, account, beside), *([] if of_text else [FITTED])]
     summary += [prediction.text[0]] if prediction.tables else []
     gap = [
         f"From the capped geometric's {account.factors['omega']:.3f} tokens per round to the measured "
@@ -151,7 +125,8 @@ def _of_rounds(
         )
     factors = ((f"From the capped geometric to the measurement at gamma {account.gamma}", factor_table(account)),)
     explained = Section("The gap, explained: acceptance", tuple(gap), factors)
-    sections = [Section("Summary", tuple(summary)), origin, explained, *curves, tests, fit, prediction, _rounds(data)]
+    sections = [Section("Summary", tuple(summary)), origin, explained, *curves, tests, fit, prediction]
+    sections.append(_rounds(rounds, account, beside, run.title))
     if texts["category"].nunique() > 1:
         names, table = texts.groupby("prompt")["category"].first(), sums[facts.gamma]
         rows = []
@@ -175,7 +150,7 @@ def _of_rounds(
         "tokens per round": f"{account.intervals['tokens_per_round']:.3f}",
         "capped geometric": f"{account.factors['omega']:.3f}" + ("" if of_text else " (alpha fitted)"),
         "its error (paired)": f"{account.intervals['tokens_error']:+.1%}",
-        "mean over requests": f"{beside[facts.gamma]['requests_mean']:.3f}",
+        "mean over requests": f"{beside['requests_mean']:.3f}",
         "recommended model's worst error, held out": "–",
     }
     if prediction.tables:
@@ -184,13 +159,12 @@ def _of_rounds(
     return sections, row
 
 
-def _requests(data: _Data) -> str:
+def _requests(texts: pd.DataFrame, account: Account, beside: Mapping[str, Interval]) -> str:
     """Set the mean over requests beside the pooled ratio, and warn where few texts hold most tokens."""
-    texts = data.texts
     tokens = np.sort(texts["tokens"].to_numpy(dtype=float))[::-1]
     said = (
-        f"Pooled over all rounds it is {data.account.intervals['tokens_per_round']:.3f} tokens per round, in the mean "
-        f"over {counted(len(texts), 'request')} {data.beside[data.gamma]['requests_mean']:.3f}."
+        f"Pooled over all rounds it is {account.intervals['tokens_per_round']:.3f} tokens per round, in the mean over "
+        f"{counted(len(texts), 'request')} {beside['requests_mean']:.3f}."
     )
     share, equal = tokens[:TOP].sum() / max(tokens.sum(), 1.0), TOP / len(tokens)
     if len(tokens) > TOP and share >= SHARE and share >= 2 * equal:
@@ -203,11 +177,12 @@ def _requests(data: _Data) -> str:
     return said
 
 
-def _curves(data: _Data) -> Section:
+def _curves(by_gamma: Mapping[int, tuple[Account, Mapping[str, Interval]]], gamma_shown: int, title: str) -> Section:
+    """Show every gamma. by_gamma: its account, and the `foreign_values` beside it; gamma_shown: that of the page."""
     names = ("capped_geometric", "each text at its own alpha", "agreement along the text")
     lines: dict[str, dict[int, float]] = {name: {} for name in names}
     rows, points, factors = [], [], []
-    for gamma, account in data.accounts.items():
+    for gamma, (account, beside) in by_gamma.items():
         measured, error = (account.intervals[name] for name in ("tokens_per_round", "tokens_error"))
         products = np.cumprod(list(account.factors.values()))  # omega, offered, texts, along, depth
         for line, place in zip(lines.values(), (0, 2, 3), strict=True):
@@ -216,9 +191,9 @@ def _curves(data: _Data) -> Section:
         points.append({"gamma": gamma, "value": measured.estimate, **measured.bounds, **point})
         rows.append(
             {
-                "gamma": f"{gamma}{'*' if gamma == data.gamma else ''}",
+                "gamma": f"{gamma}{'*' if gamma == gamma_shown else ''}",
                 "tokens per round": f"{measured:.3f}",
-                "mean over requests": f"{data.beside[gamma]['requests_mean']:.3f}",
+                "mean over requests": f"{beside['requests_mean']:.3f}",
                 "capped geometric": f"{account.factors['omega']:.3f}",
                 "its error (paired)": f"{error:+.1%}",
             }
@@ -226,8 +201,9 @@ def _curves(data: _Data) -> Section:
         steps = {name: f"{value:.3f}" for name, value in account.factors.items()}
         factors.append({"gamma": str(gamma), **steps, "measured": f"{measured.estimate:.3f}"})
     table = pd.DataFrame(points)
-    basis = run_figures.Basis(data.account.prompts, 0, data.account.alpha)
-    figure = run_figures.curve(table, lines, title=data.title, basis=basis, primary_gamma=data.gamma)
+    shown, _ = by_gamma[gamma_shown]
+    basis = run_figures.Basis(shown.prompts, 0, shown.alpha)
+    figure = run_figures.curve(table, lines, title=title, basis=basis, primary_gamma=gamma_shown)
     tables = (
         ("Every gamma (* is the one of this page), with 95% prompt-bootstrap intervals", pd.DataFrame(rows)),
         ("Factors from the capped geometric (omega) to the measurement, at every gamma", pd.DataFrame(factors)),
@@ -236,13 +212,13 @@ def _curves(data: _Data) -> Section:
     return Section("Curves over gamma", (said,), tables, (("curve_tokens_per_round", figure),))
 
 
-def _rounds(data: _Data) -> Section:
-    rounds, gamma, values = data.rounds, data.gamma, data.beside[data.gamma]
+def _rounds(rounds: pd.DataFrame, account: Account, values: Mapping[str, Interval], title: str) -> Section:
+    gamma = account.gamma
     alpha, (error, design_effect), table = estimate_alpha(rounds), robust_error(rounds), hazards(rounds)
     by_law = float(tokens_per_round(alpha.alpha, gamma))
     drawn = "prompt bootstrap"
     rows = [
-        ("tokens per round", f"{data.account.intervals['tokens_per_round']:.4f}", drawn),
+        ("tokens per round", f"{account.intervals['tokens_per_round']:.4f}", drawn),
         ("tokens per round, mean over requests", f"{values['requests_mean']:.4f}", drawn),
         ("alpha by maximum likelihood", f"{values['alpha_mle']:.4f}", drawn),
         ("alpha by maximum likelihood", f"{alpha.wilson:.4f}", "Wilson, as if all positions were independent"),
@@ -257,14 +233,14 @@ def _rounds(data: _Data) -> Section:
         ("accepted over offered (not alpha)", f"{values['accepted_per_offered']:.4f}", drawn),
         ("full rounds", f"{values['full']:.4f}", drawn),
     ]
-    if data.account.alpha_of_text:
-        of_text = f"{data.account.intervals['alpha']:.4f}"
+    if account.alpha_of_text:
+        of_text = f"{account.intervals['alpha']:.4f}"
         rows.insert(2, ("alpha of the text", of_text, f"{drawn}; behind the capped geometric"))
     estimates = pd.DataFrame(rows, columns=["figure", "value (95%)", "interval"])
     by_depth = table.reset_index().rename(columns={"acceptance": "accepted given tested"})
     words, figures = [], []
     try:
-        figure = run_figures.accepted_lengths(rounds, data.account.alpha, gamma, title=data.title)
+        figure = run_figures.accepted_lengths(rounds, account.alpha, gamma, title=title)
         figures.append(("accepted_lengths", figure))
     except ValueError as problem:
         words.append(f"Accepted lengths are not shown: {problem}.")
