@@ -220,16 +220,15 @@ def comparison_sections(
     ]
     notes = [sentence for sentence in notes if sentence]
     loops, doubt = loops_in_words(runs, labels), doubts_in_words(arms, labels)
-    sums, depths = [arm.sums for arm in arms], [arm.gamma for arm in arms]
-    if len(arms) == 1:
-        alone = score(sums, labels, prompts, replicates, depths=depths, doubt=doubt)
-        value = f"speedup {alone.interval('speedup', 0):.2f}, " if alone.known("speedup") else ""
-        tokens = f"{alone.interval('tokens_per_round', 0):.2f}"
-        said = f"{start}One run, nothing to set it against: {labels[0]}, {value}{tokens} tokens per round."
-        return Section(first, (said,)).ending(loops).beginning(refuted, doubt), Section(second, tuple(notes))
     if not prompts:
         return Section(first, (start + notes[0],)).beginning(refuted), Section(second, tuple(notes[1:]))
+    sums, depths = [arm.sums for arm in arms], [arm.gamma for arm in arms]
     scores = score(sums, labels, prompts, replicates, depths=depths, doubt=doubt)
+    if len(arms) == 1:
+        value = f"speedup {scores.interval('speedup', 0):.2f}, " if scores.known("speedup") else ""
+        tokens = f"{scores.interval('tokens_per_round', 0):.2f}"
+        said = f"{start}One run, nothing to set it against: {labels[0]}, {value}{tokens} tokens per round."
+        return Section(first, (said,)).ending(loops).beginning(refuted, doubt), Section(second, tuple(notes))
     quantity, known = scores.ranked, scores.known("speedup")
     missing = "" if known else "Not every run has times and a baseline, so tokens per round are ranked."
     order = scores.order(quantity)
@@ -257,7 +256,7 @@ def comparison_sections(
         figure = leaderboard_figure(scores, kind, title=f"{title}\n{group.heading}")
         figures.append((f"leaderboard_{kind}{number}", figure))
     answer = tuple(part for part in (start + leaderboard_in_words(scores, quantity), missing) if part)
-    board = leaderboard(arms, labels, prompts, replicates, quantity=quantity)
+    board = leaderboard(scores, arms, prompts, replicates, quantity)
     behind = tuple(part for part in (in_pairs, *notes) if part)
     sections = (
         Section(first, answer, ((caption, board),), tuple(figures[:1])).ending(loops).beginning(refuted, doubt),

@@ -171,26 +171,27 @@ def categories(arms: Sequence[RunArm], prompts: Sequence[str]) -> dict[str, list
 
 
 def leaderboard(
+    scores: ScoredArms,
     arms: Sequence[RunArm],
-    labels: Sequence[str],
     prompts: Sequence[str],
     replicates: int = 10_000,
     quantity: str = "speedup",
 ) -> pd.DataFrame:
-    """Return a line per arm, best first: `quantity` by category and overall, then tokens per round and its cost."""
-    sums, depths = [arm.sums for arm in arms], [arm.gamma for arm in arms]
-    doubt = next((arm.doubt for arm in arms if arm.doubt), "")
-    whole = score(sums, labels, prompts, replicates, depths=depths, doubt=doubt)
-    columns: dict[str, list[str]] = {"run": list(labels), "gamma": [str(arm.gamma) for arm in arms]}
+    """Return a line per arm, best first: `quantity` by category and overall, then tokens per round and its cost.
+
+    scores: of the `arms` over all of these prompts.
+    """
+    columns: dict[str, list[str]] = {"run": list(scores.labels), "gamma": [str(arm.gamma) for arm in arms]}
+    sums = [arm.sums for arm in arms]
     for name, members in categories(arms, prompts).items():
-        part = score(sums, labels, members, replicates, depths=depths, doubt=doubt)
+        part = score(sums, scores.labels, members, replicates, depths=scores.depths, doubt=scores.doubt)
         columns[f"{name or 'none'} ({len(members)})"] = [f"{part.interval(quantity, a):.2f}" for a in range(len(arms))]
-    columns["overall"] = [f"{whole.interval(quantity, arm):.2f}" for arm in range(len(arms))]
-    beside = [name for name in QUANTITIES if name != quantity and np.isfinite(whole.values[name]).any()]
+    columns["overall"] = [f"{scores.interval(quantity, arm):.2f}" for arm in range(len(arms))]
+    beside = [name for name in QUANTITIES if name != quantity and np.isfinite(scores.values[name]).any()]
     for name in beside:
         heading = name.replace("_", " ")
-        columns[heading] = [f"{whole.interval(name, arm):.2f}" for arm in range(len(arms))]
-    table = pd.DataFrame(columns).iloc[whole.order(quantity)].reset_index(drop=True)
+        columns[heading] = [f"{scores.interval(name, arm):.2f}" for arm in range(len(arms))]
+    table = pd.DataFrame(columns).iloc[scores.order(quantity)].reset_index(drop=True)
     table.insert(0, "rank", range(1, len(table) + 1))
     return table
 

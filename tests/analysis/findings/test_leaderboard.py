@@ -64,7 +64,9 @@ def test_rank_shares_count_the_replicates():
 
 
 def test_the_table_has_categories_beside_overall_and_cost(arms):
-    table = board.leaderboard(arms, ["one", "two"], list("abcde"), replicates=200)
+    sums = [arm.sums for arm in arms]
+    scores = board.score(sums, ["one", "two"], list("abcde"), 200, depths=[arm.gamma for arm in arms])
+    table = board.leaderboard(scores, arms, list("abcde"), replicates=200)
     assert list(table.columns) == [
         *("rank", "run", "gamma", "code (2)", "text (3)", "overall", "tokens per round", "g", "v", "o")
     ]
@@ -73,7 +75,8 @@ def test_the_table_has_categories_beside_overall_and_cost(arms):
     speedup = 0.025 * code["tokens"] / code["round_s"]
     assert table["code (2)"][0] == f"{speedup:.2f} (–)" and table["overall"][0].count(" to ") == 1
     assert board.categories(arms, ["a", "c"]) == {}  # one prompt in each
-    assert list(board.leaderboard(arms, ["one", "two"], ["a", "b"], 50).columns)[3] == "overall"
+    few = board.score(sums, ["one", "two"], ["a", "b"], 50)
+    assert list(board.leaderboard(few, arms, ["a", "b"], 50).columns)[3] == "overall"
 
 
 def test_few_prompts_have_values_without_intervals(arms):
