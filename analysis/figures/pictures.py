@@ -211,6 +211,5 @@ def dots(axes: Axes, names: Sequence[str], values: Sequence[Interval], filled: S
         axes.plot(value.estimate, row, "o", color=style.BLUE, markerfacecolor=face, markersize=8, zorder=3)
         style.point_tip(axes, value.estimate, row, f"{name}: {value:.4g}")
     axes.axvline(start, color=style.BLACK, linewidth=1.6, linestyle=style.DOTTED, zorder=1)
+    named_rows(axes, names)
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.set_yticks(range(len(names)), list(names))
-    axes.grid(axis="y", visible=False)

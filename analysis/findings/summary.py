@@ -143,17 +143,21 @@ def summarise(
             others = _headline(table[~flagged], gamma, replicates, seed) if flagged.any() else headline
             for name in ("speedup", "tokens_per_round"):
                 unflagged |= Interval.from_metrics(others, name).as_metrics(f"{name}.unflagged")
-        c = account.value("g") / gamma
+        by_categories: dict[str, float] = {}
+        for name, members in category_members(prompt_categories(arm).reindex(table.index)).items():
+            of_category = _headline(table[members], gamma, replicates, seed)
+            wanted = [metric + end for metric in BY_CATEGORY for end in ENDS]
+            by_categories |= {f"category/{name}/{key}": of_category[key] for key in wanted if key in of_category}
         metrics = {
             **headline,
             "repetition/share": float(flagged.mean()),
             **unflagged,
-            **_by_category(table, prompt_categories(arm), gamma, replicates, seed),
+            **by_categories,
             "tokens_per_round.capped_geometric": account.value("omega"),
             "speedup.capped_geometric": account.value("formula"),
             "cost/t1_ms": 1e3 * account.t1_s,
             "cost/t_ar_ms": 1e3 * account.value("t_ar_s"),
-            "cost/c": c,
+            "cost/c": account.value("g") / gamma,
             **{f"cost/{name}": value for name, value in account.time.items()},
             **{f"account/{name}": value for name, value in account.factors.items()},
             **{f"iid/{name}_p": test.p_value for name, test in tests.items()},
@@ -232,15 +236,6 @@ def _headline(table: pd.DataFrame, gamma: int, replicates: int, seed: int) -> di
         per_prompt = headline_values({name: table[name].to_numpy() for name in table})["speedup"]
     metrics["speedup.prompt_mean"] = float(per_prompt.mean())
     metrics["speedup.prompt_median"] = float(np.median(per_prompt))
-    return metrics
-
-
-def _by_category(table: pd.DataFrame, category: pd.Series, gamma: int, replicates: int, seed: int) -> dict[str, float]:
-    metrics: dict[str, float] = {}
-    for name, members in category_members(category.reindex(table.index)).items():
-        headline = _headline(table[members], gamma, replicates, seed)
-        wanted = [metric + end for metric in BY_CATEGORY for end in ENDS]
-        metrics |= {f"category/{name}/{key}": headline[key] for key in wanted if key in headline}
     return metrics
 
 

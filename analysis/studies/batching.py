@@ -114,7 +114,15 @@ def batch_numbers(tables: Tables, replicates: int, seed: int) -> BatchNumbers:
     one repeat are not independent; repeats have prompts of their own and are.
     """
     lines = tables["batching"].rename(columns={"repeat": "prompt"}).sort_values(["prompt", *KEYS], ignore_index=True)
-    best = _best_gammas(lines)
+    # The best gamma is chosen for every repeat by the speedup over all other repeats, so that the best of many is not
+    # flattered by its luck; a single repeat chooses for itself.
+    chosen_by = ["drafter", "batch", "prompt", "gamma"]
+    judged = own = lines.groupby(chosen_by)[["tokens", "seconds", "baseline_tokens", "baseline_seconds"]].sum()
+    if lines["prompt"].nunique() > 1:
+        judged = own.groupby(["drafter", "batch", "gamma"]).transform("sum") - own
+    by_others = judged["baseline_seconds"] / judged["baseline_tokens"] * judged["tokens"] / judged["seconds"]
+    chosen = by_others.groupby(["drafter", "batch", "prompt"]).idxmax()
+    best = lines[pd.MultiIndex.from_frame(lines[chosen_by]).isin(list(chosen))]
     compared = compare(pd.concat([lines, best.assign(gamma=BEST)]), KEYS, _SUMS, replicates, seed)
     keys, values, ratio = compared.cells, compared.values, compared.ratio
     spread = partial(few_units_interval, units=compared.prompts)
@@ -129,8 +137,8 @@ def batch_numbers(tables: Tables, replicates: int, seed: int) -> BatchNumbers:
         cells[name] = ratio(f"{name}_s", "steps")[0] / plain_step
     cells["rest"] = ratio("seconds", "steps")[0] / plain_step - cells["draft"] - cells["verify"]
     cells["width"] = (values["places"] / rounds)[0]
-    chosen = best.groupby(["drafter", "batch"])["gamma"].agg(lambda found: ", ".join(map(str, sorted(set(found)))))
-    cells = cells.join(chosen.rename("gammas"), on=["drafter", "batch"])
+    gammas = best.groupby(["drafter", "batch"])["gamma"].agg(lambda found: ", ".join(map(str, sorted(set(found)))))
+    cells = cells.join(gammas.rename("gammas"), on=["drafter", "batch"])
     sources = {"formula": "seconds", "model": "model_s"}  # prediction -> where it has the seconds of calls
     predicted = {name: _predicted(compared, tables, column) for name, column in sources.items()}
     ends, batches = [], sorted(keys["batch"].unique())
@@ -144,19 +152,6 @@ def batch_numbers(tables: Tables, replicates: int, seed: int) -> BatchNumbers:
     places = [compared.place(drafters[0], BEST, batch) for batch in (batches[-1], batches[0])]
     gain = spread(plain_rate[:, places[0]] / plain_rate[:, places[1]])
     return BatchNumbers(drafters, cells, pd.DataFrame(ends), compared.prompts, gain)
-
-
-def _best_gammas(lines: pd.DataFrame) -> pd.DataFrame:
-    """Return the lines of the best gamma of each drafter and batch, chosen for every repeat by the speedup over all
-    other repeats, so that the best of many is not flattered by its luck. A single repeat chooses for itself.
-    """
-    keys = ["drafter", "batch", "prompt", "gamma"]
-    judged = own = lines.groupby(keys)[["tokens", "seconds", "baseline_tokens", "baseline_seconds"]].sum()
-    if lines["prompt"].nunique() > 1:
-        judged = own.groupby(["drafter", "batch", "gamma"]).transform("sum") - own
-    speedup = judged["baseline_seconds"] / judged["baseline_tokens"] * judged["tokens"] / judged["seconds"]
-    chosen = speedup.groupby(["drafter", "batch", "prompt"]).idxmax()
-    return lines[pd.MultiIndex.from_frame(lines[keys]).isin(list(chosen))]
 
 
 def _predicted(compared: StrategyComparison, tables: Tables, column: str) -> np.ndarray:
