@@ -143,8 +143,10 @@ def compile_decoder(
     shorter = "target.compile=false starts at once"
     packaged = mode == "inductor" and decoder.device.type == "cpu" and bool(counts)
     try:
-        about, told = "the calls that are timed", not packaged  # what is compiled has a stage of its own
-        with stage("Compile", about, told=told, expected=expected, shorter=shorter) as under_way:
+        traces = mode == "trace"
+        name, about, told = "Trace" if traces else "Compile", "the calls that are timed", not (traces or packaged)
+        # Tracing takes seconds, and what is compiled here has a stage of its own: neither is told of.
+        with stage(name, about, told=told, expected=expected, shorter=shorter) as under_way:
             compiled = packaged and passes.compile(packages)
             begun = under_way.elapsed
             for made, count in enumerate(counts, 1):
