@@ -60,7 +60,7 @@ def test_every_arm_decodes_every_text(study, chosen):
 
 @pytest.mark.slow
 def test_a_study_out_of_time_decodes_five_prompts_by_every_arm_and_says_what_it_left_out(study, chosen):
-    """Which ones follows from the seed alone."""
+    """The seed alone says which ones."""
     seven = "prompts.tokens=[[0],[1],[2],[0,1],[1,2],[2,0],[0,2]]"
     limited = (*chosen, seven, "study.shapes=[]", "study.budget_seconds=1e-6", "measurement.max_new_tokens=4")
     found, tables = study("all_drafters", *limited)

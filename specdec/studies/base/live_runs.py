@@ -1,5 +1,6 @@
 """Live decoding of a study's arms, interleaved on every text in random order, and what each text took."""
 
+import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -111,17 +112,16 @@ def interleaved(
     conversations: dict[str, list[Stream]] = {}
     for stream in streams:
         conversations.setdefault(first_turn(stream.id), []).append(stream)
-    passes = [(repeat, turns) for repeat in range(repeats) for turns in conversations.values()]
-    if budget is None or budget.seconds is None:
-        budget = TimeBudget(None)
-    else:
-        random.Random(bench.plan.seed).shuffle(passes)
+    prompts, budget = list(conversations.values()), budget or TimeBudget(None)
+    if budget.seconds is not None:
+        random.Random(bench.plan.seed).shuffle(prompts)
     drafters = {id(each.arm.drafter): each.arm.drafter for each in arms}.values() if remember else ()
     with bench.progress("decoding", repeats * len(streams) * len(arms)) as advance:
-        for repeat, turns in passes:
+        for repeat, turns in itertools.product(range(repeats), prompts):
             with budget.decoding([each.id for each in turns], kept=False) as there_is_time:
                 if not there_is_time:
-                    bench.late.append(turns[0].category)
+                    if repeat == 0:  # what a later repeat leaves out was decoded before
+                        bench.late.append(turns[0].category)
                     continue
                 for stream in turns:
                     order = list(arms)
