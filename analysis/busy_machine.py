@@ -140,14 +140,19 @@ class BusyMachine:
         ]
 
 
-def threads_notes(threads: Mapping[str, Any]) -> list[str]:
-    """Say that a run computed on fewer threads than it might have, and why, from `threads` of `calibration.json`."""
+def calibration_notes(calibration: Mapping[str, Any]) -> list[str]:
+    """Say which timed calls of `calibration.json` other work disturbed, and on how many threads a run computed, where
+    these are fewer than it might have.
+    """
+    notes = []
+    if busy := calibration.get("disturbed", 0):
+        notes.append(f"Other work disturbed {counted(busy, 'timed case')} of the calibration at every try.")
+    threads = calibration.get("threads", {})
     trial = {int(number): seconds for number, seconds in threads.get("trial", {}).items()}
-    number = threads.get("threads", 0)
-    if not trial or number == max(trial):
-        return []
-    return [
-        f"Computed on {counted(number, 'thread')} instead of {max(trial)}: other work took {threads['others']:.0%} of "
-        f"the processors when the run began, and a call on five tokens took {1e3 * trial[number]:.0f} ms so, "
-        f"{1e3 * trial[max(trial)]:.0f} ms otherwise."
-    ]
+    if trial and (number := threads["threads"]) != max(trial):
+        notes.append(
+            f"Computed on {counted(number, 'thread')} instead of {max(trial)}: other work took {threads['others']:.0%} "
+            f"of the processors when the run began, and a call on five tokens took {1e3 * trial[number]:.0f} ms so, "
+            f"{1e3 * trial[max(trial)]:.0f} ms otherwise."
+        )
+    return notes

@@ -13,7 +13,7 @@ from ..account.account_sections import account_section
 from ..account.gap_account import REPORTED
 from ..account.run_account import SharedWork
 from ..account.verdicts import FORMULA_ERRORS, formula_verdict, verdict
-from ..busy_machine import threads_notes
+from ..busy_machine import calibration_notes
 from ..comparisons import OVER_FASTEST
 from ..intervals import ENDS
 from ..own_metrics import own_metrics
@@ -177,7 +177,7 @@ def _of_one_drafter(run: Run) -> tuple[RunFindings, MeasuredRun, HeldOutPredicti
         *([refuted] if refuted else []),
         *([standing.note] if standing and standing.note else []),
         *work.machine.notes(),
-        *threads_notes(run.calibration().get("threads", {})),
+        *calibration_notes(run.calibration()),
         formula_verdict(account),
         verdict(account, facts.simulated, control.get("null/floor", 0.0), bool(refuted)),
         *run_notes(run, measured, environment["prompts"]),

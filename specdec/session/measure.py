@@ -17,7 +17,7 @@ from specdec.folder.results import ResultsFolder
 from specdec.folder.resumption import Beginning
 from specdec.peers import OpenedPeers, Work, opened
 from specdec.plan.time_budget import TimeBudget
-from specdec.progress import detail, stage, tell
+from specdec.progress import detail, stage
 from specdec.sampling import generator_for
 from specdec.session.batched_session import BatchedSession
 from specdec.session.parts import SAMPLED_EVERY, Parts, prepare
@@ -139,10 +139,8 @@ def _calibration(parts: Parts, session: Session, grid_sizes: list[int], clock: C
         generator = generator_for(seed, longest.id, "cost")
         timer = Timer(clock, measurement.cost_calls, generator, measurement.cost_seconds)
         grid = time_calls(target, longest.tokens, grid_sizes, measurement.cost_contexts, timer)
-    if busy := timer.disturbed + before:
-        tell(f"Other work disturbed {counted(busy, 'timed case')} of the calibration at every try.")
     passes = {"target": dict(target.passes), "drafter": dict(parts.primary.drafter.passes)}
-    return {**calibration.as_dict(), "grid": grid, "passes": passes}
+    return {**calibration.as_dict(), "grid": grid, "passes": passes, "disturbed": timer.disturbed + before}
 
 
 def _decoding_seconds(parts: Parts, known: Mapping[str, Any]) -> float:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fixtures.resumed_runs import config_of, decode
 
-from specdec.analysis.busy_machine import threads_notes
+from specdec.analysis.busy_machine import calibration_notes
 from specdec.disturbance import Watch
 from specdec.session import measure
 from specdec.targets.causal import Causal
@@ -46,7 +46,8 @@ def test_a_busy_processor_is_left_to_the_other_work(target, capsys):
     assert settled["trial"]["2"] > 3 * settled["trial"]["1"] and target.decoder.length == len(PROMPT) - 1
     said = " ".join(capsys.readouterr().out.split())
     assert "Other work takes 40% of the processors, so that this run computes on 1 thread: a call on 5 tokens" in said
-    (note,) = threads_notes(settled)
+    disturbed, note = calibration_notes({"threads": settled, "disturbed": 1})
+    assert disturbed == "Other work disturbed 1 timed case of the calibration at every try."
     assert note.startswith("Computed on 1 thread instead of 2: other work took 40% of the processors")
 
 
@@ -55,12 +56,12 @@ def test_all_threads_stay_where_nothing_is_known_or_nothing_gained(target, share
     target.by_two = by_two
     settled = settle_threads(target, PROMPT, Neighbour(share), chosen=False)
     assert settled["threads"] == torch.get_num_threads() == 2 and ("trial" in settled) == tried
-    assert threads_notes(settled) == []
+    assert calibration_notes({"threads": settled}) == []
 
 
 def test_a_number_that_was_asked_for_is_kept_and_a_better_one_named(target, capsys):
     settled = settle_threads(target, PROMPT, Neighbour(1.0), chosen=True)
-    assert settled["threads"] == torch.get_num_threads() == 2 and threads_notes(settled) == []
+    assert settled["threads"] == torch.get_num_threads() == 2 and calibration_notes({"threads": settled}) == []
     assert "measurement.threads=1 is faster" in " ".join(capsys.readouterr().out.split())
 
 
