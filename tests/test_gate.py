@@ -98,7 +98,9 @@ def test_a_golden_folder_has_what_the_gate_reads_and_nothing_else(command, writt
     assert command(golden, run, "--update")[0] == 0
     assert {path.name for path in golden.iterdir()} == {path.name for path in run.iterdir()} & {*READ_FILES}
     worse = written("worse", chance=0.5)
-    assert command(golden, run)[0] == 0 and command(golden, worse)[0] == 8
+    code, said, _, outcomes = command(golden, run)
+    assert code == 0 and outcomes["speedup"] == "skipped" and "both folders are of one run" in said
+    assert command(golden, worse)[0] == 8
     assert command(golden, worse, "--update")[0] == 0 and command(golden, worse)[0] == 0
     code, _, error, _ = command(run, worse, "--update")
     assert code == 2 and "is no golden folder (report.md is there)" in error and (run / "report.md").exists()

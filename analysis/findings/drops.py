@@ -145,6 +145,8 @@ def judge(earlier: Run, later: Sequence[Run], gamma: int | None, chance: float, 
         if few := too_few(min(map(len, sums))):
             raise UsageError(f"{earlier.source} and {run.source}: {few}; run both on more prompts.")
         doubt = _timing_doubt([first, *arms])
+        if not doubt and sums[0].equals(sums[1]):  # no two runs take the same time to the last digit
+            doubt = "both folders are of one run, which says nothing of the noise between two"
         figures = [TOKENS_PER_ROUND] if doubt else [TOKENS_PER_ROUND, SPEEDUP]
         drops = tuple(Drop.of(figure, *sums, chance_at(look, chance), tolerance) for figure in figures)
         if any(drop.loss for drop in drops):
