@@ -1,9 +1,9 @@
-"""The rounds table: what is refused, which repeats count, which work is shared, sums per prompt."""
+"""The rounds table: what is refused, which repeats count, sums per prompt."""
 
 import pandas as pd
 import pytest
 
-from specdec.analysis.rounds import COLUMNS, check_rounds, distinct_generations, prompt_sums, shared_work
+from specdec.analysis.rounds import COLUMNS, check_rounds, distinct_generations, prompt_sums
 
 
 def test_a_sound_table_passes_and_has_all_columns(d4):
@@ -37,16 +37,6 @@ def test_copies_of_a_generation_are_dropped_and_different_repeats_kept(make_roun
     assert list(kept.groupby(["prompt", "repeat"]).groups) == [("a", 0), ("b", 0), ("b", 1)]
     rounds = pd.concat([make_rounds({"a": [1], "b": [1]}, 2), make_rounds({"a": [1]}, 3)], ignore_index=True)
     assert len(distinct_generations(rounds)) == 3
-
-
-def test_shared_work_keeps_what_every_arm_has_done(make_rounds):
-    baseline = make_rounds({"a": [0, 0], "b": [0]}, 0, method="baseline")
-    arm = make_rounds({"a": [1], "b": [2]}, 2)
-    interrupted = make_rounds({"a": [1]}, 3)
-    shared = shared_work(pd.concat([baseline, arm, interrupted], ignore_index=True))
-    assert set(shared["prompt"]) == {"a"} and len(shared) == 4
-    with pytest.raises(ValueError, match="no prompt in common"):
-        shared_work(pd.concat([baseline[baseline["prompt"] == "b"], interrupted], ignore_index=True))
 
 
 def test_prompt_sums(make_rounds):

@@ -1,13 +1,12 @@
 """Comparisons of runs: pairing, what is named, what is never set side by side, and that the words stay true."""
 
 import json
-from collections.abc import Callable
 from dataclasses import asdict, replace
 
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures.rounds_tables import FACTS
+from fixtures.rounds_tables import FACTS, build_rounds
 
 from specdec.analysis.findings import compare
 from specdec.analysis.findings.leaderboard import open_arms
@@ -18,24 +17,20 @@ TIMES = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.0, "ro
 PROMPTS = [f"p{number:02}" for number in range(12)]
 
 
-@pytest.fixture
-def decoded(make_rounds: Callable[..., pd.DataFrame]) -> Callable[..., pd.DataFrame]:
-    def build(chance: float, gammas: tuple[int, ...] = (2,), prompts: list[str] = PROMPTS, seed: int = 0):
-        generator = np.random.default_rng(seed)
-        arms = [make_rounds({name: [0] * 30 for name in prompts}, 0, method="baseline", durations=TIMES)]
-        for gamma in gammas:
-            accepted = np.cumprod(generator.random((len(prompts), 20, gamma)) < chance, axis=2).sum(axis=2)
-            arms.append(make_rounds(dict(zip(prompts, accepted.tolist(), strict=True)), gamma, durations=TIMES))
-        return pd.concat(arms, ignore_index=True)
-
-    return build
+def decoded(chance: float, gammas: tuple[int, ...] = (2,), prompts: list[str] = PROMPTS, seed: int = 0) -> pd.DataFrame:
+    generator = np.random.default_rng(seed)
+    arms = [build_rounds({name: [0] * 30 for name in prompts}, 0, method="baseline", durations=TIMES)]
+    for gamma in gammas:
+        accepted = np.cumprod(generator.random((len(prompts), 20, gamma)) < chance, axis=2).sum(axis=2)
+        arms.append(build_rounds(dict(zip(prompts, accepted.tolist(), strict=True)), gamma, durations=TIMES))
+    return pd.concat(arms, ignore_index=True)
 
 
 def words(section: compare.Section) -> str:
     return "\n".join(section.text)
 
 
-def test_a_run_that_other_work_disturbed_gets_no_rank_in_speed(decoded, stored_run):
+def test_a_run_that_other_work_disturbed_gets_no_rank_in_speed(stored_run):
     """Most rounds of the n-grams were disturbed: all runs are ranked by tokens per round, and no time has bounds."""
     busy = decoded(0.2, seed=1)
     busy["disturbed"] = (busy["method"] != "baseline") & (busy["round"] % 4 > 0)
@@ -49,7 +44,7 @@ def test_a_run_that_other_work_disturbed_gets_no_rank_in_speed(decoded, stored_r
     assert [name for name, _ in section.figures] == ["leaderboard_tokens_per_round"]
 
 
-def test_the_faster_run_is_named_with_by_how_much(decoded, stored_run):
+def test_the_faster_run_is_named_with_by_how_much(stored_run):
     good, poor = stored_run(decoded(0.8), "small_model"), stored_run(decoded(0.2, seed=1), "ngram")
     section = compare.comparison_section([poor, good], replicates=300)
     text = words(section)
@@ -66,7 +61,7 @@ def test_the_faster_run_is_named_with_by_how_much(decoded, stored_run):
     assert pairs["first"].tolist() == ["small_model"] and pairs["speedup, ratio"][0].startswith(f"{ratio:.2f} (")
 
 
-def test_only_common_prompts_count_and_a_reused_name_is_none(decoded, stored_run):
+def test_only_common_prompts_count_and_a_reused_name_is_none(stored_run):
     first = stored_run(decoded(0.7), texts={"p00": [1, 2]}, prompts="p")
     second = stored_run(decoded(0.7, prompts=PROMPTS[:9], seed=2), "oracle", texts={"p00": [3]}, prompts="q")
     other = stored_run(decoded(0.7, prompts=["q1", "q2"]), "oracle", prompts="q")
@@ -81,7 +76,7 @@ def test_only_common_prompts_count_and_a_reused_name_is_none(decoded, stored_run
     assert not section.tables and not section.figures
 
 
-def test_one_run_on_other_prompts_leaves_the_others_their_comparison(decoded, stored_run):
+def test_one_run_on_other_prompts_leaves_the_others_their_comparison(stored_run):
     """15 runs, one of which decoded other prompts and one only three of them, used to have nothing to compare."""
     runs = [stored_run(decoded(0.3 + 0.1 * seed, seed=seed), f"drafter{seed}") for seed in range(4)]
     cut = stored_run(decoded(0.5, prompts=PROMPTS[:7], seed=5), "cut")  # a budget ended it early
@@ -98,7 +93,7 @@ def test_one_run_on_other_prompts_leaves_the_others_their_comparison(decoded, st
 
 
 @pytest.mark.slow
-def test_settings_are_never_mixed(decoded, stored_run):
+def test_settings_are_never_mixed(stored_run):
     rounds = decoded(0.9)
     here = [stored_run(rounds, "oracle"), stored_run(decoded(0.3))]
     there = [stored_run(rounds, name, hardware="H200") for name in ("medusa", "hydra")]
@@ -112,13 +107,13 @@ def test_settings_are_never_mixed(decoded, stored_run):
     assert "One run, nothing to set it against: lookahead" in words(section)
 
 
-def test_what_else_differs_is_named(decoded, stored_run):
+def test_what_else_differs_is_named(stored_run):
     cold, warm = (stored_run(decoded(0.6), sampling__temperature=each) for each in ("0.0", "1.0"))
     text = words(compare.comparison_section([cold, warm], replicates=50))
     assert "sampling.temperature (0.0: ngram, temperature 0.0; 1.0: ngram, temperature 1.0)" in text
 
 
-def test_loops_stand_in_the_answer(decoded, stored_run):
+def test_loops_stand_in_the_answer(stored_run):
     none, some = stored_run(decoded(0.6)), stored_run(decoded(0.5), "oracle")
     some = replace(some, metrics={"repetition/share": 0.4})
     said = "Prompts with an output that falls into a loop: 40% in oracle."
@@ -127,7 +122,7 @@ def test_loops_stand_in_the_answer(decoded, stored_run):
     assert "loop" not in words(compare.comparison_section([none, none], replicates=50))
 
 
-def test_each_run_is_taken_at_its_own_gamma(decoded, stored_run):
+def test_each_run_is_taken_at_its_own_gamma(stored_run):
     rounds = decoded(0.6, gammas=(1, 2))
     runs = [stored_run(rounds), stored_run(rounds, "oracle"), stored_run(rounds, structure__gamma="1")]
     own = compare.comparison_section(runs[:2], replicates=50)
@@ -141,14 +136,14 @@ def test_each_run_is_taken_at_its_own_gamma(decoded, stored_run):
         compare.comparison_section([])
 
 
-def test_the_best_gamma_has_a_probability(decoded, stored_run):
+def test_the_best_gamma_has_a_probability(stored_run):
     apart, equal = (open_arms(stored_run(decoded(*made))) for made in ((0.9, (1, 4)), (0.02, (3, 4))))
     sure = "told apart from every other. First in the replicates: γ 4 100%."
     assert compare.best_gamma_in_words(apart, "ngram", 200).endswith(sure)
     assert "not told apart from" in compare.best_gamma_in_words(equal, "ngram", 200)
 
 
-def test_many_runs_are_each_set_against_the_best(decoded, stored_run):
+def test_many_runs_are_each_set_against_the_best(stored_run):
     runs = [stored_run(decoded(0.3 + 0.05 * n, seed=n), f"drafter{n}") for n in range(6)]
     section = compare.comparison_section(runs, replicates=100)
     pairs = section.tables[1][1]
@@ -157,7 +152,7 @@ def test_many_runs_are_each_set_against_the_best(decoded, stored_run):
     assert section.tables[2][1].shape == (6, 7)
 
 
-def test_a_run_whose_outputs_are_refuted_is_named_first_and_not_ranked(decoded, stored_run):
+def test_a_run_whose_outputs_are_refuted_is_named_first_and_not_ranked(stored_run):
     def files(unexplained):
         session = SessionFacts(12, 12 - unexplained, unexplained, cache_bytes=0, peak_mb=0.0)
         return {"session.json": json.dumps(asdict(session)), "plan.json": json.dumps(asdict(FACTS))}

@@ -79,15 +79,6 @@ def test_the_table_has_categories_beside_overall_and_cost(arms):
     assert list(board.leaderboard(few, arms, ["a", "b"], 50).columns)[3] == "overall"
 
 
-def test_few_prompts_have_values_without_intervals(arms):
-    scores = board.score([arm.sums for arm in arms], ["one", "two"], list("abcd"))
-    assert np.isnan(scores.interval("speedup", 0).low) and np.isfinite(scores.values["speedup"]).all()
-    assert np.isnan(scores.rank_shares("speedup")).all() and not scores.apart("speedup", 0, 1)
-    assert "4 prompts that all runs share; no intervals" in board.leaderboard_figure(scores, title="t").get_supxlabel()
-    with pytest.raises(ValueError, match="at least one arm and one prompt"):
-        board.score([arm.sums for arm in arms], ["one", "two"], [])
-
-
 def test_the_figure_fills_what_cannot_be_told_from_the_best():
     values = np.array([1.2, 2.0, 2.1])
     drawn = values + np.random.default_rng(0).normal(0, [0.05, 0.1, 0.1], size=(500, 3))
@@ -118,3 +109,5 @@ def test_runs_without_anything_to_compare_are_explained(rounds, stored_run, make
     drafted = board.open_arms(stored_run(rounds[rounds["method"] != "baseline"]))
     scores = board.score([arm.sums for arm in drafted.values()], ["one", "two"], list("abcde"), replicates=50)
     assert not scores.known("speedup") and scores.known("tokens_per_round")
+    with pytest.raises(ValueError, match="at least one arm and one prompt"):
+        board.score([arm.sums for arm in drafted.values()], ["one", "two"], [])

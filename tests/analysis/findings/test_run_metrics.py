@@ -23,27 +23,19 @@ OURS = {"draft_s": 0.003, "verify_s": 0.0225, "accept_s": 0.0014, "commit_s": 0.
 PLAIN = {"draft_s": 0.0, "verify_s": 0.02, "accept_s": 0.0, "commit_s": 0.001, "round_s": 0.021}
 
 
-@pytest.fixture
-def run(make_rounds, make_generations):
-    """Drafts of 4, 4, 2 and 0 tokens, of which 2, 4, 0 and 0 count, and the baseline of the same 10 tokens."""
-    ours = make_rounds({"p": [2, 4, 0, 0]}, 4, offered={"p": [4, 4, 2, 0]}, durations=OURS)
-    plain = make_rounds({"p": [0] * 10}, 0, method="baseline", durations=PLAIN)
-    rounds = pd.concat([ours, plain], ignore_index=True)
-    return summarise(SharedWork.of(Arms.of(rounds), 4), make_generations(rounds), 10, 9), rounds
-
-
-def test_operations_count_every_token_of_a_call(run):
+def test_operations_count_every_token_of_a_call(make_rounds, make_generations):
     """Each call evaluates its root and its draft: 5 + 5 + 3 + 1 tokens for 10; the drafter 10 at a twentieth each."""
-    summary, rounds = run
+    ours = make_rounds({"p": [2, 4, 0, 0]}, 4, offered={"p": [4, 4, 2, 0]}, durations=OURS)
+    rounds = pd.concat([ours, make_rounds({"p": [0] * 10}, 0, "baseline", durations=PLAIN)], ignore_index=True)
+    summary = summarise(SharedWork.of(Arms.of(rounds), 4), make_generations(rounds), 10, 9)
     metrics = operation_metrics(summary, SimpleNamespace(target_flops=100.0, drafter_flops=5.0))
     assert metrics["cost/c_ops"] == 0.05
     assert metrics["operations/measured"] == pytest.approx((14 + 0.05 * 10) / 10)
     alpha = 6 / 8  # six accepted, two rejected
-    omega = (1 - alpha**5) / (1 - alpha)
+    omega = sum(alpha**k for k in range(5))
     assert metrics["operations/capped_geometric"] == pytest.approx((4 * 0.05 + 4 + 1) / omega)
     assert operation_metrics(summary, SimpleNamespace(target_flops=0.0, drafter_flops=0.0)) == {}
     metrics = limit_metrics(summary)
-    omega = sum((6 / 8) ** k for k in range(5))
     assert metrics["speedup.limit"] == pytest.approx(omega * 20 / (3 + 22.5))
     assert metrics["speedup.limit.realised"] == pytest.approx(10 / 4 * 20 / (3 + 22.5))
     assert metrics["cost/overhead_share"] == pytest.approx(1.9 / 27.4)
@@ -138,6 +130,8 @@ def test_only_work_that_all_methods_did_counts():
     rounds = rounds.query("prompt != 'p5' or method != 'typical'")
     found = quality_metrics(rounds, outputs.query("prompt != 'p5' or gamma != 2"), 2, 9, 0)
     assert found["quality/tv"] == pytest.approx(0.1 * 2.0) == found["quality/baseline_tv"]
+    with pytest.raises(ValueError, match="no prompt in common"):
+        quality_metrics(rounds.query("(prompt == 'p0') == (method == 'typical')"), outputs, 2, 9, 0)
 
 
 def texts() -> pd.DataFrame:

@@ -54,14 +54,10 @@ LOGGED = {
 }
 
 
-@pytest.fixture
-def made(stored_run, make_rounds):
+def test_the_run_is_marked_by_what_it_logged(stored_run, make_rounds):
     rounds = [make_rounds({"a": [0] * 9, "b": [0] * 9}, 0, "baseline", durations=SLOW)]
     rounds.append(make_rounds({"a": [2, 1, 0, 2], "b": [2, 2, 1, 0]}, 2))
-    return replace(stored_run(pd.concat(rounds, ignore_index=True)), metrics=LOGGED)
-
-
-def test_the_run_is_marked_by_what_it_logged(made):
+    made = replace(stored_run(pd.concat(rounds, ignore_index=True)), metrics=LOGGED)
     section = standing_section(made)
     assert [name for name, _ in section.figures] == ["best_gamma", "speedup_and_operations", "oracle_bound"]
     drawn = section.figures[1][1]

@@ -64,16 +64,11 @@ def written(tmp_path_factory):
     return folder, *(path.read_text(encoding="utf-8") for path in write_report(folder, "Report", chapters()))
 
 
-@pytest.fixture(scope="module")
-def page(written):
-    parsed = Page()
-    parsed.feed(written[1])
-    assert parsed.stack == []
-    return parsed
-
-
-def test_nothing_is_loaded_links_find_their_target_and_names_may_hold_anything(written, page):
+def test_nothing_is_loaded_links_find_their_target_and_names_may_hold_anything(written):
     _, html, _ = written
+    page = Page()
+    page.feed(html)
+    assert page.stack == []
     assert not re.search(r"""(src|href|srcset|action|data)\s*=\s*["']?\s*(https?:)?//""", html, re.IGNORECASE)
     assert not re.search(r"url\(\s*['\"]?(?!#|data:font/)", html)
     assert "@import" not in html and "http://" not in html and "https://" not in html

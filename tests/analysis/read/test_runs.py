@@ -273,14 +273,12 @@ def test_a_missing_artifact_is_named_with_what_writes_it(stored_run, read, sente
     assert "run0" in message and "\n" not in message and message.endswith(".")
 
 
-def test_a_store_of_another_version_is_left_alone(tmp_path):
-    database = tmp_path / "mlflow.db"
+def test_a_store_of_another_version_is_left_alone(tmp_path, empty_database):
+    database = Path(shutil.copy(empty_database, tmp_path))
     with sqlite3.connect(database) as connection:
-        connection.execute("CREATE TABLE alembic_version (version_num TEXT)")
-        connection.execute("INSERT INTO alembic_version VALUES ('0123456789ab')")
-        connection.execute("CREATE TABLE experiments (experiment_id INTEGER)")
-        connection.execute("CREATE TABLE runs (run_uuid TEXT)")
+        connection.execute("UPDATE alembic_version SET version_num = '0123456789ab'")
     connection.close()
+
     before = database.read_bytes()
     for ask, what in ((mlflow_runs.load_runs, "specdec"), (mlflow_runs.open_run, "0" * 32)):
         with pytest.raises(UsageError, match=r"of another MLflow version \(0123.*: back it up and run `mlflow db"):
