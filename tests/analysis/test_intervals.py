@@ -128,7 +128,7 @@ QUANTITIES = {  # range: a value in it, and replicates of it, the last ones at t
     st.lists(st.floats(0, 1), min_size=3, max_size=20),
 )
 def test_bounds_lie_in_the_range_and_around_the_estimate(quantity, prompts, places):
-    """Whatever the replicates, between any two of the range or on its ends."""
+
     within, (estimate, known) = quantity
     values = [estimate, *(np.interp(place, [0, 1], sorted(known)[:: len(known) - 1]) for place in places)]
     interval = Interval.of_replicates(np.array(values), prompts, within)

@@ -24,17 +24,12 @@ def trace_of(texts, gamma, most):
         for offered, accepted in rounds:
             lines.append((text, text, offered, accepted, accepted < offered, min(left - 1, gamma), accepted + 1))
             left -= accepted + 1
-    columns = zip(
-        ("text", "prompt", "offered", "accepted", "rejected", "room", "committed"), np.array(lines).T, strict=True
-    )
-    return S.make_trace(dict(columns), most)
+    names = ("text", "prompt", "offered", "accepted", "rejected", "room", "committed")
+    return S.make_trace(dict(zip(names, np.array(lines).T, strict=True)), most)
 
 
 def by_enumeration(model, rounds, gamma):
-    """Add up the chance of a text's rounds over all levels and all sequences of kinds, a kind for every token.
-
-    model: its arrays have a line for each of the levels, which are alike probable.
-    """
+    """Return the chance of a text's rounds at each level, over all sequences of kinds, a kind for every token."""
     size, kinds = sum(accepted + 1 for _, accepted in rounds), model.start.shape[1]
     by_level = []
     for level in range(len(S.LEVELS)):

@@ -12,8 +12,6 @@ from specdec.analysis.account.gap_account import gap_account
 from specdec.analysis.read import imported as of_a_file
 from specdec.analysis.read.imported import PositionText, imported
 
-AGREEMENT = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # theory.md 4.3
-
 
 def runs(bits, longest=10**6):
     """Return the lengths of a drafter that is right where the bits are 1, however deep in a draft."""
@@ -30,14 +28,9 @@ def data_set(*texts, gamma=3):
 
 
 @pytest.fixture
-def sums(tmp_path):
-    return lambda source: foreign_sums(folder_of(source, tmp_path))
-
-
-@pytest.fixture
-def accounts(sums):
+def accounts(tmp_path):
     def at(source, *gammas):
-        tables = sums(source)
+        tables = foreign_sums(folder_of(source, tmp_path))
         return {gamma: gap_account(tables[gamma], gamma, replicates=20, seed=0) for gamma in gammas}
 
     return at
@@ -45,7 +38,8 @@ def accounts(sums):
 
 def test_a_text_by_hand(accounts):
     """Nine of thirteen positions agree; the same walk by agreement and by lengths, so depth does nothing."""
-    made = accounts(data_set(runs(AGREEMENT)), 1, 2, 3, 4)
+    agreement = [1, 1, 0, 1, 1, 1, 0, 0, 1, 1, 1, 1, 0]  # theory.md 4.3
+    made = accounts(data_set(runs(agreement)), 1, 2, 3, 4)
     for (gamma, found), rounds in zip(made.items(), (8, 6, 5, 4), strict=True):
         omega = sum((9 / 13) ** k for k in range(gamma + 1))
         assert found.alpha == pytest.approx(9 / 13)
@@ -88,8 +82,9 @@ def test_each_part_answers_to_its_own_cause(accounts):
     assert shallow["along"] == pytest.approx(alike["along"], abs=1e-3) and shallow["depth"] < 0.9
 
 
-def test_the_mean_over_requests_counts_every_text_once(sums):
-    table = sums(data_set(runs([1] * 40, longest=3), runs([0] * 4)))[3].sum()
+def test_the_mean_over_requests_counts_every_text_once(tmp_path):
+    source = data_set(runs([1] * 40, longest=3), runs([0] * 4))
+    table = foreign_sums(folder_of(source, tmp_path))[3].sum()
     assert table["tokens"] / table["rounds"] == pytest.approx(44 / 14)
     assert foreign_values(table)["requests_mean"] == pytest.approx((4 + 1) / 2)
 

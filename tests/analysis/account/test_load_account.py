@@ -15,7 +15,6 @@ from specdec.analysis.read.load_folder import LoadTests, ServerFacts
 from specdec.analysis.read.load_points import COLUMNS, Gauges
 from specdec.errors import UsageError
 
-LOADS = (1, 4, 16, 64)
 PROMPT, OUTPUT, GAMMA, ACCEPTED = 60, 240, 5, 0.65
 
 
@@ -35,7 +34,7 @@ def simulated(
     chance `ACCEPTED`.
     """
     points = []
-    for clients in LOADS:
+    for clients in (1, 4, 16, 64):
         random = np.random.default_rng(clients)
         clock, waiting = 0.0, [0.0] * clients  # when requests came
         left = []  # the tokens of each that runs, and how many are left

@@ -11,13 +11,13 @@ SHAPES = {
     "rows": {"structure__gamma": "", "structure__k": "2", "structure__w": "4"},
     "tree": {"structure__gamma": "", "structure__nodes": "8"},
 }
-PROMPTS = 6
+
 PLAIN = {"draft_s": 0.0, "verify_s": 0.009, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.010}
 
 
 @pytest.fixture
 def make_run(stored_run, make_rounds):
-    def build(shape, accepted, verify_s, draft_s=0.001, prompts=PROMPTS, slow=1.0):
+    def build(shape, accepted, verify_s, draft_s=0.001, prompts=6, slow=1.0):
         """A run whose rounds accept `accepted` of 4, or by turns of prompts, and take these seconds, all `slow` times
         as long.
         """

@@ -20,7 +20,6 @@ BATCHES = [1, 2, 4, 8]
     ("speedups", "batch"),
     [
         ([1.5, 1.2, 0.8, 0.7], 2**1.5),  # half way between 2 and 4 on the axis of log2 B
-        ([2.0, 1.5, 1.25, 0.75], 2**2.5),
         ([0.9, 0.8, 0.7, 0.6], 0),
         ([1.5, 1.4, 1.3, 1.2], inf),
         ([0.9, 1.2, 0.8, 0.7], 2**1.5),  # what is below 1 before does not count

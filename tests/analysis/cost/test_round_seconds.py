@@ -3,45 +3,32 @@
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.call_times import call_times
 
 from specdec.analysis.cost.round_seconds import repeats_of, stream_seconds
 
 BLOCKS = [(1, 0), (1, 1), (1, 3), (4, 1), (4, 3)]
-CONTEXTS = (10, 110)
-
-
-def tokens(k, w, evaluation):
-    if w == 0:
-        return 1
-    return k * (w + 1) if evaluation == "rows" else 1 + k * w
 
 
 def seconds(k, w, context, evaluation):
-    copies = k if evaluation == "rows" and w else 1
-    return 1.0 + 0.1 * tokens(k, w, evaluation) + 0.01 * context * copies
+    tokens, copies = (k * (w + 1), k) if evaluation == "rows" else (1 + k * w, 1)
+    return 1.0 + 0.1 * tokens + 0.01 * context * copies
 
 
 def tables(evaluation, scale=(1.0, 2.0)):
-    times = [
-        (r, k, w, c, evaluation, tokens(k, w, evaluation), r, s * seconds(k, w, c, evaluation), "")
-        for r, s in enumerate(scale)
-        for k, w in BLOCKS
-        for c in CONTEXTS
-    ]
-    names = ["repeat", "k", "w", "context", "evaluation", "rows_evaluated", "call", "seconds", "missing"]
+    times = call_times(
+        lambda k, w, _, context: seconds(k, w, context, evaluation), BLOCKS, (10, 110), evaluation, len(scale)
+    )
+    times["seconds"] *= np.take(scale, times["repeat"])
     host = [(r, k, w, float(k * w), 0.5 * bool(w), 0.25 + 0.01 * k * w) for r in range(len(scale)) for k, w in BLOCKS]
     columns = ["repeat", "k", "w", "nodes", "draft_s", "overhead_s"]
-    return pd.DataFrame(times, columns=names), pd.DataFrame(host, columns=columns)
-
-
-def replayed(**columns):
-    values = {"k": 4, "w": 3, "tokens": 30.0, "rounds": 10.0, "nodes": 120.0, "paths": 40.0, "context": 60.0}
-    return pd.DataFrame([values | columns])
+    return times, pd.DataFrame(host, columns=columns)
 
 
 @pytest.mark.parametrize("evaluation", ["packed", "rows"])
 def test_full_blocks_and_plain_steps_at_a_context_between(evaluation):
-    blocks, plain = stream_seconds(replayed(), repeats_of(*tables(evaluation)))
+    full = {"k": 4, "w": 3, "tokens": 30.0, "rounds": 10.0, "nodes": 120.0, "paths": 40.0, "context": 60.0}
+    blocks, plain = stream_seconds(pd.DataFrame([full]), repeats_of(*tables(evaluation)))
     call, step = seconds(4, 3, 60, evaluation), seconds(1, 0, 60, evaluation)
     rest = 0.5 + 0.25 + 0.12
     assert blocks[:, 0] == pytest.approx([10 * (call + rest), 10 * (2 * call + rest)])

@@ -3,11 +3,10 @@
 import json
 import shlex
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from fixtures.small_parts import read_group_values
 
 from specdec.analysis.engines.measured_drafter import Alone, Measured
 from specdec.analysis.engines.recommendation import NO_METHOD, NOT_SERVED, SERVED, recommend
@@ -16,7 +15,6 @@ from specdec.analysis.intervals import Interval
 from specdec.config import flattened
 from specdec.drafters import drafters
 
-CONF = Path(__file__).resolve().parents[3] / "conf"
 PAYS = Interval(1.5, 1.4, 1.6)
 
 
@@ -25,8 +23,8 @@ def measured(
 ) -> Measured:
     """Return a drafter of depth 4 with the values of its YAML and of the structure's; `drafter__model` sets a key."""
     values = {
-        "drafter": yaml.safe_load((CONF / f"drafter/{drafter}.yaml").read_text(encoding="utf-8")),
-        "structure": yaml.safe_load((CONF / f"structure/{structure}.yaml").read_text(encoding="utf-8")),
+        "drafter": read_group_values("drafter", drafter),
+        "structure": read_group_values("structure", structure),
         "target": {"name": "causal", "model": "org/target"},
         "sampling": {"temperature": 0.0},
         "verifier": {"name": "speculative_sampling"},

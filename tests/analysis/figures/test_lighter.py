@@ -15,7 +15,6 @@ from specdec.analysis.figures import style
 from specdec.analysis.figures.lighter import SVG, XLINK, font_face, lighter
 
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:e-?\d+)?")
-HREF = f"{{{XLINK}}}href"
 
 
 @pytest.fixture(scope="module")
@@ -36,14 +35,6 @@ def figure() -> Figure:
     return drawn
 
 
-def raw(figure: Figure, letters: bool) -> str:
-    stream = StringIO()
-    with style.styled():
-        style.matplotlib.rcParams["svg.fonttype"] = "none" if letters else "path"
-        FigureCanvasSVG(figure).print_svg(stream, metadata=style.UNSIGNED)
-    return stream.getvalue()
-
-
 def shown(svg: str) -> list[tuple[str, list[float]]]:
     """All that is painted, in order: what it looks like without its numbers, and its numbers."""
     root = ElementTree.fromstring(svg[svg.index("<svg") :])
@@ -56,7 +47,7 @@ def shown(svg: str) -> list[tuple[str, list[float]]]:
         for key, value in sorted(element.attrib.items()):
             if key == "id":
                 continue
-            if key == HREF and value.startswith("#"):
+            if key == f"{{{XLINK}}}href" and value.startswith("#"):
                 value = described(by_id[value[1:]])
             if key == "style":  # the page has one rule for the font
                 value = ";".join(sorted(each.strip() for each in value.split(";") if "font-family" not in each))
@@ -84,7 +75,11 @@ def shown(svg: str) -> list[tuple[str, list[float]]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("letters", [False, True], ids=["outlines", "letters"])
 def test_every_shape_stays_where_it_was(figure, letters):
-    before = raw(figure, letters)
+    stream = StringIO()
+    with style.styled():
+        style.matplotlib.rcParams["svg.fonttype"] = "none" if letters else "path"
+        FigureCanvasSVG(figure).print_svg(stream, metadata=style.UNSIGNED)
+    before = stream.getvalue()
     after = lighter(before)
     assert len(after) < 0.75 * len(before)
     first, second = shown(before), shown(after)

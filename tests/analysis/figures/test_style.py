@@ -12,8 +12,6 @@ from matplotlib.text import Text
 
 from specdec.analysis.figures import style
 
-ANALYSIS = Path(style.__file__).parent
-
 
 @style.in_style
 def drawn() -> Figure:
@@ -52,7 +50,7 @@ def test_letters_survive_half_a_page():
     assert figure.get_size_inches()[0] == style.WIDTH
 
 
-@pytest.mark.parametrize("path", sorted(ANALYSIS.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(Path(style.__file__).parent.glob("*.py")), ids=lambda path: path.stem)
 def test_every_figure_is_made_in_the_style(path):
     tree = ast.parse(path.read_text("utf-8"))
     for function in (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and path.name != "style.py"):

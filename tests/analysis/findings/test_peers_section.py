@@ -7,6 +7,7 @@ import pytest
 
 from specdec.analysis.findings.peers_section import peer_notes, peers_section
 from specdec.analysis.findings.run_metrics import peer_metrics
+from specdec.analysis.intervals import Interval
 
 
 def test_ratios_are_over_the_arm_that_does_the_same():
@@ -45,10 +46,9 @@ PEER = {
 SECOND = {**PEER, "peer": "llama_cpp.prompt_lookup", "ours": {"method": "ngram", "gamma": 4, "setting": "traced"}}
 DESCRIBED = {"peers": [PEER, SECOND], "left_out": [{"peer": "openvino", "reason": "it is not installed."}]}
 METRICS = {
-    **{"peer/llama_cpp.generate.ratio": 0.8, "peer/llama_cpp.generate.identical": 0.75},
-    **{"peer/llama_cpp.generate.ratio.ci_low": 0.7, "peer/llama_cpp.generate.ratio.ci_high": 0.9},
-    "peer/llama_cpp.prompt_lookup.ratio": 1.5,
-    **{"peer/llama_cpp.prompt_lookup.ratio.ci_low": 1.2, "peer/llama_cpp.prompt_lookup.ratio.ci_high": 1.7},
+    "peer/llama_cpp.generate.identical": 0.75,
+    **Interval(0.8, 0.7, 0.9).as_metrics("peer/llama_cpp.generate.ratio"),
+    **Interval(1.5, 1.2, 1.7).as_metrics("peer/llama_cpp.prompt_lookup.ratio"),
 }
 
 

@@ -1,6 +1,4 @@
-"""The first screen of a run: verdict, table over gamma, account and curve, before everything else; and the sections
-that set it beside the paper's pictures, from what it logged and its rounds.
-"""
+"""The first screen of a run, before everything else; and the sections that set it beside the paper's pictures."""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,6 +8,7 @@ import pytest
 
 from specdec.analysis.figures import style
 from specdec.analysis.findings.run_sections import arranged, standing_section, timeline_section
+from specdec.analysis.intervals import Interval
 from specdec.analysis.pages.html import section_blocks
 from specdec.analysis.sections import Section
 from specdec.errors import UsageError
@@ -43,21 +42,14 @@ def test_simulated_time_is_in_headings_of_times_and_over_every_table():
 
 
 SLOW = {"draft_s": 0.0, "verify_s": 0.020, "accept_s": 0.0, "commit_s": 0.0, "round_s": 0.020}
-LOGGED = {
-    "account/alpha": 0.8,
-    "cost/c": 0.05,
-    "cost/c_ops": 0.1,
-    "speedup": 2.5,
-    "speedup.ci_low": 2.2,
-    "speedup.ci_high": 2.8,
-    "operations/measured": 1.9,
-}
+LOGGED = {"account/alpha": 0.8, "cost/c": 0.05, "cost/c_ops": 0.1, "operations/measured": 1.9}
 
 
 def test_the_run_is_marked_by_what_it_logged(stored_run, make_rounds):
     rounds = [make_rounds({"a": [0] * 9, "b": [0] * 9}, 0, "baseline", durations=SLOW)]
     rounds.append(make_rounds({"a": [2, 1, 0, 2], "b": [2, 2, 1, 0]}, 2))
-    made = replace(stored_run(pd.concat(rounds, ignore_index=True)), metrics=LOGGED)
+    logged = LOGGED | Interval(2.5, 2.2, 2.8).as_metrics("speedup")
+    made = replace(stored_run(pd.concat(rounds, ignore_index=True)), metrics=logged)
     section = standing_section(made)
     assert [name for name, _ in section.figures] == ["best_gamma", "speedup_and_operations", "oracle_bound"]
     drawn = section.figures[1][1]

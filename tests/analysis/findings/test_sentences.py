@@ -61,6 +61,9 @@ def test_a_run_that_pays_closes_with_four_sentences():
     control = {name: value for name, value in CONTROL.items() if name != "null/floor"}
     noise = "from too few prompts to say how large the machine's noise is."
     assert closing_sentences(measured(metrics=control))[1].endswith(noise)
+    first, second, *_ = closing_sentences(measured(simulated=True, metrics={}))
+    assert first.startswith("Speculation pays in simulated time: ")
+    assert second.startswith("Time is simulated by a cost model")
 
 
 def test_reasons_come_before_the_verdict_and_behind_what_puts_it_in_doubt():
@@ -128,12 +131,6 @@ def test_what_costs_most_is_in_plain_words(factors, said):
 )
 def test_whether_outputs_are_identical(changes, said):
     assert said in closing_sentences(measured(**changes))[-1]
-
-
-def test_simulated_time_says_so():
-    first, second, *_ = closing_sentences(measured(simulated=True, metrics={}))
-    assert first.startswith("Speculation pays in simulated time: ")
-    assert second.startswith("Time is simulated by a cost model")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""The report of a run is made from its folder alone: deleted and made again without torch, it is the same; and the note
-that MLflow shows.
-"""
+"""The report of a run is made from its folder alone, the same again without torch; and the note that MLflow shows."""
 
 import shutil
 import subprocess

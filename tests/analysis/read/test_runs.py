@@ -26,8 +26,6 @@ CURVES = {
     "curve/speedup/measured": {1: 1.1, 4: 1.3},
     "curve/speedup/replay": {1: 1.2},
 }
-
-
 ROUNDS = build_rounds({"a": [4, 1], "b": [1]}, 4)
 
 

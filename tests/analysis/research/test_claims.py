@@ -1,6 +1,5 @@
 """Verdicts on claims: by hand, and on the committed results."""
 
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,8 +7,6 @@ import pytest
 
 from specdec.analysis.intervals import Interval
 from specdec.analysis.research import claims
-
-Answers = Callable[[claims.ClaimEvidence], Iterator[claims.Claim]]
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +42,7 @@ def test_every_claim_is_answered_in_words_that_a_table_can_hold(found):
         found.values("2211.17192", "Table 9", "alpha")
 
 
-def answered(answers: Answers, found: claims.ClaimEvidence, words: str, run: str, **changed: Any) -> claims.Claim:
+def answered(answers: Any, found: claims.ClaimEvidence, words: str, run: str, **changed: Any) -> claims.Claim:
     basis = replace(found, runs={**found.runs, run: {**found.runs[run], **changed}})
     return next(each for each in answers(basis) if words in each.claim)
 

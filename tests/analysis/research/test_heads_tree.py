@@ -1,13 +1,11 @@
 """Trees of heads from their counts: the tree that comes along was found, and is judged by paired gains."""
 
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from fixtures.small_parts import composed_values
 from oracles.path_trees import tree_of_paths
 
 from specdec.analysis.research import heads_tree
 from specdec.analysis.research.heads_ablation import difference
 from specdec.analysis.research.heads_tree import CHANCES, DRAWN, JOINT, OWN
-from specdec.config import config_dir
 from specdec.structures import structures
 from specdec.theory.trees import best_tree
 
@@ -16,9 +14,7 @@ def test_the_trees_that_come_along_are_those_that_were_judged():
     """`structure=heads_medusa` is the best tree for the rank paths in the results, `structure=heads` the drawn one."""
 
     def shipped(name: str) -> list[int]:
-        with initialize_config_dir(config_dir(), version_base="1.3"):
-            values = compose("config", overrides=[f"structure={name}"]).structure
-        return list(structures.build(OmegaConf.to_container(values)).tree.parents)
+        return list(structures.build(composed_values(f"structure={name}")["structure"]).tree.parents)
 
     found = heads_tree.load_trees()
     (section,) = heads_tree.tree_sections()

@@ -6,7 +6,6 @@ import pytest
 
 from specdec.analysis.account.gap_account import FACTORS
 from specdec.analysis.research import claim_results, claims, real_model
-from specdec.errors import UsageError
 
 PROMPTS = [f"p{number}" for number in range(20)]
 
@@ -73,14 +72,11 @@ def test_advice_is_right_where_it_stands_on_the_same_side_of_one(sections):
     assert advice.tables[0][1]["foretold"].tolist() == ["1.10 (1.00 to 1.20)", "1.30 (1.20 to 1.40)"]
 
 
-def test_what_is_not_measured_names_the_command_and_another_file_is_refused(sections, tmp_path):
+def test_what_is_not_measured_names_the_command(sections, tmp_path):
     pays, formula, advice, heads = sections(walked([[0.01, 0.0, 0.02]] * 3))
     assert all("-k decoding" in section.text[0] and not section.tables for section in (pays, advice))
     assert "-k heads" in heads.text[0] and formula.figures
     assert all(real_model.COMMAND in section.text[0] for section in real_model.real_sections(tmp_path / "none.json"))
-    (tmp_path / "other.json").write_text("[]", encoding="utf-8")
-    with pytest.raises(UsageError, match="test_real_model.py"):
-        real_model.real_sections(tmp_path / "other.json")
 
 
 def test_a_real_model_that_measures_what_the_pocket_target_did_gets_its_verdicts(tmp_path):

@@ -1,6 +1,4 @@
-"""Figures of study batching from tables whose answers are known: calls that take fixed + token n, a drafter that always
-offers gamma tokens, and one that offers all or nothing.
-"""
+"""Study batching where calls take fixed + token n; one drafter always offers gamma tokens, one all or nothing."""
 
 import json
 import re
@@ -104,15 +102,12 @@ def test_the_break_even_batch_is_that_of_the_closed_form(exact):
     assert exact.end("steady", 2)["formula"] == pytest.approx(found.estimate)
 
 
-def test_the_best_gamma_at_each_batch_is_the_fastest(exact):
+def test_the_best_gamma_is_the_fastest_and_not_chosen_by_the_repeat_that_it_is_judged_on(exact):
     best = exact.of("steady")
     both = np.array([[expected("steady", gamma, batch) for batch in BATCHES] for gamma in GAMMAS])
     assert best["speedup"].tolist() == pytest.approx(both.max(axis=0).tolist())
     assert best["gammas"].tolist() == [str(GAMMAS[int(at)]) for at in both.argmax(axis=0)]
-
-
-def test_the_best_gamma_is_not_chosen_by_the_repeat_that_it_is_judged_on():
-    """Gammas that do not differ: taking the best of each repeat's own numbers would find a gain in the noise."""
+    # Gammas that do not differ: taking the best of each repeat's own numbers would find a gain in the noise.
     lucky = tables(repeats=12, noise=0.3)
     lines = lucky["batching"].query("drafter == 'steady' and batch == 1 and gamma == 2")
     same = pd.concat(

@@ -5,30 +5,14 @@ import json
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.call_times import call_times
 
 from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.equal_budget import budgets
 
 ABOUT = About("model (float32), machine", "prompts", simulated=False, replicates=300, seed=0)
 STEP, PRICE, DRAFT, REST = 1e-3, 0.1, 1e-4, 1e-4
-NODES = {4: 4, 16: 16}
-
-
-def replayed(tokens_per_call, nodes, prompts=8):
-    """Rows of every candidate: (shape, budget, variant, made_on) -> tokens per call on half 0 and on half 1."""
-    rows = []
-    for (shape, budget, variant, made_on), by_half in tokens_per_call.items():
-        for prompt in range(prompts):
-            half = prompt % 2
-            rounds = 100 + 10 * prompt
-            counts = (by_half[half] * rounds, rounds, nodes[shape, budget] * rounds, rounds)
-            rows.append((shape, budget, variant, made_on, f"p{prompt}", *counts, half))
-    columns = ["shape", "budget", "variant", "made_on", "prompt", "tokens", "rounds", "nodes", "paths", "half"]
-    table = pd.DataFrame(rows, columns=columns)
-    return table.assign(drafter="ngram", stream=table["prompt"], category="", context=50.0)
-
-
-CANDIDATES = {
+CANDIDATES = {  # shape, budget, variant, half that it was made on: tokens per call on half 0 and on half 1
     ("chain", 4, "gamma 4", -1): (2.0, 2.0),
     ("rows", 4, "2 x 2", -1): (9.0, 1.5),  # half 0 likes it, half 1 does not
     ("rows", 4, "4 x 1", -1): (1.0, 1.8),
@@ -47,39 +31,37 @@ CHOSEN = {
 
 
 def tables():
-    nodes = {(shape, budget): NODES[budget] for shape in ("chain", "rows", "tree") for budget in NODES}
+    nodes = {(shape, budget): budget for shape in ("chain", "rows", "tree") for budget in (4, 16)}
     nodes["tree", 16] = 12.0
+    rows = []
+    for candidate, by_half in CANDIDATES.items():
+        for prompt in range(8):
+            half, rounds = prompt % 2, 100 + 10 * prompt
+            counts = (by_half[half] * rounds, rounds, nodes[candidate[:2]] * rounds, rounds)
+            rows.append((*candidate, f"p{prompt}", *counts, half))
+    columns = ["shape", "budget", "variant", "made_on", "prompt", "tokens", "rounds", "nodes", "paths", "half"]
+    replay = pd.DataFrame(rows, columns=columns)
     choices = [
         ("ngram", shape, budget, half, variants[half], half if shape == "tree" else -1, json.dumps({"name": shape}))
         for (shape, budget), variants in CHOSEN.items()
         for half in (0, 1)
     ]
     of_choices = ["drafter", "shape", "budget", "half", "variant", "made_on", "structure"]
-    times = [
-        {"k": 1, "w": n, "context": context, "evaluation": "packed", "rows_evaluated": 1 + n, "call": 0, "repeat": 0}
-        | {"seconds": STEP * (1 + PRICE * n), "missing": ""}
-        for n in (0, 1, 4, 16)
-        for context in (10, 100)
-    ]
+    blocks = [(1, n) for n in (0, 1, 4, 16)]
     of_host = ["repeat", "drafter", "shape", "budget", "nodes", "draft_s", "overhead_s"]
     host = [(0, "", "plain", 0, 0.0, 0.0, REST)]
     host += [(0, "ngram", shape, budget, float(n), DRAFT, REST) for (shape, budget), n in nodes.items()]
     return {
-        "replay": replayed(CANDIDATES, nodes),
+        "replay": replay.assign(drafter="ngram", stream=replay["prompt"], category="", context=50.0),
         "choices": pd.DataFrame(choices, columns=of_choices),
-        "block_times": pd.DataFrame(times),
+        "block_times": call_times(lambda k, n, *_: STEP * (1 + PRICE * n), blocks, (10, 100)),
         "host_times": pd.DataFrame(host, columns=of_host),
         "skipped": pd.DataFrame(columns=["reason", "category", "count"]),
     }
 
 
-@pytest.fixture(scope="module")
-def cells():
-    found = budgets(tables(), ABOUT.replicates, ABOUT.seed)
-    return found.cells.set_index(["shape", "budget"])
-
-
-def test_each_half_is_judged_on_the_others_choice(cells):
+def test_each_half_is_judged_on_the_others_choice_and_prices_follow_the_law():
+    cells = budgets(tables(), ABOUT.replicates, ABOUT.seed).cells.set_index(["shape", "budget"])
     rounds = {half: sum(100 + 10 * prompt for prompt in range(8) if prompt % 2 == half) for half in (0, 1)}
     # Half 0 has what half 1 chose, 4 x 1, and half 1 has 2 x 2.
     expected = (1.0 * rounds[0] + 1.5 * rounds[1]) / (rounds[0] + rounds[1])
@@ -87,13 +69,10 @@ def test_each_half_is_judged_on_the_others_choice(cells):
     tree = cells.loc[("tree", 16)]
     assert (tree["tokens_lead"], tree["tokens_lead_low"], tree["tokens_lead_high"]) == pytest.approx((1.0, 1.0, 1.0))
     assert cells.loc[("chain", 16), "tokens_lead"] == 0
-
-
-@pytest.mark.parametrize(("shape", "budget", "tokens", "nodes"), [("chain", 4, 2.0, 4), ("tree", 16, 4.0, 12)])
-def test_speedup_and_prices_follow_the_law(cells, shape, budget, tokens, nodes):
-    speedup = tokens * (STEP + REST) / (STEP * (1 + PRICE * nodes) + DRAFT + REST)
-    found = cells.loc[(shape, budget), ["speedup", "price", "break_even"]].astype(float).tolist()
-    assert found == pytest.approx([speedup, PRICE, (tokens - 1) / nodes])
+    for shape, budget, tokens, nodes in (("chain", 4, 2.0, 4), ("tree", 16, 4.0, 12)):
+        speedup = tokens * (STEP + REST) / (STEP * (1 + PRICE * nodes) + DRAFT + REST)
+        found = cells.loc[(shape, budget), ["speedup", "price", "break_even"]].astype(float).tolist()
+        assert found == pytest.approx([speedup, PRICE, (tokens - 1) / nodes])
 
 
 def test_the_answer_comes_first():

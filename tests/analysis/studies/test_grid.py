@@ -5,71 +5,12 @@ import statistics
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.grid_tables import FASTER, PROMPTS, K, W, live, replay, tables, times, whole
 
 from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.grid import best, grid, steadiness, whole_runs
 
-K, W = (1, 5, 10), (1, 4, 10)
-PROMPTS = 12
 ABOUT = About("mixed on pocket (float32), a machine", "stdlib_code", False, 500, 0)
-
-
-def replay(rounds=lambda k, w, prompt: 60 - 3 * min(k, 6) - 2 * min(w, 8) + prompt % 3):
-    return pd.DataFrame(
-        [
-            {"k": k, "w": w, "stream": f"p{p}", "prompt": f"p{p}", "category": f"c{p % 2}", "context": 100.0,
-             "tokens": 60, "rounds": rounds(k, w, p), "nodes": k * w * rounds(k, w, p), "paths": k * rounds(k, w, p)}
-            for k in K for w in W for p in range(PROMPTS)
-        ]
-    )  # fmt: skip
-
-
-def times(seconds=lambda tokens: 1.0 + 0.01 * tokens, scale=(1.0, 1.5)):
-    """Calls, and nothing for drafts and the rest; a repeat in which drafts, and they alone, are slower."""
-    calls = [
-        (r, k, w, 100, "packed", 1 + k * w, r, seconds(1 + k * w) * (s if w else 1.0), "")
-        for r, s in enumerate(scale)
-        for k, w in [(1, 0), *((k, w) for k in K for w in W)]
-    ]
-    names = ["repeat", "k", "w", "context", "evaluation", "rows_evaluated", "call", "seconds", "missing"]
-    host = [(r, 1, 0, 0.0, 0.0, 0.0) for r in range(len(scale))]
-    columns = ["repeat", "k", "w", "nodes", "draft_s", "overhead_s"]
-    return pd.DataFrame(calls, columns=names), pd.DataFrame(host, columns=columns)
-
-
-def live(rounds_more=0, factor=1.0):
-    """What the prediction says of the last two prompts in the corners, changed."""
-    texts = grid(replay(), *times(), 10, 0).texts.query("stream in ['p10', 'p11']")
-    made = []
-    for repeat in (0, 1):
-        for row in texts.query("k in [1, 10] and w in [1, 10]").to_dict("records"):
-            counts = (60, row["rounds"] + rounds_more, row["seconds"] * factor)
-            made.append((repeat, row["k"], row["w"], row["stream"], *counts, True, "float32"))
-        for name, plain in texts.groupby("stream")["plain_s"].first().items():
-            made.append((repeat, 1, 0, name, 60, 60, plain, True, "float32"))
-    names = ["repeat", "k", "w", "stream", "tokens", "rounds", "seconds", "identical", "dtype"]
-    return pd.DataFrame(made, columns=names)
-
-
-FASTER = (1.1, 1.0, 0.9)  # seconds of the shape (5, 4) in three whole runs, over their mean
-
-
-def whole(best=(5, 4), faster=FASTER):
-    """Whole runs: plain decoding takes 6 s a text, (10, 10) 4 s in every run, (5, 4) 3 s times a factor of each run."""
-    made = []
-    for repeat, factor in enumerate(faster):
-        for p in range(PROMPTS):
-            for (k, w), seconds, rounds in (((1, 0), 6.0, 60), (best, 3.0 * factor, 30), ((10, 10), 4.0, 20)):
-                made.append((repeat, k, w, f"p{p}", 60, rounds, k * w * rounds, seconds, p > 0, "float32", f"p{p}"))
-    names = ["repeat", "k", "w", "stream", "tokens", "rounds", "nodes", "seconds", "identical", "dtype", "prompt"]
-    return pd.DataFrame(made, columns=names)
-
-
-def tables(**changes):
-    calls, host = times()
-    skipped = pd.DataFrame(columns=["reason", "category", "count"])
-    whole_study = {"replay": replay(), "block_times": calls, "host_times": host, "live": live(), "whole": whole()}
-    return {**whole_study, "skipped": skipped, **changes}
 
 
 @pytest.mark.slow

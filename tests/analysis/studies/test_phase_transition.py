@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.call_times import call_times
 
 from specdec.analysis.sections import About, findings
 from specdec.analysis.studies.phase_transition import growth, product_lines, roofline_ridge, shape_effect, slowdowns
@@ -27,18 +28,9 @@ def flat_then_linear(k, w, tokens, context):
 
 
 def block_times(law=flat_then_linear, contexts=(50, 500), calls=3, evaluation="packed", noise=(0.99, 1.0, 1.01)):
-    rows = []
-    for context in contexts:
-        for k in KS:
-            for w in WS:
-                if w == 0 and k > 1 and evaluation == "packed":
-                    continue
-                tokens = 1 + k * w if evaluation == "packed" else k * (w + 1)
-                for call in range(calls):
-                    seconds = law(k, w, tokens, context) * noise[call % len(noise)]
-                    rows.append((k, w, context, evaluation, tokens, call, seconds, ""))
-    names = ["k", "w", "context", "evaluation", "rows_evaluated", "call", "seconds", "missing"]
-    return pd.DataFrame(rows, columns=names)
+    blocks = [(k, w) for k in KS for w in WS if w or k == 1 or evaluation == "rows"]
+    times = call_times(law, blocks, contexts, evaluation, calls=calls)
+    return times.assign(seconds=times["seconds"] * np.take(noise, times["call"]))
 
 
 def intensity_of(times):

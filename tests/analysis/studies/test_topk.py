@@ -6,16 +6,12 @@ import pytest
 from specdec.analysis.sections import About, findings
 
 
-def table():
+def test_what_the_study_of_top_k_says():
     lines = [
         (name, k, w, f"p{p}", f"p{p}/turn{turn}", "c", 20.0, 40)
         for name in ("b", "a") for k in (1, 2, 8) for w in (1, 2) for p in range(9) for turn in (1, 2)
     ]  # fmt: skip
-    return pd.DataFrame(lines, columns=["drafter", "k", "w", "prompt", "stream", "category", "context", "tokens"])
-
-
-def test_what_the_study_of_top_k_says():
-    rows = table()
+    rows = pd.DataFrame(lines, columns=["drafter", "k", "w", "prompt", "stream", "category", "context", "tokens"])
     rows["rounds"] = [38 - 2 * row.k - (1 if row.drafter == "b" else 0) + 2 * (row.w == 2) for row in rows.itertuples()]
     about = About("pocket (bfloat16), a machine", "humaneval", False, 200, 0)
     skips = pd.DataFrame([("exceeds the context", "humaneval", 4)], columns=["reason", "category", "count"])

@@ -1,12 +1,11 @@
-"""What `tree_search` says where t(n) = 1 ms (1 + n / 10), a draft takes 0.1 ms and 0.2 ms a level and 0.01 ms a node,
-and all else 0.1 ms.
-"""
+"""What `tree_search` says where the seconds of calls, of drafts by levels and nodes, and of all else are known."""
 
 import json
 
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.call_times import call_times
 
 from specdec.analysis.cost.round_seconds import round_seconds
 from specdec.analysis.sections import About, findings
@@ -47,12 +46,7 @@ def tables(arms=ARMS, prompts=8, identical=True):
         for prompt in range(prompts)
         for arm, (_, _, nodes, depth, _, tokens) in arms.items()
     ]
-    times = [
-        {"k": 1, "w": n, "context": context, "evaluation": "packed", "rows_evaluated": 1 + n, "call": 0, "repeat": 0}
-        | {"seconds": STEP * (1 + PRICE * n), "missing": ""}
-        for n in (0, 1, 4, 16)
-        for context in (10, 100)
-    ]
+    blocks = [(1, n) for n in (0, 1, 4, 16)]
     drafts = [
         {"shape": "tree", "structure": place, "nodes": nodes, "depth": depth, "call": call, "drafted": nodes}
         | {"seconds": (FIXED + LEVEL * depth + NODE * nodes) * (50 if call == 2 else 1)}  # one of three is an accident
@@ -74,7 +68,7 @@ def tables(arms=ARMS, prompts=8, identical=True):
     return {
         "arms": pd.DataFrame(listed),
         "live": pd.DataFrame(live),
-        "block_times": pd.DataFrame(times),
+        "block_times": call_times(lambda k, n, *_: STEP * (1 + PRICE * n), blocks, (10, 100)),
         "draft_times": pd.DataFrame(drafts),
         "host_times": pd.DataFrame(host, columns=["repeat", "arm", "nodes", "draft_s", "overhead_s"]),
         "accuracy": pd.DataFrame(accuracy),
@@ -95,22 +89,14 @@ def test_seconds_of_a_round_follow_the_law():
     assert min(draft) == 0 and draft[0] > 0, "a draft never gets cheaper with size"
 
 
-@pytest.fixture(scope="module")
-def cells():
+def test_speedups_are_measured_and_predicted_and_differences_to_the_chosen_tree_are_paired():
     made = tables()
-    return tree_search(made["arms"], made["live"], ABOUT.replicates, ABOUT.seed)[0].set_index("arm")
-
-
-@pytest.mark.parametrize("arm", [arm for arm in ARMS if arm != PLAIN])
-def test_speedup_is_measured_and_predicted(cells, arm):
-    _, _, nodes, depth, predicted, tokens = ARMS[arm]
-    of_one_token = (STEP + REST) / seconds(nodes, depth)
-    expected = (tokens, nodes, tokens * of_one_token, predicted * of_one_token)
-    found = cells.loc[arm, ["tokens", "verified", "speedup", "predicted_speedup"]].astype(float).tolist()
-    assert found == pytest.approx(list(expected), nan_ok=True)
-
-
-def test_differences_to_the_chosen_tree_are_paired(cells):
+    cells = tree_search(made["arms"], made["live"], ABOUT.replicates, ABOUT.seed)[0].set_index("arm")
+    for arm, (_, _, nodes, depth, predicted, tokens) in ARMS.items():
+        of_one_token = (STEP + REST) / seconds(nodes, depth)
+        expected = [tokens, nodes, tokens * of_one_token, predicted * of_one_token]
+        found = cells.loc[arm, ["tokens", "verified", "speedup", "predicted_speedup"]].astype(float).tolist()
+        assert arm == PLAIN or found == pytest.approx(expected, nan_ok=True), arm
     # Every prompt differs alike: there is nothing to be unsure of, whatever prompts are drawn.
     row = cells.loc["tree 16"]
     lead = row["speedup"] - cells.loc[CHOSEN, "speedup"]
