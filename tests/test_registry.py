@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import pytest
 
-import specdec.registry
 from specdec.config import typed, validated
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
@@ -99,16 +98,6 @@ def test_a_name_is_taken_once(things):
         things.register("small_thing")(OtherThing)
     things.register("small_thing")(Thing)  # the same class again, as when a module is reloaded
     assert things.names() == ["large_thing", "small_thing"]
-
-
-def test_entry_points_add_members(things, monkeypatch):
-    class Entry:
-        def load(self):
-            things.register("foreign_thing")(Thing)
-
-    monkeypatch.setattr(specdec.registry, "entry_points", lambda group: [Entry()] if group == "specdec.things" else [])
-    things._loaded = False
-    assert "foreign_thing" in things.names()
 
 
 def test_a_config_named_by_text_is_found(things):

@@ -1,4 +1,4 @@
-"""The arithmetic of advice against worked figures and by hand; rounds found by replay against live decoding."""
+"""The arithmetic of advice against worked figures and by hand."""
 
 import json
 import shlex
@@ -7,7 +7,6 @@ from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -16,11 +15,9 @@ from specdec.advice.advice import Advice, RoundCost, ideals, judge, predict, rec
 from specdec.advice.advisor import show
 from specdec.analysis.intervals import Interval
 from specdec.environment import cpu
-from specdec.replay.expected_rounds import Agreement, Starts, expected_walk
 from specdec.session.advice_key import key_of
 from specdec.structures import structures
 from specdec.theory.capped_geometric import tokens_per_round
-from specdec.theory.dependence import replay_rounds
 from specdec.verifiers import verifiers
 
 # Figures of theory.md 8.1: D = 3, T_v = 22.5, T_o = 1.9, t_1 = 20, t_AR = 21 ms; tau = 3.30 at gamma 5.
@@ -99,15 +96,6 @@ def test_the_best_gamma_is_the_fastest_and_not_the_longest():
 def test_the_key_ignores_the_order_of_keys_only():
     assert key_of({"a": 1, "b": [1, 2]}) == key_of({"b": [1, 2], "a": 1})
     assert len({key_of({"a": 1}), key_of({"a": 2}), key_of({"b": 1})}) == 3
-
-
-@pytest.mark.parametrize("gamma", [1, 3, 8])
-def test_the_walk_forwards_has_the_rounds_of_the_recursion_backwards(gamma):
-    m = np.random.default_rng(5).uniform(size=40) ** 0.3
-    agreed = Agreement(np.ones(40, dtype=bool), m, m)
-    walk = expected_walk(Starts.of_positions(agreed, gamma), 40)
-    assert walk.rounds == pytest.approx(replay_rounds(m, gamma), rel=1e-12)
-    assert set(walk.offered) <= set(range(gamma + 1)) and walk.draft_s is None
 
 
 def small_model_advice(structure, offered, verifier="speculative_sampling"):
