@@ -4,19 +4,20 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from fixtures.decoding import decode, seeded
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from specdec.batching.batch_drafter import batch_drafter
 from specdec.batching.batch_target import batch_target
 from specdec.batching.decode_batch import decode_batch
-from specdec.clock import CpuClock, SimulatedClock
+from specdec.clock import SimulatedClock
 from specdec.decode import cut, generate
 from specdec.disturbance import Watch
 from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
 from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
 from specdec.records import EMPTY, Draft, Request, Source, TextStart, Tree, chain_tree
-from specdec.sampling import drawn, generator_for
+from specdec.sampling import drawn
 from specdec.structures.base import Structure, structures
 from specdec.verifiers.base.contract import verifiers
 
@@ -63,14 +64,7 @@ TEXT = (3, 6, 2, 5, 1, 4, 0, 3, 6, 2)
 
 
 def run(target, drafter, gamma=4, limit=10, prompt=(0,), verifier="greedy"):
-    return generate(
-        target=target,
-        drafter=drafter,
-        verifier=verifiers.build({"name": verifier}),
-        structure=structures.build({"name": "chain", "gamma": gamma}),
-        request=Request(list(prompt), limit, accept_generator=generator_for(0, "prompt", "accept")),
-        clock=CpuClock(),
-    )
+    return decode(target, drafter, gamma, prompt, limit, verifier, **seeded())
 
 
 both = pytest.mark.parametrize("verifier", ["greedy", "speculative_sampling"])
@@ -177,19 +171,13 @@ def test_acceptance_leaves_the_drafts_numbers_alone(table, random_law):
             rows = q.expand(structure.gamma, -1)
             return Draft(drawn(rows, numbers[-1]), chain_tree(structure.gamma), rows)
 
-    ours, theirs = generator_for(0, "prompt", "draft"), generator_for(0, "prompt", "accept")
-    unused = theirs.get_state()
-    generate(
-        target=target,
-        drafter=Drawing(),
-        verifier=verifiers.build({"name": "speculative_sampling"}),
-        structure=structures.build({"name": "chain", "gamma": 3}),
-        request=Request([0], 20, draft_generator=ours, accept_generator=theirs),
-        clock=CpuClock(),
-    )
-    again = generator_for(0, "prompt", "draft")
+    generators = seeded()
+    ours, theirs = generators.values()
+    decode(target, Drawing(), 3, [0], 20, "speculative_sampling", **generators)
+    again, unused = seeded().values()
     assert all(torch.equal(torch.rand(each.shape, generator=again, dtype=torch.float64), each) for each in numbers)
-    assert torch.equal(ours.get_state(), again.get_state()) and not torch.equal(theirs.get_state(), unused)
+    assert torch.equal(ours.get_state(), again.get_state())
+    assert not torch.equal(theirs.get_state(), unused.get_state())
 
 
 def test_a_tree_commits_its_accepted_path(cycle):

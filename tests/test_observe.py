@@ -4,12 +4,11 @@ import math
 
 import pytest
 import torch
+from fixtures.decoding import decode, seeded
+from fixtures.slow_drafters import SlowDrafter
 
-from specdec.clock import CpuClock
-from specdec.decode import generate
-from specdec.drafters.base import Drafter, DrafterCapabilities
 from specdec.observe import Decided, departure
-from specdec.records import Acceptance, Draft, Request, Tree, chain_tree
+from specdec.records import Acceptance, Draft, Tree, chain_tree
 from specdec.sampling import sample
 from specdec.verifiers import verifiers
 
@@ -122,29 +121,15 @@ def test_a_lossless_rule_departs_nowhere_and_one_hot_laws_give_zeros_and_ones(gr
         assert far.otherwise == otherwise and set(far.tv) <= {0.0, 1.0} and sum(far.tv) == (tokens[0] == 3)
 
 
-class Says(Drafter):
-    """Always the same token."""
-
-    capabilities = DrafterCapabilities(fills=frozenset({"chain"}))
-
-    def __init__(self, token):
-        self.token = token
-
-    def draft(self, structure):
-        return Draft(torch.full((structure.gamma,), self.token), chain_tree(structure.gamma))
-
-
 def test_the_loop_records_a_departure_for_every_committed_token(table, random_law, group_values, make_structure):
     law, rule = random_law(4, 0), verifiers.build(group_values("verifier", "typical"))
-    asked = {"target": table(law, temperature=1.0), "drafter": Says(2), "structure": make_structure("chain", 3)}
-    request = Request([0], 30, accept_generator=torch.Generator().manual_seed(0))
-    output = generate(verifier=rule, request=request, clock=CpuClock(), **asked)
+    drafter = SlowDrafter(lambda text, structure: [(2, node - 1) for node in range(structure.gamma)])
+    asked = (table(law, temperature=1.0), drafter, make_structure("chain", 3), [0], 30)
+    output = decode(*asked, rule, **seeded())
     text, place = [0, *output.tokens], 0
     for each in output.rounds:
         assert each.departure is not None and len(each.departure.tv) == len(each.committed)
         for tv in each.departure.tv:
             assert tv == pytest.approx(1 - float(law[text[place], text[place + 1]]))
             place += 1
-    strict = verifiers.build({"name": "speculative_sampling"})
-    output = generate(verifier=strict, request=request, clock=CpuClock(), **asked)
-    assert all(each.departure is None for each in output.rounds)
+    assert all(each.departure is None for each in decode(*asked, "speculative_sampling", **seeded()).rounds)
