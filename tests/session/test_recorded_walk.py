@@ -12,7 +12,6 @@ from specdec.folder.rounds_table import GenerationKey, generation_line, round_ta
 from specdec.records import Request
 from specdec.session.arm import Arm
 from specdec.session.recorded_walk import decode_by_walking, walks
-from specdec.session.tracing import trace
 from specdec.targets import targets
 from specdec.text.streams import Stream, write_streams
 from specdec.timing.simulated import priced
@@ -99,26 +98,6 @@ def test_a_walk_writes_what_the_loop_writes(
             assert written == expected
             rejections += sum(written[0]["rejected"])
     assert rejections > 5
-
-
-@pytest.mark.parametrize(("name", "shape"), [("ngram", "chain"), ("ngram", "tree"), ("recorded", "chain")])
-def test_single_rounds_can_be_traced(tmp_path, group_values, sampling, make_structure, name, shape):
-    """The trace of a walk is that of the loop, word for word."""
-    write_streams(tmp_path / "s.jsonl", STREAMS)
-    values = group_values("target", "replay", path=str(tmp_path / "s.jsonl"), vocab_size=SIZE)
-    target = targets.build(values, sampling=sampling(temperature=0.0))
-    drafter = drafters.build(group_values("drafter", name), target=target)
-    arms = arms_of(target, drafter, make_structure, shape)
-    about = {"prompt": "p", "drafter": name, "structure": shape, "lossless": True}
-    for stream in STREAMS:
-        request = Request(stream.prompt, target.limit(stream.prompt, 60))
-        loop, began = [arm.decode(request, target.clock()) for arm in arms], target.clock().mark()
-        walked = decode_by_walking(arms, request, target.clock(), traced=arms[1])
-        assert target.clock().mark() == pytest.approx(2 * began - loop[0].prefill[0])
-        quiet = [False] * len(loop[1].rounds)
-        assert trace(walked[1], None, quiet, **about) == trace(loop[1], None, quiet, **about)
-        for one, two in zip(loop, walked, strict=True):
-            assert len(one.rounds) == len(two.rounds) and one.tokens == two.tokens
 
 
 def test_a_drafter_is_led_along_the_text_once(tmp_path, group_values, sampling, make_structure, monkeypatch):
