@@ -1,6 +1,7 @@
 """The time budget of a run: which runs have one, what is left out for lack of time, and what says so."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from fixtures.small_parts import composed
 
 from specdec.analysis.read.facts import RunStatus
 from specdec.analysis.read.runs import open_folder
+from specdec.clock import SimulatedClock
 from specdec.config import RunConfig
 from specdec.folder import results
 from specdec.folder.identity import RunIdentity
@@ -27,28 +29,18 @@ from specdec.tracking.writer import PARENT_RUN
 PROMPTS = "prompts.tokens=[[0],[1],[2],[0,1],[1,2],[2,0],[0,0],[1,1],[2,2],[0,2]]"
 
 
-class Watch:
-    """A clock that stands still unless it is told to go on."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def conversation(name: str, turns: int = 1) -> Conversation:
     return Conversation(0, 0, Prompt(name, "words", "", (1, 2), follow_ups=("on",) * (turns - 1)), 0)
 
 
-def decoded(budget: TimeBudget, watch: Watch, seconds: list[float], kept: frozenset[int] = frozenset()) -> list[int]:
+def decoded(budget: TimeBudget, clock: SimulatedClock, seconds: list[float], kept: Sequence[int] = ()) -> list[int]:
     """Decode prompts that take so many seconds each; return the numbers of those that were."""
     found = []
     for number, took in enumerate(seconds):
         with budget.decoding(conversation(f"p{number}").turns, number in kept) as there_is_time:
             if there_is_time:
                 found.append(number)
-                watch.now += 0.0 if number in kept else took
+                clock.advance(0.0 if number in kept else took)
     return found
 
 
@@ -63,24 +55,25 @@ def decoded(budget: TimeBudget, watch: Watch, seconds: list[float], kept: frozen
     ],
 )
 def test_whole_prompts_are_left_out_when_time_runs_short(seconds, took, count):
-    watch = Watch()
-    budget = TimeBudget(seconds, watch)
-    assert decoded(budget, watch, took) == list(range(count))
+    clock = SimulatedClock()
+    clock.advance(100)  # before the run
+    budget = TimeBudget(seconds, clock.mark)
+    assert decoded(budget, clock, took) == list(range(count))
     assert budget.left_out == [f"p{number}" for number in range(count, len(took))]
 
 
 def test_what_was_there_before_is_never_left_out():
-    watch = Watch()
-    budget = TimeBudget(31.0, watch)  # p4 ends after 29 s
-    watch.now += 20
-    assert decoded(budget, watch, [9.0] * 9, frozenset({0, 1, 2, 3, 7})) == [0, 1, 2, 3, 4, 7]
+    clock = SimulatedClock()
+    budget = TimeBudget(31.0, clock.mark)  # p4 ends after 29 s
+    clock.advance(20)
+    assert decoded(budget, clock, [9.0] * 9, (0, 1, 2, 3, 7)) == [0, 1, 2, 3, 4, 7]
     assert budget.left_out == ["p5", "p6", "p8"]
 
 
 def test_later_turns_are_left_out_with_their_prompt():
-    watch = Watch()
-    budget = TimeBudget(1.0, watch)
-    decoded(budget, watch, [9.0] * LEAST)
+    clock = SimulatedClock()
+    budget = TimeBudget(1.0, clock.mark)
+    decoded(budget, clock, [9.0] * LEAST)
     with budget.decoding(conversation("talk", turns=3).turns, False) as there_is_time:
         assert not there_is_time
     assert budget.left_out == ["talk", "talk/turn2", "talk/turn3"]
@@ -91,20 +84,20 @@ def test_later_turns_are_left_out_with_their_prompt():
     [(500.0, "all 19 others"), (60.0, "about 9 of the 19 others"), (1.0, f"about {LEAST - 1} of the 19 others")],
 )
 def test_the_first_prompt_tells_how_many_will_fit(seconds, fit):
-    watch = Watch()
-    budget = TimeBudget(seconds, watch)
-    watch.now += 10
+    clock = SimulatedClock()
+    budget = TimeBudget(seconds, clock.mark)
+    clock.advance(10)
     assert budget.expectation(20) == ""
-    decoded(budget, watch, [5.0])
+    decoded(budget, clock, [5.0])
     assert f"15 of {seconds:g} s are gone, with a first prompt of 5.0 s; {fit}" in budget.expectation(19)
-    assert budget.expectation(0) == TimeBudget(None, watch).expectation(19) == ""
+    assert budget.expectation(0) == TimeBudget(None, clock.mark).expectation(19) == ""
 
 
 def test_stages_add_up():
-    watch = Watch()
-    budget = TimeBudget(None, watch)
+    clock = SimulatedClock()
+    budget = TimeBudget(None, clock.mark)
     for stage, seconds in (("opening", 2.0), ("decoding", 30.0), ("report", 4.5), ("decoding", 1.0)):
-        watch.now += seconds
+        clock.advance(seconds)
         budget.lap(stage)
     assert budget.stages == "Seconds by stage: opening 2.0, decoding 31.0, report 4.5."
 
@@ -137,16 +130,16 @@ def test_a_cell_of_a_sweep_is_not_bounded_unasked(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def watch(monkeypatch) -> Watch:
+def clock(monkeypatch) -> SimulatedClock:
     """A clock by which every prompt takes ten seconds."""
-    watch, run_prompt = Watch(), Session.run_prompt
+    clock, run_prompt = SimulatedClock(), Session.run_prompt
 
     def slow(session, *given):
-        watch.now += 10
+        clock.advance(10)
         return run_prompt(session, *given)
 
     monkeypatch.setattr(Session, "run_prompt", slow)
-    return watch
+    return clock
 
 
 def of_seconds(seconds: float, *overrides: str) -> RunConfig:
@@ -156,8 +149,8 @@ def of_seconds(seconds: float, *overrides: str) -> RunConfig:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn_pictures", "quick_analysis")
-def test_a_run_that_was_cut_is_finished_and_says_what_it_decoded(tmp_path, watch, monkeypatch, capsys):
-    monkeypatch.setattr(experiment, "TimeBudget", partial(TimeBudget, now=watch))
+def test_a_run_that_was_cut_is_finished_and_says_what_it_decoded(tmp_path, clock, monkeypatch, capsys):
+    monkeypatch.setattr(experiment, "TimeBudget", partial(TimeBudget, now=clock.mark))
     monkeypatch.setenv("SPECDEC_VERBOSE", "1")
     experiment.run_experiment(plan(of_seconds(70, "measurement.drafters=[suffix]", "measurement.null=false")), tmp_path)
     said = " ".join(capsys.readouterr().out.split())
@@ -180,19 +173,19 @@ def test_a_run_that_was_cut_is_finished_and_says_what_it_decoded(tmp_path, watch
     assert "partial" not in report
 
 
-def cut_order(folder: Path, watch: Watch, seconds: float, *overrides: str) -> list[str]:
+def cut_order(folder: Path, clock: SimulatedClock, seconds: float, *overrides: str) -> list[str]:
     """Decode within a budget; return the prompts that there was time for, in their order."""
-    decode(of_seconds(seconds, *overrides), folder, budget=TimeBudget(seconds, watch))
+    decode(of_seconds(seconds, *overrides), folder, budget=TimeBudget(seconds, clock.mark))
     return list(dict.fromkeys(line["prompt"] for line in found(folder)["generations"]))
 
 
 @pytest.mark.slow
-def test_which_prompts_are_left_out_follows_from_the_seed_and_not_from_their_cost(tmp_path, watch):
-    first = cut_order(tmp_path / "first", watch, 70)
-    assert len(first) == 7 and first == cut_order(tmp_path / "again", watch, 70)
-    whole = cut_order(tmp_path / "whole", watch, 1000)
+def test_which_prompts_are_left_out_follows_from_the_seed_and_not_from_their_cost(tmp_path, clock):
+    first = cut_order(tmp_path / "first", clock, 70)
+    assert len(first) == 7 and first == cut_order(tmp_path / "again", clock, 70)
+    whole = cut_order(tmp_path / "whole", clock, 1000)
     assert first == whole[:7], "a shorter budget cuts the same order"
-    assert whole != cut_order(tmp_path / "other", watch, 1000, "seed=1")
+    assert whole != cut_order(tmp_path / "other", clock, 1000, "seed=1")
     config = config_of("+drafter=ngram", PROMPTS)
     decode(config, tmp_path / "unbounded")
     own = [prompt.id for prompt in open_parts(plan(config)).prompts.prompts]
@@ -201,11 +194,11 @@ def test_which_prompts_are_left_out_follows_from_the_seed_and_not_from_their_cos
 
 
 @pytest.mark.slow
-def test_an_interrupted_run_goes_on_in_its_order_with_a_budget_of_its_own(tmp_path, watch, monkeypatch):
+def test_an_interrupted_run_goes_on_in_its_order_with_a_budget_of_its_own(tmp_path, clock, monkeypatch):
     monkeypatch.setattr(results, "_KEPT_S", -1.0)  # every prompt is written when it is done
-    whole = cut_order(tmp_path / "whole", watch, 1000)
-    decode(of_seconds(60), tmp_path / "killed", 3, TimeBudget(60, watch))
-    kept = decode(of_seconds(60), tmp_path / "killed", budget=TimeBudget(60, watch)).kept
+    whole = cut_order(tmp_path / "whole", clock, 1000)
+    decode(of_seconds(60), tmp_path / "killed", 3, TimeBudget(60, clock.mark))
+    kept = decode(of_seconds(60), tmp_path / "killed", budget=TimeBudget(60, clock.mark)).kept
     assert [prompt for _, prompt in kept] == whole[:3]
     lines = found(tmp_path / "killed")["generations"]
     assert list(dict.fromkeys(line["prompt"] for line in lines)) == whole[:9]
