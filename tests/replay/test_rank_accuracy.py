@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures.drafting import tree
 
 from specdec.drafters import Drafter, drafters
 from specdec.drafters.base import DrafterCapabilities
@@ -12,7 +13,6 @@ from specdec.drafters.base.nested import Wrapper
 from specdec.records import Draft, Source
 from specdec.replay.rank_accuracy import RankCounts, rank_counts, rank_paths, total
 from specdec.replay.walk import replay_stream
-from specdec.structures import structures
 from specdec.targets.causal import Causal
 from specdec.text.streams import Stream
 from specdec.theory.trees import best_tree
@@ -36,17 +36,8 @@ def streams(count=6, length=60):
 
 
 def full_tree(ranks, depth):
-    """Every node has `ranks` children, down to `depth`."""
-    parents, level = [], [-1]
-    for _ in range(depth):
-        nodes = []
-        for parent in level:
-            for _ in range(ranks):
-                nodes.append(len(parents))
-                parents.append(parent)
-        level = nodes
-    values = {"name": "tree", "file": None, "parents": parents, "accuracy": None}
-    return structures.build({**values, "nodes": len(parents), "depth": depth})
+    """Every node has `ranks` children, down to `depth`, in the order of the levels."""
+    return tree(*(node // ranks - 1 for node in range(sum(ranks**level for level in range(1, depth + 1)))))
 
 
 @pytest.mark.parametrize(("ranks", "depth"), [(1, 5), (2, 3), (3, 2)])

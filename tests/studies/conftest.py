@@ -92,7 +92,7 @@ def command(in_process: Callable[..., Ended]) -> Callable[..., tuple[int, str]]:
 
 @pytest.fixture
 def tiny_target(tiny_llama, tmp_path: Path) -> tuple[str, ...]:
-    """Overrides that decode a random float64 Llama of 12 tokens, whose greedy texts wander."""
+    """Overrides that decode a random float64 Llama of 12 tokens, whose greedy texts wander; the last is for bigrams."""
     folder = tmp_path / "llama"
     tiny_llama(12, context=256).save_pretrained(folder)
     prompts = "[[1,2,3,1,2,3,1],[4,5,6,4,5],[7,8,9,10,7,8],[3,1,4,1,5,9,2,6,5]]"

@@ -3,8 +3,7 @@
 import json
 
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from fixtures.drafting import shaken
 
 from specdec.structures import structures
 from specdec.structures.tree import load_tree
@@ -19,24 +18,15 @@ SMALL = (
 
 
 @pytest.fixture
-def shaken(tiny_target, tmp_path):
+def drafted(tiny_target, tiny_llama, tmp_path):
     """Overrides: the tiny target, drafted for by itself with other weights here and there."""
-    theirs, own = tmp_path / "llama", tmp_path / "drafter"
-    own.mkdir()
-    for file in theirs.iterdir():
-        (own / file.name).write_bytes(file.read_bytes())
-    weights = load_file(own / "model.safetensors")
-    torch.manual_seed(3)
-    for weight in weights.values():
-        weight.add_(torch.randn_like(weight), alpha=0.05 * float(weight.std()) if weight.dim() > 1 else 0.0)
-    save_file(weights, own / "model.safetensors", {"format": "pt"})
-    overrides = [override for override in tiny_target if not override.startswith("drafter.bigram")]
-    return (*overrides, "drafter=small_model", f"drafter.model={own}")
+    shaken(tiny_llama(12, context=256), 0.05, seed=3).save_pretrained(tmp_path / "drafter")
+    return (*tiny_target[:-1], "drafter=small_model", f"drafter.model={tmp_path / 'drafter'}")
 
 
 @pytest.mark.slow
-def test_trees_are_built_chosen_kept_and_decoded(study, shaken, tmp_path):
-    found, tables = study("tree_search", *shaken, *SMALL)
+def test_trees_are_built_chosen_kept_and_decoded(study, drafted, tmp_path):
+    found, tables = study("tree_search", *drafted, *SMALL)
     accuracy, arms, live = tables["accuracy"], tables["arms"].set_index("arm"), tables["live"]
     # Trees are the best ones for the accuracies of the first half, and are on disk.
     streams = list(read_streams(tmp_path / "out" / "streams.jsonl").streams)
@@ -88,6 +78,5 @@ def test_a_drafter_without_confidence_has_no_dynamic_trees(study):
 
 
 def test_batches_of_rows_are_refused(refused, tiny_target):
-    model = [override for override in tiny_target if not override.startswith("drafter.bigram")]
-    rows = (*model, "target.evaluation=rows")
+    rows = (*tiny_target[:-1], "target.evaluation=rows")
     refused("tree_search", "drafter=ngram", *rows, *SMALL, words="use target.evaluation=packed")

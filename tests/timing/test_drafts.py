@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from specdec.clock import Clock
+from specdec.clock import SimulatedClock
 from specdec.drafters import Drafter
 from specdec.drafters.base import DrafterCapabilities
 from specdec.records import EMPTY, Draft
@@ -15,20 +15,12 @@ from specdec.timing.timer import Timer
 PROMPT = [7, 3, 19, 44, 3, 19, 52]
 
 
-class Turns(Clock):
+class Turns(SimulatedClock):
     """Reads 1, 2, 3, ..., and what a drafter adds."""
 
-    now = 0.0
-
     def mark(self):
-        self.now += 1.0
-        return self.now
-
-    def synchronize(self):
-        pass
-
-    def seconds(self, start, end):
-        return end - start
+        self.advance(1.0)
+        return super().mark()
 
 
 class Slow(Drafter):
@@ -41,7 +33,7 @@ class Slow(Drafter):
 
     def draft(self, structure):
         cost = 2 * structure.gamma + structure.nodes
-        self.clock.now += cost if structure in self.seen else 1.5 * cost
+        self.clock.advance(cost if structure in self.seen else 1.5 * cost)
         self.seen.add(structure)
         return Draft(torch.zeros(len(structure.tree), dtype=torch.long), structure.tree) if structure.nodes else EMPTY
 
