@@ -26,35 +26,28 @@ def group(monkeypatch):
     return meet
 
 
-def test_a_signal_because_another_rank_ended_is_told_as_its_end(group):
-    group(lambda: True)
-    with pytest.raises(EnvironmentFault, match=GONE), signals.interruptible(), signals.unswallowed(), ranks.together():
-        signal.raise_signal(signal.SIGTERM)
+def told() -> None:
+    signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_signal_while_the_end_of_another_rank_is_looked_for_changes_nothing(group):
-    group(lambda: signal.raise_signal(signal.SIGTERM) or True)
-    with pytest.raises(EnvironmentFault, match=GONE), signals.interruptible(), signals.unswallowed(), ranks.together():
-        raise RuntimeError("gloo: connection reset by peer")
+def failing(message: str = "gloo: connection reset by peer") -> None:
+    raise RuntimeError(message)
 
 
-def test_a_signal_for_this_process_stays_one_and_so_does_the_next(group):
-    group(lambda: False)
+@pytest.mark.parametrize(
+    ("ended", "act", "error", "match"),
+    [
+        (lambda: True, told, EnvironmentFault, GONE),  # by torchrun, because another rank ended
+        (lambda: told() or True, failing, EnvironmentFault, GONE),  # and a signal while that end is looked for
+        (lambda: False, told, Terminated, "SIGTERM"),  # for this process
+        (lambda: True, lambda: signal.raise_signal(signal.SIGINT), Interrupted, "SIGINT"),  # which ended the other, too
+        (lambda: False, lambda: failing("shapes differ"), RuntimeError, "^shapes differ$"),  # of this process
+    ],
+)
+def test_an_end_of_another_rank_is_told_as_that_and_all_else_stays_what_it_is(group, ended, act, error, match):
+    group(ended)
     with signals.interruptible():
-        with pytest.raises(Terminated), signals.unswallowed(), ranks.together():
-            signal.raise_signal(signal.SIGTERM)
-        assert signal.getsignal(signal.SIGTERM) is signals._interrupt
-
-
-def test_a_keyboard_interrupt_stays_one_though_another_rank_ended_of_it_too(group):
-    group(lambda: True)
-    with pytest.raises(Interrupted, match="SIGINT"), signals.interruptible(), signals.unswallowed(), ranks.together():
-        signal.raise_signal(signal.SIGINT)
-
-
-def test_an_error_of_this_process_stays_one(group):
-    group(lambda: False)
-    with signals.interruptible():
-        with pytest.raises(RuntimeError, match="^shapes differ$"), signals.unswallowed(), ranks.together():
-            raise RuntimeError("shapes differ")
-        assert signal.getsignal(signal.SIGTERM) is signals._interrupt
+        with pytest.raises(error, match=match), signals.unswallowed(), ranks.together():
+            act()
+        if error in (Terminated, RuntimeError):  # the next signal is one, too
+            assert signal.getsignal(signal.SIGTERM) is signals._interrupt
