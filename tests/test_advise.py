@@ -21,25 +21,14 @@ SAMPLED = "target.law=[[0.4,0.35,0.25],[0.1,0.3,0.6],[0.55,0.2,0.25]]"
 
 
 @pytest.fixture
-def command(in_process, made_database, tmp_path, undrawn_pictures):
-    """`command(module, ...)` runs a command; it gives exit code, the folder of its output and standard error."""
-
-    def call(module, *arguments: str) -> tuple[int, Path | None, str]:
-        before = set(tmp_path.glob("outputs/*/*"))
-        ended = in_process(module, *arguments)
-        new = set(tmp_path.glob("outputs/*/*")) - before
-        return ended.code, max(new, default=None), ended.error
-
-    return call
-
-
-@pytest.fixture
-def ran(command):
+def ran(in_process, made_database, tmp_path, undrawn_pictures):
     """`ran(module, ...)` runs a command to its end; it gives the folder of its output."""
 
     def call(module, *arguments: str) -> Path:
-        code, folder, error = command(module, *arguments)
-        assert code == 0, error
+        before = set(tmp_path.glob("outputs/*/*"))
+        ended = in_process(module, *arguments)
+        assert ended.code == 0, ended.error
+        (folder,) = set(tmp_path.glob("outputs/*/*")) - before
         return folder
 
     return call
@@ -148,12 +137,12 @@ def test_drafts_that_take_time_do_not_pay(ran):
 
 
 @pytest.mark.slow
-def test_damaged_advice_is_named(ran, command, tmp_path):
+def test_damaged_advice_is_named(ran, in_process, tmp_path):
     folder = ran(advise, "+drafter=ngram", *TINY)
     path = tmp_path / "advice" / f"{given(folder)['key']}.json"
     path.write_text("{}")
-    code, _, error = command(run, "+drafter=ngram", *TINY, "tracking.enabled=false")
-    assert code == 2 and str(path) in error and error.count("\n") == 1
+    ended = in_process(run, "+drafter=ngram", *TINY, "tracking.enabled=false")
+    assert ended.code == 2 and str(path) in ended.error and ended.error.count("\n") == 1
 
 
 HEURISTIC = ("drafter@drafter.of=ngram", "drafter.rule=heuristic")

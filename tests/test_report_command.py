@@ -20,21 +20,10 @@ def sweep(tmp_path_factory, finished_run):
     return folder
 
 
-@pytest.fixture
-def command(in_process):
-    """`command(folder, ...)` runs specdec.report; it gives exit code and standard error."""
-
-    def call(*arguments):
-        ended = in_process(report, *arguments)
-        return ended.code, ended.error
-
-    return call
-
-
 @pytest.mark.slow
-def test_a_sweep_is_compared_and_every_run_has_all_sections(command, sweep, tmp_path):
-    code, error = command(sweep)
-    assert code == 0, error
+def test_a_sweep_is_compared_and_every_run_has_all_sections(in_process, sweep, tmp_path):
+    ended = in_process(report, sweep)
+    assert ended.code == 0, ended.error
     markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     chapters = re.findall(r"^## (.*)$", markdown, re.MULTILINE)
     assert chapters[:2] == ["Comparison", "Behind the comparison"]
@@ -53,7 +42,7 @@ def test_a_sweep_is_compared_and_every_run_has_all_sections(command, sweep, tmp_
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn_pictures")
-def test_an_experiment_and_run_ids_name_the_same_run_and_study(command, in_process, made_database, tmp_path):
+def test_an_experiment_and_run_ids_name_the_same_run_and_study(in_process, made_database, tmp_path):
     tiny = ("+debug=tiny", "measurement.max_new_tokens=16", "measurement.gammas=[]", "measurement.bootstrap=20")
     study = ("+experiment=ngrammys_ablation", "drafter.bigram.cache_dir=null", "measurement.workers=1")
     assert in_process(run, "+drafter=ngram", *tiny).code == 0
@@ -69,8 +58,8 @@ def test_an_experiment_and_run_ids_name_the_same_run_and_study(command, in_proce
         find_runs(["spekdec"], report.STORE)
     (below,) = find_runs(["studies"], report.STORE).studies
     assert below.kind == "ablation" and below.findings().metrics == found.studies[0].findings().metrics
-    code, error = command("studies", ids[1])
-    assert code == 0, error
+    ended = in_process(report, "studies", ids[1])
+    assert ended.code == 0, ended.error
     markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     chapters = re.findall(r"^## (.*)$", markdown, re.MULTILINE)
     assert chapters[0] == "Studies side by side" and len(chapters) == 3
@@ -78,20 +67,20 @@ def test_an_experiment_and_run_ids_name_the_same_run_and_study(command, in_proce
 
 
 @pytest.mark.slow
-def test_a_killed_run_gets_sentences_for_what_it_lacks(command, sweep, tmp_path):
+def test_a_killed_run_gets_sentences_for_what_it_lacks(in_process, sweep, tmp_path):
     copy = tmp_path / "killed"
     copy.mkdir()
     for name in ("config.yaml", "rounds.parquet", "environment.json"):
         (copy / name).write_bytes((sweep / "0" / name).read_bytes())
-    code, error = command(copy)
-    assert code == 0, error
+    ended = in_process(report, copy)
+    assert ended.code == 0, ended.error
     markdown = (tmp_path / "report" / "report.md").read_text(encoding="utf-8")
     assert "(unfinished)" in markdown
     assert "has no artifact summary.json; every run that finished writes it." in markdown
     assert "### How to reproduce" in markdown and "### Environment" in markdown
     (tmp_path / "taken").write_text("")
-    code, error = command(copy, "--out", "taken")
-    assert code == 2 and "--out taken cannot be written" in error
+    ended = in_process(report, copy, "--out", "taken")
+    assert ended.code == 2 and "--out taken cannot be written" in ended.error
 
 
 BAD = [
@@ -114,10 +103,10 @@ BAD = [
 
 
 @pytest.mark.parametrize("arguments, says", BAD, ids=[" ".join(arguments)[:40] or "nothing" for arguments, _ in BAD])
-def test_bad_input_is_one_sentence_and_code_2(command, tmp_path, arguments, says):
+def test_bad_input_is_one_sentence_and_code_2(in_process, tmp_path, arguments, says):
     (tmp_path / "empty").mkdir()
     (tmp_path / "a.txt").write_text("hello\n")
-    code, error = command(*arguments)
-    assert code == 2, error
-    assert error.count("\n") == 1 and error.startswith("specdec: ") and says in error
+    ended = in_process(report, *arguments)
+    assert ended.code == 2, ended.error
+    assert ended.error.count("\n") == 1 and ended.error.startswith("specdec: ") and says in ended.error
     assert not (tmp_path / "report").exists()

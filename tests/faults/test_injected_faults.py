@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sqlite3
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +30,7 @@ SMALL = ("measurement.max_new_tokens=8", "measurement.gammas=[2]", "structure.ga
 @pytest.fixture
 def tracked(in_process, made_database, undrawn_pictures):
     """`tracked("+drafter=ngram", ...)` runs specdec.run on the table target, with a store."""
-
-    def call(*arguments: str) -> tuple[int, str]:
-        flags = [each for each in arguments if each == "-m"]
-        ended = in_process(run, *flags, "+debug=tiny", *SMALL, *(each for each in arguments if each not in flags))
-        return ended.code, ended.error
-
-    return call
+    return partial(in_process, run, "+debug=tiny", *SMALL)
 
 
 def statuses(folder: Path) -> list[str]:
@@ -71,7 +66,7 @@ def test_huge_weights_end_the_run_as_failed_with_the_position(tracked, model, tm
     weights["model.norm.weight"][3] = 3e38
     save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
     causal = ("target=causal", f"target.model={model}", "target.dtype=float32", "target.compile=false")
-    code, error = tracked("+drafter=ngram", *causal, "prompts.tokens=[[3,4,5]]")
+    code, _, error = tracked("+drafter=ngram", *causal, "prompts.tokens=[[3,4,5]]")
     assert code == 4 and re.search(r"logits are not finite after position \d+:", one_sentence(error)), error
     assert statuses(tmp_path) == ["FAILED"]
 
@@ -123,7 +118,7 @@ def test_a_disk_that_fills_up_ends_the_run_as_failed(tracked, tmp_path, monkeypa
         return real(Path("/dev/full") if self.name == "generations.tmp" else self, *mode, **options)
 
     monkeypatch.setattr(Path, "open", full)
-    code, error = tracked("+drafter=oracle", "hydra.run.dir=full")
+    code, _, error = tracked("+drafter=oracle", "hydra.run.dir=full")
     assert code == 4, error
     sentence = one_sentence(error)
     assert "The disk is full" in sentence and "hydra.run.dir=FOLDER" in sentence
@@ -149,7 +144,7 @@ def test_a_cell_without_memory_fails_alone_and_unusable_prompts_are_counted(trac
 
     monkeypatch.setattr(Table, "verify", greedy_for_memory)
     prompts = (f"prompts.tokens=[[0],[],[1],{[1] * 40}]".replace(" ", ""), "target.context_length=30")
-    code, error = tracked("-m", "+drafter=oracle", "structure.gamma=3,1", *prompts)
+    code, _, error = tracked("-m", "+drafter=oracle", "structure.gamma=3,1", *prompts)
     assert code == 3, error
     folders = sorted(tmp_path.glob("multirun/*/*/[01]"))
     failed, other = (json.loads((folder / "cell.json").read_text()) for folder in folders)
