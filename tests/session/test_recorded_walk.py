@@ -1,4 +1,6 @@
-"""Walking along recorded texts writes what the decoding loop writes: all columns of the rounds table, and its times."""
+"""Walking along recorded texts writes what the decoding loop writes, all columns of the rounds table and its times; the
+replay of a single stream has its rounds, too, and the drafts that were made.
+"""
 
 import random
 
@@ -10,6 +12,7 @@ from specdec.drafters.base.lookup import Lookup
 from specdec.drafters.none import NoDrafter
 from specdec.folder.rounds_table import GenerationKey, generation_line, round_table
 from specdec.records import Request
+from specdec.replay.walk import replay_stream
 from specdec.session.arm import Arm
 from specdec.session.recorded_walk import decode_by_walking, walks
 from specdec.targets import targets
@@ -61,6 +64,15 @@ def arms_of(target, drafter, make_structure, shape):
     return [Arm(method="some", drafter=wrapped, structure=size, **common) for size in sizes] + [baseline]
 
 
+@pytest.fixture
+def target_of(tmp_path, group_values, sampling):
+    """`target_of("rows")` replays `STREAMS`, and evaluates drafts in this way."""
+    write_streams(tmp_path / "s.jsonl", STREAMS)
+    about = {"path": str(tmp_path / "s.jsonl"), "vocab_size": SIZE}
+    greedy = sampling(temperature=0.0)
+    return lambda how: targets.build(group_values("target", "replay", **about, evaluation=how), sampling=greedy)
+
+
 def in_columns(key, generation, clock):
     """The rounds table, NaN as None, and the generation's line."""
     line = generation_line(key, generation, clock, "", False)
@@ -70,11 +82,9 @@ def in_columns(key, generation, clock):
 
 @pytest.mark.parametrize(("name", "shape", "evaluation"), CASES)
 def test_a_walk_writes_what_the_loop_writes(
-    tmp_path, group_values, sampling, table, random_law, drafter_values, make_structure, name, shape, evaluation
+    target_of, group_values, table, random_law, drafter_values, make_structure, name, shape, evaluation
 ):
-    write_streams(tmp_path / "s.jsonl", STREAMS)
-    about = {"path": str(tmp_path / "s.jsonl"), "vocab_size": SIZE, "evaluation": evaluation}
-    target = targets.build(group_values("target", "replay", **about), sampling=sampling(temperature=0.0))
+    target = target_of(evaluation)
     live = table(random_law(SIZE, 0))  # makes the tables of drafters that read a model
     own = group_values("drafter", name) if name == "recorded" else drafter_values(name, SIZE)
     drafter = drafters.build(own, target=target if name == "recorded" else live)
@@ -88,28 +98,32 @@ def test_a_walk_writes_what_the_loop_writes(
         found = decode_by_walking(arms, request, clock)
         assert clock.mark() == target.clock().mark()
         for one, two in zip(loop, found, strict=True):
-            assert (one.prompt, one.tokens, one.finish, one.prefill) == (
-                two.prompt,
-                two.tokens,
-                two.finish,
-                two.prefill,
-            )
+            for field in ("prompt", "tokens", "finish", "prefill"):
+                assert getattr(one, field) == getattr(two, field), field
             expected, written = (in_columns(KEY, each, clock) for each in (one, two))
             assert written == expected
             rejections += sum(written[0]["rejected"])
+        whole = END not in stream.generated[:-1]  # as streams are that are replayed
+        for arm, one, two in zip(arms[:-1], loop, found, strict=False) if whole else ():
+            fast, walked = replay_stream(drafter, arm.structure, stream, limit), two.rounds.columns()
+            for column in ("offered", "accepted", "rejected", "rank"):
+                assert getattr(fast, column).tolist() == walked[column].tolist(), column
+            assert (fast.position + len(stream.prompt)).tolist() == walked["context"].tolist()
+            assert fast.nodes.tolist() == walked["offered_nodes"].tolist()
+            assert [fast.strategies[number] for number in fast.strategy] == walked["source"].to_pylist()
+            assert fast.leaves.tolist() == [len(row.tree.leaves) for row in one.rounds]
+            for draft, row in zip(fast.proposals or (), one.rounds, strict=fast.proposals is not None):
+                assert draft == (row.draft_tokens, row.tree, row.source)
     assert rejections > 5
 
 
-def test_a_drafter_is_led_along_the_text_once(tmp_path, group_values, sampling, make_structure, monkeypatch):
+def test_a_drafter_is_led_along_the_text_once(target_of, group_values, make_structure, monkeypatch):
     """The tokens of a text are committed to a drafter that has to draft once for all gammas."""
-    write_streams(tmp_path / "s.jsonl", STREAMS)
-    values = group_values("target", "replay", path=str(tmp_path / "s.jsonl"), vocab_size=SIZE)
-    target = targets.build(values, sampling=sampling(temperature=0.0))
+    target = target_of("packed")
     drafter = drafters.build(group_values("drafter", "ngram", occurrence="leftmost"), target=target)
     heard = []
     commit = drafter.commit
     monkeypatch.setattr(drafter, "commit", lambda tokens, states=None: heard.extend(tokens) or commit(tokens, states))
-    decode_by_walking(
-        arms_of(target, drafter, make_structure, "chain"), Request(STREAMS[0].prompt, 40), SimulatedClock()
-    )
+    arms = arms_of(target, drafter, make_structure, "chain")
+    decode_by_walking(arms, Request(STREAMS[0].prompt, 40), SimulatedClock())
     assert tuple(heard) == STREAMS[0].generated[: len(heard)] and len(heard) > 30

@@ -71,7 +71,7 @@ def tiny(tiny_model, sampling):
     ("name", "structure"), [("ngram", "chain"), ("ngram", "rows"), ("mixed", "tree"), ("model_unigram", "chain")]
 )
 def test_a_live_run_is_replayed_round_by_round(tiny, drafter_values, make_structure, replay, name, structure):
-    """That a walk takes these rounds too is shown for every drafter in `replay/test_walk.py`."""
+    """That a walk takes these rounds too is shown for every drafter in `session/test_recorded_walk.py`."""
     live, streams = tiny
     replayed = replay(streams, vocab_size=live.vocab_size)
     drafter = drafters.build(drafter_values(name, live.vocab_size), target=live)
