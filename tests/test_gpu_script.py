@@ -118,22 +118,15 @@ def test_it_needs_torch_and_transformers_alone():
         if path in seen:
             continue
         seen.add(path)
-        tree = ast.parse(path.read_text())
-        for node in tree.body:
-            names = (
-                [node.module]
-                if isinstance(node, ast.ImportFrom)
-                else [each.name for each in getattr(node, "names", [])]
-            )
-            for name in names if isinstance(node, (ast.Import, ast.ImportFrom)) else ():
-                if not name.startswith("specdec"):
-                    foreign.add(name.split(".")[0])
-                    continue
-                parts = name.split(".")
-                files = [ROOT.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)]
-                waiting += [
-                    file for each in files for file in (each.with_suffix(".py"), each / "__init__.py") if file.is_file()
-                ]
+        nodes = ast.parse(path.read_text()).body
+        names = [node.module for node in nodes if isinstance(node, ast.ImportFrom)]
+        names += [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+        for parts in (name.split(".") for name in names):
+            if parts[0] != "specdec":
+                foreign.add(parts[0])
+                continue
+            for place in (ROOT.joinpath(*parts[:count]) for count in range(1, len(parts) + 1)):
+                waiting += [file for file in (place.with_suffix(".py"), place / "__init__.py") if file.is_file()]
     assert len(seen) > 10 and "torch" in foreign
     assert not foreign & ABSENT, "the script has to run where these are not installed"
     brought = {"torch", "transformers", "yaml", "filelock"}  # the last two come with the first

@@ -129,7 +129,3 @@ def test_products_hold_the_weights_of_a_model(name, tiny_model, sampling):
     assert scores.values(10) == 10 * keys
     assert scores.flops(1, 9) == 2 * 10 * model.config.num_hidden_layers * 32
     assert all(product.bytes_per_value == 8 for product in products)
-
-
-def test_a_target_without_a_model_has_no_products(table, random_law):
-    assert table(random_law(4, 0)).products() == []
