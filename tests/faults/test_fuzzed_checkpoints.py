@@ -2,6 +2,7 @@
 
 import json
 import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +27,20 @@ SETTINGS = settings(max_examples=12, suppress_health_check=[HealthCheck.function
 FORMATS = ("medusa_1", "medusa_vllm_some_tokens", "hydra_prefix", "accelerator", "accelerator_tied")
 
 
+def opened(content: bytes) -> tuple[Any, Callable[[Any], bytes]]:
+    """Return the header of a safetensors file, and what makes a file of another header."""
+    (size,) = struct.unpack("<Q", content[:8])
+
+    def packed(header: Any) -> bytes:
+        text = json.dumps(header).encode()
+        return struct.pack("<Q", len(text)) + text + content[8 + size :]
+
+    return json.loads(content[8 : 8 + size]), packed
+
+
 def of_header(content: bytes) -> st.SearchStrategy[bytes]:
     """Safetensors with a spoiled header, or torn anywhere."""
-    (size,) = struct.unpack("<Q", content[:8])
-    header, body = json.loads(content[8 : 8 + size]), content[8 + size :]
-
-    def packed(value: Any) -> bytes:
-        text = json.dumps(value).encode()
-        return struct.pack("<Q", len(text)) + text + body
-
+    header, packed = opened(content)
     return st.one_of(spoiled(header).map(packed), torn(content))
 
 
@@ -104,13 +110,9 @@ def test_models(tmp_path: Path, model_files: Any, data: Any) -> None:
 def test_files_of_trainings(tmp_path: Path, target: Any, kind: str, data: Any) -> None:
     shipped = shipped_file("medusa" if kind == "heads" else "eagle")
     load = (TRAINED_HEADS if kind == "heads" else TRAINED_EAGLE).load
-    content = shipped.read_bytes()
-    (size,) = struct.unpack("<Q", content[:8])
-    header, body = json.loads(content[8 : 8 + size]), content[8 + size :]
-    about = {key: json.loads(value) for key, value in header["__metadata__"].items()}
-    about = data.draw(spoiled(about))
+    header, packed = opened(shipped.read_bytes())
+    about = data.draw(spoiled({key: json.loads(value) for key, value in header["__metadata__"].items()}))
     header["__metadata__"] = {key: json.dumps(value) for key, value in about.items()} if isinstance(about, dict) else {}
-    text = json.dumps(header).encode()
     path = tmp_path / "heads.safetensors"
-    path.write_bytes(struct.pack("<Q", len(text)) + text + body)
+    path.write_bytes(packed(header))
     answered(lambda: load(path, target))
