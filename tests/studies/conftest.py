@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from fixtures.commands import Ended, lay_out
+from fixtures.commands import lay_out
 from fixtures.small_parts import composed_values, read_group_values
 
-from specdec import run as run_command
 from specdec.analysis.figures import style
 from specdec.analysis.read.studies import finished_study
 from specdec.analysis.sections import Findings
@@ -77,17 +76,6 @@ def refused(study: Callable[..., tuple[Findings, Tables]], tmp_path: Path) -> Ca
         assert "\n" not in str(caught.value) and not (tmp_path / "out" / "streams.jsonl").exists()
 
     return check
-
-
-@pytest.fixture
-def command(in_process: Callable[..., Ended]) -> Callable[..., tuple[int, str]]:
-    """`command("serving", ...)` runs specdec.run; it gives the exit code and everything that was printed."""
-
-    def call(experiment: str, *arguments: str) -> tuple[int, str]:
-        ended = in_process(run_command, f"+experiment={experiment}", *arguments)
-        return ended.code, ended.output + ended.error
-
-    return call
 
 
 @pytest.fixture

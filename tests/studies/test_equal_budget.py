@@ -9,9 +9,11 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from fixtures.finished_runs import write_trace
 from fixtures.small_parts import composed_values
 from omegaconf import OmegaConf
 
+from specdec import run
 from specdec.analysis.pages import notebook
 from specdec.analysis.read.studies import finished_study, latest_study
 from specdec.config import config_dir
@@ -20,10 +22,9 @@ from specdec.structures import structures
 from specdec.studies.base.contract import halves_of
 from specdec.studies.base.live_runs import decoding_seconds, host_seconds
 from specdec.studies.equal_budget import EITHER, SHAPES, choose, plain_shapes, trees
-from specdec.text.streams import Stream, write_streams
 
 SMALL = ("~study.drafters.mixed", "study.budgets=[2,6]", "study.depths=[2,4]", "study.calls=1", "study.probe_tokens=8")
-TINY = ("equal_budget", "measurement.workers=1", "+debug=tiny", *SMALL)
+TINY = ("+experiment=equal_budget", "measurement.workers=1", "+debug=tiny", *SMALL)
 COUNTS = RankCounts((50, 30), ((20, 9, 4), (12, 5, 1)))
 
 
@@ -89,31 +90,19 @@ def test_a_live_run_takes_all_of_its_rounds_and_the_host_what_is_no_call():
     assert host_seconds(output, clock) == ([3, 3], [2, 2], [24, 24])
 
 
-@pytest.fixture
-def recording(tmp_path):
-    """Texts with a motif that comes again and again, and something else between."""
-    path = tmp_path / "recorded.jsonl"
-    motif = (1, 2, 3, 4, 5, 6)
-    texts = [
-        Stream(f"s{n}", "", (15 - n, *motif), sum(((*motif, 7 + (n + i) % 5) for i in range(6)), ()), ended=False)
-        for n in range(5)
-    ]
-    write_streams(path, texts)
-    return path
-
-
 @pytest.mark.slow
 @pytest.mark.usefixtures("unwritten_pictures")
-def test_recorded_streams_in_simulated_time(command, tmp_path, recording):
-    target = ("target=replay", f"target.path={recording}", "prompts=recorded", "target.vocab_size=16")
-    code, printed = command(*TINY, *target)
-    assert code == 0, printed
+def test_recorded_streams_in_simulated_time(in_process, tmp_path):
+    write_trace(tmp_path / "trace.jsonl")
+    target = ("target=replay", "target.path=trace.jsonl", "prompts=recorded", "target.vocab_size=40")
+    ended = in_process(run, *TINY, *target)
+    assert ended.code == 0, ended.error
     (folder,) = tmp_path.glob("outputs/*/*")
     replay, choices = (pd.read_parquet(folder / f"{name}.parquet") for name in ("replay", "choices"))
     rows = replay[(replay["shape"] == "rows") & (replay["budget"] == 6)]
     assert set(rows["variant"]) == {"2 x 3", "3 x 2", "6 x 1"}
     assert set(replay[replay["shape"] == "tree"]["made_on"]) == {0, 1}
-    assert replay.groupby("prompt")["half"].first().to_dict() == {f"s{n}": n % 2 for n in range(5)}
+    assert replay.groupby("prompt")["half"].first().to_dict() == {f"{n}": n % 2 for n in range(6)}
     for row in choices.itertuples():
         shape = structures.build(json.loads(row.structure))
         assert shape.nodes == row.budget and shape.name == row.shape

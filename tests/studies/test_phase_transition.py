@@ -3,17 +3,19 @@
 import pandas as pd
 import pytest
 
+from specdec import run
 from specdec.analysis.read.studies import finished_study
 
-SMALL = ("phase_transition", "study.k=[1,3]", "study.w=[0,1,2]", "study.contexts=[8,24]", "study.calls=2")
+SMALL = ("study.k=[1,3]", "study.w=[0,1,2]", "study.contexts=[8,24]", "study.calls=2")
 
 
 @pytest.mark.slow
-def test_the_command_on_the_pocket_target(command, made_database, tmp_path):
-    code, printed = command(*SMALL, "+debug=pocket", "target.dtype=bfloat16", "target.compile=false")
-    assert code == 0, printed
+def test_the_command_on_the_pocket_target(in_process, made_database, tmp_path):
+    pocket = ("+experiment=phase_transition", "+debug=pocket", "target.dtype=bfloat16", "target.compile=false")
+    ended = in_process(run, *pocket, *SMALL)
+    assert ended.code == 0, ended.error
     answer = "How much longer a call takes: With 24 tokens in the cache a call costs at most"
-    assert answer in printed.replace("\n", " ")
+    assert answer in ended.output.replace("\n", " ")
     (folder,) = tmp_path.glob("outputs/*/*")
     times, intensity = pd.read_parquet(folder / "block_times.parquet"), pd.read_parquet(folder / "intensity.parquet")
     shapes = {
@@ -51,6 +53,6 @@ def test_the_command_on_the_pocket_target(command, made_database, tmp_path):
 
 @pytest.mark.slow
 def test_a_target_without_products_has_times_alone(study):
-    found, tables = study(*SMALL, "study.evaluations=[packed]")
+    found, tables = study("phase_transition", *SMALL, "study.evaluations=[packed]")
     assert set(tables["block_times"]["evaluation"]) == {"packed"} and tables["intensity"].empty
     assert "transition/ridge.roofline" not in found.metrics
