@@ -18,15 +18,7 @@ from specdec.training.recipes import RECIPES
 from specdec.verifiers.base.contract import verifiers
 
 CONF = Path(config_dir())
-FAMILIES = {
-    "target": targets,
-    "drafter": drafters,
-    "verifier": verifiers,
-    "structure": structures,
-    "prompts": prompts,
-}
-
-
+FAMILIES = {"target": targets, "drafter": drafters, "verifier": verifiers, "structure": structures, "prompts": prompts}
 composed = partial(composed_values, whole=True)
 
 
@@ -120,9 +112,3 @@ def test_every_recipe_composes_and_validates(kind):
         name = path.relative_to(CONF / kind).with_suffix("").as_posix()
         recipe = validated(RECIPES[kind], recipe_values(kind, name))
         assert getattr(recipe, kind).name == name
-
-
-@pytest.mark.parametrize("family", FAMILIES.values(), ids=list(FAMILIES))
-def test_every_registered_name_has_its_yaml(family):
-    group = family.group
-    assert set(family.names()) == {name for name in names(group) if not is_variant(group, name)}

@@ -27,11 +27,7 @@ SHAPE = (
 
 @pytest.mark.parametrize(
     ("family", "structure", "evaluation"),
-    [
-        ("mixtral", 3, "packed"),
-        ("qwen3_moe", rows(2, 2), "packed"),
-        ("deepseek_v3", rows(2, 2), "rows"),
-    ],
+    [("mixtral", 3, "packed"), ("qwen3_moe", rows(2, 2), "packed"), ("deepseek_v3", rows(2, 2), "rows")],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_experts_of_the_tokens_of_every_verification(family, structure, evaluation, sampling):
@@ -71,15 +67,9 @@ def mixture_run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("mixture") / "run"
     given = ("+debug=tiny", "+drafter=ngram", "target=causal", "target.model=random", f"target.shape={SHAPE}")
     given += ("target.dtype=float32", "target.compile=false", "target.device=cpu", "measurement.cost_contexts=[8]")
-    given += ("measurement.cost_rows=8", "measurement.cost_dense=1", "measurement.cost_calls=1")
-    given += (
-        "measurement.gammas=[1]",
-        "prompts.limit=3",
-        "measurement.bootstrap=20",
-        "measurement.null=false",
-        "measurement.max_new_tokens=8",
-    )
-    given += ("tracking.enabled=false", f"hydra.run.dir={folder}")
+    given += ("measurement.cost_rows=8", "measurement.cost_dense=1", "measurement.cost_calls=1", "prompts.limit=3")
+    given += ("measurement.gammas=[1]", "measurement.bootstrap=20", "measurement.null=false")
+    given += ("measurement.max_new_tokens=8", "tracking.enabled=false", f"hydra.run.dir={folder}")
     run_in(folder.parent, *given)
     return folder
 
