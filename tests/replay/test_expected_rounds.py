@@ -1,29 +1,19 @@
 """Replay against live decoding: under greedy in float64 the rounds are the same, to the round."""
 
-from collections import Counter, defaultdict
-
 import pytest
 import torch
 from fixtures.decoding import decode
 from fixtures.drafting import chain
-from fixtures.plain_rounds import decoded
 from oracles.rounds import greedy_rounds
 
+from specdec.certification.table_drafts import TableDrafter
 from specdec.clock import CpuClock
 from specdec.drafters import drafters
-from specdec.drafters.base import Drafter, DrafterCapabilities
+from specdec.drafters.base import DrafterCapabilities
 from specdec.records import EMPTY, Draft, Request, chain_tree
-from specdec.replay.expected_rounds import (
-    Starts,
-    agreement,
-    expected_rounds,
-    expected_walk,
-    rounds_along,
-    starts_along,
-)
+from specdec.replay.expected_rounds import Starts, agreement, expected_rounds, expected_walk, rounds_along, starts_along
 from specdec.replay.walk import TextStates
-from specdec.sampling import generator_for, sample
-from specdec.targets.causal import Causal
+from specdec.sampling import generator_for
 from specdec.theory.dependence import replay_rounds
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
@@ -41,11 +31,6 @@ def replayable():
             if shape == "chain" or (drafter.replay, shape) not in known or "chain" not in drafter.fills:
                 known.add((drafter.replay, shape))
                 yield name, shape, (1, 2, 5)[turn % 3]
-
-
-@pytest.fixture(scope="module")
-def target(tiny_model, sampling):
-    return Causal(tiny_model("llama"), sampling(temperature=0.0))
 
 
 @pytest.fixture(scope="module")
@@ -103,29 +88,20 @@ def test_agreement_when_sampling_is_p_of_the_proposal(group_values, table):
     assert along.m.tolist() == [1.0, 1.0, 0.0, 0.0]
 
 
-class Markov(Drafter):
-    """Draws every token from the line of q [V, V] of the one before it, and nothing after the token `silent`. `whole`
-    gives all laws along a text at once.
-    """
+class Markov(TableDrafter):
+    """Draws along a chain, and nothing after the token `silent`. `whole` gives all laws along a text at once."""
 
     capabilities = DrafterCapabilities(fills=frozenset({"chain"}), replay="position")
 
     def __init__(self, q, whole=False, silent=None):
-        self.q, self.whole, self.silent = q, whole, silent
-
-    def start(self, text, states=None):
-        self.last, self.generator = text.prompt[-1], text.generator
-
-    def commit(self, tokens, states=None):
-        self.last = tokens[-1]
+        super().__init__(q)
+        self.whole, self.silent = whole, silent
 
     def draft(self, structure):
-        tokens, rows, last = [], [], self.last
-        while len(tokens) < structure.gamma and last != self.silent:
-            rows.append(self.q[last])
-            last = int(sample(rows[-1], self.generator))
-            tokens.append(last)
-        return Draft(torch.tensor(tokens), chain_tree(len(tokens)), torch.stack(rows)) if tokens else EMPTY
+        draft = super().draft(structure)
+        tokens = [self.root, *draft.tokens.tolist()]
+        size = tokens.index(self.silent) if self.silent in tokens else len(draft)
+        return Draft(draft.tokens[:size], chain_tree(size), draft.q[:size]) if size else EMPTY
 
     def laws(self, prompt, text):
         return self.q[[prompt[-1], *text[:-1]]] if self.whole else None
@@ -135,29 +111,12 @@ P = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.35, 0.25, 0.4]], dtype=to
 Q = torch.tensor([[0.3, 0.5, 0.2], [0.4, 0.35, 0.25], [0.2, 0.2, 0.6]], dtype=torch.float64)
 
 
-def live_rounds(enumeration, target, drafter, prompt, limit):
-    """All outcomes of live decoding with chains of two: the chance of each text, and given the text the mean number of
-    rounds that offer n tokens.
-    """
-
-    def live():
-        made = decoded(target, drafter, chain(2), prompt, limit, enumeration.generator)
-        return made.tokens, tuple(len(row.draft_tokens) for row in made.rounds)
-
-    chance, offered = defaultdict(float), defaultdict(Counter)
-    for (tokens, offers), weight in enumeration.law(live).items():
-        chance[tokens] += weight
-        for size in offers:
-            offered[tokens][size] += weight
-    return {text: {size: sum_ / chance[text] for size, sum_ in found.items()} for text, found in offered.items()}
-
-
 @pytest.mark.parametrize(("whole", "silent", "end"), [(True, None, 2), (False, None, 2), (False, 1, None)])
-def test_drawn_drafts_take_the_rounds_that_enumeration_counts(table, enumeration, whole, silent, end):
+def test_drawn_drafts_take_the_rounds_that_enumeration_counts(table, live_rounds, whole, silent, end):
     """Chains that may end early have offers that no text tells, because they depend on the tokens that were drafted."""
     target, drafter, limit = table(P, end_token=end, temperature=1.0), Markov(Q, whole, silent), 3
     structure, prompt = chain(2), (0, 1, 0)
-    live = live_rounds(enumeration, target, drafter, prompt, limit)
+    live = live_rounds(target, drafter, prompt, limit)
     assert len(live) == (3**limit if end is None else 1 + 2 + 4 * 3)
     for tokens, offered in live.items():
         asked = Request(prompt, limit, draft_generator=torch.Generator())
@@ -173,12 +132,12 @@ def test_drawn_drafts_take_the_rounds_that_enumeration_counts(table, enumeration
             assert walk.offered == pytest.approx(offered, abs=1e-12)
 
 
-def test_point_masses_from_every_start_offer_what_live_decoding_offers(table, enumeration, group_values):
+def test_point_masses_from_every_start_offer_what_live_decoding_offers(table, live_rounds, group_values):
     """An n-gram's draft follows from the text before it; texts end at token 2 or at the limit."""
     target, limit, prompt = table(P, end_token=2, temperature=1.0), 4, (0, 1, 1, 0)
     drafter = drafters.build(group_values("drafter", "ngram"), target=target)
     structure = chain(2)
-    for tokens, offered in live_rounds(enumeration, target, drafter, prompt, limit).items():
+    for tokens, offered in live_rounds(target, drafter, prompt, limit).items():
         walk = expected_walk(starts_along(drafter, target, structure, tokens, Request(prompt, limit)), limit)
         assert walk.offered == pytest.approx(offered, abs=1e-12)
 

@@ -1,6 +1,6 @@
 """Heads along a text: under greedy the rounds of live decoding, to the round; drawn drafts, the exact expectation."""
 
-from collections import Counter, defaultdict
+from collections import Counter
 
 import pytest
 import torch
@@ -16,7 +16,6 @@ from specdec.drafters.none import NoDrafter
 from specdec.records import Request
 from specdec.replay.expected_rounds import agreement, expected_rounds, rounds_along, starts_along
 from specdec.replay.walk import TextStates
-from specdec.targets.causal import Causal
 from specdec.theory.dependence import replay_rounds_by_start
 
 PROMPT = (7, 3, 19, 44, 3, 19, 52, 7, 3, 19, 44, 8, 3, 19)
@@ -28,11 +27,6 @@ KINDS = {
     "gru": (Grounded, {"output": "own", "grounded": True, "mixer": "gru", "state": "embeddings", "prefix": True}),
     "blockwise": (BlockwiseHeads, {"output": "own"}),
 }
-
-
-@pytest.fixture(scope="module")
-def target(tiny_model, sampling):
-    return Causal(tiny_model("llama"), sampling(temperature=0.0))
 
 
 @pytest.fixture(scope="module")
@@ -107,22 +101,13 @@ DRAWN = [
 
 
 @pytest.mark.parametrize(("name", "drafts", "prompt"), DRAWN)
-def test_expected_rounds_of_each_sampled_text_are_exact(table, enumeration, random_heads, name, drafts, prompt):
+def test_expected_rounds_of_each_sampled_text_are_exact(table, live_rounds, random_heads, name, drafts, prompt):
     """All outcomes of live decoding, by enumeration: given the text, the mean number of rounds is the replay's."""
     target = table(LAW, temperature=1.0)
     heads = random_heads(target, count=2, grounded=name == "grounded")
     drafter = {"medusa": Medusa, "grounded": Grounded}[name](heads, target, drafts=drafts)
-    limit, structure = 3, chain(2)
-
-    def live():
-        made = decoded(target, drafter, structure, prompt, limit, enumeration.generator)
-        return made.tokens, len(made.rounds)
-
-    chance, rounds = defaultdict(float), defaultdict(float)
-    for (tokens, count), weight in enumeration.law(live).items():
-        chance[tokens] += weight
-        rounds[tokens] += weight * count
-    assert len(chance) == 3**limit
-    for tokens, weight in chance.items():
-        replayed = expected_rounds(drafter, target, structure, tokens, Request(prompt, limit))
-        assert replayed == pytest.approx(rounds[tokens] / weight, abs=1e-12)
+    live = live_rounds(target, drafter, prompt, 3)
+    assert len(live) == 3**3
+    for tokens, offered in live.items():
+        replayed = expected_rounds(drafter, target, chain(2), tokens, Request(prompt, 3))
+        assert replayed == pytest.approx(sum(offered.values()), abs=1e-12)

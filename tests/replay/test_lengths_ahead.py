@@ -9,16 +9,10 @@ from specdec.drafters.none import NoDrafter
 from specdec.errors import UsageError
 from specdec.replay.expected_rounds import lengths_ahead
 from specdec.serving.arrivals import ServedText
-from specdec.targets.causal import Causal
 from specdec.text.streams import Stream
 
 PROMPT = (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5)
 GAMMAS = (1, 5)
-
-
-@pytest.fixture(scope="module")
-def target(tiny_model, sampling):
-    return Causal(tiny_model("llama"), sampling(temperature=0.0))
 
 
 @pytest.fixture(scope="module")
