@@ -30,24 +30,9 @@ def store(folder: Path, empty_database: Path) -> tuple[Any, str]:
 
 @pytest.fixture
 def runs(store: tuple[Any, str]) -> Callable[[], list[Any]]:
-    """The store's active runs, newest first; those of `curves` apart."""
+    """The store's active runs, newest first; lines of charts apart."""
     client, experiment = store
     return lambda: [run for run in client.search_runs([experiment]) if run.data.tags.get("specdec.role") != "curve"]
-
-
-@pytest.fixture
-def curves(store: tuple[Any, str]) -> Callable[[str], dict[str, dict[int, float]]]:
-    """`curves(key)`: the lines that one chart overlays, by the name of their run."""
-    client, experiment = store
-
-    def lines(key: str) -> dict[str, dict[int, float]]:
-        children = [run for run in client.search_runs([experiment]) if run.data.tags.get("specdec.role") == "curve"]
-        return {
-            run.info.run_name: {point.step: point.value for point in client.get_metric_history(run.info.run_id, key)}
-            for run in children
-        }
-
-    return lines
 
 
 def task(values: Mapping[str, Any]) -> dict[str, float]:
@@ -110,11 +95,16 @@ def test_cells_are_nested_in_one_parent(sweep, runs, folder):
 
 
 @pytest.mark.slow
-def test_the_sweep_is_one_chart(sweep, runs, curves):
+def test_the_sweep_is_one_chart(sweep, runs, store):
     _, out, _ = sweep("1,2", "sampling=greedy,temperature", "-v")
     parent = next(run for run in runs() if run.data.tags.get("specdec.role") == "sweep")
     expected = {f"sampling={name}": {1: 1.1, 2: 1.2} for name in ("greedy", "temperature")}
-    assert expected.items() <= curves("sweep/speedup").items()
+    client, experiment = store
+    lines = {
+        line.info.run_name: {at.step: at.value for at in client.get_metric_history(line.info.run_id, "sweep/speedup")}
+        for line in client.search_runs([experiment], "tags.`specdec.role` = 'curve'")
+    }
+    assert expected.items() <= lines.items()
     assert parent.data.metrics["sweep/speedup/sampling_greedy"] == 1.2 and "speedup" not in parent.data.metrics
     assert "overlay: " in out and "#/experiments/" in out
 

@@ -19,24 +19,16 @@ PROMPTS = "prompts.tokens=[[0,1,2,0,1,2,0],[1,1,2,1,1,2,1],[2,0,2,0,2,0]]"
 
 def only(*names: str) -> tuple[str, ...]:
     left_out = ",".join(name for name in drafters.names() if name not in names)
-    changes = "{mixed: {bigram: {cache_dir: null}}, model_bigram: {cache_dir: null}}"
-    return (
-        f"study.leave_out=[{left_out}]",
-        f"+study.drafters={changes}",
-        "~target.dtype",
-        PROMPTS,
-        "measurement.max_new_tokens=12",
-    )
+    changes = "+study.drafters={mixed: {bigram: {cache_dir: null}}, model_bigram: {cache_dir: null}}"
+    return (f"study.leave_out=[{left_out}]", changes, "~target.dtype", PROMPTS, "measurement.max_new_tokens=12")
 
 
-@pytest.fixture(scope="module")
-def chosen():
-    return only(*ON_A_TABLE)
+CHOSEN = only(*ON_A_TABLE)
 
 
 @pytest.mark.slow
-def test_every_arm_decodes_every_text(study, chosen):
-    found, tables = study("all_drafters", *chosen, "study.nodes=3", "study.repeats=2")
+def test_every_arm_decodes_every_text(study):
+    found, tables = study("all_drafters", *CHOSEN, "study.nodes=3", "study.repeats=2")
     arms, live = tables["arms"], tables["live"]
     assert set(arms["arm"]) == {f"{name}{tail}" for name in ON_A_TABLE for tail in ("", ", chain", ", tree")}
     assert set(live["arm"]) == {*arms["arm"], "baseline"}
@@ -59,10 +51,10 @@ def test_every_arm_decodes_every_text(study, chosen):
 
 
 @pytest.mark.slow
-def test_a_study_out_of_time_decodes_five_prompts_by_every_arm_and_says_what_it_left_out(study, chosen):
+def test_a_study_out_of_time_decodes_five_prompts_by_every_arm_and_says_what_it_left_out(study):
     """The seed alone says which ones."""
     seven = "prompts.tokens=[[0],[1],[2],[0,1],[1,2],[2,0],[0,2]]"
-    limited = (*chosen, seven, "study.shapes=[]", "study.budget_seconds=1e-6", "measurement.max_new_tokens=4")
+    limited = (*CHOSEN, seven, "study.shapes=[]", "study.budget_seconds=1e-6", "measurement.max_new_tokens=4")
     found, tables = study("all_drafters", *limited)
     live, skipped = tables["live"], tables["skipped"].set_index("reason")
     assert (live.groupby("arm")["prompt"].nunique() == 5).all() and len(live) == 5 * (len(ON_A_TABLE) + 1)
@@ -73,9 +65,9 @@ def test_a_study_out_of_time_decodes_five_prompts_by_every_arm_and_says_what_it_
 
 
 @pytest.mark.slow
-def test_a_drafter_that_goes_no_deeper_has_no_chain_of_the_equal_size(study, chosen, monkeypatch):
+def test_a_drafter_that_goes_no_deeper_has_no_chain_of_the_equal_size(study, monkeypatch):
     monkeypatch.setattr(Ngram, "capabilities", replace(Ngram.capabilities, deepest=2))
-    _, tables = study("all_drafters", *chosen, "study.nodes=3")
+    _, tables = study("all_drafters", *CHOSEN, "study.nodes=3")
     arms = tables["arms"].set_index("arm")
     assert "ngram, chain" not in arms.index and "model_bigram, chain" in arms.index
     assert arms.loc["ngram", "structure"] == "gamma 2"

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from fixtures.plain_laws import plain_greedy
 
 from specdec.errors import UsageError
 from specdec.session.arm import Arm
-from specdec.studies.mt_bench import ModelAnswer, write_answers
 from specdec.training.data.tokenizer import train_tokenizer
 
 QUESTIONS = [
@@ -76,10 +76,9 @@ def greedy_text(folder: Path, prompt: str) -> str:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    ids = tokenizer(prompt, add_special_tokens=False, return_tensors="pt")["input_ids"]
     network = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    written = network.generate(ids, max_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0)
-    return tokenizer.decode(written[0, ids.shape[1] :], skip_special_tokens=True).strip()
+    written = plain_greedy(network, tokenizer(prompt, add_special_tokens=False)["input_ids"], TOKENS)
+    return tokenizer.decode(written, skip_special_tokens=True).strip()
 
 
 def test_the_files_are_what_the_judge_reads(on_model, decoded, tmp_path, model):
@@ -125,13 +124,15 @@ def read(folder: Path, tokens: tuple[int, ...]) -> str:
 
 
 @pytest.mark.slow
-def test_temperatures_are_fastchats_and_one_may_be_forced(on_model):
+def test_temperatures_are_fastchats_and_one_may_be_forced(on_model, tmp_path):
     _, tables = on_model("study.choices=2", "study.model_id=mine", "prompts.chat=never")
     outputs = tables["outputs"]
     used = outputs.groupby("category")["temperature"].unique().map(list).to_dict()
     assert used == {"coding": [0.0], "writing": [0.7], "riddles": [0.7]}
     assert tables["answers"].set_index("method")["model_id"].to_dict() == {"ngram": "mine", "plain": "mine-plain"}
     assert outputs.groupby(["method", "prompt", "turn"])["choice"].nunique().eq(2).all()
+    for answer in as_fastchat_reads(tmp_path / "out/data/mt_bench/model_answer")["mine"].values():
+        assert [choice["index"] for choice in answer["choices"]] == [0, 1]
     forced, tables = on_model("study.force_temperature=0.0", "prompts.chat=never", "verifier=greedy")
     assert (tables["outputs"]["temperature"] == 0).all()
     assert "no chat template" in " ".join(forced.sections[0].text)
@@ -149,14 +150,3 @@ def test_mistakes_are_one_sentence_before_decoding(on_model, decoded, overrides,
     with pytest.raises(UsageError, match=words):
         on_model(*overrides, **parts)
     assert not decoded
-
-
-def test_answers_are_sorted_by_question_and_every_id_is_its_own(tmp_path):
-    answers = [ModelAnswer(20, [["x", "é"]], 2.0), ModelAnswer(3, [["x", "y"], ["z"]], 1.0)]
-    path = write_answers(tmp_path, "one", answers)
-    assert path == tmp_path / "model_answer/one.jsonl"
-    lines = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
-    assert [line["question_id"] for line in lines] == [3, 20] and lines[1]["choices"][0]["turns"] == ["x", "é"]
-    assert lines[0]["choices"] == [{"index": 0, "turns": ["x", "y"]}, {"index": 1, "turns": ["z"]}]
-    other = json.loads(write_answers(tmp_path, "two", answers).read_text().splitlines()[0])
-    assert len({lines[0]["answer_id"], lines[1]["answer_id"], other["answer_id"]}) == 3

@@ -12,15 +12,8 @@ ONE = ("~study.drafters.model_unigram", "study.drafters.model_bigram.cache_dir=n
 
 def test_a_cell_is_the_replay_of_its_drafter(study, table, random_law, group_values, tmp_path):
     law = random_law(6, 3)
-    prompts = "[[0,1,2],[3,4],[5,1]]"
-    found, tables = study(
-        "ngrammys_topk",
-        *ONE,
-        f"target.law={law.tolist() if hasattr(law, 'tolist') else law}",
-        f"prompts.tokens={prompts}",
-        "study.k=[1,3,6]",
-        "study.w=[1,2]",
-    )
+    small = (f"target.law={law.tolist()}", "prompts.tokens=[[0,1,2],[3,4],[5,1]]", "study.k=[1,3,6]", "study.w=[1,2]")
+    found, tables = study("ngrammys_topk", *ONE, *small)
     streams = read_streams(tmp_path / "out" / "streams.jsonl").streams
     assert len(streams) == 3 and all(len(each.generated) == 24 for each in streams)
     drafter = drafters.build(group_values("drafter", "model_bigram", cache_dir=None), target=table(law))
