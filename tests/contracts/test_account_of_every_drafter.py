@@ -1,19 +1,19 @@
 """The account of a drafter of every kind closes to 1e-9: run, categories and prompts."""
 
 import shutil
+from dataclasses import replace
 from math import isfinite, prod
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
-from fixtures.commands import run_in
-from omegaconf import OmegaConf
+from fixtures.small_parts import composed
 
 from specdec.analysis.account.run_account import account_of, account_sums
 from specdec.analysis.read.runs import Run, open_folder
-from specdec.config import config_dir, flattened
 from specdec.drafters import drafters
+from specdec.plan.plan import plan
+from specdec.session.experiment import run_experiment
 from specdec.targets import targets
 
 # By what the account reads of a drafter: its kind of replay, drafts of its own length, calls of the target's layers,
@@ -22,13 +22,6 @@ DRAFTERS = ("adaptive", "early_exit", "jacobi", "medusa", "none")
 ONE_GAMMA = ("measurement.gammas=[]", "measurement.bootstrap=20", "structure=chain", "structure.gamma=2")
 STATES = 3  # of the table target
 TEXTS = "prompts.tokens=[[0],[1],[2],[0,1],[1,2],[2,0],[0,2],[1,0]]"
-
-
-def changes(name: str, values: dict[str, Any]) -> list[str]:
-    """Overrides for what the fixture changed in the drafter's YAML."""
-    loaded = OmegaConf.to_container(OmegaConf.load(Path(config_dir()) / "drafter" / f"{name}.yaml"))
-    plain = flattened({key: value for key, value in loaded.items() if key != "defaults"})
-    return [f"++drafter.{key}={value}" for key, value in flattened(values).items() if plain.get(key) != value]
 
 
 def in_two_categories(folder: Path) -> None:
@@ -81,19 +74,14 @@ def test_the_account_of_a_finished_run_closes(finished_run, tmp_path, name):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("undrawn_pictures", "quick_analysis")
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_account_closes(drafter_values, group_values, sampling, tiny_llama, tmp_path, name):
     target = targets.build(group_values("target", "table"), sampling=sampling())
-    words = [
-        f"+drafter={name}",
-        "+debug=tiny",
-        "tracking.enabled=false",
-        f"hydra.run.dir={tmp_path}",
-        TEXTS,
-        *ONE_GAMMA,
-    ]
+    words = [f"+drafter={name}", "+debug=tiny", "tracking.enabled=false", TEXTS, *ONE_GAMMA]
     if drafters.get(name).capabilities.runs_target:
         tiny_llama(STATES).save_pretrained(tmp_path / "model")
         words += ["target=causal", f"target.model={tmp_path / 'model'}", "target.compile=false"]
-    run_in(tmp_path, *words, *changes(name, drafter_values(name, STATES, target)))
-    closes_everywhere(open_folder(tmp_path))
+    config = replace(composed(*words), drafter=drafter_values(name, STATES, target))
+    run_experiment(plan(config), tmp_path / "run")
+    closes_everywhere(open_folder(tmp_path / "run"))
