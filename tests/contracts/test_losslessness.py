@@ -157,15 +157,6 @@ def test_registered_drafters_leave_the_law_alone(
     assert error < EXACT
 
 
-@pytest.mark.parametrize("structure", ["chain", "tree"])
-def test_heads_that_attend_over_the_draft_leave_the_law_alone(enumeration, small_target, drafter_values, structure):
-    """A variant of the registered grounded heads: their law depends on all tokens of the path, by attention."""
-    target = small_target("grounded", 3, seed=5, temperature=1.0, top_k=2)
-    proposes = drafters.build(drafter_values("grounded", 3, target, mixer="attention"), target=target)
-    rule = verifiers.build({"name": "speculative_sampling"})
-    assert text_bias(enumeration, target, proposes, rule, small_structure(structure, 2), PROMPT, 3) < EXACT
-
-
 # The harness itself: it must see a bias, and the numbers it gives must be the known ones.
 
 
