@@ -126,12 +126,6 @@ def test_a_prompt_that_stands_in_two_files_is_taken_once(folder):
     assert finished(folder) == joined(folder) == ["p0", "p1", "p2"]
 
 
-def test_tables_can_be_joined_at_any_time(folder):
-    assert joined(folder) == joined(folder) == ["p0", "p1", "p2"]
-    add(ResultsFolder(folder), 3)
-    assert finished(folder) == joined(folder) == ["p0", "p1", "p2", "p3"]
-
-
 def test_several_writers_are_joined_in_the_order_of_the_run(tmp_path):
     writers = [ResultsFolder(tmp_path, "a"), ResultsFolder(tmp_path, "b")]
     for place in (1, 0, 3, 2):

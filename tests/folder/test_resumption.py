@@ -5,6 +5,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from fixtures.finished_runs import write_trace
 from fixtures.resumed_runs import SAMPLED, Killed, config_of, decode, found
 
 from specdec.analysis.read.facts import RunStatus
@@ -19,7 +20,6 @@ from specdec.session import experiment, measure, parts
 from specdec.session.identify import identify
 from specdec.session.parts import open_parts
 from specdec.targets import causal
-from specdec.text.streams import Stream, write_streams
 
 NGRAM = ("+drafter=ngram",)
 SHORT = ("measurement.repeats=2", "measurement.max_new_tokens=8", "measurement.gammas=[]", "measurement.null=false")
@@ -52,15 +52,6 @@ def turns(monkeypatch):
     monkeypatch.setattr(PromptSet, "follow_up", follow_up)
 
 
-@pytest.fixture
-def recorded(tmp_path):
-    """Recorded texts, whose time is simulated."""
-    path = tmp_path / "streams.jsonl"
-    texts = [(1, 2, 3, 1, 2, 3, 4, 1, 2, 3, 1, 2), (5, 6, 5, 6, 5, 6, 7, 5), (9, 8, 9, 8, 1, 2, 3, 9, 8, 9)]
-    write_streams(path, [Stream(f"s{n}", "code", (1, 2, 3, n), text, ended=False) for n, text in enumerate(texts)])
-    return path
-
-
 def slow(*overrides):
     return pytest.param(overrides, marks=pytest.mark.slow)
 
@@ -86,8 +77,9 @@ def test_a_killed_run_ends_with_the_tables_of_a_whole_one(tmp_path, overrides):
     assert not (tmp_path / "killed" / "rounds").exists()
 
 
-def test_simulated_time_goes_on_where_it_stopped(tmp_path, recorded):
-    config = config_of(*NGRAM, "target=replay", "prompts=recorded", f"target.path={recorded}", *SHORT)
+def test_simulated_time_goes_on_where_it_stopped(tmp_path):
+    write_trace(tmp_path / "trace.jsonl")
+    config = config_of(*NGRAM, "target=replay", "prompts=recorded", f"target.path={tmp_path / 'trace.jsonl'}", *SHORT)
     decode(config, tmp_path / "whole")
     decode(config, tmp_path / "killed", 3)
     decode(config, tmp_path / "killed")
