@@ -2,7 +2,7 @@
 
 With these, the list of bad inputs is complete: `tests/faults/test_bad_surroundings.py` has models, files, folders,
 stores and servers, `tests/test_registry.py` and `tests/test_new.py` have plugins, and
-`tests/experiment/test_interruption.py` has signals, as `tests/commands/test_cli.py` does.
+`tests/session/test_interruption.py` has signals, as `tests/commands/test_cli.py` does.
 """
 
 import importlib

@@ -10,6 +10,7 @@ import pytest
 import torch
 from fixtures.resumed_runs import config_of
 
+from specdec.config import flattened
 from specdec.folder.identity import differences
 from specdec.plan.plan import plan
 from specdec.session.advice_key import key_of, keyed_by
@@ -52,12 +53,8 @@ def made(folder: Path, *overrides: str, drafter: str = "small_model") -> Parts:
     return open_parts(plan(config))
 
 
-def dtypes_of(described: Any) -> set[str]:
-    return {
-        dtype
-        for name, value in described.items()
-        for dtype in (dtypes_of(value) if isinstance(value, dict) else {value} if name == "dtype" else set())
-    }
+def dtypes_of(described: dict[str, Any]) -> set[str]:
+    return {value for name, value in flattened(described).items() if name.rpartition(".")[2] == "dtype"}
 
 
 @pytest.mark.parametrize(

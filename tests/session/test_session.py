@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from fixtures.resumed_runs import composed
+from fixtures.resumed_runs import SAMPLED, composed
 
 from specdec.clock import SimulatedClock
 from specdec.config import RunConfig
@@ -28,8 +28,6 @@ from specdec.structures import structures
 
 DRAFT, VERIFY, TOKEN, ACCEPT, COMMIT = 0.25, 1.0, 0.125, 0.0625, 0.03125  # seconds; TOKEN is that of a node in a call
 TINY = ("+debug=tiny", "tracking.enabled=false", "structure.gamma=4", "measurement.null=false")
-# Sure enough to let an n-gram drafter be right, and not so sure that all sampled texts are one.
-SAMPLED = ("sampling=temperature", "target.law=[[0.1,0.8,0.1],[0.1,0.1,0.8],[0.8,0.1,0.1]]")
 
 
 @cache
