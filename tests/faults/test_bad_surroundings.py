@@ -5,17 +5,16 @@ with its exit code, before anything is decoded. Tests of each reader have what c
 
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from fixtures.commands import Ended
 
-from specdec import convert, report, run, sync
+from specdec import run
 
 pytestmark = pytest.mark.slow
 
 
-TEXT = "no model, no tree, no folder, no database\n"
+TEXT = "no folder, no database\n"
 NGRAM = "+drafter=ngram"
 DOWN = "tracking.enabled=true tracking.uri=http://127.0.0.1:9 tracking.required=true"
 
@@ -32,28 +31,22 @@ BAD = {
     f"{NGRAM} -m structure.gamma=0": "structure.gamma=0",
     f"-m {NGRAM} structure.gamma=1,2 {DOWN}": "does not answer",
 }
-# Commands that read what runs left.
-READING = [(report, "--import auto text.txt", "text.txt"), (sync, "empty", "empty"), (convert, "a.pt b c", "--help")]
 
 
 @pytest.fixture
 def surroundings(tmp_path: Path) -> Path:
     """Make the files and folders that are bad in some way."""
-    (tmp_path / "empty").mkdir()
     (tmp_path / "text.txt").write_text(TEXT)
     (tmp_path / "garbage.jsonl").write_bytes(b"\xff\xfe\x00garbage" * 9)
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("module", "line", "words"),
-    [*((run, f"{line} +debug=tiny", words) for line, words in BAD.items()), *READING],
-)
+@pytest.mark.parametrize(("line", "words"), BAD.items())
 def test_whole_commands_say_one_sentence(
-    module: ModuleType, line: str, words: str, surroundings: Path, in_process: Callable[..., Ended]
+    line: str, words: str, surroundings: Path, in_process: Callable[..., Ended]
 ) -> None:
-    off = ["tracking.enabled=false"] * (module is run and "tracking.enabled" not in line)
-    ended = in_process(module, *line.split(), *off)
+    off = ["tracking.enabled=false"] * ("tracking.enabled" not in line)
+    ended = in_process(run, *line.split(), "+debug=tiny", *off)
     before, mark, said = ended.error.partition("specdec: ")
     assert mark and "Traceback" not in before and ended.code == (4 if words == "does not answer" else 2), said
     assert words in said and "\n" not in said.strip() and "Traceback" not in said, said

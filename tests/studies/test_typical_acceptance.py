@@ -9,7 +9,8 @@ SMALL = ("study.temperatures=[0.5,1.0]", "study.epsilons=[0.09,0.3]", "study.eps
 SHAPE = ("structure=tree", "structure.nodes=6", "structure.depth=3")
 LAW = [[0.45, 0.35, 0.2], [0.1, 0.35, 0.55], [0.5, 0.2, 0.3]]
 TABLE = (f"target.law={LAW}", "prompts.tokens=[[0,1,2,0,1,2],[1,2,2,1,2],[2,0,1,2,0]]")
-NGRAM = ("drafter=ngram", "~drafter.drafts")
+NGRAM = ("drafter=ngram", "~drafter.drafts")  # what the text has said before
+ON_TABLE = ("typical_acceptance", *SMALL, *SHAPE, *TABLE, *NGRAM)
 ARMS = {
     (0.0, "plain", 0.0),
     (0.0, "greedy", 0.0),
@@ -19,19 +20,9 @@ ARMS = {
 }
 
 
-@pytest.fixture
-def on_table(study):
-    """The study on a table, with the drafter that looks up what the text has said before."""
-
-    def run(*overrides):
-        return study("typical_acceptance", *SMALL, *SHAPE, *TABLE, *NGRAM, *overrides)
-
-    return run
-
-
 @pytest.mark.slow
-def test_every_rule_has_its_texts(on_table):
-    found, tables = on_table("study.repeats=2")
+def test_every_rule_has_its_texts(study):
+    found, tables = study(*ON_TABLE, "study.repeats=2")
     outputs = tables["outputs"]
     keys = ["temperature", "rule", "epsilon"]
     assert set(outputs[keys].itertuples(index=False, name=None)) == ARMS
@@ -56,9 +47,9 @@ def test_every_rule_has_its_texts(on_table):
 
 
 @pytest.mark.slow
-def test_plain_text_has_the_likelihood_that_its_temperature_gives(on_table):
+def test_plain_text_has_the_likelihood_that_its_temperature_gives(study):
     """Mean log-likelihood at temperature 1 is minus the entropy rate; five standard errors of 1,200 tokens."""
-    _, tables = on_table("study.repeats=4", "measurement.max_new_tokens=100", "study.epsilons=[]")
+    _, tables = study(*ON_TABLE, "study.repeats=4", "measurement.max_new_tokens=100", "study.epsilons=[]")
     plain = tables["outputs"].query("rule == 'plain' and temperature == 1")
     law = torch.tensor(LAW, dtype=torch.float64)
     stationary = torch.linalg.matrix_power(law, 200)[0]
