@@ -6,6 +6,7 @@ import pytest
 import torch
 from fixtures.drafting import assert_drafted_from, chain, shaken, tokens_of_calls, tree
 from fixtures.refusals import refused
+from fixtures.slow_eagle import random_rounds
 
 from specdec.drafters.base import drafters
 from specdec.drafters.parallel import Parallel
@@ -40,57 +41,20 @@ def slow_logits(model, text, gamma):
     return model(input_ids=tokens, use_cache=False).logits[0, len(text) - 1 :]
 
 
-def walk(drafter, model, rounds, check, seed=0):
-    """Drafts of 1 to 6 tokens, of which a random number is committed and a token behind them, right or wrong; now and
-    then a draft is asked for twice, or committed tokens are taken back.
-    """
-    generator = torch.Generator().manual_seed(seed)
-
-    def number(below):
-        return int(torch.randint(below, (), generator=generator))
-
-    text, kinds = [], set()
-    for step in range(rounds):
-        if not text or len(text) > 200:
-            text = [number(MASK) for _ in range(1 + number(12))]
-            drafter.start(TextStart(text, 256, generator=generator_for(step, "p", "draft")))
-        gamma = 1 + number(6)
-        if number(8) == 0:
-            drafter.draft(chain(gamma))
-        draft = drafter.draft(chain(gamma))
-        assert draft.tree.is_chain and len(draft) == gamma
-        check(draft, slow_logits(model, text, gamma))
-        assert drafter._decoder.length == len(text)
-        accepted = number(gamma + 1)
-        committed = [*draft.tokens.tolist()[:accepted], number(61)]
-        kinds.add((accepted > 0) + (accepted == gamma))
-        drafter.commit(committed)
-        text += committed
-        if number(8) == 0:
-            taken = 1 + number(len(committed))
-            assert drafter.retract(taken)
-            del text[-taken:]
-    assert kinds == {0, 1, 2}, "rejected at once, in the middle, and not at all"
-
-
-def test_greedy_drafts_are_those_of_a_pass_without_a_cache(parallel, model):
-    drafter, _ = parallel(temperature=0.0)
-
-    def check(draft, logits):
-        assert draft.q is None and torch.equal(draft.tokens, logits.argmax(-1))
-
-    walk(drafter, model, 30, check)
-
-
-@pytest.mark.parametrize("how", [{"temperature": 0.7, "top_k": 9}, {"temperature": 1.2, "top_p": 0.8}])
-def test_q_is_the_law_of_a_pass_without_a_cache(parallel, model, how):
+@pytest.mark.parametrize(
+    "how", [{"temperature": 0.0}, {"temperature": 0.7, "top_k": 9}, {"temperature": 1.2, "top_p": 0.8}]
+)
+def test_drafts_are_those_of_a_pass_without_a_cache(parallel, model, how):
     drafter, target = parallel(**how)
-
-    def check(draft, logits):
-        torch.testing.assert_close(draft.q, probabilities(logits, target.sampling), atol=1e-12, rtol=0)
-        assert (draft.q.gather(-1, draft.tokens.unsqueeze(-1)) > 0).all()
-
-    walk(drafter, model, 20, check, seed=3)
+    for text, drafts in random_rounds(drafter, target, [chain(gamma) for gamma in (4, 1, 6, 2, 5)], 3, 10):
+        for (length, draft), gamma in zip(drafts, (4, 1, 6, 2, 5) * 2, strict=True):
+            assert draft.tree.is_chain and len(draft) == gamma
+            logits = slow_logits(model, text[:length], gamma)
+            if how["temperature"] == 0:
+                assert draft.q is None and torch.equal(draft.tokens, logits.argmax(-1))
+            else:
+                torch.testing.assert_close(draft.q, probabilities(logits, target.sampling), atol=1e-12, rtol=0)
+                assert (draft.q.gather(-1, draft.tokens.unsqueeze(-1)) > 0).all()
 
 
 def test_one_call_drafts_all_tokens_and_its_cache_holds_no_mask(parallel, model):

@@ -37,7 +37,10 @@ def test_resized_changes_the_depth_alone(build):
     assert shape.clamped(4) is shape and shape.label == "dynamic of 12 nodes, depth 4"
 
 
-def test_sizes_below_one_and_other_things_are_refused(build):
-    for key, value in product(["nodes", "depth", "branching", "beam"], (0, 1.5, "many", None)):
+SIZES = [*product(["dynamic"], ["nodes", "depth", "branching", "beam"]), *product(["rows"], ["k", "w", "budget"])]
+
+
+def test_sizes_below_one_and_other_things_are_refused(group_values):
+    for (name, key), value in product(SIZES, (0, 1.5, "many", None)):
         with pytest.raises(UsageError, match=rf"^Bad value structure\.{key}="):
-            build(**{key: value})
+            structures.build(group_values("structure", name, **{key: value}))

@@ -1,6 +1,4 @@
-"""k rows of width w: their shape, and what is said about bad sizes."""
-
-from itertools import product
+"""k rows of width w: their shape and their budget; `test_dynamic.py` has what is said about bad sizes."""
 
 import pytest
 
@@ -17,12 +15,6 @@ def test_rows_are_chains_that_share_the_root(build):
     rows = build(k=3, w=2)
     assert rows.tree.parents == (-1, 0, -1, 2, -1, 4)
     assert (rows.gamma, rows.nodes, rows.branches) == (2, 6, 3)
-
-
-def test_sizes_below_one_and_other_things_are_refused(build):
-    for key, value in product(["k", "w", "budget"], (0, 1.5, "many", None)):
-        with pytest.raises(UsageError, match=rf"^Bad value structure\.{key}="):
-            build(**{key: value})
 
 
 def test_the_budget_counts_the_root_of_every_row(build):

@@ -139,6 +139,11 @@ def test_bad_files_are_answered_with_their_name(build, tmp_path):
         file.write_text(text)
         message = error(build, file=str(file))
         assert sentence in message and str(file) in message
+    save_tree(file, COMB)
+    assert "tree.yaml has 6 nodes, more than structure.nodes=4" in error(build, file=str(file), nodes=4)
+    with pytest.raises(UsageError, match="node 0 has parent 0"):
+        save_tree(file, [0])
+    assert load_tree(file).parents == tuple(COMB), "no bad tree is saved"
 
 
 @pytest.mark.slow
@@ -149,16 +154,3 @@ def test_files_that_cannot_be_read(build, tmp_path):
     assert "is not YAML text" in error(build, file=str(tmp_path / "binary.yaml"))
     (tmp_path / "deep.yaml").write_text("[" * 1500)
     assert "is not YAML text" in error(build, file=str(tmp_path / "deep.yaml"))
-
-
-def test_a_file_is_held_to_the_limits(build, tmp_path):
-    save_tree(tmp_path / "comb.yaml", COMB)
-    assert "comb.yaml has 6 nodes, more than structure.nodes=4" in error(
-        build, file=str(tmp_path / "comb.yaml"), nodes=4
-    )
-
-
-def test_no_bad_tree_is_saved(tmp_path):
-    with pytest.raises(UsageError, match="node 0 has parent 0"):
-        save_tree(tmp_path / "tree.yaml", [0])
-    assert not (tmp_path / "tree.yaml").exists()

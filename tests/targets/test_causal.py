@@ -29,12 +29,15 @@ def test_states_of_a_prefill_in_chunks_are_those_of_one_pass(tiny_model, samplin
     torch.testing.assert_close(other(target.states), torch.cat([layers[-3], layers[-1]], -1), atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "deepseek_v32"])
-def test_a_verification_can_be_discarded(target_of, random_draft, name):
-    target = target_of(name)
-    target.start(TextStart(PROMPT, 64))
-    target.verify(random_draft(8, VOCABULARY, 0))
-    target.discard()
+@pytest.mark.parametrize(
+    ("name", "evaluation"), [("gemma2", "packed"), ("deepseek_v32", "packed"), ("gemma2", "rows"), ("t5", "rows")]
+)
+def test_a_verification_can_be_discarded(target_of, random_draft, name, evaluation):
+    target = target_of(name, evaluation)
+    target.start(TextStart(PROMPT, 64, branches=8))
+    for draft in (random_draft(8, VOCABULARY, 0), EMPTY):
+        target.verify(draft)
+        target.discard()
     assert_like_plain(target, PROMPT, [], random_draft(6, VOCABULARY, 1))
 
 

@@ -72,16 +72,6 @@ def test_rows_of_an_encoder_decoder_are_its_paths(encoder_decoder, target_of, ra
     check_slots(used, target.decoder.cache, EXACT, BRANCHES)
 
 
-@pytest.mark.parametrize("name", ["gemma2", "t5"])
-def test_a_verification_can_be_discarded(target_of, random_draft, name):
-    target = target_of(name, "rows")
-    target.start(TextStart(PROMPT, CAPACITY, branches=BRANCHES))
-    for draft in (uneven(0), random_draft(8, VOCABULARY, 0), EMPTY):
-        target.verify(draft)
-        target.discard()
-    assert_like_plain(target, PROMPT, [], uneven(5))
-
-
 @pytest.mark.parametrize("name", ["llama", "t5"])
 def test_more_rows_than_were_announced_are_evaluated_too(target_of, random_draft, name):
     target = target_of(name, "rows")

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from specdec.records import Tree
 from specdec.theory.trees import (
     best_tree,
     choose_tree,
@@ -15,6 +16,7 @@ from specdec.theory.trees import (
     tree_by_heap,
     tree_by_program,
 )
+from specdec.tree_building.siblings import sibling_ranks
 
 FLAT = (0.6, 0.2, 0.1, 0.05)
 HEADS = [(0.56, 0.11, 0.06, 0.03, 0.02), (0.32, 0.11, 0.06, 0.04, 0.03), (0.20, 0.09, 0.06, 0.04, 0.03)]
@@ -65,6 +67,7 @@ def worth(children: tuple, vectors: list[tuple[float, ...]], depth: int = 0) -> 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("depth", [2, 6])
 def test_the_program_finds_the_best_of_all_trees(seed, depth):
+    """Its nodes come in level order, and no sibling's rank is left out: else it were worth less than it says."""
     generator = np.random.default_rng(seed)
     vectors = [tuple(row) for row in generator.uniform(0, 0.6, size=(6, RANKS))]
     if seed % 2:
@@ -75,6 +78,9 @@ def test_the_program_finds_the_best_of_all_trees(seed, depth):
         tree = best_tree(accuracy, nodes, depth)
         assert tree.tokens == pytest.approx(most, rel=1e-12)
         assert expected_tokens(tree.parents, tree.ranks, accuracy) == pytest.approx(most, rel=1e-12)
+        topology = Tree(tree.parents)
+        keys = list(zip(topology.depths, tree.parents, tree.ranks, strict=True))
+        assert keys == sorted(keys) and tree.ranks == sibling_ranks(topology)
 
 
 def test_nodes_that_are_worth_nothing_are_left_out():
@@ -82,20 +88,6 @@ def test_nodes_that_are_worth_nothing_are_left_out():
         assert build((0.5, 0.0, 0.0), 10, depth=3).parents == (-1, 0, 1)
         assert len(build((0.0, 0.0), 10)) == 0
         assert len(build(HEADS, 200)) == 5 + 5**2 + 5**3  # all there are
-
-
-@pytest.mark.parametrize("accuracy", [FLAT, HEADS, (0.1, 0.5, 0.0, 0.4)])
-def test_trees_come_in_level_order(accuracy):
-    tree = best_tree(accuracy, 20, depth=4)
-    depths: list[int] = []
-    for node, parent in enumerate(tree.parents):
-        assert parent < node
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    keys = list(zip(depths, tree.parents, tree.ranks, strict=True))
-    assert keys == sorted(keys)
-    for parent in set(tree.parents):
-        siblings = [rank for node, rank in enumerate(tree.ranks) if tree.parents[node] == parent]
-        assert siblings == list(range(len(siblings)))
 
 
 @pytest.mark.parametrize("accuracy", [FLAT, HEADS, (0.1, 0.5, 0.05, 0.3)])
