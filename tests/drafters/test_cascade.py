@@ -162,23 +162,21 @@ def test_costs_are_relative_operations(tiny_model, sampling, group_values, draft
     assert cascade.describe()["sha256"] and cascade.describe()["small"]["class"] == "LlamaForCausalLM"
 
 
-def test_bad_configurations_are_one_sentence(table, random_law, group_values):
+def test_bad_configurations_are_one_sentence(table, random_law, group_values, drafter_values):
     for changes, said in (
         ({"of": {}}, r"drafter\.of=\{\}: there is nothing to choose from"),
         ({"of": {"x": {"name": "ngrm"}}}, "Did you mean ngram"),
         ({"of": {"x": {"q": 1}}}, r"Missing key drafter\.of\.x\.name"),
         ({"gammas": []}, r"drafter\.gammas=\[\]"),
         ({"costs": {"y": 0.1}}, r"drafter\.costs\.y=0\.1: drafter\.of has no such drafter; it has context"),
+        (
+            {"of": {"x": drafter_values("small_model", 5)}},
+            r"x\.name=small_model: it was made for a vocabulary of 5",
+        ),
     ):
         values = group_values("drafter", "cascade", of={"context": group_values("drafter", "ngram")})
         with refused(said):
             drafters.build({**values, **changes}, target=table(random_law(4, 0), temperature=0.0))
-
-
-def test_parts_that_do_not_fit(table, random_law, group_values, drafter_values):
-    values = group_values("drafter", "cascade", of={"x": drafter_values("small_model", 5)})
-    with refused(r"drafter\.of\.x\.name=small_model: it was made for a vocabulary of 5"):
-        drafters.build(values, target=table(random_law(4, 0), temperature=0.0))
     nowhere = Fixed(1)
     nowhere.capabilities = DrafterCapabilities(fills=frozenset({"dynamic"}))
     with pytest.raises(UsageError, match="no structure that all"):

@@ -2,15 +2,14 @@
 
 import pytest
 import torch
-from fixtures.drafting import assert_drafted_from, chain, decoded, law_error
-from fixtures.slow_eagle import SlowBlock, SlowEagle, features_of, random_rounds
+from fixtures.drafting import assert_drafted_from, begun, decoded
+from fixtures.slow_eagle import SlowBlock, SlowEagle, assert_chances_are_those_of_drafts, features_of, random_rounds
 
 from specdec.drafters.base import drafters
 from specdec.drafters.eagle import Eagle
 from specdec.errors import UsageError
 from specdec.published.network_files import TRAINED_EAGLE
 from specdec.records import TextStart
-from specdec.sampling import generator_for, probabilities
 from specdec.targets.causal import Causal
 
 FORMS = {
@@ -45,7 +44,7 @@ def target_at(tiny_llama, sampling):
 
 # Every form on a tree, which has chains and siblings; each other shape, and greedy drafts, on one form.
 DRAFTED = [(form, "tree", 0.7) for form in FORMS]
-DRAFTED += [("eagle3", "rows", 0.7), ("dspark", "chain", 0.7), ("eagle3", "tree", 0.0), ("dspark", "tree", 0.0)]
+DRAFTED += [("eagle3", "rows", 0.7), ("dspark-rnn", "chain", 0.7), ("eagle3", "tree", 0.0), ("dspark", "tree", 0.0)]
 
 
 @pytest.mark.parametrize(("form", "shape", "temperature"), DRAFTED)
@@ -82,38 +81,20 @@ def test_chances_along_a_text_are_those_of_drafts_at_every_position(
     monkeypatch.setattr("specdec.drafters.eagle._POSITIONS", 4)
     target = target_at(temperature)
     drafter = Eagle(random_eagle(target, **FORMS[form]), target)
-    dice = torch.Generator().manual_seed(3)
-    for size in (1, 6):
-        prompt, text = torch.randint(23, (size,), generator=dice).tolist(), [5, 1, 4, 1, 5, 9, 2]
-        target.start(TextStart([*prompt, *text], 100))
-        states = target.states
-        chances = drafter.chances(prompt, text, states, 3)
-        assert chances.shape == (7, 3) and not chances[6, 1:].any() and (size > 1 or not chances[0].any())
-        for position in range(size == 1, len(text)):
-            whole = [*prompt, *text[:position]]
-            drafter.start(TextStart(whole, 100, generator=dice), states[: len(whole) - 1])
-            rows = drafter._rows.draft(3)
-            for depth, token in enumerate(text[position : position + 3]):
-                above = torch.tensor(text[position + depth - 1 : position + depth])
-                logits = rows.first if depth == 0 else rows.next(above)
-                q = probabilities(drafter.network.over_target(logits), target.sampling)[0, token]
-                assert float(chances[position, depth]) == pytest.approx(float(q), rel=1e-5)
-
-
-def begun(drafter, target, prompt=(5, 1, 4, 1, 5)):
-    target.start(TextStart(prompt, 100))
-    drafter.start(TextStart(prompt, 100, generator=generator_for(0, "prompt", "draft")), target.states)
-    return drafter
+    for prompt in ([20], [6, 11, 3, 19, 0, 8]):
+        assert_chances_are_those_of_drafts(
+            drafter, target, prompt, [5, 1, 4, 1, 5, 9, 2], lambda text: text.draft(3), 3
+        )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_a_threshold_ends_the_draft_and_changes_no_token(target_at, random_eagle, make_structure, temperature):
     target = target_at(temperature)
     drafter = Eagle(random_eagle(target), target)
-    whole = begun(drafter, target).draft(make_structure("chain", 6))
+    whole = begun(drafter, target, [5, 1, 4, 1, 5]).draft(make_structure("chain", 6))
     sizes = set()
     for threshold in (0.9, 0.3, 0.1, 0.03, 0.001):
-        draft = begun(drafter, target).draft(make_structure("chain", 6).until(threshold))
+        draft = begun(drafter, target, [5, 1, 4, 1, 5]).draft(make_structure("chain", 6).until(threshold))
         assert torch.equal(draft.tokens, whole.tokens[: len(draft)])
         sizes.add(len(draft))
     assert 1 in sizes and len(sizes) > 2
@@ -139,13 +120,3 @@ def test_what_a_drafter_is_made_of_is_recorded(target_at, random_eagle, group_va
     assert drafter.flops_per_token == 2 * (parameters - network.fc.weight.numel() - 16)
     with pytest.raises(UsageError, match=r"drafter\.layers: .* records its layers"):
         drafters.build(group_values("drafter", "eagle", model=str(path), layers=[1, 2]), target=target)
-
-
-def test_a_markov_head_is_lossless(enumeration, tiny_llama, sampling, random_eagle):
-    model = tiny_llama(2, context=64)
-    target, greedy = Causal(model, sampling(temperature=1.0)), Causal(model, sampling(temperature=0.0))
-    network = random_eagle(target, **FORMS["dspark-rnn"] | dict(mask_token=1))
-    worst, seen = law_error(enumeration, target, Eagle(network, target), chain(2), [0, 1], 3)
-    assert {len(row.acceptance.path) for row in seen} == {0, 1, 2} and worst < 1e-12
-    plain = decoded(greedy, drafters.build({"name": "none"}, target=greedy), chain(0), [0, 1], 12, rule="greedy")
-    assert decoded(greedy, Eagle(network, greedy), chain(3), [0, 1], 12, rule="greedy").tokens == plain.tokens

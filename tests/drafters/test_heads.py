@@ -5,12 +5,13 @@ from itertools import product
 
 import pytest
 import torch
-from fixtures.drafting import assert_drafted_from, decoded, tree
+from fixtures.drafting import assert_drafted_from, assert_likeliest_paths, begun, decoded, tree
+from fixtures.slow_eagle import random_rounds
 from fixtures.small_parts import composed
 from fixtures.two_tiers import pairwise
 
 from specdec.certification.greedy_identity import PROMPT, Scattered, own_greedy
-from specdec.drafters.base import Drafter, DrafterCapabilities, drafters
+from specdec.drafters.base import DrafterCapabilities, drafters
 from specdec.drafters.base.heads import HeadsDrafter
 from specdec.drafters.blockwise import BlockwiseHeads
 from specdec.drafters.grounded import Grounded
@@ -18,8 +19,6 @@ from specdec.drafters.medusa import Medusa
 from specdec.errors import UsageError
 from specdec.plan.plan import plan
 from specdec.published.network_files import TRAINED_HEADS
-from specdec.records import TextStart
-from specdec.sampling import generator_for
 from specdec.session.parts import open_parts
 from specdec.structures.base import structures
 from specdec.targets.causal import Causal
@@ -46,12 +45,6 @@ def target_at(tiny_model, sampling):
     return make
 
 
-def begun(drafter: Drafter, target: Causal) -> Drafter:
-    target.start(TextStart(PROMPT, 100, branches=20))
-    drafter.start(TextStart(PROMPT, 100, generator=generator_for(0, "prompt", "draft")), target.states)
-    return drafter
-
-
 def taught(drafter: HeadsDrafter, target: Causal, path: list[int], prompt=PROMPT):
     """The logits after `path` behind the prompt, as training computes them: teacher-forced over the whole text."""
     heads, k = drafter.heads, len(path) + 1
@@ -72,7 +65,7 @@ def test_a_node_of_rank_j_is_the_next_best_choice_of_its_depths_head(
 ):
     cls, make = KINDS[kind]
     target = target_at()
-    drafter = begun(cls(random_heads(target, **make), target), target)
+    drafter = begun(cls(random_heads(target, **make), target), target, PROMPT)
     own = {
         "bushy": tree(*BUSHY),
         "expansion": structures.build({"name": "expansion", "widths": [4, 3, 2], "nodes": 40}),
@@ -106,39 +99,26 @@ def test_q_is_the_heads_law_as_the_target_standardises(target_at, random_heads, 
     cls, make = KINDS[kind]
     target = target_at(0.7, top_k=9)
     heads = random_heads(target, **make)
-    drafter = begun(cls(heads, target, siblings=siblings), target)
-    text = list(PROMPT)
-    for next_token in (5, 40):
-        draft = drafter.draft(make_structure(shape, 3))
-        assert_drafted_from(
-            draft,
-            lambda node, above, text=text: taught(drafter, target, above, text),
-            target.sampling,
-            independent=siblings == "independent",
-        )
-        target.verify(draft)
-        target.commit([0], next_token)
-        committed = [int(draft.tokens[0]), next_token]
-        drafter.commit(committed, target.states)
-        text += committed
+    drafter = cls(heads, target, siblings=siblings)
+    for text, drafts in random_rounds(drafter, target, make_structure(shape, 3), 1, 3):
+        for length, draft in drafts:
+            assert_drafted_from(
+                draft,
+                lambda node, above, text=text[:length]: taught(drafter, target, above, text),
+                target.sampling,
+                independent=siblings == "independent",
+            )
 
 
 @pytest.mark.parametrize(("kind", "temperature"), [("medusa", 1.0), ("grounded", 0.0), ("gru", 0.0)])
 def test_a_dynamic_tree_holds_the_most_confident_paths(target_at, random_heads, group_values, kind, temperature):
-    """Of all paths of choices among the four best, those with the largest products of chances."""
     cls, make = KINDS[kind]
     target = target_at(temperature)
-    drafter = begun(cls(random_heads(target, **make), target), target)
+    drafter = begun(cls(random_heads(target, **make), target), target, PROMPT)
     shape = dict(nodes=9, depth=3, branching=4, beam=64)
     draft = drafter.draft(structures.build(group_values("structure", "dynamic", **shape)))
-    chances: dict[tuple[int, ...], float] = {(): 0.0}
-    for depth in range(3):
-        for path in [path for path in chances if len(path) == depth]:
-            best = taught(drafter, target, list(path)).log_softmax(-1).topk(4)
-            for token, chance in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-                chances[*path, token] = chances[path] + chance
-    expected = sorted(chances, key=lambda path: -chances[path])[1:10]
-    assert {tuple(draft.tokens[list(draft.tree.path(node))].tolist()) for node in range(9)} == set(expected)
+    assert len(draft) == 9
+    assert_likeliest_paths(draft, lambda path: taught(drafter, target, list(path)), 3, 4)
 
 
 @pytest.mark.parametrize("kind", ["medusa", "grounded", "attention"])
@@ -149,7 +129,7 @@ def test_heads_below_the_structure_are_not_computed(target_at, random_heads, mak
     for head in heads.heads[2:]:
         for weight in head.parameters():
             weight.fill_(torch.nan)
-    drafter = begun(cls(heads, target), target)
+    drafter = begun(cls(heads, target), target, PROMPT)
     assert torch.isfinite(drafter.draft(make_structure("tree", 2)).q).all()
     assert torch.isnan(drafter.draft(make_structure("tree", 3)).q).any()
 
@@ -267,6 +247,6 @@ def test_blockwise_drafts_medusas_chain(target_at, random_heads, make_structure)
     target = target_at()
     heads = random_heads(target)
     chain = make_structure("chain", 4)
-    one, other = (begun(cls(heads, target), target).draft(chain) for cls in (BlockwiseHeads, Medusa))
+    one, other = (begun(cls(heads, target), target, PROMPT).draft(chain) for cls in (BlockwiseHeads, Medusa))
     assert torch.equal(one.tokens, other.tokens) and one.tree == other.tree
     assert {source.strategy for source in one.source} == {"blockwise"}

@@ -1,5 +1,5 @@
 """MTP heads of a target's own checkpoint draft what a second implementation without a cache says, over rounds with
-rejections; the text stays the target's; and what is no such checkpoint is refused.
+rejections; and what is no such checkpoint is refused.
 """
 
 import json
@@ -8,7 +8,7 @@ import pytest
 import torch
 from fixtures.drafting import decoded
 from fixtures.refusals import refused
-from fixtures.slow_eagle import random_rounds
+from fixtures.slow_eagle import assert_chances_are_those_of_drafts, random_rounds
 from fixtures.slow_mtp import SlowMtp, mtp_model, mtp_weights, write_mtp
 from fixtures.tiny_models import unprobed
 from safetensors.torch import save_file
@@ -90,33 +90,10 @@ def test_chances_along_a_text_are_those_of_drafts_at_every_place(made, make_stru
     """Several chains are drafted in one call; a text of two tokens begins before every head has a row."""
     monkeypatch.setattr("specdec.eagle.mtp_network._REPLAYED", 60)
     drafter, target, _ = made(case, temperature=1.0)
-    text = [5, 1, 4, 1, 5, 9, 50, 8]
     for prompt in ([7], [11, 3, 7, 30]):
-        target.start(TextStart([*prompt, *text], 100))
-        states = target.states
-        chances = drafter.chances(prompt, text, states, 5)
-        assert len(prompt) > 1 or not chances[0].any()
-        for place in range(len(prompt) == 1, len(text)):
-            whole = [*prompt, *text[:place]]
-            drafter.start(TextStart(whole, 100), states[: len(whole) - 1])
-            rows = drafter.read().draft()
-            logits = rows.first
-            for depth, token in enumerate(text[place : place + 5]):
-                q = probabilities(logits, target.sampling)[0, token]
-                assert float(chances[place, depth]) == pytest.approx(float(q), rel=1e-3, abs=1e-6)
-                logits = rows.next(torch.tensor([token]))
-            assert not chances[place, len(text) - place :].any()
-
-
-@pytest.mark.parametrize("case", ["qwen3_5", "deepseek_v3_three_heads"])
-def test_greedy_text_is_the_models_own(made, make_structure, case):
-    """In float64, for a target with recurrent layers and for others; the reference is `generate` of transformers."""
-    drafter, target, _ = made(case, temperature=0.0)
-    prompt = [7, 3, 19, 44, 3, 19, 52, 7]
-    own = target.model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=14)[0, len(prompt) :].tolist()
-    generation = decoded(target, drafter, make_structure("chain", 3), prompt, 14, rule="greedy")
-    assert list(generation.tokens) == own and len(set(own)) > 5
-    assert any(row.rejected for row in generation.rounds)
+        assert_chances_are_those_of_drafts(
+            drafter, target, prompt, [5, 1, 4, 1, 5, 9, 50, 8], lambda text: text.draft(), 5, rel=1e-3, abs=1e-6
+        )
 
 
 def test_a_folder_in_shards_is_the_target_and_its_own_drafter(made, sampling, group_values, make_structure):

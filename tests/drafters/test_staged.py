@@ -15,7 +15,7 @@ from specdec.drafters.early_exit import EarlyExit, ExitLayer
 from specdec.drafters.medusa import Medusa
 from specdec.drafters.small_model import SmallModel
 from specdec.drafters.staged import DraftTarget, Staged
-from specdec.errors import NumericsError, UsageError
+from specdec.errors import NumericsError
 from specdec.records import EMPTY, Draft, Source, TextStart, chain_tree
 from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
@@ -220,6 +220,7 @@ def test_logits_that_are_not_finite_end_the_run(tiny_model, sampling):
 
 
 def test_bad_parts_are_one_sentence(group_values, drafter_values, table, random_law):
+    """Heads of the target among them, which would read the states of the drafting model."""
     target, values = table(random_law(3, 0), temperature=0.0), drafter_values("staged", 3)
     for changes, sentence in (
         ({"by": values["by"] | {"x": 1}}, r"Unknown key drafter\.by\.x"),
@@ -231,6 +232,7 @@ def test_bad_parts_are_one_sentence(group_values, drafter_values, table, random_
         ({"structure": group_values("structure", "chain", gamma=0)}, r"drafter\.structure\.gamma=0"),
         ({"structure": group_values("structure", "dynamic")}, r"drafter\.by fills only chain, rows, tree"),
         ({"of": drafter_values("small_model", 5)}, "made for a vocabulary of 5"),
+        ({"by": drafter_values("medusa", 3, target)}, "weights"),
     ):
         with refused(sentence):
             drafters.build(values | changes, target=target)
@@ -242,11 +244,3 @@ def test_it_costs_what_both_parts_do(tiny_model, sampling):
     about = drafter.describe()
     assert about["parameters"] == about["of"]["parameters"] + about["by"]["parameters"] > 0
     assert drafter.flops_per_token == 2 * drafter.small.flops_per_token > 0
-
-
-def test_heads_of_the_target_are_refused_beside_another_model(drafter_values, tiny_model, sampling):
-    """They would read the states of the drafting model."""
-    target = Causal(tiny_model("llama"), sampling(temperature=0.0))
-    heads = drafter_values("medusa", 61, target)
-    with pytest.raises(UsageError, match="weights"):
-        drafters.build({**drafter_values("staged", 61), "by": heads}, target=target)
