@@ -4,26 +4,24 @@ nothing loads that does not fit exactly.
 
 import json
 import re
+from functools import partial
 
 import pytest
 import torch
-from fixtures.drafting import decoded
+from fixtures.drafting import assert_drafted_from, begun
 from fixtures.refusals import refused
+from fixtures.slow_eagle import random_rounds
 from fixtures.tiny_checkpoints import PUBLISHED, Published, medusa, slow_medusa, write_checkpoint
 from safetensors.torch import load_file, save_file
 
 from specdec.drafters.base import drafters
-from specdec.records import TextStart
-from specdec.sampling import generator_for
 from specdec.structures.base import structures
 from specdec.targets.base import targets
 from specdec.targets.causal import Causal
 
 WIDTH, VOCABULARY = 16, 40
-PROMPTS = [[7, 3, 19, 34, 3, 19, 22, 7, 3], [5], [1, 38, 2, 27]]
-NEW_TOKENS = 12
-# The root has twelve children, so that some tokens are accepted, and most rounds end in a rejection.
-PARENTS = [*[-1] * 12, 0, 0, 1, 2, 12, 12, 14]
+PROMPT = [7, 3, 19, 34, 3, 19, 22, 7, 3]
+PARENTS = [-1, -1, -1, 0, 0, 1, 2, 3, 3, 5]
 
 
 @pytest.fixture(scope="module")
@@ -50,30 +48,14 @@ def drafter_of(group_values, target):
 
 
 def rounds_follow(target, drafter, structure, slow) -> None:
-    """Every node of every round is the next best choice of `slow(states, t, path)`."""
-    rounds = accepted = rejected = 0
-    for prompt in PROMPTS:
-        generation = decoded(target, drafter, structure, prompt, NEW_TOKENS, rule="greedy")
-        text = [*prompt, *generation.tokens]
-        with torch.inference_mode():
-            output = target.model(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True)
+    """Every node of every round is the next best choice of `slow(states, t, path)`, whatever was accepted before."""
+    for text, drafts in random_rounds(drafter, target, structure, 3, 5):
+        output = target.model(input_ids=torch.tensor([text]), use_cache=False, output_hidden_states=True)
         states = [layer[0] for layer in output.hidden_states]
-        for row in generation.rounds:
-            if not row.draft_tokens:
-                assert row.context == 1 or row.truncation, "only a text of one token has no state"
-                continue
-            choices = {}
-            for node, token in enumerate(row.draft_tokens):
-                above = row.tree.path(node)[:-1]
-                path = (text[row.context - 1], *(row.draft_tokens[each] for each in above))
-                if path not in choices:
-                    choices[path] = slow(states, row.context - 2, list(path)).argsort(descending=True).tolist()
-                parent = row.tree.parents[node]
-                assert token == choices[path][row.tree.children[parent + 1].index(node)]
-            rounds += 1
-            accepted += row.accepted > 0
-            rejected += row.rejected
-    assert rounds >= 15 and accepted >= 1 and rejected >= 4
+        for length, draft in drafts:
+            assert len(draft) and draft.q is None
+            there = partial(slow, states, length - 2)
+            assert_drafted_from(draft, lambda node, above, there=there, root=text[length - 1]: there([root, *above]))
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
@@ -130,10 +112,7 @@ def test_heads_and_their_target_in_one_checkpoint(model, drafter_of, group_value
 def test_tokens_outside_a_reduced_vocabulary_are_never_drawn(model, sampling, drafter_of, make_structure, tmp_path):
     weights = write_checkpoint(tmp_path, PUBLISHED["medusa_vllm_some_tokens"], WIDTH, VOCABULARY)
     target = Causal(model, sampling(temperature=1.0))
-    drafter = drafter_of(tmp_path, "medusa", target)
-    target.start(TextStart(PROMPTS[0], 100))
-    drafter.start(TextStart(PROMPTS[0], 100, generator=generator_for(0, "prompt", "draft")), target.states)
-    draft = drafter.draft(make_structure("rows", 3))
+    draft = begun(drafter_of(tmp_path, "medusa", target), target, PROMPT).draft(make_structure("rows", 3))
     inside = set(weights["token_map"].tolist())
     assert set(draft.tokens.tolist()) <= inside
     assert draft.q[:, [token for token in range(VOCABULARY) if token not in inside]].eq(0).all()
@@ -230,7 +209,7 @@ def test_a_target_or_a_checkpoint_that_is_missing_is_asked_for(drafter_of, group
 def test_a_whole_text_at_once_has_the_features_of_each_position(target, drafter_of, tmp_path, kind):
     write_checkpoint(tmp_path, PUBLISHED[kind], WIDTH, VOCABULARY)
     heads = drafter_of(tmp_path, PUBLISHED[kind].drafter).heads
-    tokens = torch.tensor([PROMPTS[0], PROMPTS[0][::-1]])
+    tokens = torch.tensor([PROMPT, PROMPT[::-1]])
     states, _ = target.hidden.sequence(tokens, heads.offset(target.hidden.layers))
     with torch.inference_mode():
         together = heads.features(states, tokens)
