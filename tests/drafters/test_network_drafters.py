@@ -4,7 +4,7 @@ are made in one call; `tests/batching/` has what each text gets.
 
 import pytest
 import torch
-from fixtures.drafting import chain, tokens_of_calls
+from fixtures.drafting import begun, chain, tokens_of_calls
 
 from specdec.drafters.base import drafters, network_drafter
 from specdec.drafters.base.heads import IndependentChoices
@@ -12,7 +12,6 @@ from specdec.drafters.medusa import Medusa
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import NumericsError
 from specdec.records import TextStart
-from specdec.sampling import generator_for
 from specdec.targets.causal import Causal
 
 PROMPT = [7, 3, 19, 44, 3, 19, 52, 7, 3, 19]
@@ -64,10 +63,8 @@ NAMES = [name for name in drafters.names() if issubclass(drafters.get(name), net
 
 @pytest.mark.parametrize("name", sorted({*NAMES} - {"blockwise"}))  # which drafts point masses
 def test_a_q_that_is_not_finite_stops_the_run(drafter_values, small_target, monkeypatch, name):
-    target, prompt = small_target(name, 5, temperature=1.0), [0, 3, 1]
-    drafter = drafters.build(drafter_values(name, 5, target), target=target)
-    target.start(TextStart(prompt, 64))
-    drafter.start(TextStart(prompt, 64, generator=generator_for(0, "p", "draft")), target.states)
+    target = small_target(name, 5, temperature=1.0)
+    drafter = begun(drafters.build(drafter_values(name, 5, target), target=target), target, [0, 3, 1])
     monkeypatch.setattr(network_drafter, "all_finite", lambda q: torch.tensor(False))
     drafter.draft(chain(2))
     with pytest.raises(NumericsError, match="not finite"):

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures.drafting import begun
 from fixtures.refusals import refused
 from fixtures.slow_eagle import SlowBlock, SlowEagle, features_of, random_rounds
 from safetensors.torch import save_file
@@ -17,7 +18,6 @@ from specdec.eagle.eagle_config import RopeScaling
 from specdec.errors import ModelLoadError, SpecdecError
 from specdec.published.checkpoint_files import open_checkpoint
 from specdec.published.recognise import recognise
-from specdec.records import TextStart
 from specdec.targets.causal import Causal
 
 H, HEADS, KV_HEADS, INNER, V, DEPTH = 16, 4, 2, 24, 40, 8
@@ -343,11 +343,9 @@ def test_what_does_not_fit_is_refused(drafter_of):
 
 def test_a_block_ends_the_draft_and_is_always_whole(drafter_of, target, make_structure):
     """With fewer slots it would be another law: they see each other. So the first tokens of all drafts are the same."""
-    config, network, _ = FORMATS["dflash"]
-    drafter = drafter_of(config, made(**network)[0])
+    drafter = drafter_of(FORMATS["dflash"][0], BLOCK_WEIGHTS)
     assert drafter.capabilities.deepest == 3 and drafter.capabilities.replay == "start"
-    target.start(TextStart([5, 1, 4], 50))
-    drafter.start(TextStart([5, 1, 4], 50), target.states)
+    begun(drafter, target, [5, 1, 4])
     drafts = [drafter.draft(make_structure("chain", gamma)).tokens.tolist() for gamma in (1, 2, 3, 6)]
     assert [len(draft) for draft in drafts] == [1, 2, 3, 3]
     assert all(draft == drafts[3][: len(draft)] for draft in drafts)
@@ -356,9 +354,8 @@ def test_a_block_ends_the_draft_and_is_always_whole(drafter_of, target, make_str
 
 
 def test_layers_of_dflash_that_its_config_does_not_name(drafter_of):
-    config, weights = dict(DFLASH, block_size=4, mask_token_id=39), made(**FORMATS["dflash"][1])[0]
     for layers, boundaries in ((None, [2, 6]), ([1, 3], [1, 3])):
-        assert drafter_of(config, weights, layers=layers).describe()["network"]["boundaries"] == boundaries
+        assert drafter_of(BLOCK, BLOCK_WEIGHTS, layers=layers).describe()["network"]["boundaries"] == boundaries
 
 
 def test_layers_that_do_not_fit_are_refused_and_another_drafter_is_named(drafter_of, tmp_path):
