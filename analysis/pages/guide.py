@@ -45,7 +45,7 @@ RUN_FILES = {  # files of a run's folder: what each holds; a test compares them 
     "alpha.parquet": "the chance that a draft token is accepted, position by position",
     "experts.parquet": "the experts that verifications of a mixture chose, and what they read",
     "loads.parquet": "of load tests alone (`specdec.explain --out`): each server's throughput and times at every load",
-    "calibration.json": "timed calls, those that other work disturbed, which passes serve them, and on how many threads",
+    "calibration.json": "timed calls, how many other work disturbed, which passes serve them, and on how many threads",
     "cost.json": "the cost model t(n) and what it was fitted to",
     "sampled.parquet": "decoding at `measurement.sampled_temperature`, beside a greedy run",
     "quality.parquet": "what a rule that is not lossless did to the text",
