@@ -144,16 +144,3 @@ def test_a_truncated_cache_is_fetched_once_more(load, monkeypatch):
     assert "prompts.hub_id=openai/gsm8k (prompts.split=test) is empty" in sentence(
         load, "gsm8k", hub_id="openai/gsm8k", hub_config="main"
     )
-
-
-def test_a_folder_of_json_lines_by_hub_id(load, monkeypatch, tmp_path):
-    monkeypatch.setenv("HF_DATASETS_CACHE", str(tmp_path / "cache"))
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "test.jsonl").write_bytes(GOOD + GOOD)
-    loaded = load("jsonl", hub_id=str(folder))
-    assert [prompt.id for prompt in loaded.prompts] == ["jsonl/1", "jsonl/2"]
-    assert 'Unknown split "nope"' in sentence(load, "jsonl", hub_id=str(folder), split="nope")
-    (folder / "test.jsonl").unlink()
-    (folder / "mine.py").write_text("raise SystemExit('a script was run')\n")
-    assert "scripts are no longer supported" in sentence(load, "jsonl", hub_id=str(folder))

@@ -98,6 +98,8 @@ def test_faults_of_local_data_sets(load, folder, tmp_path):
     assert f"prompts.path={empty} cannot be loaded" in sentence(path=str(empty))
     nothing.mkdir()
     assert f"prompts.path={nothing} (prompts.split=test) cannot be loaded" in sentence(path=str(nothing))
+    (nothing / "nothing.py").write_text("raise SystemExit('a script was run')\n")
+    assert "scripts are no longer supported" in sentence(hub_id=str(nothing))
     assert f"{folder}[test]:1: no field 'body'; its keys are question, answer" in sentence(
         path=str(folder), field="body", template="{body}"
     )

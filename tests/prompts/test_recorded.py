@@ -1,8 +1,5 @@
 """Prompts of recorded streams: literal tokens with their categories, each prompt once."""
 
-import pytest
-
-from specdec.errors import UsageError
 from specdec.prompts import load_prompts, read_prompts
 from specdec.text.streams import Stream, write_streams
 
@@ -33,8 +30,3 @@ def test_prompts_are_those_of_the_streams(tmp_path):
     assert found.skipped == {"repeated_prompt": {"math": 1}}
     assert found.provenance["path"] == str(path) and len(found.provenance["sha256"]) == 64
     assert [p.id for p in load(str(path), limit=1).prompts] == ["recorded/a"]
-
-
-def test_without_a_file():
-    with pytest.raises(UsageError, match="Missing key prompts.path: give the file of recorded streams"):
-        load(None)

@@ -6,6 +6,7 @@ from functools import cache
 
 import pytest
 
+from specdec.errors import UsageError
 from specdec.prompts import stdlib
 from specdec.text.python_sources import (
     STDLIB,
@@ -63,21 +64,20 @@ def test_docs_are_cut_inside_a_paragraph_of_a_held_out_topic(load):
         assert following.startswith("\n") and following.split("\n")[1].strip(), prompt.id
 
 
-def test_absent_modules_and_topics_are_counted(load, monkeypatch):
+@pytest.mark.parametrize("name", ["stdlib_code", "stdlib_mix"])
+def test_absent_modules_are_counted_and_none_at_all_is_refused(load, monkeypatch, name):
     monkeypatch.setattr(stdlib, "held_out_modules", lambda: ["textwrap", "gone", "gone.away"])
-    loaded = load("stdlib_code")
-    assert {prompt.category for prompt in loaded.prompts} == {"textwrap"}
+    loaded = load(name)
+    assert all("/textwrap/" in prompt.id for prompt in loaded.prompts)
     assert loaded.skipped == {"absent_module": {"gone": 1, "gone.away": 1}}
+    monkeypatch.setattr(stdlib, "held_out_modules", lambda: ["gone"])
+    with pytest.raises(UsageError, match=r"no usable prompt \(1 absent module\)"):
+        load(name)
+
+
+def test_absent_topics_are_counted(load, monkeypatch):
     monkeypatch.setattr(stdlib, "held_out_topics", lambda: ["strings", "nonsense"])
     assert load("stdlib_docs").skipped == {"absent_topic": {"nonsense": 1}}
-
-
-def test_a_python_without_its_sources_says_so(load, monkeypatch):
-    from specdec.errors import UsageError
-
-    monkeypatch.setattr(stdlib, "module_source", lambda module: None)
-    with pytest.raises(UsageError, match=rf"no usable prompt \({len(held_out_modules())} absent module\)"):
-        load("stdlib_code")
 
 
 def test_paragraphs_before_fits_the_room():

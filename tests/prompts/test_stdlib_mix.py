@@ -4,8 +4,7 @@ import re
 
 import pytest
 
-from specdec.errors import UsageError
-from specdec.prompts import stdlib, stdlib_mix
+from specdec.prompts import stdlib_mix
 from specdec.prompts.stdlib import module_source
 from specdec.text.python_sources import STDLIB, Document, held_out_modules, is_held_out
 
@@ -56,11 +55,3 @@ def test_an_edit_begins_the_same_function_with_its_argument_renamed(everything):
         back = re.sub(rf"\b{new[0]}\b", new[1], edited)
         assert new[0] not in source and source.startswith(back), entry.id
         assert not re.search(rf"\b{new[1]}\b", edited) and len(back) < 0.8 * len(source), entry.id
-
-
-def test_absent_modules_are_counted_and_none_at_all_is_refused(load, monkeypatch):
-    monkeypatch.setattr(stdlib, "held_out_modules", lambda: ["statistics", "gone"])
-    assert load("stdlib_mix").skipped == {"absent_module": {"gone": 1}}
-    monkeypatch.setattr(stdlib, "held_out_modules", lambda: ["gone"])
-    with pytest.raises(UsageError, match=r"no usable prompt \(1 absent module\)"):
-        load("stdlib_mix")

@@ -24,9 +24,9 @@ def open_text(config: TextCorpusConfig) -> OpenedText:
 TEXT = [f"sentence {i} about the number {i * i} and the word {'abcdefghij'[i % 10] * 3}" for i in range(60)]
 
 
-def config(path: Path | None, **changes) -> TextCorpusConfig:
+def config(file: Path | None, **changes) -> TextCorpusConfig:
     values = dict(
-        name="text", path=None if path is None else str(path), hub_id=None, hub_config=None, split="train",
+        name="text", path=None if file is None else str(file), hub_id=None, hub_config=None, split="train",
         revision=None, field="text", documents="lines", max_bytes=None, heldout_every=10, vocabulary=270,
     )  # fmt: skip
     return TextCorpusConfig(**{**values, **changes})
@@ -37,12 +37,6 @@ def file(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("\n".join(TEXT) + "\n", encoding="utf-8")
     return path
-
-
-def test_every_tenth_line_is_held_out(file):
-    text = open_text(config(file))
-    assert list(text.texts("heldout")) == TEXT[9::10]
-    assert sorted([*text.texts("train"), *text.texts("heldout")]) == sorted(TEXT)
 
 
 def test_paragraphs_gzip_line_ends_and_byte_order_mark(tmp_path):
@@ -108,6 +102,7 @@ def test_a_bad_text_is_refused_in_one_sentence(tmp_path):
         (b"one\ntwo\n", {"max_bytes": 2}, "is empty"),
         (b"one\ntwo\n", {"heldout_every": 2, "vocabulary": 8000}, "too small for recipe.corpus.vocabulary=8000"),
         (b"one\ntwo\n", {"hub_id": "a/b"}, "one source"),
+        (b"one\ntwo\n", {"path": None}, "set either recipe.corpus.path"),
     ):
         path = tmp_path / "text.txt"
         if content is not None:
@@ -115,11 +110,6 @@ def test_a_bad_text_is_refused_in_one_sentence(tmp_path):
         with refused(says):
             load_corpus(config(path, **changes), 32, tmp_path / "corpus")
         assert not list((tmp_path / "corpus").rglob("corpus.json"))
-
-
-def test_no_source_is_refused():
-    with pytest.raises(UsageError, match="set either recipe.corpus.path"):
-        open_text(config(None))
 
 
 def test_records_of_the_hub(monkeypatch):

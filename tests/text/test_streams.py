@@ -131,14 +131,6 @@ def test_fitting_lengths_are_checked_and_begin_with_a_one(tmp_path):
         fitting_lengths(read_streams(path).streams, "acc_x", None)
 
 
-def test_files_that_are_none(tmp_path):
-    """`test_lines.py` has the other faults of a file."""
-    with pytest.raises(UsageError, match="drafter.path=.*nowhere.jsonl does not exist"):
-        read_streams(tmp_path / "nowhere.jsonl", key="drafter.path")
-    with pytest.raises(UsageError, match="holds no recorded stream"):
-        read_streams(lines(tmp_path / "x.jsonl", record(method="ngram")))
-
-
 def test_of_equal_prompts_the_first_counts(tmp_path):
     path = lines(tmp_path / "x.jsonl", record(category="m"), record(generated=(9,), category="m"), record((5,)))
     recorded = open_recording(recording(path), "target")
