@@ -50,14 +50,14 @@ class FakeLookup:
         return tokens[: self.asked[1]]
 
 
-def install(monkeypatch, models, gpu=False):
+def install(monkeypatch, models):
     """Put the stand-in where `import llama_cpp` finds it."""
     FakeLlama.models, FakeLlama.opened = models, []
     package, speculative = ModuleType("llama_cpp"), ModuleType("llama_cpp.llama_speculative")
     for module in (package, speculative):
         module.__spec__ = ModuleSpec(module.__name__, None)
         monkeypatch.setitem(sys.modules, module.__name__, module)
-    package.Llama, package.llama_supports_gpu_offload = FakeLlama, lambda: gpu
+    package.Llama, package.llama_supports_gpu_offload = FakeLlama, lambda: False
     package.llama_speculative = speculative
     speculative.LlamaPromptLookupDecoding = FakeLookup
     monkeypatch.setattr("specdec.peers.llama_cpp.LlamaCpp.version", "llama-cpp-python 0")

@@ -84,13 +84,18 @@ def test_assistant_offers_gamma_tokens_in_every_round(target, tiny_model, monkey
     assert widths[0] == len(PROMPT.tokens) + GAMMA
 
 
-def test_prompt_lookup_gets_gamma_and_match_length(target, monkeypatch):
+def test_what_is_asked_for_is_our_method_and_our_law(target, tiny_model, sampling, monkeypatch):
+    """Gamma and the length of a match; temperature and cuts."""
     seen = {}
     monkeypatch.setattr(type(target.model), "generate", lambda self, ids, **how: seen.update(how) or ids.repeat(1, 2))
     (_, peer) = made(target, "ngram")
     peer(PROMPT)
     assert (seen["prompt_lookup_num_tokens"], seen["max_matching_ngram_size"]) == (GAMMA, 7)
     assert seen["do_sample"] is False
+    drawn = Causal(tiny_model("llama"), sampling(temperature=0.5, top_k=3, top_p=0.9, typical_p=0.4))
+    made(drawn, "none")[0](PROMPT)
+    expected = {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": None, "typical_p": 0.4}
+    assert expected.items() <= seen.items()
 
 
 def test_no_generation_config_is_left_changed(target, tiny_model):
@@ -115,15 +120,6 @@ def test_no_generation_config_is_left_changed(target, tiny_model):
         assert model.generation_config is config
         after = config.to_dict()
         assert {key: value for key, value in after.items() if value != values.get(key)} == {}
-
-
-def test_sampling_peers_get_our_temperature_and_cuts(tiny_model, sampling, monkeypatch):
-    target = Causal(tiny_model("llama"), sampling(temperature=0.5, top_k=3, top_p=0.9, typical_p=0.4))
-    seen = {}
-    monkeypatch.setattr(type(target.model), "generate", lambda self, ids, **how: seen.update(how) or ids.repeat(1, 2))
-    made(target, "none")[0](PROMPT)
-    assert {"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": None}.items() <= seen.items()
-    assert seen["typical_p"] == 0.4
 
 
 def test_the_fastest_setting_is_kept_and_both_times_are_told(target, monkeypatch):
