@@ -12,7 +12,7 @@ from fixtures.small_parts import composed_values
 from specdec.config import config_dir, validated
 from specdec.errors import UsageError
 from specdec.text.document_store import Encoded, read_documents, write_documents
-from specdec.text.python_sources import build_corpus, held_out_modules
+from specdec.text.python_sources import Document, PythonCorpus
 from specdec.training.data import head_data as module
 from specdec.training.data.head_data import open_sequences
 from specdec.training.data.sequences import PackedSequences, SpecialTokens
@@ -132,28 +132,18 @@ def test_a_second_training_finds_the_text_encoded(head_data, text_target, monkey
     assert open_sequences(head_data(), text_target, seed=3).fingerprint != first.fingerprint
 
 
-def test_python_sources_keep_the_holdout_apart(head_data, text_target, tmp_path, monkeypatch, group_values):
-    """The modules that prompts=stdlib_code takes its prompts from are held out, their copies left out."""
-    held = "\n".join(f"def wrapped_{i}(text, width):\n    return text[{i}:width]\n" for i in range(30))
-    other = "\n".join(f"class Other{i}:\n    name = 'other {i}'\n" for i in range(30))
-    files = {
-        "textwrap.py": held,
-        "copied/of_it.py": held + "# more",
-        "zipfile/__init__.py": held[::-1],
-        "other.py": other,
-    }
-    for name, text in files.items():
-        (tmp_path / "lib" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "lib" / name).write_text(text)
-    folders = {"stdlib": tmp_path / "lib", "packages": tmp_path, "topics": {}}
-    monkeypatch.setattr(module, "build_corpus", lambda config: build_corpus(config, **folders))
+def test_python_sources_keep_the_holdout_apart(head_data, text_target, monkeypatch, group_values):
+    """What is held out, and what of the rest repeats it, is told in `test_python_sources.py`."""
+    held, other = "def wrapped(text):\n    return text\n" * 30, "class Other:\n    name = 'other'\n" * 30
+    train, heldout = ([Document("stdlib", f"{text[:5]}.py", text)] for text in (other, held))
+    corpus = PythonCorpus(train, heldout, {"sha256": "0" * 64, "sources": {"stdlib": {"dropped": {"too short": 1}}}})
+    monkeypatch.setattr(module, "build_corpus", lambda config: corpus)
     source = group_values("corpus", "python_sources")
     sequences = open_sequences(head_data(source=source, sequence_length=64, packed=False, batch=1), text_target, seed=3)
     stores = {part: sequences._parts[part].documents for part in ("train", "heldout")}
     found = {part: [text_target.tokenizer.decode(s[i].tokens) for i in range(len(s))] for part, s in stores.items()}
-    assert found["train"] == [other] and sorted(found["heldout"]) == sorted([held, held[::-1]])
-    assert {"textwrap", "zipfile"} <= set(held_out_modules())
-    assert sequences.manifest["sources"]["stdlib"]["dropped"] == {"content of a held-out module": 1}
+    assert found == {"train": [other], "heldout": [held]}
+    assert sequences.manifest["sources"] == corpus.manifest["sources"]
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in (Path(config_dir()) / "head_data").glob("*.yaml")))
@@ -190,15 +180,12 @@ def test_a_target_without_a_tokenizer_is_refused(head_data, table):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        (None, "data.source.path=.*does not exist"),
-        (b"", "is empty .data.source"),
         (b"one\nt\xffwo\n" * 20, r"text\.txt:2: not UTF-8 text; convert the file that data.source.path names"),
-        (b"one\ntwo\n", "data.source.heldout_every=10"),
         (b"one\n" * 11, "held-out text of data.source makes no sequence|makes . sequences"),
     ],
 )
 def test_bad_text_is_refused_with_this_recipes_keys(head_data, text_target, text_file, content, says):
-    text_file.unlink() if content is None else text_file.write_bytes(content)
+    text_file.write_bytes(content)
     with pytest.raises(UsageError, match=says) as refused:
         open_sequences(head_data(), text_target, seed=3)
     assert "recipe.corpus" not in str(refused.value) and "prompts." not in str(refused.value)

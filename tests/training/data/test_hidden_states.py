@@ -20,8 +20,10 @@ ROWS = 16 * 16 * 8  # bytes of a sequence: 16 tokens, 16 wide, float64
 def opened(head_data, text_target):
     """`opened(*offsets, teacher=False, **states)`: a source of states, of the last layer if none is given."""
 
-    def make(*offsets: int, teacher: bool = False, target: Any = text_target, **states: Any) -> StateSource:
-        config = head_data(sequences=12, passes=1, states=states)
+    def make(
+        *offsets: int, teacher: bool = False, target: Any = text_target, sequences: int = 12, **states: Any
+    ) -> StateSource:
+        config = head_data(sequences=sequences, passes=1, states=states)
         return StateSource(target, offsets or (0,), open_sequences(config, text_target, 3), config.states, teacher)
 
     return make
@@ -109,17 +111,10 @@ def test_other_weights_layers_dtypes_and_texts_have_their_own_cache(
     assert len({source.folder for source in sources}) == len(sources)
 
 
-def test_a_longer_training_keeps_the_files_of_a_shorter(head_data, text_target):
-    def prepared(sequences: int) -> StateSource:
-        config = head_data(sequences=sequences, passes=1, states={"cache": "disk"})
-        source = small_shards(
-            StateSource(text_target, (0,), open_sequences(config, text_target, 3), config.states, False), 4
-        )
-        source.prepare()
-        return source
-
-    prepared(8)
-    longer = prepared(12)
+def test_a_longer_training_keeps_the_files_of_a_shorter(opened, text_target):
+    for sequences in (8, 12):
+        longer = small_shards(opened(cache="disk", sequences=sequences), 4)
+        longer.prepare()
     names = sorted(path.name for path in longer.folder.glob("train*.bin"))
     assert names == ["train_0000000_0000004.bin", "train_0000004_0000008.bin", "train_0000008_0000012.bin"]
     batch = longer.sequences.batch("train", np.arange(12))

@@ -107,8 +107,7 @@ def test_ranks_count_the_likelier_tokens_and_break_ties_by_id(generator):
 def test_accuracies_against_counting_one_position_at_a_time(generator, changes):
     heads = make_heads(generator, **changes)
     accuracy = HeadAccuracy(K)
-    hits = torch.zeros(K, 5)
-    seen, given, given_hits = [0] * K, [0] * K, torch.zeros(K, 5)
+    places, given = ([[] for _ in range(K)] for _ in range(2))  # all of a head, and where the earlier ones were right
     for _ in range(2):
         states, tokens, scored = batch(generator, rows=4, length=12)
         HeadStudent.count(accuracy, heads, states, tokens, scored)
@@ -124,19 +123,16 @@ def test_accuracies_against_counting_one_position_at_a_time(generator, changes):
                     right = len(earlier) == k - 1 and all(
                         int(best[j - 1][row, t, 0]) == int(tokens[row, t + j + 1]) for j in earlier
                     )
-                    seen[k - 1] += 1
-                    given[k - 1] += right
-                    for top in range(place, 5):
-                        hits[k - 1, top] += 1
-                        given_hits[k - 1, top] += right
+                    places[k - 1].append(place)
+                    given[k - 1] += [place] * right
     metrics = accuracy.metrics()
-    assert given[0] == seen[0] and 0 < given[1] < seen[1]
+    assert given[0] == places[0] and 0 < len(given[1]) < len(places[1])
     for k in range(K):
         for top in range(5):
-            name = f"heldout/head_{k + 1}.top{top + 1}"
-            assert metrics[name] == pytest.approx(float(hits[k, top]) / seen[k])
-            expected = float(given_hits[k, top]) / given[k] if given[k] else math.nan
-            assert metrics[name + "_given_earlier"] == pytest.approx(expected, nan_ok=True)
+            for suffix, found in (("", places[k]), ("_given_earlier", given[k])):
+                expected = sum(place <= top for place in found) / len(found) if found else math.nan
+                name = f"heldout/head_{k + 1}.top{top + 1}{suffix}"
+                assert metrics[name] == pytest.approx(expected, nan_ok=True)
 
 
 def test_the_targets_own_score(generator):
