@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 from fixtures.drafting import chain, rows
-from fixtures.tiny_models import unprobed
 
 from specdec.batching.batch_drafter import batch_drafter
 from specdec.batching.batch_target import batch_target
@@ -28,12 +27,6 @@ from specdec.verifiers.base import verifiers
 # some after.
 PROMPTS = [[0, 3, 1, 4, 0, 3, 1, 2, 0, 3], [2], [1, 4, 1], [4, 4, 0, 2, 1, 3, 2, 2, 0, 1, 4, 2, 3], [3, 0, 2, 3, 0]]
 LIMITS = [5, 2, 7, 3, 4]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def without_probes():
-    with unprobed():
-        yield
 
 
 def requests(prompts=PROMPTS, limits=LIMITS, references=None):
@@ -99,30 +92,26 @@ TEXTS += [[9, 8, 9, 8, 9, 21, 22, 9, 8, 9, 21, 22, 3, 3, 3, 9, 8, 30]]
 
 
 @pytest.mark.parametrize(
-    ("architecture", "temperature", "shape", "slots"),
-    [("gemma3", 1.0, "tree", 3), ("gpt2", 0.0, "chain", 5), ("llama", 1.0, "tree", 2)],
+    ("architecture", "name", "temperature", "shape", "slots"),
+    [
+        ("gemma3", "small_model", 1.0, "tree", 3),
+        ("gpt2", "small_model", 0.0, "chain", 5),
+        ("llama", "small_model", 1.0, "tree", 2),
+        # Those that read a model's states or layers; Medusa and Grounded are among the drafts of unequal sizes.
+        *(("llama", name, 0.7, "tree", 3) for name in ("eagle", "early_exit", "layer_skip")),
+        ("llama", "mtp", 0.7, "chain", 3),
+    ],
 )
 def test_texts_of_a_model_are_those_of_batch_one(
-    tiny_model, sampling, make_structure, drafter_values, architecture, temperature, shape, slots
+    tiny_model, sampling, make_structure, drafter_values, architecture, name, temperature, shape, slots
 ):
-    """Drafts of random quality, so that sequences drift apart."""
+    """Drafts of random quality, so that sequences drift apart. The states of a text are its own; a drafter over the
+    target's first layers keeps a cache for each text.
+    """
     target = Causal(tiny_model(architecture), sampling(temperature=temperature), prefill_chunk=5)
-    drafter = drafters.build(drafter_values("small_model", 61), target=target)
-    assert_as_alone(target, drafter, make_structure(shape, 3), slots, TEXTS)
-
-
-# Medusa and Grounded are among the drafts of unequal sizes.
-@pytest.mark.parametrize(
-    ("name", "shape"), [("eagle", "tree"), ("early_exit", "tree"), ("layer_skip", "tree"), ("mtp", "chain")]
-)
-def test_drafters_that_read_a_models_states_or_layers(
-    tiny_model, sampling, drafter_values, make_structure, name, shape
-):
-    """The states of a text are its own; a drafter over the target's first layers keeps a cache for each text."""
-    target = Causal(tiny_model("llama"), sampling(temperature=0.7), prefill_chunk=5)
     drafter = drafters.build(drafter_values(name, target.vocab_size, target), target=target)
-    _, together = assert_as_alone(target, drafter, make_structure(shape, 3), 3, TEXTS)
-    assert any(row.batch == 3 for each in together for row in each.rounds)
+    _, together = assert_as_alone(target, drafter, make_structure(shape, 3), slots, TEXTS)
+    assert any(row.batch == slots for each in together for row in each.rounds)
 
 
 def test_drafts_of_unequal_sizes_are_those_of_each_text_alone(tiny_model, tiny_llama, sampling, random_heads):

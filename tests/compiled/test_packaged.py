@@ -5,7 +5,9 @@ from copy import deepcopy
 
 import pytest
 import torch
+from fixtures.loaded_models import random_model
 
+from specdec.certification.tiny_models import SIZES
 from specdec.compiled import packaged
 from specdec.compiled.packaged import PackagedStep
 from specdec.compiled.packages import PackageFolder
@@ -19,14 +21,8 @@ ORDER = 1e-4  # of float32 sums in another order, over the largest logit
 
 def llama(layers, seed):
     """A Llama in float32, with two heads to each pair of keys and values."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=layers, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=600, bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval().requires_grad_(False)
+    values = SIZES | dict(vocab_size=64, num_hidden_layers=layers, num_key_value_heads=2, max_position_embeddings=600)
+    return random_model("LlamaConfig", values, seed, matrices=1.0, vectors=1.0).float()
 
 
 @pytest.fixture(scope="module")

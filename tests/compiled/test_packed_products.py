@@ -1,7 +1,6 @@
 """Traced passes in bfloat16 multiply by packed weights, and write the bits of the plain modules all the same."""
 
 import gc
-from copy import deepcopy
 
 import pytest
 import torch
@@ -10,8 +9,6 @@ from torch.fx import symbolic_trace
 
 from specdec.compiled import packed_products
 from specdec.compiled.packed_products import _equal, pack_products, products
-from specdec.compiled.passes import compile_decoder
-from specdec.models.decoder import Decoder
 
 pytestmark = pytest.mark.skipif(
     not (torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()),
@@ -144,13 +141,8 @@ def test_weights_that_were_written_to_are_packed_anew(monkeypatch):
 
 @pytest.mark.slow
 @torch.inference_mode()
-def test_a_traced_model_in_bfloat16_is_the_plain_one_bit_by_bit(tiny_model, check_same_bits):
-    """OPT has biases."""
-    model = deepcopy(tiny_model("opt")).to(torch.bfloat16)
-    plain, traced = (Decoder(model, "opt", 512) for _ in range(2))
-    compile_decoder(traced, {1, 5}, 120, "trace")
-    layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
+def test_a_traced_model_in_bfloat16_is_the_plain_one_bit_by_bit(traced_opt):
+    traced, layers = traced_opt(torch.bfloat16)
     if all(the_same_bits([layer.weight], layer.bias is not None) for layer in layers):
         found = [choice.get("packed products") for choice in traced.choices.values()]
         assert found == [len(layers)] * 2
-    check_same_bits(plain, traced)

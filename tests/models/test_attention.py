@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures.loaded_models import random_model
 from torch.profiler import ProfilerActivity, profile
 
 from specdec.certification.tiny_models import load_tiny_model
@@ -35,15 +36,7 @@ MODELS = {
 
 @cache
 def decoder_of(name, dtype=torch.float64):
-    import transformers
-
-    kind, values, _ = MODELS[name]
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(7)
-        model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, kind)(**values))
-    for weight in model.parameters():
-        weight.data.mul_(5.0 if weight.dim() > 1 else 3.0)  # as initialised, greedy text is one token
-    return Decoder(model.to(dtype).eval().requires_grad_(False), name, 512)
+    return Decoder(random_model(*MODELS[name][:2], seed=7).to(dtype), name, 512)
 
 
 def attended(query, key, value, mask, scale):

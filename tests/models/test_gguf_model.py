@@ -12,15 +12,15 @@ import regex
 import torch
 from fixtures.decoding import decode, seeded
 from fixtures.gguf_files import FORMS, stored_tensors, unpacked, write_gguf_model
+from fixtures.loaded_models import load, refusal
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from specdec.errors import ModelLoadError, UsageError
-from specdec.models.load import content_hash, describe_model, load_model, load_tokenizer, model_path
+from specdec.models.load import content_hash, describe_model, load_tokenizer, model_path
 from specdec.models.quantization import said_of_weights
 from specdec.targets import targets
 
 pytest.importorskip("gguf", reason="GGUF files are read with gguf: pip install -e '.[gguf]'")
-CPU = torch.device("cpu")
 NGRAM = {"name": "ngram", "q": "auto", "order_max": 4, "order_min": 1, "matches_max": 32, "occurrence": "common"}
 TEXTS = (
     "  if x == 10:\n        return [1,   2, 345]  # can't\n\n\n    0",
@@ -28,19 +28,6 @@ TEXTS = (
     "<|im_start|>user\nHow are 12 and 3<|im_end|>\n",
     "",
 )
-
-
-def load(path, **how):
-    how.setdefault("dtype", None)
-    return load_model(str(path), device=CPU, attention="auto", **how)
-
-
-def refusal(path):
-    with pytest.raises(ModelLoadError) as raised:
-        load(path)
-    sentence = str(raised.value)
-    assert raised.value.exit_code == 2 and str(path) in sentence and "\n" not in sentence and len(sentence) < 600
-    return sentence
 
 
 # Weights ----------------------------------------------------------------------------------------------
@@ -221,10 +208,6 @@ def test_pieces_are_those_of_sentencepiece(gguf_llama, tmp_path):
         assert tokenizer.encode(text) == [1, *ids] and tokenizer.decode(ids) == text
 
 
-def test_a_file_without_a_vocabulary_has_no_tokenizer(gguf_llama, tmp_path):
-    assert load_tokenizer(str(write_gguf_model(tmp_path / "m.gguf", gguf_llama()))) is None
-
-
 # What is said, and what is refused --------------------------------------------------------------------
 
 
@@ -246,7 +229,7 @@ def test_it_is_known_by_its_content_and_called_another_model(gguf_llama, tmp_pat
 
 def test_a_folder_with_one_file_is_that_file_and_several_are_asked_about(gguf_llama, tmp_path):
     one = write_gguf_model(tmp_path / "m.gguf", gguf_llama())
-    assert model_path(str(tmp_path)) == str(one)
+    assert model_path(str(tmp_path)) == str(one) and load_tokenizer(str(one)) is None, "it has no vocabulary"
     write_gguf_model(tmp_path / "n.gguf", gguf_llama())
     with pytest.raises(ModelLoadError, match=r"holds 2 GGUF files \(m.gguf, n.gguf\): give one of these files"):
         model_path(str(tmp_path))

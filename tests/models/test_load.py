@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 import torch
+from fixtures.loaded_models import load, refusal
 from safetensors.torch import load_file, save_file
 
 from specdec.errors import ModelLoadError, UsageError
@@ -15,14 +16,11 @@ from specdec.models.arithmetic import format_name
 from specdec.models.load import (
     content_hash,
     describe_model,
-    load_model,
     load_tokenizer,
     resolve_device,
     resolve_dtype,
 )
 from specdec.models.model_files import check_tokenizer
-
-CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -30,20 +28,6 @@ def folder(tiny_model, tmp_path):
     path = tmp_path / "model"
     tiny_model("llama").save_pretrained(path)
     return path
-
-
-def load(path, **how):
-    how.setdefault("dtype", None)
-    return load_model(str(path), device=CPU, attention="auto", **how)
-
-
-def refusal(path) -> str:
-    with pytest.raises(ModelLoadError) as raised:
-        load(path)
-    sentence = str(raised.value)
-    assert raised.value.exit_code == 2 and isinstance(raised.value, UsageError)
-    assert str(path) in sentence and "\n" not in sentence and len(sentence) < 500
-    return sentence
 
 
 def weights(folder):

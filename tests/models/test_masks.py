@@ -12,16 +12,13 @@ LARGE, AS_LARGE = Tree((-1, 0, 1, -1, 3, 0)), Tree((-1, 0, 0, -1, 3, 3))
 TREES = [chain_tree(0), chain_tree(1), chain_tree(5), Tree((-1, -1)), LARGE, AS_LARGE, LARGE, chain_tree(6)]
 
 
-class Buffers(MaskBuffers):
+def made(window: int | None) -> MaskBuffers:
     """The buffers of a model with one kind of layers."""
-
-    def view(self, tree, prefix, capacity):
-        (view,) = super().view(tree, prefix, capacity).values()
-        return view
+    return MaskBuffers({"full_attention": window}, torch.float64, torch.device("cpu"))
 
 
-def made(window: int | None) -> Buffers:
-    return Buffers({"full_attention": window}, torch.float64, torch.device("cpu"))
+def view(buffers: MaskBuffers, *given) -> torch.Tensor:
+    return buffers.view(*given)["full_attention"]
 
 
 def defined(tree: Tree, prefix: int, window: int | None) -> torch.Tensor:
@@ -48,15 +45,15 @@ def test_a_mask_is_what_its_definition_says(window):
     ours = made(window)
     for capacity, prefix in ((40, 9), (40, 0), (40, 33), (300, 9), (300, 200)):
         for tree in TREES:
-            assert torch.equal(ours.view(tree, prefix, capacity), defined(tree, prefix, window)), (prefix, tree)
+            assert torch.equal(view(ours, tree, prefix, capacity), defined(tree, prefix, window)), (prefix, tree)
 
 
 def test_buffers_are_few_and_none_is_kept_for_a_long_prefill():
     ours, tree = made(None), chain_tree(100)
-    assert torch.equal(ours.view(tree, 20, 150), defined(tree, 20, None))
+    assert torch.equal(view(ours, tree, 20, 150), defined(tree, 20, None))
     assert not ours._buffers
     for capacity in range(1, 100 * 512, 512):
-        ours.view(chain_tree(2), 0, capacity)
+        view(ours, chain_tree(2), 0, capacity)
     assert 0 < len(ours._buffers) <= masks._KEPT
 
 
@@ -66,23 +63,23 @@ def test_changing_trees_share_a_buffer_and_an_unchanged_one_is_not_written_again
     monkeypatch.setattr(masks._Buffer, "_write", lambda buffer, tree: written.append(tree) or write(buffer, tree))
     ours = made(None)
     first, second = Tree((-1, 0, 0, 1)), Tree((-1, 0, 1, -1, -1))
-    addresses = {ours.view(tree, 5, 100)[..., -1:].data_ptr() for tree in (first, first, Tree((-1, 0, 0, 1)))}
+    addresses = {view(ours, tree, 5, 100)[..., -1:].data_ptr() for tree in (first, first, Tree((-1, 0, 0, 1)))}
     assert len(addresses) == 1 and written == [first]
     for prefix in (5, 9):
-        ours.view(second, prefix, 100 + prefix)
-        ours.view(chain_tree(4), prefix, 100)
+        view(ours, second, prefix, 100 + prefix)
+        view(ours, chain_tree(4), prefix, 100)
     assert written == [first, second] and len(ours._buffers) == 2, "one for chains, one for trees of up to 8 rows"
 
 
 def test_rows_of_one_size_are_equally_long_at_every_call():
     """What compiled passes were made for, whatever tree was seen before."""
     ours = made(None)
-    strides = {ours.view(tree, prefix, 512).stride() for prefix in (3, 90) for tree in (*TREES[4:7], chain_tree(6))}
+    strides = {view(ours, tree, prefix, 512).stride() for prefix in (3, 90) for tree in (*TREES[4:7], chain_tree(6))}
     assert len({stride[2] for stride in strides}) == 1
 
 
 def test_a_buffer_made_in_inference_mode_can_be_written_outside():
     ours = made(None)
     with torch.inference_mode():
-        ours.view(Tree((-1, -1)), 3, 10)
-    assert torch.equal(ours.view(Tree((-1, 0, 0)), 3, 10), defined(Tree((-1, 0, 0)), 3, None))
+        view(ours, Tree((-1, -1)), 3, 10)
+    assert torch.equal(view(ours, Tree((-1, 0, 0)), 3, 10), defined(Tree((-1, 0, 0)), 3, None))

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from fixtures.faulty_architecture import mask_of_another_layer_type, one_window_for_all_texts, toy
+from fixtures.loaded_models import load, random_model
 from fixtures.plain_laws import plain_greedy
 
 from specdec import progress
@@ -20,7 +21,6 @@ from specdec.models import probe as probing
 from specdec.models.cache import CACHE
 from specdec.models.comparison import logit_error
 from specdec.models.decoder import Decoder
-from specdec.models.load import load_model
 from specdec.models.model_lengths import lengths_of, shortened
 from specdec.models.probe import open_decoder, position_border, probe
 from specdec.targets.base import targets
@@ -77,20 +77,9 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 
 
-def made(kind: str, values: dict[str, Any]) -> Any:
-    import transformers
-
-    torch.manual_seed(0)
-    config = getattr(transformers, kind)(**values)
-    model = transformers.AutoModelForCausalLM.from_config(config).double().eval().requires_grad_(False)
-    for weight in model.parameters():
-        weight.mul_(5.0 if weight.dim() > 1 else 3.0)
-    return model
-
-
 @cache
 def model_of(family: str) -> Any:
-    return made(*FAMILIES[family][:2])
+    return random_model(*FAMILIES[family][:2])
 
 
 GREEDY_RULE = {"name": "greedy"}
@@ -132,7 +121,7 @@ def test_a_family_that_cannot_be_served_is_refused_in_one_sentence(family):
 @pytest.mark.parametrize("family", ["gemma3", "mpt", "bert"])
 def test_rounding_refuses_no_good_model_and_hides_no_fault(family, dtype):
     kind, values, expected = FAMILIES[family]
-    decoder = Decoder(made(kind, values).to(dtype), family, 512)
+    decoder = Decoder(random_model(kind, values).to(dtype), family, 512)
     if expected == NOT_CAUSAL:
         with pytest.raises(ModelLoadError, match=NOT_CAUSAL):
             probe(decoder)
@@ -150,12 +139,12 @@ def test_long_rope_is_kept_within_its_original_length():
     assert target.context_length == target.decoder.context_length == 60 < SIZES["max_position_embeddings"]
     assert target.decoder.probed.errors["crossing"] > 0.05
     assert "60 tokens" in target.remarks[0] and "(phi3, " in target.remarks[0]
-    found = probe(Decoder(made("Phi3Config", long_rope(150)), "far", 512))
+    found = probe(Decoder(random_model("Phi3Config", long_rope(150)), "far", 512))
     assert found.context == 150 and "crossing" not in found.errors
 
 
 def test_positions_that_do_not_change_need_no_border():
-    found = probe(Decoder(made("Phi3Config", long_rope(40, factor=1.0)), "same", 512))
+    found = probe(Decoder(random_model("Phi3Config", long_rope(40, factor=1.0)), "same", 512))
     assert found.context is None and found.errors["crossing"] < 1e-5
     dynamic = model_of("llama_dynamic_rope")
     assert position_border(dynamic.config) == 256
@@ -163,31 +152,19 @@ def test_positions_that_do_not_change_need_no_border():
     assert position_border(model_of("llama").config) is None
 
 
-def narrow(kind: str, scale: float = 5.0, **values: Any) -> Any:
-    """A model with tiny widths and the default values of its type otherwise, in float32."""
-    import transformers
-
-    torch.manual_seed(0)
-    config = getattr(transformers, kind)(vocab_size=VOCABULARY, hidden_size=32, intermediate_size=48, **values)
-    model = transformers.AutoModelForCausalLM.from_config(config).float().eval().requires_grad_(False)
-    for weight in model.parameters():
-        weight.mul_(scale if weight.dim() > 1 else 1.0)
-    return model
-
-
 def test_a_mask_that_follows_the_number_of_keys_is_refused():
     """Doge masks all but so many keys once there are more, in pairs of what is cached and what is not."""
-    heads = dict(num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    doge = {name: value for name, value in GROUPED.items() if name != "max_position_embeddings"}
     for window in (100, 12):
         with pytest.raises(ModelLoadError, match=rf"\(keep_window_size={window}\)"):
-            Causal(narrow("DogeConfig", **heads, **ENDLESS, keep_window_size=window), GREEDY)
-    assert Causal(narrow("DogeConfig", **heads, **ENDLESS), GREEDY).evaluation == "packed"  # its context is as long
+            Causal(random_model("DogeConfig", doge | {"keep_window_size": window}), GREEDY)
+    assert Causal(random_model("DogeConfig", doge), GREEDY).evaluation == "packed"  # its context is as long
 
 
 def test_a_later_token_may_change_nothing_at_all():
     """With weights as small as those that it begins with, what BERT takes from later tokens is a thousandth."""
     with pytest.raises(ModelLoadError, match=NOT_CAUSAL):
-        Causal(narrow("BertConfig", 0.5, num_hidden_layers=2, num_attention_heads=4, pad_token_id=0), GREEDY)
+        Causal(random_model("BertConfig", dict(SIZES, pad_token_id=0), 0, 0.5, 1.0).float(), GREEDY)
 
 
 def test_every_integer_that_may_be_a_length_counts():
@@ -205,7 +182,8 @@ def test_every_integer_that_may_be_a_length_counts():
 
 def test_a_shortened_copy_shares_the_weights_of_the_first_layers():
     values = GROUPED | dict(num_hidden_layers=9, head_dim=8, sliding_window=200)
-    model = made("Gemma3TextConfig", values | dict(layer_types=["sliding_attention"] * 3 + ["full_attention"] * 6))
+    values |= dict(layer_types=["sliding_attention"] * 3 + ["full_attention"] * 6)
+    model = random_model("Gemma3TextConfig", values)
     copied, short = shortened(model, lengths_of(model.config, 256))
     assert short == {200: 8} and copied.config.sliding_window == 8 and model.config.sliding_window == 200
     assert copied.config.num_hidden_layers == 4 and len(copied.model.layers) == 4
@@ -261,7 +239,7 @@ def altered(monkeypatch):
     """`altered(change)` is a Llama whose forward pass `change` may spoil: it gets the arguments and the cache."""
 
     def make(change):
-        model = made("LlamaConfig", GROUPED)
+        model = random_model("LlamaConfig", GROUPED)
         forward = model.forward
 
         def call(**inputs):
@@ -443,7 +421,7 @@ def test_what_was_found_is_kept_for_the_next_run(opened, folder, tmp_path):
     assert asked == 0 and second.evaluation == "rows" and second.remarks == first.remarks
     assert second.decoder.probed == first.decoder.probed
     assert opened(dtype="float64")[1] == 1 and len(kept(tmp_path)) == 2
-    model = load_model(str(folder), dtype=None, device=torch.device("cpu"), attention="auto")
+    model = load(folder)
     model.get_input_embeddings().weight.mul_(1.5)
     model.save_pretrained(folder)
     assert opened(dtype="float32")[1] == 1 and len(kept(tmp_path)) == 3, "of other weights"

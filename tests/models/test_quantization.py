@@ -71,6 +71,8 @@ def test_a_bad_quantisation_is_one_sentence(values, says):
         ({"revision": "v2"}, "target.revision=v2: it names a version on the hub, and .* is a folder"),
         ({"quantization": FOUR_BITS, "tensor_parallel": 2}, "does not go with target.tensor_parallel=2"),
         ({"quantization": FOUR_BITS, "model": "random", "shape": LLAMA}, "does not go with target.model=random"),
+        ({"model": "random", "shape": None}, "target.shape"),
+        ({"model": "pocket", "shape": LLAMA}, "target.shape"),
     ],
 )
 def test_keys_that_do_not_go_together(group_values, sampling, changes, says):

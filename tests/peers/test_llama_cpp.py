@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fixtures.loaded_models import random_model
 from peers.fake_llama_cpp import FakeLlama, install
 from peers.gguf_reference import fields_of, logits, tensors_of
 from peers.peers_at_work import GAMMA, LONGEST, PROMPT, ours, work
@@ -160,18 +161,6 @@ def copy(tiny_model):
     return lambda name, dtype=torch.float32: deepcopy(tiny_model(name)).to(dtype)
 
 
-def random_model(kind, **changes):
-    """A model of a kind whose every weight, biases and norms included, matters."""
-    import transformers
-
-    values = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-2, **changes}
-    torch.manual_seed(1)
-    model = transformers.AutoModelForCausalLM.from_config(getattr(transformers, f"{kind}Config")(**values))
-    for weight in model.parameters():
-        weight.requires_grad_(False).normal_(std=0.3)
-    return model
-
-
 LLAMA_3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
 
 
@@ -188,7 +177,11 @@ LLAMA_3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "orig
     ],
 )
 def test_a_file_computes_what_the_model_computes(tmp_path, kind, changes):
-    model = random_model(kind, **changes)
+    values = {**SIZES, "num_key_value_heads": 2, "head_dim": 8, "rms_norm_eps": 1e-2, **changes}
+    model = random_model(f"{kind}Config", values).float()
+    torch.manual_seed(1)
+    for weight in model.parameters():
+        weight.normal_(std=0.3)  # every one matters, biases and norms included
     with torch.inference_mode():
         expected = model.double()(torch.tensor([TOKENS])).logits[0]
     reader = written(model.float(), tmp_path / "m.gguf")

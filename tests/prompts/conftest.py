@@ -46,38 +46,20 @@ def characters():
 
 
 @pytest.fixture(scope="session")
-def values():
-    """`values(yaml_name)` reads the YAML of a prompt set; `real` fills in the real file's path, or skips the test."""
-
-    def read(yaml_name: str, real: bool = False, **overrides: Any) -> dict[str, Any]:
-        file = REPOSITORY / "conf/prompts" / f"{yaml_name}.yaml"
-        config = OmegaConf.to_container(OmegaConf.load(file), resolve=True)
-        if real:
-            path = DATA / FILES[yaml_name]
-            if not path.is_file():
-                pytest.skip(f"no prompt file {path}: set SPECDEC_SHARED to the shared folder")
-            config["path"] = str(path)
-        return {**config, **overrides}
-
-    return read
-
-
-@pytest.fixture(scope="session")
-def load(values):
-    """`load(yaml_name, real=..., tokenizer=..., context=..., new=..., **overrides)` loads a prompt set."""
+def load(group_values):
+    """`load(yaml_name, real=..., tokenizer=..., context=..., new=..., **overrides)` loads a prompt set; `real` takes
+    the real file, or skips the test.
+    """
     from specdec.prompts import load_prompts, read_prompts
 
-    def load_set(
-        yaml_name: str,
-        real: bool = False,
-        tokenizer: Any = "",
-        context: int = 100_000,
-        new: int = 10,
-        vocab_size: int | None = None,
-        **keys: Any,
-    ) -> Any:
+    def load_set(yaml_name, real=False, tokenizer="", context=100_000, new=10, vocab_size=None, **keys):
+        config = OmegaConf.to_container(OmegaConf.create(group_values("prompts", yaml_name)), resolve=True)
+        if real:
+            config["path"] = str(path := DATA / FILES[yaml_name])
+            if not path.is_file():
+                pytest.skip(f"no prompt file {path}: set SPECDEC_SHARED to the shared folder")
         return load_prompts(
-            read_prompts(values(yaml_name, real, **keys)),
+            read_prompts(config | keys),
             tokenizer=Characters() if tokenizer == "" else tokenizer,
             context_length=context,
             max_new_tokens=new,

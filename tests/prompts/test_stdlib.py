@@ -25,16 +25,9 @@ def parsed(module: str) -> tuple[str, list[stdlib.Function]]:
 
 
 @pytest.mark.slow
-def test_default_is_twenty_prompts_of_twenty_modules(load):
-    loaded = load("stdlib_code")
-    assert len(loaded.prompts) == 20 and len({prompt.category for prompt in loaded.prompts}) == 20
-    assert loaded.provenance["python"] == platform.python_version() and len(loaded.content_hash) == 64
-    assert load("stdlib_code") == loaded
-
-
-@pytest.mark.slow
 def test_code_prompts_stop_inside_a_function_body(load):
     loaded = load("stdlib_code", limit=None)
+    assert loaded.provenance["python"] == platform.python_version()
     assert len(loaded.prompts) > 200 and len({prompt.id for prompt in loaded.prompts}) == len(loaded.prompts)
     for prompt in loaded.prompts:
         source, functions = parsed(prompt.category)

@@ -4,15 +4,14 @@ import re
 
 import pytest
 
-from specdec.prompts import stdlib_mix
+from specdec.prompts import read_prompts, stdlib_mix
 from specdec.prompts.stdlib import module_source
 from specdec.text.python_sources import STDLIB, Document, held_out_modules, is_held_out
 
 
 @pytest.fixture(scope="module")
-def everything(values):
-    source = stdlib_mix.StdlibMix(stdlib_mix.StdlibMixConfig(**{**values("stdlib_mix"), "limit": None}))
-    return source.read().entries
+def everything(group_values):
+    return read_prompts(group_values("prompts", "stdlib_mix", limit=None)).content.entries
 
 
 @pytest.mark.slow

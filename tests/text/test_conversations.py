@@ -131,11 +131,7 @@ def test_a_list_lines_and_gzip_read_the_same(opened, text_target, form):
     data = {"list": plain, "gzip": gzip.compress(plain, mtime=0), "lines": "\n".join(map(json.dumps, content)).encode()}
     found = rendered(opened(data[form]), text_target.tokenizer, "train")
     assert [scored for _, scored in found] == [" while<|endoftext|>", " y<|endoftext|>"]
-
-
-def test_at_most_so_many_conversations(opened):
-    sequences = opened([record("if?", "while"), record("a", "b"), record("x", "y")], max_conversations=2)
-    assert len(sequences._parts["train"].documents) == 1
+    assert len(opened(data[form], max_conversations=2)._parts["train"].documents) == 1
 
 
 def test_records_of_the_hub(opened, text_target, monkeypatch):
@@ -166,9 +162,6 @@ def test_bad_records_are_refused_by_file_and_number(opened):
     ):
         with refused(says):
             opened(content)
-
-
-@pytest.mark.parametrize(("path", "hub_id"), [(None, None), ("x", "a/b")])
-def test_one_source_is_needed(opened, path, hub_id):
-    with pytest.raises(UsageError, match="need one source: set either data.source.path"):
-        opened([], path=path, hub_id=hub_id)
+    for path, hub_id in ((None, None), ("x", "a/b")):
+        with refused("need one source: set either data.source.path"):
+            opened([], path=path, hub_id=hub_id)

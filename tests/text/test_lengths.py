@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from specdec.text.lengths import FirstLengths, drafters_of, lengths_by_position, whole, whole_numbers
+from specdec.text.lengths import FirstLengths, drafters_of, whole, whole_numbers
 from specdec.text.lines import BadLine
 
 
@@ -26,12 +26,6 @@ def test_what_is_no_length():
     ):
         with pytest.raises(BadLine, match=f"^file:3: {says}"):
             whole_numbers("file:3", "n", value, least=1)
-
-
-def test_lengths_of_another_run_do_not_fit_a_text_and_stand_for_themselves():
-    assert lengths_by_position("w", "acc_x", [1, 3, 1]) == (1, 3, 1)
-    with pytest.raises(BadLine, match="acc_x.acc_len has 3 entries for 2 generated tokens: .* of another run"):
-        lengths_by_position("w", "acc_x", [1, 3, 1], tokens=2)
 
 
 def test_drafters_are_the_keys_with_lengths():

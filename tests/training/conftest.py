@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from accelerate.state import AcceleratorState
 from accelerate.utils import memory
-from omegaconf import OmegaConf
+from fixtures.adapted_models import completed
 
 
 @pytest.fixture(autouse=True)
@@ -41,14 +41,7 @@ def state_values(group_values, target_folder, tmp_path):
             "micro_batch": micro_batch,
             "bfloat16": False,
             "save_dtype": "float32",
-            "output_dir": str(tmp_path / group),
-            "corpus_dir": str(tmp_path / "corpus"),
-            "tracking": group_values("tracking", "mlflow") | {"experiment": "tiny"},
-            "seed": 3,
-            "device": "cpu",
-            "threads": None,
         }
-        values["monitor"] = dict(heldout_batches=1, heldout_every_steps=4, log_every_steps=2, checkpoint_seconds=1e-9)
-        return OmegaConf.to_container(OmegaConf.create(values))
+        return completed(values, group, tmp_path)
 
     return make

@@ -1,7 +1,7 @@
 """States from disk and computed on the way: the same numbers, within the space there is."""
 
 import shutil
-from collections import namedtuple
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -136,11 +136,10 @@ def test_beyond_the_limit_states_are_streamed(opened, offset, teacher, layers):
 
 
 def test_too_little_space_is_said_before_anything_is_computed(opened, monkeypatch):
-    usage = namedtuple("usage", "total used free")
     needed = 17 * ROWS
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, needed))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed))
     small_shards(opened(cache="disk")).prepare()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 100))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
     opened(cache="none").prepare()
     full = opened(cache="disk", shard_mib=2)  # another cache
     monkeypatch.setattr(full.target.hidden, "sequence", None)

@@ -1,8 +1,9 @@
 """Text that the target writes itself: its own law, resumable, the same for the same seed."""
 
 import shutil
-from collections import Counter, namedtuple
+from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -164,19 +165,13 @@ def test_conversations_go_on_where_an_answer_begins(head_data, tmp_path):
     assert lengths.total() == 40, "each conversation once"
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
+def test_what_cannot_be_written_is_refused(head_data, text_target, text_file, table):
+    for changes, says in (
         ({"prefix_tokens": 10}, "prefix_tokens=10 and new_tokens=11 are more than data.sequence_length=16 together"),
         ({"texts": 0}, "generated.texts=0"),
-    ],
-)
-def test_bad_values_are_refused(head_data, text_target, changes, says):
-    with pytest.raises(UsageError, match=says):
-        open_sequences(head_data(generated=GREEDY | changes), text_target, seed=3)
-
-
-def test_too_short_documents_and_a_target_that_writes_no_text_are_refused(head_data, text_target, text_file, table):
+    ):
+        with pytest.raises(UsageError, match=says):
+            open_sequences(head_data(generated=GREEDY | changes), text_target, seed=3)
     text_file.write_text("if\n" * 40)
     with pytest.raises(UsageError, match="No training document of data.source is longer than data.generated.prefix"):
         open_sequences(head_data(generated=GREEDY), text_target, seed=3)
@@ -185,8 +180,7 @@ def test_too_short_documents_and_a_target_that_writes_no_text_are_refused(head_d
 
 
 def test_a_full_disk_is_noticed_before_the_target_writes(head_data, text_target, monkeypatch):
-    usage = namedtuple("usage", "total used free")
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 0, 100))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=100))
     monkeypatch.setattr(text_target.model, "generate", None)
     needed = (10 + 4) * 16 * 16 * 8  # sequences, tokens, width, bytes
     with pytest.raises(UsageError, match=f"needs {needed:,} bytes for hidden states, and 100 are free"):

@@ -12,20 +12,19 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
 from fixtures import adapted_models
 from fixtures.adapted_models import trained
 from fixtures.drafting import decoded
 from fixtures.slow_eagle import SlowEagle, doubles
+from fixtures.trainings import opened_on_states
 
 from specdec.config import validated
 from specdec.drafters.base import drafters
 from specdec.errors import UsageError
 from specdec.published.network_files import TRAINED_EAGLE
 from specdec.targets.causal import Causal
-from specdec.text.document_store import DocumentStore, Encoded, write_documents
+from specdec.text.document_store import Encoded, write_documents
 from specdec.training import trainings
-from specdec.training.data.hidden_states import StateSource
 from specdec.training.data.sequences import Sequences, SpecialTokens
 from specdec.training.recipes import EagleLossConfig, EagleTrainConfig
 from specdec.training.students import state_student
@@ -53,19 +52,11 @@ def values(state_values):
     values = state_values("eagle", "pocket", 1, sequence_length=LENGTH, batch=2, heldout=2)
     values["eagle"] |= dict(hidden=32, target_hidden=32, intermediate=48, heads=4, kv_heads=2, head_dim=8)
     values["eagle"] |= dict(boundaries=[0, 1, 1])
-    values["tracking"] |= {"enabled": False}
     return values
 
 
 changed = partial(adapted_models.changed, EagleTrainConfig)
-
-
-def opened(config: EagleTrainConfig, store: DocumentStore) -> EagleStudent:
-    target = load_target(config.target, torch.device("cpu"))
-    sequences = Sequences(store, config.data, config.seed, SpecialTokens((), (), 0), "greedy")
-    offsets = config.eagle.offsets(target.hidden.layers)
-    source = StateSource(target, offsets, sequences, config.data.states, config.loss.teacher > 0)
-    return EagleStudent(config, Accelerator(cpu=True), target, sequences, source)
+opened = partial(opened_on_states, EagleStudent)
 
 
 def test_later_steps_are_trained_from_their_share_on(values, store):
@@ -116,6 +107,7 @@ def test_the_most_frequent_tokens_of_the_text_can_be_drafted(values, store):
     ("changes", "sentence"),
     [
         (dict(loss__regression=1.0), "loss.regression draws carried states"),
+        *((dict([(f"loss__{key}", 0)]), f"loss.{key}") for key in ("steps", "decay", "cross_entropy")),
         (dict(eagle__mask_token=3), "make networks that draft all tokens in one pass"),
         (dict(eagle__target_hidden=16, eagle__own_output=True), "hidden"),
         (dict(eagle__draft_vocabulary=70), "eagle.draft_vocabulary=70: the target has 61 tokens"),
@@ -235,9 +227,3 @@ def test_noise_is_on_what_is_read_and_not_on_what_is_to_be_met(target, random_ea
     disturbed = [fast(network, target, loss_config(regression=1.0, noise=0.01)) for _ in range(2)]
     assert disturbed[0][0] != disturbed[1][0] and disturbed[0] != exact
     assert float(disturbed[0][1]) == pytest.approx(float(exact[1]), rel=0.05)
-
-
-@pytest.mark.parametrize("key", ["steps", "decay", "cross_entropy"])
-def test_values_without_a_meaning_are_refused(key):
-    with pytest.raises(UsageError, match=key):
-        loss_config(**{key: 0})

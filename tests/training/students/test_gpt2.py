@@ -24,18 +24,15 @@ def composed(name: str) -> ModelTrainConfig:
 
 
 @pytest.fixture
-def gpt_values(train_values, tmp_path):
+def gpt_values(train_values, group_values, tmp_path):
     """The tiny recipe as a GPT-2 on a text file: 8 steps of 64 tokens."""
     lines = [f"the {word} has the number {i} and the number {i + 7}" for i in range(40) for word in ("cat", "dog")]
     (tmp_path / "text.txt").write_text("\n".join(lines), encoding="utf-8")
     values = deepcopy(train_values)
     recipe = values["recipe"]
     recipe["model"]["architecture"] = "gpt2"
-    recipe["corpus"] = {
-        "name": "text", "path": str(tmp_path / "text.txt"), "hub_id": None, "hub_config": None, "split": "train",
-        "revision": None, "field": "text", "documents": "lines", "max_bytes": None, "heldout_every": 20,
-        "vocabulary": 270,
-    }  # fmt: skip
+    path = str(tmp_path / "text.txt")
+    recipe["corpus"] = group_values("corpus", "text", path=path, heldout_every=20, vocabulary=270)
     del recipe["data"]["stdlib_passes"], recipe["data"]["stdlib_lateness"]
     recipe["data"]["max_passes"] = 20
     recipe["monitor"]["checkpoint_seconds"] = 1e9  # a signal saves all the same

@@ -11,15 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from accelerate import Accelerator
 from fixtures import adapted_models
 from fixtures.adapted_models import trained
-from fixtures.trainings import assert_a_stop_changes_nothing
+from fixtures.trainings import assert_a_stop_changes_nothing, opened_on_states
 
 from specdec.errors import NumericsError, UsageError
 from specdec.published.network_files import TRAINED_HEADS
 from specdec.text.document_store import DocumentStore, Encoded, write_documents
-from specdec.training.data.hidden_states import StateSource
 from specdec.training.data.sequences import Sequences, SpecialTokens
 from specdec.training.loop import Training
 from specdec.training.recipes import HeadTrainConfig
@@ -69,11 +67,7 @@ def frozen_target(model: str) -> Any:
 def opened(config: HeadTrainConfig, store: DocumentStore, target: Any = None) -> HeadStudent:
     if target is None and config.backbone == "frozen":
         target = frozen_target(json.dumps(config.target))
-    target = target or load_target(config.target, torch.device("cpu"))
-    sequences = Sequences(store, config.data, config.seed, SpecialTokens((), (), 0), "counting")
-    source = StateSource(target, (config.heads.offset,), sequences, config.data.states, config.loss.teacher > 0)
-    precision = "bf16" if config.bfloat16 else "no"
-    return HeadStudent(config, Accelerator(cpu=True, mixed_precision=precision), target, sequences, source)
+    return opened_on_states(HeadStudent, config, store, target)
 
 
 def weights(student: HeadStudent) -> dict[str, torch.Tensor]:
@@ -134,7 +128,6 @@ def test_training_lowers_the_loss_and_what_is_written_drafts(values, store):
     rows = list(csv.DictReader((outcome.folder / "history.csv").open()))
     assert tuple(rows[0]) == training.columns and len(rows) == 60
     assert float(rows[-1]["train_loss"]) < 0.7 * float(rows[0]["train_loss"])
-    assert rows[3]["heldout_head_1_top1"] and not rows[4]["heldout_head_1_top1"]
     assert float(rows[-1]["heldout_head_4_top5"]) > float(rows[3]["heldout_head_4_top5"])
 
     path = outcome.folder / "heads.safetensors"
@@ -347,5 +340,3 @@ def test_heads_train_in_the_arithmetic_of_the_processor(
     summary = trained(student).finish().summary
     name = str(expected).removeprefix("torch.")
     assert (summary["arithmetic"], summary["target_dtype"]) == (name, name)
-    own = changed(values, target__model=str(tmp_path / "target"), target__dtype="bfloat16")
-    assert load_target(own.target, torch.device("cpu")).hidden.output_layer.dtype == torch.bfloat16  # as asked for

@@ -1,8 +1,6 @@
 """`python -m specdec.train +heads=medusa`: the command that it ends with, and two processes that train at once."""
 
-import contextlib
 import csv
-import io
 import json
 import os
 import re
@@ -10,16 +8,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
-from hydra.core.global_hydra import GlobalHydra
 from safetensors.torch import load_file
 
 from specdec import run, train
-from specdec.analysis.figures import style
 
 ARGUMENTS = (
     "+heads=medusa", "head_data@data=text", "data.source.path=text.txt", "data.source.heldout_every=8",
@@ -32,49 +26,36 @@ ARGUMENTS = (
 STEPS = 8
 
 
-@pytest.fixture(scope="module")
-def folder(tiny_corpus, model_folder, tmp_path_factory):
-    """A tiny Llama with its tokenizer, and a text."""
-    folder = tmp_path_factory.mktemp("command")
-    shutil.copytree(model_folder, folder / "target")
+@pytest.fixture
+def folder(tiny_corpus, model_folder, tmp_path):
+    """The folder of commands, with a tiny Llama with its tokenizer, and a text."""
+    shutil.copytree(model_folder, tmp_path / "target")
     lines = [tiny_corpus.tokenizer.decode(tiny_corpus.heldout["code"][i : i + 60]) for i in range(0, 2400, 30)]
-    (folder / "text.txt").write_text("\n".join(line.replace("\n", " ") for line in lines) + "\n", encoding="utf-8")
-    return folder
+    (tmp_path / "text.txt").write_text("\n".join(line.replace("\n", " ") for line in lines) + "\n", encoding="utf-8")
+    return tmp_path
 
 
 def training(output: str, *changes: str, steps: int = STEPS) -> list[str]:
     return [*ARGUMENTS, f"data.steps={steps}", f"output_dir={output}", *changes]
 
 
-def finished(folder: Path, module: ModuleType, *arguments: str) -> str:
-    """Run a command in this process and in `folder`, and return what it printed."""
-    shown = io.StringIO()
-    streams = contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown)
-    with pytest.MonkeyPatch.context() as patch, streams[0], streams[1]:
-        patch.chdir(folder)
-        patch.setattr(style, "save", lambda *_: None)
-        patch.setattr("sys.argv", [module.__name__, *arguments])
-        GlobalHydra.instance().clear()
-        module.main()
-    GlobalHydra.instance().clear()
-    return shown.getvalue()
-
-
 @pytest.mark.slow
-def test_a_training_ends_with_the_command_that_uses_its_heads(folder):
+@pytest.mark.usefixtures("folder", "undrawn_pictures")
+def test_a_training_ends_with_the_command_that_uses_its_heads(in_process):
     """One head is not deep enough for the drafter's usual tree, and heads fit their own target alone."""
-    output = finished(folder, train, *training("short", "heads.count=1", steps=2))
-    (use,) = re.findall(r"Use it: python -m specdec.run (.*)", output)
+    ended = in_process(train, *training("short", "heads.count=1", steps=2))
+    (use,) = re.findall(r"Use it: python -m specdec.run (.*)", ended.output + ended.error)
     small = "prompts=random_tokens prompts.count=2 prompts.length=8 prompts.vocabulary=200 measurement.max_new_tokens=4"
     off = "measurement.sampled_temperature=null measurement.cost_contexts=[] measurement.bootstrap=50 "
     off += "target.compile=false tracking.enabled=false"
-    said = finished(folder, run, *shlex.split(use), *small.split(), *off.split())
+    ended = in_process(run, *shlex.split(use), *small.split(), *off.split())
+    said = ended.output + ended.error
     assert "medusa on target" in said and "All 2 outputs are identical" in said
 
 
 @pytest.mark.slow
-def test_two_processes_train_what_one_does(folder):
-    finished(folder, train, *training("whole"))
+def test_two_processes_train_what_one_does(in_process, folder):
+    assert in_process(train, *training("whole")).code == 0
     launch = "torch.distributed.run --standalone --nproc-per-node 2 -m".split()  # what accelerate launch runs on GPUs
     ended = subprocess.run(
         [sys.executable, "-m", *launch, "specdec.train", *training("two")], cwd=folder, text=True, timeout=300,

@@ -44,7 +44,6 @@ def test_training_lowers_the_loss_exports_and_scores(train_config, tiny_corpus):
     assert tuple(rows[0]) == training.columns and len(rows) == 40
     assert abs(float(rows[0]["train_loss"]) - math.log(300)) < 0.1
     assert float(rows[-1]["train_loss"]) < float(rows[0]["train_loss"]) - 1.0
-    assert rows[3]["heldout_nats_per_token"] and not rows[4]["heldout_nats_per_token"]
 
     exported = load_model(
         str(outcome.folder / "model"), dtype=torch.float32, device=torch.device("cpu"), attention="auto"

@@ -2,7 +2,6 @@
 behind the positions of a text, against plain sequences that are evaluated one by one.
 """
 
-import csv
 import json
 from functools import partial
 from pathlib import Path
@@ -73,8 +72,6 @@ def test_an_overfitted_model_is_right_and_the_drafter_reads_it(values, group_val
     values["optimizer"] |= {"muon_lr": 0.02, "adam_lr": 0.01}
     training = trained(ParallelStudent.open(changed(values, data__steps=60, parallel__keep=1.0, micro_batch=4)))
     outcome = training.finish()
-    rows = list(csv.DictReader((outcome.folder / "history.csv").open()))
-    assert len(rows) == 60 and rows[49]["heldout_token_4_top1"] and not rows[50]["heldout_token_4_top1"]
     held = outcome.summary["heldout"]
     assert all(held[f"heldout/token_{k}.top1_given_earlier"] > 0.9 for k in range(1, 5)), held
     assert json.loads((outcome.folder / "summary.json").read_text())["inputs"] == 60 * 4 * (32 + 3 * 28)

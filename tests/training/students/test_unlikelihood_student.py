@@ -1,6 +1,5 @@
 """Models that learn not to fall into loops: trained, killed and resumed, cured, refused."""
 
-import csv
 import json
 from functools import partial
 from pathlib import Path
@@ -114,11 +113,6 @@ def test_a_model_that_loops_is_cured(values):
 
 def test_the_command_scores_the_exported_model_and_the_original(values):
     outcome = trainings.run("unlikelihood", values)
-    rows = list(csv.DictReader((outcome.folder / "history.csv").open()))
-    assert rows[3]["heldout_looping"] and not rows[4]["heldout_looping"]
-    for row in rows:
-        parts = float(row["train_cross_entropy"]) + float(row["train_unlikelihood"])
-        assert float(row["train_loss"]) == pytest.approx(parts, rel=1e-4)
     summary = json.loads((outcome.folder / "summary.json").read_text())
     assert summary["steps"] == 8 and summary["tokens"] == 8 * 4 * 32
     assert (outcome.folder / "model" / "model.safetensors").exists()
