@@ -126,7 +126,9 @@ class CallSequence:
         """Return a value that the last calls made, which is then gone."""
         slot = self._slots[name]
         address, self._values[slot] = self._values[slot], None
-        return torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr(_capsule(address, None, None))
+        # The function for a single handle never frees it, and so keeps every tensor that was taken (torch 2.13).
+        (value,) = torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs([_capsule(address, None, None)])
+        return value
 
 
 def write_sequence(path: Path) -> None:

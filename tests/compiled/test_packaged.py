@@ -99,6 +99,10 @@ def test_a_second_decoder_reads_the_packages_and_gives_the_numbers_of_plain_modu
     kept = first.clone()
     ours.forward(torch.tensor([8]), chain_tree(0))
     assert torch.equal(first, kept), "results stay when the next call is made"
+    memory = first.untyped_storage()._weak_ref()
+    del first
+    assert torch.UntypedStorage._expired(memory), "what nobody holds any more is freed"
+    torch.UntypedStorage._free_weak_ref(memory)
 
 
 @pytest.mark.slow
