@@ -339,12 +339,17 @@ class Run:
 
     @property
     def drafter_name(self) -> str:
-        """The drafter as tables name it, with its model or order: `small_model pocket`."""
+        """The drafter as tables name it, with its model or order: `small_model pocket`. Heads that come along have no
+        name beside another model than the pocket one, though their key says `pocket` there too.
+        """
         name = self.params.get("drafter.name", "unknown drafter")
         if name == "corpus_ngram":
             return f"{name} of order {self.params['drafter.order']}"
         model = self.params.get("drafter.model")
-        return name if model in (None, "", "None") else f"{name} {model}"  # MLflow's parameters are text
+        unnamed = {None, "", "None"}  # MLflow's parameters are text
+        if self.params.get("target.model") not in {*unnamed, "pocket"}:
+            unnamed.add("pocket")
+        return name if model in unnamed else f"{name} {model}"
 
     @property
     def setting(self) -> str:

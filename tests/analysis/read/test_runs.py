@@ -113,6 +113,8 @@ def test_a_run_has_curves_metrics_and_tables_wherever_it_was_read(run):
     assert run.title == "ngram on pocket (bfloat16), EPYC"
     for model, name in (("None", "model_bigram"), ("pocket", "model_bigram pocket")):
         assert replace(run, params={"drafter.name": "model_bigram", "drafter.model": model}).drafter_name == name
+    heads = {"drafter.name": "grounded", "drafter.model": "pocket", "target.model": "smollm2"}
+    assert replace(run, params=heads).drafter_name == "grounded", "those that come along for another model"
     pd.testing.assert_frame_equal(run.rounds().drop(columns="beta"), ROUNDS.drop(columns="beta"))
     counts = pd.concat(run.arms().values(), ignore_index=True).sort_values(GENERATION, ignore_index=True)
     shared = [name for name in counts if counts[name].dtype != "category"]
