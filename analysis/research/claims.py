@@ -35,7 +35,7 @@ COLUMNS = (
 LEVIATHAN, CHEN, STERN = "Leviathan et al.", "Chen et al.", "Stern et al."
 MEDUSA, GROUNDED, NGRAMMYS = "Medusa", "Grounded heads", "N-Grammys"
 ABLATIONS = "notebook 04, from `analysis/results/heads_ablation.json`"
-BARS = ("mt_bench", "stdlib_code")  # prompts of the committed sessions with both kinds of heads
+CHAT = "mt_bench"  # prompts of a session with both kinds of heads
 GROUNDED_HEADS = "grounded"  # their name in those sessions
 BARS_COMMAND = "`pytest -m benchmark tests/benchmarks/test_grounded_bars.py`"
 GAMMA = "4"
@@ -64,9 +64,11 @@ class ClaimEvidence:
     runs: Mapping[str, Measured]  # what the benchmark measured, by name
     heads: list[Measured]  # the ablations of heads
     printed: pd.DataFrame  # `paper_tables.printed_figures` of the published figures, with its key as columns
+    sessions: list[Measured]  # the sessions with both kinds of heads, see `grounded_gain.sessions`
     small: str = "small_model"  # the drafter of the runs `small_model`
     # the prompts of runs `small_model` and `small_model_docs`, in words
     domains: str = "the standard library's code over its documentation"
+    code: str = "stdlib_code"  # the other prompts of `sessions`
 
     def values(self, source: str, table: str, metric: str, **wanted: object) -> pd.Series:
         """Return the printed figures of a metric, of the settings with these values. ValueError if there is none."""
@@ -89,7 +91,7 @@ class ClaimEvidence:
 def evidence() -> ClaimEvidence:
     """Read the committed results and the published figures that come along. UsageError where a file is missing."""
     printed = printed_figures(load_published()).reset_index()
-    return ClaimEvidence(results.load_results(), heads_ablation.load_ablation(), printed)
+    return ClaimEvidence(results.load_results(), heads_ablation.load_ablation(), printed, grounded_gain.sessions())
 
 
 def claims(basis: ClaimEvidence | None = None) -> list[Claim]:
@@ -103,6 +105,7 @@ def claims(basis: ClaimEvidence | None = None) -> list[Claim]:
         _stern,
         _medusa,
         _grounded,
+        _grounded_sessions,
         _grounded_design,
         _ngrammys,
         _transition,
@@ -116,9 +119,10 @@ def claims_on_real_model(basis: ClaimEvidence | None = None, path: Path = real_m
     No smaller model has its tokens: where papers draft with one, its own layers without some draft.
     """
     runs = real_model.claim_runs(path)
-    basis = replace(basis or evidence(), runs=runs, small="layer_skip", domains="HumanEval over MT-Bench")
+    basis = replace(basis or evidence(), runs=runs, sessions=real_model.heads_sessions(path))
+    basis = replace(basis, small="layer_skip", domains="HumanEval over MT-Bench", code="humaneval")
     found: dict[str, Claim] = {}
-    for answers in (_leviathan, _formulas, _lenience, _chen, _ngrammys, _transition):
+    for answers in (_leviathan, _formulas, _lenience, _chen, _grounded_sessions, _ngrammys, _transition):
         with suppress(KeyError):  # a run that is not measured yet, for this claim and the paper's later ones
             for each in answers(basis):
                 found[each.claim] = each
@@ -591,19 +595,6 @@ def _grounded(basis: ClaimEvidence) -> Iterator[Claim]:
         ABLATIONS,
     )
 
-    gain, elsewhere = (grounded_gain.committed(name, "tokens_per_round.difference") for name in BARS)
-    near = min(abs(end - printed) for end in (gain.low, gain.high))
-    rounding = "; the nearer end of our interval is the published figure to its two decimals" if near < 0.005 else ""
-    yield claim(
-        "On MT-Bench they yield 0.43 tokens per step more than independent heads",
-        f"{printed:+.2f} (Vicuna-7B, MT-Bench, four heads)",
-        f"{gain:+.3f} on MT-Bench, {elsewhere:+.3f} on {elsewhere.prompts} prompts of code",
-        size(gain, printed, printed),
-        "The shipped heads in one session and on one tree, trained five times as long as those of the ablation above"
-        f"{rounding}",
-        BARS_COMMAND,
-    )
-
     table = heads_accuracy.accuracies(heads_accuracy.load_accuracy()).set_index("head")
     last, leads = table.loc[4], table["lead"]
     not_so = [f"{head} ({lead:+.3f})" for head, lead in leads.items() if direction(lead) == DIFFERENT]
@@ -628,8 +619,25 @@ def _grounded(basis: ClaimEvidence) -> Iterator[Claim]:
         ABLATIONS,
     )
 
-    ratio, code = (grounded_gain.committed(name, "speedup.ratio") for name in BARS)
-    tokens = grounded_gain.committed(BARS[0], "tokens_per_round.ratio")
+
+def _grounded_sessions(basis: ClaimEvidence) -> Iterator[Claim]:
+    claim, printed = partial(Claim, GROUNDED), heads_ablation.PUBLISHED_GAIN
+    figure = partial(grounded_gain.figure_of, basis.sessions)
+    gain, elsewhere = (figure(prompts, "tokens_per_round.difference") for prompts in (CHAT, basis.code))
+    near = min(abs(end - printed) for end in (gain.low, gain.high))
+    rounding = "; the nearer end of our interval is the published figure to its two decimals" if near < 0.005 else ""
+    yield claim(
+        "On MT-Bench they yield 0.43 tokens per step more than independent heads",
+        f"{printed:+.2f} (Vicuna-7B, MT-Bench, four heads)",
+        f"{gain:+.3f} on MT-Bench, {elsewhere:+.3f} on {elsewhere.prompts} prompts of code",
+        size(gain, printed, printed),
+        "The shipped heads in one session and on one tree, trained five times as long as those of the ablation above"
+        f"{rounding}",
+        BARS_COMMAND,
+    )
+
+    ratio, code = (figure(prompts, "speedup.ratio") for prompts in (CHAT, basis.code))
+    tokens = figure(CHAT, "tokens_per_round.ratio")
     faster = basis.values("preprint of Hydra", "text", "speedup_over_medusa").iloc[0]
     yield claim(
         "Grounded heads decode faster than independent ones",
@@ -640,7 +648,7 @@ def _grounded(basis: ClaimEvidence) -> Iterator[Claim]:
         BARS_COMMAND,
     )
 
-    fast = grounded_gain.committed(BARS[0], "speedup", method=GROUNDED_HEADS)
+    fast = figure(CHAT, "speedup", GROUNDED_HEADS)
     most = basis.values("preprint of Hydra", "text", "speedup_measured").iloc[0]
     yield claim(
         "Grounded heads decode more than twice as fast as plain decoding",

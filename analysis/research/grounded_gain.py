@@ -1,8 +1,8 @@
 """Answers by how much grounded heads are faster than independent ones, from one session that decoded with both."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pandas as pd
 
@@ -12,7 +12,7 @@ from ..findings.drafters_section import drafters_section
 from ..intervals import Interval
 from ..read.runs import Run
 from ..sections import Section
-from .committed import BENCHMARK, RESULTS
+from .committed import BENCHMARK, RESULTS, Measured
 
 PUBLISHED_SPEEDUP = 1.07  # "Not So Speculative Decoding": grounded over independent heads, Vicuna-7B, MT-Bench, greedy
 TITLE = "Grounded heads against independent ones, in one session"
@@ -66,17 +66,21 @@ def committed_section() -> Section:
     return Section(TITLE, (answer,), ((caption, wide.rename(columns=COLUMNS).reset_index()),))
 
 
-def committed(prompts: str, figure: str, path: Path | str | None = None, method: str = PAIR) -> Interval:
-    """Return what the committed session on one set of prompts found.
+def sessions() -> list[Measured]:
+    """Return the figures of the committed sessions, with their prompts."""
+    return list(json.loads(RESULT.read_text(encoding="utf-8"))["figures"])
+
+
+def figure_of(sessions: Sequence[Measured], prompts: str, figure: str, method: str = PAIR) -> Interval:
+    """Return what the session on one set of prompts found. KeyError if there is none.
 
     figure: of grounded heads against independent ones speedup.ratio, tokens_per_round.ratio or
-        tokens_per_round.difference; of one `method` speedup, tokens_per_round or tokens_per_s. UsageError
-        if the file has no such figure.
+        tokens_per_round.difference; of one `method` speedup, tokens_per_round or tokens_per_s.
     """
-    for row in json.loads(Path(path or RESULT).read_text(encoding="utf-8"))["figures"]:
+    for row in sessions:
         if (row["prompts"], row["figure"], row["category"]) == (prompts, figure, "all") and row["method"] == method:
             return Interval(row["value"], row["low"], row["high"], prompts=row["count"])
-    raise UsageError(f"The committed bars have no {figure} on {prompts}: `{COMMAND}` makes them.")
+    raise KeyError(f"no {figure} of {method} on {prompts}")
 
 
 def _told(ratio: Interval) -> str:

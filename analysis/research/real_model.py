@@ -61,6 +61,12 @@ def claim_runs(path: Path | str = RESULT) -> dict[str, Measured]:
     return {name: found[key] for name, key in wanted.items() if key in found}
 
 
+def heads_sessions(path: Path | str = RESULT) -> list[Measured]:
+    """Return the figures of the sessions with both kinds of heads, as `grounded_gain.sessions` has them."""
+    lines = [line for line in _load(path) if line["part"] == HEADS]
+    return [{**row, "prompts": line["set"], "count": line["count"]} for line in lines for row in line["figures"]]
+
+
 def real_sections(path: Path | str = RESULT) -> tuple[Section, ...]:
     """Return what pays, how wrong the formula is, what advice foretold, and whether grounding pays."""
     decoded, along = load_real(DECODING, path), load_real(ALONG, path)

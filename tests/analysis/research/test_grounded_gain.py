@@ -5,7 +5,6 @@ import json
 import pytest
 
 from specdec.analysis.research import grounded_gain
-from specdec.errors import UsageError
 
 
 @pytest.mark.parametrize(
@@ -20,7 +19,7 @@ def test_the_papers_ratio_is_told_from_ours_by_the_interval(tmp_path, monkeypatc
     assert says in grounded_gain.committed_section().text[0].partition(";")[0]
 
 
-def test_a_committed_figure_is_that_of_its_prompts_over_all_categories(tmp_path):
+def test_a_committed_figure_is_that_of_its_prompts_over_all_categories():
     line = {"prompts": "mt_bench", "method": "grounded against medusa", "category": "all", "count": 80}
     lines = [
         line | {"figure": "speedup.ratio", "value": 9.0, "low": 8.0, "high": 10.0, "category": "coding"},
@@ -28,8 +27,7 @@ def test_a_committed_figure_is_that_of_its_prompts_over_all_categories(tmp_path)
         line | {"figure": "tokens_per_round.ratio", "value": 5.0, "low": 4.0, "high": 6.0},
         line | {"figure": "speedup.ratio", "value": 1.1, "low": 1.0, "high": 1.2},
     ]
-    (tmp_path / "bars.json").write_text(json.dumps({"figures": lines}))
-    found = grounded_gain.committed("mt_bench", "speedup.ratio", tmp_path / "bars.json")
+    found = grounded_gain.figure_of(lines, "mt_bench", "speedup.ratio")
     assert (found.estimate, found.low, found.high, found.prompts) == (1.1, 1.0, 1.2, 80)
-    with pytest.raises(UsageError, match="test_grounded_bars.py"):
-        grounded_gain.committed("mt_bench", "tokens_per_round.difference", tmp_path / "bars.json")
+    with pytest.raises(KeyError, match="no tokens_per_round.difference"):
+        grounded_gain.figure_of(lines, "mt_bench", "tokens_per_round.difference")

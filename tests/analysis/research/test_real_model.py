@@ -5,7 +5,7 @@ import json
 import pytest
 
 from specdec.analysis.account.gap_account import FACTORS
-from specdec.analysis.research import claim_results, claims, real_model
+from specdec.analysis.research import claim_results, claims, grounded_gain, real_model
 
 PROMPTS = [f"p{number}" for number in range(20)]
 
@@ -91,9 +91,14 @@ def test_a_real_model_that_measures_what_the_pocket_target_did_gets_its_verdicts
         places[name] = ("study", "humaneval", 0, name)
     keys = ("part", "set", "temperature", "name")
     lines = [{**runs[run], **dict(zip(keys, place, strict=True))} for run, place in places.items()]
+    sessions = grounded_gain.sessions()
+    for prompts, name in (("mt_bench", "mt_bench"), ("humaneval", "stdlib_code")):
+        figures = [row for row in sessions if row["prompts"] == name]
+        session = {"set": prompts, "temperature": 0, "name": "grounded", "count": figures[0]["count"]}
+        lines.append({"part": "heads", **session, "figures": figures})
     path.write_text(json.dumps({"figures": lines}), encoding="utf-8")
     there, here = claims.claims_on_real_model(path=path), {each.claim: each for each in claims.claims()}
-    assert {each.paper for each in there.values()} == {claims.LEVIATHAN, claims.CHEN, claims.NGRAMMYS}
+    assert {each.paper for each in there.values()} == {claims.LEVIATHAN, claims.CHEN, claims.GROUNDED, claims.NGRAMMYS}
     assert {claim: each.verdict for claim, each in there.items()} == {claim: here[claim].verdict for claim in there}
     assert "α is higher at temperature 0 than at 1, for all models" not in there
     (domain,) = [each for claim, each in there.items() if "domain" in claim]
