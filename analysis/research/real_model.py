@@ -194,14 +194,15 @@ def grounding_section(timed: Sequence[Measured]) -> Section:
             if each["category"] == "all"
         }
         faster, more = (found[grounded_gain.PAIR, name] for name in ("speedup.ratio", "tokens_per_round.difference"))
-        told.append(f"{faster:.2f} times as fast on {line['count']} prompts of {_where(line)}, with {more:+.2f} tokens")
+        where = f"on {line['count']} prompts of {_where(line)}"
+        told.append(f"{faster:.2f} times as fast as independent ones {where}, with {more:+.2f} tokens a round")
         for name in ("grounded", "medusa"):
             row = {"prompts": _where(line), "heads": name}
             table.append(row | {shown: f"{found[name, key]:.2f}" for key, shown in grounded_gain.COLUMNS.items()})
     answer = (
-        f"Grounded heads are {'; '.join(told)} more in a round, than independent ones; their paper has "
-        f"{grounded_gain.PUBLISHED_SPEEDUP} and {heads_ablation.PUBLISHED_GAIN:+} for Vicuna-7B on MT-Bench. The card "
-        "of the heads says how little they were trained."
+        f"Grounded heads are {'; '.join(told)}. Their paper has {grounded_gain.PUBLISHED_SPEEDUP} and "
+        f"{heads_ablation.PUBLISHED_GAIN:+} for Vicuna-7B on MT-Bench. The card of the heads says how little they were "
+        "trained."
     )
     return Section(title, (answer,), (("Plain decoding in turn with both kinds of heads.", pd.DataFrame(table)),))
 
