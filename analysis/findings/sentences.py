@@ -100,10 +100,9 @@ def _cheaper_call(summary: Summary, facts: RunFacts, calibration: Mapping[str, A
         gain = after.speedup / before.speedup
         if surely and ratios[1] < CHEAPER * ratios[0] and gain > max(1.0, tokens):
             jumps[gain / tokens] = (
-                f"A call on {many + 1} tokens takes less time here than one on {few + 1}, {ratios[1]:.2f} and "
-                f"{ratios[0]:.2f} of one on a single token: so the speedup goes from {before.speedup:.2f} at gamma "
-                f"{few} to {after.speedup:.2f} at gamma {many}, though tokens per round change by {tokens - 1:+.0%} "
-                "alone."
+                f"A call on {many + 1} tokens takes less time here than one on {few + 1} ({ratios[1]:.2f} and "
+                f"{ratios[0]:.2f} of one on a single token): the speedup is {before.speedup:.2f} at gamma {few} and "
+                f"{after.speedup:.2f} at {many}, with {tokens - 1:+.0%} tokens per round."
             )
     return jumps[max(jumps)] if jumps else ""
 
@@ -191,8 +190,8 @@ def _prompts(run: MeasuredRun) -> str:
     standing = run.standing
     if standing is None or not (standing.partial or standing.left_out):
         return ""
-    why = "that are done so far" if standing.partial else "that there was time for"
-    return f", on the {standing.prompts_done} of {standing.prompts} prompts {why}"
+    done = f"{standing.prompts_done} of {standing.prompts} prompts"
+    return f", on the {done} that are done so far" if standing.partial else f", on {done}, for lack of time"
 
 
 def _noise(run: MeasuredRun) -> str:
@@ -206,7 +205,7 @@ def _noise(run: MeasuredRun) -> str:
     on = _controlled(run.metrics)
     said = f"decoding plainly twice{on and f' ({on})'} differs by a factor of {control.estimate:.3f}{bounds}"
     if floor is None:
-        return f"{said}, from too few prompts to say how large the machine's noise is"
+        return f"{said}: too few prompts to tell noise"
     if control.contains(1.0) is False:
         disturbed = "the machine was disturbed, or this is the one run in twenty"
         return f"{disturbed}: {said}, so anything below {floor:.1%} is noise"

@@ -59,7 +59,7 @@ def test_a_run_that_pays_closes_with_four_sentences():
     assert closing_sentences(measured()) == [PAYS, NOISE, COST, SAME]
     assert closing_sentences(measured(metrics={})) == [PAYS, COST, SAME]
     control = {name: value for name, value in CONTROL.items() if name != "null/floor"}
-    noise = "from too few prompts to say how large the machine's noise is."
+    noise = "by a factor of 1.001 (0.995 to 1.006): too few prompts to tell noise."
     assert closing_sentences(measured(metrics=control))[1].endswith(noise)
     first, second, *_ = closing_sentences(measured(simulated=True, metrics={}))
     assert first.startswith("Speculation pays in simulated time: ")
@@ -136,7 +136,7 @@ def test_whether_outputs_are_identical(changes, said):
 @pytest.mark.parametrize(
     ("changes", "end"),
     [
-        ({"standing": RunStatus("finished", "", 13, 18, 5)}, "on the 13 of 18 prompts that there was time for."),
+        ({"standing": RunStatus("finished", "", 13, 18, 5)}, "on 13 of 18 prompts, for lack of time."),
         ({"standing": RunStatus("killed", "", 7, 18)}, "on the 7 of 18 prompts that are done so far."),
         ({"structure": "rows", "structure_label": "5 rows of 4", "batch_size": 8}, "(5 rows of 4), 8 texts at a time."),
     ],
@@ -245,8 +245,8 @@ def test_machine_then_text_then_category_then_cost(reasons_of):
     assert reasons_of(busy=0.01) == [], "hardly any of its time"
     assert text.startswith("One text of 5, a, holds 96% of all tokens") and text.endswith("speedups is 1.250.")
     assert category == "All prompts are of one category, code: nothing here speaks for others."
-    assert cost.startswith("A call on 5 tokens takes less time here than one on 4, 1.20 and 1.50 of one on a single")
-    assert cost.endswith("goes from 1.36 at gamma 3 to 1.70 at gamma 4, though tokens per round change by +0% alone.")
+    assert cost.startswith("A call on 5 tokens takes less time here than one on 4 (1.20 and 1.50 of one on a single")
+    assert cost.endswith("the speedup is 1.36 at gamma 3 and 1.70 at 4, with +0% tokens per round.")
 
 
 @pytest.mark.parametrize(
