@@ -44,8 +44,6 @@ def show_run(
     alpha = found.metrics.get("account/alpha", float("nan"))
     alpha_of = "each drafter's alpha" if found.beside else f"alpha {alpha:.3f}"
     measured = "Simulated time: recorded text" if found.facts.simulated else "Measured"
-    left_out, done = (int(found.metrics.get(f"prompts/{name}", 0)) for name in ("left_out", "done"))
-    cut = f"; {done} of {done + left_out} prompts, for lack of time" if left_out else ""
     lines = summary_lines(found)
     signs = {  # what stands in the table: its meaning
         "(–)": f"–: fewer than {FEWEST} prompts have none",
@@ -62,7 +60,7 @@ def show_run(
         lines,
         f"{measured}{', with a lossy rule,' if not found.facts.lossless else ''} against the capped geometric",
         f"95% prompt-bootstrap intervals; {CAPPED_GEOMETRIC}, {alpha_of} ({found.alpha_source}); "
-        f"{signs_said}{told_apart}{cut}",
+        f"{signs_said}{told_apart}",
     )
     print_lines(
         console, *([*found.reasons, *(n for n in found.notes if n not in told)] if verbose() else found.closing)
