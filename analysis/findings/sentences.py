@@ -126,7 +126,7 @@ def closing_of_several(runs: Mapping[str, MeasuredRun], compared: str) -> list[s
     )
     if doubted := any(run.account.doubt for run in runs.values()):
         each = (f"{name} {run.account.intervals['tokens_per_round']:.2f}" for name, run in runs.items())
-        figures = f"tokens per round, whatever else the machine did: {', '.join(each)}"
+        figures = f"tokens per round{_prompts(own)}, whatever else the machine did: {', '.join(each)}"
     clock = "in simulated time and " if own.facts.simulated else ""
     said = "; ".join(filter(None, (figures, compared)))
     verdict = f"{clock}over plain decoding{_prompts(own)}: {said}" if not doubted else figures

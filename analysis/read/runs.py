@@ -339,8 +339,8 @@ class Run:
 
     @property
     def drafter_name(self) -> str:
-        """The drafter as tables name it, with its model or order: `small_model pocket`. Heads that come along have no
-        name beside another model than the pocket one, though their key says `pocket` there too.
+        """The drafter as tables name it, with its model or order: `small_model pocket`. `pocket` is left out beside
+        another target, for which the key means what comes along for that one.
         """
         name = self.params.get("drafter.name", "unknown drafter")
         if name == "corpus_ngram":

@@ -119,8 +119,14 @@ def claims_on_real_model(basis: ClaimEvidence | None = None, path: Path = real_m
     No smaller model has its tokens: where papers draft with one, its own layers without some draft.
     """
     runs = real_model.claim_runs(path)
-    basis = replace(basis or evidence(), runs=runs, sessions=real_model.heads_sessions(path))
-    basis = replace(basis, small="layer_skip", domains="HumanEval over MT-Bench", code="humaneval")
+    basis = replace(
+        basis or evidence(),
+        runs=runs,
+        sessions=real_model.heads_sessions(path),
+        small="layer_skip",
+        domains="HumanEval over MT-Bench",
+        code="humaneval",
+    )
     found: dict[str, Claim] = {}
     for answers in (_leviathan, _formulas, _lenience, _chen, _grounded_sessions, _ngrammys, _transition):
         with suppress(KeyError):  # a run that is not measured yet, for this claim and the paper's later ones

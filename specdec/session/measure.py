@@ -134,13 +134,14 @@ def _calibration(parts: Parts, session: Session, grid_sizes: list[int], clock: C
     calibration = session.calibrated(
         lambda target, drafter: calibrate(target, drafter, parts.primary.structure, longest.tokens, trees, timer)
     )
-    grid, before = None, timer.disturbed
+    grid, disturbed = None, timer.disturbed
     if grid_sizes:
         generator = generator_for(seed, longest.id, "cost")
         timer = Timer(clock, measurement.cost_calls, generator, measurement.cost_seconds)
         grid = time_calls(target, longest.tokens, grid_sizes, measurement.cost_contexts, timer)
+        disturbed += timer.disturbed
     passes = {"target": dict(target.passes), "drafter": dict(parts.primary.drafter.passes)}
-    return {**calibration.as_dict(), "grid": grid, "passes": passes, "disturbed": timer.disturbed + before}
+    return {**calibration.as_dict(), "grid": grid, "passes": passes, "disturbed": disturbed}
 
 
 def _decoding_seconds(parts: Parts, known: Mapping[str, Any]) -> float:

@@ -97,7 +97,7 @@ TEXTS += [[9, 8, 9, 8, 9, 21, 22, 9, 8, 9, 21, 22, 3, 3, 3, 9, 8, 30]]
         ("gemma3", "small_model", 1.0, "tree", 3),
         ("gpt2", "small_model", 0.0, "chain", 5),
         ("llama", "small_model", 1.0, "tree", 2),
-        # Those that read a model's states or layers; Medusa and Grounded are among the drafts of unequal sizes.
+        # These drafters read a model's states or layers; Medusa and Grounded are among the drafts of unequal sizes.
         *(("llama", name, 0.7, "tree", 3) for name in ("eagle", "early_exit", "layer_skip")),
         ("llama", "mtp", 0.7, "chain", 3),
     ],

@@ -92,7 +92,7 @@ def test_a_run_is_replayed_from_its_own_folder(command):
 
 
 def test_bad_input_is_one_sentence():
-    """What is wrong with a record is for the tests of the target; these need none."""
+    """Bad options alone, for which no record is read; bad records are for the tests of the target."""
     for arguments, sentence in (
         (("target=replay",), "Missing key target.path"),
         (("target=replay", "target.path=nowhere.jsonl"), "nowhere.jsonl does not exist"),

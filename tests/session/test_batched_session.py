@@ -18,6 +18,7 @@ from specdec.session import experiment, measure
 from specdec.session.batched_session import BatchedSession
 from specdec.session.parts import open_parts
 from specdec.targets.table import Table
+from specdec.timing.timer import Timer
 
 NGRAM = "+drafter=ngram"
 KEYS = ["method", "gamma", "repeat", "prompt", "round"]
@@ -70,12 +71,14 @@ def slow(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("undrawn_pictures", "quick_analysis")
-def test_a_whole_run_calibrates_at_its_batch_and_its_account_multiplies_out(tmp_path, slow):
+def test_a_whole_run_calibrates_at_its_batch_and_its_account_multiplies_out(tmp_path, slow, monkeypatch):
     """A table evaluates slot after slot: a call on three takes three seconds, and a sequence's share is one."""
+    monkeypatch.setattr(Timer, "disturbed", 3)
     found = experiment.run_experiment(
         plan(config_of(NGRAM, "measurement.batch_size=3", "measurement.gammas=[]", *SAMPLED)), tmp_path
     )
     calibration = json.loads((tmp_path / "calibration.json").read_text())
+    assert calibration["disturbed"] == 3, "each is counted once, where no cost model is measured, too"
     assert calibration["t1_s"] == 1.0 and {item["median_s"] for item in calibration["t_n"].values()} == {1.0}
     rounds = pd.read_parquet(tmp_path / "rounds.parquet")
     assert rounds["verify_s"].to_numpy() == pytest.approx(1.0) and set(rounds["batch"]) == {1, 2, 3}

@@ -145,6 +145,15 @@ def test_the_part_of_the_prompts_and_the_shape_are_named(changes, end):
     assert closing_sentences(measured(**changes))[0].endswith(end)
 
 
+def test_a_busy_machine_leaves_the_tokens_of_each_drafter_on_the_prompts_that_were_decoded():
+    run = measured(standing=RunStatus("finished", "", 13, 18, 5), metrics={})
+    busy = replace(run, account=replace(run.account, doubt="the machine was busy"))
+    verdict, _ = closing_of_several({"ngram": busy, "suffix": busy}, "A")
+    assert verdict.startswith(
+        "Tokens per round, on 13 of 18 prompts, for lack of time, whatever else the machine did: "
+    )
+
+
 def test_several_drafters_are_ranked_and_their_outputs_counted_together():
     refuted = measured(account=account((2.5, 2.3, 2.8)), metrics={}, unexplained=1)
     verdict = (

@@ -18,7 +18,7 @@ def row(
     variant: str, rate: float = 1.5, keeps: float = 0.9, structure: str = "tree", depth: int = 5,
     prompts: list[str] = PROMPTS, loops: int = 0,
 ) -> Row:  # fmt: skip
-    """What a measured variant leaves; the accuracy of its first head is 0.4, `keeps` the factor from head to head."""
+    """The entry of a measured variant; the accuracy of its first head is 0.4, `keeps` the factor from head to head."""
     generator = np.random.default_rng(0)  # one seed: the same prompts are easy for every variant
     rounds = generator.integers(40, 70, len(prompts))
     ease = generator.normal(1.0, 0.1, len(prompts))

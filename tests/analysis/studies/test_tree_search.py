@@ -1,4 +1,4 @@
-"""What `tree_search` says where the seconds of calls, of drafts by levels and nodes, and of all else are known."""
+"""The sentences of `tree_search` where the seconds of calls, drafts by levels and nodes, and the rest are known."""
 
 import json
 

@@ -133,7 +133,7 @@ def test_a_second_training_finds_the_text_encoded(head_data, text_target, monkey
 
 
 def test_python_sources_keep_the_holdout_apart(head_data, text_target, monkeypatch, group_values):
-    """What is held out, and what of the rest repeats it, is told in `test_python_sources.py`."""
+    """The split itself, and what of the rest repeats it, is for `test_python_sources.py`."""
     held, other = "def wrapped(text):\n    return text\n" * 30, "class Other:\n    name = 'other'\n" * 30
     train, heldout = ([Document("stdlib", f"{text[:5]}.py", text)] for text in (other, held))
     corpus = PythonCorpus(train, heldout, {"sha256": "0" * 64, "sources": {"stdlib": {"dropped": {"too short": 1}}}})
