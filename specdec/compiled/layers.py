@@ -89,6 +89,15 @@ def cut(model: Any, name: str, cache: KVCache, windows: Mapping[str, int | None]
         return [*calls, exported.call("", names, {"states": f"states {len(blocks)}"})[0]]
 
 
+def product(weight: Tensor) -> Call:
+    """Return the call of a program that multiplies vectors [1, N, D] by a weight [V, D], which it is given first."""
+    with torch.inference_mode(False), torch.no_grad():
+        part = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+        part.weight = nn.Parameter(weight.detach(), requires_grad=False)
+        exported = _exported("product", part, ["vectors"], weight.new_zeros(1, _TOKENS, weight.shape[1]))
+    return exported.call("", ["logits"], {})[0]
+
+
 def with_tensors(model: Any, cache: KVCache, inputs: Sequence[Any]) -> list[Any]:
     """Return inputs of calls with weights, and parts of the cache's first copy, in the place of their names."""
 

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from specdec.compiled.call_sequence import SOURCE, CallSequence, ProgramCall, write_sequence
-from specdec.compiled.layers import Call, cut, made_of, with_tensors
+from specdec.compiled.layers import Call, cut, made_of, product, with_tensors
 from specdec.compiled.packages import PackageFolder, machine_identity
 from specdec.compiled.weight_layout import lay_out
 from specdec.models.cache import KVCache
@@ -129,6 +129,20 @@ def packaged_step(
     layers = len(calls) - 2
     states = ["states" if offset == 0 else f"states {layers - offset}" for offset in kept]
     return PackagedStep(walk, len(calls), states, cache), trust
+
+
+def packaged_product(weight: Tensor, packages: PackageFolder) -> Callable[[Tensor, Tensor], Tensor]:
+    """Load (vectors [..., D], weight [V, D]) -> their products [..., V], for weights of this shape, as `packaged_step`
+    loads a pass.
+    """
+    file = _packages({0: product(weight)}, "output", packages)[0]
+    program = torch._C._aoti.AOTIModelContainerRunnerCpu(str(file), 1)
+
+    def multiply(vectors: Tensor, weight: Tensor) -> Tensor:
+        (found,) = program.run([weight, vectors.reshape(1, -1, vectors.shape[-1]).contiguous()])
+        return found.view(*vectors.shape[:-1], len(weight))
+
+    return multiply
 
 
 def _packages(programs: Mapping[int, Call], kind: str, packages: PackageFolder) -> dict[int, Path]:

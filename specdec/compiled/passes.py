@@ -8,17 +8,18 @@ whose buffers stay where they are.
 
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ConstraintViolationError
+from torch.nn.functional import linear
 
 from specdec.compiled.cuda_graphs import StaticStep
 from specdec.compiled.graph_checks import step_departure, trusted
-from specdec.compiled.packaged import CompilesLong, PackagedStep, making_s, packaged_step
+from specdec.compiled.packaged import CompilesLong, PackagedStep, making_s, packaged_product, packaged_step
 from specdec.compiled.packages import PackageFolder
 from specdec.compiled.traced import TracedStep
 from specdec.errors import UsageError
@@ -168,6 +169,27 @@ def compile_decoder(
         logger.warning("%s cannot be traced, so its calls stay eager: %s", decoder.name, reason)
 
 
+@torch.inference_mode()
+def compiled_product(weight: Tensor, packages: PackageFolder | None) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return (vectors [..., D], weight [V, D]) -> their products [..., V] for output layers like this one: a kernel
+    that reads a layer once for a few vectors; torch's own, with a warning, where it cannot be compiled or gives others.
+    """
+    try:
+        product = packaged_product(weight, packages or PackageFolder(None))
+    except Exception as error:  # as in `CompiledPasses.compile`
+        raise_swallowed()
+        logger.warning("The product with a drafter's output layer is not compiled: %s", _reason(error))
+        return linear
+    for count in (1, 5):
+        vectors = torch.linspace(-1, 1, count * weight.shape[1], dtype=weight.dtype).view(count, -1)
+        plain = linear(vectors, weight)
+        difference = float((product(vectors, weight) - plain).abs().max() / plain.abs().max())
+        if not difference <= _TOLERANCE[weight.dtype]:
+            logger.warning("The compiled product with a drafter's output layer differs from torch's, which is used.")
+            return linear
+    return product
+
+
 class CompiledPasses:
     """Passes that serve some of a decoder's calls in place of its modules.
 
@@ -261,8 +283,7 @@ class CompiledPasses:
             return False
         except Exception as error:  # torch, its compiler and the system's raise some ten unrelated types here
             raise_swallowed()
-            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-            logger.warning("%s: compilation failed, so calls are traced instead: %s", decoder.name, reason[:300])
+            logger.warning("%s: compilation failed, so calls are traced instead: %s", decoder.name, _reason(error))
             return False
         difference, most = self._difference(step, thorough=trust is not None), _TOLERANCE[decoder.model.dtype]
         if not difference <= most:
@@ -309,3 +330,7 @@ class CompiledPasses:
             for plain, ours in zip(*found, strict=True):
                 differences.append((plain - ours).abs().max().float() / plain.abs().max().float())
         return float(torch.stack(differences).nan_to_num(torch.inf).max())
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

@@ -4,7 +4,7 @@ Letters: B sequences, S rows, D the network's own width, V tokens of the target,
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -101,6 +101,7 @@ class FeatureNetwork(nn.Module):
     t2d: Tensor  # [V] the tokens that can be drafted
     fc: nn.Linear
     layers: nn.ModuleList
+    product: Callable[[Tensor, Tensor], Tensor] = staticmethod(F.linear)  # with the output layer
 
     def __init__(self, config: EagleConfig, embedding: Tensor, output: Tensor) -> None:
         """Make a network that reads the target's input embeddings and output layer, [V, D_t] each."""
@@ -132,7 +133,7 @@ class FeatureNetwork(nn.Module):
 
     def logits(self, normed: Tensor) -> Tensor:
         """Return the logits [..., W] for states [..., D] after the final norm."""
-        return F.linear(normed, self.output_layer.to(normed.dtype))
+        return self.product(normed, self.output_layer.to(normed.dtype))
 
     @property
     def output_layer(self) -> Tensor:

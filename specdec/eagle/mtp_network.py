@@ -8,7 +8,7 @@ Letters: B sequences, S rows, P earlier rows, D the target's width, V its tokens
 """
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,8 @@ class MtpNetwork(nn.Module):
     """Heads that predict further tokens from the target's last state, in order: step k of a draft takes head k modulo
     their number. The target's embeddings, rotary positions and output layer are read and never stored.
     """
+
+    product: Callable[[Tensor, Tensor], Tensor] = staticmethod(F.linear)  # with the output layer
 
     def __init__(self, model: Any, output: Tensor, heads: int, hidden_first: bool) -> None:
         """Make heads of the target's transformers model, whose class of layers is used, with the config of the last
@@ -127,7 +129,7 @@ class MtpNetwork(nn.Module):
 
     def logits(self, states: Tensor) -> Tensor:
         """Return the logits [..., V] for the states [..., D] of rows."""
-        return F.linear(states, self.output_layer.to(states.dtype))
+        return self.product(states, self.output_layer.to(states.dtype))
 
 
 class MtpText:

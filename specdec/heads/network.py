@@ -8,6 +8,7 @@ how laws become a draft.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -26,6 +27,7 @@ class DraftHeads(nn.Module, ABC):
     hidden_size: int  # D, as the target has it
     vocab_size: int  # V
     grounded: bool  # head k also reads x_{t+1}, ..., x_{t+k}
+    product: Callable[[Tensor, Tensor], Tensor] = staticmethod(F.linear)  # with the output layers
 
     @abstractmethod
     def __len__(self) -> int: ...
@@ -47,8 +49,12 @@ class DraftHeads(nn.Module, ABC):
         """
 
     @abstractmethod
+    def output_layer(self, k: int) -> Tensor:
+        """Return the weights [W, D] from head k to the tokens that it can draft; all heads have as many."""
+
     def logits(self, k: int, features: Tensor) -> Tensor:
         """Return the logits [..., V] of head k for its features; -inf for tokens that it cannot draft."""
+        return self.product(features, self.output_layer(k))
 
     def features(self, states: Tensor, tokens: Tensor, count: int | None = None) -> list[Tensor]:
         """Return the features [B, S, ...] of heads 1, ..., `count` (all if None) at every position of texts, by the
@@ -245,11 +251,7 @@ class Heads(DraftHeads):
         result = self.heads[k - 1](states, read)
         return result
 
-    def logits(self, k: int, features: Tensor) -> Tensor:
-        return F.linear(features, self.output_layer(k))
-
     def output_layer(self, k: int) -> Tensor:
-        """Return the weights [V, D] from head k to the vocabulary."""
         if self.config.output == "tied":
             return self._target[1]
         return self.outputs[k - 1 if self.config.output == "own" else 0]

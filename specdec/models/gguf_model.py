@@ -44,8 +44,8 @@ def gguf_metadata(name: str) -> dict[str, Any]:
     """
     check_gguf(Path(name))
     with _damage(name):
-        metadata, _ = _transformers().read_gguf_metadata(name)
-        metadata = dict(metadata)
+        status = Path(name).stat()
+        metadata = dict(_read_metadata(name, status.st_mtime_ns, status.st_size))
     if metadata.get("split.count", 1) > 1:
         raise ModelLoadError(
             f"GGUF file {name} is one of {metadata['split.count']} parts of a model, which transformers reads as one "
@@ -60,6 +60,13 @@ def gguf_metadata(name: str) -> dict[str, Any]:
             f"GGUF file {name} has the architecture {architecture}, which transformers does not read from GGUF "
             f"({', '.join(sorted(known))} it does): give the folder or hub id of the original model."
         )
+    return metadata
+
+
+@lru_cache(maxsize=8)
+def _read_metadata(name: str, *state: int) -> Mapping[str, Any]:
+    """Read the metadata of a file in this state: a run asks for them some five times."""
+    metadata: Mapping[str, Any] = _transformers().read_gguf_metadata(name)[0]
     return metadata
 
 

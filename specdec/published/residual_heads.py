@@ -102,12 +102,21 @@ class ResidualHeads(DraftHeads):
         result: Tensor = self.blocks[k - 1](x)
         return result
 
+    def output_layer(self, k: int) -> Tensor:
+        weight: Tensor = self._output(k).weight
+        return weight
+
     def logits(self, k: int, features: Tensor) -> Tensor:
-        found: Tensor = self.outputs[min(k, len(self.outputs)) - 1](features)
+        found, bias = super().logits(k, features), self._output(k).bias
+        if bias is not None:
+            found = found + bias
         if self.token_map is None:
             return found
         left_out = found.new_full((*found.shape[:-1], self.vocab_size), -torch.inf)
         return left_out.index_copy(-1, self.token_map, found)
+
+    def _output(self, k: int) -> Any:
+        return self.outputs[min(k, len(self.outputs)) - 1]
 
     @property
     def flops_per_token(self) -> float:

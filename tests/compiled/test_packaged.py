@@ -6,12 +6,13 @@ from copy import deepcopy
 import pytest
 import torch
 from fixtures.loaded_models import random_model
+from torch.nn.functional import linear
 
 from specdec.certification.tiny_models import SIZES
-from specdec.compiled import packaged
+from specdec.compiled import packaged, passes
 from specdec.compiled.packaged import PackagedStep
 from specdec.compiled.packages import PackageFolder
-from specdec.compiled.passes import auto_mode, compile_decoder
+from specdec.compiled.passes import auto_mode, compile_decoder, compiled_product
 from specdec.models.decoder import Decoder
 from specdec.records import Tree, chain_tree
 
@@ -190,6 +191,27 @@ def test_what_is_compiled_already_takes_no_time(model, deeper, folder, compiling
     for each in (model, deeper):
         assert auto_mode(Decoder(each, "tiny", 512), PackageFolder(folder), 1) == ("inductor", "")
     assert {choice["pass"] for choice in opened(model, folder, seconds=0).choices.values()} == {"inductor"}
+
+
+@pytest.mark.slow
+def test_a_drafters_output_layer_is_multiplied_by_a_program_of_its_own(tmp_path, monkeypatch, caplog):
+    weight, other = torch.randn(2, 1003, 48)
+    product = compiled_product(weight, PackageFolder(tmp_path))
+    vectors = torch.randn(70, 48)
+    for given in (vectors, vectors[:1], vectors[0], vectors[:6].view(3, 2, 48), vectors[:1].expand(4, -1)):
+        for layer in (weight, other):
+            torch.testing.assert_close(product(given, layer), linear(given, layer))
+    assert product is not linear and not caplog.records and len(list(tmp_path.glob("output-product-*.so"))) == 1
+    monkeypatch.setattr(packaged, "compiled", lambda program: 1 / 0)
+    again = compiled_product(other, PackageFolder(tmp_path))
+    assert torch.equal(again(vectors[:2], other), product(vectors[:2], other)), "a package serves layers of its shape"
+    assert compiled_product(weight[1:], PackageFolder(tmp_path)) is linear
+    assert "output layer is not compiled: division by zero" in caplog.text
+    monkeypatch.setattr(
+        passes, "packaged_product", lambda *given: lambda vectors, weight: 1.01 * linear(vectors, weight)
+    )
+    assert compiled_product(weight, PackageFolder(tmp_path)) is linear
+    assert "differs from torch's, which is used" in caplog.text
 
 
 def make(path):

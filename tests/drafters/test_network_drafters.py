@@ -5,6 +5,7 @@ are made in one call; `tests/batching/` has what each text gets.
 import pytest
 import torch
 from fixtures.drafting import begun, chain, tokens_of_calls
+from torch.nn.functional import linear
 
 from specdec.drafters.base import drafters, network_drafter
 from specdec.drafters.base.heads import IndependentChoices
@@ -69,3 +70,24 @@ def test_a_q_that_is_not_finite_stops_the_run(drafter_values, small_target, monk
     drafter.draft(chain(2))
     with pytest.raises(NumericsError, match="not finite"):
         drafter.commit([1])
+
+
+@pytest.mark.parametrize("name", ["blockwise", "eagle", "grounded", "medusa", "mlp_speculator", "mtp"])
+def test_where_calls_are_compiled_the_output_layer_is_multiplied_by_a_kernel(
+    drafter_values, small_target, monkeypatch, name
+):
+    target, drafts, wanted, shapes = small_target(name, 5), [], [], []
+    target.compilation = "inductor"
+
+    def kernel(vectors, weight):
+        shapes.append(tuple(weight.shape))
+        return linear(vectors, weight)
+
+    monkeypatch.setattr(network_drafter, "compiled_product", lambda weight, packages: wanted.append(weight) or kernel)
+    for prepared in (False, True):
+        drafter = drafters.build(drafter_values(name, 5, target), target=target)
+        if prepared:
+            drafter.prepare(64, chain(2))
+            assert not shapes
+        drafts.append(begun(drafter, target, [0, 3, 1]).draft(chain(2)).tokens.tolist())
+    assert drafts[0] == drafts[1] and set(shapes) == {tuple(weight.shape) for weight in wanted}

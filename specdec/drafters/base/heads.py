@@ -84,6 +84,9 @@ class HeadsDrafter(NetworkDrafter):
             raise UsageError(f"Bad value drafter.model={config.model}: these heads are {kind}; use +drafter={other}.")
         return cls(heads, target, about, config.drafts, config.siblings)
 
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        self.prepare_product(self.heads, self.heads.output_layer(1))
+
     def _begin(self, generator: torch.Generator | None, root: int = 0) -> None:
         super()._begin(generator)
         self.state: Tensor | None = None  # h_t [D], from which a round drafts

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from specdec.compiled.draft_loop import Choice, joined
+from specdec.compiled.passes import compiled_product
 from specdec.drafters.base.contract import Drafter
 from specdec.errors import NumericsError
 from specdec.records import Draft, Source, TextStart, chain_tree
@@ -62,6 +63,15 @@ class NetworkDrafter(Drafter):
         self.sampling = replace(target.sampling, temperature=0.0) if self._greedy else target.sampling
         self._siblings: Siblings = siblings
         self._device = target.device
+        compiles = target.compilation == "inductor" and target.device.type == "cpu"
+        self._compiles_product, self._packages = compiles, target.packages
+
+    def prepare_product(self, network: Any, output: Tensor) -> None:
+        """Have a network multiply by output layers like this one [V, D] with a compiled kernel, where calls of the
+        target are compiled for a CPU: torch's library reads a layer twice for a few vectors.
+        """
+        if self._compiles_product:
+            network.product = compiled_product(output, self._packages)
 
     def _begin(self, generator: torch.Generator | None) -> None:
         """Forget the text; the next one draws with this generator."""
@@ -148,6 +158,9 @@ class FeatureDrafter(NetworkDrafter):
         self._kept = target.hidden.keep(*offsets)
         self.network = network
         self._dtype = next(network.parameters()).dtype
+
+    def prepare(self, capacity: int, structure: Structure) -> None:
+        self.prepare_product(self.network, self.network.output_layer.to(self._dtype))
 
     @abstractmethod
     def new_rows(self) -> Any:

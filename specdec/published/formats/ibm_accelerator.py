@@ -64,9 +64,10 @@ class StagedMlp(DraftHeads):
             s = F.gelu(_of_stage(self.ln, stage)(s))
         return s
 
-    def logits(self, k: int, features: Tensor) -> Tensor:
-        result: Tensor = _of_stage(self.head, k - 1)(features)
-        return result
+    def output_layer(self, k: int) -> Tensor:
+        layer: Any = _of_stage(self.head, k - 1)
+        weight: Tensor = layer.weight
+        return weight
 
     @property
     def flops_per_token(self) -> float:
