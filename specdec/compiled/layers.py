@@ -8,7 +8,7 @@ these calls is the model's own is for the caller to check.
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from operator import attrgetter
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from specdec.models.forward_pass import Pass, run_model
 from specdec.models.partial import blocks_of
 
 _TOKENS, _PREFIX, _CAPACITY = 7, 40, 300  # of the example calls: equal sizes would be taken for one
+Made = Literal["states", "logits"]
 _CONSTANTS = (bool, int, float, str, type(None), torch.dtype, torch.device)
 
 
@@ -84,9 +85,12 @@ def cut(model: Any, name: str, cache: KVCache, windows: Mapping[str, int | None]
             values = [f"states {index}", *(made[each] for each in taken.names), *slots]
             given = dict(zip(own, values, strict=False))
             calls.append(kinds[kind].call(f".{paths[block]}", [f"states {index + 1}"], given)[0])
-        exported = _exported("tail", _Tail(form, 0 in kept), ["states"], examples["states 0"])
-        names = ["logits", "states"][: len(exported.values)]
-        return [*calls, exported.call("", names, {"states": f"states {len(blocks)}"})[0]]
+        # Apart, because a prefill has a use for the states and none for logits.
+        made_last: Sequence[Made] = ("states", "logits") if 0 in kept else ("logits",)
+        for value in made_last:
+            exported = _exported("tail", _Tail(form, value), ["states"], examples["states 0"])
+            calls.append(exported.call("", [value], {"states": f"states {len(blocks)}"})[0])
+        return calls
 
 
 def product(weight: Tensor) -> Call:
@@ -257,17 +261,18 @@ class _Layer(nn.Module):
 
 
 class _Tail(nn.Module):
-    """The part of a pass behind the last layer."""
+    """The part of a pass behind the last layer that makes the logits, or the states that the output head reads."""
 
-    def __init__(self, form: _Form, states: bool) -> None:
+    def __init__(self, form: _Form, made: Made) -> None:
         super().__init__()
-        self.model, self._form, self._kept = form.model, form, (0,) if states else ()
+        self.model, self._form, self._made = form.model, form, made
 
-    def forward(self, states: Tensor) -> list[Tensor]:
-        count = states.shape[1]
+    def forward(self, states: Tensor) -> Tensor:
+        count, kept = states.shape[1], (0,) if self._made == "states" else ()
         tokens = torch.zeros(1, count, dtype=torch.long)
-        result = self._form.run_with(lambda *_: states, tokens, tokens, self._form.masks(count), self._kept)
-        return [each for each in result if each is not None]
+        result = self._form.run_with(lambda *_: states, tokens, tokens, self._form.masks(count), kept)
+        found: Tensor = getattr(result, self._made)
+        return found
 
 
 class _OneLayer(KVCache):

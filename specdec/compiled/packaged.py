@@ -26,7 +26,7 @@ from specdec.models.masks import Masks
 
 logger = logging.getLogger(__name__)
 
-_FORMAT = 9  # changes whenever the kernels do
+_FORMAT = 10  # changes whenever the kernels do
 # Operations between products stay on one thread: on few tokens there is too little of them to share.
 _SETTINGS: dict[str, Any] = {"cpp.min_chunk_size": 1 << 20}
 _COMPILED_S = 13.0  # seconds that a program takes on two quiet cores of an AMD EPYC
@@ -42,7 +42,7 @@ class PackagedStep:
     def __init__(self, walk: CallSequence, calls: int, states: Sequence[str], cache: KVCache) -> None:
         """
         Args:
-            calls: number of the calls of the walk; the last one makes the logits.
+            calls: number of the calls of the walk; the last one makes the logits and nothing else.
             states: names of the values that are the states of the layers that are kept.
         """
         self._walk, self._calls, self._states, self._cache = walk, calls, states, cache
@@ -61,7 +61,6 @@ class PackagedStep:
         places = (self._offsets[:size] if offsets is None else offsets) + prefix
         # Contiguous, because the strides of a view of the mask's buffer depend on the buffer.
         given = [tokens.contiguous(), places, *(mask.contiguous() for mask in masks.values())]
-        unread = unread and "states" not in self._states
         self._walk(given, self._calls - unread)
         self._cache.length = prefix + size
         logits = tokens.new_empty(0, 0) if unread else self._walk.take("logits")[0]
@@ -126,7 +125,7 @@ def packaged_step(
     ]
     walk = CallSequence(library, opened, list(windows), model.dtype)
     packages.remember(shape, True)
-    layers = len(calls) - 2
+    layers = len(calls) - 2 - (0 in kept)
     states = ["states" if offset == 0 else f"states {layers - offset}" for offset in kept]
     return PackagedStep(walk, len(calls), states, cache), trust
 
@@ -168,7 +167,8 @@ def _packages(programs: Mapping[int, Call], kind: str, packages: PackageFolder) 
         return packages.package(*wanted[key], make)
 
     if new:
-        about, shorter = f"a layer of each kind, kept in {packages.path}", "target.compile=trace starts in seconds"
+        what = "a drafter's output layer" if kind == "output" else "a layer of each kind"
+        about, shorter = f"{what}, kept in {packages.path}", "target.compile=trace starts in seconds"
         with stage("Compile", about, len(new), expected=expected, shorter=shorter) as under_way:
             for key in new:
                 file(key)

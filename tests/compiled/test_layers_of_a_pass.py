@@ -42,8 +42,8 @@ def test_the_calls_are_the_pass(tiny_model, architecture):
     with torch.no_grad():
         decoder.start(TEXT, 64)
     calls = cut(decoder.model, architecture, decoder.cache, decoder.windows, decoder.kept)
-    layers = len(calls) - 2
-    assert layers == decoder.layers and len({id(call.program) for call in calls}) == 2 + KINDS[architecture]
+    layers = len(calls) - 3
+    assert layers == decoder.layers and len({id(call.program) for call in calls}) == 3 + KINDS[architecture]
     for tree, prefix in ((chain_tree(4), 0), (chain_tree(0), 5), (Tree((-1, -1, 0, 2)), 9), (chain_tree(10), 3)):
         tokens, width = torch.arange(len(tree) + 1) * 11 % 61, decoder.model.get_input_embeddings().weight.shape[1]
         with torch.no_grad():
