@@ -309,7 +309,9 @@ def record(part: str, prompts: str, temperature: int, run: Run, lines: list[Mapp
     taken = {(*_key(row), row["name"]) for row in rows}
     rows += [row for row in kept_figures(real_model.RESULT) if (*_key(row), row["name"]) not in taken]
     rows.sort(key=lambda row: (row["part"], row["temperature"], list(SETS).index(row["set"])))
-    head = {key: about[key] for key in ("date",)} | {key: environment[key] for key in ("cpu", "versions")}
+    processors = " and ".join(sorted({row["processor"] for row in rows if "processor" in row}))
+    head = {"date": about["date"], "machine": f"{processors}, two cores each, session by session"}
+    head |= {key: environment[key] for key in ("cpu", "versions")}
     write_lines(real_model.RESULT, head, figures=rows)
 
 
