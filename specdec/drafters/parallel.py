@@ -1,7 +1,6 @@
 """A model that drafts all tokens in one call: behind the text it reads mask tokens, one for each further token."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from specdec.compiled.passes import compile_decoder
 from specdec.config import AtLeastOne, typed
 from specdec.drafters.base import DrafterCapabilities, drafters
-from specdec.drafters.base.network_drafter import Drafts, NetworkDrafter
+from specdec.drafters.base.network_drafter import Drafts
 from specdec.drafters.small_model import SmallModel
 from specdec.errors import UsageError
 from specdec.models.decoder import Decoder
@@ -42,7 +41,7 @@ class ParallelConfig:
 
 
 @drafters.register("parallel")
-class Parallel(NetworkDrafter):
+class Parallel(SmallModel):
     """Drafts gamma tokens with one call of a decoder-only model (PARD, An et al. 2504.18583, section 3). The call is
     over the committed tokens that the model's cache lacks and gamma - 1 mask tokens at the positions that follow. The
     law of draft token 1 is read after the last committed token, that of token k after mask k - 1. The keys and values
@@ -52,12 +51,13 @@ class Parallel(NetworkDrafter):
     before, and each token is drawn on its own. All nodes of one level of rows or a tree have one law; siblings are
     drawn as `siblings` says.
 
-    Needs the target's tokenizer, as `SmallModel` does, by which the text and its cache are kept. The mask token is only
-    read: it may lie beyond the target's tokens. Nothing is offered where the text is longer than the model's context; a
-    draft that would pass its end stops there.
+    Text, cache and the end of the context are kept as `SmallModel` keeps them. The mask token is only read: it may lie
+    beyond the target's tokens.
     """
 
     capabilities = DrafterCapabilities(fills=EVERY_STRUCTURE, replay="start")
+    strategy = "parallel"
+    _decoder: Decoder
 
     def __init__(
         self,
@@ -73,21 +73,17 @@ class Parallel(NetworkDrafter):
         """Raises UsageError: a mask token that the model does not have, an encoder-decoder as the target, another
         tokenizer; ModelLoadError: a model whose cache cannot be rolled back.
         """
-        super().__init__(target, drafts, siblings)
-        self._decoder = Decoder(model, model.name_or_path or type(model).__name__, prefill_chunk)
-        if not 0 <= mask_token < self._decoder.vocab_size:
+        decoder = Decoder(model, model.name_or_path or type(model).__name__, prefill_chunk)
+        if not 0 <= mask_token < decoder.vocab_size:
             raise UsageError(
-                f"Bad value drafter.mask_token={mask_token}: {self._decoder.name} has the tokens 0 to "
-                f"{self._decoder.vocab_size - 1}; give the one that it was trained with."
+                f"Bad value drafter.mask_token={mask_token}: {decoder.name} has the tokens 0 to "
+                f"{decoder.vocab_size - 1}; give the one that it was trained with."
             )
-        self._model = SmallModel(model, target, tokenizer, drafts=drafts, decoder=self._decoder)
+        super().__init__(model, target, tokenizer, drafts=drafts, siblings=siblings, decoder=decoder)
         self.mask_token = mask_token
-        self.capabilities = replace(self.capabilities, vocab_size=self._model.capabilities.vocab_size)
-        self._compilation, self._packages = target.compilation, target.packages
-        self._begin(None)
 
     @classmethod
-    def from_config(cls, config: ParallelConfig, target: Target) -> "Parallel":
+    def from_config(cls, config: ParallelConfig, target: Target) -> "Parallel":  # type: ignore[override]
         """Raises UsageError: no mask token is known; a checkpoint of another format (see `recognise`); a model that
         cannot be loaded or does not fit the target.
         """
@@ -127,24 +123,20 @@ class Parallel(NetworkDrafter):
                 self._decoder, {size}, capacity + structure.gamma, self._compilation, packages=self._packages
             )
 
-    def start(self, text: TextStart, states: Tensor | None = None) -> None:
-        self._begin(text.generator)
-        self._model.start(text)
-
     def draft(self, structure: Structure) -> Draft:
-        gamma = self._model.reach(structure.gamma)
+        gamma = self.reach(structure.gamma)
         if gamma < 1:
             return EMPTY
         shape, ranked = structure.clamped(gamma), self.how(structure) == "ranked"
         # 1. One call gives the laws of all levels, and leaves no mask in the cache.
-        pending, decoder = self._model.lacking(), self._decoder
+        pending, decoder = self.lacking(), self._decoder
         kept = decoder.length + len(pending)
         size = self._compiled_size(len(pending) + gamma - 1)
         masks = [self.mask_token] * (size - len(pending))
         read = torch.tensor([*pending, *masks]).to(self._device, non_blocking=True)
         logits = decoder.forward(read, chain_tree(size - 1))[len(pending) - 1 : len(pending) - 1 + gamma]
         decoder.length = kept
-        after = self.standardise(structure)(self._model.align(logits))  # [gamma, V]
+        after = self.standardise(structure)(self.align(logits))  # [gamma, V]
         # 2. Tokens are drawn level by level, or ranked.
         if shape.single:
             drawn = after.max(-1).indices if ranked else sample(after, self.generator)
@@ -165,13 +157,6 @@ class Parallel(NetworkDrafter):
         room = min(decoder.cache.capacity, decoder.context_length) - decoder.length
         return min((size for size in passes.sizes if needed <= size <= room), default=needed)
 
-    def commit(self, tokens: Sequence[int], states: Tensor | None = None) -> None:
-        super().commit(tokens)
-        self._model.commit(tokens)
-
-    def retract(self, count: int) -> bool:
-        return self._model.retract(count)
-
     @torch.inference_mode()
     def chances(self, prompt: Sequence[int], text: Sequence[int], states: Tensor | None, depth: int) -> Tensor | None:
         """Return q of the text's own tokens, see `Drafter.chances`.
@@ -184,43 +169,31 @@ class Parallel(NetworkDrafter):
         size = len(text)
         q = torch.zeros(size, depth, dtype=torch.float64, device=self._device)
         ids = torch.tensor([*text, *[0] * depth], device=self._device)
-        self._model.start(TextStart(prompt, len(prompt) + size + _ROWS + depth))
+        self.start(TextStart(prompt, len(prompt) + size + _ROWS + depth))
         last = self._decoder.context_length + 1 - depth - len(prompt)  # position whose chain has every level
         begin = 0
         while begin < size:
             # Position 0, then pieces of the text as far as every level fits, then single positions.
             end = max(begin + 1, min(begin + max(1, _ROWS // depth), size, last + 1)) if begin else 1
             if begin:
-                self._model.commit(text[begin - 1 : end - 1])
-            levels = self._model.reach(depth)
+                self.commit(text[begin - 1 : end - 1])
+            levels = self.reach(depth)
             if levels < 1:
                 break
-            pending = self._model.lacking()
+            pending = self.lacking()
             count, kept = len(pending), self._decoder.length + len(pending)
             read = torch.tensor([*pending, *[self.mask_token] * (count * (levels - 1))], device=self._device)
             logits = self._decoder.forward(read, _branches(count, levels))
             self._decoder.length = kept
             of_masks = logits[count:].unflatten(0, (count, levels - 1))
-            of_starts = self._model.align(torch.cat([logits[:count, None], of_masks], 1))  # [positions, levels, V]
+            of_starts = self.align(torch.cat([logits[:count, None], of_masks], 1))  # [positions, levels, V]
             q[begin:end, :levels] = self.chances_of(of_starts, ids[begin : end + levels - 1].unfold(0, levels, 1))
             begin = end
         beyond = torch.arange(size).unsqueeze(-1) + torch.arange(depth) >= size
         return q.masked_fill(beyond.to(self._device), 0.0)
 
-    @property
-    def passes(self) -> Mapping[str, Mapping[str, Any]]:
-        return self._decoder.choices
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        return self._model.notes
-
     def describe(self) -> dict[str, Any]:
-        return {**self._model.describe(), "mask_token": self.mask_token}
-
-    @property
-    def flops_per_token(self) -> float:
-        return self._model.flops_per_token
+        return {**super().describe(), "mask_token": self.mask_token}
 
 
 @lru_cache(maxsize=8)

@@ -314,10 +314,10 @@ class SmallModel(NetworkDrafter):
         return True
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
-        """See `Drafter.laws`. None with `translate`, and for a text that is longer than the model's context. Raises
-        NumericsError: q is not finite.
+        """See `Drafter.laws`. None where a proposal depends on more than the text before it, and for a text longer than the
+        model's context. Raises NumericsError: q is not finite.
         """
-        if self.translation is not None or len(prompt) + len(text) - 1 > self._decoder.context_length:
+        if self.capabilities.replay != "position" or len(prompt) + len(text) - 1 > self._decoder.context_length:
             return None
         logits = self.align(self._decoder.score(self._known(prompt), self._known(text)[:-1])[: len(text)])
         if self._greedy:
@@ -341,10 +341,10 @@ class SmallModel(NetworkDrafter):
         return list(tokens) if size >= self._size else [token if token < size else 0 for token in tokens]
 
     def batched(self, slots: int) -> "BatchedSmallModel | None":
-        """See `Drafter.batched`; None with `translate`, for a model that does not compute so, and for a part of the
-        target's own.
+        """See `Drafter.batched`; None with `translate`, for a model that does not compute so, for a part of the
+        target's own, and where one call drafts all tokens.
         """
-        if self.translation is not None or self.capabilities.runs_target:
+        if self.capabilities.replay != "position" or self.capabilities.runs_target:
             return None
         if not isinstance(self._decoder, Decoder) or not self._decoder.probed.batch:
             return None
