@@ -314,8 +314,8 @@ class SmallModel(NetworkDrafter):
         return True
 
     def laws(self, prompt: Sequence[int], text: Sequence[int]) -> Tensor | None:
-        """See `Drafter.laws`. None where a proposal depends on more than the text before it, and for a text longer than the
-        model's context. Raises NumericsError: q is not finite.
+        """See `Drafter.laws`. None where a proposal depends on more than the text before it, and beyond the model's
+        context. Raises NumericsError: q is not finite.
         """
         if self.capabilities.replay != "position" or len(prompt) + len(text) - 1 > self._decoder.context_length:
             return None
