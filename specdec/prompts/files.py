@@ -42,16 +42,9 @@ class FileConfig(SetConfig):
     strip_end: bool  # white space at the end would stop most tokenizers inside a token
 
 
-@prompts.register("jsonl")
-@prompts.register("spec_bench")
-@prompts.register("mt_bench")
-@prompts.register("humaneval")
-@prompts.register("gsm8k")
-@prompts.register("wmt22")
-@prompts.register("wmt14_en_de")
-@prompts.register("cnn_dailymail")
+@prompts.register("jsonl", "spec_bench", "mt_bench", "humaneval", "gsm8k", "wmt22", "wmt14_en_de", "cnn_dailymail")
 class FileSet(PromptSource):
-    """A prompt for each record of a file; the registered names differ in their YAML only."""
+    """A prompt for each record of a file; the names differ in their YAML only."""
 
     def __init__(self, config: FileConfig) -> None:
         self.config: FileConfig = config
