@@ -19,8 +19,8 @@ class TreeModel:
     def __init__(
         self, strategy: str, decoder: Decoder, pending: Sequence[int], laws: Callable[[Tensor], Tensor]
     ) -> None:
-        """Make one of its name in `Source`, the committed tokens that its cache lacks, the root last, and what turns its
-        logits [M, D] into laws [M, V] over the target's tokens, or into scores.
+        """Make one of its name in `Source`, the committed tokens that its cache lacks, the root last, and what turns
+        its logits [M, D] into laws [M, V] over the target's tokens, or into scores.
         """
         self.strategy, self.decoder, self._of_logits = strategy, decoder, laws
         # Slots of the text in the cache, once it has read what is pending.

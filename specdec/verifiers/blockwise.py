@@ -10,13 +10,7 @@ from torch import Tensor
 from specdec.config import AtLeastOne, typed
 from specdec.records import Acceptance, Draft
 from specdec.sampling import among_largest
-from specdec.verifiers.base.contract import (
-    Verifier,
-    VerifierCapabilities,
-    first_choice_acceptance,
-    passed_or_corrected,
-    verifiers,
-)
+from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, first_choice_acceptance, verifiers
 from specdec.verifiers.greedy import Greedy
 
 
@@ -66,9 +60,6 @@ class BlockwiseRule(Verifier):
 
     def passed(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
         return q.to(p.dtype) * self._passing(p, depth)
-
-    def law(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
-        return passed_or_corrected(self.passed(p, q, depth), self.reference(p))
 
     def _passing(self, p: Tensor, depth: int | Tensor) -> Tensor:
         """Return a mask [..., V] of the tokens that pass under p [..., V] at depth [...] of the draft."""

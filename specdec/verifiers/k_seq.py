@@ -32,11 +32,7 @@ class KSeq(Verifier):
         return Greedy()
 
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
-        """See `Verifier.accept`.
-
-        Raises:
-            UsageError: siblings that were drawn without replacement.
-        """
+        """See `Verifier.accept`. Raises UsageError: siblings that were drawn without replacement."""
         if draft.tree.is_chain and draft.draws is None:
             return accept_chain(draft, p, generator)
         if draft.q is not None and draft.draws is None:

@@ -8,13 +8,7 @@ from torch import Tensor
 from specdec.records import Acceptance, Draft
 from specdec.sampling import residual, sample
 from specdec.structures.base import EVERY_STRUCTURE
-from specdec.verifiers.base.contract import (
-    Verifier,
-    VerifierCapabilities,
-    chain_acceptance,
-    correction,
-    verifiers,
-)
+from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, chain_acceptance, correction, verifiers
 from specdec.verifiers.base.descent import at, can_look, descend
 from specdec.verifiers.greedy import Greedy
 
@@ -44,11 +38,8 @@ class SpeculativeSampling(Verifier):
 def accept_chain(
     draft: Draft, p: Tensor, generator: torch.Generator | None, lenience: float = 1.0, kept: float = 1.0
 ) -> Acceptance:
-    """Decide all positions of a chain at once, each token with min(1, p / (lenience q)); after an empty draft the token
-    is drawn from p[0].
-
-    Args:
-        kept: the share of q that is taken off p after a rejection.
+    """Decide all positions of a chain at once, each token with min(1, p / (lenience q)). After a rejection the share
+    `kept` of q is taken off p; after an empty draft the token is drawn from p[0].
     """
     offered = len(draft)
     if offered == 0:

@@ -10,12 +10,7 @@ from torch import Tensor
 from specdec.config import typed
 from specdec.records import Acceptance, Draft
 from specdec.structures.base import EVERY_STRUCTURE
-from specdec.verifiers.base.contract import (
-    Verifier,
-    VerifierCapabilities,
-    chain_acceptance,
-    verifiers,
-)
+from specdec.verifiers.base.contract import Verifier, VerifierCapabilities, chain_acceptance, verifiers
 from specdec.verifiers.greedy import Greedy
 
 

@@ -36,13 +36,9 @@ class VerifierCapabilities:
 
 
 class Verifier(ABC):
-    """An acceptance rule: decides how much of a draft becomes text. It sees probabilities only, never logits.
+    """An acceptance rule: decides how much of a draft becomes text. It sees probabilities only, never logits."""
 
-    Attributes:
-        capabilities: those of this rule as configured; the class says what holds for some of its configurations only.
-    """
-
-    capabilities: VerifierCapabilities
+    capabilities: VerifierCapabilities  # as configured; the class says what holds for some configurations only
 
     @abstractmethod
     def accept(self, draft: Draft, p: Tensor, generator: torch.Generator | None) -> Acceptance:
@@ -60,15 +56,10 @@ class Verifier(ABC):
         return self
 
     def passed(self, p: Tensor, q: Tensor, depth: int | Tensor = 1) -> Tensor:
-        """Return the chances [..., V] that a tested position of a chain emits each token as an accepted draft.
-
-        Their sum is beta, the chance that a token drawn from q passes, and the mean of beta over a text is alpha: sum
-        of min(p, q) for a lossless rule that tests tokens one by one.
-
-        Args:
-            p, q, depth: see `law`.
-        Raises:
-            NotImplementedError: a rule that is not lossless does not say it.
+        """Return the chances [..., V] that a tested position of a chain emits each token as an accepted draft; for the
+        arguments see `law`. Their sum is beta, the chance that a token drawn from q passes, and the mean of beta over a
+        text is alpha: sum of min(p, q) for a lossless rule that tests tokens one by one. Raises NotImplementedError: a
+        rule that is not lossless does not say it.
         """
         if not self.capabilities.lossless:
             raise NotImplementedError(f"{type(self).__name__} is not lossless and does not say what passes")
@@ -98,12 +89,9 @@ class Verifier(ABC):
         return (self.law(p, q, depth) - self.reference(p)).abs().sum(-1) / 2
 
     def acceptance(self, p: Tensor, q: Tensor) -> Tensor:
-        """Return the chance [...] that a token of a chain passes, for a rule that tests tokens one by one.
-
-        Args:
-            p, q: [...] the chances of that token under target and drafter.
-        Raises:
-            NotImplementedError: a rule that is not lossless does not say it; a deterministic one need not.
+        """Return the chance [...] that a token of a chain passes, for a rule that tests tokens one by one, by the
+        chances p, q [...] of that token under target and drafter. Raises NotImplementedError: a rule that is not
+        lossless does not say it; a deterministic one need not.
         """
         if not self.capabilities.lossless:
             raise NotImplementedError(f"{type(self).__name__} is not lossless and does not say when a token passes")
@@ -119,11 +107,8 @@ def passed_or_corrected(passed: Tensor, corrected: Tensor) -> Tensor:
 
 def correction(draft: Draft, p: Tensor, accepted: Tensor, scaled: Tensor | None = None, kept: float = 1.0) -> Tensor:
     """Return the law [V] of the token after the first `accepted` [] of a chain that is not empty: the residual after a
-    rejection, else p. Nothing here waits for the device.
-
-    Args:
-        scaled: [N, V] the law that stands for p in the residual (block verification); None for p itself.
-        kept: the share of q that the residual subtracts (lenience).
+    rejection, else p. In the residual `scaled` [N, V] stands for p (block verification), and `kept` is the share of q
+    that it subtracts (lenience). Nothing here waits for the device.
     """
     # Not an index: reading a number off a GPU for one would wait for it.
     last = accepted.clamp_max(len(draft) - 1).reshape(1)
@@ -137,11 +122,8 @@ def correction(draft: Draft, p: Tensor, accepted: Tensor, scaled: Tensor | None 
 
 
 def chain_acceptance(draft: Draft, accepted: Tensor | None, next_token: Tensor) -> Acceptance:
-    """Return the decision for a chain, fetched from the device in one transfer, the only one of a round.
-
-    Args:
-        accepted: [] the number of accepted tokens, from the first on; None for an empty draft.
-        next_token: [] the correction or the bonus.
+    """Return the decision for a chain, fetched from the device in one transfer, the only one of a round: the number []
+    of accepted tokens, None for an empty draft, and the correction or the bonus [].
     """
     if accepted is None:
         return Acceptance((), int(next_token), rejected=False, tokens=())
@@ -150,10 +132,8 @@ def chain_acceptance(draft: Draft, accepted: Tensor | None, next_token: Tensor) 
 
 
 def first_choice_acceptance(draft: Draft, p: Tensor, passing: Tensor) -> Acceptance:
-    """Return the decision that keeps a chain's tokens for as long as they pass, and goes on with argmax p.
-
-    Args:
-        passing: [N, V] the tokens that pass at each position.
+    """Return the decision that keeps a chain's tokens for as long as they pass, and goes on with argmax p. A mask
+    `passing` [N, V] has the tokens that pass at each position.
     """
     chosen = p.argmax(-1)
     if len(draft) == 0:

@@ -21,15 +21,12 @@ without children)."""
 
 
 def descend(draft: Draft, p: Tensor, generator: torch.Generator | None, rule: Rule) -> Acceptance:
-    """Follow accepted children from the root until none passes; the next token comes from what is left of p there.
+    """Follow accepted children of a draft with nodes from the root until none passes; the next token comes from what is
+    left of p [N+1, V] there.
 
     Children that are point masses (`draft.q` is None) need no rule: testing them in turn, each with its share of what
     is left of p, is the same as drawing the next token from p and following the child with that token. Otherwise `rule`
     decides.
-
-    Args:
-        draft: N nodes, at least one.
-        p: [N+1, V].
     """
     widths, table = _tests(draft.tree.children if draft.q is None else draft.tests, p.device)  # table [N+1, T]
     uniforms = None
