@@ -10,15 +10,10 @@ EVERY_STRUCTURE = frozenset({"chain", "rows", "tree", "dynamic"})
 
 
 class Beam(NamedTuple):
-    """A search for the most confident nodes, level by level.
+    """A search for the most confident nodes, level by level."""
 
-    Attributes:
-        branching: children of a node that is expanded.
-        width: nodes that are expanded in each level below the root.
-    """
-
-    branching: int
-    width: int
+    branching: int  # children of a node that is expanded
+    width: int  # nodes that are expanded in each level below the root
 
 
 class Structure(ABC):
@@ -81,9 +76,7 @@ class Structure(ABC):
 
     def until(self, threshold: float) -> "Structure":
         """Return the same shape with an early end, once the chance of all drafted tokens falls below `threshold`.
-
-        Raises:
-            ValueError: a structure that always has its whole shape.
+        Raises ValueError: a structure that always has its whole shape.
         """
         raise ValueError(f"structure {self.name} has no early end: only one continuation can end at a threshold")
 

@@ -21,11 +21,7 @@ class Chain(Structure):
     rows = 1
 
     def __init__(self, gamma: int, threshold: float = 0.0) -> None:
-        """
-        Args:
-            gamma: number of tokens; 0 before the last token of a text, which needs no draft.
-            threshold: see `Structure`.
-        """
+        """Ask for `gamma` tokens, 0 before the last token of a text, which needs no draft."""
         self.gamma, self.threshold = gamma, threshold
 
     @classmethod

@@ -30,11 +30,7 @@ class Dynamic(Structure):
     sized_by = "structure.nodes"
 
     def __init__(self, nodes: int, depth: int, beam: Beam) -> None:
-        """
-        Args:
-            nodes: the most nodes that are offered.
-            depth: the most levels; 0 before the last token of a text, which needs no draft.
-        """
+        """Offer at most `nodes` nodes and `depth` levels, 0 before the last token of a text, which needs no draft."""
         self._beam = self.beam = beam
         self._most, self.gamma = nodes, min(depth, nodes)
 

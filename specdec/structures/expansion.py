@@ -29,10 +29,7 @@ class Expansion(Structure):
     sized_by = "structure.widths"
 
     def __init__(self, widths: tuple[int, ...], depth: int | None = None) -> None:
-        """
-        Args:
-            depth: levels that are asked for; None for all.
-        """
+        """Ask for the first `depth` levels of the tree of these widths, None for all."""
         self._widths = widths
         self._asked = widths[:depth]
         self.gamma = len(self._asked)

@@ -26,11 +26,7 @@ class Rows(Structure):
     depth_name, sized_by = "w", "structure.k or structure.w"
 
     def __init__(self, k: int, w: int) -> None:
-        """
-        Args:
-            k: number of rows.
-            w: tokens of each; 0 before the last token of a text, which needs no draft.
-        """
+        """Ask for k rows of w tokens, 0 before the last token of a text, which needs no draft."""
         self.k = self.rows = k
         self.gamma = w
 

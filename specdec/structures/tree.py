@@ -38,12 +38,8 @@ class TokenTree(Structure):
     sized_by = "structure.nodes"
 
     def __init__(self, full: Tree, nodes: int, accuracy: Accuracy | None = None, gamma: int | None = None) -> None:
-        """
-        Args:
-            full: the configured tree.
-            nodes: the most nodes of a tree that is built deeper than `full`.
-            accuracy: what `full` was built from; None for a tree that was given.
-            gamma: depth that is asked for (see `resized`); None asks for `full`.
+        """Ask for the configured tree `full`, or for the depth `gamma` of it (see `resized`). One that was built from
+        an accuracy, and not given, may be built deeper, with at most `nodes` nodes.
         """
         self._full, self._nodes, self._accuracy = full, nodes, accuracy
         if gamma is not None and gamma > full.depth and accuracy is not None:
@@ -58,12 +54,11 @@ class TokenTree(Structure):
         if config.file is not None or config.parents is not None:
             where = config.file or "structure.parents"
             full = _checked_tree(config.parents, None, where) if config.file is None else load_tree(config.file)
-            for key, size, limit in (
-                ("nodes", len(full), config.nodes),
-                ("depth", full.depth, config.depth),
+            for what, size, key, limit in (
+                (f"has {len(full)} nodes", len(full), "nodes", config.nodes),
+                (f"is {full.depth} deep", full.depth, "depth", config.depth),
             ):
                 if size > limit:
-                    what = f"has {size} nodes" if key == "nodes" else f"is {size} deep"
                     raise UsageError(
                         f"The tree of {where} {what}, more than structure.{key}={limit}: raise that limit."
                     )
@@ -95,10 +90,8 @@ def given(parents: Sequence[int]) -> dict[str, Any]:
 
 def load_tree(path: str | Path) -> Tree:
     """Read a tree from a YAML file with `parents` and, optionally, `ranks`: two lists with a number for each node.
-
-    Raises:
-        UsageError: a file that is missing, unreadable, empty or another YAML; parents that do not precede their
-            children; ranks of siblings other than 0, 1, ... in this order.
+    Raises UsageError: a file that is missing, unreadable, empty or another YAML; parents that do not precede their
+    children; ranks of siblings other than 0, 1, ... in this order.
     """
     try:
         values = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
@@ -119,10 +112,8 @@ _LAYOUT = 'it should hold "parents: [-1, -1, 0, ...]" and may hold "ranks: [0, 1
 
 
 def save_tree(path: Path, parents: Sequence[int]) -> None:
-    """Write the YAML file that `structure.file` reads, and the folders that it needs.
-
-    Raises:
-        UsageError: as `load_tree`, before anything is written.
+    """Write the YAML file that `structure.file` reads, and the folders that it needs. Raises UsageError: as
+    `load_tree`, before anything is written.
     """
     tree = _checked_tree(list(parents), None, str(path))
     values = {"parents": list(tree.parents), "ranks": _ranks(tree.parents)}

@@ -40,25 +40,17 @@ class ConversationsConfig:
 
 
 class Conversations:
-    """The conversations of a file or data set.
-
-    Attributes:
-        provenance: identifies the content without naming a folder.
-        left_out: by reason, how many conversations were left out or cut; complete after `encoded`.
-    """
+    """The conversations of a file or data set, whose content `provenance` identifies without naming a folder."""
 
     def __init__(self, config: ConversationsConfig) -> None:
-        """
-        Raises:
-            UsageError: no source or two of them; a file that is missing, empty or not JSON.
-        """
+        """Raises UsageError: no source or two of them; a file that is missing, empty or not JSON."""
         if (config.path is None) == (config.hub_id is None):
             raise UsageError(
                 "Conversations need one source: set either data.source.path (a JSON file) or "
                 "data.source.hub_id (a data set), and leave the other null."
             )
         self.config = config
-        self.left_out: Counter[str] = Counter()
+        self.left_out: Counter[str] = Counter()  # by reason, conversations left out or cut; complete after `encoded`
         if config.path is not None:
             path, what = Path(config.path).expanduser(), f"File of conversations data.source.path={config.path}"
             self._records = _records_of(config.path, b"".join(raw for _, raw in filled_lines(path, what)))
@@ -69,10 +61,8 @@ class Conversations:
             self.provenance = records.provenance
 
     def encoded(self, tokenizer: Any) -> Iterator[tuple[Part, Encoded]]:
-        """Yield the conversations in order, in tokens. Call it once.
-
-        Raises:
-            UsageError: a record of another form; names the file and the number of the record.
+        """Yield the conversations in order, in tokens. Call it once. Raises UsageError: a record of another form; names
+        the file and the number of the record.
         """
         template = ChatTemplate(tokenizer, self.config.chat_template)
 
@@ -94,9 +84,7 @@ class Conversations:
 
     def _messages(self, where: str, record: Any) -> Messages | None:
         """Return the turns from the first of the system or user to the last of the assistant; None if there are none.
-
-        User and assistant take turns; all that comes after two turns of one speaker, or after an empty turn, is left
-        out.
+        All that comes after two turns of one speaker, or after an empty turn, is left out.
         """
         turns = record.get("conversations") if isinstance(record, Mapping) else None
         if not isinstance(turns, list):
@@ -143,10 +131,10 @@ def _records_of(name: str, content: bytes) -> Iterator[tuple[str, Any]]:
             f"File of conversations data.source.path={name} is not UTF-8 text (byte {error.start}): convert it."
         ) from None
     if text.lstrip().startswith("["):
-        return ((f"{name}: record {i}", record) for i, record in enumerate(_parsed(name, text, 1), 1))
-    # Split at newlines only: `str.splitlines` also splits at characters that may stand inside a text.
-    lines = ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
-    return ((f"{name}: record {i}", _parsed(name, line, number)) for i, (number, line) in enumerate(lines, 1))
+        records = _parsed(name, text, 1)
+    else:  # split at newlines only: `str.splitlines` also splits at characters that may stand inside a text
+        records = (_parsed(name, line, number) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+    return ((f"{name}: record {number}", record) for number, record in enumerate(records, 1))
 
 
 def _parsed(name: str, text: str, first_line: int) -> Any:
@@ -174,12 +162,9 @@ class ChatTemplate:
         self.special = {*tokenizer.all_special_ids, *(number for number, token in added.items() if token.special)}
 
     def render(self, messages: Messages) -> tuple[str, Spans]:
-        """Return the text and the spans of the assistant's answers in it.
-
-        A span begins with what the template itself puts before an answer, such as an empty thought.
-
-        Raises:
-            TemplateFault: the template refuses the conversation, or rewrites earlier turns.
+        """Return the text and the spans of the assistant's answers in it. A span begins with what the template itself
+        puts before an answer, such as an empty thought. Raises TemplateFault: the template refuses the conversation, or
+        rewrites earlier turns.
         """
         text = self._applied(messages, asking=False)
         spans = []

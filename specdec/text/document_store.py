@@ -19,11 +19,8 @@ Item = TypeVar("Item")
 
 
 def encode_texts(tokenizer: Any, texts: Sequence[str], dtype: type[np.unsignedinteger] = np.uint16) -> list[np.ndarray]:
-    """Return the token ids of each text, without special tokens, by a fast transformers tokenizer.
-
-    Args:
-        texts: encoded in one call, so all of them are in memory.
-        dtype: uint16 holds the ids of the recipes' own vocabularies.
+    """Return the token ids of each text, without special tokens, by a fast transformers tokenizer. All are encoded in
+    one call; uint16 holds the ids of the recipes' own vocabularies.
     """
     encoded = tokenizer.backend_tokenizer.encode_batch(list(texts), add_special_tokens=False)
     return [np.array(e.ids, dtype=dtype) for e in encoded]
@@ -92,23 +89,21 @@ def read_documents(folder: Path) -> DocumentStore | None:
 
 
 def write_documents(folder: Path, documents: Iterable[tuple[Part, Encoded]], manifest: dict[str, Any]) -> DocumentStore:
-    """Write documents as they come, then the manifest, whose presence says that all are there.
-
-    Args:
-        manifest: read after the last document, so that whoever yields the documents may still fill it in.
+    """Write documents as they come, then the manifest, whose presence says that all are there. It is read after the
+    last document, so that whoever yields the documents may still fill it in.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    ends: dict[Part, list[int]] = {part: [] for part in PARTS}
+    sizes: dict[Part, list[int]] = {part: [] for part in PARTS}
     with ExitStack() as files:
         tokens = {part: files.enter_context((folder / f"{part}_tokens.bin").open("wb")) for part in PARTS}
         scored = {part: files.enter_context((folder / f"{part}_scored.bin").open("wb")) for part in PARTS}
         for part, document in documents:
             tokens[part].write(document.tokens.astype(np.uint32).tobytes())
             scored[part].write(document.scored.astype(np.bool_).tobytes())
-            ends[part].append((ends[part][-1] if ends[part] else 0) + len(document))
+            sizes[part].append(len(document))
     for part in PARTS:
-        np.save(folder / f"{part}_ends.npy", np.array(ends[part], dtype=np.int64))
-    counts = {part: {"documents": len(ends[part]), "tokens": ends[part][-1] if ends[part] else 0} for part in PARTS}
+        np.save(folder / f"{part}_ends.npy", np.cumsum(sizes[part], dtype=np.int64))
+    counts = {part: {"documents": len(sizes[part]), "tokens": sum(sizes[part])} for part in PARTS}
     write_atomically(folder / MANIFEST, json.dumps({**manifest, **counts}, indent=1) + "\n")
     written = read_documents(folder)
     assert written is not None

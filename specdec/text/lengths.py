@@ -42,14 +42,10 @@ def drafters_of(record: Any) -> list[str]:
 
 
 def lengths_by_position(where: str, key: str, value: Any, tokens: int | None = None) -> tuple[int, ...]:
-    """Return the lengths of one drafter: at every position the most tokens that a round which starts there commits, the
-    target's own included. The first may be a placeholder (see `FirstLengths`), and so 0.
-
-    Args:
-        value: the list below `acc_len`.
-        tokens: of the text that they should fit; None: they stand for themselves.
-    Raises:
-        BadLine: no list of whole numbers of 1 or more, or not one for each token.
+    """Return the lengths of one drafter, by the value below `acc_len`: at every position the most tokens that a round
+    which starts there commits, the target's own included. The first may be a placeholder (see `FirstLengths`), and so
+    0. Raises BadLine: no list of whole numbers of 1 or more, or not one for each of the text's `tokens`, where the text
+    is known.
     """
     name = f"{key}.{LENGTHS}"
     lengths = whole_numbers(where, name, value, least=1, first=0)
@@ -99,11 +95,7 @@ class FirstLengths:
         return self.others > 0 and (self.other_ones / self.others) ** self.texts < CHANCE
 
     def note(self, name: str) -> str:
-        """Return what the first entries are and how they are counted.
-
-        Args:
-            name: of the lengths.
-        """
+        """Return what the first entries of the lengths of this name are, and how they are counted."""
         kinds = {"0": self.zeros, "1": self.ones, "the length of the prompt": self.prompts}
         values = " or ".join(kind for kind, number in kinds.items() if number)
         return (

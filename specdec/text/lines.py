@@ -25,12 +25,7 @@ class BadLine(UsageError):
 
 
 class LineFaults:
-    """The lines of one file that cannot be used.
-
-    Attributes:
-        skip: leave them out; otherwise `settle` refuses the file.
-        number: how many there are.
-    """
+    """The lines of one file that cannot be used, `number` of them: they are left out, or `settle` refuses the file."""
 
     def __init__(self, skip: bool) -> None:
         self.skip, self.number = skip, 0
@@ -52,12 +47,8 @@ class LineFaults:
         return "; ".join([*self._shown, *([f"and {rest:,} more lines"] if rest else [])])
 
     def settle(self, option: str | None) -> None:
-        """Refuse the file if there are any and they are not to be left out.
-
-        Args:
-            option: what leaves them out, such as `--skip-bad`; None where nothing does.
-        Raises:
-            UsageError: one sentence that names them.
+        """Refuse the file, in one UsageError that names them, if there are any and they are not to be left out. The
+        `option` is what leaves them out, such as `--skip-bad`; None where nothing does.
         """
         if self.number and not self.skip:
             these = "it" if self.number == 1 else f"these {self.number:,} lines"
@@ -95,10 +86,8 @@ def readable(what: str) -> Iterator[None]:
 
 @contextmanager
 def unpacked(path: Path, what: str) -> Iterator[tuple[Any, BinaryIO]]:
-    """Open a file, gzip or not: give its content as a binary stream, and the file as it lies on disk.
-
-    Raises:
-        UsageError: see `readable`; also for faults within the context.
+    """Open a file, gzip or not: give its content as a binary stream, and the file as it lies on disk. Raises
+    UsageError: see `readable`; also for faults within the context.
     """
     if "\0" in str(path):  # the operating system cannot even be asked
         raise UsageError(f"{what} cannot be read: its name has a null character.")
@@ -116,9 +105,7 @@ def file_digest(path: Path, what: str) -> str:
 
 def file_lines(path: Path, what: str) -> Iterator[tuple[int, bytes]]:
     """Yield number and bytes of every line of a file, gzip or not, the blank ones too, without a byte order mark.
-
-    Raises:
-        UsageError: see `readable`.
+    Raises UsageError: see `readable`.
     """
     with unpacked(path, what) as (content, _):
         for number, raw in enumerate(content, 1):
@@ -152,13 +139,9 @@ def json_value(where: str, text: str, remedy: str) -> Any:
 
 
 def json_file(path: Path, what: str, faults: LineFaults, remedy: str) -> Iterator[Line]:
-    """Yield the value of every line of a file that is not blank; those that are not JSON go to `faults`.
-
-    Args:
-        what: how messages call the file.
-        remedy: what every line should be, for messages.
-    Raises:
-        UsageError: see `readable`; a file without any line.
+    """Yield the value of every line of a file that is not blank; those that are not JSON go to `faults`. Messages call
+    the file `what`, and say what every line should be (`remedy`). Raises UsageError: see `readable`; a file without any
+    line.
     """
     for number, raw in filled_lines(path, what):
         where = f"{path}:{number}"
@@ -182,14 +165,10 @@ _CONTROLS = ("Cc", "Cf")  # Unicode's categories of control and format character
 
 
 class Names:
-    """Names that are told apart: a, a#2, a#3; no two are equal, whatever they were.
-
-    Attributes:
-        repeated: how many names had occurred before.
-    """
+    """Names that are told apart: a, a#2, a#3; no two are equal, whatever they were."""
 
     def __init__(self) -> None:
-        self.repeated = 0
+        self.repeated = 0  # names that had occurred before
         self._last: dict[str, int] = {}
 
     def __call__(self, name: str) -> str:

@@ -9,7 +9,7 @@ import json
 import platform
 import re
 import sysconfig
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,10 +111,6 @@ def shingles(text: str, lines: int) -> set[int]:
 class Keeper:
     """Decides for each file if it is kept. Dropped are files that are no good as training text, that repeat a held-out
     document, by file name or by shared shingles, and that repeat what was kept.
-
-    Attributes:
-        counts: dropped files by source and reason.
-        repeated: those that repeat a held-out document, by name.
     """
 
     def __init__(self, heldout: list[Document], modules: list[str], config: PythonCorpusConfig) -> None:
@@ -124,8 +120,8 @@ class Keeper:
         self.held_out = set().union(*self.texts.values()) if self.texts else set()
         self.digests: set[str] = set()
         self.seen: set[int] = set()
-        self.counts: dict[str, Counter[str]] = {}
-        self.repeated: list[dict[str, str]] = []
+        self.dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by source and reason
+        self.repeated: list[dict[str, str]] = []  # files that repeat a held-out document
 
     def __call__(self, document: Document) -> bool:
         """Return True if a file is kept; remember it, or count why it is not."""
@@ -133,24 +129,20 @@ class Keeper:
         digest = hashlib.sha256(document.text.encode()).hexdigest()
         own = set() if unsuitable else shingles(document.text, self.config.shingle_lines)
         if unsuitable:
-            self.drop(document, unsuitable)
+            reason = unsuitable
         elif repeats := self._repeats(document, own):
             reason, name = repeats
-            self.drop(document, reason)
             self.repeated.append({"file": f"{document.source}:{document.name}", "reason": reason, "heldout": name})
         elif digest in self.digests:
-            self.drop(document, "duplicate")
+            reason = "duplicate"
         elif len(own & self.seen) > self.config.repeat_overlap * max(len(own), 1):
-            self.drop(document, "mostly repeats kept files")
+            reason = "mostly repeats kept files"
         else:
             self.digests.add(digest)
             self.seen |= own
             return True
+        self.dropped[document.source][reason] += 1
         return False
-
-    def drop(self, document: Document, reason: str) -> None:
-        """Count a file that is not kept."""
-        self.counts.setdefault(document.source, Counter())[reason] += 1
 
     def _unsuitable(self, document: Document) -> str | None:
         """Return the reason why a file is no good as training text, or None."""
@@ -194,10 +186,8 @@ def build_corpus(
     packages: Path | None = None,
     topics: dict[str, str] | None = None,
 ) -> PythonCorpus:
-    """Read the sources, set the held-out documents apart, and filter the others.
-
-    Args:
-        stdlib, packages, topics: replace the running interpreter's own, in tests.
+    """Read the sources, set the held-out documents apart, and filter the others. In tests other folders and topics
+    replace the running interpreter's own.
     """
     modules, topic_names = held_out_modules(), held_out_topics()
     stdlib = stdlib or Path(sysconfig.get_path("stdlib"))
@@ -223,7 +213,7 @@ def build_corpus(
             for document in sorted(files, key=lambda d: hashlib.sha256(d.name.encode()).digest()):
                 size = len(document.text.encode())
                 if taken + size > limit:
-                    keep.drop(document, "over the package's share")
+                    keep.dropped[package]["over the package's share"] += 1
                 elif keep(document):
                     training.append(document)
                     taken += size
@@ -237,7 +227,7 @@ def build_corpus(
             "files": len(kept),
             "bytes": sum(len(d.text.encode()) for d in kept),
             "sha256": content_hash(kept),
-            "dropped": dict(sorted(keep.counts.get(name, Counter()).items())),
+            "dropped": dict(sorted(keep.dropped[name].items())),
         }
     manifest = {
         "python": platform.python_version(),

@@ -26,14 +26,10 @@ class Records:
 
 
 def read_file(name: str, line_field: str | None, key: str = "prompts.path") -> Records:
-    """Open the records of a prompt file, gzip or not.
-
-    Args:
-        line_field: None for JSON lines; otherwise every line is a text, and this is the text's field in the record.
-        key: what names the file, for sentences; plain text is offered where it is the key of a run.
-    Raises:
-        UsageError: missing or unreadable file; while iterating, an empty one, or a line that is not UTF-8 or not a JSON
-            object.
+    """Open the records of a prompt file, gzip or not: JSON lines or, with a `line_field`, lines of text, which stand in
+    that field of the record. Messages name the file by its `key`, and offer plain text where that is the key of a run.
+    Raises UsageError: missing or unreadable file; while iterating, an empty one, or a line that is not UTF-8 or not a
+    JSON object.
     """
     path = Path(name).expanduser()
     what = f"Prompt file {key}={name}"
@@ -58,12 +54,9 @@ def read_file(name: str, line_field: str | None, key: str = "prompts.path") -> R
 
 
 def read_hub(hub_id: str, config: str | None, split: str, revision: str | None, group: str) -> Records:
-    """Open the records of a hub data set, from the local cache if they are there.
-
-    Args:
-        group: the config group whose keys name the data set in messages, such as `prompts`.
-    Raises:
-        UsageError: offline and not in the cache, no such data set or split, a data set that needs a script.
+    """Open the records of a hub data set, from the local cache if they are there. Messages name the config `group` of
+    its keys, such as `prompts`. Raises UsageError: offline and not in the cache, no such data set or split, a data set
+    that needs a script.
     """
     if not Path(hub_id).expanduser().exists():
         hub.settle()  # before the library asks it
@@ -94,12 +87,9 @@ def is_data_set(name: str) -> bool:
 
 
 def read_data_set(name: str, split: str) -> Records:
-    """Open the records of a local parquet file, or of a folder as data sets are published: parquet, JSON or CSV files.
-
-    Args:
-        split: of a folder; a file is one split, whatever it is called.
-    Raises:
-        UsageError: missing, damaged or empty file; a folder without data or without the split.
+    """Open the records of a local parquet file, which is one split, whatever it is called, or of a split of a folder as
+    data sets are published: parquet, JSON or CSV files. Raises UsageError: missing, damaged or empty file; a folder
+    without data or without the split.
     """
     path = Path(name).expanduser()
     if path.is_dir():
@@ -116,11 +106,8 @@ def read_data_set(name: str, split: str) -> Records:
 
 
 def _loaded(where: Mapping[str, Any], what: str, remedy: str) -> Any:
-    """Load a data set that holds a record, by the arguments of `datasets.load_dataset`.
-
-    Args:
-        what: how messages call it: config keys and their values.
-        remedy: the sentence that ends the message about one that cannot be loaded.
+    """Load a data set that holds a record, by the arguments of `datasets.load_dataset`. Messages call it `what`, and
+    `remedy` is the sentence that ends the one about a data set that cannot be loaded.
     """
     import datasets
     from pyarrow import ArrowInvalid
@@ -157,11 +144,7 @@ SPEAKERS = {
 
 def usual_prompt(record: Mapping[str, Any], where: str) -> tuple[str, Any]:
     """Return the usual field that a record has, and what is in it; with an instruction, its input stands below it.
-
-    Args:
-        where: file and line, for messages.
-    Raises:
-        UsageError: it has none.
+    Raises UsageError: it has none.
     """
     field = next((name for name in USUAL_FIELDS if record.get(name) is not None), None)
     if field is None:
@@ -178,10 +161,8 @@ def usual_prompt(record: Mapping[str, Any], where: str) -> tuple[str, Any]:
 
 def user_turns(value: Any, field: str, where: str) -> Sequence[Any]:
     """Return the turns of the user that a field holds: a text is one turn, a list of texts has one each, and of a list
-    of messages ({"role", "content"}, or {"from", "value"}) the user's are taken, behind the system's text.
-
-    Raises:
-        UsageError: a message without a role or text, of an unknown speaker, or none of the user.
+    of messages ({"role", "content"}, or {"from", "value"}) the user's are taken, behind the system's text. Raises
+    UsageError: a message without a role or text, of an unknown speaker, or none of the user.
     """
     if not isinstance(value, list) or not any(isinstance(each, Mapping) for each in value):
         return value if isinstance(value, list) else [value]

@@ -154,12 +154,9 @@ def read_streams(
 def fitting_lengths(streams: Sequence[Stream], name: str, option: str | None) -> tuple[list[Stream], tuple[str, ...]]:
     """Check the accepted lengths of one drafter, and return the streams with nothing but them, and notes.
 
-    First lengths that stand for the prefill become a 1: a round that begins there commits the target's token.
-
-    Args:
-        option: what leaves bad lines out, for messages.
-    Raises:
-        UsageError: lengths that do not fit their text, all named with file and line.
+    First lengths that stand for the prefill become a 1: a round that begins there commits the target's token. Raises
+    UsageError: lengths that do not fit their text, all named with file and line, and the `option` that leaves bad lines
+    out.
     """
     faults, firsts = LineFaults(skip=False), FirstLengths()
     found: list[Stream] = []
@@ -242,14 +239,9 @@ class Recorded(StreamsRead):
 
 
 def open_recording(recording: Recording, group: str, vocab_size: int | None = None) -> Recorded:
-    """Read the file that `recording` names.
-
-    Args:
-        group: the config group of these keys, for messages: `target` or `prompts`.
-        vocab_size: refuses token ids from this one on.
-    Raises:
-        UsageError: no such file, no stream in it, or a fault, named with file and line; text without a tokenizer.
-        ModelLoadError: a tokenizer that cannot be loaded.
+    """Read the file that the keys of the config `group` name, `target` or `prompts`; token ids from `vocab_size` on are
+    refused. Raises UsageError: no such file, no stream in it, or a fault, named with file and line; text without a
+    tokenizer. ModelLoadError: a tokenizer that cannot be loaded.
     """
     recording.require_path(group)
     assert recording.path is not None
@@ -284,10 +276,8 @@ def open_recording(recording: Recording, group: str, vocab_size: int | None = No
 
 
 def _stream(line: Line, key: str, vocab_size: int | None, repeats: bool) -> Stream | None:
-    """Return the stream of a line, its text perhaps empty; None for a line of another method or repeat.
-
-    Raises:
-        BadLine: a fault of the line.
+    """Return the stream of a line, its text perhaps empty; None for a line of another method or repeat. Raises BadLine:
+    a fault of the line.
     """
     where, number, record = line
     if not isinstance(record, dict):
