@@ -12,6 +12,7 @@ from specdec.prompts.base.contract import Entry, PromptSource, SetConfig, Source
 from specdec.text.lines import printable
 from specdec.text.sources import (
     USUAL_FIELDS,
+    HubKeys,
     Records,
     is_data_set,
     read_data_set,
@@ -26,12 +27,8 @@ LINE = "text"  # the field of a record that is made of a plain line
 
 
 @typed
-class FileConfig(SetConfig):
-    path: str | None  # a local file, gzip or not; a parquet file; a folder, read as a data set; or else:
-    hub_id: str | None  # a data set on the hub in parquet or JSON: no script is ever run
-    hub_config: str | None
-    split: str  # of the folder or the data set
-    revision: str | None
+class FileConfig(SetConfig, HubKeys):
+    path: str | None  # a local file, gzip or not; a parquet file; a folder, of which `split` is read as of a data set
     format: Literal["jsonl", "lines"]  # of a file of text; a line of text is a record with `field` alone
     field: Key | None  # text, or a list of turns; a dot reaches into a nested record; null: the usual one that is there
     template: str | None  # {field} and other keys of the record; null: the field alone
@@ -74,11 +71,7 @@ class FileSet(PromptSource):
         next(self._entries(self._records()), None)
 
     def records(self) -> dict[str, Mapping[str, Any]]:
-        """Return the record that each prompt was made of, by the prompt's id.
-
-        Raises:
-            UsageError: as `read`.
-        """
+        """Return the record that each prompt was made of, by the prompt's id. Raises UsageError: as `read`."""
         return {entry.id: record for entry, record in self._entries(self._records())}
 
     def _entries(self, records: Records) -> Iterator[tuple[Entry, Mapping[str, Any]]]:
@@ -115,18 +108,15 @@ class FileSet(PromptSource):
         if config.path is not None:
             return read_file(config.path, (self.field or LINE) if config.format == "lines" else None)
         if config.hub_id is not None:
-            return read_hub(config.hub_id, config.hub_config, config.split, config.revision, "prompts")
+            return read_hub(config, "prompts")
         raise UsageError(
             f"Prompt set {config.name!r} needs a file: set prompts.path to a local one, or prompts.hub_id."
         )
 
     def turns(self, where: str, record: Mapping[str, Any]) -> tuple[str, Sequence[Any]]:
-        """Return the field that a record's prompt is in, and the user's turns as they stand there.
-
-        Args:
-            where: file and line, for messages.
-        Raises:
-            UsageError: the record has no such field, or none that is usual; messages that are none.
+        """Return the field that a record's prompt is in, and the user's turns as they stand there; messages name file
+        and line, `where`. Raises UsageError: the record has no such field, or none that is usual; messages that are
+        none.
         """
         field = self.field
         if field is None:

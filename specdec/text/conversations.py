@@ -16,7 +16,7 @@ from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.text.document_store import Encoded, batched
 from specdec.text.lines import file_digest, filled_lines
-from specdec.text.sources import SPEAKERS, Part, read_hub
+from specdec.text.sources import SPEAKERS, HubKeys, Part, read_hub
 
 RENDERED_AT_ONCE = 256
 Messages = list[dict[str, str]]  # the form that chat templates take: role and content
@@ -24,16 +24,11 @@ Spans = list[tuple[int, int]]  # ranges of characters that the assistant wrote
 
 
 @typed
-class ConversationsConfig:
+class ConversationsConfig(HubKeys):
     """The keys of conversations: records `{"conversations": [{"from": "human" | "gpt", "value": TEXT}, ...]}`."""
 
     name: Literal["conversations"]
-    path: Annotated[str, Field(min_length=1)] | None  # a JSON list of them, or JSON lines, gzip or not; or else:
-    # A data set on the hub in parquet or JSON (no script is ever run).
-    hub_id: Annotated[str, Field(min_length=1)] | None
-    hub_config: str | None
-    split: str
-    revision: str | None
+    path: Annotated[str, Field(min_length=1)] | None  # a JSON list of them, or JSON lines, gzip or not; null: the hub
     chat_template: Annotated[str, Field(min_length=1)]  # Jinja, for a tokenizer that has no template of its own
     max_conversations: AtLeastOne | None  # reads as many from the beginning; None reads all
     heldout_every: Annotated[int, Field(ge=2)]  # holds out the n-th, 2n-th, ... conversation.
@@ -56,7 +51,7 @@ class Conversations:
             self._records = _records_of(config.path, b"".join(raw for _, raw in filled_lines(path, what)))
             self.provenance = {"file_sha256": file_digest(path, what)}
         else:
-            records = read_hub(str(config.hub_id), config.hub_config, config.split, config.revision, "data.source")
+            records = read_hub(config, "data.source")
             self._records = ((where, record) for where, _, record in records.numbered)
             self.provenance = records.provenance
 

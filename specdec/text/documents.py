@@ -13,19 +13,15 @@ from pydantic import Field
 from specdec.config import AtLeastOne, typed
 from specdec.errors import UsageError
 from specdec.text.lines import decoded, file_digest, file_lines
-from specdec.text.sources import Part, read_hub
+from specdec.text.sources import HubKeys, Part, read_hub
 
 
 @typed
-class TextCorpusConfig:
-    """The keys of a plain text: a local file, or a data set on the hub in parquet or JSON (no script is ever run)."""
+class TextCorpusConfig(HubKeys):
+    """The keys of a plain text: a local file, or a data set on the hub."""
 
     name: Literal["text"]
-    path: Annotated[str, Field(min_length=1)] | None  # a UTF-8 file, gzip or not; or else:
-    hub_id: Annotated[str, Field(min_length=1)] | None
-    hub_config: str | None
-    split: str
-    revision: str | None
+    path: Annotated[str, Field(min_length=1)] | None  # a UTF-8 file, gzip or not; null: a data set on the hub
     field: Annotated[str, Field(min_length=1)]  # the field of a hub record that holds its text, one document
     documents: Literal["lines", "paragraphs"]  # of a file: a document per line, or blank lines between documents
     max_bytes: AtLeastOne | None  # read no more bytes of text than this; null: all of it
@@ -71,9 +67,8 @@ class OpenedText:
             yield "\n".join(paragraph)
 
     def _on_hub(self) -> Iterator[str]:
-        config, field = self.config, self.config.field
-        records = read_hub(str(config.hub_id), config.hub_config, config.split, config.revision, self.group)
-        for where, _, record in records.numbered:
+        field = self.config.field
+        for where, _, record in read_hub(self.config, self.group).numbered:
             if not isinstance(record.get(field), str):
                 raise UsageError(
                     f"{where}: no text in the field {field!r}; its keys are {', '.join(record)} (set "
@@ -121,7 +116,7 @@ def open_text(config: TextCorpusConfig, group: str) -> OpenedText:
         name, provenance = config.path, {"file": path.name, "file_sha256": digest}
     else:
         name = str(config.hub_id)
-        provenance = read_hub(name, config.hub_config, config.split, config.revision, group).provenance
+        provenance = read_hub(config, group).provenance
     text = OpenedText(config, name, provenance, group)
     if next(text.documents(), None) is None:
         raise UsageError(f"The text {name} is empty ({group}): no document in it, or none within max_bytes.")

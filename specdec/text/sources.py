@@ -7,9 +7,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from specdec import hub
+from specdec.config import typed
 from specdec.errors import UsageError
 from specdec.text.lines import decoded, file_digest, filled_lines, json_value
 
@@ -53,18 +56,29 @@ def read_file(name: str, line_field: str | None, key: str = "prompts.path") -> R
     return Records(numbered(), {"path": name, "sha256": digest})
 
 
-def read_hub(hub_id: str, config: str | None, split: str, revision: str | None, group: str) -> Records:
+@typed
+class HubKeys:
+    """The keys of a data set on the hub in parquet or JSON: no script is ever run."""
+
+    hub_id: Annotated[str, Field(min_length=1)] | None
+    hub_config: str | None
+    split: str
+    revision: str | None
+
+
+def read_hub(keys: HubKeys, group: str) -> Records:
     """Open the records of a hub data set, from the local cache if they are there. Messages name the config `group` of
     its keys, such as `prompts`. Raises UsageError: offline and not in the cache, no such data set or split, a data set
     that needs a script.
     """
+    hub_id, split = str(keys.hub_id), keys.split
     if not Path(hub_id).expanduser().exists():
         hub.settle()  # before the library asks it
 
     import datasets
 
     data = _loaded(
-        {"path": hub_id, "name": config, "split": split, "revision": revision},
+        {"path": hub_id, "name": keys.hub_config, "split": split, "revision": keys.revision},
         f"{group}.hub_id={hub_id} ({group}.split={split})",
         f"The cache searched is {datasets.config.HF_DATASETS_CACHE}; without a network "
         f"{group}.path takes a local file.",
@@ -72,9 +86,9 @@ def read_hub(hub_id: str, config: str | None, split: str, revision: str | None, 
     found = re.search(r"@([0-9a-f]{40})", " ".join(data.info.download_checksums or {}))
     about = {
         "hub_id": hub_id,
-        "hub_config": config or "",
+        "hub_config": keys.hub_config or "",
         "split": split,
-        "revision": found[1] if found else revision or "",
+        "revision": found[1] if found else keys.revision or "",
         "fingerprint": str(data._fingerprint),
     }
     return Records(_numbered(data, hub_id, split), about)

@@ -135,8 +135,8 @@ def test_a_list_lines_and_gzip_read_the_same(opened, text_target, form):
 
 
 def test_records_of_the_hub(opened, text_target, monkeypatch):
-    def hub(*arguments) -> records.Records:
-        assert arguments == ("a/b", None, "train", None, "data.source")
+    def hub(keys, group) -> records.Records:
+        assert (keys.hub_id, keys.split, group) == ("a/b", "train", "data.source")
         rows = ((f"a/b:{i}", i, record("if?", f"while {i}")) for i in range(1, 5))
         return records.Records(rows, {"hub_id": "a/b"})
 

@@ -115,8 +115,8 @@ def test_a_bad_text_is_refused_in_one_sentence(tmp_path):
 def test_records_of_the_hub(monkeypatch):
     rows = [{"text": line, "id": i} for i, line in enumerate(TEXT)]
 
-    def hub(*arguments) -> records.Records:
-        assert arguments == ("a/b", None, "train", None, "recipe.corpus")
+    def hub(keys, group) -> records.Records:
+        assert (keys.hub_id, keys.split, group) == ("a/b", "train", "recipe.corpus")
         return records.Records(((f"a/b:{i}", i, row) for i, row in enumerate(rows)), {"hub_id": "a/b"})
 
     monkeypatch.setattr(documents, "read_hub", hub)

@@ -49,17 +49,13 @@ class PromptSource(ABC):
 
     def check(self) -> None:
         """Refuse a file that is missing or empty, or whose first record does not fit the keys, without reading on.
-
-        Raises:
-            UsageError: as `read`, which finds all other faults.
+        Raises UsageError: as `read`, which finds all other faults.
         """
 
     @abstractmethod
     def read(self) -> SourceContent:
-        """Return all entries, the same at every call.
-
-        Raises:
-            UsageError: a file is missing, empty or damaged, or a key does not fit it.
+        """Return all entries, the same at every call. Raises UsageError: a file is missing, empty or damaged, or a key
+        does not fit it.
         """
 
 

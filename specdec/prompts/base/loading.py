@@ -25,10 +25,8 @@ class Renderer:
     vocab_size: int | None
 
     def prompt(self, entry: Entry) -> Prompt:
-        """Render the first turn, or take the literal tokens.
-
-        Raises:
-            UsageError: the chat template fails, or a token lies outside the vocabulary.
+        """Render the first turn, or take the literal tokens. Raises UsageError: the chat template fails, or a token
+        lies outside the vocabulary.
         """
         if entry.tokens:
             largest = max(entry.tokens)
@@ -126,10 +124,8 @@ class PromptEntries:
 
 
 def read_prompts(values: Mapping[str, Any]) -> PromptEntries:
-    """Read the prompt set that `values` (the config group `prompts`) describes.
-
-    Raises:
-        UsageError: an unknown set or key, a bad value, an unusable file.
+    """Read the prompt set that `values` (the config group `prompts`) describes. Raises UsageError: an unknown set or
+    key, a bad value, an unusable file.
     """
     source = prompts.build(values)
     return PromptEntries(source.config, source.read())
